@@ -1,0 +1,147 @@
+"""Orbax checkpoints: the whole TrainState, the data position and the resolved config, written asynchronously and atomically."""
+
+import contextlib
+import errno
+import logging
+import shutil
+from pathlib import Path
+
+import jax
+import orbax.checkpoint as ocp
+
+from ssl_jax.config import InputError
+from ssl_jax.state import TrainState
+
+_ITEMS = ("state", "meta")
+
+
+class Checkpoints:
+    """The checkpoints of one run, in `folder`/<step>.
+
+    A save is written beside its final name and renamed when complete, so a kill at any moment leaves the last complete one to be
+    found. At most `keep` newest are kept, and those at multiples of `keep_every` steps (0 = none) for good.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = 2, keep_every: int = 0, create: bool = True):
+        self.folder = Path(folder).absolute()
+        if not create and not self.folder.is_dir():
+            raise InputError(f"no checkpoints in {self.folder.parent}: the folder {self.folder.name}/ is missing")
+        _quiet()
+        with _readable_errors(self.folder):
+            self._manager = ocp.CheckpointManager(
+                self.folder,
+                options=ocp.CheckpointManagerOptions(
+                    max_to_keep=keep, keep_period=keep_every or None, create=create, cleanup_tmp_directories=create
+                ),
+                item_names=_ITEMS,
+            )
+
+    def latest(self) -> int | None:
+        """Step of the newest complete checkpoint, or None."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, meta: dict) -> None:
+        """Starts saving `state` under its step. Returns when the arrays are copied; writing goes on in the background.
+
+        Raises InputError if this or the previous save could not be written (for example a full disk).
+        """
+        step = int(state.step)
+        if step == self._manager.latest_step():
+            return
+        with _readable_errors(self.folder):
+            self._manager.check_for_errors()
+            args = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), meta=ocp.args.JsonSave(meta))
+            if not self._manager.save(step, args=args):
+                raise InputError(f"checkpoint {self.folder / str(step)} was not written: a folder of that name is in the way")
+
+    def meta(self, step: int) -> dict:
+        """The `meta` that was given to save(): config, data position, versions."""
+        with self._damage_named(step):
+            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+
+    def restore(self, step: int, abstract: TrainState) -> TrainState:
+        """Reads the state of `step` onto the shapes and shardings of `abstract` (ShapeDtypeStructs), whatever mesh wrote it."""
+        with self._damage_named(step):
+            args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract._asdict()))
+            return TrainState(**self._manager.restore(step, args=args).state)
+
+    def wait(self) -> None:
+        """Blocks until everything is on disk. Raises InputError if a save failed."""
+        with _readable_errors(self.folder):
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+
+    def close(self) -> None:
+        self._manager.close()
+
+    @contextlib.contextmanager
+    def _damage_named(self, step: int):
+        path = self.folder / str(step)
+        if not path.is_dir():
+            raise InputError(f"no checkpoint of step {step} in {self.folder}; complete ones: {list(self._manager.all_steps())}")
+        missing = [item for item in _ITEMS if not (path / item).is_dir()]
+        if missing:
+            raise InputError(f"checkpoint {path} lacks {missing}; delete that folder to go on from the one before")
+        try:
+            yield
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            raise InputError(
+                f"checkpoint {path} cannot be read ({reason[:300]}); if files are missing, delete that folder to go on from the one before"
+            ) from error
+
+
+def locate(path: str | Path) -> tuple[Path, int | None]:
+    """Splits what a user gives (run folder, its checkpoints folder, or one step's folder) into (checkpoints folder, step or None)."""
+    path = Path(path).absolute()
+    if not path.is_dir():
+        raise InputError(f"no such checkpoint or run folder: {path}")
+    if path.name.isdigit():
+        return path.parent, int(path.name)
+    return (path, None) if path.name == "checkpoints" else (path / "checkpoints", None)
+
+
+def abstract(state, shardings):
+    """ShapeDtypeStructs of a (possibly abstract) state, carrying shardings, to restore onto."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
+
+
+def check_space(folder: Path, state, copies: int) -> None:
+    """Refuses a run whose checkpoints cannot fit on the disk of `folder`. Raises InputError."""
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(_raw_keys, state)))
+    needed, free = size * copies, shutil.disk_usage(folder).free
+    if free < needed:
+        raise InputError(
+            f"{folder} has {free / 2**20:.0f} MiB free; {copies} checkpoints of {size / 2**20:.1f} MiB need {needed / 2**20:.0f} MiB: "
+            "free some space, choose another --workdir or lower checkpoint.keep"
+        )
+
+
+def _raw_keys(state):
+    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state)
+
+
+@contextlib.contextmanager
+def _readable_errors(folder: Path):
+    """Turns a full or unwritable disk, which may surface wrapped and at a later call, into one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        chain, texts = error, []
+        while chain is not None:
+            texts.append(f"{getattr(chain, 'errno', '')} {chain}")
+            chain = chain.__cause__ or chain.__context__
+        text = " ".join(texts)
+        if "No space left" in text or "RESOURCE_EXHAUSTED" in text or str(errno.ENOSPC) + " " in text:
+            raise InputError(f"no space left on the disk of {folder}; the last complete checkpoint is intact, free space and start again") from error
+        if "Permission denied" in text or "Read-only" in text:
+            raise InputError(f"cannot write to {folder}: permission denied") from error
+        raise
+
+
+def _quiet():
+    """Orbax reports every save at INFO and warns about things a user cannot act on; errors still come through."""
+    logging.getLogger("absl").setLevel(logging.ERROR)

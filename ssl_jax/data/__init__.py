@@ -1,0 +1,1 @@
+"""Images on the host: random-access sources, decoding, generated pictures, batches."""

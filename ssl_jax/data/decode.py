@@ -1,0 +1,155 @@
+"""Files and bytes to pixel arrays, with Pillow. Everything here is a pure function, safe in threads and processes.
+
+What becomes of the less usual files:
+- EXIF orientation is applied (an unreadable EXIF block counts as "upright": the pixels are still good).
+- Gray, palette, CMYK, YCbCr become RGB as Pillow converts them. Alpha is dropped, as torchvision's loader does: the
+  colour stored under a transparent pixel shows.
+- 16-bit gray (0..65535) is divided by 257 and rounded. 16-bit RGB PNGs lose their low byte in Pillow itself.
+- Of an animation the first frame counts.
+"""
+
+import io
+import os
+
+import numpy as np
+from PIL import Image
+
+Image.init()  # load the file format plugins once, here, not in the first threads that decode
+
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # no other parser ever sees a file of a user's folder
+_EXIF_ORIENTATION = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class Unreadable(Exception):
+    """A record that cannot be decoded. `name`: its path or id. `reason`: why, in one line."""
+
+    def __init__(self, name: str, reason: str):
+        super().__init__(name, reason)  # both in args, so that the exception survives pickling between processes
+        self.name = name
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def decode_image(data: bytes | str | os.PathLike, name: str | None = None) -> np.ndarray:
+    """An encoded image as RGB.
+
+    Args:
+      data: the encoded bytes, or the path of a file.
+      name: how to call the image in an error; the path by default.
+    Returns:
+      uint8 [H,W,3].
+    Raises:
+      Unreadable: missing, empty, truncated or broken file, or a format that is none of BMP, GIF, JPEG, PNG, TIFF, WebP.
+    """
+    return _decode(data, name, _rgb)
+
+
+def decode_mask(data: bytes | str | os.PathLike, name: str | None = None) -> np.ndarray:
+    """An encoded label mask as class numbers: the values of a gray image, the indices (not colours) of a palette image.
+
+    Args: as `decode_image`.
+    Returns:
+      uint8 [H,W].
+    Raises:
+      Unreadable: as `decode_image`; also for a mask with more than one channel or with values above 255.
+    """
+    return _decode(data, name, _indices)
+
+
+def resize_square(image: np.ndarray, size: int) -> np.ndarray:
+    """Short side to `size`, then the central square, in one antialiased bicubic resampling (Keys, a = -0.5).
+
+    Args:
+      image: uint8 [H,W,3]. size: side of the result in pixels.
+    Returns:
+      uint8 [size,size,3].
+    """
+    if image.shape[:2] == (size, size):
+        return image
+    box = _corners(central_square(*image.shape[:2]))
+    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC, box=box))
+
+
+def resize_square_mask(mask: np.ndarray, size: int) -> np.ndarray:
+    """The geometry of `resize_square` for class numbers: nearest label. uint8 [H,W] -> uint8 [size,size]."""
+    if mask.shape == (size, size):
+        return mask
+    box = _corners(central_square(*mask.shape))
+    return np.asarray(Image.fromarray(mask).resize((size, size), Image.Resampling.NEAREST, box=box))
+
+
+def central_square(height: int, width: int) -> tuple[float, float, float]:
+    """(y, x, side) of the largest centred square, in pixels."""
+    side = min(height, width)
+    return (height - side) / 2, (width - side) / 2, float(side)
+
+
+def _corners(square):
+    """Pillow's (left, upper, right, lower) of a (y, x, side)."""
+    y, x, side = square
+    return x, y, x + side, y + side
+
+
+def _decode(data, name, convert):
+    name = name or ("<bytes>" if isinstance(data, bytes) else os.fspath(data))
+    try:
+        if not isinstance(data, bytes):
+            with open(data, "rb") as file:
+                data = file.read()
+        if not data:
+            raise OSError("the file is empty")
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            return convert(image)
+    except Exception as error:  # broken files: OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
+        raise Unreadable(name, _reason(error)) from error
+
+
+def _reason(error):
+    """One line without the memory address that Pillow prints."""
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "not an image of a known format"
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _rgb(image):
+    image.load()
+    turn = _UPRIGHT.get(_orientation(image))
+    image = image if turn is None else image.transpose(turn)
+    if image.mode.startswith("I"):  # 16-bit gray, which convert() would clip at 255
+        gray = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
+        return np.repeat(((gray + 128) // 257).astype(np.uint8)[..., None], 3, axis=2)
+    if image.mode == "F":
+        raise ValueError("float pixels have no known range")
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _orientation(image):
+    try:
+        return image.getexif().get(_EXIF_ORIENTATION, 1)
+    except Exception:  # a broken EXIF block raises nearly anything, and says nothing about the pixels
+        return 1
+
+
+def _indices(image):
+    image.load()
+    values = np.asarray(image)
+    if values.ndim != 2:
+        raise ValueError(f"a mask needs one channel, this image has mode {image.mode}")
+    if values.max() > 255 or values.min() < 0:
+        raise ValueError(f"mask values must be in 0..255, found {values.min()}..{values.max()}")
+    return values.astype(np.uint8)

@@ -1,0 +1,250 @@
+"""Features of a data set from a frozen network, and the baselines that every score is compared with.
+
+A `features_fn` takes images [B, H, W, 3] float32 in [0, 1] and returns a `methods.Features`-like object with `.image`
+[B, d] and `.patches` [B, h, w, d]. Everything in `ssl_jax.evals` works on such a function, so a trained network, an
+untrained one and raw pixels are scored by the same code.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data.source import Unreadable
+
+ROWS = ("untrained network", "raw pixels", "trained")  # of the comparison table, in this order
+RAW_GRID = 16  # side to which the raw-pixel baseline averages an image
+
+
+class Pixels(NamedTuple):
+    """What the raw-pixel baseline has of `methods.Features`."""
+
+    image: jax.Array  # [B, d]
+    patches: jax.Array  # [B, h, w, d]
+
+
+class Extracted(NamedTuple):
+    """Features and truth of N images, on the host. What was not asked for or does not exist is None."""
+
+    image: np.ndarray | None  # [N, d] float32
+    patches: np.ndarray | None  # [N, h, w, d] float32
+    labels: np.ndarray | None  # [N] int32
+    masks: np.ndarray | None  # [N, H, W] uint8, 255 = ignore; cropped like the images
+    index: np.ndarray  # [N] int64, record of the source each row came from
+    num_classes: int | None  # of the labels
+    skipped: tuple[str, ...]  # names of the records that could not be read
+
+
+def extract(
+    features_fn, source, *, batch_size: int, indices=None, image=True, patches=False, crop=0, multiple=1
+) -> Extracted:
+    """Runs a jitted `features_fn` over records of `source`.
+
+    Every call has ONE batch shape (the last batch is padded), so the function is traced once. The source resizes (its
+    `size`: short side, then centre crop); `crop` and `multiple` only cut borders off, from image and mask alike: the
+    protocol "resize to 256, centre crop 224" is a source of size 256 with crop=224.
+
+    Args:
+      features_fn: see the module's docstring.
+      source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`, `s.name(i)`, `s.size`,
+        `s.num_classes`.
+      batch_size: images per call. indices: which records, in which order; None: all of them.
+      image, patches: which features to keep.
+      crop: side of the square kept from the centre, in pixels; 0: everything.
+      multiple: height and width are cut to a multiple of this (the patch size), around the centre.
+
+    Returns:
+      Extracted, one row per readable record; unreadable ones are left out and named in `skipped`.
+
+    Raises:
+      InputError: images differ in size, nothing is readable, the crop is larger than the image, a feature is not
+        finite, or only some of the records have a label (or a mask).
+    """
+    if source.size is None:
+        raise InputError(
+            f"the images of {source!r} differ in size; set eval.image.size or eval.dense.size for evaluation"
+        )
+    window = _window(source.size, crop, multiple)
+    indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
+    collected, truth, kept, skipped, pending = _Rows(len(indices)), [], [], [], None
+    for start in range(0, len(indices), batch_size):
+        records = []
+        for i in indices[start : start + batch_size]:
+            try:
+                records.append(source[int(i)])
+                kept.append(int(i))
+            except Unreadable:
+                skipped.append(source.name(int(i)))
+        if not records:
+            continue
+        truth.extend((r.get("label"), _cut(r["mask"], window) if r.get("mask") is not None else None) for r in records)
+        batch = features_fn(_pad(np.stack([_unit(_cut(r["image"], window)) for r in records]), batch_size))
+        # The device works on this batch while the host decodes the next one.
+        if pending is not None:
+            collected.add(*pending)
+        pending = (
+            {"image": batch.image if image else None, "patches": batch.patches if patches else None},
+            len(records),
+        )
+    if pending is None:
+        raise InputError(f"no readable image in {source!r} ({len(skipped)} unreadable, {len(indices)} asked for)")
+    collected.add(*pending)
+    rows = collected.arrays
+    for name, values in rows.items():
+        _check_finite(name, values, kept, source)
+    return Extracted(
+        image=rows.get("image"),
+        patches=rows.get("patches"),
+        labels=_column("label", [label for label, _ in truth], np.int32, source),
+        masks=_column("mask", [mask for _, mask in truth], np.uint8, source),
+        index=np.asarray(kept, np.int64),
+        num_classes=source.num_classes,
+        skipped=tuple(skipped),
+    )
+
+
+def images_of(source, indices, *, crop=0, multiple=1) -> np.ndarray:
+    """Images [n, H, W, 3] float32 in [0, 1] of the given records, cut as `extract` cuts them, for figures."""
+    window = _window(source.size, crop, multiple)
+    return np.stack([_unit(_cut(source[int(i)]["image"], window)) for i in indices])
+
+
+def cls_attention(attention, grid) -> np.ndarray:
+    """What the class token attends to: [B, heads, N, N] (tokens: class, patches, queries) -> [B, heads, h, w]."""
+    h, w = grid
+    return np.asarray(attention)[:, :, 0, 1 : 1 + h * w].reshape(*attention.shape[:2], h, w)
+
+
+def subset(length: int, count: int, seed: int) -> np.ndarray:
+    """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not smaller."""
+    if count <= 0 or count >= length:
+        return np.arange(length)
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    return np.sort(rng.choice(length, count, replace=False))
+
+
+class _Rows:
+    """Fills arrays of `capacity` rows batch by batch: no second copy of the features is ever made."""
+
+    def __init__(self, capacity: int):
+        self._capacity, self._filled, self._arrays = capacity, 0, {}
+
+    def add(self, batch: dict, count: int) -> None:
+        for name, values in batch.items():
+            if values is None:
+                continue
+            values = np.asarray(values)[:count]
+            if name not in self._arrays:
+                self._arrays[name] = np.empty((self._capacity, *values.shape[1:]), np.float32)
+            self._arrays[name][self._filled : self._filled + count] = values
+        self._filled += count
+
+    @property
+    def arrays(self) -> dict:
+        return {name: values[: self._filled] for name, values in self._arrays.items()}
+
+
+def _window(size, crop, multiple):
+    """(top, left, height, width) of the kept part of an image of `size` (height, width)."""
+    if crop and crop > min(size):
+        raise InputError(
+            f"the evaluation crop is {crop} pixels but the images are {size[0]}x{size[1]}; "
+            "use a larger `size` or a smaller crop"
+        )
+    height, width = ((crop or side) // multiple * multiple for side in size)
+    if not height or not width:
+        raise InputError(f"images of {size[0]}x{size[1]} pixels are smaller than one patch of {multiple} pixels")
+    return (size[0] - height) // 2, (size[1] - width) // 2, height, width
+
+
+def _cut(array, window):
+    top, left, height, width = window
+    return np.asarray(array)[top : top + height, left : left + width]
+
+
+def _unit(image):
+    """Pixels as float32 in [0, 1]."""
+    return image.astype(np.float32) / np.float32(255) if image.dtype == np.uint8 else image.astype(np.float32)
+
+
+def _pad(batch, size):
+    """Repeats the last row until there are `size`; examples are encoded one by one, so padding changes no feature."""
+    return np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)]) if len(batch) < size else batch
+
+
+def _column(name, values, dtype, source):
+    """Stacks a value that all records or none of them carry."""
+    missing = sum(v is None for v in values)
+    if missing == len(values):
+        return None
+    if missing:
+        raise InputError(
+            f"{missing} of {len(values)} records of {source!r} have no {name}; give all of them one, or none"
+        )
+    return np.stack([np.asarray(v, dtype) for v in values])
+
+
+def _check_finite(name, values, kept, source):
+    bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if bad.any():
+        first = kept[int(np.argmax(bad))]
+        raise InputError(
+            f"{name} features of {int(bad.sum())} of {len(bad)} images are not finite (first: {source.name(first)})"
+        )
+
+
+def network(method, config, *, layers=(), attention=False):
+    """Returns bind(params) -> features_fn; all parameter trees (trained, untrained) share one compiled function.
+
+    Args:
+      method: methods.Method. config: the resolved config, constant for the life of the returned function.
+      layers, attention: passed to `method.features`.
+    """
+    apply = jax.jit(lambda params, images: method.features(params, images, config, layers=layers, attention=attention))
+    return lambda params: functools.partial(apply, params)
+
+
+@functools.cache
+def raw_pixels(patch: int, grid: int = RAW_GRID):
+    """features_fn of the raw-pixel baseline, for the same evaluation as a network with patches of `patch` pixels.
+
+    `.image` [B, 3 * grid**2]: colours averaged over a grid x grid partition of the image, minus their mean over the
+    image per channel, so that brightness and tint of the whole picture do not decide the cosine.
+    `.patches` [B, H/patch, W/patch, 3 * patch**2]: the pixels of the patch minus mid grey. No position is added.
+    """
+
+    @jax.jit
+    def apply(images):
+        images = jnp.asarray(images, jnp.float32)
+        b, height, width, channels = images.shape
+        rows, columns = area_weights(height, grid), area_weights(width, grid)
+        small = jnp.einsum("yh,bhwc,xw->byxc", rows, images, columns, precision="highest")
+        small -= small.mean(axis=(1, 2), keepdims=True)
+        h, w = height // patch, width // patch
+        patches = (
+            images.reshape(b, h, patch, w, patch, channels).swapaxes(2, 3).reshape(b, h, w, patch * patch * channels)
+        )
+        return Pixels(image=small.reshape(b, -1), patches=patches - 0.5)
+
+    return apply
+
+
+def area_weights(size: int, cells: int) -> np.ndarray:
+    """[cells, size] float32: row i averages the pixels in cell i of `cells` equal cells, shared pixels by share."""
+    edges = np.linspace(0, size, cells + 1)
+    pixels = np.arange(size)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    return (np.maximum(overlap, 0) * cells / size).astype(np.float32)
+
+
+def baselines(method, config, *, untrained, trained, attention=False) -> dict:
+    """The rows of the comparison: {"untrained network": fn, "raw pixels": fn, "trained": fn}, each a features_fn.
+
+    Args:
+      untrained, trained: parameter trees of `method`; both share one compiled function.
+    """
+    bind = network(method, config, attention=attention)
+    return dict(zip(ROWS, (bind(untrained), raw_pixels(config.model.patch), bind(trained))))

@@ -1,0 +1,19 @@
+"""RankMe: the effective rank of image features, a label-free meter of collapse."""
+
+import numpy as np
+
+
+def rank_me(features) -> float:
+    """exp of the entropy of the normalised singular values of [N, d]: 1 (collapsed) to min(N, d).
+
+    Source: Garrido et al. 2023, "RankMe", eq. 1.
+    """
+    s = np.linalg.svd(np.asarray(features, np.float64), compute_uv=False)
+    p = s / (s.sum() + 1e-7) + 1e-7
+    return float(np.exp(-(p * np.log(p)).sum()))
+
+
+def evaluate(train, test, config) -> dict[str, float]:
+    """`rank`: RankMe of the test images' features (not in percent)."""
+    del train, config
+    return {"rank": rank_me(test.image)}

@@ -1,0 +1,192 @@
+"""What a run writes while it goes: metrics as CSV and JSONL, the progress line, the record of the environment; TensorBoard and W&B if asked."""
+
+import csv
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from ssl_jax.config import InputError
+
+# Columns that depend on the clock: left out of every bit-exact comparison.
+TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
+
+# Dense bf16 peak FLOP/s per device, from the makers' data sheets; MFU is shown only where the device is listed.
+_PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12}
+
+
+class Table:
+    """Rows of scalars kept as NAME.jsonl and NAME.csv side by side.
+
+    On resume, rows after the restored step are cut, so that a killed run ends with the same rows as an undisturbed one.
+    """
+
+    def __init__(self, folder: Path, name: str, *, restored_step: int | None):
+        self.jsonl, self.csv = folder / f"{name}.jsonl", folder / f"{name}.csv"
+        kept = [] if restored_step is None else [row for row in read_rows(self.jsonl) if row["step"] <= restored_step]
+        self._columns = list(kept[0]) if kept else None
+        _replace(self.jsonl, "".join(json.dumps(row) + "\n" for row in kept))
+        _replace(self.csv, "")
+        for row in kept:
+            self._append_csv(row)
+
+    def write(self, row: dict) -> None:
+        """Appends one row; keys of the first row are the columns of the CSV, later new keys go to the JSONL only."""
+        with open(self.jsonl, "a") as f:
+            f.write(json.dumps(row) + "\n")
+        self._append_csv(row)
+
+    def _append_csv(self, row):
+        first = self._columns is None or self.csv.stat().st_size == 0
+        self._columns = self._columns or list(row)
+        with open(self.csv, "a", newline="") as f:
+            writer = csv.DictWriter(f, self._columns, extrasaction="ignore")
+            if first:
+                writer.writeheader()
+            writer.writerow(row)
+
+
+def read_rows(path: Path) -> list[dict]:
+    """Rows of a JSONL file; a last line cut short by a kill is dropped. No file: no rows."""
+    rows = []
+    if path.exists():
+        for line in path.read_text().splitlines():
+            try:
+                rows.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return rows
+
+
+def scalars(metrics: dict) -> dict[str, float]:
+    """Device scalars to Python numbers, exactly (float32 -> float), booleans and integers to int."""
+    host = jax.device_get(metrics)
+    return {k: int(v) if np.asarray(v).dtype.kind in "biu" else float(v) for k, v in sorted(host.items())}
+
+
+def progress_line(row: dict, total_steps: int, seconds_left: float) -> str:
+    """One line for the console: position, time left, loss, speed, input wait, efficiency, memory."""
+    parts = [
+        f"step {row['step']:>6}/{total_steps}",
+        f"{100 * row['step'] / total_steps:3.0f}%",
+        f"eta {clock(seconds_left)}",
+        f"loss {row['loss']:.4f}",
+        f"lr {row['lr']:.2e}",
+        f"{row['images_per_second']:.0f} img/s",
+        f"data-wait {100 * row['data_wait']:.1f}%",
+    ]
+    if row.get("mfu") is not None:
+        parts.append(f"mfu {100 * row['mfu']:.1f}%")
+    parts.append(f"mem {row['memory_mib']:.0f} MiB")
+    for name in ("nonfinite", "replaced"):
+        if row.get(name):
+            parts.append(f"{name} {row[name]}")
+    return "  ".join(parts)
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def mfu(flops_per_second: float, devices) -> float | None:
+    """Model FLOPs (rematerialisation not counted) over the devices' bf16 peak, or None where the peak is not known."""
+    kind = devices[0].device_kind
+    peak = next((p for name, p in _PEAK.items() if name in kind), None)
+    return None if peak is None else flops_per_second / (peak * len(devices))
+
+
+def memory_mib() -> float:
+    """Peak memory in MiB: of the first accelerator, or of this process on a CPU."""
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] / 2**20
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def environment() -> dict:
+    """Versions, devices, git revision: what is needed to run this again."""
+    names = ("ssl-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "ml_collections", "pillow")
+    versions = {}
+    for name in names:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "python": platform.python_version(),
+        "machine": platform.platform(),
+        "processor_count": os.cpu_count(),
+        "devices": [f"{d.platform} {d.device_kind}" for d in jax.devices()],
+        "process_count": jax.process_count(),
+        "versions": versions,
+        "git": _git_revision(),
+        "command": sys.argv,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def _git_revision() -> str | None:
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None  # installed from a wheel
+    return head + ("-dirty" if dirty else "")
+
+
+def write_json(path: Path, value) -> None:
+    """Writes JSON atomically."""
+    _replace(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+class Trackers:
+    """TensorBoard and Weights & Biases, each only if the config asks for it."""
+
+    def __init__(self, folder: Path, config):
+        self._writers = []
+        if config.log.tensorboard:
+            writer = _package("tensorboardX", "log.tensorboard").SummaryWriter(str(folder / "tensorboard"))
+            self._writers.append(lambda step, row: [writer.add_scalar(k, v, step) for k, v in row.items()])
+        if config.log.wandb:
+            wandb = _package("wandb", "log.wandb")
+            run = wandb.init(project=config.log.wandb, dir=str(folder), config=config.to_dict(), resume="allow", id=folder.name)
+            self._writers.append(lambda step, row: run.log(row, step=step))
+
+    def write(self, row: dict) -> None:
+        numbers = {k: v for k, v in row.items() if k != "step" and v is not None}
+        for writer in self._writers:
+            writer(row["step"], numbers)
+
+
+def check_trackers(config) -> None:
+    """Raises InputError if a tracker is asked for whose package is not installed."""
+    if config.log.tensorboard:
+        _package("tensorboardX", "log.tensorboard")
+    if config.log.wandb:
+        _package("wandb", "log.wandb")
+
+
+def _package(name: str, key: str):
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InputError(f"{key} is set but {name} is not installed; pip install 'ssl-jax[track]'") from error

@@ -1,0 +1,345 @@
+"""The one training loop: restore -> (data, step, log, eval, save) in this fixed order -> final report."""
+
+import collections
+import contextlib
+import signal
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import FrozenConfigDict
+
+from ssl_jax import checkpoint, health, log, methods, optim, sharding, state, step
+from ssl_jax import config as config_lib
+from ssl_jax.config import InputError
+from ssl_jax.data import loader, source
+from ssl_jax.evals import report
+
+EXIT_DONE = 0
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: saved after a signal; the same command continues
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Run(NamedTuple):
+    """Everything a run is made of, before anything is allocated or written."""
+
+    config: Any  # resolved
+    method: methods.Method
+    source: Any
+    mesh: jax.sharding.Mesh
+    optimizer: Any
+    abstract: state.TrainState  # ShapeDtypeStructs with shardings
+
+
+def prepare(config, records=None) -> Run:
+    """Checks the whole config and works out shapes and shardings; raises InputError before anything is allocated.
+
+    `records`: a source of your own (data.source protocol, for example ArraySource) instead of the one `config.data` names.
+    """
+    method = methods.get(config.method)
+    config_lib.validate(config, num_devices=jax.device_count())
+    method.check(config)
+    records = source.make_source(config.data) if records is None else records
+    config = config_lib.resolve(config, num_records=len(records), num_devices=jax.device_count())
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
+    return Run(config, method, records, mesh, *_plan(method, config, mesh))
+
+
+def _plan(method, config, mesh):
+    """(optimizer, abstract state with shardings); allocates nothing."""
+    shapes = jax.eval_shape(lambda: method.init(jax.random.key(0), config)[0])
+    optimizer = optim.make(config.optim, method.rules(config), shapes)
+    abstract = jax.eval_shape(lambda: state.create(method, optimizer, config))
+    return optimizer, checkpoint.abstract(abstract, sharding.state_shardings(mesh, abstract))
+
+
+def fresh_state(run: Run) -> state.TrainState:
+    """A new state made directly in its shardings (the same bits on any mesh)."""
+    shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
+    return jax.jit(lambda: state.create(run.method, run.optimizer, run.config), out_shardings=shardings)()
+
+
+def train(config, workdir: str | Path, records=None) -> int:
+    """Trains to the end of the plan, continuing whatever `workdir` holds. Returns an exit code (EXIT_DONE or EXIT_PREEMPTED).
+
+    `records`: a source of your own instead of the one `config.data` names.
+
+    Raises InputError for a config, data set, checkpoint or disk that cannot work; nothing is written before those checks.
+    """
+    workdir = Path(workdir).absolute()
+    run = prepare(config, records)
+    log.check_trackers(run.config)
+    saved = _open_checkpoints(workdir, run, create=False)
+    current, record = _restore(saved, run) if saved else (None, 0)
+    start = 0 if current is None else int(current.step)
+    batches = _loader(run, record)
+    try:
+        batch = next(batches) if start < run.config.run.total_steps else None  # unreadable data shows here, before a folder is made
+        if not saved:
+            checkpoint.check_space(_existing_parent(workdir), run.abstract, copies=run.config.checkpoint.keep + 1)
+        workdir.mkdir(parents=True, exist_ok=True)
+        saved = saved or _open_checkpoints(workdir, run, create=True)
+        _record_run(workdir, run, start)
+        return _loop(run, workdir, saved, current or fresh_state(run), batches, batch)
+    finally:
+        batches.close()
+
+
+def saved_config(path: str | Path):
+    """The resolved config inside a checkpoint; `path` is a run folder or one step's folder."""
+    with _opened(path) as (saved, at):
+        return config_lib.from_json(saved.meta(at)["config"])
+
+
+def load(path: str | Path, config=None):
+    """Reads what a run learned.
+
+    Args:
+      path: a run folder (its newest complete checkpoint) or one step's folder. config: the run's, possibly with another `eval`.
+
+    Returns:
+      (method, config, weights, step): weights are the teacher's where there is one.
+    """
+    config = saved_config(path) if config is None else FrozenConfigDict(config)
+    method = methods.get(config.method)
+    _, abstract = _plan(method, config, sharding.make_mesh(1, 1, devices=jax.local_devices()[:1]))
+    with _opened(path) as (saved, at):
+        current = saved.restore(at, abstract)
+    return method, config, state.weights(current), at
+
+
+@contextlib.contextmanager
+def _opened(path):
+    """(checkpoints, step) of a run folder or of one step's folder; nothing there is changed."""
+    folder, at = checkpoint.locate(path)
+    saved = checkpoint.Checkpoints(folder, create=False)
+    try:
+        at = saved.latest() if at is None else at
+        if at is None:
+            raise InputError(f"{folder} holds no complete checkpoint")
+        yield saved, at
+    finally:
+        saved.close()
+
+
+def _loop(run: Run, workdir: Path, saved, current, batches, batch) -> int:
+    config, total = run.config, run.config.run.total_steps
+    at = int(current.step)
+    train_step = step.compile_step(
+        step.make_step(run.method, run.optimizer, config), run.mesh, jax.tree.map(lambda x: x.sharding, run.abstract)
+    )
+    rows = log.Table(workdir, "metrics", restored_step=at or None)
+    scores = log.Table(workdir, "evals", restored_step=at or None)
+    console = _Console(run, at)
+    trackers = log.Trackers(workdir, config)
+    monitor = health.Monitor(run.method, config)
+    guard = _NonFinite(config.max_nonfinite)
+    unreadable = _Unreadable(workdir, run.source)
+    evaluate = report.Evaluation(run.method, config)
+
+    with _stop_signals() as stop:
+        if at == 0 and config.eval.every_steps and batch is not None:
+            _evaluate(evaluate, current, scores, trackers, at)
+        in_flight = collections.deque()  # metrics of steps the device may still be busy with: at most two
+        while at < total:
+            current, metrics = train_step(current, sharding.put_batch(batch, run.mesh))
+            at += 1
+            unreadable.note(batch)
+            in_flight.append((at, metrics))
+            batch = console.waiting(lambda: next(batches)) if at < total else None
+            boundary = at == total or stop.agreed()
+            while len(in_flight) > (0 if boundary or _due(at, config) else 1):
+                done, metrics = in_flight.popleft()
+                guard.check(done, metrics)
+                if done % config.log.every_steps == 0 or done == total:
+                    row = {"step": done, **log.scalars(metrics), **console.timing(done)}
+                    rows.write(row)
+                    trackers.write(row)
+                    console.show(row, monitor(row))
+            if config.eval.every_steps and at % config.eval.every_steps == 0 and at < total:
+                _evaluate(evaluate, current, scores, trackers, at)
+            if boundary or at % config.checkpoint.every_steps == 0:
+                saved.save(current, _meta(config, at))
+            if boundary and at < total:
+                saved.wait()
+                print(f"signal received: saved step {at} in {saved.folder}; the same command continues (exit code {EXIT_PREEMPTED})")
+                return EXIT_PREEMPTED
+    saved.wait()
+    report.write(evaluate, state.weights(current), workdir)
+    return EXIT_DONE
+
+
+def _due(at: int, config) -> bool:
+    """Whether something after this step looks at its result, so that no step may stay in flight."""
+    every = (config.eval.every_steps, config.checkpoint.every_steps)
+    return any(e and at % e == 0 for e in every)
+
+
+def _evaluate(evaluate, current, scores, trackers, at: int) -> None:
+    row = {"step": at, **evaluate(state.weights(current))}
+    scores.write(row)
+    trackers.write(row)
+    print(f"eval at step {at}: " + "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "step"), flush=True)
+
+
+def _loader(run: Run, record: int):
+    c = run.config
+    return loader.Loader(
+        run.source, run.method.views(c), batch_size=c.optim.batch_size, seed=c.seed, workers=c.data.workers, crop_on=c.data.crop_on,
+        process_index=jax.process_index(), process_count=jax.process_count(), start_record=record,
+        total_records=c.run.total_steps * c.optim.batch_size, max_unreadable=c.data.max_unreadable,
+    )  # fmt: skip
+
+
+def _open_checkpoints(workdir: Path, run: Run, *, create: bool):
+    folder = workdir / "checkpoints"
+    if not create and not folder.is_dir():
+        return None
+    return checkpoint.Checkpoints(folder, keep=run.config.checkpoint.keep, keep_every=run.config.checkpoint.keep_every)
+
+
+def _restore(saved, run: Run):
+    """The newest complete checkpoint, after checking that it belongs to this config; (None, 0) if there is none."""
+    newest = saved.latest()
+    if newest is None:
+        return None, 0
+    meta = saved.meta(newest)
+    differing = config_lib.compare_for_resume(config_lib.from_json(meta["config"]), run.config)
+    if differing:
+        raise InputError(
+            f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use those, or another --workdir"
+        )
+    current = saved.restore(newest, run.abstract)
+    print(f"continuing from step {newest} ({saved.folder / str(newest)})", flush=True)
+    return current, meta["record"]
+
+
+def _meta(config, at: int) -> dict:
+    return {"config": config_lib.to_json(config), "record": at * config.optim.batch_size, "versions": log.environment()["versions"]}
+
+
+def _record_run(workdir: Path, run: Run, start: int) -> None:
+    (workdir / "config.json").write_text(config_lib.to_json(run.config))
+    log.write_json(workdir / "environment.json", log.environment())
+    c = run.config
+    devices = jax.devices()
+    print(
+        f"{c.method} on {len(devices)} x {devices[0].device_kind} ({devices[0].platform}), {run.source!r}: {len(run.source)} images, "
+        f"batch {c.optim.batch_size}, steps {start} to {c.run.total_steps} ({c.run.steps_per_epoch} an epoch); run folder {workdir}",
+        flush=True,
+    )
+
+
+def _existing_parent(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+class _Console:
+    """Measures speed and input wait between log rows and prints the progress line."""
+
+    def __init__(self, run: Run, start: int):
+        self._total, self._batch = run.config.run.total_steps, run.config.optim.batch_size
+        self._flops = step.flops_per_image(run.method, run.config)
+        self._devices = run.mesh.devices.flatten()
+        self._began = self._since = time.perf_counter()
+        self._last, self._waited, self._rate = start, 0.0, 0.0
+
+    def waiting(self, fetch):
+        """Runs `fetch` and books its time as waiting for input."""
+        began = time.perf_counter()
+        result = fetch()
+        self._waited += time.perf_counter() - began
+        return result
+
+    def timing(self, done: int) -> dict:
+        """Clock columns since the last row (the first row after a start also holds the compile time)."""
+        now = time.perf_counter()
+        seconds, waited = now - self._since, self._waited
+        self._rate = self._batch * (done - self._last) / seconds
+        self._since, self._waited, self._last = now, 0.0, done
+        return {
+            "images_per_second": self._rate,
+            "data_wait": waited / seconds,
+            "mfu": log.mfu(self._rate * self._flops, self._devices),
+            "memory_mib": log.memory_mib(),
+            "seconds": now - self._began,
+        }
+
+    def show(self, row: dict, warnings: list[str]) -> None:
+        if jax.process_index() == 0:
+            left = (self._total - row["step"]) * self._batch / self._rate
+            print(log.progress_line(row, self._total, left), flush=True)
+            for text in warnings:
+                print(f"  warning: {text}", flush=True)
+
+
+class _NonFinite:
+    """Counts steps in a row whose loss or gradient was not finite; gives up after `limit` of them."""
+
+    def __init__(self, limit: int):
+        self._limit, self._row = limit, 0
+
+    def check(self, done: int, metrics) -> None:
+        if bool(metrics["finite"]):
+            self._row = 0
+            return
+        self._row += 1
+        print(f"  warning: step {done} had a non-finite loss or gradient and was left out ({int(metrics['nonfinite'])} so far)", flush=True)
+        if self._limit and self._row >= self._limit:
+            raise InputError(
+                f"{self._row} steps in a row (the last: {done}) had a non-finite loss or gradient: look at the images (NaN?), lower "
+                "optim.lr, or raise max_nonfinite; the last checkpoint is intact"
+            )
+
+
+class _Unreadable:
+    """Lists records whose image could not be read (the next readable one took their place) in unreadable.txt."""
+
+    def __init__(self, workdir: Path, records):
+        self._path, self._records = workdir / "unreadable.txt", records
+        self._known = set(self._path.read_text().splitlines()) if self._path.exists() else set()
+
+    def note(self, batch) -> None:
+        for index in np.asarray(batch["index"])[np.asarray(batch["replaced"])]:
+            name = self._records.name(int(index))
+            if name not in self._known:
+                self._known.add(name)
+                with open(self._path, "a") as f:
+                    f.write(name + "\n")
+                print(f"  warning: cannot read {name}; the next readable image takes its place (list: {self._path})", flush=True)
+
+
+class _Stop:
+    def __init__(self):
+        self.flag = False
+
+    def agreed(self) -> bool:
+        """Whether any process was told to stop: all processes give the same answer at the same step boundary."""
+        if jax.process_count() == 1:
+            return self.flag
+        from jax.experimental import multihost_utils
+
+        return bool(multihost_utils.process_allgather(np.asarray(self.flag)).any())
+
+
+@contextlib.contextmanager
+def _stop_signals():
+    """Turns SIGTERM, SIGINT and SIGUSR1 into a request to save at the next step boundary; a second SIGINT stops at once."""
+    stop = _Stop()
+
+    def handle(number, frame):
+        if stop.flag and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        stop.flag = True
+
+    previous = {s: signal.signal(s, handle) for s in _SIGNALS}
+    try:
+        yield stop
+    finally:
+        for s, handler in previous.items():
+            signal.signal(s, handler)

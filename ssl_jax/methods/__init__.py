@@ -1,0 +1,25 @@
+"""The only registry of methods."""
+
+from ssl_jax import config as config_lib
+from ssl_jax.methods import dino, sop
+from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
+
+METHODS: dict[str, Method] = {m.name: m for m in (dino.METHOD, sop.METHOD)}
+
+
+def get(name: str) -> Method:
+    """The method of that name. Raises InputError naming the nearest one."""
+    if name not in METHODS:
+        raise config_lib.InputError(config_lib.unknown("method", name, METHODS))
+    return METHODS[name]
+
+
+def base_config(name: str):
+    """A complete config for method `name`: the package defaults plus the method's own section."""
+    config = config_lib.base()
+    config.method = name
+    config[name] = get(name).defaults()
+    return config
+
+
+__all__ = ["METHODS", "Features", "Method", "Output", "Progress", "Rule", "base_config", "get"]

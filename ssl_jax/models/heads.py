@@ -1,0 +1,111 @@
+"""Projection heads: SOP's multi-layer perceptron onto the unit sphere, and DINO's with its weight-normalised prototypes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ssl_jax.models import layers as layers_lib
+from ssl_jax.models.functional import Model, functional
+
+
+def l2_normalize(x, eps: float = 1e-6):
+    """x / max(|x|, eps) along the last axis, in float32. Value and gradient are finite everywhere, also at x = 0."""
+    x = x.astype(jnp.float32)
+    # The maximum is taken of the squares: below eps its gradient is 0, so no 0 / 0 arises.
+    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), eps**2))
+
+
+@functools.lru_cache(maxsize=None)
+def projection_head(
+    in_dim: int, hidden: int = 2048, out: int = 256, layers: int = 3, init_std: float = 0.02, dtype: str = "float32"
+) -> Model:
+    """SOP's head: Linear, GELU, ..., Linear, then L2 normalisation; shared by class token and patches.
+
+    apply(params, x [..., in_dim]) -> float32 [..., out] of unit length. Parameters: "mlp/0" .. "mlp/<layers - 1>", each with kernel and
+    bias. Raises ValueError for impossible sizes, here and for an x of another width.
+    """
+    _check_sizes(init_std, in_dim=in_dim, hidden=hidden, out=out, layers=layers)
+    build = functools.partial(_Projection, sizes=_sizes(in_dim, hidden, out, layers), init_std=init_std, dtype=dtype)
+    return functional(build, _Projection.__call__)
+
+
+@functools.lru_cache(maxsize=None)
+def dino_head(
+    in_dim: int,
+    out: int,
+    hidden: int = 2048,
+    bottleneck: int = 256,
+    layers: int = 3,
+    init_std: float = 0.02,
+    dtype: str = "float32",
+) -> Model:
+    """DINO's head (Caron et al. 2021, app. C): MLP to a bottleneck, L2 normalisation, weight-normalised linear layer without bias.
+
+    apply(params, x [..., in_dim]) -> logits float32 [..., out]; with all gains at 1 they are cosines in [-1, 1]. Parameters: "mlp/i" and
+    "last": direction [bottleneck, out] (a column is scaled to unit length before use) and gain [1, out], two-dimensional so that
+    rules by rank treat it as the published code does. Whether the gain may learn is the optimizer's rule, not the head's.
+    """
+    _check_sizes(init_std, in_dim=in_dim, out=out, hidden=hidden, bottleneck=bottleneck, layers=layers)
+    build = functools.partial(
+        _Prototypes, sizes=_sizes(in_dim, hidden, bottleneck, layers), out=out, init_std=init_std, dtype=dtype
+    )
+    return functional(build, _Prototypes.__call__)
+
+
+class _Projection(nnx.Module):
+    def __init__(self, key, sizes, init_std, dtype):
+        self.mlp = _mlp(key, sizes, init_std, dtype)
+
+    def __call__(self, x):
+        return l2_normalize(_run_mlp(self.mlp, x))
+
+
+class _Prototypes(nnx.Module):
+    def __init__(self, key, sizes, out, init_std, dtype):
+        key_mlp, key_last = jax.random.split(key)
+        self.mlp = _mlp(key_mlp, sizes, init_std, dtype)
+        self.last = _WeightNormLinear(key_last, sizes[-1], out, dtype)
+
+    def __call__(self, x):
+        return self.last(l2_normalize(_run_mlp(self.mlp, x)))
+
+
+class _WeightNormLinear(nnx.Module):
+    """y = x (gain * direction / |direction|), norms over the input axis (Salimans and Kingma 2016)."""
+
+    def __init__(self, key, fan_in, fan_out, dtype):
+        self.direction = nnx.Param(layers_lib.uniform(key, (fan_in, fan_out)))  # torch's default for Linear, as in DINO
+        self.gain = nnx.Param(jnp.ones((1, fan_out), jnp.float32))
+        self.dtype = jnp.dtype(dtype)
+
+    def __call__(self, x):
+        kernel = self.gain[...] * l2_normalize(self.direction[...].T).T
+        return jnp.matmul(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32)
+
+
+def _sizes(in_dim: int, hidden: int, out: int, layers: int) -> tuple[int, ...]:
+    return (in_dim, *[hidden] * (layers - 1), out)
+
+
+def _mlp(key, sizes, init_std, dtype) -> nnx.List:
+    keys = jax.random.split(key, len(sizes) - 1)
+    pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
+    return nnx.List([layers_lib.Linear(layers_lib.normal(k, (a, b), init_std), dtype) for k, a, b in pairs])
+
+
+def _run_mlp(mlp, x):
+    wanted = mlp[0].kernel.shape[0]
+    if x.shape[-1] != wanted:
+        raise ValueError(f"the head's input has shape {x.shape}; its last axis must be {wanted}")
+    for i, linear in enumerate(mlp):
+        x = linear(jax.nn.gelu(x, approximate=False) if i else x)
+    return x
+
+
+def _check_sizes(init_std, **sizes) -> None:
+    for name, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be at least 1")
+    layers_lib.check_init_std(init_std)

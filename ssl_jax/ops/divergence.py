@@ -1,0 +1,78 @@
+"""Cross-entropy and entropy of distributions over the last axis, one value per example."""
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax.ops import arguments
+
+
+def cross_entropy(target_probs, logits, *, temperature=1.0):
+    """Cross-entropy of a target distribution and a softmax, per example.
+
+    H(p, q) = - sum_k p_k log softmax(logits / T)_k. The maximum is taken out of the logits first, so that every term
+    is >= 0 and none overflows. Classes with logit -inf cost nothing where p is 0.
+
+    Args:
+      target_probs: p [..., K], probabilities; any float type (computed in float32 or wider).
+      logits: [..., K]; leading axes broadcast against those of p.
+      temperature: T > 0, a number or a traced scalar.
+
+    Returns:
+      [...] in nats. Gradients reach both arguments and the temperature; stop them where the target is a teacher.
+
+    Raises:
+      ValueError: different K, leading axes that do not broadcast, T <= 0 (where its value is known).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(cross_entropy(jnp.array([0.5, 0.5]), jnp.array([3.0, 3.0])).round(4))  # log 2
+      0.6931
+
+    Reference: DINO eq. 2; SOP eq. 2.
+    """
+    target_probs, logits = jnp.asarray(target_probs), jnp.asarray(logits)
+    arguments.require_shape("target_probs", target_probs, (..., None), "[..., K]")
+    width = target_probs.shape[-1]
+    arguments.require_shape("logits", logits, (..., width), f"[..., {width}] as target_probs")
+    arguments.require_positive("temperature", temperature)
+    dtype = jnp.promote_types(jnp.result_type(target_probs, logits), jnp.float32)
+    log_q = jax.nn.log_softmax(logits.astype(dtype) / jnp.asarray(temperature).astype(dtype), axis=-1)
+    return _cross(target_probs.astype(dtype), log_q)
+
+
+def entropy(probs=None, *, log_probs=None):
+    """Entropy of a distribution, per example.
+
+    H(p) = - sum_k p_k log p_k with 0 log 0 = 0, from the probabilities or, more exactly for small ones, from their
+    logarithms.
+
+    Args:
+      probs: p [..., K]; or
+      log_probs: log p [..., K] (-inf allowed). Exactly one of the two. Any float type (computed in float32 or wider).
+
+    Returns:
+      [...] in nats, between 0 and log K. The gradient at p_k = 0 is taken as 0 (it is infinite).
+
+    Raises:
+      ValueError: none or both given, or a scalar.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(entropy(jnp.array([[1.0, 0.0], [0.5, 0.5]])).round(3))
+      [0.    0.693]
+
+    Reference: Shannon 1948; the collapse meters of DINO section 5.3 (target entropy: 0 or log K).
+    """
+    one = (probs is None) != (log_probs is None)
+    arguments.require(one, "the arguments", "none or both of probs and log_probs", "exactly one")
+    given = jnp.asarray(probs if log_probs is None else log_probs)
+    arguments.require_shape("probs" if log_probs is None else "log_probs", given, (..., None), "[..., K]")
+    given = given.astype(jnp.promote_types(given.dtype, jnp.float32))
+    if log_probs is None:
+        return _cross(given, jnp.log(jnp.where(given > 0, given, 1)))
+    return _cross(jnp.exp(given), given)
+
+
+def _cross(p, log_q):
+    """- sum p log q with 0 * -inf = 0; choosing before the product keeps NaN out of the gradient too."""
+    return jnp.sum(p * -jnp.where((p > 0) | jnp.isfinite(log_q), log_q, 0), axis=-1)

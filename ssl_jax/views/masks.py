@@ -1,0 +1,114 @@
+"""Patch masks, drawn on the host in NumPy: blockwise as in BEiT and iBOT, or uniformly random."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ssl_jax.config import InputError
+
+ATTEMPTS = 10
+ASPECT = (0.3, 1 / 0.3)  # of a block, height / width
+
+
+@dataclass(frozen=True)
+class MaskRecipe:
+    """How the patches of a view are masked.
+
+    Attributes:
+      kind: "block" (iBOT) or "random".
+      ratio: (lo, hi) share of the patches, drawn uniformly per view.
+      prob: probability that a view is masked at all.
+      drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence "random", lo = hi, prob 1.
+
+    Raises:
+      InputError: a value is out of range.
+    """
+
+    kind: str = "block"
+    ratio: tuple[float, float] = (0.3, 0.3)
+    prob: float = 1.0
+    drop: bool = False
+
+    def __post_init__(self):
+        if self.kind not in ("block", "random"):
+            raise InputError(f'kind is "{self.kind}"; use "block" or "random"')
+        lo, hi = self.ratio
+        if not 0 <= lo <= hi < 1:
+            raise InputError(f"ratio is {self.ratio}; use (lo, hi) with 0 <= lo <= hi < 1")
+        if not 0 <= self.prob <= 1:
+            raise InputError(f"prob is {self.prob}; use a probability in [0, 1]")
+        if self.drop and not (self.kind == "random" and lo == hi and self.prob == 1):
+            raise InputError('drop needs a fixed number of patches: use kind="random", ratio=(r, r) and prob=1')
+
+    def max_masked(self, n: int) -> int:
+        """The largest number of masked patches out of n that a view can have."""
+        if self.drop:
+            return n - self.kept(n)
+        return floor(self.ratio[1] * n)
+
+    def kept(self, n: int) -> int:
+        """Number of patches out of n that remain when masked ones are dropped: floor(n (1 - ratio)) (MAE, STELLAR)."""
+        return floor(n * (1 - self.ratio[0]))
+
+
+def floor(x: float) -> int:
+    """Floor of x >= 0 that takes 19.999999999999996 (= 100 (1 - 0.8)) for the 20 that is meant."""
+    return int(x + 1e-6)
+
+
+def draw(rng, recipe: MaskRecipe, grid: tuple[int, int]) -> np.ndarray:
+    """Mask of one view: bool [rows * columns], row-major, True = masked. Advances the np.random.Generator `rng`."""
+    rows, columns = grid
+    if recipe.drop:
+        return random_mask(rng, rows * columns, recipe.max_masked(rows * columns))
+    masked, share = rng.random() < recipe.prob, rng.random()
+    target = (recipe.ratio[0] + (recipe.ratio[1] - recipe.ratio[0]) * share) * rows * columns if masked else 0.0
+    if recipe.kind == "random":
+        return random_mask(rng, rows * columns, floor(target))
+    return block_mask(rng, grid, target).reshape(-1)
+
+
+def random_mask(rng, n: int, count: int) -> np.ndarray:
+    """bool [n] with exactly `count` True at uniformly random places."""
+    mask = np.zeros(n, bool)
+    mask[np.argsort(rng.random(n), kind="stable")[:count]] = True
+    return mask
+
+
+def block_mask(rng, grid: tuple[int, int], target: float) -> np.ndarray:
+    """Blockwise mask of iBOT's published code (BEiT's algorithm with a hard upper limit).
+
+    While fewer than `target` patches are masked: up to 10 attempts at a rectangle of area U(floor(min(grid) / 3)^2, what is
+    missing) and log-uniform aspect ratio in (0.3, 1 / 0.3), smaller than the grid, placed uniformly, that adds at least
+    one patch and no more than are missing. Ends when no attempt succeeds.
+
+    Args:
+      grid: (rows, columns) of patches; target: number of patches wanted, may be fractional.
+
+    Returns:
+      bool [rows, columns] with at most floor(target) True; may fall short, may be empty.
+    """
+    rows, columns = grid
+    mask = np.zeros(grid, bool)
+    smallest = (min(grid) // 3) ** 2
+    log_lo, log_hi = math.log(ASPECT[0]), math.log(ASPECT[1])
+    missing = target + 1e-6 if target > 0 else 0.0  # the same tolerance as `floor`
+    uniform = rng.random
+    while missing >= 1:
+        for _ in range(ATTEMPTS):
+            area = smallest + (missing - smallest) * uniform()  # below `smallest` when less than that is missing
+            aspect = math.exp(log_lo + (log_hi - log_lo) * uniform())
+            h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if h >= rows or w >= columns:
+                continue
+            top, left = int(uniform() * (rows - h + 1)), int(uniform() * (columns - w + 1))
+            block = mask[top : top + h, left : left + w]
+            new = h * w - int(np.count_nonzero(block))
+            if 0 < new <= missing:
+                block[:] = True
+                missing -= new
+                break
+        else:
+            break
+    return mask

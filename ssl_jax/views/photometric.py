@@ -1,0 +1,210 @@
+"""Photometric augmentation inside the jitted step: colour jitter, grayscale, Gaussian blur, solarize.
+
+Torchvision's operations in the order of DINO and iBOT: jitter (its four operations in an order drawn per view), grayscale,
+blur, solarize; every view draws which of them it gets. All branches run for all views and a mask picks (static shapes).
+The operations work on `rows`: float32 [..., H, 3, W] in [0, 1], the channel axis before the columns. With a minor axis of 3
+a CPU cannot vectorise, and in this layout both passes of the blur are plain batched matrix products.
+
+Values come in as float32 and stay so: nothing is rounded to 8 bit between operations, unlike in Pillow. A NaN stays NaN.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.config import InputError
+
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's convert("L")
+BRIGHTNESS, CONTRAST, SATURATION = 0, 1, 2
+# The 24 orders of the four jitter operations: an order of the three blends, and how many of them come before the hue.
+ORDERS = np.array([(*blends, hue) for blends in itertools.permutations(range(3)) for hue in range(4)], np.int32)
+DRAWS = 12  # uniform numbers per view
+TAPS_SIGMA = 4.0  # the blur kernel is cut off at this many standard deviations: 6e-5 of its mass
+
+
+@dataclass(frozen=True)
+class Photometric:
+    """Photometric draws of one view.
+
+    Attributes:
+      jitter: (brightness, contrast, saturation, hue) strengths: factors U(max(0, 1 - s), 1 + s), hue shift U(-s, s) turns.
+      jitter_prob, gray_prob, blur_prob, solarize_prob: probabilities.
+      blur_radius: (lo, hi) standard deviation of the Gaussian in pixels of the view, drawn uniformly.
+      solarize_threshold: values from here on are inverted.
+
+    Raises:
+      InputError: a value is out of range.
+    """
+
+    jitter: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    jitter_prob: float = 0.0
+    gray_prob: float = 0.0
+    blur_prob: float = 0.0
+    blur_radius: tuple[float, float] = (0.1, 2.0)
+    solarize_prob: float = 0.0
+    solarize_threshold: float = 0.5
+
+    def __post_init__(self):
+        if len(self.jitter) != 4 or not all(0 <= s < math.inf for s in self.jitter) or self.jitter[3] > 0.5:
+            raise InputError(f"jitter is {self.jitter}; use (brightness, contrast, saturation, hue), all >= 0, hue <= 0.5")
+        for name in ("jitter_prob", "gray_prob", "blur_prob", "solarize_prob"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise InputError(f"{name} is {getattr(self, name)}; use a probability in [0, 1]")
+        if len(self.blur_radius) != 2 or not 0 < self.blur_radius[0] <= self.blur_radius[1] < math.inf:
+            raise InputError(f"blur_radius is {self.blur_radius}; use (lo, hi) in pixels with 0 < lo <= hi")
+
+
+def uniforms(keys):
+    """The random numbers of `augment`: keys [...] -> float32 [..., DRAWS] in [0, 1)."""
+    one = lambda key: jax.random.uniform(key, (DRAWS,), jnp.float32)  # noqa: E731
+    return jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, DRAWS)
+
+
+def augment(rows, u, views: tuple[Photometric, ...]):
+    """Applies the photometric operations to views.
+
+    Args:
+      rows: float32 [B, V, H, 3, W] in [0, 1]; u: float32 [B, V, DRAWS], what decides the draws (`uniforms`); views: the
+        recipe of each of the V views.
+
+    Returns:
+      float32, same shape, in [0, 1]. View [b, v] depends on rows[b, v], u[b, v] and views[v] only.
+    """
+    table = lambda pick: jnp.array([pick(view) for view in views], jnp.float32)  # noqa: E731  [V], broadcasts over B
+    happens = lambda column, name: u[..., column] < table(lambda view: getattr(view, name))  # noqa: E731
+
+    def between(column, lo, hi):
+        lo, hi = table(lo), table(hi)
+        return lo + (hi - lo) * u[..., column]
+
+    if any(view.jitter_prob > 0 and any(view.jitter) for view in views):
+        on = happens(0, "jitter_prob")
+        factor = [
+            jnp.where(on, between(1 + i, lambda view: max(0.0, 1 - view.jitter[i]), lambda view: 1 + view.jitter[i]), 1.0)
+            for i in range(3)  # noqa: B023  (the lambdas are used up within the iteration)
+        ]
+        shift = jnp.where(on, between(4, lambda view: -view.jitter[3], lambda view: view.jitter[3]), 0.0)
+        order = jnp.asarray(ORDERS)[(u[..., 5] * len(ORDERS)).astype(jnp.int32)]
+        rows = jitter(rows, jnp.stack(factor, axis=-1), shift, order)
+    if any(view.gray_prob > 0 for view in views):
+        rows = jnp.where(_over(happens(6, "gray_prob"), rows), grayscale(rows), rows)
+    if any(view.blur_prob > 0 for view in views):
+        sigma = between(8, lambda view: view.blur_radius[0], lambda view: view.blur_radius[1])
+        radius = math.ceil(TAPS_SIGMA * max(view.blur_radius[1] for view in views))
+        rows = blur(rows, sigma, radius=radius, where=happens(7, "blur_prob"))
+    if any(view.solarize_prob > 0 for view in views):
+        inverted = solarize(rows, _over(table(lambda view: view.solarize_threshold), rows[0]))
+        rows = jnp.where(_over(happens(9, "solarize_prob"), rows), inverted, rows)
+    return rows
+
+
+def _over(per_view, rows):
+    """Broadcasts [..., V] over the trailing [H, 3, W] of `rows`."""
+    return per_view[..., None, None, None] if per_view.ndim == rows.ndim - 3 else per_view
+
+
+def luma(rows):
+    """Brightness L = 0.299 R + 0.587 G + 0.114 B (ITU-R 601): [..., H, 3, W] -> [..., H, 1, W]."""
+    return LUMA[0] * rows[..., 0:1, :] + LUMA[1] * rows[..., 1:2, :] + LUMA[2] * rows[..., 2:3, :]
+
+
+def grayscale(rows):
+    """Replaces all three channels by `luma`: same shape."""
+    return jnp.broadcast_to(luma(rows), rows.shape)
+
+
+def blend(rows, factor, kind):
+    """One of torchvision's three blends, clip(f x + (1 - f) m, 0, 1), chosen per image.
+
+    m is 0 for brightness, the mean luma of the image for contrast, the luma of the pixel for saturation.
+
+    Args:
+      rows: float32 [..., H, 3, W]; factor: float32 [...], 1 = unchanged, bit by bit; kind: int32 [...], BRIGHTNESS,
+        CONTRAST or SATURATION.
+    """
+    factor, kind = factor[..., None, None, None], kind[..., None, None, None]
+    gray = luma(rows)
+    mean = gray.mean(axis=(-3, -1), keepdims=True)
+    toward = jnp.where(kind == SATURATION, gray, jnp.where(kind == CONTRAST, mean, 0.0))
+    return jnp.clip(factor * rows + (1.0 - factor) * toward, 0.0, 1.0)
+
+
+def shift_hue(rows, shift):
+    """Turns the hue of HSV by `shift` turns ([...], 0 = unchanged, bit by bit); saturation and value stay.
+
+    The conversion there and back in one: value v = max, chroma d = max - min stay, so with the hue h in sixths of a turn
+    channel c becomes v - d clip(2 - |w(h + offset_c)|, 0, 1), where w wraps to [-3, 3] and offset_c is 3, 1, -1.
+    """
+    r, g, b = (rows[..., c : c + 1, :] for c in range(3))
+    value = jnp.maximum(jnp.maximum(r, g), b)
+    chroma = value - jnp.minimum(jnp.minimum(r, g), b)
+    numerator = jnp.where(value == r, g - b, jnp.where(value == g, b - r, r - g))
+    sector = jnp.where(value == r, 0.0, jnp.where(value == g, 2.0, 4.0))
+    shift = shift[..., None, None, None]
+    hue = numerator / jnp.where(chroma > 0, chroma, 1.0) + sector + 6.0 * shift
+    hue = hue + jnp.array([3.0, 1.0, -1.0], jnp.float32)[:, None]  # [..., H, 3, W]
+    distance = jnp.abs(hue - 6.0 * jnp.round(hue / 6.0))
+    turned = value - chroma * jnp.clip(2.0 - distance, 0.0, 1.0)
+    return jnp.where(shift == 0, rows, turned)
+
+
+def jitter(rows, factors, shift, order):
+    """Brightness, contrast, saturation and hue in an order of its own per image (torchvision's ColorJitter).
+
+    The three blends share one form, so every image runs three rounds of it before the hue and three after; a blend that
+    belongs to the other side has factor 1 there and changes nothing. That is cheaper than computing the hue four times.
+
+    Args:
+      rows: float32 [..., H, 3, W] in [0, 1]; factors: [..., 3] of brightness, contrast, saturation; shift: [...] of the
+        hue in turns; order: int32 [..., 4], a row of ORDERS: the three blends in turn and how many come before the hue.
+    """
+    kinds, before = jnp.moveaxis(order[..., :3], -1, 0), order[..., 3]
+    in_order = jnp.moveaxis(jnp.take_along_axis(factors, order[..., :3], axis=-1), -1, 0)  # [3, ...]
+    first = jnp.arange(3).reshape(3, *(1,) * before.ndim) < before
+
+    def blends(rows, on):
+        # A loop, because unrolled rounds are fused into one kernel that computes the earlier rounds again for each mean.
+        body = lambda rows, draw: (blend(rows, *draw), None)  # noqa: E731
+        return jax.lax.scan(body, rows, (jnp.where(on, in_order, 1.0), kinds))[0]
+
+    return blends(shift_hue(blends(rows, first), shift), ~first)
+
+
+def blur_matrix(sigma, size: int, radius: int):
+    """Matrices [..., size, size] of a one-dimensional Gaussian blur with standard deviations sigma [...], in pixels.
+
+    2 radius + 1 taps that sum to 1; beyond the border the edge pixel is repeated (as Pillow does). Rows sum to 1.
+    """
+    i = np.arange(size)
+    basis = np.zeros((radius + 1, size, size), np.float32)  # how often pixel j counts for pixel i at distance t
+    for t in range(-radius, radius + 1):
+        basis[abs(t), i, np.clip(i + t, 0, size - 1)] += 1
+    taps = jnp.exp(-0.5 * (jnp.arange(radius + 1, dtype=jnp.float32) / sigma[..., None]) ** 2)
+    taps = taps / (2.0 * taps.sum(-1, keepdims=True) - taps[..., :1])
+    return jnp.einsum("...t,tij->...ij", taps, basis, precision=jax.lax.Precision.HIGHEST)
+
+
+def blur(rows, sigma, *, radius: int, where=None):
+    """Gaussian blur, separable: one matrix product per axis.
+
+    Args:
+      rows: float32 [..., H, 3, W]; sigma: [...] standard deviation in pixels; radius: taps on each side, pixels (static);
+        where: [...] bool or None, the images to blur.
+    """
+    height, width = rows.shape[-3], rows.shape[-1]
+    vertical = blur_matrix(sigma, height, radius)
+    horizontal = vertical if height == width else blur_matrix(sigma, width, radius)
+    exact = jax.lax.Precision.HIGHEST
+    half = jnp.einsum("...oh,...hcw->...ocw", vertical, rows, precision=exact)
+    # Weights sum to 1 only up to rounding: keep the range.
+    blurred = jnp.clip(jnp.einsum("...ocw,...pw->...ocp", half, horizontal, precision=exact), 0.0, 1.0)
+    return blurred if where is None else jnp.where(where[..., None, None, None], blurred, rows)
+
+
+def solarize(rows, threshold=0.5):
+    """Inverts values >= threshold: x -> 1 - x. On 8-bit values 0.5 is Pillow's threshold 128."""
+    return jnp.where(rows >= threshold, 1.0 - rows, rows)

@@ -1,0 +1,324 @@
+"""View recipes: which crops, masks and photometric draws one image yields, and the batch that carries them.
+
+Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`) or on the device, and
+photometric draws are made on the device inside the step (`prepare`). Every draw is a pure function of (seed, epoch, record
+index, group, view), so order, workers, restarts, batch size and devices do not change a sample.
+
+A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "index" [B] and "epoch" [B] int32; "replaced"
+[B] bool; and "source" [B, H, W, 3] uint8 or float32 where the device crops.
+"""
+
+import contextlib
+import zlib
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.views import boxes as boxes_lib
+from ssl_jax.views import crops, masks
+from ssl_jax.views.masks import MaskRecipe
+from ssl_jax.views.photometric import Photometric, augment, uniforms
+
+STREAM = 0x76696577  # "view": keeps these draws apart from other users of Philox with the same seed
+RESERVED = ("source", "source_size", "index", "epoch", "replaced")
+
+
+class Group(NamedTuple):
+    """The views of one size of a batch."""
+
+    images: Any  # [B, V, H, W, 3] uint8 from the host, None if the device crops; float32 in [0, 1] after `prepare`
+    boxes: Any  # [B, V, 4] float32 (y, x, height, width) in source pixels
+    flips: Any  # [B, V] bool, horizontal
+    masks: Any = None  # [B, V, n] bool, True = masked, or None
+    keep: Any = None  # [B, V, m] int32, indices of the patches kept, rising; only where masked patches are dropped
+
+
+class Drawn(NamedTuple):
+    """The host's draws for one group of one record."""
+
+    boxes: np.ndarray  # [V, 4] float32 (y, x, height, width) in source pixels
+    flips: np.ndarray  # [V] bool
+    masks: np.ndarray | None  # [V, n] bool
+    keep: np.ndarray | None  # [V, m] int32
+
+
+@dataclass(frozen=True)
+class GroupRecipe:
+    """The views of one size that one image yields.
+
+    Attributes:
+      count: views; size: of a view, pixels (square); patch: of the network, pixels.
+      scale: (lo, hi) share of the image area; ratio: (lo, hi) width / height; flip: probability of a horizontal flip.
+      photometric: one per view, or () for none.
+      mask: of every view of this group, or None.
+
+    Raises:
+      InputError: a value is out of range or contradicts another.
+    """
+
+    count: int
+    size: int
+    scale: tuple[float, float]
+    patch: int
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    photometric: tuple[Photometric, ...] = ()
+    mask: MaskRecipe | None = None
+
+    def __post_init__(self):
+        if self.count < 1:
+            raise InputError(f"count is {self.count}; use 1 or more")
+        if self.patch < 1:
+            raise InputError(f"patch is {self.patch}; use 1 or more")
+        if self.size < 1 or self.size % self.patch:
+            low = max(1, self.size // self.patch) * self.patch
+            near = f"{low} or {low + self.patch}" if self.size > self.patch else f"{low}"
+            raise InputError(f"size is {self.size}, not a multiple of the patch size {self.patch}; use {near}")
+        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise InputError(f"scale is {self.scale}; use (lo, hi) with 0 < lo <= hi <= 1")
+        if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1]:
+            raise InputError(f"ratio is {self.ratio}; use (lo, hi) with 0 < lo <= hi")
+        if not 0 <= self.flip <= 1:
+            raise InputError(f"flip is {self.flip}; use a probability in [0, 1]")
+        if len(self.photometric) not in (0, self.count):
+            raise InputError(f"photometric has {len(self.photometric)} entries for {self.count} views; give one per view")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """(rows, columns) of patches."""
+        return self.size // self.patch, self.size // self.patch
+
+    @property
+    def patches(self) -> int:
+        """Patches of a view."""
+        return self.grid[0] * self.grid[1]
+
+
+@dataclass(frozen=True)
+class ViewRecipe:
+    """All views of one image: named groups, in order. Hashable, so it can be static under jit."""
+
+    groups: tuple[tuple[str, GroupRecipe], ...]
+
+    def __post_init__(self):
+        names = [name for name, _ in self.groups]
+        if not names:
+            raise InputError("a view recipe needs at least one group")
+        if len(set(names)) < len(names) or set(names) & set(RESERVED):
+            raise InputError(f"group names {names} must differ from each other and from {list(RESERVED)}")
+
+    def __getitem__(self, name: str) -> GroupRecipe:
+        return dict(self.groups)[name]
+
+
+def max_masked(recipe: ViewRecipe, name: str) -> int:
+    """The largest number of masked patches that a view of the named group can have; 0 without masks."""
+    group = recipe[name]
+    return group.mask.max_masked(group.patches) if group.mask else 0
+
+
+def draw(recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size) -> dict[str, Drawn]:
+    """Draws boxes, flips and masks of one record; a pure function of its arguments.
+
+    Args:
+      seed, epoch, index: integers >= 0: of the run, of the pass over the data, of the record.
+      source_size: (height, width) of the image, pixels.
+
+    Raises:
+      InputError: a negative seed, epoch or index.
+    """
+    if min(seed, epoch, index) < 0:
+        raise InputError(f"seed {seed}, epoch {epoch} and index {index} must not be negative")
+    # A counter-based generator: the key and the upper half of the counter name the stream, so no state is carried over.
+    rng = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, STREAM, index]))
+    height, width = int(source_size[0]), int(source_size[1])
+    geometry = {}
+    for name, group in recipe.groups:
+        drawn_boxes, flips = [], []
+        for _ in range(group.count):
+            drawn_boxes.append(
+                boxes_lib.random_resized_crop(rng, height, width, scale=group.scale, ratio=group.ratio)
+            )
+            flips.append(rng.random() < group.flip)
+        geometry[name] = np.array(drawn_boxes, np.float32), np.array(flips)
+    # Masks come last, so that switching them on leaves the crops of all groups as they are.
+    return {name: Drawn(*geometry[name], *_draw_masks(rng, group)) for name, group in recipe.groups}
+
+
+def _draw_masks(rng, group: GroupRecipe):
+    """(masks [V, n] or None, keep [V, m] or None) of one record."""
+    if group.mask is None:
+        return None, None
+    drawn = np.stack([masks.draw(rng, group.mask, group.grid) for _ in range(group.count)])
+    if not group.mask.drop:
+        return drawn, None
+    return drawn, np.stack([np.flatnonzero(~mask) for mask in drawn]).astype(np.int32)
+
+
+def crop_host(recipe: ViewRecipe, image: np.ndarray, drawn: dict[str, Drawn]) -> dict[str, np.ndarray]:
+    """Cuts the drawn views out of an image uint8 [H, W, 3]: {group: uint8 [V, size, size, 3]}. InputError if not uint8."""
+    return {
+        name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips) for name, group in recipe.groups
+    }
+
+
+def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
+    """Makes the views of a batch: cuts them if the host did not, applies the photometric draws. For use inside jit.
+
+    Each view's key is fold_in(key(seed), epoch, index, group, view).
+
+    Args:
+      batch: see the module; images uint8 [0, 255] or float32 [0, 1]. A NaN in a float32 source reaches all views of its
+        record and no other record.
+
+    Returns:
+      the batch with float32 images [B, V, H, W, 3] in [0, 1] and without "source".
+    """
+    out = {name: value for name, value in batch.items() if name != "source"}
+    source = _rows(batch["source"]) if "source" in batch else None
+    u = uniforms(_keys(recipe, batch["epoch"], batch["index"], seed))
+    first = 0
+    for name, group in recipe.groups:
+        views = batch[name]
+        if views.images is None:
+            rows = crops.crops_device(source, views.boxes, views.flips, group.size)
+        else:
+            rows = _rows(views.images)
+        if group.photometric:
+            rows = augment(rows, u[:, first : first + group.count], group.photometric)
+        first += group.count
+        out[name] = views._replace(images=jnp.swapaxes(rows, -1, -2))
+    return out
+
+
+def _rows(images):
+    """[..., H, W, 3] uint8 or float -> float32 [..., H, 3, W] in [0, 1]."""
+    scale = 1 / 255 if images.dtype == jnp.uint8 else 1.0
+    return jnp.swapaxes(images, -1, -2).astype(jnp.float32) * scale
+
+
+def _keys(recipe: ViewRecipe, epoch, index, seed: int):
+    """Keys [B, V] of all views of all groups in turn, from epoch [B] and index [B]. A group's name marks it, not its place."""
+    group = [zlib.crc32(name.encode()) for name, recipe_ in recipe.groups for _ in range(recipe_.count)]
+    view = [v for _, recipe_ in recipe.groups for v in range(recipe_.count)]
+    shape = (len(epoch), len(view))
+    path = (epoch[:, None], index[:, None], np.array(group, np.uint32), np.array(view, np.uint32))
+    path = jnp.stack([jnp.broadcast_to(jnp.asarray(part).astype(jnp.uint32), shape) for part in path])
+    root = jnp.broadcast_to(jax.random.key(seed, impl="threefry2x32"), shape)
+    # A loop over the chain, because threefry is slow to compile and this compiles it once.
+    return jax.lax.scan(lambda keys, part: (jax.vmap(jax.vmap(jax.random.fold_in))(keys, part), None), root, path)[0]
+
+
+def abstract_batch(recipe: ViewRecipe, batch_size: int, source_size, crop_on: str, dtype=np.uint8) -> dict:
+    """Shapes and dtypes of a batch as it comes from the loader, as jax.ShapeDtypeStruct.
+
+    Args:
+      source_size: (height, width) of the images, pixels; only used where the device crops.
+      crop_on: "host" or "device"; dtype: of the source images, uint8 or float32 (the host's crops are uint8).
+
+    Raises:
+      InputError: crop_on is neither, or the device shall crop images of different sizes.
+    """
+    if crop_on not in ("host", "device"):
+        raise InputError(f'data.crop_on is "{crop_on}"; use "host" or "device"')
+    if crop_on == "device" and source_size is None:
+        raise InputError('data.crop_on="device" needs images of one size; set data.size or data.crop_on="host"')
+    shape = lambda *dims, of=np.float32: jax.ShapeDtypeStruct((batch_size, *dims), of)  # noqa: E731
+    batch = {
+        "source_size": shape(2),
+        "index": shape(of=np.int32),
+        "epoch": shape(of=np.int32),
+        "replaced": shape(of=np.bool_),
+    }
+    if crop_on == "device":
+        batch["source"] = shape(*source_size, 3, of=dtype)
+    for name, group in recipe.groups:
+        v, n, mask = group.count, group.patches, group.mask
+        batch[name] = Group(
+            images=shape(v, group.size, group.size, 3, of=np.uint8) if crop_on == "host" else None,
+            boxes=shape(v, 4),
+            flips=shape(v, of=np.bool_),
+            masks=shape(v, n, of=np.bool_) if mask else None,
+            keep=shape(v, mask.kept(n), of=np.int32) if mask and mask.drop else None,
+        )
+    return batch
+
+
+def recipe_multicrop(views, patch: int) -> ViewRecipe:
+    """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
+
+    Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further global views and local
+    views; solarize on global view 2 only (DINO, section 3.1, after BYOL; iBOT and SOP take it over). Masks on global views only.
+
+    Args:
+      views: config.views (see `config.base`); patch: of the network, pixels.
+
+    Raises:
+      InputError: names the key and what would be right.
+    """
+    if views.mask not in ("none", "block", "random"):
+        raise InputError(f'views.mask is "{views.mask}"; use "none", "block" or "random"')
+    if not 0 <= views.flip <= 1:
+        raise InputError(f"views.flip is {views.flip}; use a probability in [0, 1]")
+    if views.local_count < 0:
+        raise InputError(f"views.local_count is {views.local_count}; use 0 for no local views, or more")
+    if len(views.blur_prob) != 3:
+        raise InputError(f"views.blur_prob is {tuple(views.blur_prob)}; use (global 1, further globals, local)")
+    with _named("views."):
+        first = _photometric(views, blur_prob=views.blur_prob[0])
+        second = _photometric(views, blur_prob=views.blur_prob[1], solarize_prob=views.solarize_prob)
+        further = _photometric(views, blur_prob=views.blur_prob[1])
+        local = _photometric(views, blur_prob=views.blur_prob[2])
+    mask = None
+    if views.mask != "none":
+        with _named("views.mask_"):
+            mask = MaskRecipe(kind=views.mask, ratio=tuple(views.mask_ratio), prob=views.mask_prob)
+    count = views.global_count
+    with _named("views.global_"):
+        group = GroupRecipe(
+            count=count,
+            size=views.global_size,
+            scale=tuple(views.global_scale),
+            patch=patch,
+            flip=views.flip,
+            photometric=(first, second, *(further,) * (count - 2))[: max(0, count)],
+            mask=mask,
+        )
+    groups = [("global", group)]
+    if views.local_count:
+        with _named("views.local_"):
+            group = GroupRecipe(
+                count=views.local_count,
+                size=views.local_size,
+                scale=tuple(views.local_scale),
+                patch=patch,
+                flip=views.flip,
+                photometric=(local,) * views.local_count,
+            )
+        groups.append(("local", group))
+    return ViewRecipe(tuple(groups))
+
+
+def _photometric(views, *, blur_prob: float, solarize_prob: float = 0.0) -> Photometric:
+    """The draws of one kind of view, from the section `views` of a config."""
+    return Photometric(
+        jitter=tuple(views.jitter),
+        jitter_prob=views.jitter_prob,
+        gray_prob=views.gray_prob,
+        blur_prob=blur_prob,
+        blur_radius=tuple(views.blur_radius),
+        solarize_prob=solarize_prob,
+    )
+
+
+@contextlib.contextmanager
+def _named(prefix: str):
+    """Puts the place in the config before messages that begin with a field's name."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{prefix}{error}") from None

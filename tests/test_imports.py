@@ -1,0 +1,133 @@
+"""The data flow is the import graph: a module imports only from its left; heavy libraries stay where they belong."""
+
+import ast
+import graphlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
+
+# Left to right; a dotted name stands for that module of its package. The loader turns records into views, so it stands
+# right of both; `schedule` holds pure functions of the step that the methods use too.
+ORDER = (
+    "config", "data", "views", "data.loader", "models", "ops", "losses", "schedule", "methods", "optim", "sharding", "state", "step",
+    "evals", "checkpoint", "log", "health", "loop", "cli", "__main__",
+)  # fmt: skip
+
+NUMERICS = {"jax", "numpy", "ssl_jax"} | sys.stdlib_module_names  # all that ops and losses may import
+
+
+def module_name(path: pathlib.Path) -> str:
+    """ssl_jax/ops/voting.py -> "ssl_jax.ops.voting"; ssl_jax/ops/__init__.py -> "ssl_jax.ops"."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = [name for name in FILES if name != "ssl_jax"]  # the root only imports on first use
+
+
+def imports(source: str) -> set[str]:
+    """Full names of what Python source imports, at its top or inside a function; `from a import b` gives "a.b"."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def own_imports(name: str) -> set[str]:
+    """Modules of the package that module `name` imports."""
+    inside = {target for target in imports(FILES[name].read_text(encoding="utf-8")) if target.startswith("ssl_jax.")}
+    return {target if target in FILES else target.rpartition(".")[0] for target in inside}
+
+
+def outside_imports(name: str) -> set[str]:
+    """Top-level names of everything that module `name` imports."""
+    return {target.partition(".")[0] for target in imports(FILES[name].read_text(encoding="utf-8"))}
+
+
+def place(name: str) -> int:
+    """Position of a module, or else of its package, in ORDER."""
+    inner = name.removeprefix("ssl_jax.")
+    part = inner if inner in ORDER else inner.partition(".")[0]
+    assert part in ORDER, f"{name} has no place in the data flow: add {part!r} to ORDER"
+    return ORDER.index(part)
+
+
+def test_imports_finds_every_form():
+    source = "import a.b\nfrom ssl_jax import ops\ndef f():\n    from c import d as e\n"
+    assert imports(source) == {"a.b", "ssl_jax.ops", "c.d"}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_module_imports_only_from_its_left(name):
+    assert "ssl_jax" not in own_imports(name), f"{name} imports what is not a module from the root (a missing module?)"
+    wrong = {target for target in own_imports(name) if place(target) > place(name)}
+    assert not wrong, f"{name} imports {sorted(wrong)}, which stand to its right"
+
+
+def test_no_cycles():
+    graphlib.TopologicalSorter({name: own_imports(name) - {name} for name in MODULES}).prepare()
+
+
+def test_config_imports_nothing_of_the_package():
+    assert own_imports("ssl_jax.config") == set()
+
+
+def test_only_models_import_flax():
+    guilty = {name for name in MODULES if "flax" in outside_imports(name)}
+    assert {name for name in guilty if name.split(".")[1] != "models"} == set()
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[1] in ("ops", "losses")])
+def test_numerics_import_only_jax_and_numpy(name):
+    assert outside_imports(name) <= NUMERICS
+    assert {target.split(".")[1] for target in own_imports(name)} <= {"ops", "losses"}
+
+
+def test_nothing_imports_tensorflow():
+    """Nor what imports it (clu.metric_writers), nor torch, which is for conversion alone."""
+    for name in MODULES:
+        assert not outside_imports(name) & {"tensorflow", "clu", "torch", "albumentations"}, name
+
+
+def test_no_grab_bags():
+    forbidden = {"utils", "util", "common", "helpers", "misc"}
+    assert {name for name in FILES if forbidden & set(name.split("."))} == set()
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Top-level modules in sys.modules after a fresh interpreter ran `statement`."""
+    code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_numerics_load_no_framework():
+    loaded = loaded_after("from ssl_jax import ops, losses")
+    assert {"jax", "ssl_jax"} <= loaded
+    assert not loaded & {"flax", "tensorflow", "grain", "orbax", "optax", "ml_collections", "absl", "cv2", "PIL"}
+
+
+def test_root_is_lazy_and_complete():
+    statement = "import ssl_jax; assert {'ops', 'losses', 'methods', 'models', 'evals'} <= set(dir(ssl_jax))"
+    assert not loaded_after(statement) & {"jax", "numpy", "flax"}
+    loaded_after("import ssl_jax; ssl_jax.ops, ssl_jax.losses, ssl_jax.models, ssl_jax.methods, ssl_jax.evals")
+
+
+def test_root_names_what_it_has_when_asked_for_something_else():
+    import ssl_jax
+
+    with pytest.raises(AttributeError, match="'opps'.*ops"):
+        ssl_jax.opps  # noqa: B018
+
+
+def test_command_line_loads_no_tensorflow():
+    assert not loaded_after("import ssl_jax.cli") & {"tensorflow", "torch"}

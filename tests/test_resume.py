@@ -1,0 +1,165 @@
+"""Bit-exact resume: in process at every step, and of whole runs killed with SIGKILL, also in the middle of a save."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from tests import tiny
+
+from ssl_jax import checkpoint, log, loop, sharding, step
+from ssl_jax.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+NAMES = sorted(METHODS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_at_every_step_is_bit_exact(name, tmp_path):
+    run = loop.prepare(tiny.config(name))
+    shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
+    train_step = step.compile_step(step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings)
+    saved = checkpoint.Checkpoints(tmp_path / "checkpoints", keep=100)
+    total = 9  # crosses an epoch (4 steps), the wrap-around of both memories and a temperature step
+
+    def go_on(state, record, save=False):
+        batches, rows = loop._loader(run, record), []
+        for _ in range(int(state.step), total):
+            if save:
+                saved.save(state, {"record": batches.state()["record"]})
+            state, metrics = train_step(state, sharding.put_batch(next(batches), run.mesh))
+            rows.append(log.scalars(metrics))
+        batches.close()
+        return state, rows
+
+    whole, rows = go_on(loop.fresh_state(run), 0, save=True)
+    saved.wait()
+    for cut in range(total):
+        restored = saved.restore(cut, run.abstract)
+        state, rest = go_on(restored, saved.meta(cut)["record"])
+        assert tiny.identical(state, whole), f"state differs after a cut at step {cut}"
+        assert rest == rows[cut:], f"metrics differ after a cut at step {cut}"
+    saved.close()
+
+
+@pytest.mark.parametrize("name", ["sop"])
+def test_a_checkpoint_moves_between_meshes(name, tmp_path):
+    one = loop.prepare(tiny.config(name))
+    eight = loop.prepare(tiny.config(name, mesh_data=2, mesh_fsdp=4))
+    saved = checkpoint.Checkpoints(tmp_path / "checkpoints")
+    state = loop.fresh_state(eight)
+    saved.save(state, {})
+    saved.wait()
+    restored = saved.restore(0, one.abstract)
+    assert tiny.identical(restored, state)
+    assert all(len(x.sharding.device_set) == 1 for x in jax.tree.leaves(restored.params))
+    saved.close()
+
+
+def command(name, workdir, *extra):
+    return [sys.executable, "-m", "ssl_jax", "train", f"--config=tests/tiny_run.py:{name}", f"--workdir={workdir}", *extra]
+
+
+def environment():
+    # Processes of their own with one device, as a user would have; they share the compilation cache of the tests.
+    return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+
+
+def undisturbed(name, workdir, *extra):
+    subprocess.run(command(name, workdir, *extra), cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=300)
+
+
+def killed_when(condition, name, workdir, *extra) -> bool:
+    """Starts the run and kills it once `condition(workdir)` holds; False if it ended first."""
+    process = subprocess.Popen(
+        command(name, workdir, *extra), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    deadline = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < deadline:
+        if condition(workdir):
+            os.killpg(process.pid, signal.SIGKILL)  # the workers of the loader die with it
+            process.wait()
+            return True
+        time.sleep(0.0005)
+    assert process.poll() == 0, f"the run failed with exit code {process.poll()}"
+    return False
+
+
+def rows_reach(count):
+    return lambda workdir: (workdir / "metrics.jsonl").exists() and len(log.read_rows(workdir / "metrics.jsonl")) >= count
+
+
+def saving(after):
+    """True while a checkpoint of a step past `after` is half written."""
+
+    def condition(workdir):
+        folder = workdir / "checkpoints"
+        names = os.listdir(folder) if folder.is_dir() else ()
+        return any("tmp" in n and int(n.split(".")[0]) > after for n in names if n.split(".")[0].isdigit())
+
+    return condition
+
+
+def final(workdir, name):
+    """Everything that must be equal: last state, metric rows and scores without clock columns."""
+    run = loop.prepare(tiny.config(name))
+    saved = checkpoint.Checkpoints(workdir / "checkpoints", create=False)
+    state = saved.restore(saved.latest(), run.abstract)
+    saved.close()
+    rows = [
+        {k: v for k, v in row.items() if k not in log.TIMING} for table in ("metrics", "evals") for row in log.read_rows(workdir / f"{table}.jsonl")
+    ]
+    return state, rows, (workdir / "results.json").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dino", "sop"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_killed_runs_end_like_an_undisturbed_one(name, workers, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    option = f"--config.data.workers={workers}"
+    undisturbed(name, whole, option)
+    kills = sum(killed_when(c, name, cut, option) for c in (rows_reach(1), rows_reach(5), saving(5), rows_reach(11)))
+    undisturbed(name, cut, option)
+    assert kills >= 3, "the run was too quick to be killed where the test wanted"
+    state_whole, rows_whole, results_whole = final(whole, name)
+    state_cut, rows_cut, results_cut = final(cut, name)
+    assert rows_cut == rows_whole and len(rows_whole) > 12
+    assert results_cut == results_whole
+    assert tiny.identical(state_cut, state_whole)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_at_the_next_step_and_exits_75(tmp_path):
+    process = subprocess.Popen(command("sop", tmp_path / "a"), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    while not rows_reach(1)(tmp_path / "a"):
+        time.sleep(0.001)
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == loop.EXIT_PREEMPTED
+    assert "saved step" in out
+    saved = checkpoint.Checkpoints(tmp_path / "a" / "checkpoints", create=False)
+    rows = log.read_rows(tmp_path / "a" / "metrics.jsonl")
+    assert saved.latest() == rows[-1]["step"] < 12
+    saved.close()
+
+
+def test_rows_past_the_restored_step_are_cut(tmp_path):
+    table = log.Table(tmp_path, "metrics", restored_step=None)
+    for s in range(1, 6):
+        table.write({"step": s, "loss": s / 3})
+    with open(tmp_path / "metrics.jsonl", "a") as f:
+        f.write('{"step": 6, "lo')  # a kill in the middle of a line
+    table = log.Table(tmp_path, "metrics", restored_step=3)
+    table.write({"step": 4, "loss": 0.5})
+    assert [r["step"] for r in log.read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert log.read_rows(tmp_path / "metrics.jsonl")[0]["loss"] == 1 / 3
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[0] == "step,loss"
+    assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 5
+    assert np.isfinite([r["loss"] for r in log.read_rows(tmp_path / "metrics.jsonl")]).all()

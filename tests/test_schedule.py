@@ -1,0 +1,103 @@
+"""Schedules against float64 NumPy written from the published code's description (np.linspace, then a cosine over the rest)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssl_jax import config as config_lib
+from ssl_jax import schedule
+
+
+def reference(base, end, total, warmup=0, start=0.0):
+    """Every value of a run, in float64: linspace with both end points, then the cosine over arange(total - warmup)."""
+    t = np.arange(total - warmup)
+    cosine = end + 0.5 * (base - end) * (1 + np.cos(np.pi * t / (total - warmup)))
+    return np.concatenate([np.linspace(start, base, warmup), cosine])
+
+
+@pytest.mark.parametrize(
+    ("base", "end", "total", "warmup", "start"),
+    [(2e-3, 1e-6, 400, 40, 0.0), (0.04, 0.4, 333, 0, 0.0), (0.996, 1.0, 1000, 0, 0.0), (1.0, 0.0, 7, 7, 0.5), (3.0, 1.0, 5, 1, 0.25)],
+)  # fmt: skip
+def test_warmup_cosine_equals_float64(base, end, total, warmup, start):
+    ours = jax.jit(lambda t: schedule.warmup_cosine(t, base=base, end=end, total=total, warmup=warmup, start=start))
+    values = np.asarray(ours(np.arange(total)), np.float64)
+    assert ours(np.arange(total)).dtype == jnp.float32
+    np.testing.assert_allclose(values, reference(base, end, total, warmup, start), rtol=2e-6, atol=0)
+
+
+def test_relative_error_stays_small_at_the_end_of_a_long_run():
+    """Near the end 1 + cos cancels: in float32 it would be 0 there, and even in float64 it has few digits left."""
+    total = 1_000_000
+    last = np.arange(total - 2000, total)
+    exact = np.sin(0.5 * np.pi * (total - last) / total) ** 2  # the same function by the half-angle formula
+    np.testing.assert_allclose(exact, reference(1.0, 0.0, total)[last], rtol=1e-5)
+    got = np.asarray(schedule.warmup_cosine(last, base=1.0, end=0.0, total=total), np.float64)
+    np.testing.assert_allclose(got, exact, rtol=1e-6)
+
+
+def test_end_points():
+    value = lambda t: float(schedule.warmup_cosine(t, base=1.0, end=0.1, total=100, warmup=10))  # noqa: E731
+    assert value(0) == 0.0
+    assert value(9) == value(10) == 1.0  # the warm-up reaches the peak, and the cosine starts there
+    assert 0.1 < value(99) < 0.101  # the end value is never hit in the run
+    assert value(100) == value(1000) == pytest.approx(0.1)  # and never left after it
+
+
+@pytest.mark.parametrize("step", [3, np.int32(3), jnp.int32(3)])
+def test_steps_of_every_kind(step):
+    assert float(schedule.warmup_cosine(step, base=1.0, end=0.0, total=10, warmup=5)) == 0.75
+
+
+def test_linear_warmup_is_linspace_then_constant():
+    exact = np.concatenate([np.linspace(0.04, 0.07, 30), np.full(20, 0.07)])
+    got = schedule.linear_warmup(jnp.arange(50), start=0.04, end=0.07, warmup=30)
+    np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("warmup", "expected"), [(0, [2.0, 2.0, 2.0]), (1, [1.0, 2.0, 2.0]), (2, [1.0, 2.0, 2.0])])
+def test_short_warmups(warmup, expected):
+    assert schedule.linear_warmup(jnp.arange(3), start=1.0, end=2.0, warmup=warmup).tolist() == expected
+
+
+def test_linear_warmup_takes_a_traced_length():
+    """A method multiplies its epochs with progress.steps_per_epoch, which may be traced."""
+    run = jax.jit(lambda t, w: schedule.linear_warmup(t, start=1.0, end=3.0, warmup=w))
+    assert [float(run(jnp.int32(1), jnp.int32(w))) for w in (0, 3, 5)] == [3.0, 2.0, 1.5]
+
+
+def test_piecewise_constant_by_epoch():
+    """DINO's temperature: the same function of the epoch stays constant within it."""
+    steps = jnp.arange(12)
+    got = schedule.linear_warmup(steps // 4, start=0.0, end=1.0, warmup=3)
+    assert got.tolist() == [0.0] * 4 + [0.5] * 4 + [1.0] * 4
+
+
+@pytest.fixture
+def resolved():
+    config = config_lib.base()
+    config.optim.update(dict(batch_size=64, epochs=10, warmup_epochs=2, lr=1e-3, base_batch=256))
+    return config_lib.resolve(config, num_records=640, num_devices=1)
+
+
+def test_schedules_of_a_config(resolved):
+    plan = schedule.schedules(resolved)
+    steps = np.arange(100)
+    exact = {
+        "lr": reference(1e-3 * 64 / 256, 1e-6, 100, 20),
+        "weight_decay": reference(0.04, 0.4, 100),
+        "momentum": reference(0.996, 1.0, 100),
+    }
+    got = jax.jit(plan.at)(steps)
+    assert set(got) == set(exact)
+    for name, values in exact.items():
+        np.testing.assert_allclose(np.asarray(got[name], np.float64), values, rtol=2e-6, err_msg=name)
+
+
+def test_table(resolved):
+    table = schedule.table(resolved, points=11)
+    assert table["step"][0] == 0 and table["step"][-1] == 99 and len(table["step"]) == 11
+    plan = schedule.schedules(resolved)
+    np.testing.assert_array_equal(table["lr"], np.asarray(plan.lr(table["step"])))
+    assert len(schedule.table(resolved)["step"]) == 100  # no more points than steps

@@ -1,0 +1,57 @@
+"""A configuration so small that a step takes milliseconds, for tests of the whole machine."""
+
+import jax
+import numpy as np
+
+from ssl_jax import loop, methods
+from ssl_jax.data import source
+
+_SECTIONS = {
+    "dino": dict(head_hidden=32, head_bottleneck=16, prototypes=24, teacher_temperature_epochs=2.0),
+    "sop": dict(
+        head_hidden=32, head_out=16, teacher_temperature_epochs=2.0,
+        cls=dict(anchors=12, members=3, tasks=2, memory=40), patch=dict(anchors=8, members=2, tasks=1, memory=20),
+    ),
+}  # fmt: skip
+
+
+def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
+    """A 2-block ViT of width 16 on 24 px scenes: 16 px global and 8 px local crops, batch 8, 4 steps an epoch."""
+    c = methods.base_config(name)
+    c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
+    c.views.update(dict(global_size=16, local_size=8, local_count=2, global_scale=(0.4, 1.0), local_scale=(0.1, 0.4)))
+    c.model.update(dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, drop_path=0.1))
+    c.optim.update(dict(batch_size=8, epochs=3.0, warmup_epochs=1.0, lr=0.02))
+    c.teacher.momentum = 0.9
+    c.mesh.update(dict(data=mesh_data, fsdp=mesh_fsdp))
+    c.checkpoint.every_steps = 3
+    c.log.every_steps = 1
+    c.eval.update(dict(tasks=(), every_steps=0))
+    if name in ("sop",):
+        c.views.update(dict(mask="block", mask_ratio=(0.3, 0.3), mask_prob=1.0))
+    c[name].update(_SECTIONS[name])
+    for key, value in changes.items():
+        c.update_from_flattened_dict({key.replace("__", "."): value})
+    return c
+
+
+def float_source():
+    """32 float images in [0, 1], through which a test can inject NaN."""
+    images = np.random.default_rng(0).random((32, 24, 24, 3), np.float32)
+    return source.ArraySource(images)
+
+
+def batches(run: loop.Run, count: int) -> list[dict]:
+    """The first `count` batches of the run, on the host."""
+    stream = loop._loader(run, 0)
+    try:
+        return [next(stream) for _ in range(count)]
+    finally:
+        stream.close()
+
+
+def identical(a, b) -> bool:
+    """Whether two trees have the same leaves to the bit (PRNG keys included)."""
+    raw = lambda x: np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)  # noqa: E731
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return all(raw(x).tobytes() == raw(y).tobytes() for x, y in pairs)

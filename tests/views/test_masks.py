@@ -1,0 +1,90 @@
+"""Masks: counts, limits and shape of blockwise and random masks."""
+
+import numpy as np
+import pytest
+
+from ssl_jax.config import InputError
+from ssl_jax.views import masks
+from ssl_jax.views.masks import MaskRecipe
+
+
+def many(recipe, grid, n=300):
+    rng = np.random.default_rng(0)
+    return np.stack([masks.draw(rng, recipe, grid) for _ in range(n)])
+
+
+@pytest.mark.parametrize("grid", [(14, 14), (12, 12), (6, 6), (4, 6), (2, 2), (1, 1)])
+@pytest.mark.parametrize("ratio", [0.3, 0.5, 0.75])
+def test_blocks_never_exceed_the_floor_of_the_target(grid, ratio):
+    recipe = MaskRecipe("block", (ratio, ratio))
+    counts = many(recipe, grid).sum(1)
+    assert counts.max() <= int(ratio * grid[0] * grid[1]) == recipe.max_masked(grid[0] * grid[1])
+
+
+def test_the_papers_mask_nearly_fills_its_target():
+    """14 x 14 at 0.3: at most 58 (spec), rarely far below, never empty."""
+    counts = many(MaskRecipe("block", (0.3, 0.3)), (14, 14)).sum(1)
+    assert counts.max() == 58 and counts.mean() > 54 and counts.min() > 40
+
+
+def test_block_masks_are_made_of_blocks():
+    """Masked patches have more masked neighbours than at random (0.3), and the first block has at least 16 patches."""
+    block = many(MaskRecipe("block", (0.3, 0.3)), (14, 14)).reshape(-1, 14, 14)
+    same = (block[:, :, 1:] & block[:, :, :-1]).sum() / block[:, :, 1:].sum()
+    assert same > 0.7
+    # Every place is reachable, and the centre is masked more often than the corner.
+    share = block.mean(0)
+    assert share.min() > 0.02 and share[5:9, 5:9].mean() > 1.5 * share[0, 0]
+
+
+def test_a_fresh_mask_starts_with_a_rectangle_within_bounds():
+    """Target 16 on 14 x 14: the area is fixed at 16, so a full mask is one rectangle of the allowed aspect ratios."""
+    sides = set()
+    for mask in many(MaskRecipe("block", (16 / 196, 16 / 196)), (14, 14)).reshape(-1, 14, 14):
+        r, c = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
+        if mask.sum() == 16 and mask[r[0] : r[-1] + 1, c[0] : c[-1] + 1].all():
+            sides.add((len(r), len(c)))
+    assert sides <= {(4, 4), (2, 8), (8, 2)} and (4, 4) in sides
+
+
+@pytest.mark.parametrize("kind", ["block", "random"])
+def test_a_view_is_masked_with_its_probability_and_a_ratio_within_bounds(kind):
+    counts = many(MaskRecipe(kind, (0.1, 0.5), prob=0.5), (12, 12), 1000).sum(1)
+    assert np.mean(counts == 0) == pytest.approx(0.5, abs=0.065)
+    masked = counts[counts > 0]
+    assert masked.max() <= 72
+    if kind == "random":
+        assert masked.min() >= 14 and masked.mean() == pytest.approx(0.3 * 144, abs=4)
+
+
+def test_random_masks_have_an_exact_count_everywhere():
+    drawn = many(MaskRecipe("random", (0.7, 0.7)), (10, 10), 500)
+    assert (drawn.sum(1) == 70).all()
+    np.testing.assert_allclose(drawn.mean(0), 0.7, atol=0.1)
+    assert len(np.unique(drawn, axis=0)) == 500
+
+
+@pytest.mark.parametrize("n,ratio,kept", [(196, 0.8, 39), (100, 0.8, 20), (400, 0.8, 80), (196, 0.75, 49), (36, 0.6, 14)])
+def test_dropping_keeps_the_published_count(n, ratio, kept):
+    """floor(n (1 - ratio)), exact where n (1 - ratio) is a whole number (19 of 100 in floating point)."""
+    recipe = MaskRecipe("random", (ratio, ratio), drop=True)
+    side = int(n**0.5)
+    assert recipe.kept(n) == kept and recipe.max_masked(n) == n - kept
+    assert (~masks.draw(np.random.default_rng(0), recipe, (side, side))).sum() == kept
+
+
+@pytest.mark.parametrize(
+    "kwargs,message",
+    [
+        ({"kind": "grid"}, 'kind is "grid"'),
+        ({"ratio": (0.5, 0.1)}, "lo <= hi"),
+        ({"ratio": (0.5, 1.0)}, "< 1"),
+        ({"ratio": (-0.1, 0.1)}, "0 <= lo"),
+        ({"prob": 1.5}, "prob is 1.5"),
+        ({"drop": True}, "fixed number"),
+        ({"kind": "random", "ratio": (0.1, 0.5), "drop": True}, "fixed number"),
+    ],
+)
+def test_bad_recipes_are_refused(kwargs, message):
+    with pytest.raises(InputError, match=message):
+        MaskRecipe(**kwargs)

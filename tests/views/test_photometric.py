@@ -1,0 +1,216 @@
+"""Photometric operations against Pillow, OpenCV, colorsys and float64 references; probabilities; purity; NaN.
+
+Pillow rounds to 8 bit after every operation, ours stays in float32: hence tolerances of a few 1/255.
+"""
+
+import colorsys
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from ssl_jax.config import InputError
+from ssl_jax.views import photometric
+from ssl_jax.views.photometric import Photometric
+
+RNG = np.random.default_rng(0)
+IMAGE = RNG.integers(0, 256, (24, 20, 3)).astype(np.uint8)
+IMAGE[0, :6] = [[0, 0, 0], [255, 255, 255], [128, 128, 128], [255, 0, 0], [0, 255, 255], [7, 7, 8]]
+DINO = Photometric((0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.5, (0.1, 2.0), 0.2)
+
+
+def rows(image):
+    return jnp.swapaxes(jnp.asarray(image, jnp.float32) / 255, -1, -2)
+
+
+def pixels(rows):
+    """[..., H, W, 3] in [0, 255]."""
+    return np.swapaxes(np.asarray(rows), -1, -2) * 255
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.6, 1.0, 1.4])
+@pytest.mark.parametrize("kind,enhance", enumerate([ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]))
+def test_blends_equal_pillow(kind, enhance, factor):
+    """Within 1.5/255: Pillow rounds the gray level and the result."""
+    got = pixels(photometric.blend(rows(IMAGE), jnp.float32(factor), jnp.int32(kind)))
+    want = np.asarray(enhance(Image.fromarray(IMAGE)).enhance(factor), float)
+    assert np.abs(got - want).max() <= 1.5
+    if factor == 1.0:
+        np.testing.assert_allclose(got, IMAGE, atol=1e-4)
+
+
+def hue_reference(image, shift):
+    """float64, colorsys, pixel by pixel."""
+    out = np.empty(image.shape)
+    for place in np.ndindex(image.shape[:2]):
+        h, s, v = colorsys.rgb_to_hsv(*(image[place] / 255.0))
+        out[place] = colorsys.hsv_to_rgb((h + shift) % 1.0, s, v)
+    return out * 255
+
+
+@pytest.mark.parametrize("shift", [-0.5, -0.1, 0.03, 0.1, 0.5])
+def test_hue_equals_colorsys(shift):
+    got = pixels(photometric.shift_hue(rows(IMAGE), jnp.float32(shift)))
+    np.testing.assert_allclose(got, hue_reference(IMAGE, shift), atol=2e-3)
+
+
+def test_hue_is_near_pillows_8_bit_hsv():
+    """Pillow keeps hue and saturation in 8 bit and truncates: 1.5/255 on average, up to 8/255."""
+    hsv = np.array(Image.fromarray(IMAGE).convert("HSV"))
+    hsv[..., 0] += np.uint8(26)  # wraps
+    want = np.asarray(Image.fromarray(hsv, "HSV").convert("RGB"), float)
+    error = np.abs(pixels(photometric.shift_hue(rows(IMAGE), jnp.float32(26 / 255))) - want)
+    assert error.mean() <= 1.5 and error.max() <= 8
+
+
+def test_grayscale_equals_pillow():
+    want = np.asarray(Image.fromarray(IMAGE).convert("L"), float)[..., None]
+    assert np.abs(pixels(photometric.grayscale(rows(IMAGE))) - want).max() <= 0.51
+
+
+def test_solarize_equals_pillow():
+    want = np.asarray(ImageOps.solarize(Image.fromarray(IMAGE), threshold=128), float)
+    np.testing.assert_allclose(pixels(photometric.solarize(rows(IMAGE))), want, atol=1e-4)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 2.0])
+def test_blur_equals_opencv(sigma):
+    """Same taps and border in float: 1e-3/255."""
+    got = pixels(photometric.blur(rows(IMAGE), jnp.float32(sigma), radius=8))
+    want = cv2.GaussianBlur(IMAGE.astype(np.float64), (17, 17), sigma, borderType=cv2.BORDER_REPLICATE)
+    np.testing.assert_allclose(got, want, atol=1e-2)
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
+def test_blur_is_near_pillow(sigma):
+    """Pillow (what DINO used) approximates the Gaussian by three box filters: up to 6/255 on noise, 1.5/255 on average."""
+    want = np.asarray(Image.fromarray(IMAGE).filter(ImageFilter.GaussianBlur(sigma)), float)
+    error = np.abs(pixels(photometric.blur(rows(IMAGE), jnp.float32(sigma), radius=8)) - want)
+    assert error.mean() <= 1.5 and error.max() <= 6
+
+
+def test_blur_matrices_are_wide_enough_and_keep_constants():
+    matrix = photometric.blur_matrix(jnp.array([0.1, 2.0]), 5, 8)  # kernel wider than the image
+    np.testing.assert_allclose(matrix.sum(-1), 1, atol=1e-6)
+    np.testing.assert_allclose(matrix[0], np.eye(5), atol=1e-6)
+    wide = photometric.blur_matrix(jnp.array([2.0]), 40, 30)
+    np.testing.assert_allclose(photometric.blur_matrix(jnp.array([2.0]), 40, 8), wide, atol=1e-4)
+
+
+def jitter_reference(image, factors, shift, order):
+    """float64, the four operations one after another in the given order."""
+    x = image / 255.0
+    blends, before = list(order[:3]), order[3]
+    for op in [*blends[:before], 3, *blends[before:]]:
+        luma = (x @ np.array([0.299, 0.587, 0.114]))[..., None]
+        if op == 3:
+            x = hue_reference(x * 255, shift) / 255
+        else:
+            toward = [0.0, luma.mean(), luma][op]
+            x = np.clip(factors[op] * x + (1 - factors[op]) * toward, 0, 1)
+    return x * 255
+
+
+def test_jitter_applies_the_four_operations_in_every_order():
+    """All 24 orders in one batch, against the operations done one by one; the orders differ from each other."""
+    image, factors, shift = IMAGE[:6, :6], np.array([1.3, 1.4, 0.7]), 0.08
+    assert len({tuple(order) for order in photometric.ORDERS}) == 24
+    batch = jnp.broadcast_to(rows(image), (24, 6, 3, 6))
+    got = pixels(photometric.jitter(
+        batch, jnp.tile(jnp.float32(factors), (24, 1)), jnp.full(24, shift), jnp.asarray(photometric.ORDERS)))  # fmt: skip
+    want = [jitter_reference(image, factors, shift, order) for order in photometric.ORDERS]
+    np.testing.assert_allclose(got, want, atol=0.01)
+    assert len({np.round(w, 3).tobytes() for w in want}) >= 12  # else the test could not tell orders apart
+
+
+def test_neutral_jitter_keeps_every_bit():
+    x = rows(IMAGE)[None]
+    out = photometric.jitter(x, jnp.ones((1, 3)), jnp.zeros(1), jnp.asarray(photometric.ORDERS[:1]))
+    np.testing.assert_array_equal(out, x)
+
+
+def keys(n):
+    return jax.vmap(jax.random.key)(jnp.arange(n))
+
+
+def random_rows(n, v=1, size=6):
+    return jnp.asarray(np.random.default_rng(1).random((n, v, size, 3, size), np.float32))
+
+
+@pytest.mark.parametrize(
+    "recipe,op",
+    [
+        (Photometric(gray_prob=0.2), photometric.grayscale),
+        (Photometric(solarize_prob=0.2), photometric.solarize),
+    ],
+)
+def test_an_operation_happens_with_its_probability_or_not_at_all(recipe, op):
+    x = random_rows(1500)
+    out = np.asarray(photometric.augment(x, photometric.uniforms(keys(1500)[:, None]), (recipe,)))
+    changed = (out != np.asarray(x)).any((1, 2, 3, 4))
+    assert changed.mean() == pytest.approx(0.2, abs=0.042)  # 4 sigma
+    np.testing.assert_allclose(out[changed], np.asarray(op(x))[changed], atol=1e-6)
+
+
+def test_jitter_and_blur_happen_with_their_probabilities():
+    x, u = random_rows(1500), photometric.uniforms(keys(1500)[:, None])
+    for recipe, p in ((Photometric((0.4, 0.4, 0.2, 0.1), 0.8), 0.8), (Photometric(blur_prob=0.5, blur_radius=(1, 2)), 0.5)):
+        changed = (np.asarray(photometric.augment(x, u, (recipe,))) != np.asarray(x)).any((1, 2, 3, 4))
+        assert changed.mean() == pytest.approx(p, abs=0.052)
+
+
+def test_jitter_strengths_are_the_stated_ones():
+    """On a gray image only brightness acts: factors U(0.6, 1.4)."""
+    x = jnp.full((2000, 1, 2, 3, 2), 0.5)
+    out = photometric.augment(x, photometric.uniforms(keys(2000)[:, None]), (Photometric((0.4, 0.4, 0.2, 0.1), 1.0),))
+    factor = np.asarray(out)[:, 0, 0, 0, 0] / 0.5
+    assert 0.6 - 1e-6 <= factor.min() < 0.61 and 1.39 < factor.max() <= 1.4 + 1e-6
+    assert factor.mean() == pytest.approx(1, abs=0.021)
+
+
+def test_views_have_their_own_recipes_and_an_empty_recipe_keeps_every_bit():
+    x = random_rows(8, 3)
+    u = photometric.uniforms(jax.vmap(lambda k: jax.random.split(k, 3))(keys(8)))
+    out = photometric.augment(x, u, (Photometric(), Photometric(gray_prob=1.0), Photometric(solarize_prob=1.0)))
+    np.testing.assert_array_equal(out[:, 0], x[:, 0])
+    np.testing.assert_allclose(out[:, 1], photometric.grayscale(x[:, 1]), atol=1e-6)
+    np.testing.assert_allclose(out[:, 2], 1 - x[:, 2] * (x[:, 2] >= 0.5) - (1 - x[:, 2]) * (x[:, 2] < 0.5), atol=1e-6)
+
+
+def test_range_and_constant_images():
+    x = jnp.stack([jnp.zeros((2, 6, 3, 6)), jnp.ones((2, 6, 3, 6)), jnp.full((2, 6, 3, 6), 0.5)])
+    u = photometric.uniforms(jax.vmap(lambda k: jax.random.split(k, 2))(keys(3)))
+    out = np.asarray(photometric.augment(x, u, (DINO, DINO)))
+    assert np.isfinite(out).all() and out.min() >= 0 and out.max() <= 1
+    # No operation makes texture (up to rounding) or colour out of nothing.
+    assert np.ptp(out, axis=(2, 3, 4)).max() < 1e-5
+
+
+def test_nan_stays_in_its_view_and_is_not_hidden():
+    x = np.array(random_rows(64, 2))
+    x[:, 1, 2, 1, 3] = np.nan
+    u = photometric.uniforms(jax.vmap(lambda k: jax.random.split(k, 2))(keys(64)))
+    out = np.asarray(photometric.augment(jnp.asarray(x), u, (DINO, DINO)))
+    assert np.isfinite(out[:, 0]).all()
+    assert np.isnan(out[:, 1]).any((1, 2, 3)).all()
+
+
+@pytest.mark.parametrize(
+    "kwargs,message",
+    [
+        ({"jitter": (0.4, -0.1, 0.2, 0.1)}, "jitter is"),
+        ({"jitter": (0.4, 0.4, 0.2, 0.6)}, "hue <= 0.5"),
+        ({"jitter": (0.4, 0.4, 0.2)}, "brightness, contrast, saturation, hue"),
+        ({"gray_prob": 1.2}, "gray_prob is 1.2"),
+        ({"blur_prob": -0.1}, "blur_prob is -0.1"),
+        ({"blur_radius": (2.0, 0.1)}, "lo <= hi"),
+        ({"blur_radius": (0.0, 1.0)}, "0 < lo"),
+        ({"solarize_prob": float("nan")}, "solarize_prob is nan"),
+    ],
+)
+def test_bad_recipes_are_refused(kwargs, message):
+    with pytest.raises(InputError, match=message):
+        Photometric(**kwargs)

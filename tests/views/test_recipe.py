@@ -1,0 +1,313 @@
+"""Recipes and batches: purity of all draws, host and device modes, abstract shapes, the config's keys, refusals."""
+
+import dataclasses
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssl_jax import config as config_lib
+from ssl_jax.config import InputError
+from ssl_jax.views import crops, photometric, recipe
+from ssl_jax.views.masks import MaskRecipe
+from ssl_jax.views.photometric import Photometric
+from ssl_jax.views.recipe import Group, GroupRecipe, ViewRecipe
+
+SIZE = (24, 20)
+DINO = Photometric((0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.5, (0.1, 2.0), 0.2)
+RECIPE = ViewRecipe(
+    (
+        ("global", GroupRecipe(2, 8, (0.25, 1.0), patch=2, photometric=(DINO, DINO), mask=MaskRecipe("block", (0.3, 0.3)))),
+        ("local", GroupRecipe(3, 4, (0.05, 0.25), patch=2, photometric=(DINO,) * 3)),
+    )
+)
+
+
+def image(index):
+    """A smooth image of its own per record, uint8."""
+    rng = np.random.default_rng(index)
+    y, x = np.mgrid[0 : SIZE[0], 0 : SIZE[1]]
+    a, b, c = rng.uniform(1, 5, (3, 3))
+    return (127 + 120 * np.sin(a * x[..., None] / 9 + b * y[..., None] / 9 + c)).astype(np.uint8)
+
+
+def batch_of(view_recipe, indices, *, epoch=0, crop_on="host", seed=0, dtype=np.uint8):
+    """The batch a loader would make."""
+    drawn = [recipe.draw(view_recipe, seed=seed, epoch=epoch, index=i, source_size=SIZE) for i in indices]
+    n = len(indices)
+    batch = {
+        "source_size": np.tile(np.float32(SIZE), (n, 1)),
+        "index": np.array(indices, np.int32),
+        "epoch": np.full(n, epoch, np.int32),
+        "replaced": np.zeros(n, bool),
+    }
+    if crop_on == "device":
+        source = np.stack([image(i) for i in indices])
+        batch["source"] = source if dtype == np.uint8 else source.astype(np.float32) / 255
+    else:
+        cut = [recipe.crop_host(view_recipe, image(i), d) for i, d in zip(indices, drawn, strict=True)]
+    for name, group in view_recipe.groups:
+        stack = lambda field, name=name: np.stack([getattr(d[name], field) for d in drawn])  # noqa: E731
+        batch[name] = Group(
+            images=np.stack([c[name] for c in cut]) if crop_on == "host" else None,
+            boxes=stack("boxes"),
+            flips=stack("flips"),
+            masks=stack("masks") if group.mask else None,
+            keep=stack("keep") if group.mask and group.mask.drop else None,
+        )
+    return batch
+
+
+PREPARE = jax.jit(recipe.prepare, static_argnums=(0, 2))
+
+
+def images_of(batch):
+    return {name: np.asarray(batch[name].images) for name in ("global", "local")}
+
+
+def same_draws(a, b):
+    return jax.tree.all(jax.tree.map(np.array_equal, a, b))
+
+
+# -- draws on the host
+
+
+def test_draws_are_a_pure_function_of_seed_epoch_and_index():
+    base = {"seed": 3, "epoch": 2, "index": 5, "source_size": SIZE}
+    first = recipe.draw(RECIPE, **base)
+    recipe.draw(RECIPE, **{**base, "index": 6})
+    assert same_draws(first, recipe.draw(RECIPE, **base))
+    for change in ({"seed": 4}, {"epoch": 3}, {"index": 6}):
+        other = recipe.draw(RECIPE, **{**base, **change})
+        assert not np.array_equal(first["global"].boxes, other["global"].boxes)
+        assert not np.array_equal(first["global"].masks, other["global"].masks)
+    # Seed and epoch, epoch and index do not stand in for each other.
+    assert not same_draws(
+        recipe.draw(RECIPE, seed=1, epoch=2, index=5, source_size=SIZE),
+        recipe.draw(RECIPE, seed=2, epoch=1, index=5, source_size=SIZE),
+    )
+
+
+def test_draws_have_the_contracts_shapes_and_dtypes():
+    drawn = recipe.draw(RECIPE, seed=0, epoch=0, index=0, source_size=np.float32(SIZE))
+    boxes, flips, masks, keep = drawn["global"]
+    assert (boxes.shape, boxes.dtype, flips.shape, flips.dtype) == ((2, 4), np.float32, (2,), np.bool_)
+    assert masks.shape == (2, 16) and masks.dtype == np.bool_ and keep is None
+    assert drawn["local"].boxes.shape == (3, 4) and drawn["local"].masks is None
+    assert (boxes[:, :2] + boxes[:, 2:] <= SIZE).all()
+
+
+def test_masks_on_or_off_leave_the_crops_alone():
+    name, group = RECIPE.groups[0]
+    without = ViewRecipe(((name, dataclasses.replace(group, mask=None)), RECIPE.groups[1]))
+    a = recipe.draw(RECIPE, seed=0, epoch=0, index=9, source_size=SIZE)
+    b = recipe.draw(without, seed=0, epoch=0, index=9, source_size=SIZE)
+    assert all(np.array_equal(a[n].boxes, b[n].boxes) and np.array_equal(a[n].flips, b[n].flips) for n in a)
+
+
+def test_views_of_one_record_differ_and_half_of_them_are_flipped():
+    drawn = [recipe.draw(RECIPE, seed=0, epoch=0, index=i, source_size=(64, 64))["global"] for i in range(500)]
+    assert np.mean([np.array_equal(*d.boxes) for d in drawn]) < 0.02
+    assert np.mean([d.flips for d in drawn]) == pytest.approx(0.5, abs=0.065)
+
+
+def test_dropped_patches_come_with_the_kept_indices():
+    mask = MaskRecipe("random", (0.75, 0.75), drop=True)
+    drop = ViewRecipe((("global", GroupRecipe(2, 8, (1.0, 1.0), patch=2, mask=mask)),))
+    drawn = recipe.draw(drop, seed=0, epoch=0, index=0, source_size=SIZE)["global"]
+    assert drawn.keep.shape == (2, 4) and drawn.keep.dtype == np.int32
+    for keep, row in zip(drawn.keep, drawn.masks, strict=True):
+        np.testing.assert_array_equal(keep, np.flatnonzero(~row))
+    assert recipe.abstract_batch(drop, 5, SIZE, "host")["global"].keep.shape == (5, 2, 4)
+
+
+def test_max_masked_bounds_every_draw():
+    assert recipe.max_masked(RECIPE, "global") == 4 and recipe.max_masked(RECIPE, "local") == 0
+    counts = [recipe.draw(RECIPE, seed=0, epoch=0, index=i, source_size=SIZE)["global"].masks.sum(1) for i in range(200)]
+    assert np.max(counts) == 4
+
+
+def test_negative_numbers_are_refused():
+    with pytest.raises(InputError, match="seed -1"):
+        recipe.draw(RECIPE, seed=-1, epoch=0, index=0, source_size=SIZE)
+
+
+# -- batches on the device
+
+
+def test_a_view_does_not_depend_on_batch_order_or_size():
+    """Same bits for the same record at another place of another batch of that size; 1e-6 in a batch of another size."""
+    a = images_of(PREPARE(RECIPE, batch_of(RECIPE, [4, 7, 1, 9]), 0))
+    b = images_of(PREPARE(RECIPE, batch_of(RECIPE, [9, 2, 4, 30]), 0))
+    for name in a:
+        np.testing.assert_array_equal(a[name][0], b[name][2])
+        np.testing.assert_array_equal(a[name][3], b[name][0])
+    alone = images_of(PREPARE(RECIPE, batch_of(RECIPE, [7]), 0))
+    for name in a:
+        np.testing.assert_allclose(a[name][1], alone[name][0], atol=1e-6)
+
+
+def test_photometric_draws_change_with_seed_epoch_index_and_view():
+    batch = batch_of(RECIPE, [4, 4, 4, 4])
+    batch["index"], batch["epoch"] = np.int32([4, 5, 4, 4]), np.int32([0, 0, 1, 0])
+    for name, group in RECIPE.groups:  # the same pixels everywhere
+        batch[name] = batch[name]._replace(images=np.broadcast_to(batch[name].images[:1, :1], batch[name].images.shape))
+    first, second = images_of(PREPARE(RECIPE, batch, 0)), images_of(PREPARE(RECIPE, batch, 1))
+    for name in first:
+        x = first[name]
+        np.testing.assert_array_equal(x[0], x[3])  # the same record
+        assert not np.array_equal(x[0], x[1]) and not np.array_equal(x[0], x[2]) and not np.array_equal(x[0], second[name][0])
+        assert len({x[0, v].tobytes() for v in range(x.shape[1])}) == x.shape[1]
+
+
+def test_keys_are_the_fold_in_chain_and_belong_to_the_groups_name():
+    keys = jax.random.key_data(recipe._keys(RECIPE, jnp.array([2, 3]), jnp.array([11, 12]), 5))
+    assert keys.shape == (2, 5, 2)
+    for at, name, view in ((0, "global", 0), (1, "global", 1), (4, "local", 2)):
+        key = jax.random.key(5)
+        for part in (3, 12, zlib.crc32(name.encode()), view):
+            key = jax.random.fold_in(key, part)
+        np.testing.assert_array_equal(keys[1, at], jax.random.key_data(key))
+
+
+def test_without_jit_and_with_it_agree():
+    batch = batch_of(RECIPE, [4, 7])
+    jitted, plain = images_of(PREPARE(RECIPE, batch, 0)), images_of(recipe.prepare(RECIPE, jax.tree.map(jnp.asarray, batch), 0))
+    for name in jitted:
+        np.testing.assert_allclose(jitted[name], plain[name], atol=1e-5)
+
+
+def test_device_crops_equal_host_crops():
+    """Without photometric draws, up to Pillow's 8-bit rounding; uint8 and float32 sources alike."""
+    bare = ViewRecipe(tuple((n, dataclasses.replace(g, photometric=())) for n, g in RECIPE.groups))
+    host = images_of(PREPARE(bare, batch_of(bare, [4, 7, 1]), 0))
+    device = images_of(PREPARE(bare, batch_of(bare, [4, 7, 1], crop_on="device"), 0))
+    floats = images_of(PREPARE(bare, batch_of(bare, [4, 7, 1], crop_on="device", dtype=np.float32), 0))
+    for name in host:
+        assert np.abs(host[name] - device[name]).max() <= 2 / 255
+        np.testing.assert_allclose(device[name], floats[name], atol=1e-6)
+
+
+def test_nan_in_a_float_source_reaches_every_view_of_its_record_only():
+    batch = batch_of(RECIPE, [4, 7, 1], crop_on="device", dtype=np.float32)
+    clean = images_of(PREPARE(RECIPE, batch, 0))
+    batch["source"][1, 3, 5, 0] = np.nan
+    dirty = images_of(PREPARE(RECIPE, batch, 0))
+    for name in clean:
+        np.testing.assert_array_equal(clean[name][[0, 2]], dirty[name][[0, 2]])
+        assert np.isnan(dirty[name][1]).any((1, 2, 3)).all()
+
+
+@pytest.mark.parametrize("crop_on,dtype", [("host", np.uint8), ("device", np.uint8), ("device", np.float32)])
+def test_abstract_batch_agrees_with_a_batch_and_prepare_returns_floats(crop_on, dtype):
+    batch = batch_of(RECIPE, [4, 7], crop_on=crop_on, dtype=dtype)
+    abstract = recipe.abstract_batch(RECIPE, 2, SIZE, crop_on, dtype)
+    assert jax.tree.structure(batch) == jax.tree.structure(abstract)
+    for have, want in zip(jax.tree.leaves(batch), jax.tree.leaves(abstract), strict=True):
+        assert (have.shape, have.dtype) == (want.shape, want.dtype)
+    out = jax.eval_shape(lambda b: recipe.prepare(RECIPE, b, 0), abstract)
+    assert set(out) == {"global", "local", "source_size", "index", "epoch", "replaced"}
+    assert (out["global"].images.shape, out["local"].images.shape) == ((2, 2, 8, 8, 3), (2, 3, 4, 4, 3))
+    assert out["global"].images.dtype == out["local"].images.dtype == jnp.float32
+    assert out["global"].masks.shape == (2, 2, 16)
+
+
+def test_abstract_batch_refuses_what_cannot_be():
+    with pytest.raises(InputError, match='data.crop_on is "gpu"'):
+        recipe.abstract_batch(RECIPE, 2, SIZE, "gpu")
+    with pytest.raises(InputError, match="one size"):
+        recipe.abstract_batch(RECIPE, 2, None, "device")
+
+
+def test_crop_host_cuts_the_drawn_boxes():
+    drawn = recipe.draw(RECIPE, seed=0, epoch=0, index=4, source_size=SIZE)
+    cut = recipe.crop_host(RECIPE, image(4), drawn)
+    assert {n: (x.shape, x.dtype) for n, x in cut.items()} == {
+        "global": ((2, 8, 8, 3), np.uint8), "local": ((3, 4, 4, 3), np.uint8)}  # fmt: skip
+    np.testing.assert_array_equal(
+        cut["local"][2], crops.crop_host(image(4), drawn["local"].boxes[2], 4, drawn["local"].flips[2])
+    )
+
+
+# -- recipes
+
+
+def views_config(**changes):
+    views = config_lib.base().views
+    for key, value in changes.items():
+        setattr(views, key, value)
+    return views
+
+
+def test_multicrop_follows_dino():
+    r = recipe.recipe_multicrop(views_config(), 16)
+    assert hash(r) == hash(recipe.recipe_multicrop(views_config(), 16)) and r == recipe.recipe_multicrop(views_config(), 16)
+    g, local = r["global"], r["local"]
+    assert (g.count, g.size, g.scale, g.flip, g.grid, g.mask) == (2, 224, (0.25, 1.0), 0.5, (14, 14), None)
+    assert (local.count, local.size, local.scale) == (10, 96, (0.05, 0.25)) and g.ratio == local.ratio == (3 / 4, 4 / 3)
+    for view in (*g.photometric, *local.photometric):
+        assert (view.jitter, view.jitter_prob, view.gray_prob) == ((0.4, 0.4, 0.2, 0.1), 0.8, 0.2)
+        assert view.blur_radius == (0.1, 2.0) and view.solarize_threshold == 0.5
+    assert [p.blur_prob for p in g.photometric] == [1.0, 0.1] and {p.blur_prob for p in local.photometric} == {0.5}
+    assert [p.solarize_prob for p in g.photometric] == [0.0, 0.2] and {p.solarize_prob for p in local.photometric} == {0.0}
+    assert len(local.photometric) == 10
+
+
+def test_multicrop_masks_global_views_only_and_may_have_no_locals():
+    r = recipe.recipe_multicrop(views_config(mask="block", mask_ratio=(0.1, 0.5), mask_prob=0.5, local_count=2), 16)
+    assert r["global"].mask == MaskRecipe("block", (0.1, 0.5), 0.5) and r["local"].mask is None
+    assert recipe.max_masked(r, "global") == 98
+    assert [n for n, _ in recipe.recipe_multicrop(views_config(local_count=0), 16).groups] == ["global"]
+
+
+@pytest.mark.parametrize("count,blur", [(1, [1.0]), (3, [1.0, 0.1, 0.1])])
+def test_multicrop_with_another_number_of_global_views(count, blur):
+    views = recipe.recipe_multicrop(views_config(global_count=count), 16)["global"].photometric
+    assert [p.blur_prob for p in views] == blur
+    assert [p.solarize_prob for p in views] == [0.0, 0.2, 0.0][:count]
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    [
+        ({"global_size": 220}, "views.global_size is 220, not a multiple of the patch size 16; use 208 or 224"),
+        ({"local_size": 8}, "views.local_size is 8, not a multiple of the patch size 16; use 16"),
+        ({"global_scale": (0.0, 1.0)}, "views.global_scale is"),
+        ({"local_scale": (0.3, 0.1)}, "views.local_scale is .*lo <= hi"),
+        ({"local_scale": (0.3, 1.1)}, "views.local_scale is .*<= 1"),
+        ({"global_count": 0}, "views.global_count is 0"),
+        ({"local_count": -1}, "views.local_count is -1"),
+        ({"jitter": (0.4, -0.4, 0.2, 0.1)}, "views.jitter is"),
+        ({"blur_prob": (1.0, 1.1, 0.5)}, "views.blur_prob is 1.1"),
+        ({"blur_prob": (1.0, 0.1)}, "views.blur_prob is"),
+        ({"solarize_prob": -0.2}, "views.solarize_prob is"),
+        ({"flip": 2.0}, "views.flip is 2.0"),
+        ({"mask": "grid"}, 'views.mask is "grid"'),
+        ({"mask": "block", "mask_ratio": (0.5, 0.3)}, "views.mask_ratio is"),
+        ({"mask": "block", "mask_prob": 1.5}, "views.mask_prob is"),
+    ],
+)
+def test_a_bad_config_is_refused_with_its_key(changes, message):
+    with pytest.raises(InputError, match=message):
+        recipe.recipe_multicrop(views_config(**changes), 16)
+
+
+def test_contradictory_recipes_are_refused():
+    with pytest.raises(InputError, match="ratio is"):
+        GroupRecipe(1, 8, (0.5, 1.0), patch=2, ratio=(2.0, 1.0))
+    with pytest.raises(InputError, match="one per view"):
+        GroupRecipe(2, 8, (0.5, 1.0), patch=2, photometric=(DINO,))
+    group = GroupRecipe(1, 8, (0.5, 1.0), patch=2)
+    with pytest.raises(InputError, match="at least one group"):
+        ViewRecipe(())
+    with pytest.raises(InputError, match="must differ"):
+        ViewRecipe((("a", group), ("a", group)))
+    with pytest.raises(InputError, match="must differ"):
+        ViewRecipe((("index", group),))
+
+
+def test_the_number_of_uniforms_covers_every_column():
+    """augment reads columns 0 to 9."""
+    assert photometric.DRAWS >= 10
