@@ -178,7 +178,7 @@ def _data_section() -> ConfigDict:
     return d
 
 
-# ---------------------------------------------------------------------------------------------------------------- names
+# --- names
 
 
 def unknown(kind: str, name: str, options: Collection[str]) -> str:
@@ -217,7 +217,7 @@ def flatten(config: Mapping) -> dict[str, Any]:
     return flat
 
 
-# -------------------------------------------------------------------------------------------------------------- loading
+# --- loading
 
 
 def load(path_with_arg: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
@@ -431,7 +431,7 @@ def _wanted(current) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- checking
+# --- checking
 
 
 def check_keys(config) -> None:
@@ -648,7 +648,7 @@ def _check_eval(config) -> None:
         raise InputError(f"eval.linear_lrs is {e.linear_lrs}; it must hold learning rates above 0")
 
 
-# ------------------------------------------------------------------------------------------------------------ resolving
+# --- resolving
 
 
 def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
@@ -723,7 +723,7 @@ def origins(default, file, final, resolved) -> dict[str, str]:
     return {key: origin(key, value) for key, value in flatten(resolved).items()}
 
 
-# -------------------------------------------------------------------------------------------------- storing, comparing
+# --- storing, comparing
 
 
 def to_json(config) -> str:
@@ -746,6 +746,12 @@ def _tuples(value):
     if isinstance(value, dict):
         return {k: _tuples(v) for k, v in value.items()}
     return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def changed(old: Mapping, new: Mapping) -> list[str]:
+    """Dotted keys whose values differ, or that only one of two configs (or flat dicts) has; sorted."""
+    old, new, absent = flatten(old), flatten(new), object()
+    return [key for key in sorted(old | new) if old.get(key, absent) != new.get(key, absent)]
 
 
 # Keys (or sections) that may differ when a run is continued: they change where and how it is computed, watched and
@@ -771,5 +777,5 @@ def fingerprint(config) -> dict[str, Any]:
 def compare_for_resume(saved, current) -> list[str]:
     """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here"; [] if it can."""
     old, new = fingerprint(saved), fingerprint(current)
-    differing = [key for key in sorted(old | new) if old.get(key, "absent") != new.get(key, "absent")]
-    return [f"{key} is {old.get(key, 'absent')!r} there, {new.get(key, 'absent')!r} here" for key in differing]
+    said = lambda values, key: repr(values[key]) if key in values else "absent"  # noqa: E731
+    return [f"{key} is {said(old, key)} there, {said(new, key)} here" for key in changed(old, new)]

@@ -43,7 +43,7 @@ def resolved(config, **changes):
     return config_lib.resolve(config_lib.apply_overrides(config, changes), num_records=10_240, num_devices=8)
 
 
-# --------------------------------------------------------------------------------------------------------- base and load
+# --- base and load
 
 
 def test_every_key_has_a_comment():
@@ -107,11 +107,17 @@ def test_load_lets_a_config_import_its_neighbours(tmp_path):
         ("def get_config(arg): return {}", r"needs a variant: --config=.*NAME"),
         ("def get_config(): return {}", r"must return an ml_collections.ConfigDict, got dict"),
         (SOURCE.replace("optim.epochs", "optim.epoch"), r'unknown config key "epoch"; did you mean "optim.epochs"\?'),
-        (SOURCE.replace('config.expected =', 'config.optim.lr = "high"; config.expected ='), r"'lr'.*high.*str.*float"),
-        (SOURCE.replace("config.expected", "config.expectd"), r'unknown config section "expectd"; did you mean "expected"'),
-        (SOURCE.replace("config.expected =", "config.views.jitter = (1, 'x'); config.expected ="), r"views.jitter is .*tuple of numbers"),
+        (SOURCE.replace("config.expected =", 'config.optim.lr = "high"; config.expected ='), r"'lr'.*high.*str.*float"),
+        (
+            SOURCE.replace("config.expected", "config.expectd"),
+            r'unknown config section "expectd"; did you mean "expected"',
+        ),
+        (
+            SOURCE.replace("config.expected =", "config.views.jitter = (1, 'x'); config.expected ="),
+            r"views.jitter is .*tuple of numbers",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_config_file_that_cannot_be_used(tmp_path, source, message):
     (tmp_path / "bad.py").write_text(source)
     with pytest.raises(InputError, match=message) as caught:
@@ -131,7 +137,7 @@ def test_a_variant_for_a_file_without_variants(tmp_path):
         config_lib.load(str(tmp_path / "plain.py:large"))
 
 
-# ------------------------------------------------------------------------------------------------------------- overrides
+# --- overrides
 
 
 @pytest.mark.parametrize(
@@ -196,17 +202,30 @@ def test_wrong_overrides_say_what_would_be_right(toy, key, text, message):
 def test_the_command_line_equals_config_flags(file):
     """Same syntax, same result as ml_collections' own flag; all other arguments are handed on in order."""
     ours = [
-        f"--config={file}:large", "--config.optim.lr=1e-3", "--config.model.cls=false", "-config.optim.batch_size", "64",
-        "--config.views.global_scale=(0.3, 0.9)", "--config.log.tensorboard", "--noconfig.model.scan", "--config.data.split=train[:10%]",
-    ]  # fmt: skip
+        f"--config={file}:large",
+        "--config.optim.lr=1e-3",
+        "--config.model.cls=false",
+        "-config.optim.batch_size",
+        "64",
+        "--config.views.global_scale=(0.3, 0.9)",
+        "--config.log.tensorboard",
+        "--noconfig.model.scan",
+        "--config.data.split=train[:10%]",
+    ]
     line = config_lib.parse_argv(
         ["ssl-jax", "train", *ours[:5], "--workdir=x", *ours[5:], "CHECKPOINT", "--", "--config.seed=3"]
     )
     assert line.rest == ["ssl-jax", "train", "--workdir=x", "CHECKPOINT", "--", "--config.seed=3"]
     assert line.file.optim.lr == 5e-4 and line.config.optim.lr == 1e-3
     assert list(line.overrides) == [
-        "optim.lr", "model.cls", "optim.batch_size", "views.global_scale", "log.tensorboard", "model.scan", "data.split",
-    ]  # fmt: skip
+        "optim.lr",
+        "model.cls",
+        "optim.batch_size",
+        "views.global_scale",
+        "log.tensorboard",
+        "model.scan",
+        "data.split",
+    ]
 
     values = flags.FlagValues()
     argv = ["program", *ours]
@@ -240,7 +259,7 @@ def test_a_command_line_without_config():
     assert config_lib.parse_argv(["eval", "runs/a", "--configure=1"]) is None
 
 
-# ------------------------------------------------------------------------------------------------------------ validation
+# --- validation
 
 REFUSED = [
     ({"data.kind": "folders"}, r'data.kind is "folders"; it must be one of .*did you mean "folder"'),
@@ -263,8 +282,14 @@ REFUSED = [
     ({"model.size": "S"}, r'model.size is "S"; it must be one of ti, s, b, l, h, custom'),
     ({"model.width": 256}, r'model.width is 256 but model.size "s" has 384'),
     ({"model.size": "custom"}, r'model.width is 0; model.size="custom" needs'),
-    ({"model.size": "custom", "model.width": 100, "model.depth": 2, "model.heads": 3}, r"model.width is 100, not a multiple of 3 \(model.heads"),
-    ({"model.size": "custom", "model.width": 90, "model.depth": 2, "model.heads": 3, "model.position": "sincos"}, r"90, not a multiple of 4"),
+    (
+        {"model.size": "custom", "model.width": 100, "model.depth": 2, "model.heads": 3},
+        r"model.width is 100, not a multiple of 3 \(model.heads",
+    ),
+    (
+        {"model.size": "custom", "model.width": 90, "model.depth": 2, "model.heads": 3, "model.position": "sincos"},
+        r"90, not a multiple of 4",
+    ),
     ({"model.image_size": 225}, r"model.image_size is 225, not a multiple of 16"),
     ({"model.drop_path": 1.0}, r"model.drop_path is 1.0; it must lie in \[0, 1\)"),
     ({"optim.batch_size": 100}, r"optim.batch_size is 100, not a multiple of 8 \(number of devices\); use 96 or 104"),
@@ -288,7 +313,7 @@ REFUSED = [
     ({"eval.knn_k": (0, 10)}, r"eval.knn_k is"),
     ({"seed": -1}, r"seed is -1"),
     ({"seed": 2**31}, r"seed is .* below"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[",".join(c) for c, _ in REFUSED])
@@ -337,7 +362,7 @@ def test_sizes_agree_with_the_zoo():
     assert {name: tuple(size)[:3] for name, size in zoo.SIZES.items()} == config_lib.MODEL_SIZES
 
 
-# --------------------------------------------------------------------------------------- resolving, origins, storing, resume
+# --- resolving, origins, storing, resume
 
 
 def test_resolve(toy):
@@ -393,10 +418,17 @@ def test_origins(file):
     line = config_lib.parse_argv([f"--config={file}", "--config.optim.lr=1e-3", "--config.seed=0"])
     got = config_lib.origins(default, line.file, line.config, resolved(line.config))
     expected = {
-        "optim.lr": "command line", "optim.epochs": "config file", "optim.clip": "default", "toy.temperature": "default",
-        "toy.head.width": "config file", "method": "config file", "run.total_steps": "computed", "model.width": "computed",
-        "seed": "default", "views.jitter": "default",
-    }  # fmt: skip
+        "optim.lr": "command line",
+        "optim.epochs": "config file",
+        "optim.clip": "default",
+        "toy.temperature": "default",
+        "toy.head.width": "config file",
+        "method": "config file",
+        "run.total_steps": "computed",
+        "model.width": "computed",
+        "seed": "default",
+        "views.jitter": "default",
+    }
     assert {key: got[key] for key in expected} == expected
     assert set(got) == set(config_lib.flatten(resolved(line.config)))
 
@@ -419,11 +451,21 @@ def test_broken_json(text):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model.patch", 8), ("model.dtype", "bfloat16"), ("toy.temperature", 0.2), ("toy.names", ("a",)), ("views.local_count", 2),
-        ("optim.batch_size", 512), ("optim.lr", 1e-4), ("optim.epochs", 20.0), ("seed", 1), ("data.split", "test"), ("teacher.momentum", 0.9),
-        ("data.crop_on", "device"), ("optim.clip_by", "global"),
+        ("model.patch", 8),
+        ("model.dtype", "bfloat16"),
+        ("toy.temperature", 0.2),
+        ("toy.names", ("a",)),
+        ("views.local_count", 2),
+        ("optim.batch_size", 512),
+        ("optim.lr", 1e-4),
+        ("optim.epochs", 20.0),
+        ("seed", 1),
+        ("data.split", "test"),
+        ("teacher.momentum", 0.9),
+        ("data.crop_on", "device"),
+        ("optim.clip_by", "global"),
     ],
-)  # fmt: skip
+)
 def test_what_must_agree_to_resume(toy, key, value):
     saved, current = resolved(toy), resolved(toy, **{key: value})
     old = config_lib.flatten(saved)[key]
@@ -434,13 +476,30 @@ def test_what_must_agree_to_resume(toy, key, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("log.every_steps", 1), ("eval.tasks", ("knn",)), ("eval.image.length", 50), ("checkpoint.keep", 5), ("data.workers", 3), ("mesh.fsdp", 2),
-        ("data.dir", "/elsewhere"), ("data.cache", True), ("model.remat", True), ("model.scan", True), ("optim.chunks", 2), ("max_nonfinite", 5),
+        ("log.every_steps", 1),
+        ("eval.tasks", ("knn",)),
+        ("eval.image.length", 50),
+        ("checkpoint.keep", 5),
+        ("data.workers", 3),
+        ("mesh.fsdp", 2),
+        ("data.dir", "/elsewhere"),
+        ("data.cache", True),
+        ("model.remat", True),
+        ("model.scan", True),
+        ("optim.chunks", 2),
+        ("max_nonfinite", 5),
         ("expected.knn", "1"),
     ],
-)  # fmt: skip
+)
 def test_what_may_change_on_resume(toy, key, value):
     assert config_lib.compare_for_resume(resolved(toy), resolved(toy, **{key: value})) == []
+
+
+def test_the_same_model_by_another_name_can_be_resumed(toy):
+    custom = {"model.size": "custom", "model.width": 384, "model.depth": 12, "model.heads": 6}
+    assert config_lib.compare_for_resume(resolved(toy), resolved(toy, **custom)) == []
+    deeper = resolved(toy, **custom | {"model.depth": 13})
+    assert config_lib.compare_for_resume(resolved(toy), deeper) == ["model.depth is 12 there, 13 here"]
 
 
 def test_another_data_set_size_or_a_key_that_is_gone(toy):
@@ -450,7 +509,14 @@ def test_another_data_set_size_or_a_key_that_is_gone(toy):
     values = saved.to_dict()
     del values["optim"]["clip"]
     older = config_lib.from_json(json.dumps(values))
-    assert config_lib.compare_for_resume(older, saved) == ["optim.clip is 'absent' there, 3.0 here"]
+    assert config_lib.compare_for_resume(older, saved) == ["optim.clip is absent there, 3.0 here"]
+
+
+def test_changed_keys(toy):
+    other = config_lib.apply_overrides(toy, {"eval.knn_k": "7", "toy.head.width": "8"})
+    assert config_lib.changed(toy, other) == ["eval.knn_k", "toy.head.width"]
+    assert config_lib.changed(toy, toy) == []
+    assert config_lib.changed({"a": None}, {"b": 1}) == ["a", "b"]
 
 
 def test_unknown_names_the_nearest_and_lists_a_few():

@@ -24,7 +24,7 @@ def settings(**changes) -> ConfigDict:
 
 
 def tree(seed=0, scale=1.0):
-    """Parameters with the shapes that matter: matrix, bias, norm gain, class token, mask vector, weight-norm gain [1, K]."""
+    """Parameters of the shapes that matter: matrix, bias, norm gain, class token, mask vector, gain [1, K]."""
     rng = np.random.default_rng(seed)
     draw = lambda *shape: jnp.asarray(scale * rng.normal(size=shape), jnp.float32)  # noqa: E731
     return {
@@ -88,15 +88,19 @@ def test_equals_optax():
 
 
 def test_default_rules_decay_by_rank_of_the_stored_tensor():
-    """With zero gradients only decay moves a parameter: matrices, tokens and the [1, K] gain, no biases, no norm gains."""
+    """With zero gradients only decay moves a parameter: matrices, tokens, the [1, K] gain; no bias, no norm gain."""
     optimizer = optim.make(settings(), DEFAULT_RULES, tree())
     zeros = jax.tree.map(jnp.zeros_like, tree())
     new, _, metrics = optimizer.update(zeros, optimizer.init(tree()), tree(), lr=0.1, weight_decay=0.5, epoch=0)
     old = flat(tree())
     moved = {path for path, x in flat(new).items() if not np.array_equal(x, old[path])}
     assert moved == {
-        "backbone/blocks/0/attn/qkv/kernel", "backbone/cls", "backbone/mask_token", "head/last/direction", "head/last/gain",
-    }  # fmt: skip
+        "backbone/blocks/0/attn/qkv/kernel",
+        "backbone/cls",
+        "backbone/mask_token",
+        "head/last/direction",
+        "head/last/gain",
+    }
     np.testing.assert_allclose(flat(new)["backbone/cls"], 0.95 * old["backbone/cls"], rtol=1e-6)
     assert np.isfinite(metrics["grad_norm"]) and metrics["grad_norm"] == 0
     change = math.sqrt(sum(((0.05 * old[path]) ** 2).sum() for path in moved))
@@ -123,12 +127,15 @@ def test_learning_rate_factor_scales_step_and_decay():
 
 
 def test_first_matching_rule_counts_and_the_whole_path_must_match():
-    rules = (("head/last/gain", Rule(lr=2.0)), ("head/last/.*", Rule(lr=3.0)), ("last", Rule(lr=4.0)), *DEFAULT_RULES)
+    rules = (
+        ("last|cls|head", Rule(lr=4.0)),  # no path is just that
+        ("head/last/gain", Rule(lr=2.0)),
+        ("head/last/.*", Rule(lr=3.0)),
+        *DEFAULT_RULES,
+    )
     assigned = optim.assign_rules(rules, tree())
-    assert {path: rule.lr for path, rule in assigned.items() if rule.lr != 1} == {
-        "head/last/gain": 2.0,
-        "head/last/direction": 3.0,
-    }
+    special = {path: rule.lr for path, rule in assigned.items() if rule.lr != 1}
+    assert special == {"head/last/gain": 2.0, "head/last/direction": 3.0}
 
 
 def test_a_parameter_without_a_rule_is_named():
@@ -252,6 +259,15 @@ def test_zero_gradients_are_not_divided_by(clip_by):
     )
     assert not any(g.any() for g in got.values())
     assert metrics["clipped"] == 0
+
+
+def test_the_clipping_factor_has_torchs_epsilon():
+    """limit / (norm + 1e-6): visible where the norm itself is that small."""
+    params = {"kernel": jnp.zeros((1, 1))}
+    optimizer = optim.make(settings(clip=1e-6, clip_by="tensor"), EVERYTHING, params)
+    grads = {"kernel": jnp.full((1, 1), 3e-6)}
+    _, opt_state, _ = optimizer.update(grads, optimizer.init(params), params, lr=0.1, weight_decay=0.0, epoch=0)
+    assert float(opt_state["mu"]["kernel"][0, 0]) == pytest.approx(0.1 * 3e-6 / 4, rel=1e-5)
 
 
 def test_half_precision_gradients_are_handled_in_float32():

@@ -19,8 +19,9 @@ P = PartitionSpec
 
 
 @pytest.mark.parametrize(
-    ("data", "fsdp", "shape"), [(0, 1, (8, 1)), (0, 8, (1, 8)), (2, 4, (2, 4)), (0, 2, (4, 2)), (1, 1, (1, 1)), (2, 1, (2, 1))]
-)  # fmt: skip
+    ("data", "fsdp", "shape"),
+    [(0, 1, (8, 1)), (0, 8, (1, 8)), (2, 4, (2, 4)), (0, 2, (4, 2)), (1, 1, (1, 1)), (2, 1, (2, 1))],
+)
 def test_mesh(data, fsdp, shape):
     mesh = sharding.make_mesh(data, fsdp)
     assert tuple(mesh.shape.items()) == (("data", shape[0]), ("fsdp", shape[1]))
@@ -34,15 +35,20 @@ def test_mesh_of_given_devices():
 
 @pytest.mark.parametrize(
     ("data", "fsdp", "message"),
-    [(0, 3, "mesh.fsdp is 3, which does not divide 8"), (4, 4, "4 x 4 = 16, but there are 8"), (-1, 1, "mesh.data is -1"), (0, 0, "mesh.fsdp is 0")],
-)  # fmt: skip
+    [
+        (0, 3, "mesh.fsdp is 3, which does not divide 8"),
+        (4, 4, "4 x 4 = 16, but there are 8"),
+        (-1, 1, "mesh.data is -1"),
+        (0, 0, "mesh.fsdp is 0"),
+    ],
+)
 def test_a_mesh_that_does_not_fit(data, fsdp, message):
     with pytest.raises(InputError, match=message):
         sharding.make_mesh(data, fsdp)
 
 
 def test_ordinary_code_runs_on_the_mesh():
-    """A reshape that merges a sharded axis: on the Explicit axes that jax.make_mesh now makes it raises ShardingTypeError."""
+    """A reshape that merges a sharded axis: on Explicit axes, jax.make_mesh's default, it raises ShardingTypeError."""
     mesh = sharding.make_mesh(2, 4)
     x = jax.device_put(jnp.arange(64.0).reshape(8, 2, 4), sharding.batch_sharding(mesh))
     np.testing.assert_array_equal(
@@ -63,7 +69,7 @@ def test_ordinary_code_runs_on_the_mesh():
         ((), P()),
         ((0, 8), P()),
     ],
-)  # fmt: skip
+)
 def test_parameters_are_cut_along_fsdp(shape, spec):
     assert sharding.param_sharding(sharding.make_mesh(2, 4), shape).spec == spec
 

@@ -164,7 +164,7 @@ class Tfds:
         self.size = self._declared_size(features["image"].shape)
 
     def _declared_size(self, shape):
-        """(H, W) of the image feature if it is fixed and record 0 keeps to it (some prepared sets do not), else None."""
+        """(H, W) of the image feature if it is fixed and record 0 keeps to it (some sets do not), else None."""
         try:
             size = self[0]["image"].shape[:2]
         except Unreadable:

@@ -16,8 +16,7 @@ from ssl_jax.data.source import Prepared, make_source
 from ssl_jax.evals import dense_retrieval, features, knn, linear, rank
 from ssl_jax.evals.features import ROWS, Extracted, baselines, extract, network, raw_pixels, subset
 
-
-_CACHE_BYTES = 2**30
+_CACHE_BYTES = 2**30  # of decoded images per source
 
 
 class Task(NamedTuple):
@@ -70,8 +69,8 @@ def evaluate(features_fn, config, *, tasks=None, sources_of=None, extracted=None
     Args:
       features_fn: jitted, images [B, H, W, 3] in [0, 1] -> Features (`network`, `raw_pixels`).
       config: `eval.tasks`, `eval.image` and `eval.dense` (data sections with `split` and `test_split`),
-        `eval.train_examples` and `eval.test_examples` (0: all; otherwise a draw from `seed`), `eval.batch_size`, where
-        the config has it `eval.crop`, and the keys of the tasks.
+        `eval.train_examples` and `eval.test_examples` (0: all; otherwise a draw from `seed`), `eval.batch_size`,
+        `eval.crop`, and the keys of the tasks.
       tasks: names from TASKS; default `config.eval.tasks`.
       sources_of: result of `sources`; made here if None.
       extracted: a dict that is filled with {section: (train, test) features}, for figures made from the same features.
@@ -103,7 +102,7 @@ def extract_pair(features_fn, pair, config, *, patches=False) -> tuple[Extracted
             indices=subset(len(source), count, config.seed),
             image=not patches,
             patches=patches,
-            crop=c.get("crop", 0),
+            crop=c.crop,
             multiple=config.model.patch,
         )
         for source, count in zip(pair, (c.train_examples, c.test_examples))

@@ -196,16 +196,15 @@ def evaluate(train, test, config) -> dict[str, float]:
 
     Args:
       train, test: features.Extracted with patch features and masks.
-      config: `eval.dense_k` neighbours; where the config has them, `eval.dense_vote` ("plain" or "softmax"),
-        `eval.dense_subsample` (use one training image in this many, drawn from `seed`) and `eval.dense_runs` (draws to
-        average when subsampling; CrIBo: 5).
+      config: `eval.dense_k` neighbours, `eval.dense_vote` ("plain" or "softmax"), `eval.dense_subsample` (use one
+        training image in this many, drawn from `seed`), `eval.dense_runs` (draws to average then; CrIBo: 5).
     """
     if train.masks is None or test.masks is None:
         raise InputError(
             "dense retrieval needs masks; point eval.dense at a set with masks, or take dense out of eval.tasks"
         )
-    k, rule = config.eval.dense_k, config.eval.get("dense_vote", "plain")
-    factor, runs = config.eval.get("dense_subsample", 1), config.eval.get("dense_runs", 1)
+    k, rule = config.eval.dense_k, config.eval.dense_vote
+    factor, runs = config.eval.dense_subsample, config.eval.dense_runs
     classes = num_mask_classes(train.masks, test.masks)
     scores = []
     for run in range(runs if factor > 1 else 1):

@@ -112,12 +112,6 @@ def images_of(source, indices, *, crop=0, multiple=1) -> np.ndarray:
     return np.stack([_unit(_cut(source[int(i)]["image"], window)) for i in indices])
 
 
-def cls_attention(attention, grid) -> np.ndarray:
-    """What the class token attends to: [B, heads, N, N] (tokens: class, patches, queries) -> [B, heads, h, w]."""
-    h, w = grid
-    return np.asarray(attention)[:, :, 0, 1 : 1 + h * w].reshape(*attention.shape[:2], h, w)
-
-
 def subset(length: int, count: int, seed: int) -> np.ndarray:
     """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not smaller."""
     if count <= 0 or count >= length:

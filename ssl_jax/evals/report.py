@@ -14,6 +14,7 @@ class Evaluation:
         self.tasks = evals.check_tasks(config.eval.tasks if tasks is None else tasks)
         self._bind = evals.network(method, config)
         self._sources = None
+        self._extracted = {}  # features of the trained network as last compared, for the pictures
 
     @property
     def sources(self) -> dict:
@@ -30,11 +31,25 @@ class Evaluation:
         """Scores of the untrained network (same seed), of raw pixels and of `weights`, in the order of evals.ROWS."""
         untrained = state.initial_weights(self.method, self.config)
         rows = evals.raw_pixels(self.config.model.patch)
-        functions = (self._bind(untrained), rows, self._bind(weights))
-        return {name: self._score(function) for name, function in zip(evals.ROWS, functions, strict=True)}
+        self._extracted = {}
+        scores = self._score(self._bind(untrained)), self._score(rows), self._score(self._bind(weights), self._extracted)
+        return dict(zip(evals.ROWS, scores, strict=True))
 
-    def _score(self, features_fn):
-        return evals.evaluate(features_fn, self.config, tasks=self.tasks, sources_of=self.sources)
+    def _score(self, features_fn, extracted=None):
+        return evals.evaluate(features_fn, self.config, tasks=self.tasks, sources_of=self.sources, extracted=extracted)
+
+    def draw(self, weights, folder: Path, tables: Path) -> list[Path]:
+        """Draws every picture that the data allow into `folder`, curves from `tables`/metrics.csv and evals.csv; returns the files."""
+        from ssl_jax.evals import visualise  # matplotlib takes a second to import
+
+        def table(name):
+            path = tables / f"{name}.csv"
+            return visualise.read_metrics(path) if path.exists() and path.stat().st_size else None
+
+        attend = evals.network(self.method, self.config, attention=True)(weights) if self.config.model.cls else None
+        return visualise.draw(
+            self.config, folder, self._extracted, self.sources, attention_fn=attend, metrics=table("metrics"), scores=table("evals")
+        )
 
 
 def write(evaluation: Evaluation, weights, folder: Path) -> dict[str, dict[str, float]]:
@@ -46,8 +61,6 @@ def write(evaluation: Evaluation, weights, folder: Path) -> dict[str, dict[str, 
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     (folder / "results.txt").write_text(table + "\n")
     print(table, flush=True)
-    from ssl_jax.evals import pictures  # matplotlib takes a second to import
-
-    written = pictures.draw(evaluation, weights, folder)
-    print("pictures: " + "  ".join(str(path) for path in written), flush=True)
+    for path in evaluation.draw(weights, folder / "pictures", folder):
+        print(f"picture: {path}", flush=True)
     return results

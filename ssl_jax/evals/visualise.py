@@ -1,10 +1,11 @@
 """Figures of a run: curves, attention of the class token, nearest neighbours, dense-retrieval segmentations.
 
 Each figure is a pure function of arrays that writes one PNG into a folder and returns its path; `draw` makes those of a
-run from a features_fn. Matplotlib's Agg canvas is used directly: no display, no global state.
+run from its features. Matplotlib's Agg canvas is used directly: no display, no global state.
 """
 
 import csv
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -110,7 +111,7 @@ def curves(
     rows = -(-len(panels) // columns)
     with rc_context(_STYLE):
         fig = Figure(figsize=(4.3 * columns, 2.7 * rows + 0.5), layout="constrained")
-        fig.suptitle(title, x=0.01, ha="left")
+        _title(fig, title)
         axes = fig.subplots(rows, columns, squeeze=False).ravel()
         for ax, (panel, table, names) in zip(axes, panels):
             _curve_panel(ax, panel, table, names)
@@ -153,6 +154,12 @@ def running_mean(values, window: int) -> np.ndarray:
     )
 
 
+def cls_attention(attention, grid) -> np.ndarray:
+    """What the class token attends to: [B, heads, N, N] (tokens: class, patches, queries) -> [B, heads, h, w]."""
+    h, w = grid
+    return np.asarray(attention)[:, :, 0, 1 : 1 + h * w].reshape(*attention.shape[:2], h, w)
+
+
 def attention(
     images, maps, folder, *, title: str = "Attention of the class token, last block", name: str = "attention.png"
 ) -> Path:
@@ -172,7 +179,7 @@ def attention(
     side = 1.35
     with rc_context({**_STYLE, "axes.grid": False, "axes.titlelocation": "center", "axes.titleweight": "normal"}):
         fig = Figure(figsize=(side * (heads + 2) + 0.9, side * height / width * n + 1.0), layout="constrained")
-        fig.suptitle(title, x=0.01, ha="left")
+        _title(fig, title)
         axes = fig.subplots(n, heads + 2, squeeze=False)
         headings = ["image", "mean of heads", *(f"head {i + 1}" for i in range(heads))]
         extent = (0, width, height, 0)
@@ -231,12 +238,7 @@ def neighbours(
     side = 1.15
     with rc_context({**_STYLE, "axes.grid": False, "axes.titlelocation": "center", "axes.titleweight": "normal"}):
         fig = Figure(figsize=(side * (k + 1.3), (side + 0.2) * n + 1.0), layout="constrained")
-        fig.suptitle(
-            f"{title}: {100 * right.mean():.0f} % of the neighbours shown have the query's class",
-            x=0.01,
-            ha="left",
-            fontsize=11,
-        )
+        _title(fig, f"{title}: {100 * right.mean():.0f} % of those shown have the query's class")
         axes = fig.subplots(n, k + 2, squeeze=False, gridspec_kw={"width_ratios": [1, 0.15, *[1] * k]})
         for i in range(n):
             _framed(axes[i, 0], queries[i], "#333333", f"query: {_short(say(truth[i]))}", bold=True)
@@ -303,7 +305,7 @@ def segmentations(
     height, width = images.shape[1:3]
     with rc_context({**_STYLE, "axes.grid": False}):
         fig = Figure(figsize=(side * n + 2.3, side * height / width * 4 + 1.0), layout="constrained")
-        fig.suptitle(title, x=0.01, ha="left")
+        _title(fig, title)
         axes = fig.subplots(4, n, squeeze=False)
         for j in range(n):
             shown = (images[j], paint(truth[j], palette), paint(patches[j], palette), paint(predicted[j], palette))
@@ -322,7 +324,7 @@ def segmentations(
 
 
 def _legend(count, palette, class_names, iou, used):
-    """Patches for the classes that appear (all of them up to 24 classes), and one for ignored pixels if there are any."""
+    """Patches for all classes (beyond 24: those that appear), and one for ignored pixels if there are any."""
     say = _class_name(class_names)
     classes = [c for c in range(count) if count <= 24 or c in used]
 
@@ -338,12 +340,9 @@ def _legend(count, palette, class_names, iou, used):
 
 
 def class_colors(count: int, background: int | None = None) -> np.ndarray:
-    """[count, 3] RGB in [0, 1], well apart: ten named colours, then hues by the golden angle; `background` is light
-    gray.
-    """
-    named = [c for i, c in enumerate(colormaps["tab10"].colors) if i != 7] + [
-        (0.05, 0.05, 0.05)
-    ]  # tab10's gray would pass for the background
+    """[count, 3] RGB in [0, 1]: ten named colours, then hues by the golden angle; `background` is light gray."""
+    # tab10 without its gray, which would pass for the background.
+    named = [*(c for i, c in enumerate(colormaps["tab10"].colors) if i != 7), (0.05, 0.05, 0.05)]
     order = [c for c in range(count) if c != background]
     result = np.empty((count, 3))
     for i, c in enumerate(order):
@@ -374,6 +373,12 @@ def _float_images(images):
     return images / 255.0 if images.dtype == np.uint8 else np.clip(images, 0, 1)
 
 
+def _title(fig, text):
+    """Title at the left, broken into lines that fit the width; and a margin on all sides."""
+    fig.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
+    fig.suptitle(textwrap.fill(text, max(16, int(fig.get_figwidth() * 7.5))), x=0.01, ha="left")
+
+
 def _save(fig, folder, name) -> Path:
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -382,51 +387,39 @@ def _save(fig, folder, name) -> Path:
 
 
 def draw(
-    config,
-    folder,
-    extracted: dict,
-    sources_of: dict,
-    *,
-    attention_fn=None,
-    metrics: dict | None = None,
-    scores: dict | None = None,
-    count: int = 6,
+    config, folder, extracted: dict, sources_of: dict, *, attention_fn=None, metrics=None, scores=None, count: int = 6
 ) -> list[Path]:
-    """All figures that the given data allow, from what `evals.evaluate` read and extracted for the trained network.
+    """All figures of a run that the given data allow; returns the PNGs written.
 
     Args:
-      extracted: the dict that `evaluate(..., extracted=...)` filled. sources_of: the sources it used.
+      extracted: the dict that `evals.evaluate(..., extracted=...)` filled. sources_of: the sources it used.
       attention_fn: features_fn made with attention=True; None: no attention figure.
-      metrics, scores: tables for `curves`. count: queries and scenes shown.
-
-    Returns:
-      Paths of the PNGs written.
+      metrics, scores: tables for `curves`, or None. count: queries and scenes shown.
     """
-    e, paths = config.eval, []
-    cut = dict(crop=e.get("crop", 0), multiple=config.model.patch)
+    cut = dict(crop=config.eval.crop, multiple=config.model.patch)
+    paths = []
     if metrics is not None:
         paths.append(curves(metrics, folder, scores=scores, title=f"{config.method}, batch {config.optim.batch_size}"))
-    if "image" in extracted and extracted["image"][0].labels is not None:
-        paths.append(_draw_neighbours(folder, *extracted["image"], *sources_of["image"], cut, count))
-    if "dense" in extracted and extracted["dense"][0].masks is not None:
-        paths.append(_draw_segmentations(config, folder, *extracted["dense"], sources_of["dense"][1], cut, count))
     section = "dense" if "dense" in sources_of else "image"
     if attention_fn is not None and section in sources_of:
         source = sources_of[section][1]
         images = features.images_of(source, range(min(count, len(source))), **cut)
-        out = attention_fn(images)
-        if out.cls is not None and out.attention is not None:
-            paths.append(attention(images, features.cls_attention(out.attention, out.patches.shape[1:3]), folder))
+        found = attention_fn(images)
+        if found.cls is not None and found.attention is not None:
+            paths.append(attention(images, cls_attention(found.attention, found.patches.shape[1:3]), folder))
+    if "image" in extracted and extracted["image"][0].labels is not None:
+        paths.append(_draw_neighbours(folder, *extracted["image"], *sources_of["image"], cut, count))
+    if "dense" in extracted and extracted["dense"][0].masks is not None:
+        paths.append(_draw_segmentations(config, folder, *extracted["dense"], sources_of["dense"][1], cut, count))
     return paths
 
 
 def _draw_neighbours(folder, train, test, train_source, test_source, cut, count, k=8):
-    """Queries of different classes where there are enough: the first test image of each class in turn."""
-    order = np.argsort([np.sum(test.labels[:i] == label) for i, label in enumerate(test.labels[:1000])], kind="stable")
-    chosen = order[:count]
-    found = knn.classify(
-        train.image, train.labels, test.image[chosen], num_classes=1 + int(train.labels.max()), ks=(k,)
-    )
+    """Queries: the first test image of each class, then the second, ... until there are `count`."""
+    turn = [np.sum(test.labels[:i] == label) for i, label in enumerate(test.labels[:1000])]
+    chosen = np.lexsort((test.labels[:1000], turn))[:count]
+    classes = 1 + int(train.labels.max())
+    found = knn.classify(train.image, train.labels, test.image[chosen], num_classes=classes, ks=(k,))
     shown = [features.images_of(train_source, train.index[row], **cut) for row in found.index]
     return neighbours(
         features.images_of(test_source, test.index[chosen], **cut),
@@ -439,17 +432,26 @@ def _draw_neighbours(folder, train, test, train_source, test_source, cut, count,
 
 
 def _draw_segmentations(config, folder, train, test, test_source, cut, count):
-    scenes_of = dict(class_names=[*map(str, range(scenes.NUM_CLASSES)), "background"], background=scenes.BACKGROUND)
-    names = scenes_of if config.eval.dense.kind == "digit_scenes" else {}
+    e = config.eval
+    names = {}
+    if e.dense.kind == "digit_scenes":
+        digits = map(str, range(scenes.NUM_CLASSES))
+        names = dict(class_names=[*digits, "background"], background=scenes.BACKGROUND)
     classes = dense_retrieval.num_mask_classes(train.masks, test.masks)
     result = dense_retrieval.segment(
-        train.patches, train.masks, test.patches[:count], test.masks[:count], num_classes=classes, k=config.eval.dense_k
+        train.patches,
+        train.masks,
+        test.patches[:count],
+        test.masks[:count],
+        num_classes=classes,
+        k=e.dense_k,
+        rule=e.dense_vote,
     )
     return segmentations(
         features.images_of(test_source, test.index[:count], **cut),
         test.masks[:count],
         result.predicted,
         folder,
-        title=f"Dense retrieval: class of each patch from its {config.eval.dense_k} nearest training patches",
+        title=f"Dense retrieval: the class of each patch from its {e.dense_k} nearest training patches",
         **names,
     )

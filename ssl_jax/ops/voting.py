@@ -204,9 +204,9 @@ def sop_vote(queries, members, weights, *, temperature):
     Example:
       >>> import jax.numpy as jnp
       >>> members = jnp.eye(2)[:, None]  # 2 SOPs, each only its anchor
-      >>> log_p = sop_vote(jnp.array([1.0, 0.0]), members, jnp.array([[0.9], [0.9]]), temperature=0.1)
-      >>> print(jnp.exp(log_p).round(2))  # the anchor's vote, smoothed by 0.1
-      [0.9 0.1]
+      >>> log_p = sop_vote(jnp.array([1.0, 0.0]), members, jnp.array([[0.9], [0.9]]), temperature=0.5)
+      >>> print(log_p.round(2))  # log of 0.9 * 0.88 + 0.1 * 0.12 = 0.805, and of the rest
+      [-0.22 -1.63]
 
     Reference: SOP section 2.2, eq. 1 and appendix A.1.
     """

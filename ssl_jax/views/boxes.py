@@ -1,7 +1,7 @@
 """Crop boxes: drawing them, where their patches lie in the source image, composing and comparing them.
 
-A box is (y, x, height, width) in pixels of the source image: the region [y, y + height) x [x, x + width), edges of pixels
-at integers. The functions over arrays accept NumPy arrays (on the host) and JAX arrays (inside jit) alike.
+A box is (y, x, height, width) in pixels of the source image: the region [y, y + height) x [x, x + width), edges of
+pixels at integers. The functions over arrays accept NumPy arrays (on the host) and JAX arrays (inside jit) alike.
 """
 
 import math
@@ -12,8 +12,8 @@ ATTEMPTS = 10
 def random_resized_crop(rng, height: int, width: int, *, scale, ratio=(3 / 4, 4 / 3)) -> tuple[int, int, int, int]:
     """Draws the box of torchvision's RandomResizedCrop: whole pixels, area and aspect ratio uniform within bounds.
 
-    Up to 10 attempts draw an area (uniform share of the image) and an aspect ratio (log-uniform); the first that fits is
-    placed uniformly. If none fits, the largest centred box whose aspect ratio is within bounds is taken.
+    Up to 10 attempts draw an area (uniform share of the image) and an aspect ratio (log-uniform); the first that fits
+    is placed uniformly. If none fits, the largest centred box whose aspect ratio is within bounds is taken.
 
     Args:
       rng: np.random.Generator, advanced by a varying number of draws.
@@ -37,7 +37,7 @@ def random_resized_crop(rng, height: int, width: int, *, scale, ratio=(3 / 4, 4 
 
 
 def central_crop(height: int, width: int, *, ratio=(3 / 4, 4 / 3)) -> tuple[int, int, int, int]:
-    """The largest centred box (y, x, height, width) of a height x width image whose width / height is within `ratio`."""
+    """The largest centred box (y, x, height, width) of an image such that width / height is within `ratio`."""
     h, w = height, width
     if width < height * ratio[0]:
         h = min(height, max(1, round(width / ratio[0])))
@@ -49,8 +49,8 @@ def central_crop(height: int, width: int, *, ratio=(3 / 4, 4 / 3)) -> tuple[int,
 def patch_positions(boxes, flips, grid: tuple[int, int]):
     """Centres of the patches of each view in the source image (CrIBo, section 2, closed form).
 
-    Column c of a grid of W patches lies at x + (c + 1/2) width / W - 1/2, in reverse order where the view is flipped; rows
-    likewise. The 1/2 subtracted makes 0 the centre of the first source pixel.
+    Column c of a grid of W patches lies at x + (c + 1/2) width / W - 1/2, in reverse order where the view is flipped;
+    rows likewise. The 1/2 subtracted makes 0 the centre of the first source pixel.
 
     Args:
       boxes: [..., 4] (y, x, height, width) in source pixels; flips: [...] bool, horizontal; grid: (rows, columns).

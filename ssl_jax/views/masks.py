@@ -19,7 +19,8 @@ class MaskRecipe:
       kind: "block" (iBOT) or "random".
       ratio: (lo, hi) share of the patches, drawn uniformly per view.
       prob: probability that a view is masked at all.
-      drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence "random", lo = hi, prob 1.
+      drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence "random", lo = hi,
+        prob 1.
 
     Raises:
       InputError: a value is out of range.
@@ -33,12 +34,11 @@ class MaskRecipe:
     def __post_init__(self):
         if self.kind not in ("block", "random"):
             raise InputError(f'kind is "{self.kind}"; use "block" or "random"')
-        lo, hi = self.ratio
-        if not 0 <= lo <= hi < 1:
+        if len(self.ratio) != 2 or not 0 <= self.ratio[0] <= self.ratio[1] < 1:
             raise InputError(f"ratio is {self.ratio}; use (lo, hi) with 0 <= lo <= hi < 1")
         if not 0 <= self.prob <= 1:
             raise InputError(f"prob is {self.prob}; use a probability in [0, 1]")
-        if self.drop and not (self.kind == "random" and lo == hi and self.prob == 1):
+        if self.drop and not (self.kind == "random" and self.ratio[0] == self.ratio[1] and self.prob == 1):
             raise InputError('drop needs a fixed number of patches: use kind="random", ratio=(r, r) and prob=1')
 
     def max_masked(self, n: int) -> int:
@@ -79,9 +79,9 @@ def random_mask(rng, n: int, count: int) -> np.ndarray:
 def block_mask(rng, grid: tuple[int, int], target: float) -> np.ndarray:
     """Blockwise mask of iBOT's published code (BEiT's algorithm with a hard upper limit).
 
-    While fewer than `target` patches are masked: up to 10 attempts at a rectangle of area U(floor(min(grid) / 3)^2, what is
-    missing) and log-uniform aspect ratio in (0.3, 1 / 0.3), smaller than the grid, placed uniformly, that adds at least
-    one patch and no more than are missing. Ends when no attempt succeeds.
+    While fewer than `target` patches are masked: up to 10 attempts at a rectangle of area U(floor(min(grid) / 3)^2,
+    what is missing) and log-uniform aspect ratio in (0.3, 1 / 0.3), smaller than the grid, placed uniformly, that adds
+    at least one patch and no more than are missing. Ends when no attempt succeeds.
 
     Args:
       grid: (rows, columns) of patches; target: number of patches wanted, may be fractional.

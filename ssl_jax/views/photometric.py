@@ -1,11 +1,12 @@
 """Photometric augmentation inside the jitted step: colour jitter, grayscale, Gaussian blur, solarize.
 
-Torchvision's operations in the order of DINO and iBOT: jitter (its four operations in an order drawn per view), grayscale,
-blur, solarize; every view draws which of them it gets. All branches run for all views and a mask picks (static shapes).
-The operations work on `rows`: float32 [..., H, 3, W] in [0, 1], the channel axis before the columns. With a minor axis of 3
-a CPU cannot vectorise, and in this layout both passes of the blur are plain batched matrix products.
+Torchvision's operations in the order of DINO and iBOT: jitter (its four operations in an order drawn per view),
+grayscale, blur, solarize; every view draws which of them it gets. All branches run for all views and a mask picks
+(static shapes). The operations work on `rows`: float32 [..., H, 3, W] in [0, 1], the channel axis before the columns.
+With a minor axis of 3 a CPU cannot vectorise, and in this layout both passes of the blur are plain batched matrix
+products.
 
-Values come in as float32 and stay so: nothing is rounded to 8 bit between operations, unlike in Pillow. A NaN stays NaN.
+Nothing is rounded to 8 bit between operations, unlike in Pillow. A NaN stays NaN.
 """
 
 import itertools
@@ -22,7 +23,7 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's convert("L")
 BRIGHTNESS, CONTRAST, SATURATION = 0, 1, 2
 # The 24 orders of the four jitter operations: an order of the three blends, and how many of them come before the hue.
 ORDERS = np.array([(*blends, hue) for blends in itertools.permutations(range(3)) for hue in range(4)], np.int32)
-DRAWS = 12  # uniform numbers per view
+DRAWS = 10  # uniform numbers per view
 TAPS_SIGMA = 4.0  # the blur kernel is cut off at this many standard deviations: 6e-5 of its mass
 
 
@@ -31,7 +32,8 @@ class Photometric:
     """Photometric draws of one view.
 
     Attributes:
-      jitter: (brightness, contrast, saturation, hue) strengths: factors U(max(0, 1 - s), 1 + s), hue shift U(-s, s) turns.
+      jitter: (brightness, contrast, saturation, hue) strengths: factors U(max(0, 1 - s), 1 + s), hue shift U(-s, s)
+        turns.
       jitter_prob, gray_prob, blur_prob, solarize_prob: probabilities.
       blur_radius: (lo, hi) standard deviation of the Gaussian in pixels of the view, drawn uniformly.
       solarize_threshold: values from here on are inverted.
@@ -50,7 +52,7 @@ class Photometric:
 
     def __post_init__(self):
         if len(self.jitter) != 4 or not all(0 <= s < math.inf for s in self.jitter) or self.jitter[3] > 0.5:
-            raise InputError(f"jitter is {self.jitter}; use (brightness, contrast, saturation, hue), all >= 0, hue <= 0.5")
+            raise InputError(f"jitter is {self.jitter}; use (brightness, contrast, saturation, hue) >= 0, hue <= 0.5")
         for name in ("jitter_prob", "gray_prob", "blur_prob", "solarize_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; use a probability in [0, 1]")
@@ -74,37 +76,37 @@ def augment(rows, u, views: tuple[Photometric, ...]):
     Returns:
       float32, same shape, in [0, 1]. View [b, v] depends on rows[b, v], u[b, v] and views[v] only.
     """
-    table = lambda pick: jnp.array([pick(view) for view in views], jnp.float32)  # noqa: E731  [V], broadcasts over B
-    happens = lambda column, name: u[..., column] < table(lambda view: getattr(view, name))  # noqa: E731
+    jittered, brightness, contrast, saturation, hue, order, grayed, blurred, radius, solarized = jnp.moveaxis(u, -1, 0)
 
-    def between(column, lo, hi):
-        lo, hi = table(lo), table(hi)
-        return lo + (hi - lo) * u[..., column]
+    def each(name, pick=lambda value: value):
+        return np.array([pick(getattr(view, name)) for view in views], np.float32)  # [V], broadcasts over B
+
+    def strength(u, index):
+        lo = each("jitter", lambda jitter: max(0.0, 1 - jitter[index]))
+        hi = each("jitter", lambda jitter: 1 + jitter[index])
+        return lo + (hi - lo) * u
 
     if any(view.jitter_prob > 0 and any(view.jitter) for view in views):
-        on = happens(0, "jitter_prob")
-        factor = [
-            jnp.where(on, between(1 + i, lambda view: max(0.0, 1 - view.jitter[i]), lambda view: 1 + view.jitter[i]), 1.0)
-            for i in range(3)  # noqa: B023  (the lambdas are used up within the iteration)
-        ]
-        shift = jnp.where(on, between(4, lambda view: -view.jitter[3], lambda view: view.jitter[3]), 0.0)
-        order = jnp.asarray(ORDERS)[(u[..., 5] * len(ORDERS)).astype(jnp.int32)]
-        rows = jitter(rows, jnp.stack(factor, axis=-1), shift, order)
+        on = jittered < each("jitter_prob")
+        factors = [strength(x, i) for i, x in enumerate((brightness, contrast, saturation))]
+        factors = jnp.where(on[..., None], jnp.stack(factors, axis=-1), 1.0)
+        shift = jnp.where(on, each("jitter", lambda jitter: jitter[3]) * (2.0 * hue - 1.0), 0.0)
+        rows = jitter(rows, factors, shift, jnp.asarray(ORDERS)[(order * len(ORDERS)).astype(jnp.int32)])
     if any(view.gray_prob > 0 for view in views):
-        rows = jnp.where(_over(happens(6, "gray_prob"), rows), grayscale(rows), rows)
+        rows = jnp.where(_image(grayed < each("gray_prob")), grayscale(rows), rows)
     if any(view.blur_prob > 0 for view in views):
-        sigma = between(8, lambda view: view.blur_radius[0], lambda view: view.blur_radius[1])
-        radius = math.ceil(TAPS_SIGMA * max(view.blur_radius[1] for view in views))
-        rows = blur(rows, sigma, radius=radius, where=happens(7, "blur_prob"))
+        lo, hi = (each("blur_radius", lambda bounds, i=i: bounds[i]) for i in range(2))
+        taps = math.ceil(TAPS_SIGMA * max(view.blur_radius[1] for view in views))
+        rows = jnp.where(_image(blurred < each("blur_prob")), blur(rows, lo + (hi - lo) * radius, radius=taps), rows)
     if any(view.solarize_prob > 0 for view in views):
-        inverted = solarize(rows, _over(table(lambda view: view.solarize_threshold), rows[0]))
-        rows = jnp.where(_over(happens(9, "solarize_prob"), rows), inverted, rows)
+        inverted = solarize(rows, _image(each("solarize_threshold")))
+        rows = jnp.where(_image(solarized < each("solarize_prob")), inverted, rows)
     return rows
 
 
-def _over(per_view, rows):
-    """Broadcasts [..., V] over the trailing [H, 3, W] of `rows`."""
-    return per_view[..., None, None, None] if per_view.ndim == rows.ndim - 3 else per_view
+def _image(x):
+    """[...] per image -> [..., 1, 1, 1], broadcasts over its rows."""
+    return x[..., None, None, None]
 
 
 def luma(rows):
@@ -126,7 +128,7 @@ def blend(rows, factor, kind):
       rows: float32 [..., H, 3, W]; factor: float32 [...], 1 = unchanged, bit by bit; kind: int32 [...], BRIGHTNESS,
         CONTRAST or SATURATION.
     """
-    factor, kind = factor[..., None, None, None], kind[..., None, None, None]
+    factor, kind = _image(factor), _image(kind)
     gray = luma(rows)
     mean = gray.mean(axis=(-3, -1), keepdims=True)
     toward = jnp.where(kind == SATURATION, gray, jnp.where(kind == CONTRAST, mean, 0.0))
@@ -136,15 +138,15 @@ def blend(rows, factor, kind):
 def shift_hue(rows, shift):
     """Turns the hue of HSV by `shift` turns ([...], 0 = unchanged, bit by bit); saturation and value stay.
 
-    The conversion there and back in one: value v = max, chroma d = max - min stay, so with the hue h in sixths of a turn
-    channel c becomes v - d clip(2 - |w(h + offset_c)|, 0, 1), where w wraps to [-3, 3] and offset_c is 3, 1, -1.
+    The conversion there and back in one: value v = max, chroma d = max - min stay, so with the hue h in sixths of
+    a turn channel c becomes v - d clip(2 - |w(h + offset_c)|, 0, 1), where w wraps to [-3, 3] and offset_c is 3, 1, -1.
     """
     r, g, b = (rows[..., c : c + 1, :] for c in range(3))
     value = jnp.maximum(jnp.maximum(r, g), b)
     chroma = value - jnp.minimum(jnp.minimum(r, g), b)
     numerator = jnp.where(value == r, g - b, jnp.where(value == g, b - r, r - g))
     sector = jnp.where(value == r, 0.0, jnp.where(value == g, 2.0, 4.0))
-    shift = shift[..., None, None, None]
+    shift = _image(shift)
     hue = numerator / jnp.where(chroma > 0, chroma, 1.0) + sector + 6.0 * shift
     hue = hue + jnp.array([3.0, 1.0, -1.0], jnp.float32)[:, None]  # [..., H, 3, W]
     distance = jnp.abs(hue - 6.0 * jnp.round(hue / 6.0))
@@ -167,7 +169,7 @@ def jitter(rows, factors, shift, order):
     first = jnp.arange(3).reshape(3, *(1,) * before.ndim) < before
 
     def blends(rows, on):
-        # A loop, because unrolled rounds are fused into one kernel that computes the earlier rounds again for each mean.
+        # A loop: unrolled, XLA would fuse the rounds and compute the earlier ones again for each mean (3 x slower).
         body = lambda rows, draw: (blend(rows, *draw), None)  # noqa: E731
         return jax.lax.scan(body, rows, (jnp.where(on, in_order, 1.0), kinds))[0]
 
@@ -188,21 +190,20 @@ def blur_matrix(sigma, size: int, radius: int):
     return jnp.einsum("...t,tij->...ij", taps, basis, precision=jax.lax.Precision.HIGHEST)
 
 
-def blur(rows, sigma, *, radius: int, where=None):
+def blur(rows, sigma, *, radius: int):
     """Gaussian blur, separable: one matrix product per axis.
 
     Args:
-      rows: float32 [..., H, 3, W]; sigma: [...] standard deviation in pixels; radius: taps on each side, pixels (static);
-        where: [...] bool or None, the images to blur.
+      rows: float32 [..., H, 3, W]; sigma: [...] standard deviation in pixels, above 0; radius: taps on each side,
+        pixels.
     """
     height, width = rows.shape[-3], rows.shape[-1]
     vertical = blur_matrix(sigma, height, radius)
     horizontal = vertical if height == width else blur_matrix(sigma, width, radius)
-    exact = jax.lax.Precision.HIGHEST
+    exact = jax.lax.Precision.HIGHEST  # as in `crops`
     half = jnp.einsum("...oh,...hcw->...ocw", vertical, rows, precision=exact)
     # Weights sum to 1 only up to rounding: keep the range.
-    blurred = jnp.clip(jnp.einsum("...ocw,...pw->...ocp", half, horizontal, precision=exact), 0.0, 1.0)
-    return blurred if where is None else jnp.where(where[..., None, None, None], blurred, rows)
+    return jnp.clip(jnp.einsum("...ocw,...pw->...ocp", half, horizontal, precision=exact), 0.0, 1.0)
 
 
 def solarize(rows, threshold=0.5):

@@ -1,11 +1,11 @@
 """View recipes: which crops, masks and photometric draws one image yields, and the batch that carries them.
 
-Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`) or on the device, and
-photometric draws are made on the device inside the step (`prepare`). Every draw is a pure function of (seed, epoch, record
-index, group, view), so order, workers, restarts, batch size and devices do not change a sample.
+Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`) or on the device,
+and photometric draws are made on the device inside the step (`prepare`). Every draw is a pure function of (seed, epoch,
+record index, group, view), so order, workers, restarts, batch size and devices do not change a sample.
 
-A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "index" [B] and "epoch" [B] int32; "replaced"
-[B] bool; and "source" [B, H, W, 3] uint8 or float32 where the device crops.
+A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "index" [B] and "epoch" [B] int32;
+"replaced" [B] bool; and "source" [B, H, W, 3] uint8 or float32 where the device crops.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class GroupRecipe:
         if not 0 <= self.flip <= 1:
             raise InputError(f"flip is {self.flip}; use a probability in [0, 1]")
         if len(self.photometric) not in (0, self.count):
-            raise InputError(f"photometric has {len(self.photometric)} entries for {self.count} views; give one per view")
+            raise InputError(f"photometric has {len(self.photometric)} entries; give one per view, {self.count}")
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -140,9 +140,7 @@ def draw(recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size) 
     for name, group in recipe.groups:
         drawn_boxes, flips = [], []
         for _ in range(group.count):
-            drawn_boxes.append(
-                boxes_lib.random_resized_crop(rng, height, width, scale=group.scale, ratio=group.ratio)
-            )
+            drawn_boxes.append(boxes_lib.random_resized_crop(rng, height, width, scale=group.scale, ratio=group.ratio))
             flips.append(rng.random() < group.flip)
         geometry[name] = np.array(drawn_boxes, np.float32), np.array(flips)
     # Masks come last, so that switching them on leaves the crops of all groups as they are.
@@ -160,7 +158,7 @@ def _draw_masks(rng, group: GroupRecipe):
 
 
 def crop_host(recipe: ViewRecipe, image: np.ndarray, drawn: dict[str, Drawn]) -> dict[str, np.ndarray]:
-    """Cuts the drawn views out of an image uint8 [H, W, 3]: {group: uint8 [V, size, size, 3]}. InputError if not uint8."""
+    """Cuts the drawn views out of an image uint8 [H, W, 3] (InputError if not): {group: uint8 [V, size, size, 3]}."""
     return {
         name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips) for name, group in recipe.groups
     }
@@ -202,7 +200,7 @@ def _rows(images):
 
 
 def _keys(recipe: ViewRecipe, epoch, index, seed: int):
-    """Keys [B, V] of all views of all groups in turn, from epoch [B] and index [B]. A group's name marks it, not its place."""
+    """Keys [B, V] of the views of all groups in turn, from epoch [B] and index [B]. A group is marked by its name."""
     group = [zlib.crc32(name.encode()) for name, recipe_ in recipe.groups for _ in range(recipe_.count)]
     view = [v for _, recipe_ in recipe.groups for v in range(recipe_.count)]
     shape = (len(epoch), len(view))
@@ -251,8 +249,9 @@ def abstract_batch(recipe: ViewRecipe, batch_size: int, source_size, crop_on: st
 def recipe_multicrop(views, patch: int) -> ViewRecipe:
     """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
 
-    Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further global views and local
-    views; solarize on global view 2 only (DINO, section 3.1, after BYOL; iBOT and SOP take it over). Masks on global views only.
+    Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further global views and
+    local views; solarize on global view 2 only (DINO, section 3.1, after BYOL; iBOT and SOP take it over). Masks on global
+    views only.
 
     Args:
       views: config.views (see `config.base`); patch: of the network, pixels.

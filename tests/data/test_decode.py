@@ -43,7 +43,9 @@ def test_jpeg_is_close():
 def test_gray_becomes_rgb():
     gray = PIXELS[..., 0]
     np.testing.assert_array_equal(decode_image(encoded(gray)), repeated(gray))
-    np.testing.assert_array_equal(decode_image(encoded(Image.fromarray(gray > 99))), repeated((gray > 99) * np.uint8(255)))
+    np.testing.assert_array_equal(
+        decode_image(encoded(Image.fromarray(gray > 99))), repeated((gray > 99) * np.uint8(255))
+    )
 
 
 def test_16_bit_gray_is_scaled_not_clipped():

@@ -80,7 +80,7 @@ def test_boxes_bound_the_visible_part_exactly():
 
 def test_every_object_is_seen():
     for size in SIZES:
-        for sample in many(scenes.digit_scenes, 200, size=size):
+        for sample in many(scenes.digit_scenes, 100, size=size):
             assert sample["boxes"][:, 2:].max(1).min() >= 0.1 * size
 
 
@@ -101,14 +101,14 @@ def test_colour_and_place_do_not_tell_the_class():
     from sklearn.linear_model import LogisticRegression
 
     rows, labels = [], []
-    for sample in many(scenes.digits, 3000):
+    for sample in many(scenes.digits, 1800):
         inside = sample["mask"] != scenes.BACKGROUND
         y, x, h, w = sample["boxes"][0]
         rows.append([*sample["image"][inside].mean(0) / 255, *sample["image"][~inside].mean(0) / 255, (y + h / 2) / 32, (x + w / 2) / 32])
         labels.append(sample["label"])
     rows, labels = np.array(rows), np.array(labels)
-    score = LogisticRegression(max_iter=300).fit(rows[:2000], labels[:2000]).score(rows[2000:], labels[2000:])
-    assert score < 0.16
+    score = LogisticRegression(max_iter=300).fit(rows[:1200], labels[:1200]).score(rows[1200:], labels[1200:])
+    assert score < 0.17
 
 
 def test_raw_pixels_do_badly():
@@ -119,7 +119,7 @@ def test_raw_pixels_do_badly():
         pixels = [s["image"].reshape(16, 2, 16, 2, 3).mean((1, 3)).ravel() for s in samples]
         return np.array(pixels), np.array([s["label"] for s in samples])
 
-    (train, labels), (test, truth) = rows("train", 2000), rows("test", 500)
+    (train, labels), (test, truth) = rows("train", 1500), rows("test", 500)
     mean = train.mean(0)
     train, test = ((x - mean) / np.linalg.norm(x - mean, axis=1, keepdims=True) for x in (train, test))
     similarity = test @ train.T
@@ -138,13 +138,8 @@ def test_bad_arguments_are_refused(arguments):
 
 
 def test_fast_enough_for_training():
-    """About 0.5 ms per picture is meant; the bound is loose, since machines and their load differ."""
+    """About 0.6 ms of processor time per scene is meant; the bound is loose, since machines differ."""
     scenes.digit_scenes(0, "train", 0)
-    best = min(_seconds(lambda: many(scenes.digit_scenes, 20, size=64)) for _ in range(5))
-    assert best / 20 < 5e-3
-
-
-def _seconds(run):
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+    start = time.process_time()
+    many(scenes.digit_scenes, 50, size=64)
+    assert (time.process_time() - start) / 50 < 5e-3

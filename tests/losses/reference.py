@@ -1,7 +1,7 @@
 """Float64 NumPy references of the ops and losses, written from the papers' equations and not from our code.
 
-SOP is written with the dense contribution matrix Y [K*M, K] and its softmax over all K*M members; gradients are worked out by the chain
-rule through that matrix. Everything loops over views, tasks and images where the equation has a sum.
+SOP is written with the dense contribution matrix Y [K*M, K] and its softmax over all K*M members; gradients are worked
+out by the chain rule through that matrix. Everything loops over views, tasks and images where the equation has a sum.
 """
 
 import numpy as np

@@ -42,7 +42,7 @@ def test_dino_gradient():
 
 
 def test_vote_by_hand():
-    """Two SOPs of one member each, logits log 3 and 0: softmax 3/4 and 1/4, shares 0.9: P = 3/4 * .9 + 1/4 * .1 = 0.7."""
+    """Two SOPs of one member, logits log 3 and 0: softmax 3/4 and 1/4; shares 0.9: P = 3/4 * .9 + 1/4 * .1 = 0.7."""
     members = np.eye(2)[:, None]
     log_p = reference.vote(np.array([np.log(3), 0.0]), members, np.full((2, 1), 0.9), 1.0)
     np.testing.assert_allclose(np.exp(log_p), [0.7, 0.3], rtol=1e-12)

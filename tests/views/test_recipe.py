@@ -1,6 +1,7 @@
 """Recipes and batches: purity of all draws, host and device modes, abstract shapes, the config's keys, refusals."""
 
 import dataclasses
+import re
 import zlib
 
 import jax
@@ -10,7 +11,7 @@ import pytest
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.views import crops, photometric, recipe
+from ssl_jax.views import crops, recipe
 from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.photometric import Photometric
 from ssl_jax.views.recipe import Group, GroupRecipe, ViewRecipe
@@ -19,7 +20,7 @@ SIZE = (24, 20)
 DINO = Photometric((0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.5, (0.1, 2.0), 0.2)
 RECIPE = ViewRecipe(
     (
-        ("global", GroupRecipe(2, 8, (0.25, 1.0), patch=2, photometric=(DINO, DINO), mask=MaskRecipe("block", (0.3, 0.3)))),
+        ("global", GroupRecipe(2, 8, (0.25, 1.0), patch=2, photometric=(DINO,) * 2, mask=MaskRecipe("block"))),
         ("local", GroupRecipe(3, 4, (0.05, 0.25), patch=2, photometric=(DINO,) * 3)),
     )
 )
@@ -125,8 +126,8 @@ def test_dropped_patches_come_with_the_kept_indices():
 
 def test_max_masked_bounds_every_draw():
     assert recipe.max_masked(RECIPE, "global") == 4 and recipe.max_masked(RECIPE, "local") == 0
-    counts = [recipe.draw(RECIPE, seed=0, epoch=0, index=i, source_size=SIZE)["global"].masks.sum(1) for i in range(200)]
-    assert np.max(counts) == 4
+    drawn = [recipe.draw(RECIPE, seed=0, epoch=0, index=i, source_size=SIZE)["global"] for i in range(200)]
+    assert max(d.masks.sum(1).max() for d in drawn) == 4
 
 
 def test_negative_numbers_are_refused():
@@ -152,13 +153,14 @@ def test_a_view_does_not_depend_on_batch_order_or_size():
 def test_photometric_draws_change_with_seed_epoch_index_and_view():
     batch = batch_of(RECIPE, [4, 4, 4, 4])
     batch["index"], batch["epoch"] = np.int32([4, 5, 4, 4]), np.int32([0, 0, 1, 0])
-    for name, group in RECIPE.groups:  # the same pixels everywhere
+    for name in ("global", "local"):  # the same pixels everywhere
         batch[name] = batch[name]._replace(images=np.broadcast_to(batch[name].images[:1, :1], batch[name].images.shape))
     first, second = images_of(PREPARE(RECIPE, batch, 0)), images_of(PREPARE(RECIPE, batch, 1))
     for name in first:
         x = first[name]
         np.testing.assert_array_equal(x[0], x[3])  # the same record
-        assert not np.array_equal(x[0], x[1]) and not np.array_equal(x[0], x[2]) and not np.array_equal(x[0], second[name][0])
+        for other in (x[1], x[2], second[name][0]):  # another index, epoch, seed
+            assert not np.array_equal(x[0], other)
         assert len({x[0, v].tobytes() for v in range(x.shape[1])}) == x.shape[1]
 
 
@@ -172,9 +174,32 @@ def test_keys_are_the_fold_in_chain_and_belong_to_the_groups_name():
         np.testing.assert_array_equal(keys[1, at], jax.random.key_data(key))
 
 
+def test_eight_devices_make_the_same_views_without_moving_images():
+    """Batch cut over 8 devices: the same pixels, and no collective in the program (nothing is gathered)."""
+    batch = batch_of(RECIPE, range(8), crop_on="device")
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
+    cut = jax.device_put(batch, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
+    compiled = PREPARE.lower(RECIPE, cut, 0).compile()
+    assert not re.search(r"all-gather|all-reduce|all-to-all|collective-permute", compiled.as_text())
+    one, eight = images_of(PREPARE(RECIPE, batch, 0)), images_of(compiled(cut))
+    for name in one:
+        np.testing.assert_allclose(eight[name], one[name], atol=1e-6)
+
+
+def test_vmap_over_batches_changes_nothing():
+    batch = batch_of(RECIPE, [4, 7, 1, 9])
+    whole = images_of(PREPARE(RECIPE, batch, 0))
+    halves = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), batch)
+    mapped = images_of(jax.jit(jax.vmap(lambda b: recipe.prepare(RECIPE, b, 0)))(halves))
+    for name in whole:
+        np.testing.assert_allclose(mapped[name].reshape(whole[name].shape), whole[name], atol=1e-6)
+
+
+@pytest.mark.slow
 def test_without_jit_and_with_it_agree():
-    batch = batch_of(RECIPE, [4, 7])
-    jitted, plain = images_of(PREPARE(RECIPE, batch, 0)), images_of(recipe.prepare(RECIPE, jax.tree.map(jnp.asarray, batch), 0))
+    batch = batch_of(RECIPE, [4, 7, 1, 9])
+    jitted = images_of(PREPARE(RECIPE, batch, 0))
+    plain = images_of(recipe.prepare(RECIPE, jax.tree.map(jnp.asarray, batch), 0))
     for name in jitted:
         np.testing.assert_allclose(jitted[name], plain[name], atol=1e-5)
 
@@ -186,7 +211,7 @@ def test_device_crops_equal_host_crops():
     device = images_of(PREPARE(bare, batch_of(bare, [4, 7, 1], crop_on="device"), 0))
     floats = images_of(PREPARE(bare, batch_of(bare, [4, 7, 1], crop_on="device", dtype=np.float32), 0))
     for name in host:
-        assert np.abs(host[name] - device[name]).max() <= 2 / 255
+        assert np.abs(host[name] - device[name]).max() <= 1.1 / 255
         np.testing.assert_allclose(device[name], floats[name], atol=1e-6)
 
 
@@ -243,16 +268,16 @@ def views_config(**changes):
 
 def test_multicrop_follows_dino():
     r = recipe.recipe_multicrop(views_config(), 16)
-    assert hash(r) == hash(recipe.recipe_multicrop(views_config(), 16)) and r == recipe.recipe_multicrop(views_config(), 16)
+    again = recipe.recipe_multicrop(views_config(), 16)
+    assert r == again and hash(r) == hash(again)
     g, local = r["global"], r["local"]
     assert (g.count, g.size, g.scale, g.flip, g.grid, g.mask) == (2, 224, (0.25, 1.0), 0.5, (14, 14), None)
     assert (local.count, local.size, local.scale) == (10, 96, (0.05, 0.25)) and g.ratio == local.ratio == (3 / 4, 4 / 3)
     for view in (*g.photometric, *local.photometric):
         assert (view.jitter, view.jitter_prob, view.gray_prob) == ((0.4, 0.4, 0.2, 0.1), 0.8, 0.2)
         assert view.blur_radius == (0.1, 2.0) and view.solarize_threshold == 0.5
-    assert [p.blur_prob for p in g.photometric] == [1.0, 0.1] and {p.blur_prob for p in local.photometric} == {0.5}
-    assert [p.solarize_prob for p in g.photometric] == [0.0, 0.2] and {p.solarize_prob for p in local.photometric} == {0.0}
-    assert len(local.photometric) == 10
+    assert [(p.blur_prob, p.solarize_prob) for p in g.photometric] == [(1.0, 0.0), (0.1, 0.2)]
+    assert [(p.blur_prob, p.solarize_prob) for p in local.photometric] == [(0.5, 0.0)] * 10
 
 
 def test_multicrop_masks_global_views_only_and_may_have_no_locals():
@@ -306,8 +331,3 @@ def test_contradictory_recipes_are_refused():
         ViewRecipe((("a", group), ("a", group)))
     with pytest.raises(InputError, match="must differ"):
         ViewRecipe((("index", group),))
-
-
-def test_the_number_of_uniforms_covers_every_column():
-    """augment reads columns 0 to 9."""
-    assert photometric.DRAWS >= 10

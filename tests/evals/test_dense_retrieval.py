@@ -1,0 +1,166 @@
+"""Dense retrieval against brute force in NumPy; mIoU by hand."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ssl_jax import config as config_lib
+from ssl_jax.config import InputError
+from ssl_jax.evals import dense_retrieval as dense
+
+_RNG = np.random.default_rng(0)
+_CENTRES = _RNG.normal(size=(3, 6))
+
+
+def _scenes(count, ignore=0.1):
+    """Masks [count, 8, 8] of 2-px blocks and patch features [count, 4, 4, 6] that hint at the class."""
+    blocks = _RNG.integers(0, 3, (count, 4, 4))
+    masks = blocks.repeat(2, 1).repeat(2, 2).astype(np.uint8)
+    masks[_RNG.random(masks.shape) < 0.15] = 1
+    masks[_RNG.random(masks.shape) < ignore] = 255
+    return (_CENTRES[blocks] + _RNG.normal(size=(count, 4, 4, 6))).astype(np.float32), masks
+
+
+_TRAIN, _TRAIN_MASKS = _scenes(9)
+_TEST, _TEST_MASKS = _scenes(4)
+
+
+def _majority(masks):
+    """Brute force: [N, 4, 4]; counts of 0, 1, 2 and then ignore, the first maximum wins."""
+    out = np.empty((len(masks), 4, 4), int)
+    for n, i, j in np.ndindex(*out.shape):
+        block = masks[n, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
+        out[n, i, j] = (0, 1, 2, 255)[np.argmax([(block == c).sum() for c in (0, 1, 2, 255)])]
+    return out
+
+
+def _brute_force(k, rule):
+    labels = _majority(_TRAIN_MASKS).ravel()
+    unit = lambda x: x.reshape(-1, 6) / np.linalg.norm(x.reshape(-1, 6), axis=1, keepdims=True)  # noqa: E731
+    bank, queries = unit(_TRAIN.astype(np.float64))[labels != 255], unit(_TEST.astype(np.float64))
+    labels, predicted = labels[labels != 255], []
+    for row in queries @ bank.T:
+        near = np.argsort(-row)[:k]
+        weights = np.exp(row[near] / 0.1) if rule == "softmax" else np.ones(k)
+        predicted.append(np.argmax([weights[labels[near] == c].sum() for c in range(3)]))
+    return np.reshape(predicted, (4, 4, 4))
+
+
+def _miou(truth, predicted):
+    values = []
+    for c in np.unique(truth[truth != 255]):
+        valid = truth != 255
+        hit = (truth == c) & (predicted == c) & valid
+        values.append(hit.sum() / (((truth == c) | (predicted == c)) & valid).sum())
+    return np.mean(values)
+
+
+@pytest.mark.parametrize("rule", ["plain", "softmax"])
+def test_equals_brute_force(rule):
+    found = dense.segment(
+        _TRAIN, _TRAIN_MASKS, _TEST, _TEST_MASKS, num_classes=3, k=15, rule=rule, query_chunk=24, bank_chunk=40
+    )
+    expected = _brute_force(15, rule)
+    np.testing.assert_array_equal(found.predicted, expected)
+    np.testing.assert_array_equal(found.truth, _majority(_TEST_MASKS))
+    assert dense.mean_iou(found.patch_iou) == pytest.approx(_miou(found.truth, expected))
+    pixels = expected.repeat(2, 1).repeat(2, 2)
+    assert dense.mean_iou(found.pixel_iou) == pytest.approx(_miou(_TEST_MASKS, pixels))
+    assert 0.3 < dense.mean_iou(found.patch_iou) < 1
+
+
+@pytest.mark.parametrize("query_chunk, bank_chunk", [(7, 11), (64, 30), (1000, 1000), (5, 2)])
+def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk):
+    rng = np.random.default_rng(1)
+    bank, queries = rng.normal(size=(95, 6)), rng.normal(size=(33, 6))
+    similarity, index = dense.nearest_streamed(queries, bank, k=8, query_chunk=query_chunk, bank_chunk=bank_chunk)
+    exact = (queries / np.linalg.norm(queries, axis=1)[:, None]) @ (bank / np.linalg.norm(bank, axis=1)[:, None]).T
+    order = np.argsort(-exact, axis=1)[:, :8]
+    np.testing.assert_array_equal(index, order)
+    np.testing.assert_allclose(similarity, np.take_along_axis(exact, order, 1), atol=1e-6)
+
+
+def test_equal_similarities_keep_the_order_of_the_bank_across_chunks():
+    bank = np.tile([[1.0, 0.0], [0.0, 1.0]], (10, 1))
+    _, index = dense.nearest_streamed(np.array([[1.0, 0.0]]), bank, k=6, bank_chunk=7)
+    np.testing.assert_array_equal(index[0], [0, 2, 4, 6, 8, 10])
+
+
+def test_more_neighbours_than_patches_and_negative_similarities():
+    similarity, index = dense.nearest_streamed(np.array([[1.0, 0.0]]), np.array([[-1.0, 0.0], [0.0, -1.0]]), k=50)
+    np.testing.assert_array_equal(index, [[1, 0]])
+    np.testing.assert_allclose(similarity, [[0, -1]], atol=1e-7)
+
+
+def test_majority_label_and_its_ties():
+    mask = np.array([[[2, 1, 255, 255], [1, 2, 255, 0], [255, 255, 0, 0], [0, 0, 2, 2]]], np.uint8)
+    labels = dense.patch_labels(mask, (2, 2), num_classes=3)
+    # A tie of 1 and 2 goes to 1; three ignored pixels win; of 0 and ignore: the class; 0 and 2: the lower.
+    np.testing.assert_array_equal(labels[0], [[1, 255], [0, 0]])
+    np.testing.assert_array_equal(labels, dense.patch_labels(mask.astype(np.int64), (2, 2), num_classes=3))
+    with pytest.raises(ValueError, match="equal patches"):
+        dense.patch_labels(mask, (3, 2), num_classes=3)
+    with pytest.raises(ValueError, match="label 2"):
+        dense.patch_labels(mask, (2, 2), num_classes=2)
+
+
+def test_majority_equals_brute_force():
+    np.testing.assert_array_equal(dense.patch_labels(_TRAIN_MASKS, (4, 4), num_classes=3), _majority(_TRAIN_MASKS))
+
+
+def test_iou_by_hand():
+    truth = np.array([0, 0, 0, 1, 1, 255, 255])
+    predicted = np.array([0, 0, 1, 1, 2, 0, 2])
+    counts = dense.confusion(truth, predicted, num_classes=4)
+    np.testing.assert_array_equal(counts[:2, :3], [[2, 1, 0], [0, 1, 1]])
+    iou = dense.class_iou(counts)
+    # Class 0: 2 of 3. Class 1: 1 hit, 1 false alarm, 1 miss. Class 2 is only predicted; class 3 neither.
+    np.testing.assert_allclose(iou, [2 / 3, 1 / 3, np.nan, np.nan])
+    assert dense.mean_iou(iou) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="ignored"):
+        dense.mean_iou(dense.class_iou(np.zeros((2, 2))))
+
+
+def test_enlarge_is_nearest():
+    grid = np.array([[[1, 2], [3, 4]]])
+    np.testing.assert_array_equal(dense.enlarge(grid, (4, 2))[0], [[1, 2], [1, 2], [3, 4], [3, 4]])
+
+
+def _config(**changes):
+    config = config_lib.base()
+    config.eval.update(dict(dense_k=15, **changes))
+    return config
+
+
+def _extracted():
+    return (
+        SimpleNamespace(patches=_TRAIN, masks=_TRAIN_MASKS),
+        SimpleNamespace(patches=_TEST, masks=_TEST_MASKS),
+    )
+
+
+def test_metrics_are_in_percent():
+    metrics = dense.evaluate(*_extracted(), _config())
+    expected = _brute_force(15, "plain")
+    assert metrics["dense"] == pytest.approx(100 * _miou(_majority(_TEST_MASKS), expected))
+    assert metrics["dense_pixel"] == pytest.approx(100 * _miou(_TEST_MASKS, expected.repeat(2, 1).repeat(2, 2)))
+    with pytest.raises(InputError, match="needs masks"):
+        dense.evaluate(SimpleNamespace(patches=_TRAIN, masks=None), _extracted()[1], _config())
+
+
+def test_subsampled_banks_are_averaged_and_follow_the_seed():
+    config = _config(dense_subsample=3, dense_runs=2)
+    metrics = dense.evaluate(*_extracted(), config)
+    singles = []
+    for seed in (0, 1):
+        rows = dense.features.subset(9, 3, seed)
+        found = dense.segment(_TRAIN[rows], _TRAIN_MASKS[rows], _TEST, _TEST_MASKS, num_classes=3, k=15)
+        singles.append(dense.mean_iou(found.patch_iou))
+    assert metrics["dense"] == pytest.approx(100 * np.mean(singles))
+    assert singles[0] != singles[1]
+
+
+def test_a_bank_without_labels_is_refused():
+    with pytest.raises(ValueError, match="every training patch is ignored"):
+        dense.segment(_TRAIN, np.full_like(_TRAIN_MASKS, 255), _TEST, _TEST_MASKS, num_classes=3)
