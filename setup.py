@@ -38,6 +38,7 @@ setup(
         "matplotlib>=3.9",
         "ml-collections>=1.0,<2",
         "numpy>=2.0,<3",
+        "opencv-python-headless>=4.10",  # warps the digits of the embedded scenes
         "optax>=0.2.6,<0.3",
         "orbax-checkpoint>=0.12,<0.13",
         "Pillow>=11.3",  # decodes every image and makes the host crops
@@ -54,9 +55,8 @@ setup(
         # What launch/test.sh needs; requirements.lock pins these together with install_requires.
         "dev": [
             "chex>=0.1.90",
-            "dm-pix>=0.4.4",  # oracle of the photometric tests, like OpenCV
+            "dm-pix>=0.4.4",  # oracle of the photometric tests, like Pillow
             "hypothesis>=6.100",
-            "opencv-python-headless>=4.10",
             "packaging>=24",
             "pytest>=8.3",
             "pytest-xdist>=3.6",

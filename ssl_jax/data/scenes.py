@@ -1,18 +1,19 @@
 """Generated pictures of real handwriting: one digit per image, or two to five digits in a scene.
 
-The handwriting is scikit-learn's `load_digits` (1797 digits of 8x8 pixels from the UCI "optical recognition of handwritten digits"
-set, installed with scikit-learn, no download). The 1797 digits are split into train and test BEFORE any picture is composed, so
-no digit of a test picture was ever seen in a train picture.
+The handwriting is scikit-learn's `load_digits` (1797 digits of 8x8 pixels from the UCI set "optical recognition of
+handwritten digits", installed with scikit-learn, no download). The 1797 digits are split into train and test BEFORE any
+picture is composed, so no digit of a test picture was ever seen in a train picture.
 
-Picture i is a pure function of (seed, split, i): a Philox generator keyed by them makes every draw, so a set has any length,
-allows random access, and does not depend on order, process or worker.
+Picture i is a pure function of (seed, split, i): a Philox generator keyed by them makes every draw, so a set has any
+length, allows random access, and does not depend on order, process or worker.
 
 How the pictures are made, and why:
-- Background: a smooth colour field, whose nodes are independent draws from ONE distribution, lit by a window into one shared
-  atlas of textures. Two places of a picture have no more in common than two places of two pictures, so the background
-  does not say which picture a crop comes from.
-- Digit: rotated, sheared, stretched, placed at random, painted in a tint that is lighter or darker than what is behind it (a coin
-  decides where both are possible). Tint, size, pose, background and class are drawn independently: nothing but the shape tells the class.
+- Background: a smooth colour field, whose nodes are independent draws from ONE distribution, lit by a window into one
+  shared atlas of textures. Two distant places of a picture have hardly more in common than two places of two pictures,
+  so the background says little about which picture a crop comes from.
+- Digit: rotated, sheared, stretched, placed at random, painted in a tint that is lighter or darker than what is behind
+  it (a coin decides where both are possible). Tint, size, pose, background and class are drawn independently: nothing
+  but the shape tells the class.
 - Labels: a pixel belongs to a digit where its paint covers more than half of it; a later digit hides an earlier one.
 """
 
@@ -72,8 +73,8 @@ def digit_scenes(seed, split, i, size=64):
 
     Args: as `digits`.
     Returns:
-      dict(image uint8 [S,S,3], mask uint8 [S,S] (0..9 digit, 10 background), boxes float32 [n,4] (y, x, height, width of the visible
-      part, in pixels), labels int64 [n]) with n from 2 to 5. Digits may hide each other in part.
+      dict(image uint8 [S,S,3], mask uint8 [S,S] (0..9 digit, 10 background), boxes float32 [n,4] (y, x, height, width
+      of the visible part, in pixels), labels int64 [n]) with n from 2 to 5. Digits may hide each other in part.
     Raises:
       ValueError: an argument is outside of its range.
     """
@@ -105,13 +106,14 @@ def _glyphs(split):
     rank_is_test = [np.arange(len(rows)) % _TEST_SHARE == 0 for rows in chosen]
     keep = [rows[test if split == "test" else ~test] for rows, test in zip(chosen, rank_is_test, strict=True)]
     rows = np.sort(np.concatenate(keep))
-    large = [cv2.resize(image.astype(np.float32) / 16, (_GLYPH, _GLYPH), interpolation=cv2.INTER_CUBIC) for image in source.images[rows]]
+    ink = (source.images[rows] / 16).astype(np.float32)
+    large = [cv2.resize(image, (_GLYPH, _GLYPH), interpolation=cv2.INTER_CUBIC) for image in ink]
     return np.stack([cv2.GaussianBlur(image, (0, 0), 1.0) for image in large]), source.target[rows].astype(np.int64)
 
 
 @functools.cache
 def _atlas():
-    """float32 [256,256] in about [-1,1]: grain, stripes, checks, spots and marble that pass into each other; periodic."""
+    """float32 [256,256] mostly in [-1,1]: grain, stripes, checks, spots, marble in patches; periodic."""
     rng = np.random.Generator(np.random.Philox(key=np.array(_ATLAS_KEY, np.uint64)))
     y, x = np.mgrid[:_ATLAS, :_ATLAS].astype(np.float32) * np.float32(2 * math.pi / _ATLAS)
     octaves = {cells: _periodic_noise(rng, cells) for cells in (4, 6, 8, 16, 32, 64, 128)}
@@ -136,14 +138,16 @@ def _periodic_noise(rng, cells):
     step = _ATLAS // cells if _ATLAS % cells == 0 else _ATLAS / cells
     side = round((cells + 4) * step)
     start = round(2 * step)
-    noise = cv2.resize(nodes, (side, side), interpolation=cv2.INTER_CUBIC)[start : start + _ATLAS, start : start + _ATLAS]
+    inside = slice(start, start + _ATLAS)
+    noise = cv2.resize(nodes, (side, side), interpolation=cv2.INTER_CUBIC)[inside, inside]
     return noise / noise.std()
 
 
 def _affine(angle, scale_y, scale_x, shear, from_centre, to_centre):
     """2x3 matrix of `cv2.warpAffine` with WARP_INVERSE_MAP: output (x, y) -> input (x, y).
 
-    The input is sheared, enlarged by the two scales, turned by `angle` (radians) and set down with its centre on `to_centre` (x, y).
+    The input is sheared, enlarged by the two scales, turned by `angle` (radians), and its `from_centre` is set down on
+    `to_centre` (both x, y).
     """
     cos, sin = math.cos(angle), math.sin(angle)
     rows = ((cos - shear * -sin) / scale_x, (sin - shear * cos) / scale_x), (-sin / scale_y, cos / scale_y)
@@ -158,7 +162,8 @@ def _colours(rng, count, lightness, chroma):
     colours = np.empty((count, 3))
     colours[:, 0] = 1.4 * radius * np.cos(angle)
     colours[:, 2] = 1.77 * radius * np.sin(angle)
-    colours[:, 1] = -(_LUMA[0] * colours[:, 0] + _LUMA[2] * colours[:, 2]) / _LUMA[1]  # the hue does not change the luma
+    # Green makes up for red and blue, so that hue and chroma leave the luma alone.
+    colours[:, 1] = -(_LUMA[0] * colours[:, 0] + _LUMA[2] * colours[:, 2]) / _LUMA[1]
     colours += np.reshape(lightness, (-1, 1))
     return colours.astype(np.float32)
 
@@ -181,7 +186,10 @@ def _background(rng, size):
 
 
 def _places(rng, scales, size):
-    """float64 [n,2] centres (y, x) of digits with the given sizes: the first of 24 draws that touches no earlier digit, else the best one."""
+    """float64 [n,2] centres (y, x) of digits with the given sizes.
+
+    Each is the first of 24 draws that touches no earlier digit, or else the draw that overlaps least.
+    """
     radius = 0.36 * scales
     draws = rng.random((len(scales), 24, 2))
     centres = np.empty((len(scales), 2))
@@ -210,7 +218,12 @@ def _compose(rng, split, size, scales, centres):
     mask = np.append(labels, BACKGROUND).astype(np.uint8)[owner]
     image *= 255.0
     image += 0.5
-    return {"image": np.minimum(np.maximum(image, 0.0), 255.0).astype(np.uint8), "mask": mask, "boxes": boxes, "labels": labels}
+    return {
+        "image": np.minimum(np.maximum(image, 0.0), 255.0).astype(np.uint8),
+        "mask": mask,
+        "boxes": boxes,
+        "labels": labels,
+    }
 
 
 def _paint(rng, image, owner, index, glyph, scale, centre):
@@ -222,7 +235,12 @@ def _paint(rng, image, owner, index, glyph, scale, centre):
     y0, x0 = (max(0, math.floor(c - reach)) for c in centre)
     y1, x1 = (min(size, math.ceil(c + reach)) for c in centre)
     matrix = _affine(
-        angle, scale * stretch / _GLYPH, scale / stretch / _GLYPH, shear, ((_GLYPH - 1) / 2,) * 2, (centre[1] - x0 - 0.5, centre[0] - y0 - 0.5)
+        angle,
+        scale * stretch / _GLYPH,
+        scale / stretch / _GLYPH,
+        shear,
+        ((_GLYPH - 1) / 2,) * 2,
+        (centre[1] - x0 - 0.5, centre[0] - y0 - 0.5),
     )
     cover = cv2.warpAffine(glyph, matrix, (x1 - x0, y1 - y0), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
     # Ink fades over about an eighth of the glyph's side: make that edge about one pixel wide.

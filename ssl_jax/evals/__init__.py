@@ -30,6 +30,7 @@ TASKS: dict[str, Task] = {
     "knn": Task("image", knn.evaluate),
     "linear": Task("image", linear.evaluate),
     "dense": Task("dense", dense_retrieval.evaluate),
+    "rank": Task("image", rank.evaluate),
 }
 COLUMNS = {"knn": "k-NN", "linear": "linear", "dense": "dense mIoU"}  # metric -> heading of the comparison table
 

@@ -159,9 +159,7 @@ def _draw_masks(rng, group: GroupRecipe):
 
 def crop_host(recipe: ViewRecipe, image: np.ndarray, drawn: dict[str, Drawn]) -> dict[str, np.ndarray]:
     """Cuts the drawn views out of an image uint8 [H, W, 3] (InputError if not): {group: uint8 [V, size, size, 3]}."""
-    return {
-        name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips) for name, group in recipe.groups
-    }
+    return {name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips) for name, group in recipe.groups}
 
 
 def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
@@ -250,8 +248,7 @@ def recipe_multicrop(views, patch: int) -> ViewRecipe:
     """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
 
     Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further global views and
-    local views; solarize on global view 2 only (DINO, section 3.1, after BYOL; iBOT and SOP take it over). Masks on global
-    views only.
+    local views; solarize on global view 2 only (DINO, after BYOL; iBOT and SOP take it over). Masks on global views.
 
     Args:
       views: config.views (see `config.base`); patch: of the network, pixels.

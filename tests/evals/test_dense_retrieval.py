@@ -93,6 +93,13 @@ def test_more_neighbours_than_patches_and_negative_similarities():
     np.testing.assert_allclose(similarity, [[0, -1]], atol=1e-7)
 
 
+def test_rows_that_only_fill_up_a_chunk_are_never_found():
+    bank = np.array([[-1.0, 0.2], [-1.0, 0.1], [-1.0, 0.0]])  # all less similar than a row of zeros
+    similarity, index = dense.nearest_streamed(np.array([[1.0, 0.0]]), bank, k=2, bank_chunk=2)
+    np.testing.assert_array_equal(index, [[0, 1]])
+    assert (similarity < 0).all()
+
+
 def test_majority_label_and_its_ties():
     mask = np.array([[[2, 1, 255, 255], [1, 2, 255, 0], [255, 255, 0, 0], [0, 0, 2, 2]]], np.uint8)
     labels = dense.patch_labels(mask, (2, 2), num_classes=3)

@@ -21,14 +21,14 @@ def test_parameter_counts(size):
 
 @pytest.mark.parametrize("kept, queries, height", [(None, 0, 96), (9, 4, 64)])
 def test_flops_match_xla_up_to_elementwise_work(kept, queries, height):
-    config = vit.ViTConfig(width=192, depth=3, heads=3, patch=16, image_size=96, queries=queries)
+    config = vit.ViTConfig(width=768, depth=2, heads=12, patch=16, image_size=96, queries=queries)
     model = vit.vit(config)
     params = jax.eval_shape(model.init, jax.random.key(0))
     images = jax.ShapeDtypeStruct((2, height, 96, 3), jnp.float32)
     keep = None if kept is None else jnp.zeros((2, kept), jnp.int32)
     cost = jax.jit(lambda p, x: model.apply(p, x, keep=keep)).lower(params, images).cost_analysis()
     analytic = 2 * zoo.forward_flops(config, height, 96, kept)
-    assert analytic < cost["flops"] < 1.05 * analytic
+    assert analytic < cost["flops"] < 1.02 * analytic
 
 
 def test_flops_of_vit_b():

@@ -40,9 +40,7 @@ def test_the_whole_range_of_places_is_reached():
     assert len({(y, x) for y, x, *_ in b}) == 16
 
 
-@pytest.mark.parametrize(
-    "size,box", [((100, 300), (0, 83, 100, 133)), ((300, 90), (90, 0, 120, 90)), ((50, 60), (0, 0, 50, 60))]
-)
+@pytest.mark.parametrize("size,box", [((100, 300), (0, 83, 100, 133)), ((300, 90), (90, 0, 120, 90)), ((50, 60), (0, 0, 50, 60))])
 def test_fallback_is_the_largest_centred_box_within_the_ratio(size, box):
     assert boxes.central_crop(*size) == box
 

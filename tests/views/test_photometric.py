@@ -182,6 +182,14 @@ def test_jitter_strengths_are_the_stated_ones():
     assert factor.mean() == pytest.approx(1, abs=0.024)
 
 
+def test_blur_strengths_are_the_stated_ones_and_the_kernel_is_wide_enough():
+    """Radius (2, 2) against a kernel of 8 standard deviations: 0.1/255."""
+    x = jnp.broadcast_to(rows(IMAGE), (1, 1, 24, 3, 20))
+    got = pixels(AUGMENT(x, uniforms(1), (Photometric(blur_prob=1.0, blur_radius=(2.0, 2.0)),)))[0, 0]
+    want = cv2.GaussianBlur(IMAGE.astype(np.float64), (33, 33), 2.0, borderType=cv2.BORDER_REPLICATE)
+    np.testing.assert_allclose(got, want, atol=0.1)
+
+
 def test_views_have_their_own_recipes_and_an_empty_recipe_keeps_every_bit():
     x = random_rows(8, 3)
     u = uniforms(8, 3)

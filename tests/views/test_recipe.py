@@ -174,6 +174,13 @@ def test_keys_are_the_fold_in_chain_and_belong_to_the_groups_name():
         np.testing.assert_array_equal(keys[1, at], jax.random.key_data(key))
 
 
+def test_photometric_draws_do_not_depend_on_the_other_groups():
+    batch = batch_of(RECIPE, [4, 7, 1, 9])
+    reversed_ = images_of(PREPARE(ViewRecipe(RECIPE.groups[::-1]), batch, 0))
+    for name, images in images_of(PREPARE(RECIPE, batch, 0)).items():
+        np.testing.assert_allclose(reversed_[name], images, atol=1e-6)
+
+
 def test_eight_devices_make_the_same_views_without_moving_images():
     """Batch cut over 8 devices: the same pixels, and no collective in the program (nothing is gathered)."""
     batch = batch_of(RECIPE, range(8), crop_on="device")
@@ -251,9 +258,7 @@ def test_crop_host_cuts_the_drawn_boxes():
     cut = recipe.crop_host(RECIPE, image(4), drawn)
     assert {n: (x.shape, x.dtype) for n, x in cut.items()} == {
         "global": ((2, 8, 8, 3), np.uint8), "local": ((3, 4, 4, 3), np.uint8)}  # fmt: skip
-    np.testing.assert_array_equal(
-        cut["local"][2], crops.crop_host(image(4), drawn["local"].boxes[2], 4, drawn["local"].flips[2])
-    )
+    np.testing.assert_array_equal(cut["local"][2], crops.crop_host(image(4), drawn["local"].boxes[2], 4, drawn["local"].flips[2]))
 
 
 # -- recipes

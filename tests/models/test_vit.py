@@ -1,0 +1,315 @@
+"""The vision transformer against an independent NumPy float64 forward pass, and what every option promises."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import erf
+
+from ssl_jax.models import position, vit
+
+TINY = vit.ViTConfig(width=16, depth=3, heads=2, patch=4, image_size=16)
+N = 16  # patches at the native size
+
+
+def config(**changes):
+    return dataclasses.replace(TINY, **changes)
+
+
+def randomised(model, seed=0):
+    """Parameters large enough that every bias, scale and code matters."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda s: jnp.asarray(rng.normal(size=s.shape) * 0.3, jnp.float32), shapes)
+
+
+def pictures(batch=2, height=16, width=16, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).uniform(size=(batch, height, width, 3)), jnp.float32)
+
+
+def reference(params, images, c, *, masks=None, keep=None):
+    """Float64 forward pass, one image and one head at a time. Returns normed tokens [B, N, d] and last attention [B, h, N, N]."""
+    p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+    d = c.width // c.heads
+    linear = lambda x, w: x @ w["kernel"] + w["bias"]
+
+    def norm(x, w):
+        mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+        return (x - mean) / np.sqrt(var + c.norm_eps) * w["scale"] + w["bias"]
+
+    def gelu(x):
+        if c.gelu == "tanh":
+            return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+        return 0.5 * x * (1 + erf(x / np.sqrt(2)))
+
+    rows, columns = images.shape[1] // c.patch, images.shape[2] // c.patch
+    native = position.sincos_2d(c.grid, c.width) if c.position == "sincos" else p["position"][int(c.cls) :]
+    codes = native
+    if (rows, columns) != (c.grid, c.grid):
+        weights = [
+            position.resize_matrix(c.grid, t, rule=c.position_resize, kernel=c.resize_kernel) for t in (rows, columns)
+        ]
+        codes = np.einsum("ar,bc,rcd->abd", *weights, native.reshape(c.grid, c.grid, -1)).reshape(rows * columns, -1)
+
+    outputs, attention = [], []
+    for b, image in enumerate(np.asarray(images, np.float64)):
+        image = (image - np.array(c.mean)) / np.array(c.std)
+        patches = []
+        for i in range(rows):
+            for j in range(columns):
+                square = image[i * c.patch : (i + 1) * c.patch, j * c.patch : (j + 1) * c.patch]
+                patches.append(linear(square.ravel(), p["patch"]))
+        x = np.stack(patches)
+        if masks is not None:
+            x[np.asarray(masks[b])] = p["mask_token"][0]
+        x = x + codes
+        if keep is not None:
+            x = x[np.asarray(keep[b])]
+        if c.cls:
+            code = p["position"][:1] if c.position == "learned" else 0.0
+            x = np.concatenate([p["cls"] + code, x])
+        if c.queries:
+            x = np.concatenate([x, p["queries"]])
+        for i in range(c.depth):
+            block = p["blocks"][str(i)]
+            q, k, v = np.split(linear(norm(x, block["norm1"]), block["attn"]["qkv"]), 3, axis=1)
+            heads, maps = [], []
+            for h in range(c.heads):
+                part = slice(h * d, (h + 1) * d)
+                scores = np.exp(q[:, part] @ k[:, part].T / np.sqrt(d))
+                maps.append(scores / scores.sum(1, keepdims=True))
+                heads.append(maps[-1] @ v[:, part])
+            x = x + linear(np.concatenate(heads, 1), block["attn"]["proj"])
+            hidden = gelu(linear(norm(x, block["norm2"]), block["mlp"]["fc1"]))
+            x = x + linear(hidden, block["mlp"]["fc2"])
+        outputs.append(norm(x, p["norm"]))
+        attention.append(maps)
+    return np.array(outputs), np.array(attention)
+
+
+def all_tokens(tokens):
+    parts = [None if tokens.cls is None else tokens.cls[:, None], tokens.patches, tokens.queries]
+    return np.concatenate([p for p in parts if p is not None], axis=1)
+
+
+MASKS = np.random.default_rng(5).uniform(size=(2, N)) < 0.4
+KEEP = np.array([[3, 0, 7], [15, 2, 9]], np.int32)
+
+
+@pytest.mark.parametrize(
+    "changes, size, inputs",
+    [
+        (dict(), (16, 16), {}),
+        (dict(gelu="tanh", position_resize="dino_offset"), (24, 8), {}),
+        (dict(resize_kernel="antialias-0.5", queries=2, mask_token=True), (16, 16), {"masks": MASKS}),
+        (dict(position="sincos", cls=False, mlp_ratio=2.0), (20, 16), {}),
+        (dict(position="sincos", mask_token=True, norm_eps=1e-3), (16, 16), {"masks": MASKS, "keep": KEEP}),
+    ],
+)
+def test_matches_numpy(changes, size, inputs):
+    c = config(**changes)
+    model = vit.vit(c)
+    params, images = randomised(model), pictures(2, *size)
+    tokens = jax.jit(lambda p, x: model.apply(p, x, attention=True, **inputs))(params, images)
+    want, weights = reference(params, images, c, **inputs)
+    np.testing.assert_allclose(all_tokens(tokens), want, atol=2e-5)
+    np.testing.assert_allclose(tokens.attention, weights, atol=2e-6)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(tokens))
+
+
+def test_parameter_names_shapes_and_initial_values():
+    params = vit.vit(config(width=64, heads=4, queries=3, mask_token=True)).init(jax.random.key(0))
+    shapes = jax.tree.map(jnp.shape, params)
+    assert sorted(params) == ["blocks", "cls", "mask_token", "norm", "patch", "position", "queries"]
+    assert shapes["patch"] == {"kernel": (48, 64), "bias": (64,)}
+    assert shapes["position"] == (1 + N, 64) and shapes["queries"] == (3, 64)
+    assert shapes["cls"] == shapes["mask_token"] == (1, 64)  # two-dimensional: decayed, as in the published code
+    assert sorted(params["blocks"]) == ["0", "1", "2"]
+    assert shapes["blocks"]["0"]["attn"]["qkv"] == {"kernel": (64, 192), "bias": (192,)}
+    assert shapes["blocks"]["2"]["mlp"] == {
+        "fc1": {"kernel": (64, 256), "bias": (256,)},
+        "fc2": {"kernel": (256, 64), "bias": (64,)},
+    }
+    assert not np.any(params["mask_token"]) and not np.any(params["patch"]["bias"])
+    np.testing.assert_allclose(np.std(params["blocks"]["1"]["mlp"]["fc1"]["kernel"]), 0.02, rtol=0.05)
+    np.testing.assert_allclose(np.std(params["position"]), 0.02, rtol=0.1)
+    np.testing.assert_allclose(np.std(params["patch"]["kernel"]), 1 / np.sqrt(3 * 48), rtol=0.05)
+    assert not np.array_equal(*(params["blocks"][i]["attn"]["proj"]["kernel"] for i in "01"))
+
+
+def test_layer_k_of_a_deeper_network_starts_the_same():
+    shallow, deep = (vit.vit(config(depth=d)).init(jax.random.key(0)) for d in (2, 3))
+    same = jax.tree.map(np.array_equal, shallow["blocks"]["1"], deep["blocks"]["1"])
+    assert all(jax.tree.leaves(same))
+
+
+def test_scan_and_remat_change_no_number():
+    """Outputs, gradients, intermediate layers and attention, with drop-path on."""
+    images, keys = pictures(3), jax.random.split(jax.random.key(3), 3)
+    params = randomised(vit.vit(TINY))
+
+    def run(**changes):
+        model = vit.vit(config(drop_path=0.5, **changes))
+
+        def loss(p):
+            tokens = model.apply(p, images, keys=keys, layers=(0, 2), attention=True)
+            probe = sum(jnp.sin(leaf * (1 + i)).sum() for i, leaf in enumerate(jax.tree.leaves(tokens)))
+            return probe, tokens
+
+        return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+    want = run()
+    for changes in (dict(scan=True), dict(remat=True), dict(scan=True, remat=True)):
+        got = run(**changes)
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(a, b, atol=2e-6 * max(1, np.abs(b).max()), err_msg=str(changes))
+
+
+def test_plain_scan_covers_all_blocks():
+    images, params = pictures(1), randomised(vit.vit(TINY))
+    a, b = (vit.vit(config(scan=s)).apply(params, images) for s in (False, True))
+    np.testing.assert_allclose(all_tokens(a), all_tokens(b), atol=2e-6)
+
+
+def test_layers_and_attention_are_extras_that_change_nothing():
+    model, images = vit.vit(TINY), pictures()
+    params = randomised(model)
+    plain = model.apply(params, images)
+    rich = model.apply(params, images, layers=(2, 0), attention=True)
+    np.testing.assert_allclose(all_tokens(plain), all_tokens(rich), atol=1e-6)
+    assert plain.layers == {} and plain.attention is None
+    assert sorted(rich.layers) == [0, 2]
+    np.testing.assert_array_equal(rich.layers[2].patches, rich.patches)
+    assert np.abs(rich.layers[0].cls - rich.cls).max() > 1e-2
+    np.testing.assert_allclose(rich.attention.sum(-1), 1, atol=1e-6)
+    short = vit.vit(config(depth=1))
+    first = short.apply({**params, "blocks": {"0": params["blocks"]["0"]}}, images)
+    np.testing.assert_allclose(all_tokens(rich.layers[0]), all_tokens(first), atol=1e-6)
+
+
+def test_masked_and_dropped_patches_are_not_seen():
+    model = vit.vit(config(mask_token=True))
+    params = randomised(model)
+    seen = jnp.zeros((1, N), bool).at[0, 5].set(True)
+
+    def cls(images, **options):
+        return model.apply(params, images, **options).cls.sum()
+
+    patch5 = (slice(None), slice(4, 8), slice(4, 8))  # row 1, column 1 of the 4 x 4 grid
+    gradient = jax.grad(cls)
+    for options in (dict(masks=seen), dict(keep=jnp.asarray([[i for i in range(N) if i != 5]]))):
+        g = np.asarray(gradient(pictures(1), **options))
+        assert not np.any(g[patch5])
+        assert np.all(np.abs(g).reshape(4, 4, 4, 4, 3).max(axis=(1, 3, 4)).ravel()[[0, 4, 6, 15]] > 0)
+    assert np.any(np.asarray(gradient(pictures(1)))[patch5])
+
+
+def test_no_mask_and_full_keep_are_the_plain_pass():
+    model, images = vit.vit(config(mask_token=True)), pictures()
+    params = randomised(model)
+    plain = all_tokens(model.apply(params, images))
+    unmasked = all_tokens(model.apply(params, images, masks=jnp.zeros((2, N), bool)))
+    kept = all_tokens(model.apply(params, images, keep=jnp.tile(jnp.arange(N), (2, 1))))
+    np.testing.assert_array_equal(plain, unmasked)
+    np.testing.assert_array_equal(plain, kept)
+
+
+def test_a_clean_network_reads_trees_with_and_without_mask_token():
+    masked, clean = vit.vit(config(mask_token=True)), vit.vit(TINY)
+    params = randomised(masked)
+    teacher = {k: v for k, v in params.items() if k != "mask_token"}
+    want = masked.apply(params, pictures()).cls
+    np.testing.assert_array_equal(clean.apply(params, pictures()).cls, want)
+    np.testing.assert_array_equal(clean.apply(teacher, pictures()).cls, want)
+
+
+def test_drop_path_is_per_example_and_off_without_keys():
+    model, params = vit.vit(config(drop_path=0.9)), randomised(vit.vit(TINY))
+    images, keys = pictures(4), jax.random.split(jax.random.key(0), 4)
+    run = jax.jit(lambda x, k: model.apply(params, x, keys=k).cls)
+    whole = run(images, keys)
+    for chunk in (slice(0, 2), slice(2, 4)):
+        np.testing.assert_allclose(run(images[chunk], keys[chunk]), whole[chunk], atol=1e-6)
+    order = jnp.array([2, 0, 3, 1])
+    np.testing.assert_allclose(run(images[order], keys[order]), whole[order], atol=1e-6)
+    clean = vit.vit(TINY).apply(params, images).cls
+    np.testing.assert_array_equal(model.apply(params, images).cls, clean)
+    assert np.abs(whole - clean).max() > 1e-2
+
+
+def test_bfloat16_rounds_products_only():
+    images = pictures()
+    params = vit.vit(TINY).init(jax.random.key(0))
+    model = vit.vit(config(dtype="bfloat16"))
+    tokens = model.apply(params, images, layers=(1,), attention=True)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(tokens))
+    error = np.abs(all_tokens(tokens) - all_tokens(vit.vit(TINY).apply(params, images))).max()
+    assert 1e-5 < error < 0.05
+    np.testing.assert_allclose(tokens.attention.sum(-1), 1, atol=1e-6)  # the softmax was not rounded
+    grads = jax.grad(lambda p: jnp.square(model.apply(p, images).patches[..., 0]).sum())(params)
+    assert all(g.dtype == jnp.float32 and np.all(np.isfinite(g)) for g in jax.tree.leaves(grads))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_finite_for_extreme_images(dtype):
+    model = vit.vit(config(dtype=dtype))
+    params = model.init(jax.random.key(0))
+    grad = jax.jit(jax.value_and_grad(lambda p, x: jnp.square(model.apply(p, x).cls[:, 0]).sum()))
+    extremes = [jnp.zeros((1, 16, 16, 3)), jnp.full((1, 16, 16, 3), 0.5), *(pictures(1) * s for s in (1e-4, 1e4))]
+    for images in extremes:
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(grad(params, images)))
+
+
+def test_vmap_over_views_equals_a_merged_batch():
+    model, views = vit.vit(config(drop_path=0.5)), pictures(4).reshape(2, 2, 16, 16, 3)
+    params, keys = randomised(vit.vit(TINY)), jax.random.split(jax.random.key(1), (2, 2))
+    mapped = jax.vmap(lambda x, k: model.apply(params, x, keys=k).cls)(views, keys)
+    merged = model.apply(params, views.reshape(4, 16, 16, 3), keys=keys.reshape(4)).cls
+    np.testing.assert_allclose(mapped.reshape(4, -1), merged, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(width=15), "width is 15; it must be a multiple of heads = 2"),
+        (dict(image_size=18), "image_size is 18; it must be a multiple of patch = 4"),
+        (dict(depth=0), "depth is 0; it must be at least 1"),
+        (dict(drop_path=1.0), r"drop_path is 1.0; it must lie in \[0, 1\)"),
+        (dict(position="rope"), 'position is "rope"; choose one of learned, sincos'),
+        (dict(position="sincos", width=18), "width is 18; it must be a multiple of 4"),
+        (dict(dtype="float16"), 'dtype is "float16"'),
+        (dict(in_channels=1), "mean has 3 values; in_channels = 1"),
+        (dict(queries=-1), "queries is -1"),
+        (dict(mlp_ratio=0.0), "mlp_ratio is 0.0"),
+    ],
+)
+def test_config_errors(changes, message):
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
+
+
+@pytest.mark.parametrize(
+    "images, options, message",
+    [
+        (jnp.zeros((1, 16, 18, 3)), {}, "16 x 18 pixels; both must be multiples of patch = 4"),
+        (jnp.zeros((1, 16, 16, 1)), {}, r"images have shape \(1, 16, 16, 1\); wanted \[B, H, W, 3\]"),
+        (jnp.zeros((1, 16, 16, 3), jnp.uint8), {}, "images are uint8; wanted floating point"),
+        (jnp.zeros((1, 16, 16, 3)), dict(masks=jnp.zeros((1, 9), bool)), r"shape \(1, 9\); wanted bool of shape \(1, 16\)"),
+        (jnp.zeros((1, 16, 16, 3)), dict(keep=jnp.zeros((2, 9), jnp.int32)), r"wanted integers of shape \(1, m\)"),
+        (jnp.zeros((1, 16, 16, 3)), dict(keep=jnp.zeros((1, 17), jnp.int32)), "keep lists 17 patches"),
+        (jnp.zeros((1, 16, 16, 3)), dict(keys=jnp.zeros((1,), jnp.uint32)), "wanted typed PRNG keys"),
+        (jnp.zeros((1, 16, 16, 3)), dict(layers=(3,)), "layers asks for block 3; blocks are numbered 0 to 2"),
+    ],
+)
+def test_input_errors(images, options, message):
+    model = vit.vit(config(mask_token=True))
+    with pytest.raises(ValueError, match=message):
+        model.apply({}, images, **options)
+
+
+def test_masks_need_a_mask_token():
+    with pytest.raises(ValueError, match="make the model with mask_token=True"):
+        vit.vit(TINY).apply({}, pictures(1), masks=jnp.zeros((1, N), bool))
