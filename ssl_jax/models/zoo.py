@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from ssl_jax.config import MODEL_SIZES
 from ssl_jax.models.vit import ViTConfig
 
 
@@ -16,13 +17,7 @@ class Size(NamedTuple):
     patch: int  # the patch side the size is usually published with; taken where the config gives patch = 0
 
 
-SIZES = {
-    "ti": Size(192, 12, 3, 16),
-    "s": Size(384, 12, 6, 16),
-    "b": Size(768, 12, 12, 16),
-    "l": Size(1024, 24, 16, 16),
-    "h": Size(1280, 32, 16, 14),
-}
+SIZES = {name: Size(*shape, patch=14 if name == "h" else 16) for name, shape in MODEL_SIZES.items()}
 
 
 def vit_config(section, **overrides) -> ViTConfig:

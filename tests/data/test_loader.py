@@ -341,7 +341,8 @@ def test_workers_end_with_a_killed_main_process(tmp_path, root):
         )
     )
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    main = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environment)
+    with open(tmp_path / "stderr", "w") as errors:  # Python's resource tracker says there what it cleans up
+        main = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     workers = [int(pid) for pid in main.stdout.readline().split()]
     assert len(workers) == 2
     for pid in workers:  # signals for the whole group reach workers too; the main process decides when they end

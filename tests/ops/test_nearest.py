@@ -49,6 +49,13 @@ def test_ties_go_to_the_lower_row(chunk):
     np.testing.assert_array_equal(index, want_index)
 
 
+def test_ties_behind_different_block_maxima_go_to_the_lower_row():
+    scores = np.zeros(1300, np.float32)
+    scores[[700, 701, 300, 301]] = 9, 3, 8, 3  # block 5 has the larger maximum, block 2 the lower row of value 3
+    values, index = ops.nearest(np.ones((1, 1), np.float32), scores[:, None], k=3, metric="dot")
+    assert index.tolist() == [[700, 300, 301]] and values.tolist() == [[9, 8, 3]]
+
+
 def test_where_hides_rows_and_missing_neighbours_are_minus_infinity():
     rng = np.random.default_rng(1)
     queries, bank, where = unit(rng, 5, 4), unit(rng, 700, 4), rng.uniform(size=700) < 0.3

@@ -231,6 +231,13 @@ def test_weights_are_clipped_unless_all_one():
         close(got, reference.vote(queries, members, np.clip(weights, np.float32(1 / 6), np.float32(1 - 1e-4)), 0.05))
 
 
+def test_shares_of_one_kth_stay_finite_where_k_times_one_kth_rounds_below_one():
+    k = next(k for k in range(2, 100) if np.float32(k) * np.float32(1 / k) < 1)
+    rng, members, _ = random_sops(2, k, 2)
+    weights = ops.sop_weights(jnp.full((k, 2), -1.0), smoothing=0.999)
+    close(sop_vote(unit(rng, 7, 8), members, weights, temperature=0.1), np.full((7, k), -np.log(k)))
+
+
 @pytest.mark.parametrize("eps", [0.1, 0.3])
 def test_smoothed_prediction_is_an_affine_map_of_the_plain_softmax(eps):
     """Spec section 8 items 1, 4 and 5."""
