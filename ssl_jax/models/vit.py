@@ -154,7 +154,7 @@ class _ViT(nnx.Module):
             layers_lib.Block, width=d, heads=c.heads, hidden=c.hidden,
             init_std=c.init_std, eps=c.norm_eps, approximate=c.gelu == "tanh", dtype=c.dtype,
         )  # fmt: skip
-        self.blocks = nnx.List([block(jax.random.fold_in(keys[4], i)) for i in range(c.depth)])
+        self.blocks = nnx.List(_draw_blocks(block, keys[4], c.depth))
         self.norm = layers_lib.LayerNorm(d, c.norm_eps)
 
     def __call__(self, images, masks, keep, keys, layers, attention) -> Tokens:
@@ -241,6 +241,19 @@ class _ViT(nnx.Module):
         for i, state in zip(range(start, stop), states, strict=True):
             x, _ = body(x, (state, None if scales is None else scales[i]))
         return x
+
+
+def _draw_blocks(build, key, depth: int) -> list[layers_lib.Block]:
+    """[build(key 0), build(key 1), ...], all drawn in one mapped call: initialising then compiles one block instead of `depth`."""
+    graphdef = []
+
+    def draw(i):
+        definition, state = nnx.split(build(jax.random.fold_in(key, i)), graph=True)
+        graphdef.append(definition)
+        return state
+
+    states = jax.vmap(draw)(jnp.arange(depth))
+    return [nnx.merge(graphdef[0], jax.tree.map(lambda leaf, i=i: leaf[i], states)) for i in range(depth)]
 
 
 def _check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:
