@@ -4,6 +4,7 @@ import contextlib
 import errno
 import logging
 import shutil
+import sys
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from ssl_jax.config import InputError
 from ssl_jax.state import TrainState
 
 _ITEMS = ("state", "meta")
+_OVERHEAD = 2**20  # bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not full
 
 
 class Checkpoints:
@@ -62,6 +64,7 @@ class Checkpoints:
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Reads the state of `step` onto the shapes and shardings of `abstract` (ShapeDtypeStructs), whatever mesh wrote it."""
         with self._damage_named(step):
+            _check_files(self.folder / str(step) / "state")
             args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract._asdict()))
             return TrainState(**self._manager.restore(step, args=args).state)
 
@@ -87,8 +90,22 @@ class Checkpoints:
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             raise InputError(
-                f"checkpoint {path} cannot be read ({reason[:300]}); if files are missing, delete that folder to go on from the one before"
+                f"checkpoint {path} cannot be read; delete that folder to go on from the one before ({reason[:300]})"
             ) from error
+
+
+def _check_files(folder: Path) -> None:
+    """Raises an error that names a file or array if something of the saved arrays is missing or cut short; reads a byte of each piece.
+
+    Orbax reads all arrays at once, and when one fails the others fill stderr with tracebacks around the line that matters.
+    """
+    import tensorstore  # what Orbax stores arrays with
+
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}).result()
+    pieces = {key: store.read(key, byte_range=slice(-1, None)) for key in store.list().result()}
+    missing = [key.decode() for key, read in pieces.items() if not read.result().value]
+    if missing or not pieces:
+        raise FileNotFoundError(f"no data of {missing[0] if missing else 'any array'} in {folder}")
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
@@ -109,10 +126,11 @@ def abstract(state, shardings):
 def check_space(folder: Path, state, copies: int) -> None:
     """Refuses a run whose checkpoints cannot fit on the disk of `folder`. Raises InputError."""
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(_raw_keys, state)))
+    size += _OVERHEAD
     needed, free = size * copies, shutil.disk_usage(folder).free
     if free < needed:
         raise InputError(
-            f"{folder} has {free / 2**20:.0f} MiB free; {copies} checkpoints of {size / 2**20:.1f} MiB need {needed / 2**20:.0f} MiB: "
+            f"{folder} has {free / 2**20:.1f} MiB free; {copies} checkpoints of {size / 2**20:.1f} MiB need {needed / 2**20:.1f} MiB: "
             "free some space, choose another --workdir or lower checkpoint.keep"
         )
 
@@ -135,13 +153,29 @@ def _readable_errors(folder: Path):
             texts.append(f"{getattr(chain, 'errno', '')} {chain}")
             chain = chain.__cause__ or chain.__context__
         text = " ".join(texts)
-        if "No space left" in text or "RESOURCE_EXHAUSTED" in text or str(errno.ENOSPC) + " " in text:
-            raise InputError(f"no space left on the disk of {folder}; the last complete checkpoint is intact, free space and start again") from error
+        if "No space left" in text or "quota exceeded" in text or "RESOURCE_EXHAUSTED" in text or str(errno.ENOSPC) + " " in text:
+            raise InputError(
+                f"no space left on the disk of {folder}; the last complete checkpoint is intact, free space and start again"
+            ) from error
         if "Permission denied" in text or "Read-only" in text:
             raise InputError(f"cannot write to {folder}: permission denied") from error
         raise
 
 
 def _quiet():
-    """Orbax reports every save at INFO and warns about things a user cannot act on; errors still come through."""
-    logging.getLogger("absl").setLevel(logging.ERROR)
+    """Leaves only what is raised. Orbax logs every save, and a file that cannot be written makes its threads print hundreds of
+    tracebacks (arrays still under way report to an event loop that is closed by then) around the one error that reaches the caller.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if not hasattr(sys.unraisablehook, "drops_late_reports"):
+        sys.unraisablehook = _without_late_reports(sys.unraisablehook)
+
+
+def _without_late_reports(hook):
+    def filtered(unraisable):
+        if not (isinstance(unraisable.exc_value, RuntimeError) and "Event loop is closed" in str(unraisable.exc_value)):
+            hook(unraisable)
+
+    filtered.drops_late_reports = True
+    return filtered

@@ -1,5 +1,6 @@
 """`ssl-jax train|eval|show`: absl flags and ml_collections config_flags over the functions of the package, nothing else."""
 
+import errno
 import re
 import sys
 
@@ -7,9 +8,11 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from ssl_jax import config as config_lib
+from ssl_jax import validate
 from ssl_jax.config import InputError
 
 EXIT_INPUT = 2  # bad input: one line on stderr
+_FILE = re.compile("--?config=")
 
 _USAGE = """ssl-jax: self-supervised vision in JAX
 
@@ -25,17 +28,27 @@ start again to continue; 1 unexpected error.
 """
 
 
+# A disk or a path that refuses, wherever it shows: the user's to mend, so one line rather than a traceback.
+_ERRNOS = (
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR,
+)  # fmt: skip
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code (see the usage text). `argv` includes the program's name."""
-    argv = list(sys.argv if argv is None else argv)
-    if len(argv) < 2 or argv[1] in ("-h", "--help", "help"):
+    argv = list(sys.argv if argv is None else argv)[1:]
+    if argv[:1] == ["help"] or {"-h", "--help"} & set(argv):
         print(_USAGE, end="")
-        return 0 if len(argv) > 1 else EXIT_INPUT
+        return 0
     try:
-        if argv[1] not in _COMMANDS:
-            raise InputError(config_lib.unknown("command", argv[1], _COMMANDS))
-        return _COMMANDS[argv[1]](argv[1:])
-    except (InputError, flags.Error) as error:
+        if not argv:
+            raise InputError(f"no command; give one of {', '.join(_COMMANDS)} (ssl-jax --help explains them)")
+        if argv[0] not in _COMMANDS:
+            raise InputError(config_lib.unknown("command", argv[0], _COMMANDS))
+        return _COMMANDS[argv[0]](argv)
+    except (InputError, flags.Error, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _ERRNOS:
+            raise
         print(f"ssl-jax: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_INPUT
 
@@ -57,19 +70,22 @@ def _eval(argv) -> int:
     from ssl_jax import evals, loop
     from ssl_jax.evals import report
 
-    path = argv[1] if len(argv) > 1 and not argv[1].startswith("-") else None
-    if path is None:
-        raise InputError("eval needs a CHECKPOINT: a run folder or one step of it, for example runs/a or runs/a/checkpoints/1000")
-    saved = loop.saved_config(path)
-    values, config, _ = _parse(argv, saved=saved, task=[])
-    changed = [key for key in config_lib.changed(saved, config) if not key.startswith("eval.")]
-    if changed:
-        raise InputError(f"{changed[0]} belongs to the checkpoint and cannot be changed; only keys of the section eval can")
+    if len(argv) < 2 or argv[1].startswith("-"):
+        raise InputError("eval needs a CHECKPOINT first: a run folder or one step of it, for example runs/a or runs/a/checkpoints/1000")
+    if any(_FILE.match(a) for a in argv):
+        raise InputError("--config=FILE is for train and show; eval takes the config that the checkpoint holds")
+    saved = loop.saved_config(argv[1])
+    values, config, _ = _parse(argv[:1] + argv[2:], saved=saved, task=[])
+    for key in config_lib.changed(saved, config):
+        if not key.startswith("eval."):
+            raise InputError(f"{key} belongs to the checkpoint and cannot be changed; only keys of the section eval can")
     tasks = evals.check_tasks(values.task or config.eval.tasks)
     if not tasks:
         raise InputError(f"the run's config names no evaluations; give --task=NAME ({', '.join(evals.TASKS)})")
-    method, config, weights, step = loop.load(path, config)
-    results = report.Evaluation(method, config, tasks).compare(weights)
+    config.eval.tasks = tasks
+    validate.validate(config, num_devices=None)
+    method, config, weights, step = loop.load(argv[1], config)
+    results = report.Evaluation(method, config).compare(weights)
     print(f"{config.method}, step {step}")
     print(evals.comparison_table(results))
     for name, scores in results.items():
@@ -97,25 +113,42 @@ def _parse(argv, *, saved=None, **others):
     Returns:
       (absl flag values, config with the overrides of the command line, config without them)
     """
-    path = next((a.partition("=")[2] for a in argv if re.match(r"--?config=", a)), None)
-    if saved is None and path is None:
-        raise InputError(f"{argv[0]} needs --config=FILE, for example --config=configs/sop.py:vits16")
-    # Loading here first names a wrong file, variant or key in one line; config_flags then parses and type-checks the overrides.
-    start = config_lib.load(path) if saved is None else saved
+    start, argv = _start(argv) if saved is None else (saved, argv)
     known = config_lib.flatten(start)
-    for argument in argv:
+    for argument in argv[1:]:
         match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
         if match and match[1] not in known:
-            raise InputError(config_lib.unknown("config key", match[1], known))
+            raise InputError(_no_key(match[1], known))
     values = flags.FlagValues()
-    if saved is None:
-        config_flags.DEFINE_config_file("config", None, "", flag_values=values, sys_argv=list(argv))
-    else:
-        config_flags.DEFINE_config_dict("config", ConfigDict(saved.to_dict()), "", flag_values=values, sys_argv=list(argv))
+    config_flags.DEFINE_config_dict("config", ConfigDict(start.to_dict()), "", flag_values=values, sys_argv=argv)
     for name, default in others.items():
         define = {bool: flags.DEFINE_bool, list: flags.DEFINE_list}.get(type(default), flags.DEFINE_string)
         define(name, default, "", flag_values=values)
-    extra = values(list(argv))[1 if saved is None else 2 :]
+    try:
+        extra = values(argv)[1:]
+    except flags.IllegalFlagValueError as error:
+        match = re.match(r"flag --config\.([^=]+)=(.*?): ", str(error))
+        if not match or match[1] not in known:
+            raise
+        raise InputError(validate.wrong_type(match[1], match[2], known[match[1]])) from error
     if extra:
-        raise InputError(f"unexpected argument {extra[0]!r}; see ssl-jax --help")
+        raise InputError(f'unexpected argument "{extra[0]}"; see ssl-jax --help')
     return values, values["config"].value, start
+
+
+def _start(argv):
+    """(config of the file that --config=FILE names, the other arguments)."""
+    paths = [a.partition("=")[2] for a in argv if _FILE.match(a)]
+    if len(paths) > 1:
+        raise InputError(f"--config=FILE is given {len(paths)} times: {', '.join(paths)}; keep one")
+    if not paths or not paths[0]:
+        raise InputError(f"{argv[0]} needs --config=FILE, for example --config=configs/sop.py:vits16")
+    return config_lib.load(paths[0]), [a for a in argv if not _FILE.match(a)]
+
+
+def _no_key(key: str, known) -> str:
+    """Message for a dotted key that is not in `known`."""
+    inside = [k for k in known if k.startswith(key + ".")]
+    if inside:
+        return f'"{key}" is a section; set one of its keys: {", ".join(inside)}'
+    return config_lib.unknown("config key", key, known)

@@ -1,22 +1,20 @@
-"""The config: every key with default, meaning and unit; loading, overriding, checking, resolving, comparing, storing.
+"""The config: every key with default, meaning and unit; loading, storing, comparing.
 
 A config is a plain `ml_collections.ConfigDict`. `base()` holds everything that is common to all methods; a method adds
 one section under its own name. Config files in `configs/` start from it and change values; the command line changes
-more; `resolve` adds the section `run`, which is computed and never set by hand. This module imports nothing of the
-package.
+more; `validate.resolve` adds the section `run`, which is computed and never set by hand. This module imports nothing
+of the package.
 """
 
-import ast
 import difflib
 import importlib.util
 import inspect
 import json
-import math
 import re
 import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
@@ -28,25 +26,10 @@ class InputError(ValueError):
 # name -> (width, depth, heads) of the usual vision transformers; those of a "custom" model are set by hand.
 MODEL_SIZES = {"ti": (192, 12, 3), "s": (384, 12, 6), "b": (768, 12, 12), "l": (1024, 24, 16), "h": (1280, 32, 16)}
 DATA_KINDS = ("digit_scenes", "digits", "folder", "tfds")
-EVAL_TASKS = ("knn", "linear", "dense")
+EVAL_TASKS = ("knn", "linear", "dense", "rank")
 # STELLAR's grid for a linear probe: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
 _LINEAR_LRS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-COMPUTED = "run"  # the section that resolve() writes
-
-_CHOICES = {
-    "data.kind": DATA_KINDS,
-    "data.crop_on": ("host", "device"),
-    "views.mask": ("none", "block", "random"),
-    "model.size": (*MODEL_SIZES, "custom"),
-    "model.position": ("learned", "sincos"),
-    "model.position_resize": ("exact", "dino_offset"),
-    "model.gelu": ("erf", "tanh"),
-    "model.dtype": ("float32", "bfloat16"),
-    "optim.clip_by": ("tensor", "global", "none"),
-    "eval.image.kind": DATA_KINDS,
-    "eval.dense.kind": DATA_KINDS,
-    "eval.dense_vote": ("plain", "softmax"),
-}
+COMPUTED = "run"  # the section that validate.resolve() writes
 
 
 def base() -> ConfigDict:
@@ -137,9 +120,9 @@ def base() -> ConfigDict:
 
     c.eval = e = ConfigDict()
     e.every_steps = 0  # 0 = only at the end
-    e.tasks = EVAL_TASKS  # any of "knn", "linear" (need labels), "dense" (needs masks)
-    e.image = _data_section()  # images with labels, for knn and linear; its `split` is the training part
-    e.image.kind = "digits"  # must have labels
+    e.tasks = ("knn", "linear", "dense")  # any of "knn", "linear" (need labels), "dense" (needs masks), "rank"
+    e.image = _data_section()  # images, for knn and linear with labels; its `split` is the training part
+    e.image.kind = "digits"  # knn and linear need a set with labels
     e.image.test_split = "test"  # part of the set that is scored
     e.dense = _data_section()  # images with masks; its `split` is the memory
     e.dense.test_split = "test"  # part of the set that is scored
@@ -183,21 +166,13 @@ def _data_section() -> ConfigDict:
 
 def unknown(kind: str, name: str, options: Collection[str]) -> str:
     """Message for a name that does not exist: the nearest one that does, and all of them if they are few."""
-    nearest = _nearest(str(name), options)
-    hint = f'; did you mean "{nearest}"?' if nearest else ""
+    close = nearest(str(name), options)
+    hint = f'; did you mean "{close}"?' if close else ""
     listed = f" (known: {', '.join(sorted(options))})" if len(options) <= 12 else ""
     return f'unknown {kind} "{name}"{hint}{listed}'
 
 
-def check_choice(key: str, value, choices: Collection[str]) -> None:
-    """Raises InputError, naming the nearest choice, if `value` is none of `choices`."""
-    if value not in choices:
-        nearest = _nearest(str(value), choices)
-        hint = f'; did you mean "{nearest}"?' if nearest else ""
-        raise InputError(f'{key} is "{value}"; it must be one of {", ".join(choices)}{hint}')
-
-
-def _nearest(name: str, options) -> str | None:
+def nearest(name: str, options) -> str | None:
     """The most similar option: by whole name, else by the last part of dotted names."""
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
     if not close:
@@ -220,15 +195,14 @@ def flatten(config: Mapping) -> dict[str, Any]:
 # --- loading
 
 
-def load(path_with_arg: str, overrides: Mapping[str, str] | None = None) -> ConfigDict:
-    """Runs `get_config` of a config file and applies overrides.
+def load(path_with_arg: str) -> ConfigDict:
+    """Runs `get_config` of a config file.
 
     Args:
       path_with_arg: "configs/sop.py:vits16" calls get_config("vits16"), "configs/sop.py" calls get_config().
-      overrides: {"optim.lr": "1e-3"}; see `apply_overrides`.
 
     Returns:
-      A locked config.
+      A locked config, not validated yet.
 
     Raises:
       InputError: no such file, no get_config in it, a key that does not exist, a value of the wrong type.
@@ -246,8 +220,7 @@ def load(path_with_arg: str, overrides: Mapping[str, str] | None = None) -> Conf
         raise InputError(f"{path_with_arg}: {_reason(error)}") from error
     if not isinstance(config, ConfigDict):
         raise InputError(f"{path}: get_config must return an ml_collections.ConfigDict, got {type(config).__name__}")
-    check_keys(config)
-    return apply_overrides(config, overrides or {})
+    return config.lock()
 
 
 def _get_config(path: Path):
@@ -270,457 +243,13 @@ def _get_config(path: Path):
 
 
 def _reason(error: Exception) -> str:
-    """One line from an error of ml_collections about an unknown key (without its list of all) or a wrong type."""
+    """One line from an error of ml_collections about an unknown key (which lists its section) or a wrong type."""
     text = " ".join(str(error.args[0] if error.args else error).split())
     key = re.search(r'Key "(.+?)" does not exist', text)
-    return unknown("config key", key[1], flatten(base())) if key else text.replace(" (reference)", "")
-
-
-class CommandLine(NamedTuple):
-    """What a command line says: the file's config, the final one, the overrides, and all other arguments."""
-
-    file: ConfigDict
-    config: ConfigDict
-    overrides: dict[str, str]
-    rest: list[str]
-
-
-def parse_argv(argv: list[str], name: str = "config") -> CommandLine | None:
-    """Reads --config=FILE:ARG and --config.KEY=VALUE: the syntax of ml_collections' config_flags, readable errors.
-
-    `--config.KEY VALUE`, `--config.FLAG` and `--noconfig.FLAG` (booleans) work too. After a bare "--" nothing is read.
-    Returns None if there is no --config. The result equals what config_flags makes of the same command line, but an
-    unknown key or a wrong type gives an InputError, before absl parses anything.
-    """
-    ours, rest, i = [], [], 0
-    while i < len(argv):
-        if argv[i] == "--":
-            rest += argv[i:]
-            break
-        flag, has_value, value = argv[i].partition("=")
-        match = re.fullmatch(rf"--?(no)?{re.escape(name)}(?:\.(.+))?", flag)
-        if match:
-            ours.append(
-                (
-                    bool(match[1]),
-                    match[2],
-                    value if has_value else None,
-                    argv[i + 1] if i + 1 < len(argv) else None,
-                    len(rest),
-                )
-            )
-        else:
-            rest.append(argv[i])
-        i += 1
-    return _command_line(ours, rest, name) if ours else None
-
-
-def _command_line(ours, rest, name) -> CommandLine:
-    taken = []  # positions in `rest` of values given as a separate argument
-
-    def separate(following, position):
-        if following is None or following.startswith("-"):
-            return None
-        taken.append(position)
-        return following
-
-    path = None
-    for _, key, value, following, position in ours:
-        if key is None:
-            path = value if value is not None else separate(following, position)
-    if not path:
-        raise InputError(
-            f"--{name}=FILE is missing (for example configs/sop.py:vits16); --{name}.KEY=VALUE changes a key of it"
-        )
-    file = load(path)
-    leaves, overrides = flatten(file), {}
-    for negated, key, value, following, position in ours:
-        if key is None:
-            continue
-        if negated and not isinstance(leaves.get(key, False), bool):
-            raise InputError(f"--no{name}.{key}: {key} is no boolean")
-        if value is None:
-            boolean = isinstance(leaves.get(key), bool)
-            value = str(not negated) if boolean or negated else separate(following, position)
-        if value is None:
-            raise InputError(f"--{name}.{key} has no value; write --{name}.{key}=VALUE")
-        overrides[key] = value
-    rest = [argument for i, argument in enumerate(rest) if i not in taken]
-    return CommandLine(file, apply_overrides(file, overrides), overrides, rest)
-
-
-def apply_overrides(config: ConfigDict, overrides: Mapping[str, Any]) -> ConfigDict:
-    """A copy of `config` with dotted keys set from text (or values), parsed to the type the key has.
-
-    Numbers, booleans (true/false/1/0), strings as they are, tuples as "(0.3, 1.0)" or "0.3,1.0" or "knn,linear".
-
-    Raises:
-      InputError: unknown key (names the nearest), a section instead of a key, a computed key, a value of the wrong
-        type.
-    """
-    config, leaves = _copy(config), flatten(config)
-    for key, value in overrides.items():
-        if key == COMPUTED or key.startswith(COMPUTED + "."):
-            raise InputError(f'"{key}" is computed from the other keys and cannot be set')
-        if key not in leaves:
-            inside = [k for k in leaves if k.startswith(key + ".")]
-            if inside:
-                raise InputError(f'"{key}" is a section; set one of its keys: {", ".join(inside)}')
-            raise InputError(unknown("config key", key, leaves))
-        section, _, last = key.rpartition(".")
-        target = config
-        for name in section.split(".") if section else ():
-            target = target[name]
-        target[last] = _parse(key, value, leaves[key])
-    return config
-
-
-def _copy(config) -> ConfigDict:
-    """An independent, locked ConfigDict (ConfigDict(config) would share its sections)."""
-    return ConfigDict(config.to_dict()).lock()
-
-
-def _parse(key: str, value, current):
-    """`value` as the type of `current`; text is parsed."""
-    wanted = type(current)
-    parsed = _from_text(value, current) if isinstance(value, str) and wanted is not str else value
-    parsed = _as_type(parsed, current)
-    if parsed is None:
-        raise InputError(f"{key} is {value!r}; it must be {_wanted(current)}, for example {current!r}")
-    return parsed
-
-
-def _from_text(text: str, current):
-    """Text as a Python literal, or else as it is (in comma-separated parts where a tuple is wanted)."""
-    if isinstance(current, bool):
-        return {"true": True, "1": True, "false": False, "0": False}.get(text.strip().lower(), text)
-    try:
-        value = ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        try:
-            value = float(text)  # inf, nan
-        except ValueError:
-            value = text
-    if not isinstance(current, tuple) or isinstance(value, (tuple, list)):
-        return value
-    if isinstance(value, str):
-        return tuple(part.strip(" \"'") for part in value.strip("()[] ").split(",") if part.strip())
-    return (value,)
-
-
-def _as_type(value, current):
-    """`value` as the type of `current` without loss (int -> float, list -> tuple), or None if it has another type."""
-    if isinstance(current, tuple):
-        if not isinstance(value, (tuple, list)):
-            return None
-        # Elements follow the first element of the default; an empty default says nothing about them.
-        items = tuple(_as_type(v, current[0]) if current else v for v in value)
-        return None if None in items else items
-    if isinstance(current, bool) or isinstance(value, bool):
-        return value if isinstance(value, bool) and isinstance(current, bool) else None
-    if isinstance(current, float):
-        return float(value) if isinstance(value, (int, float)) else None
-    return value if isinstance(value, type(current)) else None
-
-
-def _wanted(current) -> str:
-    if isinstance(current, tuple):
-        return f"a tuple of {_wanted(current[0]).split()[-1]}s" if current else "a tuple"
-    return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}.get(
-        type(current), type(current).__name__
-    )
-
-
-# --- checking
-
-
-def check_keys(config) -> None:
-    """Every key of base() is there with its type, and nothing else but the method's own section. Raises InputError."""
-    reference = base()
-    known, got = flatten(reference), flatten(config)
-    free = (config.get("method", ""), COMPUTED, "expected")
-    for key, value in got.items():
-        if key.split(".")[0] in free and "." in key:
-            continue
-        if key.split(".")[0] not in reference:
-            raise InputError(unknown("config section" if "." in key else "config key", key.split(".")[0], reference))
-        if key not in known:
-            raise InputError(unknown("config key", key, known))
-        if _as_type(value, known[key]) is None:
-            raise InputError(f"{key} is {value!r}; it must be {_wanted(known[key])}, for example {known[key]!r}")
-    missing = [key for key in known if key not in got]
-    if missing:
-        raise InputError(f"config lacks {', '.join(missing)}; start from ssl_jax.methods.base_config(NAME)")
-
-
-_POSITIVE = """
-data.length views.global_count views.global_size views.local_size model.patch model.image_size model.mlp_ratio
-model.init_std optim.batch_size optim.base_batch optim.lr optim.eps optim.chunks mesh.fsdp checkpoint.every_steps
-checkpoint.keep log.every_steps eval.batch_size eval.knn_temperature eval.linear_epochs eval.linear_batch eval.dense_k
-eval.dense_subsample eval.dense_runs
-""".split()
-_NOT_NEGATIVE = """
-seed data.size data.workers views.local_count model.width model.depth model.heads model.queries optim.epochs optim.steps
-optim.final_lr optim.warmup_epochs optim.weight_decay optim.final_weight_decay optim.clip mesh.data
-checkpoint.keep_every max_nonfinite eval.every_steps eval.crop eval.train_examples eval.test_examples
-eval.linear_weight_decay eval.image.size eval.dense.size
-""".split()
-_SHARE = """
-data.max_unreadable views.flip views.jitter_prob views.gray_prob views.solarize_prob views.mask_prob
-teacher.momentum teacher.final_momentum
-""".split()
-
-
-def validate(config, num_devices: int) -> None:
-    """Refuses a config that cannot work, before anything is allocated.
-
-    Checks everything but the method's own section (`method.check(config)` does that). Works on resolved and unresolved
-    configs.
-
-    Raises:
-      InputError: names the key, what it is, and what would be right.
-    """
-    if not config.get("method"):
-        raise InputError('method is ""; a config file must set it, see ssl_jax.methods.base_config(NAME)')
-    if config.method not in config:
-        raise InputError(
-            f'config has no section "{config.method}" for its method; '
-            f'start from ssl_jax.methods.base_config("{config.method}")'
-        )
-    check_keys(config)
-    flat = flatten(config)
-    for key, choices in _CHOICES.items():
-        check_choice(key, flat[key], choices)
-    _check_ranges(flat)
-    _check_views(config)
-    _check_model(config)
-    _check_optim(config)
-    _check_devices(config, num_devices)
-    _check_data("data", config.data)
-    _check_eval(config)
-
-
-def _check_ranges(flat) -> None:
-    for key, value in flat.items():
-        numbers = value if isinstance(value, tuple) else (value,)
-        if not key.startswith(("expected.", COMPUTED + ".")) and any(
-            isinstance(v, float) and not math.isfinite(v) for v in numbers
-        ):
-            raise InputError(f"{key} is {value}; it must be finite")
-    for key in _POSITIVE:
-        if not flat[key] > 0:
-            raise InputError(f"{key} is {flat[key]}; it must be above 0")
-    for key in _NOT_NEGATIVE:
-        if not flat[key] >= 0:
-            raise InputError(f"{key} is {flat[key]}; it must be 0 or more")
-    for key in _SHARE:
-        if not 0 <= flat[key] <= 1:
-            raise InputError(f"{key} is {flat[key]}; it must lie between 0 and 1")
-    for key in ("optim.beta1", "optim.beta2", "model.drop_path"):
-        if not 0 <= flat[key] < 1:
-            raise InputError(f"{key} is {flat[key]}; it must lie in [0, 1)")
-    if flat["seed"] >= 2**31:
-        raise InputError(f"seed is {flat['seed']}; it must be below 2**31")
-
-
-def _check_views(config) -> None:
-    v, patch = config.views, config.model.patch
-    for name, low, high in (
-        ("global_scale", 0, 1), ("local_scale", 0, 1), ("mask_ratio", 0, 1), ("blur_radius", 0, math.inf),
-    ):  # fmt: skip
-        value = v[name]
-        if len(value) != 2 or not low <= value[0] <= value[1] <= high:
-            raise InputError(f"views.{name} is {value}; it must be (low, high) with {low} <= low <= high <= {high}")
-    for name in ("global_scale", "local_scale"):
-        if v[name][0] <= 0:
-            raise InputError(f"views.{name} is {v[name]}; a crop needs an area above 0")
-    for name, length, top in (("jitter", 4, math.inf), ("blur_prob", 3, 1)):
-        if len(v[name]) != length or not all(0 <= x <= top for x in v[name]):
-            raise InputError(f"views.{name} is {v[name]}; it must be {length} numbers between 0 and {top}")
-    if v.jitter[3] > 0.5:
-        raise InputError(f"views.jitter is {v.jitter}; the hue (last) is in turns and must be at most 0.5")
-    for name in ("global_size", *(("local_size",) if v.local_count else ())):
-        _check_multiple(f"views.{name}", v[name], patch, "model.patch")
-
-
-def _check_multiple(key: str, value: int, unit: int, why: str) -> None:
-    if value % unit:
-        below, above = value - value % unit, value - value % unit + unit
-        raise InputError(
-            f"{key} is {value}, not a multiple of {unit} ({why}); use {f'{below} or ' if below else ''}{above}"
-        )
-
-
-def model_shape(model) -> tuple[int, int, int]:
-    """(width, depth, heads) of a model section, from its size or set by hand. Raises InputError on a contradiction."""
-    given = (model.width, model.depth, model.heads)
-    if model.size == "custom":
-        for name, value in zip(("width", "depth", "heads"), given, strict=True):
-            if value < 1:
-                raise InputError(f'model.{name} is {value}; model.size="custom" needs width, depth and heads above 0')
-        return given
-    for name, value, fixed in zip(("width", "depth", "heads"), given, MODEL_SIZES[model.size], strict=True):
-        if value not in (0, fixed):
-            raise InputError(
-                f'model.{name} is {value} but model.size "{model.size}" has {fixed}; '
-                f'set model.size="custom" or model.{name}=0'
-            )
-    return MODEL_SIZES[model.size]
-
-
-def _check_model(config) -> None:
-    m = config.model
-    width, _, heads = model_shape(m)
-    _check_multiple("model.width", width, heads, "model.heads")
-    if m.position == "sincos":
-        _check_multiple("model.width", width, 4, 'model.position="sincos"')
-    _check_multiple("model.image_size", m.image_size, m.patch, "model.patch")
-
-
-def _check_optim(config) -> None:
-    o = config.optim
-    if not (o.epochs > 0 or o.steps > 0):
-        raise InputError("optim.epochs and optim.steps are both 0; set one of them above 0")
-    if not o.steps and o.warmup_epochs > o.epochs:
-        raise InputError(
-            f"optim.warmup_epochs is {o.warmup_epochs}, longer than the run; use at most optim.epochs = {o.epochs}"
-        )
-    if o.clip_by != "none" and not o.clip > 0:
-        raise InputError(f'optim.clip is {o.clip}; it must be above 0 (optim.clip_by="none" switches clipping off)')
-
-
-def _check_devices(config, num_devices: int) -> None:
-    s, o = config.mesh, config.optim
-    data = mesh_shape(s.data, s.fsdp, num_devices)[0]
-    devices = data * s.fsdp
-    _check_multiple("optim.batch_size", o.batch_size, devices, "number of devices")
-    _check_multiple(
-        "optim.batch_size", o.batch_size, devices * o.chunks, f"{devices} devices x optim.chunks {o.chunks}"
-    )
-
-
-def mesh_shape(data: int, fsdp: int, num_devices: int) -> tuple[int, int]:
-    """Devices along (data, fsdp); data = 0 takes all that are left. Raises InputError if they do not fit."""
-    if fsdp < 1 or data < 0:
-        raise InputError(
-            f"mesh.data is {data} and mesh.fsdp is {fsdp}; use mesh.data >= 0 (0 = all devices) and mesh.fsdp >= 1"
-        )
-    if data == 0:
-        if num_devices % fsdp:
-            divisors = [d for d in range(1, num_devices + 1) if num_devices % d == 0]
-            raise InputError(f"mesh.fsdp is {fsdp}, which does not divide {num_devices} devices; use one of {divisors}")
-        data = num_devices // fsdp
-    if data * fsdp > num_devices:
-        raise InputError(
-            f"mesh.data x mesh.fsdp is {data} x {fsdp} = {data * fsdp}, but there are {num_devices} devices; "
-            "mesh.data=0 takes all"
-        )
-    return data, fsdp
-
-
-def _check_data(key: str, section) -> None:
-    if section.kind == "folder" and not section.dir:
-        raise InputError(f'{key}.dir is ""; {key}.kind="folder" needs the folder that holds the images')
-    if section.kind == "tfds" and not section.name:
-        raise InputError(f'{key}.name is ""; {key}.kind="tfds" needs the name of a set, for example "cifar10"')
-
-
-def _check_eval(config) -> None:
-    e = config.eval
-    for task in e.tasks:
-        check_choice("eval.tasks", task, EVAL_TASKS)
-    if {"knn", "linear"} & set(e.tasks):
-        _check_data("eval.image", e.image)
-        if e.image.kind == "digit_scenes":
-            raise InputError(
-                'eval.image.kind is "digit_scenes", which has no image labels; knn and linear need them: use "digits"'
-            )
-    if "dense" in e.tasks:
-        _check_data("eval.dense", e.dense)
-        if e.dense.kind in ("digits", "folder"):
-            raise InputError(
-                f'eval.dense.kind is "{e.dense.kind}", which has no masks; the task "dense" needs them: '
-                'use "digit_scenes", a TFDS set with masks, or leave dense out of eval.tasks'
-            )
-    if not e.knn_k or min(e.knn_k) < 1:
-        raise InputError(f"eval.knn_k is {e.knn_k}; it must hold numbers of neighbours above 0")
-    if not e.linear_lrs or min(e.linear_lrs) <= 0:
-        raise InputError(f"eval.linear_lrs is {e.linear_lrs}; it must hold learning rates above 0")
-
-
-# --- resolving
-
-
-def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
-    """Works out what the config implies: the model's shape and the section `run`. Resolving again gives the same.
-
-    run.num_records       images in the training set
-    run.steps_per_epoch   num_records // batch_size (the last partial batch is dropped)
-    run.total_steps       optim.steps, or epochs * steps_per_epoch rounded
-    run.epochs            total_steps / steps_per_epoch
-    run.warmup_steps      warmup_epochs * steps_per_epoch rounded
-    run.peak_lr           lr * batch_size / base_batch
-    run.batch_per_device  images
-
-    Returns:
-      A frozen, hashable config.
-
-    Raises:
-      InputError: the set is smaller than a batch, the warm-up is longer than the run, a contradiction in the model's
-        size.
-    """
-    config = _copy(config).unlock()
-    o = config.optim
-    steps_per_epoch = num_records // o.batch_size
-    if steps_per_epoch == 0:
-        raise InputError(
-            f"optim.batch_size is {o.batch_size}, but the set has only {num_records} images; use at most {num_records}"
-        )
-    total = o.steps or round(o.epochs * steps_per_epoch)
-    if total == 0:
-        raise InputError(
-            f"optim.epochs is {o.epochs}, less than one step of {steps_per_epoch} an epoch; "
-            f"use at least {1 / steps_per_epoch:.3g}"
-        )
-    warmup = round(o.warmup_epochs * steps_per_epoch)
-    if warmup > total:
-        raise InputError(
-            f"optim.warmup_epochs is {o.warmup_epochs} = {warmup} steps, longer than the run of {total} steps; "
-            f"use at most {math.floor(1000 * total / steps_per_epoch) / 1000:g}, or a longer run"
-        )
-    data, fsdp = mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
-    config.model.width, config.model.depth, config.model.heads = model_shape(config.model)
-    config[COMPUTED] = ConfigDict(
-        dict(
-            num_records=num_records,
-            steps_per_epoch=steps_per_epoch,
-            total_steps=total,
-            epochs=total / steps_per_epoch,
-            warmup_steps=warmup,
-            peak_lr=o.lr * o.batch_size / o.base_batch,
-            batch_per_device=o.batch_size // (data * fsdp),
-        )
-    )
-    return FrozenConfigDict(config)
-
-
-def origins(default, file, final, resolved) -> dict[str, str]:
-    """Where each value of `resolved` comes from: "default", "config file", "command line" or "computed".
-
-    Args:
-      default: methods.base_config(NAME); file: load(path); final: load(path, overrides); resolved: resolve(final, ...).
-    """
-    default, file, final = flatten(default), flatten(file), flatten(final)
-    missing = object()
-
-    def origin(key, value):
-        if value != final.get(key, missing):
-            return "computed"
-        if value != file.get(key, missing):
-            return "command line"
-        return "default" if value == default.get(key, missing) else "config file"
-
-    return {key: origin(key, value) for key, value in flatten(resolved).items()}
+    if key is None:
+        return f"{type(error).__name__}: {text}".replace(" (reference)", "")
+    present = re.findall(r"'(\w+)\\?': ", text)
+    return unknown("config key", key[1], present if nearest(key[1], present) else flatten(base()))
 
 
 # --- storing, comparing

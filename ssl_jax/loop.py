@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import checkpoint, health, log, methods, optim, sharding, state, step
+from ssl_jax import checkpoint, health, log, methods, optim, sharding, state, step, validate
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data import loader, source
@@ -40,10 +40,10 @@ def prepare(config, records=None) -> Run:
     `records`: a source of your own (data.source protocol, for example ArraySource) instead of the one `config.data` names.
     """
     method = methods.get(config.method)
-    config_lib.validate(config, num_devices=jax.device_count())
+    validate.validate(config, num_devices=jax.device_count())
     method.check(config)
     records = source.make_source(config.data) if records is None else records
-    config = config_lib.resolve(config, num_records=len(records), num_devices=jax.device_count())
+    config = validate.resolve(config, num_records=len(records), num_devices=jax.device_count())
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
     return Run(config, method, records, mesh, *_plan(method, config, mesh))
 
@@ -72,6 +72,8 @@ def train(config, workdir: str | Path, records=None) -> int:
     workdir = Path(workdir).absolute()
     run = prepare(config, records)
     log.check_trackers(run.config)
+    evaluate = report.Evaluation(run.method, run.config)
+    _ = evaluate.sources  # a wrong folder shows here, not after the training
     saved = _open_checkpoints(workdir, run, create=False)
     current, record = _restore(saved, run) if saved else (None, 0)
     start = 0 if current is None else int(current.step)
@@ -83,7 +85,7 @@ def train(config, workdir: str | Path, records=None) -> int:
         workdir.mkdir(parents=True, exist_ok=True)
         saved = saved or _open_checkpoints(workdir, run, create=True)
         _record_run(workdir, run, start)
-        return _loop(run, workdir, saved, current or fresh_state(run), batches, batch)
+        return _loop(run, workdir, saved, current or fresh_state(run), batches, batch, evaluate)
     finally:
         batches.close()
 
@@ -125,7 +127,7 @@ def _opened(path):
         saved.close()
 
 
-def _loop(run: Run, workdir: Path, saved, current, batches, batch) -> int:
+def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> int:
     config, total = run.config, run.config.run.total_steps
     at = int(current.step)
     train_step = step.compile_step(
@@ -138,7 +140,6 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch) -> int:
     monitor = health.Monitor(run.method, config)
     guard = _NonFinite(config.max_nonfinite)
     unreadable = _Unreadable(workdir, run.source)
-    evaluate = report.Evaluation(run.method, config)
 
     with _stop_signals() as stop:
         if at == 0 and config.eval.every_steps and batch is not None:

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ssl_jax.config import InputError, mesh_shape
+from ssl_jax.config import InputError
+from ssl_jax.validate import mesh_shape
 
 AXES = ("data", "fsdp")
 

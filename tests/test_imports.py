@@ -13,7 +13,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 # Left to right; a dotted name stands for that module of its package. The loader turns records into views, so it stands
 # right of both; `schedule` holds pure functions of the step that the methods use too.
 ORDER = (
-    "config", "data", "views", "data.loader", "models", "ops", "losses", "schedule", "methods", "optim", "sharding",
+    "config", "validate", "data", "views", "data.loader", "models", "ops", "losses", "schedule", "methods", "optim", "sharding",
     "state", "step", "evals", "checkpoint", "log", "health", "loop", "show", "cli", "__main__",
 )  # fmt: skip
 

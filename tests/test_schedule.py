@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import schedule
+from ssl_jax import schedule, validate
 
 
 def reference(base, end, total, warmup=0, start=0.0):
@@ -84,7 +84,7 @@ def test_piecewise_constant_by_epoch():
 def resolved():
     config = config_lib.base()
     config.optim.update(dict(batch_size=64, epochs=10, warmup_epochs=2, lr=1e-3, base_batch=256))
-    return config_lib.resolve(config, num_records=640, num_devices=1)
+    return validate.resolve(config, num_records=640, num_devices=1)
 
 
 def test_schedules_of_a_config(resolved):

@@ -74,9 +74,7 @@ def _plain(state) -> dict:
 
 def _with_indices(params: Mapping) -> dict:
     """The inverse of `_plain`'s renaming: "0" -> 0, as nnx.List wants it."""
-    return {
-        int(k) if k.isdigit() else k: _with_indices(v) if isinstance(v, Mapping) else v for k, v in params.items()
-    }
+    return {int(k) if k.isdigit() else k: _with_indices(v) if isinstance(v, Mapping) else v for k, v in params.items()}
 
 
 def _check_params(params: Mapping, shapes: Mapping) -> None:

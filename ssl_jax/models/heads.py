@@ -17,7 +17,7 @@ def l2_normalize(x, eps: float = 1e-6):
     return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), eps**2))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def projection_head(
     in_dim: int, hidden: int = 2048, out: int = 256, layers: int = 3, init_std: float = 0.02, dtype: str = "float32"
 ) -> Model:
@@ -31,7 +31,7 @@ def projection_head(
     return functional(build, _Projection.__call__)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def dino_head(
     in_dim: int,
     out: int,
@@ -48,9 +48,7 @@ def dino_head(
     rules by rank treat it as the published code does. Whether the gain may learn is the optimizer's rule, not the head's.
     """
     _check_sizes(init_std, in_dim=in_dim, out=out, hidden=hidden, bottleneck=bottleneck, layers=layers)
-    build = functools.partial(
-        _Prototypes, sizes=_sizes(in_dim, hidden, bottleneck, layers), out=out, init_std=init_std, dtype=dtype
-    )
+    build = functools.partial(_Prototypes, sizes=_sizes(in_dim, hidden, bottleneck, layers), out=out, init_std=init_std, dtype=dtype)
     return functional(build, _Prototypes.__call__)
 
 

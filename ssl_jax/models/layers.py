@@ -42,7 +42,8 @@ class Linear(nnx.Module):
 
     def __call__(self, x):
         kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
-        rows = x.astype(self.dtype).reshape(-1, kernel.shape[0])  # one flat product: 13 % faster training on CPU than a batched one
+        # One flat matrix product instead of a batched one: training is an eighth faster on CPU, the same elsewhere.
+        rows = x.astype(self.dtype).reshape(-1, kernel.shape[0])
         return (rows @ kernel + bias).reshape(*x.shape[:-1], kernel.shape[1])
 
 

@@ -102,7 +102,7 @@ class Tokens(NamedTuple):
     attention: jax.Array | None  # [B, heads, N, N], last block; rows attend to columns; order: cls, patches, queries
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def vit(config: ViTConfig) -> Model:
     """The network of that config as init(key) -> params and apply(params, images, ...) -> Tokens (see `apply` in this function).
 
@@ -154,7 +154,7 @@ class _ViT(nnx.Module):
             layers_lib.Block, width=d, heads=c.heads, hidden=c.hidden,
             init_std=c.init_std, eps=c.norm_eps, approximate=c.gelu == "tanh", dtype=c.dtype,
         )  # fmt: skip
-        self.blocks = nnx.List(_draw_blocks(block, keys[4], c.depth))
+        self.blocks = nnx.List([block(jax.random.fold_in(keys[4], i)) for i in range(c.depth)])
         self.norm = layers_lib.LayerNorm(d, c.norm_eps)
 
     def __call__(self, images, masks, keep, keys, layers, attention) -> Tokens:
@@ -198,9 +198,7 @@ class _ViT(nnx.Module):
     def _codes(self, grid):
         """Position codes of the class token ([1, d], or 0) and of the patches [n, d] for an image of that grid."""
         c = self.config
-        resize = functools.partial(
-            position.resize_codes, native=c.grid, target=grid, rule=c.position_resize, kernel=c.resize_kernel
-        )
+        resize = functools.partial(position.resize_codes, native=c.grid, target=grid, rule=c.position_resize, kernel=c.resize_kernel)
         if c.position == "sincos":
             return 0.0, resize(jnp.asarray(position.sincos_2d(c.grid, c.width), jnp.float32))
         codes = self.position[...]
@@ -241,19 +239,6 @@ class _ViT(nnx.Module):
         for i, state in zip(range(start, stop), states, strict=True):
             x, _ = body(x, (state, None if scales is None else scales[i]))
         return x
-
-
-def _draw_blocks(build, key, depth: int) -> list[layers_lib.Block]:
-    """[build(key 0), build(key 1), ...], all drawn in one mapped call: initialising then compiles one block instead of `depth`."""
-    graphdef = []
-
-    def draw(i):
-        definition, state = nnx.split(build(jax.random.fold_in(key, i)), graph=True)
-        graphdef.append(definition)
-        return state
-
-    states = jax.vmap(draw)(jnp.arange(depth))
-    return [nnx.merge(graphdef[0], jax.tree.map(lambda leaf, i=i: leaf[i], states)) for i in range(depth)]
 
 
 def _check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:

@@ -64,7 +64,8 @@ def forward_flops(config: ViTConfig, height: int, width: int, kept: int | None =
     d, patches = config.width, (height // config.patch) * (width // config.patch)
     tokens = (patches if kept is None else kept) + config.cls + config.queries
     embed = patches * config.patch**2 * config.in_channels * d
-    attention = tokens * d * 3 * d + 2 * tokens * tokens * d + tokens * d * d  # qkv; scores and weighted sum; projection
+    # qkv; scores and weighted sum; projection
+    attention = tokens * d * 3 * d + 2 * tokens * tokens * d + tokens * d * d
     mlp = 2 * tokens * d * config.hidden
     return 2.0 * (embed + config.depth * (attention + mlp))
 

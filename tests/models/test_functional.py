@@ -36,7 +36,7 @@ def test_apply_is_pure():
 
 
 def test_first_apply_inside_a_trace_leaks_nothing():
-    model = heads.projection_head(6, hidden=7, out=3)  # not seen before in this process: its structure is found while tracing
+    model = heads.projection_head(6, hidden=7, out=3)  # new to this process: its structure is found while tracing
     params = jax.eval_shape(model.init, jax.random.key(0))
     with jax.checking_leaks():
         jax.jit(model.apply).lower(params, jnp.ones((2, 6)))

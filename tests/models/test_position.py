@@ -14,14 +14,19 @@ def torch_bicubic(line, target, scale_factor=None):
     Source index (i + 0.5) / scale - 0.5 where scale is the given factor or target / native; neighbours are clamped to the border.
     """
     native, a = len(line), -0.75
+
+    def near(s):
+        return ((a + 2) * s - (a + 3)) * s * s + 1
+
+    def far(s):
+        return ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
+
     scale = target / native if scale_factor is None else scale_factor
     out = []
     for i in range(target):
         x = (i + 0.5) / scale - 0.5
         left = int(np.floor(x))
         t = x - left
-        near = lambda s: ((a + 2) * s - (a + 3)) * s * s + 1
-        far = lambda s: ((a * s - 5 * a) * s + 8 * a) * s - 4 * a
         weights = [far(t + 1), near(t), near(1 - t), far(2 - t)]
         out.append(sum(w * line[min(max(left + k, 0), native - 1)] for w, k in zip(weights, (-1, 0, 1, 2), strict=True)))
     return np.array(out)

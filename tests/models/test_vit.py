@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
+from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import position, vit
 
 TINY = vit.ViTConfig(width=16, depth=3, heads=2, patch=4, image_size=16)
@@ -29,11 +30,13 @@ def pictures(batch=2, height=16, width=16, seed=0):
     return jnp.asarray(np.random.default_rng(seed).uniform(size=(batch, height, width, 3)), jnp.float32)
 
 
-def reference(params, images, c, *, masks=None, keep=None):
+def reference(params, images, c, *, masks=None, keep=None, keys=None):
     """Float64 forward pass, one image and one head at a time. Returns normed tokens [B, N, d] and last attention [B, h, N, N]."""
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
     d = c.width // c.heads
-    linear = lambda x, w: x @ w["kernel"] + w["bias"]
+
+    def linear(x, w):
+        return x @ w["kernel"] + w["bias"]
 
     def norm(x, w):
         mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
@@ -48,11 +51,12 @@ def reference(params, images, c, *, masks=None, keep=None):
     native = position.sincos_2d(c.grid, c.width) if c.position == "sincos" else p["position"][int(c.cls) :]
     codes = native
     if (rows, columns) != (c.grid, c.grid):
-        weights = [
-            position.resize_matrix(c.grid, t, rule=c.position_resize, kernel=c.resize_kernel) for t in (rows, columns)
-        ]
+        weights = [position.resize_matrix(c.grid, t, rule=c.position_resize, kernel=c.resize_kernel) for t in (rows, columns)]
         codes = np.einsum("ar,bc,rcd->abd", *weights, native.reshape(c.grid, c.grid, -1)).reshape(rows * columns, -1)
 
+    scales = np.ones((c.depth, 2, len(images)))
+    if keys is not None:
+        scales = np.asarray(layers_lib.drop_path_scales(keys, c.drop_path, c.depth), np.float64)
     outputs, attention = [], []
     for b, image in enumerate(np.asarray(images, np.float64)):
         image = (image - np.array(c.mean)) / np.array(c.std)
@@ -81,9 +85,9 @@ def reference(params, images, c, *, masks=None, keep=None):
                 scores = np.exp(q[:, part] @ k[:, part].T / np.sqrt(d))
                 maps.append(scores / scores.sum(1, keepdims=True))
                 heads.append(maps[-1] @ v[:, part])
-            x = x + linear(np.concatenate(heads, 1), block["attn"]["proj"])
+            x = x + scales[i, 0, b] * linear(np.concatenate(heads, 1), block["attn"]["proj"])
             hidden = gelu(linear(norm(x, block["norm2"]), block["mlp"]["fc1"]))
-            x = x + linear(hidden, block["mlp"]["fc2"])
+            x = x + scales[i, 1, b] * linear(hidden, block["mlp"]["fc2"])
         outputs.append(norm(x, p["norm"]))
         attention.append(maps)
     return np.array(outputs), np.array(attention)
@@ -107,8 +111,9 @@ KEEP = np.array([[3, 0, 7], [15, 2, 9]], np.int32)
 @pytest.mark.parametrize(
     "changes, size, inputs",
     [
-        (dict(), (16, 16), {}),
+        ({}, (16, 16), {}),
         (dict(gelu="tanh", position_resize="dino_offset"), (24, 8), {}),
+        (dict(drop_path=0.8), (16, 16), {"keys": jax.random.split(jax.random.key(7), 2)}),
         (dict(resize_kernel="antialias-0.5", queries=2, mask_token=True), (16, 16), {"masks": MASKS}),
         (dict(position="sincos", cls=False, mlp_ratio=2.0), (20, 16), {}),
         (dict(position="sincos", mask_token=True, norm_eps=1e-3), (16, 16), {"masks": MASKS, "keep": KEEP}),
@@ -126,7 +131,8 @@ def test_matches_numpy(changes, size, inputs):
 
 
 def test_parameter_names_shapes_and_initial_values():
-    params = jax.jit(vit.vit(config(width=64, heads=4, queries=3, mask_token=True)).init)(jax.random.key(0))
+    wide = dict(width=64, heads=4, queries=3, mask_token=True)
+    params = vit.vit(config(**wide)).init(jax.random.key(0))
     shapes = jax.tree.map(jnp.shape, params)
     assert sorted(params) == ["blocks", "cls", "mask_token", "norm", "patch", "position", "queries"]
     assert shapes["patch"] == {"kernel": (48, 64), "bias": (64,)}
@@ -143,40 +149,35 @@ def test_parameter_names_shapes_and_initial_values():
     np.testing.assert_allclose(np.std(params["position"]), 0.02, rtol=0.1)
     np.testing.assert_allclose(np.std(params["patch"]["kernel"]), 1 / np.sqrt(3 * 48), rtol=0.05)
     assert not np.array_equal(*(params["blocks"][i]["attn"]["proj"]["kernel"] for i in "01"))
-
-
-def test_layer_k_of_a_deeper_network_starts_the_same():
-    shallow, deep = (jax.jit(vit.vit(config(depth=d)).init)(jax.random.key(0)) for d in (1, 2))
-    same = jax.tree.map(np.array_equal, shallow["blocks"]["0"], deep["blocks"]["0"])
-    assert all(jax.tree.leaves(same))
+    shallow = vit.vit(config(depth=1, **wide)).init(jax.random.key(0))  # a block's draw does not depend on the depth
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, shallow["blocks"]["0"], params["blocks"]["0"])))
 
 
 def test_scan_and_remat_change_no_gradient():
-    """Outputs and gradients with drop-path on."""
-    images, keys = pictures(3), jax.random.split(jax.random.key(3), 3)
-    params = randomised(vit.vit(config(depth=2)))
+    images, params = pictures(3), randomised(vit.vit(config(depth=2)))
 
     def outcome(**changes):
-        model = vit.vit(config(depth=2, drop_path=0.5, **changes))
+        model = vit.vit(config(depth=2, **changes))
 
         def loss(p):
-            tokens = all_tokens(model.apply(p, images, keys=keys), jnp)
+            tokens = all_tokens(model.apply(p, images), jnp)
             return jnp.sin(tokens).sum(), tokens
 
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
     want = outcome()
-    for changes in (dict(remat=True), dict(scan=True), dict(scan=True, remat=True)):
+    for changes in (dict(remat=True), dict(scan=True, remat=True)):
         for a, b in zip(jax.tree.leaves(outcome(**changes)), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-6 * max(1, np.abs(b).max()), err_msg=str(changes))
 
 
 def test_scan_covers_all_blocks_and_every_cut():
-    images, params = pictures(1), randomised(vit.vit(TINY))
-    plain = run(vit.vit(TINY), params, images, layers=(0, 1, 2), attention=True)
-    scanned = vit.vit(config(scan=True))
+    """Intermediate layers, attention and drop-path, wherever the stack is cut."""
+    images, keys, params = pictures(3), jax.random.split(jax.random.key(3), 3), randomised(vit.vit(TINY))
+    plain = run(vit.vit(config(drop_path=0.5)), params, images, keys=keys, layers=(0, 1, 2), attention=True)
+    scanned = vit.vit(config(drop_path=0.5, scan=True))
     for layers, attention in (((), False), ((1,), True), ((0, 2), False)):
-        got = run(scanned, params, images, layers=layers, attention=attention)
+        got = run(scanned, params, images, keys=keys, layers=layers, attention=attention)
         np.testing.assert_allclose(all_tokens(got), all_tokens(plain), atol=2e-6)
         for i in layers:
             np.testing.assert_allclose(all_tokens(got.layers[i]), all_tokens(plain.layers[i]), atol=2e-6)
