@@ -1,4 +1,4 @@
-"""What a run writes while it goes: metrics as CSV and JSONL, the progress line, the record of the environment; TensorBoard and W&B if asked."""
+"""What a run writes while it goes: metrics as CSV and JSONL, the progress line, the environment; TensorBoard and W&B if asked."""
 
 import csv
 import importlib

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from ssl_jax import cli, evals, log, loop, methods, show, validate
+from ssl_jax import checkpoint, cli, evals, log, loop, methods, show, validate
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data.source import ArraySource
@@ -187,7 +188,7 @@ def small_disk(tmp_path):
     """A file system of its own that a function resizes."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=900k", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
     if os.name != "posix" or os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root may mount a small tmpfs, and not in every container")
     try:
@@ -198,7 +199,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_is_too_small(refused, small_disk):
     folder, _ = small_disk
-    assert f"{folder} has 0.9 MiB free" in refused("train", CONFIG, f"--workdir={folder / 'run'}")
+    assert f"{folder} has 0.6 MiB free" in refused("train", CONFIG, f"--workdir={folder / 'run'}")
     assert not list(folder.iterdir())
 
 
@@ -216,6 +217,16 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(finished, small_disk, ca
     assert cli.main(command) == loop.EXIT_DONE
     assert "continuing from step" in capsys.readouterr().out
     assert (folder / "run" / "results.json").read_bytes() == (finished / "results.json").read_bytes()
+
+
+def test_what_orbax_threads_report_late_is_dropped_and_nothing_else(monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    checkpoint._quiet()
+    checkpoint._quiet()
+    for text in ("Event loop is closed", "another"):
+        sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))
+    assert [str(r.exc_value) for r in reported] == ["another"]
 
 
 # --- what is wrong with a checkpoint

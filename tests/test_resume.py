@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from tests import tiny
 
 from ssl_jax import checkpoint, log, loop, sharding, step
 from ssl_jax.methods import METHODS
+from tests import tiny
 
 ROOT = Path(__file__).parent.parent
 NAMES = sorted(METHODS)
@@ -76,9 +76,8 @@ def undisturbed(name, workdir, *extra):
 
 def killed_when(condition, name, workdir, *extra) -> bool:
     """Starts the run and kills it once `condition(workdir)` holds; False if it ended first."""
-    process = subprocess.Popen(
-        command(name, workdir, *extra), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(command(name, workdir, *extra), cwd=ROOT, env=environment(), **quiet)
     deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline:
         if condition(workdir):
@@ -112,7 +111,9 @@ def final(workdir, name):
     state = saved.restore(saved.latest(), run.abstract)
     saved.close()
     rows = [
-        {k: v for k, v in row.items() if k not in log.TIMING} for table in ("metrics", "evals") for row in log.read_rows(workdir / f"{table}.jsonl")
+        {k: v for k, v in row.items() if k not in log.TIMING}
+        for table in ("metrics", "evals")
+        for row in log.read_rows(workdir / f"{table}.jsonl")
     ]
     return state, rows, (workdir / "results.json").read_text()
 

@@ -8,12 +8,13 @@ Picture i is a pure function of (seed, split, i): a Philox generator keyed by th
 length, allows random access, and does not depend on order, process or worker.
 
 How the pictures are made, and why:
-- Background: a smooth colour field, whose nodes are independent draws from ONE distribution, lit by a window into one
-  shared atlas of textures. Two distant places of a picture have hardly more in common than two places of two pictures,
-  so the background says little about which picture a crop comes from.
-- Digit: rotated, sheared, stretched, placed at random, painted in a tint that is lighter or darker than what is behind
-  it (a coin decides where both are possible). Tint, size, pose, background and class are drawn independently: nothing
-  but the shape tells the class.
+- Background: a dark but gaudy colour field, whose nodes are independent draws from ONE distribution, lit by a window into
+  one shared atlas of textures. Two distant places of a picture have hardly more in common than two places of two
+  pictures, so the background says little about which picture a crop comes from.
+- Digit: rotated, sheared, stretched, placed at random, painted in a tint of any hue that is lighter than what is behind
+  it. Hues swamp the distance between raw pixels; lightness still shows the shape.
+- A scene has one large digit and one to four small ones, so that most crops of a scene share something to recognise.
+- Tint, size, pose, background and class are drawn independently: nothing but the shape tells the class.
 - Labels: a pixel belongs to a digit where its paint covers more than half of it; a later digit hides an earlier one.
 """
 
@@ -38,13 +39,15 @@ _ATLAS_KEY = (0x5CE9E, 0)  # the atlas and the split are constants of this file,
 _DIGITS, _DIGIT_SCENES = 0, 1
 
 _SCENE_COUNT = (2, 5)
-_SCENE_AREA = 1.0  # sum of the squared digit sizes, in units of the image area, that a scene aims at
-_SCENE_SIZE = (0.32, 0.62)  # limits of one digit's size, as share of the image side
-_SINGLE_SIZE = (0.42, 0.8)
-_ROTATION = math.radians(25.0)  # a 6 must not become a 9
+_LARGE_SIZE = (0.5, 0.75)  # of the first digit of a scene, as share of the image side
+_SMALL_SIZE = (0.22, 0.38)  # of the others
+_SINGLE_SIZE = (0.5, 0.85)
+_ROTATION = math.radians(20.0)  # a 6 must not become a 9
 _SHEAR = 0.15
 _STRETCH = 0.2  # natural log of the largest height to width change
-_CONTRAST = (0.30, 0.55)  # difference in lightness between a digit and what is behind it
+_CONTRAST = (0.40, 0.55)  # a digit is lighter by this than what is behind it
+_DARK = (0.10, 0.40)  # lightness of the background
+_BACKGROUND_CHROMA, _DIGIT_CHROMA = 0.75, 0.70  # largest distance from gray
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
@@ -80,8 +83,7 @@ def digit_scenes(seed, split, i, size=64):
     """
     rng = _generator(_DIGIT_SCENES, seed, split, i, size)
     count = int(rng.integers(_SCENE_COUNT[0], _SCENE_COUNT[1] + 1))
-    scales = math.sqrt(_SCENE_AREA / count) * np.exp(rng.uniform(-0.3, 0.3, count))
-    scales = np.clip(scales, *_SCENE_SIZE) * size
+    scales = np.append(rng.uniform(*_LARGE_SIZE), rng.uniform(*_SMALL_SIZE, count - 1)) * size
     return _compose(rng, split, size, scales, _places(rng, scales, size))
 
 
@@ -171,7 +173,7 @@ def _colours(rng, count, lightness, chroma):
 def _background(rng, size):
     """float32 [S,S,3] in about [0,1]: colour field plus texture. The number of colour cells does not depend on S."""
     nodes = 10
-    field = _colours(rng, nodes * nodes, rng.uniform(0.25, 0.75, nodes * nodes), 0.22).reshape(nodes, nodes, 3)
+    field = _colours(rng, nodes * nodes, rng.uniform(*_DARK, nodes * nodes), _BACKGROUND_CHROMA).reshape(nodes, nodes, 3)
     zoom = size / rng.uniform(2.5, 5.0)  # pixels per colour cell
     centre = (size / 2, size / 2)
     matrix = _affine(rng.uniform(0, 2 * math.pi), zoom, zoom, 0.0, rng.uniform(4.0, 5.0, 2), centre)
@@ -180,9 +182,9 @@ def _background(rng, size):
     zoom = size / 64 * math.exp(rng.uniform(-0.4, 0.5))
     matrix = _affine(rng.uniform(0, 2 * math.pi), zoom, zoom, 0.0, rng.uniform(0, _ATLAS, 2), centre)
     texture = cv2.warpAffine(_atlas(), matrix, (size, size), flags=flags, borderMode=cv2.BORDER_WRAP)
-    texture *= rng.uniform(0.02, 0.10)
+    texture *= rng.uniform(0.01, 0.06)
     field += texture[..., None]
-    return field
+    return np.minimum(np.maximum(field, 0.0), 1.0)
 
 
 def _places(rng, scales, size):
@@ -250,9 +252,7 @@ def _paint(rng, image, owner, index, glyph, scale, centre):
     inside = (cover > 0.5).view(np.uint8)
     behind = float(np.dot(cv2.mean(patch, inside)[:3], _LUMA))
     contrast = rng.uniform(*_CONTRAST)
-    lighter, darker = behind + contrast <= 1.0, behind - contrast >= 0.0
-    sign = (-1.0 if rng.random() < 0.5 else 1.0) if lighter == darker else (1.0 if lighter else -1.0)
-    tint = _colours(rng, 1, min(max(behind + sign * contrast, 0.0), 1.0), 0.4)[0]
+    tint = _colours(rng, 1, min(behind + contrast, 1.0), _DIGIT_CHROMA)[0]
     # A trace of the background shows through, so that no digit is of one flat colour.
     patch += cover[..., None] * ((tint - 0.15 * behind) - 0.85 * patch)
     owner[y0:y1, x0:x1][inside.view(bool)] = index

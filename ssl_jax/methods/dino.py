@@ -81,7 +81,8 @@ def encode(params, teacher, batch, keys, config):
         tokens = multicrop.encode(network[0], weights["backbone"], group, masked=False, keys=view_keys)
         return network[1].apply(weights["head"], multicrop.global_token(tokens, config.dino.global_token))
 
-    student = [scores((backbone, head), params, batch[name], image_keys[:, i]) for i, name in enumerate(("global", "local")) if name in batch]
+    groups = [(i, name) for i, name in enumerate(("global", "local")) if name in batch]
+    student = [scores((backbone, head), params, batch[name], image_keys[:, i]) for i, name in groups]
     return {
         "student": jnp.concatenate(student, axis=1),
         "teacher": scores((frozen_backbone, frozen_head), teacher, batch["global"], None),

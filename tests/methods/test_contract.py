@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests import tiny
 
 from ssl_jax import loop, sharding, step
 from ssl_jax.methods import METHODS
+from tests import tiny
 
 NAMES = sorted(METHODS)
 
