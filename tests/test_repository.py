@@ -90,7 +90,8 @@ def test_setup_states_what_it_supports(metadata):
 
 def test_run_time_imports_are_required(root, metadata):
     """What the package imports without condition is in install_requires."""
-    distribution = {"PIL": "pillow", "sklearn": "scikit-learn", "absl": "absl-py", "orbax": "orbax-checkpoint"}
+    distribution = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "absl": "absl-py"}
+    distribution["orbax"] = "orbax-checkpoint"
     required = {canonical(Requirement(text).name) for text in metadata["install_requires"]}
     for path in (root / "ssl_jax").rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:  # the top level of the module
