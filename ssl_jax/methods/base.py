@@ -156,16 +156,19 @@ def assignment_warnings(metrics, prefix: str, num_classes: int) -> list[str]:
     target of a batch).
     """
     top = math.log(num_classes)
-    warnings = []
     each, marginal = (metrics.get(f"{prefix}_{name}") for name in ("teacher_entropy", "marginal_entropy"))
-    if marginal is not None and marginal < 0.1 * top:
-        warnings.append(
-            f"collapse of {prefix} targets: the batch uses about {math.exp(marginal):.1f} of {num_classes} prototypes "
-            f"(entropy {marginal:.2f} of log K = {top:.2f}); check anchors or centering, lower optim.lr"
-        )
-    if each is not None and each > 0.98 * top:
-        warnings.append(
+    if each is None or marginal is None:
+        return []
+    if each > 0.98 * top:
+        return [
             f"uniform {prefix} targets: entropy {each:.2f} of log K = {top:.2f}, so there is nothing to learn from; "
             "lower the teacher temperature, or raise model.init_std or optim.lr"
-        )
-    return warnings
+        ]
+    # Their difference is the information, in nats, that a target holds about its image.
+    if marginal < 0.1 * top or marginal - each < 0.03 * top:
+        return [
+            f"collapse of {prefix} targets: all images get nearly the same one, on about {math.exp(marginal):.1f} of {num_classes} "
+            f"prototypes (entropy of a target {each:.2f}, of their mean {marginal:.2f}, log K = {top:.2f}); check anchors or "
+            "centering, lower optim.lr"
+        ]
+    return []

@@ -8,7 +8,7 @@ import pytest
 
 from ssl_jax import log, loop, methods, sharding, step
 
-STEPS = 150
+STEPS = 100
 
 
 def scenes_config(name, **changes):
@@ -40,27 +40,29 @@ def last_rows(config, count=20):
     return run, {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
 
 
-def sop(anchors):
+def sop(anchors, members=5):
     c = scenes_config("sop", views__mask="block")
     c.sop.update(dict(head_hidden=128, head_out=32, anchors=anchors, student_temperature=0.15))
     c.sop.update(dict(teacher_temperature=0.02, final_teacher_temperature=0.02))
-    c.sop.cls.update(dict(anchors=128, members=5, tasks=1, memory=1024))
+    c.sop.cls.update(dict(anchors=128, members=members, tasks=1, memory=1024))
     c.sop.patch.update(dict(anchors=64, members=1, tasks=1, memory=1024))
     return c
 
 
 @pytest.mark.slow
-def test_sop_collapses_with_fixed_anchors_and_not_with_random_ones():
-    """Table C.7 of the paper. Fixed anchors: the batch ends on a few of the K anchors. Random ones: all are used, and the
-    target of an image is far sharper than the batch's mean, so it says something about the image.
+@pytest.mark.parametrize("members", [1, 5])
+def test_sop_collapses_with_fixed_anchors_and_not_with_random_ones(members):
+    """Table C.7 of the paper. How much a target says about its image is the entropy of the batch's mean target minus the mean
+    entropy of a target, in nats: with fixed anchors all images get the same target (measured 0.00 and 0.08 after 100 steps),
+    with random ones they do not (2.0 and 2.2), and the health meters say so.
     """
-    top = math.log(128)
-    run, fixed = last_rows(sop("fixed"))
-    assert fixed["cls_marginal_entropy"] < 0.45 * top
-    _, random = last_rows(sop("random"))
-    assert random["cls_marginal_entropy"] > 0.65 * top
-    assert random["cls_marginal_entropy"] - random["cls_teacher_entropy"] > 0.15 * top
-    assert random["cls_marginal_entropy"] > fixed["cls_marginal_entropy"] + 0.25 * top
+    (run, fixed), (_, random) = (last_rows(sop(anchors, members)) for anchors in ("fixed", "random"))
+    information = lambda row: row["cls_marginal_entropy"] - row["cls_teacher_entropy"]  # noqa: E731
+    assert information(fixed) < 0.25
+    assert information(random) > 1.0
+    assert random["cls_marginal_entropy"] > 0.8 * math.log(128)
+    assert any("cls" in text for text in run.method.health(fixed, run.config))
+    assert not any("cls" in text for text in run.method.health(random, run.config))
 
 
 @pytest.mark.parametrize("name, prefix, classes", [("sop", "cls", 128), ("dino", "cls", 128)])
