@@ -4,8 +4,10 @@
     ssl-jax train --config=configs/quickstart.py --workdir=runs/quickstart
 
 Hardware: 2 CPU cores.
-Expected time: TIME
-Expected number: NUMBER
+Expected time: 7 minutes with the installation (measured: 6 min 42 s, AMD EPYC, 2 cores partly busy, Python 3.11, jax 0.10.2, seed 0).
+Expected number: k-NN 12.8, linear 9.4, dense mIoU 9.2 (our run, seed 0). This is NOT above the untrained network (12.4, 10.4, 12.0) or
+raw pixels (21.4, 18.6, 12.4): the loss falls, targets stay informative and nothing collapses, but after 154,000 images the network has
+learned something else than the shape of the digits. The recipe is not calibrated yet.
 
 Everything is scaled down from the paper's ViT-S/16 on ImageNet: the network and the crops, so that a step takes a fraction of a second;
 memory, anchors and batch together, so that the memory holds some thirty batches; the initialiser to 1/sqrt(width), because .02 leaves a

@@ -142,7 +142,8 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> 
     unreadable = _Unreadable(workdir, run.source)
 
     with _stop_signals() as stop:
-        if at == 0 and config.eval.every_steps and batch is not None:
+        eval_every = config.eval.every_steps if evaluate.tasks else 0
+        if at == 0 and eval_every and batch is not None:
             _evaluate(evaluate, current, scores, trackers, at)
         in_flight = collections.deque()  # metrics of steps the device may still be busy with: at most two
         while at < total:
@@ -160,7 +161,7 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> 
                     rows.write(row)
                     trackers.write(row)
                     console.show(row, monitor(row))
-            if config.eval.every_steps and at % config.eval.every_steps == 0 and at < total:
+            if eval_every and at % eval_every == 0 and at < total:
                 _evaluate(evaluate, current, scores, trackers, at)
             if boundary or at % config.checkpoint.every_steps == 0:
                 saved.save(current, _meta(config, at))
