@@ -115,22 +115,26 @@ def memory_mib() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def environment() -> dict:
-    """Versions, devices, git revision: what is needed to run this again."""
-    names = ("ssl-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "ml_collections", "pillow")
-    versions = {}
-    for name in names:
+def versions() -> dict[str, str | None]:
+    """{package: installed version, None if it is not installed as a package}."""
+    found = {}
+    for name in ("ssl-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "ml_collections", "pillow"):
         try:
-            versions[name] = importlib.metadata.version(name)
+            found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            versions[name] = None
+            found[name] = None
+    return found
+
+
+def environment() -> dict:
+    """Versions, devices, git revision: what is needed to run this again. Asks git, so not for every step."""
     return {
         "python": platform.python_version(),
         "machine": platform.platform(),
         "processor_count": os.cpu_count(),
         "devices": [f"{d.platform} {d.device_kind}" for d in jax.devices()],
         "process_count": jax.process_count(),
-        "versions": versions,
+        "versions": versions(),
         "git": _git_revision(),
         "command": sys.argv,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),

@@ -220,7 +220,7 @@ def _restore(saved, run: Run):
 
 
 def _meta(config, at: int) -> dict:
-    return {"config": config_lib.to_json(config), "record": at * config.optim.batch_size, "versions": log.environment()["versions"]}
+    return {"config": config_lib.to_json(config), "record": at * config.optim.batch_size, "versions": log.versions()}
 
 
 def _record_run(workdir: Path, run: Run, start: int) -> None:
