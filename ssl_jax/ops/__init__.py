@@ -4,21 +4,42 @@ All functions work under jit, vmap and grad and on sharded arrays, take any lead
 float32 or wider.
 """
 
-from ssl_jax.ops.divergence import cross_entropy, entropy
+from ssl_jax.ops.clustering import joint_view_clustering, object_tokens
+from ssl_jax.ops.cycle import Cycle, cycle_consistent
+from ssl_jax.ops.divergence import cross_entropy, entropy, volume_regularizer
+from ssl_jax.ops.koleo import koleo
+from ssl_jax.ops.localization import localization
+from ssl_jax.ops.mean_shift import mean_shift
 from ssl_jax.ops.memory import Memory, memory_init, memory_push, memory_valid
 from ssl_jax.ops.nearest import nearest
+from ssl_jax.ops.sinkhorn import sinkhorn_cross_entropy, sinkhorn_knopp, sinkhorn_potentials
+from ssl_jax.ops.transport import Alignment, align_sets, entropic_transport
 from ssl_jax.ops.voting import build_sops, sample_anchors, sop_vote, sop_weights
 
 __all__ = [
+    "Alignment",
+    "Cycle",
     "Memory",
+    "align_sets",
     "build_sops",
     "cross_entropy",
+    "cycle_consistent",
+    "entropic_transport",
     "entropy",
+    "joint_view_clustering",
+    "koleo",
+    "localization",
+    "mean_shift",
     "memory_init",
     "memory_push",
     "memory_valid",
     "nearest",
+    "object_tokens",
     "sample_anchors",
+    "sinkhorn_cross_entropy",
+    "sinkhorn_knopp",
+    "sinkhorn_potentials",
     "sop_vote",
     "sop_weights",
+    "volume_regularizer",
 ]

@@ -1,7 +1,8 @@
-"""Cross-entropy and entropy of distributions over the last axis, one value per example."""
+"""Cross-entropy, entropy and divergence from uniform of distributions over the last axis, one value per example."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ssl_jax.ops import arguments
 
@@ -9,8 +10,8 @@ from ssl_jax.ops import arguments
 def cross_entropy(target_probs, logits, *, temperature=1.0):
     """Cross-entropy of a target distribution and a softmax, per example.
 
-    H(p, q) = - sum_k p_k log softmax(logits / T)_k. The maximum is taken out of the logits first, so that every term
-    is >= 0 and none overflows. Classes with logit -inf cost nothing where p is 0.
+    H(p, q) = - sum_k p_k log softmax(logits / T)_k. The maximum is taken out of the logits first, so that no term
+    overflows or is below 0 by more than rounding. Classes with logit -inf cost nothing where p is 0.
 
     Args:
       target_probs: p [..., K], probabilities; any float type (computed in float32 or wider).
@@ -34,6 +35,7 @@ def cross_entropy(target_probs, logits, *, temperature=1.0):
     arguments.require_shape("target_probs", target_probs, (..., None), "[..., K]")
     width = target_probs.shape[-1]
     arguments.require_shape("logits", logits, (..., width), f"[..., {width}] as target_probs")
+    arguments.require_leading("logits", logits.shape[:-1], "target_probs", target_probs.shape[:-1])
     arguments.require_positive("temperature", temperature)
     dtype = jnp.promote_types(jnp.result_type(target_probs, logits), jnp.float32)
     log_q = jax.nn.log_softmax(logits.astype(dtype) / jnp.asarray(temperature).astype(dtype), axis=-1)
@@ -71,6 +73,51 @@ def entropy(probs=None, *, log_probs=None):
     if log_probs is None:
         return _cross(given, jnp.log(jnp.where(given > 0, given, 1)))
     return _cross(jnp.exp(given), given)
+
+
+def volume_regularizer(mean_probs, *, prior=None):
+    """Divergence of the mean prediction from uniform: the term that keeps all centroids in use.
+
+    KL(p || 1/K) = sum_k (p_k log(K p_k) - p_k + 1/K) = log K - H(p) for p that sum to 1, FLSL eq. 11. No term of this
+    form is negative, so that it is exact near 0 too. It is added to a loss that is minimised.
+
+    The mean is the caller's, over all queries, views and images of the global batch: the mean of per-device values is
+    another, larger number.
+
+    Args:
+      mean_probs: p [..., K], any float type (computed in float32 or wider).
+      prior: [K], entries > 0 that sum to 1, in place of 1/K.
+
+    Returns:
+      [...] in nats, between 0 (p equals the prior) and log K (one-hot p, uniform prior). The gradient at p_k = 0 is
+      that at the smallest normal number (it is minus infinity).
+
+    Raises:
+      ValueError: a scalar, another shape of the prior, entries of the prior that are not above 0 (where known).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(volume_regularizer(jnp.array([[0.5, 0.5], [1.0, 0.0]])).round(4))  # 0 and log 2
+      [0.     0.6931]
+
+    Reference: FLSL eq. 11; the sign as in its official code.
+    """
+    mean_probs = jnp.asarray(mean_probs)
+    arguments.require_shape("mean_probs", mean_probs, (..., None), "[..., K]")
+    width = mean_probs.shape[-1]
+    arguments.require(width >= 1, "the shape of mean_probs", mean_probs.shape, "[..., K] with K >= 1")
+    dtype = jnp.promote_types(mean_probs.dtype, jnp.float32)
+    if prior is None:
+        prior = jnp.asarray(1 / width, dtype)
+    else:
+        arguments.require_shape("prior", prior, (width,), f"[{width}], one entry per class of mean_probs")
+        if arguments.known(prior):
+            positive = bool((np.asarray(prior) > 0).all())
+            arguments.require(positive, "the lowest entry of prior", np.min(prior), "above 0")
+        prior = jnp.asarray(prior).astype(dtype)
+    ratio = mean_probs.astype(dtype) / prior
+    log_ratio = jnp.log(jnp.maximum(ratio, jnp.finfo(dtype).tiny))
+    return jnp.sum(prior * (ratio * log_ratio - (ratio - 1)), axis=-1)
 
 
 def _cross(p, log_q):

@@ -1,6 +1,8 @@
 """Exact nearest neighbours by inner product or cosine, in chunks that never hold all similarities."""
 
+import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,37 +10,59 @@ import jax.numpy as jnp
 from ssl_jax.ops import arguments
 
 _BLOCK = 128  # bank rows per block of the two-stage selection
+_ROWS = 2**14, 2**13, 2**17  # bank rows read at a time: at least, per neighbour, at most
 _SCORES = 2**23  # similarities held at a time (32 MB in float32)
 
 
 def nearest(
-    queries, bank, *, k: int = 1, where=None, method: str = "exact", metric: str = "cosine", chunk: int | None = None
+    queries,
+    bank,
+    *,
+    k: int = 1,
+    where=None,
+    method: str = "exact",
+    metric: str = "cosine",
+    inverse_norms=None,
+    group_size: int | None = None,
+    recall_target: float = 0.95,
+    chunk: int | None = None,
+    bank_chunk: int | None = None,
 ):
     """The k most similar bank rows of every query, best first.
 
     sim(q, e) = <q, e> ("dot") or <q, e> / (|q| |e|) ("cosine"). Among equals the lower row comes first, as in
     `jax.lax.top_k`.
 
-    "exact" takes the chunk's maxima over blocks of 128 rows and selects among the k best blocks only. That loses
-    nothing: an entry outside them has k blocks whose maxima beat it.
+    "exact" takes a chunk's maxima over blocks of 128 rows and selects among the k best blocks only. That loses
+    nothing: an entry outside them has k blocks whose maxima beat it. Chunks of the bank are merged into a running
+    top k; [q, n] similarities are never held, nor a second bank (but XLA converts a whole bfloat16 bank on a CPU).
 
     Args:
       queries: [..., q, d], any float type (computed in float32 or wider).
       bank: [n, d].
-      k: number of neighbours, 1 <= k <= n.
+      k: number of neighbours, 1 <= k <= n (<= group_size with groups).
       where: bool [n], rows that may be returned; None: all. If fewer than k may, the missing values are -inf and
-        their indices point at rows that `where` excludes.
-      method: "exact", or "approx" (`jax.lax.approx_max_k`: recall 0.95 on TPU, the same result as exact elsewhere,
-        only slower).
+        their indices point at rows that `where` excludes (at any row, if the last group has fewer than k rows).
+      method: "exact", or "approx" (`jax.lax.approx_max_k` in every chunk).
       metric: "cosine" or "dot". Zero vectors have cosine 0.
-      chunk: queries per pass; None: as many as give about 2^23 similarities. The queries of one pass are spread
-        over all of them, so that a sharded query axis keeps all devices busy in every pass.
+      inverse_norms: [n], 1 / |e| of every bank row (any number for a zero row), for "cosine" only: for a
+        memory that stores them. Constants, without gradient. None: worked out here.
+      group_size: rows per group, for q = n: query i is compared with rows of its own group i // group_size only (the
+        last group may be smaller). None: with all.
+      recall_target: for "approx", the expected share of true neighbours found, in (0, 1]. Measured: recall 1.0 on a
+        CPU at every target, because `approx_max_k` sorts exactly there (and "exact" is faster); only a TPU takes the
+        short cut.
+      chunk: queries per pass; None: as many as give about 2^23 similarities. The queries of one pass are spread over all of
+        them, so that a sharded query axis keeps all devices busy in every pass.
+      bank_chunk: bank rows per pass, at least k; None: 2^13 k, within 2^14 and 2^17 (and at least k). They are spread over the bank
+        likewise. If no number of passes near n / bank_chunk divides n, a padded copy of the bank is made.
 
     Returns:
       values [..., q, k] and row indices int32 [..., q, k]. Gradients reach queries and bank through the values.
 
     Raises:
-      ValueError: shapes that do not fit, k out of range, unknown method or metric.
+      ValueError: shapes that do not fit, k, chunks, groups or recall out of range, unknown method or metric, inverse
+        norms without "cosine".
 
     Example:
       >>> import jax.numpy as jnp
@@ -46,47 +70,172 @@ def nearest(
       >>> print(index, values)
       [[2 1]] [[1.  0.6]]
 
-    Reference: SOP section 2.2 (top-k of the memory); the block maxima are ordinary selection, exact by the argument
-    above.
+    Reference: SOP section 2.2 (top-k of the memory) and CrIBo section 3.3 (nearest object of a bank); approximate
+    search: Chern et al. 2022, "TPU-KNN". The block maxima are ordinary selection, exact by the argument above.
     """
     arguments.require_shape("bank", bank, (None, None), "[n, d]")
     size, width = jnp.shape(bank)
     arguments.require_shape("queries", queries, (..., None, width), f"[..., q, {width}] as wide as bank")
-    arguments.require(1 <= k <= size, "k", k, f"between 1 and {size}, the rows of the bank")
     arguments.require(method in ("exact", "approx"), "method", repr(method), '"exact" or "approx"')
     arguments.require(metric in ("cosine", "dot"), "metric", repr(metric), '"cosine" or "dot"')
+    arguments.require(0 < recall_target <= 1, "recall_target", recall_target, "in (0, 1]")
     if where is not None:
         arguments.require_shape("where", where, (size,), f"[{size}], one entry per row of bank")
+    if inverse_norms is not None:
+        arguments.require(metric == "cosine", "inverse_norms", "given", 'None with metric "dot"')
+        arguments.require_shape("inverse_norms", inverse_norms, (size,), f"[{size}], one entry per row of bank")
+    *batch, count, _ = jnp.shape(queries)
+    limit = size
+    if group_size is not None:
+        arguments.require(group_size >= 1, "group_size", group_size, "at least 1")
+        arguments.require(count == size, "the number of queries", count, f"{size}, the rows of the bank, with groups")
+        limit = min(size, group_size)
+    arguments.require(1 <= k <= limit, "k", k, f"between 1 and {limit}, the rows of {'the bank' if limit == size else 'a group'}")
     if chunk is not None:
         arguments.require(chunk >= 1, "chunk", chunk, "at least 1")
+    if bank_chunk is not None:
+        arguments.require(bank_chunk >= k, "bank_chunk", bank_chunk, f"at least k = {k}")
+
+    queries, bank = jnp.asarray(queries), jnp.asarray(bank)
     dtype = jnp.promote_types(jnp.result_type(queries, bank), jnp.float32)
-    queries, bank = jnp.asarray(queries).astype(dtype), jnp.asarray(bank).astype(dtype)
+    queries = queries.astype(dtype)
+    scale = None if inverse_norms is None else jax.lax.stop_gradient(jnp.asarray(inverse_norms)).astype(dtype)
     if metric == "cosine":
-        queries, bank = _unit(queries), _unit(bank)
-    penalty = jnp.zeros(size, dtype) if where is None else jnp.where(where, 0, -jnp.inf).astype(dtype)
-    select = _top_k if method == "exact" else jax.lax.approx_max_k
-
-    def search(part):
-        scores = jnp.einsum("qd,nd->qn", part, bank, precision=jax.lax.Precision.HIGHEST)
-        return select(scores + penalty, k)
-
-    *batch, count, _ = queries.shape
-    flat = queries.reshape(-1, width)
-    total = flat.shape[0]
-    passes = math.ceil(total / (chunk or max(1, _SCORES // size)))
-    if passes <= 1:
-        values, index = search(flat)
-    else:
-        per_pass = math.ceil(total / passes)
-        strided = jnp.pad(flat, ((0, per_pass * passes - total), (0, 0))).reshape(per_pass, passes, width)
-        found = jax.lax.map(search, jnp.swapaxes(strided, 0, 1))
-        values, index = (jnp.swapaxes(x, 0, 1).reshape(per_pass * passes, k)[:total] for x in found)
+        queries = queries * _inverse_norm(queries)[..., None]
+    allowed = None if where is None else jnp.asarray(where).astype(bool)
+    how = _How(k, method, metric, recall_target, limit, chunk, bank_chunk)
+    values, index = _neighbours(queries.reshape(-1, width), bank, scale, allowed, how)
     return values.reshape(*batch, count, k), index.reshape(*batch, count, k)
 
 
-def _unit(x):
-    square = jnp.sum(x * x, axis=-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.where(square > 0, square, 1))
+class _How(NamedTuple):
+    """The static part of a search."""
+
+    k: int
+    method: str
+    metric: str
+    recall_target: float
+    group: int  # rows per group
+    chunk: int | None
+    bank_chunk: int | None
+
+
+def _inverse_norm(x):
+    """1 / |x| over the last axis, and 1 for a zero vector."""
+    square = jnp.sum(x * x, axis=-1)
+    return jax.lax.rsqrt(jnp.where(square > 0, square, 1))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
+def _neighbours(queries, bank, scale, allowed, how: _How):
+    """values [q, k] and rows [q, k] of queries [q, d]; scale: stored inverse norms [n] or None."""
+    size, width = bank.shape
+    if how.group >= size:
+        values, index = _search(queries, bank, scale, allowed, how, _SCORES)
+    else:
+        groups = math.ceil(size / how.group)
+        extra = groups * how.group - size
+        allowed = jnp.ones(size, bool) if allowed is None else allowed
+
+        def split(x):
+            return None if x is None else _pad_rows(x, extra).reshape(groups, -1, *x.shape[1:])
+
+        batch = queries.shape[0] // size
+        queries = jnp.pad(queries.reshape(batch, size, width), ((0, 0), (0, extra), (0, 0)))
+        queries = jnp.swapaxes(queries.reshape(batch, groups, how.group, width), 0, 1).reshape(groups, -1, width)
+        search = functools.partial(_search, how=how, scores_held=max(1, _SCORES // groups))
+        values, index = jax.vmap(search)(queries, split(bank), split(scale), split(allowed))
+        index = index + how.group * jnp.arange(groups, dtype=index.dtype)[:, None, None]
+
+        def join(x):
+            x = jnp.swapaxes(x.reshape(groups, batch, how.group, how.k), 0, 1)
+            return x.reshape(batch, -1, how.k)[:, :size].reshape(-1, how.k)
+
+        values, index = join(values), join(index)
+    return values, jnp.minimum(index, size - 1).astype(jnp.int32)
+
+
+@_neighbours.defjvp
+def _neighbours_jvp(how, primals, tangents):
+    """Of the found pairs only: differentiating the search itself would hold every similarity."""
+    (queries, bank, scale, _), (by_query, by_bank, *_) = primals, tangents
+    values, index = _neighbours(*primals, how)
+
+    def similarity(query, row):
+        value = jnp.sum(query[:, None] * row, axis=-1)
+        if how.metric == "cosine":
+            value = value * (_inverse_norm(row) if scale is None else scale[index])
+        return value
+
+    rows, by_rows = (x[index].astype(values.dtype) for x in (bank, by_bank))
+    slope = jax.jvp(similarity, (queries, rows), (by_query, by_rows))[1]
+    return (values, index), (jnp.where(jnp.isfinite(values), slope, 0), jnp.zeros(index.shape, jax.dtypes.float0))
+
+
+def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
+    """As `_neighbours`, within one group; rows beyond the bank may stand for missing neighbours."""
+    size, width = bank.shape
+    total = queries.shape[0]
+    least, each, most = _ROWS
+    rows = min(size, how.bank_chunk or max(least, how.k, min(each * how.k, most)))
+    bank_passes, per_pass = _divide(size, rows, how.k)
+    missing = bank_passes * per_pass - size
+    if missing:
+        allowed = jnp.ones(size, bool) if allowed is None else allowed
+        bank, allowed = _pad_rows(bank, missing), _pad_rows(allowed, missing)
+        scale = None if scale is None else _pad_rows(scale, missing)
+
+    def take(x, number):
+        """Rows number, number + passes, ... of the bank: every shard of it has rows in every pass."""
+        if x is None or bank_passes == 1:
+            return x
+        return jax.lax.dynamic_index_in_dim(x.reshape(per_pass, bank_passes, *x.shape[1:]), number, 1, keepdims=False)
+
+    def look(part, number):
+        rows, factor, usable = (take(x, number) for x in (bank, scale, allowed))
+        rows = rows.astype(part.dtype)
+        if how.metric == "cosine":  # norms here: a pass over the whole bank would also convert it as a whole
+            rows = rows * (_inverse_norm(rows) if factor is None else factor)[:, None]
+        scores = jnp.einsum("qd,nd->qn", part, rows, precision=jax.lax.Precision.HIGHEST)
+        scores = scores if usable is None else jnp.where(usable, scores, -jnp.inf)
+        if how.method == "approx":
+            values, index = jax.lax.approx_max_k(scores, how.k, recall_target=how.recall_target)
+        else:
+            values, index = _top_k(scores, how.k)
+        return values, index.astype(jnp.int32) * bank_passes + number
+
+    def one_pass(part):
+        def merge(best, number):
+            values, index = (jnp.concatenate(pair, axis=-1) for pair in zip(best, look(part, number)))
+            values, index = jax.lax.sort((-values, index), num_keys=2)
+            return (-values[:, : how.k], index[:, : how.k]), None
+
+        best = look(part, jnp.int32(0))
+        return best if bank_passes == 1 else jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
+
+    passes = math.ceil(total / (how.chunk or max(1, scores_held // per_pass)))
+    if passes <= 1:
+        return one_pass(queries)
+    together = math.ceil(total / passes)
+    queries = _pad_rows(queries, together * passes - total).reshape(together, passes, width)
+    found = jax.lax.map(one_pass, jnp.swapaxes(queries, 0, 1))
+    return tuple(jnp.swapaxes(x, 0, 1).reshape(together * passes, how.k)[:total] for x in found)
+
+
+def _pad_rows(x, extra: int):
+    return jnp.pad(x, ((0, extra), *((0, 0),) * (x.ndim - 1)))
+
+
+def _divide(size: int, rows: int, k: int) -> tuple[int, int]:
+    """(passes, rows per pass) with at most `rows` and at least k rows a pass, without padding where possible."""
+    least = math.ceil(size / rows)
+    if least <= 1:
+        return 1, size
+    fits = [n for n in range(least, 2 * least + 1) if size % n == 0 and size // n >= k]
+    if fits:
+        passes = min(fits, key=lambda n: (size // n % _BLOCK != 0, n))  # whole blocks spare a padding of the scores
+        return passes, size // passes
+    return least, max(k, math.ceil(size / least))
 
 
 def _top_k(scores, k: int):

@@ -1,0 +1,402 @@
+"""Sinkhorn-Knopp clustering in potential form: balanced soft assignments of samples to prototypes, used as targets.
+
+Notation: n samples (rows), K prototypes (columns), scores S [n, K], temperature T. One iteration divides every column
+of exp(S / T) by its sum over the samples, then every row by its sum over the prototypes. Because a row step undoes any
+factor of its row, the state of the iteration is one number per prototype, the potential h [K]:
+
+    h_1 = -log sum_n exp(S / T),   h_{t+1} = h_t - log sum_n softmax_K(S / T + h_t),   assignments = softmax_K(S / T + h).
+
+That is the published iteration without its 1e-8, in exact arithmetic. It cannot overflow or divide by zero at any
+scale: after a column step the largest entry of a column is at least 1 / n and every entry at most 1, hence the next
+column sum is at least 1 / (n K).
+
+Sources: "Learning Sparse Visual Representations via Spatial-Semantic Factorization" (STELLAR) eq. 4; Caron et al. 2020
+(SwAV); Darcet et al. 2025 (CAPI).
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.ops import arguments
+
+# Scores of one pass over rows: on CPUs what stays in the cache, elsewhere what keeps a device busy.
+_ENTRIES_CPU, _ENTRIES = 2**20, 2**24
+
+
+def sinkhorn_knopp(scores, *, temperature, num_iters: int = 3, where=None):
+    """Balanced soft assignments of samples to prototypes.
+
+    Q = exp(S / T); repeat: Q <- Q / (column sums), Q <- Q / (row sums). Computed from the potentials, see
+    `sinkhorn_potentials`. It ends on rows: each sums to 1 exactly, while the column sums approach n / K only with many
+    iterations. Adding a constant to a column of the scores changes nothing.
+
+    Args:
+      scores: S [..., n, K], finite; any float type (computed in float32 or wider). Leading axes are separate problems:
+        all samples that are to be balanced against each other belong on the axis n.
+      temperature: T > 0, a number or a traced scalar.
+      num_iters: number of iterations, at least 1; 3 in the papers.
+      where: bool [..., n], samples that count; None: all. The others get an assignment of zeros.
+
+    Returns:
+      [..., n, K], float32 or wider, >= 0, rows sum to 1. A constant: no gradient passes.
+
+    Raises:
+      ValueError: shapes that do not fit, T <= 0 (where its value is known), num_iters < 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> scores = jnp.array([[2.0, 1.0], [1.0, 1.0]])  # both samples lean to the first prototype or to none
+      >>> print(jnp.array_str(sinkhorn_knopp(scores, temperature=1.0, num_iters=20), precision=3))  # now they share the two
+      [[0.622 0.378]
+       [0.378 0.622]]
+
+    Reference: STELLAR eq. 4; SwAV (Caron et al. 2020) section 3.1; CAPI (Darcet et al. 2025).
+    """
+    potentials = sinkhorn_potentials(scores, temperature=temperature, num_iters=num_iters, where=where)
+    scores = _scaled(*jax.lax.stop_gradient((jnp.asarray(scores), temperature)))
+    if where is None:
+        return jax.nn.softmax(scores + potentials[..., None, :], axis=-1)
+    keep = jnp.asarray(where)[..., None]
+    return jnp.where(keep, jax.nn.softmax(jnp.where(keep, scores, 0) + potentials[..., None, :], axis=-1), 0)
+
+
+def sinkhorn_potentials(scores, *, temperature, num_iters: int = 3, where=None, chunk: int | None = None):
+    """The potentials h [K] of Sinkhorn-Knopp: the assignments are softmax(S / T + h).
+
+    h_1 = -log sum_n exp(S / T); h_{t+1} = h_t - log sum_n softmax_K(S / T + h_t). Reads the scores once per iteration,
+    in chunks of rows, and holds only numbers per prototype between them. Rows of one chunk are spread over all rows,
+    so that a sharded sample axis keeps all devices busy; across devices an iteration needs one sum of K numbers (the
+    first also a maximum).
+
+    Args:
+      scores: S [..., n, K], finite; any float type (computed in float32 or wider). Leading axes are separate problems.
+      temperature: T > 0, a number or a traced scalar.
+      num_iters: number of iterations, at least 1.
+      where: bool [..., n], samples that count; None: all.
+      chunk: samples per pass, about; None: what suits the device. Where n has no divisor near the number
+        of passes, the scores are padded, which copies them.
+
+    Returns:
+      h [..., K], float32 or wider, finite for finite scores; 0 where no sample counts. A constant: no gradient passes.
+
+    Raises:
+      ValueError: shapes that do not fit, T <= 0 (where its value is known), num_iters or chunk < 1.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> scores = jnp.array([[2.0, 1.0], [1.0, 1.0]])
+      >>> h = sinkhorn_potentials(scores, temperature=1.0, num_iters=20)
+      >>> print(jnp.array_str(jax.nn.softmax(scores + h), precision=3))
+      [[0.622 0.378]
+       [0.378 0.622]]
+
+    Reference: STELLAR eq. 4, as potentials of the entropic transport problem (Cuturi 2013).
+    """
+    _check_scores(scores, temperature, "temperature", num_iters, where, chunk)
+    scores = jax.lax.stop_gradient(jnp.asarray(scores))
+    temperature = jax.lax.stop_gradient(temperature)
+    *batch, count, width = scores.shape
+    flat = scores.reshape(math.prod(batch), count, width)
+    if where is not None:
+        where = jnp.asarray(where).reshape(flat.shape[:2])
+    passes, padding = _passes(count, flat.shape[0] * width, chunk)
+    if padding:
+        where = jnp.ones(flat.shape[:2], bool) if where is None else where
+        flat, where = _pad(flat, padding), _pad(where, padding)
+    return _potentials(flat, where, temperature, num_iters, passes).reshape(*batch, width)
+
+
+def sinkhorn_cross_entropy(
+    scores,
+    logits,
+    *,
+    target_temperature,
+    temperature,
+    num_iters: int = 3,
+    potentials=None,
+    index=None,
+    where=None,
+    chunk: int | None = None,
+):
+    """Cross-entropy of predictions with Sinkhorn-Knopp targets, per row, without ever holding the targets.
+
+    loss_i = - sum_k q_k log softmax(logits_i / tau)_k with q = softmax(S_index(i) / T + h), the target. Fused: targets
+    and predictions exist for one chunk of rows at a time, in the gradient too, and only h [K] and five numbers per row
+    are kept. For the same targets in many views compute `sinkhorn_potentials` once and pass them.
+
+    Args:
+      scores: S [..., n, K], finite; any float type (computed in float32 or wider). A constant.
+      logits: [..., q, K] with the leading axes of scores; q = n unless `index` is given. The scores themselves may be
+        used. -inf is allowed where the target is 0.
+      target_temperature: T > 0 of the targets, a number or a traced scalar. A constant.
+      temperature: tau > 0 of the predictions, a number or a traced scalar.
+      num_iters: number of Sinkhorn iterations, at least 1; unused if potentials are given.
+      potentials: h of `sinkhorn_potentials`, [K] for all leading axes together or [..., K]; None: computed from scores,
+        each leading axis by itself. To balance over leading axes pass potentials of scores reshaped to [samples, K].
+      index: integers [..., q] in [0, n): the row of scores that is the target of a row of logits. None: the same row.
+        Keep leading axes (images) for matches within them: then nothing is gathered across a sharded batch.
+      where: bool [..., n], samples that count; None: all. The loss of a row whose target does not count is 0.
+      chunk: rows of logits per pass, about; None: what suits the device.
+
+    Returns:
+      [..., q] in nats, float32 or wider, >= the entropy of the target. Reverse-mode gradients reach logits and
+      temperature only.
+
+    Raises:
+      ValueError: shapes that do not fit, a temperature <= 0 or an index outside (where known), num_iters or chunk < 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> scores = jnp.array([[2.0, 1.0], [1.0, 1.0]])
+      >>> loss = sinkhorn_cross_entropy(scores, jnp.zeros((2, 2)), target_temperature=0.06, temperature=0.12)
+      >>> print(loss.round(4))  # a uniform prediction costs log 2
+      [0.6931 0.6931]
+
+    Reference: STELLAR eq. 4 and the clustering losses that follow it; DINO eq. 2.
+    """
+    _check_scores(scores, target_temperature, "target_temperature", num_iters, where, chunk)
+    arguments.require_positive("temperature", temperature)
+    *batch, count, width = jnp.shape(scores)
+    wanted = str([*batch, count if index is None else "q", width]).replace("'", "")
+    arguments.require_shape("logits", logits, (*batch, count if index is None else None, width), wanted)
+    rows = jnp.shape(logits)[-2]
+    if index is not None:
+        index = jnp.asarray(index)
+        arguments.require(jnp.issubdtype(index.dtype, jnp.integer), "the type of index", index.dtype, "integer")
+        arguments.require_shape("index", index, (*batch, rows), f"{[*batch, rows]}, one entry per row of logits")
+        if arguments.known(index):
+            inside = bool(np.all((np.asarray(index) >= 0) & (np.asarray(index) < count)))
+            arguments.require(inside, "an entry of index", "outside the scores", f"in [0, {count})")
+    if potentials is None:
+        potentials = sinkhorn_potentials(
+            scores, temperature=target_temperature, num_iters=num_iters, where=where, chunk=chunk
+        )
+    else:
+        fits = jnp.shape(potentials) in ((width,), (*batch, width))
+        arguments.require(fits, "the shape of potentials", jnp.shape(potentials), f"[{width}] or {[*batch, width]}")
+    scores, logits, potentials = jnp.asarray(scores), jnp.asarray(logits), jnp.asarray(potentials)
+
+    lead = math.prod(batch)
+    if index is None and potentials.ndim == 1:  # all rows are alike: leading axes join them
+        lead, count, rows = 1, lead * count, lead * rows
+    scores, flat = scores.reshape(lead, count, width), logits.reshape(lead, rows, width)
+    potentials = potentials.reshape(-1, 1, width)
+    if where is not None:
+        where = jnp.asarray(where).reshape(scores.shape[:2])
+    if index is not None:
+        index = index.reshape(flat.shape[:2])
+    passes, padding = _passes(rows, lead * width, chunk)
+    if padding:
+        flat = _pad(flat, padding)
+        if index is None:
+            scores, where = _pad(scores, padding), None if where is None else _pad(where, padding)
+        else:
+            index = _pad(index, padding)
+    dtype = jnp.promote_types(jnp.result_type(scores, flat), jnp.float32)
+    temperature = jnp.asarray(temperature).astype(dtype)
+    targets = (scores, potentials.astype(dtype), jnp.asarray(target_temperature).astype(dtype), index, where)
+    return _fused(passes, flat, temperature, targets)[:, :rows].reshape(logits.shape[:-1])
+
+
+def _check_scores(scores, temperature, name: str, num_iters: int, where, chunk) -> None:
+    arguments.require_shape("scores", scores, (..., None, None), "[..., n, K]")
+    arguments.require(np.prod(jnp.shape(scores)[-2:]) > 0, "the shape of scores", jnp.shape(scores), "with n, K >= 1")
+    arguments.require_positive(name, temperature)
+    arguments.require(num_iters >= 1, "num_iters", num_iters, "at least 1")
+    if where is not None:
+        rows = jnp.shape(scores)[:-1]
+        arguments.require_shape("where", where, rows, f"{list(rows)}, one entry per row of scores")
+    if chunk is not None:
+        arguments.require(chunk >= 1, "chunk", chunk, "at least 1")
+
+
+def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
+    """Number of passes over rows of `width` numbers, and by how many rows to pad first, so that all passes are equal."""
+    entries = _ENTRIES_CPU if jax.default_backend() == "cpu" else _ENTRIES
+    wanted = math.ceil(rows / (chunk or max(1, entries // max(width, 1))))
+    if wanted <= 1:
+        return 1, 0
+    for passes in range(wanted, min(2 * wanted, rows) + 1):
+        if rows % passes == 0:
+            return passes, 0
+    return wanted, -rows % wanted
+
+
+def _pad(x, extra: int):
+    """Appends `extra` rows of zeros (False) along axis 1."""
+    return jnp.pad(x, [(0, extra if axis == 1 else 0) for axis in range(x.ndim)])
+
+
+def _rows(x, i, passes: int):
+    """Rows i, i + passes, i + 2 passes, ... of x [b, n, ...]: without communication if n is sharded."""
+    if passes == 1:
+        return x
+
+    def pick(x):
+        split = x.reshape(x.shape[0], x.shape[1] // passes, passes, *x.shape[2:])
+        return jax.lax.dynamic_index_in_dim(split, i, axis=2, keepdims=False)
+
+    return _narrowly(pick, x, i)
+
+
+def _narrowly(pick, x, i):
+    """pick(x) in pass i, where `pick` moves numbers only.
+
+    XLA for CPUs slices 16-bit floats as float32 and then widens all of x ahead of the loop: a copy of twice its size.
+    As integers, tied to the pass, they stay as they are.
+    """
+    if not _is_narrow(x.dtype):
+        return pick(x)
+    x, _ = jax.lax.optimization_barrier((x, jnp.asarray(i)))
+    return jax.lax.bitcast_convert_type(pick(jax.lax.bitcast_convert_type(x, jnp.uint16)), x.dtype)
+
+
+def _is_narrow(dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2
+
+
+def _scaled(x, temperature):
+    """x / T in float32 or wider."""
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    return x.astype(dtype) / jnp.asarray(temperature).astype(dtype)
+
+
+def _loop(passes: int, body, start):
+    """Folds `body(i, carry)` over the passes."""
+    return body(0, start) if passes == 1 else jax.lax.fori_loop(0, passes, body, start)
+
+
+def _potentials(scores, where, temperature, num_iters: int, passes: int):
+    """h [b, K] of scores [b, n, K]."""
+    lead, count, width = scores.shape
+    dtype = jnp.promote_types(scores.dtype, jnp.float32)
+    # Partial sums, one per device, so that a sharded sample axis is reduced across devices only after the loop.
+    parts = math.gcd(count // passes, jax.device_count())
+
+    def block(i):
+        x = _scaled(_rows(scores, i, passes), temperature)
+        keep = None if where is None else _rows(where, i, passes)[..., None]
+        return x if keep is None else jnp.where(keep, x, 0), keep
+
+    def by_part(x):
+        return x.reshape(lead, parts, x.shape[1] // parts, x.shape[-1])
+
+    def column_sums(terms, weight):
+        # As a product with a vector: faster than a reduction over rows.
+        weight = jnp.broadcast_to(weight, (*terms.shape[:-1], 1))[..., 0].astype(dtype)
+        return jnp.einsum("bprk,bpr->bpk", terms, weight, precision=jax.lax.Precision.HIGHEST)
+
+    lowest = jnp.finfo(dtype).min
+
+    def column_lse(i, carry):
+        # The maximum runs per column: with one for all, columns far below it would vanish.
+        top, total = carry
+        x, keep = block(i)
+        x = x if keep is None else jnp.where(keep, x, lowest)
+        higher = jnp.maximum(top, jnp.max(by_part(x), axis=2))
+        terms = jnp.exp(by_part(x) - higher[:, :, None])
+        return higher, total * jnp.exp(top - higher) + column_sums(terms, 1 if keep is None else by_part(keep))
+
+    shape = (lead, parts, width)
+    top, total = _loop(passes, column_lse, (jnp.full(shape, lowest, dtype), jnp.zeros(shape, dtype)))
+    highest = jnp.max(top, axis=1)
+    total = jnp.sum(total * jnp.exp(top - highest[:, None]), axis=1)
+    h = jnp.where(total > 0, -highest - jnp.log(jnp.where(total > 0, total, 1)), 0)
+
+    def iterate(_, h):
+        def prototype_use(i, carry):
+            x, keep = block(i)
+            q, row_sum, _ = _softmax_parts(x + h[:, None])
+            share = 1 / row_sum if keep is None else jnp.where(keep, 1 / row_sum, 0)
+            return carry + column_sums(by_part(q), by_part(share))
+
+        total = jnp.sum(_loop(passes, prototype_use, jnp.zeros(shape, dtype)), axis=1)
+        return h - jnp.log(jnp.where(total > 0, total, 1))
+
+    return jax.lax.fori_loop(0, num_iters - 1, iterate, h)
+
+
+def _softmax_parts(x):
+    """exp(x - max), its sum, and the maximum, over the last axis."""
+    top = jnp.max(x, axis=-1, keepdims=True)
+    terms = jnp.exp(x - top)
+    return terms, jnp.sum(terms, axis=-1, keepdims=True), top
+
+
+def _target_logits(targets, i, passes: int):
+    """S / T + h for the targets of one chunk of rows, and which of them count."""
+    scores, potentials, temperature, index, where = targets
+    if index is None:
+        picked = _rows(scores, i, passes)
+        keep = None if where is None else _rows(where, i, passes)
+    else:
+        index = _rows(index, i, passes)
+        picked = _narrowly(lambda x: jnp.take_along_axis(x, index[..., None], axis=1), scores, i)
+        keep = None if where is None else jnp.take_along_axis(where, index, axis=1)
+    x = _scaled(picked, temperature)
+    return (x if keep is None else jnp.where(keep[..., None], x, 0)) + potentials, keep
+
+
+def _fused_forward(passes: int, logits, temperature, targets):
+    lead, count, _ = logits.shape
+
+    def chunk_loss(i):
+        x = _scaled(_rows(logits, i, passes), temperature)
+        _, x_sum, x_top = _softmax_parts(x)
+        s, keep = _target_logits(targets, i, passes)
+        q, q_sum, q_top = _softmax_parts(s)
+        # log-sum-exp minus dot product, as a sum of terms >= 0
+        loss = jnp.log(x_sum) + jnp.sum(jnp.where(q > 0, q * (x_top - x), 0), axis=-1, keepdims=True) / q_sum
+        loss = loss if keep is None else jnp.where(keep[..., None], loss, 0)
+        # Maxima and logarithms apart: their sum would lose the small one.
+        return jnp.concatenate([loss, x_top, jnp.log(x_sum), q_top, jnp.log(q_sum)], axis=-1)
+
+    if passes == 1:
+        rows = chunk_loss(0)
+    else:
+        rows = jax.lax.map(chunk_loss, jnp.arange(passes))  # [passes, b, n / passes, 5]
+        rows = jnp.moveaxis(rows, 0, 2).reshape(lead, count, 5)
+    return rows[..., 0], (logits, temperature, targets, rows[..., 1:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _fused(passes: int, logits, temperature, targets):
+    """Loss [b, n] of logits [b, n, K]; the gradient recomputes targets and predictions chunk by chunk."""
+    return _fused_forward(passes, logits, temperature, targets)[0]
+
+
+def _fused_backward(passes: int, saved, cotangent):
+    logits, temperature, targets, rows = saved
+    lead, count, width = logits.shape
+
+    def step(i, carry):
+        by_logits, by_temperature = carry
+        mine = _rows(logits, i, passes)
+        x_top, x_log, q_top, q_log = jnp.split(_rows(rows, i, passes), 4, axis=-1)
+        s, keep = _target_logits(targets, i, passes)
+        weight = _rows(cotangent, i, passes)
+        weight = weight if keep is None else jnp.where(keep, weight, 0)
+        difference = jnp.exp((_scaled(mine, temperature) - x_top) - x_log) - jnp.exp((s - q_top) - q_log)
+        by_mine = difference * (weight / temperature)[..., None]
+        # x = logits / tau, hence dx / dtau = - logits / tau^2
+        through = jnp.sum(jnp.where(by_mine != 0, by_mine * mine.astype(by_mine.dtype), 0))
+        by_mine = by_mine.astype(logits.dtype)
+        if passes == 1:
+            return by_mine, by_temperature - through / temperature
+        # Written in place: stacked passes would need a transposed copy.
+        by_mine = jax.lax.bitcast_convert_type(by_mine, by_logits.dtype)
+        by_logits = jax.lax.dynamic_update_index_in_dim(by_logits, by_mine, i, axis=2)
+        return by_logits, by_temperature - through / temperature
+
+    dtype = jnp.uint16 if _is_narrow(logits.dtype) else logits.dtype  # see `_narrowly`
+    start = jnp.zeros((lead, count // passes, passes, width), dtype)
+    by_logits, by_temperature = _loop(passes, step, (start, jnp.zeros_like(temperature)))
+    return jax.lax.bitcast_convert_type(by_logits.reshape(logits.shape), logits.dtype), by_temperature, None
+
+
+_fused.defvjp(_fused_forward, _fused_backward)
