@@ -76,6 +76,7 @@ def base() -> ConfigDict:
     m.position_resize = "exact"  # resizing of position codes: "exact", or "dino_offset" (DINO-family weights)
     m.drop_path = 0.0  # highest stochastic-depth rate (last block), linear over blocks; student only
     m.init_std = 0.02  # standard deviation of the truncated normal initialiser
+    m.position_std = 0.0  # the same for learned position codes alone; 0 = init_std
     m.gelu = "erf"  # "erf" (exact) or "tanh" (approximate, faster)
     m.scan = False  # one compiled block, scanned: compiles 10 x faster on accelerators; same numbers
     m.remat = False  # recompute activations of a block in the backward pass: less memory, same numbers

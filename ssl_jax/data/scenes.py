@@ -8,11 +8,10 @@ Picture i is a pure function of (seed, split, i): a Philox generator keyed by th
 length, allows random access, and does not depend on order, process or worker.
 
 How the pictures are made, and why:
-- Background: a dark but gaudy colour field, whose nodes are independent draws from ONE distribution, lit by a window into
-  one shared atlas of textures. Two distant places of a picture have hardly more in common than two places of two
-  pictures, so the background says little about which picture a crop comes from.
-- Digit: rotated, sheared, stretched, placed at random, painted in a tint of any hue that is lighter than what is behind
-  it. Hues swamp the distance between raw pixels; lightness still shows the shape.
+- Background: a field of strong hues, whose nodes are independent draws from ONE distribution, with a window into one
+  shared atlas of textures painted over it in another hue. All of it has (nearly) one lightness: hue swamps the distance
+  between raw pixels and says nothing, lightness shows the shape, and a gray view shows little but the digit.
+- Digit: rotated, sheared, stretched, placed at random, painted in a pale tint that is lighter than what is behind it.
 - A scene has one large digit and one to four small ones, so that most crops of a scene share something to recognise.
 - Tint, size, pose, background and class are drawn independently: nothing but the shape tells the class.
 - Labels: a pixel belongs to a digit where its paint covers more than half of it; a later digit hides an earlier one.
@@ -33,21 +32,23 @@ MIN_SIZE = 16  # below it the digits of a scene are a few pixels large
 
 _TEST_SHARE = 3  # every third digit of a class is a test digit
 _GLYPH = 32  # side to which the 8x8 digits are enlarged once, smoothly; pictures are warped from it
-_GLYPH_THRESHOLD = 0.5  # ink (0..1) from which a point of the enlarged digit counts as painted
+_GLYPH_THRESHOLD = 0.4  # ink (0..1) from which a point of the enlarged digit counts as painted
 _ATLAS = 256  # side of the texture atlas (periodic)
 _ATLAS_KEY = (0x5CE9E, 0)  # the atlas and the split are constants of this file, the same for every seed
 _DIGITS, _DIGIT_SCENES = 0, 1
 
 _SCENE_COUNT = (2, 5)
-_LARGE_SIZE = (0.5, 0.75)  # of the first digit of a scene, as share of the image side
-_SMALL_SIZE = (0.22, 0.38)  # of the others
-_SINGLE_SIZE = (0.5, 0.85)
-_ROTATION = math.radians(20.0)  # a 6 must not become a 9
+_LARGE_SIZE = (0.55, 0.75)  # of the first digit of a scene, as share of the image side
+_SMALL_SIZE = (0.25, 0.4)  # of the others
+_SINGLE_SIZE = (0.5, 0.75)
+_ROTATION = math.radians(15.0)  # a 6 must not become a 9
 _SHEAR = 0.15
 _STRETCH = 0.2  # natural log of the largest height to width change
-_CONTRAST = (0.40, 0.55)  # a digit is lighter by this than what is behind it
-_DARK = (0.10, 0.40)  # lightness of the background
-_BACKGROUND_CHROMA, _DIGIT_CHROMA = 0.75, 0.70  # largest distance from gray
+_CONTRAST = (0.35, 0.45)  # a digit is lighter by this than what is behind it
+_DARK = (0.4, 0.5)  # lightness of the background, one per picture
+# Largest distance from gray. The background's is beyond what most hues allow, so it is nearly everywhere as colourful as can be.
+_BACKGROUND_CHROMA, _TEXTURE_CHROMA, _DIGIT_CHROMA = 3.0, 0.3, 0.3
+_TEXTURE_LIGHT = (0.0, 0.02)  # lightness of the texture
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
@@ -157,23 +158,28 @@ def _affine(angle, scale_y, scale_x, shear, from_centre, to_centre):
     return np.array([[*rows[0], offset[0]], [*rows[1], offset[1]]])
 
 
-def _colours(rng, count, lightness, chroma):
-    """float32 [count,3] RGB of the given lightness (scalar or [count]); random hue, chroma uniform in [0, chroma]."""
+def _hues(rng, count, chroma):
+    """float32 [count,3]: RGB offsets of random hue that leave the luma alone; length uniform in [0, chroma]."""
     angle = rng.uniform(0, 2 * math.pi, count)
     radius = chroma * rng.random(count)
-    colours = np.empty((count, 3))
-    colours[:, 0] = 1.4 * radius * np.cos(angle)
-    colours[:, 2] = 1.77 * radius * np.sin(angle)
-    # Green makes up for red and blue, so that hue and chroma leave the luma alone.
-    colours[:, 1] = -(_LUMA[0] * colours[:, 0] + _LUMA[2] * colours[:, 2]) / _LUMA[1]
-    colours += np.reshape(lightness, (-1, 1))
-    return colours.astype(np.float32)
+    offsets = np.empty((count, 3))
+    offsets[:, 0] = 1.4 * radius * np.cos(angle)
+    offsets[:, 2] = 1.77 * radius * np.sin(angle)
+    # Green makes up for red and blue.
+    offsets[:, 1] = -(_LUMA[0] * offsets[:, 0] + _LUMA[2] * offsets[:, 2]) / _LUMA[1]
+    return offsets.astype(np.float32)
+
+
+def _in_gamut(lightness, offsets):
+    """Colours float32 [...,3] in [0,1] of that lightness: offsets are shortened where a channel would leave [0,1], so the luma stays."""
+    room = np.where(offsets > 0, 1 - lightness, lightness) / np.maximum(np.abs(offsets), 1e-6)
+    return lightness + np.minimum(room.min(-1, keepdims=True), 1.0) * offsets
 
 
 def _background(rng, size):
-    """float32 [S,S,3] in about [0,1]: colour field plus texture. The number of colour cells does not depend on S."""
-    nodes = 10
-    field = _colours(rng, nodes * nodes, rng.uniform(*_DARK, nodes * nodes), _BACKGROUND_CHROMA).reshape(nodes, nodes, 3)
+    """(float32 [S,S,3] in [0,1], its lightness): fields and textures of hue over one lightness, and a trace of light texture."""
+    nodes = 10  # the number of colour cells in a picture does not depend on S
+    field = _hues(rng, nodes * nodes, _BACKGROUND_CHROMA).reshape(nodes, nodes, 3)
     zoom = size / rng.uniform(2.5, 5.0)  # pixels per colour cell
     centre = (size / 2, size / 2)
     matrix = _affine(rng.uniform(0, 2 * math.pi), zoom, zoom, 0.0, rng.uniform(4.0, 5.0, 2), centre)
@@ -181,10 +187,11 @@ def _background(rng, size):
     field = cv2.warpAffine(field, matrix, (size, size), flags=flags, borderMode=cv2.BORDER_REFLECT_101)
     zoom = size / 64 * math.exp(rng.uniform(-0.4, 0.5))
     matrix = _affine(rng.uniform(0, 2 * math.pi), zoom, zoom, 0.0, rng.uniform(0, _ATLAS, 2), centre)
-    texture = cv2.warpAffine(_atlas(), matrix, (size, size), flags=flags, borderMode=cv2.BORDER_WRAP)
-    texture *= rng.uniform(0.01, 0.06)
-    field += texture[..., None]
-    return np.minimum(np.maximum(field, 0.0), 1.0)
+    texture = cv2.warpAffine(_atlas(), matrix, (size, size), flags=flags, borderMode=cv2.BORDER_WRAP)[..., None]
+    lightness = rng.uniform(*_DARK)
+    field = _in_gamut(np.float32(lightness), field + texture * _hues(rng, 1, _TEXTURE_CHROMA))
+    field += texture * np.float32(rng.uniform(*_TEXTURE_LIGHT))
+    return np.minimum(np.maximum(field, 0.0), 1.0), lightness
 
 
 def _places(rng, scales, size):
@@ -208,14 +215,14 @@ def _places(rng, scales, size):
 
 def _compose(rng, split, size, scales, centres):
     """Paint one digit per row of `scales` (pixels) and `centres` (y, x; pixels); later rows lie on top."""
-    image = _background(rng, size)
+    image, lightness = _background(rng, size)
     glyphs, classes = _glyphs(split)
     count = len(scales)
     chosen = rng.integers(0, len(classes), count)
     labels = classes[chosen]
     owner = np.full((size, size), count, np.uint8)
     for k in range(count):
-        _paint(rng, image, owner, k, glyphs[chosen[k]], scales[k], centres[k])
+        _paint(rng, image, owner, k, glyphs[chosen[k]], scales[k], centres[k], lightness)
     boxes = np.array([_bounding_box(owner == k) for k in range(count)], np.float32)
     mask = np.append(labels, BACKGROUND).astype(np.uint8)[owner]
     image *= 255.0
@@ -228,7 +235,7 @@ def _compose(rng, split, size, scales, centres):
     }
 
 
-def _paint(rng, image, owner, index, glyph, scale, centre):
+def _paint(rng, image, owner, index, glyph, scale, centre, behind):
     """Paint `glyph` [32,32] into image [S,S,3] and write `index` into owner [S,S], both in place."""
     size = len(owner)
     angle, shear = rng.uniform(-_ROTATION, _ROTATION), rng.uniform(-_SHEAR, _SHEAR)
@@ -250,9 +257,7 @@ def _paint(rng, image, owner, index, glyph, scale, centre):
     cover = np.minimum(np.maximum(cover * steep + (0.5 - _GLYPH_THRESHOLD * steep), 0.0), 1.0)
     patch = image[y0:y1, x0:x1]
     inside = (cover > 0.5).view(np.uint8)
-    behind = float(np.dot(cv2.mean(patch, inside)[:3], _LUMA))
-    contrast = rng.uniform(*_CONTRAST)
-    tint = _colours(rng, 1, min(behind + contrast, 1.0), _DIGIT_CHROMA)[0]
+    tint = _in_gamut(np.float32(behind + rng.uniform(*_CONTRAST)), _hues(rng, 1, _DIGIT_CHROMA))[0]
     # A trace of the background shows through, so that no digit is of one flat colour.
     patch += cover[..., None] * ((tint - 0.15 * behind) - 0.85 * patch)
     owner[y0:y1, x0:x1][inside.view(bool)] = index

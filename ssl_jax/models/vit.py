@@ -38,6 +38,7 @@ class ViTConfig:
     resize_kernel: str = "keys-0.75"  # see position.resize_matrix
     drop_path: float = 0.0  # rate at the last block, rising linearly from 0 at the first
     init_std: float = 0.02  # standard deviation of initial kernels, class token and position codes
+    position_std: float = 0.0  # standard deviation of initial learned position codes alone; 0 = init_std
     norm_eps: float = 1e-6
     gelu: str = "erf"  # "erf" (exact, as published weights need) or "tanh" (approximation, a little faster)
     mask_token: bool = False  # own the vector that replaces masked patches
@@ -68,6 +69,8 @@ class ViTConfig:
         if self.position == "sincos" and self.width % 4:
             raise ValueError(f'width is {self.width}; it must be a multiple of 4 for position = "sincos"')
         layers_lib.check_init_std(self.init_std)
+        if not 0 <= self.position_std <= 4:
+            raise ValueError(f"position_std is {self.position_std}; it must lie in [0, 4] (0 = init_std)")
         for name in ("mean", "std"):
             if len(getattr(self, name)) != self.in_channels:
                 raise ValueError(f"{name} has {len(getattr(self, name))} values; in_channels = {self.in_channels} are needed")
@@ -145,7 +148,7 @@ class _ViT(nnx.Module):
         if c.cls:
             self.cls = nnx.Param(layers_lib.normal(keys[1], (1, d), c.init_std))
         if c.position == "learned":
-            self.position = nnx.Param(layers_lib.normal(keys[2], (c.cls + c.grid**2, d), c.init_std))
+            self.position = nnx.Param(layers_lib.normal(keys[2], (c.cls + c.grid**2, d), c.position_std or c.init_std))
         if c.queries:
             self.queries = nnx.Param(layers_lib.normal(keys[3], (c.queries, d), d**-0.5))  # STELLAR: N(0, 1/d)
         if c.mask_token:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 
+import cv2
 import numpy as np
 import pytest
 
@@ -87,11 +88,11 @@ def test_label_covers_the_pixels_that_are_more_than_half_paint():
     for k in range(20):
         rng = np.random.default_rng(k)
         image, owner = np.full((48, 48, 3), 0.5, np.float32), np.full((48, 48), 9, np.uint8)
-        scenes._paint(rng, image, owner, 0, glyphs[k], 30.0, np.array([24.0, 24.0]))
+        scenes._paint(rng, image, owner, 0, glyphs[k], 30.0, np.array([24.0, 24.0]), 0.5)
         change = np.abs(image - 0.5).max(-1)
         cover = change / change.max()
         clear = np.abs(cover - 0.5) > 0.01
-        assert 0 < (cover[clear] > 0.5).sum() < 48 * 48 / 3
+        assert 0 < (cover[clear] > 0.5).sum() < 48 * 48 / 2
         np.testing.assert_array_equal((owner == 0)[clear], (cover > 0.5)[clear])
 
 
@@ -111,6 +112,15 @@ def test_digit_stands_out_from_its_background():
         box[y : y + h, x : x + w] = True
         if (box & ~inside).sum() > 50:
             assert abs(light[inside].mean() - light[box & ~inside].mean()) > 25
+
+
+def test_background_has_one_lightness():
+    """Hue is all that varies behind the digits, so that a gray view shows little but them."""
+    luma = np.array([0.299, 0.587, 0.114])
+    for sample in many(scenes.digit_scenes, 50, size=64):
+        behind = sample["image"][cv2.dilate((sample["mask"] != scenes.BACKGROUND).astype(np.uint8), np.ones((7, 7))) == 0] / 255
+        assert (behind @ luma).std() < 0.03
+        assert behind.std(0).max() > 0.1
 
 
 def test_colour_and_place_do_not_tell_the_class():
@@ -136,7 +146,7 @@ def test_colour_and_place_do_not_tell_the_class():
 
 
 def test_raw_pixels_do_badly():
-    """Weighted k-NN (k=20, cosine, temperature .07) on centred 16x16 averages stays under 30 %."""
+    """Weighted k-NN (k=20, cosine, temperature .07) on centred 16x16 averages stays under 20 %."""
 
     def rows(split, count):
         samples = many(scenes.digits, count, split)
@@ -150,7 +160,7 @@ def test_raw_pixels_do_badly():
     nearest = np.argsort(-similarity, 1)[:, :20]
     weight = np.exp(np.take_along_axis(similarity, nearest, 1) / 0.07)
     votes = np.stack([(weight * (labels[nearest] == c)).sum(1) for c in range(10)], 1)
-    assert (votes.argmax(1) == truth).mean() < 0.3
+    assert (votes.argmax(1) == truth).mean() < 0.2
 
 
 BAD_ARGUMENTS = [(0, "valid", 0), (-1, "train", 0), (2**48, "train", 0), (0, "train", -1), (0, "train", 0, 8)]

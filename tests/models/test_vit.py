@@ -153,6 +153,13 @@ def test_parameter_names_shapes_and_initial_values():
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, shallow["blocks"]["0"], params["blocks"]["0"])))
 
 
+def test_position_std_scales_the_position_codes_alone():
+    before, after = (vit.vit(config(position_std=x)).init(jax.random.key(0)) for x in (0.0, 1.0))
+    np.testing.assert_allclose(after["position"], before["position"] * 50, rtol=1e-6)
+    del before["position"], after["position"]
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
 def test_scan_and_remat_change_no_gradient():
     images, params = pictures(3), randomised(vit.vit(config(depth=2)))
 
@@ -278,6 +285,7 @@ def test_vmap_over_views_equals_a_merged_batch():
         (dict(image_size=18), "image_size is 18; it must be a multiple of patch = 4"),
         (dict(depth=0), "depth is 0; it must be at least 1"),
         (dict(drop_path=1.0), r"drop_path is 1.0; it must lie in \[0, 1\)"),
+        (dict(position_std=-1.0), r"position_std is -1.0; it must lie in \[0, 4\]"),
         (dict(position="rope"), 'position is "rope"; choose one of learned, sincos'),
         (dict(position="sincos", width=18), "width is 18; it must be a multiple of 4"),
         (dict(dtype="float16"), 'dtype is "float16"'),
