@@ -1,0 +1,115 @@
+"""Measures this package beside plain formulations and other libraries.
+
+    python launch/bench.py ops                                    every op at the sizes of the papers, some minutes
+    python launch/bench.py ops --only nearest,sop_vote --rounds 9
+    python launch/bench.py ops --scale small                      every op in a moment: do the forms agree?
+
+Prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call waited for; "x ops" is a
+form's time over the op's; memory is what XLA allocates for temporaries (none is known of other libraries); difference
+is to the second form, relative to its largest entry. The status is 1 if a form that must agree does not.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import sys
+import zlib
+
+import bench_measure
+import bench_ops
+import jax
+
+PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "POT", "ott-jax", "faiss-cpu", "torch")
+COLUMNS = ("op", "direction", "form", "ms", "x ops", "temporary MiB", "difference", "recall")
+
+
+def machine() -> dict:
+    def version(package):
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    device = jax.devices()[0]
+    return dict(
+        processor=_processor(),
+        cores=cores,
+        system=platform.platform(),
+        python=platform.python_version(),
+        device=f"{device.platform}: {device.device_kind} x {jax.device_count()}",
+        versions={package: version(package) for package in PACKAGES},
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def ops(options) -> int:
+    names = options.only.split(",") if options.only else list(bench_ops.CASES)
+    unknown = sorted(set(names) - set(bench_ops.CASES))
+    if unknown:
+        raise SystemExit(f"--only is {','.join(unknown)}; it must name some of {', '.join(bench_ops.CASES)}")
+    key = jax.random.key(options.seed)
+    rows, skipped = [], []
+    path = pathlib.Path(options.out) / "ops.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    print(_line(COLUMNS), flush=True)
+    for name in names:
+        case = bench_ops.CASES[name](options.scale == "paper", jax.random.fold_in(key, zlib.crc32(name.encode()) >> 1))
+        found, missing = bench_measure.measure(case, options.rounds)
+        print(f"{name}: {case.size}")
+        for row in found:
+            print(_line(_cells(name, row)), flush=True)
+        for line in missing:
+            print(f"  {line}", flush=True)
+        rows += [dict(op=name, **row) for row in found]
+        skipped += [f"{name}: {line}" for line in missing]
+        report = dict(machine=machine(), scale=options.scale, rounds=options.rounds, seed=options.seed, rows=rows, skipped=skipped)
+        path.write_text(json.dumps(report, indent=1) + "\n")  # after every op: a run cut short keeps what it has measured
+    print(f"wrote {path}")
+    wrong = [f"{row['op']} ({row['direction']}): {row['form']}" for row in rows if row["agrees"] is False]
+    for line in wrong:
+        print(f"DISAGREES: {line}", file=sys.stderr)
+    return 1 if wrong else 0
+
+
+def _cells(name: str, row: dict) -> tuple:
+    def number(value, form):
+        return "-" if value is None else format(value, form)
+
+    memory = None if row["temporary_bytes"] is None else row["temporary_bytes"] / 2**20
+    tail = number(memory, ".1f"), number(row["difference"], ".1e"), number(row["recall"], ".3f")
+    return name, row["direction"], row["form"], number(row["ms"], ".2f"), number(row["times_ops"], ".2f"), *tail
+
+
+def _line(cells) -> str:
+    widths = (24, 9, 38, 10, 8, 13, 10, 6)
+    return "  ".join(f"{cell:<{width}}" if i < 3 else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(cells, widths)))
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("ops", help="every op beside its naive form and the libraries that are installed")
+    command.add_argument("--only", default="", help="names of cases, comma-separated")
+    command.add_argument("--scale", choices=("paper", "small"), default="paper")
+    command.add_argument("--rounds", type=int, default=5, help="timed calls of every form")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--out", default="runs/bench", help="folder of ops.json")
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}; it must be at least 1")
+    return ops(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

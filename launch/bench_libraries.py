@@ -1,0 +1,138 @@
+"""What a user would take instead of an op.
+
+Each function takes arrays (those of torch JAX's on the CPU, the others NumPy's) and returns a call that does the work once.
+The libraries are imported inside: none is required, and the benchmark names those that are missing. A call returns what
+is to be compared with the naive form, or None where it solves another problem (an exact matching is no entropic plan).
+"""
+
+import numpy as np
+
+
+def hungarian(cost):
+    from scipy.optimize import linear_sum_assignment
+
+    return lambda: [linear_sum_assignment(one) for one in cost] and None
+
+
+def hungarian_of_tokens(source, target):
+    from scipy.optimize import linear_sum_assignment
+    from scipy.spatial.distance import cdist
+
+    return lambda: [linear_sum_assignment(cdist(s, t)) for s, t in zip(source, target)] and None
+
+
+def pot_loop(cost, epsilon, num_iters):
+    """Of the transposed problem: POT ends on rows, the op on columns."""
+    import ot
+
+    rows, columns = (np.full(n, 1 / n, cost.dtype) for n in cost.shape[1:])
+    options = dict(reg=epsilon, numItermax=num_iters, stopThr=0, warn=False)
+    return lambda: np.stack([ot.sinkhorn(columns, rows, np.ascontiguousarray(one.T), **options).T for one in cost])
+
+
+def ott(cost, epsilon, num_iters):
+    """A fixed number of iterations, of the transposed problem: ott-jax ends on rows, the op on columns."""
+    import jax
+    import jax.numpy as jnp
+    from ott.geometry import geometry
+    from ott.problems.linear import linear_problem
+    from ott.solvers.linear import sinkhorn
+
+    fixed = dict(threshold=0.0, min_iterations=num_iters, max_iterations=num_iters, inner_iterations=num_iters)
+    solver = sinkhorn.Sinkhorn(lse_mode=True, **fixed)
+
+    @jax.jit
+    @jax.vmap
+    def plan(one):
+        problem = linear_problem.LinearProblem(geometry.Geometry(cost_matrix=one.T, epsilon=epsilon))
+        return solver(problem).matrix.T
+
+    cost = jnp.asarray(cost)
+    return lambda: jax.block_until_ready(plan(cost))
+
+
+def faiss_flat(queries, bank, k):
+    """Exact inner products of unit rows; building the index is not timed."""
+    import faiss
+
+    index = faiss.IndexFlatIP(bank.shape[1])
+    index.add(np.ascontiguousarray(bank / np.linalg.norm(bank, axis=1, keepdims=True)))
+    queries = np.ascontiguousarray(queries / np.linalg.norm(queries, axis=1, keepdims=True))
+    return lambda: index.search(queries, k)
+
+
+def faiss_sops(memory, anchors, num_members):
+    """Supports of every anchor among the other rows, as `ops.build_sops`."""
+    import faiss
+
+    others = np.delete(memory, anchors, axis=0)
+    vectors = memory[anchors]
+    index = faiss.IndexFlatIP(memory.shape[1])
+    index.add(others)
+
+    def search():
+        values, found = index.search(vectors, num_members - 1)
+        members = np.concatenate([others[found], vectors[:, None]], axis=1)
+        return members, np.concatenate([values, np.sum(vectors * vectors, axis=1, keepdims=True)], axis=1)
+
+    return search
+
+
+def _torch_call(loss, differentiate, weights, gradient: bool):
+    """Calls `loss()`, or returns the gradient of its weighted sum by the tensor `differentiate`."""
+    import torch
+
+    if not gradient:
+        with torch.no_grad():
+            return loss().numpy()
+    differentiate.grad = None
+    torch.sum(loss() * weights).backward()
+    return differentiate.grad.numpy()
+
+
+def torch_sop_vote(queries, members, weights, target, temperature, cotangent, gradient):
+    """SOP appendix A.1: softmax, product with the smoothed one-hot labels as a matrix, cross-entropy."""
+    import torch
+
+    queries, members, weights, target, cotangent = map(torch.from_dlpack, (queries, members, weights, target, cotangent))
+    queries.requires_grad_(gradient)
+    count, slots, width = members.shape
+
+    def loss():
+        labels = ((1 - weights) / (count - 1)).reshape(-1, 1).repeat(1, count)
+        labels[torch.arange(count * slots), torch.arange(count).repeat_interleave(slots)] = weights.reshape(-1)
+        p = torch.softmax(queries @ members.reshape(-1, width).T / temperature, dim=-1) @ labels
+        return -torch.sum(target * torch.log(p), dim=-1)
+
+    return lambda: _torch_call(loss, queries, cotangent, gradient)
+
+
+def torch_sinkhorn_cross_entropy(scores, logits, target_temperature, temperature, num_iters, cotangent, gradient):
+    """Targets of SwAV's listing, stored, then the cross-entropy."""
+    import torch
+
+    scores, logits, cotangent = map(torch.from_dlpack, (scores, logits, cotangent))
+    logits.requires_grad_(gradient)
+
+    def loss():
+        with torch.no_grad():
+            q = torch.exp(scores / target_temperature)
+            for _ in range(num_iters):
+                q /= q.sum(0, keepdim=True)
+                q /= q.sum(1, keepdim=True)
+        return -torch.sum(q * torch.log_softmax(logits / temperature, dim=-1), dim=-1)
+
+    return lambda: _torch_call(loss, logits, cotangent, gradient)
+
+
+def torch_attention(queries, keys, inverse_temperature, cotangent, gradient):
+    import torch
+
+    queries, keys, cotangent = map(torch.from_dlpack, (queries, keys, cotangent))
+    queries.requires_grad_(gradient)
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def modes():
+        return attend(queries, keys, keys, scale=inverse_temperature)
+
+    return lambda: _torch_call(modes, queries, cotangent, gradient)
