@@ -4,13 +4,78 @@ The full-size presets (ViT on ImageNet) are the papers'. The small ones are ours
 schedule scaled down with the images.
 """
 
+import ast
+from typing import NamedTuple
+
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 
 FULL = {"vits16": "s", "vitb16": "b", "vitl16": "l"}  # variant -> model.size
 EPOCHS = {"vits16": 800, "vitb16": 400, "vitl16": 250}  # as SOP, iBOT and DINO train them
-SMALL = ("cifar10", "imagenette96", "digits")
+SMALL = ("cifar10", "imagenette96", "digits", "digit_scenes")
 VARIANTS = (*FULL, *SMALL)
+
+
+class Row(NamedTuple):
+    """One row of a paper's table as a config: `ssl-jax show --table METHOD` lists them.
+
+    paper: where it stands, "table 5, tau = .06". arg: of get_config. expected: score -> number and unit or data set, as text.
+    note: what the reader must know (what is not published, what differs).
+    """
+
+    paper: str
+    arg: str
+    expected: dict[str, str]
+    note: str = ""
+
+
+def parse(arg: str, default: str) -> tuple[str, tuple[str, ...]]:
+    """Splits "vits16,lam_pos=0.0,no_cycle" into the variant and the words after it; the variant is `default` for an empty `arg`."""
+    variant, *words = [word.strip() for word in arg.split(",")] if arg else [default]
+    return variant, tuple(words)
+
+
+def override(config, words, aliases: dict) -> None:
+    """Applies ablation words to a config.
+
+    Args:
+      words: "name" or "name=value", from `parse`; "optim.lr=1e-3" sets any key by its full name.
+      aliases: name -> dotted key ("lam_pos": "cribo.position_weight", takes a value), or name -> {dotted key: value} (takes none).
+
+    Raises:
+      InputError: an unknown word, a value that is missing, not wanted or of the wrong type.
+    """
+    for word in words:
+        name, has_value, text = word.partition("=")
+        target = aliases.get(name, name if "." in name else None)
+        if target is None:
+            raise InputError(config_lib.unknown("ablation", name, aliases))
+        if isinstance(target, dict) == bool(has_value):
+            raise InputError(f'ablation "{word}": {name} takes {"no value" if has_value else f"a value, as in {name}=..."}')
+        _set(config, target if isinstance(target, dict) else {target: _value(text)}, word)
+
+
+def _value(text: str):
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text  # a bare word is a string
+
+
+def _set(config, changes: dict, word: str) -> None:
+    flat = config_lib.flatten(config)
+    for key, value in changes.items():
+        if key not in flat:
+            raise InputError(f'ablation "{word}": {config_lib.unknown("config key", key, flat)}')
+        value = float(value) if isinstance(flat[key], float) and type(value) is int else value
+        if type(value) is not type(flat[key]):
+            raise InputError(f'ablation "{word}": {key} is {value!r}; it must be like {flat[key]!r}')
+        config.update_from_flattened_dict({key: value})
+
+
+def row_of(table: tuple[Row, ...], arg: str) -> dict[str, str]:
+    """The expected numbers of the row of `table` whose arg is `arg`; {} if there is none."""
+    return next((row.expected for row in table if row.arg == arg), {})
 
 
 def apply(config, name: str) -> None:
@@ -20,7 +85,7 @@ def apply(config, name: str) -> None:
     if name in FULL:
         _imagenet(config, name)
     else:
-        {"cifar10": _cifar10, "imagenette96": _imagenette96, "digits": _digits}[name](config)
+        {"cifar10": _cifar10, "imagenette96": _imagenette96, "digits": _digits, "digit_scenes": _digit_scenes}[name](config)
 
 
 def small_dino(config) -> None:
@@ -72,6 +137,14 @@ def _digits(config) -> None:
     config.optim.epochs = 20
     config.eval.update(dict(train_examples=5000, test_examples=2000))
     config.eval.image.update(dict(kind="digits", size=64))
+
+
+def _digit_scenes(config) -> None:
+    _digits(config)
+    config.data.kind = "digit_scenes"
+    # Patches are scored on scenes, whole images on `digits`, which have one label each.
+    config.eval.tasks = ("knn", "linear", "dense")
+    config.eval.dense.update(dict(kind="digit_scenes", size=64))
 
 
 def _small(config, *, patch: int, image_size: int, local_size: int) -> None:

@@ -6,12 +6,17 @@ import numpy as np
 from ssl_jax import loop, methods
 from ssl_jax.data import source
 
-_SECTIONS = {
-    "dino": dict(head_hidden=32, head_bottleneck=16, prototypes=24, teacher_temperature_epochs=2.0),
-    "sop": dict(
-        head_hidden=32, head_out=16, teacher_temperature_epochs=2.0,
-        cls=dict(anchors=12, members=3, tasks=2, memory=40), patch=dict(anchors=8, members=2, tasks=1, memory=20),
-    ),
+# What each method changes in the tiny config: dotted key -> value.
+_CHANGES = {
+    "dino": {
+        "dino.head_hidden": 32, "dino.head_bottleneck": 16, "dino.prototypes": 24, "dino.teacher_temperature_epochs": 2.0,
+    },
+    "sop": {
+        "views.mask": "block", "views.mask_ratio": (0.3, 0.3), "views.mask_prob": 1.0,
+        "sop.head_hidden": 32, "sop.head_out": 16, "sop.teacher_temperature_epochs": 2.0,
+        "sop.cls.anchors": 12, "sop.cls.members": 3, "sop.cls.tasks": 2, "sop.cls.memory": 40,
+        "sop.patch.anchors": 8, "sop.patch.members": 2, "sop.patch.tasks": 1, "sop.patch.memory": 20,
+    },
 }  # fmt: skip
 
 
@@ -27,9 +32,7 @@ def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
     c.checkpoint.every_steps = 3
     c.log.every_steps = 1
     c.eval.update(dict(tasks=(), every_steps=0))
-    if name in ("sop",):
-        c.views.update(dict(mask="block", mask_ratio=(0.3, 0.3), mask_prob=1.0))
-    c[name].update(_SECTIONS[name])
+    c.update_from_flattened_dict(_CHANGES[name])
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): value})
     return c

@@ -73,6 +73,27 @@ class Features(NamedTuple):
     extras: dict[str, Any] | None = None
 
 
+class Panel(NamedTuple):
+    """One cell of a picture: an image, and what is laid over it.
+
+    image: [H, W, 3] in [0, 1]. heat: [h, w] >= 0, drawn as a translucent map from its minimum to its maximum. labels: [h, w] int,
+    drawn as translucent regions (below 0: none). marks: (y, x) in 0..1 of the image. title: short text above.
+    """
+
+    image: Any
+    heat: Any = None
+    labels: Any = None
+    marks: tuple = ()
+    title: str = ""
+
+
+class Picture(NamedTuple):
+    """A grid of panels with a title; a row may be shorter than the others. `evals.panels` draws it."""
+
+    title: str
+    rows: tuple[tuple[Panel, ...], ...]
+
+
 def no_teacher(params) -> None:
     """Default `teacher_of`: the method has no EMA teacher."""
     del params
@@ -114,8 +135,8 @@ class Method(NamedTuple):
         How the optimizer treats each parameter; must cover all.
     health(metrics, config) -> list of text
         Warnings "KIND: likely cause" from one row of metrics.
-    pictures(params, images, config) -> {name: picture}
-        Optional.
+    pictures(params, images, config) -> {name: Picture}
+        Optional: what only this method can show, for images [B, H, W, 3] in [0, 1]; NumPy arrays in the pictures. Not under jit.
     """
 
     name: str

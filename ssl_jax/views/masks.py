@@ -21,6 +21,8 @@ class MaskRecipe:
       prob: probability that a view is masked at all.
       drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence "random", lo = hi,
         prob 1.
+      focus: which places a random mask of fixed count prefers to keep: "none" (all alike), "gaussian" (those near a random one) or
+        "window" (a random square), as STELLAR masks; focus_prob: probability that a view has a focus.
 
     Raises:
       InputError: a value is out of range.
@@ -30,8 +32,16 @@ class MaskRecipe:
     ratio: tuple[float, float] = (0.3, 0.3)
     prob: float = 1.0
     drop: bool = False
+    focus: str = "none"
+    focus_prob: float = 0.5
 
     def __post_init__(self):
+        if self.focus not in ("none", "gaussian", "window"):
+            raise InputError(f'focus is "{self.focus}"; use "none", "gaussian" or "window"')
+        if self.focus != "none" and not self.drop:
+            raise InputError(f'focus is "{self.focus}", which chooses what is kept; it needs drop=True')
+        if not 0 <= self.focus_prob <= 1:
+            raise InputError(f"focus_prob is {self.focus_prob}; use a probability in [0, 1]")
         if self.kind not in ("block", "random"):
             raise InputError(f'kind is "{self.kind}"; use "block" or "random"')
         if len(self.ratio) != 2 or not 0 <= self.ratio[0] <= self.ratio[1] < 1:
@@ -61,7 +71,7 @@ def draw(rng, recipe: MaskRecipe, grid: tuple[int, int]) -> np.ndarray:
     """Mask of one view: bool [rows * columns], row-major, True = masked. Advances the np.random.Generator `rng`."""
     rows, columns = grid
     if recipe.drop:
-        return random_mask(rng, rows * columns, recipe.max_masked(rows * columns))
+        return focal_mask(rng, grid, recipe.kept(rows * columns), focus=recipe.focus, prob=recipe.focus_prob)
     masked, share = rng.random() < recipe.prob, rng.random()
     target = (recipe.ratio[0] + (recipe.ratio[1] - recipe.ratio[0]) * share) * rows * columns if masked else 0.0
     if recipe.kind == "random":
@@ -73,6 +83,29 @@ def random_mask(rng, n: int, count: int) -> np.ndarray:
     """bool [n] with exactly `count` True at uniformly random places."""
     mask = np.zeros(n, bool)
     mask[np.argsort(rng.random(n), kind="stable")[:count]] = True
+    return mask
+
+
+def focal_mask(rng, grid: tuple[int, int], keep: int, *, focus: str = "none", prob: float = 0.5) -> np.ndarray:
+    """bool [rows * columns], True = masked, with exactly `keep` False: those of the smallest scores (STELLAR's masks).
+
+    Scores are uniform in [0, 1). With probability `prob` a view has a focus: "gaussian" subtracts exp(-d^2 / (2 (sigma max(grid))^2))
+    with d the distance in cells to a random cell and sigma uniform in (0.1, 0.5); "window" sets a random square of side
+    floor(sqrt(keep)) to 0.
+    """
+    rows, columns = grid
+    scores = rng.random(grid)
+    if focus != "none" and rng.random() < prob:
+        if focus == "gaussian":
+            y, x, sigma = int(rng.random() * rows), int(rng.random() * columns), 0.1 + 0.4 * rng.random()
+            squared = (np.arange(rows)[:, None] - y) ** 2 + (np.arange(columns) - x) ** 2
+            scores -= np.exp(-squared / (2 * (sigma * max(grid)) ** 2))
+        else:
+            h, w = min(rows, math.isqrt(keep)), min(columns, math.isqrt(keep))
+            y, x = int(rng.random() * (rows - h + 1)), int(rng.random() * (columns - w + 1))
+            scores[y : y + h, x : x + w] = 0.0
+    mask = np.ones(rows * columns, bool)
+    mask[np.argsort(scores.reshape(-1), kind="stable")[:keep]] = False
     return mask
 
 

@@ -55,6 +55,10 @@ class GroupRecipe:
       scale: (lo, hi) share of the image area; ratio: (lo, hi) width / height; flip: probability of a horizontal flip.
       photometric: one per view, or () for none.
       mask: of every view of this group, or None.
+      inside: name of an earlier group; view v is a crop of its view v % count as that was cut and resized (FLSL's nested crops): `scale`
+        is the share of that view, flips combine, and the image is still resampled once.
+      reuse: name of an earlier group; view v repeats the box and the flip of its view v, as far as it has one (STELLAR's first masked
+        view shows the region of the main view). Further views are drawn as usual.
 
     Raises:
       InputError: a value is out of range or contradicts another.
@@ -68,6 +72,8 @@ class GroupRecipe:
     flip: float = 0.5
     photometric: tuple[Photometric, ...] = ()
     mask: MaskRecipe | None = None
+    inside: str = ""
+    reuse: str = ""
 
     def __post_init__(self):
         if self.count < 1:
@@ -110,6 +116,11 @@ class ViewRecipe:
             raise InputError("a view recipe needs at least one group")
         if len(set(names)) < len(names) or set(names) & set(RESERVED):
             raise InputError(f"group names {names} must differ from each other and from {list(RESERVED)}")
+        for i, (name, group) in enumerate(self.groups):
+            for key in ("inside", "reuse"):
+                other = getattr(group, key)
+                if other and other not in names[:i]:
+                    raise InputError(f'group "{name}": {key} is "{other}", which is none of the groups before it, {names[:i]}')
 
     def __getitem__(self, name: str) -> GroupRecipe:
         return dict(self.groups)[name]
@@ -138,11 +149,21 @@ def draw(recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size) 
     height, width = int(source_size[0]), int(source_size[1])
     geometry = {}
     for name, group in recipe.groups:
+        outer = recipe[group.inside].size if group.inside else None
         drawn_boxes, flips = [], []
         for _ in range(group.count):
-            drawn_boxes.append(boxes_lib.random_resized_crop(rng, height, width, scale=group.scale, ratio=group.ratio))
+            area = (outer, outer) if outer else (height, width)
+            drawn_boxes.append(boxes_lib.random_resized_crop(rng, *area, scale=group.scale, ratio=group.ratio))
             flips.append(rng.random() < group.flip)
-        geometry[name] = np.array(drawn_boxes, np.float32), np.array(flips)
+        drawn_boxes, flips = np.array(drawn_boxes, np.float32), np.array(flips)
+        if outer:
+            around, mirrored = (x[np.arange(group.count) % len(x)] for x in geometry[group.inside])
+            drawn_boxes, flips = boxes_lib.compose(around, drawn_boxes, (outer, outer), mirrored).astype(np.float32), flips ^ mirrored
+        if group.reuse:
+            shared = min(group.count, recipe[group.reuse].count)
+            for mine, other in zip((drawn_boxes, flips), geometry[group.reuse], strict=True):
+                mine[:shared] = other[:shared]
+        geometry[name] = drawn_boxes, flips
     # Masks come last, so that switching them on leaves the crops of all groups as they are.
     return {name: Drawn(*geometry[name], *_draw_masks(rng, group)) for name, group in recipe.groups}
 
@@ -264,17 +285,17 @@ def recipe_multicrop(views, patch: int) -> ViewRecipe:
         raise InputError(f"views.local_count is {views.local_count}; use 0 for no local views, or more")
     if len(views.blur_prob) != 3:
         raise InputError(f"views.blur_prob is {tuple(views.blur_prob)}; use (global 1, further globals, local)")
-    with _named("views."):
-        first = _photometric(views, blur_prob=views.blur_prob[0])
-        second = _photometric(views, blur_prob=views.blur_prob[1], solarize_prob=views.solarize_prob)
-        further = _photometric(views, blur_prob=views.blur_prob[1])
-        local = _photometric(views, blur_prob=views.blur_prob[2])
+    with named("views."):
+        first = photometric(views, blur_prob=views.blur_prob[0])
+        second = photometric(views, blur_prob=views.blur_prob[1], solarize_prob=views.solarize_prob)
+        further = photometric(views, blur_prob=views.blur_prob[1])
+        local = photometric(views, blur_prob=views.blur_prob[2])
     mask = None
     if views.mask != "none":
-        with _named("views.mask_"):
+        with named("views.mask_"):
             mask = MaskRecipe(kind=views.mask, ratio=tuple(views.mask_ratio), prob=views.mask_prob)
     count = views.global_count
-    with _named("views.global_"):
+    with named("views.global_"):
         group = GroupRecipe(
             count=count,
             size=views.global_size,
@@ -286,7 +307,7 @@ def recipe_multicrop(views, patch: int) -> ViewRecipe:
         )
     groups = [("global", group)]
     if views.local_count:
-        with _named("views.local_"):
+        with named("views.local_"):
             group = GroupRecipe(
                 count=views.local_count,
                 size=views.local_size,
@@ -299,7 +320,7 @@ def recipe_multicrop(views, patch: int) -> ViewRecipe:
     return ViewRecipe(tuple(groups))
 
 
-def _photometric(views, *, blur_prob: float, solarize_prob: float = 0.0) -> Photometric:
+def photometric(views, *, blur_prob: float, solarize_prob: float = 0.0) -> Photometric:
     """The draws of one kind of view, from the section `views` of a config."""
     return Photometric(
         jitter=tuple(views.jitter),
@@ -312,7 +333,7 @@ def _photometric(views, *, blur_prob: float, solarize_prob: float = 0.0) -> Phot
 
 
 @contextlib.contextmanager
-def _named(prefix: str):
+def named(prefix: str):
     """Puts the place in the config before messages that begin with a field's name."""
     try:
         yield
