@@ -79,6 +79,29 @@ def test_dropping_keeps_the_published_count(n, ratio, kept):
     assert (~masks.draw(np.random.default_rng(0), recipe, (side, side))).sum() == kept
 
 
+@pytest.mark.parametrize("focus", ["none", "gaussian", "window"])
+def test_a_focus_keeps_the_count_and_brings_the_kept_patches_together(focus):
+    """39 of 196 patches at ratio 0.8. Kept patches lie closer together with a focus than without."""
+
+    def spread(prob):
+        kept = ~many(MaskRecipe("random", (0.8, 0.8), drop=True, focus=focus, focus_prob=prob), (14, 14), 200)
+        assert (kept.sum(1) == 39).all() and kept.mean(0).min() > 0  # any patch may be kept
+        return np.mean([np.argwhere(k.reshape(14, 14)).std(0).mean() for k in kept])
+
+    alike, always, half = spread(0.0), spread(1.0), spread(0.5)
+    assert alike == pytest.approx(4.0, abs=0.1)  # of a uniform draw: 14 / sqrt(12)
+    if focus == "none":
+        assert always == pytest.approx(alike, abs=0.1)
+    else:
+        assert always < 0.9 * alike and always < half < alike  # the coin is drawn per view
+
+
+def test_a_window_is_a_full_square():
+    kept = ~many(MaskRecipe("random", (0.8, 0.8), drop=True, focus="window", focus_prob=1.0), (14, 14), 50).reshape(-1, 14, 14)
+    for k in kept:
+        assert np.lib.stride_tricks.sliding_window_view(k, (6, 6)).all((-1, -2)).any()
+
+
 @pytest.mark.parametrize(
     "kwargs,message",
     [
