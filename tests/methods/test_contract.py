@@ -9,6 +9,7 @@ import pytest
 
 from ssl_jax import loop, sharding, step
 from ssl_jax.methods import METHODS
+from ssl_jax.views import recipe
 from tests import tiny
 
 NAMES = sorted(METHODS)
@@ -81,8 +82,6 @@ def test_chunked_encoding_gives_the_same_gradient(name):
     run = run_of(name)
     state = loop.fresh_state(run)
     batch = batches_of(name, 1)[0]
-    from ssl_jax.views import recipe
-
     views = recipe.prepare(run.method.views(run.config), batch, 0)
     keys = jax.random.split(jax.random.key(3), batch["index"].shape[0])
     progress = step.progress_at(jnp.int32(1), run.config)
@@ -149,9 +148,34 @@ def test_features_take_teacher_or_student_weights(name):
     run = run_of(name)
     state = loop.fresh_state(run)
     images = jnp.linspace(0, 1, 2 * 16 * 16 * 3).reshape(2, 16, 16, 3)
-    for weights in (state.teacher, state.params):
+    for weights in (state.params, *((state.teacher,) if state.teacher is not None else ())):
         out = run.method.features(weights, images, run.config, attention=True)
         grid = 16 // run.config.model.patch
         assert out.image.shape == (2, run.config.model.width) and out.patches.shape == (2, grid, grid, run.config.model.width)
         assert np.isfinite(out.image).all() and np.isfinite(out.patches).all()
         np.testing.assert_allclose(out.attention.sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_and_gradient_are_finite_whatever_comes_in(name, dtype):
+    """Constant images, and values 1e-4 and 1e4 times what a network expects."""
+    run = run_of(name, model__dtype=dtype)
+    state, batch = loop.fresh_state(run), batches_of(name, 1)[0]
+    views = recipe.prepare(run.method.views(run.config), batch, 0)
+    keys = jax.random.split(jax.random.key(3), batch["index"].shape[0])
+    progress = step.progress_at(jnp.int32(5), run.config)
+
+    @jax.jit
+    def gradient(scale):
+        scaled = {k: v._replace(images=v.images * scale) if isinstance(v, recipe.Group) else v for k, v in views.items()}
+
+        def loss(params):
+            outputs = run.method.encode(params, state.teacher, scaled, keys, run.config)
+            return run.method.objective(params, state.teacher, outputs, state.carry, jax.random.key(4), progress, run.config)
+
+        return jax.value_and_grad(loss, has_aux=True)(state.params)
+
+    for scale in (0.0, 1e-4, 1.0, 1e4):
+        results = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(gradient(scale))}
+        assert [path for path, leaf in results.items() if not np.isfinite(np.asarray(leaf, np.float32)).all()] == [], scale
