@@ -41,5 +41,5 @@ def get_config():
     config.log.every_steps = 20
     config.eval.update(dict(every_steps=1000, tasks=("knn", "linear", "dense"), train_examples=1000, test_examples=2000, linear_epochs=100))
     config.eval.image.update(dict(kind="digits", size=32))
-    config.eval.dense.update(dict(kind="digit_scenes", size=48))
+    config.eval.dense.update(dict(kind="digit_scenes", size=32))
     return config

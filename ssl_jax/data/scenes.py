@@ -12,7 +12,9 @@ How the pictures are made, and why:
   shared atlas of textures painted over it in another hue. All of it has (nearly) one lightness: hue swamps the distance
   between raw pixels and says nothing, lightness shows the shape, and a gray view shows little but the digit.
 - Digit: rotated, sheared, stretched, placed at random, painted in a pale tint that is lighter than what is behind it.
-- A scene has one large digit and one to four small ones, so that most crops of a scene share something to recognise.
+- A scene has one digit that fills it and one to four small ones, so that most crops of a scene share something to recognise, and
+  the class of a patch follows from what is around it. With a large digit of half the side, free to be anywhere, not even supervised
+  training on the masks gets beyond raw patches in 800 steps (13 % mIoU, raw 14 %); now it does at once (45 % and more).
 - Tint, size, pose, background and class are drawn independently: nothing but the shape tells the class.
 - Labels: a pixel belongs to a digit where its paint covers more than half of it; a later digit hides an earlier one.
 """
@@ -38,8 +40,8 @@ _ATLAS_KEY = (0x5CE9E, 0)  # the atlas and the split are constants of this file,
 _DIGITS, _DIGIT_SCENES = 0, 1
 
 _SCENE_COUNT = (2, 5)
-_LARGE_SIZE = (0.55, 0.75)  # of the first digit of a scene, as share of the image side
-_SMALL_SIZE = (0.25, 0.4)  # of the others
+_LARGE_SIZE = (1.05, 1.2)  # of the first digit of a scene, as share of the image side; its ink reaches over .72 of it
+_SMALL_SIZE = (0.2, 0.3)  # of the others
 _SINGLE_SIZE = (0.5, 0.75)
 _ROTATION = math.radians(15.0)  # a 6 must not become a 9
 _SHEAR = 0.15
