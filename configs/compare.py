@@ -1,0 +1,73 @@
+"""Every method on the same network, images and steps: the recipes of launch/compare.sh.
+
+    bash launch/compare.sh
+    ssl-jax train --config=configs/compare.py:cribo --workdir=runs/cribo
+
+Hardware: 2 CPU cores. Expected time and numbers: the table in README.md.
+
+Network (a quarter of the width and a third of the depth of ViT-S), images, batch, steps, optimizer and photometric draws are those of
+configs/quickstart.py, which says why. What belongs to a method (masks, class token, position codes, heads, temperatures, memories) is in
+`_CHANGES`: the paper's values, scaled to ten classes and 16 patches, with temperatures that keep targets informative from a random start.
+"""
+
+from configs import presets, quickstart
+from ssl_jax import config as config_lib
+from ssl_jax import methods
+from ssl_jax.config import InputError
+
+# method -> the measure that its paper cares for most, and by how many points (dB for PSNR) it must beat untrained network and raw pixels
+TARGETS = {
+    "dino": ("knn", 3.0), "ibot": ("knn", 3.0), "mae": ("linear", 3.0), "massl": ("knn", 3.0), "sop": ("knn", 3.0), "sove": ("knn", 3.0),
+    "cribo": ("dense", 3.0), "flsl": ("dense", 3.0), "stellar": ("dense", 3.0),
+}  # fmt: skip
+METHODS = tuple(TARGETS)
+STEPS = 1500
+
+_DINO_HEAD = dict(head_hidden=256, head_bottleneck=64, teacher_temperature_epochs=0.0)
+_MEMORY = dict(
+    head_hidden=256, head_out=64, student_temperature=0.15, teacher_temperature=0.025, final_teacher_temperature=0.025,
+    teacher_temperature_epochs=0.0,
+)  # fmt: skip
+_CHANGES = {
+    "dino": {"dino": dict(_DINO_HEAD, prototypes=512, teacher_temperature=0.02, final_teacher_temperature=0.02)},
+    "ibot": {
+        "views": dict(mask="block", mask_ratio=(0.3, 0.3), mask_prob=0.5),
+        "ibot": dict(_DINO_HEAD),
+        "ibot.cls": dict(prototypes=512, teacher_temperature=0.02, final_teacher_temperature=0.02),
+        "ibot.patch": dict(weight=0.2, teacher_temperature=0.02, final_teacher_temperature=0.02),
+    },
+    "mae": {
+        "views": dict(global_count=1, mask="random", mask_ratio=(0.5, 0.5)),
+        "mae": dict(decoder_width=64, decoder_depth=2, decoder_heads=4, global_token="mean"),
+    },
+    "massl": {"massl": _MEMORY, "massl.cls": dict(anchors=512, tasks=4, memory=4096)},
+    "sop": {"sop": _MEMORY, "sop.cls": dict(anchors=512, members=5, tasks=1, memory=4096), "sop.patch": dict(weight=0.0)},
+    "sove": {"sove": _MEMORY, "sove.cls": dict(anchors=1024, members=5, tasks=1, memory=4096), "sove.patch": dict(weight=0.0)},
+    "cribo": {
+        "cribo": dict(_DINO_HEAD, prototypes=512, clusters=4, memory=512, teacher_temperature=0.02, final_teacher_temperature=0.02),
+    },
+    "flsl": {
+        "model": dict(cls=False),
+        "flsl": dict(_DINO_HEAD, prototypes=256, photometric="both", final_teacher_temperature=0.04),
+    },
+    "stellar": {
+        "model": dict(queries=4),
+        "views": dict(global_count=3, local_count=0),
+        "stellar": dict(prototypes=256, head_hidden=256, head_out=64, decoder_width=64, decoder_depth=2, decoder_heads=4, mask_ratio=0.5),
+    },
+}  # fmt: skip
+
+
+def get_config(arg: str = "sop"):
+    """`arg`: a method, one of METHODS."""
+    variant, words = presets.parse(arg, "sop")
+    if variant not in METHODS:
+        raise InputError(config_lib.unknown("method", variant, METHODS))
+    config = methods.base_config(variant)
+    quickstart.shared(config)
+    config.optim.steps = STEPS
+    config.eval.every_steps = 0
+    for section, values in _CHANGES[variant].items():
+        config.update_from_flattened_dict({f"{section}.{key}": value for key, value in values.items()})
+    presets.override(config, words, {})
+    return config
