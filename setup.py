@@ -49,7 +49,8 @@ setup(
     extras_require={
         "gpu": ["jax[cuda12]>=0.10,<0.13"],
         "tpu": ["jax[tpu]>=0.10,<0.13"],
-        "convert": ["timm>=1.0.15", "torch>=2.6"],
+        "convert": ["torch>=2.6"],  # reads .pth files; .safetensors and .npz need nothing
+        "oracles": ["timm>=1.0.15", "torch>=2.6", "transformers>=5"],  # what tests/convert compares with; without them those tests skip
         "eval": ["faster-coco-eval>=1.6", "torch-fidelity>=0.3"],
         "track": ["tensorboardX>=2.6.2", "wandb>=0.19"],
         # What launch/test.sh needs; requirements.lock pins these together with install_requires.
@@ -57,6 +58,9 @@ setup(
             "chex>=0.1.90",
             "dm-pix>=0.4.4",  # oracle of the photometric tests, like Pillow
             "hypothesis>=6.100",
+            "ipykernel>=6.29",  # of `notebooks`: the tests run them
+            "nbclient>=0.10",
+            "nbformat>=5.10",
             "packaging>=24",
             "pytest>=8.3",
             "pytest-xdist>=3.6",
@@ -65,7 +69,7 @@ setup(
             "setuptools>=77",  # the build backend: the tests build a wheel without the network
             "tensorboardX>=2.6.2",  # of `track`: the log tests write with it
         ],
-        "notebooks": ["ipykernel>=6.29", "nbmake>=1.5"],
+        "notebooks": ["ipykernel>=6.29", "nbclient>=0.10"],  # `jupyter execute --inplace` writes the outputs anew
     },
     classifiers=[
         "Intended Audience :: Science/Research",

@@ -3,7 +3,9 @@
     bash launch/compare.sh
     ssl-jax train --config=configs/compare.py:cribo --workdir=runs/cribo
 
-Hardware: 2 CPU cores. Expected time and numbers: the table in README.md.
+Hardware: 2 CPU cores.
+Expected time: 2 to 8 minutes a run (measured with other work beside it).
+Expected number: the table in README.md.
 
 Network (a quarter of the width and a third of the depth of ViT-S), images, batch, steps, optimizer and photometric draws are those of
 configs/quickstart.py, which says why. What belongs to a method (masks, class token, position codes, heads, temperatures, memories) is in
@@ -29,7 +31,7 @@ _MEMORY = dict(
     teacher_temperature_epochs=0.0,
 )  # fmt: skip
 _CHANGES = {
-    "dino": {"dino": dict(_DINO_HEAD, prototypes=512, teacher_temperature=0.02, final_teacher_temperature=0.02)},
+    "dino": {"dino": dict(_DINO_HEAD, prototypes=1024, teacher_temperature=0.04, final_teacher_temperature=0.04)},
     "ibot": {
         "views": dict(mask="block", mask_ratio=(0.3, 0.3), mask_prob=0.5),
         "ibot": dict(_DINO_HEAD),

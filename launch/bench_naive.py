@@ -122,6 +122,12 @@ def nearest_scaled(queries, bank, inverse_norms, k):
     return jax.lax.top_k((unit(queries) @ bank.T) * inverse_norms, k)
 
 
+def nearest_argmax(queries, bank, inverse_norms):
+    """The same for one neighbour, by maximum and argmax."""
+    scores = (unit(queries) @ bank.T) * inverse_norms
+    return jnp.max(scores, axis=-1, keepdims=True), jnp.argmax(scores, axis=-1, keepdims=True)
+
+
 def cycle_consistent(first, second, first_bank, second_bank):
     """CrIBo eq. 4: there and back."""
     index = jnp.argmax(unit(first) @ unit(first_bank).T, axis=-1)

@@ -179,9 +179,13 @@ def nearest(paper, key):
         "ops, norms stored": lambda q, b, n: ops.nearest(q, b, inverse_norms=n),
         "naive, bank normalised each call": lambda q, b, n: naive.nearest(q, b, 1),
         "naive, norms stored": lambda q, b, n: naive.nearest_scaled(q, b, n, 1),
+        "naive, argmax": naive.nearest_argmax,
         "ops": lambda q, b, n: ops.nearest(q, b),
     }
-    others = {"faiss flat": Library("faiss", lambda: libraries.faiss_flat(*map(np.asarray, arrays[:2]), 1))}
+    others = {
+        "torch, as published": Library("torch", lambda: libraries.torch_nearest(*arrays[:2], 1)),
+        "faiss flat": Library("faiss", lambda: libraries.faiss_flat(*map(np.asarray, arrays[:2]), 1)),
+    }
     return Case(size, tuple(arrays), forms, others)
 
 

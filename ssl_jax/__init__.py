@@ -8,10 +8,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ssl_jax import evals, losses, methods, models, ops
+    from ssl_jax import convert, evals, losses, methods, models, ops
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "evals", "losses", "methods", "models", "ops"]
+__all__ = ["__version__", "convert", "evals", "losses", "methods", "models", "ops"]
 
 
 def __getattr__(name: str):

@@ -3,6 +3,7 @@
 import errno
 import re
 import sys
+from pathlib import Path
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -18,10 +19,14 @@ _USAGE = """ssl-jax: self-supervised vision in JAX
 
   ssl-jax train --config=configs/sop.py:vits16 [--config.optim.lr=1e-3 ...] --workdir=runs/a
       Pretrains. The same command continues a run that was stopped or killed.
+      --config.init_from=PATH starts a new run from published weights or from another run's.
   ssl-jax eval CHECKPOINT [--task=knn,linear,dense] [--config.eval.KEY=VALUE ...]
       Scores a run folder, or one checkpoint of it, with the untrained network and raw pixels beside it.
   ssl-jax show --config=configs/sop.py:vits16 [--config.KEY=VALUE ...]
       The resolved config with the origin of each value, parameter count and FLOPs per image.
+  ssl-jax show --table sop [--config=FOLDER]
+      Every row of the papers' tables as a config, with the paper's numbers and ours. FOLDER holds the config files (or --config names
+      one of them); without it configs/ of the current directory.
 
 Exit codes: 0 done; 2 bad input (one line says what and what would be right); 75 saved after SIGTERM, SIGINT or SIGUSR1,
 start again to continue; 1 unexpected error.
@@ -96,9 +101,26 @@ def _eval(argv) -> int:
 def _show(argv) -> int:
     from ssl_jax import show
 
+    if any(re.match("--?table(=|$)", a) for a in argv):
+        print(show.table(*_table(argv)))
+        return 0
     _, config, file = _parse(argv)
     print(show.text(file, config))
     return 0
+
+
+def _table(argv):
+    """(name, folder of the config files) of `show --table NAME [--config=PATH]`."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("table", "", "", flag_values=values)
+    flags.DEFINE_string("config", "configs", "", flag_values=values)
+    extra = values(argv)[1:]
+    if extra:
+        raise InputError(f'unexpected argument "{extra[0]}"; --table takes one name, and no other setting than --config=FOLDER')
+    if not values.table:
+        raise InputError("--table needs the name of a config file, as a rule a method: ssl-jax show --table sop")
+    path = Path(values.config.partition(":")[0])
+    return values.table, path.parent if path.suffix == ".py" else path
 
 
 _COMMANDS = {"train": _train, "eval": _eval, "show": _show}

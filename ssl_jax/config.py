@@ -37,6 +37,8 @@ def base() -> ConfigDict:
     c = ConfigDict()
     c.method = ""  # name of the method; its settings are the section of that name
     c.seed = 0  # of parameters, data order, crops, masks and every other draw
+    c.init_from = ""  # weights to start from: a file, a run or one checkpoint of it; "" = random. Never read when a run is resumed
+    c.init_only = ""  # of these weights take only what lies below this path of the parameters ("backbone"); "" = all that match
 
     c.data = _data_section()
     c.data.cache = False  # keep decoded images in memory (uint8; for sets that fit)
@@ -74,6 +76,7 @@ def base() -> ConfigDict:
     m.queries = 0  # extra learned query tokens
     m.position = "learned"  # position codes: "learned" or "sincos" (fixed)
     m.position_resize = "exact"  # resizing of position codes: "exact", or "dino_offset" (DINO-family weights)
+    m.resize_kernel = "keys-0.75"  # its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)
     m.drop_path = 0.0  # highest stochastic-depth rate (last block), linear over blocks; student only
     m.init_std = 0.02  # standard deviation of the truncated normal initialiser
     m.position_std = 0.0  # the same for learned position codes alone; 0 = init_std

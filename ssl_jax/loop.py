@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import checkpoint, health, log, methods, optim, sharding, state, step, validate
+from ssl_jax import checkpoint, convert, health, log, methods, optim, sharding, state, step, validate
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data import loader, source
@@ -57,9 +57,10 @@ def _plan(method, config, mesh):
 
 
 def fresh_state(run: Run) -> state.TrainState:
-    """A new state made directly in its shardings (the same bits on any mesh)."""
+    """A new state made directly in its shardings (the same bits on any mesh), with the weights of `init_from` if there are any."""
     shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
-    return jax.jit(lambda: state.create(run.method, run.optimizer, run.config), out_shardings=shardings)()
+    drawn = jax.jit(lambda: state.create(run.method, run.optimizer, run.config), out_shardings=shardings)()
+    return convert.start_from(run.config, drawn)
 
 
 def train(config, workdir: str | Path, records=None) -> int:
@@ -80,12 +81,13 @@ def train(config, workdir: str | Path, records=None) -> int:
     batches = _loader(run, record)
     try:
         batch = next(batches) if start < run.config.run.total_steps else None  # unreadable data shows here, before a folder is made
+        current = current or fresh_state(run)  # and so do weights of init_from that do not fit
         if not saved:
             checkpoint.check_space(_existing_parent(workdir), run.abstract, copies=run.config.checkpoint.keep + 1)
         workdir.mkdir(parents=True, exist_ok=True)
         saved = saved or _open_checkpoints(workdir, run, create=True)
         _record_run(workdir, run, start)
-        return _loop(run, workdir, saved, current or fresh_state(run), batches, batch, evaluate)
+        return _loop(run, workdir, saved, current, batches, batch, evaluate)
     finally:
         batches.close()
 

@@ -1,4 +1,10 @@
-"""`ssl-jax show`: the resolved config with the origin of each value, parameter count and FLOPs, without allocating anything."""
+"""`ssl-jax show`: the resolved config with the origin of each value, parameter count and FLOPs, or the papers' numbers of all configs of
+a method; nothing is allocated.
+"""
+
+import ast
+import textwrap
+from pathlib import Path
 
 import jax
 
@@ -65,3 +71,48 @@ def origins(default, file, final, resolved) -> dict[str, str]:
         return "default" if value == default.get(key, missing) else "config file"
 
     return {key: origin(key, value) for key, value in config_lib.flatten(resolved).items()}
+
+
+def table(name: str, folder: Path) -> str:
+    """What the TABLE of a config file says: for every row of a paper its place, the --config argument, the paper's numbers and ours.
+
+    Args:
+      name: of a config file with a TABLE of `presets.Row`, as a rule a method: "sop" for FOLDER/sop.py. folder: of the config files.
+
+    Returns:
+      Aligned text: one line per score, then the notes.
+
+    Raises:
+      InputError: no such folder, no config file with a TABLE of that name.
+    """
+    if not folder.is_dir():
+        raise InputError(
+            f'no folder "{folder}" of config files: run this in the checkout that holds configs/, or say --config=PATH/configs'
+        )
+    with_table = [path.stem for path in sorted(folder.glob("*.py")) if _assigns_table(path)]
+    if name not in with_table:
+        raise InputError(f"{config_lib.unknown('method', name, with_table)}; looked for config files with a TABLE in {folder}")
+    path = folder / f"{name}.py"
+    rows = config_lib._get_config(path).__globals__["TABLE"]  # the file is run as `config.load` runs it
+    notes = {note: f"[{i + 1}]" for i, note in enumerate(dict.fromkeys(row.note for row in rows if row.note))}
+    lines = [("row", "--config", "score", "paper's", "ours", "note")]
+    for row in rows:
+        ours = getattr(row, "ours", {})
+        scores = [(score, row.expected.get(score, "-"), ours.get(score, "-")) for score in row.expected | ours] or [("-", "-", "-")]
+        for i, score in enumerate(scores):
+            lines.append((*((row.paper, f"{path}:{row.arg}") if i == 0 else ("", "")), *score, notes.get(row.note, "") if i == 0 else ""))
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    written = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    rule = "-" * max(map(len, written))
+    explained = [textwrap.fill(f"{mark} {note}", 120, subsequent_indent=" " * (len(mark) + 1)) for note, mark in notes.items()]
+    return "\n".join([written[0], rule, *written[1:], *([""] if notes else []), *explained])
+
+
+def _assigns_table(path: Path) -> bool:
+    """Whether a Python file gives a value to TABLE at its top level (found without running it)."""
+    try:
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+    except SyntaxError:
+        return False
+    targets = [t for node in body for t in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])]
+    return any(isinstance(t, ast.Name) and t.id == "TABLE" for t in targets)

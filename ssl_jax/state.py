@@ -41,7 +41,7 @@ def weights(state: TrainState):
 
 
 def initial_weights(method, config):
-    """What `weights` would give before the first step of a run with this config: the untrained network."""
+    """What `weights` would give before the first step of a run with this config and random weights: the untrained network."""
     params, _ = method.init(_keys(config)[0], config)
     teacher = method.teacher_of(params)
     return params if teacher is None else teacher

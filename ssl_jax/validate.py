@@ -14,6 +14,7 @@ _CHOICES = {
     "model.size": (*MODEL_SIZES, "custom"),
     "model.position": ("learned", "sincos"),
     "model.position_resize": ("exact", "dino_offset"),
+    "model.resize_kernel": ("keys-0.75", "antialias-0.5"),
     "model.gelu": ("erf", "tanh"),
     "model.dtype": ("float32", "bfloat16"),
     "optim.clip_by": ("tensor", "global", "none"),
@@ -116,6 +117,8 @@ def validate(config, num_devices: int | None) -> None:
             f'start from ssl_jax.methods.base_config("{config.method}")'
         )
     check_keys(config)
+    if config.init_only and not config.init_from:
+        raise InputError(f'init_only is "{config.init_only}" but init_from is ""; set init_from to the weights to start from')
     flat = flatten(config)
     for key, choices in _CHOICES.items():
         check_choice(key, flat[key], choices)

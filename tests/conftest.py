@@ -14,8 +14,14 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
+import dataclasses  # noqa: E402
+import gc  # noqa: E402
+
+import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
+
+from tests import finite  # noqa: E402
 
 # grain reads an absl flag; where nobody has parsed flags (pytest's command line is not absl's) that raises
 # UnparsedFlagAccessError.
@@ -26,3 +32,51 @@ flags.FLAGS.mark_as_parsed()
 def root() -> pathlib.Path:
     """The checkout: the folder that holds setup.py, configs/ and launch/."""
     return ROOT
+
+
+# Every program that XLA compiles for a CPU keeps some ten memory maps, and Linux gives a process 65530 of them: beyond that the compiler
+# crashes. So compiled programs are dropped in time, and with them what a test module keeps in functools caches.
+MAPS = pathlib.Path("/proc/self/maps")
+MOST_MAPS = 20000
+
+
+def pytest_runtest_teardown(item):
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+        for value in vars(item.module).values():
+            getattr(value, "cache_clear", lambda: None)()
+        jax.clear_caches()
+        gc.collect()
+
+
+# The corpus of the property tests: counted where a test runs, carried by its report (xdist's processes too), summed here.
+CORPUS = ("tests/ops/", "tests/losses/")
+
+
+def pytest_itemcollected(item):
+    test = getattr(item, "obj", None)
+    if item.nodeid.startswith(CORPUS) and getattr(test, "is_hypothesis_test", False):
+        test.hypothesis.inner_test = finite.counted(test.hypothesis.inner_test)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    finite.tally = finite.Tally()
+    try:
+        return (yield)
+    finally:
+        if finite.tally.cases or finite.tally.others:
+            item.user_properties.append(("property_cases", dataclasses.asdict(finite.tally)))
+
+
+def pytest_terminal_summary(terminalreporter):
+    reports = [r for found in terminalreporter.stats.values() for r in found if getattr(r, "when", None) == "call"]
+    tallies = [(r.nodeid, value) for r in reports for name, value in r.user_properties if name == "property_cases"]
+    if not tallies:
+        return
+    total = {name: sum(tally[name] for _, tally in tallies) for name in ("cases", "values", "bad")}
+    terminalreporter.write_line(
+        f"property tests: {total['cases']:,} cases, {total['values']:,} values, {total['bad']:,} of them not finite"
+    )
+    for nodeid, tally in tallies:
+        if tally["others"]:
+            terminalreporter.write_line(f"  not in this count: {tally['others']:,} cases of {nodeid}, without assert_finite")

@@ -103,6 +103,12 @@ COMMANDS = {
     "key without a value": (("train", CONFIG, "--workdir=RUN", "--config.optim.lr"), "Missing value for flag --config.optim.lr"),
     "show without config": (("show",), "show needs --config=FILE"),
     "show of what cannot work": (("show", CONFIG, "--config.views.local_size=9"), "views.local_size is 9"),
+    "table of nothing": (("show", "--table="), "--table needs the name of a config file"),
+    "table of an unknown method": (("show", "--table", "sopp"), 'unknown method "sopp"; did you mean "sop"?'),
+    "table of what has none": (("show", "--table=quickstart"), 'unknown method "quickstart"'),
+    "table without config files": (("show", "--table=sop", "--config=RUN"), "of config files: run this in the checkout"),
+    "table with a setting": (("show", "--table=sop", "--config.optim.lr=1"), "Unknown command line flag 'config.optim.lr'"),
+    "table and one argument too many": (("show", "--table=sop", "dino"), "--table takes one name, and no other setting"),
     "eval of nothing": (("eval",), "eval needs a CHECKPOINT"),
     "eval of what is not there": (("eval", "RUN"), "no such checkpoint or run folder"),
 }

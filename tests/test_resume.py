@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 NAMES = sorted(METHODS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n if n in ("dino", "sop") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_resume_at_every_step_is_bit_exact(name, tmp_path):
     run = loop.prepare(tiny.config(name))
     shardings = jax.tree.map(lambda x: x.sharding, run.abstract)

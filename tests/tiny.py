@@ -8,14 +8,45 @@ from ssl_jax.data import source
 
 # What each method changes in the tiny config: dotted key -> value.
 _CHANGES = {
+    "cribo": {
+        "views.local_count": 0, "cribo.head_hidden": 32, "cribo.head_bottleneck": 16, "cribo.prototypes": 24,
+        "cribo.teacher_temperature_epochs": 2.0, "cribo.clusters": 5, "cribo.memory": 20, "cribo.group": 4,
+    },
     "dino": {
         "dino.head_hidden": 32, "dino.head_bottleneck": 16, "dino.prototypes": 24, "dino.teacher_temperature_epochs": 2.0,
+    },
+    "flsl": {
+        "model.cls": False, "model.position": "sincos", "flsl.head_hidden": 32, "flsl.head_bottleneck": 16,
+        "flsl.prototypes": 24, "flsl.teacher_temperature_epochs": 2.0,
+    },
+    "ibot": {
+        "views.mask": "block", "ibot.head_hidden": 32, "ibot.head_bottleneck": 16, "ibot.cls.prototypes": 24,
+        "ibot.teacher_temperature_epochs": 2.0,
+    },
+    "mae": {
+        "views.global_count": 1, "views.local_count": 0, "views.mask": "random", "views.mask_ratio": (0.75, 0.75),
+        "model.position": "sincos",
+        "mae.decoder_width": 16, "mae.decoder_depth": 1, "mae.decoder_heads": 2,
+    },
+    "massl": {
+        "massl.head_hidden": 32, "massl.head_out": 16, "massl.teacher_temperature_epochs": 2.0,
+        "massl.cls.anchors": 12, "massl.cls.tasks": 2, "massl.cls.memory": 40,
     },
     "sop": {
         "views.mask": "block", "views.mask_ratio": (0.3, 0.3), "views.mask_prob": 1.0,
         "sop.head_hidden": 32, "sop.head_out": 16, "sop.teacher_temperature_epochs": 2.0,
         "sop.cls.anchors": 12, "sop.cls.members": 3, "sop.cls.tasks": 2, "sop.cls.memory": 40,
         "sop.patch.anchors": 8, "sop.patch.members": 2, "sop.patch.tasks": 1, "sop.patch.memory": 20,
+    },
+    "sove": {
+        "views.mask": "block", "views.mask_ratio": (0.3, 0.3), "views.mask_prob": 1.0,
+        "sove.head_hidden": 32, "sove.head_out": 16, "sove.teacher_temperature_epochs": 2.0,
+        "sove.cls.anchors": 12, "sove.cls.members": 3, "sove.cls.tasks": 2, "sove.cls.memory": 40,
+        "sove.patch.anchors": 8, "sove.patch.members": 2, "sove.patch.tasks": 1, "sove.patch.memory": 20,
+    },
+    "stellar": {
+        "model.queries": 3, "views.global_count": 2, "stellar.mask_ratio": 0.7, "stellar.prototypes": 24, "stellar.head_hidden": 32,
+        "stellar.head_out": 16, "stellar.decoder_width": 16, "stellar.decoder_depth": 1, "stellar.decoder_heads": 2,
     },
 }  # fmt: skip
 

@@ -39,17 +39,20 @@ class Evaluation:
         return evals.evaluate(features_fn, self.config, tasks=self.tasks, sources_of=self.sources, extracted=extracted)
 
     def draw(self, weights, folder: Path, tables: Path) -> list[Path]:
-        """Draws every picture that the data allow into `folder`, curves from `tables`/metrics.csv and evals.csv; returns the files."""
-        from ssl_jax.evals import visualise  # matplotlib takes a second to import
+        """Draws every picture that the data allow and the method's own into `folder`, curves from `tables`/metrics.csv and evals.csv;
+        returns the files.
+        """
+        from ssl_jax.evals import panels, visualise  # matplotlib takes a second to import
 
         def table(name):
             path = tables / f"{name}.csv"
             return visualise.read_metrics(path) if path.exists() and path.stat().st_size else None
 
         attend = evals.network(self.method, self.config, attention=True)(weights) if self.config.model.cls else None
-        return visualise.draw(
+        paths = visualise.draw(
             self.config, folder, self._extracted, self.sources, attention_fn=attend, metrics=table("metrics"), scores=table("evals")
         )
+        return paths + panels.draw(self.method, weights, self.config, self.sources, folder)
 
 
 def write(evaluation: Evaluation, weights, folder: Path) -> dict[str, dict[str, float]]:

@@ -21,7 +21,7 @@ from ssl_jax.config import InputError
 from ssl_jax.data import scenes
 from ssl_jax.evals import dense_retrieval, features, knn
 
-_STYLE = {
+STYLE = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -34,9 +34,10 @@ _STYLE = {
     "figure.titlesize": 13,
     "figure.titleweight": "bold",
 }
+IMAGE_STYLE = {**STYLE, "axes.grid": False, "axes.titlelocation": "center", "axes.titleweight": "normal"}  # of grids of images
 _DPI = 130
 # Okabe-Ito: safe for colour-blind readers.
-_LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
+LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
 _RIGHT, _WRONG = "#1a9850", "#d73027"
 _BACKGROUND, _IGNORED = "#d9d9d9", "#ffffff"
 _SMOOTHING = 0.05  # width of the running mean, as share of the curve
@@ -109,19 +110,19 @@ def curves(
         raise InputError(f"no known curve among the columns {', '.join(metrics) or '(none)'}")
     columns = min(3 if len(panels) <= 9 else 4, len(panels))
     rows = -(-len(panels) // columns)
-    with rc_context(_STYLE):
+    with rc_context(STYLE):
         fig = Figure(figsize=(4.3 * columns, 2.7 * rows + 0.5), layout="constrained")
-        _title(fig, title)
+        set_title(fig, title)
         axes = fig.subplots(rows, columns, squeeze=False).ravel()
         for ax, (panel, table, names) in zip(axes, panels):
             _curve_panel(ax, panel, table, names)
         for ax in axes[len(panels) :]:
             ax.axis("off")
-        return _save(fig, folder, name)
+        return save(fig, folder, name)
 
 
 def _curve_panel(ax, panel, table, names):
-    for line, color in zip(names, _LINES):
+    for line, color in zip(names, LINES):
         finite = np.isfinite(table["step"]) & np.isfinite(table[line])
         x, y = table["step"][finite], table[line][finite]
         marker = "o" if len(x) < 12 else None
@@ -169,7 +170,7 @@ def attention(
       images: [n, H, W, 3] in [0, 1] (or uint8). maps: [n, heads, h, w], attention of the class token to each patch
         (`cls_attention`).
     """
-    images, maps = _float_images(images), np.asarray(maps, np.float64)
+    images, maps = float_images(images), np.asarray(maps, np.float64)
     if maps.ndim != 4 or len(images) != len(maps):
         raise ValueError(f"images {images.shape} and maps {maps.shape} must be [n, H, W, 3] and [n, heads, h, w]")
     n, heads = maps.shape[:2]
@@ -177,9 +178,9 @@ def attention(
     shown = np.concatenate([maps.mean(axis=1, keepdims=True), maps], axis=1)
     shown /= np.maximum(shown.max(axis=(2, 3), keepdims=True), 1e-12)
     side = 1.35
-    with rc_context({**_STYLE, "axes.grid": False, "axes.titlelocation": "center", "axes.titleweight": "normal"}):
+    with rc_context(IMAGE_STYLE):
         fig = Figure(figsize=(side * (heads + 2) + 0.9, side * height / width * n + 1.0), layout="constrained")
-        _title(fig, title)
+        set_title(fig, title)
         axes = fig.subplots(n, heads + 2, squeeze=False)
         headings = ["image", "mean of heads", *(f"head {i + 1}" for i in range(heads))]
         extent = (0, width, height, 0)
@@ -203,7 +204,7 @@ def attention(
         )
         bar.set_label("attention, share of the map's maximum", fontsize=8)
         bar.outline.set_visible(False)
-        return _save(fig, folder, name)
+        return save(fig, folder, name)
 
 
 def neighbours(
@@ -225,7 +226,7 @@ def neighbours(
       similarity: [n, k]. query_labels: [n] int, neighbour_labels: [n, k] int. class_names: names of the classes;
         default: numbers.
     """
-    queries, found = _float_images(queries), _float_images(neighbour_images)
+    queries, found = float_images(queries), float_images(neighbour_images)
     similarity, truth, labels = np.asarray(similarity), np.asarray(query_labels), np.asarray(neighbour_labels)
     n, k = similarity.shape
     if len(queries) != n or found.shape[:2] != (n, k) or truth.shape != (n,) or labels.shape != (n, k):
@@ -236,9 +237,9 @@ def neighbours(
     say = _class_name(class_names)
     right = labels == truth[:, None]
     side = 1.15
-    with rc_context({**_STYLE, "axes.grid": False, "axes.titlelocation": "center", "axes.titleweight": "normal"}):
+    with rc_context(IMAGE_STYLE):
         fig = Figure(figsize=(side * (k + 1.3), (side + 0.2) * n + 1.0), layout="constrained")
-        _title(fig, f"{title}: {100 * right.mean():.0f} % of those shown have the query's class")
+        set_title(fig, f"{title}: {100 * right.mean():.0f} % of those shown have the query's class")
         axes = fig.subplots(n, k + 2, squeeze=False, gridspec_kw={"width_ratios": [1, 0.15, *[1] * k]})
         for i in range(n):
             _framed(axes[i, 0], queries[i], "#333333", f"query: {_short(say(truth[i]))}", bold=True)
@@ -255,7 +256,7 @@ def neighbours(
         ]
         note = "Left: query. Right: its neighbours, nearest first, with class and cosine similarity"
         fig.legend(handles=marks, loc="outside lower left", ncols=2, title=note, alignment="left")
-        return _save(fig, folder, name)
+        return save(fig, folder, name)
 
 
 def _short(text, limit=12):
@@ -291,7 +292,7 @@ def segmentations(
       class_names: names of all classes; default: numbers. background: class drawn in light gray. iou: [c] per class
         (0..1, NaN: not in the test set), shown in the legend.
     """
-    images, truth, predicted = _float_images(images), np.asarray(truth), np.asarray(predicted)
+    images, truth, predicted = float_images(images), np.asarray(truth), np.asarray(predicted)
     if truth.shape != images.shape[:3] or len(predicted) != len(images):
         raise ValueError(f"images {images.shape}, truth {truth.shape} and predictions {predicted.shape} do not fit")
     used = np.unique(np.concatenate([truth.ravel(), predicted.ravel()]))
@@ -303,9 +304,9 @@ def segmentations(
     right = [100 * (p == q)[v].mean() if v.any() else float("nan") for p, q, v in zip(predicted, patches, valid)]
     n, side = len(images), 1.5
     height, width = images.shape[1:3]
-    with rc_context({**_STYLE, "axes.grid": False}):
+    with rc_context({**STYLE, "axes.grid": False}):
         fig = Figure(figsize=(side * n + 2.3, side * height / width * 4 + 1.0), layout="constrained")
-        _title(fig, title)
+        set_title(fig, title)
         axes = fig.subplots(4, n, squeeze=False)
         for j in range(n):
             shown = (images[j], paint(truth[j], palette), paint(patches[j], palette), paint(predicted[j], palette))
@@ -320,7 +321,7 @@ def segmentations(
             ax.set_ylabel(text, fontsize=9, fontweight="bold")
         handles = _legend(count, palette, class_names, iou, used)
         fig.legend(handles=handles, loc="outside right center", title="class" if iou is None else "class (IoU, %)")
-        return _save(fig, folder, name)
+        return save(fig, folder, name)
 
 
 def _legend(count, palette, class_names, iou, used):
@@ -368,18 +369,20 @@ def _class_name(class_names):
     return lambda c: str(class_names[c]) if class_names is not None and c < len(class_names) else str(int(c))
 
 
-def _float_images(images):
+def float_images(images):
+    """Images as floats in [0, 1]: uint8 divided by 255, floats clipped."""
     images = np.asarray(images)
     return images / 255.0 if images.dtype == np.uint8 else np.clip(images, 0, 1)
 
 
-def _title(fig, text):
+def set_title(fig, text):
     """Title at the left, broken into lines that fit the width; and a margin on all sides."""
     fig.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
     fig.suptitle(textwrap.fill(text, max(16, int(fig.get_figwidth() * 7.5))), x=0.01, ha="left")
 
 
-def _save(fig, folder, name) -> Path:
+def save(fig, folder, name) -> Path:
+    """Writes the figure as PNG into `folder`, which is made if needed; returns its path."""
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=_DPI, facecolor="white")

@@ -4,7 +4,14 @@ No network, no parameters, no config: they can be called from any JAX training c
 tasks are taken here and nowhere else; under `jit` with a sharded batch they are means over the global batch.
 """
 
+from ssl_jax.losses.cribo import cribo
 from ssl_jax.losses.dino import dino
+from ssl_jax.losses.flsl import flsl
+from ssl_jax.losses.ibot import ibot, ibot_patch
+from ssl_jax.losses.mae import mae, normalize_patches, patchify, unpatchify
 from ssl_jax.losses.sop import sop, sop_patch
+from ssl_jax.losses.stellar import stellar
 
-__all__ = ["dino", "sop", "sop_patch"]
+__all__ = [
+    "cribo", "dino", "flsl", "ibot", "ibot_patch", "mae", "normalize_patches", "patchify", "sop", "sop_patch", "stellar", "unpatchify",
+]  # fmt: skip

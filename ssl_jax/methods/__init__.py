@@ -1,10 +1,12 @@
 """The only registry of methods."""
 
 from ssl_jax import config as config_lib
-from ssl_jax.methods import dino, sop
+from ssl_jax.methods import cribo, dino, flsl, ibot, mae, massl, sop, sove, stellar
 from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
 
-METHODS: dict[str, Method] = {m.name: m for m in (dino.METHOD, sop.METHOD)}
+METHODS: dict[str, Method] = {
+    m.METHOD.name: m.METHOD for m in (cribo, dino, flsl, ibot, mae, massl, sop, sove, stellar)
+}
 
 
 def get(name: str) -> Method:

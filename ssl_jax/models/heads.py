@@ -52,6 +52,18 @@ def dino_head(
     return functional(build, _Prototypes.__call__)
 
 
+@functools.cache
+def prototypes(in_dim: int, out: int, dtype: str = "float32") -> Model:
+    """The weight-normalised last layer of `dino_head` by itself, for several of them behind one `projection_head`.
+
+    apply(params) -> its matrix in `dtype`, [in_dim, out], to be multiplied with embeddings [..., in_dim] where and in whatever pieces
+    the logits are needed. Parameters: direction and gain as in `dino_head`. Raises ValueError for impossible sizes.
+    """
+    _check_sizes(in_dim=in_dim, out=out)
+    build = functools.partial(_WeightNormLinear, fan_in=in_dim, fan_out=out, dtype=dtype)
+    return functional(build, _WeightNormLinear.kernel)
+
+
 class _Projection(nnx.Module):
     def __init__(self, key, sizes, init_std, dtype):
         self.mlp = _mlp(key, sizes, init_std, dtype)
@@ -78,9 +90,11 @@ class _WeightNormLinear(nnx.Module):
         self.gain = nnx.Param(jnp.ones((1, fan_out), jnp.float32))
         self.dtype = jnp.dtype(dtype)
 
+    def kernel(self):
+        return (self.gain[...] * l2_normalize(self.direction[...].T).T).astype(self.dtype)
+
     def __call__(self, x):
-        kernel = self.gain[...] * l2_normalize(self.direction[...].T).T
-        return jnp.matmul(x.astype(self.dtype), kernel.astype(self.dtype), preferred_element_type=jnp.float32)
+        return jnp.matmul(x.astype(self.dtype), self.kernel(), preferred_element_type=jnp.float32)
 
 
 def _sizes(in_dim: int, hidden: int, out: int, layers: int) -> tuple[int, ...]:
@@ -102,8 +116,9 @@ def _run_mlp(mlp, x):
     return x
 
 
-def _check_sizes(init_std, **sizes) -> None:
+def _check_sizes(init_std=None, **sizes) -> None:
     for name, value in sizes.items():
         if value < 1:
             raise ValueError(f"{name} is {value}; it must be at least 1")
-    layers_lib.check_init_std(init_std)
+    if init_std is not None:
+        layers_lib.check_init_std(init_std)

@@ -51,7 +51,8 @@ def joint_view_clustering(
       position_weight: lambda_pos >= 0; a number or a traced scalar, as is temperature.
       temperature: 1 / lambda > 0.
       num_iters: rounds of assignment and update, at least 1.
-      sinkhorn_iters: scalings per round, at least 1.
+      sinkhorn_iters: scalings per round. 0: none, so that a token goes to its cheapest cluster and c plays no part; with
+        position_weight = 0 that is k-means of unit vectors, CrIBo's ablation of the clustering.
       normalize: minimum and maximum of T over the "image", or over the "batch" of all images as the official code does:
         then an assignment depends on the images beside it. An image (or batch) of equal costs has T = 0.
       update_marginals: False keeps c = 1 / K (the paper; the published runs update).
@@ -87,7 +88,7 @@ def joint_view_clustering(
     arguments.require_positive("temperature", temperature)
     arguments.require_between("position_weight", position_weight, 0, np.inf)
     arguments.require(num_iters >= 1, "num_iters", num_iters, "at least 1")
-    arguments.require(sinkhorn_iters >= 1, "sinkhorn_iters", sinkhorn_iters, "at least 1")
+    arguments.require(sinkhorn_iters >= 0, "sinkhorn_iters", sinkhorn_iters, "0 or more")
     arguments.require(normalize in ("image", "batch"), "normalize", repr(normalize), '"image" or "batch"')
     seeds = _seeds(seeds, tuple(batch), count, num_clusters).reshape(-1, num_clusters)
 
@@ -228,7 +229,12 @@ def _nearest_by_cluster(distances, labels, num_clusters: int):
 
 
 def _log_plan(scores, log_rows, log_columns, num_iters: int):
-    """log P of P = diag(u) exp(scores) diag(v), scaled num_iters times: rows first, columns last (those are exact)."""
+    """log P of P = diag(u) exp(scores) diag(v), scaled num_iters times: rows first, columns last (those are exact).
+
+    The scores themselves if num_iters is 0.
+    """
+    if num_iters == 0:
+        return scores
 
     def scale(_, offset):
         by_row = log_rows - jax.nn.logsumexp(scores + offset, axis=-1, keepdims=True)

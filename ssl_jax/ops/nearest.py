@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from ssl_jax.ops import arguments
 
 _BLOCK = 128  # bank rows per block of the two-stage selection
-_ROWS = 2**14, 2**13, 2**17  # bank rows read at a time: at least, per neighbour, at most
+# Bank rows read at a time: at least, per neighbour, at most. On CPUs what stays in the cache beside its similarities,
+# elsewhere what keeps a device busy; more neighbours need longer passes, as each ends with a selection.
+_ROWS_CPU, _ROWS = (2**10, 2**10, 2**15), (2**14, 2**13, 2**17)
 _SCORES = 2**23  # similarities held at a time (32 MB in float32)
 
 
@@ -54,8 +56,9 @@ def nearest(
         short cut.
       chunk: queries per pass; None: as many as give about 2^23 similarities. The queries of one pass are spread over all of
         them, so that a sharded query axis keeps all devices busy in every pass.
-      bank_chunk: bank rows per pass, at least k; None: 2^13 k, within 2^14 and 2^17 (and at least k). They are spread over the bank
-        likewise. If no number of passes near n / bank_chunk divides n, a padded copy of the bank is made.
+      bank_chunk: bank rows per pass, at least k; None: what suits the device, more for larger k (on a CPU 2^10 k, at most 2^15).
+        They are spread over the bank likewise. If no number of passes near n / bank_chunk divides n, a padded copy of the
+        bank is made.
 
     Returns:
       values [..., q, k] and row indices int32 [..., q, k]. Gradients reach queries and bank through the values.
@@ -176,7 +179,7 @@ def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
     """As `_neighbours`, within one group; rows beyond the bank may stand for missing neighbours."""
     size, width = bank.shape
     total = queries.shape[0]
-    least, each, most = _ROWS
+    least, each, most = _ROWS_CPU if jax.default_backend() == "cpu" else _ROWS
     rows = min(size, how.bank_chunk or max(least, how.k, min(each * how.k, most)))
     bank_passes, per_pass = _divide(size, rows, how.k)
     missing = bank_passes * per_pass - size

@@ -119,7 +119,8 @@ def align_sets(source, target, *, epsilon=0.1, num_iters: int = 5, solver: str =
       target: [..., s, d]; leading axes broadcast, e.g. views [B, V, r, d] with images [B, 1, r, d].
       epsilon: eps > 0 of "sinkhorn" in units of distance, a number or a traced scalar.
       num_iters: iterations of "sinkhorn", at least 1. Small eps needs more: about 1 / eps.
-      solver: "sinkhorn", or "hungarian" (exact, r <= s, at most r * s steps one after the other).
+      solver: "sinkhorn", or "hungarian" (exact, r <= s, at most r * s steps one after the other; a source token that is
+        not finite gets a target that is left and does not disturb the others).
 
     Returns:
       (index [..., r] int32 in [0, s), cost C [..., r, s], plan [..., r, s]) as a named tuple. The plan's columns sum to

@@ -23,7 +23,7 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's convert("L")
 BRIGHTNESS, CONTRAST, SATURATION = 0, 1, 2
 # The 24 orders of the four jitter operations: an order of the three blends, and how many of them come before the hue.
 ORDERS = np.array([(*blends, hue) for blends in itertools.permutations(range(3)) for hue in range(4)], np.int32)
-DRAWS = 10  # uniform numbers per view
+DRAWS = 11  # uniform numbers per view
 TAPS_SIGMA = 4.0  # the blur kernel is cut off at this many standard deviations: 6e-5 of its mass
 
 
@@ -37,6 +37,8 @@ class Photometric:
       jitter_prob, gray_prob, blur_prob, solarize_prob: probabilities.
       blur_radius: (lo, hi) standard deviation of the Gaussian in pixels of the view, drawn uniformly.
       solarize_threshold: values from here on are inverted.
+      alternative_prob: probability that the view takes `alternative`, (blur_prob, solarize_prob), in place of the two above (FLSL's
+        code: with 1/2 each either {blur .5} or {blur .1, then solarize .2}).
 
     Raises:
       InputError: a value is out of range.
@@ -49,13 +51,17 @@ class Photometric:
     blur_radius: tuple[float, float] = (0.1, 2.0)
     solarize_prob: float = 0.0
     solarize_threshold: float = 0.5
+    alternative_prob: float = 0.0
+    alternative: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self):
         if len(self.jitter) != 4 or not all(0 <= s < math.inf for s in self.jitter) or self.jitter[3] > 0.5:
             raise InputError(f"jitter is {self.jitter}; use (brightness, contrast, saturation, hue) >= 0, hue <= 0.5")
-        for name in ("jitter_prob", "gray_prob", "blur_prob", "solarize_prob"):
+        for name in ("jitter_prob", "gray_prob", "blur_prob", "solarize_prob", "alternative_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; use a probability in [0, 1]")
+        if len(self.alternative) != 2 or not all(0 <= p <= 1 for p in self.alternative):
+            raise InputError(f"alternative is {self.alternative}; use the probabilities (blur, solarize), each in [0, 1]")
         if len(self.blur_radius) != 2 or not 0 < self.blur_radius[0] <= self.blur_radius[1] < math.inf:
             raise InputError(f"blur_radius is {self.blur_radius}; use (lo, hi) in pixels with 0 < lo <= hi")
 
@@ -76,10 +82,17 @@ def augment(rows, u, views: tuple[Photometric, ...]):
     Returns:
       float32, same shape, in [0, 1]. View [b, v] depends on rows[b, v], u[b, v] and views[v] only.
     """
-    jittered, brightness, contrast, saturation, hue, order, grayed, blurred, radius, solarized = jnp.moveaxis(u, -1, 0)
+    jittered, brightness, contrast, saturation, hue, order, grayed, blurred, radius, solarized, other = jnp.moveaxis(u, -1, 0)
 
     def each(name, pick=lambda value: value):
         return np.array([pick(getattr(view, name)) for view in views], np.float32)  # [V], broadcasts over B
+
+    def probability(name, index):
+        """[B, V] of blur (index 0) or solarize (1), which may depend on the draw between the two pairs."""
+        return jnp.where(other < each("alternative_prob"), each("alternative", lambda pair: pair[index]), each(name))
+
+    def possible(view, name, index):
+        return getattr(view, name) > 0 or view.alternative_prob * view.alternative[index] > 0
 
     def strength(u, index):
         lo = each("jitter", lambda jitter: max(0.0, 1 - jitter[index]))
@@ -94,13 +107,13 @@ def augment(rows, u, views: tuple[Photometric, ...]):
         rows = jitter(rows, factors, shift, jnp.asarray(ORDERS)[(order * len(ORDERS)).astype(jnp.int32)])
     if any(view.gray_prob > 0 for view in views):
         rows = jnp.where(_image(grayed < each("gray_prob")), grayscale(rows), rows)
-    if any(view.blur_prob > 0 for view in views):
+    if any(possible(view, "blur_prob", 0) for view in views):
         lo, hi = (each("blur_radius", lambda bounds, i=i: bounds[i]) for i in range(2))
         taps = math.ceil(TAPS_SIGMA * max(view.blur_radius[1] for view in views))
-        rows = jnp.where(_image(blurred < each("blur_prob")), blur(rows, lo + (hi - lo) * radius, radius=taps), rows)
-    if any(view.solarize_prob > 0 for view in views):
+        rows = jnp.where(_image(blurred < probability("blur_prob", 0)), blur(rows, lo + (hi - lo) * radius, radius=taps), rows)
+    if any(possible(view, "solarize_prob", 1) for view in views):
         inverted = solarize(rows, _image(each("solarize_threshold")))
-        rows = jnp.where(_image(solarized < each("solarize_prob")), inverted, rows)
+        rows = jnp.where(_image(solarized < probability("solarize_prob", 1)), inverted, rows)
     return rows
 
 

@@ -13,6 +13,8 @@ from ssl_jax.views import recipe
 from tests import tiny
 
 NAMES = sorted(METHODS)
+# Compiling takes nearly all of the time: in the quick run two methods stand for all where a test compiles several programs.
+MOST = [name if name in ("dino", "sop") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 
 @functools.cache
@@ -60,8 +62,11 @@ def test_one_trace_and_no_hidden_transfer(name):
     assert len(traces) == 1
 
 
-# The meshes that cut parameters too are covered by one method.
-@pytest.mark.parametrize("name, data, fsdp", [*((name, 8, 1) for name in NAMES), ("sop", 1, 8), ("sop", 2, 4)])
+
+MESHES = [pytest.param(name, 8, 1, marks=() if name in ("dino", "sop") else pytest.mark.slow) for name in NAMES]
+
+
+@pytest.mark.parametrize("name, data, fsdp", [*MESHES, ("sop", 1, 8), ("sop", 2, 4)])
 def test_eight_devices_give_the_losses_of_one(name, data, fsdp):
     one, state_one = follow(name, 10)
     eight, state_eight = follow(name, 10, mesh_data=data, mesh_fsdp=fsdp)
@@ -70,14 +75,14 @@ def test_eight_devices_give_the_losses_of_one(name, data, fsdp):
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=2e-3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MOST)
 def test_initial_bits_do_not_depend_on_the_mesh(name):
     one = loop.fresh_state(run_of(name))
     eight = loop.fresh_state(run_of(name, mesh_data=2, mesh_fsdp=4))
     assert tiny.identical(one, eight)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MOST)
 def test_chunked_encoding_gives_the_same_gradient(name):
     run = run_of(name)
     state = loop.fresh_state(run)
@@ -115,7 +120,7 @@ def test_teacher_is_the_ema_of_the_student_and_an_own_copy(name):
         np.testing.assert_allclose(np.asarray(new), m * old + (1 - m) * np.asarray(student), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MOST)
 def test_a_nan_batch_leaves_the_weights_alone_and_is_counted(name):
     run, train_step, _ = jitted(name, float_source=True)
     state = loop.fresh_state(run)
@@ -157,7 +162,7 @@ def test_features_take_teacher_or_student_weights(name):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", MOST)
 def test_loss_and_gradient_are_finite_whatever_comes_in(name, dtype):
     """Constant images, and values 1e-4 and 1e4 times what a network expects."""
     run = run_of(name, model__dtype=dtype)

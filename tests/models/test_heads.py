@@ -56,6 +56,21 @@ def test_dino_last_layer_shapes_and_cosines():
     np.testing.assert_allclose(head.apply(doubled, x), head.apply(params, x), atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_prototypes_are_the_last_layer_of_the_dino_head(dtype):
+    head = heads.dino_head(8, 7, hidden=16, bottleneck=5, dtype=dtype)
+    trunk, last = heads.projection_head(8, hidden=16, out=5, dtype=dtype), heads.prototypes(5, 7, dtype=dtype)
+    params = randomised(jax.eval_shape(head.init, jax.random.key(0)))
+    fresh, kernel = last.init(jax.random.key(1)), last.apply(params["last"])
+    assert jax.tree.map(jnp.shape, fresh) == jax.tree.map(jnp.shape, params["last"]) and np.all(np.asarray(fresh["gain"]) == 1)
+    assert kernel.shape == (5, 7) and kernel.dtype == dtype
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 8)), jnp.float32)
+    logits = jnp.matmul(trunk.apply({"mlp": params["mlp"]}, x).astype(dtype), kernel, preferred_element_type=jnp.float32)
+    np.testing.assert_array_equal(logits, head.apply(params, x))
+    with pytest.raises(ValueError, match="out is 0"):
+        heads.prototypes(5, 0)
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-4, 1.0, 1e4])
 def test_l2_normalize_is_finite_with_finite_gradient(scale):
     x = scale * jnp.asarray([[3.0, 4.0, 0.0], [1.0, -2.0, 2.0]])

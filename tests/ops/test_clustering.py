@@ -12,6 +12,7 @@ from jax.test_util import check_grads
 
 from ssl_jax.ops import clustering
 from ssl_jax.ops.clustering import joint_view_clustering, object_tokens
+from tests.finite import assert_finite
 from tests.losses.reference import close
 
 CLUSTER_STATIC = ("num_clusters", "num_iters", "sinkhorn_iters", "normalize", "update_marginals", "hard")
@@ -245,6 +246,33 @@ def test_equal_costs_go_to_the_first_cluster():
         close(soft, np.full((5, 2), 0.5))
 
 
+@pytest.mark.parametrize("iters", [1, 2, 5])
+def test_without_scaling_and_places_it_is_k_means_of_unit_vectors(iters):
+    tokens, places, seeds = scene(21, 3, 40, 12, 7)
+    got = cluster(tokens, places, num_clusters=7, seeds=seeds, position_weight=0.0, sinkhorn_iters=0, num_iters=iters)
+    for image in range(3):
+        points = normalized(np.float64(tokens[image]))
+        centroids = points[seeds[image]]
+        for _ in range(iters):
+            labels = np.array([np.argmax([point @ centroid for centroid in centroids]) for point in points])
+            centroids = np.stack([normalized(points[labels == k].sum(0)) for k in range(7)])
+        np.testing.assert_array_equal(got[image], np.eye(7)[labels])
+    balanced = cluster(tokens, places, num_clusters=7, seeds=seeds, position_weight=0.0, update_marginals=False, num_iters=iters)
+    assert np.ptp(got.sum(1), axis=-1).mean() > np.ptp(balanced.sum(1), axis=-1).mean()
+
+
+def test_without_scaling_the_objective_of_k_means_never_falls():
+    """The sum of the cosines of tokens with their centroids, which both half-steps of k-means raise."""
+    tokens, places, seeds = scene(22, 2, 40, 12, 7)
+    points = normalized(np.float64(tokens))
+    options = dict(num_clusters=7, seeds=seeds, position_weight=0.0, sinkhorn_iters=0)
+    values = []
+    for iters in (1, 2, 3, 6):
+        members = np.float64(cluster(tokens, places, num_iters=iters, **options))
+        values.append(np.linalg.norm(np.einsum("bnk,bnd->bkd", members, points), axis=-1).sum())
+    assert np.all(np.diff(values) >= -1e-9) and values[-1] > values[0]
+
+
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (2, 1), (4, 4)])
 def test_smallest_sizes(n, k):
     tokens, places, seeds = scene(13, 2, n, 5, k)
@@ -320,10 +348,10 @@ def test_finite_for_every_input(shape, dtype, scale, place, weight, temperature,
     seeds = np.stack([rng.permutation(n)[:k] for _ in range(images)]).astype(np.int32)
     got = cluster(tokens, places, num_clusters=k, seeds=seeds, position_weight=weight, temperature=temperature, hard=hard)
     assert got.dtype == jnp.float32 and got.shape == (images, n, k)
-    assert (got >= 0).all() and np.isfinite(got).all()
+    assert (got >= 0).all()
     np.testing.assert_allclose(got.sum(-1), 1, atol=1e-5)
     objects, valid = objects_jit(tokens, got)
-    assert np.isfinite(objects).all()
+    assert_finite(got, objects)
     if hard:
         assert set(np.unique(got)) <= {0.0, 1.0}
         halves = np.asarray(got).reshape(images, 2, n // 2, k)
@@ -353,7 +381,7 @@ objects_jit = jax.jit(object_tokens)
         (dict(temperature=0.0), "temperature is 0.0; it must be a finite number above 0"),
         (dict(position_weight=-1.0), "position_weight is -1.0"),
         (dict(num_iters=0), "num_iters is 0"),
-        (dict(sinkhorn_iters=0), "sinkhorn_iters is 0"),
+        (dict(sinkhorn_iters=-1), "sinkhorn_iters is -1; it must be 0 or more"),
     ],
 )
 def test_errors(change, message):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ssl_jax.ops.cycle import Cycle, cycle_consistent
+from tests.finite import assert_finite
 from tests.losses.reference import unit
 
 cycle = jax.jit(cycle_consistent, static_argnames="group_size")
@@ -177,6 +178,7 @@ def test_properties(sizes, dtype, scale, exist, group, seed):
     where, bank_where = rng.uniform(size=n) < exist, rng.uniform(size=m) < exist
     got = cycle(make(n), make(n), make(m), make(m), where=where, bank_where=bank_where, group_size=group)
     assert got.consistent.shape == got.index.shape == (n,) and got.consistent.dtype == bool
+    assert_finite(got)  # booleans and indices: nothing to count but the case
     assert not (got.consistent & ~where).any()
     assert ((0 <= got.index) & (got.index < m)).all()
     assert bank_where[got.index].all() if bank_where.any() else not got.consistent.any()

@@ -12,6 +12,7 @@ import pytest
 from jax.test_util import check_grads
 
 from ssl_jax import ops
+from tests.finite import assert_finite
 from tests.losses.reference import close, unit
 
 STATIC = ("k", "method", "metric", "group_size", "recall_target", "chunk", "bank_chunk")
@@ -227,6 +228,7 @@ def test_properties(size, dtype, scale, exist, kind, metric, chunked, seed):
     assert values.dtype == np.float32 and not np.isnan(values).any()
     exists = np.isfinite(want)
     np.testing.assert_array_equal(np.isfinite(values), exists)
+    assert_finite(values[exists])
     close(np.where(exists, values, 0), np.where(exists, want, 0))
     assert ((0 <= index) & (index < size)).all() and (where[index] == exists).all()
     assert (values[:, 1:] <= values[:, :-1]).all()

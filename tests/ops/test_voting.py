@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import ops
+from tests.finite import assert_finite
 from tests.losses import reference
 from tests.losses.reference import close, unit
 
@@ -338,13 +339,14 @@ def test_finite_for_every_input(shape, dtype, scale, temperature, rule, kind, se
     cotangent = np.asarray(rng.dirichlet(np.ones(shape[0]), 3), np.float32)
     arrays = [jnp.asarray(x, dtype) for x in (queries, members)]
     log_p, gradient = vote_and_gradient(*arrays, jnp.asarray(weights, jnp.float32), temperature, cotangent)
-    assert np.isfinite(log_p).all() and np.max(log_p) <= 1e-5
+    assert_finite(log_p)
+    assert np.max(log_p) <= 1e-5
     np.testing.assert_allclose(np.exp(np.asarray(log_p)).sum(axis=-1), 1, atol=1e-4)
     wide = [np.asarray(x, np.float32) for x in arrays]
     # A gradient of at most 2 max|member| / tau: beyond the range of float16 it may not fit its type.
     limit = 2.5 * np.abs(wide[1]).max() / temperature
     if limit < jnp.finfo(dtype).max:
-        assert np.isfinite(gradient).all()
+        assert_finite(gradient)
         assert np.abs(np.asarray(gradient, np.float32)).max() <= limit
     if scale <= 1 and temperature >= 0.02:
         close(log_p, reference.vote(*wide, np.asarray(weights, np.float32), temperature), absolute=1e-5)

@@ -173,6 +173,41 @@ def test_jitter_and_blur_happen_with_their_probabilities():
         assert changed.mean() == pytest.approx(p, abs=0.052)
 
 
+def blurred_and_solarized(out, x):
+    """Which of [n] views were blurred and which inverted: x is two-coloured, 1/4 and 3/8, so that blur leaves it below 1/2."""
+    solarized = np.asarray(out).min((1, 2, 3, 4)) > 0.5
+    back = np.where(solarized[:, None, None, None, None], 1 - np.asarray(out), np.asarray(out))
+    return (np.abs(back - np.asarray(x)) > 1e-3).any((1, 2, 3, 4)), solarized
+
+
+def test_a_view_takes_one_pair_or_the_other():
+    """FLSL's code: with 1/2 each either {blur .5} or {blur .1, then solarize .2}; here with certain events, then with those numbers."""
+    x = jnp.where(random_rows(1500) < 0.5, 0.25, 0.375)
+    draw = functools.partial(Photometric, blur_radius=(1.0, 2.0), solarize_threshold=0.0, alternative_prob=0.5)
+    certain = draw(blur_prob=1.0, alternative=(0.0, 1.0))
+    blur, inverted = blurred_and_solarized(AUGMENT(x, uniforms(1500), (certain,)), x)
+    np.testing.assert_array_equal(blur, ~inverted)  # never both, never none
+    assert inverted.mean() == pytest.approx(0.5, abs=0.052)  # 4 sigma
+    published = draw(blur_prob=0.5, alternative=(0.1, 0.2))
+    blur, inverted = blurred_and_solarized(AUGMENT(x, uniforms(1500), (published,)), x)
+    assert blur.mean() == pytest.approx(0.3, abs=0.048) and inverted.mean() == pytest.approx(0.1, abs=0.031)
+    assert (blur & inverted).mean() == pytest.approx(0.01, abs=0.0103)
+
+
+def test_the_draw_between_the_pairs_is_one_of_its_own_per_view():
+    """Without an alternative nothing changes, whatever it would be; with one in every view it is the recipe."""
+    x, u = random_rows(64, 2), uniforms(64, 2)
+    plain = AUGMENT(x, u, (Photometric(blur_prob=0.5, solarize_prob=0.2), Photometric(blur_prob=0.1, solarize_prob=0.4)))
+    unused = Photometric(blur_prob=0.5, solarize_prob=0.2, alternative=(1.0, 1.0))
+    always = Photometric(blur_prob=1.0, alternative_prob=1.0, alternative=(0.1, 0.4))
+    np.testing.assert_array_equal(AUGMENT(x, u, (unused, always)), plain)
+    other = u[..., -1] < 0.5
+    mixed = Photometric(blur_prob=0.5, solarize_prob=0.2, alternative_prob=0.5, alternative=(0.1, 0.4))
+    both = AUGMENT(x, u, (mixed, mixed))
+    first, second = plain[:, 0], AUGMENT(x[:, :1], u[:, :1], (always,))[:, 0]
+    np.testing.assert_array_equal(both[:, 0], jnp.where(other[:, 0, None, None, None], second, first))
+
+
 def test_jitter_strengths_are_the_stated_ones():
     """On a gray image only brightness acts: factors U(0.6, 1.4)."""
     x = jnp.full((1500, 1, 6, 3, 6), 0.5)
@@ -228,6 +263,9 @@ def test_nan_stays_in_its_view_and_is_not_hidden():
         ({"blur_radius": (2.0, 0.1)}, "lo <= hi"),
         ({"blur_radius": (0.0, 1.0)}, "0 < lo"),
         ({"solarize_prob": float("nan")}, "solarize_prob is nan"),
+        ({"alternative_prob": 1.5}, "alternative_prob is 1.5"),
+        ({"alternative": (0.1, 2.0)}, "alternative is"),
+        ({"alternative": (0.1,)}, r"probabilities \(blur, solarize\)"),
     ],
 )
 def test_bad_recipes_are_refused(kwargs, message):

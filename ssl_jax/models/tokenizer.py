@@ -1,0 +1,313 @@
+"""A frozen image tokenizer: images to one code per cell. STELLAR's published models reconstruct such codes instead of pixels.
+
+    from ssl_jax.models import tokenizer
+    vqgan = tokenizer.maskgit_vqgan()
+    params = vqgan.load("maskgit-vqgan-imagenet-f16-256.safetensors")      # InputError that says what to fetch
+    codes = vqgan.encode(params, images)                                   # [B, 224, 224, 3] in [0, 1] -> int32 [B, 196], 0..1023
+
+The architecture is the VQGAN of MaskGIT (Chang et al. 2022), a VQGAN (Esser et al. 2021) without attention, with the parameter names of
+its PyTorch port. Untested on the real weights: none are at hand where the tests run.
+"""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.models import position
+
+FILE = "maskgit-vqgan-imagenet-f16-256"
+FETCH = (
+    f"fetch {FILE}.bin (Hugging Face, fun-research/TiTok; 1024 codes, 16 px cells) and convert it once where torch is: "
+    f"safetensors.torch.save_file(torch.load('{FILE}.bin', map_location='cpu'), '{FILE}.safetensors')"
+)
+_GROUPS = 32  # of every group norm
+_EPS = 1e-6
+
+
+class Tokenizer(NamedTuple):
+    """An image tokenizer as pure functions over a nested dict of float32 arrays.
+
+    num_codes: K. cell: side of a cell, pixels.
+    shapes: parameters of the encoder ("encoder", "quantize") as jax.ShapeDtypeStruct.
+    load(path, decoder=False) -> params as NumPy arrays; with decoder=True also "decoder". Raises InputError.
+    encode(params, images, dtype="float32") -> codes: images float [B, H, W, 3] in [0, 1], H and W multiples of cell; int32
+      [B, H W / cell^2], row by row, in [0, K), or K where the image is not finite. Group norms and distances stay float32.
+    decode(params, codes, grid) -> images: int [B, h w] of a grid (h, w) to float32 [B, h cell, w cell, 3] in [0, 1].
+    """
+
+    num_codes: int
+    cell: int
+    shapes: dict[str, Any]
+    load: Callable
+    encode: Callable
+    decode: Callable
+
+
+@functools.cache
+def maskgit_vqgan(
+    channels: int = 128, multipliers: tuple[int, ...] = (1, 1, 2, 2, 4), blocks: int = 2, num_codes: int = 1024, code_width: int = 256
+) -> Tokenizer:
+    """The VQGAN of MaskGIT; the defaults are those of the published weights. `channels` must be a multiple of 32 (ValueError)."""
+    if channels < 1 or channels % _GROUPS:
+        raise ValueError(f"channels is {channels}; it must be a multiple of {_GROUPS}")
+    layout = _layout(channels, multipliers, blocks, num_codes, code_width)
+    cell = 2 ** (len(multipliers) - 1)
+
+    def select(decoder):
+        parts = ("encoder", "quantize", "decoder") if decoder else ("encoder", "quantize")
+        return {name: shape for name, shape in layout.items() if name.split(".")[0] in parts}
+
+    @functools.lru_cache(maxsize=2)  # a run asks for the same file when it is checked, planned and started
+    def read(path, changed, decoder):
+        del changed
+        return _read(path, select(decoder))
+
+    def load(path, decoder: bool = False):
+        file = Path(path)
+        if not file.is_file():
+            raise InputError(f'there are no tokenizer weights at "{path}"; {FETCH}')
+        return read(file, file.stat().st_mtime_ns, decoder)
+
+    def encode(params, images, dtype="float32"):
+        b, h, w = images.shape[:3]
+        if h % cell or w % cell:
+            raise ValueError(f"images are {h} x {w} pixels; both must be multiples of {cell}")
+        x = _encoder(params["encoder"], images.astype(dtype), len(multipliers), blocks).astype(jnp.float32)
+        codebook = params["quantize"]["embedding"]["kernel"]
+        # |x - e|^2 without |x|^2, which is the same for all codes.
+        product = jnp.einsum("bhwe,ke->bhwk", x, codebook, precision=jax.lax.Precision.HIGHEST)
+        distance = jnp.square(codebook).sum(axis=-1) - 2 * product
+        finite = jnp.isfinite(distance).all(axis=-1)
+        codes = jnp.where(finite, jnp.argmin(distance, axis=-1), num_codes)
+        return codes.reshape(b, -1).astype(jnp.int32)
+
+    def decode(params, codes, grid):
+        x = jnp.asarray(params["quantize"]["embedding"]["kernel"])[codes].reshape(codes.shape[0], *grid, -1)
+        return jnp.clip(_decoder(params["decoder"], x, len(multipliers), blocks), 0.0, 1.0)
+
+    shapes = _nest({_path(name): jax.ShapeDtypeStruct(_ours(shape), jnp.float32) for name, shape in select(False).items()})
+    return Tokenizer(num_codes, cell, shapes, load, encode, decode)
+
+
+class Target(NamedTuple):
+    """What a decoder should say about each patch of an image: its pixels, or its code.
+
+    width: outputs per patch. codes: whether they are logits of codes.
+    weights(path, required=False) -> frozen parameters, {} or {"tokenizer": ...}. Without a file at `path` InputError if required, else
+      NaN: the shape of a checkpoint can be told, and it can be evaluated, where the weights are not, but nothing is trained by mistake.
+    encode(frozen, images, dtype="float32") -> [B, n, width] pixels or int32 [B, n] codes, of images [B, H, W, 3] in [0, 1].
+    decode(path, outputs, grid) -> images in [0, 1], from outputs [B, n, width] for a grid (h, w) of patches. Raises InputError.
+    """
+
+    width: int
+    codes: bool
+    weights: Callable
+    encode: Callable
+    decode: Callable
+
+
+def target(kind: str, patch: int, vqgan: Tokenizer | None = None) -> Target:
+    """The target "pixel", or "vq" (one code of `vqgan`, by default MaskGIT's, per patch) for patches of that many pixels."""
+    if kind == "pixel":
+
+        def encode_pixels(frozen, images, dtype="float32"):
+            del frozen, dtype
+            return to_cells(images, patch)
+
+        def decode_pixels(path, outputs, grid):
+            del path
+            return jnp.clip(from_cells(outputs, patch, grid[1]), 0.0, 1.0)
+
+        return Target(3 * patch**2, False, lambda path, required=False: {}, encode_pixels, decode_pixels)
+    if kind != "vq":
+        raise ValueError(f'target is "{kind}"; choose one of pixel, vq')
+    vqgan = vqgan or maskgit_vqgan()
+
+    def weights(path, required: bool = False):
+        if required or Path(path).is_file():
+            return {"tokenizer": vqgan.load(path)}
+        return {"tokenizer": jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), vqgan.shapes)}
+
+    def encode(frozen, images, dtype="float32"):
+        height, width = (side // patch * vqgan.cell for side in images.shape[1:3])
+        return vqgan.encode(frozen["tokenizer"], resize(images, height, width), dtype)
+
+    def decode(path, outputs, grid):
+        # The checkpoint holds only what training needs, so the decoder's weights come from the file.
+        images = vqgan.decode(vqgan.load(path, decoder=True), outputs.argmax(axis=-1), grid)
+        return jnp.clip(resize(images, grid[0] * patch, grid[1] * patch), 0.0, 1.0)
+
+    return Target(vqgan.num_codes, True, weights, encode, decode)
+
+
+def resize(images, height: int, width: int):
+    """Images [B, H, W, 3] resampled as the official code does for patches of 14 px: torch's bicubic, without antialias."""
+    if images.shape[1:3] == (height, width):
+        return images
+    rows, columns = (position.resize_matrix(n, to).astype(np.float32) for n, to in zip(images.shape[1:3], (height, width)))
+    return jnp.einsum("yh,bhwc,xw->byxc", rows, images, columns, precision=jax.lax.Precision.HIGHEST)
+
+
+def to_cells(images, patch: int):
+    """[B, H, W, c] -> [B, n, patch * patch * c], row by row, pixels of a cell by row, column, channel; H and W multiples of patch."""
+    b, height, width, channels = images.shape
+    cells = images.reshape(b, height // patch, patch, width // patch, patch, channels).swapaxes(2, 3)
+    return cells.reshape(b, -1, patch * patch * channels)
+
+
+def from_cells(cells, patch: int, columns: int):
+    """The inverse of `to_cells` for a grid with that many columns."""
+    b, n, _ = cells.shape
+    images = cells.reshape(b, n // columns, columns, patch, patch, -1).swapaxes(2, 3)
+    return images.reshape(b, n // columns * patch, columns * patch, -1)
+
+
+# The network. Activations are [B, H, W, C]; convolutions keep the size.
+
+
+def _encoder(params, x, levels: int, blocks: int):
+    x = _conv(params["conv_in"], x)
+    for level in range(levels):
+        for i in range(blocks):
+            x = _residual(params["down"][str(level)]["block"][str(i)], x)
+        if level < levels - 1:
+            b, h, w, c = x.shape
+            x = x.reshape(b, h // 2, 2, w // 2, 2, c).mean(axis=(2, 4))
+    for i in range(blocks):
+        x = _residual(params["mid"][str(i)], x)
+    return _conv(params["conv_out"], jax.nn.silu(_group_norm(params["norm_out"], x)))
+
+
+def _decoder(params, x, levels: int, blocks: int):
+    x = _conv(params["conv_in"], x)
+    for i in range(blocks):
+        x = _residual(params["mid"][str(i)], x)
+    for level in reversed(range(levels)):
+        for i in range(blocks):
+            x = _residual(params["up"][str(level)]["block"][str(i)], x)
+        if level:
+            x = _conv(params["up"][str(level)]["upsample_conv"], x.repeat(2, axis=1).repeat(2, axis=2))
+    return _conv(params["conv_out"], jax.nn.silu(_group_norm(params["norm_out"], x)))
+
+
+def _residual(params, x):
+    y = _conv(params["conv1"], jax.nn.silu(_group_norm(params["norm1"], x)))
+    y = _conv(params["conv2"], jax.nn.silu(_group_norm(params["norm2"], y)))
+    # Where the width changes the published network takes the shortcut from the branch's OUTPUT, not from its input.
+    return y + (_conv(params["nin_shortcut"], y) if "nin_shortcut" in params else x)
+
+
+def _conv(params, x):
+    y = jax.lax.conv_general_dilated(
+        x, params["kernel"].astype(x.dtype), window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+    return y + params["bias"].astype(x.dtype) if "bias" in params else y
+
+
+def _group_norm(params, x):
+    b, h, w, c = x.shape
+    y = x.astype(jnp.float32).reshape(b, h * w, _GROUPS, c // _GROUPS)
+    y = y - y.mean(axis=(1, 3), keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.square(y).mean(axis=(1, 3), keepdims=True) + _EPS)
+    return (y.reshape(x.shape) * params["scale"] + params["bias"]).astype(x.dtype)
+
+
+# Weights: {published name: shape in PyTorch's layout}, and reading them.
+
+
+def _layout(channels, multipliers, blocks, num_codes, code_width) -> dict[str, tuple[int, ...]]:
+    widths = [channels * m for m in multipliers]
+    found: dict[str, tuple[int, ...]] = {"quantize.embedding.weight": (num_codes, code_width)}
+
+    def conv(name, fan_in, fan_out, side, bias):
+        found[f"{name}.weight"] = (fan_out, fan_in, side, side)
+        if bias:
+            found[f"{name}.bias"] = (fan_out,)
+
+    def norm(name, width):
+        found[f"{name}.weight"] = found[f"{name}.bias"] = (width,)
+
+    def residuals(name, fan_in, fan_out):
+        for i in range(blocks):
+            norm(f"{name}.{i}.norm1", fan_in)
+            conv(f"{name}.{i}.conv1", fan_in, fan_out, 3, False)
+            norm(f"{name}.{i}.norm2", fan_out)
+            conv(f"{name}.{i}.conv2", fan_out, fan_out, 3, False)
+            if fan_in != fan_out:
+                conv(f"{name}.{i}.nin_shortcut", fan_out, fan_out, 1, False)
+            fan_in = fan_out
+
+    conv("encoder.conv_in", 3, channels, 3, False)
+    for level, (fan_in, fan_out) in enumerate(zip([channels, *widths], widths)):
+        residuals(f"encoder.down.{level}.block", fan_in, fan_out)
+    residuals("encoder.mid", widths[-1], widths[-1])
+    norm("encoder.norm_out", widths[-1])
+    conv("encoder.conv_out", widths[-1], code_width, 1, True)
+
+    conv("decoder.conv_in", code_width, widths[-1], 3, True)
+    residuals("decoder.mid", widths[-1], widths[-1])
+    for level, (fan_in, fan_out) in enumerate(zip([*widths[1:], widths[-1]], widths)):
+        residuals(f"decoder.up.{level}.block", fan_in, fan_out)
+        if level:
+            conv(f"decoder.up.{level}.upsample_conv", fan_out, fan_out, 3, True)
+    norm("decoder.norm_out", widths[0])
+    conv("decoder.conv_out", widths[0], 3, 3, True)
+    return found
+
+
+def _path(name: str) -> tuple[str, ...]:
+    """Where a published parameter lies in our tree: weights of norms are "scale", all others "kernel"."""
+    *parts, leaf = name.split(".")
+    weight = "scale" if parts[-1].startswith("norm") else "kernel"
+    return (*parts, weight if leaf == "weight" else leaf)
+
+
+def _ours(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """[out, in, height, width] -> [height, width, in, out]; others stay."""
+    return (*shape[2:], shape[1], shape[0]) if len(shape) == 4 else shape
+
+
+def _nest(flat: dict[tuple[str, ...], Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        branch = tree
+        for part in path[:-1]:
+            branch = branch.setdefault(part, {})
+        branch[path[-1]] = value
+    return tree
+
+
+def _read(path: Path, layout: dict[str, tuple[int, ...]]):
+    arrays = _arrays(path)
+    # A whole model may hold the tokenizer under a prefix ("tokenizer.", "module.tokenizer.").
+    known = "encoder.conv_in.weight"
+    prefix = next((name.removesuffix(known) for name in sorted(arrays, key=len) if name.endswith(known)), "")
+    flat = {}
+    for name, shape in layout.items():
+        if prefix + name not in arrays:
+            raise InputError(f"{path} has no {prefix + name}: these are not the weights of MaskGIT's VQGAN; {FETCH}")
+        array = np.asarray(arrays[prefix + name], np.float32)
+        if array.shape != shape:
+            raise InputError(f"{path}: {prefix + name} has shape {array.shape}; the tokenizer needs {shape}; {FETCH}")
+        flat[_path(name)] = np.ascontiguousarray(array.transpose(2, 3, 1, 0)) if array.ndim == 4 else array
+    return _nest(flat)
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                return dict(file)
+        if path.suffix == ".safetensors":
+            from safetensors import numpy as safetensors
+
+            return safetensors.load_file(path)
+    except Exception as error:  # each reader has its own for a broken file
+        raise InputError(f"cannot read the tokenizer weights {path}: {error}; {FETCH}") from error
+    raise InputError(f"tokenizer weights must be .npz or .safetensors, not {path.name}; {FETCH}")

@@ -1,0 +1,216 @@
+"""MAE: what the encoder sees, what the loss and its meters say, and that it learns to reconstruct."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssl_jax import config as config_lib
+from ssl_jax import optim, state, step, validate
+from ssl_jax.config import InputError
+from ssl_jax.losses.mae import normalize_patches, patchify
+from ssl_jax.methods.mae import METHOD
+from ssl_jax.views import recipe
+
+MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
+KEPT, N = 4, 16
+
+
+def unresolved(**changes):
+    """A 2-block ViT of width 16 and a 1-block decoder on 16 px views with 16 patches, of which 4 are kept."""
+    c = config_lib.base()
+    c.method = "mae"
+    c.mae = METHOD.defaults().lock()
+    c.views.update(dict(global_count=1, global_size=16, global_scale=(0.4, 1.0), local_count=0))
+    c.views.update(dict(jitter_prob=0.0, gray_prob=0.0, blur_prob=(0.0, 0.0, 0.0), mask="random", mask_ratio=(0.75, 0.75), mask_prob=1.0))
+    c.model.update(dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, position="sincos", init_std=0.25))
+    c.mae.update(dict(decoder_width=16, decoder_depth=1, decoder_heads=2))
+    c.optim.update(dict(batch_size=4, epochs=10.0, warmup_epochs=0.0, lr=0.3, clip_by="none", beta2=0.95))
+    for key, value in changes.items():
+        c.update_from_flattened_dict({key.replace("__", "."): value})
+    return c
+
+
+def resolved(**changes):
+    return validate.resolve(unresolved(**changes), num_records=40, num_devices=1)
+
+
+def raw_batch(config, count=4):
+    views = METHOD.views(config)
+    drawn = [recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24))["global"] for i in range(count)]
+    return {
+        "source": np.random.default_rng(0).random((count, 24, 24, 3), np.float32), "source_size": np.full((count, 2), 24, np.float32),
+        "index": np.arange(count, dtype=np.int32), "epoch": np.zeros(count, np.int32), "replaced": np.zeros(count, bool),
+        "global": recipe.Group(None, *(np.stack(part) for part in zip(*drawn))),
+    }  # fmt: skip
+
+
+@functools.cache
+def setup():
+    """(config, params, prepared batch, jitted encode of images [B, 16, 16, 3])."""
+    config = resolved()
+    params, carry = jax.jit(lambda: METHOD.init(jax.random.key(0), config))()
+    assert carry is None
+    batch = recipe.prepare(METHOD.views(config), raw_batch(config), 0)
+
+    @jax.jit
+    def encode(images):
+        views = batch | {"global": batch["global"]._replace(images=images[:, None])}
+        return METHOD.encode(params, None, views, jax.random.split(jax.random.key(1), 4), config)
+
+    return config, params, batch, encode
+
+
+def test_one_masked_view_without_photometric_draws():
+    views = METHOD.views(resolved())
+    assert [name for name, _ in views.groups] == ["global"]
+    group = views["global"]
+    assert group.count == 1 and group.photometric == () and group.flip == 0.5 and group.mask.drop and group.mask.kept(N) == KEPT
+    batch = setup()[2]["global"]
+    assert batch.keep.shape == (4, 1, KEPT) and np.all(batch.masks.sum(axis=-1) == N - KEPT)
+    jittered = METHOD.views(resolved(views__jitter_prob=0.8))["global"]
+    assert len(jittered.photometric) == 1 and jittered.photometric[0].jitter_prob == 0.8
+
+
+def test_the_encoder_does_not_see_dropped_patches():
+    _, _, batch, encode = setup()
+    group = batch["global"]
+    images = np.asarray(group.images[:, 0])
+    outputs = encode(images)
+    assert outputs["predicted"].shape == outputs["pixels"].shape == (4, N, 48)
+    np.testing.assert_allclose(outputs["pixels"], patchify(images, 4), atol=1e-6)
+    hidden = np.repeat(np.repeat(group.masks[:, 0].reshape(4, 4, 4), 4, axis=1), 4, axis=2)[..., None]
+    blind = encode(np.where(hidden, 0.9 - images, images))["predicted"]
+    np.testing.assert_array_equal(blind, outputs["predicted"])
+    other = encode(np.where(hidden, images, 0.9 - images))["predicted"]
+    assert np.all(np.any(np.abs(other - outputs["predicted"]) > 1e-6, axis=-1))
+
+
+def objective(predicted, images, mask, config):
+    outputs = {"predicted": predicted, "pixels": patchify(images, 4), "mask": mask}
+    loss, output = METHOD.objective(None, None, outputs, None, None, None, config)
+    return float(loss), output.metrics
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_loss_and_psnr_of_known_predictions(normalize):
+    config = resolved(mae__normalize_pixels=normalize)
+    images = np.random.default_rng(3).random((2, 16, 16, 3), np.float32)
+    mask = np.random.default_rng(4).random((2, N)) < 0.7
+    target = patchify((images - MEAN) / STD, 4)
+    scale = np.ones((2, N, 1))
+    if normalize:
+        target, _, scale = normalize_patches(target)
+    loss, metrics = objective(target, images, mask, config)
+    assert loss < 1e-10 and metrics["psnr"] > 70 and metrics["reconstruction_explained"] > 0.999
+    # An error of .1 in every target value, inwards so that nothing is clipped.
+    inwards = np.where(np.asarray(patchify(images, 4)) > 0.5, -0.1, 0.1)
+    loss, metrics = objective(target + inwards, images, mask, config)
+    np.testing.assert_allclose(loss, 0.01, rtol=1e-4)
+    error = (np.asarray(scale) * 0.1 * np.tile(STD, 16)) ** 2
+    by_image = [error[b][mask[b]].mean() for b in range(2)]
+    np.testing.assert_allclose(metrics["psnr"], np.mean([-10 * np.log10(e) for e in by_image]), rtol=1e-4)
+
+
+def test_it_learns_to_reconstruct_one_batch():
+    """Thirty steps of the package's train step, without a teacher."""
+    config = resolved()
+    params, carry = jax.eval_shape(lambda: METHOD.init(jax.random.key(0), config))
+    optimizer = optim.make(config.optim, METHOD.rules(config), params)
+    train_step = jax.jit(step.make_step(METHOD, optimizer, config))
+    current = jax.jit(lambda: state.create(METHOD, optimizer, config))()
+    assert current.teacher is None and current.carry is None
+    batch = raw_batch(config)
+    batch["source"][:] = np.linspace(0, 1, 24)[:, None, None] * batch["source"][:, :1, :1]  # ramps can be continued, noise cannot
+    rows = []
+    for _ in range(30):
+        current, metrics = train_step(current, batch)
+        rows.append({name: float(metrics[name]) for name in ("loss", "psnr", "reconstruction_explained", "finite")})
+    assert all(row["finite"] for row in rows)
+    assert rows[-1]["loss"] < 0.3 * rows[0]["loss"]
+    assert rows[-1]["psnr"] > rows[0]["psnr"] + 5
+    assert rows[-1]["reconstruction_explained"] > 0.5
+    assert METHOD.health(rows[-1], config) == []
+
+
+def test_health_names_flat_predictions():
+    warnings = METHOD.health({"reconstruction_explained": 0.001}, resolved())
+    assert len(warnings) == 1 and warnings[0].startswith("no reconstruction: 0.1 %")
+    assert METHOD.health({}, resolved()) == []
+
+
+def test_decay_goes_by_rank_as_published():
+    config, params, *_ = setup()
+    assigned = optim.assign_rules(METHOD.rules(config), params)
+    decayed = {path for path, leaf in optim._flat(params).items() if optim._is_decayed(path, leaf, assigned[path])}
+    assert {"backbone/cls", "decoder/mask_token", "decoder/embed/kernel", "backbone/blocks/0/attn/qkv/kernel"} <= decayed
+    assert not any(path.endswith(("bias", "scale")) for path in decayed)
+    assert not any("position" in path for path in assigned), "sine-cosine codes are no parameters"
+
+
+def test_features_of_whole_images():
+    config, params, *_ = setup()
+    images = jnp.asarray(np.random.default_rng(0).random((2, 16, 16, 3)), jnp.float32)
+    out = jax.jit(lambda p: METHOD.features(p, images, config, attention=True))(params)
+    assert out.patches.shape == (2, 4, 4, 16) and out.attention.shape == (2, 2, 17, 17)
+    np.testing.assert_array_equal(out.image, out.cls)
+    mean = jax.jit(lambda p: METHOD.features(p, images, resolved(mae__global_token="mean")))(params)
+    np.testing.assert_allclose(mean.image, out.patches.mean(axis=(1, 2)), atol=1e-6)
+
+
+def test_pictures_show_image_mask_and_reconstruction():
+    config, params, *_ = setup()
+    images = np.random.default_rng(0).random((2, 24, 16, 3), np.float32)  # not the native size: codes are resized
+    picture = METHOD.pictures(params, images, config)["reconstructions"]
+    for row, image in zip(picture.rows, images, strict=True):
+        whole, masked, filled = (np.asarray(panel.image) for panel in row)
+        assert masked.shape == filled.shape == (24, 16, 3) and filled.min() >= 0 and filled.max() <= 1
+        np.testing.assert_array_equal(whole, image)
+        hidden = np.all(masked == 0.5, axis=-1)
+        assert hidden.mean() == 0.75
+        np.testing.assert_allclose(filled[~hidden], image[~hidden], atol=1e-6)
+        np.testing.assert_allclose(masked[~hidden], image[~hidden], atol=1e-6)
+        assert np.any(np.abs(filled[hidden] - image[hidden]) > 1e-3)
+    assert picture.rows[0][1].title == "75 % masked" and "contrast" in picture.title
+    again = METHOD.pictures(params, images, config)["reconstructions"]
+    np.testing.assert_array_equal(again.rows[1][2].image, picture.rows[1][2].image)
+
+
+def test_without_a_class_token():
+    config = resolved(model__cls=False, mae__global_token="mean")
+    shapes = jax.eval_shape(lambda: METHOD.init(jax.random.key(0), config))[0]
+    batch = jax.eval_shape(lambda: recipe.prepare(METHOD.views(config), raw_batch(config), 0))
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4))
+    out = jax.eval_shape(lambda p, b, k: METHOD.encode(p, None, b, k, config), shapes, batch, keys)
+    assert out["predicted"].shape == (4, N, 48)
+
+
+def test_the_published_defaults():
+    c = METHOD.defaults()
+    assert (c.decoder_width, c.decoder_depth, c.decoder_heads, c.normalize_pixels) == (512, 8, 16, True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(mae__global_token="first"), 'mae.global_token is "first"; it must be one of cls, mean'),
+        (dict(mae__decoder_depth=0), "mae.decoder_depth is 0"),
+        (dict(mae__decoder_width=18), "mae.decoder_width is 18; it must be a multiple of mae.decoder_heads and of 4"),
+        (dict(model__cls=False), 'mae.global_token is "cls" but model.cls is False'),
+        (dict(model__queries=2), "model.queries is 2"),
+        (dict(views__global_count=2), "views.global_count is 2; MAE reconstructs 1 view"),
+        (dict(views__local_count=2), "views.local_count is 2 but MAE has no local crops"),
+        (dict(views__mask="none"), 'views.mask is "none".*MAE drops a fixed number'),
+        (dict(views__mask="block"), 'views.mask is "block"'),
+        (dict(views__mask_prob=0.5), "mask_prob 0.5"),
+        (dict(views__mask_ratio=(0.5, 0.75)), r"mask_ratio \(0.5, 0.75\)"),
+        (dict(views__mask_ratio=(0.95, 0.95)), "keeps none of the 16 patches"),
+        (dict(views__mask_ratio=(0.0, 0.0)), "masks none of the 16 patches"),
+    ],
+)
+def test_impossible_settings_are_refused_by_name(changes, message):
+    METHOD.check(unresolved())
+    with pytest.raises(InputError, match=message):
+        METHOD.check(unresolved(**changes))

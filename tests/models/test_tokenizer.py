@@ -1,0 +1,239 @@
+"""The tokenizer against a float64 NumPy network with loops, its weights in and out of files, and the targets made of it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from scipy.signal import correlate2d
+
+from ssl_jax.config import InputError
+from ssl_jax.models import tokenizer
+
+SMALL = dict(channels=32, multipliers=(1, 2), blocks=1, num_codes=11, code_width=6)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return tokenizer.maskgit_vqgan(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def published():
+    """{published name: random array in PyTorch's layout}."""
+    rng = np.random.default_rng(0)
+    layout = tokenizer._layout(*SMALL.values())
+    return {
+        name: ((1 + 0.1 * rng.normal(size=shape)) if "norm" in name else rng.normal(size=shape) / np.prod(shape[1:] or (4,)) ** 0.5)
+        .astype(np.float32)
+        for name, shape in layout.items()
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def weights(published, tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights") / "vqgan.npz"
+    np.savez(path, **published)
+    return path
+
+
+# The reference: activations [C, H, W], weights as published.
+
+
+def conv(w, name, x):
+    kernel = w[f"{name}.weight"].astype(np.float64)
+    pad = kernel.shape[-1] // 2
+    x = np.pad(x, ((0, 0), (pad, pad), (pad, pad)))
+    y = np.stack([sum(correlate2d(plane, k, "valid") for plane, k in zip(x, kernels)) for kernels in kernel])
+    return y + w[f"{name}.bias"][:, None, None] if f"{name}.bias" in w else y
+
+
+def norm(w, name, x):
+    groups = x.reshape(32, -1)
+    y = ((groups - groups.mean(axis=1, keepdims=True)) / np.sqrt(groups.var(axis=1, keepdims=True) + 1e-6)).reshape(x.shape)
+    return y * w[f"{name}.weight"][:, None, None] + w[f"{name}.bias"][:, None, None]
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def residual(w, name, x):
+    y = conv(w, f"{name}.conv2", silu(norm(w, f"{name}.norm2", conv(w, f"{name}.conv1", silu(norm(w, f"{name}.norm1", x))))))
+    return y + (conv(w, f"{name}.nin_shortcut", y) if f"{name}.nin_shortcut.weight" in w else x)
+
+
+def encoded(w, image):
+    x = conv(w, "encoder.conv_in", np.moveaxis(np.asarray(image, np.float64), -1, 0))
+    x = residual(w, "encoder.down.0.block.0", x)
+    x = x.reshape(len(x), x.shape[1] // 2, 2, -1, 2).mean(axis=(2, 4))
+    x = residual(w, "encoder.mid.0", residual(w, "encoder.down.1.block.0", x))
+    return np.moveaxis(conv(w, "encoder.conv_out", silu(norm(w, "encoder.norm_out", x))), 0, -1)
+
+
+def codes_of(w, image):
+    x = encoded(w, image)
+    distance = np.square(x[:, :, None] - w["quantize.embedding.weight"]).sum(axis=-1)
+    return distance.argmin(axis=-1).reshape(-1)
+
+
+def decoded(w, codes, grid):
+    x = np.moveaxis(w["quantize.embedding.weight"][codes].reshape(*grid, -1).astype(np.float64), -1, 0)
+    x = residual(w, "decoder.mid.0", conv(w, "decoder.conv_in", x))
+    x = residual(w, "decoder.up.1.block.0", x).repeat(2, axis=1).repeat(2, axis=2)
+    x = residual(w, "decoder.up.0.block.0", conv(w, "decoder.up.1.upsample_conv", x))
+    return np.clip(np.moveaxis(conv(w, "decoder.conv_out", silu(norm(w, "decoder.norm_out", x))), 0, -1), 0, 1)
+
+
+def images_of(*shape, seed=0):
+    return np.random.default_rng(seed).random(shape).astype(np.float32)
+
+
+def test_codes_equal_the_reference(small, published, weights):
+    images = images_of(2, 8, 12, 3)
+    codes = np.asarray(small.encode(small.load(weights), jnp.asarray(images)))
+    assert codes.shape == (2, 24) and codes.dtype == np.int32
+    for got, image in zip(codes, images):
+        np.testing.assert_array_equal(got, codes_of(published, image))
+    assert len(set(codes.reshape(-1))) > 2, "the case says something"
+
+
+def test_decoded_images_equal_the_reference(small, published, weights):
+    codes = np.random.default_rng(1).integers(11, size=(2, 6))
+    params = small.load(weights, decoder=True)
+    images = np.asarray(small.decode(params, jnp.asarray(codes), (2, 3)))
+    assert images.shape == (2, 4, 6, 3)
+    for got, row in zip(images, codes):
+        np.testing.assert_allclose(got, decoded(published, row, (2, 3)), atol=1e-5)
+
+
+def test_an_image_that_is_not_finite_has_no_code(small, weights):
+    images = images_of(2, 8, 8, 3)
+    images[1, 3, 3, 0] = np.nan
+    codes = np.asarray(small.encode(small.load(weights), jnp.asarray(images)))
+    assert codes[0].max() < 11 and np.all(codes[1] == 11)
+
+
+def test_bfloat16_agrees_mostly(small, weights):
+    images, params = jnp.asarray(images_of(4, 16, 16, 3)), small.load(weights)
+    same = small.encode(params, images) == small.encode(params, images, dtype="bfloat16")
+    assert same.mean() > 0.8
+
+
+def test_weights_from_every_format_and_under_a_prefix(small, published, weights, tmp_path):
+    want = small.load(weights)
+    save_file(published, tmp_path / "a.safetensors")
+    np.savez(tmp_path / "b.npz", **{f"module.tokenizer.{name}": x for name, x in published.items()}, other=np.zeros(3))
+    for name in ("a.safetensors", "b.npz"):
+        got = small.load(tmp_path / name)
+        assert jax.tree.map(lambda x: x.shape, got) == jax.tree.map(lambda x: x.shape, small.shapes)
+        assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+    assert "decoder" not in want and "decoder" in small.load(weights, decoder=True)
+
+
+def test_a_file_is_read_once_until_it_changes(small, published, tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, **published)
+    first = small.load(path)
+    assert small.load(path) is first
+    np.savez(path, **published | {"quantize.embedding.weight": 0 * published["quantize.embedding.weight"]})
+    assert not np.any(small.load(path)["quantize"]["embedding"]["kernel"])
+
+
+def test_without_weights_the_error_says_what_to_fetch(small, published, tmp_path):
+    for path in ("", tmp_path / "no.npz"):
+        with pytest.raises(InputError, match="no tokenizer weights at .*; fetch maskgit-vqgan-imagenet-f16-256.bin .*save_file"):
+            small.load(path)
+    (tmp_path / "a.bin").write_bytes(b"x")
+    with pytest.raises(InputError, match=r"must be .npz or .safetensors, not a.bin; fetch"):
+        small.load(tmp_path / "a.bin")
+    (tmp_path / "a.safetensors").write_bytes(b"x")
+    with pytest.raises(InputError, match="cannot read the tokenizer weights"):
+        small.load(tmp_path / "a.safetensors")
+    np.savez(tmp_path / "b.npz", **{n: x for n, x in published.items() if n != "encoder.mid.0.conv1.weight"})
+    with pytest.raises(InputError, match="has no encoder.mid.0.conv1.weight"):
+        small.load(tmp_path / "b.npz")
+    np.savez(tmp_path / "c.npz", **published | {"encoder.conv_in.weight": np.zeros((32, 3, 5, 5), np.float32)})
+    with pytest.raises(InputError, match=r"encoder.conv_in.weight has shape \(32, 3, 5, 5\); the tokenizer needs \(32, 3, 3, 3\)"):
+        small.load(tmp_path / "c.npz")
+
+
+def test_sizes_that_cannot_work_are_named(small):
+    with pytest.raises(ValueError, match="channels is 33"):
+        tokenizer.maskgit_vqgan(channels=33)
+    with pytest.raises(ValueError, match="9 x 8 pixels; both must be multiples of 2"):
+        jax.eval_shape(small.encode, small.shapes, jnp.ones((1, 9, 8, 3)))
+
+
+def test_the_published_network_has_the_published_shapes():
+    full = tokenizer.maskgit_vqgan()
+    assert full.num_codes == 1024 and full.cell == 16
+    shapes = {"/".join(p.key for p in path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(full.shapes)}
+    assert shapes["quantize/embedding/kernel"] == (1024, 256) and shapes["encoder/conv_out/kernel"] == (1, 1, 512, 256)
+    assert shapes["encoder/down/4/block/0/nin_shortcut/kernel"] == (1, 1, 512, 512) and shapes["encoder/conv_in/kernel"] == (3, 3, 3, 128)
+    assert "encoder/down/0/block/0/nin_shortcut/kernel" not in shapes and "encoder/down/2/block/0/nin_shortcut/kernel" in shapes
+    codes = jax.eval_shape(full.encode, full.shapes, jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32))
+    assert codes.shape == (2, 196)
+
+
+# Targets
+
+
+def test_cells_are_patches_row_by_row_and_go_back():
+    images = images_of(2, 6, 9, 3)
+    cells = np.asarray(tokenizer.to_cells(jnp.asarray(images), 3))
+    assert cells.shape == (2, 6, 27)
+    np.testing.assert_array_equal(cells[1, 4], images[1, 3:6, 3:6].reshape(-1))
+    np.testing.assert_array_equal(tokenizer.from_cells(cells, 3, 3), images)
+
+
+def test_pixel_target_needs_no_weights():
+    target = tokenizer.target("pixel", 3)
+    images = jnp.asarray(images_of(2, 6, 9, 3))
+    assert target.width == 27 and not target.codes and target.weights("", required=True) == {}
+    np.testing.assert_array_equal(target.decode("", 3 * target.encode({}, images) - 1, (2, 3)), jnp.clip(3 * images - 1, 0, 1))
+
+
+def test_code_target_has_one_code_per_patch_whatever_the_patch(small, published, weights):
+    images = jnp.asarray(images_of(2, 9, 6, 3))
+    for patch, grid in ((3, (3, 2)), (1, (9, 6))):
+        target = tokenizer.target("vq", patch, small)
+        frozen = target.weights(weights)
+        codes = target.encode(frozen, images)
+        assert target.width == 11 and codes.shape == (2, grid[0] * grid[1])
+        seen = tokenizer.resize(images, 2 * grid[0], 2 * grid[1])
+        np.testing.assert_array_equal(codes[0], codes_of(published, seen[0]))
+        assert target.decode(weights, jax.nn.one_hot(codes, 11), grid).shape == images.shape
+    native = tokenizer.target("vq", 2, small)
+    codes = native.encode(native.weights(weights), images[:, :8])
+    rebuilt = native.decode(weights, jax.nn.one_hot(codes, 11), (4, 3))
+    np.testing.assert_allclose(rebuilt[0], decoded(published, codes[0], (4, 3)), atol=1e-5)
+
+
+def test_absent_weights_are_refused_or_poison(small):
+    target = tokenizer.target("vq", 2, small)
+    with pytest.raises(InputError, match="no tokenizer weights"):
+        target.weights("", required=True)
+    frozen = target.weights("")
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), frozen["tokenizer"]) == jax.tree.map(lambda x: (x.shape, x.dtype), small.shapes)
+    codes = target.encode(jax.tree.map(jnp.asarray, frozen), jnp.asarray(images_of(1, 4, 4, 3)))
+    assert np.all(codes == 11), "no code of the codebook: the loss is NaN"
+
+
+def test_unknown_target_is_named():
+    with pytest.raises(ValueError, match='target is "pixels"; choose one of pixel, vq'):
+        tokenizer.target("pixels", 4)
+
+
+def test_resize_is_the_bicubic_without_antialias():
+    """Keys' kernel with a = -.75: at twice the size every sample lies a quarter pixel off the old ones."""
+    line = images_of(1, 1, 12, 1)
+    got = np.asarray(tokenizer.resize(jnp.asarray(line), 1, 24))[0, 0, :, 0]
+    i, x = 5, line[0, 0, :, 0].astype(np.float64)  # output 2 i + 1 lies at i + 1/4
+    weights = [_keys(1.25), _keys(0.25), _keys(0.75), _keys(1.75)]
+    np.testing.assert_allclose(got[2 * i + 1], np.dot(weights, x[i - 1 : i + 3]), atol=1e-6)
+    assert tokenizer.resize(line, 1, 12) is line
+
+
+def _keys(t, a=-0.75):
+    return (a + 2) * t**3 - (a + 3) * t**2 + 1 if t <= 1 else a * (t**3 - 5 * t**2 + 8 * t - 4)
