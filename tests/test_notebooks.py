@@ -27,7 +27,7 @@ def test_runs(path, tmp_path, monkeypatch):
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.delenv("MPLBACKEND")  # the kernel's own: pictures become outputs
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own: pictures become outputs
     notebook = nbformat.read(path, as_version=4)
     wanted = [output["output_type"] for output in outputs(notebook)]
     resources = {"metadata": {"path": str(tmp_path)}}

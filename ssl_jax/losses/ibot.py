@@ -21,10 +21,21 @@ def ibot(
         loss = cls_weight * losses.dino(...)["loss"] + patch_weight * ibot_patch(...)["loss"]                  (eq. 2 and 3)
 
     Args:
-      student_cls: [S, B, K], all views, the T global (masked) ones first. teacher_cls: [T, B, K], clean global views. center: [K].
-      student_patch, teacher_patch: [T, B, n, K']. masks: [T, B, n] bool. patch_center: [K']. patch_mean: [K'] or None. See `ibot_patch`.
-      student_temperature: tau_s > 0, of both. teacher_temperature, teacher_patch_temperature: tau_t > 0. Numbers or traced scalars.
-      center_momentum, patch_center_momentum: in [0, 1]. cls_weight, patch_weight: lambda_1 and lambda_2.
+      student_cls: [S, B, K], all views, the T global (masked) ones first.
+      teacher_cls: [T, B, K], clean global views; no gradient.
+      student_patch: [T, B, n, K'], of the masked global views.
+      teacher_patch: [T, B, n, K'], of the same views unmasked; no gradient.
+      masks: [T, B, n] bool, True = masked. Only there is a loss.
+      center: [K], of the class tokens.
+      patch_center: [K'], of the patches.
+      patch_mean: [K'] or None, see `ibot_patch`.
+      student_temperature: tau_s > 0 of both losses; a number or a traced scalar, as are the next two.
+      teacher_temperature: tau_t > 0 of the class tokens.
+      teacher_patch_temperature: tau_t > 0 of the patches.
+      center_momentum: in [0, 1].
+      patch_center_momentum: in [0, 1].
+      cls_weight: lambda_1.
+      patch_weight: lambda_2.
 
     Returns:
       dict: loss; center [K] and patch_center [K'], the new ones; the other terms of `losses.dino` as cls_... and of `ibot_patch` as

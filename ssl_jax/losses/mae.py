@@ -70,13 +70,25 @@ def patchify(images, patch: int):
     """Cuts images [..., H, W, C] into patches [..., (H / patch) (W / patch), patch * patch * C].
 
     Patches row by row; within a patch the pixels row by row, and the channels of a pixel side by side: the order of MAE's code
-    ("p, q, c") and of the rows of our patch embedding. H and W must be multiples of the patch (ValueError).
+    ("p, q, c") and of the rows of our patch embedding.
+
+    Args:
+      images: [..., H, W, C], any type.
+      patch: side of a patch, pixels.
+
+    Returns:
+      [..., (H / patch) (W / patch), patch * patch * C].
+
+    Raises:
+      ValueError: H or W is no multiple of the patch.
 
     Example:
       >>> import jax.numpy as jnp
       >>> print(patchify(jnp.arange(8).reshape(2, 4, 1), 2))
       [[0 1 4 5]
        [2 3 6 7]]
+
+    Reference: MAE (He et al. 2022), official code.
     """
     images = jnp.asarray(images)
     arguments.require_shape("images", images, (..., None, None, None), "[..., H, W, C]")
@@ -93,7 +105,12 @@ def unpatchify(patches, patch: int, grid: tuple[int, int]):
     """The inverse of `patchify`: [..., rows * columns, patch * patch * C] -> [..., rows * patch, columns * patch, C].
 
     Args:
+      patches: [..., rows * columns, patch * patch * C], any type.
+      patch: side of a patch, pixels.
       grid: (rows, columns) of patches.
+
+    Returns:
+      [..., rows * patch, columns * patch, C].
 
     Raises:
       ValueError: sizes that do not fit.
@@ -103,6 +120,8 @@ def unpatchify(patches, patch: int, grid: tuple[int, int]):
       >>> print(unpatchify(jnp.array([[0, 1, 4, 5], [2, 3, 6, 7]]), 2, (1, 2))[..., 0])
       [[0 1 2 3]
        [4 5 6 7]]
+
+    Reference: MAE (He et al. 2022), official code.
     """
     patches, (rows, columns) = jnp.asarray(patches), grid
     arguments.require_shape("patches", patches, (..., rows * columns, None), f"[..., {rows} * {columns}, patch * patch * C]")
@@ -116,15 +135,21 @@ def normalize_patches(pixels, *, eps: float = 1e-6):
     """Each patch minus its mean, divided by sqrt(variance + eps), with the UNBIASED variance (P - 1), as in MAE's code.
 
     Args:
-      pixels: [..., P], P >= 2 (ValueError); float.
+      pixels: [..., P], P >= 2; float.
+      eps: > 0, added to the variance.
 
     Returns:
       (normalised [..., P], mean [..., 1], scale [..., 1]): pixels = normalised * scale + mean. Finite for flat patches.
+
+    Raises:
+      ValueError: fewer than two values in a patch.
 
     Example:
       >>> import jax.numpy as jnp
       >>> print(normalize_patches(jnp.array([1.0, 2.0, 3.0]))[0].round(3))
       [-1.  0.  1.]
+
+    Reference: MAE (He et al. 2022), official code.
     """
     pixels = jnp.asarray(pixels)
     arguments.require_shape("pixels", pixels, (..., None), "[..., P]")

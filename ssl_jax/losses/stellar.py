@@ -59,13 +59,19 @@ def stellar(
       matches: int [B, V, r'], the target token of each token of a masked view (`ops.align_sets`).
       teacher_token_logits: [B, s, K]: targets from a teacher. No gradient. None: from token_logits (s = r).
       token_matches: int [B, r], the teacher's token of each token of the main view; needed if both have logits.
-      cls_logits [B, K'], masked_cls_logits [B, V, K'], local_cls_logits [B, W, K'], teacher_cls_logits [B, K']: of class tokens; the
-        local crops have no other.
-      tokens [B, r, d], masked_tokens [B, V, r', d]: encoder outputs, for KoLeo.
-      reconstruction, target: both [B, n, c] pixels in [0, 1], or [B, n, K''] logits and int [B, n] codes.
-      token_prototypes [K, e], cls_prototypes [K', e]: if given, the STUDENT's logits above are embeddings [..., e] instead, and the
-        logits are their inner products with these, at full float32 precision. Teacher logits are always logits.
-      target_temperature, temperature: > 0, numbers or traced scalars.
+      cls_logits: [B, K'] of the main view's class token.
+      masked_cls_logits: [B, V, K'] of masked views.
+      local_cls_logits: [B, W, K'] of local crops, which have no other.
+      teacher_cls_logits: [B, K']: targets from a teacher. No gradient.
+      tokens: [B, r, d], the encoder's sparse tokens of the main view, for KoLeo.
+      masked_tokens: [B, V, r', d], those of masked views, likewise.
+      reconstruction: [B, n, c] pixels in [0, 1], or [B, n, K''] logits of codes.
+      target: [B, n, c] pixels, or int [B, n] codes; with reconstruction.
+      token_prototypes: [K, e]: if given, the STUDENT's token logits above are embeddings [..., e] instead, and the logits are their inner
+        products with these, at full float32 precision. Teacher logits are always logits.
+      cls_prototypes: [K', e], the same of the class token.
+      target_temperature: > 0, a number or a traced scalar.
+      temperature: > 0, likewise.
       num_iters: of Sinkhorn-Knopp.
       weights: {"reconstruction": a1, "cluster": a2, "align": a3, "koleo": a4}; what it lacks is as published: 10 for pixels and .05 for
         codes, 1, 1, .1. A term of weight 0 is still reported.
