@@ -35,8 +35,8 @@ _CHANGES = {
     "ibot": {
         "views": dict(mask="block", mask_ratio=(0.3, 0.3), mask_prob=0.5),
         "ibot": dict(_DINO_HEAD),
-        "ibot.cls": dict(prototypes=512, teacher_temperature=0.02, final_teacher_temperature=0.02),
-        "ibot.patch": dict(weight=0.2, teacher_temperature=0.02, final_teacher_temperature=0.02),
+        "ibot.cls": dict(prototypes=1024, teacher_temperature=0.04, final_teacher_temperature=0.04),
+        "ibot.patch": dict(weight=0.2, teacher_temperature=0.04, final_teacher_temperature=0.04),
     },
     "mae": {
         "views": dict(global_count=1, mask="random", mask_ratio=(0.5, 0.5)),

@@ -15,7 +15,8 @@ Each mutant is written into a temporary copy of the package and its tests (the c
 tests/ops/test_MODULE.py runs there with `pytest -x`, on the CPU and with a compilation cache that all mutants share. A
 module without tests of its own (arguments, vectors) runs all of tests/ops. Killed: a test fails, or the run takes more
 than ten times as long as with the original. Before that the original has to pass and a module that cannot be imported
-has to fail, or the result would mean nothing.
+has to fail, or the result would mean nothing. A run that something else stops (SIGTERM, SIGKILL: out of memory) is no
+verdict: it is repeated, and left out of the count if that happens again.
 
 Survivors are listed as file:line and what was changed. Not every one is a gap: some mutants compute the same (the
 transpose of a symmetric matrix, a stop_gradient where another one follows).
@@ -30,6 +31,7 @@ import pathlib
 import queue
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE, TESTS = "ssl_jax/ops", "tests/ops"
 COPIED = ("ssl_jax", "tests", "pyproject.toml")
 LARGEST_EPS = 1e-3
+STOPPED = (-signal.SIGTERM, -signal.SIGKILL)  # exit statuses of a run that was ended from outside
+ATTEMPTS = 3
 
 _SWAPPED = {ast.Add: ast.Sub, ast.Mult: ast.Div, ast.BitAnd: ast.BitOr, ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq}
 _SWAPPED |= {new: old for old, new in _SWAPPED.items()}
@@ -62,13 +66,15 @@ class Mutant:
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     file: str
-    total: int
+    total: int  # mutants judged
     survivors: tuple[Mutant, ...]
     late: int  # of the killed: stopped at the time limit
+    stopped: int  # not judged: something else ended every attempt
     seconds: float
 
     def __str__(self) -> str:
         late = f", {self.late} of them at the time limit" if self.late else ""
+        late += f", {self.stopped} not judged" if self.stopped else ""
         lines = [f"{self.file}: {self.total - len(self.survivors)} / {self.total} killed{late} ({self.seconds:.0f} s)"]
         return "\n".join(lines + [f"  survived: {self.file}:{mutant.line}: {mutant.change}" for mutant in self.survivors])
 
@@ -137,14 +143,19 @@ def survey(
         def judge(mutant: Mutant) -> int | None:
             tree = free.get()
             try:
-                return _pytest(tree, file, mutant.source, tests, cache, seconds)[0]
+                for _ in range(ATTEMPTS):
+                    status, _ = _pytest(tree, file, mutant.source, tests, cache, seconds)
+                    if status not in STOPPED:
+                        break
+                return status
             finally:
                 free.put(tree)
 
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             statuses = list(pool.map(judge, chosen))
     survivors = tuple(mutant for mutant, status in zip(chosen, statuses) if status == 0)
-    return Outcome(file, len(chosen), survivors, statuses.count(None), time.monotonic() - started)
+    stopped = sum(status in STOPPED for status in statuses)
+    return Outcome(file, len(chosen) - stopped, survivors, statuses.count(None), stopped, time.monotonic() - started)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

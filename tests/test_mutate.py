@@ -165,6 +165,35 @@ def test_endless_mutants_are_killed(tmp_path):
     assert f"killed, {outcome.late} of them at the time limit" in str(outcome)
 
 
+def test_runs_that_something_else_ends_are_no_verdict(tmp_path):
+    toy = """
+        def once(a, b):
+            return a + b
+
+        def always(a, b):
+            return a * b
+    """
+    test = """
+        import os, pathlib, signal
+        import toy
+
+        def test_always():
+            if toy.always(2, 3) != 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def test_once():
+            ended = pathlib.Path("ended_once")
+            if toy.once(2, 3) != 5 and not ended.exists():
+                ended.touch()
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert toy.once(2, 3) == 5
+    """
+    write(tmp_path, toy=toy, test_toy=test)
+    outcome = mutate.survey(tmp_path, "toy.py", "test_toy.py", copied=COPIED)
+    assert (outcome.total, outcome.survivors, outcome.stopped) == (1, (), 1)
+    assert str(outcome).startswith("toy.py: 1 / 1 killed, 1 not judged (")
+
+
 def test_tests_that_fail_by_themselves_are_an_error(tmp_path):
     write(tmp_path, toy="x = 1", test_toy="import toy\n\ndef test_x():\n    assert toy.x == 2")
     with pytest.raises(RuntimeError, match=r"test_toy.py must pass on the unchanged toy.py(.|\n)*assert 1 == 2"):
