@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ssl_jax.losses.cribo import cribo
+from tests.finite import assert_finite
 from tests.losses.reference import close, entropy, log_softmax
 
 B, K, P = 4, 3, 6
@@ -287,8 +288,8 @@ def test_finite_and_right_for_every_input(dtype, scale, chunk, kind, seed):
         given["valid" if kind == "none valid" else "cycle"][:] = False
     low = {name: jnp.asarray(given[name], dtype) for name in floats}
     terms, gradients = run(given | low, chunk=chunk)
-    assert all(x.dtype == jnp.float32 and np.isfinite(x).all() for x in terms.values())
-    assert all(x.dtype == dtype and np.isfinite(np.asarray(x, np.float32)).all() for x in gradients.values())
+    assert_finite(terms, gradients)
+    assert all(x.dtype == jnp.float32 for x in terms.values()) and all(x.dtype == dtype for x in gradients.values())
     want, slopes = reference(given | {name: np.asarray(x, np.float32) for name, x in low.items()})
     for name in want:
         close(terms[name], want[name], absolute=2e-5)
