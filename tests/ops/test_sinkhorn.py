@@ -89,12 +89,14 @@ def test_by_hand():
     scores = 0.5 * jnp.log(jnp.array([[1.0, 1.0], [3.0, 1.0]]))
     close(knopp(scores, temperature=0.5, num_iters=1), [[1 / 3, 2 / 3], [3 / 5, 2 / 5]])
     close(knopp(scores, temperature=0.5, num_iters=2), [[20 / 55, 35 / 55], [36 / 57, 21 / 57]])
+    close(potentials(scores, temperature=0.5, num_iters=1), -np.log([4, 2]))
+    close(potentials(scores, temperature=0.5, num_iters=2), -np.log([4 * 14 / 15, 2 * 16 / 15]))
 
 
 @pytest.mark.parametrize(
     ("shape", "num_iters", "chunk"),
-    [((24, 9), 3, None), ((24, 9), 3, 1), ((24, 9), 3, 5), ((24, 9), 1, 12), ((2, 3, 24, 9), 1, None), ((2, 3, 24, 9), 4, 7)],
-)  # in one pass or several, with padding (7) and without
+    [((24, 9), 3, None), ((24, 9), 3, 1), ((24, 9), 3, 5), ((24, 9), 1, 12), ((2, 3, 24, 9), 1, None), ((2, 3, 23, 9), 4, 7)],
+)  # in one pass or several, with padding (23 rows) and without
 def test_equals_the_iteration(shape, num_iters, chunk):
     scores = unit_scores(np.random.default_rng(0), *shape)
     for temperature in (0.03, 0.06, 1.0):
@@ -219,7 +221,7 @@ def test_vmap_equals_leading_axes():
 
 
 @pytest.mark.parametrize(
-    ("shape", "chunk"), [((24, 9), None), ((24, 9), 1), ((24, 9), 5), ((24, 9), 12), ((2, 3, 24, 9), None), ((2, 3, 24, 9), 7)]
+    ("shape", "chunk"), [((24, 9), None), ((24, 9), 1), ((24, 9), 5), ((24, 9), 12), ((2, 3, 24, 9), None), ((2, 3, 23, 9), 7)]
 )
 def test_loss_and_gradients(shape, chunk):
     rng = np.random.default_rng(11)
@@ -255,10 +257,10 @@ def test_targets_by_match_with_one_set_of_potentials(chunk):
 @pytest.mark.parametrize(("indexed", "chunk"), [(False, None), (False, 7), (True, 3), (True, 7)])
 def test_rows_of_targets_that_do_not_count_cost_nothing(indexed, chunk):
     rng = np.random.default_rng(13)
-    scores, logits = unit_scores(rng, 2, 24, 9), rng.normal(size=(2, 24, 9)).astype(np.float32)
-    where = rng.uniform(size=(2, 24)) < 0.6
-    index = rng.integers(0, 24, size=(2, 24)) if indexed else np.stack([np.arange(24)] * 2)
-    targets = np.zeros((2, 24, 9))
+    scores, logits = unit_scores(rng, 2, 23, 9), rng.normal(size=(2, 23, 9)).astype(np.float32)
+    where = rng.uniform(size=(2, 23)) < 0.6
+    index = rng.integers(0, 23, size=(2, 23)) if indexed else np.stack([np.arange(23)] * 2)
+    targets = np.zeros((2, 23, 9))
     for b in range(2):
         targets[b, where[b]] = iterate(scores[b, where[b]], 0.06)
     targets = np.take_along_axis(targets, index[..., None], axis=1)
@@ -381,6 +383,9 @@ def test_errors():
         loss(scores, logits, index=jnp.zeros(5), **both)
     with pytest.raises(ValueError, match=r"an entry of index is outside the scores; it must be in \[0, 5\)"):
         loss(scores, logits, index=jnp.array([0, 1, 2, 3, 5]), **both)
+    with pytest.raises(ValueError, match="an entry of index is outside the scores"):
+        loss(scores, logits, index=jnp.array([0, 1, 2, 3, -1]), **both)
+    close(loss(scores, logits, index=jnp.arange(5), **both), np.log(3) * np.ones(5))
     with pytest.raises(ValueError, match=r"shape of potentials is \(5,\); it must be \[3\]"):
         loss(scores, logits, potentials=jnp.zeros(5), **both)
     with pytest.raises(ValueError, match="target_temperature is -1"):
