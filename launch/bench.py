@@ -5,8 +5,9 @@
     python launch/bench.py ops --scale small                      every op in a moment: do the forms agree?
 
 Prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call waited for; "x ops" is a
-form's time over the op's; memory is what XLA allocates for temporaries (none is known of other libraries); difference
-is to the second form, relative to its largest entry. The status is 1 if a form that must agree does not.
+form's time over the op's; memory is what XLA allocates for temporaries, and of other libraries by how much the process
+grew in their first call, less what they returned; difference is to the second form, relative to its largest entry. The
+status is 1 if a form that must agree does not.
 """
 
 import argparse

@@ -90,21 +90,95 @@ def _torch_call(loss, differentiate, weights, gradient: bool):
     return differentiate.grad.numpy()
 
 
-def torch_sop_vote(queries, members, weights, target, temperature, cotangent, gradient):
-    """SOP appendix A.1: softmax, product with the smoothed one-hot labels as a matrix, cross-entropy."""
+def _published_vote(queries, members, weights, temperature):
+    """SOP appendix A.1: softmax, then its product with the smoothed one-hot labels as a matrix."""
+    import torch
+
+    count, slots, width = members.shape
+    labels = ((1 - weights) / (count - 1)).reshape(-1, 1).repeat(1, count)
+    labels[torch.arange(count * slots), torch.arange(count).repeat_interleave(slots)] = weights.reshape(-1)
+    return torch.softmax(queries @ members.reshape(-1, width).T / temperature, dim=-1) @ labels
+
+
+def _vote_by_block(queries, members, weights, temperature):
+    """The same without the matrix: sums over the members of every SOP, and what all of them share."""
+    import torch
+
+    count, slots, width = members.shape
+    p = torch.softmax(queries @ members.reshape(-1, width).T / temperature, dim=-1).reshape(-1, count, slots)
+    others = (1 - weights) / (count - 1)
+    return torch.sum(p * (weights - others), dim=-1) + torch.sum(p * others, dim=(1, 2))[:, None]
+
+
+def torch_sop_vote(queries, members, weights, target, temperature, cotangent, gradient, published=True):
+    """Cross-entropy of the vote, `published` or with the algebra of the op but without its streaming."""
     import torch
 
     queries, members, weights, target, cotangent = map(torch.from_dlpack, (queries, members, weights, target, cotangent))
     queries.requires_grad_(gradient)
-    count, slots, width = members.shape
+    vote = _published_vote if published else _vote_by_block
 
     def loss():
-        labels = ((1 - weights) / (count - 1)).reshape(-1, 1).repeat(1, count)
-        labels[torch.arange(count * slots), torch.arange(count).repeat_interleave(slots)] = weights.reshape(-1)
-        p = torch.softmax(queries @ members.reshape(-1, width).T / temperature, dim=-1) @ labels
-        return -torch.sum(target * torch.log(p), dim=-1)
+        return -torch.sum(target * torch.log(vote(queries, members, weights, temperature)), dim=-1)
 
     return lambda: _torch_call(loss, queries, cotangent, gradient)
+
+
+def torch_sop_step(queries, memory, anchors, target, num_members, share, temperature, cotangent, gradient):
+    """Supports by all similarities and top-k, then the published vote with equal shares."""
+    import torch
+
+    queries, memory, anchors, target, cotangent = map(torch.from_dlpack, (queries, memory, anchors, target, cotangent))
+    anchors = anchors.long()
+    queries.requires_grad_(gradient)
+
+    def loss():
+        vectors = memory[anchors]
+        similarity = vectors @ memory.T
+        similarity[:, anchors] = -torch.inf
+        supports = memory[similarity.topk(num_members - 1, dim=-1).indices]
+        members = torch.cat([supports, vectors[:, None]], dim=1)
+        weights = torch.full(members.shape[:2], share)
+        return -torch.sum(target * torch.log(_published_vote(queries, members, weights, temperature)), dim=-1)
+
+    return lambda: _torch_call(loss, queries, cotangent, gradient)
+
+
+def torch_joint_view_clustering(tokens, positions, seeds, position_weight, temperature, num_iters, sinkhorn_iters):
+    """CrIBo section 3.2.1 and eq. 17 operation by operation, with the [B, 2N, 2N, K] array of distances to members."""
+    import torch
+
+    tokens, positions, seeds = map(torch.from_dlpack, (tokens, positions, seeds))
+    seeds = seeds.long()
+    images, count, _ = tokens.shape
+    clusters = seeds.shape[1]
+
+    def cluster():
+        unit = torch.nn.functional.normalize(tokens, dim=-1)
+        distance = torch.linalg.vector_norm(positions[:, :, None] - positions[:, None], dim=-1)
+        members = torch.nn.functional.one_hot(seeds, count).mT.to(tokens.dtype)
+        centroids = torch.take_along_dim(unit, seeds[..., None], dim=1)
+        columns = torch.full((images, 1, clusters), 1 / clusters)
+        for _ in range(num_iters):
+            to_members = distance[..., None] * members[:, None]  # 0: not a member, or the token itself
+            nearest = torch.where(to_members > 0, to_members, torch.inf).amin(dim=2)
+            found = torch.isfinite(nearest)
+            finite = torch.where(found, nearest, 0)
+            near = torch.where(found, nearest, finite.mean(dim=(1, 2), keepdim=True))
+            near = near / near.amax(dim=(1, 2), keepdim=True)
+            cost = position_weight * near - unit @ centroids.mT
+            low, high = cost.amin(dim=(1, 2), keepdim=True), cost.amax(dim=(1, 2), keepdim=True)
+            plan = torch.exp(-(cost - low) / (high - low) / temperature)
+            for _ in range(sinkhorn_iters):
+                plan = plan / plan.sum(dim=2, keepdim=True) / count
+                plan = plan / plan.sum(dim=1, keepdim=True) * columns
+            members = torch.nn.functional.one_hot(plan.argmax(dim=-1), clusters).to(tokens.dtype)
+            columns = members.sum(dim=1, keepdim=True) + 0.01
+            columns = columns / columns.sum(dim=-1, keepdim=True)
+            centroids = torch.nn.functional.normalize(members.mT @ unit, dim=-1)
+        return members.numpy()
+
+    return cluster
 
 
 def torch_sinkhorn_cross_entropy(scores, logits, target_temperature, temperature, num_iters, cotangent, gradient):

@@ -1,6 +1,7 @@
 """Times forms of one computation side by side, and compares what they return."""
 
 import importlib.util
+import pathlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -71,7 +72,10 @@ def _compare(case: Case, direction: str, calls: dict, memory: dict, rounds: int)
     wanted = _hold(view, calls[plain]())
     judged = {plain: _judge(case, wanted, wanted, True)}
     for name in calls.keys() - {plain}:
-        judged[name] = _judge(case, _hold(view, calls[name]()), wanted, False)  # the first call also warms up
+        output, rise = memory_rise(calls[name])  # the first call also warms up
+        memory.setdefault(name, rise)
+        judged[name] = _judge(case, _hold(view, output), wanted, False)
+        del output
     del wanted
     seconds = time_interleaved(calls, rounds)
     rows = []
@@ -107,6 +111,23 @@ def time_interleaved(calls: dict, rounds: int) -> dict[str, float]:
             calls[name]()
             seconds[name].append(time.perf_counter() - start)
     return {name: float(np.median(values)) for name, values in seconds.items()}
+
+
+def memory_rise(call) -> tuple[Any, int | None]:
+    """What a call returns, and by how many bytes the process grew at its highest, less what is returned; None outside Linux."""
+    try:
+        pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+        before = _status("VmRSS")
+    except OSError:
+        return call(), None
+    output = call()
+    rise = _status("VmHWM") - before - sum(leaf.nbytes for leaf in jax.tree.leaves(output) if hasattr(leaf, "nbytes"))
+    return output, max(rise, 0)
+
+
+def _status(field: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
 
 def difference(got, wanted) -> float:

@@ -26,11 +26,15 @@ def _unit(key, *shape):
     return naive.unit(_normal(key, *shape))
 
 
+def _on_host(arrays):
+    return jax.device_put(arrays, jax.devices("cpu")[0])  # no copy where they lie there
+
+
 def _with_gradient(module: str, make, shape, *arrays, **options) -> Library:
     """A library whose maker knows both directions; the gradient is weighted as that of the other forms."""
 
     def maker(gradient):
-        given = jax.device_put((*arrays, cotangent(shape)), jax.devices("cpu")[0])  # no copy where they lie there
+        given = _on_host((*arrays, cotangent(shape)))
         return make(*given[:-1], cotangent=given[-1], gradient=gradient, **options)
 
     return Library(module, functools.partial(maker, False), functools.partial(maker, True))
@@ -155,7 +159,12 @@ def joint_view_clustering(paper, key):
         "ops": lambda t, p, s: ops.joint_view_clustering(t, p, num_clusters=clusters, seeds=s, **options),
         "naive, [B, 2N, 2N, K]": lambda t, p, s: naive.joint_view_clustering(t, p, s, **options),
     }
-    return Case(f"{list(tokens.shape)}, K = {clusters}, 5 iterations", (tokens, positions, seeds), forms)
+    others = {
+        "torch, [B, 2N, 2N, K]": Library(
+            "torch", lambda: libraries.torch_joint_view_clustering(*map(_on_host, (tokens, positions, seeds)), **options)
+        )
+    }
+    return Case(f"{list(tokens.shape)}, K = {clusters}, 5 iterations", (tokens, positions, seeds), forms, others)
 
 
 def object_tokens(paper, key):
@@ -247,7 +256,10 @@ def sop_vote(paper, key, rule="smoothed"):
         "naive, Y as a matrix": lambda u, d, s, q: -jnp.sum(q * naive.sop_vote(u, d, s, 0.1), axis=-1),
     }
     arrays = (queries, members, weights, target)
-    torch = {"torch, as published": _with_gradient("torch", libraries.torch_sop_vote, queries.shape[:1], *arrays, temperature=0.1)}
+    torch = {
+        name: _with_gradient("torch", libraries.torch_sop_vote, queries.shape[:1], *arrays, temperature=0.1, published=published)
+        for name, published in (("torch, as published", True), ("torch, sums over blocks", False))
+    }
     size = f"{list(queries.shape)}, K = {len(anchors)}, M = {slots}, {rule}, with cross-entropy"
     return Case(size, arrays, forms, torch, gradient=0)
 
@@ -263,8 +275,11 @@ def sop_step(paper, key):
         return loss
 
     forms = {"ops": step(ops.build_sops, ops.sop_vote), "naive": step(naive.build_sops, naive.sop_vote)}
+    arrays = (queries, memory, anchors, target)
+    options = dict(num_members=slots, share=0.9, temperature=0.1)
+    torch = {"torch, as published": _with_gradient("torch", libraries.torch_sop_step, queries.shape[:1], *arrays, **options)}
     size = f"build and vote, memory {list(memory.shape)}, K = {len(anchors)}"
-    return Case(size, (queries, memory, anchors, target), forms, gradient=0)
+    return Case(size, arrays, forms, torch, gradient=0)
 
 
 def memory_push(paper, key):
@@ -287,7 +302,7 @@ def memory_push(paper, key):
 def _distributions(paper, key):
     shape = (512, 65536) if paper else (8, 64)
     first, second = jax.random.split(key)
-    return str(list(shape)), jax.nn.softmax(3 * _normal(first, *shape)), _normal(second, *shape)
+    return str(list(shape)), jax.nn.softmax(3 * _normal(first, *shape)), 0.5 * _normal(second, *shape)  # within reach of the naive form
 
 
 def cross_entropy(paper, key):

@@ -12,7 +12,7 @@ from ssl_jax.ops import arguments
 _BLOCK = 128  # bank rows per block of the two-stage selection
 # Bank rows read at a time: at least, per neighbour, at most. On CPUs what stays in the cache beside its similarities,
 # elsewhere what keeps a device busy; more neighbours need longer passes, as each ends with a selection.
-_ROWS_CPU, _ROWS = (2**10, 2**10, 2**15), (2**14, 2**13, 2**17)
+_ROWS_CPU, _ROWS = (2**12, 2**11, 2**15), (2**14, 2**13, 2**17)
 _SCORES = 2**23  # similarities held at a time (32 MB in float32)
 
 
@@ -56,7 +56,7 @@ def nearest(
         short cut.
       chunk: queries per pass; None: as many as give about 2^23 similarities. The queries of one pass are spread over all of
         them, so that a sharded query axis keeps all devices busy in every pass.
-      bank_chunk: bank rows per pass, at least k; None: what suits the device, more for larger k (on a CPU 2^10 k, at most 2^15).
+      bank_chunk: bank rows per pass, at least k; None: what suits the device, more for larger k (on a CPU 2^11 k, within 2^12 and 2^15).
         They are spread over the bank likewise. If no number of passes near n / bank_chunk divides n, a padded copy of the
         bank is made.
 
