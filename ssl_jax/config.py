@@ -212,7 +212,7 @@ def load(path_with_arg: str) -> ConfigDict:
       InputError: no such file, no get_config in it, a key that does not exist, a value of the wrong type.
     """
     path, _, arg = path_with_arg.partition(":")
-    get_config = _get_config(Path(path))
+    get_config = read_module(Path(path)).get_config
     parameters = inspect.signature(get_config).parameters
     if arg and not parameters:
         raise InputError(f'{path}: get_config() has no variants, but ":{arg}" was given')
@@ -227,8 +227,12 @@ def load(path_with_arg: str) -> ConfigDict:
     return config.lock()
 
 
-def _get_config(path: Path):
-    """The function get_config of a Python file, which may import other modules of its folder as `configs.NAME`."""
+def read_module(path: Path):
+    """The module of a config file, run anew; it has a get_config and may import other modules of its folder as `configs.NAME`.
+
+    Raises:
+      InputError: no such file, no get_config in it.
+    """
     if not path.is_file():
         siblings = [str(p) for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
         raise InputError(unknown("config file", str(path), siblings))
@@ -243,7 +247,7 @@ def _get_config(path: Path):
         sys.path.remove(str(configs.parent))
     if not callable(getattr(module, "get_config", None)):
         raise InputError(f"{path} defines no get_config(arg)")
-    return module.get_config
+    return module
 
 
 def _reason(error: Exception) -> str:

@@ -93,7 +93,7 @@ def table(name: str, folder: Path) -> str:
     if name not in with_table:
         raise InputError(f"{config_lib.unknown('method', name, with_table)}; looked for config files with a TABLE in {folder}")
     path = folder / f"{name}.py"
-    rows = config_lib._get_config(path).__globals__["TABLE"]  # the file is run as `config.load` runs it
+    rows = config_lib.read_module(path).TABLE
     notes = {note: f"[{i + 1}]" for i, note in enumerate(dict.fromkeys(row.note for row in rows if row.note))}
     lines = [("row", "--config", "score", "paper's", "ours", "note")]
     for row in rows:

@@ -30,7 +30,7 @@ FILES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if "get_con
 @functools.cache
 def names(file: str) -> dict:
     """What a config file defines."""
-    return config_lib._get_config(ROOT / "configs" / f"{file}.py").__globals__
+    return vars(config_lib.read_module(ROOT / "configs" / f"{file}.py"))
 
 
 def variants(file: str) -> tuple[str, ...]:

@@ -58,9 +58,11 @@ _SCHEDULES = {
     "teacher_temperature": "teacher temperature",
 }
 _PANELS = (
-    _Panel("Loss", "nats", lambda n: n == "loss" or n.endswith("_loss"), noisy=True),
+    _Panel("Loss", "", lambda n: n == "loss" or n.endswith("_loss"), noisy=True),
     _Panel("Divergence from the teacher", "KL, nats", lambda n: n == "kl" or n.endswith("_kl"), noisy=True),
     _Panel("Entropy of the targets", "nats", lambda n: n.endswith("entropy"), noisy=True),
+    _Panel("Usage and agreement", "share", lambda n: n.endswith(("usage", "agreement", "bootstrapping_ratio", "fill")), noisy=True),
+    _Panel("Reconstruction", "PSNR, dB", lambda n: n == "psnr", noisy=True),
     _Panel("Spread of the embeddings", "", lambda n: n.endswith("spread"), noisy=True),
     _Panel("Gradient norm", "before clipping", lambda n: n == "grad_norm", noisy=True, log=True),
     *(_Panel(title.capitalize(), "", lambda n, name=name: n == name) for name, title in _SCHEDULES.items()),

@@ -461,7 +461,7 @@ def load(arg: str):
 
 
 def table():
-    return config_lib._get_config(ROOT / "configs" / "stellar.py").__globals__["TABLE"]
+    return config_lib.read_module(ROOT / "configs" / "stellar.py").TABLE
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.paper)
