@@ -1,4 +1,4 @@
-"""Every method on the same network, images and steps: the recipes of launch/compare.sh.
+"""Every method on the same network and images: the recipes of launch/compare.sh.
 
     bash launch/compare.sh
     ssl-jax train --config=configs/compare.py:cribo --workdir=runs/cribo
@@ -7,9 +7,10 @@ Hardware: 2 CPU cores.
 Expected time: 2 to 8 minutes a run (measured with other work beside it).
 Expected number: the table in README.md.
 
-Network (a quarter of the width and a third of the depth of ViT-S), images, batch, steps, optimizer and photometric draws are those of
-configs/quickstart.py, which says why. What belongs to a method (masks, class token, position codes, heads, temperatures, memories) is in
-`_CHANGES`: the paper's values, scaled to ten classes and 16 patches, with temperatures that keep targets informative from a random start.
+Network (a quarter of the width and a third of the depth of ViT-S), images, batch, optimizer and photometric draws are those of
+configs/quickstart.py, which says why. Steps: STEPS, but 3000 for SOP, which needs them, and 800 for STELLAR, whose step costs most. What
+belongs to a method (masks, class token, position codes, heads, temperatures, memories) is in `_CHANGES`: the paper's values, scaled to ten
+classes and 16 patches, with temperatures that keep targets informative from a random start.
 """
 
 from configs import presets, quickstart
@@ -69,7 +70,7 @@ _CHANGES = {
     "stellar": {
         "model": dict(queries=8),
         "views": dict(global_count=3, local_count=0),
-        "optim": dict(steps=800),  # twice the cost of a step of DINO, so half the steps
+        "optim": dict(steps=800),  # of three times the cost of a step of DINO
         # As the paper's random prior: targets of a teacher. Softer ones, because a random network's are arbitrary.
         "stellar": dict(
             targets="teacher", mask_ratio=0.25, target_temperature=0.1, temperature=0.2, prototypes=128, head_hidden=256, head_out=64,

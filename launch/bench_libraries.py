@@ -90,23 +90,29 @@ def _torch_call(loss, differentiate, weights, gradient: bool):
     return differentiate.grad.numpy()
 
 
-def _published_vote(queries, members, weights, temperature):
-    """SOP appendix A.1: softmax, then its product with the smoothed one-hot labels as a matrix."""
+def _shares_of_members(queries, members, temperature):
+    """softmax(u D^T / tau) over all members, [N, K*M]."""
     import torch
 
-    count, slots, width = members.shape
+    return torch.softmax(queries @ members.reshape(-1, members.shape[-1]).T / temperature, dim=-1)
+
+
+def _published_vote(queries, members, weights, temperature):
+    """SOP appendix A.1: the product of the softmax with the smoothed one-hot labels as a matrix."""
+    import torch
+
+    count, slots = weights.shape
     labels = ((1 - weights) / (count - 1)).reshape(-1, 1).repeat(1, count)
     labels[torch.arange(count * slots), torch.arange(count).repeat_interleave(slots)] = weights.reshape(-1)
-    return torch.softmax(queries @ members.reshape(-1, width).T / temperature, dim=-1) @ labels
+    return _shares_of_members(queries, members, temperature) @ labels
 
 
 def _vote_by_block(queries, members, weights, temperature):
     """The same without the matrix: sums over the members of every SOP, and what all of them share."""
     import torch
 
-    count, slots, width = members.shape
-    p = torch.softmax(queries @ members.reshape(-1, width).T / temperature, dim=-1).reshape(-1, count, slots)
-    others = (1 - weights) / (count - 1)
+    p = _shares_of_members(queries, members, temperature).reshape(-1, *weights.shape)
+    others = (1 - weights) / (weights.shape[0] - 1)
     return torch.sum(p * (weights - others), dim=-1) + torch.sum(p * others, dim=(1, 2))[:, None]
 
 

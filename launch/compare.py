@@ -1,4 +1,4 @@
-"""All methods with the same network, images and steps: trains what is missing, prints a row as each run ends, then the table.
+"""All methods with the same network and images: trains what is missing, prints a row as each run ends, then the table.
 
     python launch/compare.py --methods sop,dino --seeds 0,1 --workdir runs/compare --config.optim.steps=500
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains every method with the same network, images and steps, three seeds each, and prints one table; needs only Python >= 3.11 and pip.
+# Trains every method with the same network and images, three seeds each, and prints one table; needs only Python >= 3.11 and pip.
 #
 #   bash launch/compare.sh                                  all methods, seeds 0 1 2, results in runs/compare
 #   bash launch/compare.sh --methods sop,dino --seeds 0     a part of it
