@@ -18,11 +18,13 @@ from ssl_jax import config as config_lib
 from ssl_jax import methods
 from ssl_jax.config import InputError
 
-# method -> the measure that its paper cares for most, and by how many points (dB for PSNR) it must beat untrained network and raw pixels
+# method -> the measures its paper cares for most. In each it must beat the untrained network and raw pixels by MARGIN points (dB for PSNR,
+# which pixels do not have).
 TARGETS = {
-    "dino": ("knn", 3.0), "ibot": ("knn", 3.0), "mae": ("linear", 3.0), "massl": ("knn", 3.0), "sop": ("knn", 3.0), "sove": ("knn", 3.0),
-    "cribo": ("dense", 3.0), "flsl": ("dense", 3.0), "stellar": ("dense", 3.0),
+    "dino": ("knn",), "ibot": ("knn",), "mae": ("linear",), "massl": ("knn",), "sop": ("knn",), "sove": ("knn",),
+    "cribo": ("dense",), "flsl": ("dense",), "stellar": ("knn", "dense", "psnr"),
 }  # fmt: skip
+MARGIN = 3.0
 METHODS = tuple(TARGETS)
 STEPS = 1500
 
@@ -31,6 +33,9 @@ _MEMORY = dict(
     head_hidden=256, head_out=64, student_temperature=0.15, teacher_temperature=0.025, final_teacher_temperature=0.025,
     teacher_temperature_epochs=0.0,
 )  # fmt: skip
+# With the shared momentum of .98 and softer targets, embeddings of these methods end up in one point in the first 100 steps, when the
+# learning rate is highest, with one to two seeds of three. A slower teacher goes with a lower teacher temperature below.
+_SLOW = dict(momentum=0.99)
 _CHANGES = {
     "dino": {"dino": dict(_DINO_HEAD, prototypes=1024, teacher_temperature=0.04, final_teacher_temperature=0.04)},
     "ibot": {
@@ -44,8 +49,7 @@ _CHANGES = {
         "mae": dict(decoder_width=64, decoder_depth=2, decoder_heads=4, global_token="mean"),
     },
     "massl": {
-        "teacher": dict(momentum=0.99),
-        # Sharper and slower than SOP's: with those, two seeds of three collapse in the first 100 steps.
+        "teacher": _SLOW,
         "massl": dict(_MEMORY, teacher_temperature=0.015, final_teacher_temperature=0.015),
         "massl.cls": dict(anchors=512, tasks=4, memory=4096),
     },
@@ -53,18 +57,23 @@ _CHANGES = {
         "optim": dict(steps=3000),
         "sop": _MEMORY, "sop.cls": dict(anchors=512, members=5, tasks=1, memory=4096), "sop.patch": dict(weight=0.0),
     },
-    "sove": {"sove": _MEMORY, "sove.cls": dict(anchors=1024, members=5, tasks=1, memory=4096), "sove.patch": dict(weight=0.0)},
+    "sove": {
+        "teacher": _SLOW,
+        "sove": dict(_MEMORY, teacher_temperature=0.015, final_teacher_temperature=0.015),
+        "sove.cls": dict(anchors=1024, members=5, tasks=1, memory=4096), "sove.patch": dict(weight=0.0),
+    },
     "cribo": {
         "cribo": dict(_DINO_HEAD, prototypes=512, clusters=4, memory=512, teacher_temperature=0.02, final_teacher_temperature=0.02),
     },
     "flsl": {
         "model": dict(cls=False),
         "views": dict(global_count=2),
-        # Attention this soft makes the mode of a token the mean of its view: sharper, tokens of these 16 patches cluster by place and
-        # colour (dense mIoU 12.7 to 17.5 in eight settings), and the centroids say nothing about digits.
+        "teacher": _SLOW,
+        # Attention this soft makes the mode of a token the mean of its view: sharper (and with the shared teacher), tokens cluster by place and
+        # colour (dense mIoU 12.7 to 17.5 in eight settings), and the centroids of these 16 patches say nothing about digits.
         "flsl": dict(
             _DINO_HEAD, prototypes=1024, photometric="both", sa_sharpness=0.2, ca_sharpness=0.4, targets="centered", gamma=0.3,
-            final_teacher_temperature=0.04,
+            teacher_temperature=0.02, final_teacher_temperature=0.02,
         ),
     },
     "stellar": {

@@ -42,7 +42,7 @@ def main(argv=None) -> int:
                 failed.append(folder)
                 print(f"{folder.name}: FAILED, see {folder}.log", flush=True)
                 continue
-            results[method, seed] = read(folder)
+            results[method, seed] = read(folder, compare.TARGETS[method])
             print(line(folder.name, results[method, seed]["trained"], f"{results[method, seed]['ms']:.0f}"), flush=True)
     if results:
         text = table(results)
@@ -69,12 +69,15 @@ def run(method: str, seed: int, folder: Path, passed_on) -> bool:
     return done.exists()
 
 
-def read(folder: Path) -> dict:
-    """{"untrained", "raw", "trained": scores, "ms": median milliseconds of a step} of a finished run."""
+def read(folder: Path, targets) -> dict:
+    """{"untrained", "raw", "trained": scores, "ms": median milliseconds of a step} of a finished run.
+
+    Where it is a target, PSNR is that of the training images: in the first row of metrics and, as a mean, in the last 20.
+    """
     untrained, raw, trained = json.loads((folder / "results.json").read_text()).values()
     config = json.loads((folder / "config.json").read_text())
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
-    if "psnr" in rows[-1]:
+    if "psnr" in targets:
         trained["psnr"] = statistics.fmean(float(row["psnr"]) for row in rows[-20:])
         untrained["psnr"] = float(rows[0]["psnr"])
     speed = statistics.median(float(row["images_per_second"]) for row in rows[1:] or rows)
@@ -83,20 +86,24 @@ def read(folder: Path) -> dict:
 
 def table(results: dict) -> str:
     """Markdown: mean and standard deviation over seeds; margins over the best baseline in the target measure."""
-    titles = ["method", *SCORES.values(), "target", "margin", "cost of a step"]
+    titles = ["method", *SCORES.values(), "margin", "cost of a step"]
     rows = [titles, ["---"] * len(titles)]
     for method in dict.fromkeys(m for m, _ in results):
         runs = {seed: r for (m, seed), r in results.items() if m == method}
         cells = [spread([r["trained"][key] for r in runs.values() if key in r["trained"]]) for key in SCORES]
-        target = compare.TARGETS[method][0]
-        margins = [r["trained"][target] - max(r["untrained"][target], r["raw"].get(target, float("-inf"))) for r in runs.values()]
+        margins = ", ".join(f"{SCORES[key]} {spread(margin(runs.values(), key), '+')}" for key in compare.TARGETS[method])
         base = [r["ms"] / results["dino", seed]["ms"] for seed, r in runs.items() if ("dino", seed) in results]
         cost = f"{statistics.median(base):.2f} x DINO" if base else f"{statistics.median(r['ms'] for r in runs.values()):.0f} ms"
-        rows.append([method, *cells, SCORES[target], spread(margins, "+"), cost])
+        rows.append([method, *cells, margins, cost])
     for name in ("untrained", "raw"):
         cells = [spread([r[name][key] for r in results.values() if key in r[name]]) for key in SCORES]
-        rows.append([{"untrained": "untrained network", "raw": "raw pixels"}[name], *cells, "", "", ""])
+        rows.append([{"untrained": "untrained network", "raw": "raw pixels"}[name], *cells, "", ""])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def margin(runs, key: str) -> list[float]:
+    """Of each run, the trained network's score over the better of its two baselines (over the untrained network where pixels have none)."""
+    return [r["trained"][key] - max(r[name][key] for name in ("untrained", "raw") if key in r[name]) for r in runs]
 
 
 def spread(values, sign: str = "") -> str:
