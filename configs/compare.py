@@ -69,8 +69,8 @@ _CHANGES = {
         "model": dict(cls=False),
         "views": dict(global_count=2),
         "teacher": _SLOW,
-        # Attention this soft makes the mode of a token the mean of its view: sharper (and with the shared teacher), tokens cluster by place and
-        # colour (dense mIoU 12.7 to 17.5 in eight settings), and the centroids of these 16 patches say nothing about digits.
+        # Attention this soft makes the mode of a token the mean of its view. Sharper (tried with the shared teacher), tokens cluster by
+        # place and colour, and the centroids of these 16 patches say nothing about digits: dense mIoU 12.7 to 17.5 in eight settings.
         "flsl": dict(
             _DINO_HEAD, prototypes=1024, photometric="both", sa_sharpness=0.2, ca_sharpness=0.4, targets="centered", gamma=0.3,
             teacher_temperature=0.02, final_teacher_temperature=0.02,
