@@ -64,6 +64,7 @@ _CHANGES = {
         "sove.cls": dict(anchors=1024, members=5, tasks=1, memory=4096), "sove.patch": dict(weight=0.0),
     },
     "cribo": {
+        "teacher": _SLOW,
         "cribo": dict(_DINO_HEAD, prototypes=512, clusters=4, memory=512, teacher_temperature=0.02, final_teacher_temperature=0.02),
     },
     "flsl": {

@@ -17,10 +17,11 @@ Values are those of the published arguments: two views of scale .25-1 and no loc
 .04 -> .4, EMA .996 -> 1, AdamW. ViT-B: the gain is fixed, clip .3, last layers frozen for 3 epochs, float32. vits16 and vitb16 are short
 for vits16_in1k and vitb16_in1k. The words of WORDS follow the variant.
 
-Where paper and official code differ: costs of the clustering are normalised per image (word `code`: over the batch), each view of L_ci is
-divided by its own number of cycles (`code`: both by that of the first, and nothing if that is 0), cluster marginals follow the clusters
-as in in the published runs (`uniform_marginals`: the paper), one cluster per token (`soft`: section 3.2.1), and the way back is searched
-among 128 images (`group=`; the published runs had 128, 64 for ViT-B and 32 on COCO). Published runs of ViT-S were in float16, ours in
+Where paper and official code differ: costs of the clustering are normalised per image (word `code`: over the batch, here the global one,
+there that of a device), each view of L_ci is divided by its own number of cycles (`code`: both by that of the first, and nothing if that
+is 0), cluster marginals follow the clusters as in the published runs (`uniform_marginals`: the paper), one cluster per token (`soft`:
+section 3.2.1), and the way back is searched among 128 images (`group=`; the published runs had 128, 64 for ViT-B and 32 on COCO).
+Published runs of ViT-S were in float16, ours in
 bfloat16.
 
 Not here: the supervised oracles of table 11, which need the masks of COCO-Stuff (VOC and ADE20K: clusters and criterion from labels 52.5,
@@ -179,6 +180,5 @@ def get_config(arg: str = "vits16_in1k"):
     if variant in presets.SMALL:
         config.cribo.update(dict(head_hidden=512, head_bottleneck=128, prototypes=1024, teacher_temperature_epochs=5.0, memory=2048))
         config.cribo.clusters = 16 if variant in ("cifar10", "imagenette96") else 8
-    presets.override(config, words, WORDS)
-    config.expected = presets.row_of(TABLE, ",".join((variant, *words)))
+    presets.override_row(config, variant, words, WORDS, TABLE)
     return config

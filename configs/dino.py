@@ -14,6 +14,9 @@ were not measured.
 Values follow the paper and its published defaults: crops .25-1 / .05-.25, K 65536, tau_s .1, tau_t .04 -> .07 in 30 epochs, center
 momentum .9, lr 5e-4 x batch / 256, weight decay .04 -> .4, EMA .996 -> 1, AdamW, clip 3 per tensor, last layer frozen for one epoch.
 The words of WORDS follow the variant, as in configs/sop.py; the numbers are those that other papers give for DINO.
+
+Small presets: 1024 prototypes and a smaller head, since there are ten classes; a teacher temperature that rises within 5 epochs, because
+a run is short; four local crops; larger patches against the image and a learning rate for small batches; no mirror images of digits.
 """
 
 from configs import presets
@@ -77,6 +80,5 @@ def get_config(arg: str = "vits16"):
         config.dino.update(dict(teacher_temperature_epochs=50.0, freeze_last_layer_epochs=3))
     if variant in presets.SMALL:
         presets.small_dino(config)
-    presets.override(config, words, WORDS)
-    config.expected = presets.row_of(TABLE, arg)
+    presets.override_row(config, variant, words, WORDS, TABLE)
     return config

@@ -20,7 +20,8 @@ Two forms, named by a word after the variant:
   solarisation in all views.
 Both take the paper's numbers where the paper gives any: lr 2.5e-4 x batch / 256, warm-up 10 of 300 epochs, weight decay .05 -> .5,
 K 4096, tau_t .04 -> .07 in 30 epochs, windows of 2 x 2 with a random position. `code_numbers` sets those of the published code instead (lr
-5e-4, warm-up a tenth of the epochs, weight decay .04 -> .4, K 8192, tau_t .04, windows of 3 and 2, upper left, local scale .1-.4).
+5e-4, warm-up 30 epochs, a tenth of 300, so add optim.warmup_epochs=10.0 to `ablation`; weight decay .04 -> .4, K 8192, tau_t .04,
+windows of 3 and 2, upper left, local scale .1-.4).
 
 Not here: LayerNorm on modes in place of tokens, and the attention of an earlier stage mixed into the cross-attention, both options of the
 code that the paper does not use.
@@ -121,8 +122,7 @@ def get_config(arg: str = "vits16"):
         config.optim.update(dict(lr=2.5e-4, batch_size=512, epochs=300.0, weight_decay=0.05, final_weight_decay=0.5))
         config.flsl.sa_sharpness *= 2 if variant == "vitb16" else 1  # the same tau, twice the width
         config.flsl.ca_sharpness *= 2 if variant == "vitb16" else 1
-    presets.override(config, ("code", *words), WORDS)
-    config.expected = presets.row_of(TABLE, arg)
+    presets.override_row(config, variant, words, WORDS, TABLE, first=("code",))
     return config
 
 

@@ -124,6 +124,5 @@ def get_config(arg: str = "vits16"):
     if variant in presets.SMALL:
         config.ibot.update(dict(head_hidden=512, head_bottleneck=128, teacher_temperature_epochs=5.0, norm_last_layer=True))
         config.ibot.cls.prototypes = 1024
-    presets.override(config, words, WORDS)
-    config.expected = presets.row_of(TABLE, arg)
+    presets.override_row(config, variant, words, WORDS, TABLE)
     return config

@@ -120,6 +120,5 @@ def get_config(arg: str = "vitb16"):
     else:
         config.optim.update(dict(batch_size=4096, epochs=800.0, lr=1.5e-4, warmup_epochs=40.0))
         config.eval.tasks = ("linear",)
-    presets.override(config, words, WORDS)
-    config.expected = presets.row_of(TABLE, arg)
+    presets.override_row(config, variant, words, WORDS, TABLE)
     return config

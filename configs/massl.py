@@ -73,6 +73,5 @@ def get_config(arg: str = "vits16"):
     else:
         config.massl.update(dict(head_hidden=512, head_out=128, final_teacher_temperature=0.04, teacher_temperature_epochs=0.0))
         config.massl.cls.update(dict(anchors=2048, tasks=8, memory=16384))
-    presets.override(config, words, WORDS)
-    config.expected = presets.row_of(TABLE, arg)
+    presets.override_row(config, variant, words, WORDS, TABLE)
     return config

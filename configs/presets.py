@@ -47,6 +47,27 @@ def override(config, words, aliases: dict) -> None:
     Raises:
       InputError: an unknown word, a value that is missing, not wanted or of the wrong type.
     """
+    config.update_from_flattened_dict(_changes(config_lib.flatten(config), words, aliases))
+
+
+def override_row(config, variant: str, words, aliases: dict, table: tuple[Row, ...], *, first: tuple[str, ...] = ()) -> None:
+    """`override`, and `config.expected` of the row of `table` that is this config, however its words are spelt or ordered.
+
+    Args:
+      variant: that `config` is, before any word. first: words that go before those of every config and row.
+    """
+    flat = config_lib.flatten(config)
+    wanted = _changes(flat, (*first, *words), aliases)
+    config.update_from_flattened_dict(wanted)
+    rows = {row.arg: row for row in table if parse(row.arg, variant)[0] == variant}
+    same = (row for row in rows.values() if _changes(flat, (*first, *parse(row.arg, variant)[1]), aliases) == wanted)
+    found = rows.get(",".join((variant, *words))) or next(same, None)
+    config.expected = found.expected if found else {}
+
+
+def _changes(flat: dict, words, aliases: dict) -> dict:
+    """What `words` make different in the flat config `flat`: {dotted key: value}."""
+    changed = {}
     for word in words:
         name, has_value, text = word.partition("=")
         target = aliases.get(name, name if "." in name else None)
@@ -54,7 +75,14 @@ def override(config, words, aliases: dict) -> None:
             raise InputError(config_lib.unknown("ablation", name, aliases))
         if isinstance(target, dict) == bool(has_value):
             raise InputError(f'ablation "{word}": {name} takes {"no value" if has_value else f"a value, as in {name}=..."}')
-        _set(config, target if isinstance(target, dict) else {target: _value(text)}, word)
+        for key, value in (target if isinstance(target, dict) else {target: _value(text)}).items():
+            if key not in flat:
+                raise InputError(f'ablation "{word}": {config_lib.unknown("config key", key, flat)}')
+            value = float(value) if isinstance(flat[key], float) and type(value) is int else value
+            if type(value) is not type(flat[key]):
+                raise InputError(f'ablation "{word}": {key} is {value!r}; it must be like {flat[key]!r}')
+            changed[key] = value
+    return {key: value for key, value in changed.items() if value != flat[key]}
 
 
 def _value(text: str):
@@ -62,22 +90,6 @@ def _value(text: str):
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text  # a bare word is a string
-
-
-def _set(config, changes: dict, word: str) -> None:
-    flat = config_lib.flatten(config)
-    for key, value in changes.items():
-        if key not in flat:
-            raise InputError(f'ablation "{word}": {config_lib.unknown("config key", key, flat)}')
-        value = float(value) if isinstance(flat[key], float) and type(value) is int else value
-        if type(value) is not type(flat[key]):
-            raise InputError(f'ablation "{word}": {key} is {value!r}; it must be like {flat[key]!r}')
-        config.update_from_flattened_dict({key: value})
-
-
-def row_of(table: tuple[Row, ...], arg: str) -> dict[str, str]:
-    """The expected numbers of the row of `table` whose arg is `arg`; {} if there is none."""
-    return next((row.expected for row in table if row.arg == arg), {})
 
 
 def apply(config, name: str) -> None:

@@ -120,6 +120,5 @@ def get_config(arg: str = "vits16"):
         config.sop.teacher_temperature_epochs = 50.0
     if variant in presets.SMALL:
         presets.small_sop(config)
-    presets.override(config, words, WORDS)
-    config.expected = presets.row_of(TABLE, arg)
+    presets.override_row(config, variant, words, WORDS, TABLE)
     return config

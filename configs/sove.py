@@ -106,6 +106,5 @@ def get_config(arg: str = "vits16"):
     if variant in presets.SMALL:
         presets.small_sop(config)
         config.sove.cls.anchors = 1024
-    presets.override(config, words, WORDS)
-    config.expected = presets.row_of(TABLE, arg)
+    presets.override_row(config, variant, words, WORDS, TABLE)
     return config

@@ -23,6 +23,10 @@ class InputError(ValueError):
     """A user's mistake: one line that names the key, file or shape and says what would be right."""
 
 
+class MissingFile(InputError):
+    """A file that the user must fetch is not there. The config may be right: it can be shown, but not trained."""
+
+
 # name -> (width, depth, heads) of the usual vision transformers; those of a "custom" model are set by hand.
 MODEL_SIZES = {"ti": (192, 12, 3), "s": (384, 12, 6), "b": (768, 12, 12), "l": (1024, 24, 16), "h": (1280, 32, 16)}
 DATA_KINDS = ("digit_scenes", "digits", "folder", "tfds")

@@ -10,7 +10,7 @@ import jax
 
 from ssl_jax import config as config_lib
 from ssl_jax import methods, step, validate
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
 
@@ -21,14 +21,23 @@ def text(file_config, final_config) -> str:
     """The report for a config file's config and the same after the command line. Raises InputError if it cannot work."""
     method = methods.get(final_config.method)
     validate.validate(final_config, num_devices=jax.device_count())
-    method.check(final_config)
+    missing = _missing(method, final_config)
     records, note = _num_records(final_config)
     resolved = validate.resolve(final_config, num_records=records, num_devices=jax.device_count())
     origin = origins(methods.base_config(final_config.method), file_config, final_config, resolved)
     values = config_lib.flatten(resolved)
     width = max(map(len, values))
     rows = [f"{key:<{width}}  {value!r:<28} {origin[key]}" for key, value in sorted(values.items())]
-    return "\n".join([*rows, "", *_costs(method, resolved), *note])
+    return "\n".join([*rows, "", *_costs(method, resolved), *note, *missing])
+
+
+def _missing(method, config) -> list[str]:
+    """What to say about a file that training needs and that is not here, for the same reason. Raises InputError for all else."""
+    try:
+        method.check(config)
+    except MissingFile as error:
+        return [f"cannot be trained here: {error}"]
+    return []
 
 
 def _num_records(config) -> tuple[int, list[str]]:

@@ -243,3 +243,18 @@ def test_a_misspelt_key_of_a_method_is_no_new_key(name):
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
 def test_every_method_has_a_config_file_with_a_table(name):
     assert name in WITH_TABLE and set(SMALL) <= set(variants(name))
+
+
+@pytest.mark.parametrize(
+    ("file", "spelling", "row"),
+    [
+        ("cribo", "vits16_coco,lam_pos=0", "vits16_coco,lam_pos=0.0"),
+        ("cribo", "vits16_coco,lam_pos=2.0", "vits16_coco"),  # the default, a row of its own in table 4
+        ("sop", "vits16,anchors=1024,ablation", "vits16,ablation,anchors=1024"),
+        ("flsl", "vits16,ablation,code", "vits16,ablation"),
+    ],
+)
+def test_a_row_is_found_however_its_words_are_spelt(file, spelling, row):
+    (expected,) = [dict(r.expected) for r in names(file)["TABLE"] if r.arg == row]
+    assert load(file, spelling).expected.to_dict() == expected
+    assert not load(file, f"{spelling},optim.lr=0.123").expected.to_dict()

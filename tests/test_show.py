@@ -3,6 +3,7 @@
 import pytest
 
 from ssl_jax import cli, show
+from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from tests.conftest import ROOT
 
@@ -108,3 +109,13 @@ def test_the_tables_of_this_checkout(monkeypatch, capsys, name, number):
     (line,) = [line for line in out.splitlines() if f"configs/{name}.py:vits16 " in line]
     assert cells(line)[2] == "knn" and cells(line)[3].startswith(number)
     assert out.count(f"configs/{name}.py:") >= 4
+
+
+def test_a_config_whose_weights_must_be_fetched_is_shown_with_its_numbers():
+    config = config_lib.load(str(ROOT / "configs" / "stellar.py:vitb16,no_cluster"))
+    lines = show.text(config, config).splitlines()
+    assert any(line.startswith("expected linear ") and "42.14" in line for line in lines)
+    assert any(line.startswith("cannot be trained here: ") and "tokenizer weights" in line for line in lines)
+    config.stellar.prototypes = 1  # impossible, with or without weights
+    with pytest.raises(InputError, match="stellar.prototypes is 1"):
+        show.text(config, config)

@@ -268,6 +268,10 @@ FAMILIES: dict[str, Family] = {
         prefix=_WRAPPED,
         model={"gelu": "erf"},
         norm_eps=1e-6,
+        note=(
+            "these names do not say how position codes are resized: set model.position_resize=dino_offset for an encoder of DINO, iBOT, "
+            "SOP, MaSSL, CrIBo or FLSL, and model.resize_kernel=antialias-0.5 for one of timm"
+        ),
         rows=TIMM_ENCODER,
     ),
 }

@@ -9,6 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from ssl_jax.losses import usage
 from ssl_jax.ops import arguments, divergence
 
 _LOGITS = 2**26  # logits per view held at a time, by default (256 MB in float32)
@@ -78,7 +79,8 @@ def cribo(
         loss; global_loss = L_g; with objects cross_view_loss = L_cv; with neighbours cross_image_loss = gate L_ci;
         image_center, and with objects object_center [P]: the new ones;
         image_teacher_entropy, object_teacher_entropy: mean entropy of the p_t of both views (0: one prototype; log P: uniform);
-        image_marginal_entropy, object_marginal_entropy: entropy of the mean p_t (0: the same prototype for all, i.e. collapse).
+        image_marginal_entropy, object_marginal_entropy: entropy of the mean p_t (0: the same prototype for all, i.e. collapse);
+        image_usage, object_usage: share of prototypes that are the likeliest for one or more of them.
 
     Raises:
       ValueError: shapes that do not fit, arguments without those they belong to, values out of range (where known).
@@ -178,10 +180,11 @@ def _level(name, student, teacher, neighbours, *, center, where, cycle, prototyp
             cross = divergence.cross_entropy(jnp.exp(log_target(neighbours)), opposite, temperature=tau_s)
             sums.append((cross * cycle).sum(axis=(1, 2)))
         entropy = (divergence.entropy(log_probs=log_p) * kept).sum()
-        return jnp.concatenate(sums), entropy, jnp.einsum("vbkp,bk->p", p, kept[0])
+        wins = usage.wins(log_p, jnp.broadcast_to(kept, log_p.shape[:-1]))
+        return jnp.concatenate(sums), entropy, jnp.einsum("vbkp,bk->p", p, kept[0]), wins
 
     arrays = (student, teacher, neighbours, where[None], cycle)
-    sums, entropy, marginal = _summed(look, arrays, chunk or max(1, _LOGITS // (where.shape[1] * outputs)))
+    sums, entropy, marginal, wins = _summed(look, arrays, chunk or max(1, _LOGITS // (where.shape[1] * outputs)))
     total = 2 * where.sum()
     share = 1 / jnp.maximum(1, total).astype(dtype)
     # Logits are linear in the rows, so their mean is that of the mean row.
@@ -191,6 +194,7 @@ def _level(name, student, teacher, neighbours, *, center, where, cycle, prototyp
         f"{name}_center": jnp.where(total > 0, momentum * center + (1 - momentum) * mean, center),
         f"{name}_teacher_entropy": entropy * share,
         f"{name}_marginal_entropy": divergence.entropy(marginal * share),
+        f"{name}_usage": usage.share(wins),
     }
 
 

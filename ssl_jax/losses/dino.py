@@ -6,7 +6,7 @@ Source: Caron et al., "Emerging Properties in Self-Supervised Vision Transformer
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.losses import pairs
+from ssl_jax.losses import pairs, usage
 from ssl_jax.ops import arguments, divergence
 
 
@@ -39,6 +39,7 @@ def dino(
         center [K]: the new center;
         teacher_entropy: mean entropy of the q_t, nats (0: one prototype each; log K: uniform);
         marginal_entropy: entropy of the mean q_t (0: the same prototype for all images, i.e. collapse);
+        usage: share of prototypes that are the likeliest for one or more of the T B targets;
         kl: mean KL(q_t || p_s) over the pairs = loss - teacher_entropy.
 
     Raises:
@@ -85,4 +86,5 @@ def dino(
         "center": center_momentum * center + (1 - center_momentum) * teacher_logits.mean(axis=(0, 1)),
         "teacher_entropy": teacher_entropy,
         "marginal_entropy": divergence.entropy(target.mean(axis=(0, 1))),
+        "usage": usage.share(usage.wins(log_target)),
     }

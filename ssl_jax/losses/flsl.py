@@ -7,6 +7,7 @@ the text (the axes of the mean prediction, the sign of its entropy, the query of
 import jax
 import jax.numpy as jnp
 
+from ssl_jax.losses import usage
 from ssl_jax.ops import arguments, divergence, vectors
 
 TARGETS = ("softmax", "batch_softmax")
@@ -48,6 +49,7 @@ def flsl(
         loss; intra_loss (0 to 4), inter_loss, volume_loss (0 to log K): without their weights;
         teacher_entropy: mean entropy of the p_t, nats (0: one centroid each; log K: uniform);
         marginal_entropy: entropy of the mean p_t (0: the same centroid for everything, i.e. collapse);
+        usage: share of centroids that are the likeliest for one or more queries;
         prediction_entropy: entropy of p (log K: all centroids in use);
         kl: mean KL(p_t || p_s) = inter_loss - teacher_entropy;
         center [K]: center_momentum * center + (1 - center_momentum) * mean of the teacher's logits.
@@ -100,6 +102,7 @@ def flsl(
         "kl": inter - teacher_entropy,
         "teacher_entropy": teacher_entropy,
         "marginal_entropy": divergence.entropy(target.mean(axis=0)),
+        "usage": usage.share(usage.wins(log_target)),
         "prediction_entropy": divergence.entropy(mean_prediction),
     }
     if center is not None:

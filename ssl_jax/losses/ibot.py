@@ -7,6 +7,7 @@ averages and centers that the text leaves open follow the official code.
 import jax
 import jax.numpy as jnp
 
+from ssl_jax.losses import usage
 from ssl_jax.losses.dino import dino
 from ssl_jax.ops import arguments, divergence
 
@@ -99,6 +100,7 @@ def ibot_patch(student, teacher, masks, center, *, student_temperature, teacher_
         loss; center [K]: the new center;
         teacher_entropy: mean entropy of the q_l of all patches handed in, masked or not (defined for empty masks too);
         marginal_entropy: entropy of their mean (0: the same prototype for all patches, i.e. collapse);
+        usage: share of prototypes that are the likeliest for one or more of those patches;
         kl: mean KL(q_l || p_l) over masked patches, 0 if there is none;
         masked: share of the patches handed in that are masked.
 
@@ -144,17 +146,18 @@ def ibot_patch(student, teacher, masks, center, *, student_temperature, teacher_
         by_image = by_patch.sum(axis=-1) / jnp.maximum(1, mask.sum(axis=-1))
         entropy = divergence.entropy(log_probs=log_target)
         kl_sum = jnp.where(mask, by_patch - entropy, 0).sum()
-        return by_image.mean(), entropy.mean(), target.mean(axis=(0, 1)), kl_sum
+        return by_image.mean(), entropy.mean(), target.mean(axis=(0, 1)), usage.wins(log_target), kl_sum
 
-    loss, entropy, marginal, kl_sum = jax.lax.map(view, (jnp.asarray(student), teacher, masks))
-    meters = {  # of the targets and of how far the student is: to look at, not to train on
+    loss, entropy, marginal, wins, kl_sum = jax.lax.map(view, (jnp.asarray(student), teacher, masks))
+    look = {  # at the targets and of how far the student is: to look at, not to train on
         "teacher_entropy": entropy.mean(),
         "marginal_entropy": divergence.entropy(marginal.mean(axis=0)),
+        "usage": usage.share(wins.sum(axis=0)),
         "masked": masks.mean(dtype=dtype),
     }
     return {
         "loss": loss.mean(),
         "kl": kl_sum.sum() / jnp.maximum(1, masks.sum()),
         "center": center_momentum * center + (1 - center_momentum) * mean,
-        **meters,
+        **look,
     }

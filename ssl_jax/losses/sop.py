@@ -7,7 +7,7 @@ averages that the text leaves open follow the official code.
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.losses import pairs
+from ssl_jax.losses import pairs, usage
 from ssl_jax.ops import arguments, divergence, voting
 
 
@@ -38,6 +38,7 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
         loss; global_loss and (if V > 2) local_loss: means over the pairs whose student view is global, or local;
         teacher_entropy: mean entropy of the teacher's P (0: one SOP each; log K: uniform);
         marginal_entropy: entropy of the batch mean of the teacher's P (0: the same SOP for all images, i.e. collapse);
+        usage: share of anchors whose SOP is the likeliest for one or more of the 2 B teacher embeddings;
         kl: mean KL(teacher || student) over the pairs = loss - teacher_entropy.
 
     Raises:
@@ -74,13 +75,17 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
             return voting.vote_cross_entropy(voting.scaled(embedding, student_temperature, sops), summed, sops).mean()
 
         by_view = jax.lax.map(view, (student, pairs.pair_mask(num_views, 2, target.dtype)))
-        return by_view, divergence.entropy(log_probs=log_target).mean(), divergence.entropy(target.mean(axis=(0, 1)))
+        look = {
+            "teacher_entropy": divergence.entropy(log_probs=log_target).mean(),
+            "marginal_entropy": divergence.entropy(target.mean(axis=(0, 1))),
+            "usage": usage.share(usage.wins(log_target)),
+        }
+        return by_view, look
 
-    by_view, teacher_entropy, marginal_entropy = (x.mean(axis=0) for x in jax.lax.map(task, (members, weights)))
+    by_view, look = jax.tree.map(lambda x: x.mean(axis=0), jax.lax.map(task, (members, weights)))
     return {
-        **pairs.pair_terms(by_view, 2, teacher_entropy),
-        "teacher_entropy": teacher_entropy,
-        "marginal_entropy": marginal_entropy,
+        **pairs.pair_terms(by_view, 2, look["teacher_entropy"]),
+        **look,
     }
 
 
@@ -112,6 +117,7 @@ def sop_patch(student, teacher, members, weights, masks, *, student_temperature,
         teacher_entropy: mean entropy of the teacher's P over all n patches handed in, masked or not (defined for
           empty masks too);
         marginal_entropy: entropy of their mean;
+        usage: share of anchors whose SOP is the likeliest for one or more of those patches;
         kl: mean KL(teacher || student) over masked patches, 0 if there is none;
         masked: share of the patches handed in that are masked.
 
@@ -153,19 +159,19 @@ def sop_patch(student, teacher, members, weights, masks, *, student_temperature,
             by_image = by_patch.sum(axis=-1) / jnp.maximum(1, mask.sum(axis=-1))
             entropy = divergence.entropy(log_probs=log_target)
             kl_sum = jnp.where(mask, by_patch - entropy, 0).sum()
-            return by_image.mean(), entropy.mean(), jnp.exp(log_target).mean(axis=(0, 1)), kl_sum
+            return by_image.mean(), entropy.mean(), jnp.exp(log_target).mean(axis=(0, 1)), usage.wins(log_target), kl_sum
 
-        loss, entropy, marginal, kl_sum = jax.lax.map(view, (student, teacher, masks))
-        return loss.mean(), entropy.mean(), divergence.entropy(marginal.mean(axis=0)), kl_sum.sum()
+        loss, entropy, marginal, wins, kl_sum = jax.lax.map(view, (student, teacher, masks))
+        return {
+            "loss": loss.mean(),
+            "kl": kl_sum.sum() / jnp.maximum(1, masks.sum()),
+            "teacher_entropy": entropy.mean(),
+            "marginal_entropy": divergence.entropy(marginal.mean(axis=0)),
+            "usage": usage.share(wins.sum(axis=0)),
+        }
 
-    loss, teacher_entropy, marginal_entropy, kl_sum = (x.mean() for x in jax.lax.map(task, (members, weights)))
-    return {
-        "loss": loss,
-        "kl": kl_sum / jnp.maximum(1, masks.sum()),
-        "teacher_entropy": teacher_entropy,
-        "marginal_entropy": marginal_entropy,
-        "masked": masks.mean(),
-    }
+    by_task = jax.lax.map(task, (members, weights))
+    return {**{name: value.mean() for name, value in by_task.items()}, "masked": masks.mean()}
 
 
 def _target(embeddings, temperature, sops):

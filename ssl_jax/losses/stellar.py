@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ssl_jax.losses import usage
 from ssl_jax.ops import arguments, divergence, sinkhorn
 from ssl_jax.ops.koleo import koleo
 
@@ -204,17 +205,15 @@ def _meters(meter, scores, potentials, temperature):
 
     def token(scores):  # [B, K]: one token at a time, so that the targets of all are never held
         log_q = jax.nn.log_softmax(scores / temperature + potentials, axis=-1)
-        likeliest = jnp.argmax(log_q, axis=-1)
-        used = jnp.zeros(log_q.shape[-1], bool).at[likeliest].set(True)
-        return divergence.entropy(log_probs=log_q).mean(), jnp.exp(log_q).mean(axis=0), likeliest, used
+        return divergence.entropy(log_probs=log_q).mean(), jnp.exp(log_q).mean(axis=0), jnp.argmax(log_q, axis=-1), usage.wins(log_q)
 
-    entropy, marginal, likeliest, used = jax.lax.map(token, jnp.moveaxis(scores, 1, 0))
-    meters = {
+    entropy, marginal, likeliest, wins = jax.lax.map(token, jnp.moveaxis(scores, 1, 0))
+    look = {
         f"{meter}_teacher_entropy": entropy.mean(),
         f"{meter}_marginal_entropy": divergence.entropy(marginal.mean(axis=0)),
-        f"{meter}_usage": used.any(axis=0).astype(jnp.float32).mean(),
+        f"{meter}_usage": usage.share(wins.sum(axis=0)),
     }
-    return jax.lax.stop_gradient((likeliest.T, meters))
+    return jax.lax.stop_gradient((likeliest.T, look))
 
 
 def _reconstruction(predicted, target):

@@ -63,10 +63,7 @@ def check(config) -> None:
                 raise InputError(f"ibot.{name}.{key} is {c[name][key]}; a temperature must be above 0")
         if not 0 <= c[name].center_momentum < 1:
             raise InputError(f"ibot.{name}.center_momentum is {c[name].center_momentum}; it must lie in [0, 1)")
-        if not c[name].weight >= 0:
-            raise InputError(f"ibot.{name}.weight is {c[name].weight}; it must be 0 or more")
-    if c.cls.weight == 0 == c.patch.weight:
-        raise InputError("ibot.cls.weight and ibot.patch.weight are both 0; there is nothing to learn from")
+    multicrop.check_weights(config)
     if c.cls.prototypes < 2:
         raise InputError(f"ibot.cls.prototypes is {c.cls.prototypes}; a distribution over prototypes needs at least 2")
     if c.patch.prototypes < 0 or c.patch.prototypes == 1:
@@ -78,17 +75,6 @@ def check(config) -> None:
         )
     if c.global_token == "cls" and not config.model.cls:
         raise InputError('ibot.global_token is "cls" but model.cls is False; set model.cls=True or ibot.global_token="mean"')
-    if c.patch.weight > 0:
-        _check_masks(config)
-
-
-def _check_masks(config) -> None:
-    v = config.views
-    if v.mask == "none" or v.mask_prob == 0 or recipe.max_masked(views(config), "global") == 0:
-        raise InputError(
-            f'views.mask is "{v.mask}", mask_ratio {v.mask_ratio}, mask_prob {v.mask_prob}, so no patch of a {v.global_size} px view is '
-            "masked; mask some or set ibot.patch.weight=0"
-        )
 
 
 def views(config) -> recipe.ViewRecipe:

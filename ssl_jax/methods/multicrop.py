@@ -3,7 +3,28 @@
 import jax
 import jax.numpy as jnp
 
+from ssl_jax.config import InputError
 from ssl_jax.methods import base
+from ssl_jax.views import recipe
+
+
+def check_weights(config) -> None:
+    """Refuses weights of the `cls` and `patch` losses that leave nothing to learn, and a patch loss without a masked patch."""
+    method, v = config.method, config.views
+    weights = {name: config[method][name].weight for name in ("cls", "patch")}
+    for name, weight in weights.items():
+        if not weight >= 0:
+            raise InputError(f"{method}.{name}.weight is {weight}; it must be 0 or more")
+    if not any(weights.values()):
+        raise InputError(f"{method}.cls.weight and {method}.patch.weight are both 0; there is nothing to learn from")
+    if not weights["patch"]:
+        return
+    group = recipe.recipe_multicrop(v, config.model.patch)
+    if v.mask == "none" or v.mask_prob == 0 or recipe.max_masked(group, "global") == 0:
+        raise InputError(
+            f'views.mask is "{v.mask}", mask_ratio {v.mask_ratio}, mask_prob {v.mask_prob}, so no patch of a {v.global_size} px view is '
+            f"masked; mask some or set {method}.patch.weight=0"
+        )
 
 
 def encode(backbone, params, group, *, masked: bool, keys):

@@ -47,8 +47,8 @@ def check(config) -> None:
             raise InputError(f"{method}.{name}.anchors is {task.anchors}; a distribution over anchors needs at least 2")
     if c.global_token == "cls" and not config.model.cls:
         raise InputError(f'{method}.global_token is "cls" but model.cls is False; set model.cls=True or {method}.global_token="mean"')
-    if "patch" in tasks(config) and config.views.mask == "none":
-        raise InputError(f'{method}.patch.weight is above 0 but views.mask is "none"; mask patches or set {method}.patch.weight=0')
+    if "patch" in c:
+        multicrop.check_weights(config)
     if config.views.global_count != 2:
         raise InputError(f"views.global_count is {config.views.global_count}; {method.upper()} needs exactly 2 global views")
 

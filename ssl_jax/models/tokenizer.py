@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, MissingFile
 from ssl_jax.models import position
 
 FILE = "maskgit-vqgan-imagenet-f16-256"
@@ -71,7 +71,7 @@ def maskgit_vqgan(
     def load(path, decoder: bool = False):
         file = Path(path)
         if not file.is_file():
-            raise InputError(f'there are no tokenizer weights at "{path}"; {FETCH}')
+            raise MissingFile(f'there are no tokenizer weights at "{path}"; {FETCH}')
         return read(file, file.stat().st_mtime_ns, decoder)
 
     def encode(params, images, dtype="float32"):

@@ -338,4 +338,4 @@ def named(prefix: str):
     try:
         yield
     except InputError as error:
-        raise InputError(f"{prefix}{error}") from None
+        raise type(error)(f"{prefix}{error}") from None

@@ -78,6 +78,7 @@ def test_an_encoder_alone_starts_both_and_heads_stay_as_drawn(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "as initialised: head/last/direction, head/last/gain, head/mlp/*/bias x 3, head/mlp/*/kernel x 3" in text
     assert "teacher" not in text
+    assert "set model.position_resize=dino_offset for an encoder of DINO" in text
 
 
 def test_init_only(both):

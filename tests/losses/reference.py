@@ -24,6 +24,12 @@ def entropy(p):
     return -np.sum(p * np.log(np.where(p > 0, p, 1)), axis=-1)
 
 
+def usage(scores):
+    """Share of columns that are the largest of one row or more."""
+    scores = np.asarray(scores)
+    return len(set(scores.argmax(axis=-1).ravel())) / scores.shape[-1]
+
+
 # SOP, spec section 4
 
 

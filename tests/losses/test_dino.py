@@ -45,6 +45,7 @@ def test_equals_the_reference(student_views, teacher_views):
     q = np.exp(reference.log_softmax((arguments[1].astype(np.float64) - arguments[2]) / 0.07))
     close(terms["teacher_entropy"], reference.entropy(q).mean())
     close(terms["marginal_entropy"], reference.entropy(q.mean(axis=(0, 1))))
+    close(terms["usage"], reference.usage(q))
     close(terms["kl"], loss - reference.entropy(q).mean())
 
 
@@ -85,9 +86,11 @@ def test_meters_tell_both_kinds_of_collapse():
     close(uniform["marginal_entropy"], np.log(7))
     one = dino(student, 0 * teacher + 10 * np.eye(7, dtype=np.float32)[2], 0 * center)[1]
     close(one["marginal_entropy"], 0)
+    close(one["usage"], 1 / 7)
     each = dino(*[10 * np.eye(7, dtype=np.float32)[None, :].repeat(2, 0)] * 2, 0 * center)[1]
     close(each["teacher_entropy"], 0)
     close(each["marginal_entropy"], np.log(7))
+    close(each["usage"], 1)
 
 
 def test_equal_predictions_cost_the_entropy_and_pull_nowhere():

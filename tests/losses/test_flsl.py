@@ -56,6 +56,7 @@ def loops(queries, modes, student, teacher, v, eta, gamma, tau_s, tau_t, targets
     prior = np.full(k, 1 / k) if prior is None else np.asarray(prior, np.float64)
     volume = -reference.entropy(mean_prediction) - mean_prediction @ np.log(prior)
     terms = dict(intra_loss=intra, inter_loss=inter, volume_loss=volume, teacher_entropy=each, kl=inter - each)
+    terms["usage"] = reference.usage(scores)
     terms |= dict(marginal_entropy=reference.entropy(mean_target), prediction_entropy=reference.entropy(mean_prediction))
     return terms | {"loss": v * intra + eta * inter + gamma * volume}
 

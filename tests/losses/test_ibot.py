@@ -68,6 +68,7 @@ def test_patch_loss_equals_the_reference(share):
     q = np.exp(reference.log_softmax((teacher.astype(np.float64) - center) / 0.07))
     close(terms["teacher_entropy"], reference.entropy(q).mean())
     close(terms["marginal_entropy"], reference.entropy(q.mean(axis=(0, 1, 2))))
+    close(terms["usage"], reference.usage(q))
 
 
 def test_both_losses_together_equal_the_references():

@@ -66,6 +66,8 @@ def test_class_loss_equals_the_reference(rule):
     close(gradient, by_student)
     close(terms["teacher_entropy"], entropy)
     close(terms["marginal_entropy"], marginal)
+    _, teacher, members, weights = arguments
+    close(terms["usage"], np.mean([reference.usage(reference.vote(teacher, m, w, 0.04)) for m, w in zip(members, weights)]))
     close(terms["kl"], loss - entropy)
     close((2 * terms["global_loss"] + 4 * terms["local_loss"]) / 6, loss)  # 2 global and 4 local pairs
     two = class_inputs(rule=rule)
@@ -95,6 +97,7 @@ def test_patch_loss_equals_the_reference(rule):
     q = np.stack([np.exp(reference.vote(teacher, m, w, 0.04)) for m, w in zip(members, weights)])
     close(terms["teacher_entropy"], reference.entropy(q).mean())
     close(terms["marginal_entropy"], reference.entropy(q.mean(axis=(1, 2, 3))).mean())
+    close(terms["usage"], np.mean([reference.usage(task) for task in q]))
 
 
 def test_patch_loss_sees_masked_patches_only():

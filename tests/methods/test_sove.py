@@ -105,7 +105,11 @@ def test_sove_is_sop_with_other_settings():
         (dict(section__final_teacher_temperature=0.0), "NAME.final_teacher_temperature is 0.0; a temperature must be above 0"),
         (dict(section__global_token="patch"), 'NAME.global_token is "patch"'),
         (dict(model__cls=False), 'NAME.global_token is "cls" but model.cls is False'),
-        (dict(views__mask="none"), 'NAME.patch.weight is above 0 but views.mask is "none"'),
+        (dict(views__mask="none"), 'views.mask is "none".* so no patch of a .* masked; mask some or set NAME.patch.weight=0'),
+        (dict(views__mask_prob=0.0), "mask_prob 0.0, so no patch"),
+        (dict(views__mask_ratio=(0.0, 0.0)), r"mask_ratio \(0.0, 0.0\).* so no patch"),
+        (dict(section__cls__weight=-1.0), "NAME.cls.weight is -1.0"),
+        (dict(section__cls__weight=0.0, section__patch__weight=0.0), "are both 0"),
         (dict(views__global_count=1), "views.global_count is 1"),
     ],
 )
