@@ -45,7 +45,8 @@ _CHANGES = {
         "ibot.patch": dict(weight=0.05, teacher_temperature=0.04, final_teacher_temperature=0.04),
     },
     "mae": {
-        "views": dict(global_count=1, mask="random", mask_ratio=(0.5, 0.5)),
+        # Nothing makes MAE ignore hue, which says nothing here: in colour it spends itself on it.
+        "views": dict(global_count=1, mask="random", mask_ratio=(0.5, 0.5), gray_prob=1.0),
         "mae": dict(decoder_width=64, decoder_depth=2, decoder_heads=4, global_token="mean"),
     },
     "massl": {
