@@ -162,15 +162,19 @@ def test_views_are_never_compared_with_themselves():
     assert np.any(base[0] != changed[0])
 
 
-def test_order_of_sops_and_members_does_not_matter():
-    """Spec section 8 item 3."""
-    student, teacher, members, weights = class_inputs(7)
-    rng = np.random.default_rng(0)
-    sops, slots = rng.permutation(5), rng.permutation(3)
-    gradient, terms = class_loss(student, teacher, members, weights)
-    again = class_loss(student, teacher, members[:, sops][:, :, slots], weights[:, sops][:, :, slots])
-    close(again[1]["loss"], terms["loss"])
-    close(again[0], gradient)
+@hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
+@hypothesis.given(rule=st.sampled_from(RULES), tau_t=st.sampled_from((0.02, 0.07)), seed=st.integers(0, 1000))
+def test_order_of_sops_and_members_does_not_matter(rule, tau_t, seed):
+    """Spec section 8 item 3: the loss, with its gradient, whether SOPs move or the members within each."""
+    student, teacher, members, weights = class_inputs(seed, rule=rule)
+    rng = np.random.default_rng(seed)
+    sops, slots = rng.permutation(5), rng.permuted(np.tile(np.arange(3), (5, 1)), axis=1)
+    gradient, terms = class_loss(student, teacher, members, weights, 0.1, tau_t)
+    for order in ((slice(None), sops), (slice(None), np.arange(5)[:, None], slots)):
+        again = class_loss(student, teacher, members[order], weights[order], 0.1, tau_t)
+        close(again[1]["loss"], terms["loss"])
+        close(again[0], gradient)
+    assert_finite(gradient, terms)
 
 
 def test_no_gradient_to_teacher_members_and_weights():
