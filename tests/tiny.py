@@ -50,9 +50,25 @@ _CHANGES = {
     },
 }  # fmt: skip
 
+# Settings with a carry of their own, or that couple the images of a batch in another way: name -> (method, changes).
+VARIANTS = {
+    "cribo_batch": ("cribo", {"cribo.normalize": "batch"}),
+    "cribo_kmeans": ("cribo", {"cribo.clustering": "kmeans"}),
+    "flsl_centered": ("flsl", {"flsl.targets": "centered", "views.global_count": 1}),  # the tiny config has 2: the symmetric loss
+    "ibot_mlp": ("ibot", {"ibot.shared_head": "mlp", "ibot.patch.prototypes": 20}),
+    "sop_fixed": ("sop", {"sop.anchors": "fixed"}),
+    "stellar_teacher": ("stellar", {"stellar.targets": "teacher"}),
+}
+# What the nine methods' own runs have, and a variant only would compile again.
+_WITHOUT = {"model.depth": 1, "views.local_count": 0, "data.crop_on": "host"}
+
 
 def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
-    """A 2-block ViT of width 16 on 24 px scenes: 16 px global and 8 px local crops, batch 8, 4 steps an epoch."""
+    """A 2-block ViT of width 16 on 24 px scenes: 16 px global and 8 px local crops, batch 8, 4 steps an epoch.
+
+    `name`: a method, or one of the variants above.
+    """
+    name, variant = VARIANTS.get(name, (name, {}))
     c = methods.base_config(name)
     c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
     c.views.update(dict(global_size=16, local_size=8, local_count=2, global_scale=(0.4, 1.0), local_scale=(0.1, 0.4)))
@@ -63,7 +79,7 @@ def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
     c.checkpoint.every_steps = 3
     c.log.every_steps = 1
     c.eval.update(dict(tasks=(), every_steps=0))
-    c.update_from_flattened_dict(_CHANGES[name])
+    c.update_from_flattened_dict(_CHANGES[name] | (_WITHOUT | variant if variant else {}))
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): value})
     return c
