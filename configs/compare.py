@@ -4,7 +4,7 @@
     ssl-jax train --config=configs/compare.py:cribo --workdir=runs/cribo
 
 Hardware: 2 CPU cores.
-Expected time: 2 to 8 minutes a run (measured with other work beside it).
+Expected time: 2 to 7 minutes a run on one core (STELLAR 6, MAE 2, the others 4 to 5).
 Expected number: the table in README.md.
 
 Network (a quarter of the width and a third of the depth of ViT-S), images, batch, optimizer and photometric draws are those of

@@ -3,8 +3,9 @@
     python launch/bench.py ops                                    every op at the sizes of the papers, some minutes
     python launch/bench.py ops --only nearest,sop_vote --rounds 9
     python launch/bench.py ops --scale small                      every op in a moment: do the forms agree?
+    python launch/bench.py steps                                  the train step of every recipe of configs/compare.py, two minutes
 
-Prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call waited for; "x ops" is a
+Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call waited for; "x ops" is a
 form's time over the op's; memory is what XLA allocates for temporaries, and of other libraries by how much the process
 grew in their first call, less what they returned; difference is to the second form, relative to its largest entry. The
 status is 1 if a form that must agree does not.
@@ -16,12 +17,17 @@ import json
 import os
 import pathlib
 import platform
+import statistics
 import sys
 import zlib
 
 import bench_measure
 import bench_ops
+import bench_steps
 import jax
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from configs import compare
 
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "POT", "ott-jax", "faiss-cpu", "torch")
 COLUMNS = ("op", "direction", "form", "ms", "x ops", "temporary MiB", "difference", "recall")
@@ -83,6 +89,25 @@ def ops(options) -> int:
     return 1 if wrong else 0
 
 
+def steps(options) -> int:
+    names = options.only.split(",") if options.only else list(compare.METHODS)
+    unknown = sorted(set(names) - set(compare.METHODS))
+    if unknown:
+        raise SystemExit(f"--only is {','.join(unknown)}; it must name some of {', '.join(compare.METHODS)}")
+    configs = {name: compare.get_config(name) for name in names}
+    for config in configs.values():
+        config.seed, config.eval.tasks = options.seed, ()
+    taken = bench_steps.measure(configs, options.rounds)
+    medians = {name: 1000 * statistics.median(seconds) for name, seconds in taken.items()}
+    for name, ms in medians.items():
+        print(f"{name:<10}{ms:>8.0f} ms{ms / medians[names[0]]:>8.2f} x {names[0]}")
+    path = pathlib.Path(options.out) / "steps.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(dict(machine=machine(), rounds=options.rounds, seed=options.seed, ms=medians), indent=1) + "\n")
+    print(f"wrote {path}")
+    return 0
+
+
 def _cells(name: str, row: dict) -> tuple:
     def number(value, form):
         return "-" if value is None else format(value, form)
@@ -101,15 +126,17 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("ops", help="every op beside its naive form and the libraries that are installed")
-    command.add_argument("--only", default="", help="names of cases, comma-separated")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
-    command.add_argument("--rounds", type=int, default=5, help="timed calls of every form")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--out", default="runs/bench", help="folder of ops.json")
+    commands.add_parser("steps", help="the train step of every method, in turns")
+    for command in commands.choices.values():
+        command.add_argument("--only", default="", help="names of cases (methods), comma-separated")
+        command.add_argument("--rounds", type=int, default=5, help="timed calls of every form (turns of 10 steps)")
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--out", default="runs/bench", help="folder of ops.json (steps.json)")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; it must be at least 1")
-    return ops(options)
+    return {"ops": ops, "steps": steps}[options.command](options)
 
 
 if __name__ == "__main__":

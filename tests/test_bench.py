@@ -123,3 +123,20 @@ def test_wrong_options_are_refused(load, tmp_path, wrong):
         load("bench").main(["ops", "--out", str(tmp_path), *wrong])
     assert refused.value.code not in (0, None)
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_are_timed_in_turns(load, tmp_path, capsys):
+    bench = load("bench")
+    assert bench.main(["steps", "--only", "mae", "--rounds", "1", "--out", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "steps.json").read_text())
+    assert set(report["ms"]) == {"mae"} and report["ms"]["mae"] > 0 and report["machine"]["cores"] >= 1
+    assert "1.00 x mae" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="--only is maee; it must name some of dino"):
+        bench.main(["steps", "--only", "maee"])
+
+
+def test_turns_alternate_and_the_first_does_not_count(load, monkeypatch):
+    steps, order = load("bench_steps"), []
+    monkeypatch.setattr(steps, "_turn", lambda name: lambda: order.append(name) or float(len(order)))
+    assert steps.measure({"a": "a", "b": "b"}, rounds=2, steps=2) == {"a": [5.0, 6.0, 9.0, 10.0], "b": [7.0, 8.0, 11.0, 12.0]}
+    assert order == list("aabb" * 3)
