@@ -88,13 +88,14 @@ def killed_when(condition, name, workdir, *extra) -> bool:
     """Starts the run and kills it once `condition(workdir)` holds; False if it ended first."""
     quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     process = subprocess.Popen(command(name, workdir, *extra), cwd=ROOT, env=environment(), **quiet)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 900  # for a run that hangs: a machine that is busy with other work can take minutes
     while process.poll() is None and time.monotonic() < deadline:
         if condition(workdir):
             os.killpg(process.pid, signal.SIGKILL)  # the workers of the loader die with it
             process.wait()
             return True
         time.sleep(0.0005)
+    assert process.poll() is not None, "the run hangs"
     assert process.poll() == 0, f"the run failed with exit code {process.poll()}"
     return False
 
