@@ -4,14 +4,12 @@ import csv
 import importlib.util
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from configs import compare as recipes
 from ssl_jax import loop
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
