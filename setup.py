@@ -15,12 +15,17 @@ def version() -> str:
     return re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE).group(1)
 
 
-JAX = "jax>=0.10,<0.13"  # 0.10 is the newest line for Python 3.11; nothing may rely on one end of the range
+JAX = (  # 0.10 is the newest line for Python 3.11; nothing may rely on one end of the range
+    "jax>=0.10,<0.13"
+)
 
 setup(
     name="ssl-jax",
     version=version(),
-    description="Self-supervised learning for vision in JAX: clustering and prototype methods that resume bit-exactly",
+    description=(
+        "Self-supervised learning for vision in JAX: clustering and prototype methods that resume"
+        " bit-exactly"
+    ),
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
@@ -50,7 +55,11 @@ setup(
         "gpu": ["jax[cuda12]>=0.10,<0.13"],
         "tpu": ["jax[tpu]>=0.10,<0.13"],
         "convert": ["torch>=2.6"],  # reads .pth files; .safetensors and .npz need nothing
-        "oracles": ["timm>=1.0.15", "torch>=2.6", "transformers>=5"],  # what tests/convert compares with; without them those tests skip
+        "oracles": [
+            "timm>=1.0.15",
+            "torch>=2.6",
+            "transformers>=5",
+        ],  # what tests/convert compares with; without them those tests skip
         "eval": ["faster-coco-eval>=1.6", "torch-fidelity>=0.3"],
         "track": ["tensorboardX>=2.6.2", "wandb>=0.19"],
         # What launch/test.sh needs; requirements.lock pins these together with install_requires.
@@ -69,7 +78,10 @@ setup(
             "setuptools>=77",  # the build backend: the tests build a wheel without the network
             "tensorboardX>=2.6.2",  # of `track`: the log tests write with it
         ],
-        "notebooks": ["ipykernel>=6.29", "nbclient>=0.10"],  # `jupyter execute --inplace` writes the outputs anew
+        "notebooks": [
+            "ipykernel>=6.29",
+            "nbclient>=0.10",
+        ],  # `jupyter execute --inplace` writes the outputs anew
     },
     classifiers=[
         "Intended Audience :: Science/Research",

@@ -7,10 +7,11 @@ Hardware: 2 CPU cores.
 Expected time: 2 to 7 minutes a run on one core (STELLAR 6, MAE 2, the others 4 to 5).
 Expected number: the table in README.md.
 
-Network (a quarter of the width and a third of the depth of ViT-S), images, batch, optimizer and photometric draws are those of
-configs/quickstart.py, which says why; STEPS steps for all. What belongs to a method (masks, class token, position codes, heads,
-temperatures, memories) is in `_CHANGES`: the paper's values, scaled to ten classes and 16 patches, with temperatures that keep targets
-informative from a random start.
+Network (a quarter of the width and a third of the depth of ViT-S), images, batch, optimizer and
+photometric draws are those of configs/quickstart.py, which says why; STEPS steps for all. What
+belongs to a method (masks, class token, position codes, heads, temperatures, memories) is in
+`_CHANGES`: the paper's values, scaled to ten classes and 16 patches, with temperatures that keep
+targets informative from a random start.
 """
 
 from configs import presets, quickstart
@@ -18,25 +19,41 @@ from ssl_jax import config as config_lib
 from ssl_jax import methods
 from ssl_jax.config import InputError
 
-# method -> the measures its paper cares for most. In each it must beat the untrained network and raw pixels by 3 points (dB for PSNR,
-# which pixels do not have).
+# method -> the measures its paper cares for most. In each it must beat the untrained network and
+# raw pixels by 3 points (dB for PSNR, which pixels do not have).
 TARGETS = {
-    "dino": ("knn",), "ibot": ("knn",), "mae": ("linear",), "massl": ("knn",), "sop": ("knn",), "sove": ("knn",),
-    "cribo": ("dense",), "flsl": ("dense",), "stellar": ("knn", "dense", "psnr"),
-}  # fmt: skip
+    "dino": ("knn",),
+    "ibot": ("knn",),
+    "mae": ("linear",),
+    "massl": ("knn",),
+    "sop": ("knn",),
+    "sove": ("knn",),
+    "cribo": ("dense",),
+    "flsl": ("dense",),
+    "stellar": ("knn", "dense", "psnr"),
+}
 METHODS = tuple(TARGETS)
 STEPS = 1500
 
 _DINO_HEAD = dict(head_hidden=256, head_bottleneck=64, teacher_temperature_epochs=0.0)
 _MEMORY = dict(
-    head_hidden=256, head_out=64, student_temperature=0.15, teacher_temperature=0.015, final_teacher_temperature=0.015,
+    head_hidden=256,
+    head_out=64,
+    student_temperature=0.15,
+    teacher_temperature=0.015,
+    final_teacher_temperature=0.015,
     teacher_temperature_epochs=0.0,
-)  # fmt: skip
-# With the shared momentum of .98 and softer targets, embeddings of these methods end up in one point in the first 100 steps, when the
-# learning rate is highest, with one to two seeds of three. A slower teacher goes with a lower teacher temperature below.
+)
+# With the shared momentum of .98 and softer targets, embeddings of these methods end up in one
+# point in the first 100 steps, when the learning rate is highest, with one to two seeds of three. A
+# slower teacher goes with a lower teacher temperature below.
 _SLOW = dict(momentum=0.99)
 _CHANGES = {
-    "dino": {"dino": dict(_DINO_HEAD, prototypes=1024, teacher_temperature=0.04, final_teacher_temperature=0.04)},
+    "dino": {
+        "dino": dict(
+            _DINO_HEAD, prototypes=1024, teacher_temperature=0.04, final_teacher_temperature=0.04
+        )
+    },
     "ibot": {
         "views": dict(mask="block", mask_ratio=(0.1, 0.3), mask_prob=0.5),
         "ibot": dict(_DINO_HEAD),
@@ -56,41 +73,67 @@ _CHANGES = {
     "sop": {
         "teacher": _SLOW,
         "sop": _MEMORY,
-        "sop.cls": dict(anchors=512, members=5, tasks=1, memory=4096), "sop.patch": dict(weight=0.0),
+        "sop.cls": dict(anchors=512, members=5, tasks=1, memory=4096),
+        "sop.patch": dict(weight=0.0),
     },
     "sove": {
         "teacher": _SLOW,
         "sove": _MEMORY,
-        "sove.cls": dict(anchors=1024, members=5, tasks=1, memory=4096), "sove.patch": dict(weight=0.0),
+        "sove.cls": dict(anchors=1024, members=5, tasks=1, memory=4096),
+        "sove.patch": dict(weight=0.0),
     },
     "cribo": {
         "teacher": _SLOW,
-        "cribo": dict(_DINO_HEAD, prototypes=512, clusters=4, memory=512, teacher_temperature=0.02, final_teacher_temperature=0.02),
+        "cribo": dict(
+            _DINO_HEAD,
+            prototypes=512,
+            clusters=4,
+            memory=512,
+            teacher_temperature=0.02,
+            final_teacher_temperature=0.02,
+        ),
     },
     "flsl": {
         "model": dict(cls=False),
         "views": dict(global_count=2),
         "teacher": _SLOW,
-        # Attention this soft makes the mode of a token the mean of its view. Sharper (tried with the shared teacher), tokens cluster by
-        # place and colour, and the centroids of these 16 patches say nothing about digits: dense mIoU 12.7 to 17.5 in eight settings.
+        # Attention this soft makes the mode of a token the mean of its view. Sharper (tried with
+        # the shared teacher), tokens cluster by place and colour, and the centroids of these 16
+        # patches say nothing about digits: dense mIoU 12.7 to 17.5 in eight settings.
         "flsl": dict(
-            _DINO_HEAD, prototypes=1024, photometric="both", sa_sharpness=0.2, ca_sharpness=0.4, targets="centered", gamma=0.3,
-            teacher_temperature=0.02, final_teacher_temperature=0.02,
+            _DINO_HEAD,
+            prototypes=1024,
+            photometric="both",
+            sa_sharpness=0.2,
+            ca_sharpness=0.4,
+            targets="centered",
+            gamma=0.3,
+            teacher_temperature=0.02,
+            final_teacher_temperature=0.02,
         ),
     },
     "stellar": {
         "model": dict(queries=4),
         "views": dict(global_count=2, local_count=0),
         "teacher": _SLOW,
-        # As the paper's random prior: targets of a teacher. Predictions must be much softer than targets, or every image gets the same
-        # tokens: spread of embeddings after 400 steps, seed 1: .07 at temperatures .03 / .1, .13 at .03 / .15, .28 at .03 / .3.
+        # As the paper's random prior: targets of a teacher. Predictions must be much softer than
+        # targets, or every image gets the same tokens: spread of embeddings after 400 steps, seed
+        # 1: .07 at temperatures .03 / .1, .13 at .03 / .15, .28 at .03 / .3.
         "stellar": dict(
-            targets="teacher", mask_ratio=0.25, target_temperature=0.03, temperature=0.3, prototypes=128, head_hidden=256, head_out=64,
-            decoder_width=64, decoder_depth=2, decoder_heads=4,
+            targets="teacher",
+            mask_ratio=0.25,
+            target_temperature=0.03,
+            temperature=0.3,
+            prototypes=128,
+            head_hidden=256,
+            head_out=64,
+            decoder_width=64,
+            decoder_depth=2,
+            decoder_heads=4,
         ),
         "stellar.weights": dict(reconstruction=1.0),
     },
-}  # fmt: skip
+}
 
 
 def get_config(arg: str = "sop"):
@@ -103,6 +146,8 @@ def get_config(arg: str = "sop"):
     config.optim.steps = STEPS
     config.eval.every_steps = 0
     for section, values in _CHANGES[variant].items():
-        config.update_from_flattened_dict({f"{section}.{key}": value for key, value in values.items()})
+        config.update_from_flattened_dict(
+            {f"{section}.{key}": value for key, value in values.items()}
+        )
     presets.override(config, words, {})
     return config

@@ -1,14 +1,17 @@
 """Measures this package beside plain formulations and other libraries.
 
-    python launch/bench.py ops                                    every op at the sizes of the papers, some minutes
-    python launch/bench.py ops --only nearest,sop_vote --rounds 9
-    python launch/bench.py ops --scale small                      every op in a moment: do the forms agree?
-    python launch/bench.py steps                                  the train step of every recipe of configs/compare.py, two minutes
+    python launch/bench.py ops                                    every op at the sizes of the
+    papers, some minutes python launch/bench.py ops --only nearest,sop_vote --rounds 9
+    python launch/bench.py ops --scale small                      every op in a moment: do the forms
+    agree?
+    python launch/bench.py steps                                  the train step of every recipe of
+    configs/compare.py, two minutes
 
-Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call waited for; "x ops" is a
-form's time over the op's; memory is what XLA allocates for temporaries, and of other libraries by how much the process
-grew in their first call, less what they returned; difference is to the second form, relative to its largest entry. The
-status is 1 if a form that must agree does not.
+Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
+waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
+and of other libraries by how much the process grew in their first call, less what they returned;
+difference is to the second form, relative to its largest entry. The status is 1 if a form that must
+agree does not.
 """
 
 import argparse
@@ -51,7 +54,9 @@ def machine() -> dict:
 def _processor() -> str:
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(
+            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
+        )
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
@@ -64,7 +69,9 @@ def ops(options) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     print(_line(COLUMNS), flush=True)
     for name in names:
-        case = bench_ops.CASES[name](options.scale == "paper", jax.random.fold_in(key, zlib.crc32(name.encode()) >> 1))
+        case = bench_ops.CASES[name](
+            options.scale == "paper", jax.random.fold_in(key, zlib.crc32(name.encode()) >> 1)
+        )
         found, missing = bench_measure.measure(case, options.rounds)
         print(f"{name}: {case.size}")
         for row in found:
@@ -73,17 +80,29 @@ def ops(options) -> int:
             print(f"  {line}", flush=True)
         rows += [dict(op=name, **row) for row in found]
         skipped += [f"{name}: {line}" for line in missing]
-        report = dict(machine=machine(), scale=options.scale, rounds=options.rounds, seed=options.seed, rows=rows, skipped=skipped)
-        path.write_text(json.dumps(report, indent=1) + "\n")  # after every op: a run cut short keeps what it has measured
+        report = dict(
+            machine=machine(),
+            scale=options.scale,
+            rounds=options.rounds,
+            seed=options.seed,
+            rows=rows,
+            skipped=skipped,
+        )
+        path.write_text(
+            json.dumps(report, indent=1) + "\n"
+        )  # after every op: a run cut short keeps what it has measured
     print(f"wrote {path}")
-    wrong = [f"{row['op']} ({row['direction']}): {row['form']}" for row in rows if row["agrees"] is False]
+    wrong = [
+        f"{row['op']} ({row['direction']}): {row['form']}" for row in rows if row["agrees"] is False
+    ]
     for line in wrong:
         print(f"DISAGREES: {line}", file=sys.stderr)
     return 1 if wrong else 0
 
 
 def steps(options) -> int:
-    # Here and not above: the ops are measured in a process that holds neither the loop nor what it imports.
+    # Here and not above: the ops are measured in a process that holds neither the loop nor what it
+    # imports.
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
     import bench_steps
 
@@ -99,7 +118,12 @@ def steps(options) -> int:
         print(f"{name:<10}{ms:>8.0f} ms{ms / medians[names[0]]:>8.2f} x {names[0]}")
     path = pathlib.Path(options.out) / "steps.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(machine=machine(), rounds=options.rounds, seed=options.seed, ms=medians), indent=1) + "\n")
+    path.write_text(
+        json.dumps(
+            dict(machine=machine(), rounds=options.rounds, seed=options.seed, ms=medians), indent=1
+        )
+        + "\n"
+    )
     print(f"wrote {path}")
     return 0
 
@@ -119,23 +143,39 @@ def _cells(name: str, row: dict) -> tuple:
 
     memory = None if row["temporary_bytes"] is None else row["temporary_bytes"] / 2**20
     tail = number(memory, ".1f"), number(row["difference"], ".1e"), number(row["recall"], ".3f")
-    return name, row["direction"], row["form"], number(row["ms"], ".2f"), number(row["times_ops"], ".2f"), *tail
+    return (
+        name,
+        row["direction"],
+        row["form"],
+        number(row["ms"], ".2f"),
+        number(row["times_ops"], ".2f"),
+        *tail,
+    )
 
 
 def _line(cells) -> str:
     widths = (24, 9, 38, 10, 8, 13, 10, 6)
-    return "  ".join(f"{cell:<{width}}" if i < 3 else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(cells, widths)))
+    return "  ".join(
+        f"{cell:<{width}}" if i < 3 else f"{cell:>{width}}"
+        for i, (cell, width) in enumerate(zip(cells, widths))
+    )
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("ops", help="every op beside its naive form and the libraries that are installed")
+    command = commands.add_parser(
+        "ops", help="every op beside its naive form and the libraries that are installed"
+    )
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
     commands.add_parser("steps", help="the train step of every method, in turns")
     for command in commands.choices.values():
         command.add_argument("--only", default="", help="names of cases (methods), comma-separated")
-        command.add_argument("--rounds", type=int, default=5, help="timed calls of every form (turns of 10 steps)")
+        command.add_argument(
+            "--rounds", type=int, default=5, help="timed calls of every form (turns of 10 steps)"
+        )
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--out", default="runs/bench", help="folder of ops.json (steps.json)")
     options = parser.parse_args(arguments)

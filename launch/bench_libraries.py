@@ -1,9 +1,9 @@
 """What a user would take instead of an op.
 
-Each function takes arrays (those of torch JAX's on the CPU, the others NumPy's) and returns a call that does the work once.
-The libraries are imported inside: none is required, and the benchmark names those that are missing. A call returns what
-is to be compared with the naive form, or None where it solves another problem (an exact matching is no entropic plan).
-"""
+Each function takes arrays (those of torch JAX's on the CPU, the others NumPy's) and returns a call
+that does the work once. The libraries are imported inside: none is required, and the benchmark
+names those that are missing. A call returns what is to be compared with the naive form, or None
+where it solves another problem (an exact matching is no entropic plan)."""
 
 import numpy as np
 
@@ -27,24 +27,35 @@ def pot_loop(cost, epsilon, num_iters):
 
     rows, columns = (np.full(n, 1 / n, cost.dtype) for n in cost.shape[1:])
     options = dict(reg=epsilon, numItermax=num_iters, stopThr=0, warn=False)
-    return lambda: np.stack([ot.sinkhorn(columns, rows, np.ascontiguousarray(one.T), **options).T for one in cost])
+    return lambda: np.stack(
+        [ot.sinkhorn(columns, rows, np.ascontiguousarray(one.T), **options).T for one in cost]
+    )
 
 
 def ott(cost, epsilon, num_iters):
-    """A fixed number of iterations, of the transposed problem: ott-jax ends on rows, the op on columns."""
+    """A fixed number of iterations, of the transposed problem: ott-jax ends on rows, the op on
+    columns.
+    """
     import jax
     import jax.numpy as jnp
     from ott.geometry import geometry
     from ott.problems.linear import linear_problem
     from ott.solvers.linear import sinkhorn
 
-    fixed = dict(threshold=0.0, min_iterations=num_iters, max_iterations=num_iters, inner_iterations=num_iters)
+    fixed = dict(
+        threshold=0.0,
+        min_iterations=num_iters,
+        max_iterations=num_iters,
+        inner_iterations=num_iters,
+    )
     solver = sinkhorn.Sinkhorn(lse_mode=True, **fixed)
 
     @jax.jit
     @jax.vmap
     def plan(one):
-        problem = linear_problem.LinearProblem(geometry.Geometry(cost_matrix=one.T, epsilon=epsilon))
+        problem = linear_problem.LinearProblem(
+            geometry.Geometry(cost_matrix=one.T, epsilon=epsilon)
+        )
         return solver(problem).matrix.T
 
     cost = jnp.asarray(cost)
@@ -73,7 +84,9 @@ def faiss_sops(memory, anchors, num_members):
     def search():
         values, found = index.search(vectors, num_members - 1)
         members = np.concatenate([others[found], vectors[:, None]], axis=1)
-        return members, np.concatenate([values, np.sum(vectors * vectors, axis=1, keepdims=True)], axis=1)
+        return members, np.concatenate(
+            [values, np.sum(vectors * vectors, axis=1, keepdims=True)], axis=1
+        )
 
     return search
 
@@ -103,12 +116,16 @@ def _published_vote(queries, members, weights, temperature):
 
     count, slots = weights.shape
     labels = ((1 - weights) / (count - 1)).reshape(-1, 1).repeat(1, count)
-    labels[torch.arange(count * slots), torch.arange(count).repeat_interleave(slots)] = weights.reshape(-1)
+    labels[torch.arange(count * slots), torch.arange(count).repeat_interleave(slots)] = (
+        weights.reshape(-1)
+    )
     return _shares_of_members(queries, members, temperature) @ labels
 
 
 def _vote_by_block(queries, members, weights, temperature):
-    """The same without the matrix: sums over the members of every SOP, and what all of them share."""
+    """The same without the matrix: sums over the members of every SOP, and what all of them
+    share.
+    """
     import torch
 
     p = _shares_of_members(queries, members, temperature).reshape(-1, *weights.shape)
@@ -116,11 +133,17 @@ def _vote_by_block(queries, members, weights, temperature):
     return torch.sum(p * (weights - others), dim=-1) + torch.sum(p * others, dim=(1, 2))[:, None]
 
 
-def torch_sop_vote(queries, members, weights, target, temperature, cotangent, gradient, published=True):
-    """Cross-entropy of the vote, `published` or with the algebra of the op but without its streaming."""
+def torch_sop_vote(
+    queries, members, weights, target, temperature, cotangent, gradient, published=True
+):
+    """Cross-entropy of the vote, `published` or with the algebra of the op but without its
+    streaming.
+    """
     import torch
 
-    queries, members, weights, target, cotangent = map(torch.from_dlpack, (queries, members, weights, target, cotangent))
+    queries, members, weights, target, cotangent = map(
+        torch.from_dlpack, (queries, members, weights, target, cotangent)
+    )
     queries.requires_grad_(gradient)
     vote = _published_vote if published else _vote_by_block
 
@@ -130,11 +153,15 @@ def torch_sop_vote(queries, members, weights, target, temperature, cotangent, gr
     return lambda: _torch_call(loss, queries, cotangent, gradient)
 
 
-def torch_sop_step(queries, memory, anchors, target, num_members, share, temperature, cotangent, gradient):
+def torch_sop_step(
+    queries, memory, anchors, target, num_members, share, temperature, cotangent, gradient
+):
     """Supports by all similarities and top-k, then the published vote with equal shares."""
     import torch
 
-    queries, memory, anchors, target, cotangent = map(torch.from_dlpack, (queries, memory, anchors, target, cotangent))
+    queries, memory, anchors, target, cotangent = map(
+        torch.from_dlpack, (queries, memory, anchors, target, cotangent)
+    )
     anchors = anchors.long()
     queries.requires_grad_(gradient)
 
@@ -145,13 +172,19 @@ def torch_sop_step(queries, memory, anchors, target, num_members, share, tempera
         supports = memory[similarity.topk(num_members - 1, dim=-1).indices]
         members = torch.cat([supports, vectors[:, None]], dim=1)
         weights = torch.full(members.shape[:2], share)
-        return -torch.sum(target * torch.log(_published_vote(queries, members, weights, temperature)), dim=-1)
+        return -torch.sum(
+            target * torch.log(_published_vote(queries, members, weights, temperature)), dim=-1
+        )
 
     return lambda: _torch_call(loss, queries, cotangent, gradient)
 
 
-def torch_joint_view_clustering(tokens, positions, seeds, position_weight, temperature, num_iters, sinkhorn_iters):
-    """CrIBo section 3.2.1 and eq. 17 operation by operation, with the [B, 2N, 2N, K] array of distances to members."""
+def torch_joint_view_clustering(
+    tokens, positions, seeds, position_weight, temperature, num_iters, sinkhorn_iters
+):
+    """CrIBo section 3.2.1 and eq. 17 operation by operation, with the [B, 2N, 2N, K] array of
+    distances to members.
+    """
     import torch
 
     tokens, positions, seeds = map(torch.from_dlpack, (tokens, positions, seeds))
@@ -166,7 +199,9 @@ def torch_joint_view_clustering(tokens, positions, seeds, position_weight, tempe
         centroids = torch.take_along_dim(unit, seeds[..., None], dim=1)
         columns = torch.full((images, 1, clusters), 1 / clusters)
         for _ in range(num_iters):
-            to_members = distance[..., None] * members[:, None]  # 0: not a member, or the token itself
+            to_members = (
+                distance[..., None] * members[:, None]
+            )  # 0: not a member, or the token itself
             nearest = torch.where(to_members > 0, to_members, torch.inf).amin(dim=2)
             found = torch.isfinite(nearest)
             finite = torch.where(found, nearest, 0)
@@ -187,7 +222,9 @@ def torch_joint_view_clustering(tokens, positions, seeds, position_weight, tempe
     return cluster
 
 
-def torch_sinkhorn_cross_entropy(scores, logits, target_temperature, temperature, num_iters, cotangent, gradient):
+def torch_sinkhorn_cross_entropy(
+    scores, logits, target_temperature, temperature, num_iters, cotangent, gradient
+):
     """Targets of SwAV's listing, stored, then the cross-entropy."""
     import torch
 

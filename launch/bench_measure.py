@@ -18,15 +18,22 @@ class Library(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One computation in several forms; the first of `forms` is the op, the second the reference of all others."""
+    """One computation in several forms; the first of `forms` is the op, the second the reference of
+    all others.
+    """
 
     size: str
     arguments: tuple
     forms: dict[str, Callable]  # jax functions of the arguments
     libraries: dict[str, Library] = {}
     gradient: int | None = None  # the argument to differentiate by; None: forward only
-    tolerance: float | None = 1e-4  # of the largest difference, relative to the largest entry; None: recall counts instead
-    compared: Callable[[Any], Any] = lambda output: output  # what of the output the forms must agree on
+    tolerance: float | None = (
+        # of the largest difference, relative to the largest entry; None: recall counts instead
+        1e-4
+    )
+    compared: Callable[[Any], Any] = lambda output: (
+        output
+    )  # what of the output the forms must agree on
 
 
 def cotangent(shape):
@@ -81,7 +88,11 @@ def _compare(case: Case, direction: str, calls: dict, memory: dict, rounds: int)
     rows = []
     for name in calls:
         row = dict(size=case.size, direction=direction, form=name)
-        row |= dict(ms=1e3 * seconds[name], times_ops=seconds[name] / seconds[ours], temporary_bytes=memory.get(name))
+        row |= dict(
+            ms=1e3 * seconds[name],
+            times_ops=seconds[name] / seconds[ours],
+            temporary_bytes=memory.get(name),
+        )
         row |= judged[name]
         rows.append(row)
     return rows
@@ -102,7 +113,9 @@ def _hold(view, output):
 
 
 def time_interleaved(calls: dict, rounds: int) -> dict[str, float]:
-    """Median seconds per call. Every round runs all calls, each round starting with another: drift hits all alike."""
+    """Median seconds per call. Every round runs all calls, each round starting with another: drift
+    hits all alike.
+    """
     seconds, names = {name: [] for name in calls}, list(calls)
     for number in range(rounds):
         shift = number % len(names)
@@ -114,14 +127,20 @@ def time_interleaved(calls: dict, rounds: int) -> dict[str, float]:
 
 
 def memory_rise(call) -> tuple[Any, int | None]:
-    """What a call returns, and by how many bytes the process grew at its highest, less what is returned; None outside Linux."""
+    """What a call returns, and by how many bytes the process grew at its highest, less what is
+    returned; None outside Linux.
+    """
     try:
         pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
         before = _status("VmRSS")
     except OSError:
         return call(), None
     output = call()
-    rise = _status("VmHWM") - before - sum(leaf.nbytes for leaf in jax.tree.leaves(output) if hasattr(leaf, "nbytes"))
+    rise = (
+        _status("VmHWM")
+        - before
+        - sum(leaf.nbytes for leaf in jax.tree.leaves(output) if hasattr(leaf, "nbytes"))
+    )
     return output, max(rise, 0)
 
 
@@ -131,14 +150,18 @@ def _status(field: str) -> int:
 
 
 def difference(got, wanted) -> float:
-    """The largest over all arrays: of floats |got - wanted| over the largest |wanted|, else the share that differs."""
+    """The largest over all arrays: of floats |got - wanted| over the largest |wanted|, else the
+    share that differs.
+    """
     worst = 0.0
     for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         if one.shape != other.shape:
             return float("inf")
         pairs = list(zip(_pieces(one), _pieces(other)))
         if np.issubdtype(other.dtype, np.floating):
-            gap = np.max([np.max(np.abs(a - b), initial=0) for a, b in pairs]) / max(_largest(other), 1e-30)
+            gap = np.max([np.max(np.abs(a - b), initial=0) for a, b in pairs]) / max(
+                _largest(other), 1e-30
+            )
             worst = max(worst, float(gap) if np.isfinite(gap) else float("inf"))
         else:
             worst = max(worst, sum(np.count_nonzero(a != b) for a, b in pairs) / other.size)

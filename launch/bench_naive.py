@@ -1,7 +1,8 @@
-"""Formulas of the papers written down plainly in JAX: what the ops are compared with, in value, time and memory.
+"""Formulas of the papers written down plainly in JAX: what the ops are compared with, in value,
+  time and memory.
 
-No chunks, no log domain unless the paper says so, no care for scale. Symbols and shapes as in the docstrings of ssl_jax.ops.
-"""
+No chunks, no log domain unless the paper says so, no care for scale. Symbols and shapes as in the
+docstrings of ssl_jax.ops."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,9 @@ def unit(x):
 
 
 def sinkhorn_knopp(scores, temperature, num_iters):
-    """SwAV's listing: columns, then rows, of exp(S / T); with the logarithms of the column sums, which add up to -h."""
+    """SwAV's listing: columns, then rows, of exp(S / T); with the logarithms of the column sums,
+    which add up to -h.
+    """
     q, potentials = jnp.exp(scores / temperature), 0.0
     for _ in range(num_iters):
         columns = jnp.sum(q, axis=0, keepdims=True)
@@ -57,7 +60,9 @@ def align_sets(source, target, epsilon, num_iters):
 
 def localization(dense, sparse, temperature):
     """STELLAR eq. 7."""
-    return jax.nn.softmax(jnp.einsum("bnd,brd->bnr", unit(dense), unit(sparse)) / temperature, axis=-1)
+    return jax.nn.softmax(
+        jnp.einsum("bnd,brd->bnr", unit(dense), unit(sparse)) / temperature, axis=-1
+    )
 
 
 def koleo(tokens):
@@ -70,11 +75,17 @@ def koleo(tokens):
 
 def mean_shift(queries, keys, inverse_temperature):
     """FLSL eq. 4."""
-    return jax.nn.softmax(inverse_temperature * queries @ jnp.swapaxes(keys, -1, -2), axis=-1) @ keys
+    return (
+        jax.nn.softmax(inverse_temperature * queries @ jnp.swapaxes(keys, -1, -2), axis=-1) @ keys
+    )
 
 
-def joint_view_clustering(tokens, positions, seeds, position_weight, temperature, num_iters, sinkhorn_iters):
-    """CrIBo section 3.2.1 and eq. 17, with the [2N, 2N, K] array of distances to the members of every cluster."""
+def joint_view_clustering(
+    tokens, positions, seeds, position_weight, temperature, num_iters, sinkhorn_iters
+):
+    """CrIBo section 3.2.1 and eq. 17, with the [2N, 2N, K] array of distances to the members of
+    every cluster.
+    """
     tokens = unit(tokens)
     count, clusters = tokens.shape[1], seeds.shape[1]
     distance = jnp.linalg.norm(positions[:, :, None] - positions[:, None], axis=-1)
@@ -89,7 +100,10 @@ def joint_view_clustering(tokens, positions, seeds, position_weight, temperature
         near = jnp.where(found, nearest, jnp.mean(finite, axis=(1, 2), keepdims=True))
         near = near / jnp.max(near, axis=(1, 2), keepdims=True)
         cost = position_weight * near - jnp.einsum("bnd,bkd->bnk", tokens, centroids)
-        low, high = jnp.min(cost, axis=(1, 2), keepdims=True), jnp.max(cost, axis=(1, 2), keepdims=True)
+        low, high = (
+            jnp.min(cost, axis=(1, 2), keepdims=True),
+            jnp.max(cost, axis=(1, 2), keepdims=True),
+        )
         plan = jnp.exp(-(cost - low) / (high - low) / temperature)
         for _ in range(sinkhorn_iters):
             plan = plan / jnp.sum(plan, axis=2, keepdims=True) / count
@@ -107,7 +121,9 @@ def object_tokens(tokens, assignments):
     views = []
     for z, q in zip(jnp.split(tokens, 2, axis=1), jnp.split(assignments, 2, axis=1)):
         mass = jnp.sum(q, axis=1)[..., None]
-        views.append(jnp.where(mass > 0, jnp.swapaxes(q, 1, 2) @ z / jnp.where(mass > 0, mass, 1), 0))
+        views.append(
+            jnp.where(mass > 0, jnp.swapaxes(q, 1, 2) @ z / jnp.where(mass > 0, mass, 1), 0)
+        )
     valid = jnp.stack([jnp.sum(q, axis=1) > 0 for q in jnp.split(assignments, 2, axis=1)])
     return jnp.stack(views, axis=1), jnp.all(valid, axis=0)
 
@@ -136,16 +152,22 @@ def cycle_consistent(first, second, first_bank, second_bank):
 
 
 def sample_anchors(key, size, num_anchors, num_tasks):
-    return jax.vmap(lambda key: jax.random.permutation(key, size)[:num_anchors])(jax.random.split(key, num_tasks))
+    return jax.vmap(lambda key: jax.random.permutation(key, size)[:num_anchors])(
+        jax.random.split(key, num_tasks)
+    )
 
 
 def build_sops(memory, anchors, num_members):
-    """SOP section 2.2: all similarities of anchors and memory, those of the anchors struck out, top M - 1."""
+    """SOP section 2.2: all similarities of anchors and memory, those of the anchors struck out, top
+    M - 1.
+    """
     vectors = memory[anchors]
     similarity = (vectors @ memory.T).at[:, anchors].set(-jnp.inf)
     values, index = jax.lax.top_k(similarity, num_members - 1)
     own = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
-    return jnp.concatenate([memory[index], vectors[:, None]], axis=1), jnp.concatenate([values, own], axis=1)
+    return jnp.concatenate([memory[index], vectors[:, None]], axis=1), jnp.concatenate(
+        [values, own], axis=1
+    )
 
 
 def sop_vote(queries, members, weights, temperature):
@@ -154,7 +176,10 @@ def sop_vote(queries, members, weights, temperature):
     others = (1 - weights) / (count - 1)
     own = jnp.eye(count, dtype=bool)[:, None]  # [K, 1, K]
     contributions = jnp.where(own, weights[..., None], others[..., None]).reshape(-1, count)
-    return jnp.log(jax.nn.softmax(queries @ members.reshape(-1, width).T / temperature, axis=-1) @ contributions)
+    return jnp.log(
+        jax.nn.softmax(queries @ members.reshape(-1, width).T / temperature, axis=-1)
+        @ contributions
+    )
 
 
 def memory_push(rows, new):

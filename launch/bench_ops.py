@@ -1,6 +1,8 @@
-"""The cases of `bench.py ops`: every op at the sizes of the papers, or small, beside its naive form and the libraries.
+"""The cases of `bench.py ops`: every op at the sizes of the papers, or small, beside its naive form
+  and the libraries.
 
-A case is a function of (paper: bool, key) that makes its arrays; it is called only when it is to be measured.
+A case is a function of (paper: bool, key) that makes its arrays; it is called only when it is to be
+measured.
 """
 
 import functools
@@ -31,7 +33,9 @@ def _on_host(arrays):
 
 
 def _with_gradient(module: str, make, shape, *arrays, **options) -> Library:
-    """A library whose maker knows both directions; the gradient is weighted as that of the other forms."""
+    """A library whose maker knows both directions; the gradient is weighted as that of the other
+    forms.
+    """
 
     def maker(gradient):
         given = _on_host((*arrays, cotangent(shape)))
@@ -42,7 +46,9 @@ def _with_gradient(module: str, make, shape, *arrays, **options) -> Library:
 
 def _scores(paper, key, rows):
     rows, width, classes = (rows, 256, 16384) if paper else (256, 32, 64)
-    samples, prototypes, others = (_unit(k, n, width) for k, n in zip(jax.random.split(key, 3), (rows, classes, rows)))
+    samples, prototypes, others = (
+        _unit(k, n, width) for k, n in zip(jax.random.split(key, 3), (rows, classes, rows))
+    )
     return f"[{rows}, {classes}]", samples @ prototypes.T, others @ prototypes.T
 
 
@@ -68,12 +74,27 @@ def sinkhorn_cross_entropy(paper, key):
     size, scores, logits = _scores(paper, key, 32768)
 
     def plain(scores, logits):
-        return naive.cross_entropy(jax.lax.stop_gradient(naive.sinkhorn_knopp(scores, 0.05, 3)[0]), logits, 0.1)
+        return naive.cross_entropy(
+            jax.lax.stop_gradient(naive.sinkhorn_knopp(scores, 0.05, 3)[0]), logits, 0.1
+        )
 
-    forms = {"ops": lambda s, x: ops.sinkhorn_cross_entropy(s, x, target_temperature=0.05, temperature=0.1), "naive, stored targets": plain}
+    forms = {
+        "ops": lambda s, x: ops.sinkhorn_cross_entropy(
+            s, x, target_temperature=0.05, temperature=0.1
+        ),
+        "naive, stored targets": plain,
+    }
     options = dict(target_temperature=0.05, temperature=0.1, num_iters=3)
-    torch = _with_gradient("torch", libraries.torch_sinkhorn_cross_entropy, scores.shape[:1], scores, logits, **options)
-    return Case(f"{size}, 3 iterations", (scores, logits), forms, {"torch, stored targets": torch}, gradient=1)
+    torch = _with_gradient(
+        "torch", libraries.torch_sinkhorn_cross_entropy, scores.shape[:1], scores, logits, **options
+    )
+    return Case(
+        f"{size}, 3 iterations",
+        (scores, logits),
+        forms,
+        {"torch, stored targets": torch},
+        gradient=1,
+    )
 
 
 def entropic_transport(paper, key):
@@ -87,7 +108,9 @@ def entropic_transport(paper, key):
     others = {
         "ott-jax, fixed iterations": Library("ott", lambda: libraries.ott(host, 0.05, 30)),
         "POT loop": Library("ot", lambda: libraries.pot_loop(host, 0.05, 30)),
-        "scipy Hungarian loop (exact matching)": Library("scipy", lambda: libraries.hungarian(host)),
+        "scipy Hungarian loop (exact matching)": Library(
+            "scipy", lambda: libraries.hungarian(host)
+        ),
     }
     return Case(f"{list(cost.shape)}, eps .05, 30 iterations", (cost,), forms, others, gradient=0)
 
@@ -102,22 +125,40 @@ def align_sets(paper, key):
         "naive, all differences": lambda s, t: naive.align_sets(s, t, 0.1, 5),
         "ops, hungarian": lambda s, t: ops.align_sets(s, t, solver="hungarian"),
     }
-    others = {"scipy cdist and Hungarian loop": Library("scipy", lambda: libraries.hungarian_of_tokens(*map(np.asarray, (source, target))))}
+    others = {
+        "scipy cdist and Hungarian loop": Library(
+            "scipy", lambda: libraries.hungarian_of_tokens(*map(np.asarray, (source, target)))
+        )
+    }
     matches = lambda output: output[:2]  # noqa: E731  (index and cost; the plan of an exact matching is another)
-    return Case(f"[{batch}, 16, {width}], eps .1, 5 iterations", (source, target), forms, others, compared=matches)
+    return Case(
+        f"[{batch}, 16, {width}], eps .1, 5 iterations",
+        (source, target),
+        forms,
+        others,
+        compared=matches,
+    )
 
 
 def localization(paper, key):
     batch, places, width = (64, 196, 768) if paper else (2, 16, 32)
     first, second = jax.random.split(key)
-    forms = {"ops": lambda d, s: ops.localization(d, s), "naive": lambda d, s: naive.localization(d, s, 0.06)}
+    forms = {
+        "ops": lambda d, s: ops.localization(d, s),
+        "naive": lambda d, s: naive.localization(d, s, 0.06),
+    }
     arrays = _normal(first, batch, places, width), _normal(second, batch, 16, width)
     return Case(f"[{batch}, {places}, {width}], 16 tokens", arrays, forms, gradient=0)
 
 
 def koleo(paper, key):
     tokens = _normal(key, *((256, 16, 768) if paper else (4, 8, 32)))
-    return Case(f"{list(tokens.shape)}", (tokens,), {"ops": ops.koleo, "naive, all differences": naive.koleo}, gradient=0)
+    return Case(
+        f"{list(tokens.shape)}",
+        (tokens,),
+        {"ops": ops.koleo, "naive, all differences": naive.koleo},
+        gradient=0,
+    )
 
 
 def mean_shift(paper, key):
@@ -127,15 +168,21 @@ def mean_shift(paper, key):
     tau = 0.1 / width**0.5
 
     def attention(q, k):
-        return jax.nn.dot_product_attention(q[:, :, None], k[:, :, None], k[:, :, None], scale=tau)[:, :, 0]
+        return jax.nn.dot_product_attention(q[:, :, None], k[:, :, None], k[:, :, None], scale=tau)[
+            :, :, 0
+        ]
 
     forms = {
         "ops": lambda q, k: ops.mean_shift(q, k, inverse_temperature=tau),
         "naive": lambda q, k: naive.mean_shift(q, k, tau),
         "jax.nn.dot_product_attention": attention,
     }
-    torch = _with_gradient("torch", libraries.torch_attention, queries.shape, queries, keys, inverse_temperature=tau)
-    return Case(f"{list(queries.shape)}", (queries, keys), forms, {"torch attention": torch}, gradient=0)
+    torch = _with_gradient(
+        "torch", libraries.torch_attention, queries.shape, queries, keys, inverse_temperature=tau
+    )
+    return Case(
+        f"{list(queries.shape)}", (queries, keys), forms, {"torch attention": torch}, gradient=0
+    )
 
 
 def _views(paper, key):
@@ -144,9 +191,16 @@ def _views(paper, key):
     keys = jax.random.split(key, 5)
     count = 2 * side * side
     kind = jax.random.randint(keys[0], (batch, count, 1), 0, clusters)
-    tokens = jnp.take_along_axis(_normal(keys[1], batch, clusters, width), kind, axis=1) + _normal(keys[2], batch, count, width)
-    grid = jnp.stack(jnp.meshgrid(jnp.arange(side), jnp.arange(side)), axis=-1).reshape(1, 1, -1, 2) / side
-    positions = (grid + 0.3 * jax.random.uniform(keys[3], (batch, 2, 1, 2))).reshape(batch, count, 2)
+    tokens = jnp.take_along_axis(_normal(keys[1], batch, clusters, width), kind, axis=1) + _normal(
+        keys[2], batch, count, width
+    )
+    grid = (
+        jnp.stack(jnp.meshgrid(jnp.arange(side), jnp.arange(side)), axis=-1).reshape(1, 1, -1, 2)
+        / side
+    )
+    positions = (grid + 0.3 * jax.random.uniform(keys[3], (batch, 2, 1, 2))).reshape(
+        batch, count, 2
+    )
     seeds = jax.lax.top_k(jax.random.bits(keys[4], (batch, count)), clusters)[1]
     return tokens, positions, seeds
 
@@ -156,15 +210,25 @@ def joint_view_clustering(paper, key):
     options = dict(position_weight=1.0, temperature=0.05, num_iters=5, sinkhorn_iters=5)
     clusters = seeds.shape[1]
     forms = {
-        "ops": lambda t, p, s: ops.joint_view_clustering(t, p, num_clusters=clusters, seeds=s, **options),
+        "ops": lambda t, p, s: ops.joint_view_clustering(
+            t, p, num_clusters=clusters, seeds=s, **options
+        ),
         "naive, [B, 2N, 2N, K]": lambda t, p, s: naive.joint_view_clustering(t, p, s, **options),
     }
     others = {
         "torch, [B, 2N, 2N, K]": Library(
-            "torch", lambda: libraries.torch_joint_view_clustering(*map(_on_host, (tokens, positions, seeds)), **options)
+            "torch",
+            lambda: libraries.torch_joint_view_clustering(
+                *map(_on_host, (tokens, positions, seeds)), **options
+            ),
         )
     }
-    return Case(f"{list(tokens.shape)}, K = {clusters}, 5 iterations", (tokens, positions, seeds), forms, others)
+    return Case(
+        f"{list(tokens.shape)}, K = {clusters}, 5 iterations",
+        (tokens, positions, seeds),
+        forms,
+        others,
+    )
 
 
 def object_tokens(paper, key):
@@ -179,7 +243,12 @@ def _bank(paper, key, k):
     count, size, width = (256, 800_000, 256) if paper else (8, 1000, 16)
     first, second = jax.random.split(key)
     queries, bank = _normal(first, count, width), _normal(second, size, width)
-    return f"{count} of {size} x {width}, k = {k}", queries, bank, 1 / jnp.linalg.norm(bank, axis=-1)
+    return (
+        f"{count} of {size} x {width}, k = {k}",
+        queries,
+        bank,
+        1 / jnp.linalg.norm(bank, axis=-1),
+    )
 
 
 def nearest(paper, key):
@@ -193,7 +262,9 @@ def nearest(paper, key):
     }
     others = {
         "torch, as published": Library("torch", lambda: libraries.torch_nearest(*arrays[:2], 1)),
-        "faiss flat": Library("faiss", lambda: libraries.faiss_flat(*map(np.asarray, arrays[:2]), 1)),
+        "faiss flat": Library(
+            "faiss", lambda: libraries.faiss_flat(*map(np.asarray, arrays[:2]), 1)
+        ),
     }
     return Case(size, tuple(arrays), forms, others)
 
@@ -212,9 +283,14 @@ def cycle_consistent(paper, key):
     objects, size, width = (256, 65536, 256) if paper else (16, 128, 16)
     keys = jax.random.split(key, 4)
     first, bank = _normal(keys[0], objects, width), _normal(keys[1], size, width)
-    second, second_bank = first + _normal(keys[2], objects, width), bank + _normal(keys[3], size, width)
+    second, second_bank = (
+        first + _normal(keys[2], objects, width),
+        bank + _normal(keys[3], size, width),
+    )
     forms = {"ops": lambda *x: tuple(ops.cycle_consistent(*x)), "naive": naive.cycle_consistent}
-    return Case(f"{objects} objects, bank {size} x {width}", (first, second, bank, second_bank), forms)
+    return Case(
+        f"{objects} objects, bank {size} x {width}", (first, second, bank, second_bank), forms
+    )
 
 
 def sample_anchors(paper, key):
@@ -228,7 +304,9 @@ def sample_anchors(paper, key):
 
 
 def _sop_arrays(paper, key):
-    batch, size, anchors, members, width = (256, 65536, 4096, 9, 256) if paper else (8, 256, 16, 4, 16)
+    batch, size, anchors, members, width = (
+        (256, 65536, 4096, 9, 256) if paper else (8, 256, 16, 4, 16)
+    )
     keys = jax.random.split(key, 5)
     queries, memory = _unit(keys[0], batch, width), _unit(keys[1], size, width)
     target = jax.nn.softmax(5 * _normal(keys[2], batch, anchors))
@@ -241,23 +319,49 @@ def build_sops(paper, key):
         "ops": lambda m, a: ops.build_sops(m, a, num_members=members),
         "naive, all similarities": lambda m, a: naive.build_sops(m, a, members),
     }
-    others = {"faiss flat": Library("faiss", lambda: libraries.faiss_sops(*map(np.asarray, (memory, anchors)), members))}
+    others = {
+        "faiss flat": Library(
+            "faiss", lambda: libraries.faiss_sops(*map(np.asarray, (memory, anchors)), members)
+        )
+    }
+
     # Members are compared by their similarity too: rounding may exchange two of nearly the same.
-    compared = lambda out: (out[1], np.einsum("kmd,kd->km", *map(np.asarray, (out[0], out[0][:, -1]))))  # noqa: E731
-    return Case(f"{len(anchors)} anchors, memory {list(memory.shape)}, M = {members}", (memory, anchors), forms, others, compared=compared)
+    def compared(out):
+        return (out[1], np.einsum("kmd,kd->km", *map(np.asarray, (out[0], out[0][:, -1]))))
+
+    return Case(
+        f"{len(anchors)} anchors, memory {list(memory.shape)}, M = {members}",
+        (memory, anchors),
+        forms,
+        others,
+        compared=compared,
+    )
 
 
 def sop_vote(paper, key, rule="smoothed"):
     queries, memory, anchors, target, slots, draw = _sop_arrays(paper, key)
-    members = memory[jax.random.randint(draw, (len(anchors), slots), 0, len(memory))].at[:, -1].set(memory[anchors])
+    members = (
+        memory[jax.random.randint(draw, (len(anchors), slots), 0, len(memory))]
+        .at[:, -1]
+        .set(memory[anchors])
+    )
     weights = ops.sop_weights(jax.random.uniform(draw, members.shape[:2]), rule=rule)
     forms = {
         "ops": lambda u, d, s, q: -jnp.sum(q * ops.sop_vote(u, d, s, temperature=0.1), axis=-1),
-        "naive, Y as a matrix": lambda u, d, s, q: -jnp.sum(q * naive.sop_vote(u, d, s, 0.1), axis=-1),
+        "naive, Y as a matrix": lambda u, d, s, q: (
+            -jnp.sum(q * naive.sop_vote(u, d, s, 0.1), axis=-1)
+        ),
     }
     arrays = (queries, members, weights, target)
     torch = {
-        name: _with_gradient("torch", libraries.torch_sop_vote, queries.shape[:1], *arrays, temperature=0.1, published=published)
+        name: _with_gradient(
+            "torch",
+            libraries.torch_sop_vote,
+            queries.shape[:1],
+            *arrays,
+            temperature=0.1,
+            published=published,
+        )
         for name, published in (("torch, as published", True), ("torch, sums over blocks", False))
     }
     size = f"{list(queries.shape)}, K = {len(anchors)}, M = {slots}, {rule}, with cross-entropy"
@@ -270,14 +374,24 @@ def sop_step(paper, key):
     def step(build, vote):
         def loss(u, memory, anchors, q):
             members, similarity = build(memory, anchors, num_members=slots)
-            return -jnp.sum(q * vote(u, members, ops.sop_weights(similarity, rule="smoothed"), temperature=0.1), axis=-1)
+            return -jnp.sum(
+                q * vote(u, members, ops.sop_weights(similarity, rule="smoothed"), temperature=0.1),
+                axis=-1,
+            )
 
         return loss
 
-    forms = {"ops": step(ops.build_sops, ops.sop_vote), "naive": step(naive.build_sops, naive.sop_vote)}
+    forms = {
+        "ops": step(ops.build_sops, ops.sop_vote),
+        "naive": step(naive.build_sops, naive.sop_vote),
+    }
     arrays = (queries, memory, anchors, target)
     options = dict(num_members=slots, share=0.9, temperature=0.1)
-    torch = {"torch, as published": _with_gradient("torch", libraries.torch_sop_step, queries.shape[:1], *arrays, **options)}
+    torch = {
+        "torch, as published": _with_gradient(
+            "torch", libraries.torch_sop_step, queries.shape[:1], *arrays, **options
+        )
+    }
     size = f"build and vote, memory {list(memory.shape)}, K = {len(anchors)}"
     return Case(size, arrays, forms, torch, gradient=0)
 
@@ -293,7 +407,11 @@ def memory_push(paper, key):
         return memory["rows"]["x"], memory["cursor"]
 
     def in_order(output):  # oldest row first
-        return np.roll(np.asarray(output[0]), -int(output[1]), axis=0) if isinstance(output, tuple) else output
+        return (
+            np.roll(np.asarray(output[0]), -int(output[1]), axis=0)
+            if isinstance(output, tuple)
+            else output
+        )
 
     forms = {"ops, ring": push, "naive, queue shifted": naive.memory_push}
     return Case(f"{count} rows into {size} x {width}", (rows, new), forms, compared=in_order)
@@ -302,14 +420,20 @@ def memory_push(paper, key):
 def _distributions(paper, key):
     shape = (512, 65536) if paper else (8, 64)
     first, second = jax.random.split(key)
-    return str(list(shape)), jax.nn.softmax(3 * _normal(first, *shape)), 0.5 * _normal(second, *shape)  # within reach of the naive form
+    return (
+        str(list(shape)),
+        jax.nn.softmax(3 * _normal(first, *shape)),
+        0.5 * _normal(second, *shape),
+    )  # within reach of the naive form
 
 
 def cross_entropy(paper, key):
     size, target, logits = _distributions(paper, key)
     forms = {
         "ops": lambda p, x: ops.cross_entropy(p, x, temperature=0.1),
-        "naive, log of softmax": lambda p, x: -jnp.sum(p * jnp.log(jax.nn.softmax(x / 0.1)), axis=-1),
+        "naive, log of softmax": lambda p, x: (
+            -jnp.sum(p * jnp.log(jax.nn.softmax(x / 0.1)), axis=-1)
+        ),
     }
     return Case(size, (target, logits), forms, gradient=1)
 
@@ -321,7 +445,8 @@ def entropy(paper, key):
 
 def volume_regularizer(paper, key):
     size, _, logits = _distributions(paper, key)
-    # Of logits: off the simplex the two forms, equal for distributions, have gradients that differ by a constant.
+    # Of logits: off the simplex the two forms, equal for distributions, have gradients that differ
+    # by a constant.
     forms = {
         "ops": lambda x: ops.volume_regularizer(jax.nn.softmax(x)),
         "naive": lambda x: naive.volume_regularizer(jax.nn.softmax(x)),

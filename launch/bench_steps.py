@@ -1,4 +1,6 @@
-"""Times the train step of several configs in turns, so that all of them meet the same state of the machine."""
+"""Times the train step of several configs in turns, so that all of them meet the same state of the
+machine.
+"""
 
 import time
 
@@ -8,7 +10,9 @@ from ssl_jax import loop, sharding, step
 
 
 def measure(configs: dict, rounds: int, steps: int = 10) -> dict[str, list[float]]:
-    """{name: seconds of every step} of {name: config}: `rounds` turns of `steps` steps on one batch, after one that does not count."""
+    """{name: seconds of every step} of {name: config}: `rounds` turns of `steps` steps on one
+    batch, after one that does not count.
+    """
     turns = {name: _turn(config) for name, config in configs.items()}
     taken = {name: [] for name in configs}
     for number in range(rounds + 1):
@@ -22,7 +26,9 @@ def _turn(config):
     """A function that makes one step on a batch that is on the device, and returns its seconds."""
     run = loop.prepare(config)
     shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
-    train_step = step.compile_step(step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings)
+    train_step = step.compile_step(
+        step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings
+    )
     batches = loop._loader(run, 0)
     batch = sharding.put_batch(next(batches), run.mesh)
     batches.close()

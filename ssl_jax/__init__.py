@@ -1,7 +1,8 @@
 """Self-supervised learning for vision in JAX.
 
-`from ssl_jax import ops, losses` gives pure functions on arrays and imports nothing but JAX and NumPy. The public
-modules are imported on first use, so that asking for one does not pay for the others.
+`from ssl_jax import ops, losses` gives pure functions on arrays and imports nothing but JAX and
+NumPy. The public modules are imported on first use, so that asking for one does not pay for the
+others.
 """
 
 import importlib
@@ -15,11 +16,15 @@ __all__ = ["__version__", "convert", "evals", "losses", "methods", "models", "op
 
 
 def __getattr__(name: str):
-    """The public module of that name, imported on first use. Raises AttributeError for any other name."""
+    """The public module of that name, imported on first use. Raises AttributeError for any other
+    name.
+    """
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     public = ", ".join(__all__[1:])
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; its public modules are {public}")
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}; its public modules are {public}"
+    )
 
 
 def __dir__() -> list[str]:

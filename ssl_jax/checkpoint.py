@@ -1,4 +1,6 @@
-"""Orbax checkpoints: the whole TrainState, the data position and the resolved config, written asynchronously and atomically."""
+"""Orbax checkpoints: the whole TrainState, the data position and the resolved config, written
+asynchronously and atomically.
+"""
 
 import contextlib
 import errno
@@ -14,26 +16,39 @@ from ssl_jax.config import InputError
 from ssl_jax.state import TrainState
 
 _ITEMS = ("state", "meta")
-_OVERHEAD = 2**20  # bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not full
+_OVERHEAD = (
+    2**20
+    # bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are
+    #   not
+    # full
+)
 
 
 class Checkpoints:
     """The checkpoints of one run, in `folder`/<step>.
 
-    A save is written beside its final name and renamed when complete, so a kill at any moment leaves the last complete one to be
-    found. At most `keep` newest are kept, and those at multiples of `keep_every` steps (0 = none) for good.
+    A save is written beside its final name and renamed when complete, so a kill at any moment
+    leaves the last complete one to be found. At most `keep` newest are kept, and those at multiples
+    of `keep_every` steps (0 = none) for good.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int = 2, keep_every: int = 0, create: bool = True):
+    def __init__(
+        self, folder: str | Path, *, keep: int = 2, keep_every: int = 0, create: bool = True
+    ):
         self.folder = Path(folder).absolute()
         if not create and not self.folder.is_dir():
-            raise InputError(f"no checkpoints in {self.folder.parent}: the folder {self.folder.name}/ is missing")
+            raise InputError(
+                f"no checkpoints in {self.folder.parent}: the folder {self.folder.name}/ is missing"
+            )
         _quiet()
         with _readable_errors(self.folder):
             self._manager = ocp.CheckpointManager(
                 self.folder,
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=keep, keep_period=keep_every or None, create=create, cleanup_tmp_directories=create
+                    max_to_keep=keep,
+                    keep_period=keep_every or None,
+                    create=create,
+                    cleanup_tmp_directories=create,
                 ),
                 item_names=_ITEMS,
             )
@@ -43,26 +58,37 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def save(self, state: TrainState, meta: dict) -> None:
-        """Starts saving `state` under its step. Returns when the arrays are copied; writing goes on in the background.
+        """Starts saving `state` under its step. Returns when the arrays are copied; writing goes on
+        in the background.
 
-        Raises InputError if this or the previous save could not be written (for example a full disk).
+        Raises InputError if this or the previous save could not be written (for example a full
+        disk).
         """
         step = int(state.step)
         if step == self._manager.latest_step():
             return
         with _readable_errors(self.folder):
             self._manager.check_for_errors()
-            args = ocp.args.Composite(state=ocp.args.StandardSave(state._asdict()), meta=ocp.args.JsonSave(meta))
+            args = ocp.args.Composite(
+                state=ocp.args.StandardSave(state._asdict()), meta=ocp.args.JsonSave(meta)
+            )
             if not self._manager.save(step, args=args):
-                raise InputError(f"checkpoint {self.folder / str(step)} was not written: a folder of that name is in the way")
+                raise InputError(
+                    f"checkpoint {self.folder / str(step)} was not written: a folder of that name"
+                    " is in the way"
+                )
 
     def meta(self, step: int) -> dict:
         """The `meta` that was given to save(): config, data position, versions."""
         with self._damage_named(step):
-            return self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())).meta
+            return self._manager.restore(
+                step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
+            ).meta
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
-        """Reads the state of `step` onto the shapes and shardings of `abstract` (ShapeDtypeStructs), whatever mesh wrote it."""
+        """Reads the state of `step` onto the shapes and shardings of `abstract`
+        (ShapeDtypeStructs), whatever mesh wrote it.
+        """
         with self._damage_named(step):
             _check_files(self.folder / str(step) / "state")
             args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract._asdict()))
@@ -81,27 +107,40 @@ class Checkpoints:
     def _damage_named(self, step: int):
         path = self.folder / str(step)
         if not path.is_dir():
-            raise InputError(f"no checkpoint of step {step} in {self.folder}; complete ones: {list(self._manager.all_steps())}")
+            raise InputError(
+                f"no checkpoint of step {step} in {self.folder}; complete ones:"
+                f" {list(self._manager.all_steps())}"
+            )
         missing = [item for item in _ITEMS if not (path / item).is_dir()]
         if missing:
-            raise InputError(f"checkpoint {path} lacks {missing}; delete that folder to go on from the one before")
+            raise InputError(
+                f"checkpoint {path} lacks {missing}; delete that folder to go on from the one"
+                " before"
+            )
         try:
             yield
         except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            reason = (
+                f"{type(error).__name__}:"
+                f" {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            )
             raise InputError(
-                f"checkpoint {path} cannot be read; delete that folder to go on from the one before ({reason[:300]})"
+                f"checkpoint {path} cannot be read; delete that folder to go on from the one before"
+                f" ({reason[:300]})"
             ) from error
 
 
 def _check_files(folder: Path) -> None:
-    """Raises an error that names a file or array if something of the saved arrays is missing or cut short; reads a byte of each piece.
+    """Raises an error that names a file or array if something of the saved arrays is missing or cut
+    short; reads a byte of each piece.
 
-    Orbax reads all arrays at once, and when one fails the others fill stderr with tracebacks around the line that matters.
-    """
+    Orbax reads all arrays at once, and when one fails the others fill stderr with tracebacks around
+    the line that matters."""
     import tensorstore  # what Orbax stores arrays with
 
-    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}).result()
+    store = tensorstore.KvStore.open(
+        {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
+    ).result()
     pieces = {key: store.read(key, byte_range=slice(-1, None)) for key in store.list().result()}
     missing = [key.decode() for key, read in pieces.items() if not read.result().value]
     if missing or not pieces:
@@ -109,7 +148,9 @@ def _check_files(folder: Path) -> None:
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
-    """Splits what a user gives (run folder, its checkpoints folder, or one step's folder) into (checkpoints folder, step or None)."""
+    """Splits what a user gives (run folder, its checkpoints folder, or one step's folder) into
+    (checkpoints folder, step or None).
+    """
     path = Path(path).absolute()
     if not path.is_dir():
         raise InputError(f"no such checkpoint or run folder: {path}")
@@ -120,7 +161,9 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
 
 def abstract(state, shardings):
     """ShapeDtypeStructs of a (possibly abstract) state, carrying shardings, to restore onto."""
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings
+    )
 
 
 def check_space(folder: Path, state, copies: int) -> None:
@@ -130,19 +173,24 @@ def check_space(folder: Path, state, copies: int) -> None:
     needed, free = size * copies, shutil.disk_usage(folder).free
     if free < needed:
         raise InputError(
-            f"{folder} has {free / 2**20:.1f} MiB free; {copies} checkpoints of {size / 2**20:.1f} MiB need {needed / 2**20:.1f} MiB: "
-            "free some space, choose another --workdir or lower checkpoint.keep"
+            f"{folder} has {free / 2**20:.1f} MiB free; {copies} checkpoints of {size / 2**20:.1f}"
+            f" MiB need {needed / 2**20:.1f} MiB: free some space, choose another --workdir or"
+            " lower checkpoint.keep"
         )
 
 
 def _raw_keys(state):
-    is_key = lambda x: jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+    def is_key(x):
+        return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
     return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state)
 
 
 @contextlib.contextmanager
 def _readable_errors(folder: Path):
-    """Turns a full or unwritable disk, which may surface wrapped and at a later call, into one line."""
+    """Turns a full or unwritable disk, which may surface wrapped and at a later call, into one
+    line.
+    """
     try:
         yield
     except InputError:
@@ -153,9 +201,15 @@ def _readable_errors(folder: Path):
             texts.append(f"{getattr(chain, 'errno', '')} {chain}")
             chain = chain.__cause__ or chain.__context__
         text = " ".join(texts)
-        if "No space left" in text or "quota exceeded" in text or "RESOURCE_EXHAUSTED" in text or str(errno.ENOSPC) + " " in text:
+        if (
+            "No space left" in text
+            or "quota exceeded" in text
+            or "RESOURCE_EXHAUSTED" in text
+            or str(errno.ENOSPC) + " " in text
+        ):
             raise InputError(
-                f"no space left on the disk of {folder}; the last complete checkpoint is intact, free space and start again"
+                f"no space left on the disk of {folder}; the last complete checkpoint is intact,"
+                " free space and start again"
             ) from error
         if "Permission denied" in text or "Read-only" in text:
             raise InputError(f"cannot write to {folder}: permission denied") from error
@@ -163,9 +217,9 @@ def _readable_errors(folder: Path):
 
 
 def _quiet():
-    """Leaves only what is raised. Orbax logs every save, and a file that cannot be written makes its threads print hundreds of
-    tracebacks (arrays still under way report to an event loop that is closed by then) around the one error that reaches the caller.
-    """
+    """Leaves only what is raised. Orbax logs every save, and a file that cannot be written makes
+    its threads print hundreds of tracebacks (arrays still under way report to an event loop that is
+    closed by then) around the one error that reaches the caller."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if not hasattr(sys.unraisablehook, "drops_late_reports"):
@@ -174,7 +228,10 @@ def _quiet():
 
 def _without_late_reports(hook):
     def filtered(unraisable):
-        if not (isinstance(unraisable.exc_value, RuntimeError) and "Event loop is closed" in str(unraisable.exc_value)):
+        if not (
+            isinstance(unraisable.exc_value, RuntimeError)
+            and "Event loop is closed" in str(unraisable.exc_value)
+        ):
             hook(unraisable)
 
     filtered.drops_late_reports = True

@@ -1,4 +1,6 @@
-"""`ssl-jax train|eval|show`: absl flags and ml_collections config_flags over the functions of the package, nothing else."""
+"""`ssl-jax train|eval|show`: absl flags and ml_collections config_flags over the functions of the
+package, nothing else.
+"""
 
 import errno
 import re
@@ -21,33 +23,46 @@ _USAGE = """ssl-jax: self-supervised vision in JAX
       Pretrains. The same command continues a run that was stopped or killed.
       --config.init_from=PATH starts a new run from published weights or from another run's.
   ssl-jax eval CHECKPOINT [--task=knn,linear,dense] [--config.eval.KEY=VALUE ...]
-      Scores a run folder, or one checkpoint of it, with the untrained network and raw pixels beside it.
+      Scores a run folder, or one checkpoint of it, beside the untrained network and raw pixels.
   ssl-jax show --config=configs/sop.py:vits16 [--config.KEY=VALUE ...]
       The resolved config with the origin of each value, parameter count and FLOPs per image.
   ssl-jax show --table sop [--config=FOLDER]
-      Every row of the papers' tables as a config, with the paper's numbers and ours. FOLDER holds the config files (or --config names
-      one of them); without it configs/ of the current directory.
+      Every row of the papers' tables as a config, with the paper's numbers and ours. FOLDER holds
+      the config files (or --config names one of them); without it configs/ of the current
+      directory.
 
-Exit codes: 0 done; 2 bad input (one line says what and what would be right); 75 saved after SIGTERM, SIGINT or SIGUSR1,
-start again to continue; 1 unexpected error.
+Exit codes: 0 done; 2 bad input (one line says what and what would be right); 75 saved after
+SIGTERM, SIGINT or SIGUSR1, start again to continue; 1 unexpected error.
 """
 
 
-# A disk or a path that refuses, wherever it shows: the user's to mend, so one line rather than a traceback.
+# A disk or a path that refuses, wherever it shows: the user's to mend, so one line rather than a
+# traceback.
 _ERRNOS = (
-    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EISDIR,
-)  # fmt: skip
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns its exit code (see the usage text). `argv` includes the program's name."""
+    """Runs one command; returns its exit code (see the usage text). `argv` includes the program's
+    name.
+    """
     argv = list(sys.argv if argv is None else argv)[1:]
     if argv[:1] == ["help"] or {"-h", "--help"} & set(argv):
         print(_USAGE, end="")
         return 0
     try:
         if not argv:
-            raise InputError(f"no command; give one of {', '.join(_COMMANDS)} (ssl-jax --help explains them)")
+            raise InputError(
+                f"no command; give one of {', '.join(_COMMANDS)} (ssl-jax --help explains them)"
+            )
         if argv[0] not in _COMMANDS:
             raise InputError(config_lib.unknown("command", argv[0], _COMMANDS))
         return _COMMANDS[argv[0]](argv)
@@ -76,17 +91,27 @@ def _eval(argv) -> int:
     from ssl_jax.evals import report
 
     if len(argv) < 2 or argv[1].startswith("-"):
-        raise InputError("eval needs a CHECKPOINT first: a run folder or one step of it, for example runs/a or runs/a/checkpoints/1000")
+        raise InputError(
+            "eval needs a CHECKPOINT first: a run folder or one step of it, for example runs/a or"
+            " runs/a/checkpoints/1000"
+        )
     if any(_FILE.match(a) for a in argv):
-        raise InputError("--config=FILE is for train and show; eval takes the config that the checkpoint holds")
+        raise InputError(
+            "--config=FILE is for train and show; eval takes the config that the checkpoint holds"
+        )
     saved = loop.saved_config(argv[1])
     values, config, _ = _parse(argv[:1] + argv[2:], saved=saved, task=[])
     for key in config_lib.changed(saved, config):
         if not key.startswith("eval."):
-            raise InputError(f"{key} belongs to the checkpoint and cannot be changed; only keys of the section eval can")
+            raise InputError(
+                f"{key} belongs to the checkpoint and cannot be changed; only keys of the section"
+                " eval can"
+            )
     tasks = evals.check_tasks(values.task or config.eval.tasks)
     if not tasks:
-        raise InputError(f"the run's config names no evaluations; give --task=NAME ({', '.join(evals.TASKS)})")
+        raise InputError(
+            f"the run's config names no evaluations; give --task=NAME ({', '.join(evals.TASKS)})"
+        )
     config.eval.tasks = tasks
     validate.validate(config, num_devices=None)
     method, config, weights, step = loop.load(argv[1], config)
@@ -116,9 +141,14 @@ def _table(argv):
     flags.DEFINE_string("config", "configs", "", flag_values=values)
     extra = values(argv)[1:]
     if extra:
-        raise InputError(f'unexpected argument "{extra[0]}"; --table takes one name, and no other setting than --config=FOLDER')
+        raise InputError(
+            f'unexpected argument "{extra[0]}"; --table takes one name, and no other setting than'
+            " --config=FOLDER"
+        )
     if not values.table:
-        raise InputError("--table needs the name of a config file, as a rule a method: ssl-jax show --table sop")
+        raise InputError(
+            "--table needs the name of a config file, as a rule a method: ssl-jax show --table sop"
+        )
     path = Path(values.config.partition(":")[0])
     return values.table, path.parent if path.suffix == ".py" else path
 
@@ -130,7 +160,8 @@ def _parse(argv, *, saved=None, **others):
     """Parses one command's arguments with absl and config_flags.
 
     Args:
-      argv: command first. saved: a config to start from instead of --config=FILE. others: further flags by name and default.
+      argv: command first. saved: a config to start from instead of --config=FILE. others: further
+        flags by name and default.
 
     Returns:
       (absl flag values, config with the overrides of the command line, config without them)
@@ -142,9 +173,13 @@ def _parse(argv, *, saved=None, **others):
         if match and match[1] not in known:
             raise InputError(_no_key(match[1], known))
     values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", ConfigDict(start.to_dict()), "", flag_values=values, sys_argv=argv)
+    config_flags.DEFINE_config_dict(
+        "config", ConfigDict(start.to_dict()), "", flag_values=values, sys_argv=argv
+    )
     for name, default in others.items():
-        define = {bool: flags.DEFINE_bool, list: flags.DEFINE_list}.get(type(default), flags.DEFINE_string)
+        define = {bool: flags.DEFINE_bool, list: flags.DEFINE_list}.get(
+            type(default), flags.DEFINE_string
+        )
         define(name, default, "", flag_values=values)
     try:
         extra = values(argv)[1:]
@@ -164,7 +199,9 @@ def _start(argv):
     if len(paths) > 1:
         raise InputError(f"--config=FILE is given {len(paths)} times: {', '.join(paths)}; keep one")
     if not paths or not paths[0]:
-        raise InputError(f"{argv[0]} needs --config=FILE, for example --config=configs/sop.py:vits16")
+        raise InputError(
+            f"{argv[0]} needs --config=FILE, for example --config=configs/sop.py:vits16"
+        )
     return config_lib.load(paths[0]), [a for a in argv if not _FILE.match(a)]
 
 

@@ -1,9 +1,9 @@
 """The config: every key with default, meaning and unit; loading, storing, comparing.
 
-A config is a plain `ml_collections.ConfigDict`. `base()` holds everything that is common to all methods; a method adds
-one section under its own name. Config files in `configs/` start from it and change values; the command line changes
-more; `validate.resolve` adds the section `run`, which is computed and never set by hand. This module imports nothing
-of the package.
+A config is a plain `ml_collections.ConfigDict`. `base()` holds everything that is common to all
+methods; a method adds one section under its own name. Config files in `configs/` start from it and
+change values; the command line changes more; `validate.resolve` adds the section `run`, which is
+computed and never set by hand. This module imports nothing of the package.
 """
 
 import difflib
@@ -24,11 +24,20 @@ class InputError(ValueError):
 
 
 class MissingFile(InputError):
-    """A file that the user must fetch is not there. The config may be right: it can be shown, but not trained."""
+    """A file that the user must fetch is not there. The config may be right: it can be shown, but
+    not trained.
+    """
 
 
-# name -> (width, depth, heads) of the usual vision transformers; those of a "custom" model are set by hand.
-MODEL_SIZES = {"ti": (192, 12, 3), "s": (384, 12, 6), "b": (768, 12, 12), "l": (1024, 24, 16), "h": (1280, 32, 16)}
+# name -> (width, depth, heads) of the usual vision transformers; those of a "custom" model are set
+# by hand.
+MODEL_SIZES = {
+    "ti": (192, 12, 3),
+    "s": (384, 12, 6),
+    "b": (768, 12, 12),
+    "l": (1024, 24, 16),
+    "h": (1280, 32, 16),
+}
 DATA_KINDS = ("digit_scenes", "digits", "folder", "tfds")
 EVAL_TASKS = ("knn", "linear", "dense", "rank")
 # STELLAR's grid for a linear probe: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
@@ -37,17 +46,27 @@ COMPUTED = "run"  # the section that validate.resolve() writes
 
 
 def base() -> ConfigDict:
-    """All keys that belong to no method, with defaults as papers use for ViT-S/16. No key can be added to a section."""
+    """All keys that belong to no method, with defaults as papers use for ViT-S/16. No key can be
+    added to a section.
+    """
     c = ConfigDict()
     c.method = ""  # name of the method; its settings are the section of that name
     c.seed = 0  # of parameters, data order, crops, masks and every other draw
-    c.init_from = ""  # weights to start from: a file, a run or one checkpoint of it; "" = random. Never read when a run is resumed
-    c.init_only = ""  # of these weights take only what lies below this path of the parameters ("backbone"); "" = all that match
+    # weights to start from: a file, a run or one checkpoint of it; "" = random. Never read when a
+    # run is resumed
+    c.init_from = ""
+    # of these weights take only what lies below this path of the parameters ("backbone"); "" = all
+    # that match
+    c.init_only = ""
 
     c.data = _data_section()
     c.data.cache = False  # keep decoded images in memory (uint8; for sets that fit)
-    c.data.max_unreadable = 0.01  # share of records that may be unreadable before the run stops, 0 to 1
-    c.data.crop_on = "host"  # where crops are cut: "host", or "device" (small images, all of one size)
+    c.data.max_unreadable = (
+        0.01  # share of records that may be unreadable before the run stops, 0 to 1
+    )
+    c.data.crop_on = (  # where crops are cut: "host", or "device" (small images, all of one size)
+        "host"
+    )
     c.data.workers = 0  # loader processes; 0 = in the main process. Changes no sample
 
     c.views = v = ConfigDict()
@@ -58,10 +77,19 @@ def base() -> ConfigDict:
     v.local_size = 96  # pixels, square
     v.local_scale = (0.05, 0.25)  # area share of a small crop
     v.flip = 0.5  # probability of a horizontal flip
-    v.jitter = (0.4, 0.4, 0.2, 0.1)  # brightness, contrast, saturation (factors 1 +- x), hue (+- x turns)
+    v.jitter = (
+        0.4,
+        0.4,
+        0.2,
+        0.1,
+    )  # brightness, contrast, saturation (factors 1 +- x), hue (+- x turns)
     v.jitter_prob = 0.8  # probability of colour jitter
     v.gray_prob = 0.2  # probability of grayscale
-    v.blur_prob = (1.0, 0.1, 0.5)  # probability of Gaussian blur: first global view, further global views, local views
+    v.blur_prob = (
+        1.0,
+        0.1,
+        0.5,
+    )  # probability of Gaussian blur: first global view, further global views, local views
     v.blur_radius = (0.1, 2.0)  # standard deviation of the blur, pixels, drawn uniformly between
     v.solarize_prob = 0.2  # probability of solarisation, second global view only
     v.mask = "none"  # masked patches of the global views: "none", "block" or "random"
@@ -74,19 +102,29 @@ def base() -> ConfigDict:
     m.depth = 0  # number of blocks; 0 = from the size
     m.heads = 0  # attention heads; 0 = from the size
     m.patch = 16  # pixels, square
-    m.image_size = 224  # pixels: native grid of the position codes; other image sizes are interpolated
+    m.image_size = (
+        224  # pixels: native grid of the position codes; other image sizes are interpolated
+    )
     m.mlp_ratio = 4.0  # hidden width of the MLP / token width
     m.cls = True  # class token
     m.queries = 0  # extra learned query tokens
     m.position = "learned"  # position codes: "learned" or "sincos" (fixed)
-    m.position_resize = "exact"  # resizing of position codes: "exact", or "dino_offset" (DINO-family weights)
-    m.resize_kernel = "keys-0.75"  # its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)
-    m.drop_path = 0.0  # highest stochastic-depth rate (last block), linear over blocks; student only
+    # resizing of position codes: "exact", or "dino_offset" (DINO-family weights)
+    m.position_resize = "exact"
+    # its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)
+    m.resize_kernel = "keys-0.75"
+    m.drop_path = (
+        0.0  # highest stochastic-depth rate (last block), linear over blocks; student only
+    )
     m.init_std = 0.02  # standard deviation of the truncated normal initialiser
     m.position_std = 0.0  # the same for learned position codes alone; 0 = init_std
     m.gelu = "erf"  # "erf" (exact) or "tanh" (approximate, faster)
-    m.scan = False  # one compiled block, scanned: compiles 10 x faster on accelerators; same numbers
-    m.remat = False  # recompute activations of a block in the backward pass: less memory, same numbers
+    m.scan = (
+        False  # one compiled block, scanned: compiles 10 x faster on accelerators; same numbers
+    )
+    m.remat = (
+        False  # recompute activations of a block in the backward pass: less memory, same numbers
+    )
     m.dtype = "float32"  # of the computation; parameters, losses and softmax are always float32
 
     c.optim = o = ConfigDict()
@@ -104,7 +142,9 @@ def base() -> ConfigDict:
     o.eps = 1e-8  # added to the root of the second moment
     o.clip = 3.0  # largest L2 norm of a gradient
     o.clip_by = "tensor"  # whose norm: each "tensor" (DINO family), the "global" one, or "none"
-    o.chunks = 1  # encode the batch in so many pieces to save memory (the gradient is the same); 1 = off
+    o.chunks = (
+        1  # encode the batch in so many pieces to save memory (the gradient is the same); 1 = off
+    )
 
     c.teacher = t = ConfigDict()
     t.momentum = 0.996  # of the moving average, at step 0
@@ -124,12 +164,20 @@ def base() -> ConfigDict:
     g.tensorboard = False  # also write TensorBoard files (needs tensorboardX)
     g.wandb = ""  # Weights & Biases project; empty = off
 
-    c.max_nonfinite = 20  # stop after so many steps in a row with a non-finite loss or gradient; 0 = never
+    c.max_nonfinite = (
+        20  # stop after so many steps in a row with a non-finite loss or gradient; 0 = never
+    )
 
     c.eval = e = ConfigDict()
     e.every_steps = 0  # 0 = only at the end
-    e.tasks = ("knn", "linear", "dense")  # any of "knn", "linear" (need labels), "dense" (needs masks), "rank"
-    e.image = _data_section()  # images, for knn and linear with labels; its `split` is the training part
+    e.tasks = (
+        "knn",
+        "linear",
+        "dense",
+    )  # any of "knn", "linear" (need labels), "dense" (needs masks), "rank"
+    e.image = (
+        _data_section()
+    )  # images, for knn and linear with labels; its `split` is the training part
     e.image.kind = "digits"  # knn and linear need a set with labels
     e.image.test_split = "test"  # part of the set that is scored
     e.dense = _data_section()  # images with masks; its `split` is the memory
@@ -137,19 +185,25 @@ def base() -> ConfigDict:
     e.train_examples = 0  # use the first so many of the training part; 0 = all
     e.test_examples = 0  # the same of the test part
     e.batch_size = 64  # images per forward pass
-    e.crop = 0  # pixels: square centre crop; 0 = none. Images are always cut to a multiple of the patch
+    e.crop = (
+        0  # pixels: square centre crop; 0 = none. Images are always cut to a multiple of the patch
+    )
     e.knn_k = (10, 20, 100, 200)  # neighbours; each is reported
     e.knn_temperature = 0.07  # votes weigh exp(cosine / temperature)
     e.linear_epochs = 30  # of the probe
     e.linear_batch = 256  # features per step
-    e.linear_lrs = _LINEAR_LRS  # learning rates tried in one run; the best on a held-out 10 % counts
+    e.linear_lrs = (
+        _LINEAR_LRS  # learning rates tried in one run; the best on a held-out 10 % counts
+    )
     e.linear_weight_decay = 1e-4  # of the probe's AdamW
     e.dense_k = 50  # nearest patches that vote
     e.dense_vote = "plain"  # "plain", or "softmax" (votes weigh exp(cosine / 0.1))
     e.dense_subsample = 1  # keep one training image in this many
     e.dense_runs = 1  # draws of that subsample, averaged
 
-    c.expected = ConfigDict()  # name of a score -> expected number and where it comes from; shown, never used
+    c.expected = (
+        ConfigDict()
+    )  # name of a score -> expected number and where it comes from; shown, never used
 
     for section in c.values():
         if isinstance(section, ConfigDict) and section is not c.expected:
@@ -160,7 +214,9 @@ def base() -> ConfigDict:
 def _data_section() -> ConfigDict:
     """Keys that name a set of images; the same for training and evaluation."""
     d = ConfigDict()
-    d.kind = "digit_scenes"  # "digit_scenes", "digits" (both embedded, no download), "folder" or "tfds"
+    d.kind = (  # "digit_scenes", "digits" (both embedded, no download), "folder" or "tfds"
+        "digit_scenes"
+    )
     d.name = ""  # name of a TFDS set
     d.dir = ""  # folder of images, or TFDS data directory
     d.split = "train"  # part of the set; TFDS slices such as "train[:10%]" work
@@ -173,7 +229,9 @@ def _data_section() -> ConfigDict:
 
 
 def unknown(kind: str, name: str, options: Collection[str]) -> str:
-    """Message for a name that does not exist: the nearest one that does, and all of them if they are few."""
+    """Message for a name that does not exist: the nearest one that does, and all of them if they
+    are few.
+    """
     close = nearest(str(name), options)
     hint = f'; did you mean "{close}"?' if close else ""
     listed = f" (known: {', '.join(sorted(options))})" if len(options) <= 12 else ""
@@ -185,7 +243,10 @@ def nearest(name: str, options) -> str | None:
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
     if not close:
         last = {o.rsplit(".", 1)[-1]: o for o in options}
-        close = [last[c] for c in difflib.get_close_matches(name.rsplit(".", 1)[-1], list(last), n=1, cutoff=0.7)]
+        close = [
+            last[c]
+            for c in difflib.get_close_matches(name.rsplit(".", 1)[-1], list(last), n=1, cutoff=0.7)
+        ]
     return close[0] if close else None
 
 
@@ -207,13 +268,15 @@ def load(path_with_arg: str) -> ConfigDict:
     """Runs `get_config` of a config file.
 
     Args:
-      path_with_arg: "configs/sop.py:vits16" calls get_config("vits16"), "configs/sop.py" calls get_config().
+      path_with_arg: "configs/sop.py:vits16" calls get_config("vits16"), "configs/sop.py" calls
+        get_config().
 
     Returns:
       A locked config, not validated yet.
 
     Raises:
-      InputError: no such file, no get_config in it, a key that does not exist, a value of the wrong type.
+      InputError: no such file, no get_config in it, a key that does not exist, a value of the wrong
+      type.
     """
     path, _, arg = path_with_arg.partition(":")
     get_config = read_module(Path(path)).get_config
@@ -224,21 +287,31 @@ def load(path_with_arg: str) -> ConfigDict:
         raise InputError(f"{path} needs a variant: --config={path}:NAME")
     try:
         config = get_config(arg) if arg else get_config()
-    except (AttributeError, KeyError, TypeError) as error:  # how ml_collections reports an unknown key or a wrong type
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+    ) as error:  # how ml_collections reports an unknown key or a wrong type
         raise InputError(f"{path_with_arg}: {_reason(error)}") from error
     if not isinstance(config, ConfigDict):
-        raise InputError(f"{path}: get_config must return an ml_collections.ConfigDict, got {type(config).__name__}")
+        raise InputError(
+            f"{path}: get_config must return an ml_collections.ConfigDict, got"
+            f" {type(config).__name__}"
+        )
     return config.lock()
 
 
 def read_module(path: Path):
-    """The module of a config file, run anew; it has a get_config and may import other modules of its folder as `configs.NAME`.
+    """The module of a config file, run anew; it has a get_config and may import other modules of
+    its folder as `configs.NAME`.
 
     Raises:
       InputError: no such file, no get_config in it.
     """
     if not path.is_file():
-        siblings = [str(p) for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
+        siblings = (
+            [str(p) for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
+        )
         raise InputError(unknown("config file", str(path), siblings))
     path = path.resolve()
     configs = next((p for p in path.parents if p.name == "configs"), path.parent / "x")
@@ -255,7 +328,9 @@ def read_module(path: Path):
 
 
 def _reason(error: Exception) -> str:
-    """One line from an error of ml_collections about an unknown key (which lists its section) or a wrong type."""
+    """One line from an error of ml_collections about an unknown key (which lists its section) or a
+    wrong type.
+    """
     text = " ".join(str(error.args[0] if error.args else error).split())
     key = re.search(r'Key "(.+?)" does not exist', text)
     if key is None:
@@ -290,22 +365,39 @@ def _tuples(value):
 
 
 def changed(old: Mapping, new: Mapping) -> list[str]:
-    """Dotted keys whose values differ, or that only one of two configs (or flat dicts) has; sorted."""
+    """Dotted keys whose values differ, or that only one of two configs (or flat dicts) has;
+    sorted.
+    """
     old, new, absent = flatten(old), flatten(new), object()
     return [key for key in sorted(old | new) if old.get(key, absent) != new.get(key, absent)]
 
 
-# Keys (or sections) that may differ when a run is continued: they change where and how it is computed, watched and
-# stored, not what. (model.size is only a name for width, depth and heads; of the computed section, the number of
-# records cannot be told from the keys.)
+# Keys (or sections) that may differ when a run is continued: they change where and how it is
+# computed, watched and stored, not what. (model.size is only a name for width, depth and heads; of
+# the computed section, the number of records cannot be told from the keys.)
 _FREE_ON_RESUME = (
-    "data.dir", "data.cache", "data.workers", "data.max_unreadable", "model.size", "model.scan", "model.remat",
-    "optim.chunks", "mesh", "checkpoint", "log", "max_nonfinite", "eval", "expected", COMPUTED,
-)  # fmt: skip
+    "data.dir",
+    "data.cache",
+    "data.workers",
+    "data.max_unreadable",
+    "model.size",
+    "model.scan",
+    "model.remat",
+    "optim.chunks",
+    "mesh",
+    "checkpoint",
+    "log",
+    "max_nonfinite",
+    "eval",
+    "expected",
+    COMPUTED,
+)
 
 
 def fingerprint(config) -> dict[str, Any]:
-    """{dotted key: value} of everything in a resolved config that must agree for a run to be continued."""
+    """{dotted key: value} of everything in a resolved config that must agree for a run to be
+    continued.
+    """
 
     def fixed(key):
         return key == f"{COMPUTED}.num_records" or not any(
@@ -316,7 +408,12 @@ def fingerprint(config) -> dict[str, Any]:
 
 
 def compare_for_resume(saved, current) -> list[str]:
-    """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here"; [] if it can."""
+    """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
+    [] if it can.
+    """
     old, new = fingerprint(saved), fingerprint(current)
-    said = lambda values, key: repr(values[key]) if key in values else "absent"  # noqa: E731
+
+    def said(values, key):
+        return repr(values[key]) if key in values else "absent"
+
     return [f"{key} is {said(old, key)} there, {said(new, key)} here" for key in changed(old, new)]

@@ -1,8 +1,12 @@
-"""Is it stable, is it learning: collects each method's warnings from the metrics and says each of them once."""
+"""Is it stable, is it learning: collects each method's warnings from the metrics and says each of
+them once.
+"""
 
 
 class Monitor:
-    """Watches metric rows; a warning that stands for `patience` rows in a row is reported once, and again only after it went away."""
+    """Watches metric rows; a warning that stands for `patience` rows in a row is reported once, and
+    again only after it went away.
+    """
 
     def __init__(self, method, config, patience: int = 3):
         self._method, self._config, self._patience = method, config, patience
@@ -14,4 +18,3 @@ class Monitor:
         kinds = {text.split(":")[0]: text for text in current}
         self._seen = {kind: self._seen.get(kind, 0) + 1 for kind in kinds}
         return [text for kind, text in kinds.items() if self._seen[kind] == self._patience]
-

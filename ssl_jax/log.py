@@ -1,4 +1,6 @@
-"""What a run writes while it goes: metrics as CSV and JSONL, the progress line, the environment; TensorBoard and W&B if asked."""
+"""What a run writes while it goes: metrics as CSV and JSONL, the progress line, the environment;
+TensorBoard and W&B if asked.
+"""
 
 import csv
 import importlib
@@ -18,19 +20,32 @@ from ssl_jax.config import InputError
 # Columns that depend on the clock: left out of every bit-exact comparison.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
 
-# Dense bf16 peak FLOP/s per device, from the makers' data sheets; MFU is shown only where the device is listed.
-_PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5p": 459e12, "TPU v6 lite": 918e12}
+# Dense bf16 peak FLOP/s per device, from the makers' data sheets; MFU is shown only where the
+# device is listed.
+_PEAK = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+}
 
 
 class Table:
     """Rows of scalars kept as NAME.jsonl and NAME.csv side by side.
 
-    On resume, rows after the restored step are cut, so that a killed run ends with the same rows as an undisturbed one.
-    """
+    On resume, rows after the restored step are cut, so that a killed run ends with the same rows as
+    an undisturbed one."""
 
     def __init__(self, folder: Path, name: str, *, restored_step: int | None):
         self.jsonl, self.csv = folder / f"{name}.jsonl", folder / f"{name}.csv"
-        kept = [] if restored_step is None else [row for row in read_rows(self.jsonl) if row["step"] <= restored_step]
+        kept = (
+            []
+            if restored_step is None
+            else [row for row in read_rows(self.jsonl) if row["step"] <= restored_step]
+        )
         self._columns = list(kept[0]) if kept else None
         _replace(self.jsonl, "".join(json.dumps(row) + "\n" for row in kept))
         _replace(self.csv, "")
@@ -38,7 +53,9 @@ class Table:
             self._append_csv(row)
 
     def write(self, row: dict) -> None:
-        """Appends one row; keys of the first row are the columns of the CSV, later new keys go to the JSONL only."""
+        """Appends one row; keys of the first row are the columns of the CSV, later new keys go to
+        the JSONL only.
+        """
         with open(self.jsonl, "a") as f:
             f.write(json.dumps(row) + "\n")
         self._append_csv(row)
@@ -66,13 +83,20 @@ def read_rows(path: Path) -> list[dict]:
 
 
 def scalars(metrics: dict) -> dict[str, float]:
-    """Device scalars to Python numbers, exactly (float32 -> float), booleans and integers to int."""
+    """Device scalars to Python numbers, exactly (float32 -> float), booleans and integers
+    to int.
+    """
     host = jax.device_get(metrics)
-    return {k: int(v) if np.asarray(v).dtype.kind in "biu" else float(v) for k, v in sorted(host.items())}
+    return {
+        k: int(v) if np.asarray(v).dtype.kind in "biu" else float(v)
+        for k, v in sorted(host.items())
+    }
 
 
 def progress_line(row: dict, total_steps: int, seconds_left: float) -> str:
-    """One line for the console: position, time left, loss, speed, input wait, efficiency, memory."""
+    """One line for the console: position, time left, loss, speed, input wait, efficiency,
+    memory.
+    """
     parts = [
         f"step {row['step']:>6}/{total_steps}",
         f"{100 * row['step'] / total_steps:3.0f}%",
@@ -98,7 +122,9 @@ def clock(seconds: float) -> str:
 
 
 def mfu(flops_per_second: float, devices) -> float | None:
-    """Model FLOPs (rematerialisation not counted) over the devices' bf16 peak, or None where the peak is not known."""
+    """Model FLOPs (rematerialisation not counted) over the devices' bf16 peak, or None where the
+    peak is not known.
+    """
     kind = devices[0].device_kind
     peak = next((p for name, p in _PEAK.items() if name in kind), None)
     return None if peak is None else flops_per_second / (peak * len(devices))
@@ -118,7 +144,18 @@ def memory_mib() -> float:
 def versions() -> dict[str, str | None]:
     """{package: installed version, None if it is not installed as a package}."""
     found = {}
-    for name in ("ssl-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "ml_collections", "pillow"):
+    for name in (
+        "ssl-jax",
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "orbax-checkpoint",
+        "grain",
+        "numpy",
+        "ml_collections",
+        "pillow",
+    ):
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -127,7 +164,9 @@ def versions() -> dict[str, str | None]:
 
 
 def environment() -> dict:
-    """Versions, devices, git revision: what is needed to run this again. Asks git, so not for every step."""
+    """Versions, devices, git revision: what is needed to run this again. Asks git, so not for every
+    step.
+    """
     return {
         "python": platform.python_version(),
         "machine": platform.platform(),
@@ -144,8 +183,12 @@ def environment() -> dict:
 def _git_revision() -> str | None:
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
-        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        dirty = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run(
+            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        dirty = subprocess.run(
+            [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None  # installed from a wheel
     return head + ("-dirty" if dirty else "")
@@ -168,11 +211,21 @@ class Trackers:
     def __init__(self, folder: Path, config):
         self._writers = []
         if config.log.tensorboard:
-            writer = _package("tensorboardX", "log.tensorboard").SummaryWriter(str(folder / "tensorboard"))
-            self._writers.append(lambda step, row: [writer.add_scalar(k, v, step) for k, v in row.items()])
+            writer = _package("tensorboardX", "log.tensorboard").SummaryWriter(
+                str(folder / "tensorboard")
+            )
+            self._writers.append(
+                lambda step, row: [writer.add_scalar(k, v, step) for k, v in row.items()]
+            )
         if config.log.wandb:
             wandb = _package("wandb", "log.wandb")
-            run = wandb.init(project=config.log.wandb, dir=str(folder), config=config.to_dict(), resume="allow", id=folder.name)
+            run = wandb.init(
+                project=config.log.wandb,
+                dir=str(folder),
+                config=config.to_dict(),
+                resume="allow",
+                id=folder.name,
+            )
             self._writers.append(lambda step, row: run.log(row, step=step))
 
     def write(self, row: dict) -> None:
@@ -193,4 +246,6 @@ def _package(name: str, key: str):
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise InputError(f"{key} is set but {name} is not installed; pip install 'ssl-jax[track]'") from error
+        raise InputError(
+            f"{key} is set but {name} is not installed; pip install 'ssl-jax[track]'"
+        ) from error

@@ -1,4 +1,6 @@
-"""The one training loop: restore -> (data, step, log, eval, save) in this fixed order -> final report."""
+"""The one training loop: restore -> (data, step, log, eval, save) in this fixed order -> final
+report.
+"""
 
 import collections
 import contextlib
@@ -11,7 +13,18 @@ import jax
 import numpy as np
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import checkpoint, convert, health, log, methods, optim, sharding, state, step, validate
+from ssl_jax import (
+    checkpoint,
+    convert,
+    health,
+    log,
+    methods,
+    optim,
+    sharding,
+    state,
+    step,
+    validate,
+)
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data import loader, source
@@ -35,10 +48,11 @@ class Run(NamedTuple):
 
 
 def prepare(config, records=None) -> Run:
-    """Checks the whole config and works out shapes and shardings; raises InputError before anything is allocated.
+    """Checks the whole config and works out shapes and shardings; raises InputError before anything
+    is allocated.
 
-    `records`: a source of your own (data.source protocol, for example ArraySource) instead of the one `config.data` names.
-    """
+    `records`: a source of your own (data.source protocol, for example ArraySource) instead of the
+    one `config.data` names."""
     method = methods.get(config.method)
     validate.validate(config, num_devices=jax.device_count())
     method.check(config)
@@ -57,19 +71,24 @@ def _plan(method, config, mesh):
 
 
 def fresh_state(run: Run) -> state.TrainState:
-    """A new state made directly in its shardings (the same bits on any mesh), with the weights of `init_from` if there are any."""
+    """A new state made directly in its shardings (the same bits on any mesh), with the weights of
+    `init_from` if there are any.
+    """
     shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
-    drawn = jax.jit(lambda: state.create(run.method, run.optimizer, run.config), out_shardings=shardings)()
+    drawn = jax.jit(
+        lambda: state.create(run.method, run.optimizer, run.config), out_shardings=shardings
+    )()
     return convert.start_from(run.config, drawn)
 
 
 def train(config, workdir: str | Path, records=None) -> int:
-    """Trains to the end of the plan, continuing whatever `workdir` holds. Returns an exit code (EXIT_DONE or EXIT_PREEMPTED).
+    """Trains to the end of the plan, continuing whatever `workdir` holds. Returns an exit code
+    (EXIT_DONE or EXIT_PREEMPTED).
 
     `records`: a source of your own instead of the one `config.data` names.
 
-    Raises InputError for a config, data set, checkpoint or disk that cannot work; nothing is written before those checks.
-    """
+    Raises InputError for a config, data set, checkpoint or disk that cannot work; nothing is
+    written before those checks."""
     workdir = Path(workdir).absolute()
     run = prepare(config, records)
     log.check_trackers(run.config)
@@ -80,10 +99,14 @@ def train(config, workdir: str | Path, records=None) -> int:
     start = 0 if current is None else int(current.step)
     batches = _loader(run, record)
     try:
-        batch = next(batches) if start < run.config.run.total_steps else None  # unreadable data shows here, before a folder is made
+        batch = (
+            next(batches) if start < run.config.run.total_steps else None
+        )  # unreadable data shows here, before a folder is made
         current = current or fresh_state(run)  # and so do weights of init_from that do not fit
         if not saved:
-            checkpoint.check_space(_existing_parent(workdir), run.abstract, copies=run.config.checkpoint.keep + 1)
+            checkpoint.check_space(
+                _existing_parent(workdir), run.abstract, copies=run.config.checkpoint.keep + 1
+            )
         workdir.mkdir(parents=True, exist_ok=True)
         saved = saved or _open_checkpoints(workdir, run, create=True)
         _record_run(workdir, run, start)
@@ -102,7 +125,8 @@ def load(path: str | Path, config=None):
     """Reads what a run learned.
 
     Args:
-      path: a run folder (its newest complete checkpoint) or one step's folder. config: the run's, possibly with another `eval`.
+      path: a run folder (its newest complete checkpoint) or one step's folder. config: the run's,
+        possibly with another `eval`.
 
     Returns:
       (method, config, weights, step): weights are the teacher's where there is one.
@@ -133,7 +157,9 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> 
     config, total = run.config, run.config.run.total_steps
     at = int(current.step)
     train_step = step.compile_step(
-        step.make_step(run.method, run.optimizer, config), run.mesh, jax.tree.map(lambda x: x.sharding, run.abstract)
+        step.make_step(run.method, run.optimizer, config),
+        run.mesh,
+        jax.tree.map(lambda x: x.sharding, run.abstract),
     )
     rows = log.Table(workdir, "metrics", restored_step=at or None)
     scores = log.Table(workdir, "evals", restored_step=at or None)
@@ -147,7 +173,9 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> 
         eval_every = config.eval.every_steps if evaluate.tasks else 0
         if at == 0 and eval_every and batch is not None:
             _evaluate(evaluate, current, scores, trackers, at)
-        in_flight = collections.deque()  # metrics of steps the device may still be busy with: at most two
+        in_flight = (
+            collections.deque()
+        )  # metrics of steps the device may still be busy with: at most two
         while at < total:
             current, metrics = train_step(current, sharding.put_batch(batch, run.mesh))
             at += 1
@@ -169,7 +197,10 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> 
                 saved.save(current, _meta(config, at))
             if boundary and at < total:
                 saved.wait()
-                print(f"signal received: saved step {at} in {saved.folder}; the same command continues (exit code {EXIT_PREEMPTED})")
+                print(
+                    f"signal received: saved step {at} in {saved.folder}; the same command"
+                    f" continues (exit code {EXIT_PREEMPTED})"
+                )
                 return EXIT_PREEMPTED
     saved.wait()
     report.write(evaluate, state.weights(current), workdir)
@@ -186,27 +217,42 @@ def _evaluate(evaluate, current, scores, trackers, at: int) -> None:
     row = {"step": at, **evaluate(state.weights(current))}
     scores.write(row)
     trackers.write(row)
-    print(f"eval at step {at}: " + "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "step"), flush=True)
+    print(
+        f"eval at step {at}: " + "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "step"),
+        flush=True,
+    )
 
 
 def _loader(run: Run, record: int):
     c = run.config
     return loader.Loader(
-        run.source, run.method.views(c), batch_size=c.optim.batch_size, seed=c.seed, workers=c.data.workers, crop_on=c.data.crop_on,
-        process_index=jax.process_index(), process_count=jax.process_count(), start_record=record,
-        total_records=c.run.total_steps * c.optim.batch_size, max_unreadable=c.data.max_unreadable,
-    )  # fmt: skip
+        run.source,
+        run.method.views(c),
+        batch_size=c.optim.batch_size,
+        seed=c.seed,
+        workers=c.data.workers,
+        crop_on=c.data.crop_on,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        start_record=record,
+        total_records=c.run.total_steps * c.optim.batch_size,
+        max_unreadable=c.data.max_unreadable,
+    )
 
 
 def _open_checkpoints(workdir: Path, run: Run, *, create: bool):
     folder = workdir / "checkpoints"
     if not create and not folder.is_dir():
         return None
-    return checkpoint.Checkpoints(folder, keep=run.config.checkpoint.keep, keep_every=run.config.checkpoint.keep_every)
+    return checkpoint.Checkpoints(
+        folder, keep=run.config.checkpoint.keep, keep_every=run.config.checkpoint.keep_every
+    )
 
 
 def _restore(saved, run: Run):
-    """The newest complete checkpoint, after checking that it belongs to this config; (None, 0) if there is none."""
+    """The newest complete checkpoint, after checking that it belongs to this config; (None, 0) if
+    there is none.
+    """
     newest = saved.latest()
     if newest is None:
         return None, 0
@@ -214,7 +260,8 @@ def _restore(saved, run: Run):
     differing = config_lib.compare_for_resume(config_lib.from_json(meta["config"]), run.config)
     if differing:
         raise InputError(
-            f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use those, or another --workdir"
+            f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use"
+            " those, or another --workdir"
         )
     current = saved.restore(newest, run.abstract)
     print(f"continuing from step {newest} ({saved.folder / str(newest)})", flush=True)
@@ -222,7 +269,11 @@ def _restore(saved, run: Run):
 
 
 def _meta(config, at: int) -> dict:
-    return {"config": config_lib.to_json(config), "record": at * config.optim.batch_size, "versions": log.versions()}
+    return {
+        "config": config_lib.to_json(config),
+        "record": at * config.optim.batch_size,
+        "versions": log.versions(),
+    }
 
 
 def _record_run(workdir: Path, run: Run, start: int) -> None:
@@ -231,8 +282,9 @@ def _record_run(workdir: Path, run: Run, start: int) -> None:
     c = run.config
     devices = jax.devices()
     print(
-        f"{c.method} on {len(devices)} x {devices[0].device_kind} ({devices[0].platform}), {run.source!r}: {len(run.source)} images, "
-        f"batch {c.optim.batch_size}, steps {start} to {c.run.total_steps} ({c.run.steps_per_epoch} an epoch); run folder {workdir}",
+        f"{c.method} on {len(devices)} x {devices[0].device_kind} ({devices[0].platform}),"
+        f" {run.source!r}: {len(run.source)} images, batch {c.optim.batch_size}, steps {start} to"
+        f" {c.run.total_steps} ({c.run.steps_per_epoch} an epoch); run folder {workdir}",
         flush=True,
     )
 
@@ -261,7 +313,9 @@ class _Console:
         return result
 
     def timing(self, done: int) -> dict:
-        """Clock columns since the last row (the first row after a start also holds the compile time)."""
+        """Clock columns since the last row (the first row after a start also holds the compile
+        time).
+        """
         now = time.perf_counter()
         seconds, waited = now - self._since, self._waited
         self._rate = self._batch * (done - self._last) / seconds
@@ -283,7 +337,9 @@ class _Console:
 
 
 class _NonFinite:
-    """Counts steps in a row whose loss or gradient was not finite; gives up after `limit` of them."""
+    """Counts steps in a row whose loss or gradient was not finite; gives up after `limit`
+    of them.
+    """
 
     def __init__(self, limit: int):
         self._limit, self._row = limit, 0
@@ -293,16 +349,23 @@ class _NonFinite:
             self._row = 0
             return
         self._row += 1
-        print(f"  warning: step {done} had a non-finite loss or gradient and was left out ({int(metrics['nonfinite'])} so far)", flush=True)
+        print(
+            f"  warning: step {done} had a non-finite loss or gradient and was left out"
+            f" ({int(metrics['nonfinite'])} so far)",
+            flush=True,
+        )
         if self._limit and self._row >= self._limit:
             raise InputError(
-                f"{self._row} steps in a row (the last: {done}) had a non-finite loss or gradient: look at the images (NaN?), lower "
-                "optim.lr, or raise max_nonfinite; the last checkpoint is intact"
+                f"{self._row} steps in a row (the last: {done}) had a non-finite loss or gradient:"
+                " look at the images (NaN?), lower optim.lr, or raise max_nonfinite; the last"
+                " checkpoint is intact"
             )
 
 
 class _Unreadable:
-    """Lists records whose image could not be read (the next readable one took their place) in unreadable.txt."""
+    """Lists records whose image could not be read (the next readable one took their place) in
+    unreadable.txt.
+    """
 
     def __init__(self, workdir: Path, records):
         self._path, self._records = workdir / "unreadable.txt", records
@@ -315,7 +378,11 @@ class _Unreadable:
                 self._known.add(name)
                 with open(self._path, "a") as f:
                     f.write(name + "\n")
-                print(f"  warning: cannot read {name}; the next readable image takes its place (list: {self._path})", flush=True)
+                print(
+                    f"  warning: cannot read {name}; the next readable image takes its place (list:"
+                    f" {self._path})",
+                    flush=True,
+                )
 
 
 class _Stop:
@@ -323,7 +390,9 @@ class _Stop:
         self.flag = False
 
     def agreed(self) -> bool:
-        """Whether any process was told to stop: all processes give the same answer at the same step boundary."""
+        """Whether any process was told to stop: all processes give the same answer at the same step
+        boundary.
+        """
         if jax.process_count() == 1:
             return self.flag
         from jax.experimental import multihost_utils
@@ -333,7 +402,9 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_signals():
-    """Turns SIGTERM, SIGINT and SIGUSR1 into a request to save at the next step boundary; a second SIGINT stops at once."""
+    """Turns SIGTERM, SIGINT and SIGUSR1 into a request to save at the next step boundary; a second
+    SIGINT stops at once.
+    """
     stop = _Stop()
 
     def handle(number, frame):

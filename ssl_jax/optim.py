@@ -1,12 +1,13 @@
 """AdamW with rules by parameter path: learning-rate factors, decay, freezing, clipping.
 
-The update is that of torch.optim.AdamW (Loshchilov & Hutter 2019, algorithm 2, decay scaled by the learning rate):
+The update is that of torch.optim.AdamW (Loshchilov & Hutter 2019, algorithm 2, decay scaled by the
+learning rate):
 
     m <- b1 m + (1 - b1) g            v <- b2 v + (1 - b2) g^2
     p <- p - lr weight_decay p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-It is written out here rather than taken from optax because each frozen group needs its own t, and because 1 - b2^t in
-float32 is off by 1e-5 at the first steps, where expm1 is exact.
+It is written out here rather than taken from optax because each frozen group needs its own t, and
+because 1 - b2^t in float32 is off by 1e-5 at the first steps, where expm1 is exact.
 """
 
 import math
@@ -22,14 +23,17 @@ from ssl_jax.methods.base import NEVER, Rule
 
 
 class Optimizer(NamedTuple):
-    """init(params) -> state; update(grads, state, params, *, lr, weight_decay, epoch) -> (params, state, metrics)."""
+    """init(params) -> state; update(grads, state, params, *, lr, weight_decay, epoch) -> (params,
+    state, metrics).
+    """
 
     init: Callable[[Any], Any]
     update: Callable[..., tuple[Any, Any, dict[str, jax.Array]]]
 
 
 def assign_rules(rules, params) -> dict[str, Rule]:
-    """{path: Rule} of every parameter: of the rules whose pattern matches the whole path ("a/b/kernel"), the first.
+    """{path: Rule} of every parameter: of the rules whose pattern matches the whole path
+      ("a/b/kernel"), the first.
 
     Args:
       rules: ordered (regular expression, Rule). params: nested dict of arrays or ShapeDtypeStructs.
@@ -38,7 +42,8 @@ def assign_rules(rules, params) -> dict[str, Rule]:
       InputError: parameters that no rule matches.
     """
     assigned = {
-        path: next((rule for pattern, rule in rules if re.fullmatch(pattern, path)), None) for path in _flat(params)
+        path: next((rule for pattern, rule in rules if re.fullmatch(pattern, path)), None)
+        for path in _flat(params)
     }
     missing = [path for path, rule in assigned.items() if rule is None]
     if missing:
@@ -58,35 +63,52 @@ def make(config, rules, params) -> Optimizer:
       params: nested dict of arrays or ShapeDtypeStructs; only paths and ranks are read.
 
     Returns:
-      An Optimizer. Its state is a plain nested dict {"mu", "nu": moments in float32 (parameters that are never trained
-      have none), "count": {"epoch_E": int32 updates of the parameters frozen until epoch E}}. `update` takes lr and
-      weight_decay as scalars and `epoch` as an int32 scalar. It returns metrics grad_norm (before clipping), clipped
-      (share of clipping groups that were clipped) and update_norm (of the change of the parameters, decay included),
-      all over the parameters trained at this epoch.
+      An Optimizer. Its state is a plain nested dict {"mu", "nu": moments in float32 (parameters
+      that are never trained have none), "count": {"epoch_E": int32 updates of the parameters frozen
+      until epoch E}}. `update` takes lr and weight_decay as scalars and `epoch` as an int32 scalar.
+      It returns metrics grad_norm (before clipping), clipped (share of clipping groups that were
+      clipped) and update_norm (of the change of the parameters, decay included), all over the
+      parameters trained at this epoch.
 
     Raises:
       InputError: a parameter without a rule, a rule that cannot be.
     """
     assigned = assign_rules(rules, params)
     for path, rule in assigned.items():
-        if rule.decay not in (True, False, "matrices") or not rule.freeze_epochs >= 0 or not rule.lr >= 0:
+        if (
+            rule.decay not in (True, False, "matrices")
+            or not rule.freeze_epochs >= 0
+            or not rule.lr >= 0
+        ):
             raise InputError(
                 f"the optimizer rule for {path} is {rule}; "
                 "lr and freeze_epochs must be >= 0, decay True, False or 'matrices'"
             )
     trained = {path: rule for path, rule in assigned.items() if rule.freeze_epochs != NEVER}
-    decayed = {path: _is_decayed(path, leaf, assigned[path]) for path, leaf in _flat(params).items()}
+    decayed = {
+        path: _is_decayed(path, leaf, assigned[path]) for path, leaf in _flat(params).items()
+    }
     groups = _clip_groups(trained, config.clip_by)
     starts = sorted({rule.freeze_epochs for rule in trained.values()})
 
     def init(params):
         shapes = {path: leaf.shape for path, leaf in _flat(params).items()}
-        mu, nu = (_nest({path: jnp.zeros(shapes[path], jnp.float32) for path in trained}, params) for _ in range(2))
-        return {"mu": mu, "nu": nu, "count": {_count_name(start): jnp.zeros((), jnp.int32) for start in starts}}
+        mu, nu = (
+            _nest({path: jnp.zeros(shapes[path], jnp.float32) for path in trained}, params)
+            for _ in range(2)
+        )
+        return {
+            "mu": mu,
+            "nu": nu,
+            "count": {_count_name(start): jnp.zeros((), jnp.int32) for start in starts},
+        }
 
     def update(grads, opt_state, params, *, lr, weight_decay, epoch):
         # None: trained from the start, needs no selection.
-        awake = {start: None if start == 0 else jnp.asarray(epoch) >= math.ceil(start) for start in starts}
+        awake = {
+            start: None if start == 0 else jnp.asarray(epoch) >= math.ceil(start)
+            for start in starts
+        }
         awake_of = {path: awake[rule.freeze_epochs] for path, rule in trained.items()}
         values, flat_grads = _flat(params), _flat(grads)
         g = {path: flat_grads[path].astype(jnp.float32) for path in trained}
@@ -97,7 +119,10 @@ def make(config, rules, params) -> Optimizer:
             _count_name(s): _select(awake[s], c + 1, c)
             for s, c in ((s, opt_state["count"][_count_name(s)]) for s in starts)
         }
-        bias = {s: [_bias_correction(b, count[_count_name(s)]) for b in (config.beta1, config.beta2)] for s in starts}
+        bias = {
+            s: [_bias_correction(b, count[_count_name(s)]) for b in (config.beta1, config.beta2)]
+            for s in starts
+        }
         old_mu, old_nu = _flat(opt_state["mu"]), _flat(opt_state["nu"])
         mu, nu, new, moved = {}, {}, dict(values), []
         for path, rule in trained.items():
@@ -120,7 +145,11 @@ def make(config, rules, params) -> Optimizer:
             "clipped": clipped,
             "update_norm": jnp.sqrt(_total(moved)),
         }
-        return _nest(new, params), {"mu": _nest(mu, params), "nu": _nest(nu, params), "count": count}, metrics
+        return (
+            _nest(new, params),
+            {"mu": _nest(mu, params), "nu": _nest(nu, params), "count": count},
+            metrics,
+        )
 
     return Optimizer(init, update)
 
@@ -138,26 +167,33 @@ def _clip_groups(trained: dict[str, Rule], clip_by: str) -> dict[str, list[str]]
     groups: dict[str, list[str]] = {}
     for path, rule in trained.items():
         own = f"tensor {path}" if clip_by == "tensor" else "global"
-        groups.setdefault(own if rule.clip_group is None else f"group {rule.clip_group}", []).append(path)
+        groups.setdefault(
+            own if rule.clip_group is None else f"group {rule.clip_group}", []
+        ).append(path)
     return groups
 
 
 def _clip_factors(squares, groups, limit):
-    """Factors min(1, limit / (norm + 1e-6)) per path, as torch's clip_grad_norm_, and the share of groups clipped.
+    """Factors min(1, limit / (norm + 1e-6)) per path, as torch's clip_grad_norm_, and the share of
+    groups clipped.
 
     `squares`: {path: squared norm}, 0 for what is frozen. The 1e-6 also guards a zero gradient.
     """
     factors = dict.fromkeys(squares, 1.0)
     clipped = []
     for paths in groups.values():
-        factor = jnp.minimum(1.0, limit / (jnp.sqrt(_total(squares[path] for path in paths)) + 1e-6))
+        factor = jnp.minimum(
+            1.0, limit / (jnp.sqrt(_total(squares[path] for path in paths)) + 1e-6)
+        )
         clipped.append(factor < 1.0)
         factors |= dict.fromkeys(paths, factor)
     return factors, jnp.stack(clipped).mean(dtype=jnp.float32) if clipped else jnp.zeros(())
 
 
 def _bias_correction(beta: float, count):
-    """1 - beta^count, accurate for small counts; 1 while nothing was counted, so that a frozen group is not 0 / 0."""
+    """1 - beta^count, accurate for small counts; 1 while nothing was counted, so that a frozen
+    group is not 0 / 0.
+    """
     if beta == 0:
         return jnp.ones(())
     return jnp.where(count > 0, -jnp.expm1(count.astype(jnp.float32) * math.log(beta)), 1.0)
@@ -179,7 +215,11 @@ def _flat(tree, prefix: str = "") -> dict[str, Any]:
     """{"a/b/c": leaf} of a nested dict."""
     flat = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}/") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= (
+            _flat(value, f"{prefix}{key}/")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": value}
+        )
     return flat
 
 

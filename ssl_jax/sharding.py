@@ -1,4 +1,6 @@
-"""The mesh and where arrays live on it. Batches are cut over all devices; parameters over the axis `fsdp` only."""
+"""The mesh and where arrays live on it. Batches are cut over all devices; parameters over the axis
+`fsdp` only.
+"""
 
 import jax
 import numpy as np
@@ -9,20 +11,22 @@ from ssl_jax.validate import mesh_shape
 
 AXES = ("data", "fsdp")
 
-# Fields of the state that every device holds whole: memories and centers are read whole at every step.
+# Fields of the state that every device holds whole: memories and centers are read whole at every
+# step.
 _REPLICATED = ("carry", "step", "key", "counters")
 # Smaller arrays are not worth a collective.
 _MIN_SIZE = 2**12
 
 
 def make_mesh(data: int = 0, fsdp: int = 1, *, devices=None) -> Mesh:
-    """A mesh ("data", "fsdp") with Auto axes (jax's default became Explicit, which ordinary code cannot run under).
+    """A mesh ("data", "fsdp") with Auto axes (jax's default became Explicit, which ordinary code
+    cannot run under).
 
     Args:
       data: devices along the batch only; 0 = all devices / fsdp.
       fsdp: devices that share parameters and moments as well.
-      devices: defaults to all. A single process may use fewer than there are (the first ones); several processes must
-        use all.
+      devices: defaults to all. A single process may use fewer than there are (the first ones);
+        several processes must use all.
 
     Raises:
       InputError: the mesh does not fit the devices.
@@ -31,8 +35,13 @@ def make_mesh(data: int = 0, fsdp: int = 1, *, devices=None) -> Mesh:
     shape = mesh_shape(data, fsdp, len(devices))
     count = shape[0] * shape[1]
     if count != len(devices) and len({d.process_index for d in devices}) > 1:
-        raise InputError(f"mesh.data x mesh.fsdp is {count} devices, but several processes must use all {len(devices)}")
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto, AxisType.Auto), devices=devices[:count])
+        raise InputError(
+            f"mesh.data x mesh.fsdp is {count} devices, but several processes must use all"
+            f" {len(devices)}"
+        )
+    return jax.make_mesh(
+        shape, AXES, axis_types=(AxisType.Auto, AxisType.Auto), devices=devices[:count]
+    )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -45,8 +54,11 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(AXES))
 
 
-def param_sharding(mesh: Mesh, shape: tuple[int, ...], *, min_size: int = _MIN_SIZE) -> NamedSharding:
-    """Cuts the largest dimension that `fsdp` divides (the first of equals); no such dimension or a small array: whole.
+def param_sharding(
+    mesh: Mesh, shape: tuple[int, ...], *, min_size: int = _MIN_SIZE
+) -> NamedSharding:
+    """Cuts the largest dimension that `fsdp` divides (the first of equals); no such dimension or a
+    small array: whole.
 
     Args:
       shape: of the array. min_size: arrays with fewer elements stay whole.
@@ -56,18 +68,26 @@ def param_sharding(mesh: Mesh, shape: tuple[int, ...], *, min_size: int = _MIN_S
     if fsdp == 1 or not candidates or np.prod(shape) < min_size:
         return replicated(mesh)
     cut = max(candidates, key=lambda i: (shape[i], -i))
-    return NamedSharding(mesh, PartitionSpec(*("fsdp" if i == cut else None for i in range(cut + 1))))
+    return NamedSharding(
+        mesh, PartitionSpec(*("fsdp" if i == cut else None for i in range(cut + 1)))
+    )
 
 
 def state_shardings(mesh: Mesh, abstract_state, *, min_size: int = _MIN_SIZE):
-    """A sharding per leaf of a TrainState (or a dict with its field names) of arrays or ShapeDtypeStructs.
+    """A sharding per leaf of a TrainState (or a dict with its field names) of arrays or
+    ShapeDtypeStructs.
 
-    Parameters, teacher and moments follow `param_sharding`; carry, key, step and counters are replicated.
+    Parameters, teacher and moments follow `param_sharding`; carry, key, step and counters are
+    replicated.
     """
 
     def place(path, leaf):
         field = getattr(path[0], "name", getattr(path[0], "key", None))
-        return replicated(mesh) if field in _REPLICATED else param_sharding(mesh, leaf.shape, min_size=min_size)
+        return (
+            replicated(mesh)
+            if field in _REPLICATED
+            else param_sharding(mesh, leaf.shape, min_size=min_size)
+        )
 
     return jax.tree_util.tree_map_with_path(place, abstract_state)
 
@@ -76,8 +96,8 @@ def put_batch(batch, mesh: Mesh):
     """Puts a batch on the mesh, axis 0 cut over all devices.
 
     Args:
-      batch: pytree of NumPy arrays that hold THIS process's rows (all rows if there is one process); every process has
-        as many.
+      batch: pytree of NumPy arrays that hold THIS process's rows (all rows if there is one
+        process); every process has as many.
 
     Returns:
       The same pytree of global arrays, rows in the order of the processes.
@@ -97,6 +117,8 @@ def put_batch(batch, mesh: Mesh):
             )
         if processes == 1:
             return jax.device_put(rows, sharding)
-        return jax.make_array_from_process_local_data(sharding, rows, (rows.shape[0] * processes, *rows.shape[1:]))
+        return jax.make_array_from_process_local_data(
+            sharding, rows, (rows.shape[0] * processes, *rows.shape[1:])
+        )
 
     return jax.tree_util.tree_map_with_path(put, batch)

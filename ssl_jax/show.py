@@ -1,5 +1,5 @@
-"""`ssl-jax show`: the resolved config with the origin of each value, parameter count and FLOPs, or the papers' numbers of all configs of
-a method; nothing is allocated.
+"""`ssl-jax show`: the resolved config with the origin of each value, parameter count and FLOPs, or
+the papers' numbers of all configs of a method; nothing is allocated.
 """
 
 import ast
@@ -18,7 +18,9 @@ _ASSUMED_STEPS = 1000  # of an epoch, where the data are not here
 
 
 def text(file_config, final_config) -> str:
-    """The report for a config file's config and the same after the command line. Raises InputError if it cannot work."""
+    """The report for a config file's config and the same after the command line. Raises InputError
+    if it cannot work.
+    """
     method = methods.get(final_config.method)
     validate.validate(final_config, num_devices=jax.device_count())
     missing = _missing(method, final_config)
@@ -32,7 +34,9 @@ def text(file_config, final_config) -> str:
 
 
 def _missing(method, config) -> list[str]:
-    """What to say about a file that training needs and that is not here, for the same reason. Raises InputError for all else."""
+    """What to say about a file that training needs and that is not here, for the same reason.
+    Raises InputError for all else.
+    """
     try:
         method.check(config)
     except MissingFile as error:
@@ -41,11 +45,15 @@ def _missing(method, config) -> list[str]:
 
 
 def _num_records(config) -> tuple[int, list[str]]:
-    """Number of training images, and what to say about it: a recipe can be looked at on a machine without the data."""
+    """Number of training images, and what to say about it: a recipe can be looked at on a machine
+    without the data.
+    """
     try:
         return len(source.make_source(config.data)), []
     except InputError as error:
-        return config.optim.batch_size * _ASSUMED_STEPS, [f"steps assume {_ASSUMED_STEPS} an epoch, the data cannot be opened: {error}"]
+        return config.optim.batch_size * _ASSUMED_STEPS, [
+            f"steps assume {_ASSUMED_STEPS} an epoch, the data cannot be opened: {error}"
+        ]
 
 
 def _costs(method, config) -> list[str]:
@@ -55,18 +63,24 @@ def _costs(method, config) -> list[str]:
     image = step.flops_per_image(method, config)
     rows = {f"parameters, {name}": f"{zoo.count(tree):,}" for name, tree in params.items()}
     rows["parameters, all"] = f"{zoo.count(params):,}"
-    rows[f"forward, one {size} px image"] = f"{zoo.forward_flops(zoo.vit_config(config.model), size, size) / 1e9:,.4g} GFLOP"
+    rows[f"forward, one {size} px image"] = (
+        f"{zoo.forward_flops(zoo.vit_config(config.model), size, size) / 1e9:,.4g} GFLOP"
+    )
     rows["training step, per image"] = f"{image / 1e9:,.4g} GFLOP"
-    rows[f"training step, batch of {config.optim.batch_size}"] = f"{image * config.optim.batch_size / 1e12:,.4g} TFLOP"
+    rows[f"training step, batch of {config.optim.batch_size}"] = (
+        f"{image * config.optim.batch_size / 1e12:,.4g} TFLOP"
+    )
     rows |= {f"expected {name}": number for name, number in sorted(config.expected.items())}
     return [f"{name:<32} {value}" for name, value in rows.items()]
 
 
 def origins(default, file, final, resolved) -> dict[str, str]:
-    """Where each value of `resolved` comes from: "default", "config file", "command line" or "computed".
+    """Where each value of `resolved` comes from: "default", "config file", "command line" or
+      "computed".
 
     Args:
-      default: methods.base_config(NAME). file: config.load(PATH). final: the same after the command line.
+      default: methods.base_config(NAME). file: config.load(PATH). final: the same after the command
+        line.
       resolved: validate.resolve(final, ...).
     """
     default, file, final = (config_lib.flatten(c) for c in (default, file, final))
@@ -83,10 +97,12 @@ def origins(default, file, final, resolved) -> dict[str, str]:
 
 
 def table(name: str, folder: Path) -> str:
-    """What the TABLE of a config file says: for every row of a paper its place, the --config argument, the paper's numbers and ours.
+    """What the TABLE of a config file says: for every row of a paper its place, the --config
+      argument, the paper's numbers and ours.
 
     Args:
-      name: of a config file with a TABLE of `presets.Row`, as a rule a method: "sop" for FOLDER/sop.py. folder: of the config files.
+      name: of a config file with a TABLE of `presets.Row`, as a rule a method: "sop" for
+        FOLDER/sop.py. folder: of the config files.
 
     Returns:
       Aligned text: one line per score, then the notes.
@@ -96,24 +112,45 @@ def table(name: str, folder: Path) -> str:
     """
     if not folder.is_dir():
         raise InputError(
-            f'no folder "{folder}" of config files: run this in the checkout that holds configs/, or say --config=PATH/configs'
+            f'no folder "{folder}" of config files: run this in the checkout that holds configs/,'
+            " or say --config=PATH/configs"
         )
     with_table = [path.stem for path in sorted(folder.glob("*.py")) if _assigns_table(path)]
     if name not in with_table:
-        raise InputError(f"{config_lib.unknown('method', name, with_table)}; looked for config files with a TABLE in {folder}")
+        raise InputError(
+            f"{config_lib.unknown('method', name, with_table)}; looked for config files with a"
+            f" TABLE in {folder}"
+        )
     path = folder / f"{name}.py"
     rows = config_lib.read_module(path).TABLE
-    notes = {note: f"[{i + 1}]" for i, note in enumerate(dict.fromkeys(row.note for row in rows if row.note))}
+    notes = {
+        note: f"[{i + 1}]"
+        for i, note in enumerate(dict.fromkeys(row.note for row in rows if row.note))
+    }
     lines = [("row", "--config", "score", "paper's", "ours", "note")]
     for row in rows:
         ours = getattr(row, "ours", {})
-        scores = [(score, row.expected.get(score, "-"), ours.get(score, "-")) for score in row.expected | ours] or [("-", "-", "-")]
+        scores = [
+            (score, row.expected.get(score, "-"), ours.get(score, "-"))
+            for score in row.expected | ours
+        ] or [("-", "-", "-")]
         for i, score in enumerate(scores):
-            lines.append((*((row.paper, f"{path}:{row.arg}") if i == 0 else ("", "")), *score, notes.get(row.note, "") if i == 0 else ""))
+            lines.append(
+                (
+                    *((row.paper, f"{path}:{row.arg}") if i == 0 else ("", "")),
+                    *score,
+                    notes.get(row.note, "") if i == 0 else "",
+                )
+            )
     widths = [max(map(len, column)) for column in zip(*lines)]
-    written = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    written = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+    ]
     rule = "-" * max(map(len, written))
-    explained = [textwrap.fill(f"{mark} {note}", 120, subsequent_indent=" " * (len(mark) + 1)) for note, mark in notes.items()]
+    explained = [
+        textwrap.fill(f"{mark} {note}", 120, subsequent_indent=" " * (len(mark) + 1))
+        for note, mark in notes.items()
+    ]
     return "\n".join([written[0], rule, *written[1:], *([""] if notes else []), *explained])
 
 
@@ -123,5 +160,9 @@ def _assigns_table(path: Path) -> bool:
         body = ast.parse(path.read_text(encoding="utf-8")).body
     except SyntaxError:
         return False
-    targets = [t for node in body for t in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])]
+    targets = [
+        t
+        for node in body
+        for t in (node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)])
+    ]
     return any(isinstance(t, ast.Name) and t.id == "TABLE" for t in targets)

@@ -1,4 +1,6 @@
-"""The one train step: prepare views -> encode -> objective -> gradient -> clip and AdamW -> EMA teacher -> carry."""
+"""The one train step: prepare views -> encode -> objective -> gradient -> clip and AdamW -> EMA
+teacher -> carry.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,34 +13,48 @@ from ssl_jax.views import recipe
 
 
 def make_step(method, optimizer, config):
-    """Builds step(state, batch) -> (state, metrics), a pure function to be jitted with the state donated.
+    """Builds step(state, batch) -> (state, metrics), a pure function to be jitted with the state
+    donated.
 
-    `config` is resolved. Batches are global arrays: a mean, a memory push or a nearest neighbour is over the global batch.
-    A step whose loss or gradient is not finite leaves params, optimizer, teacher and carry as they were and is counted.
-    """
+    `config` is resolved. Batches are global arrays: a mean, a memory push or a nearest neighbour is
+    over the global batch. A step whose loss or gradient is not finite leaves params, optimizer,
+    teacher and carry as they were and is counted."""
     view_recipe = method.views(config)
     plan = schedule.schedules(config)
 
     def train_step(state: TrainState, batch):
         key_encode, key_objective = jax.random.split(jax.random.fold_in(state.key, state.step))
         views = recipe.prepare(view_recipe, batch, config.seed)
-        keys = jax.random.split(key_encode, batch["index"].shape[0])  # one per image: chunking cannot change a draw
+        keys = jax.random.split(
+            key_encode, batch["index"].shape[0]
+        )  # one per image: chunking cannot change a draw
         progress = progress_at(state.step, config)
 
         def loss_of(params):
-            encode = lambda views, keys: method.encode(params, state.teacher, views, keys, config)  # noqa: E731
+            def encode(views, keys):
+                return method.encode(params, state.teacher, views, keys, config)
+
             outputs = in_chunks(encode, config.optim.chunks)(views, keys)
-            return method.objective(params, state.teacher, outputs, state.carry, key_objective, progress, config)
+            return method.objective(
+                params, state.teacher, outputs, state.carry, key_objective, progress, config
+            )
 
         (loss, out), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
         params, opt_state, stats = optimizer.update(
-            grads, state.opt_state, state.params,
-            lr=plan.lr(state.step), weight_decay=plan.weight_decay(state.step), epoch=progress.epoch,
-        )  # fmt: skip
+            grads,
+            state.opt_state,
+            state.params,
+            lr=plan.lr(state.step),
+            weight_decay=plan.weight_decay(state.step),
+            epoch=progress.epoch,
+        )
         teacher = ema(state.teacher, method.teacher_of(params), plan.momentum(state.step))
 
         finite = jnp.isfinite(loss) & jnp.isfinite(stats["grad_norm"])
-        keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)  # noqa: E731
+
+        def keep(new, old):
+            return jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+
         counters = {
             "nonfinite": state.counters["nonfinite"] + (~finite).astype(jnp.int32),
             "replaced": state.counters["replaced"] + batch["replaced"].sum(dtype=jnp.int32),
@@ -52,14 +68,23 @@ def make_step(method, optimizer, config):
             key=state.key,
             counters=counters,
         )
-        metrics = {"loss": loss, **out.metrics, **stats, **plan.at(state.step), **counters, "finite": finite}
+        metrics = {
+            "loss": loss,
+            **out.metrics,
+            **stats,
+            **plan.at(state.step),
+            **counters,
+            "finite": finite,
+        }
         return new_state, metrics
 
     return train_step
 
 
 def compile_step(train_step, mesh, state_shardings):
-    """Jits the step for a mesh: the state is donated and keeps its shardings, metrics are replicated."""
+    """Jits the step for a mesh: the state is donated and keeps its shardings, metrics are
+    replicated.
+    """
     return jax.jit(
         train_step,
         donate_argnums=0,
@@ -69,10 +94,16 @@ def compile_step(train_step, mesh, state_shardings):
 
 
 def progress_at(step, config) -> Progress:
-    """Step and epoch position as traced scalars; epoch = step // steps_per_epoch (the last partial batch is dropped)."""
+    """Step and epoch position as traced scalars; epoch = step // steps_per_epoch (the last partial
+    batch is dropped).
+    """
     per_epoch = config.run.steps_per_epoch
     return Progress(
-        step=step, epoch=step // per_epoch, epoch_fraction=step / per_epoch, steps_per_epoch=per_epoch, total_steps=config.run.total_steps
+        step=step,
+        epoch=step // per_epoch,
+        epoch_fraction=step / per_epoch,
+        steps_per_epoch=per_epoch,
+        total_steps=config.run.total_steps,
     )
 
 
@@ -82,25 +113,35 @@ def ema(teacher, student, momentum):
 
 
 def in_chunks(encode, chunks: int):
-    """Exact gradient accumulation: encodes the batch in `chunks` rematerialised pieces, then ONE loss sees all embeddings.
+    """Exact gradient accumulation: encodes the batch in `chunks` rematerialised pieces, then ONE
+      loss sees all embeddings.
 
-    The pieces are strided (row i goes to piece i % chunks), so that on a sharded batch each piece spans all devices; contiguous
-    pieces would make XLA gather the images and give up data parallelism.
+    The pieces are strided (row i goes to piece i % chunks), so that on a sharded batch each piece
+    spans all devices; contiguous pieces would make XLA gather the images and give up data
+    parallelism.
     """
     if chunks == 1:
         return encode
 
     def chunked(views, keys):
-        split = lambda x: x.reshape(-1, chunks, *x.shape[1:]).swapaxes(0, 1)  # noqa: E731
-        join = lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:])  # noqa: E731
-        outputs = jax.lax.map(lambda piece: jax.checkpoint(encode)(*piece), jax.tree.map(split, (views, keys)))
+        def split(x):
+            return x.reshape(-1, chunks, *x.shape[1:]).swapaxes(0, 1)
+
+        def join(x):
+            return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+        outputs = jax.lax.map(
+            lambda piece: jax.checkpoint(encode)(*piece), jax.tree.map(split, (views, keys))
+        )
         return jax.tree.map(join, outputs)
 
     return chunked
 
 
 def flops_per_image(method, config) -> float:
-    """Matmul FLOPs of one training image: forward and backward of every student view (3 x), forward of the teacher's global views."""
+    """Matmul FLOPs of one training image: forward and backward of every student view (3 x), forward
+    of the teacher's global views.
+    """
     forward = {
         name: group.count * zoo.forward_flops(zoo.vit_config(config.model), group.size, group.size)
         for name, group in method.views(config).groups

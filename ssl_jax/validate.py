@@ -1,11 +1,23 @@
-"""Whether a config can work, and what it implies: `validate` refuses, `resolve` computes. Nothing is allocated."""
+"""Whether a config can work, and what it implies: `validate` refuses, `resolve` computes. Nothing
+is allocated.
+"""
 
 import math
 from collections.abc import Collection
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
-from ssl_jax.config import COMPUTED, DATA_KINDS, EVAL_TASKS, MODEL_SIZES, InputError, base, flatten, nearest, unknown
+from ssl_jax.config import (
+    COMPUTED,
+    DATA_KINDS,
+    EVAL_TASKS,
+    MODEL_SIZES,
+    InputError,
+    base,
+    flatten,
+    nearest,
+    unknown,
+)
 
 _CHOICES = {
     "data.kind": DATA_KINDS,
@@ -33,7 +45,9 @@ def check_choice(key: str, value, choices: Collection[str]) -> None:
 
 
 def check_keys(config) -> None:
-    """Every key of base() is there with its type, and nothing else but the method's own section. Raises InputError."""
+    """Every key of base() is there with its type, and nothing else but the method's own section.
+    Raises InputError.
+    """
     reference = base()
     known, got = flatten(reference), flatten(config)
     free = (config.get("method", ""), COMPUTED, "expected")
@@ -41,22 +55,31 @@ def check_keys(config) -> None:
         if key.split(".")[0] in free and "." in key:
             continue
         if key.split(".")[0] not in reference:
-            raise InputError(unknown("config section" if "." in key else "config key", key.split(".")[0], reference))
+            raise InputError(
+                unknown(
+                    "config section" if "." in key else "config key", key.split(".")[0], reference
+                )
+            )
         if key not in known:
             raise InputError(unknown("config key", key, known))
         if _as_type(value, known[key]) is None:
             raise InputError(wrong_type(key, value, known[key]))
     missing = [key for key in known if key not in got]
     if missing:
-        raise InputError(f"config lacks {', '.join(missing)}; start from ssl_jax.methods.base_config(NAME)")
+        raise InputError(
+            f"config lacks {', '.join(missing)}; start from ssl_jax.methods.base_config(NAME)"
+        )
 
 
 def _as_type(value, current):
-    """`value` as the type of `current` without loss (int -> float, list -> tuple), or None if it has another type."""
+    """`value` as the type of `current` without loss (int -> float, list -> tuple), or None if it
+    has another type.
+    """
     if isinstance(current, tuple):
         if not isinstance(value, (tuple, list)):
             return None
-        # Elements follow the first element of the default; an empty default says nothing about them.
+        # Elements follow the first element of the default; an empty default says nothing about
+        # them.
         items = tuple(_as_type(v, current[0]) if current else v for v in value)
         return None if None in items else items
     if isinstance(current, bool) or isinstance(value, bool):
@@ -80,37 +103,42 @@ def _wanted(current) -> str:
 
 
 _POSITIVE = """
-data.length views.global_count views.global_size views.local_size model.patch model.image_size model.mlp_ratio
-model.init_std optim.batch_size optim.base_batch optim.lr optim.eps optim.chunks mesh.fsdp checkpoint.every_steps
-checkpoint.keep log.every_steps eval.batch_size eval.knn_temperature eval.linear_epochs eval.linear_batch eval.dense_k
-eval.dense_subsample eval.dense_runs
+data.length views.global_count views.global_size views.local_size model.patch model.image_size
+model.mlp_ratio model.init_std optim.batch_size optim.base_batch optim.lr optim.eps optim.chunks
+mesh.fsdp checkpoint.every_steps checkpoint.keep log.every_steps eval.batch_size
+eval.knn_temperature eval.linear_epochs eval.linear_batch eval.dense_k eval.dense_subsample
+eval.dense_runs
 """.split()
 _NOT_NEGATIVE = """
-seed data.size data.workers views.local_count model.width model.depth model.heads model.queries optim.epochs optim.steps
-optim.final_lr optim.warmup_epochs optim.weight_decay optim.final_weight_decay optim.clip mesh.data
-checkpoint.keep_every max_nonfinite eval.every_steps eval.crop eval.train_examples eval.test_examples
-eval.linear_weight_decay eval.image.size eval.dense.size
+seed data.size data.workers views.local_count model.width model.depth model.heads model.queries
+optim.epochs optim.steps optim.final_lr optim.warmup_epochs optim.weight_decay
+optim.final_weight_decay optim.clip mesh.data checkpoint.keep_every max_nonfinite eval.every_steps
+eval.crop eval.train_examples eval.test_examples eval.linear_weight_decay eval.image.size
+eval.dense.size
 """.split()
 _SHARE = """
-data.max_unreadable views.flip views.jitter_prob views.gray_prob views.solarize_prob views.mask_prob
-teacher.momentum teacher.final_momentum
+data.max_unreadable views.flip views.jitter_prob views.gray_prob views.solarize_prob
+views.mask_prob teacher.momentum teacher.final_momentum
 """.split()
 
 
 def validate(config, num_devices: int | None) -> None:
     """Refuses a config that cannot work, before anything is allocated.
 
-    Checks everything but the method's own section (`method.check(config)` does that). Works on resolved and unresolved
-    configs.
+    Checks everything but the method's own section (`method.check(config)` does that). Works on
+    resolved and unresolved configs.
 
     Args:
-      num_devices: that the run will have; None: nothing will be trained, and the mesh is not looked at.
+      num_devices: that the run will have; None: nothing will be trained, and the mesh is not looked
+        at.
 
     Raises:
       InputError: names the key, what it is, and what would be right.
     """
     if not config.get("method"):
-        raise InputError('method is ""; a config file must set it, see ssl_jax.methods.base_config(NAME)')
+        raise InputError(
+            'method is ""; a config file must set it, see ssl_jax.methods.base_config(NAME)'
+        )
     if config.method not in config:
         raise InputError(
             f'config has no section "{config.method}" for its method; '
@@ -118,7 +146,10 @@ def validate(config, num_devices: int | None) -> None:
         )
     check_keys(config)
     if config.init_only and not config.init_from:
-        raise InputError(f'init_only is "{config.init_only}" but init_from is ""; set init_from to the weights to start from')
+        raise InputError(
+            f'init_only is "{config.init_only}" but init_from is ""; set init_from to the weights'
+            " to start from"
+        )
     flat = flatten(config)
     for key, choices in _CHOICES.items():
         check_choice(key, flat[key], choices)
@@ -158,19 +189,29 @@ def _check_ranges(flat) -> None:
 def _check_views(config) -> None:
     v, patch = config.views, config.model.patch
     for name, low, high in (
-        ("global_scale", 0, 1), ("local_scale", 0, 1), ("mask_ratio", 0, 1), ("blur_radius", 0, math.inf),
-    ):  # fmt: skip
+        ("global_scale", 0, 1),
+        ("local_scale", 0, 1),
+        ("mask_ratio", 0, 1),
+        ("blur_radius", 0, math.inf),
+    ):
         value = v[name]
         if len(value) != 2 or not low <= value[0] <= value[1] <= high:
-            raise InputError(f"views.{name} is {value}; it must be (low, high) with {low} <= low <= high <= {high}")
+            raise InputError(
+                f"views.{name} is {value}; it must be (low, high) with {low} <= low <= high <="
+                f" {high}"
+            )
     for name in ("global_scale", "local_scale"):
         if v[name][0] <= 0:
             raise InputError(f"views.{name} is {v[name]}; a crop needs an area above 0")
     for name, length, top in (("jitter", 4, math.inf), ("blur_prob", 3, 1)):
         if len(v[name]) != length or not all(0 <= x <= top for x in v[name]):
-            raise InputError(f"views.{name} is {v[name]}; it must be {length} numbers between 0 and {top}")
+            raise InputError(
+                f"views.{name} is {v[name]}; it must be {length} numbers between 0 and {top}"
+            )
     if v.jitter[3] > 0.5:
-        raise InputError(f"views.jitter is {v.jitter}; the hue (last) is in turns and must be at most 0.5")
+        raise InputError(
+            f"views.jitter is {v.jitter}; the hue (last) is in turns and must be at most 0.5"
+        )
     for name in ("global_size", *(("local_size",) if v.local_count else ())):
         _check_multiple(f"views.{name}", v[name], patch, "model.patch")
 
@@ -179,19 +220,27 @@ def _check_multiple(key: str, value: int, unit: int, why: str) -> None:
     if value % unit:
         below, above = value - value % unit, value - value % unit + unit
         raise InputError(
-            f"{key} is {value}, not a multiple of {unit} ({why}); use {f'{below} or ' if below else ''}{above}"
+            f"{key} is {value}, not a multiple of {unit} ({why}); use"
+            f" {f'{below} or ' if below else ''}{above}"
         )
 
 
 def model_shape(model) -> tuple[int, int, int]:
-    """(width, depth, heads) of a model section, from its size or set by hand. Raises InputError on a contradiction."""
+    """(width, depth, heads) of a model section, from its size or set by hand. Raises InputError on
+    a contradiction.
+    """
     given = (model.width, model.depth, model.heads)
     if model.size == "custom":
         for name, value in zip(("width", "depth", "heads"), given, strict=True):
             if value < 1:
-                raise InputError(f'model.{name} is {value}; model.size="custom" needs width, depth and heads above 0')
+                raise InputError(
+                    f'model.{name} is {value}; model.size="custom" needs width, depth and heads'
+                    " above 0"
+                )
         return given
-    for name, value, fixed in zip(("width", "depth", "heads"), given, MODEL_SIZES[model.size], strict=True):
+    for name, value, fixed in zip(
+        ("width", "depth", "heads"), given, MODEL_SIZES[model.size], strict=True
+    ):
         if value not in (0, fixed):
             raise InputError(
                 f'model.{name} is {value} but model.size "{model.size}" has {fixed}; '
@@ -215,10 +264,14 @@ def _check_optim(config) -> None:
         raise InputError("optim.epochs and optim.steps are both 0; set one of them above 0")
     if not o.steps and o.warmup_epochs > o.epochs:
         raise InputError(
-            f"optim.warmup_epochs is {o.warmup_epochs}, longer than the run; use at most optim.epochs = {o.epochs}"
+            f"optim.warmup_epochs is {o.warmup_epochs}, longer than the run; use at most"
+            f" optim.epochs = {o.epochs}"
         )
     if o.clip_by != "none" and not o.clip > 0:
-        raise InputError(f'optim.clip is {o.clip}; it must be above 0 (optim.clip_by="none" switches clipping off)')
+        raise InputError(
+            f'optim.clip is {o.clip}; it must be above 0 (optim.clip_by="none" switches clipping'
+            " off)"
+        )
 
 
 def _check_devices(config, num_devices: int) -> None:
@@ -227,53 +280,71 @@ def _check_devices(config, num_devices: int) -> None:
     devices = data * s.fsdp
     _check_multiple("optim.batch_size", o.batch_size, devices, "number of devices")
     _check_multiple(
-        "optim.batch_size", o.batch_size, devices * o.chunks, f"{devices} devices x optim.chunks {o.chunks}"
+        "optim.batch_size",
+        o.batch_size,
+        devices * o.chunks,
+        f"{devices} devices x optim.chunks {o.chunks}",
     )
 
 
 def mesh_shape(data: int, fsdp: int, num_devices: int) -> tuple[int, int]:
-    """Devices along (data, fsdp); data = 0 takes all that are left. Raises InputError if they do not fit."""
+    """Devices along (data, fsdp); data = 0 takes all that are left. Raises InputError if they do
+    not fit.
+    """
     if fsdp < 1 or data < 0:
         raise InputError(
-            f"mesh.data is {data} and mesh.fsdp is {fsdp}; use mesh.data >= 0 (0 = all devices) and mesh.fsdp >= 1"
+            f"mesh.data is {data} and mesh.fsdp is {fsdp}; use mesh.data >= 0 (0 = all devices) and"
+            " mesh.fsdp >= 1"
         )
     if data == 0:
         if num_devices % fsdp:
             divisors = [d for d in range(1, num_devices + 1) if num_devices % d == 0]
-            raise InputError(f"mesh.fsdp is {fsdp}, which does not divide {num_devices} devices; use one of {divisors}")
+            raise InputError(
+                f"mesh.fsdp is {fsdp}, which does not divide {num_devices} devices; use one of"
+                f" {divisors}"
+            )
         data = num_devices // fsdp
     if data * fsdp > num_devices:
         raise InputError(
-            f"mesh.data x mesh.fsdp is {data} x {fsdp} = {data * fsdp}, but there are {num_devices} devices; "
-            "mesh.data=0 takes all"
+            f"mesh.data x mesh.fsdp is {data} x {fsdp} = {data * fsdp}, but there are {num_devices}"
+            " devices; mesh.data=0 takes all"
         )
     return data, fsdp
 
 
 def _check_data(key: str, section, folder: str) -> None:
     if section.kind == "folder" and not folder:
-        raise InputError(f'{key}.dir is ""; {key}.kind="folder" needs the folder that holds the images')
+        raise InputError(
+            f'{key}.dir is ""; {key}.kind="folder" needs the folder that holds the images'
+        )
     if section.kind == "tfds" and not section.name:
-        raise InputError(f'{key}.name is ""; {key}.kind="tfds" needs the name of a set, for example "cifar10"')
+        raise InputError(
+            f'{key}.name is ""; {key}.kind="tfds" needs the name of a set, for example "cifar10"'
+        )
 
 
 def _check_eval(config) -> None:
     e = config.eval
     for task in e.tasks:
         if "," in task:  # --config.eval.tasks=knn,linear is one string
-            raise InputError(f'eval.tasks is {e.tasks}; for several tasks write --config.eval.tasks="(\'knn\', \'linear\')"')
+            raise InputError(
+                f"eval.tasks is {e.tasks}; for several tasks write --config.eval.tasks=\"('knn',"
+                " 'linear')\""
+            )
         check_choice("eval.tasks", task, EVAL_TASKS)
     if {"knn", "linear", "rank"} & set(e.tasks):
         _check_data("eval.image", e.image, _folder(config, e.image))
     if {"knn", "linear"} & set(e.tasks) and e.image.kind == "digit_scenes":
         raise InputError(
-            'eval.image.kind is "digit_scenes", which has no image labels; knn and linear need them: use "digits"'
+            'eval.image.kind is "digit_scenes", which has no image labels; knn and linear need'
+            ' them: use "digits"'
         )
     if "dense" in e.tasks:
         if e.dense.kind in ("digits", "folder"):
             raise InputError(
-                f'eval.dense.kind is "{e.dense.kind}", which has no masks; the task "dense" needs them: '
-                'use "digit_scenes", a TFDS set with masks, or leave dense out of eval.tasks'
+                f'eval.dense.kind is "{e.dense.kind}", which has no masks; the task "dense" needs'
+                ' them: use "digit_scenes", a TFDS set with masks, or leave dense out of'
+                " eval.tasks"
             )
         _check_data("eval.dense", e.dense, _folder(config, e.dense))
     if not e.knn_k or min(e.knn_k) < 1:
@@ -283,13 +354,16 @@ def _check_eval(config) -> None:
 
 
 def _folder(config, section) -> str:
-    """Where a section of `eval` finds its images: with no `dir` of its own, where training does if the kind agrees."""
+    """Where a section of `eval` finds its images: with no `dir` of its own, where training does if
+    the kind agrees.
+    """
     return section.dir or (config.data.dir if section.kind == config.data.kind else "")
 
 
 def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
-    """Works out what the config implies: the model's shape, where evaluations find their images (`eval.*.dir` left empty is
-    `data.dir` if the kind is the same) and the section `run`. Resolving again gives the same.
+    """Works out what the config implies: the model's shape, where evaluations find their images
+    (`eval.*.dir` left empty is `data.dir` if the kind is the same) and the section `run`. Resolving
+    again gives the same.
 
     run.num_records       images in the training set
     run.steps_per_epoch   num_records // batch_size (the last partial batch is dropped)
@@ -303,15 +377,16 @@ def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
       A frozen, hashable config.
 
     Raises:
-      InputError: the set is smaller than a batch, the warm-up is longer than the run, a contradiction in the model's
-        size.
+      InputError: the set is smaller than a batch, the warm-up is longer than the run, a
+        contradiction in the model's size.
     """
     config = ConfigDict(config.to_dict())  # ConfigDict(config) would share its sections
     o = config.optim
     steps_per_epoch = num_records // o.batch_size
     if steps_per_epoch == 0:
         raise InputError(
-            f"optim.batch_size is {o.batch_size}, but the set has only {num_records} images; use at most {num_records}"
+            f"optim.batch_size is {o.batch_size}, but the set has only {num_records} images; use at"
+            f" most {num_records}"
         )
     total = o.steps or round(o.epochs * steps_per_epoch)
     if total == 0:
@@ -322,8 +397,9 @@ def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
     warmup = round(o.warmup_epochs * steps_per_epoch)
     if warmup > total:
         raise InputError(
-            f"optim.warmup_epochs is {o.warmup_epochs} = {warmup} steps, longer than the run of {total} steps; "
-            f"use at most {math.floor(1000 * total / steps_per_epoch) / 1000:g}, or a longer run"
+            f"optim.warmup_epochs is {o.warmup_epochs} = {warmup} steps, longer than the run of"
+            f" {total} steps; use at most {math.floor(1000 * total / steps_per_epoch) / 1000:g}, or"
+            " a longer run"
         )
     data, fsdp = mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
     config.model.width, config.model.depth, config.model.heads = model_shape(config.model)

@@ -1,4 +1,6 @@
-"""What every test shares. JAX reads the environment when it is imported, so it is set here, before tests are loaded."""
+"""What every test shares. JAX reads the environment when it is imported, so it is set here, before
+tests are loaded.
+"""
 
 import os
 import pathlib
@@ -23,8 +25,8 @@ from absl import flags  # noqa: E402
 
 from tests import finite  # noqa: E402
 
-# grain reads an absl flag; where nobody has parsed flags (pytest's command line is not absl's) that raises
-# UnparsedFlagAccessError.
+# grain reads an absl flag; where nobody has parsed flags (pytest's command line is not absl's) that
+# raises UnparsedFlagAccessError.
 flags.FLAGS.mark_as_parsed()
 
 
@@ -34,8 +36,9 @@ def root() -> pathlib.Path:
     return ROOT
 
 
-# Every program that XLA compiles for a CPU keeps some ten memory maps, and Linux gives a process 65530 of them: beyond that the compiler
-# crashes. So compiled programs are dropped in time, and with them what a test module keeps in functools caches.
+# Every program that XLA compiles for a CPU keeps some ten memory maps, and Linux gives a process
+# 65530 of them: beyond that the compiler crashes. So compiled programs are dropped in time, and
+# with them what a test module keeps in functools caches.
 MAPS = pathlib.Path("/proc/self/maps")
 MOST_MAPS = 20000
 
@@ -48,7 +51,8 @@ def pytest_runtest_teardown(item):
         gc.collect()
 
 
-# The corpus of the property tests: counted where a test runs, carried by its report (xdist's processes too), summed here.
+# The corpus of the property tests: counted where a test runs, carried by its report (xdist's
+# processes too), summed here.
 CORPUS = ("tests/ops/", "tests/losses/")
 
 
@@ -69,14 +73,27 @@ def pytest_runtest_call(item):
 
 
 def pytest_terminal_summary(terminalreporter):
-    reports = [r for found in terminalreporter.stats.values() for r in found if getattr(r, "when", None) == "call"]
-    tallies = [(r.nodeid, value) for r in reports for name, value in r.user_properties if name == "property_cases"]
+    reports = [
+        r
+        for found in terminalreporter.stats.values()
+        for r in found
+        if getattr(r, "when", None) == "call"
+    ]
+    tallies = [
+        (r.nodeid, value)
+        for r in reports
+        for name, value in r.user_properties
+        if name == "property_cases"
+    ]
     if not tallies:
         return
     total = {name: sum(tally[name] for _, tally in tallies) for name in ("cases", "values", "bad")}
     terminalreporter.write_line(
-        f"property tests: {total['cases']:,} cases, {total['values']:,} values, {total['bad']:,} of them not finite"
+        f"property tests: {total['cases']:,} cases, {total['values']:,} values, {total['bad']:,} of"
+        " them not finite"
     )
     for nodeid, tally in tallies:
         if tally["others"]:
-            terminalreporter.write_line(f"  not in this count: {tally['others']:,} cases of {nodeid}, without assert_finite")
+            terminalreporter.write_line(
+                f"  not in this count: {tally['others']:,} cases of {nodeid}, without assert_finite"
+            )

@@ -1,7 +1,8 @@
-"""What the property tests try, counted: hypothesis cases of tests/ops and tests/losses, and the values they computed.
+"""What the property tests try, counted: hypothesis cases of tests/ops and tests/losses, and the
+  values they computed.
 
-A property test passes everything that must be finite to `assert_finite`. conftest.py counts the cases in which that
-happened and prints the sums at the end of a run.
+A property test passes everything that must be finite to `assert_finite`. conftest.py counts the
+cases in which that happened and prints the sums at the end of a run.
 """
 
 import dataclasses
@@ -26,16 +27,24 @@ tally = Tally()  # of the test that runs
 
 def assert_finite(*trees) -> None:
     """Fails unless every floating-point number in some pytrees of arrays is finite."""
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(trees) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+    leaves = [
+        np.asarray(leaf)
+        for leaf in jax.tree.leaves(trees)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
     wrong = [int(leaf.size - np.isfinite(leaf).sum()) for leaf in leaves]
     tally.calls += 1
     tally.values += sum(leaf.size for leaf in leaves)
     tally.bad += sum(wrong)
-    assert not any(wrong), f"not finite, by array: {[f'{bad} of {leaf.shape}' for bad, leaf in zip(wrong, leaves)]}"
+    assert not any(wrong), (
+        f"not finite, by array: {[f'{bad} of {leaf.shape}' for bad, leaf in zip(wrong, leaves)]}"
+    )
 
 
 def counted(test):
-    """A property test's function of one case, so that `tally` counts every case it is called with."""
+    """A property test's function of one case, so that `tally` counts every case it is
+    called with.
+    """
     if hasattr(test, "counted"):  # collected before, with other parameters
         return test
 

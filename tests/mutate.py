@@ -1,25 +1,29 @@
-"""Mutation check: small wrong changes to one module of ssl_jax.ops, and whether its tests notice them.
+"""Mutation check: small wrong changes to one module of ssl_jax.ops, and whether its tests notice
+  them.
 
     python -m tests.mutate koleo memory           every mutant of two modules
     python -m tests.mutate --limit 20 --seed 1    a random sample of 20 per module, all modules
     python -m tests.mutate nearest --jobs 2       two mutants at a time
     python -m tests.mutate nearest --list         print the mutants, run nothing
 
-Run it in the checkout, in the environment of the tests. A mutant is one edit of the syntax tree: + and -, * and /,
-& and |, < and <=, > and >=, == and != change places; a minus or ~ is dropped; an eps (a float up to 1e-3, or finfo's eps
-or tiny) is dropped or becomes its square root, another float grows by 1; axes -1 and -2, 0 and 1 change places, so do
-the last two of an einsum's output; other integers, the argument of % (a ring index) and the result of // grow by 1;
-a stop_gradient is dropped; the two values of a `where` change places. Annotations and f-strings are left alone.
+Run it in the checkout, in the environment of the tests. A mutant is one edit of the syntax tree: +
+and -, * and /,
+& and |, < and <=, > and >=, == and != change places; a minus or ~ is dropped; an eps (a float up to
+1e-3, or finfo's eps or tiny) is dropped or becomes its square root, another float grows by 1; axes
+-1 and -2, 0 and 1 change places, so do the last two of an einsum's output; other integers, the
+argument of % (a ring index) and the result of // grow by 1; a stop_gradient is dropped; the two
+values of a `where` change places. Annotations and f-strings are left alone.
 
-Each mutant is written into a temporary copy of the package and its tests (the checkout is never touched) and
-tests/ops/test_MODULE.py runs there with `pytest -x`, on the CPU and with a compilation cache that all mutants share. A
-module without tests of its own (arguments, vectors) runs all of tests/ops. Killed: a test fails, or the run takes more
-than ten times as long as with the original. Before that the original has to pass and a module that cannot be imported
-has to fail, or the result would mean nothing. A run that something else stops (SIGTERM, SIGKILL: out of memory) is no
-verdict: it is repeated, and left out of the count if that happens again.
+Each mutant is written into a temporary copy of the package and its tests (the checkout is never
+touched) and tests/ops/test_MODULE.py runs there with `pytest -x`, on the CPU and with a compilation
+cache that all mutants share. A module without tests of its own (arguments, vectors) runs all of
+tests/ops. Killed: a test fails, or the run takes more than ten times as long as with the original.
+Before that the original has to pass and a module that cannot be imported has to fail, or the result
+would mean nothing. A run that something else stops (SIGTERM, SIGKILL: out of memory) is no verdict:
+it is repeated, and left out of the count if that happens again.
 
-Survivors are listed as file:line and what was changed. Not every one is a gap: some mutants compute the same (the
-transpose of a symmetric matrix, a stop_gradient where another one follows).
+Survivors are listed as file:line and what was changed. Not every one is a gap: some mutants compute
+the same (the transpose of a symmetric matrix, a stop_gradient where another one follows).
 """
 
 import argparse
@@ -45,7 +49,14 @@ LARGEST_EPS = 1e-3
 STOPPED = (-signal.SIGTERM, -signal.SIGKILL)  # exit statuses of a run that was ended from outside
 ATTEMPTS = 3
 
-_SWAPPED = {ast.Add: ast.Sub, ast.Mult: ast.Div, ast.BitAnd: ast.BitOr, ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq}
+_SWAPPED = {
+    ast.Add: ast.Sub,
+    ast.Mult: ast.Div,
+    ast.BitAnd: ast.BitOr,
+    ast.Lt: ast.LtE,
+    ast.Gt: ast.GtE,
+    ast.Eq: ast.NotEq,
+}
 _SWAPPED |= {new: old for old, new in _SWAPPED.items()}
 _UNMARKED = {ast.USub: "minus dropped", ast.Invert: "~ dropped"}
 
@@ -75,12 +86,23 @@ class Outcome:
     def __str__(self) -> str:
         late = f", {self.late} of them at the time limit" if self.late else ""
         late += f", {self.stopped} not judged" if self.stopped else ""
-        lines = [f"{self.file}: {self.total - len(self.survivors)} / {self.total} killed{late} ({self.seconds:.0f} s)"]
-        return "\n".join(lines + [f"  survived: {self.file}:{mutant.line}: {mutant.change}" for mutant in self.survivors])
+        lines = [
+            f"{self.file}: {self.total - len(self.survivors)} / {self.total} killed{late}"
+            f" ({self.seconds:.0f} s)"
+        ]
+        return "\n".join(
+            lines
+            + [
+                f"  survived: {self.file}:{mutant.line}: {mutant.change}"
+                for mutant in self.survivors
+            ]
+        )
 
 
 def mutants(source: str) -> list[Mutant]:
-    """All mutants of a module in the order of its lines: each parses and differs from the source and from the others."""
+    """All mutants of a module in the order of its lines: each parses and differs from the source
+    and from the others.
+    """
     tree = ast.parse(source)
     original = ast.unparse(tree)
     seen, found = {original}, []
@@ -92,7 +114,9 @@ def mutants(source: str) -> list[Mutant]:
             if text not in seen:
                 ast.parse(text)
                 seen.add(text)
-                before, after = next((a, b) for a, b in zip(original.splitlines(), text.splitlines()) if a != b)
+                before, after = next(
+                    (a, b) for a, b in zip(original.splitlines(), text.splitlines()) if a != b
+                )
                 found.append(Mutant(node.lineno, kind, before.strip(), after.strip(), text))
     return sorted(found, key=lambda mutant: mutant.line)
 
@@ -105,9 +129,18 @@ def sample(found: Sequence[Mutant], limit: int | None, seed: int) -> list[Mutant
 
 
 def survey(
-    root, file: str, tests: str, *, copied: Sequence[str] = COPIED, limit=None, seed=0, jobs=1, seconds: float | None = None
+    root,
+    file: str,
+    tests: str,
+    *,
+    copied: Sequence[str] = COPIED,
+    limit=None,
+    seed=0,
+    jobs=1,
+    seconds: float | None = None,
 ) -> Outcome:
-    """Runs the tests against mutants of one file; all paths relative to root, of which only copies are written.
+    """Runs the tests against mutants of one file; all paths relative to root, of which only copies
+    are written.
 
     A run may take `seconds`, by default ten times those of the original, a minute at least.
 
@@ -130,10 +163,22 @@ def survey(
         status, output = _pytest(trees[0], file, original, tests, cache, None)
         took = time.monotonic() - began  # compilations included: a mutant may need all of them anew
         if status != 0:
-            raise RuntimeError(f"{tests} must pass on the unchanged {file}, but pytest returned {status}:\n{output[-3000:]}")
-        status, _ = _pytest(trees[0], file, "raise ImportError('a mutant that every test must notice')", tests, cache, None)
+            raise RuntimeError(
+                f"{tests} must pass on the unchanged {file}, but pytest returned"
+                f" {status}:\n{output[-3000:]}"
+            )
+        status, _ = _pytest(
+            trees[0],
+            file,
+            "raise ImportError('a mutant that every test must notice')",
+            tests,
+            cache,
+            None,
+        )
         if status == 0:
-            raise RuntimeError(f"{tests} pass although {file} cannot be imported: they test another copy of it")
+            raise RuntimeError(
+                f"{tests} pass although {file} cannot be imported: they test another copy of it"
+            )
         seconds = seconds or max(60.0, 10 * took)
 
         free = queue.SimpleQueue()
@@ -155,16 +200,34 @@ def survey(
             statuses = list(pool.map(judge, chosen))
     survivors = tuple(mutant for mutant, status in zip(chosen, statuses) if status == 0)
     stopped = sum(status in STOPPED for status in statuses)
-    return Outcome(file, len(chosen) - stopped, survivors, statuses.count(None), stopped, time.monotonic() - started)
+    return Outcome(
+        file,
+        len(chosen) - stopped,
+        survivors,
+        statuses.count(None),
+        stopped,
+        time.monotonic() - started,
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     known = sorted(path.stem for path in (ROOT / PACKAGE).glob("[!_]*.py"))
-    parser = argparse.ArgumentParser(prog="python -m tests.mutate", description="Mutation check of ssl_jax.ops.")
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help=f"of {PACKAGE}; default: all ({', '.join(known)})")
-    parser.add_argument("--limit", type=_count, metavar="N", help="a random sample of N mutants per module")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutate", description="Mutation check of ssl_jax.ops."
+    )
+    parser.add_argument(
+        "modules",
+        nargs="*",
+        metavar="MODULE",
+        help=f"of {PACKAGE}; default: all ({', '.join(known)})",
+    )
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help="a random sample of N mutants per module"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
-    parser.add_argument("--jobs", type=_count, default=1, help="mutants tested at a time (default: 1)")
+    parser.add_argument(
+        "--jobs", type=_count, default=1, help="mutants tested at a time (default: 1)"
+    )
     parser.add_argument("--list", action="store_true", help="print the mutants and run nothing")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.modules) - set(known)):
@@ -173,27 +236,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for module in options.modules or known:
         file = f"{PACKAGE}/{module}.py"
         if options.list:
-            for mutant in sample(mutants((ROOT / file).read_text(encoding="utf-8")), options.limit, options.seed):
+            for mutant in sample(
+                mutants((ROOT / file).read_text(encoding="utf-8")), options.limit, options.seed
+            ):
                 print(f"{file}:{mutant.line}: {mutant.change}")
             continue
         own = f"{TESTS}/test_{module}.py"
         tests = own if (ROOT / own).exists() else TESTS
-        outcomes.append(survey(ROOT, file, tests, limit=options.limit, seed=options.seed, jobs=options.jobs))
+        outcomes.append(
+            survey(ROOT, file, tests, limit=options.limit, seed=options.seed, jobs=options.jobs)
+        )
         print(outcomes[-1], flush=True)
     if len(outcomes) > 1:
         total = sum(outcome.total for outcome in outcomes)
-        print(f"all: {total - sum(len(outcome.survivors) for outcome in outcomes)} / {total} killed")
+        print(
+            f"all: {total - sum(len(outcome.survivors) for outcome in outcomes)} / {total} killed"
+        )
 
 
-def _places(node: ast.AST, axis: bool = False) -> Iterator[tuple[ast.expr | ast.stmt, Callable, bool]]:
-    """(node, what puts another one into its place, whether it stands for an axis) of all nodes that may be edited."""
+def _places(
+    node: ast.AST, axis: bool = False
+) -> Iterator[tuple[ast.expr | ast.stmt, Callable, bool]]:
+    """(node, what puts another one into its place, whether it stands for an axis) of all nodes that
+    may be edited.
+    """
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns") or isinstance(value, ast.JoinedStr):
             continue
         if isinstance(node, ast.keyword):
             inside = node.arg in ("axis", "axes")
         elif isinstance(node, ast.Subscript):  # x.shape[-1]
-            inside = field == "slice" and isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
+            inside = (
+                field == "slice"
+                and isinstance(node.value, ast.Attribute)
+                and node.value.attr == "shape"
+            )
         else:
             inside = axis and isinstance(node, (ast.Tuple, ast.List))
         for position, child in enumerate(value if isinstance(value, list) else [value]):
@@ -217,7 +294,10 @@ def _edits(node: ast.AST, axis: bool) -> Iterator[tuple[str, ast.AST]]:
     if _is_integer(node):
         number = ast.literal_eval(node)
         swapped = {-1: -2, -2: -1} | ({0: 1, 1: 0} if axis else {})
-        yield ("axis swapped" if number in swapped else "off by one", ast.Constant(swapped.get(number, number + 1)))
+        yield (
+            "axis swapped" if number in swapped else "off by one",
+            ast.Constant(swapped.get(number, number + 1)),
+        )
     elif isinstance(node, ast.Constant) and type(node.value) is float:
         if 0 < node.value <= LARGEST_EPS:
             yield "eps dropped", ast.Constant(0.0)
@@ -238,7 +318,10 @@ def _edits(node: ast.AST, axis: bool) -> Iterator[tuple[str, ast.AST]]:
             yield "off by one", _plus_one(node)
     elif isinstance(node, ast.AugAssign) and type(node.op) in _SWAPPED and not _is_text(node.value):
         flipped = ast.AugAssign(node.target, _SWAPPED[type(node.op)](), node.value)
-        yield "operator flipped", ast.copy_location(flipped, node)  # unparse asks a statement for its line
+        yield (
+            "operator flipped",
+            ast.copy_location(flipped, node),
+        )  # unparse asks a statement for its line
     elif isinstance(node, ast.Compare):
         for i, operator in enumerate(node.ops):
             if type(operator) in _SWAPPED:
@@ -259,7 +342,10 @@ def _edits(node: ast.AST, axis: bool) -> Iterator[tuple[str, ast.AST]]:
         for i, argument in enumerate(node.args):  # jax.tree.map(jax.lax.stop_gradient, x)
             if not isinstance(argument, ast.Call) and _last_name(argument) == "stop_gradient":
                 same = ast.parse("lambda value: value", mode="eval").body
-                yield "stop_gradient dropped", ast.Call(node.func, [*node.args[:i], same, *node.args[i + 1 :]], node.keywords)
+                yield (
+                    "stop_gradient dropped",
+                    ast.Call(node.func, [*node.args[:i], same, *node.args[i + 1 :]], node.keywords),
+                )
 
 
 def _is_integer(node: ast.AST) -> bool:
@@ -272,11 +358,19 @@ def _is_text(node: ast.AST) -> bool:
     """A sum or % of strings as far as its leaves show."""
     if isinstance(node, ast.BinOp):
         return _is_text(node.left) or _is_text(node.right)
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def _last_name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    return (
+        node.attr
+        if isinstance(node, ast.Attribute)
+        else node.id
+        if isinstance(node, ast.Name)
+        else ""
+    )
 
 
 def _plus_one(node: ast.expr) -> ast.expr:
@@ -284,11 +378,16 @@ def _plus_one(node: ast.expr) -> ast.expr:
 
 
 def _around_difference(*texts: str, context: int = 40) -> list[str]:
-    """The texts without what they share further than `context` characters from where they differ."""
+    """The texts without what they share further than `context` characters from where they
+    differ.
+    """
     head = len(os.path.commonprefix(texts))
     tail = len(os.path.commonprefix([text[head:][::-1] for text in texts]))
     start, stop = max(0, head - context), max(0, tail - context)
-    return [("..." if start else "") + text[start : len(text) - stop] + ("..." if stop else "") for text in texts]
+    return [
+        ("..." if start else "") + text[start : len(text) - stop] + ("..." if stop else "")
+        for text in texts
+    ]
 
 
 def _count(text: str) -> int:
@@ -307,19 +406,43 @@ def _copy(root: pathlib.Path, tree: pathlib.Path, names: Sequence[str]) -> None:
             shutil.copy(source, target)
 
 
-def _pytest(tree, file: str, source: str, tests: str, cache, seconds: float | None) -> tuple[int | None, str]:
-    """Writes the source into the copy and runs its tests: (exit status, None at the time limit; what pytest printed)."""
+def _pytest(
+    tree, file: str, source: str, tests: str, cache, seconds: float | None
+) -> tuple[int | None, str]:
+    """Writes the source into the copy and runs its tests: (exit status, None at the time limit;
+    what pytest printed).
+    """
     (tree / file).write_text(source, encoding="utf-8")
-    # What an outer pytest sets is not meant for this one. No bytecode: it is told from its source by size and second,
-    # and two mutants may share both.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= dict(PYTHONDONTWRITEBYTECODE="1", JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=str(cache))
-    environment |= dict(JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0", JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=short", "-p", "no:cacheprovider", f"--rootdir={tree}", tests]
+    # What an outer pytest sets is not meant for this one. No bytecode: it is told from its source
+    # by size and second, and two mutants may share both.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
+    environment |= dict(
+        PYTHONDONTWRITEBYTECODE="1", JAX_PLATFORMS="cpu", JAX_COMPILATION_CACHE_DIR=str(cache)
+    )
+    environment |= dict(
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+        JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES="-1",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={tree}",
+        tests,
+    ]
     printed = tree / "printed.txt"  # a file and not a pipe, which a left-over child could hold open
     with printed.open("wb") as stream:
         try:
-            status = subprocess.run(command, cwd=tree, env=environment, timeout=seconds, stdout=stream, stderr=stream).returncode
+            status = subprocess.run(
+                command, cwd=tree, env=environment, timeout=seconds, stdout=stream, stderr=stream
+            ).returncode
         except subprocess.TimeoutExpired:
             status = None
     return status, printed.read_text(encoding="utf-8", errors="replace")

@@ -1,4 +1,6 @@
-"""The benchmark runs, says what it measured, and notices forms that disagree. Times are measured but not judged."""
+"""The benchmark runs, says what it measured, and notices forms that disagree. Times are measured
+but not judged.
+"""
 
 import importlib
 import json
@@ -9,7 +11,18 @@ import pytest
 
 from ssl_jax import ops
 
-ROW = {"op", "size", "direction", "form", "ms", "times_ops", "temporary_bytes", "difference", "recall", "agrees"}
+ROW = {
+    "op",
+    "size",
+    "direction",
+    "form",
+    "ms",
+    "times_ops",
+    "temporary_bytes",
+    "difference",
+    "recall",
+    "agrees",
+}
 
 
 @pytest.fixture
@@ -20,7 +33,9 @@ def load(root, monkeypatch):
 
 
 def run(bench, folder, only) -> tuple[int, dict]:
-    status = bench.main(["ops", "--scale", "small", "--rounds", "1", "--only", only, "--out", str(folder)])
+    status = bench.main(
+        ["ops", "--scale", "small", "--rounds", "1", "--only", only, "--out", str(folder)]
+    )
     return status, json.loads((folder / "ops.json").read_text())
 
 
@@ -28,7 +43,11 @@ def test_small_run_reports_and_agrees(load, tmp_path, capsys):
     status, report = run(load("bench"), tmp_path, "joint_view_clustering,sop_vote")
     assert status == 0
     assert (report["scale"], report["rounds"], report["seed"]) == ("small", 1, 0)
-    assert report["machine"]["cores"] >= 1 and report["machine"]["processor"] and report["machine"]["device"]
+    assert (
+        report["machine"]["cores"] >= 1
+        and report["machine"]["processor"]
+        and report["machine"]["device"]
+    )
     assert report["machine"]["versions"]["jax"]
     rows = report["rows"]
     assert all(set(row) == ROW for row in rows)
@@ -51,10 +70,14 @@ def test_small_run_reports_and_agrees(load, tmp_path, capsys):
 
 def test_broken_op_is_noticed_in_both_directions(load, tmp_path, monkeypatch, capsys):
     right = ops.mean_shift
-    monkeypatch.setattr(ops, "mean_shift", lambda *arrays, **options: right(*arrays, **options) * 1.001)
+    monkeypatch.setattr(
+        ops, "mean_shift", lambda *arrays, **options: right(*arrays, **options) * 1.001
+    )
     status, report = run(load("bench"), tmp_path, "mean_shift")
     assert status == 1
-    assert {row["direction"]: row["agrees"] for row in report["rows"] if row["form"] == "ops"} == dict(forward=False, gradient=False)
+    assert {
+        row["direction"]: row["agrees"] for row in report["rows"] if row["form"] == "ops"
+    } == dict(forward=False, gradient=False)
     assert "DISAGREES: mean_shift (gradient): ops" in capsys.readouterr().err
 
 
@@ -75,8 +98,12 @@ def test_every_op_has_a_case(load):
 def test_missing_library_is_named(load):
     measure = load("bench_measure")
     forms = {"ops": lambda x: x + 1, "naive": lambda x: 1 + x}
-    absent = measure.Library("no_such_library_here", lambda: pytest.fail("made although it is not installed"))
-    rows, skipped = measure.measure(measure.Case("2 numbers", (jnp.ones(2),), forms, {"other": absent}, gradient=0), rounds=1)
+    absent = measure.Library(
+        "no_such_library_here", lambda: pytest.fail("made although it is not installed")
+    )
+    rows, skipped = measure.measure(
+        measure.Case("2 numbers", (jnp.ones(2),), forms, {"other": absent}, gradient=0), rounds=1
+    )
     assert skipped == ["skipped: other (no_such_library_here is not installed)"]
     assert [row["form"] for row in rows] == ["ops", "naive"] * 2
 
@@ -91,7 +118,13 @@ def test_library_is_compared(load):
     }
     rows, _ = measure.measure(measure.Case("2 numbers", (jnp.ones(2),), forms, libraries), rounds=2)
     agrees = {row["form"]: row["agrees"] for row in rows}
-    assert agrees == {"ops": True, "naive": None, "right": True, "wrong": False, "another problem": None}
+    assert agrees == {
+        "ops": True,
+        "naive": None,
+        "right": True,
+        "wrong": False,
+        "another problem": None,
+    }
     assert {row["form"]: row["difference"] for row in rows}["wrong"] == 0.5
 
 
@@ -105,19 +138,21 @@ def test_difference_and_recall(load):
     assert measure.difference(floats[:1], floats) == np.inf
     case = measure.Case("", (jnp.zeros(1),), {}, tolerance=None)
     found = {"ops": (0, jnp.array([[1, 2], [3, 4]])), "naive": (0, jnp.array([[2, 1], [3, 5]]))}
-    calls = {name: (lambda output=output: output) for name, output in found.items()}
+    calls = {name: lambda output=output: output for name, output in found.items()}
     rows = measure._compare(case._replace(forms=found), "forward", calls, {}, rounds=1)
     assert [row["recall"] for row in rows] == [0.75, 1.0]
 
 
 def test_rounds_are_interleaved(load):
     order = []
-    calls = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
     assert set(load("bench_measure").time_interleaved(calls, 3)) == set("abc")
     assert "".join(order) == "abcbcacab"
 
 
-@pytest.mark.parametrize("wrong", [["--only", "no_such_op"], ["--rounds", "0"], ["--scale", "huge"]])
+@pytest.mark.parametrize(
+    "wrong", [["--only", "no_such_op"], ["--rounds", "0"], ["--scale", "huge"]]
+)
 def test_wrong_options_are_refused(load, tmp_path, wrong):
     with pytest.raises(SystemExit) as refused:
         load("bench").main(["ops", "--out", str(tmp_path), *wrong])
@@ -129,7 +164,9 @@ def test_steps_are_timed_in_turns(load, tmp_path, capsys):
     bench = load("bench")
     assert bench.main(["steps", "--only", "mae", "--rounds", "1", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "steps.json").read_text())
-    assert set(report["ms"]) == {"mae"} and report["ms"]["mae"] > 0 and report["machine"]["cores"] >= 1
+    assert (
+        set(report["ms"]) == {"mae"} and report["ms"]["mae"] > 0 and report["machine"]["cores"] >= 1
+    )
     assert "1.00 x mae" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="--only is maee; it must name some of dino"):
         bench.main(["steps", "--only", "maee"])
@@ -137,6 +174,11 @@ def test_steps_are_timed_in_turns(load, tmp_path, capsys):
 
 def test_turns_alternate_and_the_first_does_not_count(load, monkeypatch):
     steps, order = load("bench_steps"), []
-    monkeypatch.setattr(steps, "_turn", lambda name: lambda: order.append(name) or float(len(order)))
-    assert steps.measure({"a": "a", "b": "b"}, rounds=2, steps=2) == {"a": [5.0, 6.0, 9.0, 10.0], "b": [7.0, 8.0, 11.0, 12.0]}
+    monkeypatch.setattr(
+        steps, "_turn", lambda name: lambda: order.append(name) or float(len(order))
+    )
+    assert steps.measure({"a": "a", "b": "b"}, rounds=2, steps=2) == {
+        "a": [5.0, 6.0, 9.0, 10.0],
+        "b": [7.0, 8.0, 11.0, 12.0],
+    }
     assert order == list("aabb" * 3)

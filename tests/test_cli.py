@@ -1,4 +1,6 @@
-"""The command line: every mistake gives one line on stderr, exit code 2 and leaves nothing behind; show and eval say what they should."""
+"""The command line: every mistake gives one line on stderr, exit code 2 and leaves nothing behind;
+show and eval say what they should.
+"""
 
 import collections
 import json
@@ -26,12 +28,17 @@ CONFIG = f"--config={ROOT / 'tests' / 'tiny_run.py'}:sop"
 
 def files(folder) -> dict:
     """{path: content} of everything below a folder."""
-    return {p.relative_to(folder): p.read_bytes() if p.is_file() else None for p in sorted(folder.rglob("*"))}
+    return {
+        p.relative_to(folder): p.read_bytes() if p.is_file() else None
+        for p in sorted(folder.rglob("*"))
+    }
 
 
 @pytest.fixture
 def refused(capfd):
-    """Runs a command that must be refused with one line (returned), on the file descriptors themselves."""
+    """Runs a command that must be refused with one line (returned), on the file descriptors
+    themselves.
+    """
 
     def run(*arguments) -> str:
         capfd.readouterr()
@@ -61,23 +68,47 @@ def copy(finished, tmp_path):
 
 IMPOSSIBLE = {
     "unknown key": ("optim.lrr=1", r'unknown config key "optim.lrr"; did you mean "optim.lr"?'),
-    "unknown key of a method": ("sop.cls.anchor=1", 'unknown config key "sop.cls.anchor"; did you mean "sop.cls.anchors"?'),
+    "unknown key of a method": (
+        "sop.cls.anchor=1",
+        'unknown config key "sop.cls.anchor"; did you mean "sop.cls.anchors"?',
+    ),
     "a section": ("mesh=1", '"mesh" is a section; set one of its keys: mesh.data, mesh.fsdp'),
     "no number": ("optim.lr=fast", "optim.lr is 'fast'; it must be a number, for example 0.02"),
-    "no integer": ("optim.batch_size=8.5", "optim.batch_size is '8.5'; it must be an integer, for example 8"),
+    "no integer": (
+        "optim.batch_size=8.5",
+        "optim.batch_size is '8.5'; it must be an integer, for example 8",
+    ),
     "no boolean": ("model.cls=perhaps", "model.cls is 'perhaps'; it must be true or false"),
-    "no tuple of numbers": ("views.global_scale=wide", "views.global_scale is ('wide',); it must be a tuple of numbers"),
-    "no choice": ("views.mask=blocks", 'views.mask is "blocks"; it must be one of none, block, random; did you mean "block"?'),
-    "crop and patch": ("views.global_size=18", "views.global_size is 18, not a multiple of 4 (model.patch); use 16 or 20"),
+    "no tuple of numbers": (
+        "views.global_scale=wide",
+        "views.global_scale is ('wide',); it must be a tuple of numbers",
+    ),
+    "no choice": (
+        "views.mask=blocks",
+        'views.mask is "blocks"; it must be one of none, block, random; did you mean "block"?',
+    ),
+    "crop and patch": (
+        "views.global_size=18",
+        "views.global_size is 18, not a multiple of 4 (model.patch); use 16 or 20",
+    ),
     "memory and anchors": ("sop.cls.memory=11", "sop.cls.memory is 11, too small for 12 anchors"),
-    "batch and devices": ("mesh.data=3", "optim.batch_size is 8, not a multiple of 3 (number of devices); use 6 or 9"),
+    "batch and devices": (
+        "mesh.data=3",
+        "optim.batch_size is 8, not a multiple of 3 (number of devices); use 6 or 9",
+    ),
     "more devices than there are": ("mesh.data=16", "there are 8 devices"),
     "batch and data": ("data.length=5", "optim.batch_size is 8, but the set has only 5 images"),
     "method without a section": ("method=dino", 'config has no section "dino"'),
     "folder": ("data.kind=folder", 'data.dir is ""'),
     "folder that is not there": (("data.kind=folder", "data.dir=/none"), "/none does not exist"),
-    "TFDS folder that is not there": (("data.kind=tfds", "data.name=cifar10", "data.dir=/none"), "/none does not exist"),
-    "evaluation folder that is not there": (("eval.image.kind=folder", "eval.image.dir=/none"), "/none does not exist"),
+    "TFDS folder that is not there": (
+        ("data.kind=tfds", "data.name=cifar10", "data.dir=/none"),
+        "/none does not exist",
+    ),
+    "evaluation folder that is not there": (
+        ("eval.image.kind=folder", "eval.image.dir=/none"),
+        "/none does not exist",
+    ),
     "two evaluations as one": ("eval.tasks=knn,linear", "for several tasks write"),
 }
 
@@ -85,7 +116,9 @@ IMPOSSIBLE = {
 @pytest.mark.parametrize(("settings", "message"), IMPOSSIBLE.values(), ids=IMPOSSIBLE)
 def test_settings_that_cannot_work(refused, tmp_path, settings, message):
     settings = (settings,) if isinstance(settings, str) else settings
-    error = refused("train", CONFIG, *(f"--config.{s}" for s in settings), f"--workdir={tmp_path / 'run'}")
+    error = refused(
+        "train", CONFIG, *(f"--config.{s}" for s in settings), f"--workdir={tmp_path / 'run'}"
+    )
     assert message in error
     assert not list(tmp_path.iterdir())
 
@@ -95,20 +128,47 @@ COMMANDS = {
     "unknown command": (("trian", CONFIG), 'unknown command "trian"; did you mean "train"?'),
     "no config": (("train", "--workdir=RUN"), "train needs --config=FILE"),
     "two configs": (("train", CONFIG, CONFIG, "--workdir=RUN"), "--config=FILE is given 2 times"),
-    "no such file": (("train", "--config=configs/sopp.py:cifar10", "--workdir=RUN"), 'did you mean "configs/sop.py"?'),
-    "unknown variant": (("train", f"--config={ROOT}/configs/sop.py:cifar", "--workdir=RUN"), 'did you mean "cifar10"?'),
+    "no such file": (
+        ("train", "--config=configs/sopp.py:cifar10", "--workdir=RUN"),
+        'did you mean "configs/sop.py"?',
+    ),
+    "unknown variant": (
+        ("train", f"--config={ROOT}/configs/sop.py:cifar", "--workdir=RUN"),
+        'did you mean "cifar10"?',
+    ),
     "no workdir": (("train", CONFIG), "--workdir=FOLDER is missing"),
-    "unknown flag": (("train", CONFIG, "--wrkdir=RUN"), "Unknown command line flag 'wrkdir'. Did you mean: workdir ?"),
+    "unknown flag": (
+        ("train", CONFIG, "--wrkdir=RUN"),
+        "Unknown command line flag 'wrkdir'. Did you mean: workdir ?",
+    ),
     "one argument too many": (("train", CONFIG, "RUN"), "unexpected argument"),
-    "key without a value": (("train", CONFIG, "--workdir=RUN", "--config.optim.lr"), "Missing value for flag --config.optim.lr"),
+    "key without a value": (
+        ("train", CONFIG, "--workdir=RUN", "--config.optim.lr"),
+        "Missing value for flag --config.optim.lr",
+    ),
     "show without config": (("show",), "show needs --config=FILE"),
-    "show of what cannot work": (("show", CONFIG, "--config.views.local_size=9"), "views.local_size is 9"),
+    "show of what cannot work": (
+        ("show", CONFIG, "--config.views.local_size=9"),
+        "views.local_size is 9",
+    ),
     "table of nothing": (("show", "--table="), "--table needs the name of a config file"),
-    "table of an unknown method": (("show", "--table", "sopp"), 'unknown method "sopp"; did you mean "sop"?'),
+    "table of an unknown method": (
+        ("show", "--table", "sopp"),
+        'unknown method "sopp"; did you mean "sop"?',
+    ),
     "table of what has none": (("show", "--table=quickstart"), 'unknown method "quickstart"'),
-    "table without config files": (("show", "--table=sop", "--config=RUN"), "of config files: run this in the checkout"),
-    "table with a setting": (("show", "--table=sop", "--config.optim.lr=1"), "Unknown command line flag 'config.optim.lr'"),
-    "table and one argument too many": (("show", "--table=sop", "dino"), "--table takes one name, and no other setting"),
+    "table without config files": (
+        ("show", "--table=sop", "--config=RUN"),
+        "of config files: run this in the checkout",
+    ),
+    "table with a setting": (
+        ("show", "--table=sop", "--config.optim.lr=1"),
+        "Unknown command line flag 'config.optim.lr'",
+    ),
+    "table and one argument too many": (
+        ("show", "--table=sop", "dino"),
+        "--table takes one name, and no other setting",
+    ),
     "eval of nothing": (("eval",), "eval needs a CHECKPOINT"),
     "eval of what is not there": (("eval", "RUN"), "no such checkpoint or run folder"),
 }
@@ -122,8 +182,23 @@ def test_commands_that_cannot_be_read(refused, tmp_path, monkeypatch, arguments,
 
 
 def test_the_program_itself_ends_with_two_and_one_line(tmp_path):
-    command = [sys.executable, "-m", "ssl_jax", "train", CONFIG, "--config.model.ptach=8", f"--workdir={tmp_path / 'run'}"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "XLA_FLAGS": ""}, capture_output=True, text=True, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "ssl_jax",
+        "train",
+        CONFIG,
+        "--config.model.ptach=8",
+        f"--workdir={tmp_path / 'run'}",
+    ]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 2
     assert done.stderr == 'ssl-jax: unknown config key "model.ptach"; did you mean "model.patch"?\n'
     assert done.stdout == "" and not list(tmp_path.iterdir())
@@ -157,20 +232,29 @@ def test_a_folder_of_truncated_images(refused, tmp_path):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     options = ("--config.data.kind=folder", f"--config.data.dir={images}")
     error = refused("train", CONFIG, *options, f"--workdir={tmp_path / 'run'}")
-    assert "data.max_unreadable=0.01: already 1 of 16 records cannot be read" in error and ".jpg (" in error
+    assert (
+        "data.max_unreadable=0.01: already 1 of 16 records cannot be read" in error
+        and ".jpg (" in error
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_folder(refused, tmp_path):
     (tmp_path / "images").mkdir()
     options = ("--config.data.kind=folder", f"--config.data.dir={tmp_path / 'images'}")
-    assert "no image in or below" in refused("train", CONFIG, *options, f"--workdir={tmp_path / 'run'}")
+    assert "no image in or below" in refused(
+        "train", CONFIG, *options, f"--workdir={tmp_path / 'run'}"
+    )
     assert not (tmp_path / "run").exists()
 
 
 def test_a_tfds_folder_without_the_set(refused, tmp_path):
     (tmp_path / "sets").mkdir()
-    options = ("--config.data.kind=tfds", "--config.data.name=cifar10", f"--config.data.dir={tmp_path / 'sets'}")
+    options = (
+        "--config.data.kind=tfds",
+        "--config.data.name=cifar10",
+        f"--config.data.dir={tmp_path / 'sets'}",
+    )
     assert "no 'cifar10' in" in refused("train", CONFIG, *options, f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
 
@@ -195,10 +279,20 @@ def small_disk(tmp_path):
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
-    if os.name != "posix" or os.geteuid() != 0 or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+    if (
+        os.name != "posix"
+        or os.geteuid() != 0
+        or shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
         pytest.skip("only root may mount a small tmpfs, and not in every container")
     try:
-        yield folder, lambda size: subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
+        yield (
+            folder,
+            lambda size: subprocess.run(
+                ["mount", "-o", f"remount,size={size}", str(folder)], check=True
+            ),
+        )
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
@@ -211,18 +305,29 @@ def test_a_disk_that_is_too_small(refused, small_disk):
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_keeps_the_last_checkpoint(finished, small_disk, capsys):
-    """The start is let through as if another program wrote meanwhile; with room again, the same command ends as it should have."""
+    """The start is let through as if another program wrote meanwhile; with room again, the same
+    command ends as it should have.
+    """
     folder, resize = small_disk
     command = ["ssl-jax", "train", CONFIG, f"--workdir={folder / 'run'}"]
-    code = f"from ssl_jax import checkpoint, cli; checkpoint.check_space = lambda *a, **k: None; raise SystemExit(cli.main({command}))"
+    code = (
+        "from ssl_jax import checkpoint, cli; checkpoint.check_space = lambda *a, **k: None; raise"
+        f" SystemExit(cli.main({command}))"
+    )
     # A process of its own: pytest would catch what Orbax's threads print.
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == cli.EXIT_INPUT
-    assert done.stderr.count("\n") == 1 and "no space left on the disk of" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and "no space left on the disk of" in done.stderr, (
+        done.stderr
+    )
     resize("64m")
     assert cli.main(command) == loop.EXIT_DONE
     assert "continuing from step" in capsys.readouterr().out
-    assert (folder / "run" / "results.json").read_bytes() == (finished / "results.json").read_bytes()
+    assert (folder / "run" / "results.json").read_bytes() == (
+        finished / "results.json"
+    ).read_bytes()
 
 
 def test_what_orbax_threads_report_late_is_dropped_and_nothing_else(monkeypatch):
@@ -240,7 +345,9 @@ def test_what_orbax_threads_report_late_is_dropped_and_nothing_else(monkeypatch)
 
 def test_another_model_cannot_continue_a_run(refused, copy):
     before = files(copy)
-    error = refused("train", CONFIG, "--config.model.depth=3", "--config.optim.lr=0.1", f"--workdir={copy}")
+    error = refused(
+        "train", CONFIG, "--config.model.depth=3", "--config.optim.lr=0.1", f"--workdir={copy}"
+    )
     assert "model.depth is 2 there, 3 here" in error and "optim.lr is 0.02 there, 0.1 here" in error
     assert files(copy) == before
 
@@ -259,7 +366,9 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_checkpoint_with_missing_files(refused, copy, damage):
     newest = copy / "checkpoints" / "12"
-    largest = max((newest / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda p: p.stat().st_size)
+    largest = max(
+        (newest / "state" / "ocdbt.process_0" / "d").iterdir(), key=lambda p: p.stat().st_size
+    )
     if damage == "half of a file":
         os.truncate(largest, largest.stat().st_size // 2)
     else:
@@ -303,7 +412,10 @@ def test_eval_of_a_run_that_saved_nothing(refused, tmp_path):
         (["--config.optim.lr=1"], "optim.lr belongs to the checkpoint and cannot be changed"),
         (["--config.eval.knn=1"], 'unknown config key "eval.knn"; did you mean "eval.knn_k"?'),
         (["--config.eval.batch_size=0"], "eval.batch_size is 0; it must be above 0"),
-        (["--config.eval.image.kind=folder", "--config.eval.image.dir=/none"], "/none does not exist"),
+        (
+            ["--config.eval.image.kind=folder", "--config.eval.image.dir=/none"],
+            "/none does not exist",
+        ),
         (["--config.eval.tasks=()"], "give --task=NAME"),
         ([CONFIG], "eval takes the config that the checkpoint holds"),
     ],
@@ -328,30 +440,48 @@ def test_eval_prints_three_rows_and_repeats_the_run(finished, capsys):
 
 
 def test_eval_takes_an_older_step_and_other_eval_settings(finished, capsys):
-    assert cli.main(["ssl-jax", "eval", str(finished / "checkpoints" / "10"), "--config.eval.knn_k=(3,)"]) == 0
+    assert (
+        cli.main(
+            ["ssl-jax", "eval", str(finished / "checkpoints" / "10"), "--config.eval.knn_k=(3,)"]
+        )
+        == 0
+    )
     out = capsys.readouterr().out
     assert out.startswith("sop, step 10\n") and "knn_k3" in out and "knn_k10" not in out
 
 
 def test_a_finished_run_is_left_as_it_is(finished, copy, capsys):
     assert cli.main(["ssl-jax", "train", CONFIG, f"--workdir={copy}"]) == loop.EXIT_DONE
-    same = [name for name, content in files(finished).items() if name.suffix in (".jsonl", ".csv") and content]
+    same = [
+        name
+        for name, content in files(finished).items()
+        if name.suffix in (".jsonl", ".csv") and content
+    ]
     assert len(same) == 4
     assert all((copy / name).read_bytes() == (finished / name).read_bytes() for name in same)
 
 
 def test_a_run_folder_says_what_was_run(finished):
     assert json.loads((finished / "config.json").read_text())["run"]["total_steps"] == 12
-    assert json.loads((finished / "environment.json").read_text())["versions"]["jax"] == jax.__version__
+    assert (
+        json.loads((finished / "environment.json").read_text())["versions"]["jax"]
+        == jax.__version__
+    )
     assert [row["step"] for row in log.read_rows(finished / "metrics.jsonl")] == list(range(1, 13))
     assert [row["step"] for row in log.read_rows(finished / "evals.jsonl")] == [0, 4, 8]
 
 
 def test_show_names_origins_and_costs(capsys):
-    assert cli.main(["ssl-jax", "show", CONFIG, "--config.optim.lr=0.5", "--config.eval.tasks=()"]) == 0
+    assert (
+        cli.main(["ssl-jax", "show", CONFIG, "--config.optim.lr=0.5", "--config.eval.tasks=()"])
+        == 0
+    )
     out = capsys.readouterr().out
     rows = dict(line.split(maxsplit=1) for line in out.partition("\n\n")[0].splitlines())
-    assert {key: rows[key].split() for key in ("optim.lr", "eval.tasks", "optim.clip", "model.patch", "run.total_steps")} == {
+    assert {
+        key: rows[key].split()
+        for key in ("optim.lr", "eval.tasks", "optim.clip", "model.patch", "run.total_steps")
+    } == {
         "optim.lr": ["0.5", "command", "line"],
         "eval.tasks": ["()", "command", "line"],
         "optim.clip": ["3.0", "default"],
@@ -372,9 +502,16 @@ def test_origins_of_a_resolved_config():
     resolved = validate.resolve(final, num_records=10_240, num_devices=8)
     got = show.origins(default, file, final, resolved)
     expected = {
-        "optim.lr": "command line", "optim.epochs": "command line", "dino.prototypes": "config file", "dino.head_hidden": "default",
-        "method": "default", "model.width": "computed", "run.total_steps": "computed", "seed": "default", "views.jitter": "default",
-    }  # fmt: skip
+        "optim.lr": "command line",
+        "optim.epochs": "command line",
+        "dino.prototypes": "config file",
+        "dino.head_hidden": "default",
+        "method": "default",
+        "model.width": "computed",
+        "run.total_steps": "computed",
+        "seed": "default",
+        "views.jitter": "default",
+    }
     assert {key: got[key] for key in expected} == expected
     assert set(got) == set(config_lib.flatten(resolved))
 
@@ -388,8 +525,12 @@ def with_nan(indices) -> ArraySource:
 def test_nan_in_a_batch_is_counted_and_survived(tmp_path, capsys):
     assert loop.train(tiny.config("sop"), tmp_path / "run", records=with_nan([5])) == loop.EXIT_DONE
     rows = log.read_rows(tmp_path / "run" / "metrics.jsonl")
-    assert len(rows) == 12 and rows[-1]["nonfinite"] == 3  # the image is seen once in each of three epochs
-    assert [row["step"] for row in rows if not row["finite"]] == [row["step"] for row in rows if not np.isfinite(row["loss"])]
+    assert (
+        len(rows) == 12 and rows[-1]["nonfinite"] == 3
+    )  # the image is seen once in each of three epochs
+    assert [row["step"] for row in rows if not row["finite"]] == [
+        row["step"] for row in rows if not np.isfinite(row["loss"])
+    ]
     assert sum(row["finite"] for row in rows) == 9
     out = capsys.readouterr().out
     assert out.count("had a non-finite loss or gradient and was left out") == 3

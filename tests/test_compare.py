@@ -1,4 +1,6 @@
-"""launch/compare.py: runs that are there are not made again, failures are named, and the table is computed as its heading says."""
+"""launch/compare.py: runs that are there are not made again, failures are named, and the table is
+computed as its heading says.
+"""
 
 import csv
 import importlib.util
@@ -21,12 +23,17 @@ def compare():
 
 
 def finished(folder, *, trained, untrained, raw, speed, psnr=None, batch=64):
-    """A run folder as `ssl-jax train` leaves it; speed: images per second of each row, psnr: dB of each row."""
+    """A run folder as `ssl-jax train` leaves it; speed: images per second of each row, psnr: dB of
+    each row.
+    """
     folder.mkdir(parents=True)
     scores = {"untrained network": untrained, "raw pixels": raw, "trained": trained}
     (folder / "results.json").write_text(json.dumps(scores))
     (folder / "config.json").write_text(json.dumps({"optim": {"batch_size": batch}}))
-    rows = [{"images_per_second": s, **({"psnr": p} if psnr else {})} for s, p in zip(speed, psnr or speed)]
+    rows = [
+        {"images_per_second": s, **({"psnr": p} if psnr else {})}
+        for s, p in zip(speed, psnr or speed)
+    ]
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -38,27 +45,54 @@ def cells(text: str, name: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")][1:]
 
 
-def test_the_table_has_means_spreads_margins_and_relative_cost(compare, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("a finished run was started again"))
+def test_the_table_has_means_spreads_margins_and_relative_cost(
+    compare, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        subprocess, "run", lambda *a, **k: pytest.fail("a finished run was started again")
+    )
     # The first row of metrics holds compilation: 1 image a second must not count.
     for seed, knn in ((0, 20.0), (1, 24.0)):
-        finished(tmp_path / f"dino-{seed}", trained={"knn": knn}, untrained={"knn": 11.0}, raw={"knn": 13.0 + seed}, speed=[1, 400])
         finished(
-            tmp_path / f"stellar-{seed}", trained={"knn": 15.0, "dense": 22.0}, untrained={"knn": 12.0, "dense": 17.0},
-            raw={"knn": 13.0, "dense": 18.0}, speed=[1, 160, 160], psnr=[2.0, 14.0, 16.0],
-        )  # fmt: skip
-    assert compare.main(["--methods", "dino,stellar", "--seeds", "0,1", "--workdir", str(tmp_path)]) == 0
+            tmp_path / f"dino-{seed}",
+            trained={"knn": knn},
+            untrained={"knn": 11.0},
+            raw={"knn": 13.0 + seed},
+            speed=[1, 400],
+        )
+        finished(
+            tmp_path / f"stellar-{seed}",
+            trained={"knn": 15.0, "dense": 22.0},
+            untrained={"knn": 12.0, "dense": 17.0},
+            raw={"knn": 13.0, "dense": 18.0},
+            speed=[1, 160, 160],
+            psnr=[2.0, 14.0, 16.0],
+        )
+    assert (
+        compare.main(["--methods", "dino,stellar", "--seeds", "0,1", "--workdir", str(tmp_path)])
+        == 0
+    )
     text = (tmp_path / "table.md").read_text()
     assert text in capsys.readouterr().out
-    # k-NN, linear, dense, PSNR, margin, cost: the better baseline of dino is 13 with seed 0 and 14 with seed 1.
+    # k-NN, linear, dense, PSNR, margin, cost: the better baseline of dino is 13 with seed 0 and 14
+    #   with seed 1.
     assert cells(text, "dino") == ["22.0 ± 2.8", "-", "-", "-", "k-NN +8.5 ± 2.1", "1.00 x DINO"]
     # PSNR has no raw baseline: mean of the last rows, 32 / 3, over the first, 2.
     margins = "k-NN +2.0 ± 0.0, dense mIoU +4.0 ± 0.0, PSNR +8.7 ± 0.0"
-    assert cells(text, "stellar") == ["15.0 ± 0.0", "-", "22.0 ± 0.0", "10.7 ± 0.0", margins, "2.50 x DINO"]
+    assert cells(text, "stellar") == [
+        "15.0 ± 0.0",
+        "-",
+        "22.0 ± 0.0",
+        "10.7 ± 0.0",
+        margins,
+        "2.50 x DINO",
+    ]
     assert cells(text, "raw pixels")[0] == "13.2 ± 0.5"
 
 
-def test_a_run_that_fails_is_named_and_does_not_stop_the_others(compare, tmp_path, capsys, monkeypatch):
+def test_a_run_that_fails_is_named_and_does_not_stop_the_others(
+    compare, tmp_path, capsys, monkeypatch
+):
     commands = []
 
     def run(command, **kwargs):
@@ -66,10 +100,24 @@ def test_a_run_that_fails_is_named_and_does_not_stop_the_others(compare, tmp_pat
         if "--config.seed=1" in command:
             folder = tmp_path / "new" / "dino-1"
             folder.rmdir()
-            finished(folder, trained={"knn": 20.0}, untrained={"knn": 11.0}, raw={"knn": 13.0}, speed=[1, 400])
+            finished(
+                folder,
+                trained={"knn": 20.0},
+                untrained={"knn": 11.0},
+                raw={"knn": 13.0},
+                speed=[1, 400],
+            )
 
     monkeypatch.setattr(subprocess, "run", run)
-    arguments = ["--methods", "dino", "--seeds", "0,1", "--workdir", str(tmp_path / "new"), "--config.optim.steps=7"]
+    arguments = [
+        "--methods",
+        "dino",
+        "--seeds",
+        "0,1",
+        "--workdir",
+        str(tmp_path / "new"),
+        "--config.optim.steps=7",
+    ]
     assert compare.main(arguments) == 1
     out = capsys.readouterr().out
     assert "dino-0: FAILED, see" in out and "| dino | 20.0 |" in out

@@ -19,7 +19,8 @@ from ssl_jax import config as config_lib
 def get_config(arg="small"):
     config = config_lib.base()
     config.method = "toy"
-    config.toy = ml_collections.ConfigDict(dict(temperature=0.1, head=dict(width=64), names=("a", "b")))
+    toy = dict(temperature=0.1, head=dict(width=64), names=("a", "b"))
+    config.toy = ml_collections.ConfigDict(toy)
     config.optim.epochs = {"small": 10, "large": 300}[arg]
     config.expected = {"knn": "75.3 (paper)"}
     return config
@@ -107,11 +108,23 @@ def test_load_lets_a_config_import_its_neighbours(tmp_path):
         ("x = 1", r"defines no get_config"),
         ("def get_config(arg): return {}", r"needs a variant: --config=.*NAME"),
         ("def get_config(): return {}", r"must return an ml_collections.ConfigDict, got dict"),
-        (SOURCE.replace("optim.epochs", "optim.epoch"), r'unknown config key "epoch"; did you mean "epochs"\?'),
-        (SOURCE.replace("config.optim.epochs", "config.toy.lock().tempratur"), r'"tempratur"; did you mean "temperature"\?'),
-        (SOURCE.replace("config.optim.epochs", "config.optim.knn_k"), r'"knn_k"; did you mean "eval.knn_k"\?'),
-        (SOURCE.replace('[arg]', '["medium"]'), r"KeyError: medium"),
-        (SOURCE.replace("config.expected =", 'config.optim.lr = "high"; config.expected ='), r"'lr'.*high.*str.*float"),
+        (
+            SOURCE.replace("optim.epochs", "optim.epoch"),
+            r'unknown config key "epoch"; did you mean "epochs"\?',
+        ),
+        (
+            SOURCE.replace("config.optim.epochs", "config.toy.lock().tempratur"),
+            r'"tempratur"; did you mean "temperature"\?',
+        ),
+        (
+            SOURCE.replace("config.optim.epochs", "config.optim.knn_k"),
+            r'"knn_k"; did you mean "eval.knn_k"\?',
+        ),
+        (SOURCE.replace("[arg]", '["medium"]'), r"KeyError: medium"),
+        (
+            SOURCE.replace("config.expected =", 'config.optim.lr = "high"; config.expected ='),
+            r"'lr'.*high.*str.*float",
+        ),
     ],
 )
 def test_a_config_file_that_cannot_be_used(tmp_path, source, message):
@@ -122,12 +135,16 @@ def test_a_config_file_that_cannot_be_used(tmp_path, source, message):
 
 
 def test_a_missing_config_file_names_the_nearest(file):
-    with pytest.raises(InputError, match=r'unknown config file ".*toyy.py"; did you mean ".*toy.py"\?'):
+    with pytest.raises(
+        InputError, match=r'unknown config file ".*toyy.py"; did you mean ".*toy.py"\?'
+    ):
         config_lib.load(file.replace("toy.py", "toyy.py"))
 
 
 def test_a_variant_for_a_file_without_variants(tmp_path):
-    (tmp_path / "plain.py").write_text(SOURCE.replace('arg="small"', "").replace("[arg]", '["small"]'))
+    (tmp_path / "plain.py").write_text(
+        SOURCE.replace('arg="small"', "").replace("[arg]", '["small"]')
+    )
     assert config_lib.load(str(tmp_path / "plain.py")).optim.epochs == 10.0
     with pytest.raises(InputError, match="has no variants"):
         config_lib.load(str(tmp_path / "plain.py:large"))
@@ -172,8 +189,12 @@ def test_broken_json(text):
 def test_what_must_agree_to_resume(toy, key, value):
     saved, current = resolved(toy), resolved(toy, **{key: value})
     old = config_lib.flatten(saved)[key]
-    assert config_lib.compare_for_resume(saved, current) == [f"{key} is {old!r} there, {value!r} here"]
-    assert config_lib.compare_for_resume(config_lib.from_json(config_lib.to_json(saved)), saved) == []
+    assert config_lib.compare_for_resume(saved, current) == [
+        f"{key} is {old!r} there, {value!r} here"
+    ]
+    assert (
+        config_lib.compare_for_resume(config_lib.from_json(config_lib.to_json(saved)), saved) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,13 +223,17 @@ def test_the_same_model_by_another_name_can_be_resumed(toy):
     custom = {"model.size": "custom", "model.width": 384, "model.depth": 12, "model.heads": 6}
     assert config_lib.compare_for_resume(resolved(toy), resolved(toy, **custom)) == []
     deeper = resolved(toy, **custom | {"model.depth": 13})
-    assert config_lib.compare_for_resume(resolved(toy), deeper) == ["model.depth is 12 there, 13 here"]
+    assert config_lib.compare_for_resume(resolved(toy), deeper) == [
+        "model.depth is 12 there, 13 here"
+    ]
 
 
 def test_another_data_set_size_or_a_key_that_is_gone(toy):
     saved = resolved(toy)
     larger = validate.resolve(toy, num_records=20_000, num_devices=8)
-    assert config_lib.compare_for_resume(saved, larger) == ["run.num_records is 10240 there, 20000 here"]
+    assert config_lib.compare_for_resume(saved, larger) == [
+        "run.num_records is 10240 there, 20000 here"
+    ]
     values = saved.to_dict()
     del values["optim"]["clip"]
     older = config_lib.from_json(json.dumps(values))
@@ -228,5 +253,8 @@ def test_unknown_names_the_nearest_and_lists_a_few():
         config_lib.unknown("method", "sopp", ("dino", "sop"))
         == 'unknown method "sopp"; did you mean "sop"? (known: dino, sop)'
     )
-    assert config_lib.unknown("method", "zzz", ("dino", "sop")) == 'unknown method "zzz" (known: dino, sop)'
+    assert (
+        config_lib.unknown("method", "zzz", ("dino", "sop"))
+        == 'unknown method "zzz" (known: dino, sop)'
+    )
     assert config_lib.unknown("key", "zzz", [f"k{i}" for i in range(20)]) == 'unknown key "zzz"'

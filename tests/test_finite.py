@@ -51,9 +51,23 @@ def run(root, folder, *options) -> str:
     shutil.copy(root / "pyproject.toml", folder)
     for name in ("conftest.py", "finite.py"):
         shutil.copy(root / "tests" / name, folder / "tests")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}", "tests/ops", *options]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True).stdout
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--rootdir={folder}",
+        "tests/ops",
+        *options,
+    ]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True
+    ).stdout
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "xdist"])
@@ -64,17 +78,30 @@ def test_summary(root, tmp_path, options):
     test = tmp_path / "tests" / "ops" / "test_toy.py"
     test.write_text(PROPERTIES)
     printed = run(root, tmp_path, *options)
-    assert re.search(r"^property tests: 6 cases, 21 values, 0 of them not finite$", printed, re.MULTILINE), printed
-    assert re.search(r"^  not in this count: 3 cases of tests/ops/test_toy.py::test_without, ", printed, re.MULTILINE), printed
+    assert re.search(
+        r"^property tests: 6 cases, 21 values, 0 of them not finite$", printed, re.MULTILINE
+    ), printed
+    assert re.search(
+        r"^  not in this count: 3 cases of tests/ops/test_toy.py::test_without, ",
+        printed,
+        re.MULTILINE,
+    ), printed
     if not options:
         test.write_text(PROPERTIES + INFINITE)
         printed = run(root, tmp_path)
-        bad = re.search(r"^property tests: \d cases, \d+ values, (\d+) of them not finite$", printed, re.MULTILINE)
+        bad = re.search(
+            r"^property tests: \d cases, \d+ values, (\d+) of them not finite$",
+            printed,
+            re.MULTILINE,
+        )
         assert bad and int(bad[1]) >= 7 and "1 failed" in printed, printed
 
 
 def test_assert_finite_sees_every_type():
-    good = [np.ones(3, dtype) for dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16, bool, int)]
+    good = [
+        np.ones(3, dtype)
+        for dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16, bool, int)
+    ]
     finite.assert_finite(good, jnp.ones(2, jnp.bfloat16), np.float32(1), None)
     for dtype in (np.float16, np.float32, np.float64, ml_dtypes.bfloat16):
         for value in (np.nan, np.inf, -np.inf):

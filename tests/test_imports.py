@@ -1,4 +1,6 @@
-"""The data flow is the import graph: a module imports only from its left; heavy libraries stay where they belong."""
+"""The data flow is the import graph: a module imports only from its left; heavy libraries stay
+where they belong.
+"""
 
 import ast
 import graphlib
@@ -10,14 +12,40 @@ import pytest
 
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 
-# Left to right; a dotted name stands for that module of its package. The loader turns records into views, so it stands
-# right of both; `schedule` holds pure functions of the step that the methods use too.
+# Left to right; a dotted name stands for that module of its package. The loader turns records into
+# views, so it stands right of both; `schedule` holds pure functions of the step that the methods
+# use too.
 ORDER = (
-    "config", "validate", "data", "views", "data.loader", "models", "ops", "losses", "schedule", "methods", "optim", "sharding",
-    "state", "step", "evals", "checkpoint", "convert", "log", "health", "loop", "show", "cli", "__main__",
-)  # fmt: skip
+    "config",
+    "validate",
+    "data",
+    "views",
+    "data.loader",
+    "models",
+    "ops",
+    "losses",
+    "schedule",
+    "methods",
+    "optim",
+    "sharding",
+    "state",
+    "step",
+    "evals",
+    "checkpoint",
+    "convert",
+    "log",
+    "health",
+    "loop",
+    "show",
+    "cli",
+    "__main__",
+)
 
-NUMERICS = {"jax", "numpy", "ssl_jax"} | sys.stdlib_module_names  # all that ops and losses may import
+NUMERICS = {
+    "jax",
+    "numpy",
+    "ssl_jax",
+} | sys.stdlib_module_names  # all that ops and losses may import
 
 
 def module_name(path: pathlib.Path) -> str:
@@ -31,7 +59,9 @@ MODULES = [name for name in FILES if name != "ssl_jax"]  # the root only imports
 
 
 def imports(source: str) -> set[str]:
-    """Full names of what Python source imports, at its top or inside a function; `from a import b` gives "a.b"."""
+    """Full names of what Python source imports, at its top or inside a function; `from a import b`
+    gives "a.b".
+    """
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -44,7 +74,11 @@ def imports(source: str) -> set[str]:
 
 def own_imports(name: str) -> set[str]:
     """Modules of the package that module `name` imports."""
-    inside = {target for target in imports(FILES[name].read_text(encoding="utf-8")) if target.startswith("ssl_jax.")}
+    inside = {
+        target
+        for target in imports(FILES[name].read_text(encoding="utf-8"))
+        if target.startswith("ssl_jax.")
+    }
     return {target if target in FILES else target.rpartition(".")[0] for target in inside}
 
 
@@ -68,7 +102,9 @@ def test_imports_finds_every_form():
 
 @pytest.mark.parametrize("name", MODULES)
 def test_module_imports_only_from_its_left(name):
-    assert "ssl_jax" not in own_imports(name), f"{name} imports what is not a module from the root (a missing module?)"
+    assert "ssl_jax" not in own_imports(name), (
+        f"{name} imports what is not a module from the root (a missing module?)"
+    )
     wrong = {target for target in own_imports(name) if place(target) > place(name)}
     assert not wrong, f"{name} imports {sorted(wrong)}, which stand to its right"
 
@@ -86,17 +122,23 @@ def test_only_models_import_flax():
     assert {name for name in guilty if name.split(".")[1] != "models"} == set()
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[1] in ("ops", "losses")])
+@pytest.mark.parametrize(
+    "name", [name for name in MODULES if name.split(".")[1] in ("ops", "losses")]
+)
 def test_numerics_import_only_jax_and_numpy(name):
     assert outside_imports(name) <= NUMERICS
     assert {target.split(".")[1] for target in own_imports(name)} <= {"ops", "losses"}
 
 
 def test_nothing_imports_tensorflow():
-    """Nor what imports it (clu.metric_writers), nor torch, except where its own file format is read."""
+    """Nor what imports it (clu.metric_writers), nor torch, except where its own file format is
+    read.
+    """
     for name in MODULES:
         allowed = {"torch"} if name == "ssl_jax.convert.read" else set()
-        assert not (outside_imports(name) & {"tensorflow", "clu", "torch", "albumentations"}) - allowed, name
+        assert (
+            not (outside_imports(name) & {"tensorflow", "clu", "torch", "albumentations"}) - allowed
+        ), name
 
 
 def test_no_grab_bags():
@@ -107,20 +149,38 @@ def test_no_grab_bags():
 def loaded_after(statement: str) -> set[str]:
     """Top-level modules in sys.modules after a fresh interpreter ran `statement`."""
     code = f"{statement}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True, check=True
+    )
     return set(done.stdout.split())
 
 
 def test_numerics_load_no_framework():
     loaded = loaded_after("from ssl_jax import ops, losses")
     assert {"jax", "ssl_jax"} <= loaded
-    assert not loaded & {"flax", "tensorflow", "grain", "orbax", "optax", "ml_collections", "absl", "cv2", "PIL"}
+    assert not loaded & {
+        "flax",
+        "tensorflow",
+        "grain",
+        "orbax",
+        "optax",
+        "ml_collections",
+        "absl",
+        "cv2",
+        "PIL",
+    }
 
 
 def test_root_is_lazy_and_complete():
-    statement = "import ssl_jax; assert {'ops', 'losses', 'methods', 'models', 'evals'} <= set(dir(ssl_jax))"
+    statement = (
+        "import ssl_jax; assert {'ops', 'losses', 'methods', 'models', 'evals'} <="
+        " set(dir(ssl_jax))"
+    )
     assert not loaded_after(statement) & {"jax", "numpy", "flax"}
-    loaded_after("import ssl_jax; ssl_jax.ops, ssl_jax.losses, ssl_jax.models, ssl_jax.methods, ssl_jax.evals")
+    loaded_after(
+        "import ssl_jax; ssl_jax.ops, ssl_jax.losses, ssl_jax.models, ssl_jax.methods,"
+        " ssl_jax.evals"
+    )
 
 
 def test_root_names_what_it_has_when_asked_for_something_else():

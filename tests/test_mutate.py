@@ -102,7 +102,11 @@ def test_mutants_change_one_line_only():
 
 def test_change_is_shown_where_it_is():
     (mutant,) = mutate.mutants(f"{'x' * 60} = f(a + b, {'y' * 60})")
-    assert mutant.change == f"operator flipped: ...{'x' * 33} = f(a + b, {'y' * 36}... -> ...{'x' * 33} = f(a - b, {'y' * 36}..."
+    assert (
+        mutant.change
+        == f"operator flipped: ...{'x' * 33} = f(a + b, {'y' * 36}... -> ...{'x' * 33} = f(a - b,"
+        f" {'y' * 36}..."
+    )
     (mutant,) = mutate.mutants("x = -(-a)[b]")[:1]
     assert mutant.change == "minus dropped: x = -(-a)[b] -> x = (-a)[b]"
 
@@ -147,7 +151,9 @@ def test_tested_mutants_are_killed_and_others_survive(tmp_path, jobs):
     outcome = mutate.survey(tmp_path, "toy.py", "test_toy.py", copied=COPIED, jobs=jobs)
     assert (outcome.total, len(outcome.survivors), outcome.late) == (2, 1, 0)
     assert str(outcome).startswith("toy.py: 1 / 2 killed (")
-    assert str(outcome).endswith("\n  survived: toy.py:6: operator flipped: return a * b -> return a / b")
+    assert str(outcome).endswith(
+        "\n  survived: toy.py:6: operator flipped: return a * b -> return a / b"
+    )
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -196,7 +202,9 @@ def test_runs_that_something_else_ends_are_no_verdict(tmp_path):
 
 def test_tests_that_fail_by_themselves_are_an_error(tmp_path):
     write(tmp_path, toy="x = 1", test_toy="import toy\n\ndef test_x():\n    assert toy.x == 2")
-    with pytest.raises(RuntimeError, match=r"test_toy.py must pass on the unchanged toy.py(.|\n)*assert 1 == 2"):
+    with pytest.raises(
+        RuntimeError, match=r"test_toy.py must pass on the unchanged toy.py(.|\n)*assert 1 == 2"
+    ):
         mutate.survey(tmp_path, "toy.py", "test_toy.py", copied=COPIED)
 
 

@@ -1,4 +1,6 @@
-"""The notebooks run from the first cell to the last, and what is committed of their outputs is small and tells nothing of a machine."""
+"""The notebooks run from the first cell to the last, and what is committed of their outputs is
+small and tells nothing of a machine.
+"""
 
 import json
 import re
@@ -32,9 +34,13 @@ def test_runs(path, tmp_path, monkeypatch):
     wanted = [output["output_type"] for output in outputs(notebook)]
     resources = {"metadata": {"path": str(tmp_path)}}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    nbclient.NotebookClient(notebook, timeout=1200, kernel_name="python3", resources=resources).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=1200, kernel_name="python3", resources=resources
+    ).execute()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert [output["output_type"] for output in outputs(notebook)] == wanted, "the committed outputs are of another version"
+    assert [output["output_type"] for output in outputs(notebook)] == wanted, (
+        "the committed outputs are of another version"
+    )
     # The processor's time, which a busy machine does not stretch; two cores need about half of it.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 120
 
@@ -44,11 +50,17 @@ def test_committed_outputs(path):
     text = path.read_text(encoding="utf-8")
     notebook = json.loads(text)
     assert len(text.encode()) < LARGEST
-    assert notebook["metadata"]["kernelspec"]["name"] == "python3"  # Colab and Jupyter have one of that name
+    assert (
+        notebook["metadata"]["kernelspec"]["name"] == "python3"
+    )  # Colab and Jupyter have one of that name
     counts = [cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert counts == list(range(1, len(counts) + 1)), "run it anew from the first cell"
-    assert not [o for o in outputs(notebook) if o["output_type"] == "error" or o.get("name") == "stderr"]
+    assert not [
+        o for o in outputs(notebook) if o["output_type"] == "error" or o.get("name") == "stderr"
+    ]
     pictures = [o for o in outputs(notebook) if "image/png" in o.get("data", {})]
     assert len(pictures) >= 5
     readable = re.sub(r'"image/png": "[^"]*"', "", text)
-    assert not re.search(r"(?<![\w./])/(home|root|tmp|usr|opt|Users|content)/|\b\d{4}-\d{2}-\d{2}T\d{2}:", readable)
+    assert not re.search(
+        r"(?<![\w./])/(home|root|tmp|usr|opt|Users|content)/|\b\d{4}-\d{2}-\d{2}T\d{2}:", readable
+    )

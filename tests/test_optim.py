@@ -1,4 +1,6 @@
-"""AdamW against optax and against torch's documented update in float64; freezing, clipping, coverage."""
+"""AdamW against optax and against torch's documented update in float64; freezing, clipping,
+coverage.
+"""
 
 import math
 
@@ -24,12 +26,22 @@ def settings(**changes) -> ConfigDict:
 
 
 def tree(seed=0, scale=1.0):
-    """Parameters of the shapes that matter: matrix, bias, norm gain, class token, mask vector, gain [1, K]."""
+    """Parameters of the shapes that matter: matrix, bias, norm gain, class token, mask vector, gain
+    [1, K].
+    """
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(scale * rng.normal(size=shape), jnp.float32)  # noqa: E731
+
+    def draw(*shape):
+        return jnp.asarray(scale * rng.normal(size=shape), jnp.float32)
+
     return {
         "backbone": {
-            "blocks": {"0": {"attn": {"qkv": {"kernel": draw(4, 6), "bias": draw(6)}}, "norm": {"scale": draw(4)}}},
+            "blocks": {
+                "0": {
+                    "attn": {"qkv": {"kernel": draw(4, 6), "bias": draw(6)}},
+                    "norm": {"scale": draw(4)},
+                }
+            },
             "cls": draw(1, 4),
             "mask_token": draw(1, 4),
         },
@@ -39,18 +51,27 @@ def tree(seed=0, scale=1.0):
 
 def flat(values) -> dict[str, np.ndarray]:
     pairs = jax.tree_util.tree_leaves_with_path(values)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in pairs}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x) for path, x in pairs
+    }
 
 
 def steps(optimizer, params, count, *, lr=1e-2, weight_decay=0.1, epochs=None, jit=True, scale=1.0):
-    """Applies `count` updates with gradients tree(1), tree(2), ...; returns params, opt_state and the last metrics."""
+    """Applies `count` updates with gradients tree(1), tree(2), ...; returns params, opt_state and
+    the last metrics.
+    """
     update = jax.jit(optimizer.update) if jit else optimizer.update
     opt_state, metrics = optimizer.init(params), None
     for t in range(count):
         epoch = jnp.int32(epochs[t] if epochs else t)
         grads = tree(t + 1, scale)
         params, opt_state, metrics = update(
-            grads, opt_state, params, lr=jnp.float32(lr), weight_decay=jnp.float32(weight_decay), epoch=epoch
+            grads,
+            opt_state,
+            params,
+            lr=jnp.float32(lr),
+            weight_decay=jnp.float32(weight_decay),
+            epoch=epoch,
         )
     return params, opt_state, metrics
 
@@ -78,7 +99,9 @@ def test_equals_torch_in_float64(scale):
 
 
 def test_equals_optax():
-    reference = optax.adamw(1e-2, weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: x.ndim >= 2, p))
+    reference = optax.adamw(
+        1e-2, weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: x.ndim >= 2, p)
+    )
     params, opt_state = tree(), reference.init(tree())
     for t in range(5):
         updates, opt_state = reference.update(tree(t + 1), opt_state, params)
@@ -88,10 +111,14 @@ def test_equals_optax():
 
 
 def test_default_rules_decay_by_rank_of_the_stored_tensor():
-    """With zero gradients only decay moves a parameter: matrices, tokens, the [1, K] gain; no bias, no norm gain."""
+    """With zero gradients only decay moves a parameter: matrices, tokens, the [1, K] gain; no bias,
+    no norm gain.
+    """
     optimizer = optim.make(settings(), DEFAULT_RULES, tree())
     zeros = jax.tree.map(jnp.zeros_like, tree())
-    new, _, metrics = optimizer.update(zeros, optimizer.init(tree()), tree(), lr=0.1, weight_decay=0.5, epoch=0)
+    new, _, metrics = optimizer.update(
+        zeros, optimizer.init(tree()), tree(), lr=0.1, weight_decay=0.5, epoch=0
+    )
     old = flat(tree())
     moved = {path for path, x in flat(new).items() if not np.array_equal(x, old[path])}
     assert moved == {
@@ -111,7 +138,12 @@ def test_a_bias_of_rank_two_is_not_decayed():
     params = {"qkv": {"bias": jnp.ones((3, 4))}}
     optimizer = optim.make(settings(), DEFAULT_RULES, params)
     new, _, _ = optimizer.update(
-        {"qkv": {"bias": jnp.zeros((3, 4))}}, optimizer.init(params), params, lr=1.0, weight_decay=1.0, epoch=0
+        {"qkv": {"bias": jnp.zeros((3, 4))}},
+        optimizer.init(params),
+        params,
+        lr=1.0,
+        weight_decay=1.0,
+        epoch=0,
     )
     np.testing.assert_array_equal(new["qkv"]["bias"], 1.0)
 
@@ -144,7 +176,8 @@ def test_a_parameter_without_a_rule_is_named():
 
 
 @pytest.mark.parametrize(
-    "rule", [Rule(lr=-1.0), Rule(freeze_epochs=-1), Rule(decay="matrix"), Rule(freeze_epochs=math.nan)]
+    "rule",
+    [Rule(lr=-1.0), Rule(freeze_epochs=-1), Rule(decay="matrix"), Rule(freeze_epochs=math.nan)],
 )
 def test_an_impossible_rule_is_refused(rule):
     with pytest.raises(InputError, match="optimizer rule for"):
@@ -165,7 +198,11 @@ def test_a_frozen_group_does_not_move_at_all():
         assert flat(opt_state[moment])["backbone/cls"].all()
     assert jax.tree.map(int, opt_state["count"]) == {"epoch_0": 4, "epoch_2": 0}
     trained = math.sqrt(
-        sum((g.astype(np.float64) ** 2).sum() for path, g in flat(tree(4)).items() if not path.startswith("head"))
+        sum(
+            (g.astype(np.float64) ** 2).sum()
+            for path, g in flat(tree(4)).items()
+            if not path.startswith("head")
+        )
     )
     assert metrics["grad_norm"] == pytest.approx(trained, rel=1e-6)
 
@@ -177,7 +214,9 @@ def test_a_thawed_group_starts_with_a_count_of_its_own():
     path = "head/last/gain"
     grads = [flat(tree(t + 1))[path] for t in (2, 3, 4)]
     np.testing.assert_allclose(
-        flat(params)[path], torch_adamw(flat(tree())[path], grads, lr=1e-2, weight_decay=0.1), atol=5e-7
+        flat(params)[path],
+        torch_adamw(flat(tree())[path], grads, lr=1e-2, weight_decay=0.1),
+        atol=5e-7,
     )
     assert jax.tree.map(int, opt_state["count"]) == {"epoch_0": 5, "epoch_2": 3}
 
@@ -189,7 +228,10 @@ def test_nan_in_a_frozen_group_stays_out():
     new, opt_state, metrics = optimizer.update(
         grads, optimizer.init(tree()), tree(), lr=0.1, weight_decay=0.1, epoch=jnp.int32(0)
     )
-    assert all(np.isfinite(x).all() for x in (*flat(new).values(), *flat(opt_state).values(), *flat(metrics).values()))
+    assert all(
+        np.isfinite(x).all()
+        for x in (*flat(new).values(), *flat(opt_state).values(), *flat(metrics).values())
+    )
 
 
 def test_never_trained_parameters_have_no_moments():
@@ -200,7 +242,11 @@ def test_never_trained_parameters_have_no_moments():
     )
     optimizer = optim.make(settings(), rules, tree())
     params, opt_state, _ = steps(optimizer, tree(), 3, epochs=[0, 10**6, 2**31 - 1])
-    assert set(flat(opt_state["mu"])) == {"backbone/cls", "backbone/mask_token", "head/last/direction"}
+    assert set(flat(opt_state["mu"])) == {
+        "backbone/cls",
+        "backbone/mask_token",
+        "head/last/direction",
+    }
     assert "blocks" not in opt_state["nu"]["backbone"]
     old, new = flat(tree()), flat(params)
     assert {path for path in old if np.array_equal(old[path], new[path])} == {
@@ -212,7 +258,9 @@ def test_never_trained_parameters_have_no_moments():
 def clipped_gradients(config, rules, grads):
     """What reaches the moments at the first step: mu / (1 - beta1)."""
     optimizer = optim.make(config, rules, tree())
-    _, opt_state, metrics = optimizer.update(grads, optimizer.init(tree()), tree(), lr=0.1, weight_decay=0.0, epoch=0)
+    _, opt_state, metrics = optimizer.update(
+        grads, optimizer.init(tree()), tree(), lr=0.1, weight_decay=0.0, epoch=0
+    )
     return {path: m / 0.1 for path, m in flat(opt_state["mu"]).items()}, metrics
 
 
@@ -266,16 +314,22 @@ def test_the_clipping_factor_has_torchs_epsilon():
     params = {"kernel": jnp.zeros((1, 1))}
     optimizer = optim.make(settings(clip=1e-6, clip_by="tensor"), EVERYTHING, params)
     grads = {"kernel": jnp.full((1, 1), 3e-6)}
-    _, opt_state, _ = optimizer.update(grads, optimizer.init(params), params, lr=0.1, weight_decay=0.0, epoch=0)
+    _, opt_state, _ = optimizer.update(
+        grads, optimizer.init(params), params, lr=0.1, weight_decay=0.0, epoch=0
+    )
     assert float(opt_state["mu"]["kernel"][0, 0]) == pytest.approx(0.1 * 3e-6 / 4, rel=1e-5)
 
 
 def test_half_precision_gradients_are_handled_in_float32():
-    """The norm of a bf16 gradient with many entries, summed in bf16, would be far off; moments stay float32."""
+    """The norm of a bf16 gradient with many entries, summed in bf16, would be far off; moments stay
+    float32.
+    """
     params = {"kernel": jnp.zeros((64, 64))}
     optimizer = optim.make(settings(clip=1.0, clip_by="tensor"), EVERYTHING, params)
     grads = {"kernel": jnp.full((64, 64), 0.1, jnp.bfloat16)}
-    _, opt_state, metrics = optimizer.update(grads, optimizer.init(params), params, lr=0.1, weight_decay=0.0, epoch=0)
+    _, opt_state, metrics = optimizer.update(
+        grads, optimizer.init(params), params, lr=0.1, weight_decay=0.0, epoch=0
+    )
     exact = 64 * float(jnp.bfloat16(0.1))
     assert metrics["grad_norm"] == pytest.approx(exact, rel=1e-6)
     assert opt_state["mu"]["kernel"].dtype == opt_state["nu"]["kernel"].dtype == jnp.float32
@@ -322,9 +376,14 @@ def test_sharded_parameters_give_the_same_update():
     params = {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)}
     grads = {"kernel": jnp.asarray(np.random.default_rng(1).normal(size=(8, 16)), jnp.float32)}
     optimizer = optim.make(settings(clip=1.0, clip_by="tensor"), EVERYTHING, params)
-    run = jax.jit(lambda g, s, p: optimizer.update(g, s, p, lr=0.1, weight_decay=0.1, epoch=jnp.int32(0)))
+    run = jax.jit(
+        lambda g, s, p: optimizer.update(g, s, p, lr=0.1, weight_decay=0.1, epoch=jnp.int32(0))
+    )
     whole, _, whole_metrics = run(grads, optimizer.init(params), params)
-    cut = lambda x: jax.device_put(x, sharding.param_sharding(mesh, x.shape, min_size=0))  # noqa: E731
+
+    def cut(x):
+        return jax.device_put(x, sharding.param_sharding(mesh, x.shape, min_size=0))
+
     parts, _, metrics = run(*jax.tree.map(cut, (grads, optimizer.init(params), params)))
     assert parts["kernel"].sharding.spec == sharding.param_sharding(mesh, (8, 16), min_size=0).spec
     np.testing.assert_allclose(parts["kernel"], whole["kernel"], rtol=1e-6)

@@ -1,4 +1,6 @@
-"""Promises of the repository itself: exact, anonymous requirements; a complete wheel; configs that state their cost."""
+"""Promises of the repository itself: exact, anonymous requirements; a complete wheel; configs that
+state their cost.
+"""
 
 import ast
 import re
@@ -27,7 +29,10 @@ def metadata(root, monkeypatch) -> dict:
 @pytest.fixture
 def lock(root) -> list[str]:
     """The lines of requirements.lock without comments."""
-    lines = (line.partition("#")[0].strip() for line in (root / "requirements.lock").read_text().splitlines())
+    lines = (
+        line.partition("#")[0].strip()
+        for line in (root / "requirements.lock").read_text().splitlines()
+    )
     return [line for line in lines if line]
 
 
@@ -48,7 +53,9 @@ def pinned(lock: list[str], python: str) -> dict[str, str]:
     for line in lock:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate(environment):
-            assert canonical(requirement.name) not in found, f"{requirement.name} is pinned twice for Python {python}"
+            assert canonical(requirement.name) not in found, (
+                f"{requirement.name} is pinned twice for Python {python}"
+            )
             found[canonical(requirement.name)] = next(iter(requirement.specifier)).version
     return found
 
@@ -61,7 +68,9 @@ def test_lock_holds_only_exact_versions(lock):
 
 def test_lock_names_no_place(root):
     text = (root / "requirements.lock").read_text()
-    assert not re.search(r"://|--(extra-)?index|--find-links|--trusted-host|@|/(home|root|tmp|work|opt)/", text)
+    assert not re.search(
+        r"://|--(extra-)?index|--find-links|--trusted-host|@|/(home|root|tmp|work|opt)/", text
+    )
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -71,7 +80,9 @@ def test_lock_satisfies_setup(lock, metadata, python):
         requirement = Requirement(text)
         name = canonical(requirement.name)
         assert name in versions, f"{name} is missing: compile requirements.lock again"
-        assert requirement.specifier.contains(versions[name]), f"{text}, but the lock has {versions[name]}"
+        assert requirement.specifier.contains(versions[name]), (
+            f"{text}, but the lock has {versions[name]}"
+        )
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -90,15 +101,24 @@ def test_setup_states_what_it_supports(metadata):
 
 def test_run_time_imports_are_required(root, metadata):
     """What the package imports without condition is in install_requires."""
-    distribution = {"PIL": "pillow", "cv2": "opencv-python-headless", "sklearn": "scikit-learn", "absl": "absl-py"}
+    distribution = {
+        "PIL": "pillow",
+        "cv2": "opencv-python-headless",
+        "sklearn": "scikit-learn",
+        "absl": "absl-py",
+    }
     distribution["orbax"] = "orbax-checkpoint"
     required = {canonical(Requirement(text).name) for text in metadata["install_requires"]}
     for path in (root / "ssl_jax").rglob("*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:  # the top level of the module
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
-            for name in {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ssl_jax"}:
-                assert canonical(distribution.get(name, name)) in required, f"{path.name} imports {name}"
+            for name in (
+                {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ssl_jax"}
+            ):
+                assert canonical(distribution.get(name, name)) in required, (
+                    f"{path.name} imports {name}"
+                )
 
 
 def test_version_is_readable(metadata):
@@ -111,11 +131,15 @@ def test_version_is_readable(metadata):
 def test_wheel_ships_all_modules_and_py_typed(root, tmp_path):
     pytest.importorskip("setuptools", minversion="70.1")  # the first that builds wheels by itself
     copy = tmp_path / "checkout"
-    shutil.copytree(root / "ssl_jax", copy / "ssl_jax", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        root / "ssl_jax", copy / "ssl_jax", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy(root / name, copy)
     build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=copy, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", build, str(tmp_path)], cwd=copy, check=True, capture_output=True
+    )
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {path.relative_to(root).as_posix() for path in (root / "ssl_jax").rglob("*.py")}
@@ -125,7 +149,10 @@ def test_wheel_ships_all_modules_and_py_typed(root, tmp_path):
 
 
 def is_config(path) -> bool:
-    return any(isinstance(n, ast.FunctionDef) and n.name == "get_config" for n in ast.parse(path.read_text()).body)
+    return any(
+        isinstance(n, ast.FunctionDef) and n.name == "get_config"
+        for n in ast.parse(path.read_text()).body
+    )
 
 
 def test_configs_say_command_hardware_time_and_expected_number(root):
@@ -134,7 +161,9 @@ def test_configs_say_command_hardware_time_and_expected_number(root):
     for path in configs:
         text = ast.get_docstring(ast.parse(path.read_text())) or ""
         name = path.relative_to(root).as_posix()
-        command = rf"(ssl-jax|python -m ssl_jax) train .*--config={name}|bash launch/{path.stem}\.sh"
+        command = (
+            rf"(ssl-jax|python -m ssl_jax) train .*--config={name}|bash launch/{path.stem}\.sh"
+        )
         assert re.search(command, text), f"{name}: no command"
         for label in ("Hardware:", "Expected time:", "Expected number:"):
             assert re.search(rf"^{label} \S", text, re.MULTILINE), f"{name}: no line {label!r}"
@@ -149,9 +178,17 @@ def test_methods_are_short(root):
 def test_what_the_design_forbids_is_absent(root):
     folders = [root / name for name in ("ssl_jax", "configs", "launch", "tests", "notebooks")]
     paths = [path for folder in folders for path in folder.rglob("*")]
-    assert not [path for path in paths if path.stem in ("utils", "util", "common", "helpers", "misc")]
-    assert not [path for path in (root / "setup.cfg", root / "requirements.txt", root / "Dockerfile") if path.exists()]
-    unfinished = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")  # in two parts: this file is searched too
+    assert not [
+        path for path in paths if path.stem in ("utils", "util", "common", "helpers", "misc")
+    ]
+    assert not [
+        path
+        for path in (root / "setup.cfg", root / "requirements.txt", root / "Dockerfile")
+        if path.exists()
+    ]
+    unfinished = re.compile(
+        r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b"
+    )  # in two parts: this file is searched too
     machine = re.compile(r"(?<![\w./])/(work|root|tmp)/|\.\./sha" r"red\b")
     for path in paths:
         if path.suffix in (".py", ".sh", ".sbatch", ".yaml"):
@@ -160,7 +197,9 @@ def test_what_the_design_forbids_is_absent(root):
             assert not machine.search(text), f"{path}: {machine.search(text).group()}"
 
 
-@pytest.mark.parametrize("script", ["launch/environment.sh", "launch/quickstart.sh", "launch/test.sh", ".ci/run"])
+@pytest.mark.parametrize(
+    "script", ["launch/environment.sh", "launch/quickstart.sh", "launch/test.sh", ".ci/run"]
+)
 def test_scripts_parse(root, script):
     subprocess.run(["bash", "-n", str(root / script)], check=True)
 

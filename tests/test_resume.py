@@ -1,4 +1,6 @@
-"""Bit-exact resume: in process at every step, and of whole runs killed with SIGKILL, also in the middle of a save."""
+"""Bit-exact resume: in process at every step, and of whole runs killed with SIGKILL, also in the
+middle of a save.
+"""
 
 import os
 import signal
@@ -19,7 +21,9 @@ ROOT = Path(__file__).parent.parent
 NAMES = sorted(METHODS)
 
 
-@pytest.mark.parametrize("name", [n if n in ("dino", "sop") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
+@pytest.mark.parametrize(
+    "name", [n if n in ("dino", "sop") else pytest.param(n, marks=pytest.mark.slow) for n in NAMES]
+)
 def test_resume_at_every_step_is_bit_exact(name, tmp_path):
     check_resume(name, tmp_path, cuts=range(9))
 
@@ -33,7 +37,9 @@ def test_resume_of_a_variant_is_bit_exact(name, tmp_path):
 def check_resume(name, tmp_path, cuts):
     run = loop.prepare(tiny.config(name))
     shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
-    train_step = step.compile_step(step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings)
+    train_step = step.compile_step(
+        step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings
+    )
     saved = checkpoint.Checkpoints(tmp_path / "checkpoints", keep=100)
     total = 9  # crosses an epoch (4 steps), the wrap-around of both memories and a temperature step
 
@@ -72,23 +78,41 @@ def test_a_checkpoint_moves_between_meshes(name, tmp_path):
 
 
 def command(name, workdir, *extra):
-    return [sys.executable, "-m", "ssl_jax", "train", f"--config=tests/tiny_run.py:{name}", f"--workdir={workdir}", *extra]
+    return [
+        sys.executable,
+        "-m",
+        "ssl_jax",
+        "train",
+        f"--config=tests/tiny_run.py:{name}",
+        f"--workdir={workdir}",
+        *extra,
+    ]
 
 
 def environment():
-    # Processes of their own with one device, as a user would have; they share the compilation cache of the tests.
+    # Processes of their own with one device, as a user would have; they share the compilation cache
+    # of the tests.
     return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
 
 
 def undisturbed(name, workdir, *extra):
-    subprocess.run(command(name, workdir, *extra), cwd=ROOT, env=environment(), check=True, capture_output=True, timeout=300)
+    subprocess.run(
+        command(name, workdir, *extra),
+        cwd=ROOT,
+        env=environment(),
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
 
 
 def killed_when(condition, name, workdir, *extra) -> bool:
     """Starts the run and kills it once `condition(workdir)` holds; False if it ended first."""
     quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     process = subprocess.Popen(command(name, workdir, *extra), cwd=ROOT, env=environment(), **quiet)
-    deadline = time.monotonic() + 900  # for a run that hangs: a machine that is busy with other work can take minutes
+    deadline = (
+        time.monotonic() + 900
+    )  # for a run that hangs: a machine that is busy with other work can take minutes
     while process.poll() is None and time.monotonic() < deadline:
         if condition(workdir):
             os.killpg(process.pid, signal.SIGKILL)  # the workers of the loader die with it
@@ -101,7 +125,10 @@ def killed_when(condition, name, workdir, *extra) -> bool:
 
 
 def rows_reach(count):
-    return lambda workdir: (workdir / "metrics.jsonl").exists() and len(log.read_rows(workdir / "metrics.jsonl")) >= count
+    return lambda workdir: (
+        (workdir / "metrics.jsonl").exists()
+        and len(log.read_rows(workdir / "metrics.jsonl")) >= count
+    )
 
 
 def saving(after):
@@ -110,7 +137,9 @@ def saving(after):
     def condition(workdir):
         folder = workdir / "checkpoints"
         names = os.listdir(folder) if folder.is_dir() else ()
-        return any("tmp" in n and int(n.split(".")[0]) > after for n in names if n.split(".")[0].isdigit())
+        return any(
+            "tmp" in n and int(n.split(".")[0]) > after for n in names if n.split(".")[0].isdigit()
+        )
 
     return condition
 
@@ -136,7 +165,10 @@ def test_killed_runs_end_like_an_undisturbed_one(name, workers, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     option = f"--config.data.workers={workers}"
     undisturbed(name, whole, option)
-    kills = sum(killed_when(c, name, cut, option) for c in (rows_reach(1), rows_reach(5), saving(5), rows_reach(11)))
+    kills = sum(
+        killed_when(c, name, cut, option)
+        for c in (rows_reach(1), rows_reach(5), saving(5), rows_reach(11))
+    )
     undisturbed(name, cut, option)
     assert kills >= 3, "the run was too quick to be killed where the test wanted"
     state_whole, rows_whole, results_whole = final(whole, name)
@@ -148,7 +180,13 @@ def test_killed_runs_end_like_an_undisturbed_one(name, workers, tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_saves_at_the_next_step_and_exits_75(tmp_path):
-    process = subprocess.Popen(command("sop", tmp_path / "a"), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command("sop", tmp_path / "a"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     while not rows_reach(1)(tmp_path / "a"):
         time.sleep(0.001)
         assert process.poll() is None

@@ -1,4 +1,6 @@
-"""Schedules against float64 NumPy: np.linspace, then a cosine over the rest, as the published code does."""
+"""Schedules against float64 NumPy: np.linspace, then a cosine over the rest, as the published code
+does.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,9 @@ from ssl_jax import schedule, validate
 
 
 def reference(base, end, total, warmup=0, start=0.0):
-    """Every value of a run, in float64: linspace with both end points, then the cosine over arange(total - warmup)."""
+    """Every value of a run, in float64: linspace with both end points, then the cosine over
+    arange(total - warmup).
+    """
     t = np.arange(total - warmup)
     cosine = end + 0.5 * (base - end) * (1 + np.cos(np.pi * t / (total - warmup)))
     return np.concatenate([np.linspace(start, base, warmup), cosine])
@@ -27,24 +31,36 @@ def reference(base, end, total, warmup=0, start=0.0):
     ],
 )
 def test_warmup_cosine_equals_float64(base, end, total, warmup, start):
-    ours = jax.jit(lambda t: schedule.warmup_cosine(t, base=base, end=end, total=total, warmup=warmup, start=start))
+    ours = jax.jit(
+        lambda t: schedule.warmup_cosine(
+            t, base=base, end=end, total=total, warmup=warmup, start=start
+        )
+    )
     values = np.asarray(ours(np.arange(total)), np.float64)
     assert ours(np.arange(total)).dtype == jnp.float32
-    np.testing.assert_allclose(values, reference(base, end, total, warmup, start), rtol=2e-6, atol=0)
+    np.testing.assert_allclose(
+        values, reference(base, end, total, warmup, start), rtol=2e-6, atol=0
+    )
 
 
 def test_relative_error_stays_small_at_the_end_of_a_long_run():
-    """Near the end 1 + cos cancels: in float32 it would be 0 there, and even in float64 it has few digits left."""
+    """Near the end 1 + cos cancels: in float32 it would be 0 there, and even in float64 it has few
+    digits left.
+    """
     total = 1_000_000
     last = np.arange(total - 2000, total)
-    exact = np.sin(0.5 * np.pi * (total - last) / total) ** 2  # the same function by the half-angle formula
+    exact = (
+        np.sin(0.5 * np.pi * (total - last) / total) ** 2
+    )  # the same function by the half-angle formula
     np.testing.assert_allclose(exact, reference(1.0, 0.0, total)[last], rtol=1e-5)
     got = np.asarray(schedule.warmup_cosine(last, base=1.0, end=0.0, total=total), np.float64)
     np.testing.assert_allclose(got, exact, rtol=1e-6)
 
 
 def test_end_points():
-    value = lambda t: float(schedule.warmup_cosine(t, base=1.0, end=0.1, total=100, warmup=10))  # noqa: E731
+    def value(t):
+        return float(schedule.warmup_cosine(t, base=1.0, end=0.1, total=100, warmup=10))
+
     assert value(0) == 0.0
     assert value(9) == value(10) == 1.0  # the warm-up reaches the peak, and the cosine starts there
     assert 0.1 < value(99) < 0.101  # the end value is never hit in the run
@@ -62,9 +78,14 @@ def test_linear_warmup_is_linspace_then_constant():
     np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("warmup", "expected"), [(0, [2.0, 2.0, 2.0]), (1, [1.0, 2.0, 2.0]), (2, [1.0, 2.0, 2.0])])
+@pytest.mark.parametrize(
+    ("warmup", "expected"), [(0, [2.0, 2.0, 2.0]), (1, [1.0, 2.0, 2.0]), (2, [1.0, 2.0, 2.0])]
+)
 def test_short_warmups(warmup, expected):
-    assert schedule.linear_warmup(jnp.arange(3), start=1.0, end=2.0, warmup=warmup).tolist() == expected
+    assert (
+        schedule.linear_warmup(jnp.arange(3), start=1.0, end=2.0, warmup=warmup).tolist()
+        == expected
+    )
 
 
 def test_linear_warmup_takes_a_traced_length():
@@ -98,7 +119,9 @@ def test_schedules_of_a_config(resolved):
     got = jax.jit(plan.at)(steps)
     assert set(got) == set(exact)
     for name, values in exact.items():
-        np.testing.assert_allclose(np.asarray(got[name], np.float64), values, rtol=2e-6, err_msg=name)
+        np.testing.assert_allclose(
+            np.asarray(got[name], np.float64), values, rtol=2e-6, err_msg=name
+        )
 
 
 def test_table(resolved):

@@ -1,4 +1,6 @@
-"""Mesh, placement of the state and of batches, on eight simulated devices; two processes in a slow test."""
+"""Mesh, placement of the state and of batches, on eight simulated devices; two processes in a slow
+test.
+"""
 
 import os
 import socket
@@ -20,7 +22,14 @@ P = PartitionSpec
 
 @pytest.mark.parametrize(
     ("data", "fsdp", "shape"),
-    [(0, 1, (8, 1)), (0, 8, (1, 8)), (2, 4, (2, 4)), (0, 2, (4, 2)), (1, 1, (1, 1)), (2, 1, (2, 1))],
+    [
+        (0, 1, (8, 1)),
+        (0, 8, (1, 8)),
+        (2, 4, (2, 4)),
+        (0, 2, (4, 2)),
+        (1, 1, (1, 1)),
+        (2, 1, (2, 1)),
+    ],
 )
 def test_mesh(data, fsdp, shape):
     mesh = sharding.make_mesh(data, fsdp)
@@ -48,11 +57,14 @@ def test_a_mesh_that_does_not_fit(data, fsdp, message):
 
 
 def test_ordinary_code_runs_on_the_mesh():
-    """A reshape that merges a sharded axis: on Explicit axes, jax.make_mesh's default, it raises ShardingTypeError."""
+    """A reshape that merges a sharded axis: on Explicit axes, jax.make_mesh's default, it raises
+    ShardingTypeError.
+    """
     mesh = sharding.make_mesh(2, 4)
     x = jax.device_put(jnp.arange(64.0).reshape(8, 2, 4), sharding.batch_sharding(mesh))
     np.testing.assert_array_equal(
-        jax.jit(lambda x: x.reshape(16, 4) @ jnp.ones((4, 3)))(x)[:, 0], np.arange(64.0).reshape(16, 4).sum(1)
+        jax.jit(lambda x: x.reshape(16, 4) @ jnp.ones((4, 3)))(x)[:, 0],
+        np.arange(64.0).reshape(16, 4).sum(1),
     )
 
 
@@ -90,13 +102,20 @@ class State(NamedTuple):
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_state(as_dict):
     mesh = sharding.make_mesh(2, 4)
-    params = lambda: {"kernel": jnp.zeros((64, 128)), "bias": jnp.zeros(128)}  # noqa: E731
+
+    def params():
+        return {"kernel": jnp.zeros((64, 128)), "bias": jnp.zeros(128)}
 
     def create():
         moments = {"mu": params(), "nu": params(), "count": {"epoch_0": jnp.int32(0)}}
         memory = {"rows": {"embedding": jnp.zeros((4096, 32))}, "valid": jnp.zeros(4096, bool)}
         state = State(
-            jnp.int32(0), params(), None, moments, {"memory": memory, "center": jnp.zeros(65536)}, jax.random.key(0)
+            jnp.int32(0),
+            params(),
+            None,
+            moments,
+            {"memory": memory, "center": jnp.zeros(65536)},
+            jax.random.key(0),
         )
         return state._asdict() if as_dict else state
 
@@ -117,7 +136,10 @@ def test_state(as_dict):
 def batch(rows: int):
     index = np.arange(rows, dtype=np.int32)
     return {
-        "global": {"images": np.broadcast_to(index[:, None, None], (rows, 2, 3)).astype(np.uint8), "masks": None},
+        "global": {
+            "images": np.broadcast_to(index[:, None, None], (rows, 2, 3)).astype(np.uint8),
+            "masks": None,
+        },
         "index": index,
     }
 
@@ -134,7 +156,9 @@ def test_put_batch(shape):
         assert {s.data.shape[0] for s in leaf.addressable_shards} == {16 // mesh.size}
 
 
-@pytest.mark.parametrize(("entry", "name"), [(batch(12), "global/images"), ({"loss": np.float32(1)}, "loss")])
+@pytest.mark.parametrize(
+    ("entry", "name"), [(batch(12), "global/images"), ({"loss": np.float32(1)}, "loss")]
+)
 def test_a_batch_that_does_not_divide(entry, name):
     with pytest.raises(InputError, match=f"batch entry {name} has shape .* divide by 8 devices"):
         sharding.put_batch(entry, sharding.make_mesh())
@@ -177,10 +201,19 @@ def test_two_processes(root):
     with socket.socket() as s:
         s.bind(("localhost", 0))
         port = str(s.getsockname()[1])
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(root)}
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(root),
+    }
     command = [sys.executable, "-c", PROCESS]
     running = [
-        subprocess.Popen([*command, str(i), port], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [*command, str(i), port],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         for i in range(2)
     ]
     try:

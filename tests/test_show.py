@@ -19,7 +19,13 @@ class Row(NamedTuple):
     ours: dict = {}
 
 TABLE: tuple = (
-    Row("table 1, small", "small", {"knn": shared.NUMBER, "linear": "20"}, "scales are not published", {"knn": "9.5"}),
+    Row(
+        "table 1, small",
+        "small",
+        {"knn": shared.NUMBER, "linear": "20"},
+        "scales are not published",
+        {"knn": "9.5"},
+    ),
     Row("table 2", "small,k=3", {"knn": "collapse"}, "scales are not published"),
     Row("table 3", "large", {"knn": "11"}, ours={"psnr": "30"}),
     Row("a stage without a number", "stage", {}),
@@ -74,7 +80,9 @@ def test_rows_numbers_and_notes(folder):
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_that_has_a_table(folder):
-    with pytest.raises(InputError, match='unknown method "mini"; did you mean "mine".*known: mine.*TABLE in'):
+    with pytest.raises(
+        InputError, match='unknown method "mini"; did you mean "mine".*known: mine.*TABLE in'
+    ):
         show.table("mini", folder)
     for name in ("plain", "shared", "broken"):  # files without a TABLE of their own
         with pytest.raises(InputError, match=f'unknown method "{name}"'):
@@ -82,13 +90,17 @@ def test_an_unknown_name_is_answered_with_the_nearest_that_has_a_table(folder):
 
 
 def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match='no folder "none" of config files: run this in the checkout'):
+    with pytest.raises(
+        InputError, match='no folder "none" of config files: run this in the checkout'
+    ):
         show.table("sop", tmp_path.parent.joinpath("none").relative_to(tmp_path.parent))
 
 
 @pytest.mark.parametrize("config", ["{}", "{}/mine.py", "{}/mine.py:small", "{}/not_there.py"])
 def test_the_folder_is_that_of_the_config_argument(folder, capsys, config):
-    assert cli.main(["ssl-jax", "show", "--table", "mine", f"--config={config.format(folder)}"]) == 0
+    assert (
+        cli.main(["ssl-jax", "show", "--table", "mine", f"--config={config.format(folder)}"]) == 0
+    )
     assert "table 1, small" in capsys.readouterr().out
 
 
@@ -101,7 +113,10 @@ def test_the_folder_is_configs_of_the_current_directory(folder, capsys, monkeypa
     assert 'no folder "configs" of config files' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "number"), [("sop", "75.3 (paper, table 1)"), ("sove", "75.2"), ("massl", "75.1"), ("dino", "74.5")])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("sop", "75.3 (paper, table 1)"), ("sove", "75.2"), ("massl", "75.1"), ("dino", "74.5")],
+)
 def test_the_tables_of_this_checkout(monkeypatch, capsys, name, number):
     monkeypatch.chdir(ROOT)
     assert cli.main(["ssl-jax", "show", "--table", name]) == 0
@@ -115,7 +130,10 @@ def test_a_config_whose_weights_must_be_fetched_is_shown_with_its_numbers():
     config = config_lib.load(str(ROOT / "configs" / "stellar.py:vitb16,no_cluster"))
     lines = show.text(config, config).splitlines()
     assert any(line.startswith("expected linear ") and "42.14" in line for line in lines)
-    assert any(line.startswith("cannot be trained here: ") and "tokenizer weights" in line for line in lines)
+    assert any(
+        line.startswith("cannot be trained here: ") and "tokenizer weights" in line
+        for line in lines
+    )
     config.stellar.prototypes = 1  # impossible, with or without weights
     with pytest.raises(InputError, match="stellar.prototypes is 1"):
         show.text(config, config)

@@ -9,52 +9,108 @@ from ssl_jax.data import source
 # What each method changes in the tiny config: dotted key -> value.
 _CHANGES = {
     "cribo": {
-        "views.local_count": 0, "cribo.head_hidden": 32, "cribo.head_bottleneck": 16, "cribo.prototypes": 24,
-        "cribo.teacher_temperature_epochs": 2.0, "cribo.clusters": 5, "cribo.memory": 20, "cribo.group": 4,
+        "views.local_count": 0,
+        "cribo.head_hidden": 32,
+        "cribo.head_bottleneck": 16,
+        "cribo.prototypes": 24,
+        "cribo.teacher_temperature_epochs": 2.0,
+        "cribo.clusters": 5,
+        "cribo.memory": 20,
+        "cribo.group": 4,
     },
     "dino": {
-        "dino.head_hidden": 32, "dino.head_bottleneck": 16, "dino.prototypes": 24, "dino.teacher_temperature_epochs": 2.0,
+        "dino.head_hidden": 32,
+        "dino.head_bottleneck": 16,
+        "dino.prototypes": 24,
+        "dino.teacher_temperature_epochs": 2.0,
     },
     "flsl": {
-        "model.cls": False, "model.position": "sincos", "flsl.head_hidden": 32, "flsl.head_bottleneck": 16,
-        "flsl.prototypes": 24, "flsl.teacher_temperature_epochs": 2.0,
+        "model.cls": False,
+        "model.position": "sincos",
+        "flsl.head_hidden": 32,
+        "flsl.head_bottleneck": 16,
+        "flsl.prototypes": 24,
+        "flsl.teacher_temperature_epochs": 2.0,
     },
     "ibot": {
-        "views.mask": "block", "ibot.head_hidden": 32, "ibot.head_bottleneck": 16, "ibot.cls.prototypes": 24,
+        "views.mask": "block",
+        "ibot.head_hidden": 32,
+        "ibot.head_bottleneck": 16,
+        "ibot.cls.prototypes": 24,
         "ibot.teacher_temperature_epochs": 2.0,
     },
     "mae": {
-        "views.global_count": 1, "views.local_count": 0, "views.mask": "random", "views.mask_ratio": (0.75, 0.75),
+        "views.global_count": 1,
+        "views.local_count": 0,
+        "views.mask": "random",
+        "views.mask_ratio": (0.75, 0.75),
         "model.position": "sincos",
-        "mae.decoder_width": 16, "mae.decoder_depth": 1, "mae.decoder_heads": 2,
+        "mae.decoder_width": 16,
+        "mae.decoder_depth": 1,
+        "mae.decoder_heads": 2,
     },
     "massl": {
-        "massl.head_hidden": 32, "massl.head_out": 16, "massl.teacher_temperature_epochs": 2.0,
-        "massl.cls.anchors": 12, "massl.cls.tasks": 2, "massl.cls.memory": 40,
+        "massl.head_hidden": 32,
+        "massl.head_out": 16,
+        "massl.teacher_temperature_epochs": 2.0,
+        "massl.cls.anchors": 12,
+        "massl.cls.tasks": 2,
+        "massl.cls.memory": 40,
     },
     "sop": {
-        "views.mask": "block", "views.mask_ratio": (0.3, 0.3), "views.mask_prob": 1.0,
-        "sop.head_hidden": 32, "sop.head_out": 16, "sop.teacher_temperature_epochs": 2.0,
-        "sop.cls.anchors": 12, "sop.cls.members": 3, "sop.cls.tasks": 2, "sop.cls.memory": 40,
-        "sop.patch.anchors": 8, "sop.patch.members": 2, "sop.patch.tasks": 1, "sop.patch.memory": 20,
+        "views.mask": "block",
+        "views.mask_ratio": (0.3, 0.3),
+        "views.mask_prob": 1.0,
+        "sop.head_hidden": 32,
+        "sop.head_out": 16,
+        "sop.teacher_temperature_epochs": 2.0,
+        "sop.cls.anchors": 12,
+        "sop.cls.members": 3,
+        "sop.cls.tasks": 2,
+        "sop.cls.memory": 40,
+        "sop.patch.anchors": 8,
+        "sop.patch.members": 2,
+        "sop.patch.tasks": 1,
+        "sop.patch.memory": 20,
     },
     "sove": {
-        "views.mask": "block", "views.mask_ratio": (0.3, 0.3), "views.mask_prob": 1.0,
-        "sove.head_hidden": 32, "sove.head_out": 16, "sove.teacher_temperature_epochs": 2.0,
-        "sove.cls.anchors": 12, "sove.cls.members": 3, "sove.cls.tasks": 2, "sove.cls.memory": 40,
-        "sove.patch.anchors": 8, "sove.patch.members": 2, "sove.patch.tasks": 1, "sove.patch.memory": 20,
+        "views.mask": "block",
+        "views.mask_ratio": (0.3, 0.3),
+        "views.mask_prob": 1.0,
+        "sove.head_hidden": 32,
+        "sove.head_out": 16,
+        "sove.teacher_temperature_epochs": 2.0,
+        "sove.cls.anchors": 12,
+        "sove.cls.members": 3,
+        "sove.cls.tasks": 2,
+        "sove.cls.memory": 40,
+        "sove.patch.anchors": 8,
+        "sove.patch.members": 2,
+        "sove.patch.tasks": 1,
+        "sove.patch.memory": 20,
     },
     "stellar": {
-        "model.queries": 3, "views.global_count": 2, "stellar.mask_ratio": 0.7, "stellar.prototypes": 24, "stellar.head_hidden": 32,
-        "stellar.head_out": 16, "stellar.decoder_width": 16, "stellar.decoder_depth": 1, "stellar.decoder_heads": 2,
+        "model.queries": 3,
+        "views.global_count": 2,
+        "stellar.mask_ratio": 0.7,
+        "stellar.prototypes": 24,
+        "stellar.head_hidden": 32,
+        "stellar.head_out": 16,
+        "stellar.decoder_width": 16,
+        "stellar.decoder_depth": 1,
+        "stellar.decoder_heads": 2,
     },
-}  # fmt: skip
+}
 
-# Settings with a carry of their own, or that couple the images of a batch in another way: name -> (method, changes).
+# Settings with a carry of their own, or that couple the images of a batch in another way: name ->
+# (method, changes).
 VARIANTS = {
     "cribo_batch": ("cribo", {"cribo.normalize": "batch"}),
     "cribo_kmeans": ("cribo", {"cribo.clustering": "kmeans"}),
-    "flsl_centered": ("flsl", {"flsl.targets": "centered", "views.global_count": 1}),  # the tiny config has 2: the symmetric loss
+    "flsl_centered": (
+        "flsl",
+        {"flsl.targets": "centered", "views.global_count": 1},
+    ),  # the tiny config has 2: the symmetric loss
     "ibot_mlp": ("ibot", {"ibot.shared_head": "mlp", "ibot.patch.prototypes": 20}),
     "sop_fixed": ("sop", {"sop.anchors": "fixed"}),
     "stellar_teacher": ("stellar", {"stellar.targets": "teacher"}),
@@ -64,15 +120,26 @@ _WITHOUT = {"model.depth": 1, "views.local_count": 0, "data.crop_on": "host"}
 
 
 def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
-    """A 2-block ViT of width 16 on 24 px scenes: 16 px global and 8 px local crops, batch 8, 4 steps an epoch.
+    """A 2-block ViT of width 16 on 24 px scenes: 16 px global and 8 px local crops, batch 8, 4
+      steps an epoch.
 
     `name`: a method, or one of the variants above.
     """
     name, variant = VARIANTS.get(name, (name, {}))
     c = methods.base_config(name)
     c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
-    c.views.update(dict(global_size=16, local_size=8, local_count=2, global_scale=(0.4, 1.0), local_scale=(0.1, 0.4)))
-    c.model.update(dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, drop_path=0.1))
+    c.views.update(
+        dict(
+            global_size=16,
+            local_size=8,
+            local_count=2,
+            global_scale=(0.4, 1.0),
+            local_scale=(0.1, 0.4),
+        )
+    )
+    c.model.update(
+        dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, drop_path=0.1)
+    )
     c.optim.update(dict(batch_size=8, epochs=3.0, warmup_epochs=1.0, lr=0.02))
     c.teacher.momentum = 0.9
     c.mesh.update(dict(data=mesh_data, fsdp=mesh_fsdp))
@@ -102,6 +169,11 @@ def batches(run: loop.Run, count: int) -> list[dict]:
 
 def identical(a, b) -> bool:
     """Whether two trees have the same leaves to the bit (PRNG keys included)."""
-    raw = lambda x: np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x)  # noqa: E731
+
+    def raw(x):
+        return np.asarray(
+            jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        )
+
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     return all(raw(x).tobytes() == raw(y).tobytes() for x, y in pairs)

@@ -1,7 +1,7 @@
 """Weights from elsewhere: published PyTorch checkpoints and runs of our own.
 
-`tables` is the list of who calls what how; `load_vit` gives an encoder, `load_torch` fills the parameters of a method, and
-`start_from` is what `ssl-jax train --config.init_from=PATH` does.
+`tables` is the list of who calls what how; `load_vit` gives an encoder, `load_torch` fills the
+parameters of a method, and `start_from` is what `ssl-jax train --config.init_from=PATH` does.
 """
 
 from ssl_jax.convert.fill import Report

@@ -1,4 +1,6 @@
-"""Putting weights into a parameter tree by path: what fits, what does not and why, and a report of it."""
+"""Putting weights into a parameter tree by path: what fits, what does not and why, and a report of
+it.
+"""
 
 import math
 import re
@@ -15,9 +17,10 @@ from ssl_jax.models.functional import flat_paths
 class Weights(NamedTuple):
     """A tree of weights found somewhere, under our paths.
 
-    source: the file or folder, for messages. title: whose weights, for messages. arrays: {path: array}. names: {path: what the source
-    calls it}. left: names in the source that have no path. model: what a config's `model` section must say for these weights to mean here
-    what they meant there. note: what nobody can check, for the report.
+    source: the file or folder, for messages. title: whose weights, for messages. arrays: {path:
+    array}. names: {path: what the source calls it}. left: names in the source that have no path.
+    model: what a config's `model` section must say for these weights to mean here what they meant
+    there. note: what nobody can check, for the report.
     """
 
     source: str
@@ -32,8 +35,9 @@ class Weights(NamedTuple):
 class Source(NamedTuple):
     """All that is in one place.
 
-    family: key of tables.FAMILIES; "" for our own checkpoints. method: ours that the weights belong to; "" if to none in particular.
-    trees: by part, "student" or "teacher", or "" where nothing says which.
+    family: key of tables.FAMILIES; "" for our own checkpoints. method: ours that the weights belong
+    to; "" if to none in particular. trees: by part, "student" or "teacher", or "" where nothing
+    says which.
     """
 
     family: str
@@ -48,8 +52,9 @@ class Source(NamedTuple):
 class Report(NamedTuple):
     """What became of every tensor. str() is the text for a log.
 
-    matched: {our path: name in the source}. left: names in the source that went nowhere. missing: our paths that keep their values.
-    notes: what was changed beyond transposition, and what to look after.
+    matched: {our path: name in the source}. left: names in the source that went nowhere. missing:
+    our paths that keep their values. notes: what was changed beyond transposition, and what to look
+    after.
     """
 
     source: str
@@ -60,14 +65,19 @@ class Report(NamedTuple):
     notes: tuple[str, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.source}: {self.title}; {len(self.matched)} of {len(self.matched) + len(self.missing)} parameters taken"]
+        lines = [
+            f"{self.source}: {self.title}; {len(self.matched)} of"
+            f" {len(self.matched) + len(self.missing)} parameters taken"
+        ]
         lines += [f"  as initialised: {brief(self.missing)}"] if self.missing else []
         lines += [f"  in it, but not used: {brief(self.left)}"] if self.left else []
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
 def brief(names, most: int = 12) -> str:
-    """Names on one line: those that differ in numbers only are one ("blocks/*/norm1/scale x 12"), and of many only the first."""
+    """Names on one line: those that differ in numbers only are one ("blocks/*/norm1/scale x 12"),
+    and of many only the first.
+    """
     counts = {}
     for name in names:
         key = re.sub(r"(?<![^/.])\d+(?![^/.])", "*", name)
@@ -76,41 +86,57 @@ def brief(names, most: int = 12) -> str:
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
-def fill(params: Mapping, weights: Weights, *, only: str = "", model: Mapping | None = None) -> tuple[dict, Report]:
+def fill(
+    params: Mapping, weights: Weights, *, only: str = "", model: Mapping | None = None
+) -> tuple[dict, Report]:
     """A tree like `params` with every array that `weights` has for it.
 
     Args:
       params: nested dict of arrays or ShapeDtypeStructs; not changed.
       only: take nothing but what lies at or below this path ("backbone"); "" = everything.
-      model: the `model` section these parameters were made for, checked against `weights.model`; None: the caller answers for it.
+      model: the `model` section these parameters were made for, checked against `weights.model`;
+        None: the caller answers for it.
 
     Returns:
-      (tree, report). Arrays that were taken are as in `weights`, float32 after resizing of position codes; the others are the leaves of
-      `params` themselves.
+      (tree, report). Arrays that were taken are as in `weights`, float32 after resizing of position
+      codes; the others are the leaves of `params` themselves.
 
     Raises:
-      InputError: nothing matches; a shape that does not fit (both shapes and the likely cause are named); another number of blocks;
-        numbers that are not finite; a model that computes something else with these weights.
+      InputError: nothing matches; a shape that does not fit (both shapes and the likely cause are
+        named); another number of blocks; numbers that are not finite; a model that computes
+        something else with these weights.
     """
     wanted, notes = flat_paths(params), []
     if only and not any(_inside(path, only) for path in wanted):
-        raise InputError(f'init_only is "{only}", but no parameter lies there; the first levels are {", ".join(sorted(params))}')
+        raise InputError(
+            f'init_only is "{only}", but no parameter lies there; the first levels are'
+            f" {', '.join(sorted(params))}"
+        )
     paths = _whole_parts([path for path in wanted if _inside(path, only)], weights, notes)
     taken = {path: _fit(path, weights, wanted[path].shape, notes) for path in paths}
     if not taken:
         raise InputError(
-            f"{weights.source} holds nothing for this model{f' below {only}' if only else ''}: it has names such as "
-            f"{brief((*weights.names.values(), *weights.left), 3) or '(none at all)'}; wanted are weights for {brief(wanted, 3)}"
+            f"{weights.source} holds nothing for this model{f' below {only}' if only else ''}: it"
+            " has names such as"
+            f" {brief((*weights.names.values(), *weights.left), 3) or '(none at all)'}; wanted are"
+            f" weights for {brief(wanted, 3)}"
         )
     _check_blocks(wanted, weights, taken)
     if model is not None and any(_inside(path, "backbone") for path in taken):
         _check_model(weights, model)
-    computed = [path for path in weights.arrays if path.endswith("/position") and path not in wanted]
-    computed = [path for path in computed if any(_inside(other, path.split("/")[0]) for other in taken)]
+    computed = [
+        path for path in weights.arrays if path.endswith("/position") and path not in wanted
+    ]
+    computed = [
+        path for path in computed if any(_inside(other, path.split("/")[0]) for other in taken)
+    ]
     for path in computed:
         _check_sincos(path, weights)
     placed = {weights.names[path] for path in (*taken, *computed)}
-    left = (*sorted({name for path, name in weights.names.items() if path not in taken} - placed), *weights.left)
+    left = (
+        *sorted({name for path, name in weights.names.items() if path not in taken} - placed),
+        *weights.left,
+    )
     missing = tuple(path for path in wanted if path not in taken and _inside(path, only))
     matched = {path: weights.names[path] for path in taken}
     notes += [weights.note] if weights.note else []
@@ -119,9 +145,9 @@ def fill(params: Mapping, weights: Weights, *, only: str = "", model: Mapping | 
 
 
 def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[str]:
-    """The paths to take. A head or a decoder is taken whole or not at all: with other layers it was made for another objective, even
-    where some of its shapes agree (MAE's decoder and STELLAR's). The encoder may have more or fewer tokens, and "frozen" is a loose list.
-    """
+    """The paths to take. A head or a decoder is taken whole or not at all: with other layers it was
+    made for another objective, even where some of its shapes agree (MAE's decoder and STELLAR's).
+    The encoder may have more or fewer tokens, and "frozen" is a loose list."""
     taken = []
     for part in dict.fromkeys(path.split("/")[0] for path in paths):
         ours = [path for path in paths if _inside(path, part)]
@@ -130,7 +156,9 @@ def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[s
         if part in ("backbone", "frozen") or not odd:
             taken += [path for path in ours if path in weights.arrays]
         elif theirs:
-            notes.append(f"{part} is another one there (not in both: {brief(odd, 3)}): left as initialised")
+            notes.append(
+                f"{part} is another one there (not in both: {brief(odd, 3)}): left as initialised"
+            )
     return taken
 
 
@@ -140,7 +168,11 @@ def _inside(path: str, only: str) -> bool:
 
 def _replaced(tree: Mapping, taken: Mapping[str, Any], prefix: str = "") -> dict:
     return {
-        key: _replaced(value, taken, f"{prefix}{key}/") if isinstance(value, Mapping) else taken.get(prefix + key, value)
+        key: (
+            _replaced(value, taken, f"{prefix}{key}/")
+            if isinstance(value, Mapping)
+            else taken.get(prefix + key, value)
+        )
         for key, value in tree.items()
     }
 
@@ -148,45 +180,85 @@ def _replaced(tree: Mapping, taken: Mapping[str, Any], prefix: str = "") -> dict
 def _fit(path: str, weights: Weights, shape: tuple[int, ...], notes: list[str]):
     """The array for a parameter of that shape."""
     array = weights.arrays[path]
-    if path == "backbone/position" and array.shape != shape and array.ndim == 2 and array.shape[1] == shape[1]:
+    if (
+        path == "backbone/position"
+        and array.shape != shape
+        and array.ndim == 2
+        and array.shape[1] == shape[1]
+    ):
         array = _fit_codes(array, weights, shape, notes)
-    if path == "decoder/out/bias" and array.shape != shape and array.ndim == 1 and shape[0] % array.size == 0:
-        array = np.tile(array, shape[0] // array.size)  # of a transposed convolution: one number per channel, for all pixels
+    if (
+        path == "decoder/out/bias"
+        and array.shape != shape
+        and array.ndim == 1
+        and shape[0] % array.size == 0
+    ):
+        array = np.tile(
+            array, shape[0] // array.size
+        )  # of a transposed convolution: one number per channel, for all pixels
     if array.shape != shape:
-        cause = next((text for pattern, text in _CAUSES if re.match(pattern, path)), "made for another model")
+        cause = next(
+            (text for pattern, text in _CAUSES if re.match(pattern, path)), "made for another model"
+        )
         raise InputError(
-            f"{weights.source}: {weights.names[path]} would give {path} the shape {tuple(array.shape)}, but this model has {shape}: {cause}"
+            f"{weights.source}: {weights.names[path]} would give {path} the shape"
+            f" {tuple(array.shape)}, but this model has {shape}: {cause}"
         )
     if isinstance(array, np.ndarray) and not np.isfinite(array).all():
-        raise InputError(f"{weights.source}: {weights.names[path]} holds numbers that are not finite")
+        raise InputError(
+            f"{weights.source}: {weights.names[path]} holds numbers that are not finite"
+        )
     return array
 
 
 _HEAD = '; init_only="backbone" takes the encoder alone'
 # The likely cause of a shape that does not fit; the first that matches counts.
 _CAUSES = (
-    (r"backbone/patch/kernel", "another patch side, number of channels or width (model.patch, model.size)"),
-    (r"backbone/position", "no square grid of codes behind at most one for a class token, or another width (model.size)"),
+    (
+        r"backbone/patch/kernel",
+        "another patch side, number of channels or width (model.patch, model.size)",
+    ),
+    (
+        r"backbone/position",
+        (
+            "no square grid of codes behind at most one for a class token, or another width"
+            " (model.size)"
+        ),
+    ),
     (r"backbone/queries", "another number of query tokens or width (model.queries, model.size)"),
-    (r"backbone/blocks/\d+/mlp/", "another width of the network or its MLP (model.size, model.mlp_ratio)"),
+    (
+        r"backbone/blocks/\d+/mlp/",
+        "another width of the network or its MLP (model.size, model.mlp_ratio)",
+    ),
     (r"backbone/", "another width (model.size)"),
     (r"decoder/out/", "another patch side or reconstruction target" + _HEAD),
     (r"decoder/", "another width of decoder or encoder" + _HEAD),
-    (r".*head/(last|prototypes|images|objects)", "another number of prototypes or width of the embedding" + _HEAD),
+    (
+        r".*head/(last|prototypes|images|objects)",
+        "another number of prototypes or width of the embedding" + _HEAD,
+    ),
     (r".*head/", "another width of head or encoder" + _HEAD),
 )
 
 
 def _fit_codes(codes, weights: Weights, shape: tuple[int, ...], notes: list[str]):
-    """Position codes [lead + n, d] for another grid, or with or without the row of the class token."""
+    """Position codes [lead + n, d] for another grid, or with or without the row of the
+    class token.
+    """
     (lead, grid), (wanted_lead, wanted_grid) = grid_of(codes.shape[0]), grid_of(shape[0])
     if grid is None:
         return codes
     first, rest = codes[:lead], codes[lead:]
     if grid != wanted_grid:
-        rule = {"rule": weights.model.get("position_resize", "exact"), "kernel": weights.model.get("resize_kernel", "keys-0.75")}
+        rule = {
+            "rule": weights.model.get("position_resize", "exact"),
+            "kernel": weights.model.get("resize_kernel", "keys-0.75"),
+        }
         rest = np.asarray(position.resize_codes(rest, grid, (wanted_grid, wanted_grid), **rule))
-        notes.append(f"position codes resized from {grid} x {grid} to {wanted_grid} x {wanted_grid} patches ({', '.join(rule.values())})")
+        notes.append(
+            f"position codes resized from {grid} x {grid} to {wanted_grid} x {wanted_grid} patches"
+            f" ({', '.join(rule.values())})"
+        )
     if wanted_lead and not lead:
         first = np.zeros((1, shape[1]), np.float32)
         notes.append("no position code for the class token there: zeros")
@@ -194,7 +266,9 @@ def _fit_codes(codes, weights: Weights, shape: tuple[int, ...], notes: list[str]
 
 
 def grid_of(count: int) -> tuple[int, int | None]:
-    """(codes in front, side of the square grid) of so many position codes; side None if they are no such thing."""
+    """(codes in front, side of the square grid) of so many position codes; side None if they are no
+    such thing.
+    """
     for lead in (0, 1):
         if count > lead and math.isqrt(count - lead) ** 2 == count - lead:
             return lead, math.isqrt(count - lead)
@@ -202,10 +276,14 @@ def grid_of(count: int) -> tuple[int, int | None]:
 
 
 def _check_blocks(wanted, weights: Weights, taken) -> None:
-    """A network with some of its blocks from elsewhere, or without some of theirs, is never meant."""
+    """A network with some of its blocks from elsewhere, or without some of theirs, is never
+    meant.
+    """
 
     def blocks(paths):
-        return {int(match[1]) for path in paths if (match := re.match(r"backbone/blocks/(\d+)/", path))}
+        return {
+            int(match[1]) for path in paths if (match := re.match(r"backbone/blocks/(\d+)/", path))
+        }
 
     theirs, ours = blocks(weights.arrays), blocks(wanted)
     if blocks(taken) and theirs != ours:
@@ -219,11 +297,15 @@ def _check_sincos(path: str, weights: Weights) -> None:
     """Position codes of a model that computes its own must be the same fixed ones."""
     codes = np.asarray(weights.arrays[path])
     lead, grid = grid_of(codes.shape[0])
-    fixed = grid and codes.shape[1] % 4 == 0 and np.allclose(codes[lead:], position.sincos_2d(grid, codes.shape[1]), atol=1e-4)
+    fixed = (
+        grid
+        and codes.shape[1] % 4 == 0
+        and np.allclose(codes[lead:], position.sincos_2d(grid, codes.shape[1]), atol=1e-4)
+    )
     if not fixed or not np.allclose(codes[:lead], 0):
         raise InputError(
-            f"{weights.source}: {weights.names[path]} are not the fixed sine-cosine codes that this model computes; "
-            'with model.position="learned" the encoder can take them'
+            f"{weights.source}: {weights.names[path]} are not the fixed sine-cosine codes that this"
+            ' model computes; with model.position="learned" the encoder can take them'
         )
 
 
@@ -232,4 +314,7 @@ def _check_model(weights: Weights, model: Mapping) -> None:
     if wrong:
         is_now = ", ".join(f'model.{key}="{model[key]}"' for key in wrong)
         wanted = " ".join(f"--config.model.{key}={value}" for key, value in wrong.items())
-        raise InputError(f"{weights.source} ({weights.title}): this model with {is_now} would misread its weights; add {wanted}")
+        raise InputError(
+            f"{weights.source} ({weights.title}): this model with {is_now} would misread its"
+            f" weights; add {wanted}"
+        )

@@ -10,14 +10,19 @@ from ssl_jax.config import InputError
 from ssl_jax.convert.fill import Source, Weights
 from ssl_jax.models.functional import flat_paths
 
-_MODEL = ("gelu", "position_resize", "resize_kernel")  # what the same weights may be read by in two ways
+_MODEL = (
+    "gelu",
+    "position_resize",
+    "resize_kernel",
+)  # what the same weights may be read by in two ways
 
 
 def load(path: str | Path, mesh: jax.sharding.Mesh) -> Source:
     """Reads the newest complete checkpoint of a run, or the step that `path` names, onto a mesh.
 
     Returns:
-      A Source with the tree "student", and "teacher" where the run had one; arrays of JAX, sharded as parameters are.
+      A Source with the tree "student", and "teacher" where the run had one; arrays of JAX, sharded
+      as parameters are.
 
     Raises:
       InputError: no checkpoint there, or a damaged one.
@@ -38,7 +43,9 @@ def load(path: str | Path, mesh: jax.sharding.Mesh) -> Source:
     for part, tree in (("student", current.params), ("teacher", current.teacher)):
         if tree is not None:
             arrays = flat_paths(tree)
-            trees[part] = Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
+            trees[part] = Weights(
+                str(path), title, arrays, {name: name for name in arrays}, (), model
+            )
     return Source("", config.method, trees)
 
 

@@ -1,4 +1,6 @@
-"""Reading weight files into {name: NumPy array}: safetensors and npz by themselves, PyTorch's own formats where torch is installed."""
+"""Reading weight files into {name: NumPy array}: safetensors and npz by themselves, PyTorch's own
+formats where torch is installed.
+"""
 
 import argparse
 import pickle
@@ -19,7 +21,8 @@ _IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
 
 
 def weight_file(path: str | Path) -> Path | None:
-    """The weight file that `path` is, or that a Hugging Face folder `path` holds; None for a folder without one.
+    """The weight file that `path` is, or that a Hugging Face folder `path` holds; None for a folder
+    without one.
 
     Raises:
       InputError: nothing there, or a file of no known kind.
@@ -35,16 +38,19 @@ def weight_file(path: str | Path) -> Path | None:
 
 
 def tensors(file: Path) -> dict[str, np.ndarray]:
-    """{name: array} of every tensor in a weight file; names of nested dictionaries are joined by dots.
+    """{name: array} of every tensor in a weight file; names of nested dictionaries are joined by
+      dots.
 
     Args:
       file: what `weight_file` returned.
 
     Returns:
-      Arrays as stored (PyTorch's bfloat16 as float32). Everything that is no tensor (arguments, epochs) is left out.
+      Arrays as stored (PyTorch's bfloat16 as float32). Everything that is no tensor (arguments,
+      epochs) is left out.
 
     Raises:
-      InputError: the file cannot be read, or holds Python objects, which are never run; torch is needed and not installed.
+      InputError: the file cannot be read, or holds Python objects, which are never run; torch is
+      needed and not installed.
     """
     try:
         if file.suffix == ".safetensors":
@@ -55,7 +61,14 @@ def tensors(file: Path) -> dict[str, np.ndarray]:
         return _torch_tensors(file)
     except InputError:
         raise
-    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
+    except (
+        OSError,
+        ValueError,
+        EOFError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        safetensors.SafetensorError,
+    ) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{file} cannot be read as {file.suffix}: {reason}") from error
 
@@ -65,16 +78,19 @@ def _torch_tensors(file: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise InputError(
-            f"{file} is in PyTorch's format: install torch (pip install 'ssl-jax[convert]'), or save it as .safetensors or .npz where it is"
+            f"{file} is in PyTorch's format: install torch (pip install 'ssl-jax[convert]'), or"
+            " save it as .safetensors or .npz where it is"
         ) from error
     try:
-        # The full checkpoints of the DINO family and of MAE hold their command line as a Namespace: plain values under names.
+        # The full checkpoints of the DINO family and of MAE hold their command line as a Namespace:
+        # plain values under names.
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(
-            f"{file} is damaged, or holds more than tensors and plain values: Python objects from a file are never run here. "
-            'In PyTorch, save its state dict alone, torch.save({"student": ..., "teacher": ...}, ...), and take that file'
+            f"{file} is damaged, or holds more than tensors and plain values: Python objects from a"
+            " file are never run here. In PyTorch, save its state dict alone,"
+            ' torch.save({"student": ..., "teacher": ...}, ...), and take that file'
         ) from error
 
     def array(tensor):

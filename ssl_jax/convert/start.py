@@ -1,4 +1,6 @@
-"""`init_from`: a new run starts from weights of a file or of another run instead of random ones. Resuming is something else."""
+"""`init_from`: a new run starts from weights of a file or of another run instead of random ones.
+Resuming is something else.
+"""
 
 from pathlib import Path
 
@@ -11,16 +13,19 @@ from ssl_jax.state import TrainState
 
 
 def start_from(config, fresh: TrainState) -> TrainState:
-    """The state before step 0 with the weights that `config.init_from` names; what was taken is printed.
+    """The state before step 0 with the weights that `config.init_from` names; what was taken is
+    printed.
 
-    Only parameters and teacher are replaced: optimizer, memories, centers, keys and the step are those of a new run. Where the source has
-    a student and a teacher, each goes to its own. If it has one of them, both start from it. If this run has no teacher, it starts from
-    the source's teacher, the network that its authors evaluate, except within one method, where its student goes on (STELLAR's second
-    stage drops the teacher of the first).
+    Only parameters and teacher are replaced: optimizer, memories, centers, keys and the step are
+    those of a new run. Where the source has a student and a teacher, each goes to its own. If it
+    has one of them, both start from it. If this run has no teacher, it starts from the source's
+    teacher, the network that its authors evaluate, except within one method, where its student goes
+    on (STELLAR's second stage drops the teacher of the first).
 
     Args:
-      config: resolved. `init_from`: a weight file (see `read`), a Hugging Face folder, a run folder of ours or one checkpoint of it; "":
-        nothing happens. `init_only`: take nothing but what lies below this path, for example "backbone".
+      config: resolved. `init_from`: a weight file (see `read`), a Hugging Face folder, a run folder
+        of ours or one checkpoint of it; "": nothing happens. `init_only`: take nothing but what
+        lies below this path, for example "backbone".
       fresh: as `state.create` made it, on its devices.
 
     Returns:
@@ -45,7 +50,9 @@ def start_from(config, fresh: TrainState) -> TrainState:
     if jax.process_index() == 0:
         for name, text in reports.items():
             print(f"{name}: {text}", flush=True)
-    return fresh._replace(params=_placed(params, fresh.params), teacher=_placed(teacher, fresh.teacher))
+    return fresh._replace(
+        params=_placed(params, fresh.params), teacher=_placed(teacher, fresh.teacher)
+    )
 
 
 def _source(path: str, mesh) -> fill.Source:
@@ -56,7 +63,9 @@ def _source(path: str, mesh) -> fill.Source:
 
 
 def _placed(tree, like):
-    """The arrays of `tree` where those of `like` live, in buffers of their own (the step donates its state)."""
+    """The arrays of `tree` where those of `like` live, in buffers of their own (the step donates
+    its state).
+    """
 
     def place(array, old):
         if array is old:
@@ -64,6 +73,8 @@ def _placed(tree, like):
         if isinstance(array, jax.Array):
             return jnp.copy(jax.device_put(array.astype(old.dtype), old.sharding))
         array = np.asarray(array, old.dtype)
-        return jnp.copy(jax.make_array_from_callback(array.shape, old.sharding, lambda index: array[index]))
+        return jnp.copy(
+            jax.make_array_from_callback(array.shape, old.sharding, lambda index: array[index])
+        )
 
     return jax.tree.map(place, tree, like)

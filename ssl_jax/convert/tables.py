@@ -1,11 +1,13 @@
-"""Whose weights are called what: one table per family of published checkpoints, from PyTorch names to our paths.
+"""Whose weights are called what: one table per family of published checkpoints, from PyTorch names
+  to our paths.
 
-A row reads: a tensor of this name (a regular expression of the whole name) becomes the parameter at this path, changed like this. `{0}`
-and `{1}` in a path stand for the groups of the expression; `[1/3]` behind a path says that the tensor is the second of three pieces that
-lie side by side along the last axis (query, key and value that are stored apart).
+A row reads: a tensor of this name (a regular expression of the whole name) becomes the parameter at
+this path, changed like this. `{0}` and `{1}` in a path stand for the groups of the expression;
+`[1/3]` behind a path says that the tensor is the second of three pieces that lie side by side along
+the last axis (query, key and value that are stored apart).
 
-The names are those of the authors' code and, for timm and Hugging Face, of the libraries, against which they are tested. No published file
-was at hand: untested on real weights.
+The names are those of the authors' code and, for timm and Hugging Face, of the libraries, against
+which they are tested. No published file was at hand: untested on real weights.
 """
 
 from collections.abc import Callable
@@ -27,7 +29,9 @@ def matrix(x):
 
 
 def patches(x):
-    """Convolution over patches: [d, channels, p, p] -> [p * p * channels, d], rows ordered by row, column, channel."""
+    """Convolution over patches: [d, channels, p, p] -> [p * p * channels, d], rows ordered by row,
+    column, channel.
+    """
     return x.transpose(2, 3, 1, 0).reshape(-1, x.shape[0])
 
 
@@ -47,7 +51,9 @@ def norms(x):
 
 
 def pixels(x):
-    """Transposed convolution back to pixels: [d, channels, p, p] -> [d, p * p * channels], as in `patches`; a Linear as `matrix`."""
+    """Transposed convolution back to pixels: [d, channels, p, p] -> [d, p * p * channels], as in
+    `patches`; a Linear as `matrix`.
+    """
     return x.T if x.ndim == 2 else x.transpose(0, 2, 3, 1).reshape(x.shape[0], -1)
 
 
@@ -61,7 +67,9 @@ class Row(NamedTuple):
 
 
 def linear(name: str, path: str, piece: str = "") -> tuple[Row, ...]:
-    return Row(rf"{name}\.weight", f"{path}/kernel{piece}", matrix), Row(rf"{name}\.bias", f"{path}/bias{piece}")
+    return Row(rf"{name}\.weight", f"{path}/kernel{piece}", matrix), Row(
+        rf"{name}\.bias", f"{path}/bias{piece}"
+    )
 
 
 def norm(name: str, path: str) -> tuple[Row, ...]:
@@ -69,10 +77,16 @@ def norm(name: str, path: str) -> tuple[Row, ...]:
 
 
 def weight_norm(name: str, path: str) -> tuple[Row, ...]:
-    """A weight-normalised Linear under torch's old names, its new ones (torch >= 2), and with the norm multiplied in."""
+    """A weight-normalised Linear under torch's old names, its new ones (torch >= 2), and with the
+    norm multiplied in.
+    """
     return (
         Row(rf"{name}\.(?:weight_g|parametrizations\.weight\.original0)", f"{path}/gain", gain),
-        Row(rf"{name}\.(?:weight_v|parametrizations\.weight\.original1)", f"{path}/direction", matrix),
+        Row(
+            rf"{name}\.(?:weight_v|parametrizations\.weight\.original1)",
+            f"{path}/direction",
+            matrix,
+        ),
         Row(rf"{name}\.weight", f"{path}/gain", norms),
         Row(rf"{name}\.weight", f"{path}/direction", matrix),
     )
@@ -92,7 +106,9 @@ def timm_blocks(name: str, path: str) -> tuple[Row, ...]:
 
 
 def hf_blocks(name: str, path: str) -> tuple[Row, ...]:
-    """Transformer blocks under Hugging Face's names: as published, and as transformers >= 5 has them in memory."""
+    """Transformer blocks under Hugging Face's names: as published, and as transformers >= 5 has
+    them in memory.
+    """
     name, path = rf"{name}\.(\d+)", f"{path}/{{0}}"
     return (
         *norm(rf"{name}\.layernorm_before", f"{path}/norm1"),
@@ -131,12 +147,13 @@ HF_ENCODER = (
 class Family(NamedTuple):
     """Checkpoints whose tensors have the same names.
 
-    title: for messages. mark: a name that only they have. rows: the table. prefix: what may stand before a name. model: what the config's
-    `model` section must say for our network to compute what theirs does (errata of the papers: DINO and its descendants resize position
-    codes with an offset of 0.1 cells, timm with an antialiased kernel). norm_eps: of their LayerNorms; a config has 1e-6, and the
-    difference is below float32's rounding for trained weights. method: ours, where the checkpoint is that of one method. teacher:
-    (expression, replacement) of names that belong to the EMA teacher although nothing in front of them says so. note: what to look after.
-    """
+    title: for messages. mark: a name that only they have. rows: the table. prefix: what may stand
+    before a name. model: what the config's `model` section must say for our network to compute what
+    theirs does (errata of the papers: DINO and its descendants resize position codes with an offset
+    of 0.1 cells, timm with an antialiased kernel). norm_eps: of their LayerNorms; a config has
+    1e-6, and the difference is below float32's rounding for trained weights. method: ours, where
+    the checkpoint is that of one method. teacher: (expression, replacement) of names that belong to
+    the EMA teacher although nothing in front of them says so. note: what to look after."""
 
     title: str
     mark: str
@@ -152,7 +169,10 @@ class Family(NamedTuple):
 _EXACT = {"gelu": "erf", "position_resize": "exact", "resize_kernel": "keys-0.75"}
 _OFFSET = {"gelu": "erf", "position_resize": "dino_offset", "resize_kernel": "keys-0.75"}
 _WRAPPED = r"(?:backbone|encoder)\."
-_NORMALISED = "images are normalised with ImageNet's mean and deviation here; some of these weights were trained with 0.5 and 0.5"
+_NORMALISED = (
+    "images are normalised with ImageNet's mean and deviation here; some of these weights were"
+    " trained with 0.5 and 0.5"
+)
 
 # In the order in which they are recognised.
 FAMILIES: dict[str, Family] = {
@@ -228,7 +248,9 @@ FAMILIES: dict[str, Family] = {
         norm_eps=1e-6,
         rows=(
             *TIMM_ENCODER,
-            *linear(r"head\.mlp\.0", "head/trunk/mlp/0"),  # a Sequential: Linear at 0, 2, 4, GELU between
+            *linear(
+                r"head\.mlp\.0", "head/trunk/mlp/0"
+            ),  # a Sequential: Linear at 0, 2, 4, GELU between
             *linear(r"head\.mlp\.2", "head/trunk/mlp/1"),
             *linear(r"head\.mlp\.4", "head/trunk/mlp/2"),
             *weight_norm(r"head\.last_layer", "head/images"),
@@ -261,7 +283,8 @@ FAMILIES: dict[str, Family] = {
         note=_NORMALISED,
         rows=TIMM_ENCODER,
     ),
-    # An encoder alone, under names that DINO, MAE and timm share: nothing tells how they resize position codes, so nothing is asked.
+    # An encoder alone, under names that DINO, MAE and timm share: nothing tells how they resize
+    # position codes, so nothing is asked.
     "vit": Family(
         title="ViT under names that DINO, MAE and timm share",
         mark=r"patch_embed\.proj\.weight",
@@ -269,8 +292,9 @@ FAMILIES: dict[str, Family] = {
         model={"gelu": "erf"},
         norm_eps=1e-6,
         note=(
-            "these names do not say how position codes are resized: set model.position_resize=dino_offset for an encoder of DINO, iBOT, "
-            "SOP, MaSSL, CrIBo or FLSL, and model.resize_kernel=antialias-0.5 for one of timm"
+            "these names do not say how position codes are resized: set"
+            " model.position_resize=dino_offset for an encoder of DINO, iBOT, SOP, MaSSL, CrIBo or"
+            " FLSL, and model.resize_kernel=antialias-0.5 for one of timm"
         ),
         rows=TIMM_ENCODER,
     ),

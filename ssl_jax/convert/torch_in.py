@@ -1,11 +1,13 @@
-"""Published PyTorch checkpoints as our parameters: names are recognised, translated by a table, and put into a parameter tree.
+"""Published PyTorch checkpoints as our parameters: names are recognised, translated by a table, and
+  put into a parameter tree.
 
-    from ssl_jax import convert, models
-    config, params, report = convert.load_vit("dino_deitsmall16_pretrain.pth", family="dino")
-    tokens = models.vit.vit(config).apply(params, images)          # images [B, H, W, 3] in [0, 1]
+from ssl_jax import convert, models
+config, params, report = convert.load_vit("dino_deitsmall16_pretrain.pth", family="dino")
+tokens = models.vit.vit(config).apply(params, images)          # images [B, H, W, 3] in [0, 1]
 
-    params, report = convert.load_torch("checkpoint.pth", params)  # of a method: encoder, heads, decoder
-    print(report)
+params, report = convert.load_torch("checkpoint.pth", params)  # of a method: encoder, heads,
+decoder
+print(report)
 """
 
 import math
@@ -24,55 +26,85 @@ from ssl_jax.models import vit
 
 # Dictionaries and modules that checkpoints are wrapped in, in any order and number.
 _WRAPPERS = ("module", "_orig_mod", "model", "network", "net", "state_dict", "model_state_dict")
-_PARTS = {"student": "student", "teacher": "teacher", "ema": "teacher", "model_ema": "teacher", "state_dict_ema": "teacher"}
+_PARTS = {
+    "student": "student",
+    "teacher": "teacher",
+    "ema": "teacher",
+    "model_ema": "teacher",
+    "state_dict_ema": "teacher",
+}
 # Beside the weights in a full checkpoint, and nothing to report.
-_STATE = re.compile(r"(optimi[sz]ers?|optimizer_states|.*scaler|(lr_)?schedulers?|.*loss|callbacks|loops)(\..*)?")
+_STATE = re.compile(
+    r"(optimi[sz]ers?|optimizer_states|.*scaler|(lr_)?schedulers?|.*loss|callbacks|loops)(\..*)?"
+)
 
 
-def load_torch(path: str | Path, params: Mapping, *, family: str | None = None, part: str = "teacher", only: str = "", model=None):
+def load_torch(
+    path: str | Path,
+    params: Mapping,
+    *,
+    family: str | None = None,
+    part: str = "teacher",
+    only: str = "",
+    model=None,
+):
     """Puts a published checkpoint into a parameter tree of one of our methods.
 
     Args:
-      path: .safetensors, .npz, or (with torch installed) .pth, .pt, .bin, .ckpt; or a Hugging Face folder.
-      params: nested dict of arrays or ShapeDtypeStructs, as method.init gives it ("backbone", "head", "decoder", ...); not changed.
-      family: key of FAMILIES; None: recognised from the names.
+      path: .safetensors, .npz, or (with torch installed) .pth, .pt, .bin, .ckpt; or a Hugging Face
+        folder.
+      params: nested dict of arrays or ShapeDtypeStructs, as method.init gives it ("backbone",
+      "head", "decoder", ...); not changed. family: key of FAMILIES; None: recognised from the
+      names.
       part: "teacher" (what authors evaluate) or "student", where the file has both.
       only, model: see `fill`.
 
     Returns:
-      (params, report): a new tree, whose arrays from the file are NumPy float32; and what matched, was left and is missing.
+      (params, report): a new tree, whose arrays from the file are NumPy float32; and what matched,
+        was left and is missing.
 
     Raises:
-      InputError: the file cannot be read; its names are of no known family, or nothing in it matches; a shape does not fit; the file's
-        network has parts that this one has not.
+      InputError: the file cannot be read; its names are of no known family, or nothing in it
+        matches; a shape does not fit; the file's network has parts that this one has not.
     """
     return fill_lib.fill(params, load(path, family=family).tree(part), only=only, model=model)
 
 
-def load_vit(path: str | Path, *, family: str | None = None, part: str = "teacher", heads: int | None = None):
-    """The encoder of a published checkpoint, with a config that makes our network compute what theirs does at every image size.
+def load_vit(
+    path: str | Path, *, family: str | None = None, part: str = "teacher", heads: int | None = None
+):
+    """The encoder of a published checkpoint, with a config that makes our network compute what
+    theirs does at every image size.
 
     Args:
       path, part: see `load_torch`.
-      family: key of FAMILIES. Must be given ("dino", "mae" or "timm") for an encoder alone under the names that those three share.
-      heads: attention heads, which shapes do not tell; None: width / 64, as in all usual sizes.
+      family: key of FAMILIES. Must be given ("dino", "mae" or "timm") for an encoder alone under
+      the names that those three share. heads: attention heads, which shapes do not tell; None:
+      width / 64, as in all usual sizes.
 
     Returns:
-      (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. ViTConfig.mean and .std are ImageNet's; for weights
-      that were trained with others, change them with dataclasses.replace.
+      (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. ViTConfig.mean
+      and .std are ImageNet's; for weights that were trained with others, change them with
+      dataclasses.replace.
 
     Raises:
       InputError: as `load_torch`; the family cannot be told.
     """
     found = load(path, family=family)
     if found.family == "vit":
-        raise InputError(f'{path} holds an encoder under names that DINO, MAE and timm share: give family="dino", "mae" or "timm"')
+        raise InputError(
+            f"{path} holds an encoder under names that DINO, MAE and timm share: give"
+            ' family="dino", "mae" or "timm"'
+        )
     weights = found.tree(part)
     config = _vit_config(weights, heads, tables.FAMILIES[found.family].norm_eps)
     shapes = jax.eval_shape(vit.vit(config).init, jax.random.key(0))
     params, report = fill_lib.fill({"backbone": shapes}, weights, only="backbone")
     if report.missing:
-        raise InputError(f"{path} lacks {fill_lib.brief(report.missing)}, without which there is no vision transformer")
+        raise InputError(
+            f"{path} lacks {fill_lib.brief(report.missing)}, without which there is no vision"
+            " transformer"
+        )
     return config, params["backbone"], report
 
 
@@ -84,14 +116,19 @@ def load(path: str | Path, *, family: str | None = None) -> fill_lib.Source:
     return translate(read.tensors(file), family=family, source=str(path))
 
 
-def translate(tensors: Mapping[str, np.ndarray], *, family: str | None = None, source: str = "weights") -> fill_lib.Source:
+def translate(
+    tensors: Mapping[str, np.ndarray], *, family: str | None = None, source: str = "weights"
+) -> fill_lib.Source:
     """Translates {PyTorch name: array}; see `load_torch`."""
     parts: dict[str, dict[str, str]] = {}  # part -> {name without wrappers: name}
     for name in tensors:
         if not _STATE.fullmatch(name):
             part, short = _unwrap(name)
             if other := parts.setdefault(part, {}).get(short):
-                raise InputError(f"{source} holds two tensors for {short}: {other} and {name}; save one of their trees alone")
+                raise InputError(
+                    f"{source} holds two tensors for {short}: {other} and {name}; save one of their"
+                    " trees alone"
+                )
             parts[part][short] = name
     if family is not None and family not in tables.FAMILIES:
         raise InputError(unknown("family of checkpoints", family, tables.FAMILIES))
@@ -99,15 +136,21 @@ def translate(tensors: Mapping[str, np.ndarray], *, family: str | None = None, s
     table = tables.FAMILIES[family]
     for pattern, replacement in table.teacher:
         for short in [s for s in parts.get("", {}) if re.fullmatch(pattern, s)]:
-            parts.setdefault("teacher", {})[re.sub(pattern, replacement, short)] = parts[""].pop(short)
+            parts.setdefault("teacher", {})[re.sub(pattern, replacement, short)] = parts[""].pop(
+                short
+            )
     if table.teacher and "teacher" in parts:
         parts["student"] = parts.pop("")
     trees = {part: _translate(tensors, names, table, source) for part, names in parts.items()}
-    return fill_lib.Source(family, table.method, {part: tree for part, tree in trees.items() if tree.arrays} or trees)
+    return fill_lib.Source(
+        family, table.method, {part: tree for part, tree in trees.items() if tree.arrays} or trees
+    )
 
 
 def _unwrap(name: str) -> tuple[str, str]:
-    """(part, name without what it is wrapped in): "state_dict.teacher.module.cls_token" -> ("teacher", "cls_token")."""
+    """(part, name without what it is wrapped in): "state_dict.teacher.module.cls_token" ->
+    ("teacher", "cls_token").
+    """
     part, words = "", name.split(".")
     while len(words) > 1 and (words[0] in _WRAPPERS or words[0] in _PARTS):
         part = _PARTS.get(words[0], part)
@@ -125,56 +168,113 @@ def _recognise(parts, source: str) -> str:
             return "dino" if key == "vit" and set(parts) & {"student", "teacher"} else key
     titles = ", ".join(table.title for table in tables.FAMILIES.values())
     such = fill_lib.brief(names, 3) or "(none at all)"
-    raise InputError(f"{source} holds names such as {such}, which no table knows; known are {titles}")
+    raise InputError(
+        f"{source} holds names such as {such}, which no table knows; known are {titles}"
+    )
 
 
-def _translate(tensors, names: Mapping[str, str], table: tables.Family, source: str) -> fill_lib.Weights:
+def _translate(
+    tensors, names: Mapping[str, str], table: tables.Family, source: str
+) -> fill_lib.Weights:
     """One tree of {name without wrappers: name} under our paths."""
     rows = [(re.compile(f"(?:{table.prefix})?{row.name}"), row) for row in table.rows]
     pieces: dict[str, dict[int, np.ndarray]] = {}
     counts, origins, left = {}, {}, {}
     for short, name in names.items():
-        tensor, matches = tensors[name], [(match, row) for pattern, row in rows if (match := pattern.fullmatch(short))]
+        tensor, matches = (
+            tensors[name],
+            [(match, row) for pattern, row in rows if (match := pattern.fullmatch(short))],
+        )
         if not matches or not jnp.issubdtype(tensor.dtype, jnp.floating):
             left[short] = name
             continue
         for match, row in matches:
-            path, index, count = re.fullmatch(r"(.*?)(?:\[(\d)/(\d)\])?", row.path.format(*match.groups())).groups()
-            pieces.setdefault(path, {})[int(index or 0)] = row.change(np.asarray(tensor, np.float32))
+            path, index, count = re.fullmatch(
+                r"(.*?)(?:\[(\d)/(\d)\])?", row.path.format(*match.groups())
+            ).groups()
+            pieces.setdefault(path, {})[int(index or 0)] = row.change(
+                np.asarray(tensor, np.float32)
+            )
             counts[path] = int(count or 1)
             origins[path] = f"{origins[path]} + {name}" if path in origins else name
     _check_extra(left, table, source)
     arrays = {}
     for path, found in pieces.items():
         if len(found) != counts[path]:
-            raise InputError(f"{source}: {origins[path]} are not all {counts[path]} pieces of {path}")
-        arrays[path] = np.concatenate([found[i] for i in range(counts[path])], axis=-1) if len(found) > 1 else found[0]
-    return fill_lib.Weights(source, table.title, arrays, origins, tuple(left.values()), table.model, table.note)
+            raise InputError(
+                f"{source}: {origins[path]} are not all {counts[path]} pieces of {path}"
+            )
+        arrays[path] = (
+            np.concatenate([found[i] for i in range(counts[path])], axis=-1)
+            if len(found) > 1
+            else found[0]
+        )
+    return fill_lib.Weights(
+        source, table.title, arrays, origins, tuple(left.values()), table.model, table.note
+    )
 
 
 def _check_extra(left: Mapping[str, str], table: tables.Family, source: str) -> None:
-    """What a network has inside its blocks beyond ours changes what it computes; so do tokens that ours lacks."""
-    extra = r"(?:encoder\.)*(?:blocks|layers?)\.\d+\..*|norm_pre\..*|(?:embeddings\.)?(?:dist|reg|distillation|register)_tokens?"
-    found = [name for short, name in left.items() if re.fullmatch(f"(?:{table.prefix})?(?:{extra})", short)]
+    """What a network has inside its blocks beyond ours changes what it computes; so do tokens that
+    ours lacks.
+    """
+    extra = (
+        r"(?:encoder\.)*(?:blocks|layers?)\.\d+\..*|norm_pre\..*"
+        r"|(?:embeddings\.)?(?:dist|reg|distillation|register)_tokens?"
+    )
+    found = [
+        name
+        for short, name in left.items()
+        if re.fullmatch(f"(?:{table.prefix})?(?:{extra})", short)
+    ]
     if found:
-        raise InputError(f"{source}: this vision transformer has no place for {fill_lib.brief(found, 3)}, so its features would differ")
+        raise InputError(
+            f"{source}: this vision transformer has no place for {fill_lib.brief(found, 3)}, so its"
+            " features would differ"
+        )
 
 
 def _vit_config(weights: fill_lib.Weights, heads: int | None, norm_eps: float) -> vit.ViTConfig:
     """The shape of an encoder from its weights."""
-    arrays = {path.removeprefix("backbone/"): array for path, array in weights.arrays.items() if path.startswith("backbone/")}
+    arrays = {
+        path.removeprefix("backbone/"): array
+        for path, array in weights.arrays.items()
+        if path.startswith("backbone/")
+    }
     depth = len({path.split("/")[1] for path in arrays if path.startswith("blocks/")})
-    missing = [name for name in ("patch/kernel", "position", "blocks/0/mlp/fc1/kernel") if name not in arrays]
+    missing = [
+        name
+        for name in ("patch/kernel", "position", "blocks/0/mlp/fc1/kernel")
+        if name not in arrays
+    ]
     if missing:
-        raise InputError(f"{weights.source} lacks {', '.join(missing)}, without which the shape of the network cannot be told")
+        raise InputError(
+            f"{weights.source} lacks {', '.join(missing)}, without which the shape of the network"
+            " cannot be told"
+        )
     width, hidden = arrays["patch/kernel"].shape[1], arrays["blocks/0/mlp/fc1/kernel"].shape[1]
-    ratio = hidden / width if int(hidden / width * width) == hidden else math.nextafter(hidden / width, math.inf)
+    ratio = (
+        hidden / width
+        if int(hidden / width * width) == hidden
+        else math.nextafter(hidden / width, math.inf)
+    )
     side = math.isqrt(arrays["patch/kernel"].shape[0] // 3)
     _, grid = fill_lib.grid_of(arrays["position"].shape[0])
     if 3 * side**2 != arrays["patch/kernel"].shape[0] or grid is None:
-        raise InputError(f"{weights.source}: patches are not square with 3 channels, or position codes no square grid")
+        raise InputError(
+            f"{weights.source}: patches are not square with 3 channels, or position codes no square"
+            " grid"
+        )
     return vit.ViTConfig(
-        width=width, depth=depth, heads=heads or max(1, width // 64), patch=side, image_size=side * grid,
-        mlp_ratio=ratio, cls="cls" in arrays, queries=len(arrays.get("queries", ())),
-        mask_token="mask_token" in arrays, norm_eps=norm_eps, **weights.model,
-    )  # fmt: skip
+        width=width,
+        depth=depth,
+        heads=heads or max(1, width // 64),
+        patch=side,
+        image_size=side * grid,
+        mlp_ratio=ratio,
+        cls="cls" in arrays,
+        queries=len(arrays.get("queries", ())),
+        mask_token="mask_token" in arrays,
+        norm_eps=norm_eps,
+        **weights.model,
+    )

@@ -1,10 +1,13 @@
-"""Files and bytes to pixel arrays, with Pillow. Everything here is a pure function, safe in threads and processes.
+"""Files and bytes to pixel arrays, with Pillow. Everything here is a pure function, safe in threads
+and processes.
 
 What becomes of the less usual files:
-- EXIF orientation is applied (an unreadable EXIF block counts as "upright": the pixels are still good).
-- Gray, palette, CMYK, YCbCr become RGB as Pillow converts them. Alpha is dropped, as torchvision's loader does: the
-  colour stored under a transparent pixel shows.
-- 16-bit gray (0..65535) is divided by 257 and rounded. 16-bit RGB PNGs lose their low byte in Pillow itself.
+- EXIF orientation is applied (an unreadable EXIF block counts as "upright": the pixels are still
+  good).
+- Gray, palette, CMYK, YCbCr become RGB as Pillow converts them. Alpha is dropped, as torchvision's
+  loader does: the colour stored under a transparent pixel shows.
+- 16-bit gray (0..65535) is divided by 257 and rounded. 16-bit RGB PNGs lose their low byte in
+  Pillow itself.
 - Of an animation the first frame counts.
 """
 
@@ -16,7 +19,14 @@ from PIL import Image
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
 
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")  # no other parser ever sees a file of a user's folder
+_FORMATS = (
+    "BMP",
+    "GIF",
+    "JPEG",
+    "PNG",
+    "TIFF",
+    "WEBP",
+)  # no other parser ever sees a file of a user's folder
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -33,7 +43,9 @@ class Unreadable(Exception):
     """A record that cannot be decoded. `name`: its path or id. `reason`: why, in one line."""
 
     def __init__(self, name: str, reason: str):
-        super().__init__(name, reason)  # both in args, so that the exception survives pickling between processes
+        super().__init__(
+            name, reason
+        )  # both in args, so that the exception survives pickling between processes
         self.name = name
         self.reason = reason
 
@@ -50,25 +62,29 @@ def decode_image(data: bytes | str | os.PathLike, name: str | None = None) -> np
     Returns:
       uint8 [H,W,3].
     Raises:
-      Unreadable: missing, empty, truncated or broken file, or a format that is none of BMP, GIF, JPEG, PNG, TIFF, WebP.
+      Unreadable: missing, empty, truncated or broken file, or a format that is none of BMP, GIF,
+      JPEG, PNG, TIFF, WebP.
     """
     return _decode(data, name, _rgb)
 
 
 def decode_mask(data: bytes | str | os.PathLike, name: str | None = None) -> np.ndarray:
-    """An encoded label mask as class numbers: the values of a gray image, the indices (not colours) of a palette image.
+    """An encoded label mask as class numbers: the values of a gray image, the indices (not colours)
+      of a palette image.
 
     Args: as `decode_image`.
     Returns:
       uint8 [H,W].
     Raises:
-      Unreadable: as `decode_image`; also for a mask with more than one channel or with values above 255.
+      Unreadable: as `decode_image`; also for a mask with more than one channel or with values above
+      255.
     """
     return _decode(data, name, _indices)
 
 
 def resize_square(image: np.ndarray, size: int) -> np.ndarray:
-    """Short side to `size`, then the central square, in one antialiased bicubic resampling (Keys, a = -0.5).
+    """Short side to `size`, then the central square, in one antialiased bicubic resampling (Keys, a
+    = -0.5).
 
     Args:
       image: uint8 [H,W,3]. size: side of the result in pixels.
@@ -78,11 +94,15 @@ def resize_square(image: np.ndarray, size: int) -> np.ndarray:
     if image.shape[:2] == (size, size):
         return image
     box = _corners(central_square(*image.shape[:2]))
-    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC, box=box))
+    return np.asarray(
+        Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC, box=box)
+    )
 
 
 def resize_square_mask(mask: np.ndarray, size: int) -> np.ndarray:
-    """The geometry of `resize_square` for class numbers: nearest label. uint8 [H,W] -> uint8 [size,size]."""
+    """The geometry of `resize_square` for class numbers: nearest label. uint8 [H,W] -> uint8
+    [size,size].
+    """
     if mask.shape == (size, size):
         return mask
     box = _corners(central_square(*mask.shape))
@@ -111,7 +131,9 @@ def _decode(data, name, convert):
             raise OSError("the file is empty")
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             return convert(image)
-    except Exception as error:  # broken files: OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
+    except (
+        Exception
+    ) as error:  # broken files: OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
         raise Unreadable(name, _reason(error)) from error
 
 
@@ -141,7 +163,9 @@ def _rgb(image):
 def _orientation(image):
     try:
         return image.getexif().get(_EXIF_ORIENTATION, 1)
-    except Exception:  # a broken EXIF block raises nearly anything, and says nothing about the pixels
+    except (
+        Exception
+    ):  # a broken EXIF block raises nearly anything, and says nothing about the pixels
         return 1
 
 

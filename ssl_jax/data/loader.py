@@ -1,15 +1,17 @@
 """Batches of views from a source: order, sharding by process, workers, restart.
 
-One integer describes the position: the next GLOBAL record r. With S = steps_per_epoch * batch_size records in an epoch,
+One integer describes the position: the next GLOBAL record r. With S = steps_per_epoch * batch_size
+records in an epoch,
 
     epoch(r) = r // S,    record(r) = permutation(seed, epoch(r))[r % S]
 
-so the last len(source) % batch_size records of each epoch's permutation are left out, different ones every epoch.
-Process p of P takes the contiguous rows [p * B/P, (p + 1) * B/P) of each global batch: the block that a batch sharded
-over a mesh in process order keeps on p. Every draw is keyed by (seed, epoch, record index): neither workers, processes
-nor restarts change a sample.
+so the last len(source) % batch_size records of each epoch's permutation are left out, different
+ones every epoch. Process p of P takes the contiguous rows [p * B/P, (p + 1) * B/P) of each global
+batch: the block that a batch sharded over a mesh in process order keeps on p. Every draw is keyed
+by (seed, epoch, record index): neither workers, processes nor restarts change a sample.
 
-The unit of work is a whole batch: grain handles a batch as one element, so it costs nothing per record.
+The unit of work is a whole batch: grain handles a batch as one element, so it costs nothing per
+record.
 """
 
 import atexit
@@ -37,17 +39,18 @@ _WORKER_BUFFER = 2  # finished batches that wait in each worker process
 
 
 class Loader:
-    """Iterator of batches (dicts of NumPy arrays: the local rows of a global batch), in order, without end by default.
+    """Iterator of batches (dicts of NumPy arrays: the local rows of a global batch), in order,
+      without end by default.
 
     A batch has one views.recipe.Group per group name and
       "source_size" [b,2] float32 (height, width), "index" [b] int32 (record), "epoch" [b] int32;
-      "replaced" [b] bool: the record was unreadable and the next readable one of the source stands in for it, while
-        "index" stays that of the unreadable one;
+      "replaced" [b] bool: the record was unreadable and the next readable one of the source stands
+        in for it, while "index" stays that of the unreadable one;
       "source" [b,H,W,3] uint8 or float32, the images themselves, only with crop_on="device".
 
-    A few batches are prepared ahead: by two threads (workers=0), or by `workers` spawned processes. These need an
-    `if __name__ == "__main__"` guard in the caller's script, and each fills its own cache. Call `close()` at the end.
-    """
+    A few batches are prepared ahead: by two threads (workers=0), or by `workers` spawned processes.
+    These need an `if __name__ == "__main__"` guard in the caller's script, and each fills its own
+    cache. Call `close()` at the end."""
 
     def __init__(
         self,
@@ -66,16 +69,19 @@ class Loader:
     ):
         """
         Args:
-          source: see data.source. recipe: views.recipe.ViewRecipe. batch_size: over all processes. seed: >= 0.
-          workers: processes; 0 = threads of this process. crop_on: "host", or "device" for images of one size.
-          start_record: `state()["record"]` of an earlier loader.
+          source: see data.source. recipe: views.recipe.ViewRecipe. batch_size: over all processes.
+          seed: >= 0. workers: processes; 0 = threads of this process. crop_on: "host", or "device"
+          for images of one size. start_record: `state()["record"]` of an earlier loader.
           total_records: stop before this record (whole batches only); None = never.
-          max_unreadable: share of len(source) in [0,1]; more distinct unreadable records than that raise InputError
-            (each process counts those it met since it started).
+          max_unreadable: share of len(source) in [0,1]; more distinct unreadable records than that
+            raise InputError (each process counts those it met since it started).
         Raises:
-          InputError: here for values that do not fit each other, from the iterator for images that do not fit.
+          InputError: here for values that do not fit each other, from the iterator for images that
+          do not fit.
         """
-        _check(source, batch_size, seed, workers, crop_on, process_count, start_record, max_unreadable)
+        _check(
+            source, batch_size, seed, workers, crop_on, process_count, start_record, max_unreadable
+        )
         self.steps_per_epoch = len(source) // batch_size
         self._source, self._share, self._workers = source, max_unreadable, workers
         self._batch_size, self._record = batch_size, start_record
@@ -84,22 +90,33 @@ class Loader:
         length = _ENDLESS if total_records is None else total_records // batch_size
         local = batch_size // process_count
         rows = range(process_index * local, (process_index + 1) * local)
-        batches = _Batches(source, recipe, seed, batch_size, rows, crop_on == "device", max_unreadable, length)
+        batches = _Batches(
+            source, recipe, seed, batch_size, rows, crop_on == "device", max_unreadable, length
+        )
         self.source_size = batches.image_size
         self._iterator = _iterate(batches, start_record // batch_size, workers)
         if workers:
-            atexit.register(self.close)  # before multiprocessing's own clean-up, which would wait for the workers
+            atexit.register(
+                self.close
+            )  # before multiprocessing's own clean-up, which would wait for the workers
 
     def __iter__(self):
         return self
 
     def __next__(self) -> dict:
-        """The next batch. StopIteration at total_records; InputError from here or a worker. Both close the loader."""
+        """The next batch. StopIteration at total_records; InputError from here or a worker. Both
+        close the loader.
+        """
         if self._closed:
             raise StopIteration
         try:
-            # Workers send shared memory, of which a machine may have little: copied, it is free again at once.
-            batch = jax.tree.map(np.array, next(self._iterator)) if self._workers else next(self._iterator)
+            # Workers send shared memory, of which a machine may have little: copied, it is free
+            # again at once.
+            batch = (
+                jax.tree.map(np.array, next(self._iterator))
+                if self._workers
+                else next(self._iterator)
+            )
             self._count(batch)
         except BaseException:
             self.close()
@@ -108,7 +125,9 @@ class Loader:
         return batch
 
     def state(self) -> dict:
-        """{"record": next global record}: the `start_record` of a new loader with any workers and processes."""
+        """{"record": next global record}: the `start_record` of a new loader with any workers and
+        processes.
+        """
         return {"record": self._record}
 
     def close(self) -> None:
@@ -129,7 +148,9 @@ class Loader:
 
 
 class _Batches:
-    """Random access to batches: element b has the local rows of global batch b. Picklable, safe in threads."""
+    """Random access to batches: element b has the local rows of global batch b. Picklable, safe in
+    threads.
+    """
 
     def __init__(self, source, recipe, seed, batch_size, rows, on_device, share, length):
         self._source, self._recipe, self._seed = source, recipe, seed
@@ -153,7 +174,10 @@ class _Batches:
         drawn = [draw(index=i, source_size=size) for i, size in zip(indices, sizes, strict=True)]
         crops = None
         if not self._on_device:
-            crops = [recipes.crop_host(self._recipe, image, row) for image, row in zip(images, drawn, strict=True)]
+            crops = [
+                recipes.crop_host(self._recipe, image, row)
+                for image, row in zip(images, drawn, strict=True)
+            ]
         batch = {
             **{name: _group(name, drawn, crops) for name in drawn[0]},
             "source_size": np.array(sizes, np.float32),
@@ -173,7 +197,9 @@ class _Batches:
         return epoch, order[start + self._rows.start : start + self._rows.stop].tolist()
 
     def _readable(self, index):
-        """(record, replaced): record `index` or, if that fails, the next one that works (after the last the first)."""
+        """(record, replaced): record `index` or, if that fails, the next one that works (after the
+        last the first).
+        """
         for offset in range(len(self._source)):
             i = (index + offset) % len(self._source)
             if i in self._bad:
@@ -189,14 +215,20 @@ class _Batches:
         """Images must be uint8 for crops on the host, and of one size for crops on the device."""
         if not self._on_device:
             if any(image.dtype != np.uint8 for image in images):
-                raise InputError(f"data.crop_on=host needs uint8 images; use data.crop_on=device for {self._source!r}")
+                raise InputError(
+                    "data.crop_on=host needs uint8 images; use data.crop_on=device for"
+                    f" {self._source!r}"
+                )
             return
         for i, image in zip(indices, images, strict=True):
             if image.shape[:2] != self.image_size:
-                found, expected = ("x".join(map(str, size)) for size in (image.shape[:2], self.image_size))
+                found, expected = (
+                    "x".join(map(str, size)) for size in (image.shape[:2], self.image_size)
+                )
                 raise InputError(
-                    f"data.crop_on=device needs images of one size, but {self._source.name(i)} (or what replaces it) "
-                    f"has {found} and not {expected} pixels: set data.size, or data.crop_on=host"
+                    f"data.crop_on=device needs images of one size, but {self._source.name(i)} (or"
+                    f" what replaces it) has {found} and not {expected} pixels: set data.size, or"
+                    " data.crop_on=host"
                 )
 
 
@@ -204,8 +236,8 @@ class _Batches:
 def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
     """Order of the records in an epoch: int64 [length], a pure function of its arguments.
 
-    The ranks of a raw Philox stream, which NumPy promises never to change (it does not promise that for its shuffles).
-    """
+    The ranks of a raw Philox stream, which NumPy promises never to change (it does not promise that
+    for its shuffles)."""
     bits = np.random.Philox(np.random.SeedSequence([_ORDER, seed, epoch]))
     order = np.argsort(bits.random_raw(length), kind="stable")
     order.flags.writeable = False
@@ -215,30 +247,44 @@ def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
 def _check(source, batch_size, seed, workers, crop_on, process_count, start_record, share):
     """InputError for arguments that do not fit each other."""
     if batch_size < 1 or batch_size % process_count:
-        raise InputError(f"optim.batch_size={batch_size} must be a positive multiple of the {process_count} processes")
+        raise InputError(
+            f"optim.batch_size={batch_size} must be a positive multiple of the {process_count}"
+            " processes"
+        )
     if batch_size > len(source):
-        raise InputError(f"optim.batch_size={batch_size} is more than the {len(source)} records of {source!r}")
+        raise InputError(
+            f"optim.batch_size={batch_size} is more than the {len(source)} records of {source!r}"
+        )
     if seed < 0:
         raise InputError(f"seed must not be negative, got {seed}")
     if workers < 0:
-        raise InputError(f"data.workers must be 0 (threads) or a number of processes, got {workers}")
+        raise InputError(
+            f"data.workers must be 0 (threads) or a number of processes, got {workers}"
+        )
     if crop_on not in ("host", "device"):
         raise InputError(f"data.crop_on must be host or device, got {crop_on!r}")
     if start_record % batch_size:
-        raise InputError(f"start_record={start_record} must be a multiple of optim.batch_size={batch_size}")
+        raise InputError(
+            f"start_record={start_record} must be a multiple of optim.batch_size={batch_size}"
+        )
     if not 0 <= share <= 1:
         raise InputError(f"data.max_unreadable is a share of the records, from 0 to 1, got {share}")
 
 
 def _check_share(source, bad, share):
-    """InputError if `bad` (index -> reason, or None to ask again) has more records than that share of the source."""
+    """InputError if `bad` (index -> reason, or None to ask again) has more records than that share
+    of the source.
+    """
     if len(bad) <= share * len(source):
         return
-    named = [f"{source.name(i)} ({reason or _reason(source, i)})" for i, reason in list(bad.items())[:_NAMED]]
+    named = [
+        f"{source.name(i)} ({reason or _reason(source, i)})"
+        for i, reason in list(bad.items())[:_NAMED]
+    ]
     more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     raise InputError(
-        f"data.max_unreadable={share:g}: already {len(bad)} of {len(source)} records cannot be read: "
-        f"{', '.join(named)}{more}; repair or remove them, or raise data.max_unreadable"
+        f"data.max_unreadable={share:g}: already {len(bad)} of {len(source)} records cannot be"
+        f" read: {', '.join(named)}{more}; repair or remove them, or raise data.max_unreadable"
     )
 
 
@@ -254,23 +300,34 @@ def _group(name, drawn, crops):
     """The Group of one name, stacked over the rows; `crops` is None when the device crops."""
     images = None if crops is None else np.stack([row[name] for row in crops])
     columns = zip(*(row[name] for row in drawn), strict=True)
-    return recipes.Group(images, *(None if column[0] is None else np.stack(column) for column in columns))
+    return recipes.Group(
+        images, *(None if column[0] is None else np.stack(column) for column in columns)
+    )
 
 
 def _iterate(batches, start, workers):
     """grain iterator over batches[start:], prepared ahead by threads or worker processes."""
     if not flags.FLAGS.is_parsed():
-        flags.FLAGS.mark_as_parsed()  # grain reads absl flags, which raises where nobody parsed any (notebooks, tests)
+        # grain reads absl flags, which raises where nobody parsed any (notebooks, tests)
+        flags.FLAGS.mark_as_parsed()
     dataset = grain.MapDataset.source(batches)[start:]
     if not workers:
-        return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)))
+        return iter(
+            dataset.to_iter_dataset(
+                grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)
+            )
+        )
     dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=_WORKER_BUFFER)
+    options = grain.MultiprocessingOptions(
+        num_workers=workers, per_worker_buffer_size=_WORKER_BUFFER
+    )
     return iter(dataset.mp_prefetch(options, worker_init_fn=_start_worker))
 
 
 def _start_worker(index, count):
-    """In a worker: leave signals to the main process (which saves, then closes), and end when it does, however."""
+    """In a worker: leave signals to the main process (which saves, then closes), and end when it
+    does, however.
+    """
     del index, count
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

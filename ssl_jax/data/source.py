@@ -3,17 +3,18 @@
 A source is any picklable object with
 
     len(s)           number of records
-    s[i]             dict: "image" uint8 [H,W,3] (in memory also float32 in [0,1]), "label" int (absent without labels),
-                     "mask" uint8 [H,W] (class per pixel, 255 = ignore; absent without masks), "boxes" float32 [n,4]
-                     (y, x, height, width in pixels; optional). Raises Unreadable if it cannot be decoded.
+    s[i]             dict: "image" uint8 [H,W,3] (in memory also float32 in [0,1]), "label" int
+                     (absent without labels), "mask" uint8 [H,W] (class per pixel, 255 = ignore;
+                     absent without masks), "boxes" float32 [n,4] (y, x, height, width in pixels;
+                     optional). Raises Unreadable if it cannot be decoded.
     s.name(i)        path or id of record i, for messages
     s.num_classes    number of label classes, None without labels
     s.has_masks      whether records have "mask"
     s.size           (H, W) if all images have this size, None if they differ or nobody knows
     repr(s)          the same text in every process and run
 
-and safe to read from several threads. Arrays of a record are not to be written to: a cache may hand them out again.
-"""
+and safe to read from several threads. Arrays of a record are not to be written to: a cache may hand
+them out again."""
 
 import difflib
 import os
@@ -26,7 +27,16 @@ from ssl_jax.config import DATA_KINDS, InputError
 from ssl_jax.data import decode, scenes
 from ssl_jax.data.decode import Unreadable
 
-__all__ = ["EXTENSIONS", "ArraySource", "Folder", "GeneratedSource", "Prepared", "Tfds", "Unreadable", "make_source"]
+__all__ = [
+    "EXTENSIONS",
+    "ArraySource",
+    "Folder",
+    "GeneratedSource",
+    "Prepared",
+    "Tfds",
+    "Unreadable",
+    "make_source",
+]
 
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")  # in capitals as well
 _ACCEPTED = ", ".join(EXTENSIONS)
@@ -40,9 +50,10 @@ def make_source(config, *, split: str | None = None):
     """The source that a `data` section of the config describes.
 
     Args:
-      config: ConfigDict or dict with `kind`, `split`; `name` (tfds), `dir` (folder, tfds), `length` (generated sets);
-        `size` (0: native) and `cache` (off if absent) for all.
-      split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split ("train[:10%]").
+      config: ConfigDict or dict with `kind`, `split`; `name` (tfds), `dir` (folder, tfds), `length`
+        (generated sets); `size` (0: native) and `cache` (off if absent) for all.
+      split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split
+        ("train[:10%]").
     Raises:
       InputError: names the key and what would be right.
     """
@@ -58,29 +69,41 @@ def make_source(config, *, split: str | None = None):
     elif kind == "tfds":
         source = Tfds(config.get("name"), config.get("dir"), split)
     else:
-        raise InputError(f"data.kind: one of {', '.join(DATA_KINDS)}, not {kind!r}{_nearest(kind, DATA_KINDS)}")
+        raise InputError(
+            f"data.kind: one of {', '.join(DATA_KINDS)}, not {kind!r}{_nearest(kind, DATA_KINDS)}"
+        )
     cache = bool(config.get("cache", False))
     return Prepared(source, size=size, cache=cache) if size or cache else source
 
 
 class GeneratedSource:
-    """The embedded sets `digits` and `digit_scenes` of `scenes`, of any length: picture i depends on (seed, split, i).
+    """The embedded sets `digits` and `digit_scenes` of `scenes`, of any length: picture i depends
+    on (seed, split, i).
 
-    `size` is the side at which pictures are drawn: nothing is resampled. Records also have "labels" [n], one per box.
-    """
+    `size` is the side at which pictures are drawn: nothing is resampled. Records also have "labels"
+    [n], one per box."""
 
     has_masks = True
 
-    def __init__(self, kind: str, split: str, length: int, *, size: int = 64, seed: int = _GENERATED_SEED):
+    def __init__(
+        self, kind: str, split: str, length: int, *, size: int = 64, seed: int = _GENERATED_SEED
+    ):
         """Raises InputError for an unknown kind or split, a length below 1 or a size below 16."""
         if kind not in _GENERATED:
             raise InputError(f"data.kind: generated sets are {', '.join(_GENERATED)}, got {kind!r}")
         if split not in scenes.SPLITS:
-            raise InputError(f"data.split: {kind} has the splits {', '.join(scenes.SPLITS)}, got {split!r}")
+            raise InputError(
+                f"data.split: {kind} has the splits {', '.join(scenes.SPLITS)}, got {split!r}"
+            )
         if length < 1:
-            raise InputError(f"data.length: {kind} needs a number of pictures to generate, at least 1, got {length}")
+            raise InputError(
+                f"data.length: {kind} needs a number of pictures to generate, at least 1, got"
+                f" {length}"
+            )
         if size < scenes.MIN_SIZE:
-            raise InputError(f"data.size: {kind} needs at least {scenes.MIN_SIZE} pixels, got {size}")
+            raise InputError(
+                f"data.size: {kind} needs at least {scenes.MIN_SIZE} pixels, got {size}"
+            )
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
         self.size = (size, size)
         self.num_classes = scenes.NUM_CLASSES if kind == "digits" else None
@@ -89,7 +112,9 @@ class GeneratedSource:
         return self._length
 
     def __getitem__(self, i):
-        return _GENERATED[self._kind](self._seed, self._split, _checked(i, self._length), size=self.size[0])
+        return _GENERATED[self._kind](
+            self._seed, self._split, _checked(i, self._length), size=self.size[0]
+        )
 
     def name(self, i: int) -> str:
         return f"{self._kind}/{self._split}/{i}"
@@ -103,10 +128,12 @@ class Folder:
     """All JPEG, PNG and WebP files below a folder, in the sorted order of their relative paths.
 
     The order is that of plain strings: "10.png" comes before "9.png", so number with leading zeros.
-    If `root/split` is a folder, the images are taken from it. Without one, "train" means the whole folder; any other
-    split is an error, because scores on training images would pass for test scores.
-    Labels: where all images lie in subfolders, and these are at least two at the first level, the first level, sorted,
-    is the classes (deeper folders do not count); otherwise there are no labels.
+    If `root/split` is a folder, the images are taken from it. Without one, "train" means the whole
+    folder; any other split is an error, because scores on training images would pass for test
+    scores.
+    Labels: where all images lie in subfolders, and these are at least two at the first level, the
+    first level, sorted, is the classes (deeper folders do not count); otherwise there are no
+    labels.
     Hidden files and folders are left out; links to folders are followed.
     """
 
@@ -120,7 +147,9 @@ class Folder:
         self._root = _folder_of_split(Path(root).expanduser(), split)
         self._paths = _image_paths(self._root)
         if not self._paths:
-            raise InputError(f"data.dir: no image in or below {self._root}; accepted extensions: {_ACCEPTED}")
+            raise InputError(
+                f"data.dir: no image in or below {self._root}; accepted extensions: {_ACCEPTED}"
+            )
         self.classes, self._labels = _folder_classes(self._paths)
         self.num_classes = len(self.classes) if self.classes else None
 
@@ -141,10 +170,11 @@ class Folder:
 
 
 class Tfds:
-    """A prepared TFDS data set in random-access form (ArrayRecord), read by `tfds.data_source` without TensorFlow.
+    """A prepared TFDS data set in random-access form (ArrayRecord), read by `tfds.data_source`
+    without TensorFlow.
 
-    Uses the features `image`, `label` and `segmentation_mask`; decodes lazily and with the same code as a folder.
-    """
+    Uses the features `image`, `label` and `segmentation_mask`; decodes lazily and with the same
+    code as a folder."""
 
     def __init__(self, name: str, data_dir: str | os.PathLike | None, split: str = "train"):
         """Opens the set.
@@ -154,17 +184,22 @@ class Tfds:
           data_dir: the folder that holds the data sets; None or "": TFDS's own default.
           split: TFDS split, slices included.
         Raises:
-          InputError: naming what exists for a wrong folder, name or split; for a set without images.
+          InputError: naming what exists for a wrong folder, name or split; for a set without
+          images.
         """
         self._name, self._split = name, split
         self._records = _open_tfds(name, data_dir, split)
         features = self._records.dataset_info.features
-        self.num_classes = getattr(features["label"], "num_classes", None) if "label" in features else None
+        self.num_classes = (
+            getattr(features["label"], "num_classes", None) if "label" in features else None
+        )
         self.has_masks = "segmentation_mask" in features
         self.size = self._declared_size(features["image"].shape)
 
     def _declared_size(self, shape):
-        """(H, W) of the image feature if it is fixed and record 0 keeps to it (some sets do not), else None."""
+        """(H, W) of the image feature if it is fixed and record 0 keeps to it (some sets do not),
+        else None.
+        """
         try:
             size = self[0]["image"].shape[:2]
         except Unreadable:
@@ -195,22 +230,40 @@ class Tfds:
 
 
 class ArraySource:
-    """Images in memory: uint8 [N,H,W,3], or float32 [N,H,W,3] in [0,1] (not checked: NaN may be tested with it)."""
+    """Images in memory: uint8 [N,H,W,3], or float32 [N,H,W,3] in [0,1] (not checked: NaN may be
+    tested with it).
+    """
 
     def __init__(self, images, labels=None, masks=None):
-        """labels: int [N]. masks: uint8 [N,H,W]. Raises InputError for any other shape or dtype, or no image at all."""
+        """labels: int [N]. masks: uint8 [N,H,W]. Raises InputError for any other shape or dtype, or
+        no image at all.
+        """
         self._images = np.asarray(images)
         self._labels = None if labels is None else np.asarray(labels)
         self._masks = None if masks is None else np.asarray(masks)
         shape = self._images.shape
-        if len(shape) != 4 or shape[-1] != 3 or not shape[0] or self._images.dtype not in (np.uint8, np.float32):
-            raise InputError(f"images must be uint8 or float32 [N,H,W,3] with N > 0, got {_described(self._images)}")
-        if labels is not None and (self._labels.shape != shape[:1] or self._labels.dtype.kind not in "iu"):
-            raise InputError(f"labels must be integers [{shape[0]}], got {_described(self._labels)}")
+        if (
+            len(shape) != 4
+            or shape[-1] != 3
+            or not shape[0]
+            or self._images.dtype not in (np.uint8, np.float32)
+        ):
+            raise InputError(
+                "images must be uint8 or float32 [N,H,W,3] with N > 0, got"
+                f" {_described(self._images)}"
+            )
+        if labels is not None and (
+            self._labels.shape != shape[:1] or self._labels.dtype.kind not in "iu"
+        ):
+            raise InputError(
+                f"labels must be integers [{shape[0]}], got {_described(self._labels)}"
+            )
         if labels is not None and self._labels.min() < 0:
             raise InputError(f"labels must not be negative, got {self._labels.min()}")
         if masks is not None and (self._masks.shape != shape[:3] or self._masks.dtype != np.uint8):
-            raise InputError(f"masks must be uint8 {list(shape[:3])}, got {_described(self._masks)}")
+            raise InputError(
+                f"masks must be uint8 {list(shape[:3])}, got {_described(self._masks)}"
+            )
         self.size = shape[1:3]
         self.num_classes = None if labels is None else int(self._labels.max()) + 1
         self.has_masks = masks is not None
@@ -231,15 +284,20 @@ class ArraySource:
         return f"array/{i}"
 
     def __repr__(self):
-        return f"ArraySource({_described(self._images)}, classes={self.num_classes}, masks={self.has_masks})"
+        return (
+            f"ArraySource({_described(self._images)}, classes={self.num_classes},"
+            f" masks={self.has_masks})"
+        )
 
 
 class Prepared:
     """Another source, resized to a square and/or kept in RAM once decoded.
 
-    size: 0 leaves images as they are; otherwise short side to `size` (antialiased bicubic), then the central square;
-    masks by nearest neighbour, boxes cut at the border (so one may end up without area).
-    cache: every process (so every worker) that reads a record keeps it: N * H * W * 3 bytes in the end.
+    size: 0 leaves images as they are; otherwise short side to `size` (antialiased bicubic), then
+    the central square; masks by nearest neighbour, boxes cut at the border (so one may end up
+    without area).
+    cache: every process (so every worker) that reads a record keeps it: N * H * W * 3 bytes in the
+      end.
     """
 
     def __init__(self, source, *, size: int = 0, cache: bool = False):
@@ -267,14 +325,23 @@ class Prepared:
 
     def _read(self, i):
         record = self._source[i]
-        return _square(record, self._side) if self._side and record["image"].shape[:2] != self.size else record
+        return (
+            _square(record, self._side)
+            if self._side and record["image"].shape[:2] != self.size
+            else record
+        )
 
     def __getstate__(self):
-        return {**self.__dict__, "_cache": None if self._cache is None else {}}  # a worker process fills its own
+        return {
+            **self.__dict__,
+            "_cache": None if self._cache is None else {},
+        }  # a worker process fills its own
 
     def __repr__(self):
         size = f", size={self._side}" if self._side else ""
-        return f"Prepared({self._source!r}{size}{', cache=True' if self._cache is not None else ''})"
+        return (
+            f"Prepared({self._source!r}{size}{', cache=True' if self._cache is not None else ''})"
+        )
 
 
 def _square(record, side):
@@ -333,7 +400,9 @@ def _folder_of_split(root, split):
         return root / split
     if split == "train":
         return root
-    found = sorted(path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = sorted(
+        path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
     raise InputError(f"data.split: {root} has no subfolder {split!r}; subfolders: {_listed(found)}")
 
 
@@ -346,17 +415,25 @@ def _image_paths(root):
 
     for folder, subfolders, files in os.walk(root, followlinks=True, onerror=fail):
         real = os.path.realpath(folder)
-        subfolders[:] = [] if real in visited else [name for name in subfolders if not name.startswith(".")]
+        subfolders[:] = (
+            [] if real in visited else [name for name in subfolders if not name.startswith(".")]
+        )
         files = [] if real in visited else files  # a link back to a parent would never end
         visited.add(real)
         relative = Path(folder).relative_to(root).as_posix()
         prefix = "" if relative == "." else relative + "/"
-        paths += [prefix + name for name in files if name.lower().endswith(EXTENSIONS) and not name.startswith(".")]
+        paths += [
+            prefix + name
+            for name in files
+            if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+        ]
     return sorted(paths)
 
 
 def _folder_classes(paths):
-    """(sorted first-level folders, int32 [N] labels); (None, None) with images at the top or a single folder."""
+    """(sorted first-level folders, int32 [N] labels); (None, None) with images at the top or a
+    single folder.
+    """
     tops = [path.split("/", 1)[0] if "/" in path else None for path in paths]
     classes = sorted({top for top in tops if top is not None})
     if None in tops or len(classes) < 2:
@@ -369,35 +446,56 @@ def _listed(names, limit=20):
     """At most `limit` names as text."""
     if not names:
         return "none"
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    return ", ".join(names[:limit]) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )
 
 
 def _open_tfds(name, data_dir, split):
-    """The `tfds.data_source` of an image set, its images left encoded. InputError for whatever does not exist."""
+    """The `tfds.data_source` of an image set, its images left encoded. InputError for whatever does
+    not exist.
+    """
     import tensorflow_datasets as tfds  # half a second, only for those who use it
 
     if not name:
         raise InputError("data.name is empty: give the name of the TFDS data set")
-    folder = Path(data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    folder = Path(
+        data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    ).expanduser()
     if not folder.is_dir():
-        raise InputError(f"data.dir: {folder} does not exist; give the folder that holds the TFDS sets (NAME/VERSION)")
+        raise InputError(
+            f"data.dir: {folder} does not exist; give the folder that holds the TFDS sets"
+            " (NAME/VERSION)"
+        )
     prepared = _prepared_sets(folder)
     present = sorted({parts[0] for parts in prepared})
     base = re.split("[/:]", name)[0]
     if base not in present:
-        raise InputError(f"data.name: no {name!r} in {folder}; found: {_listed(present)}{_nearest(name, present)}")
+        raise InputError(
+            f"data.name: no {name!r} in {folder}; found:"
+            f" {_listed(present)}{_nearest(name, present)}"
+        )
     try:
         info = tfds.builder(name, data_dir=folder).info
-    except Exception as error:  # versions, configs: TFDS has several error classes for what is not there
+    except (
+        Exception
+    ) as error:  # versions, configs: TFDS has several error classes for what is not there
         found = ["/".join(parts) for parts in prepared if parts[0] == base]
-        raise InputError(f"data.name: cannot open {name!r} in {folder}; found: {_listed(found)}") from error
+        raise InputError(
+            f"data.name: cannot open {name!r} in {folder}; found: {_listed(found)}"
+        ) from error
     if "image" not in info.features:
-        raise InputError(f"data.name: {name} has no feature 'image'; its features: {_listed(list(info.features))}")
+        raise InputError(
+            f"data.name: {name} has no feature 'image'; its features:"
+            f" {_listed(list(info.features))}"
+        )
     try:
         records = info.splits[split].num_examples
     except (ValueError, KeyError, AssertionError) as error:
         splits = _listed(list(info.splits))
-        raise InputError(f"data.split: {name} has {splits} and slices such as train[:10%], not {split!r}") from error
+        raise InputError(
+            f"data.split: {name} has {splits} and slices such as train[:10%], not {split!r}"
+        ) from error
     if not records:
         raise InputError(f"data.split: {split!r} of {name} holds no record")
     decoders = {
@@ -406,14 +504,24 @@ def _open_tfds(name, data_dir, split):
         if key in info.features and isinstance(info.features[key], tfds.features.Image)
     }
     try:
-        return tfds.data_source(name, data_dir=folder, split=split, download=False, decoders=decoders)
-    except Exception as error:  # NotImplementedError for TFRecord files, FileNotFoundError for missing shards
-        raise InputError(f"data.dir: {name} in {folder} cannot be read by index: {_first_sentence(error)}") from error
+        return tfds.data_source(
+            name, data_dir=folder, split=split, download=False, decoders=decoders
+        )
+    except (
+        Exception
+    ) as error:  # NotImplementedError for TFRecord files, FileNotFoundError for missing shards
+        raise InputError(
+            f"data.dir: {name} in {folder} cannot be read by index: {_first_sentence(error)}"
+        ) from error
 
 
 def _prepared_sets(folder):
-    """Sorted (name, version) and (name, config, version) of the data sets that lie prepared in a folder."""
-    found = (path for depth in ("*/*", "*/*/*") for path in folder.glob(f"{depth}/dataset_info.json"))
+    """Sorted (name, version) and (name, config, version) of the data sets that lie prepared in a
+    folder.
+    """
+    found = (
+        path for depth in ("*/*", "*/*/*") for path in folder.glob(f"{depth}/dataset_info.json")
+    )
     return sorted(path.relative_to(folder).parent.parts for path in found)
 
 

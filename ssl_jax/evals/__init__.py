@@ -1,10 +1,13 @@
-"""Evaluation of frozen features: k-NN, linear probe, dense retrieval. Accuracies and mIoU are in percent.
+"""Evaluation of frozen features: k-NN, linear probe, dense retrieval. Accuracies and mIoU are in
+  percent.
 
     bind = evals.network(method, config)
-    evals.evaluate(bind(params), config, tasks=("knn", "dense"))  # {"knn": 81.2, "knn_k10": 80.9, ..., "dense": 55.0}
+    evals.evaluate(bind(params), config, tasks=("knn", "dense"))  # {"knn": 81.2, "knn_k10": 80.9,
+      ..., "dense": 55.0}
 
-A task turns the features of a training and a test set into a flat dict of numbers; a new task is one module and one
-line in TASKS. Figures are in `evals.visualise` (imports matplotlib, so it is not imported here).
+A task turns the features of a training and a test set into a flat dict of numbers; a new task is
+one module and one line in TASKS. Figures are in `evals.visualise` (imports matplotlib, so it is not
+imported here).
 """
 
 from collections.abc import Callable
@@ -22,7 +25,9 @@ _CACHE_BYTES = 2**30  # of decoded images per source
 class Task(NamedTuple):
     """What a task needs and how it is run."""
 
-    section: str  # data section of `config.eval`: "image" (labels, image features) or "dense" (masks, patch features)
+    # data section of `config.eval`: "image" (labels, image features) or "dense" (masks, patch
+    # features)
+    section: str
     run: Callable  # (train: Extracted, test: Extracted, config) -> {metric: float}
 
 
@@ -32,7 +37,11 @@ TASKS: dict[str, Task] = {
     "dense": Task("dense", dense_retrieval.evaluate),
     "rank": Task("image", rank.evaluate),
 }
-COLUMNS = {"knn": "k-NN", "linear": "linear", "dense": "dense mIoU"}  # metric -> heading of the comparison table
+COLUMNS = {
+    "knn": "k-NN",
+    "linear": "linear",
+    "dense": "dense mIoU",
+}  # metric -> heading of the comparison table
 
 
 def check_tasks(tasks) -> tuple[str, ...]:
@@ -44,37 +53,52 @@ def check_tasks(tasks) -> tuple[str, ...]:
 
 
 def sources(config, *, tasks=None) -> dict:
-    """{section: (train source, test source)} of what the tasks need; make them once to evaluate several networks."""
-    sections = {TASKS[name].section: None for name in check_tasks(config.eval.tasks if tasks is None else tasks)}
+    """{section: (train source, test source)} of what the tasks need; make them once to evaluate
+    several networks.
+    """
+    sections = {
+        TASKS[name].section: None
+        for name in check_tasks(config.eval.tasks if tasks is None else tasks)
+    }
     made = {}
     for section in sections:
         data = config.eval[section]
         counts = config.eval.train_examples, config.eval.test_examples
         made[section] = tuple(
-            _cached(make_source(data, split=s), n) for s, n in zip((data.split, data.test_split), counts)
+            _cached(make_source(data, split=s), n)
+            for s, n in zip((data.split, data.test_split), counts)
         )
     return made
 
 
 def _cached(source, examples: int):
-    """`source`, with decoded records kept in RAM if they fit: several networks are scored on them."""
+    """`source`, with decoded records kept in RAM if they fit: several networks are scored
+    on them.
+    """
     if source.size is None:
         return source
     count = min(len(source), examples or len(source))
-    return Prepared(source, cache=True) if 3 * count * source.size[0] * source.size[1] <= _CACHE_BYTES else source
+    return (
+        Prepared(source, cache=True)
+        if 3 * count * source.size[0] * source.size[1] <= _CACHE_BYTES
+        else source
+    )
 
 
-def evaluate(features_fn, config, *, tasks=None, sources_of=None, extracted=None) -> dict[str, float]:
+def evaluate(
+    features_fn, config, *, tasks=None, sources_of=None, extracted=None
+) -> dict[str, float]:
     """Runs tasks on frozen features; each image is encoded once however many tasks use it.
 
     Args:
       features_fn: jitted, images [B, H, W, 3] in [0, 1] -> Features (`network`, `raw_pixels`).
-      config: `eval.tasks`, `eval.image` and `eval.dense` (data sections with `split` and `test_split`),
-        `eval.train_examples` and `eval.test_examples` (0: all; otherwise a draw from `seed`), `eval.batch_size`,
-        `eval.crop`, and the keys of the tasks.
+      config: `eval.tasks`, `eval.image` and `eval.dense` (data sections with `split` and
+        `test_split`), `eval.train_examples` and `eval.test_examples` (0: all; otherwise a draw from
+        `seed`), `eval.batch_size`, `eval.crop`, and the keys of the tasks.
       tasks: names from TASKS; default `config.eval.tasks`.
       sources_of: result of `sources`; made here if None.
-      extracted: a dict that is filled with {section: (train, test) features}, for figures made from the same features.
+      extracted: a dict that is filled with {section: (train, test) features}, for figures made from
+        the same features.
 
     Returns:
       Flat dict of metrics in the order of the tasks; percent, except learning rates.
@@ -93,7 +117,9 @@ def evaluate(features_fn, config, *, tasks=None, sources_of=None, extracted=None
 
 
 def extract_pair(features_fn, pair, config, *, patches=False) -> tuple[Extracted, Extracted]:
-    """Features of the (train, test) sources `pair` as the tasks see them: image features, or patch features instead."""
+    """Features of the (train, test) sources `pair` as the tasks see them: image features, or patch
+    features instead.
+    """
     c = config.eval
     return tuple(
         extract(
@@ -111,17 +137,23 @@ def extract_pair(features_fn, pair, config, *, patches=False) -> tuple[Extracted
 
 
 def comparison_table(results: dict, columns: dict | None = None) -> str:
-    """Aligned text: one row per network, one column per metric, the best value of each column marked with *.
+    """Aligned text: one row per network, one column per metric, the best value of each column
+      marked with *.
 
     Args:
-      results: {row name: metrics}, e.g. {"untrained network": {...}, "raw pixels": {...}, "trained": {...}}; a missing
-        metric shows "-".
+      results: {row name: metrics}, e.g. {"untrained network": {...}, "raw pixels": {...},
+        "trained": {...}}; a missing metric shows "-".
       columns: {metric: heading}; default: those of COLUMNS that some row has.
     """
     columns = columns or {
-        name: title for name, title in COLUMNS.items() if any(name in row for row in results.values())
+        name: title
+        for name, title in COLUMNS.items()
+        if any(name in row for row in results.values())
     }
-    best = {name: max((row[name] for row in results.values() if name in row), default=None) for name in columns}
+    best = {
+        name: max((row[name] for row in results.values() if name in row), default=None)
+        for name in columns
+    }
 
     def cell(row, name):
         return f"{row[name]:.1f}{'*' if row[name] == best[name] else ' '}" if name in row else "- "
@@ -130,10 +162,19 @@ def comparison_table(results: dict, columns: dict | None = None) -> str:
     lines += [[label, *(cell(row, name) for name in columns)] for label, row in results.items()]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns) + 1)]
     text = [
-        "  ".join(v.ljust(n) if not i else v.rjust(n) for i, (v, n) in enumerate(zip(line, widths))).rstrip()
+        "  ".join(
+            v.ljust(n) if not i else v.rjust(n) for i, (v, n) in enumerate(zip(line, widths))
+        ).rstrip()
         for line in lines
     ]
-    return "\n".join([text[0], "-" * (sum(widths) + 2 * len(columns)), *text[1:], "percent; * = best of the column"])
+    return "\n".join(
+        [
+            text[0],
+            "-" * (sum(widths) + 2 * len(columns)),
+            *text[1:],
+            "percent; * = best of the column",
+        ]
+    )
 
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""Dense retrieval: a test patch takes the class of its nearest training patches (Hummingbird; CrIBo table 1).
+"""Dense retrieval: a test patch takes the class of its nearest training patches (Hummingbird; CrIBo
+  table 1).
 
-CrIBo leaves open the similarity, the votes, the level of the score and the treatment of ignored pixels. Here: cosine;
-plain votes, or softmax(similarity / 0.1); training patches whose majority label is "ignore" are dropped; mIoU over
-patches and over pixels.
+CrIBo leaves open the similarity, the votes, the level of the score and the treatment of ignored
+pixels. Here: cosine; plain votes, or softmax(similarity / 0.1); training patches whose majority
+label is "ignore" are dropped; mIoU over patches and over pixels.
 """
 
 import functools
@@ -27,14 +28,17 @@ class Retrieval(NamedTuple):
     predicted: np.ndarray  # [N, h, w] int32, class of each patch
     truth: np.ndarray  # [N, h, w] int32, majority label of each patch, 255 = ignore
     patch_iou: np.ndarray  # [c] float64, NaN for classes that are not in the truth
-    pixel_iou: np.ndarray  # [c] float64, the predictions enlarged by nearest neighbour to the size of the masks
+    pixel_iou: (
+        np.ndarray
+    )  # [c] float64, the predictions enlarged by nearest neighbour to the size of the masks
 
 
 def patch_labels(masks, grid, *, num_classes: int, ignore: int = IGNORE) -> np.ndarray:
     """Majority label of each patch.
 
     Args:
-      masks: [N, H, W] int in [0, num_classes) or `ignore`. grid: (h, w), a partition of the mask into equal patches.
+      masks: [N, H, W] int in [0, num_classes) or `ignore`. grid: (h, w), a partition of the mask
+        into equal patches.
 
     Returns:
       [N, h, w] int32; a tie goes to the lowest class, and to a class rather than to `ignore`.
@@ -46,42 +50,69 @@ def patch_labels(masks, grid, *, num_classes: int, ignore: int = IGNORE) -> np.n
     n, height, width = masks.shape
     h, w = grid
     if height % h or width % w:
-        raise ValueError(f"masks of {height}x{width} pixels cannot be cut into {h}x{w} equal patches")
+        raise ValueError(
+            f"masks of {height}x{width} pixels cannot be cut into {h}x{w} equal patches"
+        )
     wrong = (masks >= num_classes) & (masks != ignore) | (masks < 0)
     if wrong.any():
-        raise ValueError(f"mask label {masks[wrong][0]} is neither below {num_classes} nor {ignore} (ignore)")
+        raise ValueError(
+            f"mask label {masks[wrong][0]} is neither below {num_classes} nor {ignore} (ignore)"
+        )
     patch = np.arange(h * w).reshape(h, w).repeat(height // h, axis=0).repeat(width // w, axis=1)
     result = np.empty((n, h * w), np.int32)
     for i in range(n):
-        column = np.where(masks[i] == ignore, num_classes, masks[i])  # "ignore" comes last, so ties go to a class
-        counts = np.bincount((patch * (num_classes + 1) + column).ravel(), minlength=h * w * (num_classes + 1))
+        column = np.where(
+            masks[i] == ignore, num_classes, masks[i]
+        )  # "ignore" comes last, so ties go to a class
+        counts = np.bincount(
+            (patch * (num_classes + 1) + column).ravel(), minlength=h * w * (num_classes + 1)
+        )
         result[i] = counts.reshape(h * w, num_classes + 1).argmax(axis=1)
     return np.where(result == num_classes, ignore, result).reshape(n, h, w).astype(np.int32)
 
 
-def nearest_streamed(queries, bank, *, k: int = NEIGHBOURS, query_chunk: int = 2048, bank_chunk: int = 65536):
-    """The k nearest rows of `bank` by cosine, exactly; the bank goes to the device in pieces, with a running top k.
+def nearest_streamed(
+    queries, bank, *, k: int = NEIGHBOURS, query_chunk: int = 2048, bank_chunk: int = 65536
+):
+    """The k nearest rows of `bank` by cosine, exactly; the bank goes to the device in pieces, with
+    a running top k.
 
     Args:
-      queries: [q, d], bank: [n, d], on the host. k: limited to n. query_chunk, bank_chunk: rows per device call; device
-        memory holds the queries, one piece of the bank and [query_chunk, bank_chunk] similarities at most. Results do
-        not depend on them.
+      queries: [q, d], bank: [n, d], on the host. k: limited to n. query_chunk, bank_chunk: rows per
+        device call; device memory holds the queries, one piece of the bank and [query_chunk,
+        bank_chunk] similarities at most. Results do not depend on them.
 
     Returns:
-      similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities in order of the
-      index.
+      similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities
+      in order of the index.
     """
     if not len(bank) or not len(queries):
-        raise ValueError(f"nothing to retrieve: {len(queries)} queries, {len(bank)} rows in the bank")
-    k, query_chunk, bank_chunk = min(k, len(bank)), min(query_chunk, len(queries)), min(bank_chunk, len(bank))
+        raise ValueError(
+            f"nothing to retrieve: {len(queries)} queries, {len(bank)} rows in the bank"
+        )
+    k, query_chunk, bank_chunk = (
+        min(k, len(bank)),
+        min(query_chunk, len(queries)),
+        min(bank_chunk, len(bank)),
+    )
     bank_chunk = max(bank_chunk, k)
-    pieces = [knn.normalize(_padded(queries, start, query_chunk)) for start in range(0, len(queries), query_chunk)]
-    found = [(jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32)) for _ in pieces]
+    pieces = [
+        knn.normalize(_padded(queries, start, query_chunk))
+        for start in range(0, len(queries), query_chunk)
+    ]
+    found = [
+        (jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32))
+        for _ in pieces
+    ]
     for start in range(0, len(bank), bank_chunk):
         part = knn.normalize(_padded(bank, start, bank_chunk))
         where = jnp.arange(bank_chunk) < len(bank) - start
-        found = [_merge(piece, part, where, start, *best, k=k) for piece, best in zip(pieces, found)]
-    similarity, index = (np.concatenate([np.asarray(x) for x in xs])[: len(queries)] for xs in zip(*found))
+        found = [
+            _merge(piece, part, where, start, *best, k=k) for piece, best in zip(pieces, found)
+        ]
+    similarity, index = (
+        np.concatenate([np.asarray(x) for x in xs])[: len(queries)] for xs in zip(*found)
+    )
     return similarity, index
 
 
@@ -93,38 +124,63 @@ def _padded(rows, start, size):
 
 @functools.partial(jax.jit, static_argnames="k")
 def _merge(queries, bank, where, offset, similarity, index, *, k):
-    """Top k of what was found before and what this piece of the bank holds; earlier rows win ties."""
-    new_similarity, new_index = ops.nearest(queries, bank, k=k, where=where, metric="dot")  # both sides have length 1
+    """Top k of what was found before and what this piece of the bank holds; earlier rows
+    win ties.
+    """
+    new_similarity, new_index = ops.nearest(
+        queries, bank, k=k, where=where, metric="dot"
+    )  # both sides have length 1
     similarity, best = jax.lax.top_k(jnp.concatenate([similarity, new_similarity], axis=1), k)
-    return similarity, jnp.take_along_axis(jnp.concatenate([index, new_index + offset], axis=1), best, axis=1)
+    return similarity, jnp.take_along_axis(
+        jnp.concatenate([index, new_index + offset], axis=1), best, axis=1
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "rule"))
 def _vote(labels, similarity, *, num_classes, rule):
-    weights = jax.nn.softmax(similarity / TEMPERATURE, axis=1) if rule == "softmax" else jnp.ones_like(similarity)
+    weights = (
+        jax.nn.softmax(similarity / TEMPERATURE, axis=1)
+        if rule == "softmax"
+        else jnp.ones_like(similarity)
+    )
     return knn.vote(labels, weights, num_classes=num_classes, ks=(labels.shape[1],))[0]
 
 
 def retrieve(
-    bank, bank_labels, queries, *, num_classes: int, k: int = NEIGHBOURS, rule: str = "plain", **chunks
+    bank,
+    bank_labels,
+    queries,
+    *,
+    num_classes: int,
+    k: int = NEIGHBOURS,
+    rule: str = "plain",
+    **chunks,
 ) -> np.ndarray:
-    """Class [q] int32 of each query patch [q, d] by a vote of its k nearest bank patches [n, d] with labels [n].
+    """Class [q] int32 of each query patch [q, d] by a vote of its k nearest bank patches [n, d]
+    with labels [n].
 
     Args:
-      rule: "plain" (one vote per neighbour) or "softmax" (weights softmax(similarity / 0.1)). Equal scores go to the
-        lowest class.
+      rule: "plain" (one vote per neighbour) or "softmax" (weights softmax(similarity / 0.1)). Equal
+        scores go to the lowest class.
       chunks: see `nearest_streamed`.
     """
     if rule not in ("plain", "softmax"):
         raise ValueError(f'the vote is "plain" or "softmax", got {rule!r}')
     similarity, index = nearest_streamed(queries, bank, k=k, **chunks)
     return np.asarray(
-        _vote(jnp.asarray(np.asarray(bank_labels, np.int32)[index]), similarity, num_classes=num_classes, rule=rule)
+        _vote(
+            jnp.asarray(np.asarray(bank_labels, np.int32)[index]),
+            similarity,
+            num_classes=num_classes,
+            rule=rule,
+        )
     )
 
 
 def confusion(truth, predicted, *, num_classes: int, ignore: int = IGNORE) -> np.ndarray:
-    """[c, c] int64 counts, rows: truth, columns: prediction; places where the truth is `ignore` do not count."""
+    """[c, c] int64 counts, rows: truth, columns: prediction; places where the truth is `ignore` do
+    not count.
+    """
     truth, predicted = np.asarray(truth).ravel(), np.asarray(predicted).ravel()
     valid = truth != ignore
     pairs = truth[valid].astype(np.int64) * num_classes + predicted[valid]
@@ -132,7 +188,9 @@ def confusion(truth, predicted, *, num_classes: int, ignore: int = IGNORE) -> np
 
 
 def class_iou(counts) -> np.ndarray:
-    """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix; NaN for classes not in the truth."""
+    """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix; NaN for classes
+    not in the truth.
+    """
     counts = np.asarray(counts, np.float64)
     hit, truth = np.diag(counts), counts.sum(axis=1)
     union = truth + counts.sum(axis=0) - hit
@@ -140,7 +198,9 @@ def class_iou(counts) -> np.ndarray:
 
 
 def mean_iou(iou) -> float:
-    """Mean over the classes present in the truth (0..1); one that is only predicted counts as a miss of the others."""
+    """Mean over the classes present in the truth (0..1); one that is only predicted counts as a
+    miss of the others.
+    """
     present = np.isfinite(iou)
     if not present.any():
         raise ValueError("no labelled place: every pixel or patch is ignored")
@@ -148,13 +208,21 @@ def mean_iou(iou) -> float:
 
 
 def segment(
-    train, train_masks, test, test_masks, *, num_classes: int, k: int = NEIGHBOURS, rule: str = "plain", **chunks
+    train,
+    train_masks,
+    test,
+    test_masks,
+    *,
+    num_classes: int,
+    k: int = NEIGHBOURS,
+    rule: str = "plain",
+    **chunks,
 ) -> Retrieval:
     """Labels the patches of test images by retrieval from the training images.
 
     Args:
-      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); test, test_masks likewise for N
-        images.
+      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); test,
+        test_masks likewise for N images.
       k, rule, chunks: see `retrieve`.
 
     Raises:
@@ -192,26 +260,35 @@ def num_mask_classes(*masks) -> int:
 
 
 def evaluate(train, test, config) -> dict[str, float]:
-    """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level. Means over `eval.dense_runs` draws of the bank.
+    """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level. Means over
+      `eval.dense_runs` draws of the bank.
 
     Args:
       train, test: features.Extracted with patch features and masks.
-      config: `eval.dense_k` neighbours, `eval.dense_vote` ("plain" or "softmax"), `eval.dense_subsample` (use one
-        training image in this many, drawn from `seed`), `eval.dense_runs` (draws to average then; CrIBo: 5).
+      config: `eval.dense_k` neighbours, `eval.dense_vote` ("plain" or "softmax"),
+        `eval.dense_subsample` (use one training image in this many, drawn from `seed`),
+        `eval.dense_runs` (draws to average then; CrIBo: 5).
     """
     if train.masks is None or test.masks is None:
         raise InputError(
-            "dense retrieval needs masks; point eval.dense at a set with masks, or take dense out of eval.tasks"
+            "dense retrieval needs masks; point eval.dense at a set with masks, or take dense out"
+            " of eval.tasks"
         )
     k, rule = config.eval.dense_k, config.eval.dense_vote
     factor, runs = config.eval.dense_subsample, config.eval.dense_runs
     classes = num_mask_classes(train.masks, test.masks)
     scores = []
     for run in range(runs if factor > 1 else 1):
-        rows = features.subset(len(train.masks), max(1, len(train.masks) // factor), config.seed + run)
+        rows = features.subset(
+            len(train.masks), max(1, len(train.masks) // factor), config.seed + run
+        )
         whole = len(rows) == len(train.masks)
-        patches, masks = (train.patches, train.masks) if whole else (train.patches[rows], train.masks[rows])
-        result = segment(patches, masks, test.patches, test.masks, num_classes=classes, k=k, rule=rule)
+        patches, masks = (
+            (train.patches, train.masks) if whole else (train.patches[rows], train.masks[rows])
+        )
+        result = segment(
+            patches, masks, test.patches, test.masks, num_classes=classes, k=k, rule=rule
+        )
         scores.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
     patch, pixel = np.mean(scores, axis=0)
     return {"dense": 100.0 * float(patch), "dense_pixel": 100.0 * float(pixel)}

@@ -1,8 +1,9 @@
-"""Features of a data set from a frozen network, and the baselines that every score is compared with.
+"""Features of a data set from a frozen network, and the baselines that every score is compared
+with.
 
-A `features_fn` takes images [B, H, W, 3] float32 in [0, 1] and returns a `methods.Features`-like object with `.image`
-[B, d] and `.patches` [B, h, w, d]. Everything in `ssl_jax.evals` works on such a function, so a trained network, an
-untrained one and raw pixels are scored by the same code.
+A `features_fn` takes images [B, H, W, 3] float32 in [0, 1] and returns a `methods.Features`-like
+object with `.image` [B, d] and `.patches` [B, h, w, d]. Everything in `ssl_jax.evals` works on such
+a function, so a trained network, an untrained one and raw pixels are scored by the same code.
 """
 
 import functools
@@ -27,7 +28,9 @@ class Pixels(NamedTuple):
 
 
 class Extracted(NamedTuple):
-    """Features and truth of N images, on the host. What was not asked for or does not exist is None."""
+    """Features and truth of N images, on the host. What was not asked for or does not exist is
+    None.
+    """
 
     image: np.ndarray | None  # [N, d] float32
     patches: np.ndarray | None  # [N, h, w, d] float32
@@ -39,18 +42,27 @@ class Extracted(NamedTuple):
 
 
 def extract(
-    features_fn, source, *, batch_size: int, indices=None, image=True, patches=False, crop=0, multiple=1
+    features_fn,
+    source,
+    *,
+    batch_size: int,
+    indices=None,
+    image=True,
+    patches=False,
+    crop=0,
+    multiple=1,
 ) -> Extracted:
     """Runs a jitted `features_fn` over records of `source`.
 
-    Every call has ONE batch shape (the last batch is padded), so the function is traced once. The source resizes (its
-    `size`: short side, then centre crop); `crop` and `multiple` only cut borders off, from image and mask alike: the
-    protocol "resize to 256, centre crop 224" is a source of size 256 with crop=224.
+    Every call has ONE batch shape (the last batch is padded), so the function is traced once. The
+    source resizes (its `size`: short side, then centre crop); `crop` and `multiple` only cut
+    borders off, from image and mask alike: the protocol "resize to 256, centre crop 224" is a
+    source of size 256 with crop=224.
 
     Args:
       features_fn: see the module's docstring.
-      source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`, `s.name(i)`, `s.size`,
-        `s.num_classes`.
+      source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`,
+        `s.name(i)`, `s.size`, `s.num_classes`.
       batch_size: images per call. indices: which records, in which order; None: all of them.
       image, patches: which features to keep.
       crop: side of the square kept from the centre, in pixels; 0: everything.
@@ -60,12 +72,13 @@ def extract(
       Extracted, one row per readable record; unreadable ones are left out and named in `skipped`.
 
     Raises:
-      InputError: images differ in size, nothing is readable, the crop is larger than the image, a feature is not
-        finite, or only some of the records have a label (or a mask).
+      InputError: images differ in size, nothing is readable, the crop is larger than the image, a
+        feature is not finite, or only some of the records have a label (or a mask).
     """
     if source.size is None:
         raise InputError(
-            f"the images of {source!r} differ in size; set eval.image.size or eval.dense.size for evaluation"
+            f"the images of {source!r} differ in size; set eval.image.size or eval.dense.size for"
+            " evaluation"
         )
     window = _window(source.size, crop, multiple)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
@@ -80,17 +93,27 @@ def extract(
                 skipped.append(source.name(int(i)))
         if not records:
             continue
-        truth.extend((r.get("label"), _cut(r["mask"], window) if r.get("mask") is not None else None) for r in records)
-        batch = features_fn(_pad(np.stack([_unit(_cut(r["image"], window)) for r in records]), batch_size))
+        truth.extend(
+            (r.get("label"), _cut(r["mask"], window) if r.get("mask") is not None else None)
+            for r in records
+        )
+        batch = features_fn(
+            _pad(np.stack([_unit(_cut(r["image"], window)) for r in records]), batch_size)
+        )
         # The device works on this batch while the host decodes the next one.
         if pending is not None:
             collected.add(*pending)
         pending = (
-            {"image": batch.image if image else None, "patches": batch.patches if patches else None},
+            {
+                "image": batch.image if image else None,
+                "patches": batch.patches if patches else None,
+            },
             len(records),
         )
     if pending is None:
-        raise InputError(f"no readable image in {source!r} ({len(skipped)} unreadable, {len(indices)} asked for)")
+        raise InputError(
+            f"no readable image in {source!r} ({len(skipped)} unreadable, {len(indices)} asked for)"
+        )
     collected.add(*pending)
     rows = collected.arrays
     for name, values in rows.items():
@@ -107,13 +130,17 @@ def extract(
 
 
 def images_of(source, indices, *, crop=0, multiple=1) -> np.ndarray:
-    """Images [n, H, W, 3] float32 in [0, 1] of the given records, cut as `extract` cuts them, for figures."""
+    """Images [n, H, W, 3] float32 in [0, 1] of the given records, cut as `extract` cuts them, for
+    figures.
+    """
     window = _window(source.size, crop, multiple)
     return np.stack([_unit(_cut(source[int(i)]["image"], window)) for i in indices])
 
 
 def subset(length: int, count: int, seed: int) -> np.ndarray:
-    """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not smaller."""
+    """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not
+    smaller.
+    """
     if count <= 0 or count >= length:
         return np.arange(length)
     rng = np.random.Generator(np.random.Philox(key=seed))
@@ -121,7 +148,9 @@ def subset(length: int, count: int, seed: int) -> np.ndarray:
 
 
 class _Rows:
-    """Fills arrays of `capacity` rows batch by batch: no second copy of the features is ever made."""
+    """Fills arrays of `capacity` rows batch by batch: no second copy of the features is
+    ever made.
+    """
 
     def __init__(self, capacity: int):
         self._capacity, self._filled, self._arrays = capacity, 0, {}
@@ -150,7 +179,9 @@ def _window(size, crop, multiple):
         )
     height, width = ((crop or side) // multiple * multiple for side in size)
     if not height or not width:
-        raise InputError(f"images of {size[0]}x{size[1]} pixels are smaller than one patch of {multiple} pixels")
+        raise InputError(
+            f"images of {size[0]}x{size[1]} pixels are smaller than one patch of {multiple} pixels"
+        )
     return (size[0] - height) // 2, (size[1] - width) // 2, height, width
 
 
@@ -161,12 +192,22 @@ def _cut(array, window):
 
 def _unit(image):
     """Pixels as float32 in [0, 1]."""
-    return image.astype(np.float32) / np.float32(255) if image.dtype == np.uint8 else image.astype(np.float32)
+    return (
+        image.astype(np.float32) / np.float32(255)
+        if image.dtype == np.uint8
+        else image.astype(np.float32)
+    )
 
 
 def _pad(batch, size):
-    """Repeats the last row until there are `size`; examples are encoded one by one, so padding changes no feature."""
-    return np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)]) if len(batch) < size else batch
+    """Repeats the last row until there are `size`; examples are encoded one by one, so padding
+    changes no feature.
+    """
+    return (
+        np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)])
+        if len(batch) < size
+        else batch
+    )
 
 
 def _column(name, values, dtype, source):
@@ -176,7 +217,8 @@ def _column(name, values, dtype, source):
         return None
     if missing:
         raise InputError(
-            f"{missing} of {len(values)} records of {source!r} have no {name}; give all of them one, or none"
+            f"{missing} of {len(values)} records of {source!r} have no {name}; give all of them"
+            " one, or none"
         )
     return np.stack([np.asarray(v, dtype) for v in values])
 
@@ -186,28 +228,38 @@ def _check_finite(name, values, kept, source):
     if bad.any():
         first = kept[int(np.argmax(bad))]
         raise InputError(
-            f"{name} features of {int(bad.sum())} of {len(bad)} images are not finite (first: {source.name(first)})"
+            f"{name} features of {int(bad.sum())} of {len(bad)} images are not finite (first:"
+            f" {source.name(first)})"
         )
 
 
 def network(method, config, *, layers=(), attention=False):
-    """Returns bind(params) -> features_fn; all parameter trees (trained, untrained) share one compiled function.
+    """Returns bind(params) -> features_fn; all parameter trees (trained, untrained) share one
+    compiled function.
 
     Args:
-      method: methods.Method. config: the resolved config, constant for the life of the returned function.
+      method: methods.Method. config: the resolved config, constant for the life of the returned
+        function.
       layers, attention: passed to `method.features`.
     """
-    apply = jax.jit(lambda params, images: method.features(params, images, config, layers=layers, attention=attention))
+    apply = jax.jit(
+        lambda params, images: method.features(
+            params, images, config, layers=layers, attention=attention
+        )
+    )
     return lambda params: functools.partial(apply, params)
 
 
 @functools.cache
 def raw_pixels(patch: int, grid: int = RAW_GRID):
-    """features_fn of the raw-pixel baseline, for the same evaluation as a network with patches of `patch` pixels.
+    """features_fn of the raw-pixel baseline, for the same evaluation as a network with patches of
+    `patch` pixels.
 
-    `.image` [B, 3 * grid**2]: colours averaged over a grid x grid partition of the image, minus their mean over the
-    image per channel, so that brightness and tint of the whole picture do not decide the cosine.
-    `.patches` [B, H/patch, W/patch, 3 * patch**2]: the pixels of the patch minus mid grey. No position is added.
+    `.image` [B, 3 * grid**2]: colours averaged over a grid x grid partition of the image, minus
+    their mean over the image per channel, so that brightness and tint of the whole picture do not
+    decide the cosine.
+    `.patches` [B, H/patch, W/patch, 3 * patch**2]: the pixels of the patch minus mid grey. No
+      position is added.
     """
 
     @jax.jit
@@ -219,7 +271,9 @@ def raw_pixels(patch: int, grid: int = RAW_GRID):
         small -= small.mean(axis=(1, 2), keepdims=True)
         h, w = height // patch, width // patch
         patches = (
-            images.reshape(b, h, patch, w, patch, channels).swapaxes(2, 3).reshape(b, h, w, patch * patch * channels)
+            images.reshape(b, h, patch, w, patch, channels)
+            .swapaxes(2, 3)
+            .reshape(b, h, w, patch * patch * channels)
         )
         return Pixels(image=small.reshape(b, -1), patches=patches - 0.5)
 
@@ -227,7 +281,9 @@ def raw_pixels(patch: int, grid: int = RAW_GRID):
 
 
 def area_weights(size: int, cells: int) -> np.ndarray:
-    """[cells, size] float32: row i averages the pixels in cell i of `cells` equal cells, shared pixels by share."""
+    """[cells, size] float32: row i averages the pixels in cell i of `cells` equal cells, shared
+    pixels by share.
+    """
     edges = np.linspace(0, size, cells + 1)
     pixels = np.arange(size)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
@@ -235,7 +291,8 @@ def area_weights(size: int, cells: int) -> np.ndarray:
 
 
 def baselines(method, config, *, untrained, trained, attention=False) -> dict:
-    """The rows of the comparison: {"untrained network": fn, "raw pixels": fn, "trained": fn}, each a features_fn.
+    """The rows of the comparison: {"untrained network": fn, "raw pixels": fn, "trained": fn}, each
+      a features_fn.
 
     Args:
       untrained, trained: parameter trees of `method`; both share one compiled function.

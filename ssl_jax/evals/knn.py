@@ -1,4 +1,6 @@
-"""Weighted k-nearest-neighbour classification on frozen features (Wu et al. 2018, as in DINO and iBOT; SOP table 1)."""
+"""Weighted k-nearest-neighbour classification on frozen features (Wu et al. 2018, as in DINO and
+iBOT; SOP table 1).
+"""
 
 import functools
 from typing import NamedTuple
@@ -23,16 +25,26 @@ class Neighbours(NamedTuple):
 
 
 def classify(
-    bank, labels, queries, *, num_classes: int, ks=KS, temperature: float = TEMPERATURE, chunk: int = 1024
+    bank,
+    labels,
+    queries,
+    *,
+    num_classes: int,
+    ks=KS,
+    temperature: float = TEMPERATURE,
+    chunk: int = 1024,
 ) -> Neighbours:
     """Predicts the class that wins the weighted vote of the k nearest bank rows, for several k.
 
-    score(c) = sum over the k nearest rows i of exp(<q, b_i> / temperature) [label_i = c], q and b L2-normalised.
+    score(c) = sum over the k nearest rows i of exp(<q, b_i> / temperature) [label_i = c], q and b
+    L2-normalised.
 
     Args:
-      bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; any float dtype, computed in float32.
+      bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; any float dtype, computed
+        in float32.
       ks: numbers of neighbours; each is limited to the size of the bank.
-      temperature: > 0. chunk: queries per device call; memory grows with it, results do not depend on it.
+      temperature: > 0. chunk: queries per device call; memory grows with it, results do not depend
+        on it.
 
     Returns:
       Neighbours. Equal scores go to the lowest class.
@@ -41,9 +53,15 @@ def classify(
       ValueError: shapes do not fit or a label is out of range.
     """
     bank, labels, queries = np.asarray(bank), np.asarray(labels, np.int32), np.asarray(queries)
-    if bank.ndim != 2 or queries.ndim != 2 or bank.shape[1] != queries.shape[1] or labels.shape != bank.shape[:1]:
+    if (
+        bank.ndim != 2
+        or queries.ndim != 2
+        or bank.shape[1] != queries.shape[1]
+        or labels.shape != bank.shape[:1]
+    ):
         raise ValueError(
-            f"bank {bank.shape}, labels {labels.shape} and queries {queries.shape} do not fit [n, d], [n], [q, d]"
+            f"bank {bank.shape}, labels {labels.shape} and queries {queries.shape} do not fit [n,"
+            " d], [n], [q, d]"
         )
     if not len(bank) or labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(f"k-NN needs a bank that is not empty, with labels in [0, {num_classes})")
@@ -53,7 +71,9 @@ def classify(
     for start in range(0, len(queries), chunk):
         rows = queries[start : start + chunk]
         padded = np.pad(rows, ((0, min(chunk, len(queries)) - len(rows)), (0, 0)))
-        part = _classify_chunk(normalize(padded), bank, labels, num_classes=num_classes, ks=ks, temperature=temperature)
+        part = _classify_chunk(
+            normalize(padded), bank, labels, num_classes=num_classes, ks=ks, temperature=temperature
+        )
         p, s, i = (np.asarray(x) for x in part)
         predictions.append(p[:, : len(rows)])
         similarity.append(s[: len(rows)])
@@ -64,8 +84,14 @@ def classify(
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "ks", "temperature"))
 def _classify_chunk(queries, bank, labels, *, num_classes, ks, temperature):
-    similarity, index = ops.nearest(queries, bank, k=ks[-1], metric="dot")  # both sides have length 1
-    return vote(labels[index], jnp.exp(similarity / temperature), num_classes=num_classes, ks=ks), similarity, index
+    similarity, index = ops.nearest(
+        queries, bank, k=ks[-1], metric="dot"
+    )  # both sides have length 1
+    return (
+        vote(labels[index], jnp.exp(similarity / temperature), num_classes=num_classes, ks=ks),
+        similarity,
+        index,
+    )
 
 
 @jax.jit
@@ -82,8 +108,9 @@ def vote(labels, weights, *, num_classes: int, ks):
       labels: [q, n] int, weights: [q, n] float32, nearest first. ks: ascending, each at most n.
 
     Returns:
-      [len(ks), q] int32. Equal scores go to the lowest class. One vote per query is added at a time, so memory is
-      [q, num_classes] and no two additions meet in one place: every run gives the same, on accelerators too.
+      [len(ks), q] int32. Equal scores go to the lowest class. One vote per query is added at a
+      time, so memory is [q, num_classes] and no two additions meet in one place: every run gives
+      the same, on accelerators too.
     """
     rows = jnp.arange(labels.shape[0])
 
@@ -99,14 +126,17 @@ def vote(labels, weights, *, num_classes: int, ks):
 
 
 def evaluate(train, test, config) -> dict[str, float]:
-    """Top-1 accuracy in percent: `knn_k10`, ... for each k, and `knn`, the best of them on the test set (as published).
+    """Top-1 accuracy in percent: `knn_k10`, ... for each k, and `knn`, the best of them on the test
+      set (as published).
 
     Args:
-      train, test: features.Extracted with image features and labels. config: `eval.knn_k`, the numbers of neighbours;
-        `eval.knn_temperature`.
+      train, test: features.Extracted with image features and labels. config: `eval.knn_k`, the
+        numbers of neighbours; `eval.knn_temperature`.
     """
     if train.labels is None or test.labels is None:
-        raise InputError("k-NN needs labels; point eval.image at a labelled set, or take knn out of eval.tasks")
+        raise InputError(
+            "k-NN needs labels; point eval.image at a labelled set, or take knn out of eval.tasks"
+        )
     num_classes = 1 + int(max(train.labels.max(), test.labels.max()))
     found = classify(
         train.image,
@@ -116,5 +146,7 @@ def evaluate(train, test, config) -> dict[str, float]:
         ks=tuple(config.eval.knn_k),
         temperature=config.eval.knn_temperature,
     )
-    accuracy = {f"knn_k{k}": 100.0 * float((p == test.labels).mean()) for k, p in found.predictions.items()}
+    accuracy = {
+        f"knn_k{k}": 100.0 * float((p == test.labels).mean()) for k, p in found.predictions.items()
+    }
     return {"knn": max(accuracy.values()), **accuracy}

@@ -1,8 +1,9 @@
-"""Linear probe on frozen features: trained affine LayerNorm and a linear layer, a grid of learning rates in one run.
+"""Linear probe on frozen features: trained affine LayerNorm and a linear layer, a grid of learning
+  rates in one run.
 
-STELLAR's protocol (specification A3): AdamW, no schedule, 10 % of the training set held out to choose the learning
-rate. The batch size is fixed instead of searched, and features come from the evaluation crop instead of random crops.
-"""
+STELLAR's protocol (specification A3): AdamW, no schedule, 10 % of the training set held out to
+choose the learning rate. The batch size is fixed instead of searched, and features come from the
+evaluation crop instead of random crops."""
 
 import functools
 from typing import Any, NamedTuple
@@ -26,7 +27,8 @@ class Probe(NamedTuple):
     learning_rate: float  # the selected one
     held_out: np.ndarray  # [g] accuracy on the held-out part of the training set
     test: np.ndarray  # [g] accuracy on the test set, to look at only: the selection does not see it
-    params: Any  # of the selected classifier: {"scale": [d], "shift": [d], "kernel": [d, c], "bias": [c]}
+    # of the selected classifier: {"scale": [d], "shift": [d], "kernel": [d, c], "bias": [c]}
+    params: Any
 
 
 def fit(
@@ -43,15 +45,18 @@ def fit(
     weight_decay: float = 1e-4,
     held_out: float = 0.1,
 ) -> Probe:
-    """Trains one classifier per learning rate, all on the same minibatches, and tests the best on held-out data.
+    """Trains one classifier per learning rate, all on the same minibatches, and tests the best on
+    held-out data.
 
-    The highest held-out accuracy wins; a tie goes to the lower held-out cross-entropy. Everything follows from `key`.
+    The highest held-out accuracy wins; a tie goes to the lower held-out cross-entropy. Everything
+    follows from `key`.
 
     Args:
       train: [n, d] features, labels: [n] int; test: [m, d], test_labels: [m]. Computed in float32.
-      learning_rates: of AdamW, constant over the run. epochs: passes over the training part; the last partial batch of
-        each is dropped.
-      weight_decay: of AdamW, on all parameters. held_out: share of `train` kept for the selection, in (0, 1).
+      learning_rates: of AdamW, constant over the run. epochs: passes over the training part; the
+        last partial batch of each is dropped.
+      weight_decay: of AdamW, on all parameters. held_out: share of `train` kept for the selection,
+        in (0, 1).
 
     Raises:
       ValueError: fewer than 2 training rows, labels out of range, or a share outside of (0, 1).
@@ -59,9 +64,13 @@ def fit(
     labels, test_labels = np.asarray(labels, np.int32), np.asarray(test_labels, np.int32)
     if len(train) < 2 or not 0 < held_out < 1:
         raise ValueError(
-            f"the probe needs at least 2 training rows and 0 < held_out < 1, got {len(train)} and {held_out}"
+            f"the probe needs at least 2 training rows and 0 < held_out < 1, got {len(train)} and"
+            f" {held_out}"
         )
-    if min(labels.min(), test_labels.min()) < 0 or max(labels.max(), test_labels.max()) >= num_classes:
+    if (
+        min(labels.min(), test_labels.min()) < 0
+        or max(labels.max(), test_labels.max()) >= num_classes
+    ):
         raise ValueError(f"labels must lie in [0, {num_classes})")
     key_split, key_init, key_order = jax.random.split(key, 3)
     order = np.asarray(jax.random.permutation(key_split, len(train)))
@@ -94,7 +103,9 @@ def fit(
 
 @jax.jit
 def whiten(x):
-    """The part of LayerNorm without parameters: rows of [n, d] at mean 0 and variance 1, float32."""
+    """The part of LayerNorm without parameters: rows of [n, d] at mean 0 and variance 1,
+    float32.
+    """
     x = jnp.asarray(x, jnp.float32)
     x -= x.mean(axis=-1, keepdims=True)
     return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + _NORM_EPS)
@@ -103,14 +114,16 @@ def whiten(x):
 def logits(params, inputs):
     """[n, c] class scores of whitened rows [n, d]: (inputs * scale + shift) @ kernel + bias.
 
-    The affine part is folded into the kernel, so that the whole grid is one matrix product with the shared inputs.
-    """
+    The affine part is folded into the kernel, so that the whole grid is one matrix product with the
+    shared inputs."""
     kernel = params["scale"][:, None] * params["kernel"]
     return inputs @ kernel + (params["shift"] @ params["kernel"] + params["bias"])
 
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "epochs", "batch_size", "weight_decay"))
-def _train(inputs, labels, rates, key_init, key_order, *, num_classes, epochs, batch_size, weight_decay):
+def _train(
+    inputs, labels, rates, key_init, key_order, *, num_classes, epochs, batch_size, weight_decay
+):
     """Parameters of all classifiers after training, stacked on axis 0."""
     steps, dim = len(inputs) // batch_size, inputs.shape[1]
     start = {
@@ -124,7 +137,9 @@ def _train(inputs, labels, rates, key_init, key_order, *, num_classes, epochs, b
         optimizer = optax.adamw(rate, weight_decay=weight_decay)
 
         def loss(params, rows):
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, inputs[rows]), labels[rows])
+            losses = optax.softmax_cross_entropy_with_integer_labels(
+                logits(params, inputs[rows]), labels[rows]
+            )
             return losses.mean()
 
         def step(state, rows):
@@ -146,7 +161,9 @@ def _score(params, inputs, labels):
     """Accuracy (0..1) and mean cross-entropy of every classifier: two arrays [g], float64."""
     right, loss = 0.0, 0.0
     for start in range(0, len(inputs), _CHUNK):
-        part = _score_chunk(params, inputs[start : start + _CHUNK], jnp.asarray(labels[start : start + _CHUNK]))
+        part = _score_chunk(
+            params, inputs[start : start + _CHUNK], jnp.asarray(labels[start : start + _CHUNK])
+        )
         right, loss = (total + np.asarray(x, np.float64) for total, x in zip((right, loss), part))
     return right / len(inputs), loss / len(inputs)
 
@@ -154,20 +171,24 @@ def _score(params, inputs, labels):
 @jax.jit
 def _score_chunk(params, inputs, labels):
     scores = jax.vmap(logits, in_axes=(0, None))(params, inputs)  # [g, n, c]
-    losses = optax.softmax_cross_entropy_with_integer_labels(scores, jnp.broadcast_to(labels, scores.shape[:2]))
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        scores, jnp.broadcast_to(labels, scores.shape[:2])
+    )
     return (scores.argmax(axis=-1) == labels).sum(axis=1), losses.sum(axis=1)
 
 
 def evaluate(train, test, config) -> dict[str, float]:
-    """`linear`: test accuracy in percent; `linear_lr`: the selected one; `linear_held_out`: its held-out accuracy.
+    """`linear`: test accuracy in percent; `linear_lr`: the selected one; `linear_held_out`: its
+      held-out accuracy.
 
     Args:
-      train, test: features.Extracted with image features and labels. config: `eval.linear_lrs`, `eval.linear_epochs`,
-        `eval.linear_batch`, `eval.linear_weight_decay`, `seed`.
+      train, test: features.Extracted with image features and labels. config: `eval.linear_lrs`,
+        `eval.linear_epochs`, `eval.linear_batch`, `eval.linear_weight_decay`, `seed`.
     """
     if train.labels is None or test.labels is None:
         raise InputError(
-            "the linear probe needs labels; point eval.image at a labelled set, or take linear out of eval.tasks"
+            "the linear probe needs labels; point eval.image at a labelled set, or take linear out"
+            " of eval.tasks"
         )
     probe = fit(
         train.image,

@@ -1,4 +1,6 @@
-"""Scores during a run, and the final comparison: trained network, the same network untrained, raw pixels; table, JSON, pictures."""
+"""Scores during a run, and the final comparison: trained network, the same network untrained, raw
+pixels; table, JSON, pictures.
+"""
 
 import json
 from pathlib import Path
@@ -7,7 +9,9 @@ from ssl_jax import evals, state
 
 
 class Evaluation:
-    """The evaluations of one config; data sources and the compiled network are made once and shared by all calls."""
+    """The evaluations of one config; data sources and the compiled network are made once and shared
+    by all calls.
+    """
 
     def __init__(self, method, config, tasks=None):
         self.method, self.config = method, config
@@ -28,19 +32,27 @@ class Evaluation:
         return self._score(self._bind(weights))
 
     def compare(self, weights) -> dict[str, dict[str, float]]:
-        """Scores of the untrained network (same seed), of raw pixels and of `weights`, in the order of evals.ROWS."""
+        """Scores of the untrained network (same seed), of raw pixels and of `weights`, in the order
+        of evals.ROWS.
+        """
         untrained = state.initial_weights(self.method, self.config)
         rows = evals.raw_pixels(self.config.model.patch)
         self._extracted = {}
-        scores = self._score(self._bind(untrained)), self._score(rows), self._score(self._bind(weights), self._extracted)
+        scores = (
+            self._score(self._bind(untrained)),
+            self._score(rows),
+            self._score(self._bind(weights), self._extracted),
+        )
         return dict(zip(evals.ROWS, scores, strict=True))
 
     def _score(self, features_fn, extracted=None):
-        return evals.evaluate(features_fn, self.config, tasks=self.tasks, sources_of=self.sources, extracted=extracted)
+        return evals.evaluate(
+            features_fn, self.config, tasks=self.tasks, sources_of=self.sources, extracted=extracted
+        )
 
     def draw(self, weights, folder: Path, tables: Path) -> list[Path]:
-        """Draws every picture that the data allow and the method's own into `folder`, curves from `tables`/metrics.csv and evals.csv;
-        returns the files.
+        """Draws every picture that the data allow and the method's own into `folder`, curves from
+        `tables`/metrics.csv and evals.csv; returns the files.
         """
         from ssl_jax.evals import panels, visualise  # matplotlib takes a second to import
 
@@ -48,15 +60,27 @@ class Evaluation:
             path = tables / f"{name}.csv"
             return visualise.read_metrics(path) if path.exists() and path.stat().st_size else None
 
-        attend = evals.network(self.method, self.config, attention=True)(weights) if self.config.model.cls else None
+        attend = (
+            evals.network(self.method, self.config, attention=True)(weights)
+            if self.config.model.cls
+            else None
+        )
         paths = visualise.draw(
-            self.config, folder, self._extracted, self.sources, attention_fn=attend, metrics=table("metrics"), scores=table("evals")
+            self.config,
+            folder,
+            self._extracted,
+            self.sources,
+            attention_fn=attend,
+            metrics=table("metrics"),
+            scores=table("evals"),
         )
         return paths + panels.draw(self.method, weights, self.config, self.sources, folder)
 
 
 def write(evaluation: Evaluation, weights, folder: Path) -> dict[str, dict[str, float]]:
-    """Compares, prints the table, and leaves results.json, results.txt and pictures/*.png in `folder`. Returns the comparison."""
+    """Compares, prints the table, and leaves results.json, results.txt and pictures/*.png in
+    `folder`. Returns the comparison.
+    """
     if not evaluation.tasks:
         return {}
     results = evaluation.compare(weights)

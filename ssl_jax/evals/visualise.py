@@ -1,7 +1,9 @@
-"""Figures of a run: curves, attention of the class token, nearest neighbours, dense-retrieval segmentations.
+"""Figures of a run: curves, attention of the class token, nearest neighbours, dense-retrieval
+  segmentations.
 
-Each figure is a pure function of arrays that writes one PNG into a folder and returns its path; `draw` makes those of a
-run from its features. Matplotlib's Agg canvas is used directly: no display, no global state.
+Each figure is a pure function of arrays that writes one PNG into a folder and returns its path;
+`draw` makes those of a run from its features. Matplotlib's Agg canvas is used directly: no display,
+no global state.
 """
 
 import csv
@@ -34,7 +36,12 @@ STYLE = {
     "figure.titlesize": 13,
     "figure.titleweight": "bold",
 }
-IMAGE_STYLE = {**STYLE, "axes.grid": False, "axes.titlelocation": "center", "axes.titleweight": "normal"}  # of grids of images
+IMAGE_STYLE = {
+    **STYLE,
+    "axes.grid": False,
+    "axes.titlelocation": "center",
+    "axes.titleweight": "normal",
+}  # of grids of images
 _DPI = 130
 # Okabe-Ito: safe for colour-blind readers.
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#444444")
@@ -59,25 +66,42 @@ _SCHEDULES = {
 }
 _PANELS = (
     _Panel("Loss", "", lambda n: n == "loss" or n.endswith("_loss"), noisy=True),
-    _Panel("Divergence from the teacher", "KL, nats", lambda n: n == "kl" or n.endswith("_kl"), noisy=True),
+    _Panel(
+        "Divergence from the teacher",
+        "KL, nats",
+        lambda n: n == "kl" or n.endswith("_kl"),
+        noisy=True,
+    ),
     _Panel("Entropy of the targets", "nats", lambda n: n.endswith("entropy"), noisy=True),
-    _Panel("Usage and agreement", "share", lambda n: n.endswith(("usage", "agreement", "bootstrapping_ratio", "fill")), noisy=True),
+    _Panel(
+        "Usage and agreement",
+        "share",
+        lambda n: n.endswith(("usage", "agreement", "bootstrapping_ratio", "fill")),
+        noisy=True,
+    ),
     _Panel("Reconstruction", "PSNR, dB", lambda n: n == "psnr", noisy=True),
     _Panel("Spread of the embeddings", "", lambda n: n.endswith("spread"), noisy=True),
     _Panel("Gradient norm", "before clipping", lambda n: n == "grad_norm", noisy=True, log=True),
-    *(_Panel(title.capitalize(), "", lambda n, name=name: n == name) for name, title in _SCHEDULES.items()),
+    *(
+        _Panel(title.capitalize(), "", lambda n, name=name: n == name)
+        for name, title in _SCHEDULES.items()
+    ),
 )
 
 
 def read_metrics(path) -> dict[str, np.ndarray]:
-    """Columns of a metrics CSV as float64 arrays; empty and non-numeric cells are NaN. Raises InputError without a
-    column "step".
+    """Columns of a metrics CSV as float64 arrays; empty and non-numeric cells are NaN. Raises
+    InputError without a column "step".
     """
     with open(path, newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows or "step" not in rows[0]:
-        raise InputError(f'{path} is not a table of metrics: it needs a header with "step" and at least one row')
-    return {name: np.array([_number(row[name]) for row in rows]) for name in rows[0] if name is not None}
+        raise InputError(
+            f'{path} is not a table of metrics: it needs a header with "step" and at least one row'
+        )
+    return {
+        name: np.array([_number(row[name]) for row in rows]) for name in rows[0] if name is not None
+    }
 
 
 def _number(text) -> float:
@@ -88,21 +112,28 @@ def _number(text) -> float:
 
 
 def curves(
-    metrics: dict, folder, *, scores: dict | None = None, title: str = "Training", name: str = "curves.png"
+    metrics: dict,
+    folder,
+    *,
+    scores: dict | None = None,
+    title: str = "Training",
+    name: str = "curves.png",
 ) -> Path:
     """Loss, health and schedule curves over the step.
 
     Args:
-      metrics: {"step": [n], column: [n], ...} as from `read_metrics`; known columns are sorted into panels, others are
-        left out.
-      scores: the same for scores in percent measured during the run (knn, linear, dense): one more panel.
+      metrics: {"step": [n], column: [n], ...} as from `read_metrics`; known columns are sorted into
+        panels, others are left out.
+      scores: the same for scores in percent measured during the run (knn, linear, dense): one more
+        panel.
       folder: where the PNG goes; made if needed.
 
     Raises:
       InputError: no column that can be drawn.
     """
     panels = [
-        (panel, metrics, [n for n in metrics if panel.takes(n) and np.isfinite(metrics[n]).any()]) for panel in _PANELS
+        (panel, metrics, [n for n in metrics if panel.takes(n) and np.isfinite(metrics[n]).any()])
+        for panel in _PANELS
     ]
     panels = [p for p in panels if p[2]]
     drawn = [n for n in ("knn", "linear", "dense") if scores and n in scores]
@@ -158,30 +189,42 @@ def running_mean(values, window: int) -> np.ndarray:
 
 
 def cls_attention(attention, grid) -> np.ndarray:
-    """What the class token attends to: [B, heads, N, N] (tokens: class, patches, queries) -> [B, heads, h, w]."""
+    """What the class token attends to: [B, heads, N, N] (tokens: class, patches, queries) -> [B,
+    heads, h, w].
+    """
     h, w = grid
     return np.asarray(attention)[:, :, 0, 1 : 1 + h * w].reshape(*attention.shape[:2], h, w)
 
 
 def attention(
-    images, maps, folder, *, title: str = "Attention of the class token, last block", name: str = "attention.png"
+    images,
+    maps,
+    folder,
+    *,
+    title: str = "Attention of the class token, last block",
+    name: str = "attention.png",
 ) -> Path:
     """One row per image: the image, the mean over heads laid over it, and each head.
 
     Args:
-      images: [n, H, W, 3] in [0, 1] (or uint8). maps: [n, heads, h, w], attention of the class token to each patch
-        (`cls_attention`).
+      images: [n, H, W, 3] in [0, 1] (or uint8). maps: [n, heads, h, w], attention of the class
+        token to each patch (`cls_attention`).
     """
     images, maps = float_images(images), np.asarray(maps, np.float64)
     if maps.ndim != 4 or len(images) != len(maps):
-        raise ValueError(f"images {images.shape} and maps {maps.shape} must be [n, H, W, 3] and [n, heads, h, w]")
+        raise ValueError(
+            f"images {images.shape} and maps {maps.shape} must be [n, H, W, 3] and [n, heads, h, w]"
+        )
     n, heads = maps.shape[:2]
     height, width = images.shape[1:3]
     shown = np.concatenate([maps.mean(axis=1, keepdims=True), maps], axis=1)
     shown /= np.maximum(shown.max(axis=(2, 3), keepdims=True), 1e-12)
     side = 1.35
     with rc_context(IMAGE_STYLE):
-        fig = Figure(figsize=(side * (heads + 2) + 0.9, side * height / width * n + 1.0), layout="constrained")
+        fig = Figure(
+            figsize=(side * (heads + 2) + 0.9, side * height / width * n + 1.0),
+            layout="constrained",
+        )
         set_title(fig, title)
         axes = fig.subplots(n, heads + 2, squeeze=False)
         headings = ["image", "mean of heads", *(f"head {i + 1}" for i in range(heads))]
@@ -189,20 +232,37 @@ def attention(
         for i in range(n):
             axes[i, 0].imshow(images[i], extent=extent, interpolation="nearest")
             gray = images[i].mean(axis=-1)
-            axes[i, 1].imshow(gray, cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="nearest")
             axes[i, 1].imshow(
-                shown[i, 0], cmap="inferno", vmin=0, vmax=1, alpha=0.65, extent=extent, interpolation="bilinear"
+                gray, cmap="gray", vmin=0, vmax=1, extent=extent, interpolation="nearest"
+            )
+            axes[i, 1].imshow(
+                shown[i, 0],
+                cmap="inferno",
+                vmin=0,
+                vmax=1,
+                alpha=0.65,
+                extent=extent,
+                interpolation="bilinear",
             )
             for j in range(heads):
                 axes[i, j + 2].imshow(
-                    shown[i, j + 1], cmap="inferno", vmin=0, vmax=1, extent=extent, interpolation="nearest"
+                    shown[i, j + 1],
+                    cmap="inferno",
+                    vmin=0,
+                    vmax=1,
+                    extent=extent,
+                    interpolation="nearest",
                 )
         for ax, heading in zip(axes[0], headings):
             ax.set_title(heading, fontsize=9)
         for ax in axes.ravel():
             ax.set_axis_off()
         bar = fig.colorbar(
-            ScalarMappable(colors.Normalize(0, 1), "inferno"), ax=axes, shrink=min(1.0, 2.2 / n), aspect=25, pad=0.01
+            ScalarMappable(colors.Normalize(0, 1), "inferno"),
+            ax=axes,
+            shrink=min(1.0, 2.2 / n),
+            aspect=25,
+            pad=0.01,
         )
         bar.set_label("attention, share of the map's maximum", fontsize=8)
         bar.outline.set_visible(False)
@@ -221,17 +281,27 @@ def neighbours(
     title: str = "Nearest training images",
     name: str = "neighbours.png",
 ) -> Path:
-    """One row per query: the query, then its nearest neighbours; the frame says whether the class agrees.
+    """One row per query: the query, then its nearest neighbours; the frame says whether the class
+      agrees.
 
     Args:
-      queries: [n, H, W, 3]; neighbour_images: [n, k, H, W, 3], nearest first; images in [0, 1] (or uint8).
-      similarity: [n, k]. query_labels: [n] int, neighbour_labels: [n, k] int. class_names: names of the classes;
-        default: numbers.
+      queries: [n, H, W, 3]; neighbour_images: [n, k, H, W, 3], nearest first; images in [0, 1] (or
+        uint8). similarity: [n, k]. query_labels: [n] int, neighbour_labels: [n, k] int.
+        class_names: names of the classes; default: numbers.
     """
     queries, found = float_images(queries), float_images(neighbour_images)
-    similarity, truth, labels = np.asarray(similarity), np.asarray(query_labels), np.asarray(neighbour_labels)
+    similarity, truth, labels = (
+        np.asarray(similarity),
+        np.asarray(query_labels),
+        np.asarray(neighbour_labels),
+    )
     n, k = similarity.shape
-    if len(queries) != n or found.shape[:2] != (n, k) or truth.shape != (n,) or labels.shape != (n, k):
+    if (
+        len(queries) != n
+        or found.shape[:2] != (n, k)
+        or truth.shape != (n,)
+        or labels.shape != (n, k)
+    ):
         raise ValueError(
             f"queries {queries.shape}, neighbours {found.shape}, similarity {similarity.shape}, "
             f"labels {truth.shape} and {labels.shape} do not fit"
@@ -242,7 +312,9 @@ def neighbours(
     with rc_context(IMAGE_STYLE):
         fig = Figure(figsize=(side * (k + 1.3), (side + 0.2) * n + 1.0), layout="constrained")
         set_title(fig, f"{title}: {100 * right.mean():.0f} % of those shown have the query's class")
-        axes = fig.subplots(n, k + 2, squeeze=False, gridspec_kw={"width_ratios": [1, 0.15, *[1] * k]})
+        axes = fig.subplots(
+            n, k + 2, squeeze=False, gridspec_kw={"width_ratios": [1, 0.15, *[1] * k]}
+        )
         for i in range(n):
             _framed(axes[i, 0], queries[i], "#333333", f"query: {_short(say(truth[i]))}", bold=True)
             axes[i, 1].axis("off")
@@ -250,7 +322,10 @@ def neighbours(
                 # A check mark or a cross, for those who cannot tell red from green.
                 color, mark = (_RIGHT, "\u2713") if right[i, j] else (_WRONG, "\u2717")
                 _framed(
-                    axes[i, j + 2], found[i, j], color, f"{mark} {_short(say(labels[i, j]))} ({similarity[i, j]:.2f})"
+                    axes[i, j + 2],
+                    found[i, j],
+                    color,
+                    f"{mark} {_short(say(labels[i, j]))} ({similarity[i, j]:.2f})",
                 )
         marks = [
             Line2D([], [], color=c, linewidth=3, label=text)
@@ -286,32 +361,46 @@ def segmentations(
     title: str = "Dense retrieval",
     name: str = "segmentation.png",
 ) -> Path:
-    """One column per scene: image, true mask, true majority class per patch, retrieved class per patch; with a legend.
+    """One column per scene: image, true mask, true majority class per patch, retrieved class per
+      patch; with a legend.
 
     Args:
-      images: [n, H, W, 3] in [0, 1] (or uint8). truth: [n, H, W] int, 255 = ignore. predicted: [n, h, w] int, h and w
-        divide H and W.
-      class_names: names of all classes; default: numbers. background: class drawn in light gray. iou: [c] per class
-        (0..1, NaN: not in the test set), shown in the legend.
+      images: [n, H, W, 3] in [0, 1] (or uint8). truth: [n, H, W] int, 255 = ignore. predicted: [n,
+        h, w] int, h and w divide H and W.
+      class_names: names of all classes; default: numbers. background: class drawn in light gray.
+        iou: [c] per class (0..1, NaN: not in the test set), shown in the legend.
     """
     images, truth, predicted = float_images(images), np.asarray(truth), np.asarray(predicted)
     if truth.shape != images.shape[:3] or len(predicted) != len(images):
-        raise ValueError(f"images {images.shape}, truth {truth.shape} and predictions {predicted.shape} do not fit")
+        raise ValueError(
+            f"images {images.shape}, truth {truth.shape} and predictions {predicted.shape} do"
+            " not fit"
+        )
     used = np.unique(np.concatenate([truth.ravel(), predicted.ravel()]))
     count = 1 + int(max(used[used != dense_retrieval.IGNORE], default=0))
     count = max(count, len(class_names or ()), len(iou) if iou is not None else 0)
     palette = class_colors(count, background)
     patches = dense_retrieval.patch_labels(truth, predicted.shape[1:], num_classes=count)
     valid = patches != dense_retrieval.IGNORE
-    right = [100 * (p == q)[v].mean() if v.any() else float("nan") for p, q, v in zip(predicted, patches, valid)]
+    right = [
+        100 * (p == q)[v].mean() if v.any() else float("nan")
+        for p, q, v in zip(predicted, patches, valid)
+    ]
     n, side = len(images), 1.5
     height, width = images.shape[1:3]
     with rc_context({**STYLE, "axes.grid": False}):
-        fig = Figure(figsize=(side * n + 2.3, side * height / width * 4 + 1.0), layout="constrained")
+        fig = Figure(
+            figsize=(side * n + 2.3, side * height / width * 4 + 1.0), layout="constrained"
+        )
         set_title(fig, title)
         axes = fig.subplots(4, n, squeeze=False)
         for j in range(n):
-            shown = (images[j], paint(truth[j], palette), paint(patches[j], palette), paint(predicted[j], palette))
+            shown = (
+                images[j],
+                paint(truth[j], palette),
+                paint(patches[j], palette),
+                paint(predicted[j], palette),
+            )
             for ax, picture in zip(axes[:, j], shown):
                 ax.imshow(picture, interpolation="nearest", extent=(0, width, height, 0))
                 ax.set_xticks([])
@@ -322,28 +411,45 @@ def segmentations(
         for ax, text in zip(axes[:, 0], ("image", "truth", "truth per patch", "retrieved")):
             ax.set_ylabel(text, fontsize=9, fontweight="bold")
         handles = _legend(count, palette, class_names, iou, used)
-        fig.legend(handles=handles, loc="outside right center", title="class" if iou is None else "class (IoU, %)")
+        fig.legend(
+            handles=handles,
+            loc="outside right center",
+            title="class" if iou is None else "class (IoU, %)",
+        )
         return save(fig, folder, name)
 
 
 def _legend(count, palette, class_names, iou, used):
-    """Patches for all classes (beyond 24: those that appear), and one for ignored pixels if there are any."""
+    """Patches for all classes (beyond 24: those that appear), and one for ignored pixels if there
+    are any.
+    """
     say = _class_name(class_names)
     classes = [c for c in range(count) if count <= 24 or c in used]
 
     def label(c):
         if iou is None:
             return say(c)
-        return f"{say(c)} ({100 * iou[c]:.0f})" if c < len(iou) and np.isfinite(iou[c]) else f"{say(c)} (-)"
+        return (
+            f"{say(c)} ({100 * iou[c]:.0f})"
+            if c < len(iou) and np.isfinite(iou[c])
+            else f"{say(c)} (-)"
+        )
 
-    handles = [Patch(facecolor=palette[c], edgecolor="#999999", linewidth=0.5, label=label(c)) for c in classes]
+    handles = [
+        Patch(facecolor=palette[c], edgecolor="#999999", linewidth=0.5, label=label(c))
+        for c in classes
+    ]
     if dense_retrieval.IGNORE in used:
-        handles.append(Patch(facecolor=_IGNORED, edgecolor="#999999", linewidth=0.5, label="not labelled"))
+        handles.append(
+            Patch(facecolor=_IGNORED, edgecolor="#999999", linewidth=0.5, label="not labelled")
+        )
     return handles
 
 
 def class_colors(count: int, background: int | None = None) -> np.ndarray:
-    """[count, 3] RGB in [0, 1]: ten named colours, then hues by the golden angle; `background` is light gray."""
+    """[count, 3] RGB in [0, 1]: ten named colours, then hues by the golden angle; `background` is
+    light gray.
+    """
     # tab10 without its gray, which would pass for the background.
     named = [*(c for i, c in enumerate(colormaps["tab10"].colors) if i != 7), (0.05, 0.05, 0.05)]
     order = [c for c in range(count) if c != background]
@@ -351,7 +457,9 @@ def class_colors(count: int, background: int | None = None) -> np.ndarray:
     for i, c in enumerate(order):
         hue, ring = (i * 0.618034) % 1.0, i // 20
         result[c] = (
-            named[i] if i < len(named) else colors.hsv_to_rgb((hue, 0.75 - 0.25 * (ring % 2), 0.9 - 0.2 * (ring % 3)))
+            named[i]
+            if i < len(named)
+            else colors.hsv_to_rgb((hue, 0.75 - 0.25 * (ring % 2), 0.9 - 0.2 * (ring % 3)))
         )
     if background is not None and background < count:
         result[background] = colors.to_rgb(_BACKGROUND)
@@ -368,7 +476,9 @@ def paint(labels, palette) -> np.ndarray:
 
 
 def _class_name(class_names):
-    return lambda c: str(class_names[c]) if class_names is not None and c < len(class_names) else str(int(c))
+    return lambda c: (
+        str(class_names[c]) if class_names is not None and c < len(class_names) else str(int(c))
+    )
 
 
 def float_images(images):
@@ -392,30 +502,53 @@ def save(fig, folder, name) -> Path:
 
 
 def draw(
-    config, folder, extracted: dict, sources_of: dict, *, attention_fn=None, metrics=None, scores=None, count: int = 6
+    config,
+    folder,
+    extracted: dict,
+    sources_of: dict,
+    *,
+    attention_fn=None,
+    metrics=None,
+    scores=None,
+    count: int = 6,
 ) -> list[Path]:
     """All figures of a run that the given data allow; returns the PNGs written.
 
     Args:
-      extracted: the dict that `evals.evaluate(..., extracted=...)` filled. sources_of: the sources it used.
-      attention_fn: features_fn made with attention=True; None: no attention figure.
+      extracted: the dict that `evals.evaluate(..., extracted=...)` filled. sources_of: the sources
+      it used. attention_fn: features_fn made with attention=True; None: no attention figure.
       metrics, scores: tables for `curves`, or None. count: queries and scenes shown.
     """
     cut = dict(crop=config.eval.crop, multiple=config.model.patch)
     paths = []
     if metrics is not None:
-        paths.append(curves(metrics, folder, scores=scores, title=f"{config.method}, batch {config.optim.batch_size}"))
+        paths.append(
+            curves(
+                metrics,
+                folder,
+                scores=scores,
+                title=f"{config.method}, batch {config.optim.batch_size}",
+            )
+        )
     section = "dense" if "dense" in sources_of else "image"
     if attention_fn is not None and section in sources_of:
         source = sources_of[section][1]
         images = features.images_of(source, range(min(count, len(source))), **cut)
         found = attention_fn(images)
         if found.cls is not None and found.attention is not None:
-            paths.append(attention(images, cls_attention(found.attention, found.patches.shape[1:3]), folder))
+            paths.append(
+                attention(images, cls_attention(found.attention, found.patches.shape[1:3]), folder)
+            )
     if "image" in extracted and extracted["image"][0].labels is not None:
-        paths.append(_draw_neighbours(folder, *extracted["image"], *sources_of["image"], cut, count))
+        paths.append(
+            _draw_neighbours(folder, *extracted["image"], *sources_of["image"], cut, count)
+        )
     if "dense" in extracted and extracted["dense"][0].masks is not None:
-        paths.append(_draw_segmentations(config, folder, *extracted["dense"], sources_of["dense"][1], cut, count))
+        paths.append(
+            _draw_segmentations(
+                config, folder, *extracted["dense"], sources_of["dense"][1], cut, count
+            )
+        )
     return paths
 
 
@@ -424,7 +557,9 @@ def _draw_neighbours(folder, train, test, train_source, test_source, cut, count,
     turn = [np.sum(test.labels[:i] == label) for i, label in enumerate(test.labels[:1000])]
     chosen = np.lexsort((test.labels[:1000], turn))[:count]
     classes = 1 + int(train.labels.max())
-    found = knn.classify(train.image, train.labels, test.image[chosen], num_classes=classes, ks=(k,))
+    found = knn.classify(
+        train.image, train.labels, test.image[chosen], num_classes=classes, ks=(k,)
+    )
     shown = [features.images_of(train_source, train.index[row], **cut) for row in found.index]
     return neighbours(
         features.images_of(test_source, test.index[chosen], **cut),
@@ -457,6 +592,9 @@ def _draw_segmentations(config, folder, train, test, test_source, cut, count):
         test.masks[:count],
         result.predicted,
         folder,
-        title=f"Dense retrieval: the class of each patch from its {e.dense_k} nearest training patches",
+        title=(
+            f"Dense retrieval: the class of each patch from its {e.dense_k} nearest training"
+            " patches"
+        ),
         **names,
     )

@@ -1,7 +1,9 @@
-"""The papers' objectives as pure functions of network outputs: arrays in, a dict of named terms out.
+"""The papers' objectives as pure functions of network outputs: arrays in, a dict of named terms
+  out.
 
-No network, no parameters, no config: they can be called from any JAX training code. The means over pairs, batch and
-tasks are taken here and nowhere else; under `jit` with a sharded batch they are means over the global batch.
+No network, no parameters, no config: they can be called from any JAX training code. The means over
+pairs, batch and tasks are taken here and nowhere else; under `jit` with a sharded batch they are
+means over the global batch.
 """
 
 from ssl_jax.losses.cribo import cribo
@@ -13,5 +15,16 @@ from ssl_jax.losses.sop import sop, sop_patch
 from ssl_jax.losses.stellar import stellar
 
 __all__ = [
-    "cribo", "dino", "flsl", "ibot", "ibot_patch", "mae", "normalize_patches", "patchify", "sop", "sop_patch", "stellar", "unpatchify",
-]  # fmt: skip
+    "cribo",
+    "dino",
+    "flsl",
+    "ibot",
+    "ibot_patch",
+    "mae",
+    "normalize_patches",
+    "patchify",
+    "sop",
+    "sop_patch",
+    "stellar",
+    "unpatchify",
+]

@@ -1,7 +1,7 @@
 """MAE: masked autoencoders; the pixel loss, and cutting images into patches.
 
-Source: He et al., "Masked Autoencoders Are Scalable Vision Learners", 2021 (arXiv 2111.06377), section 3; order of the pixels of a patch,
-variance and eps follow the official code.
+Source: He et al., "Masked Autoencoders Are Scalable Vision Learners", 2021 (arXiv 2111.06377),
+section 3; order of the pixels of a patch, variance and eps follow the official code.
 """
 
 import jax
@@ -18,16 +18,19 @@ def mae(predicted, pixels, mask, *, normalize_pixels: bool = True, eps: float = 
     with target = pixels or, with `normalize_pixels`, `normalize_patches(pixels)`.
 
     Args:
-      predicted: [B, n, P], P = patch * patch * channels; any float type (computed in float32 or wider).
-      pixels: [B, n, P] of `patchify`, as the network sees them (the published code subtracts ImageNet's mean and divides by its standard
-        deviation per channel first); no gradient.
+      predicted: [B, n, P], P = patch * patch * channels; any float type (computed in float32 or
+        wider).
+      pixels: [B, n, P] of `patchify`, as the network sees them (the published code subtracts
+        ImageNet's mean and divides by its standard deviation per channel first); no gradient.
       mask: [B, n] bool, True = masked (counts).
-      normalize_pixels: whether each patch is normalised by its own mean and variance; eps: added to that variance.
+      normalize_pixels: whether each patch is normalised by its own mean and variance; eps: added to
+        that variance.
 
     Returns:
-      dict of scalars: loss; variance: the loss if each patch's own mean were predicted instead (the part of the target that takes
-      structure to predict); explained: 1 - loss / variance, 0 = no better than flat patches, 1 = exact (0 if there is no variance);
-      masked: share of patches that are masked.
+      dict of scalars: loss; variance: the loss if each patch's own mean were predicted instead (the
+      part of the target that takes structure to predict); explained: 1 - loss / variance, 0 = no
+      better than flat patches, 1 = exact (0 if there is no variance); masked: share of patches that
+      are masked.
 
     Raises:
       ValueError: shapes that do not fit, a mask that is not boolean, eps <= 0.
@@ -36,20 +39,30 @@ def mae(predicted, pixels, mask, *, normalize_pixels: bool = True, eps: float = 
       >>> import jax.numpy as jnp
       >>> pixels = jnp.array([[[1.0, 3.0], [5.0, 5.0]]])
       >>> mask = jnp.array([[True, False]])
-      >>> print(mae(jnp.zeros((1, 2, 2)), pixels, mask, normalize_pixels=False)["loss"])  # (1 + 9) / 2
+      >>> # (1 + 9) / 2
+      >>> print(mae(jnp.zeros((1, 2, 2)), pixels, mask, normalize_pixels=False)["loss"])
       5.0
-      >>> print(mae(jnp.zeros((1, 2, 2)), pixels, mask)["loss"].round(4))  # targets -1/sqrt(2), 1/sqrt(2): unbiased variance
+      >>> # targets -1/sqrt(2), 1/sqrt(2): unbiased variance
+      >>> print(mae(jnp.zeros((1, 2, 2)), pixels, mask)["loss"].round(4))
       0.5
 
     Reference: He et al. 2021, section 3 ("Reconstruction target") and table 1d.
     """
-    arguments.require_shape("predicted", predicted, (None, None, None), "[B, n, patch * patch * channels]")
+    arguments.require_shape(
+        "predicted", predicted, (None, None, None), "[B, n, patch * patch * channels]"
+    )
     shape = jnp.shape(predicted)
-    arguments.require(min(shape) >= 1, "the shape of predicted", shape, "[B, n, P] without an empty axis")
+    arguments.require(
+        min(shape) >= 1, "the shape of predicted", shape, "[B, n, P] without an empty axis"
+    )
     arguments.require_shape("pixels", pixels, shape, f"{shape} as predicted")
-    arguments.require_shape("mask", mask, shape[:2], f"{shape[:2]} as predicted without its last axis")
+    arguments.require_shape(
+        "mask", mask, shape[:2], f"{shape[:2]} as predicted without its last axis"
+    )
     mask = jnp.asarray(mask)
-    arguments.require(mask.dtype == jnp.bool_, "the type of mask", mask.dtype, "bool (True = masked)")
+    arguments.require(
+        mask.dtype == jnp.bool_, "the type of mask", mask.dtype, "bool (True = masked)"
+    )
     arguments.require_positive("eps", eps)
 
     dtype = jnp.promote_types(jnp.result_type(predicted, pixels), jnp.float32)
@@ -63,14 +76,19 @@ def mae(predicted, pixels, mask, *, normalize_pixels: bool = True, eps: float = 
     variance = jnp.where(mask, target.var(axis=-1), 0).sum() / count
     flat = variance <= 0
     explained = jnp.where(flat, 0, 1 - jax.lax.stop_gradient(loss) / jnp.where(flat, 1, variance))
-    return {"loss": loss, "variance": variance, "explained": explained, "masked": mask.mean(dtype=dtype)}
+    return {
+        "loss": loss,
+        "variance": variance,
+        "explained": explained,
+        "masked": mask.mean(dtype=dtype),
+    }
 
 
 def patchify(images, patch: int):
     """Cuts images [..., H, W, C] into patches [..., (H / patch) (W / patch), patch * patch * C].
 
-    Patches row by row; within a patch the pixels row by row, and the channels of a pixel side by side: the order of MAE's code
-    ("p, q, c") and of the rows of our patch embedding.
+    Patches row by row; within a patch the pixels row by row, and the channels of a pixel side by
+    side: the order of MAE's code ("p, q, c") and of the rows of our patch embedding.
 
     Args:
       images: [..., H, W, C], any type.
@@ -95,14 +113,17 @@ def patchify(images, patch: int):
     arguments.require(patch >= 1, "patch", patch, "at least 1")
     *lead, height, width, channels = images.shape
     fits = height % patch == 0 and width % patch == 0
-    arguments.require(fits, "the size of the images", (height, width), f"multiples of patch = {patch}")
+    arguments.require(
+        fits, "the size of the images", (height, width), f"multiples of patch = {patch}"
+    )
     rows, columns = height // patch, width // patch
     grid = jnp.moveaxis(images.reshape(*lead, rows, patch, columns, patch, channels), -4, -3)
     return grid.reshape(*lead, rows * columns, patch * patch * channels)
 
 
 def unpatchify(patches, patch: int, grid: tuple[int, int]):
-    """The inverse of `patchify`: [..., rows * columns, patch * patch * C] -> [..., rows * patch, columns * patch, C].
+    """The inverse of `patchify`: [..., rows * columns, patch * patch * C] -> [..., rows * patch,
+      columns * patch, C].
 
     Args:
       patches: [..., rows * columns, patch * patch * C], any type.
@@ -124,22 +145,36 @@ def unpatchify(patches, patch: int, grid: tuple[int, int]):
     Reference: MAE (He et al. 2022), official code.
     """
     patches, (rows, columns) = jnp.asarray(patches), grid
-    arguments.require_shape("patches", patches, (..., rows * columns, None), f"[..., {rows} * {columns}, patch * patch * C]")
+    arguments.require_shape(
+        "patches",
+        patches,
+        (..., rows * columns, None),
+        f"[..., {rows} * {columns}, patch * patch * C]",
+    )
     *lead, _, size = patches.shape
-    arguments.require(patch >= 1 and size % patch**2 == 0, "the last axis of patches", size, f"a multiple of {patch}^2")
-    cells = jnp.moveaxis(patches.reshape(*lead, rows, columns, patch, patch, size // patch**2), -3, -4)
+    arguments.require(
+        patch >= 1 and size % patch**2 == 0,
+        "the last axis of patches",
+        size,
+        f"a multiple of {patch}^2",
+    )
+    cells = jnp.moveaxis(
+        patches.reshape(*lead, rows, columns, patch, patch, size // patch**2), -3, -4
+    )
     return cells.reshape(*lead, rows * patch, columns * patch, size // patch**2)
 
 
 def normalize_patches(pixels, *, eps: float = 1e-6):
-    """Each patch minus its mean, divided by sqrt(variance + eps), with the UNBIASED variance (P - 1), as in MAE's code.
+    """Each patch minus its mean, divided by sqrt(variance + eps), with the UNBIASED variance (P -
+    1), as in MAE's code.
 
     Args:
       pixels: [..., P], P >= 2; float.
       eps: > 0, added to the variance.
 
     Returns:
-      (normalised [..., P], mean [..., 1], scale [..., 1]): pixels = normalised * scale + mean. Finite for flat patches.
+      (normalised [..., P], mean [..., 1], scale [..., 1]): pixels = normalised * scale + mean.
+        Finite for flat patches.
 
     Raises:
       ValueError: fewer than two values in a patch.
@@ -153,7 +188,9 @@ def normalize_patches(pixels, *, eps: float = 1e-6):
     """
     pixels = jnp.asarray(pixels)
     arguments.require_shape("pixels", pixels, (..., None), "[..., P]")
-    arguments.require(pixels.shape[-1] >= 2, "the number of values of a patch", pixels.shape[-1], "at least 2")
+    arguments.require(
+        pixels.shape[-1] >= 2, "the number of values of a patch", pixels.shape[-1], "at least 2"
+    )
     mean = pixels.mean(axis=-1, keepdims=True)
     scale = jnp.sqrt(pixels.var(axis=-1, keepdims=True, ddof=1) + eps)
     return (pixels - mean) / scale, mean, scale

@@ -1,8 +1,8 @@
 """Averages over pairs of different views, shared by the multi-crop objectives (DINO, SOP).
 
-The first T of S student views are the T views of the teacher; a pair is (s, t) with s != t. Cross-entropies are
-summed over t first, because the targets of one student view simply add up: view s < T has T - 1 pairs, each other
-view has T.
+The first T of S student views are the T views of the teacher; a pair is (s, t) with s != t.
+Cross-entropies are summed over t first, because the targets of one student view simply add up: view
+s < T has T - 1 pairs, each other view has T.
 """
 
 import jax.numpy as jnp
@@ -17,13 +17,15 @@ def pair_terms(by_view, num_teacher: int, teacher_entropy) -> dict:
     """Means over pairs.
 
     Args:
-      by_view: [S], cross-entropy of each student view, summed over its teachers and averaged over the batch.
-      num_teacher: T.
-      teacher_entropy: scalar, mean entropy of the targets over the T views. Every teacher view has S - 1 pairs, so
-        this is also its mean over pairs, and the loss minus it is the mean divergence KL(teacher || student).
+      by_view: [S], cross-entropy of each student view, summed over its teachers and averaged over
+      the batch. num_teacher: T.
+      teacher_entropy: scalar, mean entropy of the targets over the T views. Every teacher view has
+        S - 1 pairs, so this is also its mean over pairs, and the loss minus it is the mean
+        divergence KL(teacher || student).
 
     Returns:
-      dict of scalars: loss, kl; global_loss (student view s < T) if T > 1; local_loss (s >= T) if S > T.
+      dict of scalars: loss, kl; global_loss (student view s < T) if T > 1; local_loss (s >= T) if S
+        > T.
     """
     num_local = by_view.shape[0] - num_teacher
     global_pairs, local_pairs = num_teacher * (num_teacher - 1), num_teacher * num_local

@@ -1,7 +1,7 @@
 """SOP: self-organizing visual prototypes; the objectives on class tokens and on masked patches.
 
-Source: "Self-Organizing Visual Prototypes for Non-Parametric Representation Learning" (SOP), section 2; the pairs and
-averages that the text leaves open follow the official code.
+Source: "Self-Organizing Visual Prototypes for Non-Parametric Representation Learning" (SOP),
+section 2; the pairs and averages that the text leaves open follow the official code.
 """
 
 import jax
@@ -12,21 +12,24 @@ from ssl_jax.ops import arguments, divergence, voting
 
 
 def sop(student, teacher, members, weights, *, student_temperature, teacher_temperature):
-    """Cross-entropy between the SOP predictions of the teacher in one view and of the student in another.
+    """Cross-entropy between the SOP predictions of the teacher in one view and of the student in
+    another.
 
     With P(u; tau) of `ops.sop_vote`, views s of the student and t of the teacher:
 
-        loss = 1 / (2 V - 2) * sum_{s != t} mean_B( - sum_i P(teacher_t; tau_t)_i log P(student_s; tau_s)_i )
+        loss = 1 / (2 V - 2) * sum_{s != t} mean_B( - sum_i P(teacher_t; tau_t)_i log P(student_s;
+        tau_s)_i )
 
     and the mean of that over tasks.
 
-    Tasks run one after another and within a task the student's views do too (`lax.map`), which on CPU costs no time
-    against doing them at once. So the largest arrays are the teacher's [2, B, K] and a few [B, K] of one task and
-    view, besides one reordered copy of a task's members; the gradient keeps [T, V, B, d].
+    Tasks run one after another and within a task the student's views do too (`lax.map`), which on
+    CPU costs no time against doing them at once. So the largest arrays are the teacher's [2, B, K]
+    and a few [B, K] of one task and view, besides one reordered copy of a task's members; the
+    gradient keeps [T, V, B, d].
 
     Args:
-      student: [V, B, d], V >= 2 views, the two global ones first; unit vectors, any float type (computed in float32
-        or wider).
+      student: [V, B, d], V >= 2 views, the two global ones first; unit vectors, any float type
+        (computed in float32 or wider).
       teacher: [2, B, d], clean global views; no gradient.
       members: [T, K, M, d] of `ops.build_sops`, T independent tasks; no gradient.
       weights: [T, K, M] of `ops.sop_weights`; no gradient.
@@ -35,10 +38,12 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
 
     Returns:
       dict of scalars (nats; means over tasks):
-        loss; global_loss and (if V > 2) local_loss: means over the pairs whose student view is global, or local;
-        teacher_entropy: mean entropy of the teacher's P (0: one SOP each; log K: uniform);
-        marginal_entropy: entropy of the batch mean of the teacher's P (0: the same SOP for all images, i.e. collapse);
-        usage: share of anchors whose SOP is the likeliest for one or more of the 2 B teacher embeddings;
+        loss; global_loss and (if V > 2) local_loss: means over the pairs whose student view is
+        global, or local; teacher_entropy: mean entropy of the teacher's P (0: one SOP each; log K:
+        uniform);
+        marginal_entropy: entropy of the batch mean of the teacher's P (0: the same SOP for all
+        images, i.e. collapse); usage: share of anchors whose SOP is the likeliest for one or more
+        of the 2 B teacher embeddings;
         kl: mean KL(teacher || student) over the pairs = loss - teacher_entropy.
 
     Raises:
@@ -50,7 +55,9 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
       >>> members = jnp.eye(4)[None, :, None]  # one task, 4 SOPs, each only its anchor
       >>> weights = ops.sop_weights(jnp.ones((1, 4, 1)), rule="onehot")
       >>> views = jnp.zeros((2, 5, 4))  # no direction: uniform predictions
-      >>> terms = sop(views, views, members, weights, student_temperature=0.1, teacher_temperature=0.04)
+      >>> terms = sop(
+      ...     views, views, members, weights, student_temperature=0.1, teacher_temperature=0.04
+      ... )
       >>> print(terms["loss"].round(4))  # log 4
       1.3863
 
@@ -59,8 +66,12 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
     arguments.require_shape("student", student, (None, None, None), "[V, B, d]")
     num_views, batch, width = jnp.shape(student)
     enough = num_views >= 2 and batch >= 1
-    arguments.require(enough, "the shape of student", jnp.shape(student), "[V, B, d] with V >= 2, B >= 1")
-    arguments.require_shape("teacher", teacher, (2, batch, width), f"[2, {batch}, {width}] as student")
+    arguments.require(
+        enough, "the shape of student", jnp.shape(student), "[V, B, d] with V >= 2, B >= 1"
+    )
+    arguments.require_shape(
+        "teacher", teacher, (2, batch, width), f"[2, {batch}, {width}] as student"
+    )
     _check_tasks(student, members, weights, student_temperature, teacher_temperature)
     student, teacher = jnp.asarray(student), jax.lax.stop_gradient(jnp.asarray(teacher))
 
@@ -72,7 +83,9 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
         def view(arrays):
             embedding, teachers = arrays
             summed = jnp.einsum("t,tbk->bk", teachers, target)
-            return voting.vote_cross_entropy(voting.scaled(embedding, student_temperature, sops), summed, sops).mean()
+            return voting.vote_cross_entropy(
+                voting.scaled(embedding, student_temperature, sops), summed, sops
+            ).mean()
 
         by_view = jax.lax.map(view, (student, pairs.pair_mask(num_views, 2, target.dtype)))
         look = {
@@ -83,14 +96,14 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
         return by_view, look
 
     by_view, look = jax.tree.map(lambda x: x.mean(axis=0), jax.lax.map(task, (members, weights)))
-    return {
-        **pairs.pair_terms(by_view, 2, look["teacher_entropy"]),
-        **look,
-    }
+    return {**pairs.pair_terms(by_view, 2, look["teacher_entropy"]), **look}
 
 
-def sop_patch(student, teacher, members, weights, masks, *, student_temperature, teacher_temperature):
-    """Cross-entropy between SOP predictions of the same patch: clean for the teacher, masked for the student (SOP-MIM).
+def sop_patch(
+    student, teacher, members, weights, masks, *, student_temperature, teacher_temperature
+):
+    """Cross-entropy between SOP predictions of the same patch: clean for the teacher, masked for
+      the student (SOP-MIM).
 
     With H_l = - sum_i P(teacher_l; tau_t)_i log P(student_l; tau_s)_i for patch l of the same view:
 
@@ -98,13 +111,14 @@ def sop_patch(student, teacher, members, weights, masks, *, student_temperature,
 
     and the mean of that over tasks.
 
-    Only masked patches count; an image with an empty mask adds 0 but stays in the mean over the batch. To save work
-    hand in only the patches that may be masked (any subset that contains all masked ones gives the same loss). Tasks
-    and views run one after another; the largest arrays are a few [B, n, K] of one task and view.
+    Only masked patches count; an image with an empty mask adds 0 but stays in the mean over the
+    batch. To save work hand in only the patches that may be masked (any subset that contains all
+    masked ones gives the same loss). Tasks and views run one after another; the largest arrays are
+    a few [B, n, K] of one task and view.
 
     Args:
-      student: [V, B, n, d], projected patches of the masked global views (V = 2 in the paper); any float type.
-      teacher: [V, B, n, d], the same patches of the clean views; no gradient.
+      student: [V, B, n, d], projected patches of the masked global views (V = 2 in the paper); any
+      float type. teacher: [V, B, n, d], the same patches of the clean views; no gradient.
       members: [T, K, M, d]; no gradient.
       weights: [T, K, M]; no gradient.
       masks: [V, B, n] bool, True = masked for the student (counts).
@@ -114,15 +128,16 @@ def sop_patch(student, teacher, members, weights, masks, *, student_temperature,
     Returns:
       dict of scalars (nats; means over tasks):
         loss;
-        teacher_entropy: mean entropy of the teacher's P over all n patches handed in, masked or not (defined for
-          empty masks too);
+        teacher_entropy: mean entropy of the teacher's P over all n patches handed in, masked or not
+          (defined for empty masks too);
         marginal_entropy: entropy of their mean;
         usage: share of anchors whose SOP is the likeliest for one or more of those patches;
         kl: mean KL(teacher || student) over masked patches, 0 if there is none;
         masked: share of the patches handed in that are masked.
 
     Raises:
-      ValueError: shapes that do not fit, masks that are not boolean, temperatures <= 0 (where known).
+      ValueError: shapes that do not fit, masks that are not boolean, temperatures <= 0 (where
+      known).
 
     Example:
       >>> import jax.numpy as jnp
@@ -138,11 +153,17 @@ def sop_patch(student, teacher, members, weights, masks, *, student_temperature,
     """
     arguments.require_shape("student", student, (None, None, None, None), "[V, B, n, d]")
     shape = jnp.shape(student)
-    arguments.require(min(shape) >= 1, "the shape of student", shape, "[V, B, n, d] without an empty axis")
+    arguments.require(
+        min(shape) >= 1, "the shape of student", shape, "[V, B, n, d] without an empty axis"
+    )
     arguments.require_shape("teacher", teacher, shape, f"{shape} as student")
-    arguments.require_shape("masks", masks, shape[:3], f"{shape[:3]} as student without its last axis")
+    arguments.require_shape(
+        "masks", masks, shape[:3], f"{shape[:3]} as student without its last axis"
+    )
     masks = jnp.asarray(masks)
-    arguments.require(masks.dtype == jnp.bool_, "the type of masks", masks.dtype, "bool (True = masked)")
+    arguments.require(
+        masks.dtype == jnp.bool_, "the type of masks", masks.dtype, "bool (True = masked)"
+    )
     _check_tasks(student, members, weights, student_temperature, teacher_temperature)
     # What the student says elsewhere must not matter, not even if it is NaN.
     student = jnp.where(masks[..., None], student, 0)
@@ -155,11 +176,19 @@ def sop_patch(student, teacher, members, weights, masks, *, student_temperature,
             embedding, clean, mask = arrays
             log_target = _target(clean, teacher_temperature, sops)
             target = jnp.where(mask[..., None], jnp.exp(log_target), 0)
-            by_patch = voting.vote_cross_entropy(voting.scaled(embedding, student_temperature, sops), target, sops)
+            by_patch = voting.vote_cross_entropy(
+                voting.scaled(embedding, student_temperature, sops), target, sops
+            )
             by_image = by_patch.sum(axis=-1) / jnp.maximum(1, mask.sum(axis=-1))
             entropy = divergence.entropy(log_probs=log_target)
             kl_sum = jnp.where(mask, by_patch - entropy, 0).sum()
-            return by_image.mean(), entropy.mean(), jnp.exp(log_target).mean(axis=(0, 1)), usage.wins(log_target), kl_sum
+            return (
+                by_image.mean(),
+                entropy.mean(),
+                jnp.exp(log_target).mean(axis=(0, 1)),
+                usage.wins(log_target),
+                kl_sum,
+            )
 
         loss, entropy, marginal, wins, kl_sum = jax.lax.map(view, (student, teacher, masks))
         return {
@@ -179,11 +208,17 @@ def _target(embeddings, temperature, sops):
 
 
 def _check_tasks(student, members, weights, student_temperature, teacher_temperature) -> None:
-    """Raises ValueError unless members, weights and the width of student fit and the temperatures are above 0."""
+    """Raises ValueError unless members, weights and the width of student fit and the temperatures
+    are above 0.
+    """
     width = jnp.shape(student)[-1]
     arguments.require_shape("members", members, (None, None, None, width), f"[T, K, M, {width}]")
     shape = jnp.shape(members)
-    arguments.require(min(shape) >= 1, "the shape of members", shape, "[T, K, M, d] without an empty axis")
-    arguments.require_shape("weights", weights, shape[:3], f"{shape[:3]} as members without its last axis")
+    arguments.require(
+        min(shape) >= 1, "the shape of members", shape, "[T, K, M, d] without an empty axis"
+    )
+    arguments.require_shape(
+        "weights", weights, shape[:3], f"{shape[:3]} as members without its last axis"
+    )
     arguments.require_positive("student_temperature", student_temperature)
     arguments.require_positive("teacher_temperature", teacher_temperature)

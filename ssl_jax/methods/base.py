@@ -1,4 +1,6 @@
-"""What a method is: a NamedTuple of pure functions, and the few records that pass between them and the step."""
+"""What a method is: a NamedTuple of pure functions, and the few records that pass between them and
+the step.
+"""
 
 import math
 from collections.abc import Callable
@@ -8,7 +10,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.validate import check_choice as check_choice  # methods use it beside the rest of this module
+from ssl_jax.validate import (
+    check_choice as check_choice,
+)  # methods use it beside the rest of this module
 
 NEVER = math.inf  # freeze_epochs of a parameter that is never trained
 
@@ -18,13 +22,13 @@ class Rule:
     """How the optimizer treats the parameters whose path matches.
 
     lr: factor on the learning rate.
-    decay: "matrices" decays tensors of rank 2 and more and no biases (the DINO family: "not on biases and 1-D
-      parameters", by the rank of the stored tensor, so class token, position codes, mask vector and a [1, K] gain ARE
-      decayed); True all, False none.
-    freeze_epochs: not trained before this epoch: neither value, moments nor step count move. NEVER: never trained, and
-      no moments at all.
-    clip_group: gradients of all tensors with the same group name are clipped by their joint norm; None: as
-      optim.clip_by says.
+    decay: "matrices" decays tensors of rank 2 and more and no biases (the DINO family: "not on
+      biases and 1-D parameters", by the rank of the stored tensor, so class token, position codes,
+      mask vector and a [1, K] gain ARE decayed); True all, False none.
+    freeze_epochs: not trained before this epoch: neither value, moments nor step count move. NEVER:
+      never trained, and no moments at all.
+    clip_group: gradients of all tensors with the same group name are clipped by their joint norm;
+      None: as optim.clip_by says.
     """
 
     lr: float = 1.0
@@ -33,7 +37,8 @@ class Rule:
     clip_group: str | None = None
 
 
-# A method's rules are an ordered tuple of (regular expression of the whole path, Rule); the first match counts.
+# A method's rules are an ordered tuple of (regular expression of the whole path, Rule); the first
+# match counts.
 DEFAULT_RULES: tuple[tuple[str, Rule], ...] = ((".*", Rule()),)
 
 
@@ -52,7 +57,9 @@ class Progress(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Second result of `objective`: the new carry (same structure as the old) and named float32 scalars."""
+    """Second result of `objective`: the new carry (same structure as the old) and named float32
+    scalars.
+    """
 
     carry: Any
     metrics: dict[str, jax.Array]
@@ -61,9 +68,10 @@ class Output(NamedTuple):
 class Features(NamedTuple):
     """What a trained network says about images, all float32, after the final norm.
 
-    image [B, d]: the vector the method means by "the image". cls [B, d] or None. patches [B, h, w, d].
-    attention [B, heads, N, N] of the last block, and layers {block index: Tokens}: if asked for. extras: its own.
-    """
+    image [B, d]: the vector the method means by "the image". cls [B, d] or None. patches [B, h, w,
+      d].
+    attention [B, heads, N, N] of the last block, and layers {block index: Tokens}: if asked for.
+    extras: its own."""
 
     image: jax.Array
     cls: jax.Array | None
@@ -76,8 +84,9 @@ class Features(NamedTuple):
 class Panel(NamedTuple):
     """One cell of a picture: an image, and what is laid over it.
 
-    image: [H, W, 3] in [0, 1]. heat: [h, w] >= 0, drawn as a translucent map from its minimum to its maximum. labels: [h, w] int,
-    drawn as translucent regions (below 0: none). marks: (y, x) in 0..1 of the image. title: short text above.
+    image: [H, W, 3] in [0, 1]. heat: [h, w] >= 0, drawn as a translucent map from its minimum to
+    its maximum. labels: [h, w] int, drawn as translucent regions (below 0: none). marks: (y, x) in
+    0..1 of the image. title: short text above.
     """
 
     image: Any
@@ -88,7 +97,9 @@ class Panel(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A grid of panels with a title; a row may be shorter than the others. `evals.panels` draws it."""
+    """A grid of panels with a title; a row may be shorter than the others. `evals.panels`
+    draws it.
+    """
 
     title: str
     rows: tuple[tuple[Panel, ...], ...]
@@ -123,8 +134,9 @@ class Method(NamedTuple):
     init(key, config) -> (params, carry)
         params: trainable nested dict; carry: memories, centers, counters (or None).
     encode(params, teacher, batch, keys, config) -> outputs
-        The networks only, on a batch of prepared views and one PRNG key per image [B]. Outputs have leading axis B, and
-        row i depends on image i alone, so that the step may cut the batch into chunks.
+        The networks only, on a batch of prepared views and one PRNG key per image [B]. Outputs have
+        leading axis B, and row i depends on image i alone, so that the step may cut the batch into
+        chunks.
     objective(params, teacher, outputs, carry, key, progress, config) -> (scalar, Output)
         The loss over the whole batch, and what the carry becomes.
     features(params, images, config, *, layers=(), attention=False) -> Features
@@ -136,7 +148,8 @@ class Method(NamedTuple):
     health(metrics, config) -> list of text
         Warnings "KIND: likely cause" from one row of metrics.
     pictures(params, images, config) -> {name: Picture}
-        Optional: what only this method can show, for images [B, H, W, 3] in [0, 1]; NumPy arrays in the pictures. Not under jit.
+        Optional: what only this method can show, for images [B, H, W, 3] in [0, 1]; NumPy arrays in
+        the pictures. Not under jit.
     """
 
     name: str
@@ -154,7 +167,9 @@ class Method(NamedTuple):
 
 
 def spread(embeddings) -> jax.Array:
-    """Spread of unit vectors [..., B, d]: sqrt(1 - |mean over B|^2), averaged; 0 = all equal, 1 = centred."""
+    """Spread of unit vectors [..., B, d]: sqrt(1 - |mean over B|^2), averaged; 0 = all equal, 1 =
+    centred.
+    """
     center = embeddings.astype(jnp.float32).mean(axis=-2)
     return jnp.sqrt(jnp.maximum(1.0 - jnp.square(center).sum(axis=-1), 0.0)).mean()
 
@@ -164,32 +179,37 @@ def spread_warnings(metrics) -> list[str]:
     value = metrics.get("embedding_spread")
     if value is not None and value < 0.05:
         return [
-            f"collapse of embeddings: all images map to nearly one vector (spread {value:.3f} of 1); "
-            "raise teacher.momentum or lower optim.lr"
+            f"collapse of embeddings: all images map to nearly one vector (spread {value:.3f} of"
+            " 1); raise teacher.momentum or lower optim.lr"
         ]
     return []
 
 
 def assignment_warnings(metrics, prefix: str, num_classes: int) -> list[str]:
-    """Warnings from the entropies of a distribution over `num_classes` prototypes (natural logarithm).
+    """Warnings from the entropies of a distribution over `num_classes` prototypes (natural
+    logarithm).
 
-    Reads `{prefix}_teacher_entropy` (mean entropy of a target) and `{prefix}_marginal_entropy` (entropy of the mean
-    target of a batch).
+    Reads `{prefix}_teacher_entropy` (mean entropy of a target) and `{prefix}_marginal_entropy`
+    (entropy of the mean target of a batch).
     """
     top = math.log(num_classes)
-    each, marginal = (metrics.get(f"{prefix}_{name}") for name in ("teacher_entropy", "marginal_entropy"))
+    each, marginal = (
+        metrics.get(f"{prefix}_{name}") for name in ("teacher_entropy", "marginal_entropy")
+    )
     if each is None or marginal is None:
         return []
     if each > 0.98 * top:
         return [
-            f"uniform {prefix} targets: entropy {each:.2f} of log K = {top:.2f}, so there is nothing to learn from; "
-            "lower the teacher temperature, or raise model.init_std or optim.lr"
+            f"uniform {prefix} targets: entropy {each:.2f} of log K = {top:.2f}, so there is"
+            " nothing to learn from; lower the teacher temperature, or raise model.init_std or"
+            " optim.lr"
         ]
     # Their difference is the information, in nats, that a target holds about its image.
     if marginal < 0.1 * top or marginal - each < 0.03 * top:
         return [
-            f"collapse of {prefix} targets: all images get nearly the same one, on about {math.exp(marginal):.1f} of {num_classes} "
-            f"prototypes (entropy of a target {each:.2f}, of their mean {marginal:.2f}, log K = {top:.2f}); check anchors or "
-            "centering, lower optim.lr"
+            f"collapse of {prefix} targets: all images get nearly the same one, on about"
+            f" {math.exp(marginal):.1f} of {num_classes} prototypes (entropy of a target"
+            f" {each:.2f}, of their mean {marginal:.2f}, log K = {top:.2f}); check anchors or"
+            " centering, lower optim.lr"
         ]
     return []

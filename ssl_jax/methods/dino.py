@@ -1,4 +1,5 @@
-"""DINO: self-distillation with no labels (Caron et al. 2021), the baseline every paper here compares with.
+"""DINO: self-distillation with no labels (Caron et al. 2021), the baseline every paper here
+  compares with.
 
 The student matches, across views, the centred and sharpened prototype scores of an EMA teacher.
 """
@@ -20,13 +21,19 @@ def defaults() -> ml_collections.ConfigDict:
     c.head_hidden = 2048  # width of the head's two hidden layers
     c.head_bottleneck = 256  # width before the prototypes, L2-normalised
     c.prototypes = 65536  # K, rows of the weight-normalised last layer
-    c.norm_last_layer = True  # gain fixed at 1 (always on for ViT-S; the paper turns it off for some larger runs)
-    c.freeze_last_layer_epochs = 1  # the last layer, and its AdamW moments and step count, do not move before this epoch
+    c.norm_last_layer = (
+        True  # gain fixed at 1 (always on for ViT-S; the paper turns it off for some larger runs)
+    )
+    c.freeze_last_layer_epochs = (
+        1  # the last layer, and its AdamW moments and step count, do not move before this epoch
+    )
     c.global_token = "cls"  # "cls" or "mean" (average of the patch tokens)
     c.student_temperature = 0.1  # tau_s
     c.teacher_temperature = 0.04  # tau_t at epoch 0
     c.final_teacher_temperature = 0.07  # tau_t after the warm-up
-    c.teacher_temperature_epochs = 30.0  # linear warm-up in steps of one epoch; 0 = final value from the start
+    c.teacher_temperature_epochs = (
+        30.0  # linear warm-up in steps of one epoch; 0 = final value from the start
+    )
     c.center_momentum = 0.9
     c.centering = True  # False: the ablation that collapses
     return c
@@ -40,13 +47,20 @@ def check(config) -> None:
         if not c[key] > 0:
             raise InputError(f"dino.{key} is {c[key]}; a temperature must be above 0")
     if c.prototypes < 2:
-        raise InputError(f"dino.prototypes is {c.prototypes}; a distribution over prototypes needs at least 2")
+        raise InputError(
+            f"dino.prototypes is {c.prototypes}; a distribution over prototypes needs at least 2"
+        )
     if not 0 <= c.center_momentum < 1:
         raise InputError(f"dino.center_momentum is {c.center_momentum}; it must lie in [0, 1)")
     if c.global_token == "cls" and not config.model.cls:
-        raise InputError('dino.global_token is "cls" but model.cls is False; set model.cls=True or dino.global_token="mean"')
+        raise InputError(
+            'dino.global_token is "cls" but model.cls is False; set model.cls=True or'
+            ' dino.global_token="mean"'
+        )
     if config.views.mask != "none":
-        raise InputError(f'views.mask is "{config.views.mask}" but DINO masks nothing; set views.mask="none"')
+        raise InputError(
+            f'views.mask is "{config.views.mask}" but DINO masks nothing; set views.mask="none"'
+        )
 
 
 def views(config) -> recipe.ViewRecipe:
@@ -55,11 +69,17 @@ def views(config) -> recipe.ViewRecipe:
 
 def _networks(config, teacher: bool):
     c = config.dino
-    backbone = vit.vit(zoo.vit_config(config.model, drop_path=0.0 if teacher else config.model.drop_path))
+    backbone = vit.vit(
+        zoo.vit_config(config.model, drop_path=0.0 if teacher else config.model.drop_path)
+    )
     head = heads.dino_head(
-        config.model.width, c.prototypes, hidden=c.head_hidden, bottleneck=c.head_bottleneck,
-        init_std=config.model.init_std, dtype=config.model.dtype,
-    )  # fmt: skip
+        config.model.width,
+        c.prototypes,
+        hidden=c.head_hidden,
+        bottleneck=c.head_bottleneck,
+        init_std=config.model.init_std,
+        dtype=config.model.dtype,
+    )
     return backbone, head
 
 
@@ -72,17 +92,25 @@ def init(key, config):
 
 
 def encode(params, teacher, batch, keys, config):
-    """Prototype scores of every view: student [B, V, K] (globals first), teacher [B, V_global, K]."""
+    """Prototype scores of every view: student [B, V, K] (globals first), teacher [B,
+    V_global, K].
+    """
     backbone, head = _networks(config, teacher=False)
     frozen_backbone, frozen_head = _networks(config, teacher=True)
     image_keys = jax.vmap(lambda k: jax.random.split(k, 2))(keys)
 
     def scores(network, weights, group, view_keys):
-        tokens = multicrop.encode(network[0], weights["backbone"], group, masked=False, keys=view_keys)
-        return network[1].apply(weights["head"], multicrop.global_token(tokens, config.dino.global_token))
+        tokens = multicrop.encode(
+            network[0], weights["backbone"], group, masked=False, keys=view_keys
+        )
+        return network[1].apply(
+            weights["head"], multicrop.global_token(tokens, config.dino.global_token)
+        )
 
     groups = [(i, name) for i, name in enumerate(("global", "local")) if name in batch]
-    student = [scores((backbone, head), params, batch[name], image_keys[:, i]) for i, name in groups]
+    student = [
+        scores((backbone, head), params, batch[name], image_keys[:, i]) for i, name in groups
+    ]
     return {
         "student": jnp.concatenate(student, axis=1),
         "teacher": scores((frozen_backbone, frozen_head), teacher, batch["global"], None),
@@ -90,25 +118,38 @@ def encode(params, teacher, batch, keys, config):
 
 
 def objective(params, teacher, outputs, carry, key, progress, config):
-    """Cross-entropy over all pairs of different views (eq. 2 and 3 of the DINO paper); the center follows the batch (eq. 4)."""
+    """Cross-entropy over all pairs of different views (eq. 2 and 3 of the DINO paper); the center
+    follows the batch (eq. 4).
+    """
     del params, teacher, key
     c = config.dino
-    student, teacher_logits = (jnp.moveaxis(outputs[k], 1, 0) for k in ("student", "teacher"))  # [V, B, K]
+    student, teacher_logits = (
+        jnp.moveaxis(outputs[k], 1, 0) for k in ("student", "teacher")
+    )  # [V, B, K]
     tau = teacher_temperature(progress, config)
     terms = losses.dino(
-        student, teacher_logits, carry["center"],
-        student_temperature=c.student_temperature, teacher_temperature=tau, center_momentum=c.center_momentum,
-    )  # fmt: skip
+        student,
+        teacher_logits,
+        carry["center"],
+        student_temperature=c.student_temperature,
+        teacher_temperature=tau,
+        center_momentum=c.center_momentum,
+    )
     center = terms.pop("center")
     metrics = {f"cls_{name}": value for name, value in terms.items()} | {"teacher_temperature": tau}
-    return terms["loss"], base.Output({"center": center if c.centering else carry["center"]}, metrics)
+    return terms["loss"], base.Output(
+        {"center": center if c.centering else carry["center"]}, metrics
+    )
 
 
 def teacher_temperature(progress, config):
     """tau_t: linear warm-up, constant within an epoch (errata 7)."""
     c = config.dino
     return schedule.linear_warmup(
-        progress.epoch, start=c.teacher_temperature, end=c.final_teacher_temperature, warmup=c.teacher_temperature_epochs
+        progress.epoch,
+        start=c.teacher_temperature,
+        end=c.final_teacher_temperature,
+        warmup=c.teacher_temperature_epochs,
     )
 
 
@@ -118,9 +159,15 @@ def teacher_of(params):
 
 
 def rules(config):
-    """The last layer waits for `freeze_last_layer_epochs`; its gain stays at 1 with `norm_last_layer`, else it learns and is decayed."""
+    """The last layer waits for `freeze_last_layer_epochs`; its gain stays at 1 with
+    `norm_last_layer`, else it learns and is decayed.
+    """
     c = config.dino
-    gain = base.Rule(freeze_epochs=base.NEVER) if c.norm_last_layer else base.Rule(freeze_epochs=c.freeze_last_layer_epochs)
+    gain = (
+        base.Rule(freeze_epochs=base.NEVER)
+        if c.norm_last_layer
+        else base.Rule(freeze_epochs=c.freeze_last_layer_epochs)
+    )
     last = base.Rule(freeze_epochs=c.freeze_last_layer_epochs)
     return (("head/last/gain", gain), ("head/last/.*", last), *base.DEFAULT_RULES)
 
@@ -129,9 +176,14 @@ def features(params, images, config, *, layers=(), attention=False):
     """Encoder features without the head; `params` may be the teacher's or the student's tree."""
     backbone, _ = _networks(config, teacher=True)
     return multicrop.features(
-        backbone, params["backbone"], images, kind=config.dino.global_token, patch=config.model.patch,
-        layers=layers, attention=attention,
-    )  # fmt: skip
+        backbone,
+        params["backbone"],
+        images,
+        kind=config.dino.global_token,
+        patch=config.model.patch,
+        layers=layers,
+        attention=attention,
+    )
 
 
 def health(metrics, config):
@@ -140,6 +192,15 @@ def health(metrics, config):
 
 
 METHOD = base.Method(
-    name="dino", defaults=defaults, check=check, views=views, init=init, encode=encode, objective=objective,
-    teacher_of=teacher_of, rules=rules, features=features, health=health,
-)  # fmt: skip
+    name="dino",
+    defaults=defaults,
+    check=check,
+    views=views,
+    init=init,
+    encode=encode,
+    objective=objective,
+    teacher_of=teacher_of,
+    rules=rules,
+    features=features,
+    health=health,
+)

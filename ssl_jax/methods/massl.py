@@ -1,8 +1,10 @@
-"""MaSSL: memory augmented self-supervised learning (Silva, Pedrini and Ramirez Rivera 2024), SOP's predecessor.
+"""MaSSL: memory augmented self-supervised learning (Silva, Pedrini and Ramirez Rivera 2024), SOP's
+  predecessor.
 
-A view's prediction is a plain softmax over the rows of a memory of teacher embeddings. It is SOP's special case without support
-embeddings: k = 0, so that a member is its anchor, and one-hot contributions. The memory is cut at random into blocks, anew at every
-step; each block is a task of its own, and with blocks * rows of a block = memory every row votes exactly once.
+A view's prediction is a plain softmax over the rows of a memory of teacher embeddings. It is SOP's
+special case without support embeddings: k = 0, so that a member is its anchor, and one-hot
+contributions. The memory is cut at random into blocks, anew at every step; each block is a task of
+its own, and with blocks * rows of a block = memory every row votes exactly once.
 """
 
 import jax.numpy as jnp
@@ -22,7 +24,9 @@ def defaults() -> ml_collections.ConfigDict:
     c.student_temperature = 0.1  # tau_s
     c.teacher_temperature = 0.04  # tau_t at step 0
     c.final_teacher_temperature = 0.07  # tau_t after the warm-up
-    c.teacher_temperature_epochs = 30.0  # linear warm-up, per iteration; 0 = final value from the start
+    c.teacher_temperature_epochs = (
+        30.0  # linear warm-up, per iteration; 0 = final value from the start
+    )
     c.cls = ml_collections.ConfigDict(
         dict(
             anchors=16384,  # rows of a block
@@ -39,15 +43,19 @@ def check(config) -> None:
     c = config.massl.cls
     if c.anchors * c.tasks > c.memory:
         raise InputError(
-            f"massl.cls.memory is {c.memory}, too small for {c.tasks} blocks of {c.anchors} rows that share none; "
-            f"it must be at least {c.anchors * c.tasks}"
+            f"massl.cls.memory is {c.memory}, too small for {c.tasks} blocks of {c.anchors} rows"
+            f" that share none; it must be at least {c.anchors * c.tasks}"
         )
     if config.views.mask != "none":
-        raise InputError(f'views.mask is "{config.views.mask}" but MaSSL masks nothing; set views.mask="none"')
+        raise InputError(
+            f'views.mask is "{config.views.mask}" but MaSSL masks nothing; set views.mask="none"'
+        )
 
 
 def objective(params, teacher, outputs, carry, key, progress, config):
-    """Cross-entropy between the views' distributions over the rows of a block, averaged over blocks; then the memory moves on."""
+    """Cross-entropy between the views' distributions over the rows of a block, averaged over
+    blocks; then the memory moves on.
+    """
     del params, teacher
     c, temperatures = config.massl.cls, voting.temperatures(progress, config)
     seen = voting.views_first(outputs)  # [V, B, d]
@@ -62,6 +70,15 @@ def objective(params, teacher, outputs, carry, key, progress, config):
 
 
 METHOD = base.Method(
-    name="massl", defaults=defaults, check=check, views=voting.views, init=voting.init, encode=voting.encode, objective=objective,
-    teacher_of=voting.teacher_of, features=voting.features, health=voting.health, pictures=voting.pictures,
-)  # fmt: skip
+    name="massl",
+    defaults=defaults,
+    check=check,
+    views=voting.views,
+    init=voting.init,
+    encode=voting.encode,
+    objective=objective,
+    teacher_of=voting.teacher_of,
+    features=voting.features,
+    health=voting.health,
+    pictures=voting.pictures,
+)

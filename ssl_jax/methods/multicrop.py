@@ -1,4 +1,6 @@
-"""What the multi-crop methods share: encoding a group of views, picking masked patches, features for evaluation."""
+"""What the multi-crop methods share: encoding a group of views, picking masked patches, features
+for evaluation.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +11,27 @@ from ssl_jax.views import recipe
 
 
 def check_weights(config) -> None:
-    """Refuses weights of the `cls` and `patch` losses that leave nothing to learn, and a patch loss without a masked patch."""
+    """Refuses weights of the `cls` and `patch` losses that leave nothing to learn, and a patch loss
+    without a masked patch.
+    """
     method, v = config.method, config.views
     weights = {name: config[method][name].weight for name in ("cls", "patch")}
     for name, weight in weights.items():
         if not weight >= 0:
             raise InputError(f"{method}.{name}.weight is {weight}; it must be 0 or more")
     if not any(weights.values()):
-        raise InputError(f"{method}.cls.weight and {method}.patch.weight are both 0; there is nothing to learn from")
+        raise InputError(
+            f"{method}.cls.weight and {method}.patch.weight are both 0; there is nothing to learn"
+            " from"
+        )
     if not weights["patch"]:
         return
     group = recipe.recipe_multicrop(v, config.model.patch)
     if v.mask == "none" or v.mask_prob == 0 or recipe.max_masked(group, "global") == 0:
         raise InputError(
-            f'views.mask is "{v.mask}", mask_ratio {v.mask_ratio}, mask_prob {v.mask_prob}, so no patch of a {v.global_size} px view is '
-            f"masked; mask some or set {method}.patch.weight=0"
+            f'views.mask is "{v.mask}", mask_ratio {v.mask_ratio}, mask_prob {v.mask_prob}, so no'
+            f" patch of a {v.global_size} px view is masked; mask some or set"
+            f" {method}.patch.weight=0"
         )
 
 
@@ -32,17 +40,24 @@ def encode(backbone, params, group, *, masked: bool, keys):
 
     Args:
       backbone: models.Model of a vision transformer; params: its parameters.
-      group: views.recipe.Group with images [B, V, H, W, 3] in [0, 1] and, if `masked`, masks [B, V, n].
-      keys: [B] PRNG keys for drop-path, one per image, or None for evaluation mode. Each view folds in its index.
+      group: views.recipe.Group with images [B, V, H, W, 3] in [0, 1] and, if `masked`, masks [B, V,
+        n].
+      keys: [B] PRNG keys for drop-path, one per image, or None for evaluation mode. Each view folds
+        in its index.
 
     Returns:
       Tokens with leading axes [B, V].
     """
     b, v = group.images.shape[:2]
-    merge = lambda x: x.reshape(b * v, *x.shape[2:])  # noqa: E731
+
+    def merge(x):
+        return x.reshape(b * v, *x.shape[2:])
+
     view_keys = None
     if keys is not None:
-        view_keys = merge(jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(v)))(keys))
+        view_keys = merge(
+            jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(v)))(keys)
+        )
     masks = merge(group.masks) if masked else None
     tokens = backbone.apply(params, merge(group.images), masks=masks, keys=view_keys)
     return jax.tree.map(lambda x: x.reshape(b, v, *x.shape[1:]), tokens)
@@ -71,8 +86,12 @@ def take(patches, index):
     return jnp.take_along_axis(patches, index[..., None], axis=-2)
 
 
-def features(backbone, params, images, *, kind: str, patch: int, layers=(), attention=False) -> base.Features:
-    """Features of clean images [B, H, W, 3] in [0, 1] after the final norm; patches as a grid [B, H/patch, W/patch, d]."""
+def features(
+    backbone, params, images, *, kind: str, patch: int, layers=(), attention=False
+) -> base.Features:
+    """Features of clean images [B, H, W, 3] in [0, 1] after the final norm; patches as a grid [B,
+    H/patch, W/patch, d].
+    """
     tokens = backbone.apply(params, images, layers=layers, attention=attention)
     b, h, w = images.shape[:3]
     return base.Features(

@@ -1,11 +1,12 @@
 """SOP: Self-Organizing Visual Prototypes for non-parametric representation learning.
 
-No learned prototypes. At every step anchors are drawn from a memory of teacher embeddings, each anchor is joined by its nearest memory
-rows ("support embeddings"), and these members vote: an embedding's prediction is a distribution over the anchors (section 2.2 of the
-paper). The student matches the teacher's prediction across views (class token) and inside masked views (patches).
+No learned prototypes. At every step anchors are drawn from a memory of teacher embeddings, each
+anchor is joined by its nearest memory rows ("support embeddings"), and these members vote: an
+embedding's prediction is a distribution over the anchors (section 2.2 of the paper). The student
+matches the teacher's prediction across views (class token) and inside masked views (patches).
 
-SOVE, its older version, is this module with another section of the config (`methods.sove`); `voting` holds networks and memories.
-"""
+SOVE, its older version, is this module with another section of the config (`methods.sove`);
+`voting` holds networks and memories."""
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +26,17 @@ def defaults() -> ml_collections.ConfigDict:
     c.student_temperature = 0.1  # tau_s
     c.teacher_temperature = 0.04  # tau_t at step 0
     c.final_teacher_temperature = 0.07  # tau_t after the warm-up
-    c.teacher_temperature_epochs = 30.0  # linear warm-up, per iteration; 0 = final value from the start
-    c.contributions = "similarity"  # rule for Y: "similarity" (official code), "smoothed" (pseudo-code) or "onehot"
+    c.teacher_temperature_epochs = (
+        30.0  # linear warm-up, per iteration; 0 = final value from the start
+    )
+    # rule for Y: "similarity" (official code), "smoothed" (pseudo-code) or "onehot"
+    c.contributions = "similarity"
     c.smoothing = 0.1  # eps: the anchor's own weight is 1 - eps
-    c.pool = "exclude_anchors"  # who may support an anchor: "exclude_anchors" (official code) or "self" (pseudo-code)
-    c.anchors = "random"  # "random": drawn anew each step; "fixed": vectors kept from the start (the ablation that collapses)
+    # who may support an anchor: "exclude_anchors" (official code) or "self" (pseudo-code)
+    c.pool = "exclude_anchors"
+    # "random": drawn anew each step; "fixed": vectors kept from the start (the ablation that
+    # collapses)
+    c.anchors = "random"
     c.cls = ml_collections.ConfigDict(
         dict(
             weight=1.0,  # lambda_1
@@ -55,7 +62,9 @@ def check(config) -> None:
     """Refuses impossible settings of the method's section by name. Raises InputError."""
     voting.check(config)
     c, method = voting.section(config), config.method
-    base.check_choice(f"{method}.contributions", c.contributions, ("similarity", "smoothed", "onehot"))
+    base.check_choice(
+        f"{method}.contributions", c.contributions, ("similarity", "smoothed", "onehot")
+    )
     base.check_choice(f"{method}.pool", c.pool, ("exclude_anchors", "self"))
     base.check_choice(f"{method}.anchors", c.anchors, ("random", "fixed"))
     if not 0 < c.smoothing < 1:
@@ -65,13 +74,16 @@ def check(config) -> None:
         pool = task.memory - task.anchors * (c.anchors == "random" and c.pool == "exclude_anchors")
         if task.anchors > task.memory or task.members - 1 > pool:
             raise InputError(
-                f"{method}.{name}.memory is {task.memory}, too small for {task.anchors} anchors with {task.members - 1} further "
-                f"members each; it must be at least {task.anchors + task.members - 1}"
+                f"{method}.{name}.memory is {task.memory}, too small for {task.anchors} anchors"
+                f" with {task.members - 1} further members each; it must be at least"
+                f" {task.anchors + task.members - 1}"
             )
 
 
 def init(key, config):
-    """Parameters of student encoder and head; carry: class and patch memory (unit rows), fixed anchors if asked for."""
+    """Parameters of student encoder and head; carry: class and patch memory (unit rows), fixed
+    anchors if asked for.
+    """
     params, carry = voting.init(key, config)
     c, keys = voting.section(config), jax.random.split(key, 6)  # the first four are voting's
     if c.anchors == "fixed":
@@ -82,7 +94,9 @@ def init(key, config):
 
 
 def _build(task, held, key, c):
-    """SOPs of all independent tasks: members [T, K, M, d] and contributions [T, K, M] (section 2.2)."""
+    """SOPs of all independent tasks: members [T, K, M, d] and contributions [T, K, M] (section
+    2.2).
+    """
     rows, anchors = held["memory"]["rows"]["embedding"], held.get("anchors")
     if anchors is None:
         anchors = ops.sample_anchors(key, rows.shape[0], task.anchors, num_tasks=task.tasks)
@@ -95,7 +109,9 @@ def _build(task, held, key, c):
 
 
 def objective(params, teacher, outputs, carry, key, progress, config):
-    """L = lambda_1 L_CLS + lambda_2 L_MIM (eq. 2 and 4), then the memories take this batch's teacher embeddings."""
+    """L = lambda_1 L_CLS + lambda_2 L_MIM (eq. 2 and 4), then the memories take this batch's
+    teacher embeddings.
+    """
     del params, teacher
     c, temperatures = voting.section(config), voting.temperatures(progress, config)
     seen = voting.views_first(outputs)  # [V, B, ...]
@@ -108,7 +124,9 @@ def objective(params, teacher, outputs, carry, key, progress, config):
 
     if "patch" in carry:
         sops = _build(c.patch, carry["patch"], key_patch, c)
-        terms = losses.sop_patch(seen["student_patch"], seen["teacher_patch"], *sops, seen["mask"], **temperatures)
+        terms = losses.sop_patch(
+            seen["student_patch"], seen["teacher_patch"], *sops, seen["mask"], **temperatures
+        )
         loss = loss + c.patch.weight * terms["loss"]
         metrics |= {f"patch_{name}": value for name, value in terms.items()}
 
@@ -118,6 +136,15 @@ def objective(params, teacher, outputs, carry, key, progress, config):
 
 
 METHOD = base.Method(
-    name="sop", defaults=defaults, check=check, views=voting.views, init=init, encode=voting.encode, objective=objective,
-    teacher_of=voting.teacher_of, features=voting.features, health=voting.health, pictures=voting.pictures,
-)  # fmt: skip
+    name="sop",
+    defaults=defaults,
+    check=check,
+    views=voting.views,
+    init=init,
+    encode=voting.encode,
+    objective=objective,
+    teacher_of=voting.teacher_of,
+    features=voting.features,
+    health=voting.health,
+    pictures=voting.pictures,
+)

@@ -1,4 +1,5 @@
-"""Networks: vision transformers and projection heads, each a Model(init, apply) over plain nested dicts of arrays.
+"""Networks: vision transformers and projection heads, each a Model(init, apply) over plain nested
+  dicts of arrays.
 
 The only folder that imports flax; nothing outside sees a flax object.
 """

@@ -1,10 +1,12 @@
-"""Transformer decoder from tokens to one output per cell of the image: MAE's (with mask tokens) and STELLAR's (without).
+"""Transformer decoder from tokens to one output per cell of the image: MAE's (with mask tokens) and
+  STELLAR's (without).
 
     from ssl_jax.models import decoder, position
     model = decoder.decoder(768, 16 * 16 * 3, depth=8, heads=16, mask_token=True, cls=True)
     params = model.init(jax.random.key(0))
     codes = position.sincos_2d(14, 512)                            # [196, 512]
-    pixels = model.apply(params, tokens, codes, keep=keep)         # tokens [B, 1 + 49, 768], keep [B, 49] -> [B, 196, 768]
+    pixels = model.apply(params, tokens, codes, keep=keep)         # tokens [B, 1 + 49, 768], keep
+    [B, 49] -> [B, 196, 768]
 
 Position codes are the caller's: `position.sincos_2d` for MAE, random Fourier features for STELLAR.
 """
@@ -39,24 +41,29 @@ def decoder(
     """Linear, + position codes, pre-norm blocks, LayerNorm, Linear.
 
     Args:
-      in_dim: channels of a token; out_dim: channels of an output (patch * patch * 3 for pixels, K for codes).
-      width, depth, heads, mlp_ratio, norm_eps, gelu, dtype, remat: of the blocks, as in `ViTConfig`.
+      in_dim: channels of a token; out_dim: channels of an output (patch * patch * 3 for pixels, K
+        for codes).
+      width, depth, heads, mlp_ratio, norm_eps, gelu, dtype, remat: of the blocks, as in
+        `ViTConfig`.
       init_std: standard deviation of the initial kernels and of the mask token.
       mask_token: own the vector that stands at the cells without a token.
-      cls: the first token is a class token: it gets a position code of zeros, is attended to, and has no output.
+      cls: the first token is a class token: it gets a position code of zeros, is attended to, and
+        has no output.
 
     Returns:
       Model with parameters "embed", "mask_token" [1, width], "blocks/i", "norm", "out", and
       apply(params, tokens, codes, *, keep=None) -> float32 [B, n, out_dim]:
         tokens [B, m, in_dim], or [B, 1 + m, in_dim] with `cls`; any float type;
         codes [n, width], position codes of all n cells, row by row;
-        keep [B, m] int: the cell of each token, all different; the mask token fills the others. None: m = n, in order.
+        keep [B, m] int: the cell of each token, all different; the mask token fills the others.
+          None: m = n, in order.
       apply raises ValueError, by name, for shapes that do not fit.
 
     Raises:
       ValueError: impossible sizes.
 
-    Reference: He et al. 2021, "Masked Autoencoders Are Scalable Vision Learners", section 3 (MAE decoder).
+    Reference: He et al. 2021, "Masked Autoencoders Are Scalable Vision Learners", section 3 (MAE
+    decoder).
     """
     hidden = int(width * mlp_ratio)
     sizes = dict(in_dim=in_dim, out_dim=out_dim, width=width, depth=depth, heads=heads)
@@ -69,24 +76,57 @@ def decoder(
         raise ValueError(f'gelu is "{gelu}"; choose one of erf, tanh')
     layers_lib.check_init_std(init_std)
     block = functools.partial(
-        layers_lib.Block, width=width, heads=heads, hidden=hidden,
-        init_std=init_std, eps=norm_eps, approximate=gelu == "tanh", dtype=dtype,
-    )  # fmt: skip
+        layers_lib.Block,
+        width=width,
+        heads=heads,
+        hidden=hidden,
+        init_std=init_std,
+        eps=norm_eps,
+        approximate=gelu == "tanh",
+        dtype=dtype,
+    )
     build = functools.partial(
-        _Decoder, in_dim=in_dim, out_dim=out_dim, width=width, depth=depth, norm_eps=norm_eps, init_std=init_std, dtype=dtype,
-        block=block, mask_token=mask_token, lead=int(cls), remat=remat,
-    )  # fmt: skip
+        _Decoder,
+        in_dim=in_dim,
+        out_dim=out_dim,
+        width=width,
+        depth=depth,
+        norm_eps=norm_eps,
+        init_std=init_std,
+        dtype=dtype,
+        block=block,
+        mask_token=mask_token,
+        lead=int(cls),
+        remat=remat,
+    )
     model = functional(build, _Decoder.__call__)
 
     def apply(params, tokens, codes, *, keep=None):
-        _check_inputs(tokens, codes, keep, in_dim=in_dim, width=width, mask_token=mask_token, cls=cls)
+        _check_inputs(
+            tokens, codes, keep, in_dim=in_dim, width=width, mask_token=mask_token, cls=cls
+        )
         return model.apply(params, tokens, codes, keep)
 
     return Model(model.init, apply)
 
 
 class _Decoder(nnx.Module):
-    def __init__(self, key, *, in_dim, out_dim, width, depth, norm_eps, init_std, dtype, block, mask_token, lead, remat):
+    def __init__(
+        self,
+        key,
+        *,
+        in_dim,
+        out_dim,
+        width,
+        depth,
+        norm_eps,
+        init_std,
+        dtype,
+        block,
+        mask_token,
+        lead,
+        remat,
+    ):
         keys = jax.random.split(key, 4)
         self.embed = layers_lib.Linear(layers_lib.normal(keys[0], (in_dim, width), init_std), dtype)
         if mask_token:
@@ -108,9 +148,13 @@ class _Decoder(nnx.Module):
         return self.out(self.norm(x[:, lead:])).astype(jnp.float32)
 
     def _fill(self, cells, keep, n: int):
-        """cells [B, m, width] put at their places `keep`, the mask token elsewhere: [B, n, width]."""
+        """cells [B, m, width] put at their places `keep`, the mask token elsewhere: [B, n,
+        width].
+        """
         empty = jnp.broadcast_to(self.mask_token[...], (n, cells.shape[-1]))
-        return jax.vmap(lambda rows, index: empty.at[index].set(rows, unique_indices=True))(cells, keep)
+        return jax.vmap(lambda rows, index: empty.at[index].set(rows, unique_indices=True))(
+            cells, keep
+        )
 
 
 def _recomputed(block, x):
@@ -121,17 +165,29 @@ def _recomputed(block, x):
 
 def _check_inputs(tokens, codes, keep, *, in_dim, width, mask_token, cls) -> None:
     if tokens.ndim != 3 or tokens.shape[-1] != in_dim or tokens.shape[1] <= cls:
-        raise ValueError(f"tokens have shape {tokens.shape}; wanted [B, {'1 + ' * cls}m, {in_dim}] with m at least 1")
+        raise ValueError(
+            f"tokens have shape {tokens.shape}; wanted [B, {'1 + ' * cls}m, {in_dim}] with m at"
+            " least 1"
+        )
     if codes.ndim != 2 or codes.shape[1] != width:
         raise ValueError(f"codes have shape {codes.shape}; wanted [n, {width}]")
     (b, m), n = (tokens.shape[0], tokens.shape[1] - cls), codes.shape[0]
     if keep is None:
         if m != n:
-            raise ValueError(f"tokens are for {m} cells but codes for {n}; without keep there must be one for each")
+            raise ValueError(
+                f"tokens are for {m} cells but codes for {n}; without keep there must be one for"
+                " each"
+            )
         return
     if not mask_token:
-        raise ValueError("keep was given but mask_token is False; make the model with mask_token=True")
+        raise ValueError(
+            "keep was given but mask_token is False; make the model with mask_token=True"
+        )
     if keep.shape != (b, m) or not jnp.issubdtype(keep.dtype, jnp.integer):
-        raise ValueError(f"keep is {keep.dtype} of shape {keep.shape}; wanted integers of shape {(b, m)}")
+        raise ValueError(
+            f"keep is {keep.dtype} of shape {keep.shape}; wanted integers of shape {(b, m)}"
+        )
     if m > n:
-        raise ValueError(f"keep places {m} tokens in {n} cells; there must be at least as many cells")
+        raise ValueError(
+            f"keep places {m} tokens in {n} cells; there must be at least as many cells"
+        )

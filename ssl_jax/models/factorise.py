@@ -1,17 +1,20 @@
-"""Parts of STELLAR's factorisation Z = L S of an image into r sparse tokens S ("what") and a localization map L ("where").
+"""Parts of STELLAR's factorisation Z = L S of an image into r sparse tokens S ("what") and a
+localization map L ("where").
 
     from ssl_jax import ops
     from ssl_jax.models import factorise
     project = factorise.projections(768)
     params = project.init(jax.random.key(0))
-    maps = ops.localization(*project.apply(params, patches, sparse))   # [B, n, 768], [B, r, 768] -> [B, n, r]
+    maps = ops.localization(*project.apply(params, patches, sparse))   # [B, n, 768], [B, r, 768] ->
+    [B, n, r]
     latent = factorise.recompose(maps, sparse)                         # [B, n, 768], rank <= r
-    codes = factorise.fourier_codes(matrix, (14, 14))                  # position codes of the decoder, [196, 512]
+    codes = factorise.fourier_codes(matrix, (14, 14))                  # position codes of the
+    decoder, [196, 512]
 
 The softmax between the two is `ops.localization`; it stands to the right of the models.
 
-Source: "Learning Sparse Visual Representations via Spatial-Semantic Factorization" (STELLAR), eq. 1 and 3, and its official code for
-what the text leaves open (biases, position code).
+Source: "Learning Sparse Visual Representations via Spatial-Semantic Factorization" (STELLAR), eq. 1
+and 3, and its official code for what the text leaves open (biases, position code).
 """
 
 import functools
@@ -27,19 +30,24 @@ from ssl_jax.models.functional import Model, functional
 
 @functools.cache
 def projections(width: int, dtype: str = "float32") -> Model:
-    """The two linear maps (W1, W2, each with a bias) into the space where dense and sparse tokens are compared.
+    """The two linear maps (W1, W2, each with a bias) into the space where dense and sparse tokens
+    are compared.
 
-    apply(params, patches [..., n, width], sparse [..., r, width]) -> (dense [..., n, width], sparse [..., r, width]), float32.
-    Parameters: "dense" and "sparse", each with kernel and bias. Raises ValueError for width < 1 and for tokens of another width.
-    """
+    apply(params, patches [..., n, width], sparse [..., r, width]) -> (dense [..., n, width], sparse
+    [..., r, width]), float32. Parameters: "dense" and "sparse", each with kernel and bias. Raises
+    ValueError for width < 1 and for tokens of another width."""
     if width < 1:
         raise ValueError(f"width is {width}; it must be at least 1")
-    model = functional(functools.partial(_Projections, width=width, dtype=dtype), _Projections.__call__)
+    model = functional(
+        functools.partial(_Projections, width=width, dtype=dtype), _Projections.__call__
+    )
 
     def apply(params, patches, sparse):
         for name, tokens in (("patches", patches), ("sparse", sparse)):
             if tokens.ndim < 2 or tokens.shape[-1] != width:
-                raise ValueError(f"{name} have shape {tokens.shape}; their last axis must be {width}")
+                raise ValueError(
+                    f"{name} have shape {tokens.shape}; their last axis must be {width}"
+                )
         return model.apply(params, patches, sparse)
 
     return Model(model.init, apply)
@@ -47,24 +55,33 @@ def projections(width: int, dtype: str = "float32") -> Model:
 
 class _Projections(nnx.Module):
     def __init__(self, key, width, dtype):
-        # torch's default for Linear, as in the official code: cosines do not depend on the scale anyway.
-        self.dense, self.sparse = (layers_lib.Linear(layers_lib.uniform(k, (width, width)), dtype) for k in jax.random.split(key))
+        # torch's default for Linear, as in the official code: cosines do not depend on the scale
+        #   anyway.
+        self.dense, self.sparse = (
+            layers_lib.Linear(layers_lib.uniform(k, (width, width)), dtype)
+            for k in jax.random.split(key)
+        )
 
     def __call__(self, patches, sparse):
         return self.dense(patches).astype(jnp.float32), self.sparse(sparse).astype(jnp.float32)
 
 
 def recompose(localization, sparse):
-    """Z = L S (STELLAR eq. 1), float32: L [..., n, r] with rows that sum to 1, S [..., r, d] NOT projected -> [..., n, d].
+    """Z = L S (STELLAR eq. 1), float32: L [..., n, r] with rows that sum to 1, S [..., r, d] NOT
+      projected -> [..., n, d].
 
     Every row lies in the convex hull of the sparse tokens; the rank is at most r.
     """
     localization, sparse = localization.astype(jnp.float32), sparse.astype(jnp.float32)
-    return jnp.einsum("...nr,...rd->...nd", localization, sparse, precision=jax.lax.Precision.HIGHEST)
+    return jnp.einsum(
+        "...nr,...rd->...nd", localization, sparse, precision=jax.lax.Precision.HIGHEST
+    )
 
 
 def fourier_matrix(key, width: int):
-    """G [2, width / 2] ~ N(0, 1), float32: drawn once, never trained, kept with the parameters. ValueError for odd widths."""
+    """G [2, width / 2] ~ N(0, 1), float32: drawn once, never trained, kept with the parameters.
+    ValueError for odd widths.
+    """
     if width < 2 or width % 2:
         raise ValueError(f"width is {width}; random Fourier codes need an even width of at least 2")
     return jax.random.normal(key, (2, width // 2), jnp.float32)
@@ -73,7 +90,8 @@ def fourier_matrix(key, width: int):
 def fourier_codes(matrix, grid: tuple[int, int]):
     """Random Fourier position codes of the cells of a grid (Tancik et al. 2020).
 
-    A cell centre (x, y) in (0, 1) gives v = 2 pi (2 (x, y) - 1) G and the code [sin v_0, cos v_0, sin v_1, ...].
+    A cell centre (x, y) in (0, 1) gives v = 2 pi (2 (x, y) - 1) G and the code [sin v_0, cos v_0,
+    sin v_1, ...].
 
     Args:
       matrix: G [2, width / 2]: first row for x (columns), second for y (rows).
@@ -84,6 +102,7 @@ def fourier_codes(matrix, grid: tuple[int, int]):
     """
     rows, columns = grid
     y, x = (2 * (jnp.arange(n, dtype=jnp.float32) + 0.5) / n - 1 for n in (rows, columns))
-    # Written out: a matrix product may round to few digits on accelerators, and these are angles of many radians.
+    # Written out: a matrix product may round to few digits on accelerators, and these are angles of
+    # many radians.
     angles = 2 * math.pi * (x[None, :, None] * matrix[0] + y[:, None, None] * matrix[1])
     return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(rows * columns, -1)

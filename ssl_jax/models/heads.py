@@ -1,4 +1,6 @@
-"""Projection heads: SOP's multi-layer perceptron onto the unit sphere, and DINO's with its weight-normalised prototypes."""
+"""Projection heads: SOP's multi-layer perceptron onto the unit sphere, and DINO's with its
+weight-normalised prototypes.
+"""
 
 import functools
 
@@ -11,7 +13,9 @@ from ssl_jax.models.functional import Model, functional
 
 
 def l2_normalize(x, eps: float = 1e-6):
-    """x / max(|x|, eps) along the last axis, in float32. Value and gradient are finite everywhere, also at x = 0."""
+    """x / max(|x|, eps) along the last axis, in float32. Value and gradient are finite everywhere,
+    also at x = 0.
+    """
     x = x.astype(jnp.float32)
     # The maximum is taken of the squares: below eps its gradient is 0, so no 0 / 0 arises.
     return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), eps**2))
@@ -19,15 +23,24 @@ def l2_normalize(x, eps: float = 1e-6):
 
 @functools.cache
 def projection_head(
-    in_dim: int, hidden: int = 2048, out: int = 256, layers: int = 3, init_std: float = 0.02, dtype: str = "float32"
+    in_dim: int,
+    hidden: int = 2048,
+    out: int = 256,
+    layers: int = 3,
+    init_std: float = 0.02,
+    dtype: str = "float32",
 ) -> Model:
-    """SOP's head: Linear, GELU, ..., Linear, then L2 normalisation; shared by class token and patches.
+    """SOP's head: Linear, GELU, ..., Linear, then L2 normalisation; shared by class token and
+      patches.
 
-    apply(params, x [..., in_dim]) -> float32 [..., out] of unit length. Parameters: "mlp/0" .. "mlp/<layers - 1>", each with kernel and
-    bias. Raises ValueError for impossible sizes, here and for an x of another width.
+    apply(params, x [..., in_dim]) -> float32 [..., out] of unit length. Parameters: "mlp/0" ..
+    "mlp/<layers - 1>", each with kernel and bias. Raises ValueError for impossible sizes, here and
+    for an x of another width.
     """
     _check_sizes(init_std, in_dim=in_dim, hidden=hidden, out=out, layers=layers)
-    build = functools.partial(_Projection, sizes=_sizes(in_dim, hidden, out, layers), init_std=init_std, dtype=dtype)
+    build = functools.partial(
+        _Projection, sizes=_sizes(in_dim, hidden, out, layers), init_std=init_std, dtype=dtype
+    )
     return functional(build, _Projection.__call__)
 
 
@@ -41,24 +54,35 @@ def dino_head(
     init_std: float = 0.02,
     dtype: str = "float32",
 ) -> Model:
-    """DINO's head (Caron et al. 2021, app. C): MLP to a bottleneck, L2 normalisation, weight-normalised linear layer without bias.
+    """DINO's head (Caron et al. 2021, app. C): MLP to a bottleneck, L2 normalisation,
+      weight-normalised linear layer without bias.
 
-    apply(params, x [..., in_dim]) -> logits float32 [..., out]; with all gains at 1 they are cosines in [-1, 1]. Parameters: "mlp/i" and
-    "last": direction [bottleneck, out] (a column is scaled to unit length before use) and gain [1, out], two-dimensional so that
-    rules by rank treat it as the published code does. Whether the gain may learn is the optimizer's rule, not the head's.
-    """
-    _check_sizes(init_std, in_dim=in_dim, out=out, hidden=hidden, bottleneck=bottleneck, layers=layers)
-    build = functools.partial(_Prototypes, sizes=_sizes(in_dim, hidden, bottleneck, layers), out=out, init_std=init_std, dtype=dtype)
+    apply(params, x [..., in_dim]) -> logits float32 [..., out]; with all gains at 1 they are
+    cosines in [-1, 1]. Parameters: "mlp/i" and "last": direction [bottleneck, out] (a column is
+    scaled to unit length before use) and gain [1, out], two-dimensional so that rules by rank treat
+    it as the published code does. Whether the gain may learn is the optimizer's rule, not the
+    head's."""
+    _check_sizes(
+        init_std, in_dim=in_dim, out=out, hidden=hidden, bottleneck=bottleneck, layers=layers
+    )
+    build = functools.partial(
+        _Prototypes,
+        sizes=_sizes(in_dim, hidden, bottleneck, layers),
+        out=out,
+        init_std=init_std,
+        dtype=dtype,
+    )
     return functional(build, _Prototypes.__call__)
 
 
 @functools.cache
 def prototypes(in_dim: int, out: int, dtype: str = "float32") -> Model:
-    """The weight-normalised last layer of `dino_head` by itself, for several of them behind one `projection_head`.
+    """The weight-normalised last layer of `dino_head` by itself, for several of them behind one
+    `projection_head`.
 
-    apply(params) -> its matrix in `dtype`, [in_dim, out], to be multiplied with embeddings [..., in_dim] where and in whatever pieces
-    the logits are needed. Parameters: direction and gain as in `dino_head`. Raises ValueError for impossible sizes.
-    """
+    apply(params) -> its matrix in `dtype`, [in_dim, out], to be multiplied with embeddings [...,
+    in_dim] where and in whatever pieces the logits are needed. Parameters: direction and gain as in
+    `dino_head`. Raises ValueError for impossible sizes."""
     _check_sizes(in_dim=in_dim, out=out)
     build = functools.partial(_WeightNormLinear, fan_in=in_dim, fan_out=out, dtype=dtype)
     return functional(build, _WeightNormLinear.kernel)
@@ -83,10 +107,14 @@ class _Prototypes(nnx.Module):
 
 
 class _WeightNormLinear(nnx.Module):
-    """y = x (gain * direction / |direction|), norms over the input axis (Salimans and Kingma 2016)."""
+    """y = x (gain * direction / |direction|), norms over the input axis (Salimans and
+    Kingma 2016).
+    """
 
     def __init__(self, key, fan_in, fan_out, dtype):
-        self.direction = nnx.Param(layers_lib.uniform(key, (fan_in, fan_out)))  # torch's default for Linear, as in DINO
+        self.direction = nnx.Param(
+            layers_lib.uniform(key, (fan_in, fan_out))
+        )  # torch's default for Linear, as in DINO
         self.gain = nnx.Param(jnp.ones((1, fan_out), jnp.float32))
         self.dtype = jnp.dtype(dtype)
 
@@ -104,7 +132,9 @@ def _sizes(in_dim: int, hidden: int, out: int, layers: int) -> tuple[int, ...]:
 def _mlp(key, sizes, init_std, dtype) -> nnx.List:
     keys = jax.random.split(key, len(sizes) - 1)
     pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
-    return nnx.List([layers_lib.Linear(layers_lib.normal(k, (a, b), init_std), dtype) for k, a, b in pairs])
+    return nnx.List(
+        [layers_lib.Linear(layers_lib.normal(k, (a, b), init_std), dtype) for k, a, b in pairs]
+    )
 
 
 def _run_mlp(mlp, x):

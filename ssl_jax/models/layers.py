@@ -1,7 +1,9 @@
-"""The layers of a pre-norm transformer, as NNX modules that own arrays and nothing else (no Rngs, no mutable state).
+"""The layers of a pre-norm transformer, as NNX modules that own arrays and nothing else (no Rngs,
+no mutable state).
 
-Parameters are float32. Linear layers and attention products run in the compute dtype; normalisation, softmax and the residual
-stream stay in float32 (what PyTorch's autocast does), so bfloat16 rounds branches but never the running sum.
+Parameters are float32. Linear layers and attention products run in the compute dtype;
+normalisation, softmax and the residual stream stay in float32 (what PyTorch's autocast does), so
+bfloat16 rounds branches but never the running sum.
 """
 
 import math
@@ -14,20 +16,24 @@ from flax import nnx
 def normal(key, shape, std: float):
     """float32 [*shape] ~ N(0, std^2).
 
-    The papers' code calls torch's trunc_normal_(std=std), whose cut lies at the ABSOLUTE values +-2: 100 standard deviations
-    away at std 0.02, so a plain normal is the same thing. `check_init_std` refuses the range where it would not be.
-    """
+    The papers' code calls torch's trunc_normal_(std=std), whose cut lies at the ABSOLUTE values
+    +-2: 100 standard deviations away at std 0.02, so a plain normal is the same thing.
+    `check_init_std` refuses the range where it would not be."""
     return std * jax.random.normal(key, shape, jnp.float32)
 
 
 def check_init_std(std: float) -> None:
-    """Raises ValueError outside (0, 0.4]: above, the cut of `normal` at +-2 would be nearer than 5 standard deviations."""
+    """Raises ValueError outside (0, 0.4]: above, the cut of `normal` at +-2 would be nearer than 5
+    standard deviations.
+    """
     if not 0 < std <= 0.4:
         raise ValueError(f"init_std is {std}; it must lie in (0, 0.4]")
 
 
 def uniform(key, shape):
-    """float32 [fan_in, ...] ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)): torch's default, which the papers keep for some layers."""
+    """float32 [fan_in, ...] ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)): torch's default, which the papers
+    keep for some layers.
+    """
     bound = 1 / math.sqrt(shape[0])
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
@@ -42,13 +48,16 @@ class Linear(nnx.Module):
 
     def __call__(self, x):
         kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
-        # One flat matrix product instead of a batched one: training is an eighth faster on CPU, the same elsewhere.
+        # One flat matrix product instead of a batched one: training is an eighth faster on CPU, the
+        # same elsewhere.
         rows = x.astype(self.dtype).reshape(-1, kernel.shape[0])
         return (rows @ kernel + bias).reshape(*x.shape[:-1], kernel.shape[1])
 
 
 class LayerNorm(nnx.Module):
-    """Zero mean and unit variance over the last axis, then scale and bias; in and out float32. Finite for constant rows."""
+    """Zero mean and unit variance over the last axis, then scale and bias; in and out float32.
+    Finite for constant rows.
+    """
 
     def __init__(self, width: int, eps: float):
         self.scale = nnx.Param(jnp.ones(width, jnp.float32))
@@ -57,13 +66,17 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x):
         x = x.astype(jnp.float32)
-        x = x - x.mean(axis=-1, keepdims=True)  # two passes: E[x^2] - E[x]^2 cancels for rows far from zero
+        x = x - x.mean(
+            axis=-1, keepdims=True
+        )  # two passes: E[x^2] - E[x]^2 cancels for rows far from zero
         variance = jnp.square(x).mean(axis=-1, keepdims=True)
         return x * jax.lax.rsqrt(variance + self.eps) * self.scale[...] + self.bias[...]
 
 
 class Mlp(nnx.Module):
-    """Linear, GELU, Linear: [..., width] -> [..., width]. `approximate` selects the tanh form; published weights use erf."""
+    """Linear, GELU, Linear: [..., width] -> [..., width]. `approximate` selects the tanh form;
+    published weights use erf.
+    """
 
     def __init__(self, key, width: int, hidden: int, *, init_std: float, approximate: bool, dtype):
         key1, key2 = jax.random.split(key)
@@ -78,7 +91,8 @@ class Mlp(nnx.Module):
 class Attention(nnx.Module):
     """Multi-head self-attention [B, N, width] -> [B, N, width].
 
-    The columns of qkv's kernel [width, 3 width] are q, k, v, each cut into heads (timm's and DINO's order).
+    The columns of qkv's kernel [width, 3 width] are q, k, v, each cut into heads (timm's and DINO's
+    order).
     """
 
     def __init__(self, key, width: int, heads: int, *, init_std: float, dtype):
@@ -104,7 +118,18 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)); x is float32 [B, N, width]."""
 
-    def __init__(self, key, width: int, heads: int, hidden: int, *, init_std: float, eps: float, approximate: bool, dtype):
+    def __init__(
+        self,
+        key,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        init_std: float,
+        eps: float,
+        approximate: bool,
+        dtype,
+    ):
         key1, key2 = jax.random.split(key)
         self.norm1 = LayerNorm(width, eps)
         self.attn = Attention(key1, width, heads, init_std=init_std, dtype=dtype)
@@ -116,8 +141,8 @@ class Block(nnx.Module):
 
         Args:
           x: float32 [B, N, width].
-          branch_scale: float32 [2, B], what drop-path multiplies each example's two branches by, or None.
-          return_weights: also return the attention weights.
+          branch_scale: float32 [2, B], what drop-path multiplies each example's two branches by, or
+          None. return_weights: also return the attention weights.
 
         Returns:
           x after the block and the weights [B, heads, N, N] or None.
@@ -130,10 +155,12 @@ class Block(nnx.Module):
 
 
 def drop_path_scales(keys, rate: float, depth: int):
-    """Per-example branch factors of stochastic depth (Huang et al. 2016): 0 with probability r_i, else 1 / (1 - r_i).
+    """Per-example branch factors of stochastic depth (Huang et al. 2016): 0 with probability r_i,
+      else 1 / (1 - r_i).
 
-    r_i rises linearly from 0 at the first block to `rate` at the last. Each draw is a function of the example's key, the block and
-    the branch alone, so it does not depend on the rest of the batch, on chunking or on the total depth's other draws.
+    r_i rises linearly from 0 at the first block to `rate` at the last. Each draw is a function of
+    the example's key, the block and the branch alone, so it does not depend on the rest of the
+    batch, on chunking or on the total depth's other draws.
 
     Args:
       keys: [B] typed PRNG keys.
@@ -143,7 +170,10 @@ def drop_path_scales(keys, rate: float, depth: int):
     """
     rates = jnp.linspace(0.0, rate, depth)[:, None, None]
     branches = jnp.arange(2 * depth).reshape(depth, 2)
-    draw = lambda key, branch: jax.random.uniform(jax.random.fold_in(key, branch))  # noqa: E731
+
+    def draw(key, branch):
+        return jax.random.uniform(jax.random.fold_in(key, branch))
+
     over_batch = jax.vmap(draw, in_axes=(0, None))
     uniforms = jax.vmap(jax.vmap(over_batch, in_axes=(None, 0)), in_axes=(None, 0))(keys, branches)
     return jnp.where(uniforms >= rates, 1 / (1 - rates), 0.0)

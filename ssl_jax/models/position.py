@@ -1,4 +1,5 @@
-"""Position codes of patches: the fixed 2-D sine-cosine code, and resizing a grid of codes to another image size.
+"""Position codes of patches: the fixed 2-D sine-cosine code, and resizing a grid of codes to
+  another image size.
 
 Everything here is a small static matrix computed in NumPy float64 while tracing.
 """
@@ -14,11 +15,14 @@ KERNELS = ("keys-0.75", "antialias-0.5")
 def sincos_2d(grid: int, width: int) -> np.ndarray:
     """The fixed code of MAE and FLSL, float64 [grid * grid, width], rows first.
 
-    The FIRST half of the channels encodes the column, the second half the row; within a half, sines come before cosines, at
-    frequencies 10000^(-i / (width / 4)), i = 0 .. width / 4 - 1. `width` must be a multiple of 4 (ValueError).
+    The FIRST half of the channels encodes the column, the second half the row; within a half, sines
+    come before cosines, at frequencies 10000^(-i / (width / 4)), i = 0 .. width / 4 - 1. `width`
+    must be a multiple of 4 (ValueError).
     """
     if width % 4:
-        raise ValueError(f"a 2-D sine-cosine code needs a width that is a multiple of 4, got {width}")
+        raise ValueError(
+            f"a 2-D sine-cosine code needs a width that is a multiple of 4, got {width}"
+        )
     frequencies = 10000.0 ** (-np.arange(width // 4) / (width / 4))
     angles = np.arange(grid)[:, None] * frequencies
     axis = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)  # [grid, width / 2]
@@ -27,16 +31,21 @@ def sincos_2d(grid: int, width: int) -> np.ndarray:
     return np.concatenate([columns, rows], axis=-1).reshape(grid * grid, width)
 
 
-def resize_matrix(native: int, target: int, *, rule: str = "exact", kernel: str = "keys-0.75") -> np.ndarray:
-    """The matrix [target, native] (float64, rows sum to 1) that resamples `native` samples on a line to `target`.
+def resize_matrix(
+    native: int, target: int, *, rule: str = "exact", kernel: str = "keys-0.75"
+) -> np.ndarray:
+    """The matrix [target, native] (float64, rows sum to 1) that resamples `native` samples on a
+    line to `target`.
 
     Args:
-      rule: where the samples lie. "exact": target sample i at source coordinate (i + 1/2) native / target - 1/2. "dino_offset":
-        the step is native / (target + 0.1) instead, as in the code of DINO and its descendants, which hands
-        torch.nn.functional.interpolate a scale factor (target + 0.1) / native to be safe from rounding.
-      kernel: "keys-0.75" is torch's bicubic (Keys' cubic convolution with a = -0.75, four taps, borders repeated), also when
-        shrinking; "antialias-0.5" is the antialiased form (a = -0.5, kernel widened by the step when shrinking, weights beyond
-        the border dropped and the rest renormalised), as in timm, Pillow and jax.image.
+      rule: where the samples lie. "exact": target sample i at source coordinate (i + 1/2) native /
+        target - 1/2. "dino_offset": the step is native / (target + 0.1) instead, as in the code of
+        DINO and its descendants, which hands torch.nn.functional.interpolate a scale factor (target
+        + 0.1) / native to be safe from rounding.
+      kernel: "keys-0.75" is torch's bicubic (Keys' cubic convolution with a = -0.75, four taps,
+        borders repeated), also when shrinking; "antialias-0.5" is the antialiased form (a = -0.5,
+        kernel widened by the step when shrinking, weights beyond the border dropped and the rest
+        renormalised), as in timm, Pillow and jax.image.
 
     Raises:
       ValueError: unknown rule or kernel.
@@ -57,13 +66,16 @@ def resize_matrix(native: int, target: int, *, rule: str = "exact", kernel: str 
 
 
 def resize_codes(codes, native: int, target: tuple[int, int], *, rule: str, kernel: str):
-    """Resamples position codes [native * native, d] to [target_h * target_w, d] (float32, matrix products at full precision).
+    """Resamples position codes [native * native, d] to [target_h * target_w, d] (float32, matrix
+    products at full precision).
 
     At the native grid the codes are returned untouched under both rules, as in DINO's code.
     """
     if target == (native, native):
         return codes
-    rows, columns = (resize_matrix(native, t, rule=rule, kernel=kernel).astype(np.float32) for t in target)
+    rows, columns = (
+        resize_matrix(native, t, rule=rule, kernel=kernel).astype(np.float32) for t in target
+    )
     grid = codes.reshape(native, native, -1)
     grid = jnp.einsum("hr,wc,rcd->hwd", rows, columns, grid, precision=jax.lax.Precision.HIGHEST)
     return grid.reshape(target[0] * target[1], -1)

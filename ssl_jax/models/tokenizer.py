@@ -1,12 +1,16 @@
-"""A frozen image tokenizer: images to one code per cell. STELLAR's published models reconstruct such codes instead of pixels.
+"""A frozen image tokenizer: images to one code per cell. STELLAR's published models reconstruct
+  such codes instead of pixels.
 
     from ssl_jax.models import tokenizer
     vqgan = tokenizer.maskgit_vqgan()
-    params = vqgan.load("maskgit-vqgan-imagenet-f16-256.safetensors")      # InputError that says what to fetch
-    codes = vqgan.encode(params, images)                                   # [B, 224, 224, 3] in [0, 1] -> int32 [B, 196], 0..1023
+    params = vqgan.load("maskgit-vqgan-imagenet-f16-256.safetensors")      # InputError that says
+    what to fetch
+    codes = vqgan.encode(params, images)                                   # [B, 224, 224, 3] in [0,
+    1] -> int32 [B, 196], 0..1023
 
-The architecture is the VQGAN of MaskGIT (Chang et al. 2022), a VQGAN (Esser et al. 2021) without attention, with the parameter names of
-its PyTorch port. Untested on the real weights: none are at hand where the tests run.
+The architecture is the VQGAN of MaskGIT (Chang et al. 2022), a VQGAN (Esser et al. 2021) without
+attention, with the parameter names of its PyTorch port. Untested on the real weights: none are at
+hand where the tests run.
 """
 
 import functools
@@ -23,8 +27,9 @@ from ssl_jax.models import position
 
 FILE = "maskgit-vqgan-imagenet-f16-256"
 FETCH = (
-    f"fetch {FILE}.bin (Hugging Face, fun-research/TiTok; 1024 codes, 16 px cells) and convert it once where torch is: "
-    f"safetensors.torch.save_file(torch.load('{FILE}.bin', map_location='cpu'), '{FILE}.safetensors')"
+    f"fetch {FILE}.bin (Hugging Face, fun-research/TiTok; 1024 codes, 16 px cells) and convert it"
+    f" once where torch is: safetensors.torch.save_file(torch.load('{FILE}.bin',"
+    f" map_location='cpu'), '{FILE}.safetensors')"
 )
 _GROUPS = 32  # of every group norm
 _EPS = 1e-6
@@ -35,11 +40,11 @@ class Tokenizer(NamedTuple):
 
     num_codes: K. cell: side of a cell, pixels.
     shapes: parameters of the encoder ("encoder", "quantize") as jax.ShapeDtypeStruct.
-    load(path, decoder=False) -> params as NumPy arrays; with decoder=True also "decoder". Raises InputError.
-    encode(params, images, dtype="float32") -> codes: images float [B, H, W, 3] in [0, 1], H and W multiples of cell; int32
-      [B, H W / cell^2], row by row, in [0, K), or K where the image is not finite. Group norms and distances stay float32.
-    decode(params, codes, grid) -> images: int [B, h w] of a grid (h, w) to float32 [B, h cell, w cell, 3] in [0, 1].
-    """
+    load(path, decoder=False) -> params as NumPy arrays; with decoder=True also "decoder". Raises
+    InputError. encode(params, images, dtype="float32") -> codes: images float [B, H, W, 3] in [0,
+    1], H and W multiples of cell; int32 [B, H W / cell^2], row by row, in [0, K), or K where the
+    image is not finite. Group norms and distances stay float32. decode(params, codes, grid) ->
+    images: int [B, h w] of a grid (h, w) to float32 [B, h cell, w cell, 3] in [0, 1]."""
 
     num_codes: int
     cell: int
@@ -51,9 +56,15 @@ class Tokenizer(NamedTuple):
 
 @functools.cache
 def maskgit_vqgan(
-    channels: int = 128, multipliers: tuple[int, ...] = (1, 1, 2, 2, 4), blocks: int = 2, num_codes: int = 1024, code_width: int = 256
+    channels: int = 128,
+    multipliers: tuple[int, ...] = (1, 1, 2, 2, 4),
+    blocks: int = 2,
+    num_codes: int = 1024,
+    code_width: int = 256,
 ) -> Tokenizer:
-    """The VQGAN of MaskGIT; the defaults are those of the published weights. `channels` must be a multiple of 32 (ValueError)."""
+    """The VQGAN of MaskGIT; the defaults are those of the published weights. `channels` must be a
+    multiple of 32 (ValueError).
+    """
     if channels < 1 or channels % _GROUPS:
         raise ValueError(f"channels is {channels}; it must be a multiple of {_GROUPS}")
     layout = _layout(channels, multipliers, blocks, num_codes, code_width)
@@ -63,7 +74,9 @@ def maskgit_vqgan(
         parts = ("encoder", "quantize", "decoder") if decoder else ("encoder", "quantize")
         return {name: shape for name, shape in layout.items() if name.split(".")[0] in parts}
 
-    @functools.lru_cache(maxsize=2)  # a run asks for the same file when it is checked, planned and started
+    @functools.lru_cache(
+        maxsize=2
+    )  # a run asks for the same file when it is checked, planned and started
     def read(path, changed, decoder):
         del changed
         return _read(path, select(decoder))
@@ -78,7 +91,9 @@ def maskgit_vqgan(
         b, h, w = images.shape[:3]
         if h % cell or w % cell:
             raise ValueError(f"images are {h} x {w} pixels; both must be multiples of {cell}")
-        x = _encoder(params["encoder"], images.astype(dtype), len(multipliers), blocks).astype(jnp.float32)
+        x = _encoder(params["encoder"], images.astype(dtype), len(multipliers), blocks).astype(
+            jnp.float32
+        )
         codebook = params["quantize"]["embedding"]["kernel"]
         # |x - e|^2 without |x|^2, which is the same for all codes.
         product = jnp.einsum("bhwe,ke->bhwk", x, codebook, precision=jax.lax.Precision.HIGHEST)
@@ -88,10 +103,17 @@ def maskgit_vqgan(
         return codes.reshape(b, -1).astype(jnp.int32)
 
     def decode(params, codes, grid):
-        x = jnp.asarray(params["quantize"]["embedding"]["kernel"])[codes].reshape(codes.shape[0], *grid, -1)
+        x = jnp.asarray(params["quantize"]["embedding"]["kernel"])[codes].reshape(
+            codes.shape[0], *grid, -1
+        )
         return jnp.clip(_decoder(params["decoder"], x, len(multipliers), blocks), 0.0, 1.0)
 
-    shapes = _nest({_path(name): jax.ShapeDtypeStruct(_ours(shape), jnp.float32) for name, shape in select(False).items()})
+    shapes = _nest(
+        {
+            _path(name): jax.ShapeDtypeStruct(_ours(shape), jnp.float32)
+            for name, shape in select(False).items()
+        }
+    )
     return Tokenizer(num_codes, cell, shapes, load, encode, decode)
 
 
@@ -99,11 +121,12 @@ class Target(NamedTuple):
     """What a decoder should say about each patch of an image: its pixels, or its code.
 
     width: outputs per patch. codes: whether they are logits of codes.
-    weights(path, required=False) -> frozen parameters, {} or {"tokenizer": ...}. Without a file at `path` InputError if required, else
-      NaN: the shape of a checkpoint can be told, and it can be evaluated, where the weights are not, but nothing is trained by mistake.
-    encode(frozen, images, dtype="float32") -> [B, n, width] pixels or int32 [B, n] codes, of images [B, H, W, 3] in [0, 1].
-    decode(path, outputs, grid) -> images in [0, 1], from outputs [B, n, width] for a grid (h, w) of patches. Raises InputError.
-    """
+    weights(path, required=False) -> frozen parameters, {} or {"tokenizer": ...}. Without a file at
+    `path` InputError if required, else NaN: the shape of a checkpoint can be told, and it can be
+    evaluated, where the weights are not, but nothing is trained by mistake. encode(frozen, images,
+    dtype="float32") -> [B, n, width] pixels or int32 [B, n] codes, of images [B, H, W, 3] in [0,
+    1]. decode(path, outputs, grid) -> images in [0, 1], from outputs [B, n, width] for a grid (h,
+    w) of patches. Raises InputError."""
 
     width: int
     codes: bool
@@ -113,7 +136,9 @@ class Target(NamedTuple):
 
 
 def target(kind: str, patch: int, vqgan: Tokenizer | None = None) -> Target:
-    """The target "pixel", or "vq" (one code of `vqgan`, by default MaskGIT's, per patch) for patches of that many pixels."""
+    """The target "pixel", or "vq" (one code of `vqgan`, by default MaskGIT's, per patch) for
+    patches of that many pixels.
+    """
     if kind == "pixel":
 
         def encode_pixels(frozen, images, dtype="float32"):
@@ -124,7 +149,9 @@ def target(kind: str, patch: int, vqgan: Tokenizer | None = None) -> Target:
             del path
             return jnp.clip(from_cells(outputs, patch, grid[1]), 0.0, 1.0)
 
-        return Target(3 * patch**2, False, lambda path, required=False: {}, encode_pixels, decode_pixels)
+        return Target(
+            3 * patch**2, False, lambda path, required=False: {}, encode_pixels, decode_pixels
+        )
     if kind != "vq":
         raise ValueError(f'target is "{kind}"; choose one of pixel, vq')
     vqgan = vqgan or maskgit_vqgan()
@@ -132,14 +159,17 @@ def target(kind: str, patch: int, vqgan: Tokenizer | None = None) -> Target:
     def weights(path, required: bool = False):
         if required or Path(path).is_file():
             return {"tokenizer": vqgan.load(path)}
-        return {"tokenizer": jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), vqgan.shapes)}
+        return {
+            "tokenizer": jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), vqgan.shapes)
+        }
 
     def encode(frozen, images, dtype="float32"):
         height, width = (side // patch * vqgan.cell for side in images.shape[1:3])
         return vqgan.encode(frozen["tokenizer"], resize(images, height, width), dtype)
 
     def decode(path, outputs, grid):
-        # The checkpoint holds only what training needs, so the decoder's weights come from the file.
+        # The checkpoint holds only what training needs, so the decoder's weights come from the
+        # file.
         images = vqgan.decode(vqgan.load(path, decoder=True), outputs.argmax(axis=-1), grid)
         return jnp.clip(resize(images, grid[0] * patch, grid[1] * patch), 0.0, 1.0)
 
@@ -147,17 +177,28 @@ def target(kind: str, patch: int, vqgan: Tokenizer | None = None) -> Target:
 
 
 def resize(images, height: int, width: int):
-    """Images [B, H, W, 3] resampled as the official code does for patches of 14 px: torch's bicubic, without antialias."""
+    """Images [B, H, W, 3] resampled as the official code does for patches of 14 px: torch's
+    bicubic, without antialias.
+    """
     if images.shape[1:3] == (height, width):
         return images
-    rows, columns = (position.resize_matrix(n, to).astype(np.float32) for n, to in zip(images.shape[1:3], (height, width)))
-    return jnp.einsum("yh,bhwc,xw->byxc", rows, images, columns, precision=jax.lax.Precision.HIGHEST)
+    rows, columns = (
+        position.resize_matrix(n, to).astype(np.float32)
+        for n, to in zip(images.shape[1:3], (height, width))
+    )
+    return jnp.einsum(
+        "yh,bhwc,xw->byxc", rows, images, columns, precision=jax.lax.Precision.HIGHEST
+    )
 
 
 def to_cells(images, patch: int):
-    """[B, H, W, c] -> [B, n, patch * patch * c], row by row, pixels of a cell by row, column, channel; H and W multiples of patch."""
+    """[B, H, W, c] -> [B, n, patch * patch * c], row by row, pixels of a cell by row, column,
+    channel; H and W multiples of patch.
+    """
     b, height, width, channels = images.shape
-    cells = images.reshape(b, height // patch, patch, width // patch, patch, channels).swapaxes(2, 3)
+    cells = images.reshape(b, height // patch, patch, width // patch, patch, channels).swapaxes(
+        2, 3
+    )
     return cells.reshape(b, -1, patch * patch * channels)
 
 
@@ -192,20 +233,27 @@ def _decoder(params, x, levels: int, blocks: int):
         for i in range(blocks):
             x = _residual(params["up"][str(level)]["block"][str(i)], x)
         if level:
-            x = _conv(params["up"][str(level)]["upsample_conv"], x.repeat(2, axis=1).repeat(2, axis=2))
+            x = _conv(
+                params["up"][str(level)]["upsample_conv"], x.repeat(2, axis=1).repeat(2, axis=2)
+            )
     return _conv(params["conv_out"], jax.nn.silu(_group_norm(params["norm_out"], x)))
 
 
 def _residual(params, x):
     y = _conv(params["conv1"], jax.nn.silu(_group_norm(params["norm1"], x)))
     y = _conv(params["conv2"], jax.nn.silu(_group_norm(params["norm2"], y)))
-    # Where the width changes the published network takes the shortcut from the branch's OUTPUT, not from its input.
+    # Where the width changes the published network takes the shortcut from the branch's OUTPUT, not
+    # from its input.
     return y + (_conv(params["nin_shortcut"], y) if "nin_shortcut" in params else x)
 
 
 def _conv(params, x):
     y = jax.lax.conv_general_dilated(
-        x, params["kernel"].astype(x.dtype), window_strides=(1, 1), padding="SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        x,
+        params["kernel"].astype(x.dtype),
+        window_strides=(1, 1),
+        padding="SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     return y + params["bias"].astype(x.dtype) if "bias" in params else y
 
@@ -262,7 +310,9 @@ def _layout(channels, multipliers, blocks, num_codes, code_width) -> dict[str, t
 
 
 def _path(name: str) -> tuple[str, ...]:
-    """Where a published parameter lies in our tree: weights of norms are "scale", all others "kernel"."""
+    """Where a published parameter lies in our tree: weights of norms are "scale", all others
+    "kernel".
+    """
     *parts, leaf = name.split(".")
     weight = "scale" if parts[-1].startswith("norm") else "kernel"
     return (*parts, weight if leaf == "weight" else leaf)
@@ -287,15 +337,25 @@ def _read(path: Path, layout: dict[str, tuple[int, ...]]):
     arrays = _arrays(path)
     # A whole model may hold the tokenizer under a prefix ("tokenizer.", "module.tokenizer.").
     known = "encoder.conv_in.weight"
-    prefix = next((name.removesuffix(known) for name in sorted(arrays, key=len) if name.endswith(known)), "")
+    prefix = next(
+        (name.removesuffix(known) for name in sorted(arrays, key=len) if name.endswith(known)), ""
+    )
     flat = {}
     for name, shape in layout.items():
         if prefix + name not in arrays:
-            raise InputError(f"{path} has no {prefix + name}: these are not the weights of MaskGIT's VQGAN; {FETCH}")
+            raise InputError(
+                f"{path} has no {prefix + name}: these are not the weights of MaskGIT's VQGAN;"
+                f" {FETCH}"
+            )
         array = np.asarray(arrays[prefix + name], np.float32)
         if array.shape != shape:
-            raise InputError(f"{path}: {prefix + name} has shape {array.shape}; the tokenizer needs {shape}; {FETCH}")
-        flat[_path(name)] = np.ascontiguousarray(array.transpose(2, 3, 1, 0)) if array.ndim == 4 else array
+            raise InputError(
+                f"{path}: {prefix + name} has shape {array.shape}; the tokenizer needs {shape};"
+                f" {FETCH}"
+            )
+        flat[_path(name)] = (
+            np.ascontiguousarray(array.transpose(2, 3, 1, 0)) if array.ndim == 4 else array
+        )
     return _nest(flat)
 
 

@@ -1,7 +1,8 @@
-"""Numerics shared by self-supervised methods: arrays in, arrays out; nothing here knows of networks or configs.
+"""Numerics shared by self-supervised methods: arrays in, arrays out; nothing here knows of networks
+  or configs.
 
-All functions work under jit, vmap and grad and on sharded arrays, take any leading batch dimensions, and compute in
-float32 or wider.
+All functions work under jit, vmap and grad and on sharded arrays, take any leading batch
+dimensions, and compute in float32 or wider.
 """
 
 from ssl_jax.ops.clustering import joint_view_clustering, object_tokens

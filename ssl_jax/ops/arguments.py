@@ -1,7 +1,7 @@
 """Checks of arguments, shared by ops and losses.
 
-Shapes are known under `jit` and always checked. Values are checked only where they are known: a traced temperature
-passes, so a schedule may feed it.
+Shapes are known under `jit` and always checked. Values are checked only where they are known: a
+traced temperature passes, so a schedule may feed it.
 """
 
 import jax
@@ -15,14 +15,18 @@ def require(condition: bool, name: str, got, wanted: str) -> None:
 
 
 def known(value) -> bool:
-    """Whether the value of a number or array can be looked at: not traced, and held by this process."""
+    """Whether the value of a number or array can be looked at: not traced, and held by this
+    process.
+    """
     if isinstance(value, jax.core.Tracer):
         return False
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
 def require_positive(name: str, value) -> None:
-    """Raises ValueError if a scalar is not one number above 0 and finite (value checked only where it is known)."""
+    """Raises ValueError if a scalar is not one number above 0 and finite (value checked only where
+    it is known).
+    """
     require(np.ndim(value) == 0, name, f"an array of shape {np.shape(value)}", "a scalar")
     if known(value):
         require(bool(np.isfinite(value) and value > 0), name, value, "a finite number above 0")
@@ -38,7 +42,8 @@ def require_shape(name: str, array, pattern: tuple, meaning: str) -> None:
     """Raises ValueError unless the shape fits `pattern`.
 
     Args:
-      pattern: expected sizes; None fits any size, and a leading Ellipsis any number of leading axes.
+      pattern: expected sizes; None fits any size, and a leading Ellipsis any number of leading
+        axes.
       meaning: how to write the wanted shape, e.g. "[K, M, d] with d = 256".
     """
     shape = np.shape(array)

@@ -10,7 +10,9 @@ from ssl_jax.ops import arguments
 from ssl_jax.ops.vectors import unit
 
 _HIGHEST = jax.lax.Precision.HIGHEST
-_SMOOTHING = 0.01  # added to the number of tokens of every cluster, so that an empty one keeps a share
+_SMOOTHING = (
+    0.01  # added to the number of tokens of every cluster, so that an empty one keeps a share
+)
 
 
 def joint_view_clustering(
@@ -27,47 +29,56 @@ def joint_view_clustering(
     update_marginals: bool = True,
     hard: bool = True,
 ):
-    """Assigns the tokens of both views of an image to K clusters that are coherent in content and in space.
+    """Assigns the tokens of both views of an image to K clusters that are coherent in content and
+    in space.
 
-    Five times (num_iters), from centroids that are the seed tokens, each alone in its cluster, and c = 1 / K:
+    Five times (num_iters), from centroids that are the seed tokens, each alone in its cluster, and
+    c = 1 / K:
 
-        s[n, k] = <t_n, centroid_k>                                                        t_n = token n / its norm
-        g[n, k] = min over members l of k with |E_n - E_l| > 0 of |E_n - E_l|              (CrIBo eq. 17)
+        s[n, k] = <t_n, centroid_k>                                                        t_n =
+        token n / its norm g[n, k] = min over members l of k with |E_n - E_l| > 0 of |E_n - E_l|
+        (CrIBo eq. 17)
         T       = position_weight g / max g - s, brought to [0, 1] by its minimum and maximum
-        P       = plan of the cost T with rows 1 / 2N and columns c: exp(-T / temperature), scaled sinkhorn_iters times
-        A[n]    = one-hot of the largest P[n, k] (the first of equals)
+        P       = plan of the cost T with rows 1 / 2N and columns c: exp(-T / temperature), scaled
+        sinkhorn_iters times A[n]    = one-hot of the largest P[n, k] (the first of equals)
         c       = (tokens per cluster + 0.01), normalised to 1 (with update_marginals)
-        centroid_k = sum_n A[n, k] t_n / its norm                                          (zero if the cluster is empty)
+        centroid_k = sum_n A[n, k] t_n / its norm                                          (zero if
+        the cluster is empty)
 
-    Where no such member exists (empty cluster, or n alone in it), g is the mean of g over all n, k, counted as 0 there.
-    The minimum is taken over cluster labels: [2N, 2N] distances are held, never [2N, 2N, K].
+    Where no such member exists (empty cluster, or n alone in it), g is the mean of g over all n, k,
+    counted as 0 there. The minimum is taken over cluster labels: [2N, 2N] distances are held, never
+    [2N, 2N, K].
 
     Args:
-      tokens: [..., 2N, d], tokens of view 1, then of view 2; any float type (computed in float32 or wider).
-      positions: E [..., 2N, 2] (any number of coordinates), in the frame of the original image; the unit does not matter.
-      num_clusters: K, 1 <= K <= 2N.
-      seeds: int [..., K], distinct token indices; or a PRNG key, one for all ([]) or one per image ([...]), with which
-        they are drawn.
+      tokens: [..., 2N, d], tokens of view 1, then of view 2; any float type (computed in float32 or
+      wider). positions: E [..., 2N, 2] (any number of coordinates), in the frame of the original
+      image; the unit does not matter. num_clusters: K, 1 <= K <= 2N.
+      seeds: int [..., K], distinct token indices; or a PRNG key, one for all ([]) or one per image
+        ([...]), with which they are drawn.
       position_weight: lambda_pos >= 0; a number or a traced scalar, as is temperature.
       temperature: 1 / lambda > 0.
       num_iters: rounds of assignment and update, at least 1.
-      sinkhorn_iters: scalings per round. 0: none, so that a token goes to its cheapest cluster and c plays no part; with
-        position_weight = 0 that is k-means of unit vectors, CrIBo's ablation of the clustering.
-      normalize: minimum and maximum of T over the "image", or over the "batch" of all images as the official code does:
-        then an assignment depends on the images beside it. An image (or batch) of equal costs has T = 0.
-      update_marginals: False keeps c = 1 / K (the paper; the published runs update).
-      hard: return A, or False: the last plan P divided by its row sums. The iterations are the same.
+      sinkhorn_iters: scalings per round. 0: none, so that a token goes to its cheapest cluster and
+        c plays no part; with position_weight = 0 that is k-means of unit vectors, CrIBo's ablation
+        of the clustering.
+      normalize: minimum and maximum of T over the "image", or over the "batch" of all images as the
+      official code does: then an assignment depends on the images beside it. An image (or batch) of
+      equal costs has T = 0. update_marginals: False keeps c = 1 / K (the paper; the published runs
+      update).
+      hard: return A, or False: the last plan P divided by its row sums. The iterations are the
+        same.
 
     Returns:
       [..., 2N, K], float32 or wider, rows sum to 1. A constant: no gradient flows.
 
     Raises:
-      ValueError: shapes that do not fit, K or seeds out of range, repeated seeds, unknown normalize, temperature <= 0,
-        position_weight < 0 (values checked where they are known).
+      ValueError: shapes that do not fit, K or seeds out of range, repeated seeds, unknown
+        normalize, temperature <= 0, position_weight < 0 (values checked where they are known).
 
     Example:
       >>> import jax.numpy as jnp
-      >>> tokens = jnp.array([[1.0, 0.1], [0.1, 1.0], [0.9, 0.0], [0.0, 1.1]])  # two views of two tokens
+      >>> # two views of two tokens
+      >>> tokens = jnp.array([[1.0, 0.1], [0.1, 1.0], [0.9, 0.0], [0.0, 1.1]])
       >>> positions = jnp.array([[0.0, 0.0], [16.0, 0.0], [1.0, 0.0], [17.0, 0.0]])
       >>> print(joint_view_clustering(tokens, positions, num_clusters=2, seeds=jnp.array([0, 1])))
       [[1. 0.]
@@ -75,21 +86,35 @@ def joint_view_clustering(
        [1. 0.]
        [0. 1.]]
 
-    Reference: CrIBo section 3.2.1 and appendix B (eq. 14 to 17); marginals, empty clusters and the two scalings: its
-    official code.
+    Reference: CrIBo section 3.2.1 and appendix B (eq. 14 to 17); marginals, empty clusters and the
+    two scalings: its official code.
     """
     arguments.require_shape("tokens", tokens, (..., None, None), "[..., 2N, d]")
     tokens, positions = jax.lax.stop_gradient((jnp.asarray(tokens), jnp.asarray(positions)))
     *batch, count, width = tokens.shape
     pattern = (*batch, count, None)
-    arguments.require_shape("positions", positions, pattern, f"{[*batch, count, 2]}, one place per token")
-    arguments.require(positions.shape[-1] >= 1, "the shape of positions", positions.shape, f"{[*batch, count, 2]}, one place per token")
-    arguments.require(1 <= num_clusters <= count, "num_clusters", num_clusters, f"between 1 and {count}, the number of tokens")
+    arguments.require_shape(
+        "positions", positions, pattern, f"{[*batch, count, 2]}, one place per token"
+    )
+    arguments.require(
+        positions.shape[-1] >= 1,
+        "the shape of positions",
+        positions.shape,
+        f"{[*batch, count, 2]}, one place per token",
+    )
+    arguments.require(
+        1 <= num_clusters <= count,
+        "num_clusters",
+        num_clusters,
+        f"between 1 and {count}, the number of tokens",
+    )
     arguments.require_positive("temperature", temperature)
     arguments.require_between("position_weight", position_weight, 0, np.inf)
     arguments.require(num_iters >= 1, "num_iters", num_iters, "at least 1")
     arguments.require(sinkhorn_iters >= 0, "sinkhorn_iters", sinkhorn_iters, "0 or more")
-    arguments.require(normalize in ("image", "batch"), "normalize", repr(normalize), '"image" or "batch"')
+    arguments.require(
+        normalize in ("image", "batch"), "normalize", repr(normalize), '"image" or "batch"'
+    )
     seeds = _seeds(seeds, tuple(batch), count, num_clusters).reshape(-1, num_clusters)
 
     dtype = jnp.promote_types(jnp.result_type(tokens, positions), jnp.float32)
@@ -103,10 +128,16 @@ def joint_view_clustering(
     def step(state, _):
         labels, centroids, columns, _ = state
         similarity = jnp.einsum("bnd,bkd->bnk", tokens, centroids, precision=_HIGHEST)
-        cost = jnp.asarray(position_weight).astype(dtype) * _positional_cost(distances, labels, num_clusters) - similarity
+        cost = (
+            jnp.asarray(position_weight).astype(dtype)
+            * _positional_cost(distances, labels, num_clusters)
+            - similarity
+        )
         low, high = jnp.min(cost, extent, keepdims=True), jnp.max(cost, extent, keepdims=True)
         cost = (cost - low) / jnp.where(high > low, high - low, 1)
-        log_plan = _log_plan(-cost / jnp.asarray(temperature).astype(dtype), rows, columns[:, None], sinkhorn_iters)
+        log_plan = _log_plan(
+            -cost / jnp.asarray(temperature).astype(dtype), rows, columns[:, None], sinkhorn_iters
+        )
         labels = jnp.argmax(log_plan, axis=-1).astype(jnp.int32)
         members = jax.nn.one_hot(labels, num_clusters, dtype=dtype)
         if update_marginals:
@@ -116,7 +147,9 @@ def joint_view_clustering(
         return (labels, centroids, columns, log_plan), None
 
     alone = jnp.full((images, count), num_clusters, jnp.int32)  # label K: in no cluster yet
-    labels = jax.vmap(lambda label, seed: label.at[seed].set(jnp.arange(num_clusters, dtype=jnp.int32)))(alone, seeds)
+    labels = jax.vmap(
+        lambda label, seed: label.at[seed].set(jnp.arange(num_clusters, dtype=jnp.int32))
+    )(alone, seeds)
     start = (
         labels,
         jnp.take_along_axis(tokens, seeds[..., None], axis=1),
@@ -124,23 +157,28 @@ def joint_view_clustering(
         jnp.zeros((images, count, num_clusters), dtype),
     )
     (labels, _, _, log_plan), _ = jax.lax.scan(step, start, length=num_iters)
-    assignments = jax.nn.one_hot(labels, num_clusters, dtype=dtype) if hard else jax.nn.softmax(log_plan, axis=-1)
+    assignments = (
+        jax.nn.one_hot(labels, num_clusters, dtype=dtype)
+        if hard
+        else jax.nn.softmax(log_plan, axis=-1)
+    )
     return assignments.reshape(*batch, count, num_clusters)
 
 
 def object_tokens(tokens, assignments):
     """Mean token of every cluster in each of the two views, and which clusters both views have.
 
-    c_v^k = sum_n Q_v[n, k] z_v^n / sum_n Q_v[n, k], over the tokens n of view v only; 0 where the sum is 0.
+    c_v^k = sum_n Q_v[n, k] z_v^n / sum_n Q_v[n, k], over the tokens n of view v only; 0 where the
+    sum is 0.
 
     Args:
-      tokens: z [..., 2N, d], tokens of view 1, then of view 2, not normalised (the teacher's or the student's); any float
-        type (computed in float32 or wider).
+      tokens: z [..., 2N, d], tokens of view 1, then of view 2, not normalised (the teacher's or the
+        student's); any float type (computed in float32 or wider).
       assignments: Q [..., 2N, K], >= 0, as `joint_view_clustering` returns; leading axes broadcast.
 
     Returns:
-      objects [..., 2, K, d] (axis -3: the view) and valid, bool [..., K]: the cluster has tokens in BOTH views. Objects
-      that are not valid are finite. Gradients reach tokens and assignments.
+      objects [..., 2, K, d] (axis -3: the view) and valid, bool [..., K]: the cluster has tokens in
+      BOTH views. Objects that are not valid are finite. Gradients reach tokens and assignments.
 
     Raises:
       ValueError: shapes that do not fit, or an odd number of tokens.
@@ -148,7 +186,9 @@ def object_tokens(tokens, assignments):
     Example:
       >>> import jax.numpy as jnp
       >>> tokens = jnp.array([[1.0], [3.0], [5.0], [7.0]])  # two tokens per view
-      >>> objects, valid = object_tokens(tokens, jnp.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))
+      >>> objects, valid = object_tokens(
+      ...     tokens, jnp.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+      ... )
       >>> print(objects[..., 0], valid)  # cluster 1 is in view 2 only
       [[2. 0.]
        [5. 7.]] [ True False]
@@ -158,45 +198,87 @@ def object_tokens(tokens, assignments):
     tokens, assignments = jnp.asarray(tokens), jnp.asarray(assignments)
     arguments.require_shape("tokens", tokens, (..., None, None), "[..., 2N, d]")
     count = tokens.shape[-2]
-    arguments.require(count % 2 == 0 and count > 0, "the number of tokens", count, "even and at least 2: N of each view")
-    arguments.require_shape("assignments", assignments, (..., count, None), f"[..., {count}, K], one row per token")
+    arguments.require(
+        count % 2 == 0 and count > 0,
+        "the number of tokens",
+        count,
+        "even and at least 2: N of each view",
+    )
+    arguments.require_shape(
+        "assignments", assignments, (..., count, None), f"[..., {count}, K], one row per token"
+    )
     dtype = jnp.promote_types(jnp.result_type(tokens, assignments), jnp.float32)
-    tokens, assignments = (x.astype(dtype).reshape(*x.shape[:-2], 2, count // 2, x.shape[-1]) for x in (tokens, assignments))
+    tokens, assignments = (
+        x.astype(dtype).reshape(*x.shape[:-2], 2, count // 2, x.shape[-1])
+        for x in (tokens, assignments)
+    )
     mass = jnp.sum(assignments, axis=-2)
     shares = assignments / jnp.where(mass > 0, mass, 1)[..., None, :]
     objects = jnp.einsum("...nk,...nd->...kd", shares, tokens, precision=_HIGHEST)
-    return objects, jnp.broadcast_to(jnp.all(mass > 0, axis=-2), (*objects.shape[:-3], objects.shape[-2]))
+    return objects, jnp.broadcast_to(
+        jnp.all(mass > 0, axis=-2), (*objects.shape[:-3], objects.shape[-2])
+    )
 
 
 def _seeds(seeds, batch: tuple, count: int, num_clusters: int):
     """Distinct token indices [*batch, K] from indices or keys."""
     seeds = jax.lax.stop_gradient(jnp.asarray(seeds))
     if jnp.issubdtype(seeds.dtype, jax.dtypes.prng_key):
-        arguments.require(seeds.shape in ((), batch), "the shape of seeds", seeds.shape, f"() or {batch} for keys")
+        arguments.require(
+            seeds.shape in ((), batch), "the shape of seeds", seeds.shape, f"() or {batch} for keys"
+        )
         if seeds.shape == ():
             bits = jax.random.bits(seeds, (*batch, count))
         else:
-            bits = jax.vmap(lambda key: jax.random.bits(key, (count,)))(seeds.reshape(-1)).reshape(*batch, count)
-        return jax.lax.top_k(bits, num_clusters)[1]  # the largest random numbers: distinct by construction
-    arguments.require(jnp.issubdtype(seeds.dtype, jnp.integer), "the type of seeds", seeds.dtype, "integers or PRNG keys")
+            bits = jax.vmap(lambda key: jax.random.bits(key, (count,)))(seeds.reshape(-1)).reshape(
+                *batch, count
+            )
+        return jax.lax.top_k(bits, num_clusters)[
+            1
+        ]  # the largest random numbers: distinct by construction
+    arguments.require(
+        jnp.issubdtype(seeds.dtype, jnp.integer),
+        "the type of seeds",
+        seeds.dtype,
+        "integers or PRNG keys",
+    )
     wanted = (*batch, num_clusters)
-    arguments.require(seeds.shape == wanted, "the shape of seeds", seeds.shape, f"{wanted}, num_clusters tokens per image")
+    arguments.require(
+        seeds.shape == wanted,
+        "the shape of seeds",
+        seeds.shape,
+        f"{wanted}, num_clusters tokens per image",
+    )
     if arguments.known(seeds):
         values = np.sort(np.asarray(seeds), axis=-1)
-        arguments.require(bool(np.all((values >= 0) & (values < count))), "an index in seeds", "outside the tokens", f"in [0, {count})")
-        arguments.require(bool(np.all(np.diff(values) > 0)), "an index in seeds", "repeated", "distinct within an image")
+        arguments.require(
+            bool(np.all((values >= 0) & (values < count))),
+            "an index in seeds",
+            "outside the tokens",
+            f"in [0, {count})",
+        )
+        arguments.require(
+            bool(np.all(np.diff(values) > 0)),
+            "an index in seeds",
+            "repeated",
+            "distinct within an image",
+        )
     return seeds.astype(jnp.int32)
 
 
 def _distances(positions):
-    """[b, n, n] distances between places, inf where they coincide: a token is not its own neighbour."""
+    """[b, n, n] distances between places, inf where they coincide: a token is not its own
+    neighbour.
+    """
     axes = jnp.moveaxis(positions, -1, 0)  # a sum over a last axis of two would be slow
     square = sum(jnp.square(x[:, :, None] - x[:, None]) for x in axes)
     return jnp.where(square > 0, jnp.sqrt(square), jnp.inf)
 
 
 def _positional_cost(distances, labels, num_clusters: int):
-    """g / max g, [b, n, K], of distances [b, n, n] (inf: never nearest) and labels [b, n] (K: in no cluster)."""
+    """g / max g, [b, n, K], of distances [b, n, n] (inf: never nearest) and labels [b, n] (K: in no
+    cluster).
+    """
     nearest = jax.lax.platform_dependent(
         distances,
         labels,
@@ -211,16 +293,21 @@ def _positional_cost(distances, labels, num_clusters: int):
 
 
 def _nearest_by_label(distances, labels, num_clusters: int):
-    """Distance [b, n, K] of every token to the nearest member of every cluster, inf if there is none: one pass over rows.
+    """Distance [b, n, K] of every token to the nearest member of every cluster, inf if there is
+    none: one pass over rows.
 
     Distances are symmetric, so that whole rows are scattered.
     """
-    by_label = jax.vmap(lambda rows, label: jax.ops.segment_min(rows, label, num_clusters))(distances, labels)
+    by_label = jax.vmap(lambda rows, label: jax.ops.segment_min(rows, label, num_clusters))(
+        distances, labels
+    )
     return jnp.swapaxes(by_label, 1, 2)
 
 
 def _nearest_by_cluster(distances, labels, num_clusters: int):
-    """The same, cluster by cluster: more arithmetic, but no scatter, which is slow and sequential on accelerators."""
+    """The same, cluster by cluster: more arithmetic, but no scatter, which is slow and sequential
+    on accelerators.
+    """
 
     def one(cluster):
         return jnp.min(jnp.where((labels == cluster)[:, :, None], distances, jnp.inf), axis=1)
@@ -229,7 +316,8 @@ def _nearest_by_cluster(distances, labels, num_clusters: int):
 
 
 def _log_plan(scores, log_rows, log_columns, num_iters: int):
-    """log P of P = diag(u) exp(scores) diag(v), scaled num_iters times: rows first, columns last (those are exact).
+    """log P of P = diag(u) exp(scores) diag(v), scaled num_iters times: rows first, columns last
+      (those are exact).
 
     The scores themselves if num_iters is 0.
     """

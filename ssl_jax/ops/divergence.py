@@ -1,4 +1,6 @@
-"""Cross-entropy, entropy and divergence from uniform of distributions over the last axis, one value per example."""
+"""Cross-entropy, entropy and divergence from uniform of distributions over the last axis, one value
+per example.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,9 @@ from ssl_jax.ops import arguments
 def cross_entropy(target_probs, logits, *, temperature=1.0):
     """Cross-entropy of a target distribution and a softmax, per example.
 
-    H(p, q) = - sum_k p_k log softmax(logits / T)_k. The maximum is taken out of the logits first, so that no term
-    overflows or is below 0 by more than rounding. Classes with logit -inf cost nothing where p is 0.
+    H(p, q) = - sum_k p_k log softmax(logits / T)_k. The maximum is taken out of the logits first,
+    so that no term overflows or is below 0 by more than rounding. Classes with logit -inf cost
+    nothing where p is 0.
 
     Args:
       target_probs: p [..., K], probabilities; any float type (computed in float32 or wider).
@@ -19,10 +22,12 @@ def cross_entropy(target_probs, logits, *, temperature=1.0):
       temperature: T > 0, a number or a traced scalar.
 
     Returns:
-      [...] in nats. Gradients reach both arguments and the temperature; stop them where the target is a teacher.
+      [...] in nats. Gradients reach both arguments and the temperature; stop them where the target
+      is a teacher.
 
     Raises:
-      ValueError: different K, leading axes that do not broadcast, T <= 0 (where its value is known).
+      ValueError: different K, leading axes that do not broadcast, T <= 0 (where its value is
+      known).
 
     Example:
       >>> import jax.numpy as jnp
@@ -38,19 +43,22 @@ def cross_entropy(target_probs, logits, *, temperature=1.0):
     arguments.require_leading("logits", logits.shape[:-1], "target_probs", target_probs.shape[:-1])
     arguments.require_positive("temperature", temperature)
     dtype = jnp.promote_types(jnp.result_type(target_probs, logits), jnp.float32)
-    log_q = jax.nn.log_softmax(logits.astype(dtype) / jnp.asarray(temperature).astype(dtype), axis=-1)
+    log_q = jax.nn.log_softmax(
+        logits.astype(dtype) / jnp.asarray(temperature).astype(dtype), axis=-1
+    )
     return _cross(target_probs.astype(dtype), log_q)
 
 
 def entropy(probs=None, *, log_probs=None):
     """Entropy of a distribution, per example.
 
-    H(p) = - sum_k p_k log p_k with 0 log 0 = 0, from the probabilities or, more exactly for small ones, from their
-    logarithms.
+    H(p) = - sum_k p_k log p_k with 0 log 0 = 0, from the probabilities or, more exactly for small
+    ones, from their logarithms.
 
     Args:
       probs: p [..., K]; or
-      log_probs: log p [..., K] (-inf allowed). Exactly one of the two. Any float type (computed in float32 or wider).
+      log_probs: log p [..., K] (-inf allowed). Exactly one of the two. Any float type (computed in
+        float32 or wider).
 
     Returns:
       [...] in nats, between 0 and log K. The gradient at p_k = 0 is taken as 0 (it is infinite).
@@ -68,7 +76,9 @@ def entropy(probs=None, *, log_probs=None):
     one = (probs is None) != (log_probs is None)
     arguments.require(one, "the arguments", "none or both of probs and log_probs", "exactly one")
     given = jnp.asarray(probs if log_probs is None else log_probs)
-    arguments.require_shape("probs" if log_probs is None else "log_probs", given, (..., None), "[..., K]")
+    arguments.require_shape(
+        "probs" if log_probs is None else "log_probs", given, (..., None), "[..., K]"
+    )
     given = given.astype(jnp.promote_types(given.dtype, jnp.float32))
     if log_probs is None:
         return _cross(given, jnp.log(jnp.where(given > 0, given, 1)))
@@ -78,22 +88,24 @@ def entropy(probs=None, *, log_probs=None):
 def volume_regularizer(mean_probs, *, prior=None):
     """Divergence of the mean prediction from uniform: the term that keeps all centroids in use.
 
-    KL(p || 1/K) = sum_k (p_k log(K p_k) - p_k + 1/K) = log K - H(p) for p that sum to 1, FLSL eq. 11. No term of this
-    form is negative, so that it is exact near 0 too. It is added to a loss that is minimised.
+    KL(p || 1/K) = sum_k (p_k log(K p_k) - p_k + 1/K) = log K - H(p) for p that sum to 1, FLSL eq.
+    11. No term of this form is negative, so that it is exact near 0 too. It is added to a loss that
+    is minimised.
 
-    The mean is the caller's, over all queries, views and images of the global batch: the mean of per-device values is
-    another, larger number.
+    The mean is the caller's, over all queries, views and images of the global batch: the mean of
+    per-device values is another, larger number.
 
     Args:
       mean_probs: p [..., K], any float type (computed in float32 or wider).
       prior: [K], entries > 0 that sum to 1, in place of 1/K.
 
     Returns:
-      [...] in nats, between 0 (p equals the prior) and log K (one-hot p, uniform prior). The gradient at p_k = 0 is
-      that at the smallest normal number (it is minus infinity).
+      [...] in nats, between 0 (p equals the prior) and log K (one-hot p, uniform prior). The
+      gradient at p_k = 0 is that at the smallest normal number (it is minus infinity).
 
     Raises:
-      ValueError: a scalar, another shape of the prior, entries of the prior that are not above 0 (where known).
+      ValueError: a scalar, another shape of the prior, entries of the prior that are not above 0
+      (where known).
 
     Example:
       >>> import jax.numpy as jnp
@@ -105,12 +117,16 @@ def volume_regularizer(mean_probs, *, prior=None):
     mean_probs = jnp.asarray(mean_probs)
     arguments.require_shape("mean_probs", mean_probs, (..., None), "[..., K]")
     width = mean_probs.shape[-1]
-    arguments.require(width >= 1, "the shape of mean_probs", mean_probs.shape, "[..., K] with K >= 1")
+    arguments.require(
+        width >= 1, "the shape of mean_probs", mean_probs.shape, "[..., K] with K >= 1"
+    )
     dtype = jnp.promote_types(mean_probs.dtype, jnp.float32)
     if prior is None:
         prior = jnp.asarray(1 / width, dtype)
     else:
-        arguments.require_shape("prior", prior, (width,), f"[{width}], one entry per class of mean_probs")
+        arguments.require_shape(
+            "prior", prior, (width,), f"[{width}], one entry per class of mean_probs"
+        )
         if arguments.known(prior):
             positive = bool((np.asarray(prior) > 0).all())
             arguments.require(positive, "the lowest entry of prior", np.min(prior), "above 0")
@@ -121,5 +137,7 @@ def volume_regularizer(mean_probs, *, prior=None):
 
 
 def _cross(p, log_q):
-    """- sum p log q with 0 * -inf = 0; choosing before the product keeps NaN out of the gradient too."""
+    """- sum p log q with 0 * -inf = 0; choosing before the product keeps NaN out of the gradient
+    too.
+    """
     return jnp.sum(p * -jnp.where((p > 0) | jnp.isfinite(log_q), log_q, 0), axis=-1)

@@ -6,27 +6,32 @@ import jax.numpy as jnp
 from ssl_jax.ops import arguments
 from ssl_jax.ops.vectors import unit
 
-_EPS = 1e-8  # added to every coordinate of a difference and to the distance, as in the official code
+_EPS = (
+    1e-8  # added to every coordinate of a difference and to the distance, as in the official code
+)
 
 
 def koleo(tokens, *, where=None):
-    """Minus the log distance from every token to its nearest neighbour in the set, on the unit sphere.
+    """Minus the log distance from every token to its nearest neighbour in the set, on the unit
+    sphere.
 
-    t = token / |token|;  nn(i) = argmax_{j != i} <t_i, t_j>;  -log(|t_i - t_nn(i) + eps| / 2 + eps), eps = 1e-8,
-    STELLAR section 3 (KoLeo of DINOv2, over the tokens of one image). Antipodal neighbours give 0, orthogonal ones
-    log(2) / 2, duplicates about 15.7 at d = 768.
+    t = token / |token|;  nn(i) = argmax_{j != i} <t_i, t_j>;  -log(|t_i - t_nn(i) + eps| / 2 +
+    eps), eps = 1e-8, STELLAR section 3 (KoLeo of DINOv2, over the tokens of one image). Antipodal
+    neighbours give 0, orthogonal ones log(2) / 2, duplicates about 15.7 at d = 768.
 
-    The set is the axis before the last: [B, r, d] compares the r tokens of each of B images, [B, d] compares all
-    images of a global batch. Similarities [..., r, r] are held at a time.
+    The set is the axis before the last: [B, r, d] compares the r tokens of each of B images, [B, d]
+    compares all images of a global batch. Similarities [..., r, r] are held at a time.
 
     Args:
       tokens: [..., r, d], any scale and float type (computed in float32 or wider).
-      where: bool [..., r], tokens that exist; None: all. The others count for nothing and are nobody's neighbour.
+      where: bool [..., r], tokens that exist; None: all. The others count for nothing and are
+        nobody's neighbour.
 
     Returns:
-      [..., r], from 0 (up to rounding) to 18.4; 0 for tokens that do not exist or have no neighbour, a single token for
-      one. Gradients reach a token and its neighbour, and are finite for duplicates; the choice of the neighbour has
-      none. Among equally near neighbours the first is taken.
+      [..., r], from 0 (up to rounding) to 18.4; 0 for tokens that do not exist or have no
+      neighbour, a single token for one. Gradients reach a token and its neighbour, and are finite
+      for duplicates; the choice of the neighbour has none. Among equally near neighbours the first
+      is taken.
 
     Raises:
       ValueError: fewer than 2 axes, r or d of 0, or another shape of `where`.
@@ -34,23 +39,36 @@ def koleo(tokens, *, where=None):
     Example:
       >>> import jax.numpy as jnp
       >>> tokens = jnp.array([[1.0, 0.0], [0.0, 5.0], [-2.0, 0.0]])
-      >>> print(koleo(tokens).round(4), koleo(tokens, where=jnp.array([True, True, False])).round(4))
+      >>> print(
+      ...     koleo(tokens).round(4), koleo(tokens, where=jnp.array([True, True, False])).round(4)
+      ... )
       [0.3466 0.3466 0.3466] [0.3466 0.3466 0.    ]
 
-    Reference: STELLAR, section 3 and official code (per image, weight 0.1); Sablayrolles et al. 2019.
+    Reference: STELLAR, section 3 and official code (per image, weight 0.1); Sablayrolles et al.
+    2019.
     """
     tokens = jnp.asarray(tokens)
     arguments.require_shape("tokens", tokens, (..., None, None), "[..., r, d]")
-    arguments.require(0 not in tokens.shape[-2:], "the shape of tokens", tokens.shape, "[..., r, d] with r, d >= 1")
+    arguments.require(
+        0 not in tokens.shape[-2:],
+        "the shape of tokens",
+        tokens.shape,
+        "[..., r, d] with r, d >= 1",
+    )
     tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
     allowed = ~jnp.eye(tokens.shape[-2], dtype=bool)  # [i, j]: j may be the neighbour of i
     if where is not None:
-        arguments.require_shape("where", where, tokens.shape[:-1], f"{tokens.shape[:-1]}, one entry per token")
+        arguments.require_shape(
+            "where", where, tokens.shape[:-1], f"{tokens.shape[:-1]}, one entry per token"
+        )
         where = jnp.asarray(where).astype(bool)
-        tokens = jnp.where(where[..., None], tokens, 0)  # whatever lies there, NaN too, must not reach a gradient
+        tokens = jnp.where(
+            where[..., None], tokens, 0
+        )  # whatever lies there, NaN too, must not reach a gradient
         allowed = allowed & where[..., None, :] & where[..., :, None]
     tokens = unit(tokens)
-    # The index from the Gram matrix, but the distance from the rows: 2 - 2 cos would lose all digits of near ones.
+    # The index from the Gram matrix, but the distance from the rows: 2 - 2 cos would lose all
+    # digits of near ones.
     fixed = jax.lax.stop_gradient(tokens)
     cosine = jnp.einsum("...id,...jd->...ij", fixed, fixed, precision=jax.lax.Precision.HIGHEST)
     index = jnp.argmax(jnp.where(allowed, cosine, -jnp.inf), axis=-1)

@@ -1,4 +1,6 @@
-"""Ring memory (first in, first out) of paired rows, as a pytree that belongs in the training state."""
+"""Ring memory (first in, first out) of paired rows, as a pytree that belongs in the
+training state.
+"""
 
 from typing import TypedDict
 
@@ -10,7 +12,9 @@ from ssl_jax.ops import arguments
 
 
 class Memory(TypedDict):
-    """rows: {name: [N, ...]}, row j of all names belongs together; valid: [N] bool; cursor: int32, next row written."""
+    """rows: {name: [N, ...]}, row j of all names belongs together; valid: [N] bool; cursor: int32,
+    next row written.
+    """
 
     rows: dict[str, jax.Array]
     valid: jax.Array
@@ -21,16 +25,18 @@ def memory_init(spec, size: int, *, filled=None) -> Memory:
     """A memory of `size` rows, empty or filled with random unit rows.
 
     Args:
-      spec: {name: (shape of one row, dtype)}; names are pushed together. A plain number per row has shape ().
+      spec: {name: (shape of one row, dtype)}; names are pushed together. A plain number per row has
+        shape ().
       size: N >= 1.
-      filled: PRNG key: rows drawn from N(0, 1) and divided by their L2 norm over the last axis, all valid (SOP's cold
-        start); None: zeros, none valid.
+      filled: PRNG key: rows drawn from N(0, 1) and divided by their L2 norm over the last axis, all
+        valid (SOP's cold start); None: zeros, none valid.
 
     Returns:
       Memory with cursor 0.
 
     Raises:
-      ValueError: size below 1, no names, or `filled` with rows that cannot be unit vectors (integers or shape ()).
+      ValueError: size below 1, no names, or `filled` with rows that cannot be unit vectors
+      (integers or shape ()).
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -48,23 +54,31 @@ def memory_init(spec, size: int, *, filled=None) -> Memory:
             rows[name] = jnp.zeros((size, *shape), dtype)
             continue
         vectors = len(shape) >= 1 and jnp.issubdtype(dtype, jnp.floating)
-        arguments.require(vectors, f"spec[{name!r}]", (shape, dtype), "float vectors where the memory starts filled")
+        arguments.require(
+            vectors,
+            f"spec[{name!r}]",
+            (shape, dtype),
+            "float vectors where the memory starts filled",
+        )
         wide = jnp.promote_types(dtype, jnp.float32)
         draw = jax.random.normal(jax.random.fold_in(filled, position), (size, *shape), wide)
         rows[name] = (draw / jnp.linalg.norm(draw, axis=-1, keepdims=True)).astype(dtype)
-    return Memory(rows=rows, valid=jnp.full(size, filled is not None), cursor=jnp.zeros((), jnp.int32))
+    return Memory(
+        rows=rows, valid=jnp.full(size, filled is not None), cursor=jnp.zeros((), jnp.int32)
+    )
 
 
 def memory_push(memory: Memory, rows) -> Memory:
     """Overwrites the B oldest rows, wrapping around at the end.
 
-    Insertion number j (counted from 0 since `memory_init`) lies in row j mod N. Any B is allowed; of more than N rows
-    the last N stay. Under a sharded batch the rows arrive in their global order, and every device holds the same
-    memory.
+    Insertion number j (counted from 0 since `memory_init`) lies in row j mod N. Any B is allowed;
+    of more than N rows the last N stay. Under a sharded batch the rows arrive in their global
+    order, and every device holds the same memory.
 
     Args:
       memory: Memory of N rows.
-      rows: {name: [B, ...]} with the memory's names and row shapes; cast to its types. No gradient flows in.
+      rows: {name: [B, ...]} with the memory's names and row shapes; cast to its types. No gradient
+        flows in.
 
     Returns:
       The new Memory: written rows valid, cursor (old + B) mod N.
@@ -80,16 +94,27 @@ def memory_push(memory: Memory, rows) -> Memory:
       >>> memory["rows"]["x"].tolist(), int(memory["cursor"])
       ([3.0, 1.0, 2.0], 1)
 
-    Reference: SOP section 2.2 (FIFO memories); modular indices instead of the official code's N mod B = 0.
+    Reference: SOP section 2.2 (FIFO memories); modular indices instead of the official code's N mod
+    B = 0.
     """
     old = memory["rows"]
-    arguments.require(sorted(rows) == sorted(old), "the names of rows", sorted(rows), f"{sorted(old)} as in the memory")
+    arguments.require(
+        sorted(rows) == sorted(old),
+        "the names of rows",
+        sorted(rows),
+        f"{sorted(old)} as in the memory",
+    )
     counts = {jnp.shape(row)[:1] for row in rows.values()}
     one = len(counts) == 1 and () not in counts
     arguments.require(one, "the number of rows", sorted(counts), "the same B for every name")
     for name, row in rows.items():
         inner = old[name].shape[1:]
-        arguments.require(jnp.shape(row)[1:] == inner, f"the shape of rows[{name!r}]", jnp.shape(row), f"[B, {inner}]")
+        arguments.require(
+            jnp.shape(row)[1:] == inner,
+            f"the shape of rows[{name!r}]",
+            jnp.shape(row),
+            f"[B, {inner}]",
+        )
     ((count,),), size = counts, memory["valid"].shape[0]
     skipped = max(0, count - size)
     index = (memory["cursor"] + np.arange(skipped, count, dtype=np.int32)) % size

@@ -1,4 +1,6 @@
-"""Exact nearest neighbours by inner product or cosine, in chunks that never hold all similarities."""
+"""Exact nearest neighbours by inner product or cosine, in chunks that never hold all
+similarities.
+"""
 
 import functools
 import math
@@ -10,8 +12,9 @@ import jax.numpy as jnp
 from ssl_jax.ops import arguments
 
 _BLOCK = 128  # bank rows per block of the two-stage selection
-# Bank rows read at a time: at least, per neighbour, at most. On CPUs what stays in the cache beside its similarities,
-# elsewhere what keeps a device busy; more neighbours need longer passes, as each ends with a selection.
+# Bank rows read at a time: at least, per neighbour, at most. On CPUs what stays in the cache beside
+# its similarities, elsewhere what keeps a device busy; more neighbours need longer passes, as each
+# ends with a selection.
 _ROWS_CPU, _ROWS = (2**12, 2**11, 2**15), (2**14, 2**13, 2**17)
 _SCORES = 2**23  # similarities held at a time (32 MB in float32)
 
@@ -32,53 +35,62 @@ def nearest(
 ):
     """The k most similar bank rows of every query, best first.
 
-    sim(q, e) = <q, e> ("dot") or <q, e> / (|q| |e|) ("cosine"). Among equals the lower row comes first, as in
-    `jax.lax.top_k`.
+    sim(q, e) = <q, e> ("dot") or <q, e> / (|q| |e|) ("cosine"). Among equals the lower row comes
+    first, as in `jax.lax.top_k`.
 
-    "exact" takes a chunk's maxima over blocks of 128 rows and selects among the k best blocks only. That loses
-    nothing: an entry outside them has k blocks whose maxima beat it. Chunks of the bank are merged into a running
-    top k; [q, n] similarities are never held, nor a second bank (but XLA converts a whole bfloat16 bank on a CPU).
+    "exact" takes a chunk's maxima over blocks of 128 rows and selects among the k best blocks only.
+    That loses nothing: an entry outside them has k blocks whose maxima beat it. Chunks of the bank
+    are merged into a running top k; [q, n] similarities are never held, nor a second bank (but XLA
+    converts a whole bfloat16 bank on a CPU).
 
     Args:
       queries: [..., q, d], any float type (computed in float32 or wider).
       bank: [n, d].
       k: number of neighbours, 1 <= k <= n (<= group_size with groups).
-      where: bool [n], rows that may be returned; None: all. If fewer than k may, the missing values are -inf and
-        their indices point at rows that `where` excludes (at any row, if the last group has fewer than k rows).
-      method: "exact", or "approx" (`jax.lax.approx_max_k` in every chunk).
+      where: bool [n], rows that may be returned; None: all. If fewer than k may, the missing values
+      are -inf and their indices point at rows that `where` excludes (at any row, if the last group
+      has fewer than k rows). method: "exact", or "approx" (`jax.lax.approx_max_k` in every chunk).
       metric: "cosine" or "dot". Zero vectors have cosine 0.
-      inverse_norms: [n], 1 / |e| of every bank row (any number for a zero row), for "cosine" only: for a
+      inverse_norms: [n], 1 / |e| of every bank row (any number for a zero row), for "cosine" only:
+        for a
         memory that stores them. Constants, without gradient. None: worked out here.
-      group_size: rows per group, for q = n: query i is compared with rows of its own group i // group_size only (the
-        last group may be smaller). None: with all.
-      recall_target: for "approx", the expected share of true neighbours found, in (0, 1]. Measured: recall 1.0 on a
-        CPU at every target, because `approx_max_k` sorts exactly there (and "exact" is faster); only a TPU takes the
-        short cut.
-      chunk: queries per pass; None: as many as give about 2^23 similarities. The queries of one pass are spread over all of
-        them, so that a sharded query axis keeps all devices busy in every pass.
-      bank_chunk: bank rows per pass, at least k; None: what suits the device, more for larger k (on a CPU 2^11 k, within 2^12 and 2^15).
-        They are spread over the bank likewise. If no number of passes near n / bank_chunk divides n, a padded copy of the
-        bank is made.
+      group_size: rows per group, for q = n: query i is compared with rows of its own group i //
+        group_size only (the last group may be smaller). None: with all.
+      recall_target: for "approx", the expected share of true neighbours found, in (0, 1]. Measured:
+        recall 1.0 on a CPU at every target, because `approx_max_k` sorts exactly there (and "exact"
+        is faster); only a TPU takes the short cut.
+      chunk: queries per pass; None: as many as give about 2^23 similarities. The queries of one
+        pass are spread over all of them, so that a sharded query axis keeps all devices busy in
+        every pass.
+      bank_chunk: bank rows per pass, at least k; None: what suits the device, more for larger k (on
+        a CPU 2^11 k, within 2^12 and 2^15). They are spread over the bank likewise. If no number of
+        passes near n / bank_chunk divides n, a padded copy of the bank is made.
 
     Returns:
-      values [..., q, k] and row indices int32 [..., q, k]. Gradients reach queries and bank through the values.
+      values [..., q, k] and row indices int32 [..., q, k]. Gradients reach queries and bank through
+      the values.
 
     Raises:
-      ValueError: shapes that do not fit, k, chunks, groups or recall out of range, unknown method or metric, inverse
-        norms without "cosine".
+      ValueError: shapes that do not fit, k, chunks, groups or recall out of range, unknown method
+        or metric, inverse norms without "cosine".
 
     Example:
       >>> import jax.numpy as jnp
-      >>> values, index = nearest(jnp.array([[2.0, 0.0]]), jnp.array([[0.0, 1.0], [3.0, 4.0], [1.0, 0.0]]), k=2)
+      >>> values, index = nearest(
+      ...     jnp.array([[2.0, 0.0]]), jnp.array([[0.0, 1.0], [3.0, 4.0], [1.0, 0.0]]), k=2
+      ... )
       >>> print(index, values)
       [[2 1]] [[1.  0.6]]
 
-    Reference: SOP section 2.2 (top-k of the memory) and CrIBo section 3.3 (nearest object of a bank); approximate
-    search: Chern et al. 2022, "TPU-KNN". The block maxima are ordinary selection, exact by the argument above.
+    Reference: SOP section 2.2 (top-k of the memory) and CrIBo section 3.3 (nearest object of a
+    bank); approximate search: Chern et al. 2022, "TPU-KNN". The block maxima are ordinary
+    selection, exact by the argument above.
     """
     arguments.require_shape("bank", bank, (None, None), "[n, d]")
     size, width = jnp.shape(bank)
-    arguments.require_shape("queries", queries, (..., None, width), f"[..., q, {width}] as wide as bank")
+    arguments.require_shape(
+        "queries", queries, (..., None, width), f"[..., q, {width}] as wide as bank"
+    )
     arguments.require(method in ("exact", "approx"), "method", repr(method), '"exact" or "approx"')
     arguments.require(metric in ("cosine", "dot"), "metric", repr(metric), '"cosine" or "dot"')
     arguments.require(0 < recall_target <= 1, "recall_target", recall_target, "in (0, 1]")
@@ -86,14 +98,26 @@ def nearest(
         arguments.require_shape("where", where, (size,), f"[{size}], one entry per row of bank")
     if inverse_norms is not None:
         arguments.require(metric == "cosine", "inverse_norms", "given", 'None with metric "dot"')
-        arguments.require_shape("inverse_norms", inverse_norms, (size,), f"[{size}], one entry per row of bank")
+        arguments.require_shape(
+            "inverse_norms", inverse_norms, (size,), f"[{size}], one entry per row of bank"
+        )
     *batch, count, _ = jnp.shape(queries)
     limit = size
     if group_size is not None:
         arguments.require(group_size >= 1, "group_size", group_size, "at least 1")
-        arguments.require(count == size, "the number of queries", count, f"{size}, the rows of the bank, with groups")
+        arguments.require(
+            count == size,
+            "the number of queries",
+            count,
+            f"{size}, the rows of the bank, with groups",
+        )
         limit = min(size, group_size)
-    arguments.require(1 <= k <= limit, "k", k, f"between 1 and {limit}, the rows of {'the bank' if limit == size else 'a group'}")
+    arguments.require(
+        1 <= k <= limit,
+        "k",
+        k,
+        f"between 1 and {limit}, the rows of {'the bank' if limit == size else 'a group'}",
+    )
     if chunk is not None:
         arguments.require(chunk >= 1, "chunk", chunk, "at least 1")
     if bank_chunk is not None:
@@ -102,7 +126,11 @@ def nearest(
     queries, bank = jnp.asarray(queries), jnp.asarray(bank)
     dtype = jnp.promote_types(jnp.result_type(queries, bank), jnp.float32)
     queries = queries.astype(dtype)
-    scale = None if inverse_norms is None else jax.lax.stop_gradient(jnp.asarray(inverse_norms)).astype(dtype)
+    scale = (
+        None
+        if inverse_norms is None
+        else jax.lax.stop_gradient(jnp.asarray(inverse_norms)).astype(dtype)
+    )
     if metric == "cosine":
         queries = queries * _inverse_norm(queries)[..., None]
     allowed = None if where is None else jnp.asarray(where).astype(bool)
@@ -145,7 +173,9 @@ def _neighbours(queries, bank, scale, allowed, how: _How):
 
         batch = queries.shape[0] // size
         queries = jnp.pad(queries.reshape(batch, size, width), ((0, 0), (0, extra), (0, 0)))
-        queries = jnp.swapaxes(queries.reshape(batch, groups, how.group, width), 0, 1).reshape(groups, -1, width)
+        queries = jnp.swapaxes(queries.reshape(batch, groups, how.group, width), 0, 1).reshape(
+            groups, -1, width
+        )
         search = functools.partial(_search, how=how, scores_held=max(1, _SCORES // groups))
         values, index = jax.vmap(search)(queries, split(bank), split(scale), split(allowed))
         index = index + how.group * jnp.arange(groups, dtype=index.dtype)[:, None, None]
@@ -172,7 +202,10 @@ def _neighbours_jvp(how, primals, tangents):
 
     rows, by_rows = (x[index].astype(values.dtype) for x in (bank, by_bank))
     slope = jax.jvp(similarity, (queries, rows), (by_query, by_rows))[1]
-    return (values, index), (jnp.where(jnp.isfinite(values), slope, 0), jnp.zeros(index.shape, jax.dtypes.float0))
+    return (values, index), (
+        jnp.where(jnp.isfinite(values), slope, 0),
+        jnp.zeros(index.shape, jax.dtypes.float0),
+    )
 
 
 def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
@@ -189,15 +222,21 @@ def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
         scale = None if scale is None else _pad_rows(scale, missing)
 
     def take(x, number):
-        """Rows number, number + passes, ... of the bank: every shard of it has rows in every pass."""
+        """Rows number, number + passes, ... of the bank: every shard of it has rows in
+        every pass.
+        """
         if x is None or bank_passes == 1:
             return x
-        return jax.lax.dynamic_index_in_dim(x.reshape(per_pass, bank_passes, *x.shape[1:]), number, 1, keepdims=False)
+        return jax.lax.dynamic_index_in_dim(
+            x.reshape(per_pass, bank_passes, *x.shape[1:]), number, 1, keepdims=False
+        )
 
     def look(part, number):
         rows, factor, usable = (take(x, number) for x in (bank, scale, allowed))
         rows = rows.astype(part.dtype)
-        if how.metric == "cosine":  # norms here: a pass over the whole bank would also convert it as a whole
+        if (
+            how.metric == "cosine"
+        ):  # norms here: a pass over the whole bank would also convert it as a whole
             rows = rows * (_inverse_norm(rows) if factor is None else factor)[:, None]
         scores = jnp.einsum("qd,nd->qn", part, rows, precision=jax.lax.Precision.HIGHEST)
         scores = scores if usable is None else jnp.where(usable, scores, -jnp.inf)
@@ -209,12 +248,18 @@ def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
 
     def one_pass(part):
         def merge(best, number):
-            values, index = (jnp.concatenate(pair, axis=-1) for pair in zip(best, look(part, number)))
+            values, index = (
+                jnp.concatenate(pair, axis=-1) for pair in zip(best, look(part, number))
+            )
             values, index = jax.lax.sort((-values, index), num_keys=2)
             return (-values[:, : how.k], index[:, : how.k]), None
 
         best = look(part, jnp.int32(0))
-        return best if bank_passes == 1 else jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
+        return (
+            best
+            if bank_passes == 1
+            else jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
+        )
 
     passes = math.ceil(total / (how.chunk or max(1, scores_held // per_pass)))
     if passes <= 1:
@@ -230,13 +275,17 @@ def _pad_rows(x, extra: int):
 
 
 def _divide(size: int, rows: int, k: int) -> tuple[int, int]:
-    """(passes, rows per pass) with at most `rows` and at least k rows a pass, without padding where possible."""
+    """(passes, rows per pass) with at most `rows` and at least k rows a pass, without padding where
+    possible.
+    """
     least = math.ceil(size / rows)
     if least <= 1:
         return 1, size
     fits = [n for n in range(least, 2 * least + 1) if size % n == 0 and size // n >= k]
     if fits:
-        passes = min(fits, key=lambda n: (size // n % _BLOCK != 0, n))  # whole blocks spare a padding of the scores
+        passes = min(
+            fits, key=lambda n: (size // n % _BLOCK != 0, n)
+        )  # whole blocks spare a padding of the scores
         return passes, size // passes
     return least, max(k, math.ceil(size / least))
 

@@ -1,17 +1,20 @@
-"""Sinkhorn-Knopp clustering in potential form: balanced soft assignments of samples to prototypes, used as targets.
+"""Sinkhorn-Knopp clustering in potential form: balanced soft assignments of samples to prototypes,
+  used as targets.
 
-Notation: n samples (rows), K prototypes (columns), scores S [n, K], temperature T. One iteration divides every column
-of exp(S / T) by its sum over the samples, then every row by its sum over the prototypes. Because a row step undoes any
-factor of its row, the state of the iteration is one number per prototype, the potential h [K]:
+Notation: n samples (rows), K prototypes (columns), scores S [n, K], temperature T. One iteration
+divides every column of exp(S / T) by its sum over the samples, then every row by its sum over the
+prototypes. Because a row step undoes any factor of its row, the state of the iteration is one
+number per prototype, the potential h [K]:
 
-    h_1 = -log sum_n exp(S / T),   h_{t+1} = h_t - log sum_n softmax_K(S / T + h_t),   assignments = softmax_K(S / T + h).
+    h_1 = -log sum_n exp(S / T),   h_{t+1} = h_t - log sum_n softmax_K(S / T + h_t),   assignments =
+    softmax_K(S / T + h).
 
-That is the published iteration without its 1e-8, in exact arithmetic. It cannot overflow or divide by zero at any
-scale: after a column step the largest entry of a column is at least 1 / n and every entry at most 1, hence the next
-column sum is at least 1 / (n K).
+That is the published iteration without its 1e-8, in exact arithmetic. It cannot overflow or divide
+by zero at any scale: after a column step the largest entry of a column is at least 1 / n and every
+entry at most 1, hence the next column sum is at least 1 / (n K).
 
-Sources: "Learning Sparse Visual Representations via Spatial-Semantic Factorization" (STELLAR) eq. 4; Caron et al. 2020
-(SwAV); Darcet et al. 2025 (CAPI).
+Sources: "Learning Sparse Visual Representations via Spatial-Semantic Factorization" (STELLAR) eq.
+4; Caron et al. 2020 (SwAV); Darcet et al. 2025 (CAPI).
 """
 
 import functools
@@ -30,13 +33,15 @@ _ENTRIES_CPU, _ENTRIES = 2**20, 2**24
 def sinkhorn_knopp(scores, *, temperature, num_iters: int = 3, where=None):
     """Balanced soft assignments of samples to prototypes.
 
-    Q = exp(S / T); repeat: Q <- Q / (column sums), Q <- Q / (row sums). Computed from the potentials, see
-    `sinkhorn_potentials`. It ends on rows: each sums to 1 exactly, while the column sums approach n / K only with many
-    iterations. Adding a constant to a column of the scores changes nothing.
+    Q = exp(S / T); repeat: Q <- Q / (column sums), Q <- Q / (row sums). Computed from the
+    potentials, see `sinkhorn_potentials`. It ends on rows: each sums to 1 exactly, while the column
+    sums approach n / K only with many iterations. Adding a constant to a column of the scores
+    changes nothing.
 
     Args:
-      scores: S [..., n, K], finite; any float type (computed in float32 or wider). Leading axes are separate problems:
-        all samples that are to be balanced against each other belong on the axis n.
+      scores: S [..., n, K], finite; any float type (computed in float32 or wider). Leading axes are
+        separate problems: all samples that are to be balanced against each other belong on the axis
+        n.
       temperature: T > 0, a number or a traced scalar.
       num_iters: number of iterations, at least 1; 3 in the papers.
       where: bool [..., n], samples that count; None: all. The others get an assignment of zeros.
@@ -49,39 +54,49 @@ def sinkhorn_knopp(scores, *, temperature, num_iters: int = 3, where=None):
 
     Example:
       >>> import jax.numpy as jnp
-      >>> scores = jnp.array([[2.0, 1.0], [1.0, 1.0]])  # both samples lean to the first prototype or to none
-      >>> print(jnp.array_str(sinkhorn_knopp(scores, temperature=1.0, num_iters=20), precision=3))  # now they share the two
+      >>> # both samples lean to the first prototype or to none
+      >>> scores = jnp.array([[2.0, 1.0], [1.0, 1.0]])
+      >>> # now they share the two
+      >>> print(jnp.array_str(sinkhorn_knopp(scores, temperature=1.0, num_iters=20), precision=3))
       [[0.622 0.378]
        [0.378 0.622]]
 
     Reference: STELLAR eq. 4; SwAV (Caron et al. 2020) section 3.1; CAPI (Darcet et al. 2025).
     """
-    potentials = sinkhorn_potentials(scores, temperature=temperature, num_iters=num_iters, where=where)
+    potentials = sinkhorn_potentials(
+        scores, temperature=temperature, num_iters=num_iters, where=where
+    )
     scores = _scaled(*jax.lax.stop_gradient((jnp.asarray(scores), temperature)))
     if where is None:
         return jax.nn.softmax(scores + potentials[..., None, :], axis=-1)
     keep = jnp.asarray(where)[..., None]
-    return jnp.where(keep, jax.nn.softmax(jnp.where(keep, scores, 0) + potentials[..., None, :], axis=-1), 0)
+    return jnp.where(
+        keep, jax.nn.softmax(jnp.where(keep, scores, 0) + potentials[..., None, :], axis=-1), 0
+    )
 
 
-def sinkhorn_potentials(scores, *, temperature, num_iters: int = 3, where=None, chunk: int | None = None):
+def sinkhorn_potentials(
+    scores, *, temperature, num_iters: int = 3, where=None, chunk: int | None = None
+):
     """The potentials h [K] of Sinkhorn-Knopp: the assignments are softmax(S / T + h).
 
-    h_1 = -log sum_n exp(S / T); h_{t+1} = h_t - log sum_n softmax_K(S / T + h_t). Reads the scores once per iteration,
-    in chunks of rows, and holds only numbers per prototype between them. Rows of one chunk are spread over all rows,
-    so that a sharded sample axis keeps all devices busy; across devices an iteration needs one sum of K numbers (the
-    first also a maximum).
+    h_1 = -log sum_n exp(S / T); h_{t+1} = h_t - log sum_n softmax_K(S / T + h_t). Reads the scores
+    once per iteration, in chunks of rows, and holds only numbers per prototype between them. Rows
+    of one chunk are spread over all rows, so that a sharded sample axis keeps all devices busy;
+    across devices an iteration needs one sum of K numbers (the first also a maximum).
 
     Args:
-      scores: S [..., n, K], finite; any float type (computed in float32 or wider). Leading axes are separate problems.
-      temperature: T > 0, a number or a traced scalar.
+      scores: S [..., n, K], finite; any float type (computed in float32 or wider). Leading axes are
+      separate problems. temperature: T > 0, a number or a traced scalar.
       num_iters: number of iterations, at least 1.
       where: bool [..., n], samples that count; None: all.
-      chunk: samples per pass, about; None: what suits the device. Where n has no divisor near the number
+      chunk: samples per pass, about; None: what suits the device. Where n has no divisor near the
+        number
         of passes, the scores are padded, which copies them.
 
     Returns:
-      h [..., K], float32 or wider, finite for finite scores; 0 where no sample counts. A constant: no gradient passes.
+      h [..., K], float32 or wider, finite for finite scores; 0 where no sample counts. A constant:
+      no gradient passes.
 
     Raises:
       ValueError: shapes that do not fit, T <= 0 (where its value is known), num_iters or chunk < 1.
@@ -123,37 +138,44 @@ def sinkhorn_cross_entropy(
     where=None,
     chunk: int | None = None,
 ):
-    """Cross-entropy of predictions with Sinkhorn-Knopp targets, per row, without ever holding the targets.
+    """Cross-entropy of predictions with Sinkhorn-Knopp targets, per row, without ever holding the
+    targets.
 
-    loss_i = - sum_k q_k log softmax(logits_i / tau)_k with q = softmax(S_index(i) / T + h), the target. Fused: targets
-    and predictions exist for one chunk of rows at a time, in the gradient too, and only h [K] and five numbers per row
-    are kept. For the same targets in many views compute `sinkhorn_potentials` once and pass them.
+    loss_i = - sum_k q_k log softmax(logits_i / tau)_k with q = softmax(S_index(i) / T + h), the
+    target. Fused: targets and predictions exist for one chunk of rows at a time, in the gradient
+    too, and only h [K] and five numbers per row are kept. For the same targets in many views
+    compute `sinkhorn_potentials` once and pass them.
 
     Args:
       scores: S [..., n, K], finite; any float type (computed in float32 or wider). A constant.
-      logits: [..., q, K] with the leading axes of scores; q = n unless `index` is given. The scores themselves may be
-        used. -inf is allowed where the target is 0.
+      logits: [..., q, K] with the leading axes of scores; q = n unless `index` is given. The scores
+        themselves may be used. -inf is allowed where the target is 0.
       target_temperature: T > 0 of the targets, a number or a traced scalar. A constant.
       temperature: tau > 0 of the predictions, a number or a traced scalar.
       num_iters: number of Sinkhorn iterations, at least 1; unused if potentials are given.
-      potentials: h of `sinkhorn_potentials`, [K] for all leading axes together or [..., K]; None: computed from scores,
-        each leading axis by itself. To balance over leading axes pass potentials of scores reshaped to [samples, K].
-      index: integers [..., q] in [0, n): the row of scores that is the target of a row of logits. None: the same row.
-        Keep leading axes (images) for matches within them: then nothing is gathered across a sharded batch.
-      where: bool [..., n], samples that count; None: all. The loss of a row whose target does not count is 0.
+      potentials: h of `sinkhorn_potentials`, [K] for all leading axes together or [..., K]; None:
+        computed from scores, each leading axis by itself. To balance over leading axes pass
+        potentials of scores reshaped to [samples, K]. index: integers [..., q] in [0, n): the row
+        of scores that is the target of a row of logits. None: the same row. Keep leading axes
+        (images) for matches within them: then nothing is gathered across a sharded batch.
+      where: bool [..., n], samples that count; None: all. The loss of a row whose target does not
+        count is 0.
       chunk: rows of logits per pass, about; None: what suits the device.
 
     Returns:
-      [..., q] in nats, float32 or wider, >= the entropy of the target. Reverse-mode gradients reach logits and
-      temperature only.
+      [..., q] in nats, float32 or wider, >= the entropy of the target. Reverse-mode gradients reach
+      logits and temperature only.
 
     Raises:
-      ValueError: shapes that do not fit, a temperature <= 0 or an index outside (where known), num_iters or chunk < 1.
+      ValueError: shapes that do not fit, a temperature <= 0 or an index outside (where known),
+      num_iters or chunk < 1.
 
     Example:
       >>> import jax.numpy as jnp
       >>> scores = jnp.array([[2.0, 1.0], [1.0, 1.0]])
-      >>> loss = sinkhorn_cross_entropy(scores, jnp.zeros((2, 2)), target_temperature=0.06, temperature=0.12)
+      >>> loss = sinkhorn_cross_entropy(
+      ...     scores, jnp.zeros((2, 2)), target_temperature=0.06, temperature=0.12
+      ... )
       >>> print(loss.round(4))  # a uniform prediction costs log 2
       [0.6931 0.6931]
 
@@ -163,12 +185,18 @@ def sinkhorn_cross_entropy(
     arguments.require_positive("temperature", temperature)
     *batch, count, width = jnp.shape(scores)
     wanted = str([*batch, count if index is None else "q", width]).replace("'", "")
-    arguments.require_shape("logits", logits, (*batch, count if index is None else None, width), wanted)
+    arguments.require_shape(
+        "logits", logits, (*batch, count if index is None else None, width), wanted
+    )
     rows = jnp.shape(logits)[-2]
     if index is not None:
         index = jnp.asarray(index)
-        arguments.require(jnp.issubdtype(index.dtype, jnp.integer), "the type of index", index.dtype, "integer")
-        arguments.require_shape("index", index, (*batch, rows), f"{[*batch, rows]}, one entry per row of logits")
+        arguments.require(
+            jnp.issubdtype(index.dtype, jnp.integer), "the type of index", index.dtype, "integer"
+        )
+        arguments.require_shape(
+            "index", index, (*batch, rows), f"{[*batch, rows]}, one entry per row of logits"
+        )
         if arguments.known(index):
             inside = bool(np.all((np.asarray(index) >= 0) & (np.asarray(index) < count)))
             arguments.require(inside, "an entry of index", "outside the scores", f"in [0, {count})")
@@ -178,7 +206,12 @@ def sinkhorn_cross_entropy(
         )
     else:
         fits = jnp.shape(potentials) in ((width,), (*batch, width))
-        arguments.require(fits, "the shape of potentials", jnp.shape(potentials), f"[{width}] or {[*batch, width]}")
+        arguments.require(
+            fits,
+            "the shape of potentials",
+            jnp.shape(potentials),
+            f"[{width}] or {[*batch, width]}",
+        )
     scores, logits, potentials = jnp.asarray(scores), jnp.asarray(logits), jnp.asarray(potentials)
 
     lead = math.prod(batch)
@@ -199,13 +232,24 @@ def sinkhorn_cross_entropy(
             index = _pad(index, padding)
     dtype = jnp.promote_types(jnp.result_type(scores, flat), jnp.float32)
     temperature = jnp.asarray(temperature).astype(dtype)
-    targets = (scores, potentials.astype(dtype), jnp.asarray(target_temperature).astype(dtype), index, where)
+    targets = (
+        scores,
+        potentials.astype(dtype),
+        jnp.asarray(target_temperature).astype(dtype),
+        index,
+        where,
+    )
     return _fused(passes, flat, temperature, targets)[:, :rows].reshape(logits.shape[:-1])
 
 
 def _check_scores(scores, temperature, name: str, num_iters: int, where, chunk) -> None:
     arguments.require_shape("scores", scores, (..., None, None), "[..., n, K]")
-    arguments.require(np.prod(jnp.shape(scores)[-2:]) > 0, "the shape of scores", jnp.shape(scores), "with n, K >= 1")
+    arguments.require(
+        np.prod(jnp.shape(scores)[-2:]) > 0,
+        "the shape of scores",
+        jnp.shape(scores),
+        "with n, K >= 1",
+    )
     arguments.require_positive(name, temperature)
     arguments.require(num_iters >= 1, "num_iters", num_iters, "at least 1")
     if where is not None:
@@ -216,7 +260,9 @@ def _check_scores(scores, temperature, name: str, num_iters: int, where, chunk) 
 
 
 def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
-    """Number of passes over rows of `width` numbers, and by how many rows to pad first, so that all passes are equal."""
+    """Number of passes over rows of `width` numbers, and by how many rows to pad first, so that all
+    passes are equal.
+    """
     entries = _ENTRIES_CPU if jax.default_backend() == "cpu" else _ENTRIES
     wanted = math.ceil(rows / (chunk or max(1, entries // max(width, 1))))
     if wanted <= 1:
@@ -233,7 +279,9 @@ def _pad(x, extra: int):
 
 
 def _rows(x, i, passes: int):
-    """Rows i, i + passes, i + 2 passes, ... of x [b, n, ...]: without communication if n is sharded."""
+    """Rows i, i + passes, i + 2 passes, ... of x [b, n, ...]: without communication if n is
+    sharded.
+    """
     if passes == 1:
         return x
 
@@ -247,8 +295,8 @@ def _rows(x, i, passes: int):
 def _narrowly(pick, x, i):
     """pick(x) in pass i, where `pick` moves numbers only.
 
-    XLA for CPUs slices 16-bit floats as float32 and then widens all of x ahead of the loop: a copy of twice its size.
-    As integers, tied to the pass, they stay as they are.
+    XLA for CPUs slices 16-bit floats as float32 and then widens all of x ahead of the loop: a copy
+    of twice its size. As integers, tied to the pass, they stay as they are.
     """
     if not _is_narrow(x.dtype):
         return pick(x)
@@ -275,7 +323,8 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
     """h [b, K] of scores [b, n, K]."""
     lead, count, width = scores.shape
     dtype = jnp.promote_types(scores.dtype, jnp.float32)
-    # Partial sums, one per device, so that a sharded sample axis is reduced across devices only after the loop.
+    # Partial sums, one per device, so that a sharded sample axis is reduced across devices only
+    # after the loop.
     parts = math.gcd(count // passes, jax.device_count())
 
     def block(i):
@@ -300,10 +349,14 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
         x = x if keep is None else jnp.where(keep, x, lowest)
         higher = jnp.maximum(top, jnp.max(by_part(x), axis=2))
         terms = jnp.exp(by_part(x) - higher[:, :, None])
-        return higher, total * jnp.exp(top - higher) + column_sums(terms, 1 if keep is None else by_part(keep))
+        return higher, total * jnp.exp(top - higher) + column_sums(
+            terms, 1 if keep is None else by_part(keep)
+        )
 
     shape = (lead, parts, width)
-    top, total = _loop(passes, column_lse, (jnp.full(shape, lowest, dtype), jnp.zeros(shape, dtype)))
+    top, total = _loop(
+        passes, column_lse, (jnp.full(shape, lowest, dtype), jnp.zeros(shape, dtype))
+    )
     highest = jnp.max(top, axis=1)
     total = jnp.sum(total * jnp.exp(top - highest[:, None]), axis=1)
     h = jnp.where(total > 0, -highest - jnp.log(jnp.where(total > 0, total, 1)), 0)
@@ -351,7 +404,10 @@ def _fused_forward(passes: int, logits, temperature, targets):
         s, keep = _target_logits(targets, i, passes)
         q, q_sum, q_top = _softmax_parts(s)
         # log-sum-exp minus dot product, as a sum of terms >= 0
-        loss = jnp.log(x_sum) + jnp.sum(jnp.where(q > 0, q * (x_top - x), 0), axis=-1, keepdims=True) / q_sum
+        loss = (
+            jnp.log(x_sum)
+            + jnp.sum(jnp.where(q > 0, q * (x_top - x), 0), axis=-1, keepdims=True) / q_sum
+        )
         loss = loss if keep is None else jnp.where(keep[..., None], loss, 0)
         # Maxima and logarithms apart: their sum would lose the small one.
         return jnp.concatenate([loss, x_top, jnp.log(x_sum), q_top, jnp.log(q_sum)], axis=-1)
@@ -366,7 +422,9 @@ def _fused_forward(passes: int, logits, temperature, targets):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _fused(passes: int, logits, temperature, targets):
-    """Loss [b, n] of logits [b, n, K]; the gradient recomputes targets and predictions chunk by chunk."""
+    """Loss [b, n] of logits [b, n, K]; the gradient recomputes targets and predictions chunk by
+    chunk.
+    """
     return _fused_forward(passes, logits, temperature, targets)[0]
 
 
@@ -381,7 +439,9 @@ def _fused_backward(passes: int, saved, cotangent):
         s, keep = _target_logits(targets, i, passes)
         weight = _rows(cotangent, i, passes)
         weight = weight if keep is None else jnp.where(keep, weight, 0)
-        difference = jnp.exp((_scaled(mine, temperature) - x_top) - x_log) - jnp.exp((s - q_top) - q_log)
+        difference = jnp.exp((_scaled(mine, temperature) - x_top) - x_log) - jnp.exp(
+            (s - q_top) - q_log
+        )
         by_mine = difference * (weight / temperature)[..., None]
         # x = logits / tau, hence dx / dtau = - logits / tau^2
         through = jnp.sum(jnp.where(by_mine != 0, by_mine * mine.astype(by_mine.dtype), 0))
@@ -396,7 +456,11 @@ def _fused_backward(passes: int, saved, cotangent):
     dtype = jnp.uint16 if _is_narrow(logits.dtype) else logits.dtype  # see `_narrowly`
     start = jnp.zeros((lead, count // passes, passes, width), dtype)
     by_logits, by_temperature = _loop(passes, step, (start, jnp.zeros_like(temperature)))
-    return jax.lax.bitcast_convert_type(by_logits.reshape(logits.shape), logits.dtype), by_temperature, None
+    return (
+        jax.lax.bitcast_convert_type(by_logits.reshape(logits.shape), logits.dtype),
+        by_temperature,
+        None,
+    )
 
 
 _fused.defvjp(_fused_forward, _fused_backward)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 def unit(x):
     """Rows of x [..., d] divided by their L2 norm; zero rows stay zero, with a finite gradient."""
-    # Dividing by the largest entry first keeps squares, and their derivative, in range for rows of any scale. Being a
-    # mere scale it cancels, so it needs no gradient.
+    # Dividing by the largest entry first keeps squares, and their derivative, in range for rows of
+    # any scale. Being a mere scale it cancels, so it needs no gradient.
     top = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     x = x / jnp.where(top > 0, top, 1)
     square = jnp.sum(x * x, axis=-1, keepdims=True)

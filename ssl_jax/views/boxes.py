@@ -1,19 +1,24 @@
-"""Crop boxes: drawing them, where their patches lie in the source image, composing and comparing them.
+"""Crop boxes: drawing them, where their patches lie in the source image, composing and comparing
+  them.
 
-A box is (y, x, height, width) in pixels of the source image: the region [y, y + height) x [x, x + width), edges of
-pixels at integers. The functions over arrays accept NumPy arrays (on the host) and JAX arrays (inside jit) alike.
-"""
+A box is (y, x, height, width) in pixels of the source image: the region [y, y + height) x [x, x +
+width), edges of pixels at integers. The functions over arrays accept NumPy arrays (on the host) and
+JAX arrays (inside jit) alike."""
 
 import math
 
 ATTEMPTS = 10
 
 
-def random_resized_crop(rng, height: int, width: int, *, scale, ratio=(3 / 4, 4 / 3)) -> tuple[int, int, int, int]:
-    """Draws the box of torchvision's RandomResizedCrop: whole pixels, area and aspect ratio uniform within bounds.
+def random_resized_crop(
+    rng, height: int, width: int, *, scale, ratio=(3 / 4, 4 / 3)
+) -> tuple[int, int, int, int]:
+    """Draws the box of torchvision's RandomResizedCrop: whole pixels, area and aspect ratio uniform
+      within bounds.
 
-    Up to 10 attempts draw an area (uniform share of the image) and an aspect ratio (log-uniform); the first that fits
-    is placed uniformly. If none fits, the largest centred box whose aspect ratio is within bounds is taken.
+    Up to 10 attempts draw an area (uniform share of the image) and an aspect ratio (log-uniform);
+    the first that fits is placed uniformly. If none fits, the largest centred box whose aspect
+    ratio is within bounds is taken.
 
     Args:
       rng: np.random.Generator, advanced by a varying number of draws.
@@ -37,7 +42,9 @@ def random_resized_crop(rng, height: int, width: int, *, scale, ratio=(3 / 4, 4 
 
 
 def central_crop(height: int, width: int, *, ratio=(3 / 4, 4 / 3)) -> tuple[int, int, int, int]:
-    """The largest centred box (y, x, height, width) of an image such that width / height is within `ratio`."""
+    """The largest centred box (y, x, height, width) of an image such that width / height is within
+    `ratio`.
+    """
     h, w = height, width
     if width < height * ratio[0]:
         h = min(height, max(1, round(width / ratio[0])))
@@ -49,11 +56,13 @@ def central_crop(height: int, width: int, *, ratio=(3 / 4, 4 / 3)) -> tuple[int,
 def patch_positions(boxes, flips, grid: tuple[int, int]):
     """Centres of the patches of each view in the source image (CrIBo, section 2, closed form).
 
-    Column c of a grid of W patches lies at x + (c + 1/2) width / W - 1/2, in reverse order where the view is flipped;
-    rows likewise. The 1/2 subtracted makes 0 the centre of the first source pixel.
+    Column c of a grid of W patches lies at x + (c + 1/2) width / W - 1/2, in reverse order where
+    the view is flipped; rows likewise. The 1/2 subtracted makes 0 the centre of the first source
+    pixel.
 
     Args:
-      boxes: [..., 4] (y, x, height, width) in source pixels; flips: [...] bool, horizontal; grid: (rows, columns).
+      boxes: [..., 4] (y, x, height, width) in source pixels; flips: [...] bool, horizontal; grid:
+        (rows, columns).
 
     Returns:
       [..., rows * columns, 2] (y, x) in source pixels, patches in row-major order of the view.
@@ -66,18 +75,22 @@ def patch_positions(boxes, flips, grid: tuple[int, int]):
     y = boxes[..., 0:1] + steps_y * boxes[..., 2:3] - 0.5
     x = boxes[..., 1:2] + steps_x * boxes[..., 3:4] - 0.5
     shape = (*boxes.shape[:-1], rows, columns)
-    pairs = xp.stack([xp.broadcast_to(y[..., :, None], shape), xp.broadcast_to(x[..., None, :], shape)], axis=-1)
+    pairs = xp.stack(
+        [xp.broadcast_to(y[..., :, None], shape), xp.broadcast_to(x[..., None, :], shape)], axis=-1
+    )
     return pairs.reshape(*boxes.shape[:-1], rows * columns, 2)
 
 
 def compose(outer, inner, size: tuple[int, int], outer_flips=None):
-    """Box of a crop of a crop in source pixels, so that the view can be resampled once from the source.
+    """Box of a crop of a crop in source pixels, so that the view can be resampled once from the
+    source.
 
     Args:
-      outer: [..., 4] box in source pixels that was resized to `size` (height, width) and, where outer_flips, mirrored.
-      inner: [..., 4] box in pixels of that resized crop.
+      outer: [..., 4] box in source pixels that was resized to `size` (height, width) and, where
+      outer_flips, mirrored. inner: [..., 4] box in pixels of that resized crop.
       size: (height, width) of the resized crop.
-      outer_flips: [...] bool or None. A view of `inner` must be flipped by XOR of this and its own flip.
+      outer_flips: [...] bool or None. A view of `inner` must be flipped by XOR of this and its own
+        flip.
 
     Returns:
       [..., 4] box in source pixels.
@@ -92,7 +105,9 @@ def compose(outer, inner, size: tuple[int, int], outer_flips=None):
 
 
 def overlap(a, b):
-    """Share of the area of box a [..., 4] that box b [..., 4] covers: 0 = disjoint, 1 = a lies inside b."""
+    """Share of the area of box a [..., 4] that box b [..., 4] covers: 0 = disjoint, 1 = a lies
+    inside b.
+    """
     xp = a.__array_namespace__()
     top, left = xp.maximum(a[..., 0], b[..., 0]), xp.maximum(a[..., 1], b[..., 1])
     bottom = xp.minimum(a[..., 0] + a[..., 2], b[..., 0] + b[..., 2])

@@ -1,12 +1,14 @@
-"""Cutting and resizing views: one definition (antialiased Keys cubic, a = -1/2), on the host and on the device.
+"""Cutting and resizing views: one definition (antialiased Keys cubic, a = -1/2), on the host and on
+  the device.
 
-Sample o of a view lies at y + (o + 1/2) height / size - 1/2 in source pixels. Its value is the mean of the source
-pixels around it under Keys' cubic kernel, widened by height / size when the crop is shrunk (antialiasing), over the
-pixels that exist (also those outside the box), and clipped to the range of the image. This is Pillow's BICUBIC `resize`
-with a float `box`, and `jax.image.scale_and_translate(method="cubic")`. Host and device differ by at most 1.1/255,
-because Pillow rounds to 8 bit after each of its two passes (tested). It also clips there: where the cubic overshoots
-black or white in one pass and the other would have brought it back, isolated pixels differ by more (0.5 % of full-range
-noise, up to 15/255).
+Sample o of a view lies at y + (o + 1/2) height / size - 1/2 in source pixels. Its value is the mean
+of the source pixels around it under Keys' cubic kernel, widened by height / size when the crop is
+shrunk (antialiasing), over the pixels that exist (also those outside the box), and clipped to the
+range of the image. This is Pillow's BICUBIC `resize` with a float `box`, and
+`jax.image.scale_and_translate(method="cubic")`. Host and device differ by at most 1.1/255, because
+Pillow rounds to 8 bit after each of its two passes (tested). It also clips there: where the cubic
+overshoots black or white in one pass and the other would have brought it back, isolated pixels
+differ by more (0.5 % of full-range noise, up to 15/255).
 """
 
 import jax
@@ -18,7 +20,8 @@ from ssl_jax.config import InputError
 
 
 def crop_host(image: np.ndarray, box, size: int, flip: bool) -> np.ndarray:
-    """Cuts `box` out of an image, resizes it to size x size and mirrors it horizontally if `flip`; by Pillow.
+    """Cuts `box` out of an image, resizes it to size x size and mirrors it horizontally if `flip`;
+    by Pillow.
 
     Args:
       image: uint8 [H, W, 3]; box: (y, x, height, width), inside the image.
@@ -35,7 +38,10 @@ def crop_host(image: np.ndarray, box, size: int, flip: bool) -> np.ndarray:
 def crops_host(image: np.ndarray, boxes: np.ndarray, size: int, flips: np.ndarray) -> np.ndarray:
     """`crop_host` for several boxes [V, 4] and flips [V] of one image: uint8 [V, size, size, 3]."""
     if image.dtype != np.uint8:
-        raise InputError(f'image has dtype {image.dtype}; cropping on the host takes uint8: set data.crop_on="device"')
+        raise InputError(
+            f"image has dtype {image.dtype}; cropping on the host takes uint8: set"
+            ' data.crop_on="device"'
+        )
     height, width = image.shape[:2]
     source = Image.fromarray(image)
     out = np.empty((len(boxes), size, size, 3), np.uint8)
@@ -48,7 +54,9 @@ def crops_host(image: np.ndarray, boxes: np.ndarray, size: int, flips: np.ndarra
 
 
 def keys_cubic(x):
-    """Keys' cubic convolution kernel with a = -1/2 (Keys 1981, eq. 15) at distances x >= 0, in samples."""
+    """Keys' cubic convolution kernel with a = -1/2 (Keys 1981, eq. 15) at distances x >= 0, in
+    samples.
+    """
     near = ((1.5 * x - 2.5) * x) * x + 1.0
     far = ((-0.5 * x + 2.5) * x - 4.0) * x + 2.0
     return jnp.where(x < 1.0, near, jnp.where(x < 2.0, far, 0.0))
@@ -58,8 +66,8 @@ def weights(start, length, source_size: int, size: int, flips=None):
     """Resampling matrix along one axis.
 
     Args:
-      start, length: [...] float32, the interval of the source in pixels; source_size: pixels of the source on this
-        axis.
+      start, length: [...] float32, the interval of the source in pixels; source_size: pixels of the
+        source on this axis.
       size: pixels of the view; flips: [...] bool or None, reverses the output samples.
 
     Returns:
@@ -70,7 +78,9 @@ def weights(start, length, source_size: int, size: int, flips=None):
     if flips is not None:
         out = jnp.where(flips[..., None], size - 1 - out, out)
     centre = start[..., None, None] + (out[..., :, None] + 0.5) * step
-    distance = jnp.abs(jnp.arange(source_size, dtype=jnp.float32) + 0.5 - centre) / jnp.maximum(step, 1.0)
+    distance = jnp.abs(jnp.arange(source_size, dtype=jnp.float32) + 0.5 - centre) / jnp.maximum(
+        step, 1.0
+    )
     kernel = keys_cubic(distance)
     return kernel / kernel.sum(-1, keepdims=True)
 
@@ -79,8 +89,8 @@ def crops_device(rows, boxes, flips, size: int):
     """Cuts and resizes views as two matrix products per view; jit, vmap and sharding safe.
 
     Args:
-      rows: float32 [B, H, 3, W] in [0, 1], images with the channel axis before the column axis. A NaN anywhere in an
-        image makes all its views NaN and leaves the other images alone.
+      rows: float32 [B, H, 3, W] in [0, 1], images with the channel axis before the column axis. A
+        NaN anywhere in an image makes all its views NaN and leaves the other images alone.
       boxes: float32 [B, V, 4]; flips: bool [B, V].
 
     Returns:
@@ -88,6 +98,8 @@ def crops_device(rows, boxes, flips, size: int):
     """
     vertical = weights(boxes[..., 0], boxes[..., 2], rows.shape[1], size)
     horizontal = weights(boxes[..., 1], boxes[..., 3], rows.shape[3], size, flips)
-    exact = jax.lax.Precision.HIGHEST  # accelerators would otherwise round the operands to bf16 or tf32
+    exact = (
+        jax.lax.Precision.HIGHEST
+    )  # accelerators would otherwise round the operands to bf16 or tf32
     half = jnp.einsum("bvoh,bhcw->bvocw", vertical, rows, precision=exact)
     return jnp.clip(jnp.einsum("bvocw,bvpw->bvocp", half, horizontal, precision=exact), 0.0, 1.0)

@@ -19,10 +19,11 @@ class MaskRecipe:
       kind: "block" (iBOT) or "random".
       ratio: (lo, hi) share of the patches, drawn uniformly per view.
       prob: probability that a view is masked at all.
-      drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence "random", lo = hi,
-        prob 1.
-      focus: which places a random mask of fixed count prefers to keep: "none" (all alike), "gaussian" (those near a random one) or
-        "window" (a random square), as STELLAR masks; focus_prob: probability that a view has a focus.
+      drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence
+        "random", lo = hi, prob 1.
+      focus: which places a random mask of fixed count prefers to keep: "none" (all alike),
+        "gaussian" (those near a random one) or "window" (a random square), as STELLAR masks;
+        focus_prob: probability that a view has a focus.
 
     Raises:
       InputError: a value is out of range.
@@ -39,7 +40,9 @@ class MaskRecipe:
         if self.focus not in ("none", "gaussian", "window"):
             raise InputError(f'focus is "{self.focus}"; use "none", "gaussian" or "window"')
         if self.focus != "none" and not self.drop:
-            raise InputError(f'focus is "{self.focus}", which chooses what is kept; it needs drop=True')
+            raise InputError(
+                f'focus is "{self.focus}", which chooses what is kept; it needs drop=True'
+            )
         if not 0 <= self.focus_prob <= 1:
             raise InputError(f"focus_prob is {self.focus_prob}; use a probability in [0, 1]")
         if self.kind not in ("block", "random"):
@@ -48,8 +51,12 @@ class MaskRecipe:
             raise InputError(f"ratio is {self.ratio}; use (lo, hi) with 0 <= lo <= hi < 1")
         if not 0 <= self.prob <= 1:
             raise InputError(f"prob is {self.prob}; use a probability in [0, 1]")
-        if self.drop and not (self.kind == "random" and self.ratio[0] == self.ratio[1] and self.prob == 1):
-            raise InputError('drop needs a fixed number of patches: use kind="random", ratio=(r, r) and prob=1')
+        if self.drop and not (
+            self.kind == "random" and self.ratio[0] == self.ratio[1] and self.prob == 1
+        ):
+            raise InputError(
+                'drop needs a fixed number of patches: use kind="random", ratio=(r, r) and prob=1'
+            )
 
     def max_masked(self, n: int) -> int:
         """The largest number of masked patches out of n that a view can have."""
@@ -58,7 +65,9 @@ class MaskRecipe:
         return floor(self.ratio[1] * n)
 
     def kept(self, n: int) -> int:
-        """Number of patches out of n that remain when masked ones are dropped: floor(n (1 - ratio)) (MAE, STELLAR)."""
+        """Number of patches out of n that remain when masked ones are dropped: floor(n (1 - ratio))
+        (MAE, STELLAR).
+        """
         return floor(n * (1 - self.ratio[0]))
 
 
@@ -68,12 +77,20 @@ def floor(x: float) -> int:
 
 
 def draw(rng, recipe: MaskRecipe, grid: tuple[int, int]) -> np.ndarray:
-    """Mask of one view: bool [rows * columns], row-major, True = masked. Advances the np.random.Generator `rng`."""
+    """Mask of one view: bool [rows * columns], row-major, True = masked. Advances the
+    np.random.Generator `rng`.
+    """
     rows, columns = grid
     if recipe.drop:
-        return focal_mask(rng, grid, recipe.kept(rows * columns), focus=recipe.focus, prob=recipe.focus_prob)
+        return focal_mask(
+            rng, grid, recipe.kept(rows * columns), focus=recipe.focus, prob=recipe.focus_prob
+        )
     masked, share = rng.random() < recipe.prob, rng.random()
-    target = (recipe.ratio[0] + (recipe.ratio[1] - recipe.ratio[0]) * share) * rows * columns if masked else 0.0
+    target = (
+        (recipe.ratio[0] + (recipe.ratio[1] - recipe.ratio[0]) * share) * rows * columns
+        if masked
+        else 0.0
+    )
     if recipe.kind == "random":
         return random_mask(rng, rows * columns, floor(target))
     return block_mask(rng, grid, target).reshape(-1)
@@ -86,18 +103,25 @@ def random_mask(rng, n: int, count: int) -> np.ndarray:
     return mask
 
 
-def focal_mask(rng, grid: tuple[int, int], keep: int, *, focus: str = "none", prob: float = 0.5) -> np.ndarray:
-    """bool [rows * columns], True = masked, with exactly `keep` False: those of the smallest scores (STELLAR's masks).
+def focal_mask(
+    rng, grid: tuple[int, int], keep: int, *, focus: str = "none", prob: float = 0.5
+) -> np.ndarray:
+    """bool [rows * columns], True = masked, with exactly `keep` False: those of the smallest scores
+      (STELLAR's masks).
 
-    Scores are uniform in [0, 1). With probability `prob` a view has a focus: "gaussian" subtracts exp(-d^2 / (2 (sigma max(grid))^2))
-    with d the distance in cells to a random cell and sigma uniform in (0.1, 0.5); "window" sets a random square of side
-    floor(sqrt(keep)) to 0.
+    Scores are uniform in [0, 1). With probability `prob` a view has a focus: "gaussian" subtracts
+    exp(-d^2 / (2 (sigma max(grid))^2)) with d the distance in cells to a random cell and sigma
+    uniform in (0.1, 0.5); "window" sets a random square of side floor(sqrt(keep)) to 0.
     """
     rows, columns = grid
     scores = rng.random(grid)
     if focus != "none" and rng.random() < prob:
         if focus == "gaussian":
-            y, x, sigma = int(rng.random() * rows), int(rng.random() * columns), 0.1 + 0.4 * rng.random()
+            y, x, sigma = (
+                int(rng.random() * rows),
+                int(rng.random() * columns),
+                0.1 + 0.4 * rng.random(),
+            )
             squared = (np.arange(rows)[:, None] - y) ** 2 + (np.arange(columns) - x) ** 2
             scores -= np.exp(-squared / (2 * (sigma * max(grid)) ** 2))
         else:
@@ -112,9 +136,10 @@ def focal_mask(rng, grid: tuple[int, int], keep: int, *, focus: str = "none", pr
 def block_mask(rng, grid: tuple[int, int], target: float) -> np.ndarray:
     """Blockwise mask of iBOT's published code (BEiT's algorithm with a hard upper limit).
 
-    While fewer than `target` patches are masked: up to 10 attempts at a rectangle of area U(floor(min(grid) / 3)^2,
-    what is missing) and log-uniform aspect ratio in (0.3, 1 / 0.3), smaller than the grid, placed uniformly, that adds
-    at least one patch and no more than are missing. Ends when no attempt succeeds.
+    While fewer than `target` patches are masked: up to 10 attempts at a rectangle of area
+    U(floor(min(grid) / 3)^2, what is missing) and log-uniform aspect ratio in (0.3, 1 / 0.3),
+    smaller than the grid, placed uniformly, that adds at least one patch and no more than are
+    missing. Ends when no attempt succeeds.
 
     Args:
       grid: (rows, columns) of patches; target: number of patches wanted, may be fractional.
@@ -130,7 +155,9 @@ def block_mask(rng, grid: tuple[int, int], target: float) -> np.ndarray:
     uniform = rng.random
     while missing >= 1:
         for _ in range(ATTEMPTS):
-            area = smallest + (missing - smallest) * uniform()  # below `smallest` when less than that is missing
+            area = (
+                smallest + (missing - smallest) * uniform()
+            )  # below `smallest` when less than that is missing
             aspect = math.exp(log_lo + (log_hi - log_lo) * uniform())
             h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if h >= rows or w >= columns:

@@ -1,10 +1,11 @@
-"""Photometric augmentation inside the jitted step: colour jitter, grayscale, Gaussian blur, solarize.
+"""Photometric augmentation inside the jitted step: colour jitter, grayscale, Gaussian blur,
+  solarize.
 
-Torchvision's operations in the order of DINO and iBOT: jitter (its four operations in an order drawn per view),
-grayscale, blur, solarize; every view draws which of them it gets. All branches run for all views and a mask picks
-(static shapes). The operations work on `rows`: float32 [..., H, 3, W] in [0, 1], the channel axis before the columns.
-With a minor axis of 3 a CPU cannot vectorise, and in this layout both passes of the blur are plain batched matrix
-products.
+Torchvision's operations in the order of DINO and iBOT: jitter (its four operations in an order
+drawn per view), grayscale, blur, solarize; every view draws which of them it gets. All branches run
+for all views and a mask picks (static shapes). The operations work on `rows`: float32 [..., H, 3,
+W] in [0, 1], the channel axis before the columns. With a minor axis of 3 a CPU cannot vectorise,
+and in this layout both passes of the blur are plain batched matrix products.
 
 Nothing is rounded to 8 bit between operations, unlike in Pillow. A NaN stays NaN.
 """
@@ -21,8 +22,11 @@ from ssl_jax.config import InputError
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's convert("L")
 BRIGHTNESS, CONTRAST, SATURATION = 0, 1, 2
-# The 24 orders of the four jitter operations: an order of the three blends, and how many of them come before the hue.
-ORDERS = np.array([(*blends, hue) for blends in itertools.permutations(range(3)) for hue in range(4)], np.int32)
+# The 24 orders of the four jitter operations: an order of the three blends, and how many of them
+# come before the hue.
+ORDERS = np.array(
+    [(*blends, hue) for blends in itertools.permutations(range(3)) for hue in range(4)], np.int32
+)
 DRAWS = 11  # uniform numbers per view
 TAPS_SIGMA = 4.0  # the blur kernel is cut off at this many standard deviations: 6e-5 of its mass
 
@@ -32,13 +36,14 @@ class Photometric:
     """Photometric draws of one view.
 
     Attributes:
-      jitter: (brightness, contrast, saturation, hue) strengths: factors U(max(0, 1 - s), 1 + s), hue shift U(-s, s)
-        turns.
+      jitter: (brightness, contrast, saturation, hue) strengths: factors U(max(0, 1 - s), 1 + s),
+        hue shift U(-s, s) turns.
       jitter_prob, gray_prob, blur_prob, solarize_prob: probabilities.
-      blur_radius: (lo, hi) standard deviation of the Gaussian in pixels of the view, drawn uniformly.
-      solarize_threshold: values from here on are inverted.
-      alternative_prob: probability that the view takes `alternative`, (blur_prob, solarize_prob), in place of the two above (FLSL's
-        code: with 1/2 each either {blur .5} or {blur .1, then solarize .2}).
+      blur_radius: (lo, hi) standard deviation of the Gaussian in pixels of the view, drawn
+      uniformly. solarize_threshold: values from here on are inverted.
+      alternative_prob: probability that the view takes `alternative`, (blur_prob, solarize_prob),
+        in place of the two above (FLSL's code: with 1/2 each either {blur .5} or {blur .1, then
+        solarize .2}).
 
     Raises:
       InputError: a value is out of range.
@@ -55,20 +60,38 @@ class Photometric:
     alternative: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self):
-        if len(self.jitter) != 4 or not all(0 <= s < math.inf for s in self.jitter) or self.jitter[3] > 0.5:
-            raise InputError(f"jitter is {self.jitter}; use (brightness, contrast, saturation, hue) >= 0, hue <= 0.5")
+        if (
+            len(self.jitter) != 4
+            or not all(0 <= s < math.inf for s in self.jitter)
+            or self.jitter[3] > 0.5
+        ):
+            raise InputError(
+                f"jitter is {self.jitter}; use (brightness, contrast, saturation, hue) >= 0, hue"
+                " <= 0.5"
+            )
         for name in ("jitter_prob", "gray_prob", "blur_prob", "solarize_prob", "alternative_prob"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; use a probability in [0, 1]")
         if len(self.alternative) != 2 or not all(0 <= p <= 1 for p in self.alternative):
-            raise InputError(f"alternative is {self.alternative}; use the probabilities (blur, solarize), each in [0, 1]")
-        if len(self.blur_radius) != 2 or not 0 < self.blur_radius[0] <= self.blur_radius[1] < math.inf:
-            raise InputError(f"blur_radius is {self.blur_radius}; use (lo, hi) in pixels with 0 < lo <= hi")
+            raise InputError(
+                f"alternative is {self.alternative}; use the probabilities (blur, solarize), each"
+                " in [0, 1]"
+            )
+        if (
+            len(self.blur_radius) != 2
+            or not 0 < self.blur_radius[0] <= self.blur_radius[1] < math.inf
+        ):
+            raise InputError(
+                f"blur_radius is {self.blur_radius}; use (lo, hi) in pixels with 0 < lo <= hi"
+            )
 
 
 def uniforms(keys):
     """The random numbers of `augment`: keys [...] -> float32 [..., DRAWS] in [0, 1)."""
-    one = lambda key: jax.random.uniform(key, (DRAWS,), jnp.float32)  # noqa: E731
+
+    def one(key):
+        return jax.random.uniform(key, (DRAWS,), jnp.float32)
+
     return jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, DRAWS)
 
 
@@ -76,20 +99,40 @@ def augment(rows, u, views: tuple[Photometric, ...]):
     """Applies the photometric operations to views.
 
     Args:
-      rows: float32 [B, V, H, 3, W] in [0, 1]; u: float32 [B, V, DRAWS], what decides the draws (`uniforms`); views: the
-        recipe of each of the V views.
+      rows: float32 [B, V, H, 3, W] in [0, 1]; u: float32 [B, V, DRAWS], what decides the draws
+        (`uniforms`); views: the recipe of each of the V views.
 
     Returns:
       float32, same shape, in [0, 1]. View [b, v] depends on rows[b, v], u[b, v] and views[v] only.
     """
-    jittered, brightness, contrast, saturation, hue, order, grayed, blurred, radius, solarized, other = jnp.moveaxis(u, -1, 0)
+    (
+        jittered,
+        brightness,
+        contrast,
+        saturation,
+        hue,
+        order,
+        grayed,
+        blurred,
+        radius,
+        solarized,
+        other,
+    ) = jnp.moveaxis(u, -1, 0)
 
     def each(name, pick=lambda value: value):
-        return np.array([pick(getattr(view, name)) for view in views], np.float32)  # [V], broadcasts over B
+        return np.array(
+            [pick(getattr(view, name)) for view in views], np.float32
+        )  # [V], broadcasts over B
 
     def probability(name, index):
-        """[B, V] of blur (index 0) or solarize (1), which may depend on the draw between the two pairs."""
-        return jnp.where(other < each("alternative_prob"), each("alternative", lambda pair: pair[index]), each(name))
+        """[B, V] of blur (index 0) or solarize (1), which may depend on the draw between the two
+        pairs.
+        """
+        return jnp.where(
+            other < each("alternative_prob"),
+            each("alternative", lambda pair: pair[index]),
+            each(name),
+        )
 
     def possible(view, name, index):
         return getattr(view, name) > 0 or view.alternative_prob * view.alternative[index] > 0
@@ -104,13 +147,19 @@ def augment(rows, u, views: tuple[Photometric, ...]):
         factors = [strength(x, i) for i, x in enumerate((brightness, contrast, saturation))]
         factors = jnp.where(on[..., None], jnp.stack(factors, axis=-1), 1.0)
         shift = jnp.where(on, each("jitter", lambda jitter: jitter[3]) * (2.0 * hue - 1.0), 0.0)
-        rows = jitter(rows, factors, shift, jnp.asarray(ORDERS)[(order * len(ORDERS)).astype(jnp.int32)])
+        rows = jitter(
+            rows, factors, shift, jnp.asarray(ORDERS)[(order * len(ORDERS)).astype(jnp.int32)]
+        )
     if any(view.gray_prob > 0 for view in views):
         rows = jnp.where(_image(grayed < each("gray_prob")), grayscale(rows), rows)
     if any(possible(view, "blur_prob", 0) for view in views):
         lo, hi = (each("blur_radius", lambda bounds, i=i: bounds[i]) for i in range(2))
         taps = math.ceil(TAPS_SIGMA * max(view.blur_radius[1] for view in views))
-        rows = jnp.where(_image(blurred < probability("blur_prob", 0)), blur(rows, lo + (hi - lo) * radius, radius=taps), rows)
+        rows = jnp.where(
+            _image(blurred < probability("blur_prob", 0)),
+            blur(rows, lo + (hi - lo) * radius, radius=taps),
+            rows,
+        )
     if any(possible(view, "solarize_prob", 1) for view in views):
         inverted = solarize(rows, _image(each("solarize_threshold")))
         rows = jnp.where(_image(solarized < probability("solarize_prob", 1)), inverted, rows)
@@ -135,11 +184,12 @@ def grayscale(rows):
 def blend(rows, factor, kind):
     """One of torchvision's three blends, clip(f x + (1 - f) m, 0, 1), chosen per image.
 
-    m is 0 for brightness, the mean luma of the image for contrast, the luma of the pixel for saturation.
+    m is 0 for brightness, the mean luma of the image for contrast, the luma of the pixel for
+    saturation.
 
     Args:
-      rows: float32 [..., H, 3, W]; factor: float32 [...], 1 = unchanged, bit by bit; kind: int32 [...], BRIGHTNESS,
-        CONTRAST or SATURATION.
+      rows: float32 [..., H, 3, W]; factor: float32 [...], 1 = unchanged, bit by bit; kind: int32
+        [...], BRIGHTNESS, CONTRAST or SATURATION.
     """
     factor, kind = _image(factor), _image(kind)
     gray = luma(rows)
@@ -149,11 +199,13 @@ def blend(rows, factor, kind):
 
 
 def shift_hue(rows, shift):
-    """Turns the hue of HSV by `shift` turns ([...], 0 = unchanged, bit by bit); saturation and value stay.
+    """Turns the hue of HSV by `shift` turns ([...], 0 = unchanged, bit by bit); saturation and
+    value stay.
 
-    The conversion there and back in one: value v = max, chroma d = max - min stay, so with the hue h in sixths of
-    a turn channel c becomes v - d clip(2 - |w(h + offset_c)|, 0, 1), where w wraps to [-3, 3] and offset_c is 3, 1, -1.
-    """
+    The conversion there and back in one: value v = max, chroma d = max - min stay, so with the hue
+    h in sixths of
+    a turn channel c becomes v - d clip(2 - |w(h + offset_c)|, 0, 1), where w wraps to [-3, 3] and
+    offset_c is 3, 1, -1."""
     r, g, b = (rows[..., c : c + 1, :] for c in range(3))
     value = jnp.maximum(jnp.maximum(r, g), b)
     chroma = value - jnp.minimum(jnp.minimum(r, g), b)
@@ -168,34 +220,45 @@ def shift_hue(rows, shift):
 
 
 def jitter(rows, factors, shift, order):
-    """Brightness, contrast, saturation and hue in an order of its own per image (torchvision's ColorJitter).
+    """Brightness, contrast, saturation and hue in an order of its own per image (torchvision's
+    ColorJitter).
 
-    The three blends share one form, so every image runs three rounds of it before the hue and three after; a blend that
-    belongs to the other side has factor 1 there and changes nothing. That is cheaper than computing the hue four times.
+    The three blends share one form, so every image runs three rounds of it before the hue and three
+    after; a blend that belongs to the other side has factor 1 there and changes nothing. That is
+    cheaper than computing the hue four times.
 
     Args:
-      rows: float32 [..., H, 3, W] in [0, 1]; factors: [..., 3] of brightness, contrast, saturation; shift: [...] of the
-        hue in turns; order: int32 [..., 4], a row of ORDERS: the three blends in turn and how many come before the hue.
+      rows: float32 [..., H, 3, W] in [0, 1]; factors: [..., 3] of brightness, contrast, saturation;
+        shift: [...] of the hue in turns; order: int32 [..., 4], a row of ORDERS: the three blends
+        in turn and how many come before the hue.
     """
     kinds, before = jnp.moveaxis(order[..., :3], -1, 0), order[..., 3]
-    in_order = jnp.moveaxis(jnp.take_along_axis(factors, order[..., :3], axis=-1), -1, 0)  # [3, ...]
+    in_order = jnp.moveaxis(
+        jnp.take_along_axis(factors, order[..., :3], axis=-1), -1, 0
+    )  # [3, ...]
     first = jnp.arange(3).reshape(3, *(1,) * before.ndim) < before
 
     def blends(rows, on):
-        # A loop: unrolled, XLA would fuse the rounds and compute the earlier ones again for each mean (3 x slower).
-        body = lambda rows, draw: (blend(rows, *draw), None)  # noqa: E731
+        # A loop: unrolled, XLA would fuse the rounds and compute the earlier ones again for each
+        # mean (3 x slower).
+        def body(rows, draw):
+            return (blend(rows, *draw), None)
+
         return jax.lax.scan(body, rows, (jnp.where(on, in_order, 1.0), kinds))[0]
 
     return blends(shift_hue(blends(rows, first), shift), ~first)
 
 
 def blur_matrix(sigma, size: int, radius: int):
-    """Matrices [..., size, size] of a one-dimensional Gaussian blur with standard deviations sigma [...], in pixels.
+    """Matrices [..., size, size] of a one-dimensional Gaussian blur with standard deviations sigma
+    [...], in pixels.
 
-    2 radius + 1 taps that sum to 1; beyond the border the edge pixel is repeated (as Pillow does). Rows sum to 1.
-    """
+    2 radius + 1 taps that sum to 1; beyond the border the edge pixel is repeated (as Pillow does).
+    Rows sum to 1."""
     i = np.arange(size)
-    basis = np.zeros((radius + 1, size, size), np.float32)  # how often pixel j counts for pixel i at distance t
+    basis = np.zeros(
+        (radius + 1, size, size), np.float32
+    )  # how often pixel j counts for pixel i at distance t
     for t in range(-radius, radius + 1):
         basis[abs(t), i, np.clip(i + t, 0, size - 1)] += 1
     taps = jnp.exp(-0.5 * (jnp.arange(radius + 1, dtype=jnp.float32) / sigma[..., None]) ** 2)
@@ -207,8 +270,8 @@ def blur(rows, sigma, *, radius: int):
     """Gaussian blur, separable: one matrix product per axis.
 
     Args:
-      rows: float32 [..., H, 3, W]; sigma: [...] standard deviation in pixels, above 0; radius: taps on each side,
-        pixels.
+      rows: float32 [..., H, 3, W]; sigma: [...] standard deviation in pixels, above 0; radius: taps
+        on each side, pixels.
     """
     height, width = rows.shape[-3], rows.shape[-1]
     vertical = blur_matrix(sigma, height, radius)

@@ -1,11 +1,13 @@
-"""View recipes: which crops, masks and photometric draws one image yields, and the batch that carries them.
+"""View recipes: which crops, masks and photometric draws one image yields, and the batch that
+  carries them.
 
-Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`) or on the device,
-and photometric draws are made on the device inside the step (`prepare`). Every draw is a pure function of (seed, epoch,
-record index, group, view), so order, workers, restarts, batch size and devices do not change a sample.
+Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`)
+or on the device, and photometric draws are made on the device inside the step (`prepare`). Every
+draw is a pure function of (seed, epoch, record index, group, view), so order, workers, restarts,
+batch size and devices do not change a sample.
 
-A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "index" [B] and "epoch" [B] int32;
-"replaced" [B] bool; and "source" [B, H, W, 3] uint8 or float32 where the device crops.
+A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "index" [B] and "epoch"
+[B] int32; "replaced" [B] bool; and "source" [B, H, W, 3] uint8 or float32 where the device crops.
 """
 
 import contextlib
@@ -30,11 +32,14 @@ RESERVED = ("source", "source_size", "index", "epoch", "replaced")
 class Group(NamedTuple):
     """The views of one size of a batch."""
 
-    images: Any  # [B, V, H, W, 3] uint8 from the host, None if the device crops; float32 in [0, 1] after `prepare`
+    # [B, V, H, W, 3] uint8 from the host, None if the device crops; float32 in [0, 1] after
+    # `prepare`
+    images: Any
     boxes: Any  # [B, V, 4] float32 (y, x, height, width) in source pixels
     flips: Any  # [B, V] bool, horizontal
     masks: Any = None  # [B, V, n] bool, True = masked, or None
-    keep: Any = None  # [B, V, m] int32, indices of the patches kept, rising; only where masked patches are dropped
+    # [B, V, m] int32, indices of the patches kept, rising; only where masked patches are dropped
+    keep: Any = None
 
 
 class Drawn(NamedTuple):
@@ -52,13 +57,15 @@ class GroupRecipe:
 
     Attributes:
       count: views; size: of a view, pixels (square); patch: of the network, pixels.
-      scale: (lo, hi) share of the image area; ratio: (lo, hi) width / height; flip: probability of a horizontal flip.
-      photometric: one per view, or () for none.
+      scale: (lo, hi) share of the image area; ratio: (lo, hi) width / height; flip: probability of
+      a horizontal flip. photometric: one per view, or () for none.
       mask: of every view of this group, or None.
-      inside: name of an earlier group; view v is a crop of its view v % count as that was cut and resized (FLSL's nested crops): `scale`
-        is the share of that view, flips combine, and the image is still resampled once.
-      reuse: name of an earlier group; view v repeats the box and the flip of its view v, as far as it has one (STELLAR's first masked
-        view shows the region of the main view). Further views are drawn as usual.
+      inside: name of an earlier group; view v is a crop of its view v % count as that was cut and
+        resized (FLSL's nested crops): `scale` is the share of that view, flips combine, and the
+        image is still resampled once.
+      reuse: name of an earlier group; view v repeats the box and the flip of its view v, as far as
+        it has one (STELLAR's first masked view shows the region of the main view). Further views
+        are drawn as usual.
 
     Raises:
       InputError: a value is out of range or contradicts another.
@@ -83,7 +90,9 @@ class GroupRecipe:
         if self.size < 1 or self.size % self.patch:
             low = max(1, self.size // self.patch) * self.patch
             near = f"{low} or {low + self.patch}" if self.size > self.patch else f"{low}"
-            raise InputError(f"size is {self.size}, not a multiple of the patch size {self.patch}; use {near}")
+            raise InputError(
+                f"size is {self.size}, not a multiple of the patch size {self.patch}; use {near}"
+            )
         if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1] <= 1:
             raise InputError(f"scale is {self.scale}; use (lo, hi) with 0 < lo <= hi <= 1")
         if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1]:
@@ -91,7 +100,9 @@ class GroupRecipe:
         if not 0 <= self.flip <= 1:
             raise InputError(f"flip is {self.flip}; use a probability in [0, 1]")
         if len(self.photometric) not in (0, self.count):
-            raise InputError(f"photometric has {len(self.photometric)} entries; give one per view, {self.count}")
+            raise InputError(
+                f"photometric has {len(self.photometric)} entries; give one per view, {self.count}"
+            )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -115,19 +126,26 @@ class ViewRecipe:
         if not names:
             raise InputError("a view recipe needs at least one group")
         if len(set(names)) < len(names) or set(names) & set(RESERVED):
-            raise InputError(f"group names {names} must differ from each other and from {list(RESERVED)}")
+            raise InputError(
+                f"group names {names} must differ from each other and from {list(RESERVED)}"
+            )
         for i, (name, group) in enumerate(self.groups):
             for key in ("inside", "reuse"):
                 other = getattr(group, key)
                 if other and other not in names[:i]:
-                    raise InputError(f'group "{name}": {key} is "{other}", which is none of the groups before it, {names[:i]}')
+                    raise InputError(
+                        f'group "{name}": {key} is "{other}", which is none of the groups before'
+                        f" it, {names[:i]}"
+                    )
 
     def __getitem__(self, name: str) -> GroupRecipe:
         return dict(self.groups)[name]
 
 
 def max_masked(recipe: ViewRecipe, name: str) -> int:
-    """The largest number of masked patches that a view of the named group can have; 0 without masks."""
+    """The largest number of masked patches that a view of the named group can have; 0 without
+    masks.
+    """
     group = recipe[name]
     return group.mask.max_masked(group.patches) if group.mask else 0
 
@@ -144,7 +162,8 @@ def draw(recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size) 
     """
     if min(seed, epoch, index) < 0:
         raise InputError(f"seed {seed}, epoch {epoch} and index {index} must not be negative")
-    # A counter-based generator: the key and the upper half of the counter name the stream, so no state is carried over.
+    # A counter-based generator: the key and the upper half of the counter name the stream, so no
+    # state is carried over.
     rng = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, STREAM, index]))
     height, width = int(source_size[0]), int(source_size[1])
     geometry = {}
@@ -153,12 +172,17 @@ def draw(recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size) 
         drawn_boxes, flips = [], []
         for _ in range(group.count):
             area = (outer, outer) if outer else (height, width)
-            drawn_boxes.append(boxes_lib.random_resized_crop(rng, *area, scale=group.scale, ratio=group.ratio))
+            drawn_boxes.append(
+                boxes_lib.random_resized_crop(rng, *area, scale=group.scale, ratio=group.ratio)
+            )
             flips.append(rng.random() < group.flip)
         drawn_boxes, flips = np.array(drawn_boxes, np.float32), np.array(flips)
         if outer:
             around, mirrored = (x[np.arange(group.count) % len(x)] for x in geometry[group.inside])
-            drawn_boxes, flips = boxes_lib.compose(around, drawn_boxes, (outer, outer), mirrored).astype(np.float32), flips ^ mirrored
+            drawn_boxes, flips = (
+                boxes_lib.compose(around, drawn_boxes, (outer, outer), mirrored).astype(np.float32),
+                flips ^ mirrored,
+            )
         if group.reuse:
             shared = min(group.count, recipe[group.reuse].count)
             for mine, other in zip((drawn_boxes, flips), geometry[group.reuse], strict=True):
@@ -178,19 +202,27 @@ def _draw_masks(rng, group: GroupRecipe):
     return drawn, np.stack([np.flatnonzero(~mask) for mask in drawn]).astype(np.int32)
 
 
-def crop_host(recipe: ViewRecipe, image: np.ndarray, drawn: dict[str, Drawn]) -> dict[str, np.ndarray]:
-    """Cuts the drawn views out of an image uint8 [H, W, 3] (InputError if not): {group: uint8 [V, size, size, 3]}."""
-    return {name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips) for name, group in recipe.groups}
+def crop_host(
+    recipe: ViewRecipe, image: np.ndarray, drawn: dict[str, Drawn]
+) -> dict[str, np.ndarray]:
+    """Cuts the drawn views out of an image uint8 [H, W, 3] (InputError if not): {group: uint8 [V,
+    size, size, 3]}.
+    """
+    return {
+        name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips)
+        for name, group in recipe.groups
+    }
 
 
 def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
-    """Makes the views of a batch: cuts them if the host did not, applies the photometric draws. For use inside jit.
+    """Makes the views of a batch: cuts them if the host did not, applies the photometric draws. For
+      use inside jit.
 
     Each view's key is fold_in(key(seed), epoch, index, group, view).
 
     Args:
-      batch: see the module; images uint8 [0, 255] or float32 [0, 1]. A NaN in a float32 source reaches all views of its
-        record and no other record.
+      batch: see the module; images uint8 [0, 255] or float32 [0, 1]. A NaN in a float32 source
+        reaches all views of its record and no other record.
 
     Returns:
       the batch with float32 images [B, V, H, W, 3] in [0, 1] and without "source".
@@ -219,23 +251,34 @@ def _rows(images):
 
 
 def _keys(recipe: ViewRecipe, epoch, index, seed: int):
-    """Keys [B, V] of the views of all groups in turn, from epoch [B] and index [B]. A group is marked by its name."""
-    group = [zlib.crc32(name.encode()) for name, recipe_ in recipe.groups for _ in range(recipe_.count)]
+    """Keys [B, V] of the views of all groups in turn, from epoch [B] and index [B]. A group is
+    marked by its name.
+    """
+    group = [
+        zlib.crc32(name.encode()) for name, recipe_ in recipe.groups for _ in range(recipe_.count)
+    ]
     view = [v for _, recipe_ in recipe.groups for v in range(recipe_.count)]
     shape = (len(epoch), len(view))
     path = (epoch[:, None], index[:, None], np.array(group, np.uint32), np.array(view, np.uint32))
-    path = jnp.stack([jnp.broadcast_to(jnp.asarray(part).astype(jnp.uint32), shape) for part in path])
+    path = jnp.stack(
+        [jnp.broadcast_to(jnp.asarray(part).astype(jnp.uint32), shape) for part in path]
+    )
     root = jnp.broadcast_to(jax.random.key(seed, impl="threefry2x32"), shape)
     # A loop over the chain, because threefry is slow to compile and this compiles it once.
-    return jax.lax.scan(lambda keys, part: (jax.vmap(jax.vmap(jax.random.fold_in))(keys, part), None), root, path)[0]
+    return jax.lax.scan(
+        lambda keys, part: (jax.vmap(jax.vmap(jax.random.fold_in))(keys, part), None), root, path
+    )[0]
 
 
-def abstract_batch(recipe: ViewRecipe, batch_size: int, source_size, crop_on: str, dtype=np.uint8) -> dict:
+def abstract_batch(
+    recipe: ViewRecipe, batch_size: int, source_size, crop_on: str, dtype=np.uint8
+) -> dict:
     """Shapes and dtypes of a batch as it comes from the loader, as jax.ShapeDtypeStruct.
 
     Args:
       source_size: (height, width) of the images, pixels; only used where the device crops.
-      crop_on: "host" or "device"; dtype: of the source images, uint8 or float32 (the host's crops are uint8).
+      crop_on: "host" or "device"; dtype: of the source images, uint8 or float32 (the host's crops
+        are uint8).
 
     Raises:
       InputError: crop_on is neither, or the device shall crop images of different sizes.
@@ -243,8 +286,13 @@ def abstract_batch(recipe: ViewRecipe, batch_size: int, source_size, crop_on: st
     if crop_on not in ("host", "device"):
         raise InputError(f'data.crop_on is "{crop_on}"; use "host" or "device"')
     if crop_on == "device" and source_size is None:
-        raise InputError('data.crop_on="device" needs images of one size; set data.size or data.crop_on="host"')
-    shape = lambda *dims, of=np.float32: jax.ShapeDtypeStruct((batch_size, *dims), of)  # noqa: E731
+        raise InputError(
+            'data.crop_on="device" needs images of one size; set data.size or data.crop_on="host"'
+        )
+
+    def shape(*dims, of=np.float32):
+        return jax.ShapeDtypeStruct((batch_size, *dims), of)
+
     batch = {
         "source_size": shape(2),
         "index": shape(of=np.int32),
@@ -268,8 +316,9 @@ def abstract_batch(recipe: ViewRecipe, batch_size: int, source_size, crop_on: st
 def recipe_multicrop(views, patch: int) -> ViewRecipe:
     """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
 
-    Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further global views and
-    local views; solarize on global view 2 only (DINO, after BYOL; iBOT and SOP take it over). Masks on global views.
+    Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further
+    global views and local views; solarize on global view 2 only (DINO, after BYOL; iBOT and SOP
+    take it over). Masks on global views.
 
     Args:
       views: config.views (see `config.base`); patch: of the network, pixels.
@@ -282,9 +331,13 @@ def recipe_multicrop(views, patch: int) -> ViewRecipe:
     if not 0 <= views.flip <= 1:
         raise InputError(f"views.flip is {views.flip}; use a probability in [0, 1]")
     if views.local_count < 0:
-        raise InputError(f"views.local_count is {views.local_count}; use 0 for no local views, or more")
+        raise InputError(
+            f"views.local_count is {views.local_count}; use 0 for no local views, or more"
+        )
     if len(views.blur_prob) != 3:
-        raise InputError(f"views.blur_prob is {tuple(views.blur_prob)}; use (global 1, further globals, local)")
+        raise InputError(
+            f"views.blur_prob is {tuple(views.blur_prob)}; use (global 1, further globals, local)"
+        )
     with named("views."):
         first = photometric(views, blur_prob=views.blur_prob[0])
         second = photometric(views, blur_prob=views.blur_prob[1], solarize_prob=views.solarize_prob)

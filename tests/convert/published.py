@@ -1,7 +1,8 @@
-"""Random checkpoints under published names, and what their networks compute, in float64 NumPy on PyTorch's layouts.
+"""Random checkpoints under published names, and what their networks compute, in float64 NumPy on
+PyTorch's layouts.
 
-Written from the architectures, without our tables: [out, in] matrices, patches by convolution, one function per naming.
-"""
+Written from the architectures, without our tables: [out, in] matrices, patches by convolution, one
+function per naming."""
 
 import math
 
@@ -57,12 +58,25 @@ def hf_blocks(numbers, name: str, depth: int, d: int, hidden: int) -> dict:
     return out
 
 
-def encoder(seed: int = 0, *, cls: bool = True, depth: int = DEPTH, d: int = D, patch: int = PATCH, grid: int = GRID) -> dict:
-    """An encoder under the names of DINO, iBOT, SOP, MaSSL, CrIBo, FLSL (without a class token), MAE and timm."""
+def encoder(
+    seed: int = 0,
+    *,
+    cls: bool = True,
+    depth: int = DEPTH,
+    d: int = D,
+    patch: int = PATCH,
+    grid: int = GRID,
+) -> dict:
+    """An encoder under the names of DINO, iBOT, SOP, MaSSL, CrIBo, FLSL (without a class token),
+    MAE and timm.
+    """
     numbers = Numbers(seed)
     out = {"cls_token": numbers(1, 1, d)} if cls else {}
     out["pos_embed"] = numbers(1, cls + grid**2, d)
-    out |= {"patch_embed.proj.weight": numbers(d, 3, patch, patch), "patch_embed.proj.bias": numbers(d)}
+    out |= {
+        "patch_embed.proj.weight": numbers(d, 3, patch, patch),
+        "patch_embed.proj.bias": numbers(d),
+    }
     return out | timm_blocks(numbers, "blocks", depth, d, 2 * d) | norm(numbers, "norm", d)
 
 
@@ -75,17 +89,32 @@ def hf_encoder(seed: int = 0, prefix: str = "") -> dict:
         f"{prefix}embeddings.patch_embeddings.projection.weight": numbers(D, 3, PATCH, PATCH),
         f"{prefix}embeddings.patch_embeddings.projection.bias": numbers(D),
     }
-    return out | hf_blocks(numbers, f"{prefix}encoder.layer", DEPTH, D, HIDDEN) | norm(numbers, f"{prefix}layernorm", D)
+    return (
+        out
+        | hf_blocks(numbers, f"{prefix}encoder.layer", DEPTH, D, HIDDEN)
+        | norm(numbers, f"{prefix}layernorm", D)
+    )
 
 
-def dino_head(seed: int = 1, *, d: int = D, hidden: int = 32, bottleneck: int = 16, out: int = 24, layers: tuple = ("last_layer",)) -> dict:
+def dino_head(
+    seed: int = 1,
+    *,
+    d: int = D,
+    hidden: int = 32,
+    bottleneck: int = 16,
+    out: int = 24,
+    layers: tuple = ("last_layer",),
+) -> dict:
     """Head of the DINO family; `layers` without any: SOP's and MaSSL's."""
     numbers = Numbers(seed)
     head = {}
     for index, (a, b) in zip((0, 2, 4), ((d, hidden), (hidden, hidden), (hidden, bottleneck))):
         head |= linear(numbers, f"head.mlp.{index}", a, b)
     for layer in layers:
-        head |= {f"head.{layer}.weight_g": 1 + numbers(out, 1), f"head.{layer}.weight_v": numbers(out, bottleneck)}
+        head |= {
+            f"head.{layer}.weight_g": 1 + numbers(out, 1),
+            f"head.{layer}.weight_v": numbers(out, bottleneck),
+        }
     return head
 
 
@@ -104,7 +133,9 @@ def cubic(x: np.ndarray, a: float) -> np.ndarray:
 
 
 def resized(codes: np.ndarray, height: int, width: int, *, offset: float) -> np.ndarray:
-    """[g * g, d] -> [height * width, d]: torch's bicubic, step g / (target + offset), as torch applies it to a given scale factor."""
+    """[g * g, d] -> [height * width, d]: torch's bicubic, step g / (target + offset), as torch
+    applies it to a given scale factor.
+    """
     g = math.isqrt(len(codes))
     if (height, width) == (g, g):
         return codes
@@ -122,15 +153,21 @@ def resized(codes: np.ndarray, height: int, width: int, *, offset: float) -> np.
 
 def _norm(x, t, name, eps):
     x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * t[f"{name}.weight"] + t[f"{name}.bias"]
+    return (
+        x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * t[f"{name}.weight"] + t[f"{name}.bias"]
+    )
 
 
 def _linear(x, t, name):
     return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
 
 
-def forward(tensors: dict, images: np.ndarray, *, offset: float, eps: float, names: str = "timm") -> np.ndarray:
-    """Tokens [B, (1 +) n, d] after the final norm, for images [B, H, W, 3] in [0, 1]. names: "timm" or "hf"."""
+def forward(
+    tensors: dict, images: np.ndarray, *, offset: float, eps: float, names: str = "timm"
+) -> np.ndarray:
+    """Tokens [B, (1 +) n, d] after the final norm, for images [B, H, W, 3] in [0, 1]. names: "timm"
+    or "hf".
+    """
     t = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     hf = names == "hf"
     start = "embeddings.patch_embeddings.projection" if hf else "patch_embed.proj"
@@ -164,14 +201,22 @@ def _gelu(x):
 
 
 def _timm_block(x, t, name, eps):
-    q, k, v = np.split(_linear(_norm(x, t, f"{name}.norm1", eps), t, f"{name}.attn.qkv"), 3, axis=-1)
+    q, k, v = np.split(
+        _linear(_norm(x, t, f"{name}.norm1", eps), t, f"{name}.attn.qkv"), 3, axis=-1
+    )
     x = x + _linear(_attend(q, k, v), t, f"{name}.attn.proj")
-    return x + _linear(_gelu(_linear(_norm(x, t, f"{name}.norm2", eps), t, f"{name}.mlp.fc1")), t, f"{name}.mlp.fc2")
+    return x + _linear(
+        _gelu(_linear(_norm(x, t, f"{name}.norm2", eps), t, f"{name}.mlp.fc1")),
+        t,
+        f"{name}.mlp.fc2",
+    )
 
 
 def _hf_block(x, t, name, eps):
     y = _norm(x, t, f"{name}.layernorm_before", eps)
-    mixed = _attend(*(_linear(y, t, f"{name}.attention.attention.{part}") for part in ("query", "key", "value")))
+    mixed = _attend(
+        *(_linear(y, t, f"{name}.attention.attention.{part}") for part in ("query", "key", "value"))
+    )
     x = x + _linear(mixed, t, f"{name}.attention.output.dense")
     y = _gelu(_linear(_norm(x, t, f"{name}.layernorm_after", eps), t, f"{name}.intermediate.dense"))
     return x + _linear(y, t, f"{name}.output.dense")

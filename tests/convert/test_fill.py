@@ -22,23 +22,38 @@ def tree(**changes):
     c = dict(width=8, depth=2, heads=2, patch=2, image_size=8, mlp_ratio=2.0) | changes
     shapes = jax.eval_shape(vit.vit(vit.ViTConfig(**c)).init, jax.random.key(0))
     numbers = Numbers(0)
-    return {"backbone": jax.tree.map(lambda s: numbers(*s.shape), shapes), "head": {"last": {"kernel": numbers(8, 5)}}}
+    return {
+        "backbone": jax.tree.map(lambda s: numbers(*s.shape), shapes),
+        "head": {"last": {"kernel": numbers(8, 5)}},
+    }
 
 
 def found(params, left=(), model=None, **changes) -> fill.Weights:
-    """Weights that hold `params` + 1, under the names "their.PATH"; changes: other arrays by path (None: absent)."""
+    """Weights that hold `params` + 1, under the names "their.PATH"; changes: other arrays by path
+    (None: absent).
+    """
     arrays = {path: array + 1 for path, array in flat_paths(params).items()} | changes
     arrays = {path: array for path, array in arrays.items() if array is not None}
     names = {path: f"their.{path}" for path in arrays}
-    return fill.Weights("x.pth", "Theirs", arrays, names, tuple(left), MODEL if model is None else model)
+    return fill.Weights(
+        "x.pth", "Theirs", arrays, names, tuple(left), MODEL if model is None else model
+    )
 
 
 def test_everything_fits():
     params = tree()
     new, report = fill.fill(params, found(params), model=MODEL)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a + 1, b), params, new)
-    assert set(report.matched) == set(flat_paths(params)) and not report.left and not report.missing and not report.notes
-    assert str(report) == f"x.pth: Theirs; {len(report.matched)} of {len(report.matched)} parameters taken"
+    assert (
+        set(report.matched) == set(flat_paths(params))
+        and not report.left
+        and not report.missing
+        and not report.notes
+    )
+    assert (
+        str(report)
+        == f"x.pth: Theirs; {len(report.matched)} of {len(report.matched)} parameters taken"
+    )
 
 
 def test_what_is_missing_stays_and_what_has_no_place_is_listed():
@@ -46,7 +61,10 @@ def test_what_is_missing_stays_and_what_has_no_place_is_listed():
     weights = found(tree(queries=3), left=("optimizer.x",))
     new, report = fill.fill(params, weights)
     assert new["backbone"]["mask_token"] is params["backbone"]["mask_token"]
-    assert report.missing == ("backbone/mask_token",) and report.left == ("their.backbone/queries", "optimizer.x")
+    assert report.missing == ("backbone/mask_token",) and report.left == (
+        "their.backbone/queries",
+        "optimizer.x",
+    )
     text = str(report)
     assert "as initialised: backbone/mask_token" in text
     assert "in it, but not used: their.backbone/queries, optimizer.x" in text
@@ -61,63 +79,107 @@ def test_params_are_not_changed():
 
 def test_only():
     params = tree()
-    new, report = fill.fill(params, found(params, **{"head/last/kernel": np.zeros((9, 9))}), only="backbone")
+    new, report = fill.fill(
+        params, found(params, **{"head/last/kernel": np.zeros((9, 9))}), only="backbone"
+    )
     assert new["head"] == params["head"] and not report.missing
     assert report.left == ("their.head/last/kernel",)
     new, report = fill.fill(params, found(params), only="backbone/norm")
     assert set(report.matched) == {"backbone/norm/scale", "backbone/norm/bias"}
-    with pytest.raises(InputError, match='init_only is "back", but no parameter lies there; the first levels are backbone, head'):
+    with pytest.raises(
+        InputError,
+        match=(
+            'init_only is "back", but no parameter lies there; the first levels are backbone, head'
+        ),
+    ):
         fill.fill(params, found(params), only="back")
 
 
 def test_nothing_matches():
     weights = fill.Weights("x.pth", "Theirs", {"a/b": np.ones(2)}, {"a/b": "a.b"}, ("c",), {})
-    with pytest.raises(InputError, match=r"x\.pth holds nothing for this model: it has names such as a\.b, c; wanted are weights for b"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"x\.pth holds nothing for this model: it has names such as a\.b, c; wanted are weights"
+            r" for b"
+        ),
+    ):
         fill.fill(tree(), weights)
     head = {"head/last/kernel": np.ones((8, 5))}
     with pytest.raises(InputError, match="holds nothing for this model below backbone"):
-        fill.fill(tree(), weights._replace(arrays=head, names=dict.fromkeys(head, "h")), only="backbone")
+        fill.fill(
+            tree(), weights._replace(arrays=head, names=dict.fromkeys(head, "h")), only="backbone"
+        )
 
 
 SHAPES = {
-    "backbone/patch/kernel": ((27, 8), "another patch side, number of channels or width (model.patch, model.size)"),
+    "backbone/patch/kernel": (
+        (27, 8),
+        "another patch side, number of channels or width (model.patch, model.size)",
+    ),
     "backbone/position": ((17, 16), "another width"),
     "backbone/queries": ((4, 8), "another number of query tokens"),
     "backbone/blocks/1/mlp/fc1/kernel": ((8, 24), "model.mlp_ratio"),
     "backbone/blocks/0/attn/qkv/bias": ((48,), "another width (model.size)"),
-    "head/last/kernel": ((8, 7), 'another number of prototypes or width of the embedding; init_only="backbone" takes the encoder alone'),
+    "head/last/kernel": (
+        (8, 7),
+        (
+            'another number of prototypes or width of the embedding; init_only="backbone" takes the'
+            " encoder alone"
+        ),
+    ),
 }
 
 
-@pytest.mark.parametrize(("path", "shape", "cause"), [(path, *case) for path, case in SHAPES.items()])
+@pytest.mark.parametrize(
+    ("path", "shape", "cause"), [(path, *case) for path, case in SHAPES.items()]
+)
 def test_a_wrong_shape_names_the_tensor_both_shapes_and_the_likely_cause(path, shape, cause):
     params = tree(queries=3)
     with pytest.raises(InputError) as error:
         fill.fill(params, found(params, **{path: np.ones(shape)}))
     wanted = flat_paths(params)[path].shape
-    assert f"x.pth: their.{path} would give {path} the shape {shape}, but this model has {wanted}: " in str(error.value)
+    assert (
+        f"x.pth: their.{path} would give {path} the shape {shape}, but this model has {wanted}: "
+        in str(error.value)
+    )
     assert cause in str(error.value)
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 3)])
 def test_another_number_of_blocks(theirs, ours):
-    with pytest.raises(InputError, match=f"x.pth has {theirs} transformer blocks, this model {ours}"):
+    with pytest.raises(
+        InputError, match=f"x.pth has {theirs} transformer blocks, this model {ours}"
+    ):
         fill.fill(tree(depth=ours), found(tree(depth=theirs)))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_numbers_that_are_not_finite(value):
     params = tree()
-    with pytest.raises(InputError, match="their.backbone/norm/scale holds numbers that are not finite"):
+    with pytest.raises(
+        InputError, match="their.backbone/norm/scale holds numbers that are not finite"
+    ):
         fill.fill(params, found(params, **{"backbone/norm/scale": np.full(8, value, np.float32)}))
 
 
-@pytest.mark.parametrize(("key", "value"), [("gelu", "tanh"), ("position_resize", "dino_offset"), ("resize_kernel", "antialias-0.5")])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("gelu", "tanh"), ("position_resize", "dino_offset"), ("resize_kernel", "antialias-0.5")],
+)
 def test_a_model_that_would_compute_something_else(key, value):
     params = tree()
-    with pytest.raises(InputError, match=rf'model\.{key}="{value}" would misread its weights; add --config\.model\.{key}={MODEL[key]}$'):
+    with pytest.raises(
+        InputError,
+        match=(
+            rf'model\.{key}="{value}" would misread its weights; add'
+            rf" --config\.model\.{key}={MODEL[key]}$"
+        ),
+    ):
         fill.fill(params, found(params), model=MODEL | {key: value})
-    fill.fill(params, found(params), model=MODEL | {key: value}, only="head")  # no encoder is taken, so nothing is misread
+    fill.fill(
+        params, found(params), model=MODEL | {key: value}, only="head"
+    )  # no encoder is taken, so nothing is misread
     fill.fill(params, found(params, model={}), model=MODEL | {key: value})
 
 
@@ -157,7 +219,9 @@ def test_frozen_arrays_are_taken_one_by_one():
 
 def test_one_bias_per_channel_serves_all_pixels():
     params = tree() | {"decoder": {"out": {"bias": np.zeros(12, np.float32)}}}
-    new, _ = fill.fill(params, found(params, **{"decoder/out/bias": np.array([1.0, 2.0, 3.0], np.float32)}))
+    new, _ = fill.fill(
+        params, found(params, **{"decoder/out/bias": np.array([1.0, 2.0, 3.0], np.float32)})
+    )
     np.testing.assert_array_equal(new["decoder"]["out"]["bias"], [1, 2, 3] * 4)
 
 
@@ -174,34 +238,56 @@ def test_position_codes_of_another_grid_are_resized_by_their_rule(rule, image_si
     np.testing.assert_array_equal(new["backbone"]["position"][:1], codes[:1])
     wanted = published.resized(codes[1:], side, side, offset=0.1 if rule == "dino_offset" else 0.0)
     np.testing.assert_allclose(new["backbone"]["position"][1:], wanted, atol=1e-5)
-    assert report.notes == (f"position codes resized from 4 x 4 to {side} x {side} patches ({rule}, keys-0.75)",)
+    assert report.notes == (
+        f"position codes resized from 4 x 4 to {side} x {side} patches ({rule}, keys-0.75)",
+    )
 
 
 def test_position_codes_of_timm_are_resized_with_its_kernel():
     weights = found(tree(), model=MODEL | {"resize_kernel": "antialias-0.5"})
     new, _ = fill.fill(tree(image_size=4), weights)
     matrix = position.resize_matrix(4, 2, kernel="antialias-0.5")
-    wanted = np.einsum("hr,wc,rcd->hwd", matrix, matrix, weights.arrays["backbone/position"][1:].reshape(4, 4, 8)).reshape(4, 8)
+    wanted = np.einsum(
+        "hr,wc,rcd->hwd", matrix, matrix, weights.arrays["backbone/position"][1:].reshape(4, 4, 8)
+    ).reshape(4, 8)
     np.testing.assert_allclose(new["backbone"]["position"][1:], wanted, atol=1e-5)
 
 
 def test_a_class_token_on_one_side_only():
     with_cls, without = tree(), tree(cls=False)
     new, report = fill.fill(without, found(with_cls))
-    np.testing.assert_array_equal(new["backbone"]["position"], with_cls["backbone"]["position"][1:] + 1)
+    np.testing.assert_array_equal(
+        new["backbone"]["position"], with_cls["backbone"]["position"][1:] + 1
+    )
     assert report.left == ("their.backbone/cls",)
     new, report = fill.fill(with_cls, found(without))
-    np.testing.assert_array_equal(new["backbone"]["position"], np.pad(without["backbone"]["position"] + 1, ((1, 0), (0, 0))))
-    assert report.missing == ("backbone/cls",) and report.notes == ("no position code for the class token there: zeros",)
+    np.testing.assert_array_equal(
+        new["backbone"]["position"], np.pad(without["backbone"]["position"] + 1, ((1, 0), (0, 0)))
+    )
+    assert report.missing == ("backbone/cls",) and report.notes == (
+        "no position code for the class token there: zeros",
+    )
 
 
 def test_codes_that_are_no_grid():
     params = tree()
-    with pytest.raises(InputError, match=r"the shape \(18, 8\), but this model has \(17, 8\): no square grid of codes"):
+    with pytest.raises(
+        InputError,
+        match=r"the shape \(18, 8\), but this model has \(17, 8\): no square grid of codes",
+    ):
         fill.fill(params, found(params, **{"backbone/position": np.ones((18, 8))}))
 
 
-GRIDS = [(0, (0, None)), (1, (0, 1)), (2, (1, 1)), (4, (0, 2)), (5, (1, 2)), (196, (0, 14)), (197, (1, 14)), (198, (0, None))]
+GRIDS = [
+    (0, (0, None)),
+    (1, (0, 1)),
+    (2, (1, 1)),
+    (4, (0, 2)),
+    (5, (1, 2)),
+    (196, (0, 14)),
+    (197, (1, 14)),
+    (198, (0, None)),
+]
 
 
 @pytest.mark.parametrize(("count", "wanted"), GRIDS)
@@ -215,7 +301,13 @@ def test_fixed_codes_are_recognised_and_others_refused():
     report = fill.fill(params, found(params, **{"backbone/position": fixed}))[1]
     assert not report.left
     for wrong in (fixed + 0.01, fixed[::-1], np.ones((18, 8))):
-        with pytest.raises(InputError, match='their.backbone/position are not the fixed sine-cosine codes.*model.position="learned"'):
+        with pytest.raises(
+            InputError,
+            match=(
+                "their.backbone/position are not the fixed sine-cosine"
+                ' codes.*model.position="learned"'
+            ),
+        ):
             fill.fill(params, found(params, **{"backbone/position": wrong}))
     report = fill.fill(params, found(params, **{"backbone/position": fixed + 1}), only="head")[1]
     assert "their.backbone/position" in report.left  # nobody asks for them
@@ -227,7 +319,9 @@ def test_fixed_codes_are_recognised_and_others_refused():
 def test_arrays_on_a_device_stay_there():
     params = tree()
     weights = found(params)
-    weights = weights._replace(arrays={path: jnp.asarray(array) for path, array in weights.arrays.items()})
+    weights = weights._replace(
+        arrays={path: jnp.asarray(array) for path, array in weights.arrays.items()}
+    )
     new, _ = fill.fill(params, weights)
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(new))
 
@@ -238,11 +332,17 @@ def test_arrays_on_a_device_stay_there():
 def test_brief():
     assert fill.brief(["a/0/x", "a/1/x", "b"]) == "a/*/x x 2, b"
     assert fill.brief(["a.0.x", "a.10.x", "conv1.w"]) == "a.*.x x 2, conv1.w"
-    assert fill.brief(list("abcde"), most=3) == "a, b, c and 2 more" and fill.brief(list("abc"), most=3) == "a, b, c"
+    assert (
+        fill.brief(list("abcde"), most=3) == "a, b, c and 2 more"
+        and fill.brief(list("abc"), most=3) == "a, b, c"
+    )
     assert fill.brief([]) == ""
 
 
 def test_the_report_is_short_for_a_large_network():
     params = tree(depth=24)
-    report = fill.fill(params, found(params, **{path: None for path in flat_paths(params) if re.search("/bias$", path)}))[1]
+    report = fill.fill(
+        params,
+        found(params, **{path: None for path in flat_paths(params) if re.search("/bias$", path)}),
+    )[1]
     assert len(str(report)) < 600 and "backbone/blocks/*/attn/qkv/bias x 24" in str(report)

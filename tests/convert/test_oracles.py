@@ -1,4 +1,6 @@
-"""Against timm and transformers themselves, with random weights, at the native size and others. Skipped where they are not installed."""
+"""Against timm and transformers themselves, with random weights, at the native size and others.
+Skipped where they are not installed.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,9 @@ NATIVE, OTHERS = (32, 32), ((16, 16), (48, 24), (64, 64))
 
 @pytest.fixture(scope="module")
 def operators():
-    """Both libraries import torchvision, which asks for operators that it lacks beside a CPU build of torch; no ViT calls them."""
+    """Both libraries import torchvision, which asks for operators that it lacks beside a CPU build
+    of torch; no ViT calls them.
+    """
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
@@ -32,7 +36,9 @@ def timm(operators):
 
 @pytest.fixture
 def transformers(operators):
-    return pytest.importorskip("transformers", reason="the oracle of Hugging Face's weights", exc_type=ImportError)
+    return pytest.importorskip(
+        "transformers", reason="the oracle of Hugging Face's weights", exc_type=ImportError
+    )
 
 
 def randomised(module, scale=0.1):
@@ -60,9 +66,16 @@ def tokens(config, params, images):
 @pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
 def test_timm(timm, tmp_path, size):
     model = timm.create_model(
-        "vit_tiny_patch16_224", pretrained=False, img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=5,
+        "vit_tiny_patch16_224",
+        pretrained=False,
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=2,
+        num_heads=2,
+        num_classes=5,
         dynamic_img_size=True,
-    )  # fmt: skip
+    )
     torch.save(randomised(model).state_dict(), tmp_path / "weights.pth")
     config, params, report = convert.load_vit(tmp_path / "weights.pth", heads=2)
     assert set(report.left) == {"head.weight", "head.bias"}
@@ -75,12 +88,21 @@ def test_timm(timm, tmp_path, size):
 @pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
 @pytest.mark.parametrize("file", ["folder", "state_dict.pth"])
 def test_hugging_face_vit(transformers, tmp_path, size, file):
-    shape = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, image_size=32, patch_size=8)
+    shape = dict(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        image_size=32,
+        patch_size=8,
+    )
     model = randomised(transformers.ViTModel(transformers.ViTConfig(**shape)))
     if file == "folder":
         model.save_pretrained(tmp_path / file)  # under the published names
     else:
-        torch.save(model.state_dict(), tmp_path / file)  # under those of this version of transformers
+        torch.save(
+            model.state_dict(), tmp_path / file
+        )  # under those of this version of transformers
     config, params, report = convert.load_vit(tmp_path / file, heads=2)
     assert set(report.left) == {"pooler.dense.weight", "pooler.dense.bias"}
     images = pictures(size)
@@ -91,13 +113,25 @@ def test_hugging_face_vit(transformers, tmp_path, size, file):
 
 @pytest.fixture
 def vitmae(transformers, tmp_path):
-    """(model, path of its weights, images, patches it keeps): random masking made a choice of ours."""
+    """(model, path of its weights, images, patches it keeps): random masking made a choice
+    of ours.
+    """
     shape = dict(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32, patch_size=8,
-        decoder_hidden_size=24, decoder_num_hidden_layers=2, decoder_num_attention_heads=3, decoder_intermediate_size=96,
-    )  # fmt: skip
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        image_size=32,
+        patch_size=8,
+        decoder_hidden_size=24,
+        decoder_num_hidden_layers=2,
+        decoder_num_attention_heads=3,
+        decoder_intermediate_size=96,
+    )
     model = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(**shape, mask_ratio=0.75))
-    randomised(model).decoder.decoder_pos_embed.data[0] = torch.from_numpy(np.pad(position.sincos_2d(4, 24), ((1, 0), (0, 0))))
+    randomised(model).decoder.decoder_pos_embed.data[0] = torch.from_numpy(
+        np.pad(position.sincos_2d(4, 24), ((1, 0), (0, 0)))
+    )
     torch.save({"model": model.state_dict()}, tmp_path / "weights.pth")
     images = pictures(NATIVE)
     noise = np.random.default_rng(1).random((2, 16), np.float32)
@@ -116,7 +150,9 @@ def test_hugging_face_vitmae(vitmae):
         wanted = model(normalised(images), noise=torch.from_numpy(noise)).logits.numpy()
     np.testing.assert_allclose(latent, seen.last_hidden_state.numpy(), atol=1e-4)
 
-    decode = decoder_lib.decoder(32, 192, width=24, depth=2, heads=3, mask_token=True, cls=True, norm_eps=config.norm_eps)
+    decode = decoder_lib.decoder(
+        32, 192, width=24, depth=2, heads=3, mask_token=True, cls=True, norm_eps=config.norm_eps
+    )
     empty = {"backbone": params, "decoder": jax.eval_shape(decode.init, jax.random.key(0))}
     filled, report = convert.load_torch(path, empty)
     assert not report.missing and not report.left, report
@@ -132,5 +168,7 @@ def test_hugging_face_vitmae_encoder_at_other_sizes(vitmae, size):
     model.vit.embeddings.config.mask_ratio = 0.0  # sees everything, in the order of the noise
     noise = torch.arange((size[0] // 8) * (size[1] // 8), dtype=torch.float32).expand(2, -1)
     with torch.no_grad():
-        wanted = model.vit(normalised(images), noise=noise, interpolate_pos_encoding=True).last_hidden_state.numpy()
+        wanted = model.vit(
+            normalised(images), noise=noise, interpolate_pos_encoding=True
+        ).last_hidden_state.numpy()
     np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)

@@ -25,7 +25,9 @@ def test_safetensors(tmp_path):
 
 
 def test_npz(tmp_path):
-    np.savez(tmp_path / "x.npz", **{name.replace(".", "/"): array for name, array in TENSORS.items()})
+    np.savez(
+        tmp_path / "x.npz", **{name.replace(".", "/"): array for name, array in TENSORS.items()}
+    )
     assert_same(read.tensors(read.weight_file(tmp_path / "x.npz")))
 
 
@@ -42,7 +44,13 @@ def test_neither_needs_torch(tmp_path, monkeypatch):
     test_safetensors(tmp_path)
     test_npz(tmp_path)
     (tmp_path / "x.pth").touch()
-    with pytest.raises(InputError, match=r"x\.pth is in PyTorch's format: install torch \(pip install 'ssl-jax\[convert\]'\), or save it"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"x\.pth is in PyTorch's format: install torch \(pip install 'ssl-jax\[convert\]'\), or"
+            r" save it"
+        ),
+    ):
         read.tensors(tmp_path / "x.pth")
 
 
@@ -63,12 +71,18 @@ def test_no_such_file(tmp_path):
 
 def test_a_file_of_another_kind(tmp_path):
     (tmp_path / "x.onnx").touch()
-    with pytest.raises(InputError, match=r"x\.onnx is no weight file by its name; known are \.safetensors, \.npz, \.pth"):
+    with pytest.raises(
+        InputError,
+        match=r"x\.onnx is no weight file by its name; known are \.safetensors, \.npz, \.pth",
+    ):
         read.weight_file(tmp_path / "x.onnx")
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-@pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", bytes(range(256))])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", bytes(range(256))],
+)
 def test_damaged_files(tmp_path, suffix, content):
     (tmp_path / f"x{suffix}").write_bytes(content)
     with pytest.raises(InputError, match=f"x{suffix} cannot be read as {suffix}: ") as error:
@@ -104,7 +118,10 @@ class Anything:
 
 def test_pytorch_files_with_command_line_and_optimizer(torch, tmp_path):
     content = {
-        "teacher": {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones((), dtype=torch.bfloat16, requires_grad=True)},
+        "teacher": {
+            "a.weight": torch.arange(6.0).reshape(2, 3),
+            "b": torch.ones((), dtype=torch.bfloat16, requires_grad=True),
+        },
         "epoch": 3,
         "args": argparse.Namespace(lr=0.1),
         "optimizer": {"state": {0: {"step": torch.tensor(1)}}},
@@ -116,14 +133,24 @@ def test_pytorch_files_with_command_line_and_optimizer(torch, tmp_path):
 
 def test_a_pickle_never_runs(torch, tmp_path):
     torch.save({"model": {"a": torch.ones(2)}, "extra": Anything()}, tmp_path / "x.pt")
-    with pytest.raises(InputError, match=r"x\.pt is damaged, or holds more than tensors and plain values.*save its state dict alone"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"x\.pt is damaged, or holds more than tensors and plain values.*save its state dict"
+            r" alone"
+        ),
+    ):
         read.tensors(tmp_path / "x.pt")
 
 
 def test_a_damaged_pytorch_file(torch, tmp_path):
     torch.save({"a": torch.ones(1000)}, tmp_path / "x.pth")
     content = (tmp_path / "x.pth").read_bytes()
-    for damaged in (b"", content[: len(content) // 2], b"version https://git-lfs.github.com/spec/v1\n"):
+    for damaged in (
+        b"",
+        content[: len(content) // 2],
+        b"version https://git-lfs.github.com/spec/v1\n",
+    ):
         (tmp_path / "x.pth").write_bytes(damaged)
         with pytest.raises(InputError, match=r"x\.pth"):
             read.tensors(tmp_path / "x.pth")

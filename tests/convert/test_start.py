@@ -1,4 +1,6 @@
-"""`init_from`: what a new run starts from, what a resumed run ignores, and what is refused before anything is written."""
+"""`init_from`: what a new run starts from, what a resumed run ignores, and what is refused before
+anything is written.
+"""
 
 import json
 
@@ -22,11 +24,18 @@ OFFSET = {"model__position_resize": "dino_offset"}
 
 
 def torch_names(seed: int) -> dict:
-    """A DINO checkpoint of random numbers with the shapes of a tiny run (its MLP has ratio 4, so not `published.encoder`)."""
+    """A DINO checkpoint of random numbers with the shapes of a tiny run (its MLP has ratio 4, so
+    not `published.encoder`).
+    """
     numbers = published.Numbers(seed)
     t = {"backbone.cls_token": numbers(1, 1, 16), "backbone.pos_embed": numbers(1, 17, 16)}
-    t |= {"backbone.patch_embed.proj.weight": numbers(16, 3, 4, 4), "backbone.patch_embed.proj.bias": numbers(16)}
-    t |= published.timm_blocks(numbers, "backbone.blocks", 2, 16, 64) | published.norm(numbers, "backbone.norm", 16)
+    t |= {
+        "backbone.patch_embed.proj.weight": numbers(16, 3, 4, 4),
+        "backbone.patch_embed.proj.bias": numbers(16),
+    }
+    t |= published.timm_blocks(numbers, "backbone.blocks", 2, 16, 64) | published.norm(
+        numbers, "backbone.norm", 16
+    )
     return t | published.dino_head(seed + 1)
 
 
@@ -34,7 +43,11 @@ def torch_names(seed: int) -> dict:
 def both(tmp_path):
     """A file with a student and a teacher, and their tensors."""
     student, teacher = torch_names(0), torch_names(5)
-    np.savez(tmp_path / "full.npz", **published.prefixed("student.module.", student), **published.prefixed("teacher.", teacher))
+    np.savez(
+        tmp_path / "full.npz",
+        **published.prefixed("student.module.", student),
+        **published.prefixed("teacher.", teacher),
+    )
     return tmp_path / "full.npz", student, teacher
 
 
@@ -62,9 +75,14 @@ def test_student_and_teacher_go_to_their_own(both, capsys):
 def test_the_rest_of_the_state_is_that_of_a_new_run(both):
     run, start = fresh(init_from=str(both[0]), **OFFSET)
     _, plain = fresh(**OFFSET)
-    rest = lambda s: s._replace(params=None, teacher=None)  # noqa: E731
+
+    def rest(s):
+        return s._replace(params=None, teacher=None)
+
     assert tiny.identical(rest(start), rest(plain))
-    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), start) == jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), plain)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), start) == jax.tree.map(
+        lambda x: (x.shape, x.dtype, x.sharding), plain
+    )
 
 
 def test_an_encoder_alone_starts_both_and_heads_stay_as_drawn(tmp_path, capsys):
@@ -74,9 +92,14 @@ def test_an_encoder_alone_starts_both_and_heads_stay_as_drawn(tmp_path, capsys):
     _, plain = fresh()
     for tree in (start.params, start.teacher):
         np.testing.assert_array_equal(query(tree), t["backbone.blocks.0.attn.qkv.weight"].T)
-    assert tiny.identical(start.params["head"], plain.params["head"]) and tiny.identical(start.teacher["head"], plain.teacher["head"])
+    assert tiny.identical(start.params["head"], plain.params["head"]) and tiny.identical(
+        start.teacher["head"], plain.teacher["head"]
+    )
     text = capsys.readouterr().out
-    assert "as initialised: head/last/direction, head/last/gain, head/mlp/*/bias x 3, head/mlp/*/kernel x 3" in text
+    assert (
+        "as initialised: head/last/direction, head/last/gain, head/mlp/*/bias x 3,"
+        " head/mlp/*/kernel x 3" in text
+    )
     assert "teacher" not in text
     assert "set model.position_resize=dino_offset for an encoder of DINO" in text
 
@@ -85,7 +108,9 @@ def test_init_only(both):
     path, student, _ = both
     _, start = fresh(init_from=str(path), init_only="backbone", **OFFSET)
     _, plain = fresh(**OFFSET)
-    np.testing.assert_array_equal(query(start.params), student["backbone.blocks.0.attn.qkv.weight"].T)
+    np.testing.assert_array_equal(
+        query(start.params), student["backbone.blocks.0.attn.qkv.weight"].T
+    )
     assert tiny.identical(start.params["head"], plain.params["head"])
     with pytest.raises(InputError, match='init_only is "backbone" but init_from is ""'):
         loop.prepare(tiny.config("dino", init_only="backbone"))
@@ -93,13 +118,18 @@ def test_init_only(both):
 
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
 def test_buffers_are_its_own(kind, monkeypatch):
-    """The step donates the state: no two leaves may share memory, nor may a leaf be the source's, also where both trees start from one."""
+    """The step donates the state: no two leaves may share memory, nor may a leaf be the source's,
+    also where both trees start from one.
+    """
     _, plain = fresh()
     arrays = {path: kind(x) for path, x in flat_paths(plain.params).items()}
     weights = fill.Weights("x", "x", arrays, {path: path for path in arrays}, (), {})
     monkeypatch.setattr(torch_in, "load", lambda path: fill.Source("dino", "", {"": weights}))
     _, start = fresh(init_from="x")
-    leaves = [*jax.tree.leaves((start.params, start.teacher)), *(x for x in arrays.values() if isinstance(x, jax.Array))]
+    leaves = [
+        *jax.tree.leaves((start.params, start.teacher)),
+        *(x for x in arrays.values() if isinstance(x, jax.Array)),
+    ]
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
     assert tiny.identical((start.params, start.teacher), (plain.params, plain.params))
 
@@ -108,11 +138,19 @@ def test_the_same_on_any_mesh(both):
     _, one = fresh(init_from=str(both[0]), **OFFSET)
     run, eight = fresh(init_from=str(both[0]), mesh_data=2, mesh_fsdp=4, **OFFSET)
     assert tiny.identical(one, eight)
-    assert jax.tree.map(lambda x: x.sharding, eight) == jax.tree.map(lambda x: x.sharding, run.abstract)
+    assert jax.tree.map(lambda x: x.sharding, eight) == jax.tree.map(
+        lambda x: x.sharding, run.abstract
+    )
 
 
 def test_position_codes_must_be_resized_as_theirs_were(both):
-    with pytest.raises(InputError, match=r"full\.npz \(DINO family.*misread its weights; add --config\.model\.position_resize=dino_offset"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"full\.npz \(DINO family.*misread its weights; add"
+            r" --config\.model\.position_resize=dino_offset"
+        ),
+    ):
         fresh(init_from=str(both[0]))
 
 
@@ -125,7 +163,12 @@ def train(workdir, *arguments) -> int:
 
 def test_a_run_starts_from_them_and_when_resumed_reads_nothing(both, tmp_path, capsys, monkeypatch):
     path, workdir = both[0], tmp_path / "run"
-    given = (f"--config.init_from={path}", "--config.model.position_resize=dino_offset", "--config.eval.tasks=()", "--config.optim.steps=4")
+    given = (
+        f"--config.init_from={path}",
+        "--config.model.position_resize=dino_offset",
+        "--config.eval.tasks=()",
+        "--config.optim.steps=4",
+    )
     save = checkpoint.Checkpoints.save
 
     class Killed(Exception):
@@ -149,7 +192,9 @@ def test_a_run_starts_from_them_and_when_resumed_reads_nothing(both, tmp_path, c
 
 
 def test_another_start_is_another_run(earlier, capsys):
-    assert train(earlier[0], "--config.seed=3", "--config.init_from=elsewhere.npz") == cli.EXIT_INPUT
+    assert (
+        train(earlier[0], "--config.seed=3", "--config.init_from=elsewhere.npz") == cli.EXIT_INPUT
+    )
     assert "other settings: init_from is '' there, 'elsewhere.npz' here" in capsys.readouterr().err
 
 
@@ -168,7 +213,10 @@ def test_what_does_not_fit_leaves_nothing_behind(tmp_path, capsys, monkeypatch, 
     monkeypatch.chdir(ROOT)
     files = {
         "resnet.npz": {"layer1.conv.weight": np.ones((3, 3), np.float32)},
-        "deep.npz": torch_names(0) | published.timm_blocks(published.Numbers(0), "backbone.blocks", 3, 16, 64),
+        "deep.npz": (
+            torch_names(0)
+            | published.timm_blocks(published.Numbers(0), "backbone.blocks", 3, 16, 64)
+        ),
         "wide.npz": torch_names(0) | published.dino_head(out=25),
     }
     path = name
@@ -176,7 +224,14 @@ def test_what_does_not_fit_leaves_nothing_behind(tmp_path, capsys, monkeypatch, 
         (tmp_path / "weights").mkdir()
         path = tmp_path / "weights" / name
         np.savez(path, **files[name])
-    assert train(tmp_path / "run", f"--config.init_from={path}", "--config.model.position_resize=dino_offset") == cli.EXIT_INPUT
+    assert (
+        train(
+            tmp_path / "run",
+            f"--config.init_from={path}",
+            "--config.model.position_resize=dino_offset",
+        )
+        == cli.EXIT_INPUT
+    )
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and REFUSED[name] in error
     assert not (tmp_path / "run").exists()
@@ -186,12 +241,20 @@ def test_what_does_not_fit_leaves_nothing_behind(tmp_path, capsys, monkeypatch, 
 
 
 def save_run(folder, run, start, *steps):
-    """Makes a run folder with checkpoints at those steps, whose teacher is not their student; returns their states."""
+    """Makes a run folder with checkpoints at those steps, whose teacher is not their student;
+    returns their states.
+    """
     saved, states = checkpoint.Checkpoints(folder / "checkpoints"), []
     for step in steps:
         moved = jax.tree.map(lambda x, step=step: x + step, start.params)
         states.append(start._replace(step=jnp.int32(step), params=moved))
-        saved.save(states[-1], {"config": config_lib.to_json(run.config), "record": step * run.config.optim.batch_size})
+        saved.save(
+            states[-1],
+            {
+                "config": config_lib.to_json(run.config),
+                "record": step * run.config.optim.batch_size,
+            },
+        )
     saved.wait()
     saved.close()
     return states
@@ -210,7 +273,9 @@ def test_a_run_starts_from_another(earlier, where, capsys):
     _, start = fresh(init_from=str(folder / where))
     ends = states[0 if where.endswith("10") else 1]
     assert tiny.identical(start.params, ends.params) and tiny.identical(start.teacher, ends.teacher)
-    assert int(start.step) == 0 and not any(np.asarray(x).any() for x in jax.tree.leaves(start.opt_state))
+    assert int(start.step) == 0 and not any(
+        np.asarray(x).any() for x in jax.tree.leaves(start.opt_state)
+    )
     assert f"dino of ssl_jax, step {10 if where.endswith('10') else 12}" in capsys.readouterr().out
 
 
@@ -218,12 +283,17 @@ def test_another_method_takes_the_encoder(earlier, capsys):
     _, start = fresh("sop", init_from=str(earlier[0]))
     _, plain = fresh("sop")
     ends = earlier[1][1]
-    encoder = lambda tree: {path: x for path, x in flat_paths(tree["backbone"]).items() if path != "mask_token"}  # noqa: E731
+
+    def encoder(tree):
+        return {path: x for path, x in flat_paths(tree["backbone"]).items() if path != "mask_token"}
+
     assert tiny.identical(encoder(start.params), encoder(ends.params))
     assert tiny.identical(encoder(start.teacher), encoder(ends.teacher))
     assert tiny.identical(start.params["head"], plain.params["head"])
     text = capsys.readouterr().out
-    assert "as initialised: backbone/mask_token, head/" in text and "head is another one there" in text
+    assert (
+        "as initialised: backbone/mask_token, head/" in text and "head is another one there" in text
+    )
 
 
 @pytest.mark.parametrize("method", ["dino", "mae"])
@@ -244,11 +314,23 @@ def test_a_run_without_a_checkpoint(earlier, tmp_path):
 
 
 def test_the_two_stages_of_stellar(tmp_path, capsys):
-    """The second stage drops the teacher and goes on from the student, with the same Fourier matrix; all from the folder of the first."""
-    small = dict(targets="teacher", prototypes=6, head_hidden=8, head_out=8, decoder_width=8, decoder_depth=1, decoder_heads=2)
+    """The second stage drops the teacher and goes on from the student, with the same Fourier
+    matrix; all from the folder of the first.
+    """
+    small = dict(
+        targets="teacher",
+        prototypes=6,
+        head_hidden=8,
+        head_out=8,
+        decoder_width=8,
+        decoder_depth=1,
+        decoder_heads=2,
+    )
     c = methods.base_config("stellar")
     c.update({key: tiny.config("dino")[key] for key in ("data", "views", "optim", "eval")})
-    c.model.update(dict(size="custom", width=16, depth=1, heads=2, patch=4, image_size=16, queries=3))
+    c.model.update(
+        dict(size="custom", width=16, depth=1, heads=2, patch=4, image_size=16, queries=3)
+    )
     c.stellar.update(small)
     run = loop.prepare(c)
     start = loop.fresh_state(run)
@@ -257,7 +339,9 @@ def test_the_two_stages_of_stellar(tmp_path, capsys):
     c.stellar.targets = "self"
     second = loop.fresh_state(loop.prepare(c))
     assert second.teacher is None and start.teacher is not None
-    assert tiny.identical(second.params, ends.params | {"frozen": {"fourier": ends.params["frozen"]["fourier"]}})
+    assert tiny.identical(
+        second.params, ends.params | {"frozen": {"fourier": ends.params["frozen"]["fourier"]}}
+    )
     assert "in it, but not used: frozen/has_teacher" in capsys.readouterr().out
 
 

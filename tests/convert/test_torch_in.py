@@ -1,4 +1,6 @@
-"""Every family: each of our parameters gets exactly the tensor it should, and the network computes what theirs does."""
+"""Every family: each of our parameters gets exactly the tensor it should, and the network computes
+what theirs does.
+"""
 
 import functools
 import importlib
@@ -34,12 +36,24 @@ def saved(tmp_path):
 
 @functools.cache
 def shapes(name: str, **changes):
-    """The parameter tree of a method with the encoder of `published`, as shapes. changes: of its section."""
+    """The parameter tree of a method with the encoder of `published`, as shapes. changes: of its
+    section.
+    """
     method = importlib.import_module(f"ssl_jax.methods.{name}").METHOD
     c = config_lib.base()
     c.method = name
     c[name] = method.defaults()
-    c.model.update(dict(size="custom", width=D, depth=DEPTH, heads=HEADS, patch=PATCH, image_size=PATCH * GRID, mlp_ratio=HIDDEN / D))
+    c.model.update(
+        dict(
+            size="custom",
+            width=D,
+            depth=DEPTH,
+            heads=HEADS,
+            patch=PATCH,
+            image_size=PATCH * GRID,
+            mlp_ratio=HIDDEN / D,
+        )
+    )
     c.update_from_flattened_dict(dict(CHANGES[name]))
     c.update_from_flattened_dict({f"{name}.{key}": value for key, value in changes.items()})
     return jax.eval_shape(lambda: method.init(jax.random.key(0), config_lib.FrozenConfigDict(c))[0])
@@ -48,23 +62,50 @@ def shapes(name: str, **changes):
 HEAD = {"head_hidden": 32, "head_bottleneck": 16, "prototypes": 24}
 CHANGES = {
     "dino": {f"dino.{key}": value for key, value in HEAD.items()},
-    "flsl": {**{f"flsl.{key}": value for key, value in HEAD.items()}, "model.cls": False, "model.position": "sincos"},
+    "flsl": {
+        **{f"flsl.{key}": value for key, value in HEAD.items()},
+        "model.cls": False,
+        "model.position": "sincos",
+    },
     "cribo": {f"cribo.{key}": value for key, value in HEAD.items()} | {"cribo.memory": 4},
-    "ibot": {"ibot.head_hidden": 32, "ibot.head_bottleneck": 16, "ibot.cls.prototypes": 24, "views.mask": "block"},
-    "sop": {"sop.head_hidden": 32, "sop.head_out": 16, "views.mask": "block", "sop.cls.memory": 64, "sop.cls.anchors": 8},
+    "ibot": {
+        "ibot.head_hidden": 32,
+        "ibot.head_bottleneck": 16,
+        "ibot.cls.prototypes": 24,
+        "views.mask": "block",
+    },
+    "sop": {
+        "sop.head_hidden": 32,
+        "sop.head_out": 16,
+        "views.mask": "block",
+        "sop.cls.memory": 64,
+        "sop.cls.anchors": 8,
+    },
     "mae": {"mae.decoder_width": 24, "mae.decoder_depth": 2, "mae.decoder_heads": 2},
     "stellar": {
-        "model.queries": 3, "stellar.prototypes": 6, "stellar.head_hidden": 32, "stellar.head_out": 16,
-        "stellar.decoder_width": 24, "stellar.decoder_depth": 2, "stellar.decoder_heads": 2,
+        "model.queries": 3,
+        "stellar.prototypes": 6,
+        "stellar.head_hidden": 32,
+        "stellar.head_out": 16,
+        "stellar.decoder_width": 24,
+        "stellar.decoder_depth": 2,
+        "stellar.decoder_heads": 2,
     },
-}  # fmt: skip
+}
 
 
 def expected_encoder(t: dict, *, cls=True) -> dict:
     """{our path: array} of an encoder under timm's names, written out."""
     e = {
         # Row (y, x, channel) of the kernel sees channel `channel` of pixel (y, x).
-        "patch/kernel": np.stack([t["patch_embed.proj.weight"][:, c, y, x] for y in range(PATCH) for x in range(PATCH) for c in range(3)]),
+        "patch/kernel": np.stack(
+            [
+                t["patch_embed.proj.weight"][:, c, y, x]
+                for y in range(PATCH)
+                for x in range(PATCH)
+                for c in range(3)
+            ]
+        ),
         "patch/bias": t["patch_embed.proj.bias"],
         "position": t["pos_embed"][0],
         "norm/scale": t["norm.weight"],
@@ -72,7 +113,9 @@ def expected_encoder(t: dict, *, cls=True) -> dict:
     }
     if cls:
         e["cls"] = t["cls_token"][0]
-    return {f"backbone/{path}": array for path, array in e.items()} | expected_blocks(t, "blocks", "backbone/blocks", DEPTH)
+    return {f"backbone/{path}": array for path, array in e.items()} | expected_blocks(
+        t, "blocks", "backbone/blocks", DEPTH
+    )
 
 
 def expected_blocks(t: dict, name: str, path: str, depth: int) -> dict:
@@ -90,12 +133,18 @@ def expected_blocks(t: dict, name: str, path: str, depth: int) -> dict:
 def expected_mlp(t: dict, path: str) -> dict:
     e = {}
     for ours, theirs in enumerate((0, 2, 4)):
-        e |= {f"{path}/{ours}/kernel": t[f"head.mlp.{theirs}.weight"].T, f"{path}/{ours}/bias": t[f"head.mlp.{theirs}.bias"]}
+        e |= {
+            f"{path}/{ours}/kernel": t[f"head.mlp.{theirs}.weight"].T,
+            f"{path}/{ours}/bias": t[f"head.mlp.{theirs}.bias"],
+        }
     return e
 
 
 def expected_last(t: dict, name: str, path: str) -> dict:
-    return {f"{path}/direction": t[f"head.{name}.weight_v"].T, f"{path}/gain": t[f"head.{name}.weight_g"].T}
+    return {
+        f"{path}/direction": t[f"head.{name}.weight_v"].T,
+        f"{path}/gain": t[f"head.{name}.weight_g"].T,
+    }
 
 
 def assert_holds(tree, expected: dict) -> None:
@@ -109,22 +158,48 @@ def assert_holds(tree, expected: dict) -> None:
 
 
 def test_dino_student_and_teacher(saved):
-    student, teacher = ({**published.encoder(seed), **published.dino_head(seed + 10)} for seed in (0, 1))
-    split = lambda t: {f"{'head' if n.startswith('head') else 'backbone'}.{n.removeprefix('head.')}": x for n, x in t.items()}  # noqa: E731
+    student, teacher = (
+        {**published.encoder(seed), **published.dino_head(seed + 10)} for seed in (0, 1)
+    )
+
+    def split(t):
+        return {
+            f"{'head' if n.startswith('head') else 'backbone'}.{n.removeprefix('head.')}": x
+            for n, x in t.items()
+        }
+
     path = saved(prefixed("student.module.", split(student)) | prefixed("teacher.", split(teacher)))
     for part, t in (("student", student), ("teacher", teacher)):
         params, report = convert.load_torch(path, shapes("dino"), part=part)
-        assert_holds(params, expected_encoder(t) | expected_mlp(t, "head/mlp") | expected_last(t, "last_layer", "head/last"))
+        assert_holds(
+            params,
+            expected_encoder(t)
+            | expected_mlp(t, "head/mlp")
+            | expected_last(t, "last_layer", "head/last"),
+        )
         assert not report.left and not report.missing and not report.notes
-        assert report.matched["head/last/gain"].startswith(part) and report.matched["head/last/gain"].endswith("head.last_layer.weight_g")
+        assert report.matched["head/last/gain"].startswith(part) and report.matched[
+            "head/last/gain"
+        ].endswith("head.last_layer.weight_g")
 
 
 def test_weight_norm_under_its_new_names_and_multiplied_in(saved):
     t = published.encoder() | published.dino_head()
-    renamed = lambda n: n.replace("_g", "s.weight.original0").replace("_v", "s.weight.original1").replace("weights", "parametrizations")  # noqa: E731
+
+    def renamed(n):
+        return (
+            n.replace("_g", "s.weight.original0")
+            .replace("_v", "s.weight.original1")
+            .replace("weights", "parametrizations")
+        )
+
     new = {renamed(n) if "last_layer" in n else n: x for n, x in t.items()}
     assert "head.last_layer.parametrizations.weight.original0" in new
-    wanted = expected_encoder(t) | expected_mlp(t, "head/mlp") | expected_last(t, "last_layer", "head/last")
+    wanted = (
+        expected_encoder(t)
+        | expected_mlp(t, "head/mlp")
+        | expected_last(t, "last_layer", "head/last")
+    )
     assert_holds(convert.load_torch(saved(new), shapes("dino"))[0], wanted)
 
     g, v = t.pop("head.last_layer.weight_g"), t.pop("head.last_layer.weight_v")
@@ -137,14 +212,27 @@ def test_weight_norm_under_its_new_names_and_multiplied_in(saved):
 def test_sop_has_no_last_layer_and_a_mask_vector(saved):
     t = published.encoder() | published.dino_head(layers=()) | {"masked_embed": Numbers(5)(1, D)}
     params, report = convert.load_torch(saved(prefixed("backbone.", t)), shapes("sop"))
-    assert_holds(params, expected_encoder(t) | expected_mlp(t, "head/mlp") | {"backbone/mask_token": t["masked_embed"]})
+    assert_holds(
+        params,
+        expected_encoder(t)
+        | expected_mlp(t, "head/mlp")
+        | {"backbone/mask_token": t["masked_embed"]},
+    )
     assert not report.left and not report.missing
 
 
 @pytest.mark.parametrize("shared", ["all", "mlp"])
 def test_ibot_with_one_last_layer_or_two(saved, shared):
-    t = published.encoder() | published.dino_head(layers=("last_layer", "last_layer2")) | {"masked_embed": Numbers(5)(1, D)}
-    wanted = expected_encoder(t) | expected_mlp(t, "head/mlp") | expected_last(t, "last_layer", "head/last")
+    t = (
+        published.encoder()
+        | published.dino_head(layers=("last_layer", "last_layer2"))
+        | {"masked_embed": Numbers(5)(1, D)}
+    )
+    wanted = (
+        expected_encoder(t)
+        | expected_mlp(t, "head/mlp")
+        | expected_last(t, "last_layer", "head/last")
+    )
     wanted["backbone/mask_token"] = t["masked_embed"]
     params, report = convert.load_torch(saved(t), shapes("ibot", shared_head=shared))
     if shared == "all":  # the code stores one layer under both names
@@ -158,7 +246,9 @@ def test_cribo(saved):
     t = published.encoder() | published.dino_head(layers=("last_layer", "last_layer_c"))
     params, report = convert.load_torch(saved(prefixed("teacher.", t)), shapes("cribo"))
     wanted = expected_encoder(t) | expected_mlp(t, "head/trunk/mlp")
-    wanted |= expected_last(t, "last_layer", "head/images") | expected_last(t, "last_layer_c", "head/objects")
+    wanted |= expected_last(t, "last_layer", "head/images") | expected_last(
+        t, "last_layer_c", "head/objects"
+    )
     assert_holds(params, wanted)
     assert not report.left and not report.missing
 
@@ -167,7 +257,11 @@ def test_flsl_computes_its_fixed_codes(saved):
     t = published.encoder(cls=False) | published.dino_head()
     t["pos_embed"] = position.sincos_2d(GRID, D)[None].astype(np.float32)
     params, report = convert.load_torch(saved(t), shapes("flsl"))
-    wanted = expected_encoder(t, cls=False) | expected_mlp(t, "head/mlp") | expected_last(t, "last_layer", "head/last")
+    wanted = (
+        expected_encoder(t, cls=False)
+        | expected_mlp(t, "head/mlp")
+        | expected_last(t, "last_layer", "head/last")
+    )
     del wanted["backbone/position"]
     assert_holds(params, wanted)
     assert not report.left and not report.missing
@@ -178,8 +272,12 @@ def test_flsl_computes_its_fixed_codes(saved):
 
 def mae_decoder(numbers):
     t = published.linear(numbers, "decoder_embed", D, 24) | {"mask_token": numbers(1, 1, 24)}
-    t |= published.timm_blocks(numbers, "decoder_blocks", 2, 24, 96) | published.norm(numbers, "decoder_norm", 24)
-    t["decoder_pos_embed"] = np.pad(position.sincos_2d(GRID, 24), ((1, 0), (0, 0)))[None].astype(np.float32)
+    t |= published.timm_blocks(numbers, "decoder_blocks", 2, 24, 96) | published.norm(
+        numbers, "decoder_norm", 24
+    )
+    t["decoder_pos_embed"] = np.pad(position.sincos_2d(GRID, 24), ((1, 0), (0, 0)))[None].astype(
+        np.float32
+    )
     return t | published.linear(numbers, "decoder_pred", 24, 3 * PATCH**2)
 
 
@@ -191,7 +289,10 @@ def test_mae(saved):
     wanted = expected_encoder(t) | expected_blocks(t, "decoder_blocks", "decoder/blocks", 2)
     for name, path in (("decoder_embed", "decoder/embed"), ("decoder_pred", "decoder/out")):
         wanted |= {f"{path}/kernel": t[f"{name}.weight"].T, f"{path}/bias": t[f"{name}.bias"]}
-    wanted |= {"decoder/norm/scale": t["decoder_norm.weight"], "decoder/norm/bias": t["decoder_norm.bias"]}
+    wanted |= {
+        "decoder/norm/scale": t["decoder_norm.weight"],
+        "decoder/norm/bias": t["decoder_norm.bias"],
+    }
     wanted["decoder/mask_token"] = t["mask_token"][0]
     assert_holds(params, {path: wanted[path] for path in flat_paths(shapes("mae"))})
 
@@ -205,7 +306,9 @@ def as_timm(t: dict, prefix: str = "") -> dict:
         "norm.bias": t[f"{prefix}layernorm.bias"],
     }
     for kind in ("weight", "bias"):
-        out[f"patch_embed.proj.{kind}"] = t[f"{prefix}embeddings.patch_embeddings.projection.{kind}"]
+        out[f"patch_embed.proj.{kind}"] = t[
+            f"{prefix}embeddings.patch_embeddings.projection.{kind}"
+        ]
         out |= blocks_as_timm(t, f"{prefix}encoder.layer", "blocks", kind)
     return out
 
@@ -213,12 +316,20 @@ def as_timm(t: dict, prefix: str = "") -> dict:
 def blocks_as_timm(t: dict, theirs: str, name: str, kind: str) -> dict:
     out = {}
     for i in range(2):
-        of = lambda part, i=i: t[f"{theirs}.{i}.{part}.{kind}"]  # noqa: E731
-        out[f"{name}.{i}.attn.qkv.{kind}"] = np.concatenate([of(f"attention.attention.{part}") for part in ("query", "key", "value")])
+
+        def of(part, i=i):
+            return t[f"{theirs}.{i}.{part}.{kind}"]
+
+        out[f"{name}.{i}.attn.qkv.{kind}"] = np.concatenate(
+            [of(f"attention.attention.{part}") for part in ("query", "key", "value")]
+        )
         pairs = {
-            "attn.proj": "attention.output.dense", "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense",
-            "norm1": "layernorm_before", "norm2": "layernorm_after",
-        }  # fmt: skip
+            "attn.proj": "attention.output.dense",
+            "mlp.fc1": "intermediate.dense",
+            "mlp.fc2": "output.dense",
+            "norm1": "layernorm_before",
+            "norm2": "layernorm_after",
+        }
         out |= {f"{name}.{i}.{ours}.{kind}": of(part) for ours, part in pairs.items()}
     return out
 
@@ -230,13 +341,19 @@ def test_hugging_face(saved, prefix):
     assert_holds(params, expected_encoder(as_timm(t, prefix)))
     assert not report.left and not report.missing
     query = report.matched["backbone/blocks/0/attn/qkv/kernel"]
-    assert query == " + ".join(f"{prefix}encoder.layer.0.attention.attention.{part}.weight" for part in ("query", "key", "value"))
+    assert query == " + ".join(
+        f"{prefix}encoder.layer.0.attention.attention.{part}.weight"
+        for part in ("query", "key", "value")
+    )
 
 
 def test_three_names_or_none_make_one_matrix(saved):
     t = published.hf_encoder()
     del t["encoder.layer.1.attention.attention.key.weight"]
-    with pytest.raises(InputError, match=r"layer\.1.*query.weight.*are not all 3 pieces of backbone/blocks/1/attn/qkv/kernel"):
+    with pytest.raises(
+        InputError,
+        match=r"layer\.1.*query.weight.*are not all 3 pieces of backbone/blocks/1/attn/qkv/kernel",
+    ):
         convert.load_torch(saved(t), {"backbone": shapes("dino")["backbone"]})
 
 
@@ -249,7 +366,9 @@ def test_order_of_names_does_not_matter(saved):
 
 def stellar(seed: int, target: str, teacher: bool = False) -> dict:
     numbers = Numbers(seed)
-    t = prefixed("encoder.", published.hf_encoder(seed) | published.linear(numbers, "pooler.dense", D, D))
+    t = prefixed(
+        "encoder.", published.hf_encoder(seed) | published.linear(numbers, "pooler.dense", D, D)
+    )
     t["sparse_tokens"] = numbers(3, D)
     heads = ("clustering_head", "cls_cluster_head")
     if teacher:
@@ -260,36 +379,64 @@ def stellar(seed: int, target: str, teacher: bool = False) -> dict:
         t[f"{head}.layer.weight"] = numbers(6, 16)
     if teacher:
         return t
-    t |= published.linear(numbers, "dense_proj", D, D) | published.linear(numbers, "sparse_proj", D, D)
-    t |= published.linear(numbers, "decoder_proj", D, 24) | {"position_embedding.positional_encoding_gaussian_matrix": numbers(2, 12)}
-    t |= published.hf_blocks(numbers, "decoder.encoder.layer", 2, 24, 96) | published.norm(numbers, "decoder.layernorm", 24)
+    t |= published.linear(numbers, "dense_proj", D, D) | published.linear(
+        numbers, "sparse_proj", D, D
+    )
+    t |= published.linear(numbers, "decoder_proj", D, 24) | {
+        "position_embedding.positional_encoding_gaussian_matrix": numbers(2, 12)
+    }
+    t |= published.hf_blocks(numbers, "decoder.encoder.layer", 2, 24, 96) | published.norm(
+        numbers, "decoder.layernorm", 24
+    )
     if target == "pixel":  # ConvTranspose2d
-        return t | {"reconstruction_head.weight": numbers(24, 3, PATCH, PATCH), "reconstruction_head.bias": numbers(3)}
+        return t | {
+            "reconstruction_head.weight": numbers(24, 3, PATCH, PATCH),
+            "reconstruction_head.bias": numbers(3),
+        }
     return t | published.linear(numbers, "reconstruction_head", 24, 1024)
 
 
-def expected_stellar_shared(t: dict, prefix="", heads=("clustering_head", "cls_cluster_head")) -> dict:
-    wanted = expected_encoder(as_timm(t, f"{prefix}encoder.")) | {"backbone/queries": t[f"{prefix}sparse_tokens"]}
+def expected_stellar_shared(
+    t: dict, prefix="", heads=("clustering_head", "cls_cluster_head")
+) -> dict:
+    wanted = expected_encoder(as_timm(t, f"{prefix}encoder.")) | {
+        "backbone/queries": t[f"{prefix}sparse_tokens"]
+    }
     for head, path in zip(heads, ("token_head", "cls_head")):
         for ours, theirs in ((0, 0), (1, 2)):
-            wanted[f"{path}/projection/mlp/{ours}/kernel"] = t[f"{head}.predictor.layers.{theirs}.weight"].T
-            wanted[f"{path}/projection/mlp/{ours}/bias"] = t[f"{head}.predictor.layers.{theirs}.bias"]
+            wanted[f"{path}/projection/mlp/{ours}/kernel"] = t[
+                f"{head}.predictor.layers.{theirs}.weight"
+            ].T
+            wanted[f"{path}/projection/mlp/{ours}/bias"] = t[
+                f"{head}.predictor.layers.{theirs}.bias"
+            ]
         wanted[f"{path}/prototypes"] = t[f"{head}.layer.weight"]
     return wanted
 
 
 def expected_stellar(t: dict) -> dict:
     wanted = expected_stellar_shared(t)
-    for name, path in (("dense_proj", "factorise/dense"), ("sparse_proj", "factorise/sparse"), ("decoder_proj", "decoder/embed")):
+    for name, path in (
+        ("dense_proj", "factorise/dense"),
+        ("sparse_proj", "factorise/sparse"),
+        ("decoder_proj", "decoder/embed"),
+    ):
         wanted |= {f"{path}/kernel": t[f"{name}.weight"].T, f"{path}/bias": t[f"{name}.bias"]}
     blocks = {}
     for kind in ("weight", "bias"):
         blocks |= blocks_as_timm(t, "decoder.encoder.layer", "blocks", kind)
     wanted |= expected_blocks(blocks, "blocks", "decoder/blocks", 2)
-    wanted |= {"decoder/norm/scale": t["decoder.layernorm.weight"], "decoder/norm/bias": t["decoder.layernorm.bias"]}
+    wanted |= {
+        "decoder/norm/scale": t["decoder.layernorm.weight"],
+        "decoder/norm/bias": t["decoder.layernorm.bias"],
+    }
     weight = t["reconstruction_head.weight"]
-    wanted["decoder/out/kernel"] = np.stack([weight[:, c, y, x] for y in range(PATCH) for x in range(PATCH) for c in range(3)], axis=1)
-    wanted["decoder/out/bias"] = np.array([t["reconstruction_head.bias"][c] for _ in range(PATCH**2) for c in range(3)])
+    wanted["decoder/out/kernel"] = np.stack(
+        [weight[:, c, y, x] for y in range(PATCH) for x in range(PATCH) for c in range(3)], axis=1
+    )
+    wanted["decoder/out/bias"] = np.array(
+        [t["reconstruction_head.bias"][c] for _ in range(PATCH**2) for c in range(3)]
+    )
     wanted["frozen/fourier"] = t["position_embedding.positional_encoding_gaussian_matrix"]
     return wanted
 
@@ -298,14 +445,23 @@ def test_stellar(saved):
     t = stellar(0, "pixel")
     params, report = convert.load_torch(saved(prefixed("model.", t)), shapes("stellar"))
     assert_holds(params, expected_stellar(t))
-    assert set(report.left) == {"model.encoder.pooler.dense.weight", "model.encoder.pooler.dense.bias"} and not report.missing
+    assert (
+        set(report.left) == {"model.encoder.pooler.dense.weight", "model.encoder.pooler.dense.bias"}
+        and not report.missing
+    )
 
 
 def test_stellar_with_a_teacher(saved):
     student, teacher = stellar(0, "pixel"), stellar(1, "pixel", teacher=True)
     path = saved(student | teacher)
-    assert_holds(convert.load_torch(path, shapes("stellar"), part="student")[0], expected_stellar(student))
-    taught = {name: tree for name, tree in shapes("stellar").items() if name in ("backbone", "token_head", "cls_head")}
+    assert_holds(
+        convert.load_torch(path, shapes("stellar"), part="student")[0], expected_stellar(student)
+    )
+    taught = {
+        name: tree
+        for name, tree in shapes("stellar").items()
+        if name in ("backbone", "token_head", "cls_head")
+    }
     wanted = expected_stellar_shared(teacher, "teacher_", ("teacher_head", "teacher_cls_head"))
     assert_holds(convert.load_torch(path, taught, part="teacher")[0], wanted)
 
@@ -313,9 +469,17 @@ def test_stellar_with_a_teacher(saved):
 def test_stellar_with_codes_as_target(saved):
     t = stellar(0, "vq")
     weights = torch_in.load(saved(t)).tree("student")
-    np.testing.assert_array_equal(weights.arrays["decoder/out/kernel"], t["reconstruction_head.weight"].T)
+    np.testing.assert_array_equal(
+        weights.arrays["decoder/out/kernel"], t["reconstruction_head.weight"].T
+    )
     assert weights.arrays["decoder/out/bias"].shape == (1024,)
-    with pytest.raises(InputError, match=r"reconstruction_head\.\w+ would give decoder/out/.*another patch side or reconstruction target"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"reconstruction_head\.\w+ would give decoder/out/.*another patch side or"
+            r" reconstruction target"
+        ),
+    ):
         convert.load_torch(saved(t), shapes("stellar"))
 
 
@@ -334,15 +498,26 @@ def test_features(saved, family, size):
     offset = 0.1 if family == "dino" else 0.0
     names = "hf" if family == "hf" else "timm"
     wanted = published.forward(t, images, offset=offset, eps=config.norm_eps, names=names)
-    np.testing.assert_allclose(np.concatenate([seen.cls[:, None], seen.patches], axis=1), wanted, atol=1e-4)
+    np.testing.assert_allclose(
+        np.concatenate([seen.cls[:, None], seen.patches], axis=1), wanted, atol=1e-4
+    )
 
 
 def test_the_shape_of_an_encoder_is_read_off_its_weights(saved):
     t = published.encoder(depth=3, d=128, patch=2, grid=5)
     config, params, _ = convert.load_vit(saved(t), family="dino")
-    assert (config.width, config.depth, config.heads, config.patch, config.image_size, config.hidden) == (128, 3, 2, 2, 10, 256)
+    assert (
+        config.width,
+        config.depth,
+        config.heads,
+        config.patch,
+        config.image_size,
+        config.hidden,
+    ) == (128, 3, 2, 2, 10, 256)
     assert config.cls and not config.queries and not config.mask_token
-    config, params, _ = convert.load_vit(saved(published.encoder(cls=False)), family="mae", heads=HEADS)
+    config, params, _ = convert.load_vit(
+        saved(published.encoder(cls=False)), family="mae", heads=HEADS
+    )
     assert not config.cls and "cls" not in params
 
 
@@ -350,11 +525,18 @@ def test_an_encoder_alone_under_shared_names_needs_a_family(saved):
     path = saved(published.encoder())
     with pytest.raises(InputError, match='give family="dino", "mae" or "timm"'):
         convert.load_vit(path)
-    rules = {family: convert.load_vit(path, family=family, heads=HEADS)[0] for family in ("dino", "mae", "timm")}
+    rules = {
+        family: convert.load_vit(path, family=family, heads=HEADS)[0]
+        for family in ("dino", "mae", "timm")
+    }
     assert [(c.position_resize, c.resize_kernel) for c in rules.values()] == [
-        ("dino_offset", "keys-0.75"), ("exact", "keys-0.75"), ("exact", "antialias-0.5"),
-    ]  # fmt: skip
-    with pytest.raises(InputError, match='unknown family of checkpoints "dinno"; did you mean "dino"'):
+        ("dino_offset", "keys-0.75"),
+        ("exact", "keys-0.75"),
+        ("exact", "antialias-0.5"),
+    ]
+    with pytest.raises(
+        InputError, match='unknown family of checkpoints "dinno"; did you mean "dino"'
+    ):
         convert.load_vit(path, family="dinno")
 
 
@@ -371,7 +553,18 @@ RECOGNISED = {
 }
 
 
-@pytest.mark.parametrize("wrapping", ["", "module.", "state_dict.", "model.", "state_dict.module.", "_orig_mod.", "module.backbone."])
+@pytest.mark.parametrize(
+    "wrapping",
+    [
+        "",
+        "module.",
+        "state_dict.",
+        "model.",
+        "state_dict.module.",
+        "_orig_mod.",
+        "module.backbone.",
+    ],
+)
 @pytest.mark.parametrize("family", RECOGNISED)
 def test_recognised_however_wrapped(family, wrapping):
     if wrapping.endswith("backbone.") and family in ("hf", "stellar"):
@@ -396,21 +589,35 @@ def test_an_encoder_called_student_or_teacher_is_of_the_dino_family(part):
 def test_what_is_no_weight_is_not_reported():
     t = prefixed("teacher.", published.encoder())
     one = np.ones(1, np.float32)
-    found = torch_in.translate(t | {"optimizer.state.0.exp_avg": one, "dino_loss.center": one, "fp16_scaler.x": one})
+    found = torch_in.translate(
+        t | {"optimizer.state.0.exp_avg": one, "dino_loss.center": one, "fp16_scaler.x": one}
+    )
     assert set(found.trees) == {"teacher"} and not found.tree("teacher").left
 
 
 def test_averaged_weights_are_the_teacher():
     t = published.encoder() | {"head.weight": Numbers(0)(5, D)}
-    found = torch_in.translate(prefixed("state_dict.", t) | prefixed("state_dict_ema.", {n: x + 1 for n, x in t.items()}))
+    found = torch_in.translate(
+        prefixed("state_dict.", t) | prefixed("state_dict_ema.", {n: x + 1 for n, x in t.items()})
+    )
     assert set(found.trees) == {"", "teacher"}
-    np.testing.assert_array_equal(found.tree("student").arrays["backbone/norm/bias"], t["norm.bias"])
-    np.testing.assert_array_equal(found.tree("teacher").arrays["backbone/norm/bias"], t["norm.bias"] + 1)
+    np.testing.assert_array_equal(
+        found.tree("student").arrays["backbone/norm/bias"], t["norm.bias"]
+    )
+    np.testing.assert_array_equal(
+        found.tree("teacher").arrays["backbone/norm/bias"], t["norm.bias"] + 1
+    )
 
 
 def test_two_trees_that_nothing_tells_apart():
     t = published.encoder()
-    with pytest.raises(InputError, match=r"two tensors for cls_token: model\.cls_token and state_dict\.cls_token; save one of their trees"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"two tensors for cls_token: model\.cls_token and state_dict\.cls_token; save one of"
+            r" their trees"
+        ),
+    ):
         torch_in.translate(prefixed("model.", t) | prefixed("state_dict.", t))
 
 
@@ -420,28 +627,44 @@ def test_what_nobody_can_check_is_said(saved):
 
 
 def test_counters_and_buffers_are_left():
-    t = published.encoder() | {"head.mlp.num_batches_tracked": np.array(3), "queue": np.ones((2, 2), np.float32)}
+    t = published.encoder() | {
+        "head.mlp.num_batches_tracked": np.array(3),
+        "queue": np.ones((2, 2), np.float32),
+    }
     assert set(torch_in.translate(t).tree("").left) == {"head.mlp.num_batches_tracked", "queue"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bfloat16"])
 def test_other_precisions_become_float32(dtype):
-    t = {name: tensor.astype(jnp.bfloat16 if dtype == "bfloat16" else dtype) for name, tensor in published.encoder().items()}
+    t = {
+        name: tensor.astype(jnp.bfloat16 if dtype == "bfloat16" else dtype)
+        for name, tensor in published.encoder().items()
+    }
     arrays = torch_in.translate(t).tree("").arrays
     assert arrays and all(array.dtype == np.float32 for array in arrays.values())
 
 
-MORE = "blocks.0.ls1.gamma blocks.1.attn.q_norm.weight blocks.0.attn.relative_position norm_pre.weight reg_token dist_token"
+MORE = (
+    "blocks.0.ls1.gamma blocks.1.attn.q_norm.weight blocks.0.attn.relative_position norm_pre.weight"
+    " reg_token dist_token"
+)
 
 
 @pytest.mark.parametrize("name", MORE.split())
 def test_a_network_with_more_parts_than_ours_is_refused(name):
-    with pytest.raises(InputError, match=re.escape(re.sub(r"\.\d", ".*", name)) + ", so its features would differ"):
+    with pytest.raises(
+        InputError, match=re.escape(re.sub(r"\.\d", ".*", name)) + ", so its features would differ"
+    ):
         torch_in.translate(published.encoder() | {f"{name}": np.ones((1, 1, D), np.float32)})
 
 
 def test_unknown_names():
-    with pytest.raises(InputError, match=r"layer1\.conv\.weight, fc\.bias, which no table knows; known are STELLAR, Hugging Face"):
+    with pytest.raises(
+        InputError,
+        match=(
+            r"layer1\.conv\.weight, fc\.bias, which no table knows; known are STELLAR, Hugging Face"
+        ),
+    ):
         torch_in.translate({"layer1.conv.weight": np.ones(3), "fc.bias": np.ones(3)})
     with pytest.raises(InputError, match="none at all"):
         torch_in.translate({})
@@ -449,15 +672,27 @@ def test_unknown_names():
 
 def test_every_row_of_every_table_is_met():
     """A row that no published name meets is a slip."""
-    names = {family: [torch_in._unwrap(name)[1] for name in tensors] for family, tensors in RECOGNISED.items()}
-    names["dino"] += ["masked_embed", *published.dino_head(layers=("last_layer2",)), "head.mlp.weight", "head.mlp.bias"]
+    names = {
+        family: [torch_in._unwrap(name)[1] for name in tensors]
+        for family, tensors in RECOGNISED.items()
+    }
+    names["dino"] += [
+        "masked_embed",
+        *published.dino_head(layers=("last_layer2",)),
+        "head.mlp.weight",
+        "head.mlp.bias",
+    ]
     names["dino"] += ["head.last_layer.weight", "head.last_layer2.weight"]
     names["cribo"] += ["head.last_layer.weight", "head.last_layer_c.weight"]
     names["hf"] += ["embeddings.mask_token"]
     names["stellar"] += ["encoder.embeddings.mask_token"]
     numbers = Numbers(0)
-    names["hf"] += [f"decoder.{name}" for name in mae_decoder(numbers) if not name.startswith("decoder_blocks")]
+    names["hf"] += [
+        f"decoder.{name}" for name in mae_decoder(numbers) if not name.startswith("decoder_blocks")
+    ]
     names["hf"] += list(published.hf_blocks(numbers, "decoder.decoder_layers", 1, D, D))
     for family, table in tables.FAMILIES.items():
         for row in table.rows:
-            assert any(re.fullmatch(f"(?:{table.prefix})?{row.name}", name) for name in names[family]), (family, row)
+            assert any(
+                re.fullmatch(f"(?:{table.prefix})?{row.name}", name) for name in names[family]
+            ), (family, row)

@@ -9,7 +9,13 @@ import pytest
 from PIL import Image, ImageOps
 
 from ssl_jax.data import decode
-from ssl_jax.data.decode import Unreadable, decode_image, decode_mask, resize_square, resize_square_mask
+from ssl_jax.data.decode import (
+    Unreadable,
+    decode_image,
+    decode_mask,
+    resize_square,
+    resize_square_mask,
+)
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 18, 3), np.uint8)
 SMOOTH = np.linspace(0, 255, 40 * 30 * 3).reshape(40, 30, 3).astype(np.uint8)
@@ -27,11 +33,17 @@ def repeated(gray):
     return np.repeat(gray[..., None], 3, axis=2)
 
 
-@pytest.mark.parametrize("options", [dict(file_format="PNG"), dict(file_format="WEBP", lossless=True)])
+@pytest.mark.parametrize(
+    "options", [dict(file_format="PNG"), dict(file_format="WEBP", lossless=True)]
+)
 def test_lossless_formats_give_the_pixels_back(options, tmp_path):
     data = encoded(PIXELS, **options)
     (tmp_path / "x").write_bytes(data)
-    for image in (decode_image(data), decode_image(tmp_path / "x"), decode_image(str(tmp_path / "x"))):
+    for image in (
+        decode_image(data),
+        decode_image(tmp_path / "x"),
+        decode_image(str(tmp_path / "x")),
+    ):
         assert image.dtype == np.uint8 and image.shape == (12, 18, 3)
         np.testing.assert_array_equal(image, PIXELS)
 
@@ -103,7 +115,12 @@ def test_truncated_file_is_named(file_format, share, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "data, reason", [(b"", "empty"), (b"no image at all", "not an image"), (encoded(PIXELS, "PPM"), "not an image")]
+    "data, reason",
+    [
+        (b"", "empty"),
+        (b"no image at all", "not an image"),
+        (encoded(PIXELS, "PPM"), "not an image"),
+    ],
 )
 def test_what_is_no_image_is_named(data, reason):
     with pytest.raises(Unreadable, match=f"^record 7: .*{reason}"):
@@ -169,7 +186,9 @@ def test_resize_square_takes_the_central_square_and_filters():
     image[::2, 16:48] += 50  # finer than the result can show: must average out
     resized = resize_square(image, 8)
     assert resized.shape == (8, 8, 3) and resized.dtype == np.uint8
-    assert np.abs(resized[:, 1:-1].astype(int) - 125).max() <= 3  # the border columns see the dark outside
+    assert (
+        np.abs(resized[:, 1:-1].astype(int) - 125).max() <= 3
+    )  # the border columns see the dark outside
     portrait = resize_square(np.swapaxes(image, 0, 1), 8)
     np.testing.assert_allclose(portrait, np.swapaxes(resized, 0, 1), atol=1)
 

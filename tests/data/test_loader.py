@@ -1,4 +1,6 @@
-"""loader.py: which record comes when, what a batch holds, restart, processes, workers, broken images."""
+"""loader.py: which record comes when, what a batch holds, restart, processes, workers, broken
+images.
+"""
 
 import io
 import multiprocessing
@@ -26,7 +28,10 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (37, SIZE, SIZE, 3), np.uint8
 RECORDS = source.ArraySource(IMAGES)
 RECIPE = recipes.ViewRecipe(
     (
-        ("global", recipes.GroupRecipe(2, 8, (0.3, 1.0), 4, mask=MaskRecipe("random", (0.5, 0.5), 1.0))),
+        (
+            "global",
+            recipes.GroupRecipe(2, 8, (0.3, 1.0), 4, mask=MaskRecipe("random", (0.5, 0.5), 1.0)),
+        ),
         ("local", recipes.GroupRecipe(3, 4, (0.1, 0.3), 4)),
     )
 )
@@ -76,9 +81,15 @@ class Broken:
 
 
 def test_permutation_is_a_permutation_and_depends_on_seed_and_epoch_alone():
-    orders = {(seed, epoch): permutation(50, seed, epoch).tolist() for seed in range(3) for epoch in range(3)}
+    orders = {
+        (seed, epoch): permutation(50, seed, epoch).tolist()
+        for seed in range(3)
+        for epoch in range(3)
+    }
     assert all(sorted(order) == list(range(50)) for order in orders.values())
-    assert len({tuple(order) for order in orders.values()}) == 9  # (seed 0, epoch 1) is not (seed 1, epoch 0)
+    assert (
+        len({tuple(order) for order in orders.values()}) == 9
+    )  # (seed 0, epoch 1) is not (seed 1, epoch 0)
     permutation.cache_clear()
     assert permutation(50, 2, 1).tolist() == orders[2, 1]
 
@@ -114,7 +125,9 @@ def test_views_are_drawn_by_seed_epoch_and_record():
     host, device = take(6), take(6, crop_on="device")
     for batch, uncut in zip(host, device, strict=True):
         for row, (index, epoch) in enumerate(zip(batch["index"], batch["epoch"], strict=True)):
-            drawn = recipes.draw(RECIPE, seed=3, epoch=int(epoch), index=int(index), source_size=(SIZE, SIZE))
+            drawn = recipes.draw(
+                RECIPE, seed=3, epoch=int(epoch), index=int(index), source_size=(SIZE, SIZE)
+            )
             crops = recipes.crop_host(RECIPE, IMAGES[index], drawn)
             for name in ("global", "local"):
                 for field in ("boxes", "flips", "masks"):
@@ -143,7 +156,9 @@ def test_images_of_different_sizes_on_the_host():
     (batch,) = take(1, records)
     np.testing.assert_array_equal(batch["source_size"], sizes[batch["index"]])
     assert (batch["global"].images == 7).all()
-    with pytest.raises(InputError, match=r"data.crop_on=device needs images of one size.*\.jpg.*data\.size"):
+    with pytest.raises(
+        InputError, match=r"data.crop_on=device needs images of one size.*\.jpg.*data\.size"
+    ):
         take(1, records, crop_on="device")
 
 
@@ -165,7 +180,9 @@ def test_restart_at_every_batch():
 
 
 def test_state_is_the_next_global_record():
-    batches = Loader(RECORDS, RECIPE, batch_size=8, seed=3, start_record=16, process_index=1, process_count=4)
+    batches = Loader(
+        RECORDS, RECIPE, batch_size=8, seed=3, start_record=16, process_index=1, process_count=4
+    )
     assert batches.state() == {"record": 16} and batches.steps_per_epoch == 4
     next(batches)
     time.sleep(0.1)  # what is prefetched does not count
@@ -219,8 +236,12 @@ def test_unreadable_image_is_replaced_by_the_next_and_flagged():
     for whole, batch in zip(good, batches, strict=True):
         np.testing.assert_array_equal(batch["index"], whole["index"])
         np.testing.assert_array_equal(batch["replaced"], [i in bad for i in batch["index"]])
-        np.testing.assert_array_equal(batch["source"], IMAGES[[stand_in.get(i, i) for i in batch["index"].tolist()]])
-        np.testing.assert_array_equal(batch["global"].boxes, whole["global"].boxes)  # the draws stay the record's own
+        np.testing.assert_array_equal(
+            batch["source"], IMAGES[[stand_in.get(i, i) for i in batch["index"].tolist()]]
+        )
+        np.testing.assert_array_equal(
+            batch["global"].boxes, whole["global"].boxes
+        )  # the draws stay the record's own
         seen |= bad & set(batch["index"].tolist())
     assert len(seen) > 1
 
@@ -295,7 +316,9 @@ def test_an_error_ends_the_threads():
 
 
 def test_worker_processes_give_the_same_batches_and_errors(tmp_path):
-    """Two spawned processes: same batches, one broken file named and replaced; then the error of a worker."""
+    """Two spawned processes: same batches, one broken file named and replaced; then the error of a
+    worker.
+    """
     for i, image in enumerate(IMAGES):
         Image.fromarray(image).save(tmp_path / f"{i:02d}.png")
     stream = io.BytesIO()
@@ -315,7 +338,9 @@ def test_worker_processes_give_the_same_batches_and_errors(tmp_path):
     alone.close()
     (tmp_path / "20.png").write_bytes(b"")
     # The workers had read ahead, so the file that broke just now may take some batches to show.
-    with pytest.raises(InputError, match=r"data.max_unreadable=0.05: already 2 of 37 .*(09|20)\.png"):
+    with pytest.raises(
+        InputError, match=r"data.max_unreadable=0.05: already 2 of 37 .*(09|20)\.png"
+    ):
         for _ in range(100):
             next(together)
     assert wait_until(lambda: not multiprocessing.active_children())
@@ -325,8 +350,7 @@ def test_worker_processes_give_the_same_batches_and_errors(tmp_path):
 def test_workers_end_with_a_killed_main_process(tmp_path, root):
     script = tmp_path / "main.py"
     script.write_text(
-        textwrap.dedent(
-            """
+        textwrap.dedent("""
             import multiprocessing, sys, time
             from ssl_jax.data import loader, source
             from ssl_jax.views import recipe
@@ -338,15 +362,24 @@ def test_workers_end_with_a_killed_main_process(tmp_path, root):
                 next(batches), next(batches)
                 print(*(child.pid for child in multiprocessing.active_children()), flush=True)
                 time.sleep(600)
-            """
-        )
+            """)
     )
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    with open(tmp_path / "stderr", "w") as errors:  # Python's resource tracker says there what it cleans up
-        main = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    with open(
+        tmp_path / "stderr", "w"
+    ) as errors:  # Python's resource tracker says there what it cleans up
+        main = subprocess.Popen(
+            [sys.executable, script],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        )
     workers = [int(pid) for pid in main.stdout.readline().split()]
     assert len(workers) == 2
-    for pid in workers:  # signals for the whole group reach workers too; the main process decides when they end
+    for pid in (
+        workers
+    ):  # signals for the whole group reach workers too; the main process decides when they end
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)
     time.sleep(0.5)

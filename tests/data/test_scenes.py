@@ -1,4 +1,6 @@
-"""Generated data sets: purity, exact labels, the split of the handwriting, and no hint of the class but its shape."""
+"""Generated data sets: purity, exact labels, the split of the handwriting, and no hint of the class
+but its shape.
+"""
 
 import subprocess
 import sys
@@ -24,13 +26,18 @@ def test_shapes_types_and_ranges(make, size):
     for sample in many(make, 20, size=size):
         assert sample["image"].shape == (size, size, 3) and sample["image"].dtype == np.uint8
         assert sample["mask"].shape == (size, size) and sample["mask"].dtype == np.uint8
-        assert sample["boxes"].dtype == np.float32 and sample["boxes"].shape == (len(sample["labels"]), 4)
+        assert sample["boxes"].dtype == np.float32 and sample["boxes"].shape == (
+            len(sample["labels"]),
+            4,
+        )
         assert set(np.unique(sample["mask"])) <= {*sample["labels"].tolist(), scenes.BACKGROUND}
         assert sample["image"].std() > 10
 
 
 def test_counts_of_objects():
-    assert all(len(s["labels"]) == 1 and s["label"] == s["labels"][0] for s in many(scenes.digits, 50))
+    assert all(
+        len(s["labels"]) == 1 and s["label"] == s["labels"][0] for s in many(scenes.digits, 50)
+    )
     assert {len(s["labels"]) for s in many(scenes.digit_scenes, 100)} == {2, 3, 4, 5}
     assert {s["label"] for s in many(scenes.digits, 200)} == set(range(10))
 
@@ -51,8 +58,13 @@ def test_pure_function_of_seed_split_and_index(make):
 
 
 def test_same_in_a_fresh_process():
-    code = "from ssl_jax.data import scenes; print(scenes.digit_scenes(1, 'test', 7, 32)['image'].astype(int).sum())"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    code = (
+        "from ssl_jax.data import scenes; print(scenes.digit_scenes(1, 'test', 7,"
+        " 32)['image'].astype(int).sum())"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert int(printed) == scenes.digit_scenes(1, "test", 7, 32)["image"].astype(int).sum()
 
 
@@ -78,7 +90,9 @@ def test_boxes_bound_the_visible_part_exactly():
             y, x, h, w = box
             assert h > 0 and w > 0
             inside = sample["mask"][y : y + h, x : x + w] == label
-            assert inside[0].any() and inside[-1].any() and inside[:, 0].any() and inside[:, -1].any()
+            assert (
+                inside[0].any() and inside[-1].any() and inside[:, 0].any() and inside[:, -1].any()
+            )
             union[y : y + h, x : x + w] |= inside
         np.testing.assert_array_equal(union, sample["mask"] != scenes.BACKGROUND)
 
@@ -118,13 +132,21 @@ def test_background_has_one_lightness():
     """Hue is all that varies behind the digits, so that a gray view shows little but them."""
     luma = np.array([0.299, 0.587, 0.114])
     for sample in many(scenes.digit_scenes, 50, size=64):
-        behind = sample["image"][cv2.dilate((sample["mask"] != scenes.BACKGROUND).astype(np.uint8), np.ones((7, 7))) == 0] / 255
+        behind = (
+            sample["image"][
+                cv2.dilate((sample["mask"] != scenes.BACKGROUND).astype(np.uint8), np.ones((7, 7)))
+                == 0
+            ]
+            / 255
+        )
         assert (behind @ luma).std() < 0.03
         assert behind.std(0).max() > 0.1
 
 
 def test_colour_and_place_do_not_tell_the_class():
-    """A linear classifier on tint, background colour, lightness and place stays at chance (10 %)."""
+    """A linear classifier on tint, background colour, lightness and place stays at chance
+    (10 %).
+    """
     from sklearn.linear_model import LogisticRegression
 
     rows, labels = [], []
@@ -141,7 +163,11 @@ def test_colour_and_place_do_not_tell_the_class():
         )
         labels.append(sample["label"])
     rows, labels = np.array(rows), np.array(labels)
-    score = LogisticRegression(max_iter=300).fit(rows[:1200], labels[:1200]).score(rows[1200:], labels[1200:])
+    score = (
+        LogisticRegression(max_iter=300)
+        .fit(rows[:1200], labels[:1200])
+        .score(rows[1200:], labels[1200:])
+    )
     assert score < 0.17
 
 
@@ -155,7 +181,9 @@ def test_raw_pixels_do_badly():
 
     (train, labels), (test, truth) = rows("train", 1500), rows("test", 500)
     mean = train.mean(0)
-    train, test = ((x - mean) / np.linalg.norm(x - mean, axis=1, keepdims=True) for x in (train, test))
+    train, test = (
+        (x - mean) / np.linalg.norm(x - mean, axis=1, keepdims=True) for x in (train, test)
+    )
     similarity = test @ train.T
     nearest = np.argsort(-similarity, 1)[:, :20]
     weight = np.exp(np.take_along_axis(similarity, nearest, 1) / 0.07)
@@ -163,7 +191,13 @@ def test_raw_pixels_do_badly():
     assert (votes.argmax(1) == truth).mean() < 0.2
 
 
-BAD_ARGUMENTS = [(0, "valid", 0), (-1, "train", 0), (2**48, "train", 0), (0, "train", -1), (0, "train", 0, 8)]
+BAD_ARGUMENTS = [
+    (0, "valid", 0),
+    (-1, "train", 0),
+    (2**48, "train", 0),
+    (0, "train", -1),
+    (0, "train", 0, 8),
+]
 
 
 @pytest.mark.parametrize("arguments", BAD_ARGUMENTS)
@@ -173,7 +207,9 @@ def test_bad_arguments_are_refused(arguments):
 
 
 def test_fast_enough_for_training():
-    """About 0.6 ms of processor time per scene is meant; the bound is loose, since machines differ."""
+    """About 0.6 ms of processor time per scene is meant; the bound is loose, since machines
+    differ.
+    """
     scenes.digit_scenes(0, "train", 0)
     start = time.process_time()
     many(scenes.digit_scenes, 50, size=64)

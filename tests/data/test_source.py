@@ -1,4 +1,6 @@
-"""source.py: folders, TFDS sets written here without TensorFlow, arrays, generated pictures, resizing and caching."""
+"""source.py: folders, TFDS sets written here without TensorFlow, arrays, generated pictures,
+resizing and caching.
+"""
 
 import io
 import json
@@ -14,7 +16,15 @@ from PIL import Image
 
 from ssl_jax.config import InputError
 from ssl_jax.data import scenes, source
-from ssl_jax.data.source import ArraySource, Folder, GeneratedSource, Prepared, Tfds, Unreadable, make_source
+from ssl_jax.data.source import (
+    ArraySource,
+    Folder,
+    GeneratedSource,
+    Prepared,
+    Tfds,
+    Unreadable,
+    make_source,
+)
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
 LABELS = np.arange(12) % 3
@@ -32,8 +42,12 @@ def png(array):
     return stream.getvalue()
 
 
-def write_tfds(folder, name, splits, *, label=True, mask=True, key="image", size=8, file_format="array_record"):
-    """A TFDS data set folder/name/1.0.0 in ArrayRecord form. splits: {split: indices into IMAGES}."""
+def write_tfds(
+    folder, name, splits, *, label=True, mask=True, key="image", size=8, file_format="array_record"
+):
+    """A TFDS data set folder/name/1.0.0 in ArrayRecord form. splits: {split: indices into
+    IMAGES}.
+    """
     from tensorflow_datasets.proto import tf_example_pb2
 
     place = folder / name / "1.0.0"
@@ -42,7 +56,10 @@ def write_tfds(folder, name, splits, *, label=True, mask=True, key="image", size
 
     def feature(channels):
         shape = {"dimensions": [str(size), str(size), str(channels)]}
-        return {"image": {"dtype": "uint8", "encodingFormat": "png", "shape": shape}, "pythonClassName": image_class}
+        return {
+            "image": {"dtype": "uint8", "encodingFormat": "png", "shape": shape},
+            "pythonClassName": image_class,
+        }
 
     features = {key: feature(3)}
     if mask:
@@ -52,7 +69,9 @@ def write_tfds(folder, name, splits, *, label=True, mask=True, key="image", size
         features["label"] = {"classLabel": {"numClasses": "3"}, "pythonClassName": label_class}
     nested = {"features": features}
     dict_class = "tensorflow_datasets.core.features.features_dict.FeaturesDict"
-    (place / "features.json").write_text(json.dumps({"featuresDict": nested, "pythonClassName": dict_class}))
+    (place / "features.json").write_text(
+        json.dumps({"featuresDict": nested, "pythonClassName": dict_class})
+    )
     template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
     entries = []
     for split, indices in splits.items():
@@ -68,7 +87,12 @@ def write_tfds(folder, name, splits, *, label=True, mask=True, key="image", size
                 fields["label"].int64_list.value.append(int(LABELS[i]))
             writer.write(example.SerializeToString())
         writer.close()
-        entry = {"filepathTemplate": template, "name": split, "numBytes": "1", "shardLengths": [str(len(indices))]}
+        entry = {
+            "filepathTemplate": template,
+            "name": split,
+            "numBytes": "1",
+            "shardLengths": [str(len(indices))],
+        }
         entries.append(entry)
     info = {"fileFormat": file_format, "name": name, "splits": entries, "version": "1.0.0"}
     (place / "dataset_info.json").write_text(json.dumps(info))
@@ -106,7 +130,9 @@ def test_folder_with_classes(tmp_path):
     assert len(list(folder)) == 5  # iteration ends
 
 
-@pytest.mark.parametrize("names", [["1.png", "2.png"], ["1.png", "a/2.png", "b/3.png"], ["only/1.png", "only/2.png"]])
+@pytest.mark.parametrize(
+    "names", [["1.png", "2.png"], ["1.png", "a/2.png", "b/3.png"], ["only/1.png", "only/2.png"]]
+)
 def test_folder_without_classes(names, tmp_path):
     for i, name in enumerate(names):
         save(tmp_path / name, IMAGES[i])
@@ -118,11 +144,15 @@ def test_folder_without_classes(names, tmp_path):
 def test_folder_splits(tmp_path):
     for i, name in enumerate(["train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png"]):
         save(tmp_path / name, IMAGES[i])
-    train, val = (make_source(dict(kind="folder", dir=tmp_path, split=split)) for split in ("train", "val"))
+    train, val = (
+        make_source(dict(kind="folder", dir=tmp_path, split=split)) for split in ("train", "val")
+    )
     np.testing.assert_array_equal(train[1]["image"], IMAGES[1])
     np.testing.assert_array_equal(val[1]["image"], IMAGES[3])
     assert [len(s) for s in (train, val)] == [2, 2] and val[1]["label"] == 1
-    with pytest.raises(InputError, match="data.split: .* no subfolder 'test'; subfolders: train, val"):
+    with pytest.raises(
+        InputError, match="data.split: .* no subfolder 'test'; subfolders: train, val"
+    ):
         make_source(dict(kind="folder", dir=tmp_path, split="train"), split="test")
 
 
@@ -132,7 +162,10 @@ def test_folder_follows_links_but_not_in_circles(tmp_path):
     (tmp_path / "root" / "b").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "root" / "a" / "loop").symlink_to(tmp_path / "root")
     folder = Folder(tmp_path / "root")
-    assert sorted(os.path.basename(folder.name(i)) for i in range(len(folder))) == ["1.png", "2.png"]
+    assert sorted(os.path.basename(folder.name(i)) for i in range(len(folder))) == [
+        "1.png",
+        "2.png",
+    ]
 
 
 @pytest.mark.parametrize("make", [lambda p: p / "gone", lambda p: p, lambda p: p / "file"])
@@ -142,7 +175,12 @@ def test_folder_that_cannot_be(make, tmp_path):
     with pytest.raises(InputError) as caught:
         make_source(dict(kind="folder", dir=str(make(tmp_path))))
     message = str(caught.value)
-    assert "data.dir" in message and str(make(tmp_path)) in message and ".webp" in message and "\n" not in message
+    assert (
+        "data.dir" in message
+        and str(make(tmp_path)) in message
+        and ".webp" in message
+        and "\n" not in message
+    )
 
 
 def test_folder_needs_a_dir():
@@ -164,10 +202,18 @@ def test_folder_names_a_broken_file(tmp_path):
 
 def test_tfds_reads_records(tfds_dir):
     records = make_source(dict(kind="tfds", name="tiny_shapes", dir=str(tfds_dir), split="train"))
-    assert len(records) == 10 and records.size == (8, 8) and records.num_classes == 3 and records.has_masks
+    assert (
+        len(records) == 10
+        and records.size == (8, 8)
+        and records.num_classes == 3
+        and records.has_masks
+    )
     for i in (0, 7, np.int64(9)):
         same_record(records[i], {"image": IMAGES[i], "label": LABELS[i], "mask": MASKS[i]})
-        assert records[i]["image"].dtype == records[i]["mask"].dtype == np.uint8 and type(records[i]["label"]) is int
+        assert (
+            records[i]["image"].dtype == records[i]["mask"].dtype == np.uint8
+            and type(records[i]["label"]) is int
+        )
     assert records.name(3) == "tiny_shapes/train/3"
     with pytest.raises(IndexError):
         records[10]
@@ -206,7 +252,10 @@ def test_tfds_does_not_trust_a_wrong_declared_size(tmp_path):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (dict(name="tiny_shape"), "data.name: no 'tiny_shape' in .*found: tiny_shapes; did you mean 'tiny_shapes'"),
+        (
+            dict(name="tiny_shape"),
+            "data.name: no 'tiny_shape' in .*found: tiny_shapes; did you mean 'tiny_shapes'",
+        ),
         (dict(name="tiny_shapes:9.9.9"), "data.name: .*found: tiny_shapes/1.0.0"),
         (dict(name=""), "data.name is empty"),
         (dict(dir="/nowhere/at/all"), "data.dir: /nowhere/at/all does not exist"),
@@ -217,13 +266,17 @@ def test_tfds_does_not_trust_a_wrong_declared_size(tmp_path):
 )
 def test_tfds_names_what_exists(change, message, tfds_dir):
     with pytest.raises(InputError, match=message) as caught:
-        make_source({**dict(kind="tfds", name="tiny_shapes", dir=str(tfds_dir), split="train"), **change})
+        make_source(
+            {**dict(kind="tfds", name="tiny_shapes", dir=str(tfds_dir), split="train"), **change}
+        )
     assert "\n" not in str(caught.value)
 
 
 def test_tfds_refuses_sets_without_images_or_random_access(tmp_path):
     write_tfds(tmp_path, "no_image", {"train": range(2)}, key="picture")
-    with pytest.raises(InputError, match="data.name: no_image has no feature 'image'; its features: .*picture"):
+    with pytest.raises(
+        InputError, match="data.name: no_image has no feature 'image'; its features: .*picture"
+    ):
         Tfds("no_image", tmp_path)
     write_tfds(tmp_path, "sequential", {"train": range(2)}, file_format="tfrecord")
     with pytest.raises(InputError, match="data.dir: sequential .* cannot be read by index"):
@@ -232,8 +285,8 @@ def test_tfds_refuses_sets_without_images_or_random_access(tmp_path):
 
 def test_tfds_does_not_load_tensorflow(tfds_dir, root):
     code = (
-        "import sys; from ssl_jax.data import source; "
-        f"source.Tfds('tiny_shapes', {str(tfds_dir)!r}, 'test')[0]; assert 'tensorflow' not in sys.modules"
+        "import sys; from ssl_jax.data import source; source.Tfds('tiny_shapes',"
+        f" {str(tfds_dir)!r}, 'test')[0]; assert 'tensorflow' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=root)
 
@@ -242,7 +295,9 @@ def test_real_tfds_sets():
     """CIFAR-10 and CamVid where someone has them."""
     folder = os.environ.get("SSL_JAX_DATA")
     if not folder:
-        pytest.skip("set SSL_JAX_DATA to a folder of TFDS sets (ArrayRecord) with cifar10 and camvid")
+        pytest.skip(
+            "set SSL_JAX_DATA to a folder of TFDS sets (ArrayRecord) with cifar10 and camvid"
+        )
     cifar = make_source(dict(kind="tfds", name="cifar10", dir=folder, split="test"))
     assert len(cifar) == 10000 and cifar.size == (32, 32) and cifar.num_classes == 10
     camvid = make_source(dict(kind="tfds", name="camvid", dir=folder, split="test[:10]", size=64))
@@ -256,9 +311,18 @@ def test_real_tfds_sets():
 def test_array_source():
     records = ArraySource(IMAGES, LABELS, MASKS)
     same_record(records[5], {"image": IMAGES[5], "label": LABELS[5], "mask": MASKS[5]})
-    assert (len(records), records.size, records.num_classes, records.has_masks) == (12, (8, 8), 3, True)
+    assert (len(records), records.size, records.num_classes, records.has_masks) == (
+        12,
+        (8, 8),
+        3,
+        True,
+    )
     bare = ArraySource((IMAGES / 255).astype(np.float32))
-    assert bare[0].keys() == {"image"} and bare[0]["image"].dtype == np.float32 and bare.num_classes is None
+    assert (
+        bare[0].keys() == {"image"}
+        and bare[0]["image"].dtype == np.float32
+        and bare.num_classes is None
+    )
     with pytest.raises(IndexError):
         bare[-1]
 
@@ -286,7 +350,12 @@ def test_array_source_refuses(arguments, message):
 @pytest.mark.parametrize("kind, classes", [("digits", 10), ("digit_scenes", None)])
 def test_generated(kind, classes):
     records = make_source(dict(kind=kind, split="test", length=10**9, size=32))
-    assert (len(records), records.size, records.num_classes, records.has_masks) == (10**9, (32, 32), classes, True)
+    assert (len(records), records.size, records.num_classes, records.has_masks) == (
+        10**9,
+        (32, 32),
+        classes,
+        True,
+    )
     same_record(records[123456789], getattr(scenes, kind)(0, "test", 123456789, size=32))
     assert ("label" in records[0]) == (kind == "digits")
     assert make_source(dict(kind=kind, length=1)).size == (64, 64)
@@ -340,11 +409,17 @@ def test_resize_moves_image_mask_and_boxes_together():
     mask[4:10, 14:24] = 5  # inside the central square, columns 10 to 30
     image = np.repeat(mask[..., None] * np.uint8(40), 3, axis=2)
     boxes = np.array([[4, 14, 6, 10], [0, 0, 20, 12], [0, 0, 5, 5]], np.float32)
-    records = Prepared(Counting([{"image": image, "mask": mask, "boxes": boxes, "label": 2}]), size=10)
+    records = Prepared(
+        Counting([{"image": image, "mask": mask, "boxes": boxes, "label": 2}]), size=10
+    )
     record = records[0]
-    assert records.size == (10, 10) and record["image"].shape == (10, 10, 3) and record["label"] == 2
+    assert (
+        records.size == (10, 10) and record["image"].shape == (10, 10, 3) and record["label"] == 2
+    )
     np.testing.assert_array_equal(np.argwhere(record["mask"] == 5)[[0, -1]], [[2, 2], [4, 6]])
-    np.testing.assert_allclose(record["boxes"], [[2, 2, 3, 5], [0, 0, 10, 1], [0, 0, 2.5, 0]], atol=1e-5)
+    np.testing.assert_allclose(
+        record["boxes"], [[2, 2, 3, 5], [0, 0, 10, 1], [0, 0, 2.5, 0]], atol=1e-5
+    )
     assert record["image"][3, 4, 0] > 180 and record["image"][8, 8, 0] < 20
 
 
@@ -389,7 +464,11 @@ def test_sources_pickle_and_print_stably(tfds_dir, tmp_path):
     ]
     for records in everything:
         copy = pickle.loads(pickle.dumps(records))
-        assert repr(copy) == repr(records) and " at 0x" not in repr(records) and "\n" not in repr(records)
+        assert (
+            repr(copy) == repr(records)
+            and " at 0x" not in repr(records)
+            and "\n" not in repr(records)
+        )
         assert len(copy) == len(records) and copy.name(1) == records.name(1)
         same_record(copy[1], records[1])
 

@@ -9,7 +9,9 @@ from ssl_jax.evals.features import Pixels
 
 
 class Source:
-    """Images [N, H, W, 3] with optional labels [N] and masks [N, H, W]; the records in `broken` are unreadable."""
+    """Images [N, H, W, 3] with optional labels [N] and masks [N, H, W]; the records in `broken` are
+    unreadable.
+    """
 
     def __init__(self, images, labels=None, masks=None, broken=(), size="same"):
         self._images, self._labels, self._masks, self._broken = images, labels, masks, set(broken)
@@ -43,9 +45,13 @@ def images(count, height=8, width=8, seed=0):
 
 
 def counted_features(patch=4, dim=5):
-    """A jitted features_fn (a fixed random projection per patch) and the list of input shapes it was traced for."""
+    """A jitted features_fn (a fixed random projection per patch) and the list of input shapes it
+    was traced for.
+    """
     shapes = []
-    kernel = jnp.asarray(np.random.default_rng(1).normal(size=(patch * patch * 3, dim)), jnp.float32)
+    kernel = jnp.asarray(
+        np.random.default_rng(1).normal(size=(patch * patch * 3, dim)), jnp.float32
+    )
 
     @jax.jit
     def apply(x):

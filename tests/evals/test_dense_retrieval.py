@@ -14,7 +14,9 @@ _CENTRES = _RNG.normal(size=(3, 6))
 
 
 def _scenes(count, ignore=0.1):
-    """Masks [count, 8, 8] of 2-px blocks and patch features [count, 4, 4, 6] that hint at the class."""
+    """Masks [count, 8, 8] of 2-px blocks and patch features [count, 4, 4, 6] that hint at the
+    class.
+    """
     blocks = _RNG.integers(0, 3, (count, 4, 4))
     masks = blocks.repeat(2, 1).repeat(2, 2).astype(np.uint8)
     masks[_RNG.random(masks.shape) < 0.15] = 1
@@ -37,7 +39,10 @@ def _majority(masks):
 
 def _brute_force(k, rule):
     labels = _majority(_TRAIN_MASKS).ravel()
-    unit = lambda x: x.reshape(-1, 6) / np.linalg.norm(x.reshape(-1, 6), axis=1, keepdims=True)  # noqa: E731
+
+    def unit(x):
+        return x.reshape(-1, 6) / np.linalg.norm(x.reshape(-1, 6), axis=1, keepdims=True)
+
     bank, queries = unit(_TRAIN.astype(np.float64))[labels != 255], unit(_TEST.astype(np.float64))
     labels, predicted = labels[labels != 255], []
     for row in queries @ bank.T:
@@ -59,7 +64,15 @@ def _miou(truth, predicted):
 @pytest.mark.parametrize("rule", ["plain", "softmax"])
 def test_equals_brute_force(rule):
     found = dense.segment(
-        _TRAIN, _TRAIN_MASKS, _TEST, _TEST_MASKS, num_classes=3, k=15, rule=rule, query_chunk=24, bank_chunk=40
+        _TRAIN,
+        _TRAIN_MASKS,
+        _TEST,
+        _TEST_MASKS,
+        num_classes=3,
+        k=15,
+        rule=rule,
+        query_chunk=24,
+        bank_chunk=40,
     )
     expected = _brute_force(15, rule)
     np.testing.assert_array_equal(found.predicted, expected)
@@ -74,8 +87,12 @@ def test_equals_brute_force(rule):
 def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk):
     rng = np.random.default_rng(1)
     bank, queries = rng.normal(size=(95, 6)), rng.normal(size=(33, 6))
-    similarity, index = dense.nearest_streamed(queries, bank, k=8, query_chunk=query_chunk, bank_chunk=bank_chunk)
-    exact = (queries / np.linalg.norm(queries, axis=1)[:, None]) @ (bank / np.linalg.norm(bank, axis=1)[:, None]).T
+    similarity, index = dense.nearest_streamed(
+        queries, bank, k=8, query_chunk=query_chunk, bank_chunk=bank_chunk
+    )
+    exact = (queries / np.linalg.norm(queries, axis=1)[:, None]) @ (
+        bank / np.linalg.norm(bank, axis=1)[:, None]
+    ).T
     order = np.argsort(-exact, axis=1)[:, :8]
     np.testing.assert_array_equal(index, order)
     np.testing.assert_allclose(similarity, np.take_along_axis(exact, order, 1), atol=1e-6)
@@ -88,7 +105,9 @@ def test_equal_similarities_keep_the_order_of_the_bank_across_chunks():
 
 
 def test_more_neighbours_than_patches_and_negative_similarities():
-    similarity, index = dense.nearest_streamed(np.array([[1.0, 0.0]]), np.array([[-1.0, 0.0], [0.0, -1.0]]), k=50)
+    similarity, index = dense.nearest_streamed(
+        np.array([[1.0, 0.0]]), np.array([[-1.0, 0.0], [0.0, -1.0]]), k=50
+    )
     np.testing.assert_array_equal(index, [[1, 0]])
     np.testing.assert_allclose(similarity, [[0, -1]], atol=1e-7)
 
@@ -103,9 +122,12 @@ def test_rows_that_only_fill_up_a_chunk_are_never_found():
 def test_majority_label_and_its_ties():
     mask = np.array([[[2, 1, 255, 255], [1, 2, 255, 0], [255, 255, 0, 0], [0, 0, 2, 2]]], np.uint8)
     labels = dense.patch_labels(mask, (2, 2), num_classes=3)
-    # A tie of 1 and 2 goes to 1; three ignored pixels win; of 0 and ignore: the class; 0 and 2: the lower.
+    # A tie of 1 and 2 goes to 1; three ignored pixels win; of 0 and ignore: the class; 0 and 2: the
+    # lower.
     np.testing.assert_array_equal(labels[0], [[1, 255], [0, 0]])
-    np.testing.assert_array_equal(labels, dense.patch_labels(mask.astype(np.int64), (2, 2), num_classes=3))
+    np.testing.assert_array_equal(
+        labels, dense.patch_labels(mask.astype(np.int64), (2, 2), num_classes=3)
+    )
     with pytest.raises(ValueError, match="equal patches"):
         dense.patch_labels(mask, (3, 2), num_classes=3)
     with pytest.raises(ValueError, match="label 2"):
@@ -113,7 +135,9 @@ def test_majority_label_and_its_ties():
 
 
 def test_majority_equals_brute_force():
-    np.testing.assert_array_equal(dense.patch_labels(_TRAIN_MASKS, (4, 4), num_classes=3), _majority(_TRAIN_MASKS))
+    np.testing.assert_array_equal(
+        dense.patch_labels(_TRAIN_MASKS, (4, 4), num_classes=3), _majority(_TRAIN_MASKS)
+    )
 
 
 def test_iou_by_hand():
@@ -122,7 +146,8 @@ def test_iou_by_hand():
     counts = dense.confusion(truth, predicted, num_classes=4)
     np.testing.assert_array_equal(counts[:2, :3], [[2, 1, 0], [0, 1, 1]])
     iou = dense.class_iou(counts)
-    # Class 0: 2 of 3. Class 1: 1 hit, 1 false alarm, 1 miss. Class 2 is only predicted; class 3 neither.
+    # Class 0: 2 of 3. Class 1: 1 hit, 1 false alarm, 1 miss. Class 2 is only predicted; class 3
+    # neither.
     np.testing.assert_allclose(iou, [2 / 3, 1 / 3, np.nan, np.nan])
     assert dense.mean_iou(iou) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="ignored"):
@@ -151,7 +176,9 @@ def test_metrics_are_in_percent():
     metrics = dense.evaluate(*_extracted(), _config())
     expected = _brute_force(15, "plain")
     assert metrics["dense"] == pytest.approx(100 * _miou(_majority(_TEST_MASKS), expected))
-    assert metrics["dense_pixel"] == pytest.approx(100 * _miou(_TEST_MASKS, expected.repeat(2, 1).repeat(2, 2)))
+    assert metrics["dense_pixel"] == pytest.approx(
+        100 * _miou(_TEST_MASKS, expected.repeat(2, 1).repeat(2, 2))
+    )
     with pytest.raises(InputError, match="needs masks"):
         dense.evaluate(SimpleNamespace(patches=_TRAIN, masks=None), _extracted()[1], _config())
 
@@ -162,7 +189,9 @@ def test_subsampled_banks_are_averaged_and_follow_the_seed():
     singles = []
     for seed in (0, 1):
         rows = dense.features.subset(9, 3, seed)
-        found = dense.segment(_TRAIN[rows], _TRAIN_MASKS[rows], _TEST, _TEST_MASKS, num_classes=3, k=15)
+        found = dense.segment(
+            _TRAIN[rows], _TRAIN_MASKS[rows], _TEST, _TEST_MASKS, num_classes=3, k=15
+        )
         singles.append(dense.mean_iou(found.patch_iou))
     assert metrics["dense"] == pytest.approx(100 * np.mean(singles))
     assert singles[0] != singles[1]

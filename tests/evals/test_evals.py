@@ -14,14 +14,26 @@ def _config():
     config.model.patch = 4
     for section in (config.eval.image, config.eval.dense):
         section.update(dict(length=24, size=16))
-    config.eval.update(dict(test_examples=10, batch_size=8, knn_k=(10,), linear_epochs=2, linear_batch=16, dense_k=5))
+    config.eval.update(
+        dict(
+            test_examples=10, batch_size=8, knn_k=(10,), linear_epochs=2, linear_batch=16, dense_k=5
+        )
+    )
     return config
 
 
 def test_all_tasks_on_raw_pixels():
     kept = {}
     scores = evals.evaluate(evals.raw_pixels(4), _config(), extracted=kept)
-    assert {"knn", "knn_k10", "linear", "linear_lr", "linear_held_out", "dense", "dense_pixel"} <= set(scores)
+    assert {
+        "knn",
+        "knn_k10",
+        "linear",
+        "linear_lr",
+        "linear_held_out",
+        "dense",
+        "dense_pixel",
+    } <= set(scores)
     assert all(isinstance(v, float) and np.isfinite(v) for v in scores.values())
     assert set(kept) == {"image", "dense"}
     train, test = kept["image"]
@@ -33,8 +45,13 @@ def test_tasks_that_share_data_encode_it_once():
     calls = []
     fn, _ = fakes.counted_features()
     source = fakes.Source(fakes.images(16), labels=np.arange(16) % 2)
-    counting = lambda x: (calls.append(len(x)), fn(x))[1]  # noqa: E731
-    evals.evaluate(counting, _config(), tasks=("knn", "linear"), sources_of={"image": (source, source)})
+
+    def counting(x):
+        return (calls.append(len(x)), fn(x))[1]
+
+    evals.evaluate(
+        counting, _config(), tasks=("knn", "linear"), sources_of={"image": (source, source)}
+    )
     assert calls == [8, 8, 8, 8]  # 16 of train, 10 of test, in batches of 8
 
 
@@ -53,7 +70,9 @@ def test_networks_of_one_method_share_one_trace():
             traced.append(attention)
             return evals.features.Pixels(images.mean(axis=(1, 2)) * params["w"], None)
 
-    rows = evals.baselines(Method, _config(), untrained={"w": np.float32(1)}, trained={"w": np.float32(2)})
+    rows = evals.baselines(
+        Method, _config(), untrained={"w": np.float32(1)}, trained={"w": np.float32(2)}
+    )
     assert tuple(rows) == evals.ROWS
     x = np.random.default_rng(0).random((2, 8, 8, 3)).astype(np.float32)
     np.testing.assert_allclose(2 * rows["untrained network"](x).image, rows["trained"](x).image)

@@ -1,4 +1,6 @@
-"""Feature extraction: one trace, padding without effect, what is cut off, bad records; the raw-pixel baseline."""
+"""Feature extraction: one trace, padding without effect, what is cut off, bad records; the
+raw-pixel baseline.
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,9 @@ from tests.evals import fakes
 
 
 def test_padding_changes_no_feature_and_there_is_one_trace():
-    source = fakes.Source(fakes.images(7), labels=np.arange(7) % 3, masks=np.zeros((7, 8, 8), np.uint8))
+    source = fakes.Source(
+        fakes.images(7), labels=np.arange(7) % 3, masks=np.zeros((7, 8, 8), np.uint8)
+    )
     fn, shapes = fakes.counted_features()
     padded = features.extract(fn, source, batch_size=4, patches=True)
     assert shapes == [(4, 8, 8, 3)]
@@ -32,7 +36,9 @@ def test_rows_follow_the_indices_and_pixels_are_in_0_1():
     )
     np.testing.assert_array_equal(seen.index, [4, 0, 3])
     np.testing.assert_array_equal(seen.labels, [4, 0, 3])
-    np.testing.assert_array_equal(seen.image, pixels[[4, 0, 3]].reshape(3, -1).astype(np.float32) / np.float32(255))
+    np.testing.assert_array_equal(
+        seen.image, pixels[[4, 0, 3]].reshape(3, -1).astype(np.float32) / np.float32(255)
+    )
     assert seen.patches is None
 
 
@@ -51,7 +57,9 @@ def test_image_and_mask_are_cut_alike_around_the_centre():
     np.testing.assert_array_equal(out.masks, masks[:, 1:9, 0:12])
     cropped = features.extract(fn, source, batch_size=2, patches=True, crop=8, multiple=4)
     np.testing.assert_array_equal(cropped.masks, masks[:, 1:9, 2:10])
-    np.testing.assert_allclose(cropped.patches, fn(features.images_of(source, [0, 1], crop=8)).patches, rtol=1e-6)
+    np.testing.assert_allclose(
+        cropped.patches, fn(features.images_of(source, [0, 1], crop=8)).patches, rtol=1e-6
+    )
 
 
 def test_unreadable_records_are_skipped_and_named():
@@ -71,7 +79,11 @@ def test_unreadable_records_are_skipped_and_named():
         (fakes.Source(fakes.images(2), broken=(0, 1)), {}, "no readable image"),
         (fakes.Source(fakes.images(2)), {"crop": 9}, "crop is 9 pixels but the images are 8x8"),
         (fakes.Source(fakes.images(2)), {"multiple": 16}, "smaller than one patch"),
-        (fakes.Source(np.full((2, 8, 8, 3), np.nan, np.float32)), {}, r"not finite \(first: record/0\)"),
+        (
+            fakes.Source(np.full((2, 8, 8, 3), np.nan, np.float32)),
+            {},
+            r"not finite \(first: record/0\)",
+        ),
     ],
 )
 def test_what_cannot_work_is_named(source, options, message):
@@ -96,11 +108,15 @@ def test_raw_pixels_average_down_centre_and_cut_patches():
     small -= small.mean(axis=(1, 2), keepdims=True)
     np.testing.assert_allclose(out.image, small.reshape(2, -1), atol=1e-6)
     assert out.patches.shape == (2, 4, 4, 192)
-    np.testing.assert_allclose(out.patches[1, 2, 3], x[1, 16:24, 24:32].reshape(-1) - 0.5, atol=1e-6)
+    np.testing.assert_allclose(
+        out.patches[1, 2, 3], x[1, 16:24, 24:32].reshape(-1) - 0.5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("size, cells", [(48, 16), (40, 16), (12, 16), (7, 3)])
 def test_area_weights_keep_the_mean(size, cells):
     weights = features.area_weights(size, cells)
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)  # each cell is an average
-    np.testing.assert_allclose(weights.sum(axis=0), cells / size, rtol=1e-5)  # each pixel counts the same
+    np.testing.assert_allclose(
+        weights.sum(axis=0), cells / size, rtol=1e-5
+    )  # each pixel counts the same

@@ -53,11 +53,14 @@ def test_chunks_change_nothing(found):
 
 def test_agrees_with_scikit_learn(found):
     oracle = KNeighborsClassifier(20, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07))
-    np.testing.assert_array_equal(found.predictions[20], oracle.fit(_BANK, _BANK_LABELS).predict(_QUERIES))
+    np.testing.assert_array_equal(
+        found.predictions[20], oracle.fit(_BANK, _BANK_LABELS).predict(_QUERIES)
+    )
 
 
 def test_weights_matter():
-    # One very near neighbour of class 1 outvotes two far ones of class 0; by plain count class 0 would win.
+    # One very near neighbour of class 1 outvotes two far ones of class 0; by plain count class 0
+    # would win.
     bank = np.array([[1.0, 0.02], [0.6, 0.8], [0.6, -0.8]])
     predicted = knn.classify(bank, [1, 0, 0], [[1.0, 0.0]], num_classes=2, ks=(3,)).predictions[3]
     assert predicted[0] == 1
@@ -80,7 +83,9 @@ def test_metrics_hold_each_k_and_the_best():
     test = SimpleNamespace(image=_QUERIES, labels=_QUERY_LABELS)
     metrics = knn.evaluate(train, test, config)
     assert list(metrics) == ["knn", "knn_k10", "knn_k150"]
-    assert metrics["knn_k10"] == pytest.approx(100 * np.mean(_reference(10).argmax(1) == _QUERY_LABELS))
+    assert metrics["knn_k10"] == pytest.approx(
+        100 * np.mean(_reference(10).argmax(1) == _QUERY_LABELS)
+    )
     assert metrics["knn"] == max(metrics["knn_k10"], metrics["knn_k150"])
     with pytest.raises(InputError, match="needs labels"):
         knn.evaluate(SimpleNamespace(image=_BANK, labels=None), test, config)
@@ -88,7 +93,11 @@ def test_metrics_hold_each_k_and_the_best():
 
 @pytest.mark.parametrize(
     "bank, labels, queries",
-    [(_BANK, _BANK_LABELS, _QUERIES[:, :3]), (_BANK, _BANK_LABELS[:3], _QUERIES), (_BANK, _BANK_LABELS + 9, _QUERIES)],
+    [
+        (_BANK, _BANK_LABELS, _QUERIES[:, :3]),
+        (_BANK, _BANK_LABELS[:3], _QUERIES),
+        (_BANK, _BANK_LABELS + 9, _QUERIES),
+    ],
 )
 def test_bad_shapes_and_labels_are_refused(bank, labels, queries):
     with pytest.raises(ValueError):

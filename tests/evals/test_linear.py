@@ -26,7 +26,9 @@ _TEST, _TEST_LABELS = _draw(400)
 
 def _fit(key=0, **options):
     options = dict(num_classes=4, epochs=20, batch_size=64) | options
-    return linear.fit(_TRAIN, _TRAIN_LABELS, _TEST, _TEST_LABELS, key=jax.random.key(key), **options)
+    return linear.fit(
+        _TRAIN, _TRAIN_LABELS, _TEST, _TEST_LABELS, key=jax.random.key(key), **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +47,9 @@ def test_the_selected_rate_is_the_best_on_held_out_data(probe):
     chosen = linear.LEARNING_RATES.index(probe.learning_rate)
     assert probe.held_out[chosen] == probe.held_out.max()
     assert probe.accuracy == probe.test[chosen]
-    assert probe.held_out[0] < probe.held_out.max() - 0.1  # 1e-5 learns nothing in 20 epochs: the grid is one of rates
+    assert (
+        probe.held_out[0] < probe.held_out.max() - 0.1
+    )  # 1e-5 learns nothing in 20 epochs: the grid is one of rates
 
 
 def test_the_same_key_gives_the_same_bits(probe):
@@ -57,14 +61,27 @@ def test_the_same_key_gives_the_same_bits(probe):
 
 
 def test_held_out_rows_are_not_trained_on():
-    """With labels that are pure chance the held-out accuracy must stay at chance however long it trains."""
+    """With labels that are pure chance the held-out accuracy must stay at chance however long it
+    trains.
+    """
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(200, 150)).astype(np.float32), rng.integers(0, 2, 200)
     probe = linear.fit(
-        x, y, x, y, num_classes=2, key=jax.random.key(0), learning_rates=(1e-2,), epochs=60, batch_size=32, held_out=0.5
+        x,
+        y,
+        x,
+        y,
+        num_classes=2,
+        key=jax.random.key(0),
+        learning_rates=(1e-2,),
+        epochs=60,
+        batch_size=32,
+        held_out=0.5,
     )
     assert probe.held_out[0] < 0.65
-    assert 0.7 < probe.accuracy < 0.85  # "test" = train here: all of the learned half, half of the other
+    assert (
+        0.7 < probe.accuracy < 0.85
+    )  # "test" = train here: all of the learned half, half of the other
 
 
 def test_parameters_give_the_reported_accuracy(probe):
@@ -84,7 +101,10 @@ def test_a_batch_larger_than_the_set_still_trains():
 def test_metrics_are_in_percent():
     config = config_lib.base()
     config.eval.update(dict(linear_lrs=(1e-3, 1e-2), linear_epochs=5, linear_batch=64))
-    train, test = (SimpleNamespace(image=x, labels=y) for x, y in ((_TRAIN, _TRAIN_LABELS), (_TEST, _TEST_LABELS)))
+    train, test = (
+        SimpleNamespace(image=x, labels=y)
+        for x, y in ((_TRAIN, _TRAIN_LABELS), (_TEST, _TEST_LABELS))
+    )
     metrics = linear.evaluate(train, test, config)
     assert set(metrics) == {"linear", "linear_lr", "linear_held_out"}
     assert 50 < metrics["linear"] <= 100 and metrics["linear_lr"] in (1e-3, 1e-2)

@@ -22,7 +22,9 @@ def _is_a_picture(path):
     pixels = _pixels(path)
     assert min(pixels.shape[:2]) > 150
     assert pixels.std() > 10 and len(np.unique(pixels.reshape(-1, 3), axis=0)) > 20
-    assert (pixels[[0, -1]] > 240).all() and (pixels[:, [0, -1]] > 240).all()  # nothing runs over the edge
+    assert (pixels[[0, -1]] > 240).all() and (
+        pixels[:, [0, -1]] > 240
+    ).all()  # nothing runs over the edge
     return pixels
 
 
@@ -33,11 +35,18 @@ def _share(pixels, color):
 def test_curves(tmp_path):
     table = tmp_path / "metrics.csv"
     rows = ["step,loss,cls_kl,lr,momentum,note,grad_norm"]
-    rows += [f"{i},{5 - i / 20 + (i % 3) / 5},{1 / (i + 1)},{0.001 * i},{0.99},x,{1 + i % 4}" for i in range(40)]
+    rows += [
+        f"{i},{5 - i / 20 + (i % 3) / 5},{1 / (i + 1)},{0.001 * i},{0.99},x,{1 + i % 4}"
+        for i in range(40)
+    ]
     rows += ["40,nan,,0.04,0.99,x,"]
     table.write_text("\n".join(rows))
     metrics = visualise.read_metrics(table)
-    assert metrics["step"][-1] == 40 and np.isnan(metrics["loss"][-1]) and np.isnan(metrics["note"]).all()
+    assert (
+        metrics["step"][-1] == 40
+        and np.isnan(metrics["loss"][-1])
+        and np.isnan(metrics["note"]).all()
+    )
     scores = {"step": np.array([0.0, 20, 40]), "knn": np.array([10.0, 40, 50])}
     path = visualise.curves(metrics, tmp_path / "new" / "folder", scores=scores)
     _is_a_picture(path)
@@ -63,7 +72,9 @@ def test_attention(tmp_path):
     _is_a_picture(visualise.attention(images, _RNG.random((2, 3, 4, 6)), tmp_path))
     with pytest.raises(ValueError, match="heads"):
         visualise.attention(images, np.zeros((3, 3, 4, 6)), tmp_path)
-    _pixels(visualise.attention(images, np.zeros((2, 1, 4, 6)), tmp_path, name="zeros.png"))  # a dead map is no error
+    _pixels(
+        visualise.attention(images, np.zeros((2, 1, 4, 6)), tmp_path, name="zeros.png")
+    )  # a dead map is no error
 
 
 def test_neighbours_frames_say_right_and_wrong(tmp_path):
@@ -88,9 +99,14 @@ def test_segmentations_show_the_classes(tmp_path):
     truth[:, :8] = 0
     truth[0, :2, :2] = 255
     path = visualise.segmentations(
-        images, truth, truth[:, ::4, ::4] % 255, tmp_path, class_names=("zero", "one", "background"), background=2,
+        images,
+        truth,
+        truth[:, ::4, ::4] % 255,
+        tmp_path,
+        class_names=("zero", "one", "background"),
+        background=2,
         iou=[0.5, np.nan, 0.9],
-    )  # fmt: skip
+    )
     pixels = _is_a_picture(path)
     palette = np.round(255 * visualise.class_colors(3, 2))
     assert _share(pixels, palette[0]) > 0.1 and _share(pixels, palette[2]) > 0.1
@@ -113,7 +129,9 @@ def test_ignored_places_are_white():
 
 
 def test_class_token_attention_takes_the_patches_in_order():
-    attention = np.arange(1 * 2 * 8 * 8).reshape(1, 2, 8, 8)  # class, 2 x 3 patches, one query token
+    attention = np.arange(1 * 2 * 8 * 8).reshape(
+        1, 2, 8, 8
+    )  # class, 2 x 3 patches, one query token
     maps = visualise.cls_attention(attention, (2, 3))
     np.testing.assert_array_equal(maps[0, 1], [[65, 66, 67], [68, 69, 70]])
 
@@ -130,12 +148,23 @@ def test_draw_makes_every_figure_the_data_allow(tmp_path):
     def attend(images):
         assert images.shape[1:] == (16, 16, 3)  # cropped like the images that were scored
         tokens = np.full((len(images), 2, 17, 17), 1 / 17)
-        return Features(None, np.zeros((len(images), 3)), np.zeros((len(images), 4, 4, 3)), attention=tokens)
+        return Features(
+            None, np.zeros((len(images), 3)), np.zeros((len(images), 4, 4, 3)), attention=tokens
+        )
 
     metrics = {"step": np.arange(5.0), "loss": np.arange(5.0)}
-    paths = visualise.draw(config, tmp_path, extracted, sources, attention_fn=attend, metrics=metrics, count=3)
-    assert [p.name for p in paths] == ["curves.png", "attention.png", "neighbours.png", "segmentation.png"]
+    paths = visualise.draw(
+        config, tmp_path, extracted, sources, attention_fn=attend, metrics=metrics, count=3
+    )
+    assert [p.name for p in paths] == [
+        "curves.png",
+        "attention.png",
+        "neighbours.png",
+        "segmentation.png",
+    ]
     for path in paths:
         _pixels(path)
     del extracted["dense"]
-    assert [p.name for p in visualise.draw(config, tmp_path, extracted, sources)] == ["neighbours.png"]
+    assert [p.name for p in visualise.draw(config, tmp_path, extracted, sources)] == [
+        "neighbours.png"
+    ]

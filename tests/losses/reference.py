@@ -1,8 +1,9 @@
-"""Float64 NumPy references of the ops and losses, written from the papers' equations and not from our code.
+"""Float64 NumPy references of the ops and losses, written from the papers' equations and not from
+our code.
 
-SOP is written with the dense contribution matrix Y [K*M, K] and its softmax over all K*M members; gradients are worked
-out by the chain rule through that matrix. Everything loops over views, tasks and images where the equation has a sum.
-"""
+SOP is written with the dense contribution matrix Y [K*M, K] and its softmax over all K*M members;
+gradients are worked out by the chain rule through that matrix. Everything loops over views, tasks
+and images where the equation has a sum."""
 
 import numpy as np
 
@@ -34,7 +35,9 @@ def usage(scores):
 
 
 def shares(similarity, rule, smoothing=0.1):
-    """s_j [K, M]: spec section 4 item 4 and section 9 items 2 and 10; the anchor is the last member."""
+    """s_j [K, M]: spec section 4 item 4 and section 9 items 2 and 10; the anchor is the last
+    member.
+    """
     k, m = similarity.shape
     if rule == "onehot" or k == 1:
         return np.ones((k, m))
@@ -45,7 +48,9 @@ def shares(similarity, rule, smoothing=0.1):
 
 
 def contributions(s):
-    """Y [K*M, K] from shares [K, M]: row j gives s_j to its own SOP and (1 - s_j) / (K - 1) to each other one."""
+    """Y [K*M, K] from shares [K, M]: row j gives s_j to its own SOP and (1 - s_j) / (K - 1) to each
+    other one.
+    """
     k, m = s.shape
     y = np.zeros((k * m, k))
     for i in range(k):
@@ -56,15 +61,23 @@ def contributions(s):
 
 
 def vote(u, members, s, tau):
-    """log P [..., K] = log(softmax(u D^T / tau) Y), summed in the log domain so that tiny probabilities survive."""
+    """log P [..., K] = log(softmax(u D^T / tau) Y), summed in the log domain so that tiny
+    probabilities survive.
+    """
     k, m, d = members.shape
-    log_p = log_softmax(np.asarray(u, np.float64) @ members.astype(np.float64).reshape(k * m, d).T / tau)
+    log_p = log_softmax(
+        np.asarray(u, np.float64) @ members.astype(np.float64).reshape(k * m, d).T / tau
+    )
     with np.errstate(divide="ignore"):
-        return log_sum_exp(log_p[..., :, None] + np.log(contributions(np.asarray(s, np.float64))), -2)
+        return log_sum_exp(
+            log_p[..., :, None] + np.log(contributions(np.asarray(s, np.float64))), -2
+        )
 
 
 def vote_gradient(u, members, s, tau, cotangent):
-    """Gradient [..., d] of sum(cotangent * log P) with respect to u, through Y and the softmax over members."""
+    """Gradient [..., d] of sum(cotangent * log P) with respect to u, through Y and the softmax over
+    members.
+    """
     k, m, d = members.shape
     flat = members.astype(np.float64).reshape(k * m, d)
     p = np.exp(log_softmax(np.asarray(u, np.float64) @ flat.T / tau))
@@ -76,7 +89,9 @@ def vote_gradient(u, members, s, tau, cotangent):
 
 
 def sop(student, teacher, members, weights, tau_s, tau_t):
-    """Loss, its gradient with respect to student [V, B, d], mean teacher entropy, entropy of the mean target."""
+    """Loss, its gradient with respect to student [V, B, d], mean teacher entropy, entropy of the
+    mean target.
+    """
     num_views, batch, _ = student.shape
     tasks = members.shape[0]
     loss, gradient, each, marginal = 0.0, np.zeros(student.shape), 0.0, 0.0
@@ -90,12 +105,16 @@ def sop(student, teacher, members, weights, tau_s, tau_t):
                     scale = 1 / ((2 * num_views - 2) * batch * tasks)
                     log_p = vote(student[s], members[task], weights[task], tau_s)
                     loss -= scale * (q[t] * log_p).sum()
-                    gradient[s] += vote_gradient(student[s], members[task], weights[task], tau_s, -scale * q[t])
+                    gradient[s] += vote_gradient(
+                        student[s], members[task], weights[task], tau_s, -scale * q[t]
+                    )
     return loss, gradient, each, marginal
 
 
 def sop_patch(student, teacher, members, weights, masks, tau_s, tau_t):
-    """Loss, its gradient with respect to student [2, B, n, d], and mean KL(teacher || student) over masked patches."""
+    """Loss, its gradient with respect to student [2, B, n, d], and mean KL(teacher || student) over
+    masked patches.
+    """
     num_views, batch, num_patches, _ = student.shape
     tasks = members.shape[0]
     loss, gradient, kl = 0.0, np.zeros(student.shape), 0.0
@@ -111,7 +130,9 @@ def sop_patch(student, teacher, members, weights, masks, tau_s, tau_t):
                     h = -(q * vote(student[v, b, patch], *arguments, tau_s)).sum()
                     loss += scale * h
                     kl += (h - entropy(q)) / (masks.sum() * tasks)
-                    gradient[v, b, patch] += vote_gradient(student[v, b, patch], *arguments, tau_s, -scale * q)
+                    gradient[v, b, patch] += vote_gradient(
+                        student[v, b, patch], *arguments, tau_s, -scale * q
+                    )
     return loss, gradient, kl
 
 
@@ -130,7 +151,9 @@ def dino(student, teacher, center, tau_s, tau_t, momentum):
             log_p = log_softmax(student[s, b].astype(np.float64) / tau_s)
             loss -= (q * log_p).sum() / (len(pairs) * batch)
             gradient[s, b] += (np.exp(log_p) - q) / tau_s / (len(pairs) * batch)
-    mean = np.mean([teacher[t, b] for t in range(num_teacher) for b in range(batch)], axis=0, dtype=np.float64)
+    mean = np.mean(
+        [teacher[t, b] for t in range(num_teacher) for b in range(batch)], axis=0, dtype=np.float64
+    )
     return loss, gradient, momentum * center + (1 - momentum) * mean
 
 
@@ -144,7 +167,9 @@ def unit(rng, *shape):
 
 
 def close(got, want, relative=1e-5, absolute=1e-6):
-    """Asserts |got - want| <= relative * max |want|, or <= absolute; nothing may be NaN or infinite."""
+    """Asserts |got - want| <= relative * max |want|, or <= absolute; nothing may be NaN or
+    infinite.
+    """
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
     assert got.shape == want.shape, (got.shape, want.shape)
     assert np.isfinite(got).all()

@@ -1,4 +1,6 @@
-"""CrIBo's objective against float64: values, gradients, centers, and everything that must not matter."""
+"""CrIBo's objective against float64: values, gradients, centers, and everything that must not
+matter.
+"""
 
 import functools
 import re
@@ -20,23 +22,49 @@ CENTERS = ("image_center", "object_center")
 
 
 def inputs(seed=0, batch=B, objects=K, width=P, scale=1.0):
-    """Logits of two views, of their objects and of the retrieved ones; some objects do not exist, some cycles do not close."""
+    """Logits of two views, of their objects and of the retrieved ones; some objects do not exist,
+    some cycles do not close.
+    """
     rng = np.random.default_rng(seed)
-    normal = lambda *shape: (scale * rng.normal(size=shape)).astype(np.float32)  # noqa: E731
+
+    def normal(*shape):
+        return (scale * rng.normal(size=shape)).astype(np.float32)
+
     given = {name: normal(2, batch, width) for name in ("student_images", "teacher_images")}
-    given |= {name: normal(2, batch, objects, width) for name in ("student_objects", "teacher_objects", "neighbours")}
+    given |= {
+        name: normal(2, batch, objects, width)
+        for name in ("student_objects", "teacher_objects", "neighbours")
+    }
     given |= {name: normal(width) for name in CENTERS}
-    return given | {"valid": rng.random((batch, objects)) < 0.7, "cycle": rng.random((2, batch, objects)) < 0.6}
+    return given | {
+        "valid": rng.random((batch, objects)) < 0.7,
+        "cycle": rng.random((2, batch, objects)) < 0.6,
+    }
 
 
-def reference(given, tau_s=0.1, tau_t=0.05, momentum=0.9, gate=1.0, weights=(1, 1, 1), counts="own"):
-    """Spec 4.4 for logits, one object at a time -> terms, and the gradients of the loss in the two students' logits."""
-    wide = {name: np.asarray(x, bool if name in ("valid", "cycle") else np.float64) for name, x in given.items()}
-    q = lambda x, center: np.exp(log_softmax((x - wide[center]) / tau_t))  # noqa: E731
-    terms, gradients = {}, {name: np.zeros(wide[name].shape) for name in ("student_images", "student_objects")}
+def reference(
+    given, tau_s=0.1, tau_t=0.05, momentum=0.9, gate=1.0, weights=(1, 1, 1), counts="own"
+):
+    """Spec 4.4 for logits, one object at a time -> terms, and the gradients of the loss in the two
+    students' logits.
+    """
+    wide = {
+        name: np.asarray(x, bool if name in ("valid", "cycle") else np.float64)
+        for name, x in given.items()
+    }
+
+    def q(x, center):
+        return np.exp(log_softmax((x - wide[center]) / tau_t))
+
+    terms, gradients = (
+        {},
+        {name: np.zeros(wide[name].shape) for name in ("student_images", "student_objects")},
+    )
 
     def cross(name, target, where, scale, weight):
-        """scale * H(target, student at `where`); `weight` times its gradient goes into `gradients`."""
+        """scale * H(target, student at `where`); `weight` times its gradient goes into
+        `gradients`.
+        """
         log_p = log_softmax(wide[name][where] / tau_s)
         gradients[name][where] += weight * scale * (np.exp(log_p) - target) / tau_s
         return -scale * (target * log_p).sum()
@@ -49,14 +77,20 @@ def reference(given, tau_s=0.1, tau_t=0.05, momentum=0.9, gate=1.0, weights=(1, 
     for view in (0, 1):
         for i in range(batch):
             target = q(wide["teacher_images"][view, i], "image_center")
-            terms["global_loss"] += cross("student_images", target, (1 - view, i), 1 / (2 * batch), weights[0])
+            terms["global_loss"] += cross(
+                "student_images", target, (1 - view, i), 1 / (2 * batch), weights[0]
+            )
         for where in found:
             target = q(wide["teacher_objects"][(view, *where)], "object_center")
-            terms["cross_view_loss"] += cross("student_objects", target, (1 - view, *where), 1 / (2 * len(found)), weights[1])
+            terms["cross_view_loss"] += cross(
+                "student_objects", target, (1 - view, *where), 1 / (2 * len(found)), weights[1]
+            )
         number = len(closed[view if counts == "own" else 0])
         for where in closed[view] if number else []:
             target = q(wide["neighbours"][(view, *where)], "object_center")
-            terms["cross_image_loss"] += cross("student_objects", target, (1 - view, *where), gate / (2 * number), weights[2])
+            terms["cross_image_loss"] += cross(
+                "student_objects", target, (1 - view, *where), gate / (2 * number), weights[2]
+            )
     terms["loss"] = np.dot(weights, list(terms.values()))
 
     for prefix, rows in (
@@ -65,7 +99,11 @@ def reference(given, tau_s=0.1, tau_t=0.05, momentum=0.9, gate=1.0, weights=(1, 
     ):
         center = f"{prefix}_center"
         targets = [q(x, center) for x in rows]
-        terms[center] = momentum * wide[center] + (1 - momentum) * np.mean(rows, axis=0) if rows else wide[center]
+        terms[center] = (
+            momentum * wide[center] + (1 - momentum) * np.mean(rows, axis=0)
+            if rows
+            else wide[center]
+        )
         terms[f"{prefix}_teacher_entropy"] = np.mean([entropy(p) for p in targets]) if rows else 0
         terms[f"{prefix}_marginal_entropy"] = entropy(np.mean(targets, axis=0)) if rows else 0
         terms[f"{prefix}_usage"] = len({np.argmax(p) for p in targets}) / len(wide[center])
@@ -74,14 +112,23 @@ def reference(given, tau_s=0.1, tau_t=0.05, momentum=0.9, gate=1.0, weights=(1, 
 
 @functools.partial(jax.jit, static_argnames=STATIC)
 def run(given, tau_s=0.1, tau_t=0.05, center_momentum=0.9, gate=1.0, **options):
-    """Terms, and the gradient of the loss in the two students' logits; temperatures, momentum and gate are traced."""
+    """Terms, and the gradient of the loss in the two students' logits; temperatures, momentum and
+    gate are traced.
+    """
 
     def loss(students):
-        settings = dict(student_temperature=tau_s, teacher_temperature=tau_t, center_momentum=center_momentum, gate=gate)
+        settings = dict(
+            student_temperature=tau_s,
+            teacher_temperature=tau_t,
+            center_momentum=center_momentum,
+            gate=gate,
+        )
         terms = cribo(**given | students, **settings, **options)
         return terms["loss"], terms
 
-    gradients, terms = jax.grad(loss, has_aux=True)({name: given[name] for name in given if name.startswith("student_")})
+    gradients, terms = jax.grad(loss, has_aux=True)(
+        {name: given[name] for name in given if name.startswith("student_")}
+    )
     return terms, gradients
 
 
@@ -94,7 +141,9 @@ def agree(got, want):
         close(slope, slopes[name])
 
 
-@pytest.mark.parametrize(("batch", "chunk"), [(6, None), (6, 1), (6, 3), (5, 2)])  # 2 does not divide 5: one image at a time
+@pytest.mark.parametrize(
+    ("batch", "chunk"), [(6, None), (6, 1), (6, 3), (5, 2)]
+)  # 2 does not divide 5: one image at a time
 def test_equals_the_reference(batch, chunk):
     given = inputs(batch=batch)
     agree(run(given, 0.1, 0.07, 0.8, chunk=chunk), reference(given, 0.1, 0.07, 0.8))
@@ -102,7 +151,13 @@ def test_equals_the_reference(batch, chunk):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(gate=0.0), dict(gate=0.25), dict(weights=(0.5, 2.0, 3.0)), dict(weights=(1.0, 0.0, 1.0)), dict(counts="first")],
+    [
+        dict(gate=0.0),
+        dict(gate=0.25),
+        dict(weights=(0.5, 2.0, 3.0)),
+        dict(weights=(1.0, 0.0, 1.0)),
+        dict(counts="first"),
+    ],
     ids=str,
 )
 def test_options_equal_the_reference(options):
@@ -113,7 +168,9 @@ def test_options_equal_the_reference(options):
 @pytest.mark.parametrize("counts", ["own", "first"])
 @pytest.mark.parametrize("closed", [(0, 0), (1, 0), (0, 1)])
 def test_a_view_without_cycles_adds_nothing(counts, closed):
-    """Z_i = 0: its half is 0. The official code then drops view 2 as well if it is Z_1 that is 0."""
+    """Z_i = 0: its half is 0. The official code then drops view 2 as well if it is Z_1 that
+    is 0.
+    """
     given = inputs(2)
     given["cycle"] &= np.array(closed, bool)[:, None, None]
     terms, gradients = got = run(given, counts=counts)
@@ -127,7 +184,10 @@ def test_a_view_without_cycles_adds_nothing(counts, closed):
 def test_counts_differ_only_in_what_divides_view_2():
     given = inputs(3)
     given["valid"][:] = True
-    given["cycle"][0], given["cycle"][1] = np.arange(B * K).reshape(B, K) < 2, np.arange(B * K).reshape(B, K) < 6
+    given["cycle"][0], given["cycle"][1] = (
+        np.arange(B * K).reshape(B, K) < 2,
+        np.arange(B * K).reshape(B, K) < 6,
+    )
     own, first = (run(given, counts=counts)[0]["cross_image_loss"] for counts in ("own", "first"))
     only = given | {"cycle": given["cycle"] & np.array([True, False])[:, None, None]}
     half = run(only)[0]["cross_image_loss"]
@@ -201,32 +261,51 @@ def test_neighbours_teach_the_other_view_only():
 def test_embeddings_and_prototypes_give_what_logits_give(chunk):
     rng = np.random.default_rng(10)
     width = 5
-    given = inputs(10, width=width) | {name: rng.normal(size=P).astype(np.float32) for name in CENTERS}
-    student, teacher = (tuple(rng.normal(size=(width, P)).astype(np.float32) for _ in range(2)) for _ in range(2))
-    level = lambda name: 0 if name.endswith("images") else 1  # noqa: E731
+    given = inputs(10, width=width) | {
+        name: rng.normal(size=P).astype(np.float32) for name in CENTERS
+    }
+    student, teacher = (
+        tuple(rng.normal(size=(width, P)).astype(np.float32) for _ in range(2)) for _ in range(2)
+    )
+
+    def level(name):
+        return 0 if name.endswith("images") else 1
+
     logits = {
-        name: np.float64(x) @ np.float64((student if name.startswith("student") else teacher)[level(name)])
+        name: (
+            np.float64(x)
+            @ np.float64((student if name.startswith("student") else teacher)[level(name)])
+        )
         for name, x in given.items()
         if name.endswith(("images", "objects", "neighbours"))
     }
     want, slopes = reference(given | logits)
-    terms, gradients = run(given | {"student_prototypes": student, "teacher_prototypes": teacher}, chunk=chunk)
+    terms, gradients = run(
+        given | {"student_prototypes": student, "teacher_prototypes": teacher}, chunk=chunk
+    )
     for name in want:
         close(terms[name], want[name])
     for name, i in (("student_images", 0), ("student_objects", 1)):
         close(gradients[name], slopes[name] @ student[i].T)
-        by_prototype = np.einsum("nd,np->dp", np.float64(given[name]).reshape(-1, width), slopes[name].reshape(-1, P))
+        by_prototype = np.einsum(
+            "nd,np->dp", np.float64(given[name]).reshape(-1, width), slopes[name].reshape(-1, P)
+        )
         if name == "student_objects":  # rows that do not exist have no slope
             assert not np.any(slopes[name][:, ~given["valid"]])
         close(gradients["student_prototypes"][i], by_prototype)
 
 
 def test_only_the_student_has_a_gradient():
-    """Of all terms and of the new centers, not of the loss alone; with prototypes, so that the teacher's are covered."""
+    """Of all terms and of the new centers, not of the loss alone; with prototypes, so that the
+    teacher's are covered.
+    """
     given = inputs(11, width=5) | {name: np.ones(P, np.float32) for name in CENTERS}
     prototypes = np.random.default_rng(11).normal(size=(4, 5, P)).astype(np.float32)
     arrays = {name: given.pop(name) for name in list(given) if given[name].dtype == np.float32}
-    arrays |= {"student_prototypes": tuple(prototypes[:2]), "teacher_prototypes": tuple(prototypes[2:])}
+    arrays |= {
+        "student_prototypes": tuple(prototypes[:2]),
+        "teacher_prototypes": tuple(prototypes[2:]),
+    }
 
     def total(arrays):
         terms = cribo(**arrays, **given, student_temperature=0.1, teacher_temperature=0.05)
@@ -237,12 +316,22 @@ def test_only_the_student_has_a_gradient():
 
 
 @hypothesis.settings(max_examples=12, deadline=None, derandomize=True, database=None)
-@hypothesis.given(scale=st.sampled_from((1e-2, 1.0, 100.0)), momentum=st.sampled_from((0.5, 0.9, 0.99)), seed=st.integers(0, 1000))
+@hypothesis.given(
+    scale=st.sampled_from((1e-2, 1.0, 100.0)),
+    momentum=st.sampled_from((0.5, 0.9, 0.99)),
+    seed=st.integers(0, 1000),
+)
 def test_center_of_constant_teachers_is_approached_geometrically(scale, momentum, seed):
     """Spec section 8 item 13: 1 - m^t of the way after t steps, from 0; m = 0.9 in the paper."""
     given = inputs(seed, scale=scale)
-    values = {"image_center": given["teacher_images"][0, 0], "object_center": given["teacher_objects"][0, 0, 0]}
-    given["teacher_images"][:], given["teacher_objects"][:] = values["image_center"], values["object_center"]
+    values = {
+        "image_center": given["teacher_images"][0, 0],
+        "object_center": given["teacher_objects"][0, 0, 0],
+    }
+    given["teacher_images"][:], given["teacher_objects"][:] = (
+        values["image_center"],
+        values["object_center"],
+    )
     given |= {name: np.zeros(P, np.float32) for name in CENTERS}
     for step in range(1, 9):
         terms, _ = run(given, center_momentum=momentum)
@@ -262,9 +351,18 @@ def test_retrieved_objects_do_not_move_the_center_nor_the_meters():
 
 
 def test_meters_tell_both_kinds_of_collapse():
-    given = {name: np.zeros_like(x) if x.dtype == np.float32 else np.ones_like(x) for name, x in inputs().items()}
+    given = {
+        name: np.zeros_like(x) if x.dtype == np.float32 else np.ones_like(x)
+        for name, x in inputs().items()
+    }
     uniform, _ = run(given)
-    one, _ = run(given | {name: given[name] + 10 * np.eye(P, dtype=np.float32)[2] for name in ("teacher_images", "teacher_objects")})
+    one, _ = run(
+        given
+        | {
+            name: given[name] + 10 * np.eye(P, dtype=np.float32)[2]
+            for name in ("teacher_images", "teacher_objects")
+        }
+    )
     for level in ("image", "object"):
         close(uniform[f"{level}_teacher_entropy"], np.log(P))
         close(uniform[f"{level}_marginal_entropy"], np.log(P))
@@ -294,7 +392,9 @@ def test_finite_and_right_for_every_input(dtype, scale, chunk, kind, seed):
     low = {name: jnp.asarray(given[name], dtype) for name in floats}
     terms, gradients = run(given | low, chunk=chunk)
     assert_finite(terms, gradients)
-    assert all(x.dtype == jnp.float32 for x in terms.values()) and all(x.dtype == dtype for x in gradients.values())
+    assert all(x.dtype == jnp.float32 for x in terms.values()) and all(
+        x.dtype == dtype for x in gradients.values()
+    )
     want, slopes = reference(given | {name: np.asarray(x, np.float32) for name, x in low.items()})
     for name in want:
         close(terms[name], want[name], absolute=2e-5)
@@ -310,15 +410,25 @@ def test_smallest_batch():
 
 def test_logits_of_all_objects_are_never_held():
     batch, objects, width, prototypes = 32, 8, 16, 2048
-    shapes = dict(student_images=(2, batch, width), student_objects=(2, batch, objects, width), image_center=(prototypes,))
+    shapes = dict(
+        student_images=(2, batch, width),
+        student_objects=(2, batch, objects, width),
+        image_center=(prototypes,),
+    )
     shapes |= dict(teacher_images=shapes["student_images"], object_center=shapes["image_center"])
     shapes |= dict.fromkeys(("teacher_objects", "neighbours"), shapes["student_objects"])
     given = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    given |= {"valid": jax.ShapeDtypeStruct((batch, objects), bool), "cycle": jax.ShapeDtypeStruct((2, batch, objects), bool)}
+    given |= {
+        "valid": jax.ShapeDtypeStruct((batch, objects), bool),
+        "cycle": jax.ShapeDtypeStruct((2, batch, objects), bool),
+    }
     pair = (jax.ShapeDtypeStruct((width, prototypes), jnp.float32),) * 2
     given |= {"student_prototypes": pair, "teacher_prototypes": pair}
     logits = 4 * batch * objects * prototypes  # bytes, of one view
-    held = {chunk: run.lower(given, chunk=chunk).compile().memory_analysis().temp_size_in_bytes for chunk in (1, batch)}
+    held = {
+        chunk: run.lower(given, chunk=chunk).compile().memory_analysis().temp_size_in_bytes
+        for chunk in (1, batch)
+    }
     assert held[1] < 0.6 * logits < 2 * logits < held[batch], (held, logits)
 
 
@@ -326,8 +436,14 @@ def test_sharded_batch_agrees_with_a_single_device():
     """In chunks too, which are cut so that no image leaves its device."""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     given = inputs(15, batch=16)
-    axes = {name: () if name in CENTERS else ("data",) if name == "valid" else (None, "data") for name in given}
-    placed = {name: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes[name]))) for name, x in given.items()}
+    axes = {
+        name: () if name in CENTERS else ("data",) if name == "valid" else (None, "data")
+        for name in given
+    }
+    placed = {
+        name: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes[name])))
+        for name, x in given.items()
+    }
     compiled = run.lower(placed, chunk=8).compile()
     assert not re.search("all-gather|all-to-all|collective-permute", compiled.as_text())
     got, want = compiled(placed), run(given)
@@ -338,9 +454,18 @@ def test_sharded_batch_agrees_with_a_single_device():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(student_images=jnp.ones((3, B, P))), r"shape of student_images is \(3, 4, 6\); it must be \[2, B, P\]"),
-        (dict(teacher_images=jnp.ones((2, B, 5))), r"shape of teacher_images is \(2, 4, 5\); it must be \(2, 4, 6\) as the student's"),
-        (dict(student_objects=jnp.ones((2, 3, K, P))), r"shape of student_objects is \(2, 3, 3, 6\); it must be \[2, 4, K, 6\]"),
+        (
+            dict(student_images=jnp.ones((3, B, P))),
+            r"shape of student_images is \(3, 4, 6\); it must be \[2, B, P\]",
+        ),
+        (
+            dict(teacher_images=jnp.ones((2, B, 5))),
+            r"shape of teacher_images is \(2, 4, 5\); it must be \(2, 4, 6\) as the student's",
+        ),
+        (
+            dict(student_objects=jnp.ones((2, 3, K, P))),
+            r"shape of student_objects is \(2, 3, 3, 6\); it must be \[2, 4, K, 6\]",
+        ),
         (dict(teacher_objects=jnp.ones((2, B, 2, P))), "shape of teacher_objects"),
         (dict(neighbours=jnp.ones((2, B, 2, P))), "shape of neighbours"),
         (dict(image_center=jnp.ones(5)), r"shape of image_center is \(5,\); it must be \[6\]"),
@@ -351,8 +476,20 @@ def test_sharded_batch_agrees_with_a_single_device():
         (dict(valid=jnp.ones((B, K))), "type of valid is float32; it must be bool"),
         (dict(cycle=jnp.ones((B, K), bool)), r"shape of cycle is \(4, 3\); it must be \(2, 4, 3\)"),
         (dict(student_prototypes=(jnp.ones((P, 2)),) * 2), "prototypes is given once"),
-        (dict(student_prototypes=(jnp.ones((5, 2)),) * 2, teacher_prototypes=(jnp.ones((P, 2)),) * 2), "image entry of student_prototypes"),
-        (dict(student_prototypes=(jnp.ones((P, 2)),) * 2, teacher_prototypes=(jnp.ones((P, 3)),) * 2), "image entry of teacher_prototypes"),
+        (
+            dict(
+                student_prototypes=(jnp.ones((5, 2)),) * 2,
+                teacher_prototypes=(jnp.ones((P, 2)),) * 2,
+            ),
+            "image entry of student_prototypes",
+        ),
+        (
+            dict(
+                student_prototypes=(jnp.ones((P, 2)),) * 2,
+                teacher_prototypes=(jnp.ones((P, 3)),) * 2,
+            ),
+            "image entry of teacher_prototypes",
+        ),
         (dict(student_temperature=0.0), "student_temperature is 0.0"),
         (dict(teacher_temperature=-1.0), "teacher_temperature is -1.0"),
         (dict(center_momentum=1.5), "center_momentum is 1.5"),
@@ -368,6 +505,12 @@ def test_errors(change, message):
 
 
 def test_neighbours_need_objects():
-    given = {name: x for name, x in inputs().items() if not name.endswith(("objects", "object_center", "valid"))}
-    with pytest.raises(ValueError, match="neighbours is given; it must be None without student_objects"):
+    given = {
+        name: x
+        for name, x in inputs().items()
+        if not name.endswith(("objects", "object_center", "valid"))
+    }
+    with pytest.raises(
+        ValueError, match="neighbours is given; it must be None without student_objects"
+    ):
         cribo(**given, student_temperature=0.1, teacher_temperature=0.05)

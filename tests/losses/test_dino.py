@@ -1,4 +1,6 @@
-"""DINO's objective against float64: values, gradients, center, and what the paper says about collapse."""
+"""DINO's objective against float64: values, gradients, center, and what the paper says about
+collapse.
+"""
 
 import functools
 import re
@@ -30,8 +32,14 @@ def dino(student, teacher, center, tau_s=0.1, tau_t=0.04, momentum=0.9):
 
 def inputs(seed=0, student_views=5, teacher_views=2, batch=3, width=7, scale=1.0):
     rng = np.random.default_rng(seed)
-    student, teacher = (rng.normal(size=(n, batch, width)) * scale for n in (student_views, teacher_views))
-    return student.astype(np.float32), teacher.astype(np.float32), rng.normal(size=width).astype(np.float32) * scale
+    student, teacher = (
+        rng.normal(size=(n, batch, width)) * scale for n in (student_views, teacher_views)
+    )
+    return (
+        student.astype(np.float32),
+        teacher.astype(np.float32),
+        rng.normal(size=width).astype(np.float32) * scale,
+    )
 
 
 @pytest.mark.parametrize(("student_views", "teacher_views"), [(5, 2), (2, 2), (3, 1)])
@@ -76,7 +84,10 @@ def test_center_follows_the_batch_and_only_the_old_one_enters_the_loss():
     close(fast["center"], teacher.mean(axis=(0, 1), dtype=np.float64))
     assert slow["loss"] == fast["loss"]
     # Centering takes away what all images share.
-    close(dino(student, teacher + center, center)[1]["loss"], dino(student, teacher, 0 * center)[1]["loss"])
+    close(
+        dino(student, teacher + center, center)[1]["loss"],
+        dino(student, teacher, 0 * center)[1]["loss"],
+    )
 
 
 def test_meters_tell_both_kinds_of_collapse():
@@ -139,13 +150,20 @@ def test_finite_and_right_for_every_input(dtype, scale, tau_t, duplicates, seed)
 def test_softmax_of_all_views_is_never_held():
     s, b, k = 12, 16, 4096
     shapes = (s, b, k), (2, b, k), (k,)
-    compiled = dino.lower(*(jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes), 0.1, 0.04).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < s * b * k * 4  # the gradient itself is an output of that size
+    compiled = dino.lower(
+        *(jax.ShapeDtypeStruct(x, jnp.float32) for x in shapes), 0.1, 0.04
+    ).compile()
+    assert (
+        compiled.memory_analysis().temp_size_in_bytes < s * b * k * 4
+    )  # the gradient itself is an output of that size
 
 
 def test_sharded_batch_agrees_with_a_single_device():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    place = lambda x, *axes: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes)))  # noqa: E731
+
+    def place(x, *axes):
+        return jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes)))
+
     student, teacher, center = inputs(batch=16)
     arrays = place(student, None, "data"), place(teacher, None, "data"), place(center)
     compiled = dino.lower(*arrays).compile()
@@ -161,8 +179,14 @@ def test_errors():
     student, teacher, center = inputs()
     dino = functools.partial(losses.dino, student_temperature=0.1, teacher_temperature=0.04)
     for wrong, message in (
-        ((student[0], teacher, center), r"shape of student_logits is \(3, 7\); it must be \[S, B, K\]"),
-        ((student, teacher[..., :6], center), r"shape of teacher_logits is \(2, 3, 6\); it must be \[T, 3, 7\]"),
+        (
+            (student[0], teacher, center),
+            r"shape of student_logits is \(3, 7\); it must be \[S, B, K\]",
+        ),
+        (
+            (student, teacher[..., :6], center),
+            r"shape of teacher_logits is \(2, 3, 6\); it must be \[T, 3, 7\]",
+        ),
         ((student, teacher, center[:6]), r"shape of center is \(6,\); it must be \[7\]"),
         ((student[:1], teacher[:1], center), r"number of views \(S, T\) is \(1, 1\)"),
         ((teacher, student, center), r"number of views \(S, T\) is \(2, 5\)"),
@@ -170,6 +194,10 @@ def test_errors():
     ):
         with pytest.raises(ValueError, match=message):
             dino(*wrong)
-    for name, value in (("student_temperature", 0), ("teacher_temperature", float("nan")), ("center_momentum", 1.1)):
+    for name, value in (
+        ("student_temperature", 0),
+        ("teacher_temperature", float("nan")),
+        ("center_momentum", 1.1),
+    ):
         with pytest.raises(ValueError, match=f"{name} is {value}; it must be"):
             dino(student, teacher, center, **{name: value})

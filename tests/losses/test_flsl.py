@@ -1,4 +1,6 @@
-"""FLSL's objective against float64 loops: every term and gradient, its alternatives, and the invariants the paper implies."""
+"""FLSL's objective against float64 loops: every term and gradient, its alternatives, and the
+invariants the paper implies.
+"""
 
 import functools
 import re
@@ -20,11 +22,17 @@ ARRAYS = ("queries", "student_modes", "student_logits", "teacher_logits")
 
 
 @functools.partial(jax.jit, static_argnames=("targets", "center_momentum"))
-def run(queries, modes, student, teacher, v=0.03, eta=1.0, gamma=5.0, tau_s=0.1, tau_t=0.04, **options):
-    """Gradient of the loss by each of the four arrays, and the terms; weights and temperatures are traced."""
+def run(
+    queries, modes, student, teacher, v=0.03, eta=1.0, gamma=5.0, tau_s=0.1, tau_t=0.04, **options
+):
+    """Gradient of the loss by each of the four arrays, and the terms; weights and temperatures are
+    traced.
+    """
 
     def loss(*arrays):
-        weights = dict(v=v, eta=eta, gamma=gamma, student_temperature=tau_s, teacher_temperature=tau_t)
+        weights = dict(
+            v=v, eta=eta, gamma=gamma, student_temperature=tau_s, teacher_temperature=tau_t
+        )
         terms = flsl(*arrays, **weights, **options)
         return terms["loss"], terms
 
@@ -37,9 +45,25 @@ def inputs(seed=0, lead=(2, 3), d=4, k=5, scale=1.0):
     return [(rng.normal(size=shape) * scale).astype(np.float32) for shape in shapes]
 
 
-def loops(queries, modes, student, teacher, v, eta, gamma, tau_s, tau_t, targets="softmax", prior=None, center=None):
+def loops(
+    queries,
+    modes,
+    student,
+    teacher,
+    v,
+    eta,
+    gamma,
+    tau_s,
+    tau_t,
+    targets="softmax",
+    prior=None,
+    center=None,
+):
     """Spec section 4, query by query: the loss and its terms."""
-    q, z, s, t = (np.asarray(x, np.float64).reshape(-1, x.shape[-1]) for x in (queries, modes, student, teacher))
+    q, z, s, t = (
+        np.asarray(x, np.float64).reshape(-1, x.shape[-1])
+        for x in (queries, modes, student, teacher)
+    )
     n, k = s.shape
     scores = (t - (0 if center is None else center)) / tau_t
     if targets == "batch_softmax":  # section 9 item 24
@@ -48,16 +72,28 @@ def loops(queries, modes, student, teacher, v, eta, gamma, tau_s, tau_t, targets
     mean_prediction, mean_target, each = np.zeros(k), np.zeros(k), 0.0
     for i in range(n):
         intra += (2 - 2 * (q[i] @ z[i]) / (np.linalg.norm(q[i]) * np.linalg.norm(z[i]))) / n
-        target, log_p = np.exp(reference.log_softmax(scores[i])), reference.log_softmax(s[i] / tau_s)
+        target, log_p = (
+            np.exp(reference.log_softmax(scores[i])),
+            reference.log_softmax(s[i] / tau_s),
+        )
         inter -= (target * log_p).sum() / n
         mean_prediction += np.exp(log_p) / n
         mean_target += target / n
         each += reference.entropy(target) / n
     prior = np.full(k, 1 / k) if prior is None else np.asarray(prior, np.float64)
     volume = -reference.entropy(mean_prediction) - mean_prediction @ np.log(prior)
-    terms = dict(intra_loss=intra, inter_loss=inter, volume_loss=volume, teacher_entropy=each, kl=inter - each)
+    terms = dict(
+        intra_loss=intra,
+        inter_loss=inter,
+        volume_loss=volume,
+        teacher_entropy=each,
+        kl=inter - each,
+    )
     terms["usage"] = reference.usage(scores)
-    terms |= dict(marginal_entropy=reference.entropy(mean_target), prediction_entropy=reference.entropy(mean_prediction))
+    terms |= dict(
+        marginal_entropy=reference.entropy(mean_target),
+        prediction_entropy=reference.entropy(mean_prediction),
+    )
     return terms | {"loss": v * intra + eta * inter + gamma * volume}
 
 
@@ -74,12 +110,17 @@ def slopes(f, x, step=1e-5):
     return result
 
 
-CENTER, PRIOR = np.linspace(-1, 1, 5, dtype=np.float32), np.array([0.1, 0.3, 0.2, 0.35, 0.05], np.float32)
+CENTER, PRIOR = (
+    np.linspace(-1, 1, 5, dtype=np.float32),
+    np.array([0.1, 0.3, 0.2, 0.35, 0.05], np.float32),
+)
 
 
 @pytest.mark.parametrize("lead", [(2, 3), (7,)])
 @pytest.mark.parametrize(
-    "options", [{}, {"targets": "batch_softmax"}, {"center": CENTER}, {"prior": PRIOR}], ids=lambda o: next(iter(o), "plain")
+    "options",
+    [{}, {"targets": "batch_softmax"}, {"center": CENTER}, {"prior": PRIOR}],
+    ids=lambda o: next(iter(o), "plain"),
 )
 def test_terms_and_gradients_equal_the_loops(options, lead):
     arrays, numbers = inputs(lead=lead), (0.3, 0.7, 2.0, 0.5, 0.3)
@@ -89,19 +130,25 @@ def test_terms_and_gradients_equal_the_loops(options, lead):
     for name, value in want.items():
         close(terms[name], value)
     for i, name in enumerate(ARRAYS[:3]):
-        changed = lambda x, i=i: loops(*arrays[:i], x, *arrays[i + 1 :], *numbers, **options)["loss"]  # noqa: E731
+
+        def changed(x, i=i):
+            return loops(*arrays[:i], x, *arrays[i + 1 :], *numbers, **options)["loss"]
+
         close(gradients[i], slopes(changed, arrays[i])), name
     assert not np.any(gradients[3])
 
 
 def test_by_hand():
-    """Two queries at right angles to, and along, their modes: intra (2 + 0) / 2. Students (3/4, 1/4) and (1/4, 3/4): their mean is
-    uniform. Targets (1, 0) in the limit and (1/2, 1/2): inter (log 4/3 + (log 4 + log 4/3) / 2) / 2.
+    """Two queries at right angles to, and along, their modes: intra (2 + 0) / 2. Students (3/4,
+    1/4) and (1/4, 3/4): their mean is uniform. Targets (1, 0) in the limit and (1/2, 1/2): inter
+    (log 4/3 + (log 4 + log 4/3) / 2) / 2.
     """
     x, y = np.eye(2, dtype=np.float32)
     student = np.log(np.array([[3.0, 1.0], [1.0, 3.0]], np.float32))
     teacher = np.array([[100.0, 0.0], [1.0, 1.0]], np.float32)
-    terms = run(np.stack([x, x]), np.stack([y, 2 * x]), student, teacher, 1.0, 1.0, 1.0, 1.0, 1.0)[1]
+    terms = run(np.stack([x, x]), np.stack([y, 2 * x]), student, teacher, 1.0, 1.0, 1.0, 1.0, 1.0)[
+        1
+    ]
     close(terms["intra_loss"], 1.0)
     close(terms["inter_loss"], (1.5 * np.log(4 / 3) + 0.5 * np.log(4)) / 2)
     close(terms["volume_loss"], 0.0)
@@ -116,7 +163,9 @@ def test_weights_choose_the_terms():
     for i, name in enumerate(("intra_loss", "inter_loss", "volume_loss")):
         terms = run(*arrays, *np.eye(3)[i])[1]
         close(terms["loss"], terms[name])
-    by_query, by_mode, by_student, _ = run(*arrays, 0.0)[0]  # v = 0, the ablation that collapses, is a legal setting
+    by_query, by_mode, by_student, _ = run(*arrays, 0.0)[
+        0
+    ]  # v = 0, the ablation that collapses, is a legal setting
     assert not np.any(by_query) and not np.any(by_mode) and np.any(by_student)
 
 
@@ -124,7 +173,16 @@ def test_teacher_and_center_have_no_gradient_in_any_term():
     def total(student, teacher, center):
         queries = inputs()[0]
         terms = flsl(
-            queries, queries, student, teacher, v=1.0, eta=1.0, gamma=1.0, student_temperature=0.1, teacher_temperature=0.1, center=center
+            queries,
+            queries,
+            student,
+            teacher,
+            v=1.0,
+            eta=1.0,
+            gamma=1.0,
+            student_temperature=0.1,
+            teacher_temperature=0.1,
+            center=center,
         )
         return sum((x**2).sum() for x in terms.values())
 
@@ -146,10 +204,13 @@ def test_batch_softmax_forgets_what_all_queries_share():
     shared = run(*arrays[:3], arrays[3] + CENTER, targets="batch_softmax")[1]
     close(shared["loss"], run(*arrays, targets="batch_softmax")[1]["loss"])
     equal = run(*arrays[:3], 0 * arrays[3] + CENTER, targets="batch_softmax")[1]
-    close(equal["teacher_entropy"], np.log(5))  # one centroid for everything becomes all centroids for everything
+    close(
+        equal["teacher_entropy"], np.log(5)
+    )  # one centroid for everything becomes all centroids for everything
 
 
-# Section 8 of the spec, item by item (1, 2 and 5 speak of the mean shift alone: tests of the op; 9 and 10 of the views).
+# Section 8 of the spec, item by item (1, 2 and 5 speak of the mean shift alone: tests of the op; 9
+# and 10 of the views).
 
 seeds = st.integers(0, 10_000)
 check = functools.partial(hypothesis.settings, deadline=None, derandomize=True, database=None)
@@ -167,7 +228,11 @@ def test_equal_tokens_are_their_own_modes_at_any_temperature(seed, tau):
 
 
 @check(max_examples=30)
-@hypothesis.given(seed=seeds, scales=st.tuples(*2 * [st.sampled_from((1e-6, 1e-2, 1.0, 1e6))]), opposite=st.booleans())
+@hypothesis.given(
+    seed=seeds,
+    scales=st.tuples(*2 * [st.sampled_from((1e-6, 1e-2, 1.0, 1e6))]),
+    opposite=st.booleans(),
+)
 def test_intra_is_0_to_4_and_forgets_lengths(seed, scales, opposite):
     """Item 4."""
     queries, modes, *logits = inputs(seed)
@@ -182,7 +247,9 @@ def test_intra_is_0_to_4_and_forgets_lengths(seed, scales, opposite):
 @check(max_examples=30)
 @hypothesis.given(seed=seeds, peaked=st.sampled_from((0.0, 0.3, 3.0)))
 def test_volume_is_0_for_uniform_and_log_k_for_one_centroid(seed, peaked):
-    """Item 6. The mean over queries counts: each may be sharp as long as together they use all centroids."""
+    """Item 6. The mean over queries counts: each may be sharp as long as together they use all
+    centroids.
+    """
     queries, modes, student, teacher = inputs(seed, lead=(10,))
     gradients, terms = run(queries, modes, student * peaked, teacher)
     assert_finite(gradients, terms)
@@ -205,21 +272,30 @@ def test_one_of_4096_centroids_costs_8_318():
 @check(max_examples=20)
 @hypothesis.given(seed=seeds)
 def test_gamma_above_0_pushes_a_peaked_prediction_towards_uniform(seed):
-    """Item 6: the sign. A step against the gradient must raise the entropy of the mean prediction."""
+    """Item 6: the sign. A step against the gradient must raise the entropy of the mean
+    prediction.
+    """
     queries, modes, student, teacher = inputs(seed, lead=(10,), scale=0.1)
     student[:, 2] += 0.2
     gradients, terms = run(queries, modes, student, teacher, 0.0, 0.0, 1.0)
     after = run(queries, modes, student - 0.01 * gradients[2], teacher, 0.0, 0.0, 1.0)[1]
     assert_finite(gradients, terms, after)
-    assert after["prediction_entropy"] > terms["prediction_entropy"] and after["volume_loss"] < terms["volume_loss"]
+    assert (
+        after["prediction_entropy"] > terms["prediction_entropy"]
+        and after["volume_loss"] < terms["volume_loss"]
+    )
     assert gradients[2][:, 2].sum() > 0  # the peak goes down
 
 
 def test_volume_is_of_the_global_batch_sharded_or_not():
-    """Item 7: per-device means give another, larger number; a sharded batch gives that of one device."""
+    """Item 7: per-device means give another, larger number; a sharded batch gives that of one
+    device.
+    """
     rng = np.random.default_rng(0)
     arrays = inputs(lead=(16, 3), k=8)
-    arrays[2] = (np.eye(8)[np.arange(16) // 2][:, None] + 0.1 * rng.normal(size=(16, 3, 8))).astype(np.float32)  # a centroid per device
+    arrays[2] = (np.eye(8)[np.arange(16) // 2][:, None] + 0.1 * rng.normal(size=(16, 3, 8))).astype(
+        np.float32
+    )  # a centroid per device
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     sharded = jax.device_put(arrays, jax.NamedSharding(mesh, jax.P("data")))
     compiled = run.lower(*sharded).compile()
@@ -236,7 +312,9 @@ def test_volume_is_of_the_global_batch_sharded_or_not():
 
 @check(max_examples=30)
 @hypothesis.given(seed=seeds, scale=st.sampled_from((0.0, 0.1, 1.0)))
-def test_inter_is_at_least_the_entropy_of_the_targets_and_log_k_for_uniform_predictions(seed, scale):
+def test_inter_is_at_least_the_entropy_of_the_targets_and_log_k_for_uniform_predictions(
+    seed, scale
+):
     """Item 8."""
     queries, modes, student, teacher = inputs(seed, scale=scale)
     gradients, terms = run(queries, modes, student, teacher)
@@ -250,8 +328,13 @@ def test_inter_is_at_least_the_entropy_of_the_targets_and_log_k_for_uniform_pred
 def test_identical_views_and_networks_cost_the_entropy_and_pull_nowhere(seed, tau):
     """Item 11: same tokens, weights and temperatures give p_s = p_t."""
     rng = np.random.default_rng(seed)
-    tokens, head = rng.normal(size=(2, 6, 4)).astype(np.float32), rng.normal(size=(4, 5)).astype(np.float32)
-    modes, found = (mean_shift(tokens, keys, inverse_temperature=tau) for keys in (tokens, tokens.copy()))
+    tokens, head = (
+        rng.normal(size=(2, 6, 4)).astype(np.float32),
+        rng.normal(size=(4, 5)).astype(np.float32),
+    )
+    modes, found = (
+        mean_shift(tokens, keys, inverse_temperature=tau) for keys in (tokens, tokens.copy())
+    )
     gradients, terms = run(tokens, modes, modes @ head, found @ head, 0.0, 1.0, 0.0, 0.1, 0.1)
     assert_finite(gradients, terms)
     close(terms["inter_loss"], terms["teacher_entropy"])
@@ -274,7 +357,9 @@ def test_finite_and_right_for_every_input(dtype, scale, targets, duplicates, see
     low = [jnp.asarray(x, dtype) for x in arrays]
     gradients, terms = run(*low, targets=targets)
     assert_finite(gradients, terms)
-    assert all(value.dtype == jnp.float32 for value in terms.values()) and all(g.dtype == dtype for g in gradients)
+    assert all(value.dtype == jnp.float32 for value in terms.values()) and all(
+        g.dtype == dtype for g in gradients
+    )
     if scale:  # zero vectors have no direction: the loops divide by 0
         want = loops(*(np.asarray(x, np.float32) for x in low), 0.03, 1.0, 5.0, 0.1, 0.04, targets)
         for name in want:
@@ -283,7 +368,12 @@ def test_finite_and_right_for_every_input(dtype, scale, targets, duplicates, see
 
 def test_vmap_and_remat_agree():
     arrays = inputs(lead=(4, 3))
-    one = lambda *x: flsl(*x, v=0.03, eta=1.0, gamma=5.0, student_temperature=0.1, teacher_temperature=0.04)["loss"]  # noqa: E731
+
+    def one(*x):
+        return flsl(
+            *x, v=0.03, eta=1.0, gamma=5.0, student_temperature=0.1, teacher_temperature=0.04
+        )["loss"]
+
     close(jax.jit(jax.vmap(one))(*arrays), [one(*(x[i] for x in arrays)) for i in range(4)])
     remat = jax.jit(jax.grad(jax.checkpoint(one), (0, 1, 2)))(*arrays)
     for mine, theirs in zip(remat, run(*arrays)[0]):
@@ -292,22 +382,43 @@ def test_vmap_and_remat_agree():
 
 def test_errors():
     queries, modes, student, teacher = inputs()
-    call = functools.partial(flsl, v=0.03, eta=1.0, gamma=5.0, student_temperature=0.1, teacher_temperature=0.04)
+    call = functools.partial(
+        flsl, v=0.03, eta=1.0, gamma=5.0, student_temperature=0.1, teacher_temperature=0.04
+    )
     for wrong, message in (
         ((queries[:0], modes[:0], student[:0], teacher[:0]), r"shape of queries is \(0, 3, 4\)"),
-        ((queries, modes[:, :2], student, teacher), r"shape of student_modes is \(2, 2, 4\); it must be \(2, 3, 4\) as queries"),
-        ((queries, modes, student[:1], teacher), r"shape of student_logits is \(1, 3, 5\); it must be \[..., K\] with the leading axes"),
-        ((queries, modes, student, teacher[..., :4]), r"shape of teacher_logits is \(2, 3, 4\); it must be \(2, 3, 5\) as student_logits"),
+        (
+            (queries, modes[:, :2], student, teacher),
+            r"shape of student_modes is \(2, 2, 4\); it must be \(2, 3, 4\) as queries",
+        ),
+        (
+            (queries, modes, student[:1], teacher),
+            r"shape of student_logits is \(1, 3, 5\); it must be \[..., K\] with the leading axes",
+        ),
+        (
+            (queries, modes, student, teacher[..., :4]),
+            r"shape of teacher_logits is \(2, 3, 4\); it must be \(2, 3, 5\) as student_logits",
+        ),
         ((queries, modes, student[..., :0], teacher[..., :0]), r"\[..., K\] with K >= 1"),
     ):
         with pytest.raises(ValueError, match=message):
             call(*wrong)
-    for name, value in (("v", -1), ("eta", -0.1), ("gamma", float("nan")), ("student_temperature", 0), ("center_momentum", 1.1)):
+    for name, value in (
+        ("v", -1),
+        ("eta", -0.1),
+        ("gamma", float("nan")),
+        ("student_temperature", 0),
+        ("center_momentum", 1.1),
+    ):
         with pytest.raises(ValueError, match=f"{name} is {value}; it must be"):
             call(*inputs(), **{name: value})
-    with pytest.raises(ValueError, match=r"shape of center is \(4,\); it must be \[5\] as the logits"):
+    with pytest.raises(
+        ValueError, match=r"shape of center is \(4,\); it must be \[5\] as the logits"
+    ):
         call(*inputs(), center=CENTER[:4])
     with pytest.raises(ValueError, match="lowest entry of prior is 0.0"):
         call(*inputs(), prior=np.array([0.5, 0.5, 0, 0, 0]))
-    with pytest.raises(ValueError, match='targets is "sinkhorn"; it must be one of softmax, batch_softmax'):
+    with pytest.raises(
+        ValueError, match='targets is "sinkhorn"; it must be one of softmax, batch_softmax'
+    ):
         call(*inputs(), targets="sinkhorn")

@@ -1,4 +1,6 @@
-"""iBOT's objective against float64: values, gradients, centers, and what masks may and may not change."""
+"""iBOT's objective against float64: values, gradients, centers, and what masks may and may not
+change.
+"""
 
 import functools
 
@@ -19,7 +21,9 @@ TEMPERATURES = dict(student_temperature=0.1, teacher_temperature=0.04)
 
 
 def patch_reference(student, teacher, masks, center, tau_s, tau_t):
-    """Loss of eq. 2, its gradient with respect to student [V, B, n, K], and mean KL over masked patches; one patch at a time."""
+    """Loss of eq. 2, its gradient with respect to student [V, B, n, K], and mean KL over masked
+    patches; one patch at a time.
+    """
     num_views, batch, num_patches, _ = student.shape
     loss, gradient, kl = 0.0, np.zeros(student.shape), 0.0
     for v in range(num_views):
@@ -27,7 +31,11 @@ def patch_reference(student, teacher, masks, center, tau_s, tau_t):
             for patch in range(num_patches):
                 if masks[v, b, patch]:
                     scale = 1 / (num_views * batch * masks[v, b].sum())
-                    q = np.exp(reference.log_softmax((teacher[v, b, patch].astype(np.float64) - center) / tau_t))
+                    q = np.exp(
+                        reference.log_softmax(
+                            (teacher[v, b, patch].astype(np.float64) - center) / tau_t
+                        )
+                    )
                     log_p = reference.log_softmax(student[v, b, patch].astype(np.float64) / tau_s)
                     h = -(q * log_p).sum()
                     loss += scale * h
@@ -38,8 +46,15 @@ def patch_reference(student, teacher, masks, center, tau_s, tau_t):
 
 def inputs(seed=0, views=2, batch=3, patches=5, width=7, scale=1.0, share=0.5):
     rng = np.random.default_rng(seed)
-    student, teacher = (rng.normal(size=(views, batch, patches, width)).astype(np.float32) * scale for _ in range(2))
-    return student, teacher, rng.random((views, batch, patches)) < share, rng.normal(size=width).astype(np.float32) * scale
+    student, teacher = (
+        rng.normal(size=(views, batch, patches, width)).astype(np.float32) * scale for _ in range(2)
+    )
+    return (
+        student,
+        teacher,
+        rng.random((views, batch, patches)) < share,
+        rng.normal(size=width).astype(np.float32) * scale,
+    )
 
 
 @jax.jit
@@ -48,7 +63,9 @@ def patch(student, teacher, masks, center, tau_s=0.1, tau_t=0.04, momentum=0.9, 
 
     def loss(student):
         temperatures = dict(student_temperature=tau_s, teacher_temperature=tau_t)
-        terms = ibot_patch(student, teacher, masks, center, **temperatures, center_momentum=momentum, mean=mean)
+        terms = ibot_patch(
+            student, teacher, masks, center, **temperatures, center_momentum=momentum, mean=mean
+        )
         return terms["loss"], terms
 
     return jax.grad(loss, has_aux=True)(student)
@@ -74,29 +91,49 @@ def test_patch_loss_equals_the_reference(share):
 def test_both_losses_together_equal_the_references():
     student, teacher, masks, patch_center = inputs()
     rng = np.random.default_rng(1)
-    student_cls, teacher_cls, center = (rng.normal(size=shape).astype(np.float32) for shape in ((4, 3, 6), (2, 3, 6), (6,)))
+    student_cls, teacher_cls, center = (
+        rng.normal(size=shape).astype(np.float32) for shape in ((4, 3, 6), (2, 3, 6), (6,))
+    )
 
     @jax.jit
     def run(student_cls, student, tau_patch):
         def loss(student_cls, student):
             terms = ibot(
-                student_cls, teacher_cls, student, teacher, masks, center, patch_center, **TEMPERATURES,
-                teacher_patch_temperature=tau_patch, center_momentum=0.8, patch_center_momentum=0.7, cls_weight=2.0, patch_weight=0.5,
-            )  # fmt: skip
+                student_cls,
+                teacher_cls,
+                student,
+                teacher,
+                masks,
+                center,
+                patch_center,
+                **TEMPERATURES,
+                teacher_patch_temperature=tau_patch,
+                center_momentum=0.8,
+                patch_center_momentum=0.7,
+                cls_weight=2.0,
+                patch_weight=0.5,
+            )
             return terms["loss"], terms
 
         return jax.grad(loss, (0, 1), has_aux=True)(student_cls, student)
 
     (by_cls, by_patch), terms = run(student_cls, student, 0.07)
-    cls_loss, cls_gradient, new_center = reference.dino(student_cls, teacher_cls, center, 0.1, 0.04, 0.8)
-    patch_loss, patch_gradient, _ = patch_reference(student, teacher, masks, patch_center, 0.1, 0.07)
+    cls_loss, cls_gradient, new_center = reference.dino(
+        student_cls, teacher_cls, center, 0.1, 0.04, 0.8
+    )
+    patch_loss, patch_gradient, _ = patch_reference(
+        student, teacher, masks, patch_center, 0.1, 0.07
+    )
     close(terms["loss"], 2 * cls_loss + 0.5 * patch_loss)
     close(terms["cls_loss"], cls_loss)
     close(terms["patch_loss"], patch_loss)
     close(by_cls, 2 * cls_gradient)
     close(by_patch, 0.5 * patch_gradient)
     close(terms["center"], new_center)
-    close(terms["patch_center"], 0.7 * patch_center + 0.3 * teacher.mean(axis=(0, 1, 2), dtype=np.float64))
+    close(
+        terms["patch_center"],
+        0.7 * patch_center + 0.3 * teacher.mean(axis=(0, 1, 2), dtype=np.float64),
+    )
 
 
 def test_without_patches_the_numbers_are_dinos():
@@ -104,7 +141,17 @@ def test_without_patches_the_numbers_are_dinos():
     rng = np.random.default_rng(1)
     cls = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 3, 6), (2, 3, 6))]
     center = np.ones(6, np.float32)
-    terms = ibot(*cls, student, teacher, masks, center, patch_center, **TEMPERATURES, teacher_patch_temperature=0.04, patch_weight=0.0)
+    terms = ibot(
+        *cls,
+        student,
+        teacher,
+        masks,
+        center,
+        patch_center,
+        **TEMPERATURES,
+        teacher_patch_temperature=0.04,
+        patch_weight=0.0,
+    )
     dino = losses.dino(*cls, center, **TEMPERATURES)
     assert terms["loss"] == dino["loss"] and np.array_equal(terms["center"], dino["center"])
     assert {name: float(value) for name, value in dino.items() if name != "center"} == {
@@ -115,13 +162,20 @@ def test_without_patches_the_numbers_are_dinos():
 def test_only_masked_patches_matter_and_any_subset_that_holds_them_will_do():
     student, teacher, masks, center = inputs()
     gradient, terms = patch(student, teacher, masks, center)
-    assert not np.any(np.asarray(gradient)[~masks]) and np.all(np.any(np.asarray(gradient)[masks], axis=-1))
+    assert not np.any(np.asarray(gradient)[~masks]) and np.all(
+        np.any(np.asarray(gradient)[masks], axis=-1)
+    )
     broken = np.where(masks[..., None], student, np.nan)
     again, same = patch(broken, teacher, masks, center)
-    assert same["loss"] == terms["loss"] and np.array_equal(np.where(masks[..., None], gradient, 0), again)
+    assert same["loss"] == terms["loss"] and np.array_equal(
+        np.where(masks[..., None], gradient, 0), again
+    )
     count = masks.sum(axis=-1).max()
     first = np.argsort(~masks, axis=-1, kind="stable")[..., :count]
-    pick = lambda x: np.take_along_axis(x, first.reshape(*first.shape, *[1] * (x.ndim - 3)), axis=2)  # noqa: E731
+
+    def pick(x):
+        return np.take_along_axis(x, first.reshape(*first.shape, *[1] * (x.ndim - 3)), axis=2)
+
     mean = teacher.mean(axis=(0, 1, 2))
     fewer = patch(pick(student), pick(teacher), pick(masks), center, mean=mean)[1]
     close(fewer["loss"], terms["loss"])
@@ -129,10 +183,15 @@ def test_only_masked_patches_matter_and_any_subset_that_holds_them_will_do():
 
 
 def test_views_and_images_are_averaged_not_pooled():
-    """Each image weighs the same, however many of its patches are masked (eq. 2 in the published code)."""
+    """Each image weighs the same, however many of its patches are masked (eq. 2 in the published
+    code).
+    """
     student, teacher, masks, center = inputs(views=1, batch=2)
     masks[0] = [[True, False, False, False, False], [True, True, True, True, False]]
-    one = [patch(student[:, b : b + 1], teacher[:, b : b + 1], masks[:, b : b + 1], center)[1]["loss"] for b in range(2)]
+    one = [
+        patch(student[:, b : b + 1], teacher[:, b : b + 1], masks[:, b : b + 1], center)[1]["loss"]
+        for b in range(2)
+    ]
     close(patch(student, teacher, masks, center)[1]["loss"], np.mean(one))
 
 
@@ -171,7 +230,12 @@ def test_finite_and_right_for_every_input(dtype, scale, share, duplicates, seed)
 
 def test_softmax_of_all_views_is_never_held():
     v, b, n, k = 12, 4, 8, 1024
-    shapes = ((v, b, n, k), jnp.float32), ((v, b, n, k), jnp.float32), ((v, b, n), jnp.bool_), ((k,), jnp.float32)
+    shapes = (
+        ((v, b, n, k), jnp.float32),
+        ((v, b, n, k), jnp.float32),
+        ((v, b, n), jnp.bool_),
+        ((k,), jnp.float32),
+    )
     compiled = patch.lower(*(jax.ShapeDtypeStruct(*x) for x in shapes)).compile()
     # The gradient itself is an output of that size.
     assert compiled.memory_analysis().temp_size_in_bytes < 0.75 * v * b * n * k * 4
@@ -179,9 +243,14 @@ def test_softmax_of_all_views_is_never_held():
 
 def test_sharded_batch_agrees_with_a_single_device():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    place = lambda x, *axes: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes)))  # noqa: E731
+
+    def place(x, *axes):
+        return jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes)))
+
     student, teacher, masks, center = inputs(batch=16)
-    gradient, terms = patch(*(place(x, None, "data") for x in (student, teacher, masks)), place(center))
+    gradient, terms = patch(
+        *(place(x, None, "data") for x in (student, teacher, masks)), place(center)
+    )
     want = patch(student, teacher, masks, center)
     np.testing.assert_allclose(terms["loss"], want[1]["loss"], rtol=1e-6)
     close(terms["center"], want[1]["center"])
@@ -192,20 +261,40 @@ def test_errors():
     student, teacher, masks, center = inputs()
     loss = functools.partial(ibot_patch, **TEMPERATURES)
     for wrong, message in (
-        ((student[0], teacher, masks, center), r"shape of student is \(3, 5, 7\); it must be \[V, B, n, K\]"),
+        (
+            (student[0], teacher, masks, center),
+            r"shape of student is \(3, 5, 7\); it must be \[V, B, n, K\]",
+        ),
         ((student[:, :, :0], teacher, masks, center), "without an empty axis"),
         ((student, teacher[..., :6], masks, center), r"shape of teacher is \(2, 3, 5, 6\)"),
         ((student, teacher, masks[..., :4], center), r"shape of masks is \(2, 3, 4\)"),
-        ((student, teacher, masks.astype(np.float32), center), "type of masks is float32; it must be bool"),
+        (
+            (student, teacher, masks.astype(np.float32), center),
+            "type of masks is float32; it must be bool",
+        ),
         ((student, teacher, masks, center[:6]), r"shape of center is \(6,\); it must be \[7\]"),
     ):
         with pytest.raises(ValueError, match=message):
             loss(*wrong)
     with pytest.raises(ValueError, match=r"shape of mean is \(6,\)"):
         loss(student, teacher, masks, center, mean=center[:6])
-    for name, value in (("student_temperature", 0), ("teacher_temperature", float("nan")), ("center_momentum", 1.1)):
+    for name, value in (
+        ("student_temperature", 0),
+        ("teacher_temperature", float("nan")),
+        ("center_momentum", 1.1),
+    ):
         with pytest.raises(ValueError, match=f"{name} is {value}; it must be"):
             loss(student, teacher, masks, center, **{name: value})
     with pytest.raises(ValueError, match="shape of student_patch is"):
         cls = np.zeros((2, 2, 4), np.float32)
-        ibot(cls, cls, student, teacher, masks, cls[0, 0], center, **TEMPERATURES, teacher_patch_temperature=0.04)
+        ibot(
+            cls,
+            cls,
+            student,
+            teacher,
+            masks,
+            cls[0, 0],
+            center,
+            **TEMPERATURES,
+            teacher_patch_temperature=0.04,
+        )

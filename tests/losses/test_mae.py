@@ -14,7 +14,9 @@ from tests.losses.reference import close
 
 
 def reference(predicted, pixels, mask, normalize):
-    """Loss, gradient with respect to predicted [B, n, P], and loss of flat patches; one patch at a time."""
+    """Loss, gradient with respect to predicted [B, n, P], and loss of flat patches; one patch at a
+    time.
+    """
     loss, gradient, flat = 0.0, np.zeros(predicted.shape), 0.0
     for b, i in zip(*np.nonzero(mask)):
         target = pixels[b, i].astype(np.float64)
@@ -31,7 +33,9 @@ def reference(predicted, pixels, mask, normalize):
 
 def inputs(seed=0, batch=3, patches=6, size=12, share=0.7, scale=1.0):
     rng = np.random.default_rng(seed)
-    predicted, pixels = (rng.normal(size=(batch, patches, size)).astype(np.float32) * scale for _ in range(2))
+    predicted, pixels = (
+        rng.normal(size=(batch, patches, size)).astype(np.float32) * scale for _ in range(2)
+    )
     return predicted, pixels, rng.random((batch, patches)) < share
 
 
@@ -69,7 +73,9 @@ def test_the_variance_is_unbiased():
 def test_only_masked_patches_matter():
     predicted, pixels, mask = inputs()
     gradient, terms = run(predicted, pixels, mask, True)
-    assert not np.any(np.asarray(gradient)[~mask]) and np.all(np.any(np.asarray(gradient)[mask], axis=-1))
+    assert not np.any(np.asarray(gradient)[~mask]) and np.all(
+        np.any(np.asarray(gradient)[mask], axis=-1)
+    )
     again, same = run(np.where(mask[..., None], predicted, np.nan), pixels, mask, True)
     assert same["loss"] == terms["loss"] and np.array_equal(again, gradient)
 
@@ -79,14 +85,23 @@ def test_meters_of_a_perfect_and_of_a_flat_prediction():
     perfect = mae(normalize_patches(pixels)[0], pixels, mask)
     close(perfect["loss"], 0)
     close(perfect["explained"], 1)
-    flat = mae(np.broadcast_to(pixels.mean(axis=-1, keepdims=True), pixels.shape), pixels, mask, normalize_pixels=False)
+    flat = mae(
+        np.broadcast_to(pixels.mean(axis=-1, keepdims=True), pixels.shape),
+        pixels,
+        mask,
+        normalize_pixels=False,
+    )
     close(flat["loss"], flat["variance"])
     close(flat["explained"], 0)
 
 
 def test_normalised_targets_forget_brightness_and_contrast():
     predicted, pixels, mask = inputs()
-    close(mae(predicted, 3 * pixels + 7, mask)["loss"], mae(predicted, pixels, mask)["loss"], relative=1e-4)
+    close(
+        mae(predicted, 3 * pixels + 7, mask)["loss"],
+        mae(predicted, pixels, mask)["loss"],
+        relative=1e-4,
+    )
 
 
 def test_pixels_have_no_gradient():
@@ -117,9 +132,16 @@ def test_finite_for_every_input(dtype, scale, normalize, flat, seed):
     assert terms["loss"].dtype == jnp.float32 and gradient.dtype == dtype
     assert_finite(gradient, terms)
     if not flat:
-        loss, by_predicted, _ = reference(*(np.asarray(x, np.float32) for x in low), mask, normalize)
+        loss, by_predicted, _ = reference(
+            *(np.asarray(x, np.float32) for x in low), mask, normalize
+        )
         close(terms["loss"], loss, relative=1e-4)
-        close(gradient, by_predicted, relative=max(1e-4, float(jnp.finfo(dtype).eps)), absolute=1e-6 * max(1, scale))
+        close(
+            gradient,
+            by_predicted,
+            relative=max(1e-4, float(jnp.finfo(dtype).eps)),
+            absolute=1e-6 * max(1, scale),
+        )
 
 
 def test_sharded_batch_agrees_with_a_single_device():
@@ -133,27 +155,37 @@ def test_sharded_batch_agrees_with_a_single_device():
 
 
 def test_patches_have_the_published_order():
-    """Patch i, row p, column q, channel c at [i, (p * patch + q) * channels + c]: MAE's "nchpwq->nhwpqc"."""
+    """Patch i, row p, column q, channel c at [i, (p * patch + q) * channels + c]: MAE's
+    "nchpwq->nhwpqc".
+    """
     rng = np.random.default_rng(0)
     images = rng.random((2, 6, 9, 3))
     patches = np.asarray(patchify(images, 3))
     assert patches.shape == (2, 6, 27)
     for i, (p, q, c) in ((0, (0, 0, 0)), (1, (0, 2, 1)), (5, (2, 1, 2))):
         row, column = divmod(i, 3)
-        np.testing.assert_allclose(patches[:, i, (p * 3 + q) * 3 + c], images[:, row * 3 + p, column * 3 + q, c], rtol=1e-6)
+        np.testing.assert_allclose(
+            patches[:, i, (p * 3 + q) * 3 + c], images[:, row * 3 + p, column * 3 + q, c], rtol=1e-6
+        )
     np.testing.assert_array_equal(unpatchify(patches, 3, (2, 3)), images.astype(np.float32))
     np.testing.assert_array_equal(patchify(images[0], 3), patches[0])
 
 
 def test_patches_of_the_loss_are_those_of_the_network():
     """The network's embedding of a patch is its pixels, in this order, times the kernel."""
-    model = vit.vit(vit.ViTConfig(width=12, depth=1, heads=1, patch=2, image_size=4, cls=False, position="sincos"))
+    model = vit.vit(
+        vit.ViTConfig(
+            width=12, depth=1, heads=1, patch=2, image_size=4, cls=False, position="sincos"
+        )
+    )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     params = jax.tree.map(lambda s: jnp.zeros(s.shape), shapes)
     params["patch"]["kernel"] = jnp.eye(12)
     params["norm"]["scale"] = jnp.ones(12)
     images = jnp.asarray(np.random.default_rng(0).random((1, 4, 4, 3)), jnp.float32)
-    embedded = (patchify(images, 2).reshape(1, 4, 4, 3) - jnp.array([0.485, 0.456, 0.406])) / jnp.array([0.229, 0.224, 0.225])
+    embedded = (
+        patchify(images, 2).reshape(1, 4, 4, 3) - jnp.array([0.485, 0.456, 0.406])
+    ) / jnp.array([0.229, 0.224, 0.225])
     x = np.asarray(embedded, np.float64).reshape(4, 12) + position.sincos_2d(2, 12)
     want = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
     np.testing.assert_allclose(model.apply(params, images).patches[0], want, atol=1e-4)
@@ -163,7 +195,10 @@ def test_errors():
     predicted, pixels, mask = inputs()
     for wrong, message in (
         ((predicted[0], pixels, mask), r"shape of predicted is \(6, 12\)"),
-        ((predicted, pixels[..., :9], mask), r"shape of pixels is \(3, 6, 9\); it must be \(3, 6, 12\) as predicted"),
+        (
+            (predicted, pixels[..., :9], mask),
+            r"shape of pixels is \(3, 6, 9\); it must be \(3, 6, 12\) as predicted",
+        ),
         ((predicted, pixels, mask[:, :5]), r"shape of mask is \(3, 5\)"),
         ((predicted, pixels, mask.astype(int)), "type of mask is int64|type of mask is int32"),
         ((predicted[:, :0], pixels, mask), "without an empty axis"),
@@ -172,11 +207,17 @@ def test_errors():
             mae(*wrong)
     with pytest.raises(ValueError, match="eps is 0"):
         mae(predicted, pixels, mask, eps=0)
-    with pytest.raises(ValueError, match=r"size of the images is \(6, 8\); it must be multiples of patch = 4"):
+    with pytest.raises(
+        ValueError, match=r"size of the images is \(6, 8\); it must be multiples of patch = 4"
+    ):
         patchify(np.zeros((6, 8, 3)), 4)
-    with pytest.raises(ValueError, match=r"shape of patches is \(5, 27\); it must be \[..., 2 \* 3, patch"):
+    with pytest.raises(
+        ValueError, match=r"shape of patches is \(5, 27\); it must be \[..., 2 \* 3, patch"
+    ):
         unpatchify(np.zeros((5, 27)), 3, (2, 3))
-    with pytest.raises(ValueError, match=r"last axis of patches is 26; it must be a multiple of 3\^2"):
+    with pytest.raises(
+        ValueError, match=r"last axis of patches is 26; it must be a multiple of 3\^2"
+    ):
         unpatchify(np.zeros((6, 26)), 3, (2, 3))
     with pytest.raises(ValueError, match="number of values of a patch is 1"):
         normalize_patches(np.zeros((6, 1)))

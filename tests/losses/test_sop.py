@@ -1,4 +1,6 @@
-"""SOP's objectives against float64 with dense contributions: values, gradients, and the invariants of the method."""
+"""SOP's objectives against float64 with dense contributions: values, gradients, and the invariants
+of the method.
+"""
 
 import functools
 import re
@@ -23,7 +25,9 @@ def class_loss(student, teacher, members, weights, tau_s=0.1, tau_t=0.04):
     """Gradient and terms; the temperatures are traced."""
 
     def loss(student):
-        terms = losses.sop(student, teacher, members, weights, student_temperature=tau_s, teacher_temperature=tau_t)
+        terms = losses.sop(
+            student, teacher, members, weights, student_temperature=tau_s, teacher_temperature=tau_t
+        )
         return terms["loss"], terms
 
     return jax.grad(loss, has_aux=True)(student)
@@ -49,7 +53,9 @@ def class_inputs(seed=0, views=4, batch=3, tasks=2, sops=5, slots=3, width=6, ru
 
 
 def patch_inputs(seed=0, batch=3, patches=4, rule="similarity", slots=3):
-    student, teacher, members, weights = class_inputs(seed, 2, batch * patches, rule=rule, slots=slots)
+    student, teacher, members, weights = class_inputs(
+        seed, 2, batch * patches, rule=rule, slots=slots
+    )
     masks = np.random.default_rng(seed + 100).uniform(size=(2, batch, patches)) < 0.5
     masks[0, 1] = False  # an image without a masked patch
     masks[1, 0] = True
@@ -67,9 +73,16 @@ def test_class_loss_equals_the_reference(rule):
     close(terms["teacher_entropy"], entropy)
     close(terms["marginal_entropy"], marginal)
     _, teacher, members, weights = arguments
-    close(terms["usage"], np.mean([reference.usage(reference.vote(teacher, m, w, 0.04)) for m, w in zip(members, weights)]))
+    close(
+        terms["usage"],
+        np.mean(
+            [reference.usage(reference.vote(teacher, m, w, 0.04)) for m, w in zip(members, weights)]
+        ),
+    )
     close(terms["kl"], loss - entropy)
-    close((2 * terms["global_loss"] + 4 * terms["local_loss"]) / 6, loss)  # 2 global and 4 local pairs
+    close(
+        (2 * terms["global_loss"] + 4 * terms["local_loss"]) / 6, loss
+    )  # 2 global and 4 local pairs
     two = class_inputs(rule=rule)
     global_only = reference.sop(two[0][:2], *two[1:], 0.1, 0.04)[0]
     close(terms["global_loss"], global_only)
@@ -108,7 +121,9 @@ def test_patch_loss_sees_masked_patches_only():
     other_gradient, other = patch_loss(hidden, teacher, members, weights, masks)
     assert terms["loss"] == other["loss"] and terms["kl"] == other["kl"]
     np.testing.assert_array_equal(gradient, other_gradient)
-    assert not np.any(np.asarray(gradient)[~masks]) and np.all(np.any(np.asarray(gradient)[masks], axis=-1))
+    assert not np.any(np.asarray(gradient)[~masks]) and np.all(
+        np.any(np.asarray(gradient)[masks], axis=-1)
+    )
 
 
 def test_images_without_a_masked_patch_count_in_the_mean():
@@ -119,8 +134,14 @@ def test_images_without_a_masked_patch_count_in_the_mean():
     masks[0, 0, 1] = True
     one = patch_loss(student, teacher, members, weights, masks)[1]
     alone = losses.sop_patch(
-        student[:1, :1], teacher[:1, :1], members, weights, masks[:1, :1], student_temperature=0.1, teacher_temperature=0.04
-    )  # fmt: skip
+        student[:1, :1],
+        teacher[:1, :1],
+        members,
+        weights,
+        masks[:1, :1],
+        student_temperature=0.1,
+        teacher_temperature=0.04,
+    )
     close(one["loss"], alone["loss"] / 6)  # 2 views of 3 images
 
 
@@ -147,7 +168,9 @@ def test_loss_is_at_least_the_entropy_with_equality_where_predictions_coincide(r
 
 
 def test_views_are_never_compared_with_themselves():
-    """Spec section 8 item 6: student view 0 does not see the teacher's view 0, but the patch loss sees only that."""
+    """Spec section 8 item 6: student view 0 does not see the teacher's view 0, but the patch loss
+    sees only that.
+    """
     student, teacher, members, weights = class_inputs(6)
     other = np.stack([-teacher[0], teacher[1]])
     base = np.asarray(class_loss(student, teacher, members, weights)[0])
@@ -163,9 +186,13 @@ def test_views_are_never_compared_with_themselves():
 
 
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
-@hypothesis.given(rule=st.sampled_from(RULES), tau_t=st.sampled_from((0.02, 0.07)), seed=st.integers(0, 1000))
+@hypothesis.given(
+    rule=st.sampled_from(RULES), tau_t=st.sampled_from((0.02, 0.07)), seed=st.integers(0, 1000)
+)
 def test_order_of_sops_and_members_does_not_matter(rule, tau_t, seed):
-    """Spec section 8 item 3: the loss, with its gradient, whether SOPs move or the members within each."""
+    """Spec section 8 item 3: the loss, with its gradient, whether SOPs move or the members within
+    each.
+    """
     student, teacher, members, weights = class_inputs(seed, rule=rule)
     rng = np.random.default_rng(seed)
     sops, slots = rng.permutation(5), rng.permuted(np.tile(np.arange(3), (5, 1)), axis=1)
@@ -181,7 +208,9 @@ def test_no_gradient_to_teacher_members_and_weights():
     """Spec section 8 item 12."""
     *arrays, masks = patch_inputs(8)
     temperatures = dict(student_temperature=0.1, teacher_temperature=0.04)
-    patch = jax.jit(jax.grad(lambda *a: losses.sop_patch(*a, masks, **temperatures)["loss"], (0, 1, 2, 3)))
+    patch = jax.jit(
+        jax.grad(lambda *a: losses.sop_patch(*a, masks, **temperatures)["loss"], (0, 1, 2, 3))
+    )
     by_student, *others = patch(*arrays)
     assert np.any(by_student) and not any(np.any(g) for g in others)
     whole = jax.jit(jax.grad(lambda *a: losses.sop(*a, **temperatures)["loss"], (0, 1, 2, 3)))
@@ -199,7 +228,9 @@ def test_uniform_predictions_cost_log_k():
 
 
 def test_onehot_tasks_that_partition_the_memory_give_massl():
-    """Spec section 8 item 4: plain softmax cross-entropy over blocks of the memory, all blocks used, averaged."""
+    """Spec section 8 item 4: plain softmax cross-entropy over blocks of the memory, all blocks
+    used, averaged.
+    """
     rng = np.random.default_rng(10)
     memory, student, teacher = unit(rng, 12, 6), unit(rng, 2, 3, 6), unit(rng, 2, 3, 6)
     anchors = ops.sample_anchors(jax.random.key(0), 12, 4, num_tasks=3, strategy="partition")
@@ -238,7 +269,9 @@ def test_finite_and_right_for_every_input(dtype, scale, rule, tau_t, duplicates,
 
 
 def test_inputs_at_the_edge_of_the_memory_budget():
-    """Batch 64 in 2 views at K = 4096, k = 8, d = 256: no tensor beyond the members, temporaries under 100 MB."""
+    """Batch 64 in 2 views at K = 4096, k = 8, d = 256: no tensor beyond the members, temporaries
+    under 100 MB.
+    """
     v, b, t, k, m, d = 2, 64, 1, 4096, 9, 256
     shapes = ((v, b, d), (2, b, d), (t, k, m, d), (t, k, m))
     lowered = class_loss.lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), 0.1, 0.04)
@@ -249,11 +282,15 @@ def test_inputs_at_the_edge_of_the_memory_budget():
 
 
 def test_memory_grows_neither_with_views_nor_with_tasks():
-    """Views and tasks run one after another: holding the predictions of 8 views and 4 tasks would take 32 arrays."""
+    """Views and tasks run one after another: holding the predictions of 8 views and 4 tasks would
+    take 32 arrays.
+    """
 
     def temporary(v, t, b=64, k=512, m=2, d=16):
         shapes = ((v, b, d), (2, b, d), (t, k, m, d), (t, k, m))
-        lowered = class_loss.lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), 0.1, 0.04)
+        lowered = class_loss.lower(
+            *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), 0.1, 0.04
+        )
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     assert temporary(8, 4) - temporary(2, 1) < 8 * (64 * 512 * 4)
@@ -261,7 +298,10 @@ def test_memory_grows_neither_with_views_nor_with_tasks():
 
 def test_sharded_batch_agrees_with_a_single_device():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    place = lambda x, *axes: jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes)))  # noqa: E731
+
+    def place(x, *axes):
+        return jax.device_put(x, jax.NamedSharding(mesh, jax.P(*axes)))
+
     student, teacher, members, weights = class_inputs(11, batch=16)
     sops = place(members), place(weights)
     arrays = [place(x, None, "data") for x in (student, teacher)]
@@ -275,7 +315,9 @@ def test_sharded_batch_agrees_with_a_single_device():
 
     student, teacher, members, weights, masks = patch_inputs(11, batch=16)
     arrays = [place(x, None, "data") for x in (student, teacher)]
-    gradient, terms = patch_loss(*arrays, place(members), place(weights), place(masks, None, "data"))
+    gradient, terms = patch_loss(
+        *arrays, place(members), place(weights), place(masks, None, "data")
+    )
     want = patch_loss(student, teacher, members, weights, masks)
     np.testing.assert_allclose(terms["loss"], want[1]["loss"], rtol=1e-6)
     close(gradient, want[0])
@@ -285,12 +327,27 @@ def test_errors():
     student, teacher, members, weights = class_inputs()
     sop = functools.partial(losses.sop, student_temperature=0.1, teacher_temperature=0.04)
     for wrong, message in (
-        ((student[0], teacher, members, weights), r"shape of student is \(3, 6\); it must be \[V, B, d\]"),
+        (
+            (student[0], teacher, members, weights),
+            r"shape of student is \(3, 6\); it must be \[V, B, d\]",
+        ),
         ((student[:1], teacher, members, weights), "V >= 2"),
-        ((student, student, members, weights), r"shape of teacher is \(4, 3, 6\); it must be \[2, 3, 6\]"),
-        ((student, teacher, members[0], weights), r"shape of members is .* it must be \[T, K, M, 6\]"),
-        ((student, teacher, members[..., :4], weights), r"shape of members is .* it must be \[T, K, M, 6\]"),
-        ((student, teacher, members, weights[:1]), r"shape of weights is \(1, 5, 3\); it must be \(2, 5, 3\)"),
+        (
+            (student, student, members, weights),
+            r"shape of teacher is \(4, 3, 6\); it must be \[2, 3, 6\]",
+        ),
+        (
+            (student, teacher, members[0], weights),
+            r"shape of members is .* it must be \[T, K, M, 6\]",
+        ),
+        (
+            (student, teacher, members[..., :4], weights),
+            r"shape of members is .* it must be \[T, K, M, 6\]",
+        ),
+        (
+            (student, teacher, members, weights[:1]),
+            r"shape of weights is \(1, 5, 3\); it must be \(2, 5, 3\)",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             sop(*wrong)
@@ -301,13 +358,19 @@ def test_errors():
     student, teacher, members, weights, masks = patch_inputs()
     patch = functools.partial(losses.sop_patch, student_temperature=0.1, teacher_temperature=0.04)
     for wrong, message in (
-        ((student[0], teacher, members, weights, masks), r"shape of student is .* it must be \[V, B, n, d\]"),
+        (
+            (student[0], teacher, members, weights, masks),
+            r"shape of student is .* it must be \[V, B, n, d\]",
+        ),
         ((student, teacher[:1], members, weights, masks), r"shape of teacher is \(1, 3, 4, 6\)"),
         (
             (student, teacher, members, weights, masks[..., :3]),
             r"shape of masks is \(2, 3, 3\); it must be \(2, 3, 4\)",
         ),
-        ((student, teacher, members, weights, masks * 1.0), "type of masks is float.*; it must be bool"),
+        (
+            (student, teacher, members, weights, masks * 1.0),
+            "type of masks is float.*; it must be bool",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             patch(*wrong)

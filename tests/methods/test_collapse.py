@@ -12,12 +12,27 @@ STEPS = 100
 
 
 def scenes_config(name, **changes):
-    """A small network on 32 px views of scenes: large enough to show what happens, small enough for seconds."""
+    """A small network on 32 px views of scenes: large enough to show what happens, small enough for
+    seconds.
+    """
     c = methods.base_config(name)
     c.data.update(dict(kind="digit_scenes", length=2048, size=48, crop_on="device", cache=True))
-    c.views.update(dict(global_size=32, local_count=0, global_scale=(0.4, 1.0), flip=0.0, blur_prob=(0.0, 0.0, 0.0), solarize_prob=0.0))
-    c.model.update(dict(size="custom", width=64, depth=2, heads=2, patch=8, image_size=32, init_std=64**-0.5))
-    c.optim.update(dict(batch_size=64, steps=STEPS, lr=4e-3, warmup_epochs=0.5, final_weight_decay=0.1))
+    c.views.update(
+        dict(
+            global_size=32,
+            local_count=0,
+            global_scale=(0.4, 1.0),
+            flip=0.0,
+            blur_prob=(0.0, 0.0, 0.0),
+            solarize_prob=0.0,
+        )
+    )
+    c.model.update(
+        dict(size="custom", width=64, depth=2, heads=2, patch=8, image_size=32, init_std=64**-0.5)
+    )
+    c.optim.update(
+        dict(batch_size=64, steps=STEPS, lr=4e-3, warmup_epochs=0.5, final_weight_decay=0.1)
+    )
     c.teacher.momentum = 0.98
     c.eval.tasks = ()
     for key, value in changes.items():
@@ -29,7 +44,9 @@ def prepared(config):
     """The run and its compiled step."""
     run = loop.prepare(config)
     return run, step.compile_step(
-        step.make_step(run.method, run.optimizer, run.config), run.mesh, jax.tree.map(lambda x: x.sharding, run.abstract)
+        step.make_step(run.method, run.optimizer, run.config),
+        run.mesh,
+        jax.tree.map(lambda x: x.sharding, run.abstract),
     )
 
 
@@ -65,12 +82,18 @@ def sop(anchors, members=5):
 @pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 5])
 def test_sop_collapses_with_fixed_anchors_and_not_with_random_ones(members):
-    """Table C.7 of the paper. How much a target says about its image is the entropy of the batch's mean target minus the mean
-    entropy of a target, in nats: with fixed anchors all images get the same target (measured 0.00 and 0.08 after 100 steps),
-    with random ones they do not (2.0 and 2.2), and the health meters say so.
+    """Table C.7 of the paper. How much a target says about its image is the entropy of the batch's
+    mean target minus the mean entropy of a target, in nats: with fixed anchors all images get the
+    same target (measured 0.00 and 0.08 after 100 steps), with random ones they do not (2.0 and
+    2.2), and the health meters say so.
     """
-    (run, fixed), (_, random) = (last_rows(sop(anchors, members)) for anchors in ("fixed", "random"))
-    information = lambda row: row["cls_marginal_entropy"] - row["cls_teacher_entropy"]  # noqa: E731
+    (run, fixed), (_, random) = (
+        last_rows(sop(anchors, members)) for anchors in ("fixed", "random")
+    )
+
+    def information(row):
+        return row["cls_marginal_entropy"] - row["cls_teacher_entropy"]
+
     assert information(fixed) < 0.25
     assert information(random) > 1.0
     assert random["cls_marginal_entropy"] > 0.8 * math.log(128)
@@ -80,20 +103,28 @@ def test_sop_collapses_with_fixed_anchors_and_not_with_random_ones(members):
 
 def dino(**changes):
     c = scenes_config("dino")
-    c.dino.update(dict(head_hidden=128, head_bottleneck=32, prototypes=128, teacher_temperature_epochs=0.0))
+    c.dino.update(
+        dict(head_hidden=128, head_bottleneck=32, prototypes=128, teacher_temperature_epochs=0.0)
+    )
     c.dino.update(dict(teacher_temperature=0.04, final_teacher_temperature=0.04) | changes)
     return c
 
 
 @pytest.mark.slow
 def test_dino_collapses_without_centering_and_learns_nothing_without_sharpening():
-    """DINO's paper, section 5.3. After 100 steps (measured): without centering all images fall on 1.2 of 128 prototypes (marginal entropy
-    0.22 nats, with it 4.46); with centering but the student's temperature for the teacher too, every target is uniform (4.80 of
-    log 128 = 4.85). With both a target tells 0.88 nats about its image, without one of them less than 0.1.
+    """DINO's paper, section 5.3. After 100 steps (measured): without centering all images fall on
+    1.2 of 128 prototypes (marginal entropy 0.22 nats, with it 4.46); with centering but the
+    student's temperature for the teacher too, every target is uniform (4.80 of log 128 = 4.85).
+    With both a target tells 0.88 nats about its image, without one of them less than 0.1.
     """
     blunt = dict(teacher_temperature=0.1, final_teacher_temperature=0.1)
-    (run, fine), (_, biased), (_, uniform) = (last_rows(dino(**changes)) for changes in ({}, dict(centering=False), blunt))
-    top, information = math.log(128), lambda row: row["cls_marginal_entropy"] - row["cls_teacher_entropy"]
+    (run, fine), (_, biased), (_, uniform) = (
+        last_rows(dino(**changes)) for changes in ({}, dict(centering=False), blunt)
+    )
+    top, information = (
+        math.log(128),
+        lambda row: row["cls_marginal_entropy"] - row["cls_teacher_entropy"],
+    )
     assert information(fine) > 0.5 and fine["cls_marginal_entropy"] > 0.85 * top
     assert information(biased) < 0.25 and biased["cls_marginal_entropy"] < 0.3 * top
     assert information(uniform) < 0.25 and uniform["cls_teacher_entropy"] > 0.97 * top
@@ -104,27 +135,41 @@ def test_dino_collapses_without_centering_and_learns_nothing_without_sharpening(
 
 def stellar(**weights):
     c = scenes_config("stellar", model__queries=4, views__global_count=2)
-    c.stellar.update(dict(head_hidden=128, head_out=32, prototypes=64, decoder_width=64, decoder_depth=1, decoder_heads=4, mask_ratio=0.25))
+    c.stellar.update(
+        dict(
+            head_hidden=128,
+            head_out=32,
+            prototypes=64,
+            decoder_width=64,
+            decoder_depth=1,
+            decoder_heads=4,
+            mask_ratio=0.25,
+        )
+    )
     c.stellar.weights.update(weights)
     return c
 
 
 @pytest.mark.slow
 def test_stellar_needs_alignment_and_clustering():
-    """Rows C and D of the paper's table 5, judged by the full objective at the start of 4 more steps.
+    """Rows C and D of the paper's table 5, judged by the full objective at the start of 4 more
+    steps.
 
-    Row C (no alignment; here with its masked views, so that they can be asked): the views of an image contradict each other. The tokens
-    of a masked view predict the matched targets worse than a uniform guess, log 64 = 4.16 nats. Row D (no clustering): the paper's
-    collapse to a linear score of 42 is a drop here too, not yet a constant: embeddings are spread less and targets tell less.
-    Measured after 100 steps (full, C, D): alignment 2.37, 5.36, 2.42 nats; spread .27, .57, .18; information 2.9, 3.4, 2.3 nats.
-    """
+    Row C (no alignment; here with its masked views, so that they can be asked): the views of an
+    image contradict each other. The tokens of a masked view predict the matched targets worse than
+    a uniform guess, log 64 = 4.16 nats. Row D (no clustering): the paper's collapse to a linear
+    score of 42 is a drop here too, not yet a constant: embeddings are spread less and targets tell
+    less. Measured after 100 steps (full, C, D): alignment 2.37, 5.36, 2.42 nats; spread .27, .57,
+    .18; information 2.9, 3.4, 2.3 nats."""
     full, judge = prepared(stellar())
     found = {}
     for row, weights in (("full", {}), ("C", dict(align=0.0)), ("D", dict(cluster=0.0))):
         run, train_step = (full, judge) if row == "full" else prepared(stellar(**weights))
         state, _ = train(run, train_step, loop.fresh_state(run), STEPS)
         found[row] = mean(train(full, judge, state, 4)[1])
-    information = {row: m["token_marginal_entropy"] - m["token_teacher_entropy"] for row, m in found.items()}
+    information = {
+        row: m["token_marginal_entropy"] - m["token_teacher_entropy"] for row, m in found.items()
+    }
     assert found["full"]["align_loss"] < 0.8 * math.log(64)
     assert found["C"]["align_loss"] > math.log(64)
     assert found["D"]["embedding_spread"] < 0.8 * found["full"]["embedding_spread"]
@@ -139,7 +184,13 @@ def test_health_names_collapse_and_uniform_targets(name, prefix, classes):
     fine |= {"patch_teacher_entropy": 2.0, "patch_marginal_entropy": 3.0, "embedding_spread": 0.8}
     health = methods.get(name).health
     assert health(fine, config) == []
-    assert any("collapse" in text for text in health(fine | {f"{prefix}_marginal_entropy": 0.02 * top}, config))
-    assert any("uniform" in text for text in health(fine | {f"{prefix}_teacher_entropy": 0.999 * top}, config))
+    assert any(
+        "collapse" in text
+        for text in health(fine | {f"{prefix}_marginal_entropy": 0.02 * top}, config)
+    )
+    assert any(
+        "uniform" in text
+        for text in health(fine | {f"{prefix}_teacher_entropy": 0.999 * top}, config)
+    )
     if name == "sop":
         assert any("spread" in text for text in health(fine | {"embedding_spread": 0.01}, config))

@@ -13,8 +13,12 @@ from ssl_jax.views import recipe
 from tests import tiny
 
 NAMES = sorted(METHODS)
-# Compiling takes nearly all of the time: in the quick run two methods stand for all where a test compiles several programs.
-MOST = [name if name in ("dino", "sop") else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+# Compiling takes nearly all of the time: in the quick run two methods stand for all where a test
+# compiles several programs.
+MOST = [
+    name if name in ("dino", "sop") else pytest.param(name, marks=pytest.mark.slow)
+    for name in NAMES
+]
 
 
 @functools.cache
@@ -32,7 +36,11 @@ def jitted(name, **changes):
     run = run_of(name, **changes)
     traces, train_step = [], step.make_step(run.method, run.optimizer, run.config)
 
-    @functools.wraps(train_step)  # under its name the program is the one that test_resume.py compiles: the cache on disk has it
+    @functools.wraps(
+        train_step
+        # under its name the program is the one that test_resume.py compiles: the cache on disk has
+        #   it
+    )
     def counted(state, batch):
         traces.append(1)
         return train_step(state, batch)
@@ -63,7 +71,10 @@ def test_one_trace_and_no_hidden_transfer(name):
     assert len(traces) == 1
 
 
-MESHES = [pytest.param(name, 8, 1, marks=() if name in ("dino", "sop") else pytest.mark.slow) for name in (*NAMES, *tiny.VARIANTS)]
+MESHES = [
+    pytest.param(name, 8, 1, marks=() if name in ("dino", "sop") else pytest.mark.slow)
+    for name in (*NAMES, *tiny.VARIANTS)
+]
 
 
 @pytest.mark.parametrize("name, data, fsdp", [*MESHES, ("sop", 1, 8), ("sop", 2, 4)])
@@ -71,7 +82,9 @@ def test_eight_devices_give_the_losses_of_one(name, data, fsdp):
     one, state_one = follow(name, 10)
     eight, state_eight = follow(name, 10, mesh_data=data, mesh_fsdp=fsdp)
     np.testing.assert_allclose(eight, one, rtol=5e-6)
-    for a, b in zip(jax.tree.leaves(state_one.carry), jax.tree.leaves(state_eight.carry), strict=True):
+    for a, b in zip(
+        jax.tree.leaves(state_one.carry), jax.tree.leaves(state_eight.carry), strict=True
+    ):
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=2e-3)
 
 
@@ -93,9 +106,13 @@ def test_chunked_encoding_gives_the_same_gradient(name):
 
     def gradient(chunks):
         def loss(params):
-            encode = lambda v, k: run.method.encode(params, state.teacher, v, k, run.config)  # noqa: E731
+            def encode(v, k):
+                return run.method.encode(params, state.teacher, v, k, run.config)
+
             outputs = step.in_chunks(encode, chunks)(views, keys)
-            return run.method.objective(params, state.teacher, outputs, state.carry, jax.random.key(4), progress, run.config)[0]
+            return run.method.objective(
+                params, state.teacher, outputs, state.carry, jax.random.key(4), progress, run.config
+            )[0]
 
         return jax.jit(jax.value_and_grad(loss))(state.params)
 
@@ -115,9 +132,14 @@ def test_teacher_is_the_ema_of_the_student_and_an_own_copy(name):
     after, _ = train_step(before, sharding.put_batch(batches_of(name, 1)[0], run.mesh))
     m = run.config.teacher.momentum
     for old, student, new in zip(
-        jax.tree.leaves(kept[0]), jax.tree.leaves(run.method.teacher_of(after.params)), jax.tree.leaves(after.teacher), strict=True
+        jax.tree.leaves(kept[0]),
+        jax.tree.leaves(run.method.teacher_of(after.params)),
+        jax.tree.leaves(after.teacher),
+        strict=True,
     ):
-        np.testing.assert_allclose(np.asarray(new), m * old + (1 - m) * np.asarray(student), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            np.asarray(new), m * old + (1 - m) * np.asarray(student), rtol=1e-5, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize("name", MOST)
@@ -129,7 +151,11 @@ def test_a_nan_batch_leaves_the_weights_alone_and_is_counted(name):
     batch["source"] = np.array(batch["source"])
     batch["source"][1, 3, 3, 0] = np.nan
     state, metrics = train_step(state, sharding.put_batch(batch, run.mesh))
-    assert not bool(metrics["finite"]) and int(state.counters["nonfinite"]) == 1 and int(state.step) == 1
+    assert (
+        not bool(metrics["finite"])
+        and int(state.counters["nonfinite"]) == 1
+        and int(state.step) == 1
+    )
     for field in ("params", "teacher", "opt_state", "carry"):
         assert tiny.identical(getattr(kept, field), getattr(state, field)), field
     state, metrics = train_step(state, sharding.put_batch(tiny.batches(run, 1)[0], run.mesh))
@@ -156,7 +182,12 @@ def test_features_take_teacher_or_student_weights(name):
     for weights in (state.params, *((state.teacher,) if state.teacher is not None else ())):
         out = run.method.features(weights, images, run.config, attention=True)
         grid = 16 // run.config.model.patch
-        assert out.image.shape == (2, run.config.model.width) and out.patches.shape == (2, grid, grid, run.config.model.width)
+        assert out.image.shape == (2, run.config.model.width) and out.patches.shape == (
+            2,
+            grid,
+            grid,
+            run.config.model.width,
+        )
         assert np.isfinite(out.image).all() and np.isfinite(out.patches).all()
         np.testing.assert_allclose(out.attention.sum(-1), 1, rtol=1e-5)
 
@@ -173,14 +204,26 @@ def test_loss_and_gradient_are_finite_whatever_comes_in(name, dtype):
 
     @jax.jit
     def gradient(scale):
-        scaled = {k: v._replace(images=v.images * scale) if isinstance(v, recipe.Group) else v for k, v in views.items()}
+        scaled = {
+            k: v._replace(images=v.images * scale) if isinstance(v, recipe.Group) else v
+            for k, v in views.items()
+        }
 
         def loss(params):
             outputs = run.method.encode(params, state.teacher, scaled, keys, run.config)
-            return run.method.objective(params, state.teacher, outputs, state.carry, jax.random.key(4), progress, run.config)
+            return run.method.objective(
+                params, state.teacher, outputs, state.carry, jax.random.key(4), progress, run.config
+            )
 
         return jax.value_and_grad(loss, has_aux=True)(state.params)
 
     for scale in (0.0, 1e-4, 1.0, 1e4):
-        results = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(gradient(scale))}
-        assert [path for path, leaf in results.items() if not np.isfinite(np.asarray(leaf, np.float32)).all()] == [], scale
+        results = {
+            jax.tree_util.keystr(path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(gradient(scale))
+        }
+        assert [
+            path
+            for path, leaf in results.items()
+            if not np.isfinite(np.asarray(leaf, np.float32)).all()
+        ] == [], scale

@@ -1,4 +1,6 @@
-"""CrIBo's wiring: objects from places and tokens, the paired memory, cycles, the gate, two centers, and what a config may not say."""
+"""CrIBo's wiring: objects from places and tokens, the paired memory, cycles, the gate, two centers,
+and what a config may not say.
+"""
 
 import functools
 import math
@@ -18,16 +20,34 @@ from tests.losses.reference import close, entropy, log_softmax
 WIDTH, SIDE, BATCH, CLUSTERS, MEMORY = 16, 4, 6, 5, 8
 TOKENS = 2 * SIDE**2
 TINY = {
-    "views.global_size": 16, "views.global_scale": (0.4, 1.0), "views.local_count": 0,
-    "model.size": "custom", "model.width": WIDTH, "model.depth": 1, "model.heads": 2, "model.patch": 4, "model.image_size": 16,
-    "optim.batch_size": BATCH, "optim.epochs": 3.0, "optim.warmup_epochs": 1.0, "optim.lr": 0.02, "eval.tasks": (),
-    "cribo.head_hidden": 24, "cribo.head_bottleneck": 8, "cribo.prototypes": 12, "cribo.teacher_temperature_epochs": 3.0,
-    "cribo.clusters": CLUSTERS, "cribo.memory": MEMORY, "cribo.group": 0,
-}  # fmt: skip
+    "views.global_size": 16,
+    "views.global_scale": (0.4, 1.0),
+    "views.local_count": 0,
+    "model.size": "custom",
+    "model.width": WIDTH,
+    "model.depth": 1,
+    "model.heads": 2,
+    "model.patch": 4,
+    "model.image_size": 16,
+    "optim.batch_size": BATCH,
+    "optim.epochs": 3.0,
+    "optim.warmup_epochs": 1.0,
+    "optim.lr": 0.02,
+    "eval.tasks": (),
+    "cribo.head_hidden": 24,
+    "cribo.head_bottleneck": 8,
+    "cribo.prototypes": 12,
+    "cribo.teacher_temperature_epochs": 3.0,
+    "cribo.clusters": CLUSTERS,
+    "cribo.memory": MEMORY,
+    "cribo.group": 0,
+}
 
 
 def section(**changes):
-    """A tiny config, not resolved: one block of width 16 on views of 4 x 4 patches, 5 clusters, a memory of 8 images."""
+    """A tiny config, not resolved: one block of width 16 on views of 4 x 4 patches, 5 clusters, a
+    memory of 8 images.
+    """
     c = config_lib.base()
     c.method = "cribo"
     c.cribo = cribo.defaults().lock()
@@ -57,7 +77,9 @@ def start(**changes):
 
 @functools.cache
 def outputs(seed=0):
-    """What `encode` returns, with tokens around a few directions, and views that overlap by a third, so that objects of one alone occur."""
+    """What `encode` returns, with tokens around a few directions, and views that overlap by a
+    third, so that objects of one alone occur.
+    """
     rng = np.random.default_rng(seed)
     directions = np.random.default_rng(99).normal(size=(8, WIDTH))  # the same for every batch
 
@@ -69,11 +91,13 @@ def outputs(seed=0):
     images /= np.linalg.norm(images, axis=-1, keepdims=True)
     places = rng.uniform(0, 64, (BATCH, TOKENS, 2)) + 44 * (np.arange(TOKENS) >= SIDE**2)[:, None]
     return {
-        "student": jnp.asarray(images[0]), "teacher": jnp.asarray(images[1]),
-        "student_tokens": jnp.asarray(token()), "teacher_tokens": jnp.asarray(token()),
+        "student": jnp.asarray(images[0]),
+        "teacher": jnp.asarray(images[1]),
+        "student_tokens": jnp.asarray(token()),
+        "teacher_tokens": jnp.asarray(token()),
         "positions": jnp.asarray(places.astype(np.float32)),
         "seed_keys": jax.random.split(jax.random.key(seed), BATCH),
-    }  # fmt: skip
+    }
 
 
 @functools.cache
@@ -81,7 +105,9 @@ def jitted(**changes):
     c = config(**changes)
 
     def run(params, teacher, outputs, carry, epoch):
-        return cribo.objective(params, teacher, outputs, carry, jax.random.key(0), progress(4 * epoch), c)
+        return cribo.objective(
+            params, teacher, outputs, carry, jax.random.key(0), progress(4 * epoch), c
+        )
 
     return jax.jit(run)
 
@@ -89,15 +115,24 @@ def jitted(**changes):
 def run(given=None, carry=None, epoch=2, **changes):
     """(loss, metrics, new carry) of one objective."""
     params, teacher, empty = start(**changes)
-    loss, out = jitted(**changes)(params, teacher, given or outputs(), carry or empty, jnp.int32(epoch))
+    loss, out = jitted(**changes)(
+        params, teacher, given or outputs(), carry or empty, jnp.int32(epoch)
+    )
     return float(loss), {name: float(value) for name, value in out.metrics.items()}, out.carry
 
 
 def found(given=None, **changes):
-    """The teacher's assignments, objects [B, 2, K, d] and valid ones, as the objective must find them."""
+    """The teacher's assignments, objects [B, 2, K, d] and valid ones, as the objective must find
+    them.
+    """
     given, c = given or outputs(), config(**changes).cribo
     assigned = objects.assign(
-        given["teacher_tokens"], given["positions"], given["seed_keys"], c, clusters=c.clusters, weight=c.position_weight
+        given["teacher_tokens"],
+        given["positions"],
+        given["seed_keys"],
+        c,
+        clusters=c.clusters,
+        weight=c.position_weight,
     )
     return assigned, *ops.object_tokens(given["teacher_tokens"], assigned)
 
@@ -108,7 +143,9 @@ def found(given=None, **changes):
 @pytest.fixture(scope="module")
 def batch():
     rng = np.random.default_rng(3)
-    corners = np.stack([rng.integers(0, 30, (BATCH, 2, 2)), rng.integers(16, 33, (BATCH, 2, 2))], axis=2).reshape(BATCH, 2, 4)
+    corners = np.stack(
+        [rng.integers(0, 30, (BATCH, 2, 2)), rng.integers(16, 33, (BATCH, 2, 2))], axis=2
+    ).reshape(BATCH, 2, 4)
     group = recipe.Group(
         images=jnp.asarray(rng.random((BATCH, 2, 16, 16, 3), np.float32)),
         boxes=jnp.asarray(corners.astype(np.float32)),
@@ -119,11 +156,17 @@ def batch():
 
 @functools.cache
 def encoder(**changes):
-    return jax.jit(lambda params, teacher, batch, keys: cribo.encode(params, teacher, batch, keys, config(**changes)))
+    return jax.jit(
+        lambda params, teacher, batch, keys: cribo.encode(
+            params, teacher, batch, keys, config(**changes)
+        )
+    )
 
 
 def test_places_are_patch_centres_in_the_source_image(batch):
-    """By hand: column c of a view at x, of width w, lies at x + (c + 1/2) w / 4 - 1/2, mirrored where the view is."""
+    """By hand: column c of a view at x, of width w, lies at x + (c + 1/2) w / 4 - 1/2, mirrored
+    where the view is.
+    """
     params, teacher, _ = start()
     out = encoder()(params, teacher, batch, jax.random.split(jax.random.key(0), BATCH))
     group, want = batch["global"], np.zeros((BATCH, TOKENS, 2))
@@ -143,7 +186,9 @@ def test_rows_of_encode_belong_to_their_image_and_the_teacher_has_no_drop_path(b
     out = encoder(**dropping)(params, teacher, batch, keys)
     assert out["student_tokens"].shape == out["teacher_tokens"].shape == (BATCH, TOKENS, WIDTH)
     assert out["student"].shape == out["teacher"].shape == (BATCH, 2, 8)
-    other = encoder(**dropping)(params, teacher, batch, keys.at[1:].set(jax.random.split(jax.random.key(7), BATCH - 1)))
+    other = encoder(**dropping)(
+        params, teacher, batch, keys.at[1:].set(jax.random.split(jax.random.key(7), BATCH - 1))
+    )
     np.testing.assert_array_equal(other["student_tokens"][0], out["student_tokens"][0])
     assert np.any(other["student_tokens"][1:] != out["student_tokens"][1:])
     seeds, others = (np.asarray(jax.random.key_data(x["seed_keys"])) for x in (out, other))
@@ -158,14 +203,19 @@ def test_rows_of_encode_belong_to_their_image_and_the_teacher_has_no_drop_path(b
 
 
 def test_an_object_is_found_again_where_two_crops_of_the_same_place_overlap():
-    """Places alone (lambda_pos large): of two identical views, both halves are cut alike, mirrored or not."""
+    """Places alone (lambda_pos large): of two identical views, both halves are cut alike, mirrored
+    or not.
+    """
     frame = jnp.tile(jnp.array([4.0, 8.0, 32.0, 24.0]), (BATCH, 2, 1))
     flips = jnp.tile(jnp.array([False, True]), (BATCH, 1))
     places = boxes.patch_positions(frame, flips, (SIDE, SIDE)).reshape(BATCH, TOKENS, 2)
     given = outputs() | {"positions": places}
-    labels = np.asarray(found(given, cribo__position_weight=1e6)[0].argmax(-1)).reshape(BATCH, 2, SIDE, SIDE)
+    labels = np.asarray(found(given, cribo__position_weight=1e6)[0].argmax(-1)).reshape(
+        BATCH, 2, SIDE, SIDE
+    )
     unflipped = np.stack([labels[:, 0], labels[:, 1, :, ::-1]], axis=1)
-    # Seeds are tokens of one view, so that ties between the two copies of a place are rare but possible.
+    # Seeds are tokens of one view, so that ties between the two copies of a place are rare but
+    # possible.
     assert np.mean(unflipped[:, 0] == unflipped[:, 1]) > 0.9
 
 
@@ -182,18 +232,27 @@ def test_a_whole_objective_equals_the_equations():
     assigned = np.asarray(found()[0], np.float64).reshape(BATCH, 2, SIDE**2, CLUSTERS)
     size = assigned.sum(axis=2)
     valid = (size > 0).all(axis=1)
-    mean = lambda name: np.einsum(  # noqa: E731
-        "bvnk,bvnd->vbkd", assigned / np.maximum(size, 1)[:, :, None], given[name].reshape(BATCH, 2, SIDE**2, WIDTH)
-    )
+
+    def mean(name):
+        return np.einsum(
+            "bvnk,bvnd->vbkd",
+            assigned / np.maximum(size, 1)[:, :, None],
+            given[name].reshape(BATCH, 2, SIDE**2, WIDTH),
+        )
+
     own, of_student = mean("teacher_tokens"), mean("student_tokens")
     assert 0 < valid.sum() < valid.size
 
     def trunk(weights, x):
         layers = weights["head"]["trunk"]["mlp"]
         for i in range(3):
-            x = x @ np.asarray(layers[str(i)]["kernel"], np.float64) + np.asarray(layers[str(i)]["bias"], np.float64)
+            x = x @ np.asarray(layers[str(i)]["kernel"], np.float64) + np.asarray(
+                layers[str(i)]["bias"], np.float64
+            )
             x = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) if i < 2 else x
-        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-6)  # objects that do not exist are 0
+        return x / np.maximum(
+            np.linalg.norm(x, axis=-1, keepdims=True), 1e-6
+        )  # objects that do not exist are 0
 
     def last(weights, level, x):
         direction = np.asarray(weights["head"][level]["direction"], np.float64)
@@ -201,33 +260,66 @@ def test_a_whole_objective_equals_the_equations():
 
     rows = {name: np.asarray(x, np.float64) for name, x in carry["memory"]["rows"].items()}
     written = np.asarray(carry["memory"]["valid"]) & (rows["valid"] > 0)
-    unit = lambda x: x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)  # noqa: E731
+
+    def unit(x):
+        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
+
     neighbours, closed = np.zeros((2, BATCH, CLUSTERS, WIDTH)), np.zeros((2, BATCH, CLUSTERS), bool)
     for view, (mine, others) in enumerate((("first", "second"), ("second", "first"))):
         for o in zip(*np.nonzero(valid)):
             j = np.where(written, unit(rows[mine]) @ unit(own[view][o]), -np.inf).argmax()
             back = np.where(valid, unit(own[1 - view]) @ unit(rows[others][j]), -np.inf)
-            neighbours[(view, *o)], closed[(view, *o)] = rows[mine][j], np.unravel_index(back.argmax(), back.shape) == o
+            neighbours[(view, *o)], closed[(view, *o)] = (
+                rows[mine][j],
+                np.unravel_index(back.argmax(), back.shape) == o,
+            )
     assert closed[0].any() and closed[1].any()
 
     tau = 0.07  # epoch 2 of a warm-up of three
-    log_q = lambda level, x: log_softmax(last(params, level, x) / c.student_temperature)  # noqa: E731
-    p = lambda level, x: np.exp(log_softmax((last(teacher, level, x) - np.asarray(carry["center"][level])) / tau))  # noqa: E731
-    cross = lambda target, log_p: -(target * log_p).sum(-1)  # noqa: E731
+
+    def log_q(level, x):
+        return log_softmax(last(params, level, x) / c.student_temperature)
+
+    def p(level, x):
+        return np.exp(
+            log_softmax((last(teacher, level, x) - np.asarray(carry["center"][level])) / tau)
+        )
+
+    def cross(target, log_p):
+        return -(target * log_p).sum(-1)
+
     images = [np.moveaxis(given[name], 1, 0) for name in ("student", "teacher")]
-    want = {"global_loss": np.mean([cross(p("images", images[1][v]), log_q("images", images[0][1 - v])).mean() for v in (0, 1)])}
+    want = {
+        "global_loss": np.mean(
+            [
+                cross(p("images", images[1][v]), log_q("images", images[0][1 - v])).mean()
+                for v in (0, 1)
+            ]
+        )
+    }
     students = [log_q("objects", trunk(params, of_student[v])) for v in (0, 1)]
     targets = [p("objects", trunk(teacher, own[v])) for v in (0, 1)]
-    want["cross_view_loss"] = np.mean([cross(targets[v], students[1 - v])[valid].mean() for v in (0, 1)])
+    want["cross_view_loss"] = np.mean(
+        [cross(targets[v], students[1 - v])[valid].mean() for v in (0, 1)]
+    )
     want["cross_image_loss"] = np.mean(
-        [cross(p("objects", trunk(teacher, neighbours[v])), students[1 - v])[closed[v]].mean() for v in (0, 1)]
+        [
+            cross(p("objects", trunk(teacher, neighbours[v])), students[1 - v])[closed[v]].mean()
+            for v in (0, 1)
+        ]
     )
     for name, value in want.items():
         close(metrics[name], value, relative=3e-5)
     close(loss, sum(want.values()), relative=3e-5)
-    for level, x in (("images", images[1].reshape(-1, 8)), ("objects", np.concatenate([trunk(teacher, own[v][valid]) for v in (0, 1)]))):
+    for level, x in (
+        ("images", images[1].reshape(-1, 8)),
+        ("objects", np.concatenate([trunk(teacher, own[v][valid]) for v in (0, 1)])),
+    ):
         mean_logits = last(teacher, level, x).mean(axis=0)
-        close(new["center"][level], 0.9 * np.asarray(carry["center"][level], np.float64) + 0.1 * mean_logits)
+        close(
+            new["center"][level],
+            0.9 * np.asarray(carry["center"][level], np.float64) + 0.1 * mean_logits,
+        )
     every = np.concatenate([t[valid] for t in targets])
     close(metrics["object_teacher_entropy"], entropy(every).mean(), relative=3e-5)
     close(metrics["object_marginal_entropy"], entropy(every.mean(axis=0)), relative=3e-5)
@@ -240,22 +332,39 @@ def test_a_whole_objective_equals_the_equations():
 
 
 def test_one_cluster_is_the_whole_view():
-    """Spec section 8 item 2: objects are the mean tokens of the two views, every one of them valid."""
+    """Spec section 8 item 2: objects are the mean tokens of the two views, every one of
+    them valid.
+    """
     changes = dict(cribo__clusters=1)
     _, own, valid = found(**changes)
-    close(own[:, :, 0], np.asarray(outputs()["teacher_tokens"]).reshape(BATCH, 2, -1, WIDTH).mean(axis=2))
+    close(
+        own[:, :, 0],
+        np.asarray(outputs()["teacher_tokens"]).reshape(BATCH, 2, -1, WIDTH).mean(axis=2),
+    )
     assert valid.all() and run(**changes)[1]["objects_per_image"] == 1
 
 
 def test_the_students_objects_follow_the_teachers_assignment():
-    """What the student's tokens are changes no cluster: the gradient spreads evenly over the members of each."""
+    """What the student's tokens are changes no cluster: the gradient spreads evenly over the
+    members of each.
+    """
     params, teacher, carry = start()
     assigned, _, valid = found()
 
     def loss(tokens):
-        return cribo.objective(params, teacher, outputs() | {"student_tokens": tokens}, carry, None, progress(), config())[0]
+        return cribo.objective(
+            params,
+            teacher,
+            outputs() | {"student_tokens": tokens},
+            carry,
+            None,
+            progress(),
+            config(),
+        )[0]
 
-    gradient = np.asarray(jax.jit(jax.grad(loss))(outputs()["student_tokens"])).reshape(BATCH, 2, SIDE**2, WIDTH)
+    gradient = np.asarray(jax.jit(jax.grad(loss))(outputs()["student_tokens"])).reshape(
+        BATCH, 2, SIDE**2, WIDTH
+    )
     labels = np.asarray(assigned.argmax(-1)).reshape(BATCH, 2, SIDE**2)
     for i, view, k in np.ndindex(BATCH, 2, CLUSTERS):
         members = gradient[i, view][labels[i, view] == k]
@@ -273,19 +382,28 @@ def test_no_gradient_reaches_teacher_memory_or_assignments():
     def loss(teacher, floats, rows, center):
         memory = carry["memory"] | {"rows": carry["memory"]["rows"] | rows}
         given = floats | {"seed_keys": outputs()["seed_keys"]}
-        return cribo.objective(params, teacher, given, {"center": center, "memory": memory}, None, progress(), config())[0]
+        return cribo.objective(
+            params, teacher, given, {"center": center, "memory": memory}, None, progress(), config()
+        )[0]
 
     rows = {name: x for name, x in carry["memory"]["rows"].items() if x.dtype == jnp.float32}
-    by_teacher, by_output, by_row, by_center = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(teacher, floats, rows, carry["center"])
+    by_teacher, by_output, by_row, by_center = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(
+        teacher, floats, rows, carry["center"]
+    )
     assert not any(np.any(x) for x in jax.tree.leaves((by_teacher, by_row, by_center)))
     assert {name for name, x in by_output.items() if np.any(x)} == {"student", "student_tokens"}
 
 
 def test_exchanging_the_views_leaves_the_loss():
-    """Spec section 8 item 6, through the objective: with the same seed tokens the clusters are the same."""
+    """Spec section 8 item 6, through the objective: with the same seed tokens the clusters are the
+    same.
+    """
     assigned = np.asarray(found()[0])
     memory = objects.remember(start()[2]["memory"], *found(outputs(5))[1:])
-    flipped = {name.replace("first", "x").replace("second", "first").replace("x", "second"): x for name, x in memory["rows"].items()}
+    flipped = {
+        name.replace("first", "x").replace("second", "first").replace("x", "second"): x
+        for name, x in memory["rows"].items()
+    }
     (near, cycles, _), (other, swapped, _) = (
         objects.retrieve(own, found()[2], rows, group=0)
         for own, rows in ((found()[1], memory), (found()[1][:, ::-1], memory | {"rows": flipped}))
@@ -293,14 +411,22 @@ def test_exchanging_the_views_leaves_the_loss():
     np.testing.assert_array_equal(near[::-1], other)
     np.testing.assert_array_equal(cycles[::-1], swapped)
     moved = np.roll(assigned, SIDE**2, axis=1)
-    swapped_objects, valid = ops.object_tokens(np.roll(outputs()["teacher_tokens"], SIDE**2, axis=1), moved)
+    swapped_objects, valid = ops.object_tokens(
+        np.roll(outputs()["teacher_tokens"], SIDE**2, axis=1), moved
+    )
     close(swapped_objects, found()[1][:, ::-1])
     np.testing.assert_array_equal(valid, found()[2])
 
 
 def test_costs_are_normalised_over_the_image_or_the_batch():
-    """By default an image does not depend on those beside it; with "batch" (official code) it does."""
-    changed = outputs() | {"teacher_tokens": outputs()["teacher_tokens"].at[1:].set(outputs()["teacher_tokens"][:1, :1])}
+    """By default an image does not depend on those beside it; with "batch" (official code)
+    it does.
+    """
+    changed = outputs() | {
+        "teacher_tokens": (
+            outputs()["teacher_tokens"].at[1:].set(outputs()["teacher_tokens"][:1, :1])
+        )
+    }
     for normalize, same in (("image", True), ("batch", False)):
         options = dict(cribo__normalize=normalize, cribo__hard=False)
         first, other = (np.asarray(found(given, **options)[0][0]) for given in (outputs(), changed))
@@ -310,11 +436,17 @@ def test_costs_are_normalised_over_the_image_or_the_batch():
 
 def test_k_means_knows_neither_places_nor_balance():
     changes = dict(cribo__clustering="kmeans")
-    base_, moved = (found(given, **changes)[0] for given in (outputs(), outputs() | {"positions": outputs()["positions"][:, ::-1]}))
+    base_, moved = (
+        found(given, **changes)[0]
+        for given in (outputs(), outputs() | {"positions": outputs()["positions"][:, ::-1]})
+    )
     np.testing.assert_array_equal(base_, moved)
     arguments = dict(num_clusters=CLUSTERS, seeds=outputs()["seed_keys"], position_weight=0.0)
     plain, balanced = (
-        ops.joint_view_clustering(outputs()["teacher_tokens"], outputs()["positions"], sinkhorn_iters=n, **arguments) for n in (0, 5)
+        ops.joint_view_clustering(
+            outputs()["teacher_tokens"], outputs()["positions"], sinkhorn_iters=n, **arguments
+        )
+        for n in (0, 5)
     )
     np.testing.assert_array_equal(base_, plain)
     assert np.any(base_ != balanced)
@@ -322,7 +454,11 @@ def test_k_means_knows_neither_places_nor_balance():
 
 
 def test_seeds_are_drawn_per_image():
-    other = outputs() | {"seed_keys": outputs()["seed_keys"].at[1:].set(jax.random.split(jax.random.key(9), BATCH - 1))}
+    other = outputs() | {
+        "seed_keys": (
+            outputs()["seed_keys"].at[1:].set(jax.random.split(jax.random.key(9), BATCH - 1))
+        )
+    }
     first, second = found()[0], found(other)[0]
     np.testing.assert_array_equal(first[0], second[0])
     assert np.any(first[1:] != second[1:])
@@ -332,31 +468,61 @@ def test_seeds_are_drawn_per_image():
 
 
 def test_a_memory_of_the_same_objects_closes_every_cycle():
-    """Spec section 8 items 8, 11 and 12: every neighbour is the object itself, so L_ci is L_cv; the scale of a row does not matter."""
+    """Spec section 8 items 8, 11 and 12: every neighbour is the object itself, so L_ci is L_cv; the
+    scale of a row does not matter.
+    """
     tokens = outputs()["teacher_tokens"]
-    halves = tokens.at[:, SIDE**2 :].set(tokens[:, : SIDE**2])  # both views of an object are equal, so that each is nearest to itself
+    halves = tokens.at[:, SIDE**2 :].set(
+        tokens[:, : SIDE**2]
+    )  # both views of an object are equal, so that each is nearest to itself
     places = outputs()["positions"]
-    given = outputs() | {"teacher_tokens": halves, "positions": places.at[:, SIDE**2 :].set(places[:, : SIDE**2] + 0.01)}
+    given = outputs() | {
+        "teacher_tokens": halves,
+        "positions": places.at[:, SIDE**2 :].set(places[:, : SIDE**2] + 0.01),
+    }
     carry = run(given)[2]
     _, metrics, after = run(given, {**carry, "center": start()[2]["center"]})
-    assert metrics["bootstrapping_ratio"] == 1 and metrics["cycles_first"] == metrics["cycles_second"] > BATCH
+    assert (
+        metrics["bootstrapping_ratio"] == 1
+        and metrics["cycles_first"] == metrics["cycles_second"] > BATCH
+    )
     close(metrics["cross_image_loss"], metrics["cross_view_loss"])
     scale = jnp.exp(jax.random.normal(jax.random.key(0), (MEMORY * CLUSTERS, 1)))
     rows = carry["memory"]["rows"]
     scaled = rows | {name: rows[name] * scale for name in ("first", "second")}
-    scaled |= {f"{name}_inverse_norm": rows[f"{name}_inverse_norm"] / scale[:, 0] for name in ("first", "second")}
+    scaled |= {
+        f"{name}_inverse_norm": rows[f"{name}_inverse_norm"] / scale[:, 0]
+        for name in ("first", "second")
+    }
     _, own, valid = found(given)
-    near, consistent, exists = objects.retrieve(own, valid, carry["memory"] | {"rows": scaled}, group=0)
+    near, consistent, exists = objects.retrieve(
+        own, valid, carry["memory"] | {"rows": scaled}, group=0
+    )
     np.testing.assert_array_equal(consistent, np.broadcast_to(valid, consistent.shape))
-    unit = lambda x: np.asarray(x) / np.linalg.norm(x, axis=-1, keepdims=True)  # noqa: E731
+
+    def unit(x):
+        return np.asarray(x) / np.linalg.norm(x, axis=-1, keepdims=True)
+
     close(unit(near[0][valid]), unit(own[:, 0][valid]))
-    assert exists and np.std(np.linalg.norm(near[0][valid], axis=-1) / np.linalg.norm(own[:, 0][valid], axis=-1)) > 0.1  # raw rows
+    assert (
+        exists
+        and np.std(
+            np.linalg.norm(near[0][valid], axis=-1) / np.linalg.norm(own[:, 0][valid], axis=-1)
+        )
+        > 0.1
+    )  # raw rows
 
 
 def test_the_memory_is_read_before_it_is_written():
     """A first batch finds nothing, not even itself, and learns from no neighbour."""
     loss, metrics, carry = run()
-    assert metrics["cycles_first"] == metrics["cycles_second"] == metrics["cross_image_loss"] == metrics["memory_fill"] == 0
+    assert (
+        metrics["cycles_first"]
+        == metrics["cycles_second"]
+        == metrics["cross_image_loss"]
+        == metrics["memory_fill"]
+        == 0
+    )
     close(loss, metrics["global_loss"] + metrics["cross_view_loss"])
     assert carry["memory"]["valid"].sum() == BATCH * CLUSTERS
     assert run(cribo__cycle=False)[1]["cross_image_loss"] == 0  # nothing to retrieve
@@ -367,7 +533,9 @@ def test_memory_is_first_in_first_out_by_images_and_keeps_views_paired():
     carry, images = start()[2], []
     for seed in range(3):
         carry = run(outputs(seed), carry)[2]
-        images += [(own, valid) for own, valid in zip(*(np.asarray(x) for x in found(outputs(seed))[1:]))]
+        images += [
+            (own, valid) for own, valid in zip(*(np.asarray(x) for x in found(outputs(seed))[1:]))
+        ]
         memory = carry["memory"]
         rows = {name: np.asarray(x) for name, x in memory["rows"].items()}
         kept = range(max(0, len(images) - MEMORY), len(images))
@@ -377,19 +545,30 @@ def test_memory_is_first_in_first_out_by_images_and_keeps_views_paired():
                 close(rows[name][place], images[number][0][view])
                 exists = images[number][1]
                 close(
-                    (rows[f"{name}_inverse_norm"][place] * np.linalg.norm(images[number][0][view], axis=-1))[exists], np.ones(exists.sum())
+                    (
+                        rows[f"{name}_inverse_norm"][place]
+                        * np.linalg.norm(images[number][0][view], axis=-1)
+                    )[exists],
+                    np.ones(exists.sum()),
                 )
             np.testing.assert_array_equal(rows["valid"][place], images[number][1])
         assert np.asarray(memory["valid"]).sum() == CLUSTERS * len(kept)
-        assert (rows["valid"] & np.asarray(memory["valid"])).sum() == sum(images[number][1].sum() for number in kept)
+        assert (rows["valid"] & np.asarray(memory["valid"])).sum() == sum(
+            images[number][1].sum() for number in kept
+        )
     assert int(carry["memory"]["cursor"]) == 18 % MEMORY * CLUSTERS
 
 
 def test_invalid_objects_are_neither_searched_nor_found():
     own, valid = (x for x in found()[1:])
     memory = objects.remember(start()[2]["memory"], own, valid)
-    marked = {name: jnp.where(memory["rows"]["valid"][:, None], memory["rows"][name], 1e3) for name in ("first", "second")}
-    near, consistent, _ = objects.retrieve(own, valid, memory | {"rows": memory["rows"] | marked}, group=0)
+    marked = {
+        name: jnp.where(memory["rows"]["valid"][:, None], memory["rows"][name], 1e3)
+        for name in ("first", "second")
+    }
+    near, consistent, _ = objects.retrieve(
+        own, valid, memory | {"rows": memory["rows"] | marked}, group=0
+    )
     assert not valid.all() and np.abs(near).max() < 1e3 and not np.any(consistent[:, ~valid])
     nobody = objects.remember(start()[2]["memory"], own, jnp.zeros_like(valid))
     _, consistent, exists = objects.retrieve(own, valid, nobody, group=0)
@@ -398,18 +577,32 @@ def test_invalid_objects_are_neither_searched_nor_found():
 
 def test_worked_cycle():
     """Spec section 8 item 7, in the plane: angles in degrees."""
-    at = lambda *degrees: np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], axis=-1).astype(np.float32)  # noqa: E731
+
+    def at(*degrees):
+        return np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], axis=-1).astype(
+            np.float32
+        )
+
     memory = objects.empty_memory(3, 2)
-    memory = objects.remember(memory, jnp.stack([at(10, 40, 200), at(12, 85, 190)])[None], jnp.ones((1, 3), bool))
-    near, consistent, _ = objects.retrieve(jnp.stack([at(0, 90), at(5, 95)])[None], jnp.ones((1, 2), bool), memory, group=0)
+    memory = objects.remember(
+        memory, jnp.stack([at(10, 40, 200), at(12, 85, 190)])[None], jnp.ones((1, 3), bool)
+    )
+    near, consistent, _ = objects.retrieve(
+        jnp.stack([at(0, 90), at(5, 95)])[None], jnp.ones((1, 2), bool), memory, group=0
+    )
     assert consistent[:, 0].tolist() == [[True, True], [True, False]]
     close(near[:, 0], [at(10, 40), at(12, 85)])
 
 
 def test_smaller_groups_close_more_cycles():
-    """A way back among fewer objects is easier, and one that closes among all closes in the group too."""
+    """A way back among fewer objects is easier, and one that closes among all closes in the group
+    too.
+    """
     carry = run(outputs(5))[2]
-    cycles = {group: np.asarray(objects.retrieve(*found()[1:], carry["memory"], group=group)[1]) for group in (0, 1, 3, BATCH, 10 * BATCH)}
+    cycles = {
+        group: np.asarray(objects.retrieve(*found()[1:], carry["memory"], group=group)[1])
+        for group in (0, 1, 3, BATCH, 10 * BATCH)
+    }
     assert not np.any(cycles[0] & ~cycles[3]) and not np.any(cycles[3] & ~cycles[1])
     assert cycles[0].sum() < cycles[1].sum()
     np.testing.assert_array_equal(cycles[0], cycles[BATCH])
@@ -432,7 +625,10 @@ def test_neighbours_teach_from_the_start_epoch_on():
     carry = run(outputs(5))[2]
     losses = [run(carry=carry, epoch=epoch)[1]["cross_image_loss"] for epoch in (0, 1, 2)]
     assert losses[0] == 0 < min(losses[1:])
-    assert [run(carry=carry, epoch=e, cribo__start_epoch=2)[1]["cross_image_loss"] > 0 for e in (0, 1, 2)] == [False, False, True]
+    assert [
+        run(carry=carry, epoch=e, cribo__start_epoch=2)[1]["cross_image_loss"] > 0
+        for e in (0, 1, 2)
+    ] == [False, False, True]
     assert run(carry=carry, epoch=0, cribo__start_epoch=0)[1]["cross_image_loss"] > 0
     assert run(carry=carry, epoch=0)[1]["cycles_first"] > 0  # measured before
 
@@ -440,11 +636,19 @@ def test_neighbours_teach_from_the_start_epoch_on():
 def test_temperature_and_weight_of_places_step_with_the_epoch():
     c = config(cribo__final_position_weight=3.0)
     steps = [progress(step) for step in (0, 3, 4, 7, 8, 11)]
-    np.testing.assert_allclose([cribo.teacher_temperature(p, c) for p in steps], [0.04, 0.04, 0.055, 0.055, 0.07, 0.07], rtol=1e-6)
-    np.testing.assert_allclose([cribo.position_weight(p, c) for p in steps], [1, 1, 2, 2, 3, 3], rtol=1e-6)
+    np.testing.assert_allclose(
+        [cribo.teacher_temperature(p, c) for p in steps],
+        [0.04, 0.04, 0.055, 0.055, 0.07, 0.07],
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(
+        [cribo.position_weight(p, c) for p in steps], [1, 1, 2, 2, 3, 3], rtol=1e-6
+    )
     assert {float(cribo.position_weight(p, config())) for p in steps} == {1.0}
     assert run(epoch=2, cribo__final_position_weight=3.0)[1]["position_weight"] == pytest.approx(3)
-    early, late = (run(epoch=e, cribo__final_position_weight=50.0)[1]["objects_per_image"] for e in (0, 2))
+    early, late = (
+        run(epoch=e, cribo__final_position_weight=50.0)[1]["objects_per_image"] for e in (0, 2)
+    )
     assert early != late  # it reaches the clustering
 
 
@@ -452,12 +656,18 @@ def test_special_cases_leave_out_what_they_do_not_need(batch):
     keys = jax.random.split(jax.random.key(0), BATCH)
     alone = dict(cribo__cross_view_weight=0.0, cribo__cross_image_weight=0.0)
     params, teacher, carry = start(**alone)
-    assert set(params["head"]) == {"trunk", "images"} and set(carry) == {"center"} and set(carry["center"]) == {"images"}
+    assert (
+        set(params["head"]) == {"trunk", "images"}
+        and set(carry) == {"center"}
+        and set(carry["center"]) == {"images"}
+    )
     out = encoder(**alone)(params, teacher, batch, keys)
     assert set(out) == {"student", "teacher"}
     loss, metrics, _ = run(out, **alone)
     close(loss, metrics["global_loss"])
-    assert not [name for name in metrics if name.startswith(("cross", "object", "cycles", "memory"))]
+    assert not [
+        name for name in metrics if name.startswith(("cross", "object", "cycles", "memory"))
+    ]
 
     view = dict(cribo__cross_image_weight=0.0)
     params, _, carry = start(**view)
@@ -470,8 +680,15 @@ def test_special_cases_leave_out_what_they_do_not_need(batch):
 def test_weights_and_chunks():
     carry = run(outputs(5))[2]
     loss, metrics, new = run(carry=carry)
-    weights = dict(cribo__global_weight=0.5, cribo__cross_view_weight=2.0, cribo__cross_image_weight=3.0)
-    close(run(carry=carry, **weights)[0], 0.5 * metrics["global_loss"] + 2 * metrics["cross_view_loss"] + 3 * metrics["cross_image_loss"])
+    weights = dict(
+        cribo__global_weight=0.5, cribo__cross_view_weight=2.0, cribo__cross_image_weight=3.0
+    )
+    close(
+        run(carry=carry, **weights)[0],
+        0.5 * metrics["global_loss"]
+        + 2 * metrics["cross_view_loss"]
+        + 3 * metrics["cross_image_loss"],
+    )
     pieces, same, after = run(carry=carry, cribo__chunk=2)
     close(pieces, loss)
     for name, value in metrics.items():
@@ -480,10 +697,17 @@ def test_weights_and_chunks():
 
 
 def test_the_official_count_divides_both_views_by_the_first():
-    """The loss tests have the numbers; here, that the config's choice arrives where the views have different numbers of cycles."""
+    """The loss tests have the numbers; here, that the config's choice arrives where the views have
+    different numbers of cycles.
+    """
     carry = run(outputs(5))[2]
     own, first = (run(carry=carry, cribo__counts=counts)[1] for counts in ("own", "first"))
-    assert own["cycles_first"] == first["cycles_first"] != own["cycles_second"] == first["cycles_second"]
+    assert (
+        own["cycles_first"]
+        == first["cycles_first"]
+        != own["cycles_second"]
+        == first["cycles_second"]
+    )
     assert own["cross_image_loss"] != first["cross_image_loss"]
 
 
@@ -495,17 +719,27 @@ def test_last_layers_wait_and_their_gain_learns_or_not(norm_last_layer):
     moved = {}
     for epoch in (1, 2):
         new, _, _ = optimizer.update(
-            jax.tree.map(jnp.ones_like, params), optimizer.init(params), params, lr=0.1, weight_decay=0.1, epoch=jnp.int32(epoch)
+            jax.tree.map(jnp.ones_like, params),
+            optimizer.init(params),
+            params,
+            lr=0.1,
+            weight_decay=0.1,
+            epoch=jnp.int32(epoch),
         )
         moved[epoch] = {
-            level: jax.tree.map(lambda a, b: bool(np.any(a != b)), new["head"][level], params["head"][level]) for level in new["head"]
+            level: jax.tree.map(
+                lambda a, b: bool(np.any(a != b)), new["head"][level], params["head"][level]
+            )
+            for level in new["head"]
         }
         assert all(jax.tree.leaves(moved[epoch]["trunk"]))
     for level in ("images", "objects"):
         assert moved[1][level] == {"direction": False, "gain": False}
         assert moved[2][level] == {"direction": True, "gain": not norm_last_layer}
     rules = optim.assign_rules(cribo.rules(c), params)
-    assert rules["head/images/gain"].decay == "matrices" and params["head"]["images"]["gain"].ndim == 2  # so it decays where it learns
+    assert (
+        rules["head/images/gain"].decay == "matrices" and params["head"]["images"]["gain"].ndim == 2
+    )  # so it decays where it learns
 
 
 # Features, health, pictures, checks
@@ -522,8 +756,17 @@ def test_features_are_class_token_and_patches():
 
 def test_health_names_what_is_wrong():
     c, top = config(), math.log(12)
-    fine = {f"{level}_{kind}_entropy": x * top for level in ("image", "object") for kind, x in (("teacher", 0.5), ("marginal", 0.9))}
-    fine |= {"objects_per_image": 4.0, "memory_fill": 1.0, "bootstrapping_ratio": 0.1, "embedding_spread": 0.8}
+    fine = {
+        f"{level}_{kind}_entropy": x * top
+        for level in ("image", "object")
+        for kind, x in (("teacher", 0.5), ("marginal", 0.9))
+    }
+    fine |= {
+        "objects_per_image": 4.0,
+        "memory_fill": 1.0,
+        "bootstrapping_ratio": 0.1,
+        "embedding_spread": 0.8,
+    }
     assert cribo.health(fine, c) == []
     for change, word in (
         ({"image_marginal_entropy": 0.01}, "collapse of image targets"),
@@ -538,7 +781,13 @@ def test_health_names_what_is_wrong():
     assert cribo.health(fine | {"bootstrapping_ratio": 0.0, "memory_fill": 0.5}, c) == []
     assert cribo.health({"loss": 1.0}, c) == []
     rows = run()[1]
-    assert {"memory_fill", "bootstrapping_ratio", "objects_per_image", "image_teacher_entropy", "object_marginal_entropy"} <= set(rows)
+    assert {
+        "memory_fill",
+        "bootstrapping_ratio",
+        "objects_per_image",
+        "image_teacher_entropy",
+        "object_marginal_entropy",
+    } <= set(rows)
 
 
 def test_pictures_show_objects_beside_their_nearest_in_other_images():
@@ -546,11 +795,18 @@ def test_pictures_show_objects_beside_their_nearest_in_other_images():
     images = rng.random((3, 16, 16, 3), np.float32)
     patches = rng.normal(size=(3, SIDE, SIDE, WIDTH)).astype(np.float32)
     patches[2] = patches[0]  # so that every object of image 0 lies in image 2 as well
-    shown = objects.pictures(images, jnp.asarray(patches), config().cribo, seed=0, clusters=CLUSTERS)["matches"]
+    shown = objects.pictures(
+        images, jnp.asarray(patches), config().cribo, seed=0, clusters=CLUSTERS
+    )["matches"]
     assert len(shown.rows) == 3
     for i, row in enumerate(shown.rows):
         whole, *pairs = row
-        assert whole.labels.shape == (SIDE, SIDE) and whole.labels.min() >= 0 and len(pairs) % 2 == 0 and 2 <= len(pairs) <= 8
+        assert (
+            whole.labels.shape == (SIDE, SIDE)
+            and whole.labels.min() >= 0
+            and len(pairs) % 2 == 0
+            and 2 <= len(pairs) <= 8
+        )
         sizes = [int((panel.labels >= 0).sum()) for panel in pairs[::2]]
         assert sizes == sorted(sizes, reverse=True) and min(sizes) > 0
         for query, match in zip(pairs[::2], pairs[1::2]):
@@ -559,24 +815,38 @@ def test_pictures_show_objects_beside_their_nearest_in_other_images():
             k = query.labels.max()
             np.testing.assert_array_equal(query.labels >= 0, whole.labels == k)
             assert set(np.unique(match.labels)) <= {-1, k} and (match.labels == k).any()
-    assert objects.pictures(images[:1], jnp.asarray(patches[:1]), config().cribo, seed=0, clusters=CLUSTERS) == {}
+    assert (
+        objects.pictures(
+            images[:1], jnp.asarray(patches[:1]), config().cribo, seed=0, clusters=CLUSTERS
+        )
+        == {}
+    )
     # The nearest of what image 0 and 2 share: one object mean against all others in float64.
     labels, first = shown.rows[0][0].labels, shown.rows[0][1]
     mean = patches[0][first.labels >= 0].mean(axis=0)
-    other = [patches[j][shown.rows[j][0].labels == k].mean(axis=0) for j in (1, 2) for k in np.unique(shown.rows[j][0].labels)]
+    other = [
+        patches[j][shown.rows[j][0].labels == k].mean(axis=0)
+        for j in (1, 2)
+        for k in np.unique(shown.rows[j][0].labels)
+    ]
     best = max(mean @ x / np.linalg.norm(mean) / np.linalg.norm(x) for x in other)
     assert labels.max() < CLUSTERS and f"cosine {best:.2f}" in shown.rows[0][2].title
 
 
 def test_pictures_from_the_network():
-    shown = cribo.pictures(start()[1], np.random.default_rng(2).random((2, 16, 16, 3), np.float32), config())
+    shown = cribo.pictures(
+        start()[1], np.random.default_rng(2).random((2, 16, 16, 3), np.float32), config()
+    )
     assert set(shown) == {"matches"} and len(shown["matches"].rows) == 2
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cribo.clusters": 33}, "cribo.clusters is 33, but two views of 16 px have 32 tokens; use at most 32"),
+        (
+            {"cribo.clusters": 33},
+            "cribo.clusters is 33, but two views of 16 px have 32 tokens; use at most 32",
+        ),
         ({"cribo.clusters": 0}, "cribo.clusters is 0; it must be at least 1"),
         ({"cribo.memory": 0}, "cribo.memory is 0"),
         ({"cribo.sinkhorn_iters": 0}, "cribo.sinkhorn_iters is 0"),
@@ -592,9 +862,18 @@ def test_pictures_from_the_network():
         ({"cribo.normalize": "device"}, 'cribo.normalize is "device"'),
         ({"cribo.counts": "both"}, 'cribo.counts is "both"'),
         ({"cribo.cross_view_weight": -1.0}, "cribo.cross_view_weight is -1.0"),
-        ({f"cribo.{name}_weight": 0.0 for name in ("global", "cross_view", "cross_image")}, "all 0; there is nothing to learn from"),
+        (
+            {f"cribo.{name}_weight": 0.0 for name in ("global", "cross_view", "cross_image")},
+            "all 0; there is nothing to learn from",
+        ),
         ({"model.cls": False}, "model.cls is False"),
-        ({"views.local_count": 2}, "views.local_count is 2; CrIBo has two global views, no local ones and no masks: set it to 0"),
+        (
+            {"views.local_count": 2},
+            (
+                "views.local_count is 2; CrIBo has two global views, no local ones and no masks:"
+                " set it to 0"
+            ),
+        ),
         ({"views.global_count": 3}, "views.global_count is 3"),
         ({"views.mask": "block"}, "views.mask is 'block'"),
     ],
@@ -607,7 +886,12 @@ def test_impossible_settings_are_refused_by_name(change, message):
 
 
 def test_a_sensible_config_passes():
-    for change in ({}, {"cribo.clusters": TOKENS}, {"cribo.group": 0}, {"cribo.cross_view_weight": 0.0}):
+    for change in (
+        {},
+        {"cribo.clusters": TOKENS},
+        {"cribo.group": 0},
+        {"cribo.cross_view_weight": 0.0},
+    ):
         c = section()
         c.update_from_flattened_dict(change)
         cribo.check(c)
@@ -626,31 +910,70 @@ def test_published_settings(load):
 
     def pick(c):
         o = c.optim
-        return o.batch_size, o.epochs, o.lr, o.final_lr, o.clip_by, c.cribo.position_weight, c.cribo.clusters
+        return (
+            o.batch_size,
+            o.epochs,
+            o.lr,
+            o.final_lr,
+            o.clip_by,
+            c.cribo.position_weight,
+            c.cribo.clusters,
+        )
 
     def rest(c):
-        return c.cribo.norm_last_layer, c.cribo.freeze_last_layer_epochs, c.cribo.teacher_temperature_epochs, c.model.dtype
+        return (
+            c.cribo.norm_last_layer,
+            c.cribo.freeze_last_layer_epochs,
+            c.cribo.teacher_temperature_epochs,
+            c.model.dtype,
+        )
 
     assert pick(small) == (1024, 800, 5e-4, 1e-5, "none", 1.0, 32)
     assert pick(coco) == (256, 300, 5e-4, 1e-5, "none", 2.0, 64)
     assert pick(large) == (1024, 400, 7.5e-4, 2e-6, "tensor", 1.0, 32) and large.optim.clip == 0.3
-    assert rest(small) == rest(coco) == (False, 1, 30.0, "bfloat16") and rest(large) == (True, 3, 50.0, "float32")
-    assert coco.data.name == "coco/2017" and {c.cribo.memory for c in (small, coco, large)} == {25000}
+    assert rest(small) == rest(coco) == (False, 1, 30.0, "bfloat16") and rest(large) == (
+        True,
+        3,
+        50.0,
+        "float32",
+    )
+    assert coco.data.name == "coco/2017" and {c.cribo.memory for c in (small, coco, large)} == {
+        25000
+    }
     assert load("vits16") == small and load("vitb16") == large
     for c in (small, coco, large):
-        assert c.expected and (c.optim.weight_decay, c.optim.final_weight_decay, c.optim.warmup_epochs) == (0.04, 0.4, 10)
-        assert (c.teacher.momentum, c.teacher.final_momentum, c.views.global_scale, c.views.local_count) == (0.996, 1.0, (0.25, 1.0), 0)
+        assert c.expected and (
+            c.optim.weight_decay,
+            c.optim.final_weight_decay,
+            c.optim.warmup_epochs,
+        ) == (0.04, 0.4, 10)
+        assert (
+            c.teacher.momentum,
+            c.teacher.final_momentum,
+            c.views.global_scale,
+            c.views.local_count,
+        ) == (0.996, 1.0, (0.25, 1.0), 0)
 
 
 def test_words_set_what_they_say(load):
-    assert load("vits16_coco,lam_pos=0.0").cribo.position_weight == 0 and load("vits16_coco,bank=1000").cribo.memory == 1000
+    assert (
+        load("vits16_coco,lam_pos=0.0").cribo.position_weight == 0
+        and load("vits16_coco,bank=1000").cribo.memory == 1000
+    )
     alone, view = load("vits16_coco,global_only").cribo, load("vits16_coco,no_cross").cribo
-    assert (alone.cross_view_weight, alone.cross_image_weight, view.cross_view_weight, view.cross_image_weight) == (0, 0, 1, 0)
+    assert (
+        alone.cross_view_weight,
+        alone.cross_image_weight,
+        view.cross_view_weight,
+        view.cross_image_weight,
+    ) == (0, 0, 1, 0)
     c = load("digits,no_cycle,kmeans,clusters=4").cribo
     assert (c.cycle, c.clustering, c.clusters) == (False, "kmeans", 4)
     with pytest.raises(InputError, match='unknown ablation "lam_po"; did you mean "lam_pos"'):
         load("vits16_coco,lam_po=1.0")
-    with pytest.raises(InputError, match='unknown variant "vits16_cocoo"; did you mean "vits16_coco"'):
+    with pytest.raises(
+        InputError, match='unknown variant "vits16_cocoo"; did you mean "vits16_coco"'
+    ):
         load("vits16_cocoo")
 
 
@@ -664,7 +987,9 @@ def test_every_row_of_the_papers_tables_is_a_config_with_its_numbers(load, root,
     for row in file.TABLE:
         c = load(row.arg)
         cribo.check(c)
-        assert c.expected.to_dict() == row.expected and all("(paper, table " in text for text in row.expected.values())
+        assert c.expected.to_dict() == row.expected and all(
+            "(paper, table " in text for text in row.expected.values()
+        )
     for name in file.VARIANTS:
         cribo.check(load(name))
         assert bool(load(name).expected) == (name not in file.presets.SMALL)
@@ -675,4 +1000,6 @@ def test_small_presets_can_run(load, name):
     run = loop.prepare(load(name))
     memory = run.abstract.carry["memory"]["rows"]["first"]
     assert memory.shape == (2048 * 8, 192)
-    assert 2048 < run.config.run.num_records, "L_ci starts with the second epoch, when the memory is full"
+    assert 2048 < run.config.run.num_records, (
+        "L_ci starts with the second epoch, when the memory is full"
+    )

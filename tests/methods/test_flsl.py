@@ -1,4 +1,6 @@
-"""FLSL's wiring: nested views, queries, mean shift, pairing, schedules, rules, pictures, configs; and how it collapses."""
+"""FLSL's wiring: nested views, queries, mean shift, pairing, schedules, rules, pictures, configs;
+and how it collapses.
+"""
 
 import functools
 import math
@@ -36,7 +38,9 @@ def run_of(**changes):
 
 @functools.cache
 def encoded(**changes):
-    """A run, its views, and what student and teacher make of them; every patch a query, no drop-path, gains as at the start."""
+    """A run, its views, and what student and teacher make of them; every patch a query, no
+    drop-path, gains as at the start.
+    """
     run = run_of(model__drop_path=0.0, flsl__window=1, flsl__local_window=1, **changes)
     state, batch = loop.fresh_state(run), tiny.batches(run, 1)[0]
     views = recipe.prepare(METHOD.views(run.config), batch, 0)
@@ -45,7 +49,9 @@ def encoded(**changes):
 
 def encode(run, state, views):
     keys = jax.random.split(jax.random.key(3), len(views["index"]))
-    return jax.jit(lambda p, t, v: METHOD.encode(p, t, v, keys, run.config))(state.params, state.teacher, views)
+    return jax.jit(lambda p, t, v: METHOD.encode(p, t, v, keys, run.config))(
+        state.params, state.teacher, views
+    )
 
 
 def metrics_of(run, outputs, carry=None, at=0):
@@ -65,7 +71,13 @@ def metrics_of(run, outputs, carry=None, at=0):
     index=st.integers(0, 10_000),
 )
 def test_student_views_lie_inside_the_teachers(preset, flip, size, index):
-    config = tiny.config("flsl", views__flip=flip, views__global_scale=(0.8, 1.0), views__local_scale=(0.05, 0.4), **preset)
+    config = tiny.config(
+        "flsl",
+        views__flip=flip,
+        views__global_scale=(0.8, 1.0),
+        views__local_scale=(0.05, 0.4),
+        **preset,
+    )
     drawn = recipe.draw(METHOD.views(config), seed=1, epoch=2, index=index, source_size=size)
     teacher = drawn["global"].boxes[0]
     assert 0.75 <= teacher[2] * teacher[3] / np.prod(size) <= 1
@@ -74,7 +86,11 @@ def test_student_views_lie_inside_the_teachers(preset, flip, size, index):
         np.testing.assert_array_equal(drawn["other"].flips, drawn["global"].flips)
         assert len(drawn["student"].boxes) == 2 and "local" not in drawn
     else:
-        assert len(drawn["student"].boxes) == 1 and len(drawn["local"].boxes) == 2 and "other" not in drawn
+        assert (
+            len(drawn["student"].boxes) == 1
+            and len(drawn["local"].boxes) == 2
+            and "other" not in drawn
+        )
     for name, low, high in (("student", 0.5, 1.0), ("local", 0.05, 0.4)):
         for box in drawn[name].boxes if name in drawn else ():
             assert boxes.overlap(box, teacher) == pytest.approx(1, abs=1e-5)
@@ -84,7 +100,10 @@ def test_student_views_lie_inside_the_teachers(preset, flip, size, index):
 
 def test_symmetric_crops_are_independent():
     config = tiny.config("flsl", flsl__nested=False, **PAPER)
-    drawn = [recipe.draw(METHOD.views(config), seed=1, epoch=0, index=i, source_size=(64, 64)) for i in range(50)]
+    drawn = [
+        recipe.draw(METHOD.views(config), seed=1, epoch=0, index=i, source_size=(64, 64))
+        for i in range(50)
+    ]
     inside = [boxes.overlap(d["student"].boxes, d["global"].boxes) for d in drawn]
     assert np.mean(np.array(inside) < 0.99) > 0.8
     assert not any(np.array_equal(d["other"].boxes, d["global"].boxes) for d in drawn)
@@ -92,7 +111,10 @@ def test_symmetric_crops_are_independent():
 
 def test_photometric_draws_of_paper_and_code_leave_geometry_alone():
     strengths = {"views__blur_prob": (0.5, 0.1, 0.4)}
-    both, either = (METHOD.views(tiny.config("flsl", flsl__photometric=kind, **strengths, **CODE)) for kind in ("both", "either"))
+    both, either = (
+        METHOD.views(tiny.config("flsl", flsl__photometric=kind, **strengths, **CODE))
+        for kind in ("both", "either")
+    )
     draws = [recipe.draw(r, seed=0, epoch=0, index=3, source_size=(50, 60)) for r in (both, either)]
     for name in ("global", "student", "local"):
         np.testing.assert_array_equal(draws[0][name].boxes, draws[1][name].boxes)
@@ -110,17 +132,31 @@ def test_photometric_draws_of_paper_and_code_leave_geometry_alone():
 @functools.cache
 def tokens_of(**changes):
     run = run_of(**changes)
-    return jax.jit(lambda weights, images: METHOD.features(weights, images, run.config).patches.reshape(len(images), -1, 16))
+    return jax.jit(
+        lambda weights, images: METHOD.features(weights, images, run.config).patches.reshape(
+            len(images), -1, 16
+        )
+    )
 
 
 @pytest.mark.parametrize("preset", [CODE, SYMMETRIC], ids=["one teacher view", "two teacher views"])
 def test_outputs_are_the_equations(preset):
-    """Tokens, modes and scores recomputed view by view: eq. 4 over the student's own tokens, eq. 12 over the teacher's other view."""
+    """Tokens, modes and scores recomputed view by view: eq. 4 over the student's own tokens, eq. 12
+    over the teacher's other view.
+    """
     run, state, views, out = encoded(**preset)
     tokens, c = tokens_of(**CODE), run.config.flsl
     head = jax.jit(heads.dino_head(16, c.prototypes, hidden=32, bottleneck=16).apply)
-    shift = jax.jit(lambda queries, keys, sharpness: ops.mean_shift(queries, keys, inverse_temperature=sharpness / 16))
-    teacher = [tokens(state.teacher, views[name].images[:, 0]) for name in ("global", "other") if name in views]
+    shift = jax.jit(
+        lambda queries, keys, sharpness: ops.mean_shift(
+            queries, keys, inverse_temperature=sharpness / 16
+        )
+    )
+    teacher = [
+        tokens(state.teacher, views[name].images[:, 0])
+        for name in ("global", "other")
+        if name in views
+    ]
     rows = {name: [] for name in ("query", "mode", "student", "teacher")}
     for name in ("student", "local"):
         for i, images in enumerate(jnp.moveaxis(views[name].images, 1, 0)):
@@ -132,17 +168,26 @@ def test_outputs_are_the_equations(preset):
     assert [x.shape[1] for x in rows["query"]] == ([16, 4, 4] if preset is CODE else [16, 16, 4, 4])
     for name, want in rows.items():
         close(out[name], np.concatenate(want, axis=1), relative=3e-5)
-    assert np.abs(np.diff(np.concatenate(rows["teacher"], axis=1), axis=1)).max() > 1e-4  # the queries do differ
+    assert (
+        np.abs(np.diff(np.concatenate(rows["teacher"], axis=1), axis=1)).max() > 1e-4
+    )  # the queries do differ
 
 
 def test_attention_meters_are_entropy_and_peak_of_the_rows():
     """Of the global student views."""
     run, state, views, out = encoded(**CODE)
     seen = tokens_of(**CODE)(state.params, views["student"].images[:, 0])
-    rows = np.asarray(jax.nn.softmax(jnp.einsum("bqd,bnd->bqn", seen, seen) * run.config.flsl.sa_sharpness / 16, axis=-1), np.float64)
+    rows = np.asarray(
+        jax.nn.softmax(
+            jnp.einsum("bqd,bnd->bqn", seen, seen) * run.config.flsl.sa_sharpness / 16, axis=-1
+        ),
+        np.float64,
+    )
     close(out["attention"]["sa_entropy"], -(rows * np.log(rows)).sum(-1).mean(1))
     close(out["attention"]["sa_peak"], rows.max(-1).mean(1))
-    assert (out["attention"]["ca_entropy"] <= math.log(16) + 1e-6).all() and (out["attention"]["ca_peak"] >= 1 / 16).all()
+    assert (out["attention"]["ca_entropy"] <= math.log(16) + 1e-6).all() and (
+        out["attention"]["ca_peak"] >= 1 / 16
+    ).all()
 
 
 def test_queries_are_sampled_and_keys_are_not():
@@ -150,18 +195,30 @@ def test_queries_are_sampled_and_keys_are_not():
     run, state, views, _ = full
     sampled = run_of(model__drop_path=0.0, flsl__window=2, flsl__local_window=2, **CODE)
     out = encode(sampled, state, views)
-    assert out["query"].shape == (8, 4 + 2 * 1, 16) and out["teacher"].shape == (8, 6, run.config.flsl.prototypes)
+    assert out["query"].shape == (8, 4 + 2 * 1, 16) and out["teacher"].shape == (
+        8,
+        6,
+        run.config.flsl.prototypes,
+    )
     for b in range(8):
         for q, (query, mode) in enumerate(zip(out["query"][b], out["mode"][b])):
             same = np.abs(np.asarray(full[3]["query"][b]) - query).max(-1).argmin()
             close(full[3]["query"][b, same], query)
             close(full[3]["mode"][b, same], mode)  # the mode over ALL keys
-            assert same % 4 // 2 + 2 * (same // 4 // 2) == q if same < 16 else (same - 16) // 4 == q - 4  # its window
+            assert (
+                same % 4 // 2 + 2 * (same // 4 // 2) == q
+                if same < 16
+                else (same - 16) // 4 == q - 4
+            )  # its window
 
 
 def test_identical_views_and_networks_agree():
     """Spec section 8 item 11: p_s = p_t, so that the cross-entropy is the entropy of the target."""
-    same = dict(flsl__ca_sharpness=0.1 * 384**0.5, flsl__final_teacher_temperature=0.1, flsl__teacher_temperature=0.1)
+    same = dict(
+        flsl__ca_sharpness=0.1 * 384**0.5,
+        flsl__final_teacher_temperature=0.1,
+        flsl__teacher_temperature=0.1,
+    )
     run, state, views, _ = encoded(**CODE, **same)
     views = {k: v for k, v in views.items() if k != "local"} | {"student": views["global"]}
     out = encode(run, state, views)
@@ -175,9 +232,15 @@ def test_sharpness_is_tau_times_width():
     run, state, _, out = encoded(**CODE)
     close(jnp.square(out["query"]).sum(-1), np.full(out["query"].shape[:2], 16.0), relative=1e-3)
     c = methods.base_config("flsl").flsl
-    assert c.sa_sharpness == pytest.approx(1.96, abs=2e-3) and c.ca_sharpness == pytest.approx(3.92, abs=2e-3)
+    assert c.sa_sharpness == pytest.approx(1.96, abs=2e-3) and c.ca_sharpness == pytest.approx(
+        3.92, abs=2e-3
+    )
     big = config_lib.load(FILE + ":vitb16").flsl
-    assert big.sa_sharpness / 768 == pytest.approx(c.sa_sharpness / 384) == pytest.approx(0.1 / math.sqrt(384))
+    assert (
+        big.sa_sharpness / 768
+        == pytest.approx(c.sa_sharpness / 384)
+        == pytest.approx(0.1 / math.sqrt(384))
+    )
     assert big.ca_sharpness / 768 == pytest.approx(0.2 / math.sqrt(384))
 
 
@@ -186,11 +249,16 @@ def test_normalized_tokens_have_the_width_as_square():
     stretched = jax.tree.map(lambda x: x, state.params)
     stretched["backbone"]["norm"] = jax.tree.map(lambda x: 3 * x, stretched["backbone"]["norm"])
     changed = state._replace(params=stretched)
-    cosine = run_of(model__drop_path=0.0, flsl__window=1, flsl__local_window=1, flsl__normalize=True, **CODE)
+    cosine = run_of(
+        model__drop_path=0.0, flsl__window=1, flsl__local_window=1, flsl__normalize=True, **CODE
+    )
     one, other = encode(cosine, state, views), encode(cosine, changed, views)
     close(jnp.square(other["query"]).sum(-1), np.full(one["query"].shape[:2], 16.0))
     close(one["mode"], other["mode"])
-    assert np.abs(encode(run, changed, views)["mode"] / 3 - encode(run, state, views)["mode"]).max() > 0.01  # else 3 is no test
+    assert (
+        np.abs(encode(run, changed, views)["mode"] / 3 - encode(run, state, views)["mode"]).max()
+        > 0.01
+    )  # else 3 is no test
 
 
 def test_crops_of_the_teacher_get_no_gradient_and_the_student_all_of_it():
@@ -199,7 +267,15 @@ def test_crops_of_the_teacher_get_no_gradient_and_the_student_all_of_it():
 
     def loss(params, teacher):
         outputs = METHOD.encode(params, teacher, views, keys, run.config)
-        return METHOD.objective(params, teacher, outputs, state.carry, None, step.progress_at(jnp.int32(0), run.config), run.config)[0]
+        return METHOD.objective(
+            params,
+            teacher,
+            outputs,
+            state.carry,
+            None,
+            step.progress_at(jnp.int32(0), run.config),
+            run.config,
+        )[0]
 
     student, teacher = jax.jit(jax.grad(loss, (0, 1)))(state.params, state.teacher)
     assert not any(np.any(g) for g in jax.tree.leaves(teacher))
@@ -210,13 +286,18 @@ def test_crops_of_the_teacher_get_no_gradient_and_the_student_all_of_it():
 
 
 def test_coefficients_start_where_they_are_told_and_end_at_their_values():
-    run, state, views, out = encoded(**CODE, flsl__v_start=0.0, flsl__sa_sharpness_start=20.0, flsl__ca_sharpness_start=0.0)
+    run, state, views, out = encoded(
+        **CODE, flsl__v_start=0.0, flsl__sa_sharpness_start=20.0, flsl__ca_sharpness_start=0.0
+    )
     total = run.config.run.total_steps
     v = [float(metrics_of(run, out, at=at)[1].metrics["v"]) for at in (0, total // 2, total)]
     assert v == pytest.approx([0.0, 0.015, 0.03])
     plain = encoded(**CODE)
-    assert float(metrics_of(plain[0], plain[3], at=total // 2)[1].metrics["v"]) == pytest.approx(0.03)
-    # tau_sa falls from 20 / D, tau_ca rises from 0, where every row is uniform; both are constant within an epoch.
+    assert float(metrics_of(plain[0], plain[3], at=total // 2)[1].metrics["v"]) == pytest.approx(
+        0.03
+    )
+    # tau_sa falls from 20 / D, tau_ca rises from 0, where every row is uniform; both are constant
+    # within an epoch.
     close(out["attention"]["ca_entropy"], np.full(8, math.log(16)))
     epochs = round(run.config.run.epochs)
     late = encode(run, state, views | {"epoch": np.full(8, epochs, np.int32)})
@@ -227,7 +308,10 @@ def test_coefficients_start_where_they_are_told_and_end_at_their_values():
 
 def test_teacher_temperature_is_constant_within_an_epoch():
     run = run_of(flsl__teacher_temperature_epochs=3.0)
-    at = [float(module.teacher_temperature(step.progress_at(jnp.int32(s), run.config), run.config)) for s in (0, 3, 4, 8, 11)]
+    at = [
+        float(module.teacher_temperature(step.progress_at(jnp.int32(s), run.config), run.config))
+        for s in (0, 3, 4, 8, 11)
+    ]
     assert at == pytest.approx([0.04, 0.04, 0.055, 0.07, 0.07])  # 4 steps an epoch
 
 
@@ -238,7 +322,9 @@ def test_alternative_targets():
     loss, output = metrics_of(centered, out)
     close(output.carry["center"], 0.1 * np.asarray(out["teacher"]).mean((0, 1)))
     close(loss, metrics_of(run, out)[0])  # the first center is 0
-    shifted = metrics_of(centered, out, carry={"center": jnp.linspace(-1, 1, run.config.flsl.prototypes)})[0]
+    shifted = metrics_of(
+        centered, out, carry={"center": jnp.linspace(-1, 1, run.config.flsl.prototypes)}
+    )[0]
     assert abs(float(shifted - loss)) > 1e-3
     assert abs(float(metrics_of(batch, out)[0] - loss)) > 1e-4
 
@@ -248,9 +334,18 @@ def test_metrics_name_every_term():
     loss, output = metrics_of(run, out)
     m = output.metrics
     close(loss, 0.03 * m["mode_intra_loss"] + m["mode_inter_loss"] + 5 * m["mode_volume_loss"])
-    close(m["mode_volume_loss"], math.log(run.config.flsl.prototypes) - m["mode_prediction_entropy"])
-    assert {"attention_sa_entropy", "attention_sa_peak", "attention_ca_entropy", "attention_ca_peak"} < set(m)
-    assert 0 <= m["token_spread"] <= m["embedding_spread"] <= 1  # tokens of one image are nearer than tokens of all
+    close(
+        m["mode_volume_loss"], math.log(run.config.flsl.prototypes) - m["mode_prediction_entropy"]
+    )
+    assert {
+        "attention_sa_entropy",
+        "attention_sa_peak",
+        "attention_ca_entropy",
+        "attention_ca_peak",
+    } < set(m)
+    assert (
+        0 <= m["token_spread"] <= m["embedding_spread"] <= 1
+    )  # tokens of one image are nearer than tokens of all
 
 
 def test_last_layer_waits_one_epoch_and_its_gain_forever():
@@ -267,15 +362,22 @@ def test_last_layer_waits_one_epoch_and_its_gain_forever():
 
 def test_the_image_is_the_mean_of_its_patches():
     run = run_of()
-    found = METHOD.features(loop.fresh_state(run).params, jnp.ones((2, 16, 24, 3)) * 0.5, run.config, layers=(0,))
+    found = METHOD.features(
+        loop.fresh_state(run).params, jnp.ones((2, 16, 24, 3)) * 0.5, run.config, layers=(0,)
+    )
     assert found.cls is None and found.patches.shape == (2, 4, 6, 16) and set(found.layers) == {0}
     close(found.image, found.patches.mean((1, 2)))
 
 
 def test_aggregated_similarity_by_hand():
-    """Three patches along x, one along y: 3, 3, 3 and 1 of at most 3; a patch against all others falls to 0, not below."""
+    """Three patches along x, one along y: 3, 3, 3 and 1 of at most 3; a patch against all others
+    falls to 0, not below.
+    """
     x, y = np.eye(2, dtype=np.float32)
-    close(similarity.aggregated(np.stack([x, 2 * x, 5 * x, y]).reshape(1, 2, 2, 2))[0], [[1, 1], [1, 1 / 3]])
+    close(
+        similarity.aggregated(np.stack([x, 2 * x, 5 * x, y]).reshape(1, 2, 2, 2))[0],
+        [[1, 1], [1, 1 / 3]],
+    )
     close(similarity.aggregated(np.stack([x, x, x, -x]).reshape(1, 2, 2, 2))[0], [[1, 1], [1, 0]])
 
 
@@ -291,23 +393,43 @@ def test_pictures():
                 np.testing.assert_array_equal(panel.image, image)
                 assert panel.title
             for panel in row[1:]:
-                assert isinstance(panel.heat, np.ndarray) and panel.heat.shape == (4, 4) and (panel.heat >= 0).all()
-    assert [panel.title for panel in pictures["similarity"].rows[0]] == ["image", "block 1 of 2", "block 2 of 2"]
+                assert (
+                    isinstance(panel.heat, np.ndarray)
+                    and panel.heat.shape == (4, 4)
+                    and (panel.heat >= 0).all()
+                )
+    assert [panel.title for panel in pictures["similarity"].rows[0]] == [
+        "image",
+        "block 1 of 2",
+        "block 2 of 2",
+    ]
     for panel in pictures["attention"].rows[0][1:]:
         assert panel.heat.sum() == pytest.approx(1, abs=1e-5)
         ((y, x),) = panel.marks
         assert panel.title == f"patch {int(4 * y)}, {int(4 * x)}"
     middle = pictures["attention"].rows[1][3]
-    attention = METHOD.features(loop.fresh_state(run).teacher, images, run.config, attention=True).attention
+    attention = METHOD.features(
+        loop.fresh_state(run).teacher, images, run.config, attention=True
+    ).attention
     close(middle.heat.ravel(), attention[1].mean(0)[2 * 4 + 2])
 
 
 def test_health():
     config, top = tiny.config("flsl"), math.log(24)
-    fine = {"mode_teacher_entropy": 0.5 * top, "mode_marginal_entropy": 0.9 * top, "embedding_spread": 0.8}
+    fine = {
+        "mode_teacher_entropy": 0.5 * top,
+        "mode_marginal_entropy": 0.9 * top,
+        "embedding_spread": 0.8,
+    }
     assert METHOD.health(fine, config) == []
-    assert "collapse of mode targets" in METHOD.health(fine | {"mode_marginal_entropy": 0.52 * top}, config)[0]
-    assert "uniform mode targets" in METHOD.health(fine | {"mode_teacher_entropy": 0.99 * top}, config)[0]
+    assert (
+        "collapse of mode targets"
+        in METHOD.health(fine | {"mode_marginal_entropy": 0.52 * top}, config)[0]
+    )
+    assert (
+        "uniform mode targets"
+        in METHOD.health(fine | {"mode_teacher_entropy": 0.99 * top}, config)[0]
+    )
     assert "spread" in METHOD.health(fine | {"embedding_spread": 0.01}, config)[0]
 
 
@@ -318,7 +440,10 @@ def test_health():
         ({"model__queries": 2}, "model.queries=0"),
         ({"views__global_count": 3}, "views.global_count is 3"),
         ({"views__mask": "block"}, 'views.mask is "block" but FLSL masks nothing'),
-        ({"flsl__window": 5}, "flsl.window is 5; views.global_size=16 has 4 x 4 patches: use 1 to 4"),
+        (
+            {"flsl__window": 5},
+            "flsl.window is 5; views.global_size=16 has 4 x 4 patches: use 1 to 4",
+        ),
         ({"flsl__window": 0}, "flsl.window is 0"),
         ({"flsl__local_window": 3}, "flsl.local_window is 3; views.local_size=8 has 2 x 2"),
         ({"flsl__photometric": "eiter"}, 'did you mean "either"'),
@@ -334,7 +459,9 @@ def test_health():
 def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
         METHOD.check(tiny.config("flsl", **changes))
-    METHOD.check(tiny.config("flsl", views__local_count=0, flsl__local_window=9))  # no local views, no window
+    METHOD.check(
+        tiny.config("flsl", views__local_count=0, flsl__local_window=9)
+    )  # no local views, no window
 
 
 # Configs.
@@ -343,15 +470,37 @@ def test_impossible_settings_are_refused(changes, message):
 def test_the_two_presets():
     code, paper = (config_lib.load(f"{FILE}:vits16{word}") for word in ("", ",paper"))
     named = config_lib.load(f"{FILE}:vits16,code")
-    assert {key for key in config_lib.changed(code, named) if not key.startswith("expected.")} == set()
+    assert {
+        key for key in config_lib.changed(code, named) if not key.startswith("expected.")
+    } == set()
     groups = [{name: group.count for name, group in METHOD.views(c).groups} for c in (code, paper)]
-    assert groups == [{"global": 1, "student": 1, "local": 2}, {"global": 1, "other": 1, "student": 2}]
+    assert groups == [
+        {"global": 1, "student": 1, "local": 2},
+        {"global": 1, "other": 1, "student": 2},
+    ]
     for c in (code, paper):
         METHOD.check(c)
         assert not c.model.cls and c.model.position == "sincos" and c.views.flip == 0
-        assert (c.optim.batch_size, c.optim.epochs, c.optim.lr, c.optim.warmup_epochs, c.optim.clip) == (512, 300, 2.5e-4, 10, 3)
-        assert (c.optim.weight_decay, c.optim.final_weight_decay, c.teacher.momentum, c.model.drop_path) == (0.05, 0.5, 0.996, 0.1)
-        assert (c.flsl.v, c.flsl.eta, c.flsl.gamma, c.flsl.prototypes, c.flsl.window) == (0.03, 1, 5, 4096, 2)
+        assert (
+            c.optim.batch_size,
+            c.optim.epochs,
+            c.optim.lr,
+            c.optim.warmup_epochs,
+            c.optim.clip,
+        ) == (512, 300, 2.5e-4, 10, 3)
+        assert (
+            c.optim.weight_decay,
+            c.optim.final_weight_decay,
+            c.teacher.momentum,
+            c.model.drop_path,
+        ) == (0.05, 0.5, 0.996, 0.1)
+        assert (c.flsl.v, c.flsl.eta, c.flsl.gamma, c.flsl.prototypes, c.flsl.window) == (
+            0.03,
+            1,
+            5,
+            4096,
+            2,
+        )
     assert config_lib.load(f"{FILE}:vits8").model.patch == 8
     with pytest.raises(InputError, match='unknown variant "vits"; did you mean'):
         config_lib.load(f"{FILE}:vits")
@@ -361,18 +510,28 @@ def test_the_two_presets():
 
 @pytest.mark.slow
 def test_without_the_volume_term_everything_gets_one_centroid():
-    """What keeps the centroids in use is gamma. Information of a target about its token, marginal minus mean entropy, after 100 steps of a
-    small network on scenes: measured 1.32 nats with all terms, 0.00 without the volume term, and health says so.
+    """What keeps the centroids in use is gamma. Information of a target about its token, marginal
+    minus mean entropy, after 100 steps of a small network on scenes: measured 1.32 nats with all
+    terms, 0.00 without the volume term, and health says so.
 
-    The two settings that collapse in the paper, v = 0 and symmetric crops, do not within so few steps: 1.32 and 1.28 nats.
-    """
+    The two settings that collapse in the paper, v = 0 and symmetric crops, do not within so few
+    steps: 1.32 and 1.28 nats."""
     changes = dict(
-        model__cls=False, model__position="sincos", views__global_scale=(0.8, 1.0), flsl__head_hidden=128, flsl__head_bottleneck=32,
-        flsl__prototypes=128, flsl__window=1, flsl__photometric="both", flsl__final_teacher_temperature=0.04,
-    )  # fmt: skip
+        model__cls=False,
+        model__position="sincos",
+        views__global_scale=(0.8, 1.0),
+        flsl__head_hidden=128,
+        flsl__head_bottleneck=32,
+        flsl__prototypes=128,
+        flsl__window=1,
+        flsl__photometric="both",
+        flsl__final_teacher_temperature=0.04,
+    )
     information = {}
     for gamma in (5.0, 0.0):
-        run, row = test_collapse.last_rows(test_collapse.scenes_config("flsl", **changes, flsl__gamma=gamma))
+        run, row = test_collapse.last_rows(
+            test_collapse.scenes_config("flsl", **changes, flsl__gamma=gamma)
+        )
         information[gamma] = row["mode_marginal_entropy"] - row["mode_teacher_entropy"]
         assert any("collapse" in text for text in METHOD.health(row, run.config)) == (gamma == 0)
     assert information[0.0] < 0.1 < 0.8 < information[5.0]

@@ -24,8 +24,27 @@ def unresolved(method=METHOD, **changes):
     c = config_lib.base()
     c.method = method.name
     c[method.name] = method.defaults().lock()
-    c.views.update(dict(global_size=16, local_size=8, local_count=2, global_scale=(0.4, 1.0), local_scale=(0.1, 0.4)))
-    c.model.update(dict(size="custom", width=16, depth=1, heads=2, patch=4, image_size=16, drop_path=0.2, init_std=0.25))
+    c.views.update(
+        dict(
+            global_size=16,
+            local_size=8,
+            local_count=2,
+            global_scale=(0.4, 1.0),
+            local_scale=(0.1, 0.4),
+        )
+    )
+    c.model.update(
+        dict(
+            size="custom",
+            width=16,
+            depth=1,
+            heads=2,
+            patch=4,
+            image_size=16,
+            drop_path=0.2,
+            init_std=0.25,
+        )
+    )
     c.optim.update(dict(batch_size=4, epochs=10.0, warmup_epochs=1.0))
     c[method.name].update(HEAD)
     if method is METHOD:
@@ -44,13 +63,24 @@ def batch_of(config, method=METHOD, count=4):
     """Prepared views of random images."""
     views = method.views(config)
     rng = np.random.default_rng(0)
-    drawn = [recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24)) for i in range(count)]
-    stack = lambda *leaves: None if leaves[0] is None else np.stack(leaves)  # noqa: E731
-    groups = {name: recipe.Group(None, *(stack(*(d[name][i] for d in drawn)) for i in range(4))) for name, _ in views.groups}
+    drawn = [
+        recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24)) for i in range(count)
+    ]
+
+    def stack(*leaves):
+        return None if leaves[0] is None else np.stack(leaves)
+
+    groups = {
+        name: recipe.Group(None, *(stack(*(d[name][i] for d in drawn)) for i in range(4)))
+        for name, _ in views.groups
+    }
     batch = {
-        "source": rng.random((count, 24, 24, 3), np.float32), "source_size": np.full((count, 2), 24, np.float32),
-        "index": np.arange(count, dtype=np.int32), "epoch": np.zeros(count, np.int32), "replaced": np.zeros(count, bool),
-    }  # fmt: skip
+        "source": rng.random((count, 24, 24, 3), np.float32),
+        "source_size": np.full((count, 2), 24, np.float32),
+        "index": np.arange(count, dtype=np.int32),
+        "epoch": np.zeros(count, np.int32),
+        "replaced": np.zeros(count, bool),
+    }
     return recipe.prepare(views, batch | groups, 0)
 
 
@@ -59,14 +89,18 @@ def progress(epoch=0):
 
 
 def gradient(method, config):
-    """((loss, Output), gradient, params) at initialisation; the teacher has parameters of its own."""
+    """((loss, Output), gradient, params) at initialisation; the teacher has parameters of
+    its own.
+    """
     init = jax.jit(lambda seed: method.init(jax.random.key(seed), config))
     (params, carry), teacher = init(0), method.teacher_of(init(1)[0])
     keys, batch = jax.random.split(jax.random.key(2), 4), batch_of(config, method)
 
     def loss(params):
         outputs = method.encode(params, teacher, batch, keys, config)
-        return method.objective(params, teacher, outputs, carry, jax.random.key(3), progress(), config)
+        return method.objective(
+            params, teacher, outputs, carry, jax.random.key(3), progress(), config
+        )
 
     return *jax.jit(jax.value_and_grad(loss, has_aux=True))(params), params
 
@@ -78,18 +112,29 @@ def default_run():
 
 def identical(a, b):
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(np.array_equal(x, y) for x, y in pairs)
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(
+        np.array_equal(x, y) for x, y in pairs
+    )
 
 
 def test_without_patches_it_is_dino_to_the_bit():
     shared = dict(norm_last_layer=False, teacher_temperature_epochs=30.0)
     ours = resolved(ibot__patch__weight=0.0)  # masks are drawn and not used
-    theirs = resolved(dino.METHOD, dino__prototypes=24, **{f"dino__{k}": v for k, v in shared.items()})
+    theirs = resolved(
+        dino.METHOD, dino__prototypes=24, **{f"dino__{k}": v for k, v in shared.items()}
+    )
     (loss, output), grads, params = gradient(METHOD, ours)
     (dino_loss, dino_output), dino_grads, dino_params = gradient(dino.METHOD, theirs)
     assert identical(params, dino_params) and identical(grads, dino_grads)
-    assert loss == dino_loss and identical(output.carry, dino_output.carry) and identical(output.metrics, dino_output.metrics)
-    rules = [optim.assign_rules(m.rules(c), p) for m, c, p in ((METHOD, ours, params), (dino.METHOD, theirs, dino_params))]
+    assert (
+        loss == dino_loss
+        and identical(output.carry, dino_output.carry)
+        and identical(output.metrics, dino_output.metrics)
+    )
+    rules = [
+        optim.assign_rules(m.rules(c), p)
+        for m, c, p in ((METHOD, ours, params), (dino.METHOD, theirs, dino_params))
+    ]
     assert rules[0] == rules[1]
 
 
@@ -103,23 +148,49 @@ def test_the_loss_is_that_of_all_patches():
 
     @jax.jit
     def ours():
-        return METHOD.objective(params, teacher, METHOD.encode(params, teacher, batch, keys, config), carry, None, progress(2), config)
+        return METHOD.objective(
+            params,
+            teacher,
+            METHOD.encode(params, teacher, batch, keys, config),
+            carry,
+            None,
+            progress(2),
+            config,
+        )
 
     @jax.jit
     def direct():
         student = vit.vit(zoo.vit_config(config.model, mask_token=True))
         clean = vit.vit(zoo.vit_config(config.model))
         head = heads.dino_head(16, 24, hidden=32, bottleneck=8, init_std=config.model.init_std)
-        seen = multicrop.encode(student, params["backbone"], batch["global"], masked=True, keys=None)
-        local = multicrop.encode(student, params["backbone"], batch["local"], masked=False, keys=None)
-        whole = multicrop.encode(clean, teacher["backbone"], batch["global"], masked=False, keys=None)
-        first = lambda weights, x: jnp.moveaxis(head.apply(weights["head"], x), 1, 0)  # noqa: E731
-        tau = METHOD.defaults().cls.teacher_temperature + 2 / 29 * 0.03  # epoch 2 of a linear warm-up whose last is epoch 29
+        seen = multicrop.encode(
+            student, params["backbone"], batch["global"], masked=True, keys=None
+        )
+        local = multicrop.encode(
+            student, params["backbone"], batch["local"], masked=False, keys=None
+        )
+        whole = multicrop.encode(
+            clean, teacher["backbone"], batch["global"], masked=False, keys=None
+        )
+
+        def first(weights, x):
+            return jnp.moveaxis(head.apply(weights["head"], x), 1, 0)
+
+        tau = (
+            METHOD.defaults().cls.teacher_temperature + 2 / 29 * 0.03
+        )  # epoch 2 of a linear warm-up whose last is epoch 29
         return ibot_loss(
-            jnp.concatenate([first(params, seen.cls), first(params, local.cls)]), first(teacher, whole.cls),
-            first(params, seen.patches), first(teacher, whole.patches), jnp.moveaxis(batch["global"].masks, 1, 0),
-            carry["center"], carry["patch_center"], student_temperature=0.1, teacher_temperature=tau, teacher_patch_temperature=tau,
-        )  # fmt: skip
+            jnp.concatenate([first(params, seen.cls), first(params, local.cls)]),
+            first(teacher, whole.cls),
+            first(params, seen.patches),
+            first(teacher, whole.patches),
+            jnp.moveaxis(batch["global"].masks, 1, 0),
+            carry["center"],
+            carry["patch_center"],
+            student_temperature=0.1,
+            teacher_temperature=tau,
+            teacher_patch_temperature=tau,
+        )
 
     (loss, output), want = ours(), direct()
     np.testing.assert_allclose(loss, want["loss"], rtol=1e-5)
@@ -138,18 +209,34 @@ def test_student_alone_owns_the_mask_vector_and_learns_it():
     features = jax.jit(lambda p: METHOD.features(p, images, config))
     student, teacher = features(params), features(METHOD.teacher_of(params))
     assert identical(student, teacher) and student.patches.shape == (2, 4, 4, 16)
-    mean = jax.jit(lambda p: METHOD.features(p, images, resolved(ibot__global_token="mean")).image)(params)
+    mean = jax.jit(lambda p: METHOD.features(p, images, resolved(ibot__global_token="mean")).image)(
+        params
+    )
     np.testing.assert_allclose(mean, student.patches.mean(axis=(1, 2)), atol=1e-6)
 
 
-@pytest.mark.parametrize(("shared", "own"), [("all", None), ("mlp", {"last"}), ("none", {"mlp", "last"})])
+@pytest.mark.parametrize(
+    ("shared", "own"), [("all", None), ("mlp", {"last"}), ("none", {"mlp", "last"})]
+)
 def test_what_the_heads_share(shared, own):
-    config = resolved(ibot__shared_head=shared, ibot__patch__prototypes=24 if shared == "all" else 40, ibot__cls__weight=0.0)
+    config = resolved(
+        ibot__shared_head=shared,
+        ibot__patch__prototypes=24 if shared == "all" else 40,
+        ibot__cls__weight=0.0,
+    )
     (loss, output), grads, params = gradient(METHOD, config)
-    assert ("patch_head" in params) == (own is not None) and (own is None or set(params["patch_head"]) == own)
-    assert output.carry["patch_center"].shape == (24 if shared == "all" else 40,) and np.isfinite(loss)
+    assert ("patch_head" in params) == (own is not None) and (
+        own is None or set(params["patch_head"]) == own
+    )
+    assert output.carry["patch_center"].shape == (24 if shared == "all" else 40,) and np.isfinite(
+        loss
+    )
     # With the class token's loss off, only what patches use is trained.
-    moved = {part for part, tree in grads["head"].items() if any(np.any(g) for g in jax.tree.leaves(tree))}
+    moved = {
+        part
+        for part, tree in grads["head"].items()
+        if any(np.any(g) for g in jax.tree.leaves(tree))
+    }
     assert moved == {"all": {"mlp", "last"}, "mlp": {"mlp"}, "none": set()}[shared]
     assert own is None or all(np.any(g) for g in jax.tree.leaves(grads["patch_head"]))
     assigned = optim.assign_rules(METHOD.rules(config), params)
@@ -157,14 +244,25 @@ def test_what_the_heads_share(shared, own):
     heads_ = ("head", "patch_head") if own else ("head",)
     assert frozen == {f"{head}/last/{leaf}" for head in heads_ for leaf in ("direction", "gain")}
     fixed = optim.assign_rules(METHOD.rules(resolved(ibot__norm_last_layer=True)), params)
-    assert {path for path, rule in fixed.items() if rule.freeze_epochs == base.NEVER} == {f"{head}/last/gain" for head in heads_}
+    assert {path for path, rule in fixed.items() if rule.freeze_epochs == base.NEVER} == {
+        f"{head}/last/gain" for head in heads_
+    }
 
 
 def test_temperatures_warm_up_per_epoch_and_apart():
-    config = resolved(ibot__teacher_temperature_epochs=5.0, ibot__patch__final_teacher_temperature=0.05)
-    at = lambda epoch, name: float(teacher_temperature(progress(epoch), config, name))  # noqa: E731
-    np.testing.assert_allclose([at(e, "cls") for e in (0, 2, 4, 9)], [0.04, 0.055, 0.07, 0.07], rtol=1e-6)
-    np.testing.assert_allclose([at(e, "patch") for e in (0, 2, 4, 9)], [0.04, 0.045, 0.05, 0.05], rtol=1e-6)
+    config = resolved(
+        ibot__teacher_temperature_epochs=5.0, ibot__patch__final_teacher_temperature=0.05
+    )
+
+    def at(epoch, name):
+        return float(teacher_temperature(progress(epoch), config, name))
+
+    np.testing.assert_allclose(
+        [at(e, "cls") for e in (0, 2, 4, 9)], [0.04, 0.055, 0.07, 0.07], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        [at(e, "patch") for e in (0, 2, 4, 9)], [0.04, 0.045, 0.05, 0.05], rtol=1e-6
+    )
 
 
 def test_without_centering_the_centers_stay():
@@ -173,32 +271,52 @@ def test_without_centering_the_centers_stay():
     outputs = {
         **{name: jnp.ones((4, views, 24)) for name, views in (("student", 4), ("teacher", 2))},
         **{name: jnp.ones((4, 2, 8, 24)) for name in ("student_patch", "teacher_patch")},
-        "mask": jnp.ones((4, 2, 8), bool), "patch_mean": jnp.ones((4, 24)),
-    }  # fmt: skip
+        "mask": jnp.ones((4, 2, 8), bool),
+        "patch_mean": jnp.ones((4, 24)),
+    }
     config, carry = resolved(ibot__centering=False), jax.tree.map(jnp.zeros_like, moved)
-    assert identical(METHOD.objective(None, None, outputs, carry, None, progress(), config)[1].carry, carry)
+    assert identical(
+        METHOD.objective(None, None, outputs, carry, None, progress(), config)[1].carry, carry
+    )
 
 
 def test_metrics_and_health():
     (loss, output), _, _ = default_run()
     metrics = output.metrics
     np.testing.assert_allclose(loss, metrics["cls_loss"] + metrics["patch_loss"], rtol=1e-6)
-    assert 0 < metrics["patch_masked"] < 1 and {"cls_local_loss", "teacher_temperature", "patch_teacher_temperature"} <= set(metrics)
+    assert 0 < metrics["patch_masked"] < 1 and {
+        "cls_local_loss",
+        "teacher_temperature",
+        "patch_teacher_temperature",
+    } <= set(metrics)
     config, top = resolved(), np.log(24)
-    fine = {f"{part}_{name}_entropy": share * top for part in ("cls", "patch") for name, share in (("teacher", 0.5), ("marginal", 0.9))}
+    fine = {
+        f"{part}_{name}_entropy": share * top
+        for part in ("cls", "patch")
+        for name, share in (("teacher", 0.5), ("marginal", 0.9))
+    }
     assert METHOD.health(fine, config) == []
     collapsed = METHOD.health(fine | {"patch_marginal_entropy": 0.01}, config)
     assert len(collapsed) == 1 and "collapse of patch targets" in collapsed[0]
-    assert METHOD.health(fine | {"patch_marginal_entropy": 0.01}, resolved(ibot__patch__weight=0.0)) == []
+    assert (
+        METHOD.health(fine | {"patch_marginal_entropy": 0.01}, resolved(ibot__patch__weight=0.0))
+        == []
+    )
 
 
 def test_pictures_colour_patches_by_prototype():
     config = resolved()
     params = default_run()[2]
     image = np.random.default_rng(0).random((16, 16, 3), np.float32)
-    drawn = METHOD.pictures(params, np.stack([image, image, image[::-1]]), config)["patch_prototypes"]
+    drawn = METHOD.pictures(params, np.stack([image, image, image[::-1]]), config)[
+        "patch_prototypes"
+    ]
     first, second, third = (row[1].labels for row in drawn.rows)
-    assert first.shape == (4, 4) and np.array_equal(first, second) and np.array_equal(drawn.rows[0][0].image, image)
+    assert (
+        first.shape == (4, 4)
+        and np.array_equal(first, second)
+        and np.array_equal(drawn.rows[0][0].image, image)
+    )
     used = np.unique(np.stack([first, second, third]))
     assert np.array_equal(used, np.arange(len(used))) and f"{len(used)} of 24 in use" in drawn.title
     assert METHOD.pictures(params, image[None], resolved(ibot__patch__weight=0.0)) == {}
@@ -206,25 +324,51 @@ def test_pictures_colour_patches_by_prototype():
 
 def test_the_published_defaults():
     c = METHOD.defaults()
-    assert (c.cls.prototypes, c.patch.prototypes, c.shared_head, c.cls.weight, c.patch.weight) == (8192, 0, "all", 1.0, 1.0)
+    assert (c.cls.prototypes, c.patch.prototypes, c.shared_head, c.cls.weight, c.patch.weight) == (
+        8192,
+        0,
+        "all",
+        1.0,
+        1.0,
+    )
     for part in (c.cls, c.patch):
-        assert (part.teacher_temperature, part.final_teacher_temperature, part.center_momentum) == (0.04, 0.07, 0.9)
-    assert (c.student_temperature, c.teacher_temperature_epochs, c.freeze_last_layer_epochs) == (0.1, 30.0, 1)
+        assert (part.teacher_temperature, part.final_teacher_temperature, part.center_momentum) == (
+            0.04,
+            0.07,
+            0.9,
+        )
+    assert (c.student_temperature, c.teacher_temperature_epochs, c.freeze_last_layer_epochs) == (
+        0.1,
+        30.0,
+        1,
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(ibot__shared_head="some"), 'ibot.shared_head is "some"; it must be one of all, mlp, none'),
+        (
+            dict(ibot__shared_head="some"),
+            'ibot.shared_head is "some"; it must be one of all, mlp, none',
+        ),
         (dict(ibot__global_token="clss"), 'ibot.global_token is "clss"'),
         (dict(ibot__student_temperature=0.0), "ibot.student_temperature is 0.0"),
         (dict(ibot__patch__teacher_temperature=-1.0), "ibot.patch.teacher_temperature is -1.0"),
-        (dict(ibot__cls__center_momentum=1.0), r"ibot.cls.center_momentum is 1.0; it must lie in \[0, 1\)"),
+        (
+            dict(ibot__cls__center_momentum=1.0),
+            r"ibot.cls.center_momentum is 1.0; it must lie in \[0, 1\)",
+        ),
         (dict(ibot__cls__weight=-1.0), "ibot.cls.weight is -1.0"),
         (dict(ibot__cls__weight=0.0, ibot__patch__weight=0.0), "are both 0"),
         (dict(ibot__cls__prototypes=1), "ibot.cls.prototypes is 1"),
         (dict(ibot__patch__prototypes=1), "ibot.patch.prototypes is 1"),
-        (dict(ibot__patch__prototypes=12), 'ibot.patch.prototypes is 12 but ibot.cls.prototypes is 24, and ibot.shared_head is "all"'),
+        (
+            dict(ibot__patch__prototypes=12),
+            (
+                "ibot.patch.prototypes is 12 but ibot.cls.prototypes is 24, and ibot.shared_head is"
+                ' "all"'
+            ),
+        ),
         (dict(model__cls=False), 'ibot.global_token is "cls" but model.cls is False'),
         (dict(views__mask="none"), 'views.mask is "none".*no patch of a 16 px view is masked'),
         (dict(views__mask_prob=0.0), "mask_prob 0.0, so no patch"),
@@ -239,7 +383,9 @@ def test_impossible_settings_are_refused_by_name(changes, message):
 def test_possible_settings_pass():
     METHOD.check(unresolved())
     METHOD.check(unresolved(views__mask="none", ibot__patch__weight=0.0))
-    METHOD.check(unresolved(ibot__shared_head="mlp", ibot__patch__prototypes=12, views__local_count=0))
+    METHOD.check(
+        unresolved(ibot__shared_head="mlp", ibot__patch__prototypes=12, views__local_count=0)
+    )
 
 
 def test_the_last_layers_wait_an_epoch_and_all_else_moves():
@@ -248,7 +394,13 @@ def test_the_last_layers_wait_an_epoch_and_all_else_moves():
     optimizer = optim.make(config.optim, METHOD.rules(config), params)
     state = optimizer.init(params)
     for epoch in (0, 1):
-        new, _, _ = optimizer.update(grads, state, params, lr=0.1, weight_decay=0.0, epoch=jnp.int32(epoch))
-        moved = not np.array_equal(new["head"]["last"]["direction"], params["head"]["last"]["direction"])
+        new, _, _ = optimizer.update(
+            grads, state, params, lr=0.1, weight_decay=0.0, epoch=jnp.int32(epoch)
+        )
+        moved = not np.array_equal(
+            new["head"]["last"]["direction"], params["head"]["last"]["direction"]
+        )
         assert moved == (epoch == 1)
-        assert not np.array_equal(new["head"]["mlp"]["0"]["kernel"], params["head"]["mlp"]["0"]["kernel"])
+        assert not np.array_equal(
+            new["head"]["mlp"]["0"]["kernel"], params["head"]["mlp"]["0"]["kernel"]
+        )

@@ -1,4 +1,6 @@
-"""MAE: what the encoder sees, what the loss and its meters say, and that it learns to reconstruct."""
+"""MAE: what the encoder sees, what the loss and its meters say, and that it learns to
+reconstruct.
+"""
 
 import functools
 
@@ -19,15 +21,39 @@ KEPT, N = 4, 16
 
 
 def unresolved(**changes):
-    """A 2-block ViT of width 16 and a 1-block decoder on 16 px views with 16 patches, of which 4 are kept."""
+    """A 2-block ViT of width 16 and a 1-block decoder on 16 px views with 16 patches, of which 4
+    are kept.
+    """
     c = config_lib.base()
     c.method = "mae"
     c.mae = METHOD.defaults().lock()
     c.views.update(dict(global_count=1, global_size=16, global_scale=(0.4, 1.0), local_count=0))
-    c.views.update(dict(jitter_prob=0.0, gray_prob=0.0, blur_prob=(0.0, 0.0, 0.0), mask="random", mask_ratio=(0.75, 0.75), mask_prob=1.0))
-    c.model.update(dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, position="sincos", init_std=0.25))
+    c.views.update(
+        dict(
+            jitter_prob=0.0,
+            gray_prob=0.0,
+            blur_prob=(0.0, 0.0, 0.0),
+            mask="random",
+            mask_ratio=(0.75, 0.75),
+            mask_prob=1.0,
+        )
+    )
+    c.model.update(
+        dict(
+            size="custom",
+            width=16,
+            depth=2,
+            heads=2,
+            patch=4,
+            image_size=16,
+            position="sincos",
+            init_std=0.25,
+        )
+    )
     c.mae.update(dict(decoder_width=16, decoder_depth=1, decoder_heads=2))
-    c.optim.update(dict(batch_size=4, epochs=10.0, warmup_epochs=0.0, lr=0.3, clip_by="none", beta2=0.95))
+    c.optim.update(
+        dict(batch_size=4, epochs=10.0, warmup_epochs=0.0, lr=0.3, clip_by="none", beta2=0.95)
+    )
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): value})
     return c
@@ -39,12 +65,18 @@ def resolved(**changes):
 
 def raw_batch(config, count=4):
     views = METHOD.views(config)
-    drawn = [recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24))["global"] for i in range(count)]
+    drawn = [
+        recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24))["global"]
+        for i in range(count)
+    ]
     return {
-        "source": np.random.default_rng(0).random((count, 24, 24, 3), np.float32), "source_size": np.full((count, 2), 24, np.float32),
-        "index": np.arange(count, dtype=np.int32), "epoch": np.zeros(count, np.int32), "replaced": np.zeros(count, bool),
+        "source": np.random.default_rng(0).random((count, 24, 24, 3), np.float32),
+        "source_size": np.full((count, 2), 24, np.float32),
+        "index": np.arange(count, dtype=np.int32),
+        "epoch": np.zeros(count, np.int32),
+        "replaced": np.zeros(count, bool),
         "global": recipe.Group(None, *(np.stack(part) for part in zip(*drawn))),
-    }  # fmt: skip
+    }
 
 
 @functools.cache
@@ -67,7 +99,13 @@ def test_one_masked_view_without_photometric_draws():
     views = METHOD.views(resolved())
     assert [name for name, _ in views.groups] == ["global"]
     group = views["global"]
-    assert group.count == 1 and group.photometric == () and group.flip == 0.5 and group.mask.drop and group.mask.kept(N) == KEPT
+    assert (
+        group.count == 1
+        and group.photometric == ()
+        and group.flip == 0.5
+        and group.mask.drop
+        and group.mask.kept(N) == KEPT
+    )
     batch = setup()[2]["global"]
     assert batch.keep.shape == (4, 1, KEPT) and np.all(batch.masks.sum(axis=-1) == N - KEPT)
     jittered = METHOD.views(resolved(views__jitter_prob=0.8))["global"]
@@ -81,7 +119,9 @@ def test_the_encoder_does_not_see_dropped_patches():
     outputs = encode(images)
     assert outputs["predicted"].shape == outputs["pixels"].shape == (4, N, 48)
     np.testing.assert_allclose(outputs["pixels"], patchify(images, 4), atol=1e-6)
-    hidden = np.repeat(np.repeat(group.masks[:, 0].reshape(4, 4, 4), 4, axis=1), 4, axis=2)[..., None]
+    hidden = np.repeat(np.repeat(group.masks[:, 0].reshape(4, 4, 4), 4, axis=1), 4, axis=2)[
+        ..., None
+    ]
     blind = encode(np.where(hidden, 0.9 - images, images))["predicted"]
     np.testing.assert_array_equal(blind, outputs["predicted"])
     other = encode(np.where(hidden, images, 0.9 - images))["predicted"]
@@ -111,7 +151,9 @@ def test_loss_and_psnr_of_known_predictions(normalize):
     np.testing.assert_allclose(loss, 0.01, rtol=1e-4)
     error = (np.asarray(scale) * 0.1 * np.tile(STD, 16)) ** 2
     by_image = [error[b][mask[b]].mean() for b in range(2)]
-    np.testing.assert_allclose(metrics["psnr"], np.mean([-10 * np.log10(e) for e in by_image]), rtol=1e-4)
+    np.testing.assert_allclose(
+        metrics["psnr"], np.mean([-10 * np.log10(e) for e in by_image]), rtol=1e-4
+    )
 
 
 def test_it_learns_to_reconstruct_one_batch():
@@ -123,11 +165,18 @@ def test_it_learns_to_reconstruct_one_batch():
     current = jax.jit(lambda: state.create(METHOD, optimizer, config))()
     assert current.teacher is None and current.carry is None
     batch = raw_batch(config)
-    batch["source"][:] = np.linspace(0, 1, 24)[:, None, None] * batch["source"][:, :1, :1]  # ramps can be continued, noise cannot
+    batch["source"][:] = (
+        np.linspace(0, 1, 24)[:, None, None] * batch["source"][:, :1, :1]
+    )  # ramps can be continued, noise cannot
     rows = []
     for _ in range(30):
         current, metrics = train_step(current, batch)
-        rows.append({name: float(metrics[name]) for name in ("loss", "psnr", "reconstruction_explained", "finite")})
+        rows.append(
+            {
+                name: float(metrics[name])
+                for name in ("loss", "psnr", "reconstruction_explained", "finite")
+            }
+        )
     assert all(row["finite"] for row in rows)
     assert rows[-1]["loss"] < 0.3 * rows[0]["loss"]
     assert rows[-1]["psnr"] > rows[0]["psnr"] + 5
@@ -144,8 +193,17 @@ def test_health_names_flat_predictions():
 def test_decay_goes_by_rank_as_published():
     config, params, *_ = setup()
     assigned = optim.assign_rules(METHOD.rules(config), params)
-    decayed = {path for path, leaf in optim._flat(params).items() if optim._is_decayed(path, leaf, assigned[path])}
-    assert {"backbone/cls", "decoder/mask_token", "decoder/embed/kernel", "backbone/blocks/0/attn/qkv/kernel"} <= decayed
+    decayed = {
+        path
+        for path, leaf in optim._flat(params).items()
+        if optim._is_decayed(path, leaf, assigned[path])
+    }
+    assert {
+        "backbone/cls",
+        "decoder/mask_token",
+        "decoder/embed/kernel",
+        "backbone/blocks/0/attn/qkv/kernel",
+    } <= decayed
     assert not any(path.endswith(("bias", "scale")) for path in decayed)
     assert not any("position" in path for path in assigned), "sine-cosine codes are no parameters"
 
@@ -162,11 +220,15 @@ def test_features_of_whole_images():
 
 def test_pictures_show_image_mask_and_reconstruction():
     config, params, *_ = setup()
-    images = np.random.default_rng(0).random((2, 24, 16, 3), np.float32)  # not the native size: codes are resized
+    images = np.random.default_rng(0).random(
+        (2, 24, 16, 3), np.float32
+    )  # not the native size: codes are resized
     picture = METHOD.pictures(params, images, config)["reconstructions"]
     for row, image in zip(picture.rows, images, strict=True):
         whole, masked, filled = (np.asarray(panel.image) for panel in row)
-        assert masked.shape == filled.shape == (24, 16, 3) and filled.min() >= 0 and filled.max() <= 1
+        assert (
+            masked.shape == filled.shape == (24, 16, 3) and filled.min() >= 0 and filled.max() <= 1
+        )
         np.testing.assert_array_equal(whole, image)
         hidden = np.all(masked == 0.5, axis=-1)
         assert hidden.mean() == 0.75
@@ -189,15 +251,26 @@ def test_without_a_class_token():
 
 def test_the_published_defaults():
     c = METHOD.defaults()
-    assert (c.decoder_width, c.decoder_depth, c.decoder_heads, c.normalize_pixels) == (512, 8, 16, True)
+    assert (c.decoder_width, c.decoder_depth, c.decoder_heads, c.normalize_pixels) == (
+        512,
+        8,
+        16,
+        True,
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(mae__global_token="first"), 'mae.global_token is "first"; it must be one of cls, mean'),
+        (
+            dict(mae__global_token="first"),
+            'mae.global_token is "first"; it must be one of cls, mean',
+        ),
         (dict(mae__decoder_depth=0), "mae.decoder_depth is 0"),
-        (dict(mae__decoder_width=18), "mae.decoder_width is 18; it must be a multiple of mae.decoder_heads and of 4"),
+        (
+            dict(mae__decoder_width=18),
+            "mae.decoder_width is 18; it must be a multiple of mae.decoder_heads and of 4",
+        ),
         (dict(model__cls=False), 'mae.global_token is "cls" but model.cls is False'),
         (dict(model__queries=2), "model.queries is 2"),
         (dict(views__global_count=2), "views.global_count is 2; MAE reconstructs 1 view"),

@@ -20,7 +20,9 @@ def start(**changes):
 
 
 def softmax_reference(outputs, blocks, tau_s, tau_t):
-    """Mean over blocks [T, K, d] and pairs of views of the cross-entropy of two softmaxes; gradient for the student [B, V, d]."""
+    """Mean over blocks [T, K, d] and pairs of views of the cross-entropy of two softmaxes; gradient
+    for the student [B, V, d].
+    """
     student, teacher = (np.asarray(outputs[name], np.float64) for name in ("student", "teacher"))
     batch, num_views, _ = student.shape
     loss, gradient = 0.0, np.zeros(student.shape)
@@ -36,25 +38,39 @@ def softmax_reference(outputs, blocks, tau_s, tau_t):
     return loss, gradient
 
 
-@pytest.mark.parametrize("changes", [{}, dict(section__cls__tasks=2), dict(section__cls__anchors=12, section__cls__tasks=1)])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(section__cls__tasks=2), dict(section__cls__anchors=12, section__cls__tasks=1)],
+)
 def test_loss_and_gradient_equal_a_softmax_over_the_blocks(changes):
     config, carry, outputs = start(**changes)
     key, c = jax.random.key(2), config.massl.cls
     (loss, output), (by_output, by_carry) = case.evaluate(massl.METHOD, config, outputs, carry, key)
     rows = np.asarray(carry["cls"]["memory"]["rows"]["embedding"], np.float64)
-    drawn = np.asarray(ops.sample_anchors(key, c.memory, c.anchors, num_tasks=c.tasks, strategy="partition"))
+    drawn = np.asarray(
+        ops.sample_anchors(key, c.memory, c.anchors, num_tasks=c.tasks, strategy="partition")
+    )
     assert len(set(drawn.ravel())) == c.anchors * c.tasks, "no row is in two blocks"
     want, gradient = softmax_reference(outputs, rows[drawn], *case.temperatures(config.massl))
     reference.close(loss, want)
     reference.close(by_output["student"], gradient)
     reference.close(output.metrics["cls_loss"], want)
-    assert not np.any(by_output["teacher"]) and not any(np.any(x) for x in jax.tree.leaves(by_carry))
+    assert not np.any(by_output["teacher"]) and not any(
+        np.any(x) for x in jax.tree.leaves(by_carry)
+    )
 
 
 def test_blocks_are_cut_anew_with_every_key_and_one_block_is_the_whole_memory():
     def losses(**changes):
         config, carry, outputs = start(**changes)
-        return [float(massl.objective(None, None, outputs, carry, jax.random.key(i), case.PROGRESS, config)[0]) for i in range(3)]
+        return [
+            float(
+                massl.objective(
+                    None, None, outputs, carry, jax.random.key(i), case.PROGRESS, config
+                )[0]
+            )
+            for i in range(3)
+        ]
 
     assert len(set(losses())) == 3
     whole = losses(section__cls__anchors=12, section__cls__tasks=1)
@@ -62,18 +78,33 @@ def test_blocks_are_cut_anew_with_every_key_and_one_block_is_the_whole_memory():
 
 
 def test_it_is_sop_without_support_embeddings():
-    """k = 0 and one-hot contributions, with all rows as anchors: the same loss and the same new memory."""
+    """k = 0 and one-hot contributions, with all rows as anchors: the same loss and the same new
+    memory.
+    """
     config, carry, outputs = start(section__cls__anchors=12, section__cls__tasks=1)
     theirs = case.config_of(
-        sop.METHOD, section__contributions="onehot", section__patch__weight=0.0, views__mask="none",
-        section__cls__anchors=12, section__cls__tasks=1, section__cls__members=1, section__cls__memory=12,
-    )  # fmt: skip
+        sop.METHOD,
+        section__contributions="onehot",
+        section__patch__weight=0.0,
+        views__mask="none",
+        section__cls__anchors=12,
+        section__cls__tasks=1,
+        section__cls__members=1,
+        section__cls__memory=12,
+    )
     sop.METHOD.check(theirs)
-    starts = [jax.jit(lambda m=m, c=c: m.init(jax.random.key(1), c))() for m, c in ((massl.METHOD, config), (sop.METHOD, theirs))]
+    starts = [
+        jax.jit(lambda m=m, c=c: m.init(jax.random.key(1), c))()
+        for m, c in ((massl.METHOD, config), (sop.METHOD, theirs))
+    ]
     for a, b in zip(*map(jax.tree.leaves, starts), strict=True):
         np.testing.assert_array_equal(a, b)
-    loss, output = massl.objective(None, None, outputs, carry, jax.random.key(2), case.PROGRESS, config)
-    sop_loss, sop_output = sop.objective(None, None, outputs, carry, jax.random.key(3), case.PROGRESS, theirs)
+    loss, output = massl.objective(
+        None, None, outputs, carry, jax.random.key(2), case.PROGRESS, config
+    )
+    sop_loss, sop_output = sop.objective(
+        None, None, outputs, carry, jax.random.key(3), case.PROGRESS, theirs
+    )
     assert float(loss) == pytest.approx(float(sop_loss), rel=1e-6)
     assert sorted(output.metrics) == sorted(sop_output.metrics)
     for a, b in zip(jax.tree.leaves(output.carry), jax.tree.leaves(sop_output.carry), strict=True):
@@ -82,9 +113,13 @@ def test_it_is_sop_without_support_embeddings():
 
 def test_the_memory_takes_the_second_view():
     config, carry, outputs = start()
-    _, output = massl.objective(None, None, outputs, carry, jax.random.key(2), case.PROGRESS, config)
+    _, output = massl.objective(
+        None, None, outputs, carry, jax.random.key(2), case.PROGRESS, config
+    )
     memory = output.carry["cls"]["memory"]
-    np.testing.assert_array_equal(memory["rows"]["embedding"][: case.BATCH], outputs["teacher"][:, 1])
+    np.testing.assert_array_equal(
+        memory["rows"]["embedding"][: case.BATCH], outputs["teacher"][:, 1]
+    )
     assert int(memory["cursor"]) == case.BATCH and set(output.carry) == {"cls"}
 
 
@@ -98,9 +133,18 @@ def test_it_masks_nothing():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(section__cls__tasks=4), "massl.cls.memory is 12, too small for 4 blocks of 4 rows that share none; it must be at least 16"),
+        (
+            dict(section__cls__tasks=4),
+            (
+                "massl.cls.memory is 12, too small for 4 blocks of 4 rows that share none; it must"
+                " be at least 16"
+            ),
+        ),
         (dict(views__mask="block"), 'views.mask is "block" but MaSSL masks nothing'),
-        (dict(section__cls__anchors=1), "massl.cls.anchors is 1; a distribution over anchors needs at least 2"),
+        (
+            dict(section__cls__anchors=1),
+            "massl.cls.anchors is 1; a distribution over anchors needs at least 2",
+        ),
         (dict(section__cls__memory=0), "massl.cls: anchors, tasks and memory must be at least 1"),
         (dict(views__global_count=3), "views.global_count is 3; MASSL needs exactly 2"),
     ],

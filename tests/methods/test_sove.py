@@ -1,4 +1,6 @@
-"""SOP and SOVE: the whole objective against float64 references with the dense Y, and that the two differ in their settings only."""
+"""SOP and SOVE: the whole objective against float64 references with the dense Y, and that the two
+differ in their settings only.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,15 @@ from tests.methods import voting_case as case
 CASES = {
     "sove": (sove, {}),
     "similarity": (sop, {}),
-    "smoothed, anchors support each other": (sop, dict(section__contributions="smoothed", section__pool="self")),
+    "smoothed, anchors support each other": (
+        sop,
+        dict(section__contributions="smoothed", section__pool="self"),
+    ),
     "one-hot": (sop, dict(section__contributions="onehot")),
-    "anchors alone": (sop, dict(section__cls__members=1, section__patch__members=1, section__patch__tasks=3)),
+    "anchors alone": (
+        sop,
+        dict(section__cls__members=1, section__patch__members=1, section__patch__tasks=3),
+    ),
     "fixed anchors": (sop, dict(section__anchors="fixed")),
     "classes alone": (sop, dict(section__patch__weight=0.0)),
     "patches alone": (sop, dict(section__cls__weight=0.0, section__patch__weight=0.5)),
@@ -30,16 +38,26 @@ def test_loss_and_gradient_equal_the_dense_reference(module, changes):
     c = config[config.method]
     _, carry = module.METHOD.init(jax.random.key(1), config)
     outputs, key = case.outputs_of(config), jax.random.key(2)
-    (loss, output), (by_output, by_carry) = case.evaluate(module.METHOD, config, outputs, carry, key)
+    (loss, output), (by_output, by_carry) = case.evaluate(
+        module.METHOD, config, outputs, carry, key
+    )
 
     keys, tau = dict(zip(("cls", "patch"), jax.random.split(key))), case.temperatures(c)
-    seen = {name: np.moveaxis(np.asarray(value), 1, 0) for name, value in outputs.items() if name != "memory_patch"}
-    want, gradient, each, marginal = reference.sop(seen["student"], seen["teacher"], *case.sops(c.cls, carry["cls"], keys["cls"], c), *tau)
+    seen = {
+        name: np.moveaxis(np.asarray(value), 1, 0)
+        for name, value in outputs.items()
+        if name != "memory_patch"
+    }
+    want, gradient, each, marginal = reference.sop(
+        seen["student"], seen["teacher"], *case.sops(c.cls, carry["cls"], keys["cls"], c), *tau
+    )
     total = c.cls.weight * want
     gradients = {"student": c.cls.weight * gradient}
     if "patch" in carry:
         members = case.sops(c.patch, carry["patch"], keys["patch"], c)
-        want_patch, gradient, _ = reference.sop_patch(seen["student_patch"], seen["teacher_patch"], *members, seen["mask"], *tau)
+        want_patch, gradient, _ = reference.sop_patch(
+            seen["student_patch"], seen["teacher_patch"], *members, seen["mask"], *tau
+        )
         total += c.patch.weight * want_patch
         gradients["student_patch"] = c.patch.weight * gradient
         reference.close(output.metrics["patch_loss"], want_patch)
@@ -52,7 +70,9 @@ def test_loss_and_gradient_equal_the_dense_reference(module, changes):
             reference.close(np.moveaxis(np.asarray(value), 1, 0), gradients[name])
         else:
             assert value is None or not np.any(value), f"a gradient reaches {name}"
-    assert not any(np.any(value) for value in jax.tree.leaves(by_carry)), "a gradient reaches the memories"
+    assert not any(np.any(value) for value in jax.tree.leaves(by_carry)), (
+        "a gradient reaches the memories"
+    )
 
 
 def test_memories_take_the_second_view_and_one_patch_in_order_and_fixed_anchors_stay():
@@ -74,18 +94,33 @@ def test_anchors_are_drawn_anew_with_every_key_unless_they_are_fixed():
         config = case.config_of(sop.METHOD, section__anchors=anchors)
         _, carry = sop.METHOD.init(jax.random.key(1), config)
         outputs = case.outputs_of(config)
-        losses = {float(sop.objective(None, None, outputs, carry, jax.random.key(i), case.PROGRESS, config)[0]) for i in range(3)}
+        losses = {
+            float(
+                sop.objective(None, None, outputs, carry, jax.random.key(i), case.PROGRESS, config)[
+                    0
+                ]
+            )
+            for i in range(3)
+        }
         assert (len(losses) == 3) == changes and (len(losses) == 1) != changes
 
 
 def test_sove_is_sop_with_other_settings():
     changed = config_lib.changed(sop.defaults(), sove.defaults())
     assert changed == ["cls.anchors"] and sove.defaults().cls.anchors == 8192
-    assert (sove.defaults().contributions, sove.defaults().cls.members, sove.defaults().patch.anchors) == ("similarity", 9, 512)
+    assert (
+        sove.defaults().contributions,
+        sove.defaults().cls.members,
+        sove.defaults().patch.anchors,
+    ) == ("similarity", 9, 512)
     both = [case.config_of(m.METHOD) for m in (sop, sove)]
     carries = [m.METHOD.init(jax.random.key(1), c)[1] for m, c in zip((sop, sove), both)]
-    results = [m.METHOD.objective(None, None, case.outputs_of(c), carry, jax.random.key(3), case.PROGRESS, c)
-               for m, c, carry in zip((sop, sove), both, carries)]  # fmt: skip
+    results = [
+        m.METHOD.objective(
+            None, None, case.outputs_of(c), carry, jax.random.key(3), case.PROGRESS, c
+        )
+        for m, c, carry in zip((sop, sove), both, carries)
+    ]
     for a, b in zip(*map(jax.tree.leaves, results), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -94,18 +129,42 @@ def test_sove_is_sop_with_other_settings():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(section__contributions="onehott"), 'NAME.contributions is "onehott"; it must be one of .*did you mean "onehot"'),
+        (
+            dict(section__contributions="onehott"),
+            'NAME.contributions is "onehott"; it must be one of .*did you mean "onehot"',
+        ),
         (dict(section__pool="all"), 'NAME.pool is "all"'),
         (dict(section__anchors="none"), 'NAME.anchors is "none"'),
         (dict(section__smoothing=1.0), "NAME.smoothing is 1.0; it must lie between 0 and 1"),
-        (dict(section__cls__memory=6), "NAME.cls.memory is 6, too small for 5 anchors with 2 further members each; it must be at least 7"),
+        (
+            dict(section__cls__memory=6),
+            (
+                "NAME.cls.memory is 6, too small for 5 anchors with 2 further members each; it must"
+                " be at least 7"
+            ),
+        ),
         (dict(section__patch__anchors=11), "NAME.patch.memory is 10, too small for 11 anchors"),
-        (dict(section__patch__tasks=0), "NAME.patch: anchors, members, tasks and memory must be at least 1"),
-        (dict(section__cls__anchors=1), "NAME.cls.anchors is 1; a distribution over anchors needs at least 2"),
-        (dict(section__final_teacher_temperature=0.0), "NAME.final_teacher_temperature is 0.0; a temperature must be above 0"),
+        (
+            dict(section__patch__tasks=0),
+            "NAME.patch: anchors, members, tasks and memory must be at least 1",
+        ),
+        (
+            dict(section__cls__anchors=1),
+            "NAME.cls.anchors is 1; a distribution over anchors needs at least 2",
+        ),
+        (
+            dict(section__final_teacher_temperature=0.0),
+            "NAME.final_teacher_temperature is 0.0; a temperature must be above 0",
+        ),
         (dict(section__global_token="patch"), 'NAME.global_token is "patch"'),
         (dict(model__cls=False), 'NAME.global_token is "cls" but model.cls is False'),
-        (dict(views__mask="none"), 'views.mask is "none".* so no patch of a .* masked; mask some or set NAME.patch.weight=0'),
+        (
+            dict(views__mask="none"),
+            (
+                'views.mask is "none".* so no patch of a .* masked; mask some or set'
+                " NAME.patch.weight=0"
+            ),
+        ),
         (dict(views__mask_prob=0.0), "mask_prob 0.0, so no patch"),
         (dict(views__mask_ratio=(0.0, 0.0)), r"mask_ratio \(0.0, 0.0\).* so no patch"),
         (dict(section__cls__weight=-1.0), "NAME.cls.weight is -1.0"),
@@ -128,5 +187,7 @@ def test_a_memory_just_large_enough_is_accepted():
         config = case.config_of(sop.METHOD, **changes)
         sop.METHOD.check(config)
         _, carry = sop.METHOD.init(jax.random.key(1), config)
-        loss, _ = sop.objective(None, None, case.outputs_of(config), carry, jax.random.key(2), case.PROGRESS, config)
+        loss, _ = sop.objective(
+            None, None, case.outputs_of(config), carry, jax.random.key(2), case.PROGRESS, config
+        )
         assert np.isfinite(loss)

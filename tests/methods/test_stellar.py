@@ -1,4 +1,6 @@
-"""STELLAR's wiring: views, what each switch leaves out, targets, the teacher, frozen arrays, refusals, pictures, configs."""
+"""STELLAR's wiring: views, what each switch leaves out, targets, the teacher, frozen arrays,
+refusals, pictures, configs.
+"""
 
 import functools
 import pathlib
@@ -27,14 +29,48 @@ def registered(monkeypatch):
 
 
 def tiny(**changes):
-    """A 2-block ViT of width 16 with 5 tokens on 16 px views of 16 patches, of which a masked view keeps 4."""
+    """A 2-block ViT of width 16 with 5 tokens on 16 px views of 16 patches, of which a masked view
+    keeps 4.
+    """
     c = config_lib.base()
     c.method, c.stellar = "stellar", stellar.defaults().lock()
     c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
-    c.views.update(dict(global_size=16, global_count=2, local_size=8, local_count=2, global_scale=(0.4, 1.0), local_scale=(0.1, 0.4)))
-    c.model.update(dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, queries=5, drop_path=0.1))
-    c.optim.update(dict(batch_size=4, steps=20, warmup_epochs=0.0, lr=0.02, base_batch=4, clip_by="global"))
-    c.stellar.update(dict(prototypes=12, head_hidden=16, head_out=8, mask_ratio=0.75, decoder_width=16, decoder_depth=1, decoder_heads=2))
+    c.views.update(
+        dict(
+            global_size=16,
+            global_count=2,
+            local_size=8,
+            local_count=2,
+            global_scale=(0.4, 1.0),
+            local_scale=(0.1, 0.4),
+        )
+    )
+    c.model.update(
+        dict(
+            size="custom",
+            width=16,
+            depth=2,
+            heads=2,
+            patch=4,
+            image_size=16,
+            queries=5,
+            drop_path=0.1,
+        )
+    )
+    c.optim.update(
+        dict(batch_size=4, steps=20, warmup_epochs=0.0, lr=0.02, base_batch=4, clip_by="global")
+    )
+    c.stellar.update(
+        dict(
+            prototypes=12,
+            head_hidden=16,
+            head_out=8,
+            mask_ratio=0.75,
+            decoder_width=16,
+            decoder_depth=1,
+            decoder_heads=2,
+        )
+    )
     c.eval.tasks = ()
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): value})
@@ -52,12 +88,21 @@ def batch_of(config, seed=0):
     views = stellar.views(config)
     size, b = (24, 24), config.optim.batch_size
     drawn = [recipe.draw(views, seed=seed, epoch=0, index=i, source_size=size) for i in range(b)]
-    stacked = lambda rows: None if rows[0] is None else np.stack(rows)  # noqa: E731
-    batch = {name: recipe.Group(None, *map(stacked, zip(*(d[name] for d in drawn)))) for name, _ in views.groups}
+
+    def stacked(rows):
+        return None if rows[0] is None else np.stack(rows)
+
+    batch = {
+        name: recipe.Group(None, *map(stacked, zip(*(d[name] for d in drawn))))
+        for name, _ in views.groups
+    }
     batch |= {
-        "source": np.random.default_rng(seed).random((b, *size, 3)).astype(np.float32), "source_size": np.full((b, 2), 24, np.float32),
-        "index": np.arange(b, dtype=np.int32), "epoch": np.zeros(b, np.int32), "replaced": np.zeros(b, bool),
-    }  # fmt: skip
+        "source": np.random.default_rng(seed).random((b, *size, 3)).astype(np.float32),
+        "source_size": np.full((b, 2), 24, np.float32),
+        "index": np.arange(b, dtype=np.int32),
+        "epoch": np.zeros(b, np.int32),
+        "replaced": np.zeros(b, bool),
+    }
     return batch
 
 
@@ -73,7 +118,9 @@ def forward_of(config):
             value, out = stellar.objective(params, teacher, outputs, None, None, None, config)
             return value, (out.metrics, outputs)
 
-        (_, found), gradients = jax.value_and_grad(loss, argnums=(0, 1) if teacher is not None else 0, has_aux=True)(params, teacher)
+        (_, found), gradients = jax.value_and_grad(
+            loss, argnums=(0, 1) if teacher is not None else 0, has_aux=True
+        )(params, teacher)
         return (*found, gradients)
 
     return forward
@@ -91,8 +138,15 @@ def shapes_of(config):
     teacher = stellar.teacher_of(params)
     batch = jax.eval_shape(lambda: recipe.prepare(stellar.views(config), batch_of(config), 0))
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.optim.batch_size))
-    outputs = jax.eval_shape(lambda p, t, b, k: stellar.encode(p, t, b, k, config), params, teacher, batch, keys)
-    loss, out = jax.eval_shape(lambda p, t, o: stellar.objective(p, t, o, None, None, None, config), params, teacher, outputs)
+    outputs = jax.eval_shape(
+        lambda p, t, b, k: stellar.encode(p, t, b, k, config), params, teacher, batch, keys
+    )
+    loss, out = jax.eval_shape(
+        lambda p, t, o: stellar.objective(p, t, o, None, None, None, config),
+        params,
+        teacher,
+        outputs,
+    )
     assert loss.shape == () and all(m.shape == () for m in out.metrics.values())
     return params, outputs, out.metrics
 
@@ -112,6 +166,7 @@ def test_views_are_a_whole_main_view_masked_ones_and_small_ones(targets):
         np.testing.assert_array_equal(drawn["masked"].boxes[:shared], drawn["global"].boxes)
         np.testing.assert_array_equal(drawn["masked"].flips[:shared], drawn["global"].flips)
         assert drawn["masked"].keep.shape == (2, 4) and drawn["local"].boxes.shape == (2, 4)
+
     # The main view keeps its colours, all others may change them; none is solarised.
     def still(draws):
         return all(x == 0 for x in (draws.jitter_prob, draws.gray_prob, draws.blur_prob))
@@ -119,7 +174,9 @@ def test_views_are_a_whole_main_view_masked_ones_and_small_ones(targets):
     groups = dict(views.groups)
     main = groups["global"].photometric
     assert main == () if targets == "self" else (still(main[0]) and not still(main[1]))
-    assert not any(still(draws) for name in ("masked", "local") for draws in groups[name].photometric)
+    assert not any(
+        still(draws) for name in ("masked", "local") for draws in groups[name].photometric
+    )
     assert all(draws.solarize_prob == 0 for _, group in views.groups for draws in group.photometric)
 
 
@@ -137,16 +194,45 @@ def test_published_views_keep_39_51_and_78_patches():
 def test_outputs_and_terms_of_the_published_form():
     config = resolved(tiny())
     params, outputs, metrics = shapes_of(config)
-    assert set(params) == {"backbone", "token_head", "cls_head", "factorise", "decoder", "frozen"} and set(params["frozen"]) == {"fourier"}
-    assert params["token_head"]["prototypes"].shape == (12, 8) and set(params["token_head"]["projection"]["mlp"]) == {"0", "1"}
+    assert set(params) == {
+        "backbone",
+        "token_head",
+        "cls_head",
+        "factorise",
+        "decoder",
+        "frozen",
+    } and set(params["frozen"]) == {"fourier"}
+    assert params["token_head"]["prototypes"].shape == (12, 8) and set(
+        params["token_head"]["projection"]["mlp"]
+    ) == {"0", "1"}
     assert {name: leaf.shape for name, leaf in outputs.items()} == {
-        "tokens": (4, 5, 16), "masked_tokens": (4, 2, 5, 16), "token": (4, 5, 8), "cls": (4, 8), "masked_token": (4, 2, 5, 8),
-        "masked_cls": (4, 2, 8), "local_cls": (4, 2, 8), "reconstruction": (4, 16, 48), "target": (4, 16, 48),
-    }  # fmt: skip
+        "tokens": (4, 5, 16),
+        "masked_tokens": (4, 2, 5, 16),
+        "token": (4, 5, 8),
+        "cls": (4, 8),
+        "masked_token": (4, 2, 5, 8),
+        "masked_cls": (4, 2, 8),
+        "local_cls": (4, 2, 8),
+        "reconstruction": (4, 16, 48),
+        "target": (4, 16, 48),
+    }
     assert {
-        "reconstruction_loss", "psnr", "cluster_loss", "align_loss", "cls_cluster_loss", "cls_align_loss", "cls_local_loss", "koleo",
-        "masked_koleo", "token_usage", "token_teacher_entropy", "match_agreement", "match_cost", "match_distinct", "embedding_spread",
-    } <= set(metrics)  # fmt: skip
+        "reconstruction_loss",
+        "psnr",
+        "cluster_loss",
+        "align_loss",
+        "cls_cluster_loss",
+        "cls_align_loss",
+        "cls_local_loss",
+        "koleo",
+        "masked_koleo",
+        "token_usage",
+        "token_teacher_entropy",
+        "match_agreement",
+        "match_cost",
+        "match_distinct",
+        "embedding_spread",
+    } <= set(metrics)
 
 
 NO_CLS = dict(stellar__cls=False, views__local_count=0)
@@ -155,25 +241,58 @@ NO_CLS = dict(stellar__cls=False, views__local_count=0)
 @pytest.mark.parametrize(
     ("changes", "params", "terms"),
     [
-        (dict(stellar__weights__reconstruction=0.0), {"backbone", "token_head", "cls_head"}, {"reconstruction_loss"}),
-        (dict(stellar__weights__cluster=0.0), {"backbone", "token_head", "cls_head", "factorise", "decoder"}, set()),
-        (NO_CLS, {"backbone", "token_head", "factorise", "decoder"}, {"cls_cluster_loss", "cls_align_loss", "cls_local_loss"}),
         (
-            dict(stellar__masked=False), {"backbone", "token_head", "cls_head", "factorise", "decoder"},
+            dict(stellar__weights__reconstruction=0.0),
+            {"backbone", "token_head", "cls_head"},
+            {"reconstruction_loss"},
+        ),
+        (
+            dict(stellar__weights__cluster=0.0),
+            {"backbone", "token_head", "cls_head", "factorise", "decoder"},
+            set(),
+        ),
+        (
+            NO_CLS,
+            {"backbone", "token_head", "factorise", "decoder"},
+            {"cls_cluster_loss", "cls_align_loss", "cls_local_loss"},
+        ),
+        (
+            dict(stellar__masked=False),
+            {"backbone", "token_head", "cls_head", "factorise", "decoder"},
             {"align_loss", "cls_align_loss", "masked_koleo"},
         ),
         (
-            dict(stellar__weights__align=0.0, **NO_CLS), {"backbone", "token_head", "factorise", "decoder"},
+            dict(stellar__weights__align=0.0, **NO_CLS),
+            {"backbone", "token_head", "factorise", "decoder"},
             {"align_loss", "cls_cluster_loss", "cls_align_loss", "cls_local_loss"},
         ),
         (
-            dict(stellar__weights__align=0.0, stellar__weights__cluster=0.0, stellar__masked=False, **NO_CLS),
+            dict(
+                stellar__weights__align=0.0,
+                stellar__weights__cluster=0.0,
+                stellar__masked=False,
+                **NO_CLS,
+            ),
             {"backbone", "factorise", "decoder"},
-            {"align_loss", "cluster_loss", "masked_koleo", "cls_cluster_loss", "cls_align_loss", "cls_local_loss"},
+            {
+                "align_loss",
+                "cluster_loss",
+                "masked_koleo",
+                "cls_cluster_loss",
+                "cls_align_loss",
+                "cls_local_loss",
+            },
         ),
     ],
-    ids=["no reconstruction", "no clustering", "no cls", "no masked", "no alignment", "reconstruction alone"],
-)  # fmt: skip
+    ids=[
+        "no reconstruction",
+        "no clustering",
+        "no cls",
+        "no masked",
+        "no alignment",
+        "reconstruction alone",
+    ],
+)
 def test_a_switch_leaves_out_its_networks_and_terms_and_no_others(changes, params, terms):
     _, _, full = shapes_of(resolved(tiny()))
     tree, _, metrics = shapes_of(resolved(tiny(**changes)))
@@ -187,10 +306,16 @@ def test_loss_is_the_weighted_sum_and_the_target_the_main_view():
     params, batch = init(config), batch_of(config)
     metrics, outputs, _ = forward_of(config)(params, None, batch)
     views = recipe.prepare(stellar.views(config), batch, 0)
-    np.testing.assert_allclose(outputs["target"], tokenizer.to_cells(views["global"].images[:, 0], 4), atol=1e-6)  # jit rounds otherwise
+    np.testing.assert_allclose(
+        outputs["target"], tokenizer.to_cells(views["global"].images[:, 0], 4), atol=1e-6
+    )  # jit rounds otherwise
     found = ops.align_sets(outputs["masked_tokens"], outputs["tokens"][:, None])
-    matched = np.take_along_axis(np.asarray(found.cost), np.asarray(found.index)[..., None], -1).mean()
-    np.testing.assert_allclose(metrics["match_cost"], matched, rtol=1e-3)  # a small distance between numbers near 1
+    matched = np.take_along_axis(
+        np.asarray(found.cost), np.asarray(found.index)[..., None], -1
+    ).mean()
+    np.testing.assert_allclose(
+        metrics["match_cost"], matched, rtol=1e-3
+    )  # a small distance between numbers near 1
     assert 0 < metrics["match_contrast"] <= 1.2 and 0 < metrics["match_distinct"] <= 1
 
 
@@ -217,15 +342,21 @@ def test_a_masked_view_depends_on_its_kept_patches_only_and_more_tokens_than_pat
 def test_order_of_the_queries_moves_tokens_and_maps_and_nothing_else():
     config = resolved(tiny())
     params, batch, order = init(config), batch_of(config), np.array([3, 0, 4, 1, 2])
-    moved = params | {"backbone": params["backbone"] | {"queries": params["backbone"]["queries"][order]}}
-    (metrics, outputs, _), (metrics_moved, outputs_moved, _) = (forward_of(config)(p, None, batch) for p in (params, moved))
+    moved = params | {
+        "backbone": params["backbone"] | {"queries": params["backbone"]["queries"][order]}
+    }
+    (metrics, outputs, _), (metrics_moved, outputs_moved, _) = (
+        forward_of(config)(p, None, batch) for p in (params, moved)
+    )
     np.testing.assert_allclose(outputs_moved["tokens"], outputs["tokens"][:, order], atol=1e-5)
     for name in ("cls", "reconstruction"):
         np.testing.assert_allclose(outputs_moved[name], outputs[name], atol=1e-5)
     for name, value in metrics.items():
         np.testing.assert_allclose(metrics_moved[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
     images = jnp.asarray(batch["source"])
-    maps, maps_moved = (stellar.features(p, images, config).extras["localization"] for p in (params, moved))
+    maps, maps_moved = (
+        stellar.features(p, images, config).extras["localization"] for p in (params, moved)
+    )
     np.testing.assert_allclose(maps_moved, maps[..., order], atol=1e-5)
 
 
@@ -243,12 +374,21 @@ def test_frozen_arrays_never_move_and_decay_follows_the_config():
     params = init(config)
     optimizer = optim.make(config.optim, stellar.rules(config), params)
     ones = jax.tree.map(jnp.ones_like, params)
-    after, opt_state, _ = optimizer.update(ones, optimizer.init(params), params, lr=0.1, weight_decay=0.1, epoch=jnp.int32(0))
+    after, opt_state, _ = optimizer.update(
+        ones, optimizer.init(params), params, lr=0.1, weight_decay=0.1, epoch=jnp.int32(0)
+    )
     np.testing.assert_array_equal(after["frozen"]["fourier"], params["frozen"]["fourier"])
-    assert "frozen" not in opt_state["mu"] and np.any(after["backbone"]["cls"] != params["backbone"]["cls"])
+    assert "frozen" not in opt_state["mu"] and np.any(
+        after["backbone"]["cls"] != params["backbone"]["cls"]
+    )
     norm = "backbone/norm/scale"
     decayed = {
-        decay: optim.assign_rules(stellar.rules(resolved(tiny(stellar__decay=decay))), params)[norm].decay for decay in ("all", "matrices")
+        decay: (
+            optim.assign_rules(stellar.rules(resolved(tiny(stellar__decay=decay))), params)[
+                norm
+            ].decay
+        )
+        for decay in ("all", "matrices")
     }
     assert decayed == {"all": True, "matrices": "matrices"}
 
@@ -266,22 +406,34 @@ def test_a_teacher_gives_the_targets_and_has_no_gradient():
     teacher = jax.tree.map(lambda x: x + 0.02, stellar.teacher_of(params))
     assert set(teacher) == {"backbone", "token_head", "cls_head", "factorise"}
     metrics, outputs, (_, by_teacher) = forward_of(config)(params, teacher, batch_of(config))
-    assert outputs["teacher_tokens"].shape == (4, 5, 16) and not any(np.any(leaf) for leaf in jax.tree.leaves(by_teacher))
-    # The targets are those of the teacher's own prototypes and of its own view, matched to the main view's tokens.
-    scores = np.asarray(outputs["teacher_token"]) @ np.asarray(teacher["token_head"]["prototypes"]).T
+    assert outputs["teacher_tokens"].shape == (4, 5, 16) and not any(
+        np.any(leaf) for leaf in jax.tree.leaves(by_teacher)
+    )
+    # The targets are those of the teacher's own prototypes and of its own view, matched to the main
+    # view's tokens.
+    scores = (
+        np.asarray(outputs["teacher_token"]) @ np.asarray(teacher["token_head"]["prototypes"]).T
+    )
     q = ops.sinkhorn_knopp(scores.reshape(20, 12), temperature=0.06).reshape(4, 5, 12)
     match = np.asarray(ops.align_sets(outputs["tokens"], outputs["teacher_tokens"]).index)
     logits = np.asarray(outputs["token"]) @ np.asarray(params["token_head"]["prototypes"]).T
-    loss = ops.cross_entropy(np.take_along_axis(np.asarray(q), match[..., None], 1), logits, temperature=0.12).mean()
+    loss = ops.cross_entropy(
+        np.take_along_axis(np.asarray(q), match[..., None], 1), logits, temperature=0.12
+    ).mean()
     np.testing.assert_allclose(metrics["cluster_loss"], loss, rtol=1e-4)
     features = stellar.features(teacher, jnp.zeros((2, 16, 16, 3)), config)
     assert features.extras["localization"].shape == (2, 4, 4, 5)
 
 
 def test_the_second_stage_takes_all_weights_of_the_first():
-    """Random prior: what the second stage wants is what the student of the first has, but for the mark of its teacher."""
+    """Random prior: what the second stage wants is what the student of the first has, but for the
+    mark of its teacher.
+    """
     stages = [resolved(tiny(stellar__targets="teacher", stellar__mask_ratio=0.6)), resolved(tiny())]
-    first, second = (jax.eval_shape(functools.partial(stellar.init, config=config), jax.random.key(0))[0] for config in stages)
+    first, second = (
+        jax.eval_shape(functools.partial(stellar.init, config=config), jax.random.key(0))[0]
+        for config in stages
+    )
     del first["frozen"]["has_teacher"]
     assert jax.tree.map(lambda x: x.shape, first) == jax.tree.map(lambda x: x.shape, second)
 
@@ -292,32 +444,55 @@ def test_the_second_stage_takes_all_weights_of_the_first():
 @pytest.fixture
 def codes(monkeypatch, tmp_path):
     """A small tokenizer in place of MaskGIT's, and a file of its weights."""
-    small = tokenizer.maskgit_vqgan(channels=32, multipliers=(1, 2), blocks=1, num_codes=11, code_width=6)
+    small = tokenizer.maskgit_vqgan(
+        channels=32, multipliers=(1, 2), blocks=1, num_codes=11, code_width=6
+    )
     monkeypatch.setattr(tokenizer, "maskgit_vqgan", lambda: small)
     rng = np.random.default_rng(0)
     layout = tokenizer._layout(32, (1, 2), 1, 11, 6)
     path = tmp_path / "vqgan.npz"
-    np.savez(path, **{name: (0.3 * rng.normal(size=shape) + ("norm" in name)).astype(np.float32) for name, shape in layout.items()})
+    np.savez(
+        path,
+        **{
+            name: (0.3 * rng.normal(size=shape) + ("norm" in name)).astype(np.float32)
+            for name, shape in layout.items()
+        },
+    )
     return str(path)
 
 
 def test_codes_are_rebuilt_and_kept_with_the_parameters(codes):
-    config = resolved(tiny(stellar__target="vq", stellar__tokenizer=codes, stellar__weights__reconstruction=0.05))
+    config = resolved(
+        tiny(stellar__target="vq", stellar__tokenizer=codes, stellar__weights__reconstruction=0.05)
+    )
     params = init(config)
     metrics, outputs, gradients = forward_of(config)(params, None, batch_of(config))
     assert outputs["reconstruction"].shape == (4, 16, 11) and outputs["target"].shape == (4, 16)
     assert np.isfinite(metrics["reconstruction_loss"]) and 0 <= metrics["code_accuracy"] <= 1
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients["frozen"]))
-    drawn = stellar.pictures(params, np.random.default_rng(0).random((2, 16, 16, 3)).astype(np.float32), config)
+    drawn = stellar.pictures(
+        params, np.random.default_rng(0).random((2, 16, 16, 3)).astype(np.float32), config
+    )
     assert set(drawn) == {"reconstructions", "localization", "concepts"}
 
 
 def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_path):
     missing = tiny(stellar__target="vq", stellar__tokenizer=str(tmp_path / "gone.npz"))
-    with pytest.raises(InputError, match='stellar.target is "vq" but there are no tokenizer weights at .*gone.npz"; fetch maskgit-vqgan'):
+    with pytest.raises(
+        InputError,
+        match=(
+            'stellar.target is "vq" but there are no tokenizer weights at .*gone.npz"; fetch'
+            " maskgit-vqgan"
+        ),
+    ):
         stellar.check(missing)
-    stellar.check(tiny(stellar__target="vq", stellar__weights__reconstruction=0.0, stellar__tokenizer=""))  # nothing is rebuilt
-    here, gone = resolved(tiny(stellar__target="vq", stellar__tokenizer=codes)), tiny(stellar__target="vq")
+    stellar.check(
+        tiny(stellar__target="vq", stellar__weights__reconstruction=0.0, stellar__tokenizer="")
+    )  # nothing is rebuilt
+    here, gone = (
+        resolved(tiny(stellar__target="vq", stellar__tokenizer=codes)),
+        tiny(stellar__target="vq"),
+    )
     gone = validate.resolve(gone, num_records=35, num_devices=1)
     params = init(gone)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, init(here))
@@ -329,10 +504,17 @@ def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_pa
 
 def test_features_at_another_size():
     config = resolved(tiny())
-    params, images = init(config), jnp.asarray(np.random.default_rng(0).random((2, 20, 28, 3)), jnp.float32)
+    params, images = (
+        init(config),
+        jnp.asarray(np.random.default_rng(0).random((2, 20, 28, 3)), jnp.float32),
+    )
     found = stellar.features(params, images, config, layers=(0,), attention=True)
     np.testing.assert_allclose(found.image, found.extras["tokens"].mean(axis=1), atol=1e-6)
-    assert found.patches.shape == (2, 5, 7, 16) and found.cls.shape == (2, 16) and found.layers[0].patches.shape == (2, 35, 16)
+    assert (
+        found.patches.shape == (2, 5, 7, 16)
+        and found.cls.shape == (2, 16)
+        and found.layers[0].patches.shape == (2, 35, 16)
+    )
     np.testing.assert_allclose(found.extras["localization"].sum(axis=-1), 1, rtol=1e-5)
     assert found.attention.shape == (2, 2, 41, 41)
     rebuilt = stellar.reconstruct(params, images, config)
@@ -340,12 +522,21 @@ def test_features_at_another_size():
 
 
 def test_pictures_show_what_the_tree_holds():
-    config, images = resolved(tiny()), np.random.default_rng(0).random((6, 16, 16, 3)).astype(np.float32)
+    config, images = (
+        resolved(tiny()),
+        np.random.default_rng(0).random((6, 16, 16, 3)).astype(np.float32),
+    )
     params = init(config)
     drawn = stellar.pictures(params, images, config)
     assert set(drawn) == {"reconstructions", "localization", "concepts"}
-    assert [len(drawn[name].rows) for name in ("reconstructions", "localization", "concepts")] == [6, 6, 4]
-    assert all(len(row) == 2 + 5 for row in drawn["localization"].rows) and all(len(row) == 6 for row in drawn["concepts"].rows)
+    assert [len(drawn[name].rows) for name in ("reconstructions", "localization", "concepts")] == [
+        6,
+        6,
+        4,
+    ]
+    assert all(len(row) == 2 + 5 for row in drawn["localization"].rows) and all(
+        len(row) == 6 for row in drawn["concepts"].rows
+    )
     for picture in drawn.values():
         for panel in (panel for row in picture.rows for panel in row):
             assert panel.image.shape == (16, 16, 3) and panel.title
@@ -363,9 +554,15 @@ def test_concepts_rank_images_by_the_prototype_and_mark_half_the_maximum():
     share[0, 0, 3] = 0.95  # prototype 3 is of one image only
     picture = concepts.pictures(images, maps, share, rows=1)["concepts"]
     (row,) = picture.rows
-    assert [float(panel.title.split("p ")[-1]) for panel in row] == [0.9, 0.7, 0.2] and "prototype 2" in row[0].title
+    assert [float(panel.title.split("p ")[-1]) for panel in row] == [
+        0.9,
+        0.7,
+        0.2,
+    ] and "prototype 2" in row[0].title
     np.testing.assert_array_equal(row[0].image, images[1])
-    np.testing.assert_array_equal(row[0].labels == 0, maps[1, ..., 1] >= 0.5 * maps[1, ..., 1].max())
+    np.testing.assert_array_equal(
+        row[0].labels == 0, maps[1, ..., 1] >= 0.5 * maps[1, ..., 1].max()
+    )
 
 
 def test_match_meters_by_hand():
@@ -378,14 +575,18 @@ def test_match_meters_by_hand():
 
 def test_health_names_what_is_wrong():
     config, top = resolved(tiny()), np.log(12)
-    fine = {"token_teacher_entropy": 0.3 * top, "token_marginal_entropy": 0.9 * top, "match_contrast": 0.5}
+    fine = {
+        "token_teacher_entropy": 0.3 * top,
+        "token_marginal_entropy": 0.9 * top,
+        "match_contrast": 0.5,
+    }
     fine |= {"cls_teacher_entropy": 0.3 * top, "cls_marginal_entropy": 0.9 * top}
     assert stellar.health(fine, config) == [] and stellar.health({}, config) == []
     for changes, kind in (
         ({"token_teacher_entropy": 0.999 * top}, "uniform token targets"),
         ({"cls_marginal_entropy": 0.31 * top}, "collapse of cls targets"),
         ({"match_contrast": 0.99}, "tokens alike"),
-    ):  # fmt: skip
+    ):
         assert [text.split(":")[0] for text in stellar.health(fine | changes, config)] == [kind]
 
 
@@ -397,28 +598,61 @@ def test_health_names_what_is_wrong():
     [
         (dict(stellar__targets="ema"), 'stellar.targets is "ema"'),
         (dict(stellar__target="vqgan"), 'stellar.target is "vqgan"'),
-        (dict(stellar__target="vq"), 'stellar.target is "vq" but there are no tokenizer weights at ""; fetch maskgit-vqgan'),
+        (
+            dict(stellar__target="vq"),
+            'stellar.target is "vq" but there are no tokenizer weights at ""; fetch maskgit-vqgan',
+        ),
         (dict(stellar__matching="greedy"), 'stellar.matching is "greedy"'),
         (dict(stellar__mask_focus="block"), 'stellar.mask_focus is "block"'),
         (dict(stellar__decay="none"), 'stellar.decay is "none"'),
-        (dict(stellar__mask_ratio=0.95), "stellar.mask_ratio is 0.95; a masked view must keep one or more of its 16 patches"),
+        (
+            dict(stellar__mask_ratio=0.95),
+            "stellar.mask_ratio is 0.95; a masked view must keep one or more of its 16 patches",
+        ),
         (dict(stellar__mask_ratio=1.0), "stellar.mask_ratio is 1.0"),
         (dict(stellar__mask_ratio=-0.1), "stellar.mask_ratio is -0.1"),
         (dict(stellar__temperature=0.0), "stellar.temperature is 0.0; it must be above 0"),
-        (dict(stellar__target_temperature=-1.0), "stellar.target_temperature is -1.0; it must be above 0"),
+        (
+            dict(stellar__target_temperature=-1.0),
+            "stellar.target_temperature is -1.0; it must be above 0",
+        ),
         (dict(stellar__matching_epsilon=0.0), "stellar.matching_epsilon is 0.0"),
-        (dict(stellar__localization_temperature=-0.1), "stellar.localization_temperature is -0.1; it must be 0 or more"),
+        (
+            dict(stellar__localization_temperature=-0.1),
+            "stellar.localization_temperature is -0.1; it must be 0 or more",
+        ),
         (dict(stellar__prototypes=1), "stellar.prototypes is 1; it must be at least 2"),
         (dict(stellar__sinkhorn_iterations=0), "stellar.sinkhorn_iterations is 0"),
-        (dict(stellar__decoder_heads=3), "stellar.decoder_heads is 3; it must divide decoder_width 16"),
-        (dict(stellar__decoder_width=15, stellar__decoder_heads=3), "stellar.decoder_width is 15; it must be even"),
+        (
+            dict(stellar__decoder_heads=3),
+            "stellar.decoder_heads is 3; it must divide decoder_width 16",
+        ),
+        (
+            dict(stellar__decoder_width=15, stellar__decoder_heads=3),
+            "stellar.decoder_width is 15; it must be even",
+        ),
         (dict(model__queries=0), "model.queries is 0; STELLAR needs at least 1 sparse token"),
         (dict(model__cls=False), "stellar.cls is True but model.cls is False"),
-        (dict(stellar__cls=False), "views.local_count is 2, but local crops only align the class token"),
-        (dict(stellar__weights__align=0.0), "views.local_count is 2, but local crops only align the class token"),
-        (dict(stellar__masked=False, views__local_count=0), "stellar.weights.align is above 0 without a view to align"),
+        (
+            dict(stellar__cls=False),
+            "views.local_count is 2, but local crops only align the class token",
+        ),
+        (
+            dict(stellar__weights__align=0.0),
+            "views.local_count is 2, but local crops only align the class token",
+        ),
+        (
+            dict(stellar__masked=False, views__local_count=0),
+            "stellar.weights.align is above 0 without a view to align",
+        ),
         (dict(stellar__weights__koleo=-1.0), "stellar.weights are {"),
-        ({f"stellar__weights__{part}": 0.0 for part in ("reconstruction", "cluster", "align", "koleo")}, "stellar.weights are all 0"),
+        (
+            {
+                f"stellar__weights__{part}": 0.0
+                for part in ("reconstruction", "cluster", "align", "koleo")
+            },
+            "stellar.weights are all 0",
+        ),
         (dict(views__mask="block"), 'views.mask is "block"; STELLAR masks by stellar.mask_ratio'),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
@@ -437,9 +671,15 @@ def test_no_cls_token_at_all_works():
 
 
 def test_a_few_steps_of_the_warm_up_lower_the_loss_and_move_the_teacher():
-    """With a teacher and the exact matching; the standard form goes through the tests of all methods."""
+    """With a teacher and the exact matching; the standard form goes through the tests of all
+    methods.
+    """
     config = resolved(tiny(stellar__targets="teacher", stellar__matching="hungarian"))
-    optimizer = optim.make(config.optim, stellar.rules(config), jax.eval_shape(lambda: stellar.init(jax.random.key(0), config)[0]))
+    optimizer = optim.make(
+        config.optim,
+        stellar.rules(config),
+        jax.eval_shape(lambda: stellar.init(jax.random.key(0), config)[0]),
+    )
     train = jax.jit(step.make_step(stellar.METHOD, optimizer, config))
     first = current = jax.jit(lambda: state.create(stellar.METHOD, optimizer, config))()
     batch, rows = batch_of(config), []
@@ -448,7 +688,9 @@ def test_a_few_steps_of_the_warm_up_lower_the_loss_and_move_the_teacher():
         rows.append({name: float(value) for name, value in metrics.items()})
     assert all(np.isfinite(list(row.values())).all() for row in rows)
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"] and rows[-1]["psnr"] > rows[0]["psnr"] + 1
-    np.testing.assert_array_equal(current.params["frozen"]["fourier"], first.params["frozen"]["fourier"])
+    np.testing.assert_array_equal(
+        current.params["frozen"]["fourier"], first.params["frozen"]["fourier"]
+    )
     queries = [x["backbone"]["queries"] for x in (first.teacher, current.teacher, current.params)]
     assert 0 < np.abs(queries[1] - queries[0]).max() < np.abs(queries[2] - queries[0]).max()
 
@@ -469,12 +711,17 @@ def test_every_row_of_the_papers_tables_is_a_config(row):
     config = load(row.arg)
     assert config.expected.to_dict() == row.expected
     if config.stellar.weights.reconstruction:
-        with pytest.raises(InputError, match='stellar.target is "vq" but there are no tokenizer weights at "".*fetch'):
+        with pytest.raises(
+            InputError,
+            match='stellar.target is "vq" but there are no tokenizer weights at "".*fetch',
+        ):
             stellar.check(config)
     config.stellar.target = "pixel"
     validate.validate(config, num_devices=16)
     stellar.check(config)
-    assert dict(stellar.views(config).groups)["global"].patches == (256 if config.model.patch == 14 else 196)
+    assert dict(stellar.views(config).groups)["global"].patches == (
+        256 if config.model.patch == 14 else 196
+    )
 
 
 def test_rows_differ():
@@ -484,14 +731,26 @@ def test_rows_differ():
 
 def test_words_switch_what_they_name():
     full, same = load("vitb16"), ("expected",)
-    changed = lambda arg: {k for k in config_lib.changed(full, load(arg)) if not k.startswith(same)}  # noqa: E731
+
+    def changed(arg):
+        return {k for k in config_lib.changed(full, load(arg)) if not k.startswith(same)}
+
     assert changed("vitb16,no_cluster") == {"stellar.weights.cluster"}
     assert changed("vitb16,no_cls") == {"stellar.cls", "views.local_count"}
-    assert changed("vitb16,tokens=24") == {"model.queries"} and load("vitb16,tokens=24").model.queries == 24
+    assert (
+        changed("vitb16,tokens=24") == {"model.queries"}
+        and load("vitb16,tokens=24").model.queries == 24
+    )
     assert changed("vitb16,pixel") == {"stellar.target", "stellar.weights.reconstruction"}
     warmup = load("vitb16,random_warmup")
-    assert warmup.stellar.targets == "teacher" and warmup.stellar.mask_ratio == 0.6 and warmup.teacher.final_momentum == 0.996
-    with pytest.raises(InputError, match='unknown ablation "no_clusters"; did you mean "no_cluster"'):
+    assert (
+        warmup.stellar.targets == "teacher"
+        and warmup.stellar.mask_ratio == 0.6
+        and warmup.teacher.final_momentum == 0.996
+    )
+    with pytest.raises(
+        InputError, match='unknown ablation "no_clusters"; did you mean "no_cluster"'
+    ):
         load("vitb16,no_clusters")
     with pytest.raises(InputError, match='unknown variant "vits16"; did you mean'):
         load("vits16")
@@ -500,17 +759,46 @@ def test_words_switch_what_they_name():
 @pytest.mark.parametrize("variant", PUBLISHED)
 def test_published_presets_have_the_papers_numbers(variant):
     config = load(f"{variant},pixel")
-    published = {"vitb16": (150, 1.5e-4, 768, 85.8), "vitl16": (100, 5e-5, 1024, 303.3), "vith14": (50, 5e-5, 1280, 630.8)}
+    published = {
+        "vitb16": (150, 1.5e-4, 768, 85.8),
+        "vitl16": (100, 5e-5, 1024, 303.3),
+        "vith14": (50, 5e-5, 1280, 630.8),
+    }
     epochs, lr, width, encoder = published[variant]
     config = validate.resolve(config, num_records=1_281_167, num_devices=16)
     o, c = config.optim, config.stellar
-    assert (o.epochs, o.lr, config.run.peak_lr, o.final_lr, o.batch_size) == (epochs, lr, lr, lr, 2048) and config.run.warmup_steps == 0
-    assert (o.weight_decay, o.final_weight_decay, o.clip, o.clip_by, config.model.width) == (0.04, 0.04, 3.0, "global", width)
-    assert (c.prototypes, c.head_hidden, c.head_out, c.target_temperature, c.temperature) == (16384, 2048, 256, 0.06, 0.12)
-    assert (config.model.queries, config.views.global_count, config.views.local_count, c.mask_ratio) == (16, 8, 8, 0.8)
+    assert (o.epochs, o.lr, config.run.peak_lr, o.final_lr, o.batch_size) == (
+        epochs,
+        lr,
+        lr,
+        lr,
+        2048,
+    ) and config.run.warmup_steps == 0
+    assert (o.weight_decay, o.final_weight_decay, o.clip, o.clip_by, config.model.width) == (
+        0.04,
+        0.04,
+        3.0,
+        "global",
+        width,
+    )
+    assert (c.prototypes, c.head_hidden, c.head_out, c.target_temperature, c.temperature) == (
+        16384,
+        2048,
+        256,
+        0.06,
+        0.12,
+    )
+    assert (
+        config.model.queries,
+        config.views.global_count,
+        config.views.local_count,
+        c.mask_ratio,
+    ) == (16, 8, 8, 0.8)
     params, _ = jax.eval_shape(lambda: stellar.init(jax.random.key(0), config))
     assert zoo.count(params["backbone"]) / 1e6 == pytest.approx(encoder, abs=0.2)
-    assert params["frozen"]["fourier"].shape == (2, 256) and params["decoder"]["out"]["kernel"].shape == (512, 3 * config.model.patch**2)
+    assert params["frozen"]["fourier"].shape == (2, 256) and params["decoder"]["out"][
+        "kernel"
+    ].shape == (512, 3 * config.model.patch**2)
 
 
 @pytest.mark.parametrize("variant", SMALL)
@@ -521,4 +809,7 @@ def test_small_presets_rebuild_pixels_and_claim_nothing(variant):
     assert config.stellar.target == "pixel" and not config.expected.to_dict()
     assert config.optim.batch_size * config.model.queries >= 2 * config.stellar.prototypes
     groups = dict(stellar.views(config).groups)
-    assert set(groups) == {"global", "masked", "local"} and groups["masked"].mask.kept(groups["masked"].patches) >= 5
+    assert (
+        set(groups) == {"global", "masked", "local"}
+        and groups["masked"].mask.kept(groups["masked"].patches) >= 5
+    )

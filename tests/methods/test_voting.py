@@ -1,4 +1,6 @@
-"""What SOP, SOVE and MaSSL share: temperatures, the teacher's parameters, pictures of neighbours."""
+"""What SOP, SOVE and MaSSL share: temperatures, the teacher's parameters, pictures of
+neighbours.
+"""
 
 import functools
 
@@ -24,16 +26,26 @@ def start(module):
 def test_temperature_rises_with_every_step_to_its_end(module):
     config = case.config_of(module.METHOD)
     section = config[config.method]
-    at = lambda step: voting.temperatures(case.PROGRESS._replace(step=jnp.int32(step)), config)  # noqa: E731
+
+    def at(step):
+        return voting.temperatures(case.PROGRESS._replace(step=jnp.int32(step)), config)
+
     values = [float(at(step)["teacher_temperature"]) for step in range(12)]
-    np.testing.assert_allclose(values[:8], np.linspace(section.teacher_temperature, section.final_teacher_temperature, 8), rtol=1e-6)
+    np.testing.assert_allclose(
+        values[:8],
+        np.linspace(section.teacher_temperature, section.final_teacher_temperature, 8),
+        rtol=1e-6,
+    )
     np.testing.assert_allclose(values[8:], section.final_teacher_temperature, rtol=1e-6)
     assert at(0)["student_temperature"] == section.student_temperature
 
 
 def indices(images, row):
     """Which image each panel of a row shows."""
-    return [int(np.flatnonzero([np.array_equal(panel.image, image) for image in images])[0]) for panel in row]
+    return [
+        int(np.flatnonzero([np.array_equal(panel.image, image) for image in images])[0])
+        for panel in row
+    ]
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -54,7 +66,9 @@ def test_a_row_shows_an_anchor_and_its_nearest_images(module, with_head):
     for row, panels in zip(rows, picture.rows):
         cosine = embedding[others] @ embedding[row[0]]
         assert row[1:] == others[np.argsort(-cosine)][:6].tolist()
-        assert [panel.title for panel in panels[1:]] == [f"{s:.2f}" for s in np.sort(cosine)[::-1][:6]]
+        assert [panel.title for panel in panels[1:]] == [
+            f"{s:.2f}" for s in np.sort(cosine)[::-1][:6]
+        ]
         assert panels[0].title.startswith("anchor") and all(panel.marks == () for panel in panels)
 
 
@@ -63,14 +77,18 @@ def test_patches_are_marked_and_come_from_other_images(module):
     config, params, images = start(module)
     picture = module.METHOD.pictures(params, images, config)["patch_neighbours"]
     found = voting.features(params, images, config)
-    patches = np.asarray(voting.networks(config, teacher=True)[1].apply(params["head"], found.patches), np.float64)
+    patches = np.asarray(
+        voting.networks(config, teacher=True)[1].apply(params["head"], found.patches), np.float64
+    )
     patches /= np.linalg.norm(patches, axis=-1, keepdims=True)
     anchors = {indices(images, row)[0] for row in picture.rows}
     for row in picture.rows:
         shown = indices(images, row)
         assert len(set(shown)) == len(shown) and not anchors & set(shown[1:])
         places = [tuple(int(4 * x) for x in panel.marks[0]) for panel in row]  # a grid of 4 x 4
-        assert all(panel.marks == (((y + 0.5) / 4, (x + 0.5) / 4),) for panel, (y, x) in zip(row, places))
+        assert all(
+            panel.marks == (((y + 0.5) / 4, (x + 0.5) / 4),) for panel, (y, x) in zip(row, places)
+        )
         cosine = patches.reshape(12, 16, -1) @ patches[shown[0], *places[0]]
         best = {image: cosine[image].max() for image in range(12) if image not in anchors}
         assert shown[1:] == sorted(best, key=best.get, reverse=True)[:6]
@@ -84,14 +102,18 @@ def test_pictures_depend_on_the_seed_alone_and_two_images_are_enough():
     assert [indices(images, r) for r in first.rows] == [indices(images, r) for r in second.rows]
     config = case.config_of(massl.METHOD, seed=1)
     other = massl.METHOD.pictures(params, images, config)["neighbours"]
-    assert [indices(images, r)[0] for r in first.rows] != [indices(images, r)[0] for r in other.rows]
+    assert [indices(images, r)[0] for r in first.rows] != [
+        indices(images, r)[0] for r in other.rows
+    ]
     (row,) = massl.METHOD.pictures(params, images[:2], config)["neighbours"].rows
     assert sorted(indices(images, row)) == [0, 1]
 
 
 def test_massl_has_no_patches():
     config, params, images = start(massl)
-    assert voting.tasks(config) == ("cls",) and set(massl.METHOD.pictures(params, images, config)) == {"neighbours"}
+    assert voting.tasks(config) == ("cls",) and set(
+        massl.METHOD.pictures(params, images, config)
+    ) == {"neighbours"}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -105,6 +127,10 @@ def test_panels_are_plain_arrays(module):
 @pytest.mark.parametrize("module", MODULES)
 def test_health_watches_the_tasks_there_are(module):
     config, _, _ = start(module)
-    row = {f"{name}_{kind}_entropy": 0.0 for name in ("cls", "patch") for kind in ("teacher", "marginal")}
+    row = {
+        f"{name}_{kind}_entropy": 0.0
+        for name in ("cls", "patch")
+        for kind in ("teacher", "marginal")
+    }
     kinds = [text.split(":")[0] for text in module.METHOD.health(row, config)]
     assert kinds == [f"collapse of {name} targets" for name in voting.tasks(config)]

@@ -1,4 +1,6 @@
-"""The decoder against an independent NumPy float64 forward pass, and what masks and the class token do."""
+"""The decoder against an independent NumPy float64 forward pass, and what masks and the class token
+do.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,9 @@ def randomised(model, seed=0):
 
 def inputs(m, seed=1):
     rng = np.random.default_rng(seed)
-    return rng.normal(size=(2, m, IN)).astype(np.float32), rng.normal(size=(N, WIDTH)).astype(np.float32)
+    return rng.normal(size=(2, m, IN)).astype(np.float32), rng.normal(size=(N, WIDTH)).astype(
+        np.float32
+    )
 
 
 def reference(params, tokens, codes, *, keep=None, cls=False, tanh=False, eps=1e-6):
@@ -37,7 +41,9 @@ def reference(params, tokens, codes, *, keep=None, cls=False, tanh=False, eps=1e
         return x @ w["kernel"] + w["bias"]
 
     def norm(x, w):
-        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * w["scale"] + w["bias"]
+        return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * w[
+            "scale"
+        ] + w["bias"]
 
     def gelu(x):
         inner = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)) if tanh else erf(x / np.sqrt(2))
@@ -64,7 +70,9 @@ def reference(params, tokens, codes, *, keep=None, cls=False, tanh=False, eps=1e
                 scores = np.exp(q[:, part] @ k[:, part].T / np.sqrt(d))
                 mixed.append(scores / scores.sum(1, keepdims=True) @ v[:, part])
             x = x + linear(np.concatenate(mixed, 1), block["attn"]["proj"])
-            x = x + linear(gelu(linear(norm(x, block["norm2"]), block["mlp"]["fc1"])), block["mlp"]["fc2"])
+            x = x + linear(
+                gelu(linear(norm(x, block["norm2"]), block["mlp"]["fc1"])), block["mlp"]["fc2"]
+            )
         outputs.append(linear(norm(x, p["norm"]), p["out"])[int(cls) :])
     return np.array(outputs)
 
@@ -84,7 +92,15 @@ def test_matches_numpy(options, keep):
     params, cls = randomised(model), options.get("cls", False)
     tokens, codes = inputs((N if keep is None else keep.shape[1]) + cls)
     got = jax.jit(model.apply)(params, tokens, codes, keep=keep)
-    want = reference(params, tokens, codes, keep=keep, cls=cls, tanh="gelu" in options, eps=options.get("norm_eps", 1e-6))
+    want = reference(
+        params,
+        tokens,
+        codes,
+        keep=keep,
+        cls=cls,
+        tanh="gelu" in options,
+        eps=options.get("norm_eps", 1e-6),
+    )
     assert got.shape == (2, N, OUT) and got.dtype == jnp.float32
     np.testing.assert_allclose(got, want, atol=2e-5)
 
@@ -96,7 +112,9 @@ def test_order_of_the_kept_tokens_says_nothing():
     apply = jax.jit(model.apply)
     order = [2, 0, 1]
     np.testing.assert_allclose(
-        apply(params, tokens[:, order], codes, keep=KEEP[:, order]), apply(params, tokens, codes, keep=KEEP), atol=1e-6
+        apply(params, tokens[:, order], codes, keep=KEEP[:, order]),
+        apply(params, tokens, codes, keep=KEEP),
+        atol=1e-6,
     )
 
 
@@ -105,7 +123,10 @@ def test_remat_changes_no_gradient_and_the_mask_token_learns():
     gradients = []
     for remat in (False, True):
         model = small(mask_token=True, remat=remat)
-        loss = lambda params, tokens, model=model: jnp.square(model.apply(params, tokens, codes, keep=KEEP)).mean()  # noqa: E731
+
+        def loss(params, tokens, model=model):
+            return jnp.square(model.apply(params, tokens, codes, keep=KEEP)).mean()
+
         gradients.append(jax.jit(jax.grad(loss, (0, 1)))(randomised(model), tokens))
     for a, b in zip(*map(jax.tree.leaves, gradients), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
@@ -116,15 +137,21 @@ def test_remat_changes_no_gradient_and_the_mask_token_learns():
 def test_bfloat16_is_finite_and_near_float32(scale):
     params = randomised(small())
     tokens, codes = inputs(N)
-    low = jax.jit(small(dtype="bfloat16").apply)(params, jnp.asarray(tokens * scale, jnp.bfloat16), codes)
+    low = jax.jit(small(dtype="bfloat16").apply)(
+        params, jnp.asarray(tokens * scale, jnp.bfloat16), codes
+    )
     assert low.dtype == jnp.float32 and np.isfinite(low).all()
     if scale <= 1:
-        np.testing.assert_allclose(low, jax.jit(small().apply)(params, tokens * scale, codes), atol=0.05)
+        np.testing.assert_allclose(
+            low, jax.jit(small().apply)(params, tokens * scale, codes), atol=0.05
+        )
 
 
 def test_initial_values():
     params = small(mask_token=True).init(jax.random.key(0))
-    assert set(params) == {"embed", "mask_token", "blocks", "norm", "out"} and set(params["blocks"]) == {"0", "1"}
+    assert set(params) == {"embed", "mask_token", "blocks", "norm", "out"} and set(
+        params["blocks"]
+    ) == {"0", "1"}
     assert params["mask_token"].shape == (1, WIDTH) and np.any(params["mask_token"])
     assert "mask_token" not in jax.eval_shape(small().init, jax.random.key(0))
     wide = decoder.decoder(256, 3, width=256, depth=1, init_std=0.1).init(jax.random.key(0))
@@ -144,12 +171,22 @@ def test_errors():
     tokens, codes = inputs(3)
     full = inputs(N)[0]
     for model, arguments, keep, message in (
-        (small(), (tokens[..., :4], codes), None, r"tokens have shape \(2, 3, 4\); wanted \[B, m, 6\]"),
+        (
+            small(),
+            (tokens[..., :4], codes),
+            None,
+            r"tokens have shape \(2, 3, 4\); wanted \[B, m, 6\]",
+        ),
         (small(cls=True), (tokens[:, :1], codes), None, r"wanted \[B, 1 \+ m, 6\]"),
         (small(), (full, codes[:, :4]), None, r"codes have shape \(7, 4\); wanted \[n, 8\]"),
         (small(), (tokens, codes), None, "tokens are for 3 cells but codes for 7"),
         (small(), (tokens, codes), KEEP, "mask_token is False"),
-        (small(mask_token=True), (tokens, codes), KEEP[:, :2], r"keep is int32 of shape \(2, 2\); wanted integers of shape \(2, 3\)"),
+        (
+            small(mask_token=True),
+            (tokens, codes),
+            KEEP[:, :2],
+            r"keep is int32 of shape \(2, 2\); wanted integers of shape \(2, 3\)",
+        ),
         (small(mask_token=True), (tokens, codes), KEEP.astype(np.float32), "keep is float32"),
         (small(mask_token=True), (tokens, codes[:2]), KEEP, "keep places 3 tokens in 2 cells"),
     ):

@@ -22,17 +22,25 @@ def test_projections_are_two_linear_maps_with_biases():
     params = randomised(jax.eval_shape(project.init, jax.random.key(0)))
     rng = np.random.default_rng(1)
     patches, sparse = rng.normal(size=(2, 5, 6)), rng.normal(size=(2, 3, 6))
-    dense, tokens = project.apply(params, jnp.asarray(patches, jnp.float32), jnp.asarray(sparse, jnp.float32))
+    dense, tokens = project.apply(
+        params, jnp.asarray(patches, jnp.float32), jnp.asarray(sparse, jnp.float32)
+    )
     for got, x, name in ((dense, patches, "dense"), (tokens, sparse, "sparse")):
         assert got.dtype == jnp.float32
-        np.testing.assert_allclose(got, x @ np.asarray(params[name]["kernel"]) + np.asarray(params[name]["bias"]), atol=1e-5)
+        np.testing.assert_allclose(
+            got,
+            x @ np.asarray(params[name]["kernel"]) + np.asarray(params[name]["bias"]),
+            atol=1e-5,
+        )
 
 
 def test_projections_start_as_torch_starts_linear_layers_and_differ():
     params = factorise.projections(64).init(jax.random.key(0))
     for name in ("dense", "sparse"):
         kernel = np.asarray(params[name]["kernel"])
-        assert np.abs(kernel).max() <= 1 / 8 and kernel.std() == pytest.approx(1 / 8 / 3**0.5, rel=0.05)
+        assert np.abs(kernel).max() <= 1 / 8 and kernel.std() == pytest.approx(
+            1 / 8 / 3**0.5, rel=0.05
+        )
         assert not np.any(params[name]["bias"])
     assert not np.array_equal(params["dense"]["kernel"], params["sparse"]["kernel"])
 
@@ -40,14 +48,20 @@ def test_projections_start_as_torch_starts_linear_layers_and_differ():
 def test_projections_name_a_wrong_width():
     project = factorise.projections(6)
     params = jax.eval_shape(project.init, jax.random.key(0))
-    with pytest.raises(ValueError, match=r"sparse have shape \(2, 3, 5\); their last axis must be 6"):
+    with pytest.raises(
+        ValueError, match=r"sparse have shape \(2, 3, 5\); their last axis must be 6"
+    ):
         jax.eval_shape(project.apply, params, jnp.ones((2, 4, 6)), jnp.ones((2, 3, 5)))
     with pytest.raises(ValueError, match="width is 0"):
         factorise.projections(0)
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
-@hypothesis.given(temperature=st.sampled_from((1e-3, 0.06, 1.0, 1e4)), r=st.sampled_from((1, 3)), seed=st.integers(0, 1000))
+@hypothesis.given(
+    temperature=st.sampled_from((1e-3, 0.06, 1.0, 1e4)),
+    r=st.sampled_from((1, 3)),
+    seed=st.integers(0, 1000),
+)
 def test_latent_has_rank_r_and_lies_in_the_hull_of_the_tokens(temperature, r, seed):
     rng = np.random.default_rng(seed)
     project = factorise.projections(8)
@@ -55,26 +69,39 @@ def test_latent_has_rank_r_and_lies_in_the_hull_of_the_tokens(temperature, r, se
     patches, sparse = (jnp.asarray(rng.normal(size=(2, n, 8)), jnp.float32) for n in (12, r))
     maps = ops.localization(*project.apply(params, patches, sparse), temperature=temperature)
     latent = np.asarray(factorise.recompose(maps, sparse), np.float64)
-    np.testing.assert_allclose(latent, np.asarray(maps, np.float64) @ np.asarray(sparse, np.float64), atol=1e-5)
+    np.testing.assert_allclose(
+        latent, np.asarray(maps, np.float64) @ np.asarray(sparse, np.float64), atol=1e-5
+    )
     assert np.all(np.linalg.matrix_rank(latent, tol=1e-3) <= r)
-    low, high = np.asarray(sparse).min(axis=1, keepdims=True), np.asarray(sparse).max(axis=1, keepdims=True)
+    low, high = (
+        np.asarray(sparse).min(axis=1, keepdims=True),
+        np.asarray(sparse).max(axis=1, keepdims=True),
+    )
     assert np.all(latent >= low - 1e-5) and np.all(latent <= high + 1e-5)
     if temperature == 1e4:
-        np.testing.assert_allclose(latent, np.broadcast_to(np.asarray(sparse).mean(axis=1, keepdims=True), latent.shape), atol=1e-3)
+        np.testing.assert_allclose(
+            latent,
+            np.broadcast_to(np.asarray(sparse).mean(axis=1, keepdims=True), latent.shape),
+            atol=1e-3,
+        )
     if temperature == 1e-3 and r == 3:  # nearly one token per place (ties apart)
         assert np.median(np.asarray(maps).max(axis=-1)) > 0.99
 
 
 @jax.jit
 def maps_and_latent(params, patches, sparse, temperature):
-    maps = ops.localization(*factorise.projections(8).apply(params, patches, sparse), temperature=temperature)
+    maps = ops.localization(
+        *factorise.projections(8).apply(params, patches, sparse), temperature=temperature
+    )
     return maps, factorise.recompose(maps, sparse)
 
 
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @hypothesis.given(temperature=st.sampled_from((0.06, 1.0, 1e4)), seed=st.integers(0, 1000))
 def test_order_of_the_tokens_moves_the_maps_and_not_the_latent(temperature, seed):
-    """Spec section 8 item 2. A cosine is off by up to 1e-7 and a latent is of order 1; both over the temperature."""
+    """Spec section 8 item 2. A cosine is off by up to 1e-7 and a latent is of order 1; both over
+    the temperature.
+    """
     rng = np.random.default_rng(seed)
     params = randomised(jax.eval_shape(factorise.projections(8).init, jax.random.key(0)), seed)
     patches, sparse = (rng.normal(size=(2, n, 8)).astype(np.float32) for n in (9, 3))
@@ -91,8 +118,13 @@ def test_a_map_that_is_the_identity_leaves_a_plain_autoencoder():
 
 
 def test_gradient_reaches_maps_and_tokens():
-    loss = lambda maps, sparse: jnp.square(factorise.recompose(maps, sparse)).sum()  # noqa: E731
-    maps, sparse = jax.nn.softmax(jax.random.normal(jax.random.key(0), (1, 5, 3))), jax.random.normal(jax.random.key(1), (1, 3, 4))
+    def loss(maps, sparse):
+        return jnp.square(factorise.recompose(maps, sparse)).sum()
+
+    maps, sparse = (
+        jax.nn.softmax(jax.random.normal(jax.random.key(0), (1, 5, 3))),
+        jax.random.normal(jax.random.key(1), (1, 3, 4)),
+    )
     check_grads(loss, (maps, sparse), order=1, modes=("rev",), atol=2e-2, rtol=2e-2)
 
 
@@ -104,7 +136,9 @@ def test_fourier_codes_by_hand():
         for j in range(4):
             x, y = (j + 0.5) / 4, (i + 0.5) / 2  # centre of the cell, x along the columns
             v = 2 * np.pi * (2 * np.array([x, y]) - 1) @ matrix.astype(np.float64)
-            wanted = np.stack([np.sin(v), np.cos(v)], axis=1).reshape(-1)  # sine and cosine side by side
+            wanted = np.stack([np.sin(v), np.cos(v)], axis=1).reshape(
+                -1
+            )  # sine and cosine side by side
             np.testing.assert_allclose(codes[4 * i + j], wanted, atol=2e-6)
 
 
@@ -129,5 +163,7 @@ def test_fourier_codes_need_an_even_width(width):
 def test_codes_fit_the_decoder():
     model = decoder.decoder(8, 5, width=16, depth=1, heads=2)
     codes = factorise.fourier_codes(factorise.fourier_matrix(jax.random.key(0), 16), (2, 3))
-    out = jax.eval_shape(model.apply, jax.eval_shape(model.init, jax.random.key(0)), jnp.ones((2, 6, 8)), codes)
+    out = jax.eval_shape(
+        model.apply, jax.eval_shape(model.init, jax.random.key(0)), jnp.ones((2, 6, 8)), codes
+    )
     assert out.shape == (2, 6, 5)

@@ -17,8 +17,13 @@ def make():
 def test_params_are_plain_dicts_with_string_keys():
     _, params = make()
     assert type(params) is dict and type(params["mlp"]) is dict
-    assert list(functional.flat_paths(params)) == [f"mlp/{i}/{n}" for i in range(3) for n in ("bias", "kernel")]
-    assert all(type(leaf) is not nnx.Param and leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(params))
+    assert list(functional.flat_paths(params)) == [
+        f"mlp/{i}/{n}" for i in range(3) for n in ("bias", "kernel")
+    ]
+    assert all(
+        type(leaf) is not nnx.Param and leaf.dtype == jnp.float32
+        for leaf in jax.tree.leaves(params)
+    )
 
 
 def test_shapes_without_arrays():
@@ -32,11 +37,16 @@ def test_apply_is_pure():
     model, params = make()
     before = jax.tree.map(np.array, params)
     model.apply(params, jnp.ones((2, 6)))
-    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(params), strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(params), strict=True)
+    )
 
 
 def test_first_apply_inside_a_trace_leaks_nothing():
-    model = heads.projection_head(6, hidden=7, out=3)  # new to this process: its structure is found while tracing
+    model = heads.projection_head(
+        6, hidden=7, out=3
+    )  # new to this process: its structure is found while tracing
     params = jax.eval_shape(model.init, jax.random.key(0))
     with jax.checking_leaks():
         jax.jit(model.apply).lower(params, jnp.ones((2, 6)))
@@ -48,7 +58,10 @@ def test_independent_of_flax_graph_mode(graph):
     model, params = make()
     want = model.apply(params, jnp.ones((1, 6)))
     with nnx.set_graph_mode(graph):
-        again = functional.functional(lambda key: heads._Projection(key, (6, 5, 5, 4), 0.02, "float32"), heads._Projection.__call__)
+        again = functional.functional(
+            lambda key: heads._Projection(key, (6, 5, 5, 4), 0.02, "float32"),
+            heads._Projection.__call__,
+        )
         assert np.array_equal(again.apply(again.init(jax.random.key(0)), jnp.ones((1, 6))), want)
 
 
@@ -59,5 +72,9 @@ def test_wrong_trees_are_named():
         model.apply({"mlp": {k: params["mlp"][k] for k in ("0", "1")}}, x)
     with pytest.raises(ValueError, match="unknown extra"):
         model.apply(params | {"extra": jnp.ones(1)}, x)
-    with pytest.raises(ValueError, match=r"mlp/0/kernel has shape \(6, 9\); this model wants \(6, 5\)"):
-        model.apply({"mlp": params["mlp"] | {"0": {"kernel": jnp.ones((6, 9)), "bias": jnp.ones(5)}}}, x)
+    with pytest.raises(
+        ValueError, match=r"mlp/0/kernel has shape \(6, 9\); this model wants \(6, 5\)"
+    ):
+        model.apply(
+            {"mlp": params["mlp"] | {"0": {"kernel": jnp.ones((6, 9)), "bias": jnp.ones(5)}}}, x
+        )

@@ -1,4 +1,6 @@
-"""Layer numerics: normalisation of difficult rows, stochastic depth's distribution, initialisation."""
+"""Layer numerics: normalisation of difficult rows, stochastic depth's distribution,
+initialisation.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,9 @@ def test_layer_norm_survives_offsets_scales_and_constants():
     for scale, offset in ((1.0, 0.0), (1e4, 0.0), (1.0, 300.0)):
         x = rows * scale + offset
         want = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-        np.testing.assert_allclose(norm(jnp.asarray(x, jnp.float32)), want, atol=1e-3 if offset else 1e-5)
+        np.testing.assert_allclose(
+            norm(jnp.asarray(x, jnp.float32)), want, atol=1e-3 if offset else 1e-5
+        )
     constant = jnp.full((2, 64), 7.0)
     assert np.array_equal(norm(constant), np.zeros((2, 64)))
     assert np.all(np.isfinite(jax.grad(lambda x: norm(x)[0, 0])(constant)))
@@ -32,11 +36,17 @@ def test_drop_path_rates_rise_linearly_and_keep_the_mean():
     scales = np.asarray(layers.drop_path_scales(keys, 0.4, 5))
     assert scales.shape == (5, 2, 4000)
     for block, rate in enumerate((0.0, 0.1, 0.2, 0.3, 0.4)):
-        np.testing.assert_allclose(np.unique(scales[block]), [1] if rate == 0 else [0, 1 / (1 - rate)], rtol=1e-6)
-        np.testing.assert_allclose((scales[block] == 0).mean(axis=-1), rate, atol=0.03)  # 4 standard errors
+        np.testing.assert_allclose(
+            np.unique(scales[block]), [1] if rate == 0 else [0, 1 / (1 - rate)], rtol=1e-6
+        )
+        np.testing.assert_allclose(
+            (scales[block] == 0).mean(axis=-1), rate, atol=0.03
+        )  # 4 standard errors
         np.testing.assert_allclose(scales[block].mean(), 1, atol=0.05)
     dropped = scales == 0
-    agreement = (dropped[4, 0] & dropped[4, 1]).mean()  # branches are drawn independently: 0.4 * 0.4
+    agreement = (
+        dropped[4, 0] & dropped[4, 1]
+    ).mean()  # branches are drawn independently: 0.4 * 0.4
     assert abs(agreement - 0.16) < 0.03
 
 

@@ -1,4 +1,6 @@
-"""Position codes against torch's documented resampling formulas, Pillow-like antialiasing in jax.image, and MAE's construction."""
+"""Position codes against torch's documented resampling formulas, Pillow-like antialiasing in
+jax.image, and MAE's construction.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +11,11 @@ from ssl_jax.models import position
 
 
 def torch_bicubic(line, target, scale_factor=None):
-    """torch.nn.functional.interpolate(mode="bicubic", align_corners=False) on one line, sample by sample, float64.
+    """torch.nn.functional.interpolate(mode="bicubic", align_corners=False) on one line, sample by
+    sample, float64.
 
-    Source index (i + 0.5) / scale - 0.5 where scale is the given factor or target / native; neighbours are clamped to the border.
-    """
+    Source index (i + 0.5) / scale - 0.5 where scale is the given factor or target / native;
+    neighbours are clamped to the border."""
     native, a = len(line), -0.75
 
     def near(s):
@@ -28,7 +31,12 @@ def torch_bicubic(line, target, scale_factor=None):
         left = int(np.floor(x))
         t = x - left
         weights = [far(t + 1), near(t), near(1 - t), far(2 - t)]
-        out.append(sum(w * line[min(max(left + k, 0), native - 1)] for w, k in zip(weights, (-1, 0, 1, 2), strict=True)))
+        out.append(
+            sum(
+                w * line[min(max(left + k, 0), native - 1)]
+                for w, k in zip(weights, (-1, 0, 1, 2), strict=True)
+            )
+        )
     return np.array(out)
 
 
@@ -38,14 +46,18 @@ def test_resize_matrix_is_torchs_bicubic(native, target):
     exact = position.resize_matrix(native, target) @ line
     np.testing.assert_allclose(exact, torch_bicubic(line, target), atol=1e-13)
     shifted = position.resize_matrix(native, target, rule="dino_offset") @ line
-    np.testing.assert_allclose(shifted, torch_bicubic(line, target, scale_factor=(target + 0.1) / native), atol=1e-13)
+    np.testing.assert_allclose(
+        shifted, torch_bicubic(line, target, scale_factor=(target + 0.1) / native), atol=1e-13
+    )
 
 
 @pytest.mark.parametrize("native, target", [(14, 6), (6, 14), (7, 7), (9, 2)])
 def test_antialiased_matrix_is_jax_cubic(native, target):
     line = np.random.default_rng(1).normal(size=native).astype(np.float32)
     want = jax.image.resize(line, (target,), "cubic", antialias=True)
-    np.testing.assert_allclose(position.resize_matrix(native, target, kernel="antialias-0.5") @ line, want, atol=2e-6)
+    np.testing.assert_allclose(
+        position.resize_matrix(native, target, kernel="antialias-0.5") @ line, want, atol=2e-6
+    )
 
 
 @pytest.mark.parametrize("rule", position.RULES)
@@ -55,20 +67,28 @@ def test_resize_matrix_keeps_constants_and_size(rule, kernel):
     assert matrix.shape == (6, 14) and matrix.dtype == np.float64
     np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-14)
     if rule == "exact":
-        np.testing.assert_allclose(position.resize_matrix(9, 9, rule=rule, kernel=kernel), np.eye(9), atol=1e-15)
+        np.testing.assert_allclose(
+            position.resize_matrix(9, 9, rule=rule, kernel=kernel), np.eye(9), atol=1e-15
+        )
 
 
 def test_the_two_rules_differ_as_measured():
-    """Errata 1: codes of std 0.2 move by up to about 0.13 between the rules; here only: by more than rounding, by less than the codes."""
+    """Errata 1: codes of std 0.2 move by up to about 0.13 between the rules; here only: by more
+    than rounding, by less than the codes.
+    """
     codes = jnp.asarray(0.2 * np.random.default_rng(2).normal(size=(14 * 14, 64)), jnp.float32)
-    exact, shifted = (position.resize_codes(codes, 14, (6, 6), rule=r, kernel="keys-0.75") for r in position.RULES)
+    exact, shifted = (
+        position.resize_codes(codes, 14, (6, 6), rule=r, kernel="keys-0.75") for r in position.RULES
+    )
     assert 0.03 < np.abs(exact - shifted).max() < 0.3
 
 
 def test_resize_codes_resamples_rows_and_columns_separately():
     rng = np.random.default_rng(3)
     codes = rng.normal(size=(5, 5, 3)).astype(np.float32)
-    got = position.resize_codes(jnp.asarray(codes.reshape(25, 3)), 5, (3, 8), rule="dino_offset", kernel="keys-0.75")
+    got = position.resize_codes(
+        jnp.asarray(codes.reshape(25, 3)), 5, (3, 8), rule="dino_offset", kernel="keys-0.75"
+    )
     want = np.apply_along_axis(torch_bicubic, 0, codes, 3, 3.1 / 5)
     want = np.apply_along_axis(torch_bicubic, 1, want, 8, 8.1 / 5)
     np.testing.assert_allclose(got, want.reshape(24, 3), atol=1e-6)
@@ -79,7 +99,9 @@ def test_native_grid_is_untouched_but_one_equal_side_is_not():
     keep = dict(rule="dino_offset", kernel="keys-0.75")
     assert position.resize_codes(codes, 4, (4, 4), **keep) is codes
     wide = position.resize_codes(codes, 4, (4, 8), **keep).reshape(4, 8, 2)
-    exact = position.resize_codes(codes, 4, (4, 8), rule="exact", kernel="keys-0.75").reshape(4, 8, 2)
+    exact = position.resize_codes(codes, 4, (4, 8), rule="exact", kernel="keys-0.75").reshape(
+        4, 8, 2
+    )
     assert np.abs(wide - exact).max() > 1e-3
 
 

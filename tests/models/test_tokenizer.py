@@ -1,4 +1,6 @@
-"""The tokenizer against a float64 NumPy network with loops, its weights in and out of files, and the targets made of it."""
+"""The tokenizer against a float64 NumPy network with loops, its weights in and out of files, and
+the targets made of it.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +26,15 @@ def published():
     rng = np.random.default_rng(0)
     layout = tokenizer._layout(*SMALL.values())
     return {
-        name: ((1 + 0.1 * rng.normal(size=shape)) if "norm" in name else rng.normal(size=shape) / np.prod(shape[1:] or (4,)) ** 0.5)
-        .astype(np.float32)
+        name: (
+            (
+                (1 + 0.1 * rng.normal(size=shape))
+                if "norm" in name
+                else rng.normal(size=shape) / np.prod(shape[1:] or (4,)) ** 0.5
+            ).astype(np.float32)
+        )
         for name, shape in layout.items()
-    }  # fmt: skip
+    }
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +51,18 @@ def conv(w, name, x):
     kernel = w[f"{name}.weight"].astype(np.float64)
     pad = kernel.shape[-1] // 2
     x = np.pad(x, ((0, 0), (pad, pad), (pad, pad)))
-    y = np.stack([sum(correlate2d(plane, k, "valid") for plane, k in zip(x, kernels)) for kernels in kernel])
+    y = np.stack(
+        [sum(correlate2d(plane, k, "valid") for plane, k in zip(x, kernels)) for kernels in kernel]
+    )
     return y + w[f"{name}.bias"][:, None, None] if f"{name}.bias" in w else y
 
 
 def norm(w, name, x):
     groups = x.reshape(32, -1)
-    y = ((groups - groups.mean(axis=1, keepdims=True)) / np.sqrt(groups.var(axis=1, keepdims=True) + 1e-6)).reshape(x.shape)
+    y = (
+        (groups - groups.mean(axis=1, keepdims=True))
+        / np.sqrt(groups.var(axis=1, keepdims=True) + 1e-6)
+    ).reshape(x.shape)
     return y * w[f"{name}.weight"][:, None, None] + w[f"{name}.bias"][:, None, None]
 
 
@@ -59,7 +71,11 @@ def silu(x):
 
 
 def residual(w, name, x):
-    y = conv(w, f"{name}.conv2", silu(norm(w, f"{name}.norm2", conv(w, f"{name}.conv1", silu(norm(w, f"{name}.norm1", x))))))
+    y = conv(
+        w,
+        f"{name}.conv2",
+        silu(norm(w, f"{name}.norm2", conv(w, f"{name}.conv1", silu(norm(w, f"{name}.norm1", x))))),
+    )
     return y + (conv(w, f"{name}.nin_shortcut", y) if f"{name}.nin_shortcut.weight" in w else x)
 
 
@@ -78,11 +94,15 @@ def codes_of(w, image):
 
 
 def decoded(w, codes, grid):
-    x = np.moveaxis(w["quantize.embedding.weight"][codes].reshape(*grid, -1).astype(np.float64), -1, 0)
+    x = np.moveaxis(
+        w["quantize.embedding.weight"][codes].reshape(*grid, -1).astype(np.float64), -1, 0
+    )
     x = residual(w, "decoder.mid.0", conv(w, "decoder.conv_in", x))
     x = residual(w, "decoder.up.1.block.0", x).repeat(2, axis=1).repeat(2, axis=2)
     x = residual(w, "decoder.up.0.block.0", conv(w, "decoder.up.1.upsample_conv", x))
-    return np.clip(np.moveaxis(conv(w, "decoder.conv_out", silu(norm(w, "decoder.norm_out", x))), 0, -1), 0, 1)
+    return np.clip(
+        np.moveaxis(conv(w, "decoder.conv_out", silu(norm(w, "decoder.norm_out", x))), 0, -1), 0, 1
+    )
 
 
 def images_of(*shape, seed=0):
@@ -123,11 +143,18 @@ def test_bfloat16_agrees_mostly(small, weights):
 def test_weights_from_every_format_and_under_a_prefix(small, published, weights, tmp_path):
     want = small.load(weights)
     save_file(published, tmp_path / "a.safetensors")
-    np.savez(tmp_path / "b.npz", **{f"module.tokenizer.{name}": x for name, x in published.items()}, other=np.zeros(3))
+    np.savez(
+        tmp_path / "b.npz",
+        **{f"module.tokenizer.{name}": x for name, x in published.items()},
+        other=np.zeros(3),
+    )
     for name in ("a.safetensors", "b.npz"):
         got = small.load(tmp_path / name)
         assert jax.tree.map(lambda x: x.shape, got) == jax.tree.map(lambda x: x.shape, small.shapes)
-        assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+        assert all(
+            np.array_equal(a, b)
+            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+        )
     assert "decoder" not in want and "decoder" in small.load(weights, decoder=True)
 
 
@@ -136,13 +163,21 @@ def test_a_file_is_read_once_until_it_changes(small, published, tmp_path):
     np.savez(path, **published)
     first = small.load(path)
     assert small.load(path) is first
-    np.savez(path, **published | {"quantize.embedding.weight": 0 * published["quantize.embedding.weight"]})
+    np.savez(
+        path,
+        **published | {"quantize.embedding.weight": 0 * published["quantize.embedding.weight"]},
+    )
     assert not np.any(small.load(path)["quantize"]["embedding"]["kernel"])
 
 
 def test_without_weights_the_error_says_what_to_fetch(small, published, tmp_path):
     for path in ("", tmp_path / "no.npz"):
-        with pytest.raises(InputError, match="no tokenizer weights at .*; fetch maskgit-vqgan-imagenet-f16-256.bin .*save_file"):
+        with pytest.raises(
+            InputError,
+            match=(
+                "no tokenizer weights at .*; fetch maskgit-vqgan-imagenet-f16-256.bin .*save_file"
+            ),
+        ):
             small.load(path)
     (tmp_path / "a.bin").write_bytes(b"x")
     with pytest.raises(InputError, match=r"must be .npz or .safetensors, not a.bin; fetch"):
@@ -150,11 +185,22 @@ def test_without_weights_the_error_says_what_to_fetch(small, published, tmp_path
     (tmp_path / "a.safetensors").write_bytes(b"x")
     with pytest.raises(InputError, match="cannot read the tokenizer weights"):
         small.load(tmp_path / "a.safetensors")
-    np.savez(tmp_path / "b.npz", **{n: x for n, x in published.items() if n != "encoder.mid.0.conv1.weight"})
+    np.savez(
+        tmp_path / "b.npz",
+        **{n: x for n, x in published.items() if n != "encoder.mid.0.conv1.weight"},
+    )
     with pytest.raises(InputError, match="has no encoder.mid.0.conv1.weight"):
         small.load(tmp_path / "b.npz")
-    np.savez(tmp_path / "c.npz", **published | {"encoder.conv_in.weight": np.zeros((32, 3, 5, 5), np.float32)})
-    with pytest.raises(InputError, match=r"encoder.conv_in.weight has shape \(32, 3, 5, 5\); the tokenizer needs \(32, 3, 3, 3\)"):
+    np.savez(
+        tmp_path / "c.npz",
+        **published | {"encoder.conv_in.weight": np.zeros((32, 3, 5, 5), np.float32)},
+    )
+    with pytest.raises(
+        InputError,
+        match=(
+            r"encoder.conv_in.weight has shape \(32, 3, 5, 5\); the tokenizer needs \(32, 3, 3, 3\)"
+        ),
+    ):
         small.load(tmp_path / "c.npz")
 
 
@@ -168,11 +214,23 @@ def test_sizes_that_cannot_work_are_named(small):
 def test_the_published_network_has_the_published_shapes():
     full = tokenizer.maskgit_vqgan()
     assert full.num_codes == 1024 and full.cell == 16
-    shapes = {"/".join(p.key for p in path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(full.shapes)}
-    assert shapes["quantize/embedding/kernel"] == (1024, 256) and shapes["encoder/conv_out/kernel"] == (1, 1, 512, 256)
-    assert shapes["encoder/down/4/block/0/nin_shortcut/kernel"] == (1, 1, 512, 512) and shapes["encoder/conv_in/kernel"] == (3, 3, 3, 128)
-    assert "encoder/down/0/block/0/nin_shortcut/kernel" not in shapes and "encoder/down/2/block/0/nin_shortcut/kernel" in shapes
-    codes = jax.eval_shape(full.encode, full.shapes, jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32))
+    shapes = {
+        "/".join(p.key for p in path): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(full.shapes)
+    }
+    assert shapes["quantize/embedding/kernel"] == (1024, 256) and shapes[
+        "encoder/conv_out/kernel"
+    ] == (1, 1, 512, 256)
+    assert shapes["encoder/down/4/block/0/nin_shortcut/kernel"] == (1, 1, 512, 512) and shapes[
+        "encoder/conv_in/kernel"
+    ] == (3, 3, 3, 128)
+    assert (
+        "encoder/down/0/block/0/nin_shortcut/kernel" not in shapes
+        and "encoder/down/2/block/0/nin_shortcut/kernel" in shapes
+    )
+    codes = jax.eval_shape(
+        full.encode, full.shapes, jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)
+    )
     assert codes.shape == (2, 196)
 
 
@@ -191,7 +249,9 @@ def test_pixel_target_needs_no_weights():
     target = tokenizer.target("pixel", 3)
     images = jnp.asarray(images_of(2, 6, 9, 3))
     assert target.width == 27 and not target.codes and target.weights("", required=True) == {}
-    np.testing.assert_array_equal(target.decode("", 3 * target.encode({}, images) - 1, (2, 3)), jnp.clip(3 * images - 1, 0, 1))
+    np.testing.assert_array_equal(
+        target.decode("", 3 * target.encode({}, images) - 1, (2, 3)), jnp.clip(3 * images - 1, 0, 1)
+    )
 
 
 def test_code_target_has_one_code_per_patch_whatever_the_patch(small, published, weights):
@@ -215,7 +275,9 @@ def test_absent_weights_are_refused_or_poison(small):
     with pytest.raises(InputError, match="no tokenizer weights"):
         target.weights("", required=True)
     frozen = target.weights("")
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), frozen["tokenizer"]) == jax.tree.map(lambda x: (x.shape, x.dtype), small.shapes)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), frozen["tokenizer"]) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), small.shapes
+    )
     codes = target.encode(jax.tree.map(jnp.asarray, frozen), jnp.asarray(images_of(1, 4, 4, 3)))
     assert np.all(codes == 11), "no code of the codebook: the loss is NaN"
 
@@ -226,7 +288,9 @@ def test_unknown_target_is_named():
 
 
 def test_resize_is_the_bicubic_without_antialias():
-    """Keys' kernel with a = -.75: at twice the size every sample lies a quarter pixel off the old ones."""
+    """Keys' kernel with a = -.75: at twice the size every sample lies a quarter pixel off the old
+    ones.
+    """
     line = images_of(1, 1, 12, 1)
     got = np.asarray(tokenizer.resize(jnp.asarray(line), 1, 24))[0, 0, :, 0]
     i, x = 5, line[0, 0, :, 0].astype(np.float64)  # output 2 i + 1 lies at i + 1/4

@@ -1,4 +1,6 @@
-"""The vision transformer against an independent NumPy float64 forward pass, and what every option promises."""
+"""The vision transformer against an independent NumPy float64 forward pass, and what every option
+promises.
+"""
 
 import dataclasses
 
@@ -27,11 +29,15 @@ def randomised(model, seed=0):
 
 
 def pictures(batch=2, height=16, width=16, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).uniform(size=(batch, height, width, 3)), jnp.float32)
+    return jnp.asarray(
+        np.random.default_rng(seed).uniform(size=(batch, height, width, 3)), jnp.float32
+    )
 
 
 def reference(params, images, c, *, masks=None, keep=None, keys=None):
-    """Float64 forward pass, one image and one head at a time. Returns normed tokens [B, N, d] and last attention [B, h, N, N]."""
+    """Float64 forward pass, one image and one head at a time. Returns normed tokens [B, N, d] and
+    last attention [B, h, N, N].
+    """
     p = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
     d = c.width // c.heads
 
@@ -48,11 +54,20 @@ def reference(params, images, c, *, masks=None, keep=None, keys=None):
         return 0.5 * x * (1 + erf(x / np.sqrt(2)))
 
     rows, columns = images.shape[1] // c.patch, images.shape[2] // c.patch
-    native = position.sincos_2d(c.grid, c.width) if c.position == "sincos" else p["position"][int(c.cls) :]
+    native = (
+        position.sincos_2d(c.grid, c.width)
+        if c.position == "sincos"
+        else p["position"][int(c.cls) :]
+    )
     codes = native
     if (rows, columns) != (c.grid, c.grid):
-        weights = [position.resize_matrix(c.grid, t, rule=c.position_resize, kernel=c.resize_kernel) for t in (rows, columns)]
-        codes = np.einsum("ar,bc,rcd->abd", *weights, native.reshape(c.grid, c.grid, -1)).reshape(rows * columns, -1)
+        weights = [
+            position.resize_matrix(c.grid, t, rule=c.position_resize, kernel=c.resize_kernel)
+            for t in (rows, columns)
+        ]
+        codes = np.einsum("ar,bc,rcd->abd", *weights, native.reshape(c.grid, c.grid, -1)).reshape(
+            rows * columns, -1
+        )
 
     scales = np.ones((c.depth, 2, len(images)))
     if keys is not None:
@@ -94,7 +109,9 @@ def reference(params, images, c, *, masks=None, keep=None, keys=None):
 
 
 def run(model, params, images, **options):
-    """model.apply, compiled once per call: far fewer small compilations than operation by operation."""
+    """model.apply, compiled once per call: far fewer small compilations than operation by
+    operation.
+    """
     static = {k: options.pop(k) for k in ("layers", "attention") if k in options}
     return jax.jit(lambda p, x, o: model.apply(p, x, **o, **static))(params, images, options)
 
@@ -114,9 +131,17 @@ KEEP = np.array([[3, 0, 7], [15, 2, 9]], np.int32)
         ({}, (16, 16), {}),
         (dict(gelu="tanh", position_resize="dino_offset"), (24, 8), {}),
         (dict(drop_path=0.8), (16, 16), {"keys": jax.random.split(jax.random.key(7), 2)}),
-        (dict(resize_kernel="antialias-0.5", queries=2, mask_token=True), (16, 16), {"masks": MASKS}),
+        (
+            dict(resize_kernel="antialias-0.5", queries=2, mask_token=True),
+            (16, 16),
+            {"masks": MASKS},
+        ),
         (dict(position="sincos", cls=False, mlp_ratio=2.0), (20, 16), {}),
-        (dict(position="sincos", mask_token=True, norm_eps=1e-3), (16, 16), {"masks": MASKS, "keep": KEEP}),
+        (
+            dict(position="sincos", mask_token=True, norm_eps=1e-3),
+            (16, 16),
+            {"masks": MASKS, "keep": KEEP},
+        ),
     ],
 )
 def test_matches_numpy(changes, size, inputs):
@@ -137,7 +162,9 @@ def test_parameter_names_shapes_and_initial_values():
     assert sorted(params) == ["blocks", "cls", "mask_token", "norm", "patch", "position", "queries"]
     assert shapes["patch"] == {"kernel": (48, 64), "bias": (64,)}
     assert shapes["position"] == (1 + N, 64) and shapes["queries"] == (3, 64)
-    assert shapes["cls"] == shapes["mask_token"] == (1, 64)  # two-dimensional: decayed, as in the published code
+    assert (
+        shapes["cls"] == shapes["mask_token"] == (1, 64)
+    )  # two-dimensional: decayed, as in the published code
     assert sorted(params["blocks"]) == ["0", "1", "2"]
     assert shapes["blocks"]["0"]["attn"]["qkv"] == {"kernel": (64, 192), "bias": (192,)}
     assert shapes["blocks"]["2"]["mlp"] == {
@@ -145,12 +172,18 @@ def test_parameter_names_shapes_and_initial_values():
         "fc2": {"kernel": (256, 64), "bias": (64,)},
     }
     assert not np.any(params["mask_token"]) and not np.any(params["patch"]["bias"])
-    np.testing.assert_allclose(np.std(params["blocks"]["1"]["mlp"]["fc1"]["kernel"]), 0.02, rtol=0.05)
+    np.testing.assert_allclose(
+        np.std(params["blocks"]["1"]["mlp"]["fc1"]["kernel"]), 0.02, rtol=0.05
+    )
     np.testing.assert_allclose(np.std(params["position"]), 0.02, rtol=0.1)
     np.testing.assert_allclose(np.std(params["patch"]["kernel"]), 1 / np.sqrt(3 * 48), rtol=0.05)
     assert not np.array_equal(*(params["blocks"][i]["attn"]["proj"]["kernel"] for i in "01"))
-    shallow = vit.vit(config(depth=1, **wide)).init(jax.random.key(0))  # a block's draw does not depend on the depth
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, shallow["blocks"]["0"], params["blocks"]["0"])))
+    shallow = vit.vit(config(depth=1, **wide)).init(
+        jax.random.key(0)
+    )  # a block's draw does not depend on the depth
+    assert all(
+        jax.tree.leaves(jax.tree.map(np.array_equal, shallow["blocks"]["0"], params["blocks"]["0"]))
+    )
 
 
 def test_position_std_scales_the_position_codes_alone():
@@ -175,19 +208,29 @@ def test_scan_and_remat_change_no_gradient():
     want = outcome()
     for changes in (dict(remat=True), dict(scan=True, remat=True)):
         for a, b in zip(jax.tree.leaves(outcome(**changes)), jax.tree.leaves(want), strict=True):
-            np.testing.assert_allclose(a, b, atol=2e-6 * max(1, np.abs(b).max()), err_msg=str(changes))
+            np.testing.assert_allclose(
+                a, b, atol=2e-6 * max(1, np.abs(b).max()), err_msg=str(changes)
+            )
 
 
 def test_scan_covers_all_blocks_and_every_cut():
     """Intermediate layers, attention and drop-path, wherever the stack is cut."""
-    images, keys, params = pictures(3), jax.random.split(jax.random.key(3), 3), randomised(vit.vit(TINY))
-    plain = run(vit.vit(config(drop_path=0.5)), params, images, keys=keys, layers=(0, 1, 2), attention=True)
+    images, keys, params = (
+        pictures(3),
+        jax.random.split(jax.random.key(3), 3),
+        randomised(vit.vit(TINY)),
+    )
+    plain = run(
+        vit.vit(config(drop_path=0.5)), params, images, keys=keys, layers=(0, 1, 2), attention=True
+    )
     scanned = vit.vit(config(drop_path=0.5, scan=True))
     for layers, attention in (((), False), ((1,), True), ((0, 2), False)):
         got = run(scanned, params, images, keys=keys, layers=layers, attention=attention)
         np.testing.assert_allclose(all_tokens(got), all_tokens(plain), atol=2e-6)
         for i in layers:
-            np.testing.assert_allclose(all_tokens(got.layers[i]), all_tokens(plain.layers[i]), atol=2e-6)
+            np.testing.assert_allclose(
+                all_tokens(got.layers[i]), all_tokens(plain.layers[i]), atol=2e-6
+            )
         if attention:
             np.testing.assert_allclose(got.attention, plain.attention, atol=1e-6)
 
@@ -215,7 +258,12 @@ def test_masked_and_dropped_patches_are_not_seen():
     others = jnp.asarray([[i for i in range(N) if i != 5]])
     gradient = jax.jit(jax.grad(lambda x, options: model.apply(params, x, **options).cls.sum()))
     for options, hidden in (({}, False), (dict(masks=seen), True), (dict(keep=others), True)):
-        influence = np.abs(gradient(pictures(1), options)).reshape(4, 4, 4, 4, 3).max(axis=(1, 3, 4)).ravel()
+        influence = (
+            np.abs(gradient(pictures(1), options))
+            .reshape(4, 4, 4, 4, 3)
+            .max(axis=(1, 3, 4))
+            .ravel()
+        )
         assert np.array_equal(influence == 0, (np.arange(N) == 5) & hidden)
 
 
@@ -223,8 +271,13 @@ def test_no_mask_and_full_keep_are_the_plain_pass():
     model, images = vit.vit(config(depth=1, mask_token=True)), pictures()
     params = randomised(model)
     plain = all_tokens(run(model, params, images))
-    for options in (dict(masks=jnp.zeros((2, N), bool)), dict(keep=jnp.tile(jnp.arange(N), (2, 1)))):
-        np.testing.assert_allclose(all_tokens(run(model, params, images, **options)), plain, atol=1e-6)
+    for options in (
+        dict(masks=jnp.zeros((2, N), bool)),
+        dict(keep=jnp.tile(jnp.arange(N), (2, 1))),
+    ):
+        np.testing.assert_allclose(
+            all_tokens(run(model, params, images, **options)), plain, atol=1e-6
+        )
 
 
 def test_a_clean_network_reads_trees_with_and_without_mask_token():
@@ -256,7 +309,9 @@ def test_bfloat16_rounds_products_only():
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(tokens))
     error = np.abs(all_tokens(tokens) - all_tokens(run(vit.vit(TINY), params, images))).max()
     assert 1e-5 < error < 0.05
-    np.testing.assert_allclose(tokens.attention.sum(-1), 1, atol=1e-6)  # the softmax was not rounded
+    np.testing.assert_allclose(
+        tokens.attention.sum(-1), 1, atol=1e-6
+    )  # the softmax was not rounded
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -264,7 +319,11 @@ def test_finite_for_extreme_images(dtype):
     model = vit.vit(config(depth=1, dtype=dtype))
     params = randomised(model)
     grad = jax.jit(jax.value_and_grad(lambda p, x: jnp.square(model.apply(p, x).cls[:, 0]).sum()))
-    extremes = [jnp.zeros((1, 16, 16, 3)), jnp.full((1, 16, 16, 3), 0.5), *(pictures(1) * s for s in (1e-4, 1e4))]
+    extremes = [
+        jnp.zeros((1, 16, 16, 3)),
+        jnp.full((1, 16, 16, 3), 0.5),
+        *(pictures(1) * s for s in (1e-4, 1e4)),
+    ]
     for images in extremes:
         leaves = jax.tree.leaves(grad(params, images))
         assert all(leaf.dtype == jnp.float32 and np.all(np.isfinite(leaf)) for leaf in leaves)
@@ -303,13 +362,37 @@ def test_config_errors(changes, message):
     "images, options, message",
     [
         (jnp.zeros((1, 16, 18, 3)), {}, "16 x 18 pixels; both must be multiples of patch = 4"),
-        (jnp.zeros((1, 16, 16, 1)), {}, r"images have shape \(1, 16, 16, 1\); wanted \[B, H, W, 3\]"),
+        (
+            jnp.zeros((1, 16, 16, 1)),
+            {},
+            r"images have shape \(1, 16, 16, 1\); wanted \[B, H, W, 3\]",
+        ),
         (jnp.zeros((1, 16, 16, 3), jnp.uint8), {}, "images are uint8; wanted floating point"),
-        (jnp.zeros((1, 16, 16, 3)), dict(masks=jnp.zeros((1, 9), bool)), r"shape \(1, 9\); wanted bool of shape \(1, 16\)"),
-        (jnp.zeros((1, 16, 16, 3)), dict(keep=jnp.zeros((2, 9), jnp.int32)), r"wanted integers of shape \(1, m\)"),
-        (jnp.zeros((1, 16, 16, 3)), dict(keep=jnp.zeros((1, 17), jnp.int32)), "keep lists 17 patches"),
-        (jnp.zeros((1, 16, 16, 3)), dict(keys=jnp.zeros((1,), jnp.uint32)), "wanted typed PRNG keys"),
-        (jnp.zeros((1, 16, 16, 3)), dict(layers=(3,)), "layers asks for block 3; blocks are numbered 0 to 2"),
+        (
+            jnp.zeros((1, 16, 16, 3)),
+            dict(masks=jnp.zeros((1, 9), bool)),
+            r"shape \(1, 9\); wanted bool of shape \(1, 16\)",
+        ),
+        (
+            jnp.zeros((1, 16, 16, 3)),
+            dict(keep=jnp.zeros((2, 9), jnp.int32)),
+            r"wanted integers of shape \(1, m\)",
+        ),
+        (
+            jnp.zeros((1, 16, 16, 3)),
+            dict(keep=jnp.zeros((1, 17), jnp.int32)),
+            "keep lists 17 patches",
+        ),
+        (
+            jnp.zeros((1, 16, 16, 3)),
+            dict(keys=jnp.zeros((1,), jnp.uint32)),
+            "wanted typed PRNG keys",
+        ),
+        (
+            jnp.zeros((1, 16, 16, 3)),
+            dict(layers=(3,)),
+            "layers asks for block 3; blocks are numbered 0 to 2",
+        ),
     ],
 )
 def test_input_errors(images, options, message):

@@ -8,7 +8,8 @@ import pytest
 
 from ssl_jax.models import vit, zoo
 
-# Parameters without a classifier (timm 1.0, num_classes=0, 224 px); ViT-S/16 is the 21.67 M of the DINO paper.
+# Parameters without a classifier (timm 1.0, num_classes=0, 224 px); ViT-S/16 is the 21.67 M of the
+# DINO paper.
 PUBLISHED = {"ti": 5_524_416, "s": 21_665_664, "b": 85_798_656, "l": 303_301_632, "h": 630_764_800}
 
 
@@ -32,23 +33,31 @@ def test_flops_match_xla_up_to_elementwise_work(kept, queries, height):
 
 
 def test_flops_of_vit_b():
-    """17.58 G multiply-adds of ViT-B/16 at 224 px in the literature, classifier (0.77 M) included."""
+    """17.58 G multiply-adds of ViT-B/16 at 224 px in the literature, classifier (0.77 M)
+    included.
+    """
     config = zoo.vit_config({"size": "b", "patch": 16, "image_size": 224})
     np.testing.assert_allclose(zoo.forward_flops(config, 224, 224) / 2e9, 17.56, atol=0.02)
 
 
 def test_section_and_overrides():
-    section = ml_collections.ConfigDict(dict(size="s", width=0, patch=8, image_size=64, drop_path=0.1, mean=[0.5, 0.5, 0.5]))
+    section = ml_collections.ConfigDict(
+        dict(size="s", width=0, patch=8, image_size=64, drop_path=0.1, mean=[0.5, 0.5, 0.5])
+    )
     config = zoo.vit_config(section, drop_path=0.0)
     assert (config.width, config.depth, config.heads, config.patch) == (384, 12, 6, 8)
     assert config.drop_path == 0.0 and config.mean == (0.5, 0.5, 0.5)
-    assert vit.vit(config) is vit.vit(zoo.vit_config(section, drop_path=0.0))  # hashable, and one network per config
+    assert vit.vit(config) is vit.vit(
+        zoo.vit_config(section, drop_path=0.0)
+    )  # hashable, and one network per config
     custom = zoo.vit_config(dict(size="custom", width=96, depth=2, heads=3, patch=4, image_size=32))
     assert (custom.width, custom.depth, custom.heads) == (96, 2, 3)
 
 
 def test_errors_name_key_and_choice():
-    with pytest.raises(ValueError, match='model.size is "xl"; choose one of ti, s, b, l, h, custom'):
+    with pytest.raises(
+        ValueError, match='model.size is "xl"; choose one of ti, s, b, l, h, custom'
+    ):
         zoo.vit_config({"size": "xl"})
     with pytest.raises(ValueError, match='model.width is 200 but model.size = "s" means 384'):
         zoo.vit_config({"size": "s", "width": 200, "patch": 16, "image_size": 224})

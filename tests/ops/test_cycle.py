@@ -29,7 +29,9 @@ def cosine(a, b):
 
 def by_loops(first, second, first_bank, second_bank, where=None, bank_where=None, group=None):
     """Spec 4.3 for flat [n, d] objects and [m, d] banks: one object at a time."""
-    first, second, first_bank, second_bank = (np.asarray(x, np.float64) for x in (first, second, first_bank, second_bank))
+    first, second, first_bank, second_bank = (
+        np.asarray(x, np.float64) for x in (first, second, first_bank, second_bank)
+    )
     n, m = len(first), len(first_bank)
     where = np.ones(n, bool) if where is None else where
     bank_where = np.ones(m, bool) if bank_where is None else bank_where
@@ -41,15 +43,26 @@ def by_loops(first, second, first_bank, second_bank, where=None, bank_where=None
         index[o] = max(rows, key=lambda j: (cosine(first[o], first_bank[j]), -j))
         inside = [p for p in range(n) if where[p] and (group is None or p // group == o // group)]
         if where[o]:
-            consistent[o] = o == max(inside, key=lambda p: (cosine(second_bank[index[o]], second[p]), -p))
+            consistent[o] = o == max(
+                inside, key=lambda p: (cosine(second_bank[index[o]], second[p]), -p)
+            )
     return consistent, index
 
 
 def test_worked_examples():
     """Spec section 8 item 7."""
-    first, second, bank, other = angles(0, 90), angles(5, 95), angles(10, 40, 200), angles(12, 85, 190)
+    first, second, bank, other = (
+        angles(0, 90),
+        angles(5, 95),
+        angles(10, 40, 200),
+        angles(12, 85, 190),
+    )
     one = cycle(first, second, bank, other)
-    assert isinstance(one, Cycle) and one.index.tolist() == [0, 1] and one.consistent.tolist() == [True, True]
+    assert (
+        isinstance(one, Cycle)
+        and one.index.tolist() == [0, 1]
+        and one.consistent.tolist() == [True, True]
+    )
     two = cycle(second, first, other, bank)
     assert two.index.tolist() == [0, 1] and two.consistent.tolist() == [True, False]
     again = cycle(angles(0, 20), angles(5, 25), angles(12, 200), angles(24, 190))
@@ -66,7 +79,9 @@ def test_equals_loops(group, masked):
     first_bank, second_bank = (bank + 0.4 * rng.normal(size=(50, 6)) for _ in range(2))
     where, bank_where = (rng.uniform(size=n) < 0.6 if masked else None for n in (20, 50))
     want, index = by_loops(first, second, first_bank, second_bank, where, bank_where, group)
-    got = cycle(first, second, first_bank, second_bank, where=where, bank_where=bank_where, group_size=group)
+    got = cycle(
+        first, second, first_bank, second_bank, where=where, bank_where=bank_where, group_size=group
+    )
     np.testing.assert_array_equal(got.consistent, want)
     np.testing.assert_array_equal(got.index, index)
     assert got.index.dtype == jnp.int32 and 0 < want.sum()
@@ -80,8 +95,13 @@ def test_images_and_clusters_as_axes():
     first_bank, second_bank = rng.normal(size=(2, 9, 4, 5))
     where, bank_where = rng.uniform(size=(6, 4)) < 0.7, rng.uniform(size=(9, 4)) < 0.7
     norms = 1 / np.linalg.norm(first_bank, axis=-1)
-    flat = lambda x: x.reshape(-1, *x.shape[2:])  # noqa: E731
-    want, index = by_loops(*map(flat, (first, second, first_bank, second_bank, where, bank_where)), group=8)
+
+    def flat(x):
+        return x.reshape(-1, *x.shape[2:])
+
+    want, index = by_loops(
+        *map(flat, (first, second, first_bank, second_bank, where, bank_where)), group=8
+    )
     options = dict(where=where, bank_where=bank_where, inverse_norms=norms, group_size=2)
     got = cycle(first, second, first_bank, second_bank, **options)
     np.testing.assert_array_equal(got.consistent, want.reshape(6, 4))
@@ -92,9 +112,15 @@ def test_images_and_clusters_as_axes():
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
-@hypothesis.given(scale=st.sampled_from((1e-4, 1.0, 1e4)), group=st.sampled_from((None, 6)), seed=st.integers(0, 1000))
+@hypothesis.given(
+    scale=st.sampled_from((1e-4, 1.0, 1e4)),
+    group=st.sampled_from((None, 6)),
+    seed=st.integers(0, 1000),
+)
 def test_a_bank_of_the_batch_itself_closes_every_cycle(scale, group, seed):
-    """Spec section 8 item 8: O is true and nn_1 = c_1 in both directions; with pairs that are not aligned it is never."""
+    """Spec section 8 item 8: O is true and nn_1 = c_1 in both directions; with pairs that are not
+    aligned it is never.
+    """
     rng = np.random.default_rng(seed)
     first, second = scale * rng.normal(size=(2, 30, 6))
     for one, two in ((first, second), (second, first)):
@@ -113,19 +139,27 @@ def test_an_empty_bank_or_batch_gives_false():
     assert not cycle(first, second, first, second, where=np.zeros(6, bool)).consistent.any()
     assert cycle(first[:0], second[:0], bank, bank).consistent.shape == (0,)
     one = cycle(first, second, first, second, bank_where=np.arange(6) == 2)
-    assert one.consistent.tolist() == [False, False, True, False, False, False] and one.index.tolist() == [2] * 6
+    assert (
+        one.consistent.tolist() == [False, False, True, False, False, False]
+        and one.index.tolist() == [2] * 6
+    )
 
 
 def test_a_group_without_objects_gives_false():
     first = unit(np.random.default_rng(5), 6, 4)
     where = np.array([True, True, True, False, False, False])
-    assert cycle(first, first, first, first, where=where, group_size=3).consistent.tolist() == where.tolist()
+    assert (
+        cycle(first, first, first, first, where=where, group_size=3).consistent.tolist()
+        == where.tolist()
+    )
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @hypothesis.given(most=st.integers(1, 20), seed=st.integers(0, 1000))
 def test_lengths_do_not_matter(most, seed):
-    """Spec section 8 item 11, for every row by its own factor: powers of two, so that nothing rounds."""
+    """Spec section 8 item 11, for every row by its own factor: powers of two, so that nothing
+    rounds.
+    """
     rng = np.random.default_rng(seed)
     arrays = [rng.normal(size=(n, 6)).astype(np.float32) for n in (20, 20, 50, 50)]
     scaled = [x * 2.0 ** rng.integers(-most, most, (len(x), 1)).astype(np.float32) for x in arrays]
@@ -164,9 +198,14 @@ def test_sharded_objects():
     first, second = rng.normal(size=(2, 16, 4, 5)).astype(np.float32)
     first_bank, second_bank = rng.normal(size=(2, 9, 4, 5)).astype(np.float32)
     across, everywhere = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("data",), ()))
-    moved = jax.device_put((first, second), across) + jax.device_put((first_bank, second_bank), everywhere)
+    moved = jax.device_put((first, second), across) + jax.device_put(
+        (first_bank, second_bank), everywhere
+    )
     for group in (None, 2, 6):
-        for got, want in zip(cycle(*moved, group_size=group), cycle(first, second, first_bank, second_bank, group_size=group)):
+        for got, want in zip(
+            cycle(*moved, group_size=group),
+            cycle(first, second, first_bank, second_bank, group_size=group),
+        ):
             np.testing.assert_array_equal(got, want)
 
 
@@ -182,26 +221,46 @@ def test_sharded_objects():
 def test_properties(sizes, dtype, scale, exist, group, seed):
     rng = np.random.default_rng(seed)
     n, m = sizes
-    make = lambda rows: jnp.asarray(rng.normal(size=(rows, 3)).round(1)[rng.integers(0, rows, rows)] * scale, dtype)  # noqa: E731
+
+    def make(rows):
+        return jnp.asarray(
+            rng.normal(size=(rows, 3)).round(1)[rng.integers(0, rows, rows)] * scale, dtype
+        )
+
     where, bank_where = rng.uniform(size=n) < exist, rng.uniform(size=m) < exist
-    got = cycle(make(n), make(n), make(m), make(m), where=where, bank_where=bank_where, group_size=group)
+    got = cycle(
+        make(n), make(n), make(m), make(m), where=where, bank_where=bank_where, group_size=group
+    )
     assert got.consistent.shape == got.index.shape == (n,) and got.consistent.dtype == bool
     assert_finite(got)  # booleans and indices: nothing to count but the case
     assert not (got.consistent & ~where).any()
     assert ((0 <= got.index) & (got.index < m)).all()
     assert bank_where[got.index].all() if bank_where.any() else not got.consistent.any()
-    for start in range(0, n, group or n):  # an object of the batch ends at most as many ways as rows of the bank lead to it
+    for start in range(
+        0, n, group or n
+    ):  # an object of the batch ends at most as many ways as rows of the bank lead to it
         part = np.asarray(got.consistent)[start : start + (group or n)]
-        assert part.sum() <= len(set(np.asarray(got.index)[start : start + (group or n)][part].tolist()))
+        assert part.sum() <= len(
+            set(np.asarray(got.index)[start : start + (group or n)][part].tolist())
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (dict(first=jnp.ones(3), second=jnp.ones(3)), r"shape of first is \(3,\)"),
-        (dict(second=jnp.ones((4, 3))), r"shape of second is \(4, 3\); it must be \(5, 3\) as first"),
-        (dict(first_bank=jnp.ones((7, 4))), r"shape of first_bank is \(7, 4\); it must be \[m, ..., 3\]"),
-        (dict(second_bank=jnp.ones((6, 3))), r"shape of second_bank is \(6, 3\); it must be \(7, 3\) as first_bank"),
+        (
+            dict(second=jnp.ones((4, 3))),
+            r"shape of second is \(4, 3\); it must be \(5, 3\) as first",
+        ),
+        (
+            dict(first_bank=jnp.ones((7, 4))),
+            r"shape of first_bank is \(7, 4\); it must be \[m, ..., 3\]",
+        ),
+        (
+            dict(second_bank=jnp.ones((6, 3))),
+            r"shape of second_bank is \(6, 3\); it must be \(7, 3\) as first_bank",
+        ),
         (dict(where=jnp.ones(7, bool)), r"shape of where is \(7,\); it must be \(5,\)"),
         (dict(bank_where=jnp.ones(5, bool)), r"shape of bank_where is \(5,\); it must be \(7,\)"),
         (dict(inverse_norms=jnp.ones(5)), r"shape of inverse_norms is \(5,\); it must be \(7,\)"),
@@ -209,6 +268,11 @@ def test_properties(sizes, dtype, scale, exist, group, seed):
     ],
 )
 def test_errors(change, message):
-    good = dict(first=jnp.ones((5, 3)), second=jnp.ones((5, 3)), first_bank=jnp.ones((7, 3)), second_bank=jnp.ones((7, 3)))
+    good = dict(
+        first=jnp.ones((5, 3)),
+        second=jnp.ones((5, 3)),
+        first_bank=jnp.ones((7, 3)),
+        second_bank=jnp.ones((7, 3)),
+    )
     with pytest.raises(ValueError, match=message):
         functools.partial(cycle_consistent, **(good | change))()

@@ -1,4 +1,6 @@
-"""Public functions of ops and losses: their examples run, and their docstrings say what a user needs."""
+"""Public functions of ops and losses: their examples run, and their docstrings say what a user
+needs.
+"""
 
 import doctest
 import inspect
@@ -19,7 +21,9 @@ PUBLIC = [
 @pytest.mark.parametrize("function", PUBLIC)
 def test_example_runs(function):
     module = sys.modules[function.__module__]
-    tests = doctest.DocTestFinder(recurse=False).find(function, function.__name__, globs=dict(vars(module)))
+    tests = doctest.DocTestFinder(recurse=False).find(
+        function, function.__name__, globs=dict(vars(module))
+    )
     assert sum(len(test.examples) for test in tests) > 0, "no example"
     for test in tests:
         report = []
@@ -34,5 +38,9 @@ def test_docstring_is_complete(function):
     parameters = inspect.signature(function).parameters
     missing = [name for name in parameters if len(parameters) > 1 and f"{name}:" not in text]
     assert not missing, f"not described: {missing}"
-    sections = ("Args:", "Returns:", "Raises:", "Example:", "Reference:") if len(parameters) > 1 else ("Example:",)
+    sections = (
+        ("Args:", "Returns:", "Raises:", "Example:", "Reference:")
+        if len(parameters) > 1
+        else ("Example:",)
+    )
     assert [section for section in sections if section not in text] == []

@@ -17,7 +17,9 @@ gradient = jax.jit(jax.grad(lambda x, where: jnp.sum(koleo(x, where=where))))
 
 
 def loops(tokens, where=None, eps=1e-8):
-    """One value per token [r], spec section 4: nearest by cosine, 0.5 |t - t_nn + eps|, minus its log."""
+    """One value per token [r], spec section 4: nearest by cosine, 0.5 |t - t_nn + eps|, minus its
+    log.
+    """
     tokens = np.asarray(tokens, np.float64)
     where = np.ones(len(tokens), bool) if where is None else where
     found = np.zeros(len(tokens))
@@ -52,7 +54,9 @@ def test_equals_the_loops():
 
 
 def test_nearest_is_not_mutual():
-    """Angles 0, 10 and 30 degrees: the last is nearest to the middle one, whose nearest is the first."""
+    """Angles 0, 10 and 30 degrees: the last is nearest to the middle one, whose nearest is the
+    first.
+    """
     angle = np.deg2rad([0, 10, 30])
     got = koleo(np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32))
     close(got, -np.log(np.sin(np.deg2rad([5, 5, 10]))))  # chord / 2 = sin(angle / 2)
@@ -62,7 +66,9 @@ def test_gradients_reach_the_token_and_its_neighbour():
     x = tokens(2, 4, 3)
     check_grads(koleo, (x,), 1, modes=["rev"], eps=1e-3, atol=2e-2, rtol=2e-2)
     # Only one value is asked for; the neighbour of that token moves too, and nobody else.
-    by_token = jax.grad(lambda t: koleo(t)[0])(jnp.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [-1.0, 0.0]]))
+    by_token = jax.grad(lambda t: koleo(t)[0])(
+        jnp.array([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0], [-1.0, 0.0]])
+    )
     assert np.abs(by_token[:2]).max(axis=1).min() > 0.1 and not by_token[2:].any()
 
 
@@ -72,9 +78,13 @@ def test_a_step_against_the_gradient_spreads_the_tokens():
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
-@hypothesis.given(powers=st.lists(st.integers(-60, 60), min_size=5, max_size=5), seed=st.integers(0, 1000))
+@hypothesis.given(
+    powers=st.lists(st.integers(-60, 60), min_size=5, max_size=5), seed=st.integers(0, 1000)
+)
 def test_scaling_a_token_changes_nothing(powers, seed):
-    """Spec section 8 item 8, powers of two exactly; other factors round every coordinate of a unit vector."""
+    """Spec section 8 item 8, powers of two exactly; other factors round every coordinate of a unit
+    vector.
+    """
     x, factor = tokens(seed, 5, 6), 2.0 ** np.array(powers)[:, None]
     base = jitted(x)
     np.testing.assert_array_equal(jitted(np.float32(x * factor)), base)
@@ -113,7 +123,9 @@ def test_single_and_zero_tokens():
     np.testing.assert_array_equal(gradient(single, None), np.zeros((2, 1, 3)))
     some_zero = np.array([[0, 0], [0, 0], [3, 4]], np.float32)
     duplicate = -np.log(0.5 * np.sqrt(2) * 1e-8 + 1e-8)
-    close(koleo(some_zero), [duplicate, duplicate, np.log(2)])  # a zero vector is its own unit vector
+    close(
+        koleo(some_zero), [duplicate, duplicate, np.log(2)]
+    )  # a zero vector is its own unit vector
     assert np.isfinite(gradient(some_zero, None)).all()
 
 
@@ -149,10 +161,14 @@ def test_vmap_remat_and_shards_agree():
 def test_finite_for_duplicates_masks_and_any_scale(shape, dtype, scale, duplicates, hidden, seed):
     x = tokens(seed, *shape)
     x[:duplicates] = x[0]
-    x, where = jnp.asarray(x * scale, dtype), np.array([not hidden >> i & 1 for i in range(shape[0])])
+    x, where = (
+        jnp.asarray(x * scale, dtype),
+        np.array([not hidden >> i & 1 for i in range(shape[0])]),
+    )
     got = jitted(x, where=where)
     assert got.dtype == jnp.float32
-    # Which of two almost equal cosines is larger is decided in float32; where both are near 1 their chords may differ.
+    # Which of two almost equal cosines is larger is decided in float32; where both are near 1 their
+    # chords may differ.
     want = loops(x, where)
     far = want < 3
     close(got[far], want[far], absolute=1e-4)
@@ -170,7 +186,11 @@ def test_gradients_keep_low_precision_types():
 def test_errors():
     with pytest.raises(ValueError, match=r"shape of tokens is \(3,\); it must be \[..., r, d\]"):
         koleo(jnp.ones(3))
-    with pytest.raises(ValueError, match=r"shape of tokens is \(0, 3\); it must be \[..., r, d\] with r, d >= 1"):
+    with pytest.raises(
+        ValueError, match=r"shape of tokens is \(0, 3\); it must be \[..., r, d\] with r, d >= 1"
+    ):
         koleo(jnp.ones((0, 3)))
-    with pytest.raises(ValueError, match=r"shape of where is \(4,\); it must be \(2, 4\), one entry per token"):
+    with pytest.raises(
+        ValueError, match=r"shape of where is \(4,\); it must be \(2, 4\), one entry per token"
+    ):
         koleo(jnp.ones((2, 4, 3)), where=jnp.ones(4, bool))

@@ -1,4 +1,6 @@
-"""Mean shift against float64 loops, its limits in the temperature, and the clusters it must find."""
+"""Mean shift against float64 loops, its limits in the temperature, and the clusters it must
+find.
+"""
 
 import hypothesis
 import hypothesis.strategies as st
@@ -25,7 +27,9 @@ def gradient(queries, keys, inverse_temperature, where):
 
 
 def loops(queries, keys, tau, where=None):
-    """Modes [q, d], spec section 3: softmax over the keys of tau <q, z>, then their weighted mean."""
+    """Modes [q, d], spec section 3: softmax over the keys of tau <q, z>, then their
+    weighted mean.
+    """
     queries, keys = (np.asarray(x, np.float64) for x in (queries, keys))
     where = np.ones(len(keys), bool) if where is None else where
     found = np.zeros(queries.shape)
@@ -62,14 +66,26 @@ def test_gradients():
     queries, keys = normal(1, (3, 4), (5, 4))
     where = np.array([True, True, False, True, True])
     for mask in (None, where):
-        step = lambda q, k, t, mask=mask: mean_shift(q, k, inverse_temperature=t, where=mask)  # noqa: E731
+
+        def step(q, k, t, mask=mask):
+            return mean_shift(q, k, inverse_temperature=t, where=mask)
+
         check_grads(step, (queries, keys, jnp.float32(0.7)), 1, eps=1e-2, atol=1e-2, rtol=1e-2)
     # Self-attention: the tokens are both queries and keys.
-    check_grads(lambda z: mean_shift(z, z, inverse_temperature=0.7), (keys,), 1, eps=1e-2, atol=1e-2, rtol=1e-2)
+    check_grads(
+        lambda z: mean_shift(z, z, inverse_temperature=0.7),
+        (keys,),
+        1,
+        eps=1e-2,
+        atol=1e-2,
+        rtol=1e-2,
+    )
 
 
 def test_temperature_limits():
-    """Spec section 8 item 1: the mean of the keys at 0; the nearest unit key, for keys themselves, at 1e4."""
+    """Spec section 8 item 1: the mean of the keys at 0; the nearest unit key, for keys themselves,
+    at 1e4.
+    """
     rng = np.random.default_rng(2)
     keys, queries = unit(rng, 20, 8), unit(rng, 5, 8)
     for run in (jitted, mean_shift):  # 0 passes where its value is known, too
@@ -79,7 +95,9 @@ def test_temperature_limits():
 
 
 def test_modes_lie_in_the_convex_hull():
-    """Spec section 8 item 2: a support function never exceeds that of the keys; unit keys give norms <= 1."""
+    """Spec section 8 item 2: a support function never exceeds that of the keys; unit keys give
+    norms <= 1.
+    """
     queries, keys, directions = normal(3, (9, 6), (12, 6), (6, 50))
     for tau in (0.1, 1.0, 30.0):
         modes = np.asarray(mean_shift(queries, keys, inverse_temperature=tau))
@@ -100,14 +118,19 @@ def test_equal_tokens_stay_where_they_are():
 def test_separated_clusters_reach_their_own_mean():
     """Spec section 8 item 5: the mass on the other cluster is at most N exp(-tau m)."""
     rng = np.random.default_rng(6)
-    first, second = np.eye(4)[0] + 0.02 * rng.normal(size=(10, 4)), -np.eye(4)[0] + 0.02 * rng.normal(size=(10, 4))
+    first, second = (
+        np.eye(4)[0] + 0.02 * rng.normal(size=(10, 4)),
+        -np.eye(4)[0] + 0.02 * rng.normal(size=(10, 4)),
+    )
     keys = np.concatenate([first, second]).astype(np.float32)
     margin = (first @ first.T).min() - (first @ second.T).max()
     modes = np.asarray(mean_shift(keys[:10], keys, inverse_temperature=4.0))
     bound = 20 * np.exp(-4.0 * margin) * np.linalg.norm(first.mean(axis=0) - second.mean(axis=0))
     assert np.linalg.norm(modes - first.mean(axis=0), axis=1).max() <= bound + 0.03
     spread = np.linalg.norm(modes - modes.mean(axis=0), axis=1)
-    assert spread.max() < 0.2 * np.linalg.norm(first - first.mean(axis=0), axis=1).max()  # modes, not tokens
+    assert (
+        spread.max() < 0.2 * np.linalg.norm(first - first.mean(axis=0), axis=1).max()
+    )  # modes, not tokens
 
 
 def test_hidden_keys_count_for_nothing():
@@ -120,8 +143,12 @@ def test_hidden_keys_count_for_nothing():
     close(got, [loops(q, k, 0.5, w) for q, k, w in zip(queries, keys, where)])
     assert not got[2].any()
     poisoned = np.where(where[..., None], keys, np.nan)
-    np.testing.assert_array_equal(jitted(queries, poisoned, inverse_temperature=0.5, where=where), got)
-    for mine, theirs in zip(gradient(queries, poisoned, 0.5, where), gradient(queries, keys, 0.5, where)):
+    np.testing.assert_array_equal(
+        jitted(queries, poisoned, inverse_temperature=0.5, where=where), got
+    )
+    for mine, theirs in zip(
+        gradient(queries, poisoned, 0.5, where), gradient(queries, keys, 0.5, where)
+    ):
         np.testing.assert_array_equal(mine, theirs)
         assert np.isfinite(mine).all()
     by_query, by_key, _ = gradient(queries, poisoned, 0.5, where)
@@ -130,10 +157,16 @@ def test_hidden_keys_count_for_nothing():
 
 def test_vmap_remat_and_shards_agree():
     queries, keys = normal(8, (8, 3, 4), (8, 6, 4))
-    step = lambda q, k: mean_shift(q, k, inverse_temperature=0.5)  # noqa: E731
+
+    def step(q, k):
+        return mean_shift(q, k, inverse_temperature=0.5)
+
     want = step(queries, keys)
     close(jax.vmap(step)(queries, keys), want)
-    total = lambda q, k: jnp.sum(jnp.sin(step(q, k)))  # noqa: E731
+
+    def total(q, k):
+        return jnp.sum(jnp.sin(step(q, k)))
+
     close(jax.grad(jax.checkpoint(total), 1)(queries, keys), jax.grad(total, 1)(queries, keys))
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     across = jax.NamedSharding(mesh, jax.P("data"))
@@ -150,7 +183,9 @@ def test_vmap_remat_and_shards_agree():
     hidden=st.integers(0, 63),
     seed=st.integers(0, 1000),
 )
-def test_finite_and_in_the_box_of_the_keys_at_any_scale(shape, dtype, scales, tau, duplicates, hidden, seed):
+def test_finite_and_in_the_box_of_the_keys_at_any_scale(
+    shape, dtype, scales, tau, duplicates, hidden, seed
+):
     q, n, d = shape
     queries, keys = normal(seed, (q, d), (n, d))
     if duplicates:
@@ -162,7 +197,9 @@ def test_finite_and_in_the_box_of_the_keys_at_any_scale(shape, dtype, scales, ta
     wide = np.asarray(keys, np.float64)
     if where.any():
         slack = 1e-6 * np.abs(wide).max()
-        assert (got <= wide[where].max(axis=0) + slack).all() and (got >= wide[where].min(axis=0) - slack).all()
+        assert (got <= wide[where].max(axis=0) + slack).all() and (
+            got >= wide[where].min(axis=0) - slack
+        ).all()
     else:
         assert not got.any()
     if tau * np.prod(scales) <= 1:  # beyond, rounding of the products decides between keys
@@ -179,19 +216,36 @@ def test_gradients_keep_low_precision_types():
 
 def test_errors():
     queries, keys = jnp.ones((2, 5, 3)), jnp.ones((2, 4, 3))
-    step = lambda q, k, t=1.0, **other: mean_shift(q, k, inverse_temperature=t, **other)  # noqa: E731
+
+    def step(q, k, t=1.0, **other):
+        return mean_shift(q, k, inverse_temperature=t, **other)
+
     with pytest.raises(ValueError, match=r"shape of queries is \(3,\); it must be \[..., q, d\]"):
         step(jnp.ones(3), keys)
-    with pytest.raises(ValueError, match=r"shape of keys is \(2, 4, 2\); it must be \[..., n, 3\] as wide as queries"):
+    with pytest.raises(
+        ValueError,
+        match=r"shape of keys is \(2, 4, 2\); it must be \[..., n, 3\] as wide as queries",
+    ):
         step(queries, jnp.ones((2, 4, 2)))
-    with pytest.raises(ValueError, match=r"shape of keys is \(2, 0, 3\); it must be \[..., n, d\] with n >= 1"):
+    with pytest.raises(
+        ValueError, match=r"shape of keys is \(2, 0, 3\); it must be \[..., n, d\] with n >= 1"
+    ):
         step(queries, jnp.ones((2, 0, 3)))
-    with pytest.raises(ValueError, match=r"leading axes of keys is \(3,\); it must be broadcastable against \(2,\)"):
+    with pytest.raises(
+        ValueError, match=r"leading axes of keys is \(3,\); it must be broadcastable against \(2,\)"
+    ):
         step(queries, jnp.ones((3, 4, 3)))
-    with pytest.raises(ValueError, match=r"shape of where is \(4,\); it must be \(2, 4\), one entry per key"):
+    with pytest.raises(
+        ValueError, match=r"shape of where is \(4,\); it must be \(2, 4\), one entry per key"
+    ):
         step(queries, keys, where=jnp.ones(4, bool))
     for bad in (-0.1, np.inf, np.nan):
-        with pytest.raises(ValueError, match=f"inverse_temperature is {bad}; it must be a finite number, 0 or above"):
+        with pytest.raises(
+            ValueError,
+            match=f"inverse_temperature is {bad}; it must be a finite number, 0 or above",
+        ):
             step(queries, keys, bad)
-    with pytest.raises(ValueError, match=r"inverse_temperature is an array of shape \(1,\); it must be a scalar"):
+    with pytest.raises(
+        ValueError, match=r"inverse_temperature is an array of shape \(1,\); it must be a scalar"
+    ):
         step(queries, keys, np.ones(1))

@@ -20,7 +20,10 @@ push = jax.jit(ops.memory_push)
 def batch(first, count):
     """Rows that carry their insertion number."""
     numbers = np.arange(first, first + count)
-    return {"vector": np.stack([numbers, -numbers], axis=1).astype(np.float32), "number": numbers.astype(np.int32)}
+    return {
+        "vector": np.stack([numbers, -numbers], axis=1).astype(np.float32),
+        "number": numbers.astype(np.int32),
+    }
 
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (2, 3, 4, 1), (5, 8, 0, 13, 2), (7, 7, 7), (20,)])
@@ -37,7 +40,9 @@ def test_first_in_first_out_at_any_batch_size(sizes):
         assert int(memory["cursor"]) == pushed % size and memory["cursor"].dtype == jnp.int32
         filled = want >= 0
         np.testing.assert_array_equal(memory["rows"]["number"][filled], want[filled])
-        np.testing.assert_array_equal(memory["rows"]["vector"][filled], np.stack([want, -want], 1)[filled])
+        np.testing.assert_array_equal(
+            memory["rows"]["vector"][filled], np.stack([want, -want], 1)[filled]
+        )
         assert not np.any(memory["rows"]["vector"][~filled])
 
 
@@ -53,7 +58,9 @@ def test_first_in_first_out_at_any_batch_size(sizes):
 def test_equals_a_list_for_any_sequence_of_batches(size, sizes, dtype, scale, filled, seed):
     """Rows of equal values too: a push writes by position, whatever the rows hold."""
     rng = np.random.default_rng(seed)
-    memory = ops.memory_init({"x": ((2,), dtype)}, size, filled=jax.random.key(seed) if filled else None)
+    memory = ops.memory_init(
+        {"x": ((2,), dtype)}, size, filled=jax.random.key(seed) if filled else None
+    )
     want, valid, pushed = [np.asarray(row) for row in memory["rows"]["x"]], [filled] * size, 0
     for count in sizes:
         rows = np.asarray(jnp.asarray(rng.integers(-2, 3, size=(count, 2)) * scale, dtype))
@@ -85,7 +92,9 @@ def test_inside_scan_vmap_and_remat():
 
 
 def test_filled_memory_holds_different_unit_rows_until_they_are_replaced():
-    """Spec section 8 item 9: B rows change in a step, none of the first rows is left after ceil(N / B) steps."""
+    """Spec section 8 item 9: B rows change in a step, none of the first rows is left after ceil(N /
+    B) steps.
+    """
     spec = {"a": ((3,), jnp.float32), "b": ((3,), jnp.bfloat16)}
     memory = ops.memory_init(spec, 10, filled=jax.random.key(0))
     start = np.asarray(memory["rows"]["a"])
@@ -105,22 +114,31 @@ def test_filled_memory_holds_different_unit_rows_until_they_are_replaced():
 
 def test_no_gradient_flows_in():
     memory = ops.memory_init({"x": ((2,), jnp.float32)}, 3)
-    total = lambda rows: ops.memory_push(memory, {"x": rows})["rows"]["x"].sum()  # noqa: E731
+
+    def total(rows):
+        return ops.memory_push(memory, {"x": rows})["rows"]["x"].sum()
+
     assert not np.any(jax.grad(total)(jnp.ones((2, 2))))
 
 
-@pytest.mark.parametrize(("held", "given"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)])
+@pytest.mark.parametrize(
+    ("held", "given"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)]
+)
 def test_rows_take_the_type_of_the_memory_and_old_memory_is_untouched(held, given):
     memory = ops.memory_init({"x": ((2,), held)}, 3)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a scatter that casts by itself warns that it will not for long
+        warnings.simplefilter(
+            "error"
+        )  # a scatter that casts by itself warns that it will not for long
         after = ops.memory_push(memory, {"x": jnp.ones((2, 2), given)})
     assert after["rows"]["x"].dtype == held
     assert not np.any(memory["rows"]["x"]) and int(memory["cursor"]) == 0
 
 
 def test_no_row_is_written_twice():
-    """The order of two writes to one row is not defined on accelerators; of 9 rows, the last 4 are written."""
+    """The order of two writes to one row is not defined on accelerators; of 9 rows, the last 4 are
+    written.
+    """
     memory = ops.memory_init({"x": ((2,), jnp.float32)}, 4)
     text = str(jax.make_jaxpr(ops.memory_push)(memory, {"x": jnp.ones((9, 2))}))
     assert "i32[4,1]" in text and "i32[9" not in text  # the indices of the scatter
@@ -140,7 +158,9 @@ def test_sharded_rows_arrive_in_global_order():
 
 def test_errors():
     memory = ops.memory_init(SPEC, 4)
-    with pytest.raises(ValueError, match=r"names of rows is \['vector'\]; it must be \['number', 'vector'\]"):
+    with pytest.raises(
+        ValueError, match=r"names of rows is \['vector'\]; it must be \['number', 'vector'\]"
+    ):
         ops.memory_push(memory, {"vector": np.ones((2, 2))})
     with pytest.raises(ValueError, match=r"shape of rows\['vector'\] is \(2, 3\)"):
         ops.memory_push(memory, {"vector": np.ones((2, 3)), "number": np.ones(2)})

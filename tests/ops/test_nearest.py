@@ -47,10 +47,15 @@ def full_sort(queries, bank, k, where=None, metric="cosine"):
         (11, 5, None, 5),
         (40, 40, 3, 40),
     ],
-)  # blocks skipped or not, with and without padding, in one pass or several with a remainder, over queries and bank
+    # blocks skipped or not, with and without padding, in one pass or several with a remainder, over
+    # queries and bank
+)
 def test_equals_a_full_sort(metric, size, k, chunk, bank_chunk):
     rng = np.random.default_rng(size + k)
-    queries, bank = rng.normal(size=(10, 6)).astype(np.float32), rng.normal(size=(size, 6)).astype(np.float32)
+    queries, bank = (
+        rng.normal(size=(10, 6)).astype(np.float32),
+        rng.normal(size=(size, 6)).astype(np.float32),
+    )
     values, index = nearest(queries, bank, k=k, metric=metric, chunk=chunk, bank_chunk=bank_chunk)
     want_values, want_index = full_sort(queries, bank, k, metric=metric)
     np.testing.assert_array_equal(index, want_index)
@@ -60,17 +65,23 @@ def test_equals_a_full_sort(metric, size, k, chunk, bank_chunk):
 
 def test_by_hand():
     """Cosines of (3, 4) with (1, 0), (0, 2), (-3, -4): 0.6, 0.8, -1."""
-    values, index = nearest(np.array([[3.0, 4.0]]), np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, -4.0]]), k=3)
+    values, index = nearest(
+        np.array([[3.0, 4.0]]), np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, -4.0]]), k=3
+    )
     assert index.tolist() == [[1, 0, 2]]
     close(values, [[0.8, 0.6, -1]])
-    values, _ = nearest(np.array([[3.0, 4.0]]), np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, -4.0]]), k=3, metric="dot")
+    values, _ = nearest(
+        np.array([[3.0, 4.0]]), np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, -4.0]]), k=3, metric="dot"
+    )
     assert values.tolist() == [[8, 3, -25]]
 
 
 @pytest.mark.parametrize("bank_chunk", [None, 100, 333])
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_ties_go_to_the_lower_row(chunk, bank_chunk):
-    """Whole numbers, so that equal scores are equal in floating point; many ties within and across blocks of 128."""
+    """Whole numbers, so that equal scores are equal in floating point; many ties within and across
+    blocks of 128.
+    """
     rng = np.random.default_rng(0)
     queries, bank = (rng.integers(-1, 2, size=(n, 3)).astype(np.float32) for n in (9, 2000))
     values, index = nearest(queries, bank, k=6, metric="dot", chunk=chunk, bank_chunk=bank_chunk)
@@ -81,7 +92,12 @@ def test_ties_go_to_the_lower_row(chunk, bank_chunk):
 
 def test_ties_behind_different_block_maxima_go_to_the_lower_row():
     scores = np.zeros(1300, np.float32)
-    scores[[700, 701, 300, 301]] = 9, 3, 8, 3  # block 5 has the larger maximum, block 2 the lower row of value 3
+    scores[[700, 701, 300, 301]] = (
+        9,
+        3,
+        8,
+        3,
+    )  # block 5 has the larger maximum, block 2 the lower row of value 3
     values, index = ops.nearest(np.ones((1, 1), np.float32), scores[:, None], k=3, metric="dot")
     assert index.tolist() == [[700, 300, 301]] and values.tolist() == [[9, 8, 3]]
 
@@ -106,7 +122,10 @@ def test_where_hides_rows_and_missing_neighbours_are_minus_infinity(bank_chunk):
 
 def test_leading_axes_low_precision_and_zero_vectors():
     rng = np.random.default_rng(2)
-    queries, bank = jnp.asarray(rng.normal(size=(2, 3, 5, 4)), jnp.bfloat16), rng.normal(size=(40, 4))
+    queries, bank = (
+        jnp.asarray(rng.normal(size=(2, 3, 5, 4)), jnp.bfloat16),
+        rng.normal(size=(40, 4)),
+    )
     bank[7] = 0
     bank = jnp.asarray(bank, jnp.float16)
     values, index = ops.nearest(queries, bank, k=39)
@@ -121,7 +140,9 @@ def test_leading_axes_low_precision_and_zero_vectors():
 def test_gradient_reaches_queries_and_bank_through_the_values():
     rng = np.random.default_rng(3)
     queries, bank = unit(rng, 2, 3), unit(rng, 9, 3)
-    by_query, by_bank = jax.grad(lambda q, b: ops.nearest(q, b, metric="dot")[0].sum(), (0, 1))(queries, bank)
+    by_query, by_bank = jax.grad(lambda q, b: ops.nearest(q, b, metric="dot")[0].sum(), (0, 1))(
+        queries, bank
+    )
     hits = full_sort(queries, bank, 1)[1][:, 0]
     close(by_query, bank[hits])
     want = np.zeros((9, 3))
@@ -129,33 +150,57 @@ def test_gradient_reaches_queries_and_bank_through_the_values():
     close(by_bank, want)
 
 
-@pytest.mark.parametrize("options", [{}, {"metric": "dot"}, {"chunk": 2, "bank_chunk": 4}, {"group_size": 4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"metric": "dot"}, {"chunk": 2, "bank_chunk": 4}, {"group_size": 4}], ids=str
+)
 def test_gradients_against_finite_differences(options):
     rng = np.random.default_rng(4)
     queries, bank = rng.normal(size=(2, 12, 3)), rng.normal(size=(12, 3))
-    check_grads(lambda q, b: ops.nearest(q, b, k=2, **options)[0], (queries, bank), order=1, atol=1e-2, rtol=1e-2, eps=1e-3)
+    check_grads(
+        lambda q, b: ops.nearest(q, b, k=2, **options)[0],
+        (queries, bank),
+        order=1,
+        atol=1e-2,
+        rtol=1e-2,
+        eps=1e-3,
+    )
 
 
 def test_missing_neighbours_and_zero_vectors_have_finite_gradients():
     where = np.arange(5) == 2
     for metric in ("cosine", "dot"):
         search = functools.partial(ops.nearest, k=2, where=where, metric=metric)
-        gradients = jax.grad(lambda q, b: jnp.where(jnp.isfinite(v := search(q, b)[0]), v, 0).sum(), (0, 1))  # noqa: B023
+
+        def total(queries, bank, search=search):
+            values = search(queries, bank)[0]
+            return jnp.where(jnp.isfinite(values), values, 0).sum()
+
+        gradients = jax.grad(total, (0, 1))
         assert all(np.isfinite(g).all() for g in gradients(jnp.zeros((2, 3)), jnp.zeros((5, 3))))
 
 
 def test_a_missing_neighbour_has_no_gradient():
     queries, bank = np.float32([[1, 2]]), np.float32([[3, 4], [5, 6]])
-    found = lambda q, b: ops.nearest(q, b, k=2, where=np.array([False, True]), metric="dot")[0].sum()  # noqa: E731
+
+    def found(q, b):
+        return ops.nearest(q, b, k=2, where=np.array([False, True]), metric="dot")[0].sum()
+
     by_query, by_bank = jax.grad(found, (0, 1))(queries, bank)
     assert by_query.tolist() == [[5, 6]] and by_bank.tolist() == [[0, 0], [1, 2]]
 
 
-@pytest.mark.parametrize(("size", "group", "k"), [(12, 4, 2), (11, 4, 3), (13, 4, 3), (12, 12, 5), (12, 100, 5), (300, 150, 1), (5, 1, 1)])
+@pytest.mark.parametrize(
+    ("size", "group", "k"),
+    [(12, 4, 2), (11, 4, 3), (13, 4, 3), (12, 12, 5), (12, 100, 5), (300, 150, 1), (5, 1, 1)],
+)
 @pytest.mark.parametrize("chunks", [{}, {"chunk": 3, "bank_chunk": 5}], ids=str)
 def test_groups_do_not_see_each_other(size, group, k, chunks):
     rng = np.random.default_rng(5)
-    queries, bank, where = rng.normal(size=(2, size, 4)), rng.normal(size=(size, 4)), rng.uniform(size=size) < 0.8
+    queries, bank, where = (
+        rng.normal(size=(2, size, 4)),
+        rng.normal(size=(size, 4)),
+        rng.uniform(size=size) < 0.8,
+    )
     own = np.arange(size)[:, None] // group == np.arange(size)[None] // group
     want_values, want_index = full_sort(queries, bank, k, where & own)
     values, index = nearest(queries, bank, k=k, where=where, group_size=group, **chunks)
@@ -168,13 +213,19 @@ def test_groups_do_not_see_each_other(size, group, k, chunks):
 
 def test_stored_inverse_norms():
     rng = np.random.default_rng(6)
-    queries, bank = rng.normal(size=(7, 4)), rng.normal(size=(500, 4)) * np.exp(rng.normal(size=(500, 1)))
+    queries, bank = (
+        rng.normal(size=(7, 4)),
+        rng.normal(size=(500, 4)) * np.exp(rng.normal(size=(500, 1))),
+    )
     inverse = 1 / np.linalg.norm(bank, axis=-1)
     for options in ({}, {"bank_chunk": 99}):
         values, index = nearest(queries, bank, k=3, inverse_norms=inverse, **options)
         np.testing.assert_array_equal(index, full_sort(queries, bank, 3)[1])
         close(values, full_sort(queries, bank, 3)[0])
-    assert nearest(queries, bank, inverse_norms=inverse * (np.arange(500) == 77))[1].tolist() != index[:, :1].tolist()
+    assert (
+        nearest(queries, bank, inverse_norms=inverse * (np.arange(500) == 77))[1].tolist()
+        != index[:, :1].tolist()
+    )
 
 
 def test_equals_faiss():
@@ -195,7 +246,9 @@ def test_recall_of_the_approximate_form(recall_target, bank_chunk):
     """On a CPU it is 1, as the docstring says; elsewhere at least near the target."""
     rng = np.random.default_rng(8)
     queries, bank = unit(rng, 50, 8), unit(rng, 4000, 8)
-    index = nearest(queries, bank, k=10, method="approx", recall_target=recall_target, bank_chunk=bank_chunk)[1]
+    index = nearest(
+        queries, bank, k=10, method="approx", recall_target=recall_target, bank_chunk=bank_chunk
+    )[1]
     want = full_sort(queries, bank, 10)[1]
     recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(index.tolist(), want.tolist())])
     assert recall == 1 if jax.default_backend() == "cpu" else recall > recall_target - 0.05
@@ -215,7 +268,11 @@ def test_recall_of_the_approximate_form(recall_target, bank_chunk):
 def test_properties(size, dtype, scale, exist, kind, metric, chunked, seed):
     """In order, of existing rows, each once, none missed, and each value that of its pair."""
     rng = np.random.default_rng(seed)
-    queries, bank, where = rng.normal(size=(5, 3)), rng.normal(size=(size, 3)), rng.uniform(size=size) < exist
+    queries, bank, where = (
+        rng.normal(size=(5, 3)),
+        rng.normal(size=(size, 3)),
+        rng.uniform(size=size) < exist,
+    )
     if kind == "duplicates":
         bank = bank[rng.integers(0, max(1, size // 4), size)]
     if kind == "whole":
@@ -223,7 +280,9 @@ def test_properties(size, dtype, scale, exist, kind, metric, chunked, seed):
     queries, bank = (jnp.asarray(x * scale, dtype) for x in (queries, bank))
     k = min(3, size)
     chunks = {"chunk": 2, "bank_chunk": max(k, size // 3)} if chunked else {}
-    values, index = (np.asarray(x) for x in nearest(queries, bank, k=k, where=where, metric=metric, **chunks))
+    values, index = (
+        np.asarray(x) for x in nearest(queries, bank, k=k, where=where, metric=metric, **chunks)
+    )
     want = full_sort(queries, bank, k, where, metric)[0]
     assert values.dtype == np.float32 and not np.isnan(values).any()
     exists = np.isfinite(want)
@@ -249,16 +308,26 @@ def temporary_bytes(function, *shapes):
 @pytest.mark.parametrize("metric", ["dot", "cosine"])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
 def test_a_large_bank_is_read_in_parts(metric, dtype):
-    """256 queries and 800,000 rows: a twentieth of the similarities, and no second bank (normalised or converted)."""
+    """256 queries and 800,000 rows: a twentieth of the similarities, and no second bank (normalised
+    or converted).
+    """
     bank = (800_000, 256)
-    needed = temporary_bytes(functools.partial(ops.nearest, metric=metric), ((256, 256), jnp.float32), (bank, dtype))
+    needed = temporary_bytes(
+        functools.partial(ops.nearest, metric=metric), ((256, 256), jnp.float32), (bank, dtype)
+    )
     assert needed < 256 * bank[0] * 4 / 20
-    plain = temporary_bytes(lambda q, b: jnp.argmax(q @ b.T, -1), ((256, 256), jnp.float32), (bank, jnp.float32))
+    plain = temporary_bytes(
+        lambda q, b: jnp.argmax(q @ b.T, -1), ((256, 256), jnp.float32), (bank, jnp.float32)
+    )
     assert needed < plain / 20
 
 
 def test_never_holds_all_similarities():
-    needed = temporary_bytes(functools.partial(ops.nearest, k=8, metric="dot"), ((4096, 64), jnp.float32), ((65536, 64), jnp.float32))
+    needed = temporary_bytes(
+        functools.partial(ops.nearest, k=8, metric="dot"),
+        ((4096, 64), jnp.float32),
+        ((65536, 64), jnp.float32),
+    )
     assert needed < 4096 * 65536 * 4 / 10
 
 
@@ -275,10 +344,11 @@ def test_groups_hold_a_share_of_the_similarities():
 
 
 def test_sharded_queries_stay_where_they_are():
-    """Every pass takes queries of every device: similarities are computed and reduced to candidates where they are.
+    """Every pass takes queries of every device: similarities are computed and reduced to candidates
+      where they are.
 
-    (XLA's CPU top-k is not partitioned, so block maxima and candidates are gathered; similarities and queries are not.)
-    """
+    (XLA's CPU top-k is not partitioned, so block maxima and candidates are gathered; similarities
+    and queries are not.)"""
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     across, everywhere = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("data",), ()))
     rng = np.random.default_rng(5)
@@ -294,7 +364,9 @@ def test_sharded_queries_stay_where_they_are():
 
 
 def test_a_sharded_bank_stays_where_it_is():
-    """Every pass reads rows of every device; similarities are reduced to block maxima and candidates before they travel."""
+    """Every pass reads rows of every device; similarities are reduced to block maxima and
+    candidates before they travel.
+    """
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     across, everywhere = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("data",), ()))
     rng = np.random.default_rng(9)
@@ -302,10 +374,15 @@ def test_a_sharded_bank_stays_where_it_is():
     search = jax.jit(functools.partial(ops.nearest, k=2, bank_chunk=8192))
     arguments = jax.device_put(queries, everywhere), jax.device_put(bank, across)
     text = search.lower(*arguments).compile().as_text()
-    moved = re.findall(r"= (?:\()?\w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)\(", text)
+    moved = re.findall(
+        r"= (?:\()?\w+\[([\d,]*)\]\S* (?:all-gather|all-reduce|all-to-all|collective-permute)\(",
+        text,
+    )
     assert moved
     for dims in moved:
-        assert np.prod([int(size) for size in dims.split(",") if size]) <= 16 * 2 * 128  # of 16 x 8192 in a pass
+        assert (
+            np.prod([int(size) for size in dims.split(",") if size]) <= 16 * 2 * 128
+        )  # of 16 x 8192 in a pass
     for got, want in zip(search(*arguments), full_sort(queries, bank, 2)):
         np.testing.assert_allclose(got, want, atol=1e-6)
 
@@ -334,7 +411,9 @@ def test_errors():
         ops.nearest(bank, bank, k=3, group_size=2)
     with pytest.raises(ValueError, match=r"recall_target is 1.5; it must be in \(0, 1\]"):
         ops.nearest(queries, bank, recall_target=1.5)
-    with pytest.raises(ValueError, match='inverse_norms is given; it must be None with metric "dot"'):
+    with pytest.raises(
+        ValueError, match='inverse_norms is given; it must be None with metric "dot"'
+    ):
         ops.nearest(queries, bank, metric="dot", inverse_norms=jnp.ones(5))
     with pytest.raises(ValueError, match=r"shape of inverse_norms is \(4,\); it must be \[5\]"):
         ops.nearest(queries, bank, inverse_norms=jnp.ones(4))

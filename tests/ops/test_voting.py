@@ -1,4 +1,6 @@
-"""Anchors, SOPs and their votes against the dense form in float64, and the invariants of the method."""
+"""Anchors, SOPs and their votes against the dense form in float64, and the invariants of the
+method.
+"""
 
 import functools
 import re
@@ -22,7 +24,9 @@ SHAPES = ((6, 3), (5, 1), (2, 4), (1, 3), (1, 1), (49, 2))  # (K, M); 49 * float
 def random_sops(seed, num_anchors, num_members, width=8, rule="similarity"):
     rng = np.random.default_rng(seed)
     members = unit(rng, num_anchors, num_members, width)
-    weights = reference.shares(rng.uniform(0.1, 1, (num_anchors, num_members)), rule).astype(np.float32)
+    weights = reference.shares(rng.uniform(0.1, 1, (num_anchors, num_members)), rule).astype(
+        np.float32
+    )
     return rng, members, weights
 
 
@@ -31,7 +35,9 @@ sop_vote = jax.jit(ops.sop_vote)  # the temperature is traced: one program per s
 
 @jax.jit
 def vote_and_gradient(queries, members, weights, temperature, cotangent):
-    log_p, pull = jax.vjp(lambda q: ops.sop_vote(q, members, weights, temperature=temperature), queries)
+    log_p, pull = jax.vjp(
+        lambda q: ops.sop_vote(q, members, weights, temperature=temperature), queries
+    )
     return log_p, pull(cotangent.astype(log_p.dtype))[0]
 
 
@@ -52,11 +58,15 @@ def test_anchors_are_distinct_within_a_task_and_drawn_anew_for_each():
 def test_every_row_is_equally_likely():
     rows = np.asarray(ops.sample_anchors(jax.random.key(0), 10, 3, num_tasks=3000))
     counts = np.bincount(rows.reshape(-1), minlength=10)
-    assert np.abs(counts - 900).max() < 5 * np.sqrt(900 * 0.7)  # five standard deviations of a binomial
+    assert np.abs(counts - 900).max() < 5 * np.sqrt(
+        900 * 0.7
+    )  # five standard deviations of a binomial
 
 
 def test_partition_uses_every_row_once():
-    rows = np.asarray(ops.sample_anchors(jax.random.key(3), 24, 6, num_tasks=4, strategy="partition"))
+    rows = np.asarray(
+        ops.sample_anchors(jax.random.key(3), 24, 6, num_tasks=4, strategy="partition")
+    )
     assert rows.shape == (4, 6)
     assert sorted(rows.reshape(-1).tolist()) == list(range(24))
 
@@ -95,7 +105,9 @@ def test_sops_hold_the_nearest_rows_and_the_anchor(pool, num_members):
         allowed[:, anchors] = False
     else:
         allowed[np.arange(9), anchors] = False
-    want = np.concatenate([brute_force(memory, memory[anchors], allowed, num_members - 1), anchors[:, None]], axis=1)
+    want = np.concatenate(
+        [brute_force(memory, memory[anchors], allowed, num_members - 1), anchors[:, None]], axis=1
+    )
     np.testing.assert_array_equal(members, memory[want])
     close(similarity, np.einsum("kmd,kd->km", memory[want].astype(np.float64), memory[anchors]))
     close(similarity[:, -1], np.ones(9))
@@ -107,18 +119,24 @@ def test_no_anchor_supports_another_and_own_first_hit():
     anchors = ops.sample_anchors(jax.random.key(0), 64, 30)[0]
     members, _ = ops.build_sops(memory, anchors, num_members=5)
     of_anchors = {tuple(row) for row in memory[anchors].tolist()}
-    assert not of_anchors & {tuple(row) for row in np.asarray(members[:, :-1]).reshape(-1, 4).tolist()}
+    assert not of_anchors & {
+        tuple(row) for row in np.asarray(members[:, :-1]).reshape(-1, 4).tolist()
+    }
 
     values, first = ops.nearest(memory[anchors], memory, k=5, metric="dot")
     np.testing.assert_array_equal(first[:, 0], anchors)
     close(values[:, 0], np.ones(30))
     members, _ = ops.build_sops(memory, anchors, num_members=5, pool="self")
-    for sop, hits in zip(np.asarray(members), np.asarray(first)):  # the same set: anchor first there, last here
+    for sop, hits in zip(
+        np.asarray(members), np.asarray(first)
+    ):  # the same set: anchor first there, last here
         assert {tuple(row) for row in sop.tolist()} == {tuple(row) for row in memory[hits].tolist()}
 
 
 def test_self_pool_never_holds_the_anchor_twice_among_duplicates():
-    memory = np.repeat(unit(np.random.default_rng(2), 3, 4), 5, axis=0)  # 5 copies of each of 3 rows
+    memory = np.repeat(
+        unit(np.random.default_rng(2), 3, 4), 5, axis=0
+    )  # 5 copies of each of 3 rows
     memory = np.concatenate([memory, 2 * memory[:1]])  # and a row of norm 2 that beats every copy
     members, similarity = ops.build_sops(memory, jnp.array([4, 9]), num_members=4, pool="self")
     close(similarity[:, -1], np.ones(2))
@@ -138,16 +156,23 @@ def test_sops_of_fixed_vectors():
 
 def test_sops_carry_no_gradient():
     memory = unit(np.random.default_rng(4), 12, 3)
-    total = lambda m: sum(x.sum() for x in ops.build_sops(m, jnp.arange(3), num_members=3))  # noqa: E731
+
+    def total(m):
+        return sum(x.sum() for x in ops.build_sops(m, jnp.arange(3), num_members=3))
+
     assert not np.any(jax.grad(total)(memory))
 
 
 def test_build_errors():
     memory = np.ones((10, 3), np.float32)
-    with pytest.raises(ValueError, match=r"num_members is 8; it must be at most 7, as the pool has 6 rows"):
+    with pytest.raises(
+        ValueError, match=r"num_members is 8; it must be at most 7, as the pool has 6 rows"
+    ):
         ops.build_sops(memory, jnp.arange(4), num_members=8)
     ops.build_sops(memory, jnp.arange(4), num_members=8, pool="self")
-    with pytest.raises(ValueError, match=r"index in anchors is outside the memory; it must be in \[0, 10\)"):
+    with pytest.raises(
+        ValueError, match=r"index in anchors is outside the memory; it must be in \[0, 10\)"
+    ):
         ops.build_sops(memory, jnp.array([3, 10]), num_members=2)
     with pytest.raises(ValueError, match=r"shape of anchors is \(4, 2\)"):
         ops.build_sops(memory, jnp.ones((4, 2)), num_members=2)
@@ -164,8 +189,13 @@ def test_weights(rule, shape):
     similarity = np.random.default_rng(0).uniform(-1, 1.2, shape).astype(np.float32)
     got = ops.sop_weights(similarity, rule=rule, smoothing=0.2)
     close(got, reference.shares(similarity, rule, 0.2))
-    close(jax.vmap(lambda s: ops.sop_weights(s, rule=rule, smoothing=0.2))(similarity[None]), np.asarray(got)[None])
-    close(ops.sop_weights(np.stack([similarity] * 2), rule=rule, smoothing=0.2), np.stack([got] * 2))
+    close(
+        jax.vmap(lambda s: ops.sop_weights(s, rule=rule, smoothing=0.2))(similarity[None]),
+        np.asarray(got)[None],
+    )
+    close(
+        ops.sop_weights(np.stack([similarity] * 2), rule=rule, smoothing=0.2), np.stack([got] * 2)
+    )
 
 
 def test_weight_errors():
@@ -192,7 +222,8 @@ def test_vote_equals_the_dense_form_with_its_gradient(rule, shape):
         close(log_p, want)
         close(np.exp(log_p).sum(axis=-1), np.ones(7))
         want = reference.vote_gradient(queries, members, weights, temperature, cotangent)
-        # Logits of up to 1 / tau are rounded to 1 / tau * 2^-24; below 0.1 that is what limits the gradient.
+        # Logits of up to 1 / tau are rounded to 1 / tau * 2^-24; below 0.1 that is what limits the
+        # gradient.
         close(gradient, want, relative=1e-5 * max(1, 0.1 / temperature))
 
 
@@ -205,7 +236,9 @@ def test_vote_in_float64_to_1e_12():
             queries, cotangent = rng.normal(size=(4, 8)), rng.normal(size=(4, 7))
             log_p, gradient = vote_and_gradient(queries, members, weights, 0.3, cotangent)
             assert log_p.dtype == jnp.float64
-            if rule != "onehot":  # the reference needs P itself, which stays above 1e-4 / 6 otherwise
+            if (
+                rule != "onehot"
+            ):  # the reference needs P itself, which stays above 1e-4 / 6 otherwise
                 weights = np.clip(weights, 1 / 7, 1 - 1e-4)
             want = reference.vote(queries, members, weights, 0.3)
             np.testing.assert_allclose(log_p, want, rtol=1e-12, atol=1e-12)
@@ -217,7 +250,10 @@ def test_members_far_below_the_best_keep_their_log_probability():
     """One-hot at a low temperature: P underflows, log P does not; the gradient is the exact one."""
     members = np.eye(3, dtype=np.float32)[:, None]
     weights = np.ones((3, 1), np.float32)
-    query, cotangent = np.array([1.0, 0.0, -1.0], np.float32), np.array([0.2, -0.5, 2.0], np.float32)
+    query, cotangent = (
+        np.array([1.0, 0.0, -1.0], np.float32),
+        np.array([0.2, -0.5, 2.0], np.float32),
+    )
     log_p, gradient = vote_and_gradient(query, members, weights, 0.001, cotangent)
     close(log_p, [0, -1000, -2000])
     close(gradient, (cotangent - [cotangent.sum(), 0, 0]) / 0.001)
@@ -229,7 +265,12 @@ def test_weights_are_clipped_unless_all_one():
     for some in (0.0, 0.1, (1.0, 0.5, 0.7), 0.99999):
         weights = np.broadcast_to(np.float32(some), (6, 3))
         got = sop_vote(queries, members, weights, temperature=0.05)
-        close(got, reference.vote(queries, members, np.clip(weights, np.float32(1 / 6), np.float32(1 - 1e-4)), 0.05))
+        close(
+            got,
+            reference.vote(
+                queries, members, np.clip(weights, np.float32(1 / 6), np.float32(1 - 1e-4)), 0.05
+            ),
+        )
 
 
 def test_shares_of_one_kth_stay_finite_where_k_times_one_kth_rounds_below_one():
@@ -244,8 +285,12 @@ def test_smoothed_prediction_is_an_affine_map_of_the_plain_softmax(eps):
     """Spec section 8 items 1, 4 and 5."""
     rng, members, _ = random_sops(3, 5, 1)
     queries, tau, k = unit(rng, 7, 8), 0.1, 5
-    plain = np.exp(reference.log_softmax(queries.astype(np.float64) @ members[:, 0].T.astype(np.float64) / tau))
-    onehot = sop_vote(queries, members, ops.sop_weights(jnp.ones((k, 1)), rule="onehot"), temperature=tau)
+    plain = np.exp(
+        reference.log_softmax(queries.astype(np.float64) @ members[:, 0].T.astype(np.float64) / tau)
+    )
+    onehot = sop_vote(
+        queries, members, ops.sop_weights(jnp.ones((k, 1)), rule="onehot"), temperature=tau
+    )
     close(np.exp(onehot), plain)
     weights = ops.sop_weights(jnp.ones((k, 1)), rule="smoothed", smoothing=eps)
     smoothed = np.exp(sop_vote(queries, members, weights, temperature=tau))
@@ -254,7 +299,11 @@ def test_smoothed_prediction_is_an_affine_map_of_the_plain_softmax(eps):
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
-@hypothesis.given(rule=st.sampled_from(RULES), temperature=st.sampled_from((0.02, 0.1, 1.0)), seed=st.integers(0, 1000))
+@hypothesis.given(
+    rule=st.sampled_from(RULES),
+    temperature=st.sampled_from((0.02, 0.1, 1.0)),
+    seed=st.integers(0, 1000),
+)
 def test_order_of_sops_permutes_and_order_of_members_changes_nothing(rule, temperature, seed):
     """Spec section 8 item 3, with another order of the members in every SOP."""
     rng, members, weights = random_sops(seed, 6, 3, rule=rule)
@@ -264,12 +313,16 @@ def test_order_of_sops_permutes_and_order_of_members_changes_nothing(rule, tempe
     moved = sop_vote(queries, members[sops], weights[sops], temperature=temperature)
     close(moved, base[:, sops])
     each = np.arange(6)[:, None]
-    close(sop_vote(queries, members[each, slots], weights[each, slots], temperature=temperature), base)
+    close(
+        sop_vote(queries, members[each, slots], weights[each, slots], temperature=temperature), base
+    )
     assert_finite(base, moved)
 
 
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
-@hypothesis.given(rule=st.sampled_from(RULES), temperature=st.sampled_from((1e6, 1e9)), seed=st.integers(0, 1000))
+@hypothesis.given(
+    rule=st.sampled_from(RULES), temperature=st.sampled_from((1e6, 1e9)), seed=st.integers(0, 1000)
+)
 def test_high_temperature_gives_the_column_means_of_the_contributions(rule, temperature, seed):
     """Spec section 8 item 7. Logits of at most 1e-6 move a probability by 2e-6 of itself."""
     rng, members, weights = random_sops(seed, 6, 3, rule=rule)
@@ -291,7 +344,10 @@ def test_any_leading_axes_and_vmap():
     close(jax.vmap(vote, (0, None, None))(queries, members, weights), want)
     # Independent tasks: members and weights mapped, in value and gradient.
     tasks = np.stack([members, members[::-1]]), np.stack([weights, weights[::-1]])
-    total = lambda q, m, w: (vote(q, m, w) ** 2).sum()  # noqa: E731
+
+    def total(q, m, w):
+        return (vote(q, m, w) ** 2).sum()
+
     got = jax.jit(jax.vmap(jax.grad(total), (None, 0, 0)))(queries, *tasks)
     close(got[1], jax.jit(jax.grad(total))(queries, tasks[0][1], tasks[1][1]))
 
@@ -305,9 +361,14 @@ def test_only_queries_and_temperature_have_a_gradient():
     def loss(q, m, w, tau):
         return -(target * ops.sop_vote(q, m, w, temperature=tau)).sum()
 
-    by_query, by_member, by_weight, by_tau = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(queries, members, weights, 0.2)
+    by_query, by_member, by_weight, by_tau = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(
+        queries, members, weights, 0.2
+    )
     assert np.any(by_query) and not np.any(by_member) and not np.any(by_weight)
-    value = lambda tau: -(target * reference.vote(queries, members, weights, tau)).sum()  # noqa: E731
+
+    def value(tau):
+        return -(target * reference.vote(queries, members, weights, tau)).sum()
+
     close(by_tau, (value(0.2 + 1e-5) - value(0.2 - 1e-5)) / 2e-5)
 
 
@@ -344,30 +405,43 @@ def test_finite_for_every_input(shape, dtype, scale, temperature, rule, kind, se
     weights = reference.shares(rng.uniform(-1, 1.5, shape), rule)
     cotangent = np.asarray(rng.dirichlet(np.ones(shape[0]), 3), np.float32)
     arrays = [jnp.asarray(x, dtype) for x in (queries, members)]
-    log_p, gradient = vote_and_gradient(*arrays, jnp.asarray(weights, jnp.float32), temperature, cotangent)
+    log_p, gradient = vote_and_gradient(
+        *arrays, jnp.asarray(weights, jnp.float32), temperature, cotangent
+    )
     assert_finite(log_p)
     assert np.max(log_p) <= 1e-5
     np.testing.assert_allclose(np.exp(np.asarray(log_p)).sum(axis=-1), 1, atol=1e-4)
     wide = [np.asarray(x, np.float32) for x in arrays]
-    # A gradient of at most 2 max|member| / tau: beyond the range of float16 it may not fit its type.
+    # A gradient of at most 2 max|member| / tau: beyond the range of float16 it may not fit its
+    # type.
     limit = 2.5 * np.abs(wide[1]).max() / temperature
     if limit < jnp.finfo(dtype).max:
         assert_finite(gradient)
         assert np.abs(np.asarray(gradient, np.float32)).max() <= limit
     if scale <= 1 and temperature >= 0.02:
-        close(log_p, reference.vote(*wide, np.asarray(weights, np.float32), temperature), absolute=1e-5)
+        close(
+            log_p,
+            reference.vote(*wide, np.asarray(weights, np.float32), temperature),
+            absolute=1e-5,
+        )
 
 
 def test_vote_errors():
     members, weights = jnp.ones((4, 2, 3)), jnp.full((4, 2), 0.9)
-    with pytest.raises(ValueError, match=r"shape of queries is \(5, 2\); it must be \[..., 3\] as wide as members"):
+    with pytest.raises(
+        ValueError, match=r"shape of queries is \(5, 2\); it must be \[..., 3\] as wide as members"
+    ):
         ops.sop_vote(jnp.ones((5, 2)), members, weights, temperature=0.1)
-    with pytest.raises(ValueError, match=r"shape of weights is \(2, 4\); it must be \[4, 2\] as members"):
+    with pytest.raises(
+        ValueError, match=r"shape of weights is \(2, 4\); it must be \[4, 2\] as members"
+    ):
         ops.sop_vote(jnp.ones(3), members, weights.T, temperature=0.1)
     with pytest.raises(ValueError, match=r"shape of members"):
         ops.sop_vote(jnp.ones(3), members[0], weights, temperature=0.1)
     for bad in (0, -0.1, float("nan"), float("inf"), jnp.float32(0)):
-        with pytest.raises(ValueError, match="temperature is .*; it must be a finite number above 0"):
+        with pytest.raises(
+            ValueError, match="temperature is .*; it must be a finite number above 0"
+        ):
             ops.sop_vote(jnp.ones(3), members, weights, temperature=bad)
     with pytest.raises(ValueError, match="temperature is an array of shape"):
         ops.sop_vote(jnp.ones(3), members, weights, temperature=np.ones(4))
@@ -381,10 +455,14 @@ def test_no_large_buffer_at_full_size():
     n, k, m, d = 64, 4096, 9, 256
 
     def loss(queries, target, members, weights):
-        return -(target * ops.sop_vote(queries, members, weights, temperature=0.1)).sum(axis=-1).mean()
+        return (
+            -(target * ops.sop_vote(queries, members, weights, temperature=0.1)).sum(axis=-1).mean()
+        )
 
     shapes = ((n, d), (n, k), (k, m, d), (k, m))
-    lowered = jax.jit(jax.value_and_grad(loss)).lower(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    lowered = jax.jit(jax.value_and_grad(loss)).lower(
+        *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+    )
     assert largest_tensor(lowered) <= k * m * d
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 100e6
 
@@ -403,11 +481,16 @@ def test_sharded_batch_agrees_and_needs_no_communication():
     across, everywhere = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("data",), ()))
     rng, members, weights = random_sops(9, 6, 3)
     queries, cotangent = unit(rng, 16, 8), rng.normal(size=(16, 6)).astype(np.float32)
-    arguments = [jax.device_put(x, s) for x, s in ((queries, across), (members, everywhere), (weights, everywhere))]
+    arguments = [
+        jax.device_put(x, s)
+        for x, s in ((queries, across), (members, everywhere), (weights, everywhere))
+    ]
     cotangent = jax.device_put(cotangent, across)
     compiled = vote_and_gradient.lower(*arguments, 0.1, cotangent).compile()
     text = compiled.as_text()
-    assert not any(word in text for word in ("all-gather", "all-reduce", "all-to-all", "collective-permute"))
+    assert not any(
+        word in text for word in ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+    )
     single = vote_and_gradient(queries, members, weights, 0.1, np.asarray(cotangent))
     for got, want in zip(compiled(*arguments, 0.1, cotangent), single):
         close(got, want)

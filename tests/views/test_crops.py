@@ -9,7 +9,9 @@ from ssl_jax.config import InputError
 from ssl_jax.views import boxes as boxes_lib
 from ssl_jax.views import crops
 
-BOXES = np.array([[0, 0, 40, 56], [5, 9, 20, 12], [30, 40, 6, 9], [3.25, 7.5, 21.5, 30.125]], np.float32)
+BOXES = np.array(
+    [[0, 0, 40, 56], [5, 9, 20, 12], [30, 40, 6, 9], [3.25, 7.5, 21.5, 30.125]], np.float32
+)
 FLIPS = np.array([False, True, False, True])
 
 
@@ -51,7 +53,10 @@ def test_host_and_device_cut_the_same_view(make, size):
 
 
 def test_clipping_between_pillows_passes_matters_in_few_pixels_of_noise():
-    error = np.abs(on_device(noise() / 255.0, BOXES, FLIPS, 32) * 255 - crops.crops_host(noise(), BOXES, 32, FLIPS))
+    error = np.abs(
+        on_device(noise() / 255.0, BOXES, FLIPS, 32) * 255
+        - crops.crops_host(noise(), BOXES, 32, FLIPS)
+    )
     assert error.max() <= 16 and np.mean(error > 1.1) <= 0.01 and error.mean() <= 0.4
 
 
@@ -62,22 +67,32 @@ def test_device_equals_scale_and_translate(size):
     for box, got in zip(BOXES, ours, strict=True):
         scale = size / box[2:]
         want = jax.image.scale_and_translate(
-            image, (size, size, 3), (0, 1), scale, -box[:2] * scale, method="cubic", antialias=True,
+            image,
+            (size, size, 3),
+            (0, 1),
+            scale,
+            -box[:2] * scale,
+            method="cubic",
+            antialias=True,
             precision=jax.lax.Precision.HIGHEST,
-        )  # fmt: skip
+        )
         np.testing.assert_allclose(got, np.clip(want, 0, 1), atol=1e-5)
 
 
 def test_a_crop_of_its_own_size_copies_the_pixels():
     image = photograph()
     box = np.array([[4, 6, 16, 16]], np.float32)
-    np.testing.assert_array_equal(crops.crop_host(image, box[0], 16, True), image[4:20, 6:22][:, ::-1])
+    np.testing.assert_array_equal(
+        crops.crop_host(image, box[0], 16, True), image[4:20, 6:22][:, ::-1]
+    )
     copied = on_device(image / 255.0, box, np.array([True]), 16)[0]
     np.testing.assert_allclose(copied * 255, image[4:20, 6:22][:, ::-1], atol=1e-3)
 
 
 def test_flips_mirror_exactly():
-    plain, flipped = (on_device(photograph() / 255.0, BOXES, np.full(4, flip), 16) for flip in (False, True))
+    plain, flipped = (
+        on_device(photograph() / 255.0, BOXES, np.full(4, flip), 16) for flip in (False, True)
+    )
     np.testing.assert_allclose(flipped, plain[:, :, ::-1], atol=1e-6)
     host = [crops.crops_host(photograph(), BOXES, 16, np.full(4, flip)) for flip in (False, True)]
     np.testing.assert_array_equal(host[1], host[0][:, :, ::-1])
@@ -85,7 +100,9 @@ def test_flips_mirror_exactly():
 
 def test_a_composed_crop_approximates_cropping_twice():
     y, x = np.mgrid[0:40, 0:56]
-    image = (np.stack([y / 40, x / 56, (x + y) / 96], -1)).astype(np.float32)  # linear: resampling is exact inside
+    image = (np.stack([y / 40, x / 56, (x + y) / 96], -1)).astype(
+        np.float32
+    )  # linear: resampling is exact inside
     outer, inner = np.array([4, 6, 24, 32], np.float32), np.array([4, 3, 8, 10], np.float32)
     first = on_device(image, outer[None], np.array([True]), 16)[0]
     twice = on_device(first, inner[None], np.array([False]), 8)[0]
@@ -95,7 +112,9 @@ def test_a_composed_crop_approximates_cropping_twice():
 
 
 def test_rows_of_weights_sum_to_one_and_constant_images_stay():
-    w = crops.weights(jnp.array([0.0, 3.5]), jnp.array([40.0, 2.25]), 40, 16, jnp.array([False, True]))
+    w = crops.weights(
+        jnp.array([0.0, 3.5]), jnp.array([40.0, 2.25]), 40, 16, jnp.array([False, True])
+    )
     assert w.shape == (2, 16, 40)
     np.testing.assert_allclose(w.sum(-1), 1, atol=1e-6)
     assert np.all(np.asarray(w)[1].argmax(-1)[:-1] >= np.asarray(w)[1].argmax(-1)[1:])  # reversed
@@ -104,7 +123,9 @@ def test_rows_of_weights_sum_to_one_and_constant_images_stay():
 def test_nan_reaches_all_views_of_its_image_and_no_other():
     image = np.full((2, 40, 3, 56), 0.5, np.float32)
     image[1, 39, 2, 55] = np.nan
-    out = np.asarray(crops.crops_device(jnp.asarray(image), np.stack([BOXES] * 2), np.stack([FLIPS] * 2), 8))
+    out = np.asarray(
+        crops.crops_device(jnp.asarray(image), np.stack([BOXES] * 2), np.stack([FLIPS] * 2), 8)
+    )
     assert np.isfinite(out[0]).all()
     assert np.isnan(out[1]).reshape(4, -1).any(1).all()
 

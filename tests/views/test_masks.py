@@ -28,7 +28,9 @@ def test_the_papers_mask_nearly_fills_its_target():
 
 
 def test_block_masks_are_made_of_blocks():
-    """Masked patches have more masked neighbours than at random (0.3), the centre is masked most often."""
+    """Masked patches have more masked neighbours than at random (0.3), the centre is masked most
+    often.
+    """
     block = many(MaskRecipe("block", (0.3, 0.3)), (14, 14)).reshape(-1, 14, 14)
     same = (block[:, :, 1:] & block[:, :, :-1]).sum() / block[:, :, 1:].sum()
     assert same > 0.7
@@ -37,7 +39,9 @@ def test_block_masks_are_made_of_blocks():
 
 
 def test_a_fresh_mask_starts_with_a_rectangle_within_bounds():
-    """Target 16 on 14 x 14: the area is fixed at 16, so a full mask is one rectangle of the allowed aspect ratios."""
+    """Target 16 on 14 x 14: the area is fixed at 16, so a full mask is one rectangle of the allowed
+    aspect ratios.
+    """
     sides = set()
     for mask in many(MaskRecipe("block", (16 / 196, 16 / 196)), (14, 14)).reshape(-1, 14, 14):
         r, c = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
@@ -47,10 +51,15 @@ def test_a_fresh_mask_starts_with_a_rectangle_within_bounds():
 
 
 def test_the_first_block_has_at_least_the_smallest_area():
-    """Target 20 on 14 x 14: area U(16, 20), so every mask holds a full rectangle of 14 (after rounding) or more."""
+    """Target 20 on 14 x 14: area U(16, 20), so every mask holds a full rectangle of 14 (after
+    rounding) or more.
+    """
     sides = [(h, w) for h in range(1, 9) for w in range(1, 9) if h * w >= 14]
     for mask in many(MaskRecipe("block", (20 / 196, 20 / 196)), (14, 14), 100).reshape(-1, 14, 14):
-        assert any(np.lib.stride_tricks.sliding_window_view(mask, side).all((-1, -2)).any() for side in sides)
+        assert any(
+            np.lib.stride_tricks.sliding_window_view(mask, side).all((-1, -2)).any()
+            for side in sides
+        )
 
 
 @pytest.mark.parametrize("kind", ["block", "random"])
@@ -70,9 +79,13 @@ def test_random_masks_have_an_exact_count_everywhere():
     assert len(np.unique(drawn, axis=0)) == 500
 
 
-@pytest.mark.parametrize("n,ratio,kept", [(196, 0.8, 39), (100, 0.8, 20), (400, 0.8, 80), (196, 0.75, 49), (36, 0.6, 14)])
+@pytest.mark.parametrize(
+    "n,ratio,kept", [(196, 0.8, 39), (100, 0.8, 20), (400, 0.8, 80), (196, 0.75, 49), (36, 0.6, 14)]
+)
 def test_dropping_keeps_the_published_count(n, ratio, kept):
-    """floor(n (1 - ratio)), exact where n (1 - ratio) is a whole number (19 of 100 in floating point)."""
+    """floor(n (1 - ratio)), exact where n (1 - ratio) is a whole number (19 of 100 in floating
+    point).
+    """
     recipe = MaskRecipe("random", (ratio, ratio), drop=True)
     side = int(n**0.5)
     assert recipe.kept(n) == kept and recipe.max_masked(n) == n - kept
@@ -81,10 +94,14 @@ def test_dropping_keeps_the_published_count(n, ratio, kept):
 
 @pytest.mark.parametrize("focus", ["none", "gaussian", "window"])
 def test_a_focus_keeps_the_count_and_brings_the_kept_patches_together(focus):
-    """39 of 196 patches at ratio 0.8. Kept patches lie closer together with a focus than without."""
+    """39 of 196 patches at ratio 0.8. Kept patches lie closer together with a focus than
+    without.
+    """
 
     def spread(prob):
-        kept = ~many(MaskRecipe("random", (0.8, 0.8), drop=True, focus=focus, focus_prob=prob), (14, 14), 200)
+        kept = ~many(
+            MaskRecipe("random", (0.8, 0.8), drop=True, focus=focus, focus_prob=prob), (14, 14), 200
+        )
         assert (kept.sum(1) == 39).all() and kept.mean(0).min() > 0  # any patch may be kept
         return np.mean([np.argwhere(k.reshape(14, 14)).std(0).mean() for k in kept])
 
@@ -97,7 +114,9 @@ def test_a_focus_keeps_the_count_and_brings_the_kept_patches_together(focus):
 
 
 def test_a_window_is_a_full_square():
-    kept = ~many(MaskRecipe("random", (0.8, 0.8), drop=True, focus="window", focus_prob=1.0), (14, 14), 50).reshape(-1, 14, 14)
+    kept = ~many(
+        MaskRecipe("random", (0.8, 0.8), drop=True, focus="window", focus_prob=1.0), (14, 14), 50
+    ).reshape(-1, 14, 14)
     for k in kept:
         assert np.lib.stride_tricks.sliding_window_view(k, (6, 6)).all((-1, -2)).any()
 

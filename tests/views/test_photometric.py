@@ -1,6 +1,8 @@
-"""Photometric operations against Pillow, OpenCV, colorsys and float64 references; probabilities; purity; NaN.
+"""Photometric operations against Pillow, OpenCV, colorsys and float64 references; probabilities;
+purity; NaN.
 
-Pillow rounds to 8 bit after every operation, ours stays in float32: hence tolerances of a few 1/255.
+Pillow rounds to 8 bit after every operation, ours stays in float32: hence tolerances of a few
+1/255.
 """
 
 import colorsys
@@ -20,7 +22,9 @@ from ssl_jax.views.photometric import Photometric
 RNG = np.random.default_rng(0)
 IMAGE = RNG.integers(0, 256, (24, 20, 3)).astype(np.uint8)
 IMAGE[0, :6] = [[0, 0, 0], [255, 255, 255], [128, 128, 128], [255, 0, 0], [0, 255, 255], [7, 7, 8]]
-BLEND, JITTER, HUE = (jax.jit(f) for f in (photometric.blend, photometric.jitter, photometric.shift_hue))
+BLEND, JITTER, HUE = (
+    jax.jit(f) for f in (photometric.blend, photometric.jitter, photometric.shift_hue)
+)
 BLUR = jax.jit(photometric.blur, static_argnames="radius")
 AUGMENT = jax.jit(photometric.augment, static_argnums=2)
 DINO = Photometric((0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.5, (0.1, 2.0), 0.2)
@@ -36,7 +40,9 @@ def pixels(rows):
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.6, 1.0, 1.4])
-@pytest.mark.parametrize("kind", [photometric.BRIGHTNESS, photometric.CONTRAST, photometric.SATURATION])
+@pytest.mark.parametrize(
+    "kind", [photometric.BRIGHTNESS, photometric.CONTRAST, photometric.SATURATION]
+)
 def test_blends_equal_pillow(kind, factor):
     """Within 1.5/255: Pillow rounds the gray level and the result."""
     enhance = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)[kind]
@@ -85,15 +91,19 @@ def test_solarize_equals_pillow():
 def test_blur_equals_opencv(sigma):
     """Same taps and border in float: 1e-3/255."""
     got = pixels(BLUR(rows(IMAGE), jnp.float32(sigma), radius=8))
-    want = cv2.GaussianBlur(IMAGE.astype(np.float64), (17, 17), sigma, borderType=cv2.BORDER_REPLICATE)
+    want = cv2.GaussianBlur(
+        IMAGE.astype(np.float64), (17, 17), sigma, borderType=cv2.BORDER_REPLICATE
+    )
     np.testing.assert_allclose(got, want, atol=1e-2)
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 2.0])
 def test_blur_is_near_pillow(sigma):
-    """Pillow (what DINO used) approximates the Gaussian by three box filters: up to 4/255 on noise, 1/255 on average.
+    """Pillow (what DINO used) approximates the Gaussian by three box filters: up to 4/255 on noise,
+    1/255 on average.
 
-    Within 6 pixels of the border it repeats the edge anew for each box, so there the two differ more.
+    Within 6 pixels of the border it repeats the edge anew for each box, so there the two differ
+    more.
     """
     want = np.asarray(Image.fromarray(IMAGE).filter(ImageFilter.GaussianBlur(sigma)), float)
     error = np.abs(pixels(BLUR(rows(IMAGE), jnp.float32(sigma), radius=8)) - want)[6:-6, 6:-6]
@@ -123,15 +133,21 @@ def jitter_reference(image, factors, shift, order):
 
 
 def test_jitter_applies_the_four_operations_in_every_order():
-    """All 24 orders in one batch, against the operations done one by one; the orders differ from each other."""
+    """All 24 orders in one batch, against the operations done one by one; the orders differ from
+    each other.
+    """
     image, factors, shift = IMAGE[:6, :6], np.array([1.3, 1.4, 0.7]), 0.08
     assert len({tuple(order) for order in photometric.ORDERS}) == 24
     batch = jnp.broadcast_to(rows(image), (24, 6, 3, 6))
     orders = jnp.asarray(photometric.ORDERS)
-    got = pixels(JITTER(batch, jnp.tile(jnp.float32(factors), (24, 1)), jnp.full(24, shift), orders))
+    got = pixels(
+        JITTER(batch, jnp.tile(jnp.float32(factors), (24, 1)), jnp.full(24, shift), orders)
+    )
     want = [jitter_reference(image, factors, shift, order) for order in photometric.ORDERS]
     np.testing.assert_allclose(got, want, atol=0.01)
-    assert len({np.round(w, 3).tobytes() for w in want}) >= 12  # else the test could not tell orders apart
+    assert (
+        len({np.round(w, 3).tobytes() for w in want}) >= 12
+    )  # else the test could not tell orders apart
 
 
 def test_neutral_jitter_keeps_every_bit():
@@ -167,45 +183,69 @@ def test_an_operation_happens_with_its_probability_or_not_at_all(recipe, op):
 
 def test_jitter_and_blur_happen_with_their_probabilities():
     x, u = random_rows(1500), uniforms(1500)
-    jitters, blurs = Photometric((0.4, 0.4, 0.2, 0.1), 0.8), Photometric(blur_prob=0.5, blur_radius=(1.0, 2.0))
+    jitters, blurs = (
+        Photometric((0.4, 0.4, 0.2, 0.1), 0.8),
+        Photometric(blur_prob=0.5, blur_radius=(1.0, 2.0)),
+    )
     for recipe, p in ((jitters, 0.8), (blurs, 0.5)):
         changed = (np.asarray(AUGMENT(x, u, (recipe,))) != np.asarray(x)).any((1, 2, 3, 4))
         assert changed.mean() == pytest.approx(p, abs=0.052)
 
 
 def blurred_and_solarized(out, x):
-    """Which of [n] views were blurred and which inverted: x is two-coloured, 1/4 and 3/8, so that blur leaves it below 1/2."""
+    """Which of [n] views were blurred and which inverted: x is two-coloured, 1/4 and 3/8, so that
+    blur leaves it below 1/2.
+    """
     solarized = np.asarray(out).min((1, 2, 3, 4)) > 0.5
     back = np.where(solarized[:, None, None, None, None], 1 - np.asarray(out), np.asarray(out))
     return (np.abs(back - np.asarray(x)) > 1e-3).any((1, 2, 3, 4)), solarized
 
 
 def test_a_view_takes_one_pair_or_the_other():
-    """FLSL's code: with 1/2 each either {blur .5} or {blur .1, then solarize .2}; here with certain events, then with those numbers."""
+    """FLSL's code: with 1/2 each either {blur .5} or {blur .1, then solarize .2}; here with certain
+    events, then with those numbers.
+    """
     x = jnp.where(random_rows(1500) < 0.5, 0.25, 0.375)
-    draw = functools.partial(Photometric, blur_radius=(1.0, 2.0), solarize_threshold=0.0, alternative_prob=0.5)
+    draw = functools.partial(
+        Photometric, blur_radius=(1.0, 2.0), solarize_threshold=0.0, alternative_prob=0.5
+    )
     certain = draw(blur_prob=1.0, alternative=(0.0, 1.0))
     blur, inverted = blurred_and_solarized(AUGMENT(x, uniforms(1500), (certain,)), x)
     np.testing.assert_array_equal(blur, ~inverted)  # never both, never none
     assert inverted.mean() == pytest.approx(0.5, abs=0.052)  # 4 sigma
     published = draw(blur_prob=0.5, alternative=(0.1, 0.2))
     blur, inverted = blurred_and_solarized(AUGMENT(x, uniforms(1500), (published,)), x)
-    assert blur.mean() == pytest.approx(0.3, abs=0.048) and inverted.mean() == pytest.approx(0.1, abs=0.031)
+    assert blur.mean() == pytest.approx(0.3, abs=0.048) and inverted.mean() == pytest.approx(
+        0.1, abs=0.031
+    )
     assert (blur & inverted).mean() == pytest.approx(0.01, abs=0.0103)
 
 
 def test_the_draw_between_the_pairs_is_one_of_its_own_per_view():
-    """Without an alternative nothing changes, whatever it would be; with one in every view it is the recipe."""
+    """Without an alternative nothing changes, whatever it would be; with one in every view it is
+    the recipe.
+    """
     x, u = random_rows(64, 2), uniforms(64, 2)
-    plain = AUGMENT(x, u, (Photometric(blur_prob=0.5, solarize_prob=0.2), Photometric(blur_prob=0.1, solarize_prob=0.4)))
+    plain = AUGMENT(
+        x,
+        u,
+        (
+            Photometric(blur_prob=0.5, solarize_prob=0.2),
+            Photometric(blur_prob=0.1, solarize_prob=0.4),
+        ),
+    )
     unused = Photometric(blur_prob=0.5, solarize_prob=0.2, alternative=(1.0, 1.0))
     always = Photometric(blur_prob=1.0, alternative_prob=1.0, alternative=(0.1, 0.4))
     np.testing.assert_array_equal(AUGMENT(x, u, (unused, always)), plain)
     other = u[..., -1] < 0.5
-    mixed = Photometric(blur_prob=0.5, solarize_prob=0.2, alternative_prob=0.5, alternative=(0.1, 0.4))
+    mixed = Photometric(
+        blur_prob=0.5, solarize_prob=0.2, alternative_prob=0.5, alternative=(0.1, 0.4)
+    )
     both = AUGMENT(x, u, (mixed, mixed))
     first, second = plain[:, 0], AUGMENT(x[:, :1], u[:, :1], (always,))[:, 0]
-    np.testing.assert_array_equal(both[:, 0], jnp.where(other[:, 0, None, None, None], second, first))
+    np.testing.assert_array_equal(
+        both[:, 0], jnp.where(other[:, 0, None, None, None], second, first)
+    )
 
 
 def test_jitter_strengths_are_the_stated_ones():
@@ -220,8 +260,12 @@ def test_jitter_strengths_are_the_stated_ones():
 def test_blur_strengths_are_the_stated_ones_and_the_kernel_is_wide_enough():
     """Radius (2, 2) against a kernel of 8 standard deviations: 0.1/255."""
     x = jnp.broadcast_to(rows(IMAGE), (1, 1, 24, 3, 20))
-    got = pixels(AUGMENT(x, uniforms(1), (Photometric(blur_prob=1.0, blur_radius=(2.0, 2.0)),)))[0, 0]
-    want = cv2.GaussianBlur(IMAGE.astype(np.float64), (33, 33), 2.0, borderType=cv2.BORDER_REPLICATE)
+    got = pixels(AUGMENT(x, uniforms(1), (Photometric(blur_prob=1.0, blur_radius=(2.0, 2.0)),)))[
+        0, 0
+    ]
+    want = cv2.GaussianBlur(
+        IMAGE.astype(np.float64), (33, 33), 2.0, borderType=cv2.BORDER_REPLICATE
+    )
     np.testing.assert_allclose(got, want, atol=0.1)
 
 
@@ -231,11 +275,15 @@ def test_views_have_their_own_recipes_and_an_empty_recipe_keeps_every_bit():
     out = AUGMENT(x, u, (Photometric(), Photometric(gray_prob=1.0), Photometric(solarize_prob=1.0)))
     np.testing.assert_array_equal(out[:, 0], x[:, 0])
     np.testing.assert_allclose(out[:, 1], photometric.grayscale(x[:, 1]), atol=1e-6)
-    np.testing.assert_allclose(out[:, 2], 1 - x[:, 2] * (x[:, 2] >= 0.5) - (1 - x[:, 2]) * (x[:, 2] < 0.5), atol=1e-6)
+    np.testing.assert_allclose(
+        out[:, 2], 1 - x[:, 2] * (x[:, 2] >= 0.5) - (1 - x[:, 2]) * (x[:, 2] < 0.5), atol=1e-6
+    )
 
 
 def test_range_and_constant_images():
-    x = jnp.broadcast_to(jnp.array([0.0, 1.0, 0.5, 0.25] * 16)[:, None, None, None, None], (64, 2, 6, 3, 6))
+    x = jnp.broadcast_to(
+        jnp.array([0.0, 1.0, 0.5, 0.25] * 16)[:, None, None, None, None], (64, 2, 6, 3, 6)
+    )
     u = uniforms(64, 2)
     out = np.asarray(AUGMENT(x, u, (DINO, DINO)))
     assert np.isfinite(out).all() and out.min() >= 0 and out.max() <= 1

@@ -1,4 +1,6 @@
-"""Recipes and batches: purity of all draws, host and device modes, abstract shapes, the config's keys, refusals."""
+"""Recipes and batches: purity of all draws, host and device modes, abstract shapes, the config's
+keys, refusals.
+"""
 
 import dataclasses
 import re
@@ -20,7 +22,12 @@ SIZE = (24, 20)
 DINO = Photometric((0.4, 0.4, 0.2, 0.1), 0.8, 0.2, 0.5, (0.1, 2.0), 0.2)
 RECIPE = ViewRecipe(
     (
-        ("global", GroupRecipe(2, 8, (0.25, 1.0), patch=2, photometric=(DINO,) * 2, mask=MaskRecipe("block"))),
+        (
+            "global",
+            GroupRecipe(
+                2, 8, (0.25, 1.0), patch=2, photometric=(DINO,) * 2, mask=MaskRecipe("block")
+            ),
+        ),
         ("local", GroupRecipe(3, 4, (0.05, 0.25), patch=2, photometric=(DINO,) * 3)),
     )
 )
@@ -36,7 +43,9 @@ def image(index):
 
 def batch_of(view_recipe, indices, *, epoch=0, crop_on="host", seed=0, dtype=np.uint8):
     """The batch a loader would make."""
-    drawn = [recipe.draw(view_recipe, seed=seed, epoch=epoch, index=i, source_size=SIZE) for i in indices]
+    drawn = [
+        recipe.draw(view_recipe, seed=seed, epoch=epoch, index=i, source_size=SIZE) for i in indices
+    ]
     n = len(indices)
     batch = {
         "source_size": np.tile(np.float32(SIZE), (n, 1)),
@@ -48,9 +57,14 @@ def batch_of(view_recipe, indices, *, epoch=0, crop_on="host", seed=0, dtype=np.
         source = np.stack([image(i) for i in indices])
         batch["source"] = source if dtype == np.uint8 else source.astype(np.float32) / 255
     else:
-        cut = [recipe.crop_host(view_recipe, image(i), d) for i, d in zip(indices, drawn, strict=True)]
+        cut = [
+            recipe.crop_host(view_recipe, image(i), d) for i, d in zip(indices, drawn, strict=True)
+        ]
     for name, group in view_recipe.groups:
-        stack = lambda field, name=name: np.stack([getattr(d[name], field) for d in drawn])  # noqa: E731
+
+        def stack(field, name=name):
+            return np.stack([getattr(d[name], field) for d in drawn])
+
         batch[name] = Group(
             images=np.stack([c[name] for c in cut]) if crop_on == "host" else None,
             boxes=stack("boxes"),
@@ -94,7 +108,12 @@ def test_draws_are_a_pure_function_of_seed_epoch_and_index():
 def test_draws_have_the_contracts_shapes_and_dtypes():
     drawn = recipe.draw(RECIPE, seed=0, epoch=0, index=0, source_size=np.float32(SIZE))
     boxes, flips, masks, keep = drawn["global"]
-    assert (boxes.shape, boxes.dtype, flips.shape, flips.dtype) == ((2, 4), np.float32, (2,), np.bool_)
+    assert (boxes.shape, boxes.dtype, flips.shape, flips.dtype) == (
+        (2, 4),
+        np.float32,
+        (2,),
+        np.bool_,
+    )
     assert masks.shape == (2, 16) and masks.dtype == np.bool_ and keep is None
     assert drawn["local"].boxes.shape == (3, 4) and drawn["local"].masks is None
     assert (boxes[:, :2] + boxes[:, 2:] <= SIZE).all()
@@ -105,11 +124,16 @@ def test_masks_on_or_off_leave_the_crops_alone():
     without = ViewRecipe(((name, dataclasses.replace(group, mask=None)), RECIPE.groups[1]))
     a = recipe.draw(RECIPE, seed=0, epoch=0, index=9, source_size=SIZE)
     b = recipe.draw(without, seed=0, epoch=0, index=9, source_size=SIZE)
-    assert all(np.array_equal(a[n].boxes, b[n].boxes) and np.array_equal(a[n].flips, b[n].flips) for n in a)
+    assert all(
+        np.array_equal(a[n].boxes, b[n].boxes) and np.array_equal(a[n].flips, b[n].flips) for n in a
+    )
 
 
 def test_views_of_one_record_differ_and_half_of_them_are_flipped():
-    drawn = [recipe.draw(RECIPE, seed=0, epoch=0, index=i, source_size=(64, 64))["global"] for i in range(500)]
+    drawn = [
+        recipe.draw(RECIPE, seed=0, epoch=0, index=i, source_size=(64, 64))["global"]
+        for i in range(500)
+    ]
     assert np.mean([np.array_equal(*d.boxes) for d in drawn]) < 0.02
     assert np.mean([d.flips for d in drawn]) == pytest.approx(0.5, abs=0.065)
 
@@ -126,7 +150,10 @@ def test_dropped_patches_come_with_the_kept_indices():
 
 def test_max_masked_bounds_every_draw():
     assert recipe.max_masked(RECIPE, "global") == 4 and recipe.max_masked(RECIPE, "local") == 0
-    drawn = [recipe.draw(RECIPE, seed=0, epoch=0, index=i, source_size=SIZE)["global"] for i in range(200)]
+    drawn = [
+        recipe.draw(RECIPE, seed=0, epoch=0, index=i, source_size=SIZE)["global"]
+        for i in range(200)
+    ]
     assert max(d.masks.sum(1).max() for d in drawn) == 4
 
 
@@ -139,7 +166,9 @@ def test_negative_numbers_are_refused():
 
 
 def test_a_view_does_not_depend_on_batch_order_or_size():
-    """Same bits for the same record at another place of another batch of that size; 1e-6 in a batch of another size."""
+    """Same bits for the same record at another place of another batch of that size; 1e-6 in a batch
+    of another size.
+    """
     a = images_of(PREPARE(RECIPE, batch_of(RECIPE, [4, 7, 1, 9]), 0))
     b = images_of(PREPARE(RECIPE, batch_of(RECIPE, [9, 2, 4, 30]), 0))
     for name in a:
@@ -154,7 +183,9 @@ def test_photometric_draws_change_with_seed_epoch_index_and_view():
     batch = batch_of(RECIPE, [4, 4, 4, 4])
     batch["index"], batch["epoch"] = np.int32([4, 5, 4, 4]), np.int32([0, 0, 1, 0])
     for name in ("global", "local"):  # the same pixels everywhere
-        batch[name] = batch[name]._replace(images=np.broadcast_to(batch[name].images[:1, :1], batch[name].images.shape))
+        batch[name] = batch[name]._replace(
+            images=np.broadcast_to(batch[name].images[:1, :1], batch[name].images.shape)
+        )
     first, second = images_of(PREPARE(RECIPE, batch, 0)), images_of(PREPARE(RECIPE, batch, 1))
     for name in first:
         x = first[name]
@@ -182,10 +213,14 @@ def test_photometric_draws_do_not_depend_on_the_other_groups():
 
 
 def test_eight_devices_make_the_same_views_without_moving_images():
-    """Batch cut over 8 devices: the same pixels, and no collective in the program (nothing is gathered)."""
+    """Batch cut over 8 devices: the same pixels, and no collective in the program (nothing is
+    gathered).
+    """
     batch = batch_of(RECIPE, range(8), crop_on="device")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
-    cut = jax.device_put(batch, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
+    cut = jax.device_put(
+        batch, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    )
     compiled = PREPARE.lower(RECIPE, cut, 0).compile()
     assert not re.search(r"all-gather|all-reduce|all-to-all|collective-permute", compiled.as_text())
     one, eight = images_of(PREPARE(RECIPE, batch, 0)), images_of(compiled(cut))
@@ -216,7 +251,9 @@ def test_device_crops_equal_host_crops():
     bare = ViewRecipe(tuple((n, dataclasses.replace(g, photometric=())) for n, g in RECIPE.groups))
     host = images_of(PREPARE(bare, batch_of(bare, [4, 7, 1]), 0))
     device = images_of(PREPARE(bare, batch_of(bare, [4, 7, 1], crop_on="device"), 0))
-    floats = images_of(PREPARE(bare, batch_of(bare, [4, 7, 1], crop_on="device", dtype=np.float32), 0))
+    floats = images_of(
+        PREPARE(bare, batch_of(bare, [4, 7, 1], crop_on="device", dtype=np.float32), 0)
+    )
     for name in host:
         assert np.abs(host[name] - device[name]).max() <= 1.1 / 255
         np.testing.assert_allclose(device[name], floats[name], atol=1e-6)
@@ -232,7 +269,9 @@ def test_nan_in_a_float_source_reaches_every_view_of_its_record_only():
         assert np.isnan(dirty[name][1]).any((1, 2, 3)).all()
 
 
-@pytest.mark.parametrize("crop_on,dtype", [("host", np.uint8), ("device", np.uint8), ("device", np.float32)])
+@pytest.mark.parametrize(
+    "crop_on,dtype", [("host", np.uint8), ("device", np.uint8), ("device", np.float32)]
+)
 def test_abstract_batch_agrees_with_a_batch_and_prepare_returns_floats(crop_on, dtype):
     batch = batch_of(RECIPE, [4, 7], crop_on=crop_on, dtype=dtype)
     abstract = recipe.abstract_batch(RECIPE, 2, SIZE, crop_on, dtype)
@@ -241,7 +280,10 @@ def test_abstract_batch_agrees_with_a_batch_and_prepare_returns_floats(crop_on, 
         assert (have.shape, have.dtype) == (want.shape, want.dtype)
     out = jax.eval_shape(lambda b: recipe.prepare(RECIPE, b, 0), abstract)
     assert set(out) == {"global", "local", "source_size", "index", "epoch", "replaced"}
-    assert (out["global"].images.shape, out["local"].images.shape) == ((2, 2, 8, 8, 3), (2, 3, 4, 4, 3))
+    assert (out["global"].images.shape, out["local"].images.shape) == (
+        (2, 2, 8, 8, 3),
+        (2, 3, 4, 4, 3),
+    )
     assert out["global"].images.dtype == out["local"].images.dtype == jnp.float32
     assert out["global"].masks.shape == (2, 2, 16)
 
@@ -257,8 +299,13 @@ def test_crop_host_cuts_the_drawn_boxes():
     drawn = recipe.draw(RECIPE, seed=0, epoch=0, index=4, source_size=SIZE)
     cut = recipe.crop_host(RECIPE, image(4), drawn)
     assert {n: (x.shape, x.dtype) for n, x in cut.items()} == {
-        "global": ((2, 8, 8, 3), np.uint8), "local": ((3, 4, 4, 3), np.uint8)}  # fmt: skip
-    np.testing.assert_array_equal(cut["local"][2], crops.crop_host(image(4), drawn["local"].boxes[2], 4, drawn["local"].flips[2]))
+        "global": ((2, 8, 8, 3), np.uint8),
+        "local": ((3, 4, 4, 3), np.uint8),
+    }
+    np.testing.assert_array_equal(
+        cut["local"][2],
+        crops.crop_host(image(4), drawn["local"].boxes[2], 4, drawn["local"].flips[2]),
+    )
 
 
 # -- recipes
@@ -276,8 +323,19 @@ def test_multicrop_follows_dino():
     again = recipe.recipe_multicrop(views_config(), 16)
     assert r == again and hash(r) == hash(again)
     g, local = r["global"], r["local"]
-    assert (g.count, g.size, g.scale, g.flip, g.grid, g.mask) == (2, 224, (0.25, 1.0), 0.5, (14, 14), None)
-    assert (local.count, local.size, local.scale) == (10, 96, (0.05, 0.25)) and g.ratio == local.ratio == (3 / 4, 4 / 3)
+    assert (g.count, g.size, g.scale, g.flip, g.grid, g.mask) == (
+        2,
+        224,
+        (0.25, 1.0),
+        0.5,
+        (14, 14),
+        None,
+    )
+    assert (local.count, local.size, local.scale) == (
+        10,
+        96,
+        (0.05, 0.25),
+    ) and g.ratio == local.ratio == (3 / 4, 4 / 3)
     for view in (*g.photometric, *local.photometric):
         assert (view.jitter, view.jitter_prob, view.gray_prob) == ((0.4, 0.4, 0.2, 0.1), 0.8, 0.2)
         assert view.blur_radius == (0.1, 2.0) and view.solarize_threshold == 0.5
@@ -286,10 +344,14 @@ def test_multicrop_follows_dino():
 
 
 def test_multicrop_masks_global_views_only_and_may_have_no_locals():
-    r = recipe.recipe_multicrop(views_config(mask="block", mask_ratio=(0.1, 0.5), mask_prob=0.5, local_count=2), 16)
+    r = recipe.recipe_multicrop(
+        views_config(mask="block", mask_ratio=(0.1, 0.5), mask_prob=0.5, local_count=2), 16
+    )
     assert r["global"].mask == MaskRecipe("block", (0.1, 0.5), 0.5) and r["local"].mask is None
     assert recipe.max_masked(r, "global") == 98
-    assert [n for n, _ in recipe.recipe_multicrop(views_config(local_count=0), 16).groups] == ["global"]
+    assert [n for n, _ in recipe.recipe_multicrop(views_config(local_count=0), 16).groups] == [
+        "global"
+    ]
 
 
 @pytest.mark.parametrize("count,blur", [(1, [1.0]), (3, [1.0, 0.1, 0.1])])
@@ -302,7 +364,10 @@ def test_multicrop_with_another_number_of_global_views(count, blur):
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"global_size": 220}, "views.global_size is 220, not a multiple of the patch size 16; use 208 or 224"),
+        (
+            {"global_size": 220},
+            "views.global_size is 220, not a multiple of the patch size 16; use 208 or 224",
+        ),
         ({"local_size": 8}, "views.local_size is 8, not a multiple of the patch size 16; use 16"),
         ({"global_scale": (0.0, 1.0)}, "views.global_scale is"),
         ({"local_scale": (0.3, 0.1)}, "views.local_scale is .*lo <= hi"),

@@ -24,10 +24,16 @@ def test_numbers_of_queries(grid, window, count):
 
 
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
-@hypothesis.given(size=st.sampled_from(((14, 2), (14, 3), (14, 4), (7, 2), (6, 4))), random=st.booleans(), seed=st.integers(0, 10_000))
+@hypothesis.given(
+    size=st.sampled_from(((14, 2), (14, 3), (14, 4), (7, 2), (6, 4))),
+    random=st.booleans(),
+    seed=st.integers(0, 10_000),
+)
 def test_one_patch_per_window_inside_a_square_in_a_corner(size, random, seed):
     grid, window = size
-    rows, columns = np.divmod(np.asarray(sample(jax.random.key(seed), grid, window, random_position=random)), grid)
+    rows, columns = np.divmod(
+        np.asarray(sample(jax.random.key(seed), grid, window, random_position=random)), grid
+    )
     side, rest = grid // window, grid % window
     squares = []
     for top in {0, rest}:
@@ -37,19 +43,30 @@ def test_one_patch_per_window_inside_a_square_in_a_corner(size, random, seed):
     assert any(squares)
     if not random:
         assert {int(rows.min()), int(columns.min())} <= {0, rest}
-        assert not ((rows - rows.min()) % window).any() and not ((columns - columns.min()) % window).any()
+        assert (
+            not ((rows - rows.min()) % window).any()
+            and not ((columns - columns.min()) % window).any()
+        )
 
 
 def test_every_patch_of_a_window_and_every_corner_has_the_same_chance():
     keys = jax.random.split(jax.random.key(1), 4000)
     index = np.asarray(sample(keys, 4, 2))  # 2 x 2 windows of 2 x 2, no corner to choose
     assert index.shape == (4000, 4)
-    for corner, patches in zip(index.T, ((0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15))):
-        assert [np.mean(corner == patch) for patch in patches] == pytest.approx([0.25] * 4, abs=0.028)  # 4 sigma
+    for corner, patches in zip(
+        index.T, ((0, 1, 4, 5), (2, 3, 6, 7), (8, 9, 12, 13), (10, 11, 14, 15))
+    ):
+        assert [np.mean(corner == patch) for patch in patches] == pytest.approx(
+            [0.25] * 4, abs=0.028
+        )  # 4 sigma
     # Positions of different windows are independent, and so are views.
     assert np.mean((index[:, 0] == 0) & (index[:, 3] == 10)) == pytest.approx(1 / 16, abs=0.016)
-    first = np.asarray(sample(keys, 5, 4, random_position=False))[:, 0]  # one window, upper left of four places
-    assert [np.mean(first == patch) for patch in (0, 1, 5, 6)] == pytest.approx([0.25] * 4, abs=0.028)
+    first = np.asarray(sample(keys, 5, 4, random_position=False))[
+        :, 0
+    ]  # one window, upper left of four places
+    assert [np.mean(first == patch) for patch in (0, 1, 5, 6)] == pytest.approx(
+        [0.25] * 4, abs=0.028
+    )
 
 
 def test_any_shape_of_keys_and_a_pure_function_of_each():
