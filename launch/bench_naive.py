@@ -1,5 +1,5 @@
 """Formulas of the papers written down plainly in JAX: what the ops are compared with, in value,
-  time and memory.
+time and memory.
 
 No chunks, no log domain unless the paper says so, no care for scale. Symbols and shapes as in the
 docstrings of ssl_jax.ops."""

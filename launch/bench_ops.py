@@ -1,5 +1,5 @@
 """The cases of `bench.py ops`: every op at the sizes of the papers, or small, beside its naive form
-  and the libraries.
+and the libraries.
 
 A case is a function of (paper: bool, key) that makes its arrays; it is called only when it is to be
 measured.

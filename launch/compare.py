@@ -1,5 +1,5 @@
 """All methods with the same network and images: trains what is missing, prints a row as each run
-  ends, then the table.
+ends, then the table.
 
     python launch/compare.py --methods sop,dino --seeds 0,1 --workdir runs/compare
     --config.optim.steps=500
@@ -98,7 +98,7 @@ def run(method: str, seed: int, folder: Path, passed_on) -> bool:
 
 def read(folder: Path, targets) -> dict:
     """{"untrained", "raw", "trained": scores, "ms": median milliseconds of a step} of a finished
-      run.
+    run.
 
     Where it is a target, PSNR is that of the training images: in the first row of metrics and, as a
     mean, in the last 20."""

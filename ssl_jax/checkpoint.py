@@ -19,7 +19,7 @@ _ITEMS = ("state", "meta")
 _OVERHEAD = (
     2**20
     # bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are
-    #   not
+    # not
     # full
 )
 

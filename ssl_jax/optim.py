@@ -33,7 +33,7 @@ class Optimizer(NamedTuple):
 
 def assign_rules(rules, params) -> dict[str, Rule]:
     """{path: Rule} of every parameter: of the rules whose pattern matches the whole path
-      ("a/b/kernel"), the first.
+    ("a/b/kernel"), the first.
 
     Args:
       rules: ordered (regular expression, Rule). params: nested dict of arrays or ShapeDtypeStructs.

@@ -1,5 +1,5 @@
 """Schedules as pure functions of the step: learning rate, weight decay, teacher momentum,
-  temperatures.
+temperatures.
 
 A step may be a Python number or a traced integer. Values are float32 and agree with float64 to
 about 1e-6. A schedule that is constant within an epoch (DINO's temperature) is the same function of
@@ -34,7 +34,7 @@ def warmup_cosine(step, *, base, end, total, warmup=0, start=0.0):
     """
     t = jnp.asarray(step, jnp.float32)
     # (1 + cos(pi x)) / 2 = sin^2(pi (1 - x) / 2): no cancellation near the end, where the value is
-    #   small.
+    # small.
     left = jnp.clip((total - t) / jnp.maximum(total - warmup, 1), 0.0, 1.0)
     cosine = end + (base - end) * jnp.sin(0.5 * jnp.pi * left) ** 2
     return jnp.where(t < warmup, _linear(t, start, base, warmup), cosine).astype(jnp.float32)

@@ -76,7 +76,7 @@ def _costs(method, config) -> list[str]:
 
 def origins(default, file, final, resolved) -> dict[str, str]:
     """Where each value of `resolved` comes from: "default", "config file", "command line" or
-      "computed".
+    "computed".
 
     Args:
       default: methods.base_config(NAME). file: config.load(PATH). final: the same after the command
@@ -98,7 +98,7 @@ def origins(default, file, final, resolved) -> dict[str, str]:
 
 def table(name: str, folder: Path) -> str:
     """What the TABLE of a config file says: for every row of a paper its place, the --config
-      argument, the paper's numbers and ours.
+    argument, the paper's numbers and ours.
 
     Args:
       name: of a config file with a TABLE of `presets.Row`, as a rule a method: "sop" for

@@ -114,7 +114,7 @@ def ema(teacher, student, momentum):
 
 def in_chunks(encode, chunks: int):
     """Exact gradient accumulation: encodes the batch in `chunks` rematerialised pieces, then ONE
-      loss sees all embeddings.
+    loss sees all embeddings.
 
     The pieces are strided (row i goes to piece i % chunks), so that on a sharded batch each piece
     spans all devices; contiguous pieces would make XLA gather the images and give up data

@@ -1,5 +1,5 @@
 """What the property tests try, counted: hypothesis cases of tests/ops and tests/losses, and the
-  values they computed.
+values they computed.
 
 A property test passes everything that must be finite to `assert_finite`. conftest.py counts the
 cases in which that happened and prints the sums at the end of a run.

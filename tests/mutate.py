@@ -1,5 +1,5 @@
 """Mutation check: small wrong changes to one module of ssl_jax.ops, and whether its tests notice
-  them.
+them.
 
     python -m tests.mutate koleo memory           every mutant of two modules
     python -m tests.mutate --limit 20 --seed 1    a random sample of 20 per module, all modules

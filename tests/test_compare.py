@@ -75,7 +75,7 @@ def test_the_table_has_means_spreads_margins_and_relative_cost(
     text = (tmp_path / "table.md").read_text()
     assert text in capsys.readouterr().out
     # k-NN, linear, dense, PSNR, margin, cost: the better baseline of dino is 13 with seed 0 and 14
-    #   with seed 1.
+    # with seed 1.
     assert cells(text, "dino") == ["22.0 ± 2.8", "-", "-", "-", "k-NN +8.5 ± 2.1", "1.00 x DINO"]
     # PSNR has no raw baseline: mean of the last rows, 32 / 3, over the first, 2.
     margins = "k-NN +2.0 ± 0.0, dense mIoU +4.0 ± 0.0, PSNR +8.7 ± 0.0"

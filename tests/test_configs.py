@@ -1,5 +1,5 @@
 """Every variant and every table row of every config file can work: loaded, checked, resolved; small
-  ones laid out on eight devices.
+ones laid out on eight devices.
 
 Nothing is compiled, and no data or memory is needed. A new config file is found by itself.
 """

@@ -39,7 +39,7 @@ def weight_file(path: str | Path) -> Path | None:
 
 def tensors(file: Path) -> dict[str, np.ndarray]:
     """{name: array} of every tensor in a weight file; names of nested dictionaries are joined by
-      dots.
+    dots.
 
     Args:
       file: what `weight_file` returned.

@@ -1,5 +1,5 @@
 """Whose weights are called what: one table per family of published checkpoints, from PyTorch names
-  to our paths.
+to our paths.
 
 A row reads: a tensor of this name (a regular expression of the whole name) becomes the parameter at
 this path, changed like this. `{0}` and `{1}` in a path stand for the groups of the expression;

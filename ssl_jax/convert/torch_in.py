@@ -1,5 +1,5 @@
 """Published PyTorch checkpoints as our parameters: names are recognised, translated by a table, and
-  put into a parameter tree.
+put into a parameter tree.
 
 from ssl_jax import convert, models
 config, params, report = convert.load_vit("dino_deitsmall16_pretrain.pth", family="dino")

@@ -70,7 +70,7 @@ def decode_image(data: bytes | str | os.PathLike, name: str | None = None) -> np
 
 def decode_mask(data: bytes | str | os.PathLike, name: str | None = None) -> np.ndarray:
     """An encoded label mask as class numbers: the values of a gray image, the indices (not colours)
-      of a palette image.
+    of a palette image.
 
     Args: as `decode_image`.
     Returns:

@@ -40,7 +40,7 @@ _WORKER_BUFFER = 2  # finished batches that wait in each worker process
 
 class Loader:
     """Iterator of batches (dicts of NumPy arrays: the local rows of a global batch), in order,
-      without end by default.
+    without end by default.
 
     A batch has one views.recipe.Group per group name and
       "source_size" [b,2] float32 (height, width), "index" [b] int32 (record), "epoch" [b] int32;

@@ -1,5 +1,5 @@
 """Evaluation of frozen features: k-NN, linear probe, dense retrieval. Accuracies and mIoU are in
-  percent.
+percent.
 
     bind = evals.network(method, config)
     evals.evaluate(bind(params), config, tasks=("knn", "dense"))  # {"knn": 81.2, "knn_k10": 80.9,
@@ -138,7 +138,7 @@ def extract_pair(features_fn, pair, config, *, patches=False) -> tuple[Extracted
 
 def comparison_table(results: dict, columns: dict | None = None) -> str:
     """Aligned text: one row per network, one column per metric, the best value of each column
-      marked with *.
+    marked with *.
 
     Args:
       results: {row name: metrics}, e.g. {"untrained network": {...}, "raw pixels": {...},

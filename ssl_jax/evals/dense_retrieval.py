@@ -1,5 +1,5 @@
 """Dense retrieval: a test patch takes the class of its nearest training patches (Hummingbird; CrIBo
-  table 1).
+table 1).
 
 CrIBo leaves open the similarity, the votes, the level of the score and the treatment of ignored
 pixels. Here: cosine; plain votes, or softmax(similarity / 0.1); training patches whose majority
@@ -261,7 +261,7 @@ def num_mask_classes(*masks) -> int:
 
 def evaluate(train, test, config) -> dict[str, float]:
     """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level. Means over
-      `eval.dense_runs` draws of the bank.
+    `eval.dense_runs` draws of the bank.
 
     Args:
       train, test: features.Extracted with patch features and masks.

@@ -292,7 +292,7 @@ def area_weights(size: int, cells: int) -> np.ndarray:
 
 def baselines(method, config, *, untrained, trained, attention=False) -> dict:
     """The rows of the comparison: {"untrained network": fn, "raw pixels": fn, "trained": fn}, each
-      a features_fn.
+    a features_fn.
 
     Args:
       untrained, trained: parameter trees of `method`; both share one compiled function.

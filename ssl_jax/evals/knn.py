@@ -127,7 +127,7 @@ def vote(labels, weights, *, num_classes: int, ks):
 
 def evaluate(train, test, config) -> dict[str, float]:
     """Top-1 accuracy in percent: `knn_k10`, ... for each k, and `knn`, the best of them on the test
-      set (as published).
+    set (as published).
 
     Args:
       train, test: features.Extracted with image features and labels. config: `eval.knn_k`, the

@@ -1,5 +1,5 @@
 """Linear probe on frozen features: trained affine LayerNorm and a linear layer, a grid of learning
-  rates in one run.
+rates in one run.
 
 STELLAR's protocol (specification A3): AdamW, no schedule, 10 % of the training set held out to
 choose the learning rate. The batch size is fixed instead of searched, and features come from the
@@ -179,7 +179,7 @@ def _score_chunk(params, inputs, labels):
 
 def evaluate(train, test, config) -> dict[str, float]:
     """`linear`: test accuracy in percent; `linear_lr`: the selected one; `linear_held_out`: its
-      held-out accuracy.
+    held-out accuracy.
 
     Args:
       train, test: features.Extracted with image features and labels. config: `eval.linear_lrs`,

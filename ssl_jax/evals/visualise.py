@@ -1,5 +1,5 @@
 """Figures of a run: curves, attention of the class token, nearest neighbours, dense-retrieval
-  segmentations.
+segmentations.
 
 Each figure is a pure function of arrays that writes one PNG into a folder and returns its path;
 `draw` makes those of a run from its features. Matplotlib's Agg canvas is used directly: no display,
@@ -282,7 +282,7 @@ def neighbours(
     name: str = "neighbours.png",
 ) -> Path:
     """One row per query: the query, then its nearest neighbours; the frame says whether the class
-      agrees.
+    agrees.
 
     Args:
       queries: [n, H, W, 3]; neighbour_images: [n, k, H, W, 3], nearest first; images in [0, 1] (or
@@ -362,7 +362,7 @@ def segmentations(
     name: str = "segmentation.png",
 ) -> Path:
     """One column per scene: image, true mask, true majority class per patch, retrieved class per
-      patch; with a legend.
+    patch; with a legend.
 
     Args:
       images: [n, H, W, 3] in [0, 1] (or uint8). truth: [n, H, W] int, 255 = ignore. predicted: [n,

@@ -1,5 +1,5 @@
 """The papers' objectives as pure functions of network outputs: arrays in, a dict of named terms
-  out.
+out.
 
 No network, no parameters, no config: they can be called from any JAX training code. The means over
 pairs, batch and tasks are taken here and nowhere else; under `jit` with a sharded batch they are

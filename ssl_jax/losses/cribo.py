@@ -1,5 +1,5 @@
 """CrIBo: self-distillation of images, of their objects across views, and of their objects across
-  images.
+images.
 
 Source: "CrIBo: Self-Supervised Learning via Cross-Image Object-Level Bootstrapping", section 3.2.3;
 halves, centers and counts that the text leaves open follow the official code, except where `counts`

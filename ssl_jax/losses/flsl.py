@@ -1,5 +1,5 @@
 """FLSL: feature-level self-supervised learning, bi-level clustering by mean shift within and
-  k-means across images.
+k-means across images.
 
 Source: "FLSL: Feature-level Self-supervised Learning", NeurIPS 2023, eq. 8, 11 and 13 and algorithm
 1. Where the pseudo-code contradicts the text (the axes of the mean prediction, the sign of its

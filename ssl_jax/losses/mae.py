@@ -123,7 +123,7 @@ def patchify(images, patch: int):
 
 def unpatchify(patches, patch: int, grid: tuple[int, int]):
     """The inverse of `patchify`: [..., rows * columns, patch * patch * C] -> [..., rows * patch,
-      columns * patch, C].
+    columns * patch, C].
 
     Args:
       patches: [..., rows * columns, patch * patch * C], any type.

@@ -103,7 +103,7 @@ def sop_patch(
     student, teacher, members, weights, masks, *, student_temperature, teacher_temperature
 ):
     """Cross-entropy between SOP predictions of the same patch: clean for the teacher, masked for
-      the student (SOP-MIM).
+    the student (SOP-MIM).
 
     With H_l = - sum_i P(teacher_l; tau_t)_i log P(student_l; tau_s)_i for patch l of the same view:
 

@@ -1,5 +1,5 @@
 """STELLAR: sparse tokens that rebuild the image, agree with balanced prototypes, and stay the same
-  across views.
+across views.
 
 Source: "Learning Sparse Visual Representations via Spatial-Semantic Factorization" (STELLAR), eq. 3
 to 6; what the text leaves open (temperatures, weights, the class token's terms, KoLeo) follows the

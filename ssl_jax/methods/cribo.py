@@ -1,5 +1,5 @@
 """CrIBo: self-supervised learning via cross-image object-level bootstrapping (Lebailly, Stegmueller
-  et al. 2024).
+et al. 2024).
 
 The patch tokens of two views of an image are clustered together into objects. A student matches its
 EMA teacher on images, on the two views of an object, and on an object and its nearest neighbour

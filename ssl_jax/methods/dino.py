@@ -1,5 +1,5 @@
 """DINO: self-distillation with no labels (Caron et al. 2021), the baseline every paper here
-  compares with.
+compares with.
 
 The student matches, across views, the centred and sharpened prototype scores of an EMA teacher.
 """

@@ -1,5 +1,5 @@
 """MaSSL: memory augmented self-supervised learning (Silva, Pedrini and Ramirez Rivera 2024), SOP's
-  predecessor.
+predecessor.
 
 A view's prediction is a plain softmax over the rows of a memory of teacher embeddings. It is SOP's
 special case without support embeddings: k = 0, so that a member is its anchor, and one-hot

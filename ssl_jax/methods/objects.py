@@ -105,7 +105,7 @@ def bootstrapping(consistent, valid) -> dict:
 
 def pictures(images, patches, c, *, seed: int, clusters: int) -> dict[str, base.Picture]:
     """Objects beside their nearest neighbours in the other images: the four largest objects of each
-      of up to six images.
+    of up to six images.
 
     Args:
       images: [B, H, W, 3]; patches: their features [B, h, w, d]. c: the section `cribo` of the

@@ -19,7 +19,7 @@ PLACES = (
 
 def aggregated(patches):
     """Similarity of each patch to all of its image: s_j = sum_i cos(z_i, z_j) / max_j, not below 0
-      (FLSL section 5.5).
+    (FLSL section 5.5).
 
     The larger the region that looks alike, the brighter. patches: [B, h, w, d]. Returns [B, h, w]
     in [0, 1].

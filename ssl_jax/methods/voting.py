@@ -1,5 +1,5 @@
 """What SOP, SOVE and MaSSL share: networks and memories around embeddings that are compared with
-  rows of a memory.
+rows of a memory.
 
 A student and its EMA teacher embed views with a backbone and a projection head; the teacher's
 embeddings enter ring memories, and rows of a memory vote where a learned prototype layer would
@@ -164,7 +164,7 @@ def views_first(outputs) -> dict:
 
 def remember(carry, outputs):
     """The carry with this batch's teacher embeddings in its memories: global view 2, and one patch
-      of it per image.
+    of it per image.
 
     For the end of `objective`: the losses read the memories as they were BEFORE this step.
     """

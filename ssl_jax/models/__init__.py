@@ -1,5 +1,5 @@
 """Networks: vision transformers and projection heads, each a Model(init, apply) over plain nested
-  dicts of arrays.
+dicts of arrays.
 
 The only folder that imports flax; nothing outside sees a flax object.
 """

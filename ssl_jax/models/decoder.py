@@ -1,5 +1,5 @@
 """Transformer decoder from tokens to one output per cell of the image: MAE's (with mask tokens) and
-  STELLAR's (without).
+STELLAR's (without).
 
     from ssl_jax.models import decoder, position
     model = decoder.decoder(768, 16 * 16 * 3, depth=8, heads=16, mask_token=True, cls=True)

@@ -56,7 +56,7 @@ def projections(width: int, dtype: str = "float32") -> Model:
 class _Projections(nnx.Module):
     def __init__(self, key, width, dtype):
         # torch's default for Linear, as in the official code: cosines do not depend on the scale
-        #   anyway.
+        # anyway.
         self.dense, self.sparse = (
             layers_lib.Linear(layers_lib.uniform(k, (width, width)), dtype)
             for k in jax.random.split(key)
@@ -68,7 +68,7 @@ class _Projections(nnx.Module):
 
 def recompose(localization, sparse):
     """Z = L S (STELLAR eq. 1), float32: L [..., n, r] with rows that sum to 1, S [..., r, d] NOT
-      projected -> [..., n, d].
+    projected -> [..., n, d].
 
     Every row lies in the convex hull of the sparse tokens; the rank is at most r.
     """

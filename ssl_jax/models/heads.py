@@ -31,7 +31,7 @@ def projection_head(
     dtype: str = "float32",
 ) -> Model:
     """SOP's head: Linear, GELU, ..., Linear, then L2 normalisation; shared by class token and
-      patches.
+    patches.
 
     apply(params, x [..., in_dim]) -> float32 [..., out] of unit length. Parameters: "mlp/0" ..
     "mlp/<layers - 1>", each with kernel and bias. Raises ValueError for impossible sizes, here and
@@ -55,7 +55,7 @@ def dino_head(
     dtype: str = "float32",
 ) -> Model:
     """DINO's head (Caron et al. 2021, app. C): MLP to a bottleneck, L2 normalisation,
-      weight-normalised linear layer without bias.
+    weight-normalised linear layer without bias.
 
     apply(params, x [..., in_dim]) -> logits float32 [..., out]; with all gains at 1 they are
     cosines in [-1, 1]. Parameters: "mlp/i" and "last": direction [bottleneck, out] (a column is

@@ -156,7 +156,7 @@ class Block(nnx.Module):
 
 def drop_path_scales(keys, rate: float, depth: int):
     """Per-example branch factors of stochastic depth (Huang et al. 2016): 0 with probability r_i,
-      else 1 / (1 - r_i).
+    else 1 / (1 - r_i).
 
     r_i rises linearly from 0 at the first block to `rate` at the last. Each draw is a function of
     the example's key, the block and the branch alone, so it does not depend on the rest of the

@@ -1,5 +1,5 @@
 """Position codes of patches: the fixed 2-D sine-cosine code, and resizing a grid of codes to
-  another image size.
+another image size.
 
 Everything here is a small static matrix computed in NumPy float64 while tracing.
 """

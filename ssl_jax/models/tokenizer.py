@@ -1,5 +1,5 @@
 """A frozen image tokenizer: images to one code per cell. STELLAR's published models reconstruct
-  such codes instead of pixels.
+such codes instead of pixels.
 
     from ssl_jax.models import tokenizer
     vqgan = tokenizer.maskgit_vqgan()

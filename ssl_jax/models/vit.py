@@ -274,7 +274,7 @@ class _ViT(nnx.Module):
 
     def _encode(self, x, scales, layers, attention):
         """Runs all blocks: x after the last, {i: x after block i} for i in layers, and the last
-          block's weights or None.
+        block's weights or None.
 
         With scan, the stack is cut only where an output is asked for.
         """

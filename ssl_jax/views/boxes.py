@@ -1,5 +1,5 @@
 """Crop boxes: drawing them, where their patches lie in the source image, composing and comparing
-  them.
+them.
 
 A box is (y, x, height, width) in pixels of the source image: the region [y, y + height) x [x, x +
 width), edges of pixels at integers. The functions over arrays accept NumPy arrays (on the host) and
@@ -14,7 +14,7 @@ def random_resized_crop(
     rng, height: int, width: int, *, scale, ratio=(3 / 4, 4 / 3)
 ) -> tuple[int, int, int, int]:
     """Draws the box of torchvision's RandomResizedCrop: whole pixels, area and aspect ratio uniform
-      within bounds.
+    within bounds.
 
     Up to 10 attempts draw an area (uniform share of the image) and an aspect ratio (log-uniform);
     the first that fits is placed uniformly. If none fits, the largest centred box whose aspect

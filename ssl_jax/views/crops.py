@@ -1,5 +1,5 @@
 """Cutting and resizing views: one definition (antialiased Keys cubic, a = -1/2), on the host and on
-  the device.
+the device.
 
 Sample o of a view lies at y + (o + 1/2) height / size - 1/2 in source pixels. Its value is the mean
 of the source pixels around it under Keys' cubic kernel, widened by height / size when the crop is

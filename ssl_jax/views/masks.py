@@ -107,7 +107,7 @@ def focal_mask(
     rng, grid: tuple[int, int], keep: int, *, focus: str = "none", prob: float = 0.5
 ) -> np.ndarray:
     """bool [rows * columns], True = masked, with exactly `keep` False: those of the smallest scores
-      (STELLAR's masks).
+    (STELLAR's masks).
 
     Scores are uniform in [0, 1). With probability `prob` a view has a focus: "gaussian" subtracts
     exp(-d^2 / (2 (sigma max(grid))^2)) with d the distance in cells to a random cell and sigma

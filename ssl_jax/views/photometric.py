@@ -1,5 +1,5 @@
 """Photometric augmentation inside the jitted step: colour jitter, grayscale, Gaussian blur,
-  solarize.
+solarize.
 
 Torchvision's operations in the order of DINO and iBOT: jitter (its four operations in an order
 drawn per view), grayscale, blur, solarize; every view draws which of them it gets. All branches run

@@ -1,5 +1,5 @@
 """View recipes: which crops, masks and photometric draws one image yields, and the batch that
-  carries them.
+carries them.
 
 Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`)
 or on the device, and photometric draws are made on the device inside the step (`prepare`). Every
@@ -216,7 +216,7 @@ def crop_host(
 
 def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
     """Makes the views of a batch: cuts them if the host did not, applies the photometric draws. For
-      use inside jit.
+    use inside jit.
 
     Each view's key is fold_in(key(seed), epoch, index, group, view).
 

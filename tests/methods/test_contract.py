@@ -39,7 +39,7 @@ def jitted(name, **changes):
     @functools.wraps(
         train_step
         # under its name the program is the one that test_resume.py compiles: the cache on disk has
-        #   it
+        # it
     )
     def counted(state, batch):
         traces.append(1)
