@@ -6,7 +6,7 @@ import time
 
 import jax
 
-from ssl_jax import loop, sharding, step
+from ssl_jax.train import loop, sharding, step
 
 
 def measure(configs: dict, rounds: int, steps: int = 10) -> dict[str, list[float]]:

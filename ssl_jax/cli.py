@@ -81,14 +81,15 @@ def _train(argv) -> int:
         import jax
 
         jax.distributed.initialize()  # finds its peers under SLURM, on TPU pods and GKE
-    from ssl_jax import loop
+    from ssl_jax.train import loop
 
     return loop.train(config, values.workdir)
 
 
 def _eval(argv) -> int:
-    from ssl_jax import evals, loop
+    from ssl_jax import evals
     from ssl_jax.evals import report
+    from ssl_jax.train import loop
 
     if len(argv) < 2 or argv[1].startswith("-"):
         raise InputError(

@@ -9,10 +9,11 @@ from pathlib import Path
 import jax
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, step, validate
+from ssl_jax import methods, validate
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
+from ssl_jax.train import step
 
 _ASSUMED_STEPS = 1000  # of an epoch, where the data are not here
 

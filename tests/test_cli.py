@@ -16,10 +16,11 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from ssl_jax import checkpoint, cli, evals, log, loop, methods, show, validate
+from ssl_jax import cli, evals, methods, show, validate
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data.source import ArraySource
+from ssl_jax.train import checkpoint, log, loop
 from tests import tiny
 from tests.conftest import ROOT
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from configs import compare as recipes
-from ssl_jax import loop
+from ssl_jax.train import loop
 from tests.conftest import ROOT
 
 

@@ -12,9 +12,10 @@ import jax
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import loop, methods, show, step, validate
+from ssl_jax import methods, show, validate
 from ssl_jax.config import InputError
 from ssl_jax.models import zoo
+from ssl_jax.train import loop, step
 from ssl_jax.views import recipe
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

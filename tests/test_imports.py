@@ -13,8 +13,7 @@ import pytest
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 
 # Left to right; a dotted name stands for that module of its package. The loader turns records into
-# views, so it stands right of both; `schedule` holds pure functions of the step that the methods
-# use too.
+# views, so it stands right of both.
 ORDER = (
     "config",
     "validate",
@@ -24,18 +23,18 @@ ORDER = (
     "models",
     "ops",
     "losses",
-    "schedule",
     "methods",
-    "optim",
-    "sharding",
-    "state",
-    "step",
+    "train.optim",
+    "train.schedule",
+    "train.sharding",
+    "train.state",
+    "train.step",
     "evals",
-    "checkpoint",
+    "train.checkpoint",
     "convert",
-    "log",
-    "health",
-    "loop",
+    "train.log",
+    "train.health",
+    "train",
     "show",
     "cli",
     "__main__",

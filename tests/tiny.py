@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 
-from ssl_jax import loop, methods
+from ssl_jax import methods
 from ssl_jax.data import source
+from ssl_jax.train import loop
 
 # What each method changes in the tiny config: dotted key -> value.
 _CHANGES = {

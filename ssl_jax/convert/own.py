@@ -4,11 +4,12 @@ from pathlib import Path
 
 import jax
 
-from ssl_jax import checkpoint, methods, optim, sharding, state
 from ssl_jax import config as config_lib
+from ssl_jax import methods
 from ssl_jax.config import InputError
 from ssl_jax.convert.fill import Source, Weights
 from ssl_jax.models.functional import flat_paths
+from ssl_jax.train import checkpoint, optim, sharding, state
 
 _MODEL = (
     "gelu",

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.convert import fill, own, read, torch_in
-from ssl_jax.state import TrainState
+from ssl_jax.train.state import TrainState
 
 
 def start_from(config, fresh: TrainState) -> TrainState:

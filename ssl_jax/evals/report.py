@@ -5,7 +5,8 @@ pixels; table, JSON, pictures.
 import json
 from pathlib import Path
 
-from ssl_jax import evals, state
+from ssl_jax import evals
+from ssl_jax.train import state
 
 
 class Evaluation:

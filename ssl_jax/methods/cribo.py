@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from ssl_jax import losses, ops, schedule
+from ssl_jax import losses, ops
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, multicrop, objects
 from ssl_jax.models import heads, vit, zoo
@@ -277,7 +277,7 @@ def objective(params, teacher, outputs, carry, key, progress, config):
 def teacher_temperature(progress, config):
     """tau_t: linear warm-up, constant within an epoch."""
     c = config.cribo
-    return schedule.linear_warmup(
+    return ops.linear_warmup(
         progress.epoch,
         start=c.teacher_temperature,
         end=c.final_teacher_temperature,
@@ -292,7 +292,7 @@ def position_weight(progress, config):
     c, epochs = config.cribo, math.ceil(progress.total_steps / progress.steps_per_epoch)
     if c.final_position_weight < 0:
         return jnp.float32(c.position_weight)
-    return schedule.linear_warmup(
+    return ops.linear_warmup(
         progress.epoch, start=c.position_weight, end=c.final_position_weight, warmup=epochs
     )
 

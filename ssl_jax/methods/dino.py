@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 
-from ssl_jax import losses, schedule
+from ssl_jax import losses, ops
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads, vit, zoo
@@ -145,7 +145,7 @@ def objective(params, teacher, outputs, carry, key, progress, config):
 def teacher_temperature(progress, config):
     """tau_t: linear warm-up, constant within an epoch (errata 7)."""
     c = config.dino
-    return schedule.linear_warmup(
+    return ops.linear_warmup(
         progress.epoch,
         start=c.teacher_temperature,
         end=c.final_teacher_temperature,

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from ssl_jax import losses, ops, schedule
+from ssl_jax import losses, ops
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, multicrop, similarity
 from ssl_jax.models import heads, vit, zoo
@@ -190,7 +190,7 @@ def _towards(end, start, position, total):
     """`end`, reached from `start` at position `total` on half a cosine; start < 0: `end`
     throughout.
     """
-    return schedule.warmup_cosine(position, base=start if start >= 0 else end, end=end, total=total)
+    return ops.warmup_cosine(position, base=start if start >= 0 else end, end=end, total=total)
 
 
 def _shift(queries, keys, tau):
@@ -315,7 +315,7 @@ def objective(params, teacher, outputs, carry, key, progress, config):
 def teacher_temperature(progress, config):
     """tau_t: linear warm-up, constant within an epoch (as in the published code)."""
     c = config.flsl
-    return schedule.linear_warmup(
+    return ops.linear_warmup(
         progress.epoch,
         start=c.teacher_temperature,
         end=c.final_teacher_temperature,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from ssl_jax import losses, schedule
+from ssl_jax import losses, ops
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads, vit, zoo
@@ -267,7 +267,7 @@ def teacher_temperature(progress, config, name: str):
     code).
     """
     c = config.ibot
-    return schedule.linear_warmup(
+    return ops.linear_warmup(
         progress.epoch,
         start=c[name].teacher_temperature,
         end=c[name].final_teacher_temperature,

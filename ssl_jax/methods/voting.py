@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax import ops, schedule
+from ssl_jax import ops
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads, vit, zoo
@@ -187,7 +187,7 @@ def temperatures(progress, config) -> dict:
     arguments of the losses.
     """
     c = section(config)
-    warm = schedule.linear_warmup(
+    warm = ops.linear_warmup(
         progress.step,
         start=c.teacher_temperature,
         end=c.final_teacher_temperature,

@@ -13,6 +13,7 @@ from ssl_jax.ops.localization import localization
 from ssl_jax.ops.mean_shift import mean_shift
 from ssl_jax.ops.memory import Memory, memory_init, memory_push, memory_valid
 from ssl_jax.ops.nearest import nearest
+from ssl_jax.ops.schedules import linear_warmup, warmup_cosine
 from ssl_jax.ops.sinkhorn import sinkhorn_cross_entropy, sinkhorn_knopp, sinkhorn_potentials
 from ssl_jax.ops.transport import Alignment, align_sets, entropic_transport
 from ssl_jax.ops.voting import build_sops, sample_anchors, sop_vote, sop_weights
@@ -29,6 +30,7 @@ __all__ = [
     "entropy",
     "joint_view_clustering",
     "koleo",
+    "linear_warmup",
     "localization",
     "mean_shift",
     "memory_init",
@@ -43,4 +45,5 @@ __all__ = [
     "sop_vote",
     "sop_weights",
     "volume_regularizer",
+    "warmup_cosine",
 ]

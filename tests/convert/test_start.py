@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import checkpoint, cli, convert, loop, methods, state
+from ssl_jax import cli, convert, methods
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.convert import fill, torch_in
 from ssl_jax.models.functional import flat_paths
+from ssl_jax.train import checkpoint, loop, state
 from tests import tiny
 from tests.conftest import ROOT
 from tests.convert import published

@@ -6,7 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from ssl_jax import log, loop, methods, sharding, step
+from ssl_jax import methods
+from ssl_jax.train import log, loop, sharding, step
 
 STEPS = 100
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import loop, sharding, step
 from ssl_jax.methods import METHODS
+from ssl_jax.train import loop, sharding, step
 from ssl_jax.views import recipe
 from tests import tiny
 

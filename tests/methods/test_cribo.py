@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import loop, ops, optim, validate
+from ssl_jax import ops, validate
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, cribo, objects
+from ssl_jax.train import loop, optim
 from ssl_jax.views import boxes, recipe
 from tests.losses.reference import close, entropy, log_softmax
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import loop, methods, ops, optim, step
+from ssl_jax import methods, ops
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, similarity
 from ssl_jax.methods import flsl as module
 from ssl_jax.models import heads
+from ssl_jax.train import loop, optim, step
 from ssl_jax.views import boxes, recipe
 from tests import tiny
 from tests.losses.reference import close

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import optim, validate
+from ssl_jax import validate
 from ssl_jax.config import InputError
 from ssl_jax.losses.ibot import ibot as ibot_loss
 from ssl_jax.methods import base, dino, multicrop
 from ssl_jax.methods.ibot import METHOD, teacher_temperature
 from ssl_jax.models import heads, vit, zoo
+from ssl_jax.train import optim
 from ssl_jax.views import recipe
 
 HEAD = dict(head_hidden=32, head_bottleneck=8)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import optim, state, step, validate
+from ssl_jax import validate
 from ssl_jax.config import InputError
 from ssl_jax.losses.mae import normalize_patches, patchify
 from ssl_jax.methods.mae import METHOD
+from ssl_jax.train import optim, state, step
 from ssl_jax.views import recipe
 
 MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, ops, optim, state, step, validate
+from ssl_jax import methods, ops, validate
 from ssl_jax.config import InputError
 from ssl_jax.methods import concepts, stellar
 from ssl_jax.models import tokenizer, zoo
+from ssl_jax.train import optim, state, step
 from ssl_jax.views import recipe
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

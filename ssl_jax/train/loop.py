@@ -13,22 +13,12 @@ import jax
 import numpy as np
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import (
-    checkpoint,
-    convert,
-    health,
-    log,
-    methods,
-    optim,
-    sharding,
-    state,
-    step,
-    validate,
-)
 from ssl_jax import config as config_lib
+from ssl_jax import convert, methods, validate
 from ssl_jax.config import InputError
 from ssl_jax.data import loader, source
 from ssl_jax.evals import report
+from ssl_jax.train import checkpoint, health, log, optim, sharding, state, step
 
 EXIT_DONE = 0
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: saved after a signal; the same command continues

@@ -5,10 +5,10 @@ teacher -> carry.
 import jax
 import jax.numpy as jnp
 
-from ssl_jax import schedule, sharding
 from ssl_jax.methods import Progress
 from ssl_jax.models import zoo
-from ssl_jax.state import TrainState
+from ssl_jax.train import schedule, sharding
+from ssl_jax.train.state import TrainState
 from ssl_jax.views import recipe
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from ssl_jax import sharding
 from ssl_jax.config import InputError
+from ssl_jax.train import sharding
 
 P = PartitionSpec
 
@@ -176,7 +176,7 @@ import jax, numpy as np
 jax.config.update("jax_num_cpu_devices", 2)
 index, port = int(sys.argv[1]), sys.argv[2]
 jax.distributed.initialize(f"localhost:{port}", 2, index)
-from ssl_jax import sharding
+from ssl_jax.train import sharding
 from ssl_jax.config import InputError
 mesh = sharding.make_mesh(2, 2)
 rows = np.arange(index * 4, index * 4 + 4, dtype=np.int32)

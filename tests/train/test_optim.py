@@ -12,9 +12,9 @@ import pytest
 from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import optim
 from ssl_jax.config import InputError
 from ssl_jax.methods.base import DEFAULT_RULES, NEVER, Rule
+from ssl_jax.train import optim
 
 EVERYTHING = ((".*", Rule(decay=True)),)
 
@@ -370,7 +370,7 @@ def test_shapes_alone_are_enough():
 
 
 def test_sharded_parameters_give_the_same_update():
-    from ssl_jax import sharding
+    from ssl_jax.train import sharding
 
     mesh = sharding.make_mesh(2, 4)
     params = {"kernel": jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)}

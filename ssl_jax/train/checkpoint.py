@@ -13,7 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from ssl_jax.config import InputError
-from ssl_jax.state import TrainState
+from ssl_jax.train.state import TrainState
 
 _ITEMS = ("state", "meta")
 _OVERHEAD = (

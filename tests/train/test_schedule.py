@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import schedule, validate
+from ssl_jax import ops, validate
+from ssl_jax.train import schedule
 
 
 def reference(base, end, total, warmup=0, start=0.0):
@@ -32,9 +33,7 @@ def reference(base, end, total, warmup=0, start=0.0):
 )
 def test_warmup_cosine_equals_float64(base, end, total, warmup, start):
     ours = jax.jit(
-        lambda t: schedule.warmup_cosine(
-            t, base=base, end=end, total=total, warmup=warmup, start=start
-        )
+        lambda t: ops.warmup_cosine(t, base=base, end=end, total=total, warmup=warmup, start=start)
     )
     values = np.asarray(ours(np.arange(total)), np.float64)
     assert ours(np.arange(total)).dtype == jnp.float32
@@ -53,13 +52,13 @@ def test_relative_error_stays_small_at_the_end_of_a_long_run():
         np.sin(0.5 * np.pi * (total - last) / total) ** 2
     )  # the same function by the half-angle formula
     np.testing.assert_allclose(exact, reference(1.0, 0.0, total)[last], rtol=1e-5)
-    got = np.asarray(schedule.warmup_cosine(last, base=1.0, end=0.0, total=total), np.float64)
+    got = np.asarray(ops.warmup_cosine(last, base=1.0, end=0.0, total=total), np.float64)
     np.testing.assert_allclose(got, exact, rtol=1e-6)
 
 
 def test_end_points():
     def value(t):
-        return float(schedule.warmup_cosine(t, base=1.0, end=0.1, total=100, warmup=10))
+        return float(ops.warmup_cosine(t, base=1.0, end=0.1, total=100, warmup=10))
 
     assert value(0) == 0.0
     assert value(9) == value(10) == 1.0  # the warm-up reaches the peak, and the cosine starts there
@@ -69,12 +68,12 @@ def test_end_points():
 
 @pytest.mark.parametrize("step", [3, np.int32(3), jnp.int32(3)])
 def test_steps_of_every_kind(step):
-    assert float(schedule.warmup_cosine(step, base=1.0, end=0.0, total=10, warmup=5)) == 0.75
+    assert float(ops.warmup_cosine(step, base=1.0, end=0.0, total=10, warmup=5)) == 0.75
 
 
 def test_linear_warmup_is_linspace_then_constant():
     exact = np.concatenate([np.linspace(0.04, 0.07, 30), np.full(20, 0.07)])
-    got = schedule.linear_warmup(jnp.arange(50), start=0.04, end=0.07, warmup=30)
+    got = ops.linear_warmup(jnp.arange(50), start=0.04, end=0.07, warmup=30)
     np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=1e-6)
 
 
@@ -82,22 +81,19 @@ def test_linear_warmup_is_linspace_then_constant():
     ("warmup", "expected"), [(0, [2.0, 2.0, 2.0]), (1, [1.0, 2.0, 2.0]), (2, [1.0, 2.0, 2.0])]
 )
 def test_short_warmups(warmup, expected):
-    assert (
-        schedule.linear_warmup(jnp.arange(3), start=1.0, end=2.0, warmup=warmup).tolist()
-        == expected
-    )
+    assert ops.linear_warmup(jnp.arange(3), start=1.0, end=2.0, warmup=warmup).tolist() == expected
 
 
 def test_linear_warmup_takes_a_traced_length():
     """A method multiplies its epochs with progress.steps_per_epoch, which may be traced."""
-    run = jax.jit(lambda t, w: schedule.linear_warmup(t, start=1.0, end=3.0, warmup=w))
+    run = jax.jit(lambda t, w: ops.linear_warmup(t, start=1.0, end=3.0, warmup=w))
     assert [float(run(jnp.int32(1), jnp.int32(w))) for w in (0, 3, 5)] == [3.0, 2.0, 1.5]
 
 
 def test_piecewise_constant_by_epoch():
     """DINO's temperature: the same function of the epoch stays constant within it."""
     steps = jnp.arange(12)
-    got = schedule.linear_warmup(steps // 4, start=0.0, end=1.0, warmup=3)
+    got = ops.linear_warmup(steps // 4, start=0.0, end=1.0, warmup=3)
     assert got.tolist() == [0.0] * 4 + [0.5] * 4 + [1.0] * 4
 
 

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 
-from ssl_jax import checkpoint, log, loop, sharding, step
 from ssl_jax.methods import METHODS
+from ssl_jax.train import checkpoint, log, loop, sharding, step
 from tests import tiny
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 NAMES = sorted(METHODS)
 
 

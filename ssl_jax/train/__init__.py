@@ -1,0 +1,1 @@
+"""Training: state, optimizer, schedules, step, loop, checkpoints, sharding and logs."""
