@@ -188,7 +188,7 @@ def _parse(argv, *, saved=None, **others):
         match = re.match(r"flag --config\.([^=]+)=(.*?): ", str(error))
         if not match or match[1] not in known:
             raise
-        raise InputError(validate.wrong_type(match[1], match[2], known[match[1]])) from error
+        raise InputError(config_lib.wrong_type(match[1], match[2], known[match[1]])) from error
     if extra:
         raise InputError(f'unexpected argument "{extra[0]}"; see ssl-jax --help')
     return values, values["config"].value, start

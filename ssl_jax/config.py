@@ -6,10 +6,12 @@ change values; the command line changes more; `validate.resolve` adds the sectio
 computed and never set by hand. This module imports nothing of the package.
 """
 
+import dataclasses
 import difflib
 import importlib.util
 import inspect
 import json
+import math
 import re
 import sys
 from collections.abc import Collection, Mapping
@@ -223,6 +225,137 @@ def _data_section() -> ConfigDict:
     d.length = 10000  # number of generated images (embedded sets)
     d.size = 0  # pixels: shorter side resized to this, then a square centre crop; 0 = as stored
     return d
+
+
+# --- keys
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key of a config, declared where it is used: default, meaning, and what is allowed.
+
+    default: also gives the type; an integer may stand for a float, a list for a tuple.
+    meaning: a phrase for people; unit: of the value, as "pixels" or "images".
+    above, least, below, most: range of a number, or of every element of a tuple.
+    choices: the values allowed. length: of a tuple; 0 = any. ordered: (low, high) with low <= high.
+    free: may differ when a run is continued, because it changes where or how something is
+      computed, shown or stored, and not what.
+    """
+
+    default: Any
+    meaning: str
+    unit: str = ""
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+    choices: tuple = ()
+    length: int = 0
+    ordered: bool = False
+    free: bool = False
+
+    def check(self, name: str, value) -> None:
+        """Refuses a value that this key, called `name`, cannot have. Raises InputError."""
+        if _as_type(value, self.default) is None:
+            raise InputError(wrong_type(name, value, self.default))
+        check_choice(name, value, self.choices or (value,))
+        numbers = value if isinstance(value, tuple | list) else (value,)
+        if self.length and len(numbers) != self.length:
+            raise InputError(f"{name} is {value}; it must be {self.length} numbers")
+        for number in numbers:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise InputError(f"{name} is {value}; it must be finite")
+            if not self._holds(number):
+                raise InputError(f"{name} is {value}; it must be {self.range()}")
+        if self.ordered and list(numbers) != sorted(numbers):
+            raise InputError(f"{name} is {value}; it must be (low, high) with low <= high")
+
+    def _holds(self, number) -> bool:
+        return (
+            (self.above is None or number > self.above)
+            and (self.least is None or number >= self.least)
+            and (self.below is None or number < self.below)
+            and (self.most is None or number <= self.most)
+        )
+
+    def range(self) -> str:
+        """The allowed range in words: "above 0", "at least 1 and below 5"; "" without one."""
+        limits = {
+            "above": self.above,
+            "at least": self.least,
+            "below": self.below,
+            "at most": self.most,
+        }
+        return " and ".join(f"{word} {x:g}" for word, x in limits.items() if x is not None)
+
+
+def key(default, meaning: str, **limits) -> Key:
+    """Declares a key of a section: `lr=key(5e-4, "peak learning rate", above=0)`; see `Key`."""
+    return Key(default, meaning, **limits)
+
+
+def with_defaults(keys: dict, changes: dict) -> dict:
+    """The declared section `keys` with other defaults, {"cls.anchors": 8192}."""
+    changed = dict(keys)
+    for name, default in changes.items():
+        head, _, rest = name.partition(".")
+        old = changed[head]
+        new = (
+            with_defaults(old, {rest: default})
+            if rest
+            else dataclasses.replace(old, default=default)
+        )
+        changed[head] = new
+    return changed
+
+
+def build(keys: Mapping) -> ConfigDict:
+    """A locked ConfigDict with the defaults of a (nested) dict of Keys."""
+    values = {
+        name: build(entry) if isinstance(entry, Mapping) else entry.default
+        for name, entry in keys.items()
+    }
+    return ConfigDict(values).lock()
+
+
+def check_choice(name: str, value, choices: Collection) -> None:
+    """Raises InputError, naming the nearest choice, if `value` is none of `choices`."""
+    if value not in choices:
+        close = nearest(str(value), [str(choice) for choice in choices])
+        hint = f'; did you mean "{close}"?' if close else ""
+        listed = ", ".join(map(str, choices))
+        raise InputError(f'{name} is "{value}"; it must be one of {listed}{hint}')
+
+
+def _as_type(value, current):
+    """`value` as the type of `current` without loss (int -> float, list -> tuple), or None if it
+    has another type.
+    """
+    if isinstance(current, tuple):
+        if not isinstance(value, (tuple, list)):
+            return None
+        # Elements follow the first element of the default; an empty default says nothing about
+        # them.
+        items = tuple(_as_type(v, current[0]) if current else v for v in value)
+        return None if None in items else items
+    if isinstance(current, bool) or isinstance(value, bool):
+        return value if isinstance(value, bool) and isinstance(current, bool) else None
+    if isinstance(current, float):
+        return float(value) if isinstance(value, (int, float)) else None
+    return value if isinstance(value, type(current)) else None
+
+
+def wrong_type(key: str, value, current) -> str:
+    """Message for a value that cannot stand where `current` stands."""
+    return f"{key} is {value!r}; it must be {_wanted(current)}, for example {current!r}"
+
+
+def _wanted(current) -> str:
+    if isinstance(current, tuple):
+        return f"a tuple of {_wanted(current[0]).split()[-1]}s" if current else "a tuple"
+    return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}.get(
+        type(current), type(current).__name__
+    )
 
 
 # --- names

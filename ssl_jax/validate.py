@@ -3,7 +3,6 @@ is allocated.
 """
 
 import math
-from collections.abc import Collection
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
@@ -13,10 +12,12 @@ from ssl_jax.config import (
     EVAL_TASKS,
     MODEL_SIZES,
     InputError,
+    _as_type,
     base,
+    check_choice,
     flatten,
-    nearest,
     unknown,
+    wrong_type,
 )
 
 _CHOICES = {
@@ -34,14 +35,6 @@ _CHOICES = {
     "eval.dense.kind": DATA_KINDS,
     "eval.dense_vote": ("plain", "softmax"),
 }
-
-
-def check_choice(key: str, value, choices: Collection[str]) -> None:
-    """Raises InputError, naming the nearest choice, if `value` is none of `choices`."""
-    if value not in choices:
-        close = nearest(str(value), choices)
-        hint = f'; did you mean "{close}"?' if close else ""
-        raise InputError(f'{key} is "{value}"; it must be one of {", ".join(choices)}{hint}')
 
 
 def check_keys(config) -> None:
@@ -69,37 +62,6 @@ def check_keys(config) -> None:
         raise InputError(
             f"config lacks {', '.join(missing)}; start from ssl_jax.methods.base_config(NAME)"
         )
-
-
-def _as_type(value, current):
-    """`value` as the type of `current` without loss (int -> float, list -> tuple), or None if it
-    has another type.
-    """
-    if isinstance(current, tuple):
-        if not isinstance(value, (tuple, list)):
-            return None
-        # Elements follow the first element of the default; an empty default says nothing about
-        # them.
-        items = tuple(_as_type(v, current[0]) if current else v for v in value)
-        return None if None in items else items
-    if isinstance(current, bool) or isinstance(value, bool):
-        return value if isinstance(value, bool) and isinstance(current, bool) else None
-    if isinstance(current, float):
-        return float(value) if isinstance(value, (int, float)) else None
-    return value if isinstance(value, type(current)) else None
-
-
-def wrong_type(key: str, value, current) -> str:
-    """Message for a value that cannot stand where `current` stands."""
-    return f"{key} is {value!r}; it must be {_wanted(current)}, for example {current!r}"
-
-
-def _wanted(current) -> str:
-    if isinstance(current, tuple):
-        return f"a tuple of {_wanted(current[0]).split()[-1]}s" if current else "a tuple"
-    return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}.get(
-        type(current), type(current).__name__
-    )
 
 
 _POSITIVE = """

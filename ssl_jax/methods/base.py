@@ -10,10 +10,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.validate import (
-    check_choice as check_choice,
-)  # methods use it beside the rest of this module
-
 NEVER = math.inf  # freeze_epochs of a parameter that is never trained
 
 

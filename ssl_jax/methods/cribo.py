@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from ssl_jax import losses, ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods import base, multicrop, objects
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.views import boxes, recipe
@@ -77,9 +77,9 @@ def defaults() -> ml_collections.ConfigDict:
 def check(config) -> None:
     """Refuses impossible settings of the `cribo` section by name. Raises InputError."""
     c, v = config.cribo, config.views
-    base.check_choice("cribo.clustering", c.clustering, ("sinkhorn", "kmeans"))
-    base.check_choice("cribo.normalize", c.normalize, ("image", "batch"))
-    base.check_choice("cribo.counts", c.counts, ("own", "first"))
+    check_choice("cribo.clustering", c.clustering, ("sinkhorn", "kmeans"))
+    check_choice("cribo.normalize", c.normalize, ("image", "batch"))
+    check_choice("cribo.counts", c.counts, ("own", "first"))
     for key in (
         "student_temperature",
         "teacher_temperature",

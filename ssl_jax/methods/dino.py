@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from ssl_jax import losses, ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.views import recipe
@@ -42,7 +42,7 @@ def defaults() -> ml_collections.ConfigDict:
 def check(config) -> None:
     """Refuses impossible settings of the `dino` section by name. Raises InputError."""
     c = config.dino
-    base.check_choice("dino.global_token", c.global_token, ("cls", "mean"))
+    check_choice("dino.global_token", c.global_token, ("cls", "mean"))
     for key in ("student_temperature", "teacher_temperature", "final_teacher_temperature"):
         if not c[key] > 0:
             raise InputError(f"dino.{key} is {c[key]}; a temperature must be above 0")

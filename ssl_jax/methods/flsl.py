@@ -14,7 +14,7 @@ import ml_collections
 import numpy as np
 
 from ssl_jax import losses, ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods import base, multicrop, similarity
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.views import recipe, windows
@@ -82,8 +82,8 @@ def check(config) -> None:
         if not fits:
             raise InputError(f"flsl.{key} is {c[key]}; it must be {wanted}")
 
-    base.check_choice("flsl.photometric", c.photometric, ("either", "both"))
-    base.check_choice("flsl.targets", c.targets, ("softmax", "centered", "batch_softmax"))
+    check_choice("flsl.photometric", c.photometric, ("either", "both"))
+    check_choice("flsl.targets", c.targets, ("softmax", "centered", "batch_softmax"))
     for key in ("student_temperature", "teacher_temperature", "final_teacher_temperature"):
         require(c[key] > 0, key, "above 0")
     for key in ("v", "eta", "gamma", "sa_sharpness", "ca_sharpness", "teacher_temperature_epochs"):

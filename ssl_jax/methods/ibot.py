@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 
 from ssl_jax import losses, ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.views import recipe
@@ -60,8 +60,8 @@ def defaults() -> ml_collections.ConfigDict:
 def check(config) -> None:
     """Refuses impossible settings of the `ibot` section by name. Raises InputError."""
     c = config.ibot
-    base.check_choice("ibot.shared_head", c.shared_head, ("all", "mlp", "none"))
-    base.check_choice("ibot.global_token", c.global_token, ("cls", "mean"))
+    check_choice("ibot.shared_head", c.shared_head, ("all", "mlp", "none"))
+    check_choice("ibot.global_token", c.global_token, ("cls", "mean"))
     if not c.student_temperature > 0:
         raise InputError(
             f"ibot.student_temperature is {c.student_temperature}; a temperature must be above 0"

@@ -10,7 +10,7 @@ import ml_collections
 import numpy as np
 
 from ssl_jax import losses
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import decoder, position, vit, zoo
 from ssl_jax.views import masks, recipe
@@ -36,7 +36,7 @@ def check(config) -> None:
     Raises InputError.
     """
     c, v = config.mae, config.views
-    base.check_choice("mae.global_token", c.global_token, ("cls", "mean"))
+    check_choice("mae.global_token", c.global_token, ("cls", "mean"))
     for key in ("decoder_width", "decoder_depth", "decoder_heads"):
         if c[key] < 1:
             raise InputError(f"mae.{key} is {c[key]}; it must be at least 1")

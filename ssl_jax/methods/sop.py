@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from ssl_jax import losses, ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods import base, voting
 
 
@@ -62,11 +62,9 @@ def check(config) -> None:
     """Refuses impossible settings of the method's section by name. Raises InputError."""
     voting.check(config)
     c, method = voting.section(config), config.method
-    base.check_choice(
-        f"{method}.contributions", c.contributions, ("similarity", "smoothed", "onehot")
-    )
-    base.check_choice(f"{method}.pool", c.pool, ("exclude_anchors", "self"))
-    base.check_choice(f"{method}.anchors", c.anchors, ("random", "fixed"))
+    check_choice(f"{method}.contributions", c.contributions, ("similarity", "smoothed", "onehot"))
+    check_choice(f"{method}.pool", c.pool, ("exclude_anchors", "self"))
+    check_choice(f"{method}.anchors", c.anchors, ("random", "fixed"))
     if not 0 < c.smoothing < 1:
         raise InputError(f"{method}.smoothing is {c.smoothing}; it must lie between 0 and 1")
     for name in ("cls", "patch"):

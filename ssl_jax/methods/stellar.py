@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from ssl_jax import ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.losses.stellar import stellar as stellar_loss
 from ssl_jax.methods import base, concepts
 from ssl_jax.models import decoder, factorise, heads, vit, zoo
@@ -90,7 +90,7 @@ def check(config) -> None:
     """Refuses impossible settings of the `stellar` section by name. Raises InputError."""
     c, v, m = config.stellar, config.views, config.model
     for key, allowed in _CHOICES.items():
-        base.check_choice(f"stellar.{key}", c[key], allowed)
+        check_choice(f"stellar.{key}", c[key], allowed)
     for key, low in _LEAST.items():
         if c[key] < low or (low == 0 and c[key] == 0):
             raise InputError(

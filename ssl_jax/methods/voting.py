@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.views import recipe
@@ -36,7 +36,7 @@ def tasks(config) -> tuple[str, ...]:
 def check(config) -> None:
     """Refuses what no method of this family can work with, by name. Raises InputError."""
     c, method = section(config), config.method
-    base.check_choice(f"{method}.global_token", c.global_token, ("cls", "mean"))
+    check_choice(f"{method}.global_token", c.global_token, ("cls", "mean"))
     for key in ("student_temperature", "teacher_temperature", "final_teacher_temperature"):
         if not c[key] > 0:
             raise InputError(f"{method}.{key} is {c[key]}; a temperature must be above 0")
