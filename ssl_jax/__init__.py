@@ -10,21 +10,33 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ssl_jax import convert, evals, losses, methods, models, ops
+    from ssl_jax.api import load
+    from ssl_jax.methods import register
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "convert", "evals", "losses", "methods", "models", "ops"]
+_FUNCTIONS = {"load": "api", "register": "methods"}
+__all__ = [
+    "__version__",
+    "convert",
+    "evals",
+    "load",
+    "losses",
+    "methods",
+    "models",
+    "ops",
+    "register",
+]
 
 
 def __getattr__(name: str):
-    """The public module of that name, imported on first use. Raises AttributeError for any other
-    name.
-    """
+    """The public module or function of that name, imported on first use. Raises AttributeError for
+    any other name."""
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
     if name in __all__:
         return importlib.import_module(f"{__name__}.{name}")
     public = ", ".join(__all__[1:])
-    raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}; its public modules are {public}"
-    )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public are {public}")
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict, FrozenConfigDict, config_flags
 
 from ssl_jax import config as config_lib
 from ssl_jax import validate
@@ -81,15 +81,14 @@ def _train(argv) -> int:
         import jax
 
         jax.distributed.initialize()  # finds its peers under SLURM, on TPU pods and GKE
-    from ssl_jax.train import loop
+    from ssl_jax import api
 
-    return loop.train(config, values.workdir)
+    return api.train(config, values.workdir)
 
 
 def _eval(argv) -> int:
-    from ssl_jax import evals
+    from ssl_jax import api, evals
     from ssl_jax.evals import report
-    from ssl_jax.train import loop
 
     if len(argv) < 2 or argv[1].startswith("-"):
         raise InputError(
@@ -100,7 +99,7 @@ def _eval(argv) -> int:
         raise InputError(
             "--config=FILE is for train and show; eval takes the config that the checkpoint holds"
         )
-    saved = loop.saved_config(argv[1])
+    saved = api.saved_config(argv[1])
     values, config, _ = _parse(argv[:1] + argv[2:], saved=saved, task=[])
     for key in config_lib.changed(saved, config):
         if not key.startswith("eval."):
@@ -115,9 +114,9 @@ def _eval(argv) -> int:
         )
     config.eval.tasks = tasks
     validate.validate(config, num_devices=None)
-    method, config, weights, step = loop.load(argv[1], config)
-    results = report.Evaluation(method, config).compare(weights)
-    print(f"{config.method}, step {step}")
+    encoder = api.load(argv[1])
+    results = report.Evaluation(FrozenConfigDict(config)).compare(encoder.params, encoder.constants)
+    print(encoder)
     print(evals.comparison_table(results))
     for name, scores in results.items():
         print(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))

@@ -13,7 +13,6 @@ from ssl_jax import methods, validate
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
-from ssl_jax.train import step
 
 _ASSUMED_STEPS = 1000  # of an epoch, where the data are not here
 
@@ -31,7 +30,7 @@ def text(file_config, final_config) -> str:
     values = config_lib.flatten(resolved)
     width = max(map(len, values))
     rows = [f"{key:<{width}}  {value!r:<28} {origin[key]}" for key, value in sorted(values.items())]
-    return "\n".join([*rows, "", *_costs(method, resolved), *note, *missing])
+    return "\n".join([*rows, "", *_costs(methods.make(resolved), resolved), *note, *missing])
 
 
 def _missing(method, config) -> list[str]:
@@ -59,9 +58,9 @@ def _num_records(config) -> tuple[int, list[str]]:
 
 def _costs(method, config) -> list[str]:
     """Lines on parameters, FLOPs and expected numbers."""
-    params, _ = jax.eval_shape(lambda: method.init(jax.random.key(0), config))
+    params, _ = jax.eval_shape(lambda: method.init(jax.random.key(0)))
     size = config.model.image_size
-    image = step.flops_per_image(method, config)
+    image = method.flops
     rows = {f"parameters, {name}": f"{zoo.count(tree):,}" for name, tree in params.items()}
     rows["parameters, all"] = f"{zoo.count(params):,}"
     rows[f"forward, one {size} px image"] = (

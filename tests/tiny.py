@@ -161,7 +161,7 @@ def float_source():
 
 def batches(run: loop.Run, count: int) -> list[dict]:
     """The first `count` batches of the run, on the host."""
-    stream = loop._loader(run, 0)
+    stream = loop.open_loader(run)
     try:
         return [next(stream) for _ in range(count)]
     finally:

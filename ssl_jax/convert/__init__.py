@@ -1,12 +1,11 @@
-"""Weights from elsewhere: published PyTorch checkpoints and runs of our own.
+"""Weights that others published, by a table of names per family.
 
 `tables` is the list of who calls what how; `load_vit` gives an encoder, `load_torch` fills the
-parameters of a method, and `start_from` is what `ssl-jax train --config.init_from=PATH` does.
+parameters of a method. `ssl-jax train --config.init_from=PATH` goes through train.start.
 """
 
 from ssl_jax.convert.fill import Report
-from ssl_jax.convert.start import start_from
 from ssl_jax.convert.tables import FAMILIES
 from ssl_jax.convert.torch_in import load_torch, load_vit
 
-__all__ = ["FAMILIES", "Report", "load_torch", "load_vit", "start_from"]
+__all__ = ["FAMILIES", "Report", "load_torch", "load_vit"]

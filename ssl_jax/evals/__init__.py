@@ -1,9 +1,8 @@
 """Evaluation of frozen features: k-NN, linear probe, dense retrieval. Accuracies and mIoU are in
 percent.
 
-    bind = evals.network(method, config)
-    evals.evaluate(bind(params), config, tasks=("knn", "dense"))  # {"knn": 81.2, "knn_k10": 80.9,
-      ..., "dense": 55.0}
+    encoder = ssl_jax.load("runs/a")
+    evals.evaluate(encoder, encoder.config, tasks=("knn", "dense"))  # {"knn": 81.2, ...}
 
 A task turns the features of a training and a test set into a flat dict of numbers; a new task is
 one module and one line in TASKS. Figures are in `evals.visualise` (imports matplotlib, so it is not
@@ -17,7 +16,7 @@ from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data.source import Prepared, make_source
 from ssl_jax.evals import dense_retrieval, features, knn, linear, rank
-from ssl_jax.evals.features import ROWS, Extracted, baselines, extract, network, raw_pixels, subset
+from ssl_jax.evals.features import ROWS, Extracted, extract, raw_pixels, subset
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 
@@ -91,7 +90,8 @@ def evaluate(
     """Runs tasks on frozen features; each image is encoded once however many tasks use it.
 
     Args:
-      features_fn: jitted, images [B, H, W, 3] in [0, 1] -> Features (`network`, `raw_pixels`).
+      features_fn: images [B, H, W, 3] in [0, 1] -> Features: a `methods.encoder.Encoder`, or
+        `raw_pixels`.
       config: `eval.tasks`, `eval.image` and `eval.dense` (data sections with `split` and
         `test_split`), `eval.train_examples` and `eval.test_examples` (0: all; otherwise a draw from
         `seed`), `eval.batch_size`, `eval.crop`, and the keys of the tasks.
@@ -183,7 +183,6 @@ __all__ = [
     "TASKS",
     "Extracted",
     "Task",
-    "baselines",
     "check_tasks",
     "comparison_table",
     "dense_retrieval",
@@ -193,7 +192,6 @@ __all__ = [
     "features",
     "knn",
     "linear",
-    "network",
     "raw_pixels",
     "sources",
     "subset",

@@ -233,23 +233,6 @@ def _check_finite(name, values, kept, source):
         )
 
 
-def network(method, config, *, layers=(), attention=False):
-    """Returns bind(params) -> features_fn; all parameter trees (trained, untrained) share one
-    compiled function.
-
-    Args:
-      method: methods.Method. config: the resolved config, constant for the life of the returned
-        function.
-      layers, attention: passed to `method.features`.
-    """
-    apply = jax.jit(
-        lambda params, images: method.features(
-            params, images, config, layers=layers, attention=attention
-        )
-    )
-    return lambda params: functools.partial(apply, params)
-
-
 @functools.cache
 def raw_pixels(patch: int, grid: int = RAW_GRID):
     """features_fn of the raw-pixel baseline, for the same evaluation as a network with patches of
@@ -288,14 +271,3 @@ def area_weights(size: int, cells: int) -> np.ndarray:
     pixels = np.arange(size)
     overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
     return (np.maximum(overlap, 0) * cells / size).astype(np.float32)
-
-
-def baselines(method, config, *, untrained, trained, attention=False) -> dict:
-    """The rows of the comparison: {"untrained network": fn, "raw pixels": fn, "trained": fn}, each
-    a features_fn.
-
-    Args:
-      untrained, trained: parameter trees of `method`; both share one compiled function.
-    """
-    bind = network(method, config, attention=attention)
-    return dict(zip(ROWS, (bind(untrained), raw_pixels(config.model.patch), bind(trained))))

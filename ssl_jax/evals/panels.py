@@ -13,8 +13,8 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
-from ssl_jax.evals import features, visualise
-from ssl_jax.methods.base import Panel, Picture
+from ssl_jax.evals import features, pictures, visualise
+from ssl_jax.evals.pictures import Panel, Picture
 
 COUNT = 16  # images handed to a method
 _SIDE, _WIDEST = (
@@ -28,7 +28,7 @@ _ROWS, _COLUMNS = (
 _TITLE = 0.19  # inches a line of a panel's title takes
 
 
-def draw(method, weights, config, sources_of: dict, folder: Path) -> list[Path]:
+def draw(encoder, sources_of: dict, folder: Path) -> list[Path]:
     """All pictures of a method as FOLDER/METHOD_NAME.png, of the first test images of the dense
     set, else of the image set.
 
@@ -37,17 +37,18 @@ def draw(method, weights, config, sources_of: dict, folder: Path) -> list[Path]:
     on.
 
     Args:
-      method: methods.Method; without `pictures` nothing is drawn. weights: the tree to evaluate.
+      encoder: methods.encoder.Encoder; of a method without pictures nothing is drawn.
       sources_of: {section: (train source, test source)} as from `evals.sources`.
 
     Returns:
       The files written.
     """
+    config, method = encoder.config, encoder.config.method
     section = next((name for name in ("dense", "image") if name in sources_of), None)
-    if method.pictures is None or section is None:
+    if section is None:
         return []
     paths = []
-    with _survived(folder, f"{method.name}_pictures"):
+    with _survived(folder, f"{method}_pictures"):
         source = sources_of[section][1]
         images = features.images_of(
             source,
@@ -55,9 +56,9 @@ def draw(method, weights, config, sources_of: dict, folder: Path) -> list[Path]:
             crop=config.eval.crop,
             multiple=config.model.patch,
         )
-        for name, picture in method.pictures(weights, images, config).items():
-            with _survived(folder, f"{method.name}_{name}"):
-                paths.append(grid(picture, folder, f"{method.name}_{name}.png"))
+        for name, picture in pictures.draw(encoder, images).items():
+            with _survived(folder, f"{method}_{name}"):
+                paths.append(grid(picture, folder, f"{method}_{name}.png"))
     return paths
 
 

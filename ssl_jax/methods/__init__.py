@@ -1,29 +1,72 @@
-"""The only registry of methods."""
+"""The registry of methods: what a config's `method` names."""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ssl_jax import config as config_lib
-from ssl_jax.methods import cribo, dino, flsl, ibot, mae, massl, sop, sove, stellar
+from ssl_jax.methods import dino
 from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
 
-METHODS: dict[str, Method] = {
-    m.METHOD.name: m.METHOD for m in (cribo, dino, flsl, ibot, mae, massl, sop, sove, stellar)
-}
+
+class Definition(NamedTuple):
+    """A method that a config can name.
+
+    make(config) -> Method: binds networks and settings of a resolved config.
+    defaults() -> dict of `config.Key`: the section of the config under the method's name.
+    check(config): refuses impossible settings (InputError); the config is not resolved yet.
+    """
+
+    make: Callable
+    defaults: Callable
+    check: Callable
 
 
-def get(name: str) -> Method:
+METHODS: dict[str, Definition] = {}
+
+
+def register(name: str, make: Callable, defaults: Callable, check: Callable) -> None:
+    """Adds a method under `name`; see `Definition`.
+
+    A module outside the package calls this when it is imported; `--import=my.module` has it
+    imported, and is kept in the checkpoint. Registering a name again replaces it.
+    """
+    METHODS[name] = Definition(make, defaults, check)
+
+
+def get(name: str) -> Definition:
     """The method of that name. Raises InputError naming the nearest one."""
     if name not in METHODS:
         raise config_lib.InputError(config_lib.unknown("method", name, METHODS))
     return METHODS[name]
 
 
+def make(config) -> Method:
+    """The method that a resolved config names, bound to it."""
+    return get(config.method).make(config)
+
+
 def base_config(name: str):
     """A complete config for method `name`: the package defaults plus the method's own section."""
     config = config_lib.base()
     config.method = name
-    config[name] = (
-        get(name).defaults().lock()
-    )  # like the other sections: a misspelt key is an error, not a new key
+    config[name] = config_lib.build(get(name).defaults())
     return config
 
 
-__all__ = ["METHODS", "Features", "Method", "Output", "Progress", "Rule", "base_config", "get"]
+for _module in (dino,):
+    _name = _module.__name__.rpartition(".")[2]
+    register(_name, _module.make, _module.defaults, _module.check)
+
+__all__ = [
+    "METHODS",
+    "Definition",
+    "Features",
+    "Method",
+    "Output",
+    "Progress",
+    "Rule",
+    "base_config",
+    "get",
+    "make",
+    "register",
+]

@@ -1,6 +1,5 @@
-"""What a method is: a NamedTuple of pure functions, and the few records that pass between them and
-the step.
-"""
+"""What a method is: pure functions bound once to a config, and the records that pass between them
+and the train step."""
 
 import math
 from collections.abc import Callable
@@ -9,6 +8,9 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from ssl_jax.views.recipe import ViewRecipe
 
 NEVER = math.inf  # freeze_epochs of a parameter that is never trained
 
@@ -33,16 +35,16 @@ class Rule:
     clip_group: str | None = None
 
 
-# A method's rules are an ordered tuple of (regular expression of the whole path, Rule); the first
-# match counts.
-DEFAULT_RULES: tuple[tuple[str, Rule], ...] = ((".*", Rule()),)
+# An ordered tuple of (regular expression of the whole path, Rule); the first match counts.
+Rules = tuple[tuple[str, Rule], ...]
+DEFAULT_RULES: Rules = ((".*", Rule()),)
 
 
 class Progress(NamedTuple):
     """Where the run stands; step, epoch and epoch_fraction are traced scalars.
 
-    step: int32, batches seen before this one. epoch: int32, step // steps_per_epoch.
-    epoch_fraction: float32, step / steps_per_epoch.
+    step: int32, batches seen before this one. epoch: int32, step // steps_per_epoch (the last
+    partial batch of an epoch is dropped). epoch_fraction: float32, step / steps_per_epoch.
     """
 
     step: jax.Array
@@ -51,11 +53,15 @@ class Progress(NamedTuple):
     steps_per_epoch: int
     total_steps: int
 
+    @property
+    def total_epochs(self) -> float:
+        """Length of the run in epochs; may be a fraction."""
+        return self.total_steps / self.steps_per_epoch
+
 
 class Output(NamedTuple):
     """Second result of `objective`: the new carry (same structure as the old) and named float32
-    scalars.
-    """
+    scalars."""
 
     carry: Any
     metrics: dict[str, jax.Array]
@@ -65,9 +71,9 @@ class Features(NamedTuple):
     """What a trained network says about images, all float32, after the final norm.
 
     image [B, d]: the vector the method means by "the image". cls [B, d] or None. patches [B, h, w,
-      d].
-    attention [B, heads, N, N] of the last block, and layers {block index: Tokens}: if asked for.
-    extras: its own."""
+    d]. attention [B, heads, N, N] of the last block, and layers {block index: Tokens}: if asked
+    for. extras: what else the method has to show, by name, if asked for.
+    """
 
     image: jax.Array
     cls: jax.Array | None
@@ -77,28 +83,8 @@ class Features(NamedTuple):
     extras: dict[str, Any] | None = None
 
 
-class Panel(NamedTuple):
-    """One cell of a picture: an image, and what is laid over it.
-
-    image: [H, W, 3] in [0, 1]. heat: [h, w] >= 0, drawn as a translucent map from its minimum to
-    its maximum. labels: [h, w] int, drawn as translucent regions (below 0: none). marks: (y, x) in
-    0..1 of the image. title: short text above.
-    """
-
-    image: Any
-    heat: Any = None
-    labels: Any = None
-    marks: tuple = ()
-    title: str = ""
-
-
-class Picture(NamedTuple):
-    """A grid of panels with a title; a row may be shorter than the others. `evals.panels`
-    draws it.
-    """
-
-    title: str
-    rows: tuple[tuple[Panel, ...], ...]
+def no_constants() -> None:
+    """Default `constants`: nothing frozen beside the parameters."""
 
 
 def no_teacher(params) -> None:
@@ -106,66 +92,61 @@ def no_teacher(params) -> None:
     del params
 
 
-def default_rules(config):
-    """Default `rules`: everything trained, decay on matrices only."""
-    del config
-    return DEFAULT_RULES
-
-
-def no_warnings(metrics, config) -> list[str]:
+def no_warnings(metrics) -> list[str]:
     """Default `health`."""
-    del metrics, config
+    del metrics
     return []
 
 
 class Method(NamedTuple):
-    """A method as pure functions of arrays and a (resolved, hashable) config.
+    """A method with its networks and settings bound: no function takes a config, all are pure.
 
-    defaults() -> ConfigDict
-        The section config[name], with a comment per key.
-    check(config) -> None
-        Refuses impossible settings of that section (InputError). The config is not resolved yet.
-    views(config) -> ViewRecipe
-        What crops, sizes and masks one image yields.
-    init(key, config) -> (params, carry)
-        params: trainable nested dict; carry: memories, centers, counters (or None).
-    encode(params, teacher, batch, keys, config) -> outputs
-        The networks only, on a batch of prepared views and one PRNG key per image [B]. Outputs have
-        leading axis B, and row i depends on image i alone, so that the step may cut the batch into
-        chunks.
-    objective(params, teacher, outputs, carry, key, progress, config) -> (scalar, Output)
+    views: ViewRecipe
+        Crops, sizes, masks and photometric draws of one image.
+    init(key) -> (params, carry)
+        params: trainable nested dict; carry: memories, centers, counters (or None). Reads no file.
+    encode(params, teacher, constants, views, keys, progress) -> Outputs
+        The networks only, on a batch of prepared views and one PRNG key per image [B]. Outputs is a
+        NamedTuple of the method's own whose arrays have leading axis B; row i depends on image i
+        alone, so that the step may cut the batch into chunks.
+    objective(params, teacher, outputs, carry, key, progress) -> (scalar, Output)
         The loss over the whole batch, and what the carry becomes.
-    features(params, images, config, *, layers=(), attention=False) -> Features
-        Of images [B, H, W, 3] in [0, 1]; params is the teacher's or the student's tree.
+    features(params, images, *, layers, attention, extras, constants) -> Features
+        Of images [B, H, W, 3] in [0, 1]; params is the teacher's or the student's tree. By default
+        layers=(), attention=False, extras=False, constants=None: the image, class token and patches
+        alone. Some extras need the constants, or parameters that a teacher lacks, and are left out
+        without them.
+    constants() -> tree or None
+        Frozen arrays and weights read from files: part of the state, never trained.
     teacher_of(params) -> subtree or None
         What the EMA teacher copies.
-    rules(config) -> ((path pattern, Rule), ...)
+    rules: ((path pattern, Rule), ...)
         How the optimizer treats each parameter; must cover all.
-    health(metrics, config) -> list of text
+    placement: ((path pattern, PartitionSpec over the axes of the mesh), ...)
+        Where arrays of params and carry live if not where train.sharding puts them by itself.
+    health(metrics) -> list of text
         Warnings "KIND: likely cause" from one row of metrics.
-    pictures(params, images, config) -> {name: Picture}
-        Optional: what only this method can show, for images [B, H, W, 3] in [0, 1]; NumPy arrays in
-        the pictures. Not under jit.
+    flops: float
+        Matrix-product FLOPs of one training image: forward and backward of all that is trained,
+        forward of the teacher, of what really runs (kept patches, heads, decoder).
     """
 
-    name: str
-    defaults: Callable
-    check: Callable
-    views: Callable
+    views: ViewRecipe
     init: Callable
     encode: Callable
     objective: Callable
     features: Callable
+    constants: Callable = no_constants
     teacher_of: Callable = no_teacher
-    rules: Callable = default_rules
+    rules: Rules = DEFAULT_RULES
+    placement: tuple[tuple[str, PartitionSpec], ...] = ()
     health: Callable = no_warnings
-    pictures: Callable | None = None
+    flops: float = 0.0
 
 
 def spread(embeddings) -> jax.Array:
     """Spread of unit vectors [..., B, d]: sqrt(1 - |mean over B|^2), averaged; 0 = all equal, 1 =
-    centred.
-    """
+    centred."""
     center = embeddings.astype(jnp.float32).mean(axis=-2)
     return jnp.sqrt(jnp.maximum(1.0 - jnp.square(center).sum(axis=-1), 0.0)).mean()
 
@@ -175,8 +156,8 @@ def spread_warnings(metrics) -> list[str]:
     value = metrics.get("embedding_spread")
     if value is not None and value < 0.05:
         return [
-            f"collapse of embeddings: all images map to nearly one vector (spread {value:.3f} of"
-            " 1); raise teacher.momentum or lower optim.lr"
+            "collapse of embeddings: all images map to nearly one vector "
+            f"(spread {value:.3f} of 1); raise teacher.momentum or lower optim.lr"
         ]
     return []
 
@@ -196,16 +177,16 @@ def assignment_warnings(metrics, prefix: str, num_classes: int) -> list[str]:
         return []
     if each > 0.98 * top:
         return [
-            f"uniform {prefix} targets: entropy {each:.2f} of log K = {top:.2f}, so there is"
-            " nothing to learn from; lower the teacher temperature, or raise model.init_std or"
-            " optim.lr"
+            f"uniform {prefix} targets: entropy {each:.2f} of log K = {top:.2f}, so there is "
+            "nothing to learn from; lower the teacher temperature, or raise model.init_std or "
+            "optim.lr"
         ]
     # Their difference is the information, in nats, that a target holds about its image.
     if marginal < 0.1 * top or marginal - each < 0.03 * top:
         return [
-            f"collapse of {prefix} targets: all images get nearly the same one, on about"
-            f" {math.exp(marginal):.1f} of {num_classes} prototypes (entropy of a target"
-            f" {each:.2f}, of their mean {marginal:.2f}, log K = {top:.2f}); check anchors or"
-            " centering, lower optim.lr"
+            f"collapse of {prefix} targets: all images get nearly the same one, on about "
+            f"{math.exp(marginal):.1f} of {num_classes} prototypes (entropy of a target "
+            f"{each:.2f}, of their mean {marginal:.2f}, log K = {top:.2f}); check anchors or "
+            "centering, lower optim.lr"
         ]
     return []

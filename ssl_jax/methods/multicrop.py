@@ -1,71 +1,85 @@
-"""What the multi-crop methods share: encoding a group of views, picking masked patches, features
-for evaluation.
-"""
+"""What the methods with a student and an EMA teacher share: encoders, encoding a group of views,
+masked patches, temperatures, rules of the last layer, features."""
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.config import InputError
+from ssl_jax import ops
+from ssl_jax.config import InputError, key
 from ssl_jax.methods import base
+from ssl_jax.models import vit, zoo
+from ssl_jax.models.functional import Model
 from ssl_jax.views import recipe
 
-
-def check_weights(config) -> None:
-    """Refuses weights of the `cls` and `patch` losses that leave nothing to learn, and a patch loss
-    without a masked patch.
-    """
-    method, v = config.method, config.views
-    weights = {name: config[method][name].weight for name in ("cls", "patch")}
-    for name, weight in weights.items():
-        if not weight >= 0:
-            raise InputError(f"{method}.{name}.weight is {weight}; it must be 0 or more")
-    if not any(weights.values()):
-        raise InputError(
-            f"{method}.cls.weight and {method}.patch.weight are both 0; there is nothing to learn"
-            " from"
-        )
-    if not weights["patch"]:
-        return
-    group = recipe.recipe_multicrop(v, config.model.patch)
-    if v.mask == "none" or v.mask_prob == 0 or recipe.max_masked(group, "global") == 0:
-        raise InputError(
-            f'views.mask is "{v.mask}", mask_ratio {v.mask_ratio}, mask_prob {v.mask_prob}, so no'
-            f" patch of a {v.global_size} px view is masked; mask some or set"
-            f" {method}.patch.weight=0"
-        )
+GLOBAL_TOKENS = ("cls", "mean")
 
 
-def encode(backbone, params, group, *, masked: bool, keys):
-    """Encodes all views of one size in one pass.
+class Encoders(NamedTuple):
+    """The vision transformer as student and as teacher (no drop-path, no mask vector)."""
+
+    student: Model
+    teacher: Model
+
+
+def encoders(model, *, masked: bool = False) -> Encoders:
+    """Both encoders of the config section `model`; masked: the student replaces masked patches."""
+    student = vit.vit(zoo.vit_config(model, mask_token=masked))
+    return Encoders(student, vit.vit(zoo.vit_config(model, drop_path=0.0)))
+
+
+def without_mask_token(params: dict) -> dict:
+    """A method's parameters as the teacher has them: the mask vector exists only in the student."""
+    backbone = {name: leaf for name, leaf in params["backbone"].items() if name != "mask_token"}
+    return {**params, "backbone": backbone}
+
+
+def encode(backbone: Model, params, group: recipe.Group, *, keys=None, masked: bool = False):
+    """Encodes all views of one group in one pass.
 
     Args:
-      backbone: models.Model of a vision transformer; params: its parameters.
-      group: views.recipe.Group with images [B, V, H, W, 3] in [0, 1] and, if `masked`, masks [B, V,
-        n].
+      backbone: a vision transformer; params: its parameters.
+      group: images [B, V, H, W, 3] in [0, 1]; masks [B, V, n], used if `masked`; keep [B, V, m],
+        the only patches to encode where the recipe drops the others.
       keys: [B] PRNG keys for drop-path, one per image, or None for evaluation mode. Each view folds
         in its index.
 
     Returns:
       Tokens with leading axes [B, V].
     """
-    b, v = group.images.shape[:2]
+    batch, count = group.images.shape[:2]
 
-    def merge(x):
-        return x.reshape(b * v, *x.shape[2:])
+    def merge(array):
+        return array.reshape(batch * count, *array.shape[2:])
 
     view_keys = None
     if keys is not None:
-        view_keys = merge(
-            jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(v)))(keys)
-        )
-    masks = merge(group.masks) if masked else None
-    tokens = backbone.apply(params, merge(group.images), masks=masks, keys=view_keys)
-    return jax.tree.map(lambda x: x.reshape(b, v, *x.shape[1:]), tokens)
+        of_image = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+        view_keys = merge(jax.vmap(of_image, in_axes=(0, None))(keys, jnp.arange(count)))
+    tokens = backbone.apply(
+        params,
+        merge(group.images),
+        masks=merge(group.masks) if masked else None,
+        keep=None if group.keep is None else merge(group.keep),
+        keys=view_keys,
+    )
+    return jax.tree.map(lambda x: x.reshape(batch, count, *x.shape[1:]), tokens)
+
+
+def split_keys(keys, count: int):
+    """[B, count] keys from one key per image [B]."""
+    return jax.vmap(lambda one: jax.random.split(one, count))(keys)
 
 
 def global_token(tokens, kind: str):
     """[..., d]: the class token ("cls") or the average of the patch tokens ("mean")."""
     return tokens.cls if kind == "cls" else tokens.patches.mean(axis=-2)
+
+
+def views_first(array):
+    """[B, V, ...] as [V, B, ...], the order of the losses."""
+    return jnp.moveaxis(array, 1, 0)
 
 
 def masked_first(masks, count: int):
@@ -87,18 +101,133 @@ def take(patches, index):
 
 
 def features(
-    backbone, params, images, *, kind: str, patch: int, layers=(), attention=False
+    backbone: Model, params, images, *, token: str, patch: int, layers=(), attention=False
 ) -> base.Features:
-    """Features of clean images [B, H, W, 3] in [0, 1] after the final norm; patches as a grid [B,
-    H/patch, W/patch, d].
+    """Of images [B, H, W, 3] in [0, 1], without extras; patches as a grid [B, h, w, d].
+
+    params: of the backbone, the teacher's or the student's (a mask vector is left out). patch: its
+    side in pixels.
     """
+    params = {name: leaf for name, leaf in params.items() if name != "mask_token"}
     tokens = backbone.apply(params, images, layers=layers, attention=attention)
-    b, h, w = images.shape[:3]
+    batch, height, width = images.shape[:3]
     return base.Features(
-        image=global_token(tokens, kind),
+        image=global_token(tokens, token),
         cls=tokens.cls,
-        patches=tokens.patches.reshape(b, h // patch, w // patch, -1),
+        patches=tokens.patches.reshape(batch, height // patch, width // patch, -1),
         attention=tokens.attention,
         layers=tokens.layers,
         extras={},
     )
+
+
+# --- settings
+
+
+def token_key(**options):
+    """The key `global_token` of a section."""
+    meaning = 'the image: class token ("cls") or average of the patch tokens ("mean")'
+    return key("cls", meaning, choices=GLOBAL_TOKENS, **options)
+
+
+def check_token(config) -> None:
+    """Refuses the class token as the image where the model has none. Raises InputError."""
+    name = config.method
+    if config[name].global_token == "cls" and not config.model.cls:
+        raise InputError(
+            f'{name}.global_token is "cls" but model.cls is False; '
+            f'set model.cls=True or {name}.global_token="mean"'
+        )
+
+
+def check_no_masks(config, title: str) -> None:
+    """Refuses masks where the method has no use for them. Raises InputError."""
+    if config.views.mask != "none":
+        raise InputError(
+            f'views.mask is "{config.views.mask}" but {title} masks nothing; set views.mask="none"'
+        )
+
+
+def check_weights(config) -> None:
+    """Refuses weights of the `cls` and `patch` losses that leave nothing to learn, and a patch loss
+    without a masked patch. Raises InputError."""
+    method, v = config.method, config.views
+    weights = {name: config[method][name].weight for name in ("cls", "patch")}
+    if not any(weights.values()):
+        raise InputError(
+            f"{method}.cls.weight and {method}.patch.weight are both 0; there is nothing to learn"
+            " from"
+        )
+    if not weights["patch"]:
+        return
+    group = recipe.recipe_multicrop(v, config.model.patch)
+    if v.mask == "none" or v.mask_prob == 0 or recipe.max_masked(group, "global") == 0:
+        raise InputError(
+            f'views.mask is "{v.mask}", mask_ratio {v.mask_ratio}, mask_prob {v.mask_prob}, so no '
+            f"patch of a {v.global_size} px view is masked; mask some or set "
+            f"{method}.patch.weight=0"
+        )
+
+
+def target_temperature_keys(start: float = 0.04, end: float = 0.07) -> dict:
+    """The keys of a teacher temperature that warms up."""
+    return dict(
+        teacher_temperature=key(start, "tau_t at the start", above=0),
+        final_teacher_temperature=key(end, "tau_t after the warm-up", above=0),
+    )
+
+
+def temperature_keys() -> dict:
+    """The keys of both temperatures, with the warm-up that all the papers share."""
+    return dict(
+        student_temperature=key(0.1, "tau_s", above=0),
+        **target_temperature_keys(),
+        teacher_temperature_epochs=warmup_key(),
+    )
+
+
+def warmup_key():
+    """The key `teacher_temperature_epochs` of a section."""
+    meaning = "linear warm-up of tau_t; 0 = final value from the start"
+    return key(30.0, meaning, unit="epochs", least=0)
+
+
+def teacher_temperature(section, epoch, epochs):
+    """tau_t with its linear warm-up, constant within an epoch (as in the code of DINO and iBOT).
+
+    section: with teacher_temperature and final_teacher_temperature; epochs: of the warm-up.
+    """
+    return ops.linear_warmup(
+        epoch,
+        start=section.teacher_temperature,
+        end=section.final_teacher_temperature,
+        warmup=epochs,
+    )
+
+
+def last_layer_rules(path: str, *, freeze_epochs: float, fixed_gain: bool) -> base.Rules:
+    """Of a last layer that waits for `freeze_epochs`; its gain learns and decays, or stays at 1."""
+    waiting = base.Rule(freeze_epochs=freeze_epochs)
+    gain = base.Rule(freeze_epochs=base.NEVER) if fixed_gain else waiting
+    return ((f"{path}/gain", gain), (f"{path}/.*", waiting), *base.DEFAULT_RULES)
+
+
+def flops(
+    encoder: zoo.ViTConfig,
+    views: recipe.ViewRecipe,
+    *,
+    student: tuple[str, ...],
+    teacher: tuple[str, ...] = ("global",),
+) -> float:
+    """Matrix-product FLOPs of the encoders for one training image.
+
+    Three times the forward pass (itself and both gradients) of the groups of views that the student
+    sees, once that of those that the teacher sees; dropped patches are not counted.
+    """
+
+    def forward(name):
+        group = views[name]
+        kept = group.mask.kept(group.patches) if group.mask and group.mask.drop else None
+        return group.count * zoo.forward_flops(encoder, group.size, group.size, kept)
+
+    return 3 * sum(map(forward, student)) + sum(map(forward, teacher))

@@ -16,12 +16,9 @@ from ssl_jax.config import InputError
 from ssl_jax.train.state import TrainState
 
 _ITEMS = ("state", "meta")
-_OVERHEAD = (
-    2**20
-    # bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are
-    # not
-    # full
-)
+# Bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not
+# full.
+_OVERHEAD = 2**20
 
 
 class Checkpoints:
@@ -94,6 +91,33 @@ class Checkpoints:
             args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract._asdict()))
             return TrainState(**self._manager.restore(step, args=args).state)
 
+    def read(self, step: int, fields: tuple[str, ...], sharding_of) -> dict:
+        """Reads fields of the saved TrainState, {"params": tree, ...}, whatever the others are.
+
+        sharding_of: of an array's shape.
+        """
+        folder = self.folder / str(step) / "state"
+        with self._damage_named(step):
+            _check_files(folder)
+            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+                tree = reader.metadata(folder).item_metadata.tree
+                wanted = jax.tree.map(
+                    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x.shape)),
+                    {name: tree.get(name) for name in fields},
+                )
+                arguments = jax.tree.map(
+                    lambda x: ocp.ArrayRestoreArgs(
+                        sharding=x.sharding, global_shape=x.shape, dtype=x.dtype
+                    ),
+                    wanted,
+                )
+                return reader.restore(
+                    folder,
+                    args=ocp.args.PyTreeRestore(
+                        item=wanted, restore_args=arguments, partial_restore=True
+                    ),
+                )
+
     def wait(self) -> None:
         """Blocks until everything is on disk. Raises InputError if a save failed."""
         with _readable_errors(self.folder):
@@ -157,6 +181,23 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
     if path.name.isdigit():
         return path.parent, int(path.name)
     return (path, None) if path.name == "checkpoints" else (path / "checkpoints", None)
+
+
+@contextlib.contextmanager
+def opened(path: str | Path):
+    """(Checkpoints, step) of a run folder, or of one step's folder; nothing there is changed.
+
+    Raises InputError if there is no complete checkpoint.
+    """
+    folder, step = locate(path)
+    saved = Checkpoints(folder, create=False)
+    try:
+        step = saved.latest() if step is None else step
+        if step is None:
+            raise InputError(f"{folder} holds no complete checkpoint")
+        yield saved, step
+    finally:
+        saved.close()
 
 
 def abstract(state, shardings):

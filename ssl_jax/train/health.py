@@ -8,13 +8,13 @@ class Monitor:
     again only after it went away.
     """
 
-    def __init__(self, method, config, patience: int = 3):
-        self._method, self._config, self._patience = method, config, patience
+    def __init__(self, method, patience: int = 3):
+        self._method, self._patience = method, patience
         self._seen: dict[str, int] = {}
 
     def __call__(self, row: dict) -> list[str]:
         """New warnings at this row; each names the likely cause."""
-        current = self._method.health(row, self._config)
+        current = self._method.health(row)
         kinds = {text.split(":")[0]: text for text in current}
         self._seen = {kind: self._seen.get(kind, 0) + 1 for kind in kinds}
         return [text for kind, text in kinds.items() if self._seen[kind] == self._patience]

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import convert, methods, validate
+from ssl_jax import methods
 from ssl_jax.config import InputError
-from ssl_jax.data import loader, source
-from ssl_jax.evals import report
-from ssl_jax.train import checkpoint, health, log, optim, sharding, state, step
+from ssl_jax.data import loader
+from ssl_jax.train import checkpoint, health, log, optim, sharding, start, state, step
 
 EXIT_DONE = 0
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: saved after a signal; the same command continues
@@ -34,116 +32,71 @@ class Run(NamedTuple):
     source: Any
     mesh: jax.sharding.Mesh
     optimizer: Any
+    constants: Any  # of the method, as read from files
     abstract: state.TrainState  # ShapeDtypeStructs with shardings
 
 
-def prepare(config, records=None) -> Run:
-    """Checks the whole config and works out shapes and shardings; raises InputError before anything
-    is allocated.
+def plan(config, source) -> Run:
+    """Works out shapes and shardings of a resolved config; no array of the state is allocated.
 
-    `records`: a source of your own (data.source protocol, for example ArraySource) instead of the
-    one `config.data` names."""
-    method = methods.get(config.method)
-    validate.validate(config, num_devices=jax.device_count())
-    method.check(config)
-    records = source.make_source(config.data) if records is None else records
-    config = validate.resolve(config, num_records=len(records), num_devices=jax.device_count())
+    source: of the training images (see data.source).
+    """
+    method = methods.make(config)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
-    return Run(config, method, records, mesh, *_plan(method, config, mesh))
-
-
-def _plan(method, config, mesh):
-    """(optimizer, abstract state with shardings); allocates nothing."""
-    shapes = jax.eval_shape(lambda: method.init(jax.random.key(0), config)[0])
-    optimizer = optim.make(config.optim, method.rules(config), shapes)
-    abstract = jax.eval_shape(lambda: state.create(method, optimizer, config))
-    return optimizer, checkpoint.abstract(abstract, sharding.state_shardings(mesh, abstract))
+    params = jax.eval_shape(lambda: method.init(jax.random.key(0))[0])
+    optimizer = optim.make(config.optim, method.rules, params)
+    constants = method.constants()
+    shapes = jax.eval_shape(lambda c: state.create(method, optimizer, 0, c), constants)
+    abstract = checkpoint.abstract(shapes, sharding.state_shardings(mesh, shapes))
+    return Run(config, method, source, mesh, optimizer, constants, abstract)
 
 
 def fresh_state(run: Run) -> state.TrainState:
     """A new state made directly in its shardings (the same bits on any mesh), with the weights of
-    `init_from` if there are any.
-    """
+    `init_from` if there are any."""
     shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
-    drawn = jax.jit(
-        lambda: state.create(run.method, run.optimizer, run.config), out_shardings=shardings
-    )()
-    return convert.start_from(run.config, drawn)
+    create = jax.jit(
+        lambda constants: state.create(run.method, run.optimizer, run.config.seed, constants),
+        out_shardings=shardings,
+    )
+    return start.start_from(run.config, create(run.constants))
 
 
-def train(config, workdir: str | Path, records=None) -> int:
+def train(run: Run, workdir: str | Path, evaluation) -> int:
     """Trains to the end of the plan, continuing whatever `workdir` holds. Returns an exit code
     (EXIT_DONE or EXIT_PREEMPTED).
 
-    `records`: a source of your own instead of the one `config.data` names.
+    evaluation: with `tasks` (none: nothing is evaluated), `open()`, a call (params, constants) ->
+    {score: number}, and `report(params, constants, workdir)` for the end.
 
-    Raises InputError for a config, data set, checkpoint or disk that cannot work; nothing is
-    written before those checks."""
+    Raises InputError for a data set, checkpoint or disk that cannot work; nothing is written before
+    those checks.
+    """
     workdir = Path(workdir).absolute()
-    run = prepare(config, records)
     log.check_trackers(run.config)
-    evaluate = report.Evaluation(run.method, run.config)
-    _ = evaluate.sources  # a wrong folder shows here, not after the training
+    evaluation.open()  # a wrong folder shows here, not after the training
     saved = _open_checkpoints(workdir, run, create=False)
     current, record = _restore(saved, run) if saved else (None, 0)
-    start = 0 if current is None else int(current.step)
-    batches = _loader(run, record)
+    begin = 0 if current is None else int(current.step)
+    batches = open_loader(run, record)
     try:
-        batch = (
-            next(batches) if start < run.config.run.total_steps else None
-        )  # unreadable data shows here, before a folder is made
-        current = current or fresh_state(run)  # and so do weights of init_from that do not fit
+        # Unreadable data shows here, before a folder is made, and so do weights of init_from that
+        # do not fit.
+        batch = next(batches) if begin < run.config.run.total_steps else None
+        current = current or fresh_state(run)
         if not saved:
             checkpoint.check_space(
                 _existing_parent(workdir), run.abstract, copies=run.config.checkpoint.keep + 1
             )
         workdir.mkdir(parents=True, exist_ok=True)
         saved = saved or _open_checkpoints(workdir, run, create=True)
-        _record_run(workdir, run, start)
-        return _loop(run, workdir, saved, current, batches, batch, evaluate)
+        _record_run(workdir, run, begin)
+        return _loop(run, workdir, saved, current, batches, batch, evaluation)
     finally:
         batches.close()
 
 
-def saved_config(path: str | Path):
-    """The resolved config inside a checkpoint; `path` is a run folder or one step's folder."""
-    with _opened(path) as (saved, at):
-        return config_lib.from_json(saved.meta(at)["config"])
-
-
-def load(path: str | Path, config=None):
-    """Reads what a run learned.
-
-    Args:
-      path: a run folder (its newest complete checkpoint) or one step's folder. config: the run's,
-        possibly with another `eval`.
-
-    Returns:
-      (method, config, weights, step): weights are the teacher's where there is one.
-    """
-    config = saved_config(path) if config is None else FrozenConfigDict(config)
-    method = methods.get(config.method)
-    _, abstract = _plan(method, config, sharding.make_mesh(1, 1, devices=jax.local_devices()[:1]))
-    with _opened(path) as (saved, at):
-        current = saved.restore(at, abstract)
-    return method, config, state.weights(current), at
-
-
-@contextlib.contextmanager
-def _opened(path):
-    """(checkpoints, step) of a run folder or of one step's folder; nothing there is changed."""
-    folder, at = checkpoint.locate(path)
-    saved = checkpoint.Checkpoints(folder, create=False)
-    try:
-        at = saved.latest() if at is None else at
-        if at is None:
-            raise InputError(f"{folder} holds no complete checkpoint")
-        yield saved, at
-    finally:
-        saved.close()
-
-
-def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> int:
+def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluation) -> int:
     config, total = run.config, run.config.run.total_steps
     at = int(current.step)
     train_step = step.compile_step(
@@ -155,17 +108,16 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> 
     scores = log.Table(workdir, "evals", restored_step=at or None)
     console = _Console(run, at)
     trackers = log.Trackers(workdir, config)
-    monitor = health.Monitor(run.method, config)
+    monitor = health.Monitor(run.method)
     guard = _NonFinite(config.max_nonfinite)
     unreadable = _Unreadable(workdir, run.source)
 
     with _stop_signals() as stop:
-        eval_every = config.eval.every_steps if evaluate.tasks else 0
+        eval_every = config.eval.every_steps if evaluation.tasks else 0
         if at == 0 and eval_every and batch is not None:
-            _evaluate(evaluate, current, scores, trackers, at)
-        in_flight = (
-            collections.deque()
-        )  # metrics of steps the device may still be busy with: at most two
+            _evaluate(evaluation, current, scores, trackers, at)
+        # Metrics of steps the device may still be busy with: at most two.
+        in_flight = collections.deque()
         while at < total:
             current, metrics = train_step(current, sharding.put_batch(batch, run.mesh))
             at += 1
@@ -182,7 +134,7 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> 
                     trackers.write(row)
                     console.show(row, monitor(row))
             if eval_every and at % eval_every == 0 and at < total:
-                _evaluate(evaluate, current, scores, trackers, at)
+                _evaluate(evaluation, current, scores, trackers, at)
             if boundary or at % config.checkpoint.every_steps == 0:
                 saved.save(current, _meta(config, at))
             if boundary and at < total:
@@ -193,7 +145,7 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluate) -> 
                 )
                 return EXIT_PREEMPTED
     saved.wait()
-    report.write(evaluate, state.weights(current), workdir)
+    evaluation.report(state.weights(current), current.constants, workdir)
     return EXIT_DONE
 
 
@@ -203,8 +155,8 @@ def _due(at: int, config) -> bool:
     return any(e and at % e == 0 for e in every)
 
 
-def _evaluate(evaluate, current, scores, trackers, at: int) -> None:
-    row = {"step": at, **evaluate(state.weights(current))}
+def _evaluate(evaluation, current, scores, trackers, at: int) -> None:
+    row = {"step": at, **evaluation(state.weights(current), current.constants)}
     scores.write(row)
     trackers.write(row)
     print(
@@ -213,11 +165,12 @@ def _evaluate(evaluate, current, scores, trackers, at: int) -> None:
     )
 
 
-def _loader(run: Run, record: int):
+def open_loader(run: Run, record: int = 0) -> loader.Loader:
+    """Batches of the run from a record on."""
     c = run.config
     return loader.Loader(
         run.source,
-        run.method.views(c),
+        run.method.views,
         batch_size=c.optim.batch_size,
         seed=c.seed,
         workers=c.data.workers,
@@ -290,7 +243,7 @@ class _Console:
 
     def __init__(self, run: Run, start: int):
         self._total, self._batch = run.config.run.total_steps, run.config.optim.batch_size
-        self._flops = step.flops_per_image(run.method, run.config)
+        self._flops = run.method.flops
         self._devices = run.mesh.devices.flatten()
         self._began = self._since = time.perf_counter()
         self._last, self._waited, self._rate = start, 0.0, 0.0

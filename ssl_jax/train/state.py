@@ -1,6 +1,5 @@
 """TrainState: everything that changes the next step, in one pytree. What is not here is in the data
-loader's record index.
-"""
+loader's record index."""
 
 from typing import Any, NamedTuple
 
@@ -12,53 +11,57 @@ class TrainState(NamedTuple):
     """The whole state of a run.
 
     step: int32, number of batches consumed. It advances on a non-finite step too.
-    params: trainable pytree. teacher: EMA pytree with buffers of its own, or None. opt_state:
-    moments and counts. carry: the method's memories, centers and frozen arrays. key: PRNG key of
-    the run; a step uses fold_in(key, step). counters: int32 scalars, "nonfinite" (steps left out)
-    and "replaced" (unreadable images replaced), both since the start."""
+    params: trainable pytree. teacher: EMA pytree with buffers of its own, or None.
+    opt_state: moments and counts. carry: the method's memories, centers and counters.
+    constants: the method's frozen arrays, or None; no step changes them.
+    key: PRNG key of the run; a step uses fold_in(key, step).
+    counters: int32 scalars, "nonfinite" (steps left out) and "replaced" (unreadable images
+      replaced), both since the start.
+    """
 
     step: jax.Array
     params: Any
     teacher: Any
     opt_state: Any
     carry: Any
+    constants: Any
     key: jax.Array
     counters: dict[str, jax.Array]
 
 
-def create(method, optimizer, config) -> TrainState:
-    """A fresh state from `config.seed`; traceable, so it can be made sharded (jit with
-    out_shardings) or abstract (eval_shape).
+def create(method, optimizer, seed: int, constants=None) -> TrainState:
+    """A fresh state; traceable, so it can be made sharded (jit with out_shardings) or abstract
+    (eval_shape).
+
+    constants: what method.constants() returned.
     """
-    key_init, key_run = _keys(config)
-    params, carry = method.init(key_init, config)
+    key_init, key_run = jax.random.split(jax.random.key(seed))
+    params, carry = method.init(key_init)
     # The teacher is a copy, never an alias: the step donates the state, and a buffer can be donated
     # only once.
     teacher = jax.tree.map(jnp.copy, method.teacher_of(params))
-
-    def zero():
-        return jnp.zeros((), jnp.int32)
-
-    counters = {"nonfinite": zero(), "replaced": zero()}
-    return TrainState(zero(), params, teacher, optimizer.init(params), carry, key_run, counters)
+    counters = {name: jnp.zeros((), jnp.int32) for name in ("nonfinite", "replaced")}
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        teacher=teacher,
+        opt_state=optimizer.init(params),
+        carry=carry,
+        constants=constants,
+        key=key_run,
+        counters=counters,
+    )
 
 
 def weights(state: TrainState):
     """The tree to evaluate and to ship: the teacher where there is one, else the trained
-    parameters.
-    """
+    parameters."""
     return state.params if state.teacher is None else state.teacher
 
 
-def initial_weights(method, config):
-    """What `weights` would give before the first step of a run with this config and random weights:
-    the untrained network.
-    """
-    params, _ = method.init(_keys(config)[0], config)
+def initial_weights(method, seed: int):
+    """What `weights` would give before the first step of a run with random weights: the untrained
+    network."""
+    params, _ = method.init(jax.random.split(jax.random.key(seed))[0])
     teacher = method.teacher_of(params)
     return params if teacher is None else teacher
-
-
-def _keys(config):
-    """(initialisation, run) keys of the seed."""
-    return jax.random.split(jax.random.key(config.seed))

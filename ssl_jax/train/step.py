@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.methods import Progress
-from ssl_jax.models import zoo
 from ssl_jax.train import schedule, sharding
 from ssl_jax.train.state import TrainState
 from ssl_jax.views import recipe
@@ -19,24 +18,22 @@ def make_step(method, optimizer, config):
     `config` is resolved. Batches are global arrays: a mean, a memory push or a nearest neighbour is
     over the global batch. A step whose loss or gradient is not finite leaves params, optimizer,
     teacher and carry as they were and is counted."""
-    view_recipe = method.views(config)
     plan = schedule.schedules(config)
 
     def train_step(state: TrainState, batch):
         key_encode, key_objective = jax.random.split(jax.random.fold_in(state.key, state.step))
-        views = recipe.prepare(view_recipe, batch, config.seed)
-        keys = jax.random.split(
-            key_encode, batch["index"].shape[0]
-        )  # one per image: chunking cannot change a draw
+        views = recipe.prepare(method.views, batch, config.seed)
+        # One key per image: chunking cannot change a draw.
+        keys = jax.random.split(key_encode, batch["index"].shape[0])
         progress = progress_at(state.step, config)
 
         def loss_of(params):
             def encode(views, keys):
-                return method.encode(params, state.teacher, views, keys, config)
+                return method.encode(params, state.teacher, state.constants, views, keys, progress)
 
             outputs = in_chunks(encode, config.optim.chunks)(views, keys)
             return method.objective(
-                params, state.teacher, outputs, state.carry, key_objective, progress, config
+                params, state.teacher, outputs, state.carry, key_objective, progress
             )
 
         (loss, out), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
@@ -59,13 +56,12 @@ def make_step(method, optimizer, config):
             "nonfinite": state.counters["nonfinite"] + (~finite).astype(jnp.int32),
             "replaced": state.counters["replaced"] + batch["replaced"].sum(dtype=jnp.int32),
         }
-        new_state = TrainState(
+        new_state = state._replace(
             step=state.step + 1,
             params=keep(params, state.params),
             teacher=keep(teacher, state.teacher),
             opt_state=keep(opt_state, state.opt_state),
             carry=keep(out.carry, state.carry),
-            key=state.key,
             counters=counters,
         )
         metrics = {
@@ -136,16 +132,3 @@ def in_chunks(encode, chunks: int):
         return jax.tree.map(join, outputs)
 
     return chunked
-
-
-def flops_per_image(method, config) -> float:
-    """Matmul FLOPs of one training image: forward and backward of every student view (3 x), forward
-    of the teacher's global views.
-    """
-    forward = {
-        name: group.count * zoo.forward_flops(zoo.vit_config(config.model), group.size, group.size)
-        for name, group in method.views(config).groups
-    }
-    params = jax.eval_shape(lambda: method.init(jax.random.key(0), config)[0])
-    has_teacher = method.teacher_of(params) is not None
-    return 3 * sum(forward.values()) + has_teacher * forward["global"]

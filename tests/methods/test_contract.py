@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssl_jax import api
 from ssl_jax.methods import METHODS
 from ssl_jax.train import loop, sharding, step
 from ssl_jax.views import recipe
@@ -23,7 +24,7 @@ MOST = [
 
 @functools.cache
 def run_of(name, *, float_source=False, **changes):
-    return loop.prepare(tiny.config(name, **changes), tiny.float_source() if float_source else None)
+    return api.prepare(tiny.config(name, **changes), tiny.float_source() if float_source else None)
 
 
 @functools.cache
@@ -100,18 +101,18 @@ def test_chunked_encoding_gives_the_same_gradient(name):
     run = run_of(name)
     state = loop.fresh_state(run)
     batch = batches_of(name, 1)[0]
-    views = recipe.prepare(run.method.views(run.config), batch, 0)
+    views = recipe.prepare(run.method.views, batch, 0)
     keys = jax.random.split(jax.random.key(3), batch["index"].shape[0])
     progress = step.progress_at(jnp.int32(1), run.config)
 
     def gradient(chunks):
         def loss(params):
             def encode(v, k):
-                return run.method.encode(params, state.teacher, v, k, run.config)
+                return run.method.encode(params, state.teacher, state.constants, v, k, progress)
 
             outputs = step.in_chunks(encode, chunks)(views, keys)
             return run.method.objective(
-                params, state.teacher, outputs, state.carry, jax.random.key(4), progress, run.config
+                params, state.teacher, outputs, state.carry, jax.random.key(4), progress
             )[0]
 
         return jax.jit(jax.value_and_grad(loss))(state.params)
@@ -180,7 +181,7 @@ def test_features_take_teacher_or_student_weights(name):
     state = loop.fresh_state(run)
     images = jnp.linspace(0, 1, 2 * 16 * 16 * 3).reshape(2, 16, 16, 3)
     for weights in (state.params, *((state.teacher,) if state.teacher is not None else ())):
-        out = run.method.features(weights, images, run.config, attention=True)
+        out = run.method.features(weights, images, attention=True)
         grid = 16 // run.config.model.patch
         assert out.image.shape == (2, run.config.model.width) and out.patches.shape == (
             2,
@@ -198,7 +199,7 @@ def test_loss_and_gradient_are_finite_whatever_comes_in(name, dtype):
     """Constant images, and values 1e-4 and 1e4 times what a network expects."""
     run = run_of(name, model__dtype=dtype)
     state, batch = loop.fresh_state(run), batches_of(name, 1)[0]
-    views = recipe.prepare(run.method.views(run.config), batch, 0)
+    views = recipe.prepare(run.method.views, batch, 0)
     keys = jax.random.split(jax.random.key(3), batch["index"].shape[0])
     progress = step.progress_at(jnp.int32(5), run.config)
 
@@ -210,9 +211,11 @@ def test_loss_and_gradient_are_finite_whatever_comes_in(name, dtype):
         }
 
         def loss(params):
-            outputs = run.method.encode(params, state.teacher, scaled, keys, run.config)
+            outputs = run.method.encode(
+                params, state.teacher, state.constants, scaled, keys, progress
+            )
             return run.method.objective(
-                params, state.teacher, outputs, state.carry, jax.random.key(4), progress, run.config
+                params, state.teacher, outputs, state.carry, jax.random.key(4), progress
             )
 
         return jax.value_and_grad(loss, has_aux=True)(state.params)

@@ -8,8 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.convert import fill, own, read, torch_in
+from ssl_jax import config as config_lib
+from ssl_jax.convert import fill, read, torch_in
+from ssl_jax.models.functional import flat_paths
+from ssl_jax.train import checkpoint, sharding
 from ssl_jax.train.state import TrainState
+
+# What the same weights may be read by in two ways: keys of the config's section `model`.
+_MODEL = ("gelu", "position_resize", "resize_kernel")
 
 
 def start_from(config, fresh: TrainState) -> TrainState:
@@ -26,7 +32,7 @@ def start_from(config, fresh: TrainState) -> TrainState:
       config: resolved. `init_from`: a weight file (see `read`), a Hugging Face folder, a run folder
         of ours or one checkpoint of it; "": nothing happens. `init_only`: take nothing but what
         lies below this path, for example "backbone".
-      fresh: as `state.create` made it, on its devices.
+      fresh: as `train.state.create` made it, on its devices.
 
     Returns:
       A TrainState with the shapes and shardings of `fresh`.
@@ -43,23 +49,50 @@ def start_from(config, fresh: TrainState) -> TrainState:
 
     goes_on = fresh.teacher is not None or source.method == config.method
     params, report = filled(fresh.params, "student" if goes_on else "teacher")
-    reports, teacher = {"init_from": report}, None
+    reports, teacher, constants = {"init_from": report}, None, fresh.constants
     if fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
         reports |= {"init_from, teacher": report} if len(source.trees) > 1 else {}
+    if constants is not None and "constants" in source.trees:
+        constants, reports["init_from, constants"] = filled(constants, "constants")
     if jax.process_index() == 0:
         for name, text in reports.items():
             print(f"{name}: {text}", flush=True)
     return fresh._replace(
-        params=_placed(params, fresh.params), teacher=_placed(teacher, fresh.teacher)
+        params=_placed(params, fresh.params),
+        teacher=_placed(teacher, fresh.teacher),
+        constants=_placed(constants, fresh.constants),
     )
 
 
 def _source(path: str, mesh) -> fill.Source:
     folder = Path(path).expanduser()
     if folder.is_dir() and read.weight_file(folder) is None:
-        return own.load(folder, mesh)
+        return _own(folder, mesh)
     return torch_in.load(path)
+
+
+def _own(path: Path, mesh) -> fill.Source:
+    """A run folder of ours or one step of it: trees "student", and "teacher" and "constants" where
+    the run had them."""
+    with checkpoint.opened(path) as (saved, step):
+        config = config_lib.from_json(saved.meta(step)["config"])
+        trees = saved.read(
+            step,
+            ("params", "teacher", "constants"),
+            lambda shape: sharding.param_sharding(mesh, shape),
+        )
+    title = f"{config.method} of ssl_jax, step {step}"
+    model = {name: config.model[name] for name in _MODEL if name in config.model}
+    parts = {"student": trees["params"]} | {
+        name: trees[name] for name in ("teacher", "constants") if trees[name] is not None
+    }
+
+    def weights(tree):
+        arrays = flat_paths(tree)
+        return fill.Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
+
+    return fill.Source("", config.method, {part: weights(tree) for part, tree in parts.items()})
 
 
 def _placed(tree, like):

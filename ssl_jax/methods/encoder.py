@@ -1,0 +1,61 @@
+"""A network with its weights: images in, features out."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import methods
+from ssl_jax.methods.base import Features
+
+
+class Encoder:
+    """The encoder of a method with weights: `encoder(images) -> Features`.
+
+    config: the resolved config of the run the weights are of.
+    params: the teacher's tree where the run has one, else the student's.
+    constants: the method's frozen arrays, or None; some extras need them.
+    step: of the run at which the weights were saved, or None; for people.
+    """
+
+    def __init__(self, config, params, constants=None, step=None):
+        self.config, self.params, self.constants, self.step = config, params, constants, step
+        self.method = _bound(config)
+
+    def __repr__(self) -> str:
+        return self.config.method + ("" if self.step is None else f", step {self.step}")
+
+    def __call__(self, images, *, layers=(), attention=False, extras=False) -> Features:
+        """Features of images, compiled once for each shape.
+
+        Args:
+          images: [B, H, W, 3], uint8 or float in [0, 1]; sides are multiples of the patch.
+          layers: blocks whose tokens are returned too, 0 = the first.
+          attention: return the attention weights of the last block too.
+          extras: return what else the method has to show, by name (see the method's `features`).
+        """
+        images = jnp.asarray(images)
+        if images.dtype == jnp.uint8:
+            images = images.astype(jnp.float32) / 255
+        apply = _compiled(self.method, tuple(layers), attention, extras)
+        return apply(self.params, images, self.constants)
+
+    def with_params(self, params) -> "Encoder":
+        """The same network with other weights; shares what is compiled."""
+        return Encoder(self.config, params, self.constants, self.step)
+
+
+@functools.lru_cache(maxsize=8)
+def _bound(config):
+    """One Method for all encoders of a config, so that they share compiled programs."""
+    return methods.make(config)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(method, layers, attention, extras):
+    def apply(params, images, constants):
+        return method.features(
+            params, images, layers=layers, attention=attention, extras=extras, constants=constants
+        )
+
+    return jax.jit(apply)
