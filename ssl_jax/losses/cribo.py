@@ -11,7 +11,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.losses import usage
+from ssl_jax.losses import meters
 from ssl_jax.ops import arguments, divergence
 
 _LOGITS = 2**26  # logits per view held at a time, by default (256 MB in float32)
@@ -267,7 +267,7 @@ def _level(
             )
             sums.append((cross * cycle).sum(axis=(1, 2)))
         entropy = (divergence.entropy(log_probs=log_p) * kept).sum()
-        wins = usage.wins(log_p, jnp.broadcast_to(kept, log_p.shape[:-1]))
+        wins = meters.wins(log_p, jnp.broadcast_to(kept, log_p.shape[:-1]))
         return jnp.concatenate(sums), entropy, jnp.einsum("vbkp,bk->p", p, kept[0]), wins
 
     arrays = (student, teacher, neighbours, where[None], cycle)
@@ -287,7 +287,7 @@ def _level(
         f"{name}_center": jnp.where(total > 0, momentum * center + (1 - momentum) * mean, center),
         f"{name}_teacher_entropy": entropy * share,
         f"{name}_marginal_entropy": divergence.entropy(marginal * share),
-        f"{name}_usage": usage.share(wins),
+        f"{name}_usage": meters.usage(wins),
     }
 
 

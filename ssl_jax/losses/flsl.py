@@ -8,7 +8,7 @@ entropy, the query of the cross-attention) the official code decides."""
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.losses import usage
+from ssl_jax.losses import meters
 from ssl_jax.ops import arguments, divergence, vectors
 
 TARGETS = ("softmax", "batch_softmax")
@@ -141,7 +141,7 @@ def flsl(
         "kl": inter - teacher_entropy,
         "teacher_entropy": teacher_entropy,
         "marginal_entropy": divergence.entropy(target.mean(axis=0)),
-        "usage": usage.share(usage.wins(log_target)),
+        "usage": meters.usage(meters.wins(log_target)),
         "prediction_entropy": divergence.entropy(mean_prediction),
     }
     if center is not None:

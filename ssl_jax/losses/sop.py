@@ -7,7 +7,7 @@ section 2; the pairs and averages that the text leaves open follow the official 
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.losses import pairs, usage
+from ssl_jax.losses import meters, pairs
 from ssl_jax.ops import arguments, divergence, voting
 
 
@@ -91,7 +91,7 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
         look = {
             "teacher_entropy": divergence.entropy(log_probs=log_target).mean(),
             "marginal_entropy": divergence.entropy(target.mean(axis=(0, 1))),
-            "usage": usage.share(usage.wins(log_target)),
+            "usage": meters.usage(meters.wins(log_target)),
         }
         return by_view, look
 
@@ -186,7 +186,7 @@ def sop_patch(
                 by_image.mean(),
                 entropy.mean(),
                 jnp.exp(log_target).mean(axis=(0, 1)),
-                usage.wins(log_target),
+                meters.wins(log_target),
                 kl_sum,
             )
 
@@ -196,7 +196,7 @@ def sop_patch(
             "kl": kl_sum.sum() / jnp.maximum(1, masks.sum()),
             "teacher_entropy": entropy.mean(),
             "marginal_entropy": divergence.entropy(marginal.mean(axis=0)),
-            "usage": usage.share(wins.sum(axis=0)),
+            "usage": meters.usage(wins.sum(axis=0)),
         }
 
     by_task = jax.lax.map(task, (members, weights))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.losses import usage
+from ssl_jax.losses import meters
 from ssl_jax.ops import arguments, divergence, sinkhorn
 from ssl_jax.ops.koleo import koleo
 
@@ -317,14 +317,14 @@ def _meters(meter, scores, potentials, temperature):
             divergence.entropy(log_probs=log_q).mean(),
             jnp.exp(log_q).mean(axis=0),
             jnp.argmax(log_q, axis=-1),
-            usage.wins(log_q),
+            meters.wins(log_q),
         )
 
     entropy, marginal, likeliest, wins = jax.lax.map(token, jnp.moveaxis(scores, 1, 0))
     look = {
         f"{meter}_teacher_entropy": entropy.mean(),
         f"{meter}_marginal_entropy": divergence.entropy(marginal.mean(axis=0)),
-        f"{meter}_usage": usage.share(wins.sum(axis=0)),
+        f"{meter}_usage": meters.usage(wins.sum(axis=0)),
     }
     return jax.lax.stop_gradient((likeliest.T, look))
 

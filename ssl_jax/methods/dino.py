@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ssl_jax import losses
+from ssl_jax import losses, ops
 from ssl_jax.config import key
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads, zoo
@@ -87,12 +87,12 @@ def make(config) -> base.Method:
             carry["center"],
             student_temperature=c.student_temperature,
             teacher_temperature=tau,
-            center_momentum=c.center_momentum,
         )
-        center = terms.pop("center")
+        if c.centering:
+            center = ops.ema_center(carry["center"], target, momentum=c.center_momentum)
+            carry = {"center": center}
         metrics = {f"cls_{name}": value for name, value in terms.items()}
-        metrics["teacher_temperature"] = tau
-        return terms["loss"], base.Output({"center": center} if c.centering else carry, metrics)
+        return terms["loss"], base.Output(carry, metrics | {"teacher_temperature": tau})
 
     def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
         return multicrop.features(

@@ -5,6 +5,7 @@ All functions work under jit, vmap and grad and on sharded arrays, take any lead
 dimensions, and compute in float32 or wider.
 """
 
+from ssl_jax.ops.centering import centered_softmax, ema_center
 from ssl_jax.ops.clustering import joint_view_clustering, object_tokens
 from ssl_jax.ops.cycle import Cycle, cycle_consistent
 from ssl_jax.ops.divergence import cross_entropy, entropy, volume_regularizer
@@ -24,8 +25,10 @@ __all__ = [
     "Memory",
     "align_sets",
     "build_sops",
+    "centered_softmax",
     "cross_entropy",
     "cycle_consistent",
+    "ema_center",
     "entropic_transport",
     "entropy",
     "joint_view_clustering",

@@ -24,7 +24,8 @@ def dino(student, teacher, center, tau_s=0.1, tau_t=0.04, momentum=0.9):
 
     def loss(student):
         temperatures = dict(student_temperature=tau_s, teacher_temperature=tau_t)
-        terms = losses.dino(student, teacher, center, **temperatures, center_momentum=momentum)
+        terms = losses.dino(student, teacher, center, **temperatures)
+        terms["center"] = ops.ema_center(center, teacher, momentum=momentum)
         return terms["loss"], terms
 
     return jax.grad(loss, has_aux=True)(student)

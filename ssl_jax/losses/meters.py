@@ -1,0 +1,53 @@
+"""What to look at beside a loss: entropies of the targets and usage of the prototypes, without a
+gradient."""
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax.ops import divergence
+
+
+def assignment_meters(log_targets) -> dict:
+    """How sharp the targets are, and how they differ between images.
+
+    Args:
+      log_targets: [..., K], logarithms of distributions over K prototypes.
+
+    Returns:
+      dict of scalars: teacher_entropy, mean entropy of a target in nats (0: one prototype; log K:
+      uniform); marginal_entropy, entropy of the mean target (0: the same prototype for all, i.e.
+      collapse); usage, share of prototypes that are the likeliest of one or more targets.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> meters = assignment_meters(jnp.log(jnp.array([[0.5, 0.5], [0.9, 0.1]])))
+      >>> print({name: float(value.round(3)) for name, value in meters.items()})
+      {'teacher_entropy': 0.509, 'marginal_entropy': 0.611, 'usage': 0.5}
+    """
+    log_targets = jax.lax.stop_gradient(jnp.asarray(log_targets))
+    axes = tuple(range(log_targets.ndim - 1))
+    return {
+        "teacher_entropy": divergence.entropy(log_probs=log_targets).mean(),
+        "marginal_entropy": divergence.entropy(jnp.exp(log_targets).mean(axis=axes)),
+        "usage": usage(wins(log_targets)),
+    }
+
+
+def wins(scores, where=None):
+    """How often each of K columns is the largest of its row: [K] float32.
+
+    Args:
+      scores: [..., K]; of equal entries the first wins.
+      where: bool, the shape of `scores` without K; rows outside do not count.
+    """
+    best = jnp.argmax(jax.lax.stop_gradient(scores), axis=-1, keepdims=True)
+    # Not a scatter: a sharded batch needs one sum over devices.
+    won = best == jnp.arange(jnp.shape(scores)[-1])
+    won = won if where is None else won & jnp.asarray(where, bool)[..., None]
+    return won.astype(jnp.float32).sum(axis=tuple(range(won.ndim - 1)))
+
+
+def usage(wins):
+    """Share of columns that won at least once, of `wins` [K]: 1 / K if everything has the same
+    target, at most rows / K."""
+    return (wins > 0).astype(jnp.float32).mean()

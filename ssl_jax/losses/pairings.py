@@ -1,0 +1,96 @@
+"""Which prediction meets which target: views of an image across each other, masked patches within a
+view."""
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax.losses import meters
+from ssl_jax.ops import divergence
+
+
+def across_views(student, targets, cross_entropy, *, recompute: bool = True) -> dict:
+    """Mean cross-entropy over all pairs of different views.
+
+    The first T of the S student views are the T views of the teacher; (s, t) is a pair if s != t.
+    Views run one after another (`lax.map`), so that only one view's predictions are held.
+
+    Args:
+      student: [S, B, ...], S >= T views, global ones first.
+      targets: [T, B, K], distributions; constants.
+      cross_entropy: (student view [B, ...], targets [B, K]) -> [B], linear in the targets. The
+        targets of a view are summed before it is called: T - 1 of them, or T for a local view.
+      recompute: what a view computes is not kept for the gradient.
+
+    Returns:
+      dict of scalars: loss, the mean over pairs and batch; global_loss (student view s < T) if
+      T > 1 and local_loss (s >= T) if S > T, the means over those pairs.
+    """
+    num_student, num_teacher = student.shape[0], targets.shape[0]
+    pairs = 1 - jnp.eye(num_student, num_teacher, dtype=targets.dtype)
+
+    def view(arrays):
+        prediction, row = arrays
+        return cross_entropy(prediction, jnp.einsum("t,tbk->bk", row, targets)).mean()
+
+    by_view = jax.lax.map(jax.checkpoint(view) if recompute else view, (student, pairs))
+    global_pairs = num_teacher * (num_teacher - 1)
+    local_pairs = num_teacher * (num_student - num_teacher)
+    terms = {"loss": by_view.sum() / (global_pairs + local_pairs)}
+    if global_pairs:
+        terms["global_loss"] = by_view[:num_teacher].sum() / global_pairs
+    if local_pairs:
+        terms["local_loss"] = by_view[num_teacher:].sum() / local_pairs
+    return terms
+
+
+def masked_patches(
+    student, teacher, masks, *, log_target, cross_entropy, recompute: bool = True
+) -> dict:
+    """Mean cross-entropy of masked patches with the same patches of the clean view.
+
+        loss = mean over views of mean_B( sum_l m_l H_l / max(1, sum_l m_l) )
+
+    An image with an empty mask adds 0 but stays in the mean. Views run one after another
+    (`lax.map`), so that only one view's targets and predictions are held.
+
+    Args:
+      student: [V, B, n, ...] of masked views; teacher: [V, B, n, ...], the same patches of clean
+        views. Any subset of the patches that contains the masked ones gives the same loss.
+      masks: [V, B, n] bool, True = masked (counts).
+      log_target: teacher view [B, n, ...] -> logarithms of its targets [B, n, K]; a constant.
+      cross_entropy: (student view [B, n, ...], targets [B, n, K]) -> H [B, n].
+      recompute: what a view computes is not kept for the gradient.
+
+    Returns:
+      dict of scalars (nats): loss; kl, mean KL(target || prediction) over masked patches, 0 if
+      there is none; the meters of `assignment_meters` over all patches handed in; masked, share of
+      them that is masked.
+    """
+    # What the student says elsewhere must not matter, not even if it is NaN.
+    outside = jnp.reshape(~masks, masks.shape + (1,) * (student.ndim - masks.ndim))
+    student = jnp.where(outside, 0, student)
+
+    def view(arrays):
+        prediction, clean, mask = arrays
+        log_q = jax.lax.stop_gradient(log_target(clean))
+        target = jnp.exp(log_q)
+        by_patch = jnp.where(mask, cross_entropy(prediction, target), 0)
+        by_image = by_patch.sum(axis=-1) / jnp.maximum(1, mask.sum(axis=-1))
+        entropy = divergence.entropy(log_probs=log_q)
+        return {
+            "loss": by_image.mean(),
+            "kl": jnp.where(mask, by_patch - entropy, 0).sum(),
+            "teacher_entropy": entropy.mean(),
+            "marginal": target.mean(axis=(0, 1)),
+            "wins": meters.wins(log_q),
+        }
+
+    views = jax.lax.map(jax.checkpoint(view) if recompute else view, (student, teacher, masks))
+    return {
+        "loss": views["loss"].mean(),
+        "kl": views["kl"].sum() / jnp.maximum(1, masks.sum()),
+        "teacher_entropy": views["teacher_entropy"].mean(),
+        "marginal_entropy": divergence.entropy(views["marginal"].mean(axis=0)),
+        "usage": meters.usage(views["wins"].sum(axis=0)),
+        "masked": masks.mean(dtype=views["loss"].dtype),
+    }
