@@ -9,7 +9,7 @@ means over the global batch.
 from ssl_jax.losses.cribo import cribo
 from ssl_jax.losses.dino import dino
 from ssl_jax.losses.flsl import flsl
-from ssl_jax.losses.ibot import ibot
+from ssl_jax.losses.ibot import ibot, ibot_patch
 from ssl_jax.losses.mae import mae, normalize_patches, patchify, unpatchify
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.losses.pairings import across_views, masked_patches
@@ -23,6 +23,7 @@ __all__ = [
     "dino",
     "flsl",
     "ibot",
+    "ibot_patch",
     "mae",
     "masked_patches",
     "normalize_patches",

@@ -9,16 +9,93 @@ import functools
 import jax.numpy as jnp
 
 from ssl_jax import ops
-from ssl_jax.losses.dino import softmax_cross_entropy
+from ssl_jax.losses.dino import dino, softmax_cross_entropy
 from ssl_jax.losses.pairings import masked_patches
 from ssl_jax.ops import arguments
 
 
 def ibot(
+    student_cls,
+    teacher_cls,
+    student_patch,
+    teacher_patch,
+    masks,
+    centers,
+    *,
+    student_temperature,
+    teacher_temperatures,
+    weights=(1.0, 1.0),
+):
+    """DINO's loss on class tokens across views, plus self-distillation of masked patches within a
+    view.
+
+        loss = weights[0] * losses.dino(...)["loss"] + weights[1] * ibot_patch(...)["loss"]
+                                                                                  (eq. 2 and 3)
+
+    Args:
+      student_cls: logits [S, B, K] of all views, the T global (masked) ones first.
+      teacher_cls: logits [T, B, K] of the clean global views; no gradient.
+      student_patch, teacher_patch, masks: [T, B, n, K'] and bool [T, B, n], see `ibot_patch`.
+      centers: [K] of the class tokens and [K'] of the patches.
+      student_temperature: tau_s > 0 of both losses; a number or a traced scalar.
+      teacher_temperatures: tau_t > 0 of the class tokens and of the patches, likewise.
+      weights: lambda_1 and lambda_2.
+
+    Returns:
+      dict of scalars: loss, and the terms of `losses.dino` as cls_... and of `ibot_patch` as
+      patch_...
+
+    Raises:
+      ValueError: what `losses.dino` and `ibot_patch` refuse, or other views of the patches.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> cls, patches, center = jnp.zeros((2, 5, 4)), jnp.zeros((2, 5, 3, 4)), jnp.zeros(4)
+      >>> terms = ibot(
+      ...     cls,
+      ...     cls,
+      ...     patches,
+      ...     patches,
+      ...     jnp.ones((2, 5, 3), bool),
+      ...     (center, center),
+      ...     student_temperature=0.1,
+      ...     teacher_temperatures=(0.04, 0.04),
+      ... )
+      >>> print(terms["loss"].round(4))  # 2 log 4
+      2.7726
+
+    Reference: Zhou et al. 2021, algorithm 1.
+    """
+    views = jnp.shape(teacher_cls)[:2]
+    meaning = f"[{views[0]}, {views[1]}, n, K'] as teacher_cls"
+    arguments.require_shape("student_patch", student_patch, (*views, None, None), meaning)
+    cls = dino(
+        student_cls,
+        teacher_cls,
+        centers[0],
+        student_temperature=student_temperature,
+        teacher_temperature=teacher_temperatures[0],
+    )
+    patch = ibot_patch(
+        student_patch,
+        teacher_patch,
+        masks,
+        centers[1],
+        student_temperature=student_temperature,
+        teacher_temperature=teacher_temperatures[1],
+    )
+    return {
+        "loss": weights[0] * cls["loss"] + weights[1] * patch["loss"],
+        **{f"cls_{name}": value for name, value in cls.items()},
+        **{f"patch_{name}": value for name, value in patch.items()},
+    }
+
+
+def ibot_patch(
     student_logits, teacher_logits, masks, center, *, student_temperature, teacher_temperature
 ):
     """Cross-entropy between the teacher's centred, sharpened prediction of a clean patch and the
-    student's of the same patch, masked. iBOT's loss is this plus `losses.dino` on class tokens.
+    student's of the same patch, masked.
 
     With q_l = softmax((teacher_l - center) / tau_t) and p_l = softmax(student_l / tau_s) for patch
     l of the same view:
@@ -50,7 +127,7 @@ def ibot(
       >>> import jax.numpy as jnp
       >>> patches, center = jnp.zeros((2, 1, 3, 4)), jnp.zeros(4)
       >>> masks = jnp.array([[[True, False, True]], [[False, False, False]]])
-      >>> terms = ibot(
+      >>> terms = ibot_patch(
       ...     patches, patches, masks, center, student_temperature=0.1, teacher_temperature=0.04
       ... )
       >>> print(terms["loss"].round(4))  # half of log 4: the second view has no masked patch

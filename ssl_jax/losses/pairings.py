@@ -54,11 +54,11 @@ def masked_patches(
     (`lax.map`), so that only one view's targets and predictions are held.
 
     Args:
-      student: [V, B, n, ...] of masked views; teacher: [V, B, n, ...], the same patches of clean
-        views. Any subset of the patches that contains the masked ones gives the same loss.
+      student: [V, B, n, d or K] of masked views; teacher: [V, B, n, ...], the same patches of
+        clean views. Any subset of the patches that contains the masked ones gives the same loss.
       masks: [V, B, n] bool, True = masked (counts).
       log_target: teacher view [B, n, ...] -> logarithms of its targets [B, n, K]; a constant.
-      cross_entropy: (student view [B, n, ...], targets [B, n, K]) -> H [B, n].
+      cross_entropy: (student view [B, n, d or K], targets [B, n, K]) -> H [B, n].
       recompute: what a view computes is not kept for the gradient.
 
     Returns:
@@ -66,12 +66,11 @@ def masked_patches(
       there is none; the meters of `assignment_meters` over all patches handed in; masked, share of
       them that is masked.
     """
-    # What the student says elsewhere must not matter, not even if it is NaN.
-    outside = jnp.reshape(~masks, masks.shape + (1,) * (student.ndim - masks.ndim))
-    student = jnp.where(outside, 0, student)
 
     def view(arrays):
         prediction, clean, mask = arrays
+        # What the student says elsewhere must not matter, not even if it is NaN.
+        prediction = jnp.where(mask[..., None], prediction, 0)
         log_q = jax.lax.stop_gradient(log_target(clean))
         target = jnp.exp(log_q)
         by_patch = jnp.where(mask, cross_entropy(prediction, target), 0)
