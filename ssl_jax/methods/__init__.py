@@ -16,14 +16,4 @@ def get(name: str) -> Method:
     return METHODS[name]
 
 
-def base_config(name: str):
-    """A complete config for method `name`: the package defaults plus the method's own section."""
-    config = config_lib.base()
-    config.method = name
-    config[name] = (
-        get(name).defaults().lock()
-    )  # like the other sections: a misspelt key is an error, not a new key
-    return config
-
-
-__all__ = ["METHODS", "Features", "Method", "Output", "Progress", "Rule", "base_config", "get"]
+__all__ = ["METHODS", "Features", "Method", "Output", "Progress", "Rule", "get"]

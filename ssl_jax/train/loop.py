@@ -14,7 +14,7 @@ import numpy as np
 from ml_collections import FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import convert, methods, validate
+from ssl_jax import convert, methods, settings
 from ssl_jax.config import InputError
 from ssl_jax.data import loader, source
 from ssl_jax.evals import report
@@ -44,10 +44,10 @@ def prepare(config, records=None) -> Run:
     `records`: a source of your own (data.source protocol, for example ArraySource) instead of the
     one `config.data` names."""
     method = methods.get(config.method)
-    validate.validate(config, num_devices=jax.device_count())
+    settings.validate(config, num_devices=jax.device_count())
     method.check(config)
     records = source.make_source(config.data) if records is None else records
-    config = validate.resolve(config, num_records=len(records), num_devices=jax.device_count())
+    config = settings.resolve(config, num_records=len(records), num_devices=jax.device_count())
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
     return Run(config, method, records, mesh, *_plan(method, config, mesh))
 
@@ -247,7 +247,7 @@ def _restore(saved, run: Run):
     if newest is None:
         return None, 0
     meta = saved.meta(newest)
-    differing = config_lib.compare_for_resume(config_lib.from_json(meta["config"]), run.config)
+    differing = settings.compare_for_resume(config_lib.from_json(meta["config"]), run.config)
     if differing:
         raise InputError(
             f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use"

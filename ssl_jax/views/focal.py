@@ -18,7 +18,7 @@ def recipe_focal(views, patch: int, *, mask: dict | None, second: bool = False) 
     other large crops, the small ones.
 
     Args:
-      views: config.views (see `config.base`); patch: of the network, pixels.
+      views: config.views (see `views.section`); patch: of the network, pixels.
       mask: {"ratio": share of patches dropped, "focus", "focus_prob": see MaskRecipe}; None: no
       masked views. second: whether there is a second global view.
 
