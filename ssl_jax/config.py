@@ -64,7 +64,7 @@ class Key:
             raise InputError(wrong_type(name, value, self.default))
         items = value if isinstance(value, tuple | list) else (value,)
         if self.choices:
-            if items is value and any("," in item for item in items):
+            if items is value and any("," in str(item) for item in items):
                 # --config.eval.tasks=knn,linear is one string.
                 example = f'--config.{name}="{self.choices[:2]}"'
                 raise InputError(f"{name} is {value}; for several write {example}")
@@ -90,7 +90,7 @@ class Key:
 
     def range(self) -> str:
         """What is allowed, in words: "above 0", "between 0 and 1", "4 numbers, each 0 or more"; ""
-        if nothing is forbidden.
+        for a single value without limits.
         """
         limits = {
             "above": self.above,
@@ -111,8 +111,8 @@ class Key:
         if self.ordered:
             what = "(low, high) with low <= high"
         else:
-            what = f"{self.length} numbers" if self.length else ""
-        return ", ".join([*filter(None, [what]), *([f"each {each}"] if each else [])])
+            what = f"{self.length} numbers" if self.length else "numbers"
+        return f"{what}, each {each}" if each else what
 
 
 def _number(x) -> str:
@@ -129,13 +129,10 @@ def with_defaults(keys: dict, changes: dict) -> dict:
     changed = dict(keys)
     for name, default in changes.items():
         head, _, rest = name.partition(".")
-        old = changed[head]
-        new = (
-            with_defaults(old, {rest: default})
-            if rest
-            else dataclasses.replace(old, default=default)
-        )
-        changed[head] = new
+        if rest:
+            changed[head] = with_defaults(changed[head], {rest: default})
+        else:
+            changed[head] = dataclasses.replace(changed[head], default=default)
     return changed
 
 

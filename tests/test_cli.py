@@ -110,7 +110,7 @@ IMPOSSIBLE = {
         ("eval.image.kind=folder", "eval.image.dir=/none"),
         "/none does not exist",
     ),
-    "two evaluations as one": ("eval.tasks=knn,linear", "for several tasks write"),
+    "two evaluations as one": ("eval.tasks=knn,linear", "for several write --config.eval.tasks="),
 }
 
 

@@ -9,10 +9,9 @@ from ml_collections import ConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.config import InputError, Key, key
-from tests import toy as toy_method
-from tests.toy import registered  # noqa: F401
+from tests import toy as toy_module
 
-pytestmark = pytest.mark.usefixtures("registered")
+pytestmark = pytest.mark.usefixtures("toy_method")
 
 SOURCE = """
 from ssl_jax import settings
@@ -90,7 +89,7 @@ KEYS = {
         ("pair", 0.1, "pair is 0.1; it must be a tuple of numbers, for example (0.1, 0.2)"),
         ("pair", (0.1, math.nan), "pair is (0.1, nan); it must be finite"),
         ("three", (1, 1), "three is (1, 1); it must be 3 numbers, each between 0 and 1"),
-        ("several", (0, 10), "several is (0, 10); it must be each above 0"),
+        ("several", (0, 10), "several is (0, 10); it must be numbers, each above 0"),
         ("several", ("a", "b"), "several is ('a', 'b'); it must be a tuple of integers"),
         (
             "names",
@@ -148,7 +147,7 @@ def test_a_section_with_other_defaults():
 
 
 def test_a_config_of_declared_keys_takes_no_others():
-    config = config_lib.build(toy_method.METHOD.defaults())
+    config = config_lib.build(toy_module.defaults())
     assert config.to_dict() == {"temperature": 0.1, "head": {"width": 64}, "names": ("a", "b")}
     for section in (config, config.head):
         with pytest.raises((AttributeError, KeyError)):

@@ -11,13 +11,12 @@ from ml_collections import ConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import methods, settings
 from ssl_jax.config import InputError
-from tests.toy import registered  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("registered")
+pytestmark = pytest.mark.usefixtures("toy_method")
 
 
 @pytest.fixture
-def toy(registered) -> ConfigDict:  # noqa: F811
+def toy(toy_method) -> ConfigDict:
     """A valid config of a method that only has a section."""
     config = settings.base_config("toy")
     config.optim.epochs = 10
@@ -49,8 +48,8 @@ def test_every_key_has_a_meaning_and_every_number_a_range(name):
         pytest.skip("this method does not declare its keys yet")
     assert len(declared) > 80
     assert [k for k, entry in declared.items() if not entry.meaning] == []
-    ranged = [k for k, entry in declared.items() if entry.range()]
-    assert [k for k, e in declared.items() if numbers(e.default) and k not in ranged] == []
+    limited = [k for k, e in declared.items() if e.above is not None or e.least is not None]
+    assert [k for k, e in declared.items() if numbers(e.default) and k not in limited] == []
 
 
 @pytest.mark.parametrize("name", ["", "toy", *methods.METHODS])
