@@ -16,7 +16,7 @@ targets informative from a random start.
 
 from configs import presets, quickstart
 from ssl_jax import config as config_lib
-from ssl_jax import methods
+from ssl_jax import settings
 from ssl_jax.config import InputError
 
 # method -> the measures its paper cares for most. In each it must beat the untrained network and
@@ -141,7 +141,7 @@ def get_config(arg: str = "sop"):
     variant, words = presets.parse(arg, "sop")
     if variant not in METHODS:
         raise InputError(config_lib.unknown("method", variant, METHODS))
-    config = methods.base_config(variant)
+    config = settings.base_config(variant)
     quickstart.shared(config)
     config.optim.steps = STEPS
     config.eval.every_steps = 0

@@ -43,7 +43,7 @@ clipped at 3 as by DINO, because a short warm-up is steep; no mirror images of d
 
 from configs import presets
 from configs.presets import Row
-from ssl_jax import methods
+from ssl_jax import settings
 from ssl_jax.config import InputError, unknown
 
 FULL = {
@@ -257,7 +257,7 @@ def get_config(arg: str = "vits16_in1k"):
     variant = ALIASES.get(variant, variant)
     if variant not in VARIANTS:
         raise InputError(unknown("variant", variant, VARIANTS))
-    config = methods.base_config("cribo")
+    config = settings.base_config("cribo")
     presets.apply(config, FULL.get(variant, variant))
     config.views.local_count = 0
     if variant in FULL:

@@ -26,7 +26,7 @@ against the image and a learning rate for small batches; no mirror images of dig
 
 from configs import presets
 from configs.presets import Row
-from ssl_jax import methods
+from ssl_jax import settings
 
 VARIANTS = presets.VARIANTS
 WORDS = {
@@ -108,7 +108,7 @@ def get_config(arg: str = "vits16"):
     "vits16,no_centering".
     """
     variant, words = presets.parse(arg, "vits16")
-    config = methods.base_config("dino")
+    config = settings.base_config("dino")
     presets.apply(config, variant)
     if variant in ("vitb16", "vitl16"):
         # Published arguments of ViT-B/16: slower warm-up of the teacher temperature, tighter

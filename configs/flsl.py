@@ -40,7 +40,7 @@ head; all patches are queries where the grid is 5 x 5; no mirror images.
 
 from configs import presets
 from configs.presets import Row
-from ssl_jax import methods
+from ssl_jax import settings
 from ssl_jax.config import InputError, unknown
 
 VARIANTS = ("vits16", "vits8", "vitb16", *presets.SMALL)
@@ -170,7 +170,7 @@ def get_config(arg: str = "vits16"):
     variant, words = presets.parse(arg, "vits16")
     if variant not in VARIANTS:
         raise InputError(unknown("variant", variant, VARIANTS))
-    config = methods.base_config("flsl")
+    config = settings.base_config("flsl")
     presets.apply(config, "vits16" if variant == "vits8" else variant)
     config.model.update(dict(cls=False, position="sincos"))
     config.views.update(dict(global_scale=(0.8, 1.0), local_scale=(0.05, 0.4), flip=0.0))

@@ -31,7 +31,7 @@ temperature's warm-up.
 
 from configs import presets
 from configs.presets import Row
-from ssl_jax import methods
+from ssl_jax import settings
 
 VARIANTS = presets.VARIANTS
 WORDS = {
@@ -152,7 +152,7 @@ def get_config(arg: str = "vits16"):
     "vits16,ablation,prototypes=1024".
     """
     variant, words = presets.parse(arg, "vits16")
-    config = methods.base_config("ibot")
+    config = settings.base_config("ibot")
     presets.apply(config, variant)
     config.views.update(dict(mask="block", mask_ratio=(0.1, 0.5), mask_prob=0.5))
     if variant in ("vitb16", "vitl16"):

@@ -35,7 +35,7 @@ what is trained.
 
 from configs import presets
 from configs.presets import Row
-from ssl_jax import methods
+from ssl_jax import settings
 from ssl_jax.config import InputError, unknown
 
 VARIANTS = ("vitb16", "vitl16", "vith14", *presets.SMALL)
@@ -146,7 +146,7 @@ def get_config(arg: str = "vitb16"):
     variant, words = presets.parse(arg, "vitb16")
     if variant not in VARIANTS:
         raise InputError(unknown("variant", variant, VARIANTS))
-    config = methods.base_config("mae")
+    config = settings.base_config("mae")
     presets.apply(config, "vitl16" if variant == "vith14" else variant)
     if variant == "vith14":
         config.model.update(dict(size="h", patch=14))

@@ -28,7 +28,7 @@ temperature at .04.
 
 from configs import presets
 from configs.presets import Row
-from ssl_jax import methods
+from ssl_jax import settings
 
 VARIANTS = presets.VARIANTS
 WORDS = {
@@ -83,7 +83,7 @@ def get_config(arg: str = "vits16"):
     "vits16,epochs=300".
     """
     variant, words = presets.parse(arg, "vits16")
-    config = methods.base_config("massl")
+    config = settings.base_config("massl")
     presets.apply(config, variant)
     if variant in presets.FULL:
         config.views.update(dict(global_scale=(0.32, 1.0), local_scale=(0.05, 0.32)))

@@ -23,11 +23,11 @@ uniform, and a faster teacher collapses;
 - no patch loss: on these pictures it groups patches by colour and pulls the class token along.
 """
 
-from ssl_jax import methods
+from ssl_jax import settings
 
 
 def get_config():
-    config = methods.base_config("sop")
+    config = settings.base_config("sop")
     shared(config)
     config.sop.update(dict(head_hidden=256, head_out=64, student_temperature=0.15))
     config.sop.update(

@@ -28,7 +28,7 @@ temperature at .04 as the official code does.
 
 from configs import presets
 from configs.presets import Row
-from ssl_jax import methods
+from ssl_jax import settings
 
 VARIANTS = presets.VARIANTS
 WORDS = presets.sop_words("sop")
@@ -190,7 +190,7 @@ def get_config(arg: str = "vits16"):
     "vits16,ablation,anchors=1024".
     """
     variant, words = presets.parse(arg, "vits16")
-    config = methods.base_config("sop")
+    config = settings.base_config("sop")
     presets.apply(config, variant)
     config.views.update(dict(mask="block", mask_ratio=(0.3, 0.3), mask_prob=1.0))
     if variant in ("vitb16", "vitl16"):

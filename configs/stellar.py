@@ -40,7 +40,7 @@ of the other methods' small presets.
 
 from configs import presets
 from configs.presets import Row
-from ssl_jax import methods
+from ssl_jax import settings
 from ssl_jax.config import InputError, unknown
 
 FULL = {
@@ -218,7 +218,7 @@ def get_config(arg: str = "vitb16"):
     variant, words = presets.parse(arg, "vitb16")
     if variant not in VARIANTS:
         raise InputError(unknown("variant", variant, VARIANTS))
-    config = methods.base_config("stellar")
+    config = settings.base_config("stellar")
     presets.apply(config, variant if variant in presets.VARIANTS else "vitl16")
     config.views.update(dict(blur_prob=(0.5, 0.5, 0.5), solarize_prob=0.0))
     if variant in FULL:

@@ -11,7 +11,6 @@ from absl import flags
 from ml_collections import ConfigDict, FrozenConfigDict, config_flags
 
 from ssl_jax import config as config_lib
-from ssl_jax import validate
 from ssl_jax.config import InputError
 
 EXIT_INPUT = 2  # bad input: one line on stderr
@@ -87,7 +86,7 @@ def _train(argv) -> int:
 
 
 def _eval(argv) -> int:
-    from ssl_jax import api, evals
+    from ssl_jax import api, evals, settings
     from ssl_jax.evals import report
 
     if len(argv) < 2 or argv[1].startswith("-"):
@@ -113,7 +112,7 @@ def _eval(argv) -> int:
             f"the run's config names no evaluations; give --task=NAME ({', '.join(evals.TASKS)})"
         )
     config.eval.tasks = tasks
-    validate.validate(config, num_devices=None)
+    settings.validate(config, num_devices=None)
     encoder = api.load(argv[1])
     results = report.Evaluation(FrozenConfigDict(config)).compare(encoder.params, encoder.constants)
     print(encoder)
@@ -195,6 +194,8 @@ def _parse(argv, *, saved=None, **others):
 
 def _start(argv):
     """(config of the file that --config=FILE names, the other arguments)."""
+    from ssl_jax import settings
+
     paths = [a.partition("=")[2] for a in argv if _FILE.match(a)]
     if len(paths) > 1:
         raise InputError(f"--config=FILE is given {len(paths)} times: {', '.join(paths)}; keep one")
@@ -202,7 +203,7 @@ def _start(argv):
         raise InputError(
             f"{argv[0]} needs --config=FILE, for example --config=configs/sop.py:vits16"
         )
-    return config_lib.load(paths[0]), [a for a in argv if not _FILE.match(a)]
+    return config_lib.load(paths[0], settings.keys()), [a for a in argv if not _FILE.match(a)]
 
 
 def _no_key(key: str, known) -> str:

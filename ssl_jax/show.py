@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, validate
+from ssl_jax import methods, settings
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
@@ -22,11 +22,11 @@ def text(file_config, final_config) -> str:
     if it cannot work.
     """
     method = methods.get(final_config.method)
-    validate.validate(final_config, num_devices=jax.device_count())
+    settings.validate(final_config, num_devices=jax.device_count())
     missing = _missing(method, final_config)
     records, note = _num_records(final_config)
-    resolved = validate.resolve(final_config, num_records=records, num_devices=jax.device_count())
-    origin = origins(methods.base_config(final_config.method), file_config, final_config, resolved)
+    resolved = settings.resolve(final_config, num_records=records, num_devices=jax.device_count())
+    origin = origins(settings.base_config(final_config.method), file_config, final_config, resolved)
     values = config_lib.flatten(resolved)
     width = max(map(len, values))
     rows = [f"{key:<{width}}  {value!r:<28} {origin[key]}" for key, value in sorted(values.items())]
@@ -79,9 +79,9 @@ def origins(default, file, final, resolved) -> dict[str, str]:
     "computed".
 
     Args:
-      default: methods.base_config(NAME). file: config.load(PATH). final: the same after the command
-        line.
-      resolved: validate.resolve(final, ...).
+      default: settings.base_config(NAME). file: config.load(PATH). final: the same after the
+        command line.
+      resolved: settings.resolve(final, ...).
     """
     default, file, final = (config_lib.flatten(c) for c in (default, file, final))
     missing = object()

@@ -16,7 +16,7 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from ssl_jax import cli, evals, methods, show, validate
+from ssl_jax import cli, evals, settings, show
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data.source import ArraySource
@@ -110,7 +110,7 @@ IMPOSSIBLE = {
         ("eval.image.kind=folder", "eval.image.dir=/none"),
         "/none does not exist",
     ),
-    "two evaluations as one": ("eval.tasks=knn,linear", "for several tasks write"),
+    "two evaluations as one": ("eval.tasks=knn,linear", "for several write --config.eval.tasks="),
 }
 
 
@@ -496,11 +496,11 @@ def test_show_names_origins_and_costs(capsys):
 
 
 def test_origins_of_a_resolved_config():
-    default, file = methods.base_config("dino"), methods.base_config("dino")
+    default, file = settings.base_config("dino"), settings.base_config("dino")
     file.optim.epochs, file.dino.prototypes = 50.0, 1024
     final = ConfigDict(file.to_dict())
     final.update_from_flattened_dict({"optim.lr": 1e-3, "seed": 0, "optim.epochs": 20.0})
-    resolved = validate.resolve(final, num_records=10_240, num_devices=8)
+    resolved = settings.resolve(final, num_records=10_240, num_devices=8)
     got = show.origins(default, file, final, resolved)
     expected = {
         "optim.lr": "command line",

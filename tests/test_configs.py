@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, show, validate
+from ssl_jax import methods, settings, show
 from ssl_jax.config import InputError
 from ssl_jax.models import zoo
 from ssl_jax.train import loop, step
@@ -101,11 +101,11 @@ def prepared(config):
 def resolved(config):
     """Checked and resolved as `loop.prepare` does, without laying anything out."""
     config = supplied(config)
-    validate.validate(config, num_devices=8)
+    settings.validate(config, num_devices=8)
     method = methods.get(config.method)
     method.check(config)
     records = LENGTHS[config.data.name] if config.data.kind == "tfds" else config.data.length
-    config = validate.resolve(config, num_records=records, num_devices=8)
+    config = settings.resolve(config, num_records=records, num_devices=8)
     return method, config
 
 
@@ -318,7 +318,7 @@ def test_a_full_size_preset_is_shown_without_its_data():
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
 def test_a_misspelt_key_of_a_method_is_no_new_key(name):
     with pytest.raises((AttributeError, KeyError)):
-        methods.base_config(name)[name].update(dict(misspelt=1))
+        settings.base_config(name)[name].update(dict(misspelt=1))
 
 
 @pytest.mark.parametrize("name", sorted(methods.METHODS))

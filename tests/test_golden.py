@@ -16,8 +16,7 @@ def check(name, differences):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in measure.CASES],
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in measure.CASES]
 )
 def test_steps_and_features(name):
     check(name, measure.compare(name))

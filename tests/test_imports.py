@@ -16,7 +16,6 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 # views, so it stands right of both.
 ORDER = (
     "config",
-    "validate",
     "data",
     "views",
     "data.loader",
@@ -34,6 +33,7 @@ ORDER = (
     "convert",
     "train.log",
     "train.health",
+    "settings",
     "train",
     "show",
     "cli",

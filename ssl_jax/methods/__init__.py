@@ -45,14 +45,6 @@ def make(config) -> Method:
     return get(config.method).make(config)
 
 
-def base_config(name: str):
-    """A complete config for method `name`: the package defaults plus the method's own section."""
-    config = config_lib.base()
-    config.method = name
-    config[name] = config_lib.build(get(name).defaults())
-    return config
-
-
 for _module in (dino, ibot, mae, stellar):
     _name = _module.__name__.rpartition(".")[2]
     register(_name, _module.make, _module.defaults, _module.check)
@@ -65,7 +57,6 @@ __all__ = [
     "Output",
     "Progress",
     "Rule",
-    "base_config",
     "get",
     "make",
     "register",

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import jax
 
-from ssl_jax.config import MODEL_SIZES
+from ssl_jax.config import InputError, check_multiple, key
+from ssl_jax.models import position
 from ssl_jax.models.vit import ViTConfig
 
 
@@ -18,7 +19,13 @@ class Size(NamedTuple):
     patch: int
 
 
-SIZES = {name: Size(*shape, patch=14 if name == "h" else 16) for name, shape in MODEL_SIZES.items()}
+SIZES = {
+    "ti": Size(192, 12, 3, patch=16),
+    "s": Size(384, 12, 6, patch=16),
+    "b": Size(768, 12, 12, patch=16),
+    "l": Size(1024, 24, 16, patch=16),
+    "h": Size(1280, 32, 16, patch=14),
+}
 
 
 def vit_config(section, **overrides) -> ViTConfig:
@@ -84,3 +91,108 @@ def count(params) -> int:
     key))` allocates nothing).
     """
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def defaults() -> dict:
+    """The section `model` of the config."""
+    set_by_size = 'from the size; set by hand for model.size="custom"'
+    return dict(
+        size=key("s", "name of a size", choices=(*SIZES, "custom"), free=True),
+        width=key(0, f"token width; 0 = {set_by_size}", "channels", least=0, most=65536),
+        depth=key(0, f"number of blocks; 0 = {set_by_size}", "blocks", least=0, most=1000),
+        heads=key(0, f"attention heads; 0 = {set_by_size}", "heads", least=0, most=4096),
+        patch=key(16, "side of a square patch", "pixels", above=0, most=1024),
+        image_size=key(
+            224,
+            "native grid of the position codes; other image sizes are interpolated",
+            "pixels, square",
+            above=0,
+            most=16384,
+        ),
+        mlp_ratio=key(4.0, "hidden width of the MLP / token width", above=0, most=100),
+        cls=key(True, "class token"),
+        queries=key(0, "extra learned query tokens", "tokens", least=0, most=10000),
+        position=key(
+            "learned", 'position codes: "sincos" are fixed', choices=("learned", "sincos")
+        ),
+        position_resize=key(
+            "exact",
+            'resizing of position codes: "exact", or "dino_offset" (DINO-family weights)',
+            choices=position.RULES,
+        ),
+        resize_kernel=key(
+            "keys-0.75",
+            'its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)',
+            choices=position.KERNELS,
+        ),
+        drop_path=key(
+            0.0,
+            "highest stochastic-depth rate (last block), linear over blocks; student only",
+            least=0,
+            below=1,
+        ),
+        init_std=key(
+            0.02,
+            "standard deviation of initial weights; above 0.4 torch's cut at +-2 would matter",
+            above=0,
+            most=0.4,
+        ),
+        position_std=key(
+            0.0, "the same for learned position codes alone; 0 = init_std", least=0, most=4
+        ),
+        gelu=key("erf", '"erf" (exact) or "tanh" (approximate, faster)', choices=("erf", "tanh")),
+        scan=key(
+            False,
+            "one compiled block, scanned: compiles 10 x faster on accelerators; same numbers",
+            free=True,
+        ),
+        remat=key(
+            False,
+            "recompute activations of a block in the backward pass: less memory, same numbers",
+            free=True,
+        ),
+        dtype=key(
+            "float32",
+            "of the computation; parameters, losses and softmax are always float32",
+            choices=("float32", "bfloat16"),
+        ),
+    )
+
+
+def model_shape(section) -> tuple[int, int, int]:
+    """(width, depth, heads) of a config's `model` section, from its size or set by hand. Raises
+    InputError on a contradiction.
+    """
+    names = ("width", "depth", "heads")
+    values = tuple(section[name] for name in names)
+    if section.size == "custom":
+        for name, value in zip(names, values, strict=True):
+            if value < 1:
+                raise InputError(
+                    f'model.{name} is {value}; model.size="custom" needs width, depth and heads'
+                    " above 0"
+                )
+        return values
+    fixed = SIZES[section.size][:3]
+    for name, value, wanted in zip(names, values, fixed, strict=True):
+        if value not in (0, wanted):
+            raise InputError(
+                f'model.{name} is {value} but model.size "{section.size}" has {wanted}; '
+                f'set model.size="custom" or model.{name}=0'
+            )
+    return fixed
+
+
+def check(config) -> None:
+    """Refuses a `model` section whose keys contradict each other. Raises InputError."""
+    m = config.model
+    width, _, heads = model_shape(m)
+    check_multiple("model.width", width, heads, "model.heads")
+    if m.position == "sincos":
+        check_multiple("model.width", width, 4, 'model.position="sincos"')
+    check_multiple("model.image_size", m.image_size, m.patch, "model.patch")
+    if width * m.mlp_ratio < 1:
+        raise InputError(
+            f"model.mlp_ratio is {m.mlp_ratio}, which leaves the MLP of width {width} no hidden"
+            f" unit; use at least {1 / width:.3g}"
+        )

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, free_on_resume, key
 
 # Columns that depend on the clock: left out of every bit-exact comparison.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
@@ -31,6 +31,17 @@ _PEAK = {
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
 }
+
+
+def defaults() -> dict:
+    """The section `log` of the config."""
+    return free_on_resume(
+        dict(
+            every_steps=key(10, "steps from one row of metrics to the next", "steps", above=0),
+            tensorboard=key(False, "also write TensorBoard files (needs tensorboardX)"),
+            wandb=key("", "Weights & Biases project; empty = off"),
+        )
+    )
 
 
 class Table:

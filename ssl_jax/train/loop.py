@@ -33,13 +33,14 @@ class Run(NamedTuple):
     mesh: jax.sharding.Mesh
     optimizer: Any
     constants: Any  # of the method, as read from files
+    keys: dict  # {dotted key: config.Key}, how each is declared
     abstract: state.TrainState  # ShapeDtypeStructs with shardings
 
 
-def plan(config, source) -> Run:
+def plan(config, source, keys: dict) -> Run:
     """Works out shapes and shardings of a resolved config; no array of the state is allocated.
 
-    source: of the training images (see data.source).
+    source: of the training images (see data.source). keys: as declared, see settings.keys.
     """
     method = methods.make(config)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
@@ -48,7 +49,7 @@ def plan(config, source) -> Run:
     constants = method.constants()
     shapes = jax.eval_shape(lambda c: state.create(method, optimizer, 0, c), constants)
     abstract = checkpoint.abstract(shapes, sharding.state_shardings(mesh, shapes))
-    return Run(config, method, source, mesh, optimizer, constants, abstract)
+    return Run(config, method, source, mesh, optimizer, constants, keys, abstract)
 
 
 def fresh_state(run: Run) -> state.TrainState:
@@ -200,7 +201,9 @@ def _restore(saved, run: Run):
     if newest is None:
         return None, 0
     meta = saved.meta(newest)
-    differing = config_lib.compare_for_resume(config_lib.from_json(meta["config"]), run.config)
+    differing = config_lib.compare_for_resume(
+        config_lib.from_json(meta["config"]), run.config, run.keys
+    )
     if differing:
         raise InputError(
             f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use"

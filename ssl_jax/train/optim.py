@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, Key
 from ssl_jax.methods.base import NEVER, Rule
 
 
@@ -235,3 +235,67 @@ def _nest(flat: dict[str, Any], like, prefix: str = ""):
         elif path in flat:
             tree[key] = flat[path]
     return tree
+
+
+def defaults() -> dict:
+    """The section `optim` of the config: batch, length of the run, learning rate, AdamW."""
+    return dict(
+        batch_size=Key(
+            1024, "per step, over all devices and processes", "images", above=0, most=2**24
+        ),
+        epochs=Key(100.0, "length of the run", "epochs", least=0, most=10**6),
+        steps=Key(
+            0,
+            "length of the run; 0 = epochs * steps per epoch",
+            "steps, counted in 32 bits",
+            least=0,
+            most=2**31 - 1,
+        ),
+        lr=Key(
+            5e-4,
+            "peak learning rate for a batch of base_batch; scaled by batch_size / base_batch",
+            above=0,
+            most=1000,
+        ),
+        base_batch=Key(256, "batch that lr is meant for", "images", above=0, most=2**24),
+        final_lr=Key(1e-6, "end of the cosine, not scaled", least=0, most=1000),
+        warmup_epochs=Key(
+            10.0, "linear warm-up of the learning rate from 0", "epochs", least=0, most=10**6
+        ),
+        weight_decay=Key(0.04, "decoupled (AdamW), at step 0", least=0, most=1000),
+        final_weight_decay=Key(0.4, "end of its cosine", least=0, most=1000),
+        beta1=Key(0.9, "decay of the first moment", least=0, below=1),
+        beta2=Key(0.999, "decay of the second moment", least=0, below=1),
+        eps=Key(1e-8, "added to the root of the second moment", above=0, most=1),
+        clip=Key(3.0, "largest L2 norm of a gradient", least=0),
+        clip_by=Key(
+            "tensor",
+            'whose norm: each "tensor" (DINO family), the "global" one, or "none"',
+            choices=("tensor", "global", "none"),
+        ),
+        chunks=Key(
+            1,
+            "encode the batch in so many pieces to save memory (the gradient is the same); 1 = off",
+            "pieces",
+            above=0,
+            most=2**24,
+            free=True,
+        ),
+    )
+
+
+def check(config) -> None:
+    """Refuses an `optim` section whose keys contradict each other. Raises InputError."""
+    o = config.optim
+    if not (o.epochs > 0 or o.steps > 0):
+        raise InputError("optim.epochs and optim.steps are both 0; set one of them above 0")
+    if not o.steps and o.warmup_epochs > o.epochs:
+        raise InputError(
+            f"optim.warmup_epochs is {o.warmup_epochs}, longer than the run; use at most"
+            f" optim.epochs = {o.epochs}"
+        )
+    if o.clip_by != "none" and not o.clip > 0:
+        raise InputError(
+            f'optim.clip is {o.clip}; it must be above 0 (optim.clip_by="none" switches clipping'
+            " off)"
+        )

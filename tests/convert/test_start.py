@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import cli, convert, methods
+from ssl_jax import cli, convert, settings
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.convert import fill, torch_in
@@ -327,7 +327,7 @@ def test_the_two_stages_of_stellar(tmp_path, capsys):
         decoder_depth=1,
         decoder_heads=2,
     )
-    c = methods.base_config("stellar")
+    c = settings.base_config("stellar")
     c.update({key: tiny.config("dino")[key] for key in ("data", "views", "optim", "eval")})
     c.model.update(
         dict(size="custom", width=16, depth=1, heads=2, patch=4, image_size=16, queries=3)

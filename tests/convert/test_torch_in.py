@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import convert
+from ssl_jax import convert, settings
 from ssl_jax.config import InputError
 from ssl_jax.convert import tables, torch_in
 from ssl_jax.models import position, vit
@@ -40,9 +40,7 @@ def shapes(name: str, **changes):
     section.
     """
     method = importlib.import_module(f"ssl_jax.methods.{name}").METHOD
-    c = config_lib.base()
-    c.method = name
-    c[name] = method.defaults()
+    c = settings.base_config(name)
     c.model.update(
         dict(
             size="custom",

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssl_jax import methods
+from ssl_jax import methods, settings
 from ssl_jax.train import log, loop, sharding, step
 
 STEPS = 100
@@ -16,7 +16,7 @@ def scenes_config(name, **changes):
     """A small network on 32 px views of scenes: large enough to show what happens, small enough for
     seconds.
     """
-    c = methods.base_config(name)
+    c = settings.base_config(name)
     c.data.update(dict(kind="digit_scenes", length=2048, size=48, crop_on="device", cache=True))
     c.views.update(
         dict(

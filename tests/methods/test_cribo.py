@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import ops, validate
+from ssl_jax import ops, settings
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, cribo, objects
 from ssl_jax.train import loop, optim
@@ -49,9 +49,7 @@ def section(**changes):
     """A tiny config, not resolved: one block of width 16 on views of 4 x 4 patches, 5 clusters, a
     memory of 8 images.
     """
-    c = config_lib.base()
-    c.method = "cribo"
-    c.cribo = cribo.defaults().lock()
+    c = settings.base_config("cribo")
     c.update_from_flattened_dict(TINY)
     c.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
     return c
@@ -59,7 +57,7 @@ def section(**changes):
 
 @functools.cache
 def config(**changes):
-    return validate.resolve(section(**changes), num_records=4 * BATCH, num_devices=1)
+    return settings.resolve(section(**changes), num_records=4 * BATCH, num_devices=1)
 
 
 def progress(step=9):

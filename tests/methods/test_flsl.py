@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, ops
+from ssl_jax import ops, settings
 from ssl_jax.config import InputError
 from ssl_jax.methods import base, similarity
 from ssl_jax.methods import flsl as module
@@ -232,7 +232,7 @@ def test_sharpness_is_tau_times_width():
     """Spec section 8 item 12 and the same cosines at any width: after the norm |z|^2 = D."""
     run, state, _, out = encoded(**CODE)
     close(jnp.square(out["query"]).sum(-1), np.full(out["query"].shape[:2], 16.0), relative=1e-3)
-    c = methods.base_config("flsl").flsl
+    c = settings.base_config("flsl").flsl
     assert c.sa_sharpness == pytest.approx(1.96, abs=2e-3) and c.ca_sharpness == pytest.approx(
         3.92, abs=2e-3
     )

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, ops, validate
+from ssl_jax import methods, ops, settings
 from ssl_jax.config import InputError
 from ssl_jax.methods import concepts, stellar
 from ssl_jax.models import tokenizer, zoo
@@ -33,8 +33,7 @@ def tiny(**changes):
     """A 2-block ViT of width 16 with 5 tokens on 16 px views of 16 patches, of which a masked view
     keeps 4.
     """
-    c = config_lib.base()
-    c.method, c.stellar = "stellar", stellar.defaults().lock()
+    c = settings.base_config("stellar")
     c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
     c.views.update(
         dict(
@@ -79,9 +78,9 @@ def tiny(**changes):
 
 
 def resolved(config):
-    validate.validate(config, num_devices=None)
+    settings.validate(config, num_devices=None)
     stellar.check(config)
-    return validate.resolve(config, num_records=35, num_devices=1)
+    return settings.resolve(config, num_records=35, num_devices=1)
 
 
 def batch_of(config, seed=0):
@@ -494,7 +493,7 @@ def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_pa
         resolved(tiny(stellar__target="vq", stellar__tokenizer=codes)),
         tiny(stellar__target="vq"),
     )
-    gone = validate.resolve(gone, num_records=35, num_devices=1)
+    gone = settings.resolve(gone, num_records=35, num_devices=1)
     params = init(gone)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, init(here))
     assert np.isfinite(stellar.features(params, jnp.zeros((1, 16, 16, 3)), gone).image).all()
@@ -718,7 +717,7 @@ def test_every_row_of_the_papers_tables_is_a_config(row):
         ):
             stellar.check(config)
     config.stellar.target = "pixel"
-    validate.validate(config, num_devices=16)
+    settings.validate(config, num_devices=16)
     stellar.check(config)
     assert dict(stellar.views(config).groups)["global"].patches == (
         256 if config.model.patch == 14 else 196
@@ -766,7 +765,7 @@ def test_published_presets_have_the_papers_numbers(variant):
         "vith14": (50, 5e-5, 1280, 630.8),
     }
     epochs, lr, width, encoder = published[variant]
-    config = validate.resolve(config, num_records=1_281_167, num_devices=16)
+    config = settings.resolve(config, num_records=1_281_167, num_devices=16)
     o, c = config.optim, config.stellar
     assert (o.epochs, o.lr, config.run.peak_lr, o.final_lr, o.batch_size) == (
         epochs,
@@ -805,7 +804,7 @@ def test_published_presets_have_the_papers_numbers(variant):
 @pytest.mark.parametrize("variant", SMALL)
 def test_small_presets_rebuild_pixels_and_claim_nothing(variant):
     config = load(variant)
-    validate.validate(config, num_devices=1)
+    settings.validate(config, num_devices=1)
     stellar.check(config)
     assert config.stellar.target == "pixel" and not config.expected.to_dict()
     assert config.optim.batch_size * config.model.queries >= 2 * config.stellar.prototypes

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax import config as config_lib
-from ssl_jax import ops
+from ssl_jax import ops, settings
 from ssl_jax.methods import base
 from tests.losses import reference
 
@@ -26,9 +25,7 @@ def config_of(method, **changes):
     """A 2-block ViT of width 16 on 16 px views; `section` in the name of a change stands for the
     method's own section.
     """
-    c = config_lib.base()
-    c.method = method.name
-    c[method.name] = method.defaults().lock()
+    c = settings.base_config(method.name)
     c.views.update(
         dict(
             global_size=16,

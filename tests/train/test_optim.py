@@ -20,7 +20,7 @@ EVERYTHING = ((".*", Rule(decay=True)),)
 
 
 def settings(**changes) -> ConfigDict:
-    config = config_lib.base().optim
+    config = config_lib.build(optim.defaults())
     config.update(dict(clip_by="none") | changes)
     return config
 
