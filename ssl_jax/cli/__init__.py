@@ -39,7 +39,7 @@ _ERRNOS = (
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns its exit code (see OVERVIEW). `argv` includes the program's name."""
+    """Runs one command; returns its exit code. `argv` includes the program's name."""
     argv = list(sys.argv if argv is None else argv)[1:]
     try:
         code = _run(argv)

@@ -1,4 +1,4 @@
-"""What the commands share: a config from --config=NAME or --row=ROW, and --config.KEY=VALUE on top."""
+"""What commands share: a config from --config=NAME or --row=ROW, and --config.KEY=VALUE on top."""
 
 import re
 from typing import NamedTuple

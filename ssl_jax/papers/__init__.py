@@ -32,8 +32,8 @@ class Row:
     """One row of a table.
 
     paper: name of its file. id: unique in it. place: where it is printed. config: name of the
-    config it starts from. expected, ours: {score: number, unit and source as text}. changes: {dotted
-    key: value}.
+    config it starts from. changes: {dotted key: value}. expected, ours: {score: number, unit and
+    source as text}.
     """
 
     paper: str
