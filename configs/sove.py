@@ -10,7 +10,7 @@ us, nor any small variant.
 Expected number: `ssl-jax show --paper=sove`. The small variants were not measured.
 
 Not published: the arguments of the published models, the batch size, and what the ablations share:
-their default differs from table to table (69.2 to 70.2). Not here: Swin-T (k-NN 77.0, linear 79.3),
+their default scores differently from table to table. Not here: Swin-T (k-NN 77.0, linear 79.3),
 for want of that network. Small variants are SOP's with twice the anchors: an eighth of the class
 memory, as 8192 of 65536.
 """

@@ -16,6 +16,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 # views, so it stands right of both.
 ORDER = (
     "config",
+    "papers",
     "validate",
     "data",
     "views",
@@ -35,7 +36,6 @@ ORDER = (
     "train.log",
     "train.health",
     "train",
-    "show",
     "cli",
     "__main__",
 )
