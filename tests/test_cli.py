@@ -339,8 +339,9 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(finished, small_disk, ca
     folder, resize = small_disk
     command = ["ssl-jax", "train", CONFIG, f"--workdir={folder / 'run'}"]
     code = (
-        "from ssl_jax import checkpoint, cli; checkpoint.check_space = lambda *a, **k: None; raise"
-        f" SystemExit(cli.main({command}))"
+        "from ssl_jax import cli; from ssl_jax.train import checkpoint;"
+        " checkpoint.check_space = lambda *a, **k: None;"
+        f" raise SystemExit(cli.main({command}))"
     )
     # A process of its own: pytest would catch what Orbax's threads print.
     done = subprocess.run(
