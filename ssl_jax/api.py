@@ -61,4 +61,6 @@ def load(path: str | Path) -> Encoder:
 def saved_config(path: str | Path):
     """The resolved config inside a checkpoint; `path` is a run folder or one step's folder."""
     with checkpoint.opened(path) as (saved, step):
-        return config_lib.from_json(saved.meta(step)["config"])
+        config = config_lib.from_json(saved.meta(step)["config"])
+    methods.import_modules(config.imports)
+    return config

@@ -13,6 +13,8 @@ import json
 import math
 import re
 import sys
+import types
+import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -247,65 +249,92 @@ def flatten(config: Mapping) -> dict[str, Any]:
 # --- loading
 
 
-def load(path_with_arg: str, known: Collection[str] = ()) -> ConfigDict:
+def load(name_with_arg: str, known: Collection[str] = ()) -> ConfigDict:
     """Runs `get_config` of a config file.
 
     Args:
-      path_with_arg: "configs/sop.py:vits16" calls get_config("vits16"), "configs/sop.py" calls
-        get_config().
+      name_with_arg: "sop:vits16" calls get_config("vits16") of the config sop that comes with the
+        package, "sop" its get_config(). A name that ends in .py is the path of a file:
+        "configs/mine.py:vits16".
       known: all keys there are, among which an error looks for the nearest one.
 
     Returns:
       A locked config, not validated yet.
 
     Raises:
-      InputError: no such file, no get_config in it, a key that does not exist, a value of the wrong
-      type.
+      InputError: no such config, no get_config in it, a key that does not exist, a value of the
+      wrong type.
     """
-    path, _, arg = path_with_arg.partition(":")
-    get_config = read_module(Path(path)).get_config
+    name, _, arg = name_with_arg.partition(":")
+    get_config = read_module(find(name)).get_config
     parameters = inspect.signature(get_config).parameters
     if arg and not parameters:
-        raise InputError(f'{path}: get_config() has no variants, but ":{arg}" was given')
+        raise InputError(f'{name}: get_config() has no variants, but ":{arg}" was given')
     if not arg and any(p.default is p.empty for p in parameters.values()):
-        raise InputError(f"{path} needs a variant: --config={path}:NAME")
+        raise InputError(f"{name} needs a variant: --config={name}:NAME")
     try:
         config = get_config(arg) if arg else get_config()
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-    ) as error:  # how ml_collections reports an unknown key or a wrong type
-        raise InputError(f"{path_with_arg}: {_reason(error, known)}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        # How ml_collections reports an unknown key or a wrong type.
+        raise InputError(f"{name_with_arg}: {_reason(error, known)}") from error
     if not isinstance(config, ConfigDict):
         raise InputError(
-            f"{path}: get_config must return an ml_collections.ConfigDict, got"
+            f"{name}: get_config must return an ml_collections.ConfigDict, got"
             f" {type(config).__name__}"
         )
     return config.lock()
 
 
-def read_module(path: Path):
-    """The module of a config file, run anew; it has a get_config and may import other modules of
-    its folder as `configs.NAME`.
+def find(name: str) -> Path:
+    """The file of a config: a path that ends in .py, or the name of one of `shipped`.
 
     Raises:
-      InputError: no such file, no get_config in it.
+      InputError: no such file, no shipped config of that name.
     """
+    path = Path(name)
+    if path.suffix != ".py":
+        names = shipped()
+        if name not in names:
+            raise InputError(unknown("config", name, names))
+        return names[name]
     if not path.is_file():
-        siblings = (
-            [str(p) for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
-        )
-        raise InputError(unknown("config file", str(path), siblings))
+        if path.stem in shipped():
+            raise InputError(f'no file "{name}" here; the package has it as --config={path.stem}')
+        siblings = path.parent.glob("*.py") if path.parent.is_dir() else ()
+        raise InputError(unknown("config file", name, sorted(map(str, siblings))))
+    return path
+
+
+def shipped() -> dict[str, Path]:
+    """{name: file} of the configs that come with the package: in its folder configs/, or in that of
+    the checkout.
+    """
+    package = Path(__file__).resolve().parent
+    installed = package / "configs"
+    folder = installed if installed.is_dir() else package.parent / "configs"
+    return {
+        path.stem: path
+        for path in sorted(folder.glob("*.py"))
+        if "\ndef get_config(" in path.read_text(encoding="utf-8")
+    }
+
+
+def read_module(path: Path):
+    """The module of a config file, run anew. It has a get_config, and may import other files of its
+    folder: `from . import shared`.
+
+    Raises:
+      InputError: no get_config in it.
+    """
     path = path.resolve()
-    configs = next((p for p in path.parents if p.name == "configs"), path.parent / "x")
-    spec = importlib.util.spec_from_file_location(f"_ssl_jax_config_{path.stem}", path)
+    # A package of that folder under a name of our own, so that it works wherever the folder is.
+    package = f"_ssl_jax_configs_{zlib.crc32(str(path.parent).encode()):08x}"
+    if package not in sys.modules:
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = [str(path.parent)]
+    spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(configs.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(configs.parent))
+    spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):
         raise InputError(f"{path} defines no get_config(arg)")
     return module

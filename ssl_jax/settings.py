@@ -39,6 +39,9 @@ def sections() -> dict:
             'of these weights take only what lies below this path of the parameters ("backbone");'
             " empty = all that match",
         ),
+        imports=key(
+            (), "modules imported first; they register methods of yours (--import)", free=True
+        ),
         max_nonfinite=key(
             20,
             "stop after so many steps in a row with a non-finite loss or gradient; 0 = never",

@@ -180,16 +180,9 @@ def test_load_lets_a_config_import_its_neighbours(tmp_path):
     folder = tmp_path / "configs"
     folder.mkdir()
     (folder / "toy_neighbour_of_test.py").write_text(SOURCE)
-    (folder / "toy.py").write_text("from configs.toy_neighbour_of_test import get_config\n")
-    loaded = {name for name in sys.modules if name.split(".")[0] == "configs"}
-    kept = {name: sys.modules.pop(name) for name in loaded}
-    try:
-        assert config_lib.load(str(folder / "toy.py:large")).optim.epochs == 300.0
-        assert str(tmp_path) not in sys.path
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "configs"]:
-            del sys.modules[name]
-        sys.modules.update(kept)
+    (folder / "toy.py").write_text("from .toy_neighbour_of_test import get_config\n")
+    assert config_lib.load(str(folder / "toy.py:large")).optim.epochs == 300.0
+    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(

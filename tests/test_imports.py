@@ -16,6 +16,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 # views, so it stands right of both.
 ORDER = (
     "config",
+    "papers",
     "data",
     "views",
     "data.loader",
@@ -35,7 +36,7 @@ ORDER = (
     "train.health",
     "settings",
     "train",
-    "show",
+    "api",
     "cli",
     "__main__",
 )

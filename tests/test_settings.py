@@ -388,9 +388,7 @@ def test_resolve_refuses(toy, changes, message):
 def test_what_must_agree_to_resume(toy, key, value):
     saved, current = resolved(toy), resolved(toy, **{key: value})
     old = config_lib.flatten(saved)[key]
-    assert compare_for_resume(saved, current) == [
-        f"{key} is {old!r} there, {value!r} here"
-    ]
+    assert compare_for_resume(saved, current) == [f"{key} is {old!r} there, {value!r} here"]
     assert compare_for_resume(config_lib.from_json(config_lib.to_json(saved)), saved) == []
 
 
@@ -420,17 +418,13 @@ def test_the_same_model_by_another_name_can_be_resumed(toy):
     custom = {"model.size": "custom", "model.width": 384, "model.depth": 12, "model.heads": 6}
     assert compare_for_resume(resolved(toy), resolved(toy, **custom)) == []
     deeper = resolved(toy, **custom | {"model.depth": 13})
-    assert compare_for_resume(resolved(toy), deeper) == [
-        "model.depth is 12 there, 13 here"
-    ]
+    assert compare_for_resume(resolved(toy), deeper) == ["model.depth is 12 there, 13 here"]
 
 
 def test_another_data_set_size_or_a_key_that_is_gone(toy):
     saved = resolved(toy)
     larger = settings.resolve(toy, num_records=20_000, num_devices=8)
-    assert compare_for_resume(saved, larger) == [
-        "run.num_records is 10240 there, 20000 here"
-    ]
+    assert compare_for_resume(saved, larger) == ["run.num_records is 10240 there, 20000 here"]
     values = saved.to_dict()
     del values["optim"]["clip"]
     values["log"]["gone"] = 1  # nothing in this section matters

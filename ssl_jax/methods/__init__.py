@@ -1,6 +1,8 @@
 """The registry of methods: what a config's `method` names."""
 
-from collections.abc import Callable
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ssl_jax import config as config_lib
@@ -40,6 +42,16 @@ def get(name: str) -> Definition:
     return METHODS[name]
 
 
+def import_modules(names: Iterable[str]) -> None:
+    """Imports modules that register methods when they are imported. Raises InputError."""
+    for name in names:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise config_lib.InputError(
+                f'no module "{name}" to import; it must be installed, or its folder in PYTHONPATH'
+            )
+        importlib.import_module(name)
+
+
 def make(config) -> Method:
     """The method that a resolved config names, bound to it."""
     return get(config.method).make(config)
@@ -58,6 +70,7 @@ __all__ = [
     "Progress",
     "Rule",
     "get",
+    "import_modules",
     "make",
     "register",
 ]
