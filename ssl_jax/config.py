@@ -130,6 +130,7 @@ def base() -> ConfigDict:
     m.dtype = "float32"  # of the computation; parameters, losses and softmax are always float32
 
     c.optim = o = ConfigDict()
+    o.name = "adamw"  # update rule: "adamw", "lars", "lion", "muon" or "sgd"
     o.batch_size = 1024  # images per step, over all devices and processes
     o.epochs = 100.0  # length of the run
     o.steps = 0  # length of the run in steps; 0 = epochs * steps per epoch
