@@ -1,5 +1,4 @@
-"""The schedules of a run: learning rate, weight decay and teacher momentum as functions of the
-step."""
+"""Learning rate, weight decay and teacher momentum of a run as functions of the step."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,9 +19,7 @@ def defaults() -> dict:
 
 
 class Schedules(NamedTuple):
-    """What the step needs, each a function of the step (int32 scalar or array) that returns
-    float32.
-    """
+    """Each a function of the step (int32 scalar or array) that returns float32 of that shape."""
 
     lr: Callable[[jax.Array], jax.Array]
     weight_decay: Callable[[jax.Array], jax.Array]
@@ -54,8 +51,9 @@ def schedules(config) -> Schedules:
 
 
 def table(config, points: int = 1000) -> dict[str, np.ndarray]:
-    """Values at up to `points` evenly spaced steps, for plots: {"step", "lr", "weight_decay",
-    "momentum"}.
+    """Values at up to `points` evenly spaced steps, for plots.
+
+    Returns {"step", "lr", "weight_decay", "momentum"}: arrays of one length.
     """
     total = config.run.total_steps
     steps = np.unique(np.linspace(0, total - 1, min(points, total)).round().astype(np.int32))

@@ -193,8 +193,8 @@ def test_decay_goes_by_rank_as_published():
     assigned = optim.assign_rules(METHOD.rules(config), params)
     decayed = {
         path
-        for path, leaf in optim._flat(params).items()
-        if optim._is_decayed(path, leaf, assigned[path])
+        for path, leaf in optim.by_path(params).items()
+        if optim.is_decayed(path, leaf, assigned[path])
     }
     assert {
         "backbone/cls",
