@@ -23,6 +23,14 @@ def known(value) -> bool:
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
+def require_inside(name: str, indices, of: str, size: int) -> None:
+    """Raises ValueError if known indices reach beyond `size`, the number of what they point at."""
+    if known(indices):
+        indices = np.asarray(indices)
+        inside = bool(((indices >= 0) & (indices < size)).all())
+        require(inside, name, f"outside the {of}", f"in [0, {size})")
+
+
 def require_positive(name: str, value) -> None:
     """Raises ValueError if a scalar is not one number above 0 and finite (value checked only where
     it is known).
