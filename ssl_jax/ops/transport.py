@@ -126,7 +126,7 @@ def _iterate(step, start, num_iters: int):
 
 
 def scale_rows(scores, log_a, log_b, num_iters: int, start=None):
-    """log of diag(u) exp(scores), u scaled with v in turns: Sinkhorn but for its last column step.
+    """Scores plus row potentials: Sinkhorn iterations in logarithms, but for the last column step.
 
     Args:
       scores: [..., n, m], finite.
@@ -136,7 +136,7 @@ def scale_rows(scores, log_a, log_b, num_iters: int, start=None):
       start: [..., 1, m], first column potential; None: 0.
 
     Returns:
-      scores + u, [..., n, m]. Its softmax over the rows times b is the plan.
+      scores + u, [..., n, m]; b times its softmax over the axis n is the plan.
     """
 
     def rows(v):
@@ -150,6 +150,7 @@ def scale_rows(scores, log_a, log_b, num_iters: int, start=None):
 
 
 def log_domain_plan(negative, a, b, keep, *, num_iters: int):
+    """The plan [..., n, m] by iterations in logarithms."""
     log_a, log_b = _log(a)[..., :, None], _log(b)[..., None, :]
     # Columns without mass are never there.
     start = jnp.where(b[..., None, :] > 0, jnp.zeros_like(negative[..., :1, :]), _EMPTY)
@@ -160,9 +161,7 @@ def log_domain_plan(negative, a, b, keep, *, num_iters: int):
 
 
 def _below_row_top(negative, keep):
-    """How far each entry lies below the largest of its row, >= 0 (the largest is taken as a
-    constant).
-    """
+    """How far each entry lies below the largest of its row, which counts as a constant."""
     lowest = jnp.finfo(negative.dtype).min
     kept = negative if keep is None else jnp.where(keep, negative, lowest)
     top = jax.lax.stop_gradient(jnp.max(kept, axis=-1, keepdims=True))
@@ -185,8 +184,6 @@ def _scaling_plan(negative, a, b, keep, *, num_iters: int):
     def step(v):
         return divide(b, product("...ij,...i->...j", kernel, rows(v)))
 
-    v = _iterate(
-        step, jnp.ones((*negative.shape[:-2], negative.shape[-1]), negative.dtype), num_iters - 1
-    )
+    v = _iterate(step, jnp.ones_like(negative[..., 0, :]), num_iters - 1)
     plan = kernel * rows(v)[..., :, None]
     return plan * divide(b, jnp.sum(plan, axis=-2))[..., None, :]
