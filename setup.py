@@ -41,6 +41,7 @@ setup(
         "array-record>=0.8,<0.9",
         "flax>=0.12,<0.13",
         "grain>=0.2.16,<0.3",
+        "jaxtyping>=0.3.11,<0.4",  # shapes in annotations; ops check their arguments by them
         "matplotlib>=3.9",
         "ml-collections>=1.0,<2",
         "numpy>=2.0,<3",

@@ -43,6 +43,7 @@ ORDER = (
 
 NUMERICS = {
     "jax",
+    "jaxtyping",
     "numpy",
     "ssl_jax",
 } | sys.stdlib_module_names  # all that ops and losses may import
