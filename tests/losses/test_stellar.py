@@ -181,10 +181,10 @@ def stellar(*, weights=None, target_temperature=0.06, temperature=0.12, **x):
     """`losses.stellar` of the flat inputs of `make`."""
     get = x.get
     token = cls = None
-    if get("token_logits") is not None or get("teacher_token_logits") is not None:
+    if any(get(f"{name}token_logits") is not None for name in ("", "teacher_", "masked_")):
         views = {}
         if get("masked_token_logits") is not None:
-            views["align"] = (x["masked_token_logits"], x["matches"])
+            views["align"] = (x["masked_token_logits"], get("matches"))
         token = Tokens(
             get("token_logits"),
             get("token_prototypes"),
@@ -192,7 +192,7 @@ def stellar(*, weights=None, target_temperature=0.06, temperature=0.12, **x):
             get("token_matches"),
             views,
         )
-    if get("cls_logits") is not None or get("teacher_cls_logits") is not None:
+    if any(get(f"{name}cls_logits") is not None for name in ("", "teacher_", "masked_")):
         views = {"align": get("masked_cls_logits"), "local": get("local_cls_logits")}
         views = {name: value for name, value in views.items() if value is not None}
         cls = class_tokens(
@@ -202,7 +202,7 @@ def stellar(*, weights=None, target_temperature=0.06, temperature=0.12, **x):
         token,
         cls,
         embeddings=[x[name] for name in ("tokens", "masked_tokens") if name in x],
-        rebuilt=(x["reconstruction"], x["target"]) if "reconstruction" in x else None,
+        rebuilt=(x["reconstruction"], get("target")) if "reconstruction" in x else None,
         target_temperature=target_temperature,
         temperature=temperature,
         weights=weights,
