@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ssl_jax import config as config_lib
-from ssl_jax.methods import dino, massl, sop, sove
+from ssl_jax.methods import dino, ibot, mae, massl, sop, sove, stellar
 from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
 
 
@@ -53,7 +53,7 @@ def base_config(name: str):
     return config
 
 
-for _module in (dino, massl, sop, sove):
+for _module in (dino, ibot, mae, massl, sop, sove, stellar):
     _name = _module.__name__.rpartition(".")[2]
     register(_name, _module.make, _module.defaults, _module.check)
 
