@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ssl_jax import config as config_lib
-from ssl_jax.methods import dino
+from ssl_jax.methods import cribo, dino, flsl
 from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
 
 
@@ -53,7 +53,7 @@ def base_config(name: str):
     return config
 
 
-for _module in (dino,):
+for _module in (cribo, dino, flsl):
     _name = _module.__name__.rpartition(".")[2]
     register(_name, _module.make, _module.defaults, _module.check)
 

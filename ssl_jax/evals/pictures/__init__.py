@@ -46,3 +46,7 @@ def draw(encoder, images) -> dict[str, Picture]:
     """The pictures of the encoder's method for some images; {} where it has none of its own."""
     name = encoder.config.method
     return _DRAW[name](encoder, images) if name in _DRAW else {}
+
+
+from ssl_jax.evals.pictures import cribo as _cribo  # noqa: E402, F401
+from ssl_jax.evals.pictures import flsl as _flsl  # noqa: E402, F401
