@@ -6,9 +6,9 @@ pairs, batch and tasks are taken here and nowhere else; under `jit` with a shard
 means over the global batch.
 """
 
-from ssl_jax.losses.cribo import cribo
+from ssl_jax.losses.cribo import cribo_images, cribo_objects
 from ssl_jax.losses.dino import dino
-from ssl_jax.losses.flsl import flsl
+from ssl_jax.losses.flsl import batch_softmax, flsl
 from ssl_jax.losses.ibot import ibot, ibot_patch
 from ssl_jax.losses.mae import mae, normalize_patches
 from ssl_jax.losses.meters import assignment_meters
@@ -19,7 +19,9 @@ from ssl_jax.losses.stellar import stellar
 __all__ = [
     "across_views",
     "assignment_meters",
-    "cribo",
+    "batch_softmax",
+    "cribo_images",
+    "cribo_objects",
     "dino",
     "flsl",
     "ibot",
