@@ -175,7 +175,7 @@ def vit(config: ViTConfig) -> Model:
         _check_inputs(config, images, masks, keep, keys, layers)
         return model.apply(params, images, masks, keep, keys, tuple(layers), attention)
 
-    return Model(model.init, apply)
+    return model._replace(apply=apply)
 
 
 class _ViT(nnx.Module):
@@ -185,7 +185,7 @@ class _ViT(nnx.Module):
         self.config = c
         # torch's default for convolutions, which DINO's initialisation leaves alone: it follows the
         # patch size, 0.02 would not.
-        self.patch = layers_lib.Linear(
+        self.patch = layers_lib.linear(
             layers_lib.uniform(keys[0], (c.patch * c.patch * c.in_channels, d)), c.dtype
         )
         if c.cls:
@@ -211,7 +211,7 @@ class _ViT(nnx.Module):
             dtype=c.dtype,
         )
         self.blocks = nnx.List([block(jax.random.fold_in(keys[4], i)) for i in range(c.depth)])
-        self.norm = layers_lib.LayerNorm(d, c.norm_eps)
+        self.norm = layers_lib.layer_norm(d, c.norm_eps)
 
     def __call__(self, images, masks, keep, keys, layers, attention) -> Tokens:
         c = self.config
