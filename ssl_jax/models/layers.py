@@ -39,7 +39,7 @@ def uniform(key, shape):
 
 
 def linear(kernel, dtype) -> nnx.Linear:
-    """y = x W + b with this W [in, out] and b = 0 to begin with, computed and returned in `dtype`."""
+    """y = x W + b with this W [in, out] and a b that starts at 0, in `dtype`."""
     return nnx.Linear(
         *kernel.shape,
         kernel_init=lambda *_: kernel,
