@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 from configs import compare as recipes
+from ssl_jax import api
 from tests.conftest import ROOT
 
 
