@@ -411,9 +411,7 @@ def _check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:
     n = (height // config.patch) * (width // config.patch)
     if masks is not None:
         if not config.mask_token:
-            raise ValueError(
-                "masks were given but mask_token is False; make the model with mask_token=True"
-            )
+            raise ValueError("masks need a mask token; make the model with mask_token=True")
         if masks.shape != (b, n) or masks.dtype != bool:
             raise ValueError(
                 f"masks are {masks.dtype} of shape {masks.shape}; wanted bool of shape {(b, n)}"
