@@ -138,10 +138,13 @@ class ViTConfig:
     )
     in_channels: int = _field(3, "channels of an image", "channels", above=0, most=1024)
     mean: tuple[float, ...] = _field(
-        (0.485, 0.456, 0.406), "subtracted from images in [0, 1], per channel (ImageNet's)"
+        (0.485, 0.456, 0.406),
+        "subtracted from images in [0, 1], per channel (ImageNet's)",
+        least=0,
+        most=1,
     )
     std: tuple[float, ...] = _field(
-        (0.229, 0.224, 0.225), "divides them then, per channel (ImageNet's)", above=0
+        (0.229, 0.224, 0.225), "divides them then, per channel (ImageNet's)", above=0, most=1
     )
     mask_token: bool = _field(False, "own the vector that replaces masked patches")
 
