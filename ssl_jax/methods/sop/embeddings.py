@@ -188,7 +188,7 @@ def _flops(section, model, views: recipe.ViewRecipe) -> float:
     """
     groups = dict(views.groups)
     hidden = section.head_hidden
-    head = 2 * (model.width * hidden + hidden * hidden + hidden * section.head_out)
+    head = multicrop.head_flops(model.width, hidden, hidden, section.head_out)
     student = {"cls": sum(group.count for group in groups.values())}
     teacher = {"cls": groups["global"].count}
     student["patch"] = teacher["patch"] = teacher["cls"] * recipe.max_masked(views, "global")
