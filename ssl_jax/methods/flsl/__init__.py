@@ -28,7 +28,7 @@ def defaults() -> dict:
     # tau = .1 / sqrt(384) and .2 / sqrt(384) for every network: D = 768 doubles tau x D.
     return dict(
         v=key(0.03, "weight of a token's distance to its mode; 0 collapses", least=0),
-        v_start=key(-1.0, "v at step 0, then half a cosine to v; below 0 = v throughout"),
+        v_start=key(-1.0, "v at step 0, then half a cosine to v; -1 = v throughout", least=-1),
         eta=key(1.0, "weight of the agreement of modes across views", least=0),
         gamma=key(5.0, "weight of the mean prediction's divergence from uniform", least=0),
         sa_sharpness=key(0.1 * 384**0.5, "tau_sa x D of the self-attention", least=0),
@@ -38,9 +38,9 @@ def defaults() -> dict:
             least=0,
         ),
         sa_sharpness_start=key(
-            -1.0, "tau_sa x D in epoch 0, then half a cosine by epochs; below 0 = constant"
+            -1.0, "tau_sa x D in epoch 0, then half a cosine by epochs; -1 = constant", least=-1
         ),
-        ca_sharpness_start=key(-1.0, "the same of tau_ca x D"),
+        ca_sharpness_start=key(-1.0, "the same of tau_ca x D", least=-1),
         normalize=key(False, "scale tokens to |z|^2 = D: attention by true cosines (eq. 4)"),
         window=key(2, "one query per window x window patches of a global student view", least=1),
         local_window=key(2, "the same of a local view", least=1),
