@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from ssl_jax import trees
@@ -61,3 +62,21 @@ def functional(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Mode
         return call(module(params), *inputs, **options)
 
     return Model(init, apply, module)
+
+
+def _check_params(params: Mapping, shapes: Mapping) -> None:
+    for problem, names in (
+        ("lacks", shapes.keys() - params.keys()),
+        ("has the unknown", params.keys() - shapes.keys()),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ValueError(
+                f"the parameter tree {problem} {min(names)}{more}; it was made for another model"
+            )
+    for name, leaf in params.items():
+        if jnp.shape(leaf) != shapes[name].shape:
+            raise ValueError(
+                f"parameter {name} has shape {jnp.shape(leaf)}; this model wants"
+                f" {shapes[name].shape}"
+            )
