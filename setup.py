@@ -30,8 +30,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["ssl_jax", "ssl_jax.*"]),
-    package_data={"ssl_jax": ["py.typed"]},
+    packages=[*find_packages(include=["ssl_jax", "ssl_jax.*"]), "ssl_jax.configs"],
+    package_dir={"ssl_jax.configs": "configs"},
+    package_data={"ssl_jax": ["py.typed"], "ssl_jax.papers": ["*.toml"]},
     zip_safe=False,
     entry_points={"console_scripts": ["ssl-jax=ssl_jax.cli:main"]},
     install_requires=[
@@ -40,6 +41,7 @@ setup(
         "array-record>=0.8,<0.9",
         "flax>=0.12,<0.13",
         "grain>=0.2.16,<0.3",
+        "jaxtyping>=0.3.11,<0.4",  # shapes in annotations; ops check their arguments by them
         "matplotlib>=3.9",
         "ml-collections>=1.0,<2",
         "numpy>=2.0,<3",

@@ -1,23 +1,23 @@
 """Every method on the same network, images and steps: the recipes of launch/compare.sh.
 
     bash launch/compare.sh
-    ssl-jax train --config=configs/compare.py:cribo --workdir=runs/cribo
+    ssl-jax train --config=compare:cribo --workdir=runs/cribo
 
 Hardware: 2 CPU cores.
 Expected time: 2 to 7 minutes a run on one core (STELLAR 6, MAE 2, the others 4 to 5).
 Expected number: the table in README.md.
 
 Network (a quarter of the width and a third of the depth of ViT-S), images, batch, optimizer and
-photometric draws are those of configs/quickstart.py, which says why; STEPS steps for all. What
+photometric draws are those of the config `quickstart`, which says why; STEPS steps for all. What
 belongs to a method (masks, class token, position codes, heads, temperatures, memories) is in
 `_CHANGES`: the paper's values, scaled to ten classes and 16 patches, with temperatures that keep
 targets informative from a random start.
 """
 
-from configs import presets, quickstart
-from ssl_jax import config as config_lib
-from ssl_jax import methods
-from ssl_jax.config import InputError
+from ssl_jax import settings
+from ssl_jax.config import InputError, unknown
+
+from . import quickstart
 
 # method -> the measures its paper cares for most. In each it must beat the untrained network and
 # raw pixels by 3 points (dB for PSNR, which pixels do not have).
@@ -35,35 +35,37 @@ TARGETS = {
 METHODS = tuple(TARGETS)
 STEPS = 1500
 
+
+def _teacher(temperature: float) -> dict:
+    """A constant temperature of the teacher."""
+    return dict(teacher_temperature=temperature, final_teacher_temperature=temperature)
+
+
 _DINO_HEAD = dict(head_hidden=256, head_bottleneck=64, teacher_temperature_epochs=0.0)
 _MEMORY = dict(
+    **_teacher(0.015),
     head_hidden=256,
     head_out=64,
     student_temperature=0.15,
-    teacher_temperature=0.015,
-    final_teacher_temperature=0.015,
     teacher_temperature_epochs=0.0,
 )
+_DECODER = dict(decoder_width=64, decoder_depth=2, decoder_heads=4)
 # With the shared momentum of .98 and softer targets, embeddings of these methods end up in one
 # point in the first 100 steps, when the learning rate is highest, with one to two seeds of three. A
 # slower teacher goes with a lower teacher temperature below.
 _SLOW = dict(momentum=0.99)
 _CHANGES = {
-    "dino": {
-        "dino": dict(
-            _DINO_HEAD, prototypes=1024, teacher_temperature=0.04, final_teacher_temperature=0.04
-        )
-    },
+    "dino": {"dino": _DINO_HEAD | _teacher(0.04) | dict(prototypes=1024)},
     "ibot": {
         "views": dict(mask="block", mask_ratio=(0.1, 0.3), mask_prob=0.5),
-        "ibot": dict(_DINO_HEAD),
-        "ibot.cls": dict(prototypes=1024, teacher_temperature=0.04, final_teacher_temperature=0.04),
-        "ibot.patch": dict(weight=0.05, teacher_temperature=0.04, final_teacher_temperature=0.04),
+        "ibot": _DINO_HEAD,
+        "ibot.cls": dict(prototypes=1024) | _teacher(0.04),
+        "ibot.patch": dict(weight=0.05) | _teacher(0.04),
     },
     "mae": {
         # Nothing makes MAE ignore hue, which says nothing here: in colour it spends itself on it.
         "views": dict(global_count=1, mask="random", mask_ratio=(0.5, 0.5), gray_prob=1.0),
-        "mae": dict(decoder_width=64, decoder_depth=2, decoder_heads=4, global_token="mean"),
+        "mae": _DECODER | dict(global_token="mean"),
     },
     "massl": {
         "teacher": _SLOW,
@@ -84,14 +86,7 @@ _CHANGES = {
     },
     "cribo": {
         "teacher": _SLOW,
-        "cribo": dict(
-            _DINO_HEAD,
-            prototypes=512,
-            clusters=4,
-            memory=512,
-            teacher_temperature=0.02,
-            final_teacher_temperature=0.02,
-        ),
+        "cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=512, clusters=4, memory=512),
     },
     "flsl": {
         "model": dict(cls=False),
@@ -100,17 +95,10 @@ _CHANGES = {
         # Attention this soft makes the mode of a token the mean of its view. Sharper (tried with
         # the shared teacher), tokens cluster by place and colour, and the centroids of these 16
         # patches say nothing about digits: dense mIoU 12.7 to 17.5 in eight settings.
-        "flsl": dict(
-            _DINO_HEAD,
-            prototypes=1024,
-            photometric="both",
-            sa_sharpness=0.2,
-            ca_sharpness=0.4,
-            targets="centered",
-            gamma=0.3,
-            teacher_temperature=0.02,
-            final_teacher_temperature=0.02,
-        ),
+        "flsl": _DINO_HEAD
+        | _teacher(0.02)
+        | dict(sa_sharpness=0.2, ca_sharpness=0.4, targets="centered", gamma=0.3)
+        | dict(prototypes=1024, photometric="both"),
     },
     "stellar": {
         "model": dict(queries=4),
@@ -119,35 +107,22 @@ _CHANGES = {
         # As the paper's random prior: targets of a teacher. Predictions must be much softer than
         # targets, or every image gets the same tokens: spread of embeddings after 400 steps, seed
         # 1: .07 at temperatures .03 / .1, .13 at .03 / .15, .28 at .03 / .3.
-        "stellar": dict(
-            targets="teacher",
-            mask_ratio=0.25,
-            target_temperature=0.03,
-            temperature=0.3,
-            prototypes=128,
-            head_hidden=256,
-            head_out=64,
-            decoder_width=64,
-            decoder_depth=2,
-            decoder_heads=4,
-        ),
+        "stellar": _DECODER
+        | dict(targets="teacher", mask_ratio=0.25, target_temperature=0.03, temperature=0.3)
+        | dict(prototypes=128, head_hidden=256, head_out=64),
         "stellar.weights": dict(reconstruction=1.0),
     },
 }
 
 
-def get_config(arg: str = "sop"):
-    """`arg`: a method, one of METHODS."""
-    variant, words = presets.parse(arg, "sop")
-    if variant not in METHODS:
-        raise InputError(config_lib.unknown("method", variant, METHODS))
-    config = methods.base_config(variant)
+def get_config(method: str = "sop"):
+    """`method`: one of METHODS."""
+    if method not in METHODS:
+        raise InputError(unknown("method", method, METHODS))
+    config = settings.base_config(method)
     quickstart.shared(config)
     config.optim.steps = STEPS
     config.eval.every_steps = 0
-    for section, values in _CHANGES[variant].items():
-        config.update_from_flattened_dict(
-            {f"{section}.{key}": value for key, value in values.items()}
-        )
-    presets.override(config, words, {})
+    for section, values in _CHANGES[method].items():
+        config.update_from_flattened_dict({f"{section}.{key}": v for key, v in values.items()})
     return config

@@ -17,7 +17,18 @@ from bench_measure import Case, Library, cotangent
 from ssl_jax import ops
 
 # Nothing to compare: a few elementwise operations, or the making of an array.
-WITHOUT_CASE = {"Alignment", "Cycle", "Memory", "memory_init", "memory_valid", "sop_weights"}
+WITHOUT_CASE = {
+    "Alignment",
+    "Cycle",
+    "Memory",
+    "centered_softmax",
+    "ema_center",
+    "memory_init",
+    "memory_valid",
+    "patchify",
+    "sop_weights",
+    "unpatchify",
+}
 
 
 def _normal(key, *shape):

@@ -4,7 +4,7 @@ ends, then the table.
     python launch/compare.py --methods sop,dino --seeds 0,1 --workdir runs/compare
     --config.optim.steps=500
 
-A run is `ssl-jax train --config=configs/compare.py:METHOD --config.seed=SEED` in
+A run is `ssl-jax train --config=compare:METHOD --config.seed=SEED` in
 WORKDIR/METHOD-SEED, in a process of its own; it resumes after a kill, and one that has its
 results.json is not made again. Runs go seed by seed, so that the methods of a row of the table
 share the state of the machine: the cost of a step is compared within a seed. Arguments
@@ -83,13 +83,7 @@ def run(method: str, seed: int, folder: Path, passed_on) -> bool:
     done = folder / "results.json"
     if not done.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "ssl_jax",
-            "train",
-            f"--config={ROOT}/configs/compare.py:{method}",
-        ]
+        command = [sys.executable, "-m", "ssl_jax", "train", f"--config=compare:{method}"]
         command += [f"--config.seed={seed}", f"--workdir={folder}", *passed_on]
         with open(f"{folder}.log", "a") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, check=False)

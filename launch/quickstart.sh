@@ -12,4 +12,4 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 source launch/cpu.sh
 
 # exec: signals reach the program itself, which saves and stops at the next step.
-exec python -m ssl_jax train --config=configs/quickstart.py --workdir="${workdir:-runs/quickstart}" "${@:2}"
+exec python -m ssl_jax train --config=quickstart --workdir="${workdir:-runs/quickstart}" "${@:2}"

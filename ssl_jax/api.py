@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, validate
+from ssl_jax import methods, settings
 from ssl_jax.data import source
 from ssl_jax.evals import report
 from ssl_jax.methods.encoder import Encoder
@@ -19,11 +19,11 @@ def prepare(config, records=None) -> loop.Run:
     that `config.data` names.
     """
     definition = methods.get(config.method)
-    validate.validate(config, num_devices=jax.device_count())
+    settings.validate(config, num_devices=jax.device_count())
     definition.check(config)
     records = source.make_source(config.data) if records is None else records
-    config = validate.resolve(config, num_records=len(records), num_devices=jax.device_count())
-    return loop.plan(config, records)
+    config = settings.resolve(config, num_records=len(records), num_devices=jax.device_count())
+    return loop.plan(config, records, settings.keys(config.method))
 
 
 def train(config, workdir: str | Path, records=None) -> int:
@@ -61,4 +61,6 @@ def load(path: str | Path) -> Encoder:
 def saved_config(path: str | Path):
     """The resolved config inside a checkpoint; `path` is a run folder or one step's folder."""
     with checkpoint.opened(path) as (saved, step):
-        return config_lib.from_json(saved.meta(step)["config"])
+        config = config_lib.from_json(saved.meta(step)["config"])
+    methods.import_modules(config.imports)
+    return config

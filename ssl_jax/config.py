@@ -1,9 +1,8 @@
-"""The config: every key with default, meaning and unit; loading, storing, comparing.
+"""The config's machinery: keys, config files, names, storing, comparing.
 
-A config is a plain `ml_collections.ConfigDict`. `base()` holds everything that is common to all
-methods; a method adds one section under its own name. Config files in `configs/` start from it and
-change values; the command line changes more; `validate.resolve` adds the section `run`, which is
-computed and never set by hand. This module imports nothing of the package.
+A config is a plain `ml_collections.ConfigDict`. Each of its keys is declared once, beside the code
+that reads it, as a `Key` in the dict that the function `defaults()` of that module returns;
+`ssl_jax.settings` puts the sections together. This module imports nothing of the package.
 """
 
 import dataclasses
@@ -14,11 +13,18 @@ import json
 import math
 import re
 import sys
+import types
+import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
+
+COMPUTED = "run"  # the section that settings.resolve writes
+# Sections without declared keys: `expected` maps the name of a score to a number and where it comes
+# from, which is shown and never used.
+OPEN = ("expected", COMPUTED)
 
 
 class InputError(ValueError):
@@ -31,202 +37,6 @@ class MissingFile(InputError):
     """
 
 
-# name -> (width, depth, heads) of the usual vision transformers; those of a "custom" model are set
-# by hand.
-MODEL_SIZES = {
-    "ti": (192, 12, 3),
-    "s": (384, 12, 6),
-    "b": (768, 12, 12),
-    "l": (1024, 24, 16),
-    "h": (1280, 32, 16),
-}
-DATA_KINDS = ("digit_scenes", "digits", "folder", "tfds")
-EVAL_TASKS = ("knn", "linear", "dense", "rank")
-# STELLAR's grid for a linear probe: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
-_LINEAR_LRS = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-COMPUTED = "run"  # the section that validate.resolve() writes
-
-
-def base() -> ConfigDict:
-    """All keys that belong to no method, with defaults as papers use for ViT-S/16. No key can be
-    added to a section.
-    """
-    c = ConfigDict()
-    c.method = ""  # name of the method; its settings are the section of that name
-    c.seed = 0  # of parameters, data order, crops, masks and every other draw
-    # weights to start from: a file, a run or one checkpoint of it; "" = random. Never read when a
-    # run is resumed
-    c.init_from = ""
-    # of these weights take only what lies below this path of the parameters ("backbone"); "" = all
-    # that match
-    c.init_only = ""
-
-    c.data = _data_section()
-    c.data.cache = False  # keep decoded images in memory (uint8; for sets that fit)
-    c.data.max_unreadable = (
-        0.01  # share of records that may be unreadable before the run stops, 0 to 1
-    )
-    c.data.crop_on = (  # where crops are cut: "host", or "device" (small images, all of one size)
-        "host"
-    )
-    c.data.workers = 0  # loader processes; 0 = in the main process. Changes no sample
-
-    c.views = v = ConfigDict()
-    v.global_count = 2  # large crops per image
-    v.global_size = 224  # pixels, square
-    v.global_scale = (0.25, 1.0)  # area of the crop / area of the image, drawn uniformly between
-    v.local_count = 10  # small crops per image; 0 = none
-    v.local_size = 96  # pixels, square
-    v.local_scale = (0.05, 0.25)  # area share of a small crop
-    v.flip = 0.5  # probability of a horizontal flip
-    v.jitter = (
-        0.4,
-        0.4,
-        0.2,
-        0.1,
-    )  # brightness, contrast, saturation (factors 1 +- x), hue (+- x turns)
-    v.jitter_prob = 0.8  # probability of colour jitter
-    v.gray_prob = 0.2  # probability of grayscale
-    v.blur_prob = (
-        1.0,
-        0.1,
-        0.5,
-    )  # probability of Gaussian blur: first global view, further global views, local views
-    v.blur_radius = (0.1, 2.0)  # standard deviation of the blur, pixels, drawn uniformly between
-    v.solarize_prob = 0.2  # probability of solarisation, second global view only
-    v.mask = "none"  # masked patches of the global views: "none", "block" or "random"
-    v.mask_ratio = (0.3, 0.3)  # share of masked patches, drawn uniformly between
-    v.mask_prob = 1.0  # probability that a view is masked at all
-
-    c.model = m = ConfigDict()
-    m.size = "s"  # "ti", "s", "b", "l", "h", or "custom" for the next three keys set by hand
-    m.width = 0  # token width; 0 = from the size
-    m.depth = 0  # number of blocks; 0 = from the size
-    m.heads = 0  # attention heads; 0 = from the size
-    m.patch = 16  # pixels, square
-    m.image_size = (
-        224  # pixels: native grid of the position codes; other image sizes are interpolated
-    )
-    m.mlp_ratio = 4.0  # hidden width of the MLP / token width
-    m.cls = True  # class token
-    m.queries = 0  # extra learned query tokens
-    m.position = "learned"  # position codes: "learned" or "sincos" (fixed)
-    # resizing of position codes: "exact", or "dino_offset" (DINO-family weights)
-    m.position_resize = "exact"
-    # its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)
-    m.resize_kernel = "keys-0.75"
-    m.drop_path = (
-        0.0  # highest stochastic-depth rate (last block), linear over blocks; student only
-    )
-    m.init_std = 0.02  # standard deviation of the truncated normal initialiser
-    m.position_std = 0.0  # the same for learned position codes alone; 0 = init_std
-    m.gelu = "erf"  # "erf" (exact) or "tanh" (approximate, faster)
-    m.scan = (
-        False  # one compiled block, scanned: compiles 10 x faster on accelerators; same numbers
-    )
-    m.remat = (
-        False  # recompute activations of a block in the backward pass: less memory, same numbers
-    )
-    m.dtype = "float32"  # of the computation; parameters, losses and softmax are always float32
-
-    c.optim = o = ConfigDict()
-    o.batch_size = 1024  # images per step, over all devices and processes
-    o.epochs = 100.0  # length of the run
-    o.steps = 0  # length of the run in steps; 0 = epochs * steps per epoch
-    o.lr = 5e-4  # peak learning rate for a batch of base_batch; scaled by batch_size / base_batch
-    o.base_batch = 256  # images
-    o.final_lr = 1e-6  # end of the cosine, not scaled
-    o.warmup_epochs = 10.0  # linear warm-up of the learning rate from 0
-    o.weight_decay = 0.04  # decoupled (AdamW), at step 0
-    o.final_weight_decay = 0.4  # end of its cosine
-    o.beta1 = 0.9  # decay of the first moment
-    o.beta2 = 0.999  # decay of the second moment
-    o.eps = 1e-8  # added to the root of the second moment
-    o.clip = 3.0  # largest L2 norm of a gradient
-    o.clip_by = "tensor"  # whose norm: each "tensor" (DINO family), the "global" one, or "none"
-    o.chunks = (
-        1  # encode the batch in so many pieces to save memory (the gradient is the same); 1 = off
-    )
-
-    c.teacher = t = ConfigDict()
-    t.momentum = 0.996  # of the moving average, at step 0
-    t.final_momentum = 1.0  # end of its cosine
-
-    c.mesh = s = ConfigDict()
-    s.data = 0  # devices along the batch only; 0 = all devices / fsdp
-    s.fsdp = 1  # devices along which parameters and moments are cut as well
-
-    c.checkpoint = k = ConfigDict()
-    k.every_steps = 1000  # steps between two
-    k.keep = 2  # newest ones kept
-    k.keep_every = 0  # steps: multiples of this are kept for good; 0 = none
-
-    c.log = g = ConfigDict()
-    g.every_steps = 10  # steps between two rows of metrics
-    g.tensorboard = False  # also write TensorBoard files (needs tensorboardX)
-    g.wandb = ""  # Weights & Biases project; empty = off
-
-    c.max_nonfinite = (
-        20  # stop after so many steps in a row with a non-finite loss or gradient; 0 = never
-    )
-
-    c.eval = e = ConfigDict()
-    e.every_steps = 0  # 0 = only at the end
-    e.tasks = (
-        "knn",
-        "linear",
-        "dense",
-    )  # any of "knn", "linear" (need labels), "dense" (needs masks), "rank"
-    e.image = (
-        _data_section()
-    )  # images, for knn and linear with labels; its `split` is the training part
-    e.image.kind = "digits"  # knn and linear need a set with labels
-    e.image.test_split = "test"  # part of the set that is scored
-    e.dense = _data_section()  # images with masks; its `split` is the memory
-    e.dense.test_split = "test"  # part of the set that is scored
-    e.train_examples = 0  # use the first so many of the training part; 0 = all
-    e.test_examples = 0  # the same of the test part
-    e.batch_size = 64  # images per forward pass
-    e.crop = (
-        0  # pixels: square centre crop; 0 = none. Images are always cut to a multiple of the patch
-    )
-    e.knn_k = (10, 20, 100, 200)  # neighbours; each is reported
-    e.knn_temperature = 0.07  # votes weigh exp(cosine / temperature)
-    e.linear_epochs = 30  # of the probe
-    e.linear_batch = 256  # features per step
-    e.linear_lrs = (
-        _LINEAR_LRS  # learning rates tried in one run; the best on a held-out 10 % counts
-    )
-    e.linear_weight_decay = 1e-4  # of the probe's AdamW
-    e.dense_k = 50  # nearest patches that vote
-    e.dense_vote = "plain"  # "plain", or "softmax" (votes weigh exp(cosine / 0.1))
-    e.dense_subsample = 1  # keep one training image in this many
-    e.dense_runs = 1  # draws of that subsample, averaged
-
-    c.expected = (
-        ConfigDict()
-    )  # name of a score -> expected number and where it comes from; shown, never used
-
-    for section in c.values():
-        if isinstance(section, ConfigDict) and section is not c.expected:
-            section.lock()
-    return c
-
-
-def _data_section() -> ConfigDict:
-    """Keys that name a set of images; the same for training and evaluation."""
-    d = ConfigDict()
-    d.kind = (  # "digit_scenes", "digits" (both embedded, no download), "folder" or "tfds"
-        "digit_scenes"
-    )
-    d.name = ""  # name of a TFDS set
-    d.dir = ""  # folder of images, or TFDS data directory
-    d.split = "train"  # part of the set; TFDS slices such as "train[:10%]" work
-    d.length = 10000  # number of generated images (embedded sets)
-    d.size = 0  # pixels: shorter side resized to this, then a square centre crop; 0 = as stored
-    return d
-
-
 # --- keys
 
 
@@ -237,7 +47,8 @@ class Key:
     default: also gives the type; an integer may stand for a float, a list for a tuple.
     meaning: a phrase for people; unit: of the value, as "pixels" or "images".
     above, least, below, most: range of a number, or of every element of a tuple.
-    choices: the values allowed. length: of a tuple; 0 = any. ordered: (low, high) with low <= high.
+    choices: the values allowed, or those of every element of a tuple.
+    length: of a tuple; 0 = any. ordered: a pair (low, high) with low <= high.
     free: may differ when a run is continued, because it changes where or how something is
       computed, shown or stored, and not what.
     """
@@ -258,17 +69,23 @@ class Key:
         """Refuses a value that this key, called `name`, cannot have. Raises InputError."""
         if _as_type(value, self.default) is None:
             raise InputError(wrong_type(name, value, self.default))
-        check_choice(name, value, self.choices or (value,))
-        numbers = value if isinstance(value, tuple | list) else (value,)
-        if self.length and len(numbers) != self.length:
-            raise InputError(f"{name} is {value}; it must be {self.length} numbers")
-        for number in numbers:
-            if isinstance(number, float) and not math.isfinite(number):
-                raise InputError(f"{name} is {value}; it must be finite")
-            if not self._holds(number):
-                raise InputError(f"{name} is {value}; it must be {self.range()}")
-        if self.ordered and list(numbers) != sorted(numbers):
-            raise InputError(f"{name} is {value}; it must be (low, high) with low <= high")
+        items = value if isinstance(value, tuple | list) else (value,)
+        if self.choices:
+            if items is value and any("," in str(item) for item in items):
+                # --config.eval.tasks=knn,linear is one string.
+                example = f'--config.{name}="{self.choices[:2]}"'
+                raise InputError(f"{name} is {value}; for several write {example}")
+            for item in items:
+                check_choice(name, item, self.choices)
+        if any(isinstance(item, float) and not math.isfinite(item) for item in items):
+            raise InputError(f"{name} is {value}; it must be finite")
+        fits = (
+            all(map(self._holds, items))
+            and len(items) == (self.length or len(items))
+            and (not self.ordered or (len(items) == 2 and items[0] <= items[1]))
+        )
+        if not fits:
+            raise InputError(f"{name} is {value}; it must be {self.range()}")
 
     def _holds(self, number) -> bool:
         return (
@@ -279,19 +96,39 @@ class Key:
         )
 
     def range(self) -> str:
-        """The allowed range in words: "above 0", "at least 1 and below 5"; "" without one."""
+        """What is allowed, in words: "above 0", "between 0 and 1", "4 numbers, each 0 or more"; ""
+        for a single value without limits.
+        """
         limits = {
             "above": self.above,
             "at least": self.least,
             "below": self.below,
             "at most": self.most,
         }
-        return " and ".join(f"{word} {x:g}" for word, x in limits.items() if x is not None)
+        limits = {word: _number(x) for word, x in limits.items() if x is not None}
+        match list(limits):
+            case ["at least"]:
+                each = f"{limits['at least']} or more"
+            case ["at least", "at most"]:
+                each = f"between {limits['at least']} and {limits['at most']}"
+            case _:
+                each = " and ".join(f"{word} {x}" for word, x in limits.items())
+        if not isinstance(self.default, tuple):
+            return each
+        if self.ordered:
+            what = "(low, high) with low <= high"
+        else:
+            what = f"{self.length} numbers" if self.length else "numbers"
+        return f"{what}, each {each}" if each else what
 
 
-def key(default, meaning: str, **limits) -> Key:
+def _number(x) -> str:
+    return f"{x:g}" if isinstance(x, float) else str(x)
+
+
+def key(default, meaning: str, unit: str = "", **limits) -> Key:
     """Declares a key of a section: `lr=key(5e-4, "peak learning rate", above=0)`; see `Key`."""
-    return Key(default, meaning, **limits)
+    return Key(default, meaning, unit, **limits)
 
 
 def with_defaults(keys: dict, changes: dict) -> dict:
@@ -299,14 +136,21 @@ def with_defaults(keys: dict, changes: dict) -> dict:
     changed = dict(keys)
     for name, default in changes.items():
         head, _, rest = name.partition(".")
-        old = changed[head]
-        new = (
-            with_defaults(old, {rest: default})
-            if rest
-            else dataclasses.replace(old, default=default)
-        )
-        changed[head] = new
+        if rest:
+            changed[head] = with_defaults(changed[head], {rest: default})
+        else:
+            changed[head] = dataclasses.replace(changed[head], default=default)
     return changed
+
+
+def free_on_resume(keys: dict) -> dict:
+    """The declared section `keys`, all of which may differ when a run is continued."""
+    return {
+        name: free_on_resume(entry)
+        if isinstance(entry, dict)
+        else dataclasses.replace(entry, free=True)
+        for name, entry in keys.items()
+    }
 
 
 def build(keys: Mapping) -> ConfigDict:
@@ -325,6 +169,14 @@ def check_choice(name: str, value, choices: Collection) -> None:
         hint = f'; did you mean "{close}"?' if close else ""
         listed = ", ".join(map(str, choices))
         raise InputError(f'{name} is "{value}"; it must be one of {listed}{hint}')
+
+
+def check_multiple(name: str, value: int, unit: int, why: str) -> None:
+    """Raises InputError, naming the nearest multiples, if `value` is no multiple of `unit`."""
+    if value % unit:
+        below = value - value % unit
+        nearest_ones = f"{below} or {below + unit}" if below else f"{unit}"
+        raise InputError(f"{name} is {value}, not a multiple of {unit} ({why}); use {nearest_ones}")
 
 
 def _as_type(value, current):
@@ -397,70 +249,98 @@ def flatten(config: Mapping) -> dict[str, Any]:
 # --- loading
 
 
-def load(path_with_arg: str) -> ConfigDict:
+def load(name_with_arg: str, known: Collection[str] = ()) -> ConfigDict:
     """Runs `get_config` of a config file.
 
     Args:
-      path_with_arg: "configs/sop.py:vits16" calls get_config("vits16"), "configs/sop.py" calls
-        get_config().
+      name_with_arg: "sop:vits16" calls get_config("vits16") of the config sop that comes with the
+        package, "sop" its get_config(). A name that ends in .py is the path of a file:
+        "configs/mine.py:vits16".
+      known: all keys there are, among which an error looks for the nearest one.
 
     Returns:
       A locked config, not validated yet.
 
     Raises:
-      InputError: no such file, no get_config in it, a key that does not exist, a value of the wrong
-      type.
+      InputError: no such config, no get_config in it, a key that does not exist, a value of the
+      wrong type.
     """
-    path, _, arg = path_with_arg.partition(":")
-    get_config = read_module(Path(path)).get_config
+    name, _, arg = name_with_arg.partition(":")
+    get_config = read_module(find(name)).get_config
     parameters = inspect.signature(get_config).parameters
     if arg and not parameters:
-        raise InputError(f'{path}: get_config() has no variants, but ":{arg}" was given')
+        raise InputError(f'{name}: get_config() has no variants, but ":{arg}" was given')
     if not arg and any(p.default is p.empty for p in parameters.values()):
-        raise InputError(f"{path} needs a variant: --config={path}:NAME")
+        raise InputError(f"{name} needs a variant: --config={name}:NAME")
     try:
         config = get_config(arg) if arg else get_config()
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-    ) as error:  # how ml_collections reports an unknown key or a wrong type
-        raise InputError(f"{path_with_arg}: {_reason(error)}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        # How ml_collections reports an unknown key or a wrong type.
+        raise InputError(f"{name_with_arg}: {_reason(error, known)}") from error
     if not isinstance(config, ConfigDict):
         raise InputError(
-            f"{path}: get_config must return an ml_collections.ConfigDict, got"
+            f"{name}: get_config must return an ml_collections.ConfigDict, got"
             f" {type(config).__name__}"
         )
     return config.lock()
 
 
-def read_module(path: Path):
-    """The module of a config file, run anew; it has a get_config and may import other modules of
-    its folder as `configs.NAME`.
+def find(name: str) -> Path:
+    """The file of a config: a path that ends in .py, or the name of one of `shipped`.
 
     Raises:
-      InputError: no such file, no get_config in it.
+      InputError: no such file, no shipped config of that name.
     """
+    path = Path(name)
+    if path.suffix != ".py":
+        names = shipped()
+        if name not in names:
+            raise InputError(unknown("config", name, names))
+        return names[name]
     if not path.is_file():
-        siblings = (
-            [str(p) for p in sorted(path.parent.glob("*.py"))] if path.parent.is_dir() else []
-        )
-        raise InputError(unknown("config file", str(path), siblings))
+        if path.stem in shipped():
+            raise InputError(f'no file "{name}" here; the package has it as --config={path.stem}')
+        siblings = path.parent.glob("*.py") if path.parent.is_dir() else ()
+        raise InputError(unknown("config file", name, sorted(map(str, siblings))))
+    return path
+
+
+def shipped() -> dict[str, Path]:
+    """{name: file} of the configs that come with the package: in its folder configs/, or in that of
+    the checkout.
+    """
+    package = Path(__file__).resolve().parent
+    installed = package / "configs"
+    folder = installed if installed.is_dir() else package.parent / "configs"
+    return {
+        path.stem: path
+        for path in sorted(folder.glob("*.py"))
+        if "\ndef get_config(" in path.read_text(encoding="utf-8")
+    }
+
+
+def read_module(path: Path):
+    """The module of a config file, run anew. It has a get_config, and may import other files of its
+    folder: `from . import shared`.
+
+    Raises:
+      InputError: no get_config in it.
+    """
     path = path.resolve()
-    configs = next((p for p in path.parents if p.name == "configs"), path.parent / "x")
-    spec = importlib.util.spec_from_file_location(f"_ssl_jax_config_{path.stem}", path)
+    # A package of that folder under a name of our own, so that it works wherever the folder is.
+    package = f"_ssl_jax_configs_{zlib.crc32(str(path.parent).encode()):08x}"
+    if package not in sys.modules:
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = [str(path.parent)]
+    spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(configs.parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(configs.parent))
+    spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):
         raise InputError(f"{path} defines no get_config(arg)")
     return module
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, known: Collection[str]) -> str:
     """One line from an error of ml_collections about an unknown key (which lists its section) or a
     wrong type.
     """
@@ -469,7 +349,7 @@ def _reason(error: Exception) -> str:
     if key is None:
         return f"{type(error).__name__}: {text}".replace(" (reference)", "")
     present = re.findall(r"'(\w+)\\?': ", text)
-    return unknown("config key", key[1], present if nearest(key[1], present) else flatten(base()))
+    return unknown("config key", key[1], present if nearest(key[1], present) else known)
 
 
 # --- storing, comparing
@@ -505,48 +385,32 @@ def changed(old: Mapping, new: Mapping) -> list[str]:
     return [key for key in sorted(old | new) if old.get(key, absent) != new.get(key, absent)]
 
 
-# Keys (or sections) that may differ when a run is continued: they change where and how it is
-# computed, watched and stored, not what. (model.size is only a name for width, depth and heads; of
-# the computed section, the number of records cannot be told from the keys.)
-_FREE_ON_RESUME = (
-    "data.dir",
-    "data.cache",
-    "data.workers",
-    "data.max_unreadable",
-    "model.size",
-    "model.scan",
-    "model.remat",
-    "optim.chunks",
-    "mesh",
-    "checkpoint",
-    "log",
-    "max_nonfinite",
-    "eval",
-    "expected",
-    COMPUTED,
-)
-
-
-def fingerprint(config) -> dict[str, Any]:
+def fingerprint(config, declared: dict[str, Key]) -> dict[str, Any]:
     """{dotted key: value} of everything in a resolved config that must agree for a run to be
-    continued.
+    continued: all keys that are not declared free, and the number of training images.
     """
 
-    def fixed(key):
-        return key == f"{COMPUTED}.num_records" or not any(
-            key == free or key.startswith(free + ".") for free in _FREE_ON_RESUME
-        )
+    def free(name):
+        if name in declared:
+            return declared[name].free
+        # Not a key of this version: free where its whole section is.
+        section = name.split(".")[0]
+        others = [k.free for other, k in declared.items() if other.startswith(f"{section}.")]
+        return section in OPEN or (bool(others) and all(others))
 
-    return {key: value for key, value in flatten(config).items() if fixed(key)}
+    records = f"{COMPUTED}.num_records"
+    values = flatten(config)
+    return {name: value for name, value in values.items() if name == records or not free(name)}
 
 
-def compare_for_resume(saved, current) -> list[str]:
+def compare_for_resume(saved, current, declared: dict[str, Key]) -> list[str]:
     """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
     [] if it can.
     """
-    old, new = fingerprint(saved), fingerprint(current)
+    old, new = fingerprint(saved, declared), fingerprint(current, declared)
 
-    def said(values, key):
-        return repr(values[key]) if key in values else "absent"
+    def said(values, name):
+        return repr(values[name]) if name in values else "absent"
 
-    return [f"{key} is {said(old, key)} there, {said(new, key)} here" for key in changed(old, new)]
+    differing = changed(old, new)
+    return [f"{name} is {said(old, name)} there, {said(new, name)} here" for name in differing]

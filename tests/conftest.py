@@ -36,6 +36,18 @@ def root() -> pathlib.Path:
     return ROOT
 
 
+@pytest.fixture
+def toy_method(monkeypatch):
+    """A method that only has a section of the config; while the test runs, it is one of the methods
+    as "toy".
+    """
+    from ssl_jax import methods
+    from tests import toy
+
+    monkeypatch.setitem(methods.METHODS, "toy", toy.METHOD)
+    return toy.METHOD
+
+
 # Every program that XLA compiles for a CPU keeps some ten memory maps, and Linux gives a process
 # 65530 of them: beyond that the compiler crashes. So compiled programs are dropped in time, and
 # with them what a test module keeps in functools caches.

@@ -16,8 +16,9 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from ssl_jax import cli, evals, methods, show, validate
+from ssl_jax import cli, evals, settings
 from ssl_jax import config as config_lib
+from ssl_jax.cli import show
 from ssl_jax.config import InputError
 from ssl_jax.data.source import ArraySource
 from ssl_jax.train import checkpoint, log, loop
@@ -127,9 +128,12 @@ def test_settings_that_cannot_work(refused, tmp_path, settings, message):
 COMMANDS = {
     "no command": ((), "no command; give one of train, eval, show"),
     "unknown command": (("trian", CONFIG), 'unknown command "trian"; did you mean "train"?'),
-    "no config": (("train", "--workdir=RUN"), "train needs --config=FILE"),
-    "two configs": (("train", CONFIG, CONFIG, "--workdir=RUN"), "--config=FILE is given 2 times"),
-    "no such file": (
+    "no config": (("train", "--workdir=RUN"), "train needs --config=NAME"),
+    "two configs": (
+        ("train", CONFIG, CONFIG, "--workdir=RUN"),
+        "only one of --config=NAME and --row=ROW can be used",
+    ),
+    "no such config file": (
         ("train", "--config=configs/sopp.py:cifar10", "--workdir=RUN"),
         'did you mean "configs/sop.py"?',
     ),
@@ -147,29 +151,33 @@ COMMANDS = {
         ("train", CONFIG, "--workdir=RUN", "--config.optim.lr"),
         "Missing value for flag --config.optim.lr",
     ),
-    "show without config": (("show",), "show needs --config=FILE"),
+    "show without config": (("show",), "show needs --config=NAME"),
     "show of what cannot work": (
         ("show", CONFIG, "--config.views.local_size=9"),
         "views.local_size is 9",
     ),
-    "table of nothing": (("show", "--table="), "--table needs the name of a config file"),
-    "table of an unknown method": (
-        ("show", "--table", "sopp"),
-        'unknown method "sopp"; did you mean "sop"?',
-    ),
-    "table of what has none": (("show", "--table=quickstart"), 'unknown method "quickstart"'),
-    "table without config files": (
-        ("show", "--table=sop", "--config=RUN"),
-        "of config files: run this in the checkout",
-    ),
-    "table with a setting": (
-        ("show", "--table=sop", "--config.optim.lr=1"),
+    "paper without a name": (("show", "--paper="), "--paper needs a name, one of cribo, dino,"),
+    "unknown paper": (("show", "--paper", "sopp"), 'unknown paper "sopp"; did you mean "sop"?'),
+    "paper of what has none": (("show", "--paper=quickstart"), 'unknown paper "quickstart"'),
+    "paper with a setting": (
+        ("show", "--paper=sop", "--config.optim.lr=1"),
         "Unknown command line flag 'config.optim.lr'",
     ),
-    "table and one argument too many": (
-        ("show", "--table=sop", "dino"),
-        "--table takes one name, and no other setting",
+    "paper and one argument too many": (
+        ("show", "--paper=sop", "dino"),
+        "--paper takes one name, nothing else",
     ),
+    "unknown row": (
+        ("train", "--row=sop/table10/K1023", "--workdir=RUN"),
+        'did you mean "table10/K1024"?; ssl-jax show --paper=sop lists them',
+    ),
+    "unknown paper of a row": (("show", "--row=sopp/table1"), 'unknown paper "sopp"'),
+    "a row and a config": (
+        ("train", CONFIG, "--row=sop/table10/K1024", "--workdir=RUN"),
+        "only one of --config=NAME and --row=ROW can be used",
+    ),
+    "a row for eval": (("eval", "RUN", "--row=sop/table10/K1024"), "are for train and show"),
+    "unknown short name": (("train", "--config=sopp", "--workdir=RUN"), 'did you mean "sop"?'),
     "eval of nothing": (("eval",), "eval needs a CHECKPOINT"),
     "eval of what is not there": (("eval", "RUN"), "no such checkpoint or run folder"),
 }
@@ -212,11 +220,30 @@ def test_help_is_no_error(capsys, arguments):
     assert "ssl-jax train --config=" in out and "75" in out and not err
 
 
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_explains_itself(capsys, command):
+    assert cli.main(["ssl-jax", command, "--help"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith(f"ssl-jax {command} ") and not err
+    examples = out.partition("Examples:\n")[2]
+    assert f"  ssl-jax {command} " in examples and "Exit codes: 0 done; 2 bad input" in examples
+
+
+def test_a_run_of_a_row_has_its_config_and_numbers(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(loop, "train", lambda config, workdir: started.append(config) or 0)
+    arguments = ["--row=sop/table10/K1024", "--config.optim.lr=1", f"--workdir={tmp_path / 'run'}"]
+    assert cli.main(["ssl-jax", "train", *arguments]) == 0
+    (config,) = started
+    assert config.expected.to_dict() == {"knn": "69.5 (paper, table 10)"}
+    assert (config.sop.cls.anchors, config.optim.epochs, config.optim.lr) == (1024, 300.0, 1.0)
+
+
 def test_an_unexpected_error_keeps_its_traceback(monkeypatch):
     def broken(argv):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setitem(cli._COMMANDS, "show", broken)
+    monkeypatch.setattr(show, "run", broken)
     with pytest.raises(OSError, match="Input/output error"):
         cli.main(["ssl-jax", "show"])
 
@@ -312,8 +339,9 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(finished, small_disk, ca
     folder, resize = small_disk
     command = ["ssl-jax", "train", CONFIG, f"--workdir={folder / 'run'}"]
     code = (
-        "from ssl_jax import checkpoint, cli; checkpoint.check_space = lambda *a, **k: None; raise"
-        f" SystemExit(cli.main({command}))"
+        "from ssl_jax import cli; from ssl_jax.train import checkpoint;"
+        " checkpoint.check_space = lambda *a, **k: None;"
+        f" raise SystemExit(cli.main({command}))"
     )
     # A process of its own: pytest would catch what Orbax's threads print.
     done = subprocess.run(
@@ -496,12 +524,13 @@ def test_show_names_origins_and_costs(capsys):
 
 
 def test_origins_of_a_resolved_config():
-    default, file = methods.base_config("dino"), methods.base_config("dino")
+    default, file = settings.base_config("dino"), settings.base_config("dino")
     file.optim.epochs, file.dino.prototypes = 50.0, 1024
     final = ConfigDict(file.to_dict())
     final.update_from_flattened_dict({"optim.lr": 1e-3, "seed": 0, "optim.epochs": 20.0})
-    resolved = validate.resolve(final, num_records=10_240, num_devices=8)
-    got = show.origins(default, file, final, resolved)
+    resolved = settings.resolve(final, num_records=10_240, num_devices=8)
+    layers = {"default": default, "config file": file, "command line": final}
+    got = show.origins(layers, resolved)
     expected = {
         "optim.lr": "command line",
         "optim.epochs": "command line",

@@ -1,26 +1,23 @@
-"""Keys, config files, names, storing, and what may change when a run is continued."""
+"""How keys are declared and checked, config files, names, storing."""
 
-import inspect
-import json
-import re
+import math
 import sys
 
 import pytest
 from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import validate
-from ssl_jax.config import InputError
+from ssl_jax import settings
+from ssl_jax.config import InputError, Key, key
+from tests import toy as toy_module
+
+pytestmark = pytest.mark.usefixtures("toy_method")
 
 SOURCE = """
-import ml_collections
-from ssl_jax import config as config_lib
+from ssl_jax import settings
 
 def get_config(arg="small"):
-    config = config_lib.base()
-    config.method = "toy"
-    toy = dict(temperature=0.1, head=dict(width=64), names=("a", "b"))
-    config.toy = ml_collections.ConfigDict(toy)
+    config = settings.base_config("toy")
     config.optim.epochs = {"small": 10, "large": 300}[arg]
     config.expected = {"knn": "75.3 (paper)"}
     return config
@@ -39,43 +36,136 @@ def toy(file) -> ConfigDict:
     return config_lib.load(file)
 
 
-def resolved(config, **changes):
-    config = ConfigDict(config.to_dict())
-    config.update_from_flattened_dict(changes)
-    return validate.resolve(config, num_records=10_240, num_devices=8)
+# --- keys
+
+KEYS = {
+    "above": Key(1.0, "", above=0),
+    "least": Key(1, "", least=0),
+    "two": Key(2, "", least=2),
+    "share": Key(0.5, "", least=0, most=1),
+    "decay": Key(0.5, "", least=0, below=1),
+    "most": Key(1, "", above=0, most=1024),
+    "choice": Key("block", "", choices=("none", "block")),
+    "flag": Key(True, ""),
+    "text": Key("", ""),
+    "pair": Key((0.1, 0.2), "", above=0, most=1, ordered=True),
+    "three": Key((0.0, 0.5, 1.0), "", least=0, most=1, length=3),
+    "several": Key((10, 20), "", above=0),
+    "names": Key(("knn",), "", choices=("knn", "dense")),
+    "any": Key((), ""),
+}
 
 
-# --- base and load
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("above", 0.0, "above is 0.0; it must be above 0"),
+        ("above", -1, "above is -1; it must be above 0"),
+        ("above", math.nan, "above is nan; it must be finite"),
+        ("above", math.inf, "above is inf; it must be finite"),
+        ("above", "high", "above is 'high'; it must be a number, for example 1.0"),
+        ("above", True, "above is True; it must be a number, for example 1.0"),
+        ("least", -1, "least is -1; it must be 0 or more"),
+        ("least", 1.5, "least is 1.5; it must be an integer, for example 1"),
+        ("two", 1, "two is 1; it must be 2 or more"),
+        ("share", 1.1, "share is 1.1; it must be between 0 and 1"),
+        ("decay", 1.0, "decay is 1.0; it must be at least 0 and below 1"),
+        ("most", 10**9, "most is 1000000000; it must be above 0 and at most 1024"),
+        (
+            "choice",
+            "blok",
+            'choice is "blok"; it must be one of none, block; did you mean "block"?',
+        ),
+        ("flag", 1, "flag is 1; it must be true or false, for example True"),
+        ("text", 1, "text is 1; it must be a string, for example ''"),
+        (
+            "pair",
+            (0.5, 0.2),
+            "pair is (0.5, 0.2); it must be (low, high) with low <= high, each above 0 and at"
+            " most 1",
+        ),
+        ("pair", (0.0, 0.2), "pair is (0.0, 0.2); it must be (low, high) with low <= high, each"),
+        ("pair", (0.1, 0.2, 0.3), "pair is (0.1, 0.2, 0.3); it must be (low, high)"),
+        ("pair", 0.1, "pair is 0.1; it must be a tuple of numbers, for example (0.1, 0.2)"),
+        ("pair", (0.1, math.nan), "pair is (0.1, nan); it must be finite"),
+        ("three", (1, 1), "three is (1, 1); it must be 3 numbers, each between 0 and 1"),
+        ("several", (0, 10), "several is (0, 10); it must be numbers, each above 0"),
+        ("several", ("a", "b"), "several is ('a', 'b'); it must be a tuple of integers"),
+        (
+            "names",
+            ("knn", "denze"),
+            'names is "denze"; it must be one of knn, dense; did you mean "dense"?',
+        ),
+        (
+            "names",
+            ("knn,dense",),
+            "names is ('knn,dense',); for several write --config.names=\"('knn', 'dense')\"",
+        ),
+    ],
+)
+def test_a_key_refuses(name, value, message):
+    with pytest.raises(InputError) as caught:
+        KEYS[name].check(name, value)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
 
 
-def test_every_key_has_a_comment():
-    source = inspect.getsource(config_lib.base) + inspect.getsource(config_lib._data_section)
-    keys = [
-        line
-        for line in source.splitlines()
-        if re.match(r"    [a-z]\.[a-z_0-9.]+ = (?!.*(ConfigDict|_data_section)\()", line)
-    ]
-    assert len(keys) > 80
-    assert not [line for line in keys if "  # " not in line]
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("above", 1),
+        ("above", 1e30),
+        ("least", 0),
+        ("two", 2),
+        ("share", 0),
+        ("share", 1.0),
+        ("decay", 0.999),
+        ("most", 1024),
+        ("choice", "none"),
+        ("flag", False),
+        ("text", "a,b"),
+        ("pair", [0.2, 0.2]),
+        ("pair", (1, 1)),
+        ("three", (0, 1, 0.5)),
+        ("several", ()),
+        ("several", (1, 2, 3)),
+        ("names", ()),
+        ("any", (1, "a")),
+    ],
+)
+def test_a_key_accepts(name, value):
+    KEYS[name].check(name, value)
 
 
-def test_base_is_valid_but_for_its_method(toy):
-    with pytest.raises(InputError, match='method is ""'):
-        validate.validate(config_lib.base(), 8)
-    validate.validate(toy, 8)
+def test_a_section_with_other_defaults():
+    section = dict(lr=key(0.1, "step", "epochs", above=0), cls=dict(anchors=key(8, "of tokens")))
+    other = config_lib.with_defaults(section, {"cls.anchors": 16, "lr": 0.2})
+    assert other["lr"] == key(0.2, "step", "epochs", above=0) and section["lr"].default == 0.1
+    assert other["cls"]["anchors"].default == 16 and section["cls"]["anchors"].default == 8
+    free = config_lib.flatten(config_lib.free_on_resume(section))
+    assert all(entry.free for entry in free.values())
+    assert not any(entry.free for entry in config_lib.flatten(section).values())
 
 
-def test_base_gives_a_new_config_each_time():
-    config_lib.base().optim.lr = 1.0
-    assert config_lib.base().optim.lr == 5e-4
+def test_a_config_of_declared_keys_takes_no_others():
+    config = config_lib.build(toy_module.defaults())
+    assert config.to_dict() == {"temperature": 0.1, "head": {"width": 64}, "names": ("a", "b")}
+    for section in (config, config.head):
+        with pytest.raises((AttributeError, KeyError)):
+            section.new = 1
 
 
-@pytest.mark.parametrize(("section", "key"), [("optim", "lrr"), ("model", "widht")])
-def test_no_key_can_be_added_to_a_section(section, key):
-    with pytest.raises((AttributeError, KeyError)):
-        config_lib.base()[section][key] = 1
-    with pytest.raises((AttributeError, KeyError)):
-        config_lib.base()[section].update({key: 1})
+def test_multiples():
+    config_lib.check_multiple("a.b", 32, 16, "c")
+    for value, message in (
+        (30, "a.b is 30, not a multiple of 16 (c); use 16 or 32"),
+        (8, "use 16"),
+    ):
+        with pytest.raises(InputError) as caught:
+            config_lib.check_multiple("a.b", value, 16, "c")
+        assert message in str(caught.value)
+
+
+# --- load
 
 
 def test_load_calls_get_config_with_the_argument(file):
@@ -90,16 +180,9 @@ def test_load_lets_a_config_import_its_neighbours(tmp_path):
     folder = tmp_path / "configs"
     folder.mkdir()
     (folder / "toy_neighbour_of_test.py").write_text(SOURCE)
-    (folder / "toy.py").write_text("from configs.toy_neighbour_of_test import get_config\n")
-    loaded = {name for name in sys.modules if name.split(".")[0] == "configs"}
-    kept = {name: sys.modules.pop(name) for name in loaded}
-    try:
-        assert config_lib.load(str(folder / "toy.py:large")).optim.epochs == 300.0
-        assert str(tmp_path) not in sys.path
-    finally:
-        for name in [name for name in sys.modules if name.split(".")[0] == "configs"]:
-            del sys.modules[name]
-        sys.modules.update(kept)
+    (folder / "toy.py").write_text("from .toy_neighbour_of_test import get_config\n")
+    assert config_lib.load(str(folder / "toy.py:large")).optim.epochs == 300.0
+    assert str(tmp_path) not in sys.path
 
 
 @pytest.mark.parametrize(
@@ -120,6 +203,14 @@ def test_load_lets_a_config_import_its_neighbours(tmp_path):
             SOURCE.replace("config.optim.epochs", "config.optim.knn_k"),
             r'"knn_k"; did you mean "eval.knn_k"\?',
         ),
+        (
+            SOURCE.replace("config.optim.epochs", "config.sed"),
+            r'unknown config key "sed"; did you mean "seed"\?',
+        ),
+        (
+            SOURCE.replace("config.expected", "config.expectd"),
+            r'unknown config key "expectd"; did you mean "expected"\?',
+        ),
         (SOURCE.replace("[arg]", '["medium"]'), r"KeyError: medium"),
         (
             SOURCE.replace("config.expected =", 'config.optim.lr = "high"; config.expected ='),
@@ -130,7 +221,7 @@ def test_load_lets_a_config_import_its_neighbours(tmp_path):
 def test_a_config_file_that_cannot_be_used(tmp_path, source, message):
     (tmp_path / "bad.py").write_text(source)
     with pytest.raises(InputError, match=message) as caught:
-        config_lib.load(str(tmp_path / "bad.py"))
+        config_lib.load(str(tmp_path / "bad.py"), settings.keys())
     assert "\n" not in str(caught.value)
 
 
@@ -150,94 +241,23 @@ def test_a_variant_for_a_file_without_variants(tmp_path):
         config_lib.load(str(tmp_path / "plain.py:large"))
 
 
-# --- names, storing, resume
+# --- names, storing
 
 
 def test_json_round_trip(toy):
-    config = resolved(toy, **{"eval.tasks": (), "optim.lr": 0.1 + 0.2})
+    toy.update_from_flattened_dict({"eval.tasks": (), "optim.lr": 0.1 + 0.2})
+    config = settings.resolve(toy, num_records=10_240, num_devices=8)
     again = config_lib.from_json(config_lib.to_json(config))
     assert again == config and hash(again) == hash(config)
     flat, kept = config_lib.flatten(again), config_lib.flatten(config)
     assert {k: type(v) for k, v in flat.items()} == {k: type(v) for k, v in kept.items()}
-    validate.validate(again, 8)
+    settings.validate(again, 8)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]"])
 def test_broken_json(text):
     with pytest.raises(InputError, match="stored config"):
         config_lib.from_json(text)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("model.patch", 8),
-        ("model.dtype", "bfloat16"),
-        ("toy.temperature", 0.2),
-        ("toy.names", ("a",)),
-        ("views.local_count", 2),
-        ("optim.batch_size", 512),
-        ("optim.lr", 1e-4),
-        ("optim.epochs", 20.0),
-        ("seed", 1),
-        ("data.split", "test"),
-        ("teacher.momentum", 0.9),
-        ("data.crop_on", "device"),
-        ("optim.clip_by", "global"),
-    ],
-)
-def test_what_must_agree_to_resume(toy, key, value):
-    saved, current = resolved(toy), resolved(toy, **{key: value})
-    old = config_lib.flatten(saved)[key]
-    assert config_lib.compare_for_resume(saved, current) == [
-        f"{key} is {old!r} there, {value!r} here"
-    ]
-    assert (
-        config_lib.compare_for_resume(config_lib.from_json(config_lib.to_json(saved)), saved) == []
-    )
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("log.every_steps", 1),
-        ("eval.tasks", ("knn",)),
-        ("eval.image.length", 50),
-        ("checkpoint.keep", 5),
-        ("data.workers", 3),
-        ("mesh.fsdp", 2),
-        ("data.dir", "/elsewhere"),
-        ("data.cache", True),
-        ("model.remat", True),
-        ("model.scan", True),
-        ("optim.chunks", 2),
-        ("max_nonfinite", 5),
-        ("expected.knn", "1"),
-    ],
-)
-def test_what_may_change_on_resume(toy, key, value):
-    assert config_lib.compare_for_resume(resolved(toy), resolved(toy, **{key: value})) == []
-
-
-def test_the_same_model_by_another_name_can_be_resumed(toy):
-    custom = {"model.size": "custom", "model.width": 384, "model.depth": 12, "model.heads": 6}
-    assert config_lib.compare_for_resume(resolved(toy), resolved(toy, **custom)) == []
-    deeper = resolved(toy, **custom | {"model.depth": 13})
-    assert config_lib.compare_for_resume(resolved(toy), deeper) == [
-        "model.depth is 12 there, 13 here"
-    ]
-
-
-def test_another_data_set_size_or_a_key_that_is_gone(toy):
-    saved = resolved(toy)
-    larger = validate.resolve(toy, num_records=20_000, num_devices=8)
-    assert config_lib.compare_for_resume(saved, larger) == [
-        "run.num_records is 10240 there, 20000 here"
-    ]
-    values = saved.to_dict()
-    del values["optim"]["clip"]
-    older = config_lib.from_json(json.dumps(values))
-    assert config_lib.compare_for_resume(older, saved) == ["optim.clip is absent there, 3.0 here"]
 
 
 def test_changed_keys(toy):

@@ -15,8 +15,9 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 # Left to right; a dotted name stands for that module of its package. The loader turns records into
 # views, so it stands right of both.
 ORDER = (
+    "trees",
     "config",
-    "validate",
+    "papers",
     "data",
     "views",
     "data.loader",
@@ -34,14 +35,16 @@ ORDER = (
     "convert",
     "train.log",
     "train.health",
+    "settings",
     "train",
-    "show",
+    "api",
     "cli",
     "__main__",
 )
 
 NUMERICS = {
     "jax",
+    "jaxtyping",
     "numpy",
     "ssl_jax",
 } | sys.stdlib_module_names  # all that ops and losses may import

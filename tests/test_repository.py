@@ -3,6 +3,7 @@ state their cost.
 """
 
 import ast
+import os
 import re
 import runpy
 import shutil
@@ -128,12 +129,11 @@ def test_version_is_readable(metadata):
     assert metadata["version"] == ssl_jax.__version__
 
 
-def test_wheel_ships_all_modules_and_py_typed(root, tmp_path):
+def test_wheel_ships_all_modules_configs_papers_and_py_typed(root, tmp_path):
     pytest.importorskip("setuptools", minversion="70.1")  # the first that builds wheels by itself
     copy = tmp_path / "checkout"
-    shutil.copytree(
-        root / "ssl_jax", copy / "ssl_jax", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    for name in ("ssl_jax", "configs"):
+        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy(root / name, copy)
     build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
@@ -143,8 +143,23 @@ def test_wheel_ships_all_modules_and_py_typed(root, tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {path.relative_to(root).as_posix() for path in (root / "ssl_jax").rglob("*.py")}
-    assert modules | {"ssl_jax/py.typed"} <= names
+    tables = {path.relative_to(root).as_posix() for path in (root / "ssl_jax").rglob("*.toml")}
+    configs = {f"ssl_jax/configs/{path.name}" for path in (root / "configs").glob("*.py")}
+    assert len(tables) == 9 and {"ssl_jax/configs/sop.py"} < configs
+    assert modules | tables | configs | {"ssl_jax/py.typed"} <= names
     assert any(name.endswith("LICENSE") for name in names)
+    # What is in it works away from the checkout.
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = "from ssl_jax import config; print(config.__file__, config.load('sop:vits16').expected)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.startswith(str(tmp_path / "site")) and "75.3 (paper, table 1)" in done.stdout
     assert not {name for name in names if name.startswith(("tests", "configs"))}
 
 
@@ -161,9 +176,7 @@ def test_configs_say_command_hardware_time_and_expected_number(root):
     for path in configs:
         text = ast.get_docstring(ast.parse(path.read_text())) or ""
         name = path.relative_to(root).as_posix()
-        command = (
-            rf"(ssl-jax|python -m ssl_jax) train .*--config={name}|bash launch/{path.stem}\.sh"
-        )
+        command = rf"(ssl-jax|python -m ssl_jax) train .*--config={path.stem}\b"
         assert re.search(command, text), f"{name}: no command"
         for label in ("Hardware:", "Expected time:", "Expected number:"):
             assert re.search(rf"^{label} \S", text, re.MULTILINE), f"{name}: no line {label!r}"

@@ -1,60 +1,38 @@
-"""`ssl-jax show --table`: the rows of a config file's TABLE, wherever the config files are."""
+"""`ssl-jax show`: the rows of a paper, a row, a config that cannot be trained here."""
+
+import os
+import subprocess
+import sys
 
 import pytest
 
-from ssl_jax import cli, show
+from ssl_jax import cli, papers
 from ssl_jax import config as config_lib
+from ssl_jax.cli import show
 from ssl_jax.config import InputError
 from tests.conftest import ROOT
 
-FILE = """
-from typing import NamedTuple
-from configs import shared
-
-class Row(NamedTuple):
-    paper: str
-    arg: str
-    expected: dict
-    note: str = ""
-    ours: dict = {}
-
-TABLE: tuple = (
-    Row(
+ROWS = (
+    papers.Row(
+        "mine",
+        "table1/small",
         "table 1, small",
-        "small",
-        {"knn": shared.NUMBER, "linear": "20"},
-        "scales are not published",
-        {"knn": "9.5"},
+        "sop:digits",
+        {"knn": "10.5 (paper, table 1)", "linear": "20"},
+        note="scales are not published",
+        ours={"knn": "9.5"},
     ),
-    Row("table 2", "small,k=3", {"knn": "collapse"}, "scales are not published"),
-    Row("table 3", "large", {"knn": "11"}, ours={"psnr": "30"}),
-    Row("a stage without a number", "stage", {}),
+    papers.Row(
+        "mine",
+        "table2",
+        "table 2",
+        "sop:digits",
+        {"knn": "collapse"},
+        note="scales are not published",
+    ),
+    papers.Row("mine", "table3", "table 3", "sop:digits", {"knn": "11"}, ours={"psnr": "30"}),
+    papers.Row("mine", "stage", "a stage without a number", "sop:digits", {}),
 )
-
-def get_config(arg="small"):
-    raise AssertionError("showing the table needs no config")
-"""
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A folder of config files of its own, below a folder that is not the current one."""
-    configs = tmp_path / "elsewhere" / "configs"
-    configs.mkdir(parents=True)
-    (configs / "mine.py").write_text(FILE)
-    (configs / "shared.py").write_text("NUMBER = '10.5 (paper, table 1)'\n")
-    (configs / "plain.py").write_text("def get_config():\n    TABLE = 1\n")
-    (configs / "broken.py").write_text("def get_config(:\n")
-    return configs
-
-
-@pytest.fixture(autouse=True)
-def own_modules(monkeypatch):
-    """Forgets `configs` modules before and after, so that each folder's own are imported."""
-    import sys
-
-    for name in [name for name in sys.modules if name.partition(".")[0] == "configs"]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 def cells(line):
@@ -62,73 +40,78 @@ def cells(line):
     return [cell.strip() for cell in line.split("  ") if cell.strip()]
 
 
-def test_rows_numbers_and_notes(folder):
-    lines = show.table("mine", folder).splitlines()
-    argument = f"{folder / 'mine.py'}"
-    assert cells(lines[0]) == ["row", "--config", "score", "paper's", "ours", "note"]
+def test_rows_numbers_and_notes():
+    lines = show.table(ROWS).splitlines()
+    assert cells(lines[0]) == ["row", "place", "score", "paper's", "ours", "note"]
     assert set(lines[1]) == {"-"}
     assert [cells(line) for line in lines[2:8]] == [
-        ["table 1, small", f"{argument}:small", "knn", "10.5 (paper, table 1)", "9.5", "[1]"],
+        ["mine/table1/small", "table 1, small", "knn", "10.5 (paper, table 1)", "9.5", "[1]"],
         ["linear", "20", "-"],
-        ["table 2", f"{argument}:small,k=3", "knn", "collapse", "-", "[1]"],
-        ["table 3", f"{argument}:large", "knn", "11", "-"],
+        ["mine/table2", "table 2", "knn", "collapse", "-", "[1]"],
+        ["mine/table3", "table 3", "knn", "11", "-"],
         ["psnr", "-", "30"],
-        ["a stage without a number", f"{argument}:stage", "-", "-", "-"],
+        ["mine/stage", "a stage without a number", "-", "-", "-"],
     ]
     assert lines[8:] == ["", "[1] scales are not published"]
     assert len({line.index("knn") for line in lines if "knn" in line}) == 1, "columns are aligned"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_that_has_a_table(folder):
-    with pytest.raises(
-        InputError, match='unknown method "mini"; did you mean "mine".*known: mine.*TABLE in'
-    ):
-        show.table("mini", folder)
-    for name in ("plain", "shared", "broken"):  # files without a TABLE of their own
-        with pytest.raises(InputError, match=f'unknown method "{name}"'):
-            show.table(name, folder)
-
-
-def test_a_folder_that_is_not_there(tmp_path):
-    with pytest.raises(
-        InputError, match='no folder "none" of config files: run this in the checkout'
-    ):
-        show.table("sop", tmp_path.parent.joinpath("none").relative_to(tmp_path.parent))
-
-
-@pytest.mark.parametrize("config", ["{}", "{}/mine.py", "{}/mine.py:small", "{}/not_there.py"])
-def test_the_folder_is_that_of_the_config_argument(folder, capsys, config):
-    assert (
-        cli.main(["ssl-jax", "show", "--table", "mine", f"--config={config.format(folder)}"]) == 0
-    )
-    assert "table 1, small" in capsys.readouterr().out
-
-
-def test_the_folder_is_configs_of_the_current_directory(folder, capsys, monkeypatch):
-    monkeypatch.chdir(folder.parent)
-    assert cli.main(["ssl-jax", "show", "--table=mine"]) == 0
-    assert "configs/mine.py:small,k=3" in capsys.readouterr().out
-    monkeypatch.chdir(folder)
-    assert cli.main(["ssl-jax", "show", "--table=mine"]) == cli.EXIT_INPUT
-    assert 'no folder "configs" of config files' in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("sop", "75.3 (paper, table 1)"), ("sove", "75.2"), ("massl", "75.1"), ("dino", "74.5")],
+    [
+        ("sop", "75.3 (paper, table 1)"),
+        ("sove", "75.2"),
+        ("massl", "75.1"),
+        ("dino", "74.5"),
+        ("stellar", "73.26"),
+    ],
 )
-def test_the_tables_of_this_checkout(monkeypatch, capsys, name, number):
-    monkeypatch.chdir(ROOT)
-    assert cli.main(["ssl-jax", "show", "--table", name]) == 0
+def test_the_rows_of_a_paper(capsys, monkeypatch, tmp_path, name, number):
+    monkeypatch.chdir(tmp_path)  # works anywhere
+    assert cli.main(["ssl-jax", "show", "--paper", name]) == 0
     out = capsys.readouterr().out
-    (line,) = [line for line in out.splitlines() if f"configs/{name}.py:vits16 " in line]
-    assert cells(line)[2] == "knn" and cells(line)[3].startswith(number)
-    assert out.count(f"configs/{name}.py:") >= 4
+    first = papers.load(name)[0]
+    line = next(line for line in out.splitlines() if line.startswith(first.name))
+    assert cells(line)[:3] == [first.name, first.place, next(iter(first.expected))]
+    assert cells(line)[3].startswith(number)
+    for row in papers.load(name):
+        assert f"\n{row.name} " in out and all(number in out for number in row.expected.values())
+
+
+def test_a_row_is_shown_with_its_origin_place_and_note(capsys):
+    setting = "--config.optim.lr=0.001"
+    assert cli.main(["ssl-jax", "show", "--row=sop/table10/K1024", setting]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    origin = {line.split()[0]: line.split("  ")[-1].strip() for line in lines if "  " in line}
+    assert origin["sop.cls.anchors"] == origin["expected.knn"] == "paper's row"
+    assert origin["sop.cls.tasks"] == "config file" and origin["optim.lr"] == "command line"
+    assert any(
+        line.split() == ["expected", "knn", "69.5", "(paper,", "table", "10)"] for line in lines
+    )
+    assert lines[-2] == "sop/table10/K1024: table 10, K = 1024"
+    assert lines[-1].startswith("crop scales, temperatures and batch size")
+
+
+def test_a_reader_that_closes_early_is_no_error():
+    """As in `ssl-jax show ... | head -1`: the pipe is closed before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "ssl_jax", "show", "--paper=sop"],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_config_whose_weights_must_be_fetched_is_shown_with_its_numbers():
-    config = config_lib.load(str(ROOT / "configs" / "stellar.py:vitb16,no_cluster"))
-    lines = show.text(config, config).splitlines()
+    config = papers.find("stellar/table5/D").load()
+    lines = show.text({"command line": config}).splitlines()
     assert any(line.startswith("expected linear ") and "42.14" in line for line in lines)
     assert any(
         line.startswith("cannot be trained here: ") and "tokenizer weights" in line
@@ -136,4 +119,19 @@ def test_a_config_whose_weights_must_be_fetched_is_shown_with_its_numbers():
     )
     config.stellar.prototypes = 1  # impossible, with or without weights
     with pytest.raises(InputError, match="stellar.prototypes is 1"):
-        show.text(config, config)
+        show.text({"command line": config})
+
+
+def test_a_file_of_ones_own_imports_its_neighbours(tmp_path, capsys):
+    (tmp_path / "shared.py").write_text("EPOCHS = 7.0\n")
+    (tmp_path / "mine.py").write_text(
+        "from ssl_jax import config as config_lib\n"
+        "from . import shared\n"
+        "def get_config(variant='digits'):\n"
+        "    config = config_lib.load(f'sop:{variant}')\n"
+        "    config.optim.epochs = shared.EPOCHS\n"
+        "    return config\n"
+    )
+    assert config_lib.load(f"{tmp_path / 'mine.py'}:digits").optim.epochs == 7.0
+    assert cli.main(["ssl-jax", "show", f"--config={tmp_path / 'mine.py'}"]) == 0
+    assert "run.epochs" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from ssl_jax import methods
+from ssl_jax import settings
 from ssl_jax.data import source
 from ssl_jax.train import loop
 
@@ -127,7 +127,7 @@ def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
     `name`: a method, or one of the variants above.
     """
     name, variant = VARIANTS.get(name, (name, {}))
-    c = methods.base_config(name)
+    c = settings.base_config(name)
     c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
     c.views.update(
         dict(

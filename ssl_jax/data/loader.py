@@ -27,7 +27,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, key
 from ssl_jax.data.source import Unreadable
 from ssl_jax.views import recipe as recipes
 
@@ -36,6 +36,34 @@ _ENDLESS = 2**40  # batches
 _NAMED = 5  # unreadable records named in an error
 _THREADS = 2  # in the main process; more only fight for the interpreter lock
 _WORKER_BUFFER = 2  # finished batches that wait in each worker process
+
+
+def defaults() -> dict:
+    """The keys of the section `data` that say how images are read, beside those of the source."""
+    return dict(
+        cache=key(False, "keep decoded images in memory (uint8; for sets that fit)", free=True),
+        max_unreadable=key(
+            0.01,
+            "share of records that may be unreadable before the run stops",
+            least=0,
+            most=1,
+            free=True,
+        ),
+        crop_on=key(
+            "host",
+            'where crops are cut: "host", or "device" (small images, all of one size)',
+            choices=("host", "device"),
+        ),
+        workers=key(
+            0,
+            "loader processes, each with a copy of the package in memory; 0 = in the main process."
+            " Changes no sample",
+            "processes",
+            least=0,
+            most=1024,
+            free=True,
+        ),
+    )
 
 
 class Loader:

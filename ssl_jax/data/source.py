@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssl_jax.config import DATA_KINDS, InputError
+from ssl_jax.config import InputError, key
 from ssl_jax.data import decode, scenes
 from ssl_jax.data.decode import Unreadable
 
@@ -44,6 +44,52 @@ _ACCEPTED = ", ".join(EXTENSIONS)
 _GENERATED = {"digits": scenes.digits, "digit_scenes": scenes.digit_scenes}
 _GENERATED_SIZE = 64
 _GENERATED_SEED = 0  # the pictures are a data set: they do not change with the seed of a run
+KINDS = (*_GENERATED, "folder", "tfds")
+
+
+def defaults() -> dict:
+    """The keys that name a set of images: of the section `data`, and of each evaluation."""
+    return dict(
+        kind=key(
+            "digit_scenes",
+            'what the set is: "digit_scenes" and "digits" are embedded (no download)',
+            choices=KINDS,
+        ),
+        name=key("", "name of a TFDS set"),
+        dir=key("", "folder of images, or TFDS data directory", free=True),
+        split=key("train", 'part of the set; TFDS slices such as "train[:10%]" work'),
+        length=key(
+            10000,
+            "number of generated images (embedded sets); records are counted in 32 bits",
+            "images",
+            above=0,
+            most=2**31 - 1,
+        ),
+        size=key(
+            0,
+            "shorter side resized to this, then a square centre crop; 0 = as stored; "
+            "one image of the largest size takes 0.8 GB",
+            "pixels",
+            least=0,
+            most=16384,
+        ),
+    )
+
+
+def check(name: str, section, folder: str) -> None:
+    """Refuses a section of that name that lacks what its kind needs.
+
+    Args:
+      folder: where it finds its images.
+    """
+    if section.kind == "folder" and not folder:
+        raise InputError(
+            f'{name}.dir is ""; {name}.kind="folder" needs the folder that holds the images'
+        )
+    if section.kind == "tfds" and not section.name:
+        raise InputError(
+            f'{name}.name is ""; {name}.kind="tfds" needs the name of a set, for example "cifar10"'
+        )
 
 
 def make_source(config, *, split: str | None = None):
@@ -70,7 +116,7 @@ def make_source(config, *, split: str | None = None):
         source = Tfds(config.get("name"), config.get("dir"), split)
     else:
         raise InputError(
-            f"data.kind: one of {', '.join(DATA_KINDS)}, not {kind!r}{_nearest(kind, DATA_KINDS)}"
+            f"data.kind: one of {', '.join(KINDS)}, not {kind!r}{_nearest(kind, KINDS)}"
         )
     cache = bool(config.get("cache", False))
     return Prepared(source, size=size, cache=cache) if size or cache else source

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ssl_jax import config as config_lib
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, free_on_resume, key, with_defaults
+from ssl_jax.data import source as source_lib
 from ssl_jax.data.source import Prepared, make_source
 from ssl_jax.evals import dense_retrieval, features, knn, linear, rank
 from ssl_jax.evals.features import ROWS, Extracted, extract, raw_pixels, subset
@@ -41,6 +42,69 @@ COLUMNS = {
     "linear": "linear",
     "dense": "dense mIoU",
 }  # metric -> heading of the comparison table
+
+
+def defaults() -> dict:
+    """The section `eval` of the config."""
+    part = key("test", "part of the set that is scored")
+    data = source_lib.defaults() | dict(test_split=part)
+    return free_on_resume(
+        dict(
+            every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
+            tasks=key(
+                ("knn", "linear", "dense"),
+                '"knn" and "linear" need labels, "dense" needs masks',
+                choices=tuple(TASKS),
+            ),
+            # knn and linear need a set with labels. `split` is the training part.
+            image=with_defaults(data, {"kind": "digits"}),
+            # Images with masks. `split` is the memory.
+            dense=data,
+            train_examples=key(0, "use so many of the training part; 0 = all", "images", least=0),
+            test_examples=key(0, "the same of the test part", "images", least=0),
+            batch_size=key(64, "per forward pass", "images", above=0, most=2**20),
+            crop=key(
+                0,
+                "square centre crop; 0 = none. Images are always cut to a multiple of the patch",
+                "pixels",
+                least=0,
+                most=16384,
+            ),
+            **knn.defaults(),
+            **linear.defaults(),
+            **dense_retrieval.defaults(),
+        )
+    )
+
+
+def check(config) -> None:
+    """Refuses tasks whose data lack what they need. Raises InputError."""
+    e = config.eval
+    if {"knn", "linear", "rank"} & set(e.tasks):
+        source_lib.check("eval.image", e.image, folder(config, e.image))
+    if {"knn", "linear"} & set(e.tasks) and e.image.kind == "digit_scenes":
+        raise InputError(
+            'eval.image.kind is "digit_scenes", which has no image labels; knn and linear need'
+            ' them: use "digits"'
+        )
+    if "dense" in e.tasks:
+        if e.dense.kind in ("digits", "folder"):
+            raise InputError(
+                f'eval.dense.kind is "{e.dense.kind}", which has no masks; the task "dense" needs'
+                ' them: use "digit_scenes", a TFDS set with masks, or leave dense out of'
+                " eval.tasks"
+            )
+        source_lib.check("eval.dense", e.dense, folder(config, e.dense))
+    for name in ("knn_k", "linear_lrs"):
+        if not e[name]:
+            raise InputError(f"eval.{name} is empty; give at least one number")
+
+
+def folder(config, section) -> str:
+    """Where a data section of `eval` finds its images: with no `dir` of its own, where training
+    does if the kind agrees.
+    """
+    return section.dir or (config.data.dir if section.kind == config.data.kind else "")
 
 
 def check_tasks(tasks) -> tuple[str, ...]:

@@ -14,12 +14,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, key
 from ssl_jax.evals import features, knn
 
 IGNORE = 255
 NEIGHBOURS = 50
 TEMPERATURE = 0.1  # of the softmax vote
+
+
+def defaults() -> dict:
+    """The keys of the section `eval` that this task reads."""
+    return dict(
+        dense_k=key(NEIGHBOURS, "nearest patches that vote", "patches", above=0),
+        dense_vote=key(
+            "plain",
+            '"plain", or "softmax" (votes weigh exp(cosine / 0.1))',
+            choices=("plain", "softmax"),
+        ),
+        dense_subsample=key(1, "keep one training image in this many", "images", above=0),
+        dense_runs=key(1, "draws of that subsample, averaged", "draws", above=0),
+    )
 
 
 class Retrieval(NamedTuple):

@@ -10,10 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, key
 
 KS = (10, 20, 100, 200)
 TEMPERATURE = 0.07
+
+
+def defaults() -> dict:
+    """The keys of the section `eval` that this task reads."""
+    return dict(
+        knn_k=key(KS, "neighbours; each number is reported", "neighbours", above=0),
+        knn_temperature=key(TEMPERATURE, "votes weigh exp(cosine / temperature)", above=0),
+    )
 
 
 class Neighbours(NamedTuple):

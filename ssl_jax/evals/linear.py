@@ -13,11 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, key
 
+# STELLAR's grid: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 _NORM_EPS = 1e-5
 _CHUNK = 4096  # rows per call where accuracies are counted
+
+
+def defaults() -> dict:
+    """The keys of the section `eval` that this task reads."""
+    return dict(
+        linear_epochs=key(30, "of the probe", "epochs", above=0),
+        linear_batch=key(256, "features per step", "features", above=0),
+        linear_lrs=key(
+            LEARNING_RATES,
+            "learning rates tried in one run; the best on a held-out 10 % counts",
+            above=0,
+            most=1000,
+        ),
+        linear_weight_decay=key(1e-4, "of the probe's AdamW", least=0, most=1000),
+    )
 
 
 class Probe(NamedTuple):

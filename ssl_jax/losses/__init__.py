@@ -10,7 +10,7 @@ from ssl_jax.losses.cribo import cribo_images, cribo_objects
 from ssl_jax.losses.dino import dino
 from ssl_jax.losses.flsl import batch_softmax, flsl
 from ssl_jax.losses.ibot import ibot, ibot_patch
-from ssl_jax.losses.mae import mae, normalize_patches, patchify, unpatchify
+from ssl_jax.losses.mae import mae, normalize_patches
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.losses.pairings import across_views, masked_patches
 from ssl_jax.losses.sop import sop, sop_patch
@@ -29,9 +29,7 @@ __all__ = [
     "mae",
     "masked_patches",
     "normalize_patches",
-    "patchify",
     "sop",
     "sop_patch",
     "stellar",
-    "unpatchify",
 ]

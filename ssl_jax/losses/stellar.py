@@ -6,185 +6,286 @@ to 6; what the text leaves open (temperatures, weights, the class token's terms,
 official code.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ssl_jax import ops
 from ssl_jax.losses import meters
-from ssl_jax.ops import arguments, divergence, sinkhorn
-from ssl_jax.ops.koleo import koleo
+from ssl_jax.ops import arguments
 
 WEIGHTS = {"cluster": 1.0, "align": 1.0, "koleo": 0.1}  # a2, a3, a4 of eq. 6
 RECONSTRUCTION = {"pixel": 10.0, "code": 0.05}  # a1
 
 
+class Tokens(NamedTuple):
+    """Tokens of B images before balanced prototypes: the sparse ones, or the class token (r = 1).
+
+    student: [B, r, e], embeddings of the main view, or None where only the teacher sees it.
+    prototypes: [K, e]; logits are the inner products with these, at full float32 precision. None:
+      student and views are logits already, e = K.
+    teacher: [B, s, K], a teacher's logits: the targets come from these instead of the student's.
+    matches: int [B, r], the teacher's token of each token of the main view; needed with both.
+    views: {name: (embeddings [B, V, r', e], int [B, V, r'])} of other views, with the target token
+      of each of their tokens (`ops.align_sets`).
+    """
+
+    student: Any = None
+    prototypes: Any = None
+    teacher: Any = None
+    matches: Any = None
+    views: dict = {}
+
+
+class Targets(NamedTuple):
+    """Balanced targets of tokens, not held: row j is softmax(scores[j] / temperature + potentials).
+
+    scores: [B, s, K], constant. potentials: [K] of `ops.sinkhorn_potentials`.
+    """
+
+    scores: jax.Array
+    potentials: jax.Array
+    temperature: Any
+
+
 def stellar(
-    *,
-    token_logits=None,
-    masked_token_logits=None,
-    matches=None,
-    teacher_token_logits=None,
-    token_matches=None,
-    cls_logits=None,
-    masked_cls_logits=None,
-    local_cls_logits=None,
-    teacher_cls_logits=None,
     tokens=None,
-    masked_tokens=None,
-    reconstruction=None,
-    target=None,
-    token_prototypes=None,
-    cls_prototypes=None,
+    cls=None,
+    *,
+    embeddings=(),
+    rebuilt=None,
     target_temperature=0.06,
     temperature=0.12,
     num_iters: int = 3,
     weights=None,
 ):
-    """Reconstruction, clustering, set alignment and KoLeo of a batch of B images, r sparse tokens
-    each.
+    """Reconstruction, clustering, set alignment and KoLeo of a batch of images (eq. 6):
 
-    With H(q, l) = - sum_k q_k log softmax(l / temperature)_k and balanced targets q =
-    Sinkhorn(scores / target_temperature), computed over all tokens of the batch at once and
-    constant, where the scores are the teacher's logits if given, else the main view's own:
+        L = a1 L_rec + a2 (L_clu + L_clu_cls) + a3 (L_align + L_align_cls + L_local_cls)
+            + a4 (KoLeo(S) + KoLeo(S'))
 
-        L = a1 L_rec + a2 (L_clu + L_clu_cls) + a3 (L_align + L_align_cls + L_local_cls) + a4
-        (KoLeo(S) + KoLeo(S'))     (eq. 6) L_clu   = mean over B, r     of H(q[j], token_logits[j])
-        (eq. 4; with a teacher: q[token_matches[j]]) L_align = mean over B, V, r' of
-        H(q[matches[j]], masked_token_logits[j])  (eq. 5)
-        the terms of the class token are the same with one token, whose match is the teacher's (or
-        main view's) class token; L_rec   = mean squared error over all pixels, or mean
-        cross-entropy of codes                                     (eq. 3) KoLeo   = mean over
-        tokens of `ops.koleo`, neighbours within the same view of the same image.
-
-    Every part may be None: its terms are left out. Views run one after another, and their logits
-    are recomputed for the gradient: with prototypes the largest arrays are a few [B, r, K].
+    L_clu, L_align and the terms of the class token are those of `balanced_tokens`, L_rec is that of
+    `reconstruction`, KoLeo the mean of `ops.koleo` over tokens, with neighbours within the same
+    view of the same image. Every part may be left out.
 
     Args:
-      token_logits: [B, r, K] of the main view; any float type (computed in float32 or wider).
-      masked_token_logits: [B, V, r', K] of masked views; needs `matches`.
-      matches: int [B, V, r'], the target token of each token of a masked view (`ops.align_sets`).
-      teacher_token_logits: [B, s, K]: targets from a teacher. No gradient. None: from token_logits
-      (s = r). token_matches: int [B, r], the teacher's token of each token of the main view; needed
-      if both have logits. cls_logits: [B, K'] of the main view's class token.
-      masked_cls_logits: [B, V, K'] of masked views.
-      local_cls_logits: [B, W, K'] of local crops, which have no other.
-      teacher_cls_logits: [B, K']: targets from a teacher. No gradient.
-      tokens: [B, r, d], the encoder's sparse tokens of the main view, for KoLeo.
-      masked_tokens: [B, V, r', d], those of masked views, likewise.
-      reconstruction: [B, n, c] pixels in [0, 1], or [B, n, K''] logits of codes.
-      target: [B, n, c] pixels, or int [B, n] codes; with reconstruction.
-      token_prototypes: [K, e]: if given, the STUDENT's token logits above are embeddings [..., e]
-        instead, and the logits are their inner products with these, at full float32 precision.
-        Teacher logits are always logits.
-      cls_prototypes: [K', e], the same of the class token.
-      target_temperature: > 0, a number or a traced scalar.
-      temperature: > 0, likewise.
+      tokens: `Tokens`, the sparse ones, with the view "align" (masked views).
+      cls: `Tokens`, the class token, with the views "align" and "local" (small crops).
+      embeddings: the encoder's sparse tokens [B, r, d] of the main view, and [B, V, r', d] of the
+        masked views if there are any; for KoLeo.
+      rebuilt: (predicted, target) of `reconstruction`.
+      target_temperature: of the targets, > 0, a number or a traced scalar.
+      temperature: of the predictions, likewise.
       num_iters: of Sinkhorn-Knopp.
       weights: {"reconstruction": a1, "cluster": a2, "align": a3, "koleo": a4}; what it lacks is as
         published: 10 for pixels and .05 for codes, 1, 1, .1. A term of weight 0 is still reported.
 
     Returns:
-      dict of scalars: loss, and of the parts given
-        reconstruction_loss, and psnr (dB, mean over images) or code_accuracy;
-        cluster_loss, align_loss, cls_cluster_loss, cls_align_loss, cls_local_loss; koleo,
-        masked_koleo; token_teacher_entropy, token_marginal_entropy: mean entropy of a target and
-        entropy of the mean target, nats (K alike: log K); token_usage: share of the K prototypes
-        that are the likeliest of at least one token of the batch; the same for cls_;
-        match_agreement: share of masked tokens whose likeliest prototype is their target's;
-        cls_agreement: of masked class tokens.
-      The last three kinds have no gradient.
+      dict of scalars: loss, and of the parts handed in
+        reconstruction_loss, and psnr or code_accuracy (see `reconstruction`);
+        cluster_loss, align_loss, match_agreement, token_teacher_entropy, token_marginal_entropy,
+          token_usage of the sparse tokens, and cls_cluster_loss, cls_align_loss, cls_local_loss,
+          cls_agreement, cls_teacher_entropy ... of the class token (see `balanced_tokens`);
+        koleo, masked_koleo.
 
     Raises:
       ValueError: shapes that do not fit, a part without what it needs, nothing to learn from,
-      temperatures <= 0 (where known).
+        temperatures <= 0 (where known).
 
     Example:
       >>> import jax.numpy as jnp
-      >>> tokens = jnp.eye(4)[None, :2]  # one image, two tokens, four prototypes
-      >>> terms = stellar(token_logits=jnp.zeros((1, 2, 4)), tokens=tokens)
+      >>> sparse = jnp.eye(4)[None, :2]  # one image, two tokens, four prototypes
+      >>> terms = stellar(Tokens(jnp.zeros((1, 2, 4))), embeddings=(sparse,))
       >>> print(terms["cluster_loss"].round(4), terms["koleo"].round(4))  # log 4 and log(2) / 2
       1.3863 0.3466
 
     Reference: STELLAR section 3, appendix C.1.
     """
+    weights = {**WEIGHTS, **(weights or {})}
+    unknown = ", ".join(sorted(set(weights) - {"reconstruction", *WEIGHTS}))
+    names = "reconstruction, cluster, align or koleo"
+    arguments.require(not unknown, "a key of weights", unknown, names)
+    settings = dict(
+        target_temperature=target_temperature, temperature=temperature, num_iters=num_iters
+    )
+    terms, sums = {}, {}
+
+    def add(weight, name, value):
+        terms[name] = value
+        sums[weight] = sums.get(weight, 0) + value
+
+    for name, level in (("token", tokens), ("cls", cls)):
+        if level is None:
+            continue
+        prefix = "" if name == "token" else "cls_"
+        for term, value in balanced_tokens(level, name=name, **settings).items():
+            if term.endswith("_loss"):
+                add("cluster" if term == "cluster_loss" else "align", prefix + term, value)
+            elif term == "agreement":
+                terms["match_agreement" if name == "token" else "cls_agreement"] = value
+            else:
+                terms[f"{name}_{term}"] = value
+    for name, sparse in zip(("koleo", "masked_koleo"), embeddings):
+        add("koleo", name, ops.koleo(sparse).mean())
+    if rebuilt is not None:
+        parts = reconstruction(*rebuilt)
+        kind = "pixel" if "psnr" in parts else "code"
+        weights.setdefault("reconstruction", RECONSTRUCTION[kind])
+        add("reconstruction", "reconstruction_loss", parts.pop("reconstruction_loss"))
+        terms |= parts
+    wanted = "at least one of tokens, embeddings or a reconstruction"
+    arguments.require(bool(sums), "the input", "empty", wanted)
+    # A weight of exactly 0 takes its terms out, so that one that overflows cannot turn the sum into
+    # NaN.
+    counted = [weights[name] * value for name, value in sums.items() if not _is_zero(weights[name])]
+    return {"loss": sum(counted, start=jnp.zeros(())), **terms}
+
+
+def balanced_tokens(
+    tokens: Tokens, *, target_temperature, temperature, num_iters: int = 3, name: str = "token"
+) -> dict:
+    """Clustering of tokens, and alignment of the tokens of other views with them (eq. 4 and 5).
+
+    With H(q, l) = - sum_k q_k log softmax(l / temperature)_k and balanced targets q of all tokens
+    of the batch at once (`balanced_targets`, of the teacher's logits if there are any):
+
+        L_clu   = mean over B, r     of H(q[j], student_logits[j])          (teacher: q[matches[j]])
+        L_align = mean over B, V, r' of H(q[matches[j]], view_logits[j])
+
+    Views run one after another, and their logits are recomputed for the gradient: with prototypes
+    the largest arrays are a few [B, r, K].
+
+    Args:
+      tokens: see `Tokens`.
+      target_temperature, temperature: > 0, numbers or traced scalars.
+      num_iters: of Sinkhorn-Knopp.
+      name: of the tokens, in errors.
+
+    Returns:
+      dict of scalars: cluster_loss (with a student); NAME_loss of each view; agreement, the share
+      of the tokens of the view "align" whose likeliest prototype is their target's;
+      teacher_entropy, marginal_entropy and usage as in `losses.assignment_meters`. Meters have no
+      gradient.
+
+    Raises:
+      ValueError: shapes that do not fit, no targets, tokens without their matches.
+    """
+    _check_tokens(name, tokens)
     arguments.require_positive("target_temperature", target_temperature)
     arguments.require_positive("temperature", temperature)
-    weights = {**WEIGHTS, **(weights or {})}
-    unknown = sorted(set(weights) - {"reconstruction", *WEIGHTS})
-    arguments.require(
-        not unknown,
-        "a key of weights",
-        ", ".join(unknown),
-        "reconstruction, cluster, align or koleo",
-    )
-    heat = _Heat(target_temperature, temperature, num_iters)
-    terms, parts = {}, {"cluster": [], "align": [], "koleo": []}
+    student = None if tokens.student is None else _logits(tokens.student, tokens.prototypes)
+    scores = student if tokens.teacher is None else _logits(tokens.teacher, None)
+    targets = balanced_targets(scores, temperature=target_temperature, num_iters=num_iters)
+    terms, (likeliest, look) = {}, _look(targets)
+    if student is not None:
+        matches = None if tokens.teacher is None else tokens.matches
+        terms["cluster_loss"] = _cross_entropy(targets, student, matches, temperature)
 
-    views = {} if masked_token_logits is None else {"align": (masked_token_logits, matches)}
-    found = _clustering(
-        "token",
-        "",
-        token_logits,
-        teacher_token_logits,
-        token_matches,
-        views,
-        token_prototypes,
-        heat,
-    )
+    @jax.checkpoint
+    def view(arrays):
+        logits, index = _logits(arrays[0], tokens.prototypes), arrays[1]
+        same = jnp.argmax(logits, axis=-1) == jnp.take_along_axis(likeliest, index, axis=-1)
+        loss = _cross_entropy(targets, logits, index, temperature)
+        return loss, same.astype(jnp.float32).mean()
+
+    for kind, arrays in tokens.views.items():
+        by_view, same = jax.lax.map(view, tuple(jnp.moveaxis(jnp.asarray(x), 1, 0) for x in arrays))
+        terms[f"{kind}_loss"] = by_view.mean()
+        if kind == "align":
+            look["agreement"] = same.mean()
+    return terms | look
+
+
+def balanced_targets(scores, *, temperature, num_iters: int = 3) -> Targets:
+    """Sinkhorn targets of all tokens of a batch at once, as K potentials; constant.
+
+    Args:
+      scores: [B, s, K]. temperature: > 0. num_iters: of Sinkhorn-Knopp.
+    """
+    scores = jax.lax.stop_gradient(scores)
+    rows = scores.reshape(-1, scores.shape[-1])
+    potentials = ops.sinkhorn_potentials(rows, temperature=temperature, num_iters=num_iters)
+    return Targets(scores, potentials, temperature)
+
+
+def reconstruction(predicted, target) -> dict:
+    """How well an image is rebuilt (eq. 3): squared error of pixels, or cross-entropy of codes.
+
+    Args:
+      predicted: [B, n, c], pixels in [0, 1], or logits of c codes.
+      target: [B, n, c] pixels, or int [B, n] codes; no gradient reaches it by itself.
+
+    Returns:
+      dict of scalars: reconstruction_loss, and psnr (dB, mean over images) or code_accuracy. A code
+      outside 0 .. c - 1 (an image that is not finite has none) gives NaN.
+
+    Raises:
+      ValueError: shapes that do not fit.
+    """
+    given = predicted is not None and target is not None
+    arguments.require(given, "one of reconstruction and target", None, "given, as the other is")
+    arguments.require_shape("reconstruction", predicted, (None, None, None), "[B, n, c]")
+    predicted, target = jnp.asarray(predicted), jnp.asarray(target)
+    predicted = predicted.astype(jnp.promote_types(predicted.dtype, jnp.float32))
+    codes = jnp.issubdtype(target.dtype, jnp.integer)
+    wanted = predicted.shape[:2] if codes else predicted.shape
+    kind = "codes" if codes else "pixels"
+    arguments.require_shape("target", target, wanted, f"{kind} {wanted} as the reconstruction")
+    if codes:
+        log_p = jax.nn.log_softmax(predicted, axis=-1)
+        picked = jnp.take_along_axis(
+            log_p, target[..., None], axis=-1, mode="fill", fill_value=jnp.nan
+        )
+        right = jnp.argmax(predicted, axis=-1) == target
+        return {
+            "reconstruction_loss": -picked.mean(),
+            "code_accuracy": right.astype(jnp.float32).mean(),
+        }
+    by_image = jnp.square(predicted - target.astype(predicted.dtype)).mean(axis=(1, 2))
+    psnr = -10 * jnp.log10(jnp.maximum(jax.lax.stop_gradient(by_image), 1e-10))
+    return {"reconstruction_loss": by_image.mean(), "psnr": psnr.mean()}
+
+
+def class_tokens(student, prototypes, teacher=None, views=()) -> Tokens:
+    """Class tokens as sets of one token, which match each other.
+
+    Args:
+      student: [B, e]. prototypes: [K, e]. teacher: logits [B, K] or None.
+      views: {name: [B, V, e]}.
+    """
 
     def one(x):
         return None if x is None else jnp.asarray(x)[..., None, :]
 
-    views = {
-        name: x
-        for name, x in (("align", masked_cls_logits), ("local", local_cls_logits))
-        if x is not None
-    }
-    views = {
-        name: (one(x), jnp.zeros((*jnp.shape(x)[:-1], 1), jnp.int32)) for name, x in views.items()
-    }
-    index = None if cls_logits is None else jnp.zeros((jnp.shape(cls_logits)[0], 1), jnp.int32)
-    found |= _clustering(
-        "cls", "cls_", one(cls_logits), one(teacher_cls_logits), index, views, cls_prototypes, heat
-    )
-    for name, value in found.items():
-        terms[name] = value
-        if name.endswith("_loss"):
-            parts["cluster" if "cluster" in name else "align"].append(value)
+    def only(x):
+        return jnp.zeros((*jnp.shape(x)[:-1], 1), jnp.int32)
 
-    for name, x in (("koleo", tokens), ("masked_koleo", masked_tokens)):
-        if x is not None:
-            terms[name] = koleo(x).mean()
-            parts["koleo"].append(terms[name])
-    if reconstruction is not None or target is not None:
-        kind, rebuilt = _reconstruction(reconstruction, target)
-        weights.setdefault("reconstruction", RECONSTRUCTION[kind])
-        terms |= rebuilt
-        parts["reconstruction"] = [rebuilt["reconstruction_loss"]]
-    arguments.require(
-        any(parts.values()),
-        "the input",
-        "empty",
-        "at least one of logits, tokens or a reconstruction",
+    return Tokens(
+        student=one(student),
+        prototypes=prototypes,
+        teacher=one(teacher),
+        matches=None if student is None else only(student),
+        views={name: (one(x), only(x)) for name, x in dict(views).items()},
     )
-    # A weight of exactly 0 takes its terms out, so that one that overflows cannot turn the sum into
-    # NaN.
-    counted = [
-        (weights[name], values)
-        for name, values in parts.items()
-        if values and not _is_zero(weights[name])
-    ]
+
+
+def match_meters(alignment) -> dict:
+    """What `ops.align_sets` says, index [..., r] and cost [..., r, s], as scalars.
+
+    match_cost: mean distance of matched tokens. match_contrast: that over the mean distance of all
+    pairs; 1 = the matching is blind. match_distinct: share of the targets that are matched at all,
+    of those that could be; 1 = no two tokens share a target.
+    """
+    index, cost = alignment.index, alignment.cost
+    count, size = cost.shape[-2:]
+    matched = jnp.take_along_axis(cost, index[..., None], axis=-1).mean()
+    hit = (index[..., :, None] == jnp.arange(size)).any(axis=-2).sum(axis=-1) / min(count, size)
     return {
-        "loss": sum((weight * sum(values) for weight, values in counted), start=jnp.zeros(())),
-        **terms,
+        "match_cost": matched,
+        "match_contrast": matched / jnp.maximum(cost.mean(), 1e-12),
+        "match_distinct": hit.mean(),
     }
-
-
-class _Heat(NamedTuple):
-    target: float
-    prediction: float
-    num_iters: int
 
 
 def _is_zero(weight) -> bool:
@@ -195,170 +296,75 @@ def _logits(x, prototypes):
     """Logits of embeddings [..., e] with prototypes [K, e]; logits themselves if there are none."""
     x = jnp.asarray(x)
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return (
-        x
-        if prototypes is None
-        else jnp.einsum(
-            "...e,ke->...k", x, prototypes.astype(x.dtype), precision=jax.lax.Precision.HIGHEST
-        )
-    )
+    if prototypes is None:
+        return x
+    return jnp.einsum("...e,ke->...k", x, prototypes.astype(x.dtype), precision="highest")
 
 
-def _clustering(
-    meter, prefix, student, teacher, student_index, views, prototypes, heat: _Heat
-) -> dict:
-    """Terms and meters of one head: student [B, r, .] or None, teacher [B, s, K] or None, views
-    {name: ([B, V, r', .], index)}.
-    """
-    if student is None and teacher is None:
-        arguments.require(
-            not views,
-            f"the targets of the {meter} views",
-            "absent",
-            f"given by {meter}_logits or the teacher",
-        )
-        return {}
-    kind = "logits [B, r, K]" if prototypes is None else "embeddings [B, r, e]"
-    if student is not None:
-        wide = None if prototypes is None else jnp.shape(prototypes)[-1]
-        arguments.require_shape(
-            f"{meter}_logits",
-            student,
-            (None, None, wide),
-            f"{kind} (for the class token: without r)",
-        )
-        student = _logits(student, prototypes)
-    else:
-        student_index = None
-    scores = jax.lax.stop_gradient(student if teacher is None else _logits(teacher, None))
-    batch, count, width = scores.shape
-    arguments.require(
-        scores.size > 0, f"the shape of the {meter} targets", scores.shape, "without an empty axis"
-    )
-    potentials = sinkhorn.sinkhorn_potentials(
-        scores.reshape(-1, width), temperature=heat.target, num_iters=heat.num_iters
-    )
-
-    def loss(logits, index):
-        return sinkhorn.sinkhorn_cross_entropy(
-            scores,
-            logits,
-            potentials=potentials,
-            index=index,
-            target_temperature=heat.target,
-            temperature=heat.prediction,
-        ).mean()
-
-    terms, (likeliest, meters) = {}, _meters(meter, scores, potentials, heat.target)
-    if student is not None:
-        fits = student.shape[0] == batch and student.shape[2] == width
-        arguments.require(
-            fits,
-            f"the shape of {meter}_logits",
-            student.shape,
-            f"[{batch}, r, {width}] as the teacher's",
-        )
-        if teacher is None:
-            terms[f"{prefix}cluster_loss"] = loss(student, None)
-        else:
-            arguments.require(
-                student_index is not None,
-                f"{meter}_matches",
-                None,
-                "given, because the targets are a teacher's",
-            )
-            terms[f"{prefix}cluster_loss"] = loss(student, student_index)
-
-    @jax.checkpoint
-    def view(arrays):
-        logits, index = _logits(arrays[0], prototypes), arrays[1]
-        same = jnp.argmax(logits, axis=-1) == jnp.take_along_axis(likeliest, index, axis=-1)
-        return loss(logits, index), same.astype(jnp.float32).mean()
-
-    for name, (x, index) in views.items():
-        arguments.require(
-            index is not None,
-            "matches",
-            None,
-            "given, one target token for each token of a masked view",
-        )
-        arguments.require_shape(
-            f"{name} {meter} logits", x, (batch, None, None, None), f"[{batch}, V, r', .]"
-        )
-        arguments.require_shape(
-            "matches",
-            index,
-            jnp.shape(x)[:-1],
-            f"{jnp.shape(x)[:-1]} as the logits of the masked views",
-        )
-        arguments.require(
-            jnp.size(x) > 0,
-            f"the shape of the {name} {meter} logits",
-            jnp.shape(x),
-            "without an empty axis",
-        )
-        by_view, same = jax.lax.map(
-            view, (jnp.moveaxis(jnp.asarray(x), 1, 0), jnp.moveaxis(jnp.asarray(index), 1, 0))
-        )
-        terms[f"{prefix}{name}_loss"] = by_view.mean()
-        if name == "align":
-            meters["match_agreement" if not prefix else f"{prefix}agreement"] = same.mean()
-    return terms | meters
+def _cross_entropy(targets: Targets, logits, index, temperature):
+    """Mean of H over tokens; `index` is the target of each, None: its own."""
+    return ops.sinkhorn_cross_entropy(
+        targets.scores,
+        logits,
+        potentials=targets.potentials,
+        index=index,
+        target_temperature=targets.temperature,
+        temperature=temperature,
+    ).mean()
 
 
-def _meters(meter, scores, potentials, temperature):
-    """Index of the likeliest prototype of every target [B, s], and what the targets of all tokens
-    together look like.
-    """
+def _look(targets: Targets):
+    """Index of the likeliest prototype of every target [B, s], and the meters of all targets."""
 
     def token(scores):  # [B, K]: one token at a time, so that the targets of all are never held
-        log_q = jax.nn.log_softmax(scores / temperature + potentials, axis=-1)
-        return (
-            divergence.entropy(log_probs=log_q).mean(),
-            jnp.exp(log_q).mean(axis=0),
-            jnp.argmax(log_q, axis=-1),
-            meters.wins(log_q),
-        )
-
-    entropy, marginal, likeliest, wins = jax.lax.map(token, jnp.moveaxis(scores, 1, 0))
-    look = {
-        f"{meter}_teacher_entropy": entropy.mean(),
-        f"{meter}_marginal_entropy": divergence.entropy(marginal.mean(axis=0)),
-        f"{meter}_usage": meters.usage(wins.sum(axis=0)),
-    }
-    return jax.lax.stop_gradient((likeliest.T, look))
-
-
-def _reconstruction(predicted, target):
-    """("pixel" or "code", its terms)."""
-    given = predicted is not None and target is not None
-    arguments.require(given, "one of reconstruction and target", None, "given, as the other is")
-    arguments.require_shape("reconstruction", predicted, (None, None, None), "[B, n, c]")
-    predicted, target = jnp.asarray(predicted), jnp.asarray(target)
-    predicted = predicted.astype(jnp.promote_types(predicted.dtype, jnp.float32))
-    if jnp.issubdtype(target.dtype, jnp.integer):
-        arguments.require_shape(
-            "target",
-            target,
-            predicted.shape[:2],
-            f"codes {predicted.shape[:2]} as the reconstruction",
-        )
-        log_p = jax.nn.log_softmax(predicted, axis=-1)
-        # A code outside 0 .. K - 1 (an image that is not finite has none) gives NaN.
-        picked = jnp.take_along_axis(
-            log_p, target[..., None], axis=-1, mode="fill", fill_value=jnp.nan
-        )
-        right = jnp.argmax(predicted, axis=-1) == target
-        return "code", {
-            "reconstruction_loss": -picked.mean(),
-            "code_accuracy": right.astype(jnp.float32).mean(),
+        log_q = jax.nn.log_softmax(scores / targets.temperature + targets.potentials, axis=-1)
+        return {
+            "entropy": ops.entropy(log_probs=log_q).mean(),
+            "marginal": jnp.exp(log_q).mean(axis=0),
+            "likeliest": jnp.argmax(log_q, axis=-1),
+            "wins": meters.wins(log_q),
         }
-    arguments.require_shape(
-        "target",
-        target,
-        predicted.shape,
-        f"pixels {predicted.shape} as the reconstruction, or codes",
+
+    by_token = jax.lax.map(token, jnp.moveaxis(targets.scores, 1, 0))
+    look = {
+        "teacher_entropy": by_token["entropy"].mean(),
+        "marginal_entropy": ops.entropy(by_token["marginal"].mean(axis=0)),
+        "usage": meters.usage(by_token["wins"].sum(axis=0)),
+    }
+    return jax.lax.stop_gradient((by_token["likeliest"].T, look))
+
+
+def _check_tokens(name: str, tokens: Tokens) -> None:
+    """Refuses tokens that do not fit each other, by name. Raises ValueError."""
+    student, prototypes, teacher, matches, views = tokens
+    if student is None and teacher is None:
+        wanted = "those of the main view or of a teacher"
+        arguments.require(False, f"the targets of the {name} views", "absent", wanted)
+    width = None if prototypes is None else jnp.shape(prototypes)[-1]
+    if student is not None:
+        kind = "logits [B, r, K]" if prototypes is None else "embeddings [B, r, e]"
+        arguments.require_shape(f"{name}_logits", student, (None, None, width), kind)
+    scores = jnp.shape(student if teacher is None else teacher)
+    classes = jnp.shape(prototypes)[0] if teacher is None and width else scores[-1]
+    arguments.require(
+        min(scores) > 0, f"the shape of the {name} targets", scores, "without an empty axis"
     )
-    by_image = jnp.square(predicted - target.astype(predicted.dtype)).mean(axis=(1, 2))
-    psnr = -10 * jnp.log10(jnp.maximum(jax.lax.stop_gradient(by_image), 1e-10))
-    return "pixel", {"reconstruction_loss": by_image.mean(), "psnr": psnr.mean()}
+    if student is not None and teacher is not None:
+        shape = (*jnp.shape(student)[:2], jnp.shape(student if width is None else prototypes)[-1])
+        classes = shape[2] if width is None else jnp.shape(prototypes)[0]
+        fits = shape[0] == scores[0] and classes == scores[2]
+        wanted = f"[{scores[0]}, r, {scores[2]}] as the teacher's"
+        arguments.require(fits, f"the shape of {name}_logits", (*shape[:2], classes), wanted)
+        wanted = "given, because the targets are a teacher's"
+        arguments.require(matches is not None, f"{name}_matches", None, wanted)
+    for kind, (x, index) in views.items():
+        wanted = "given, one target token for each token of a masked view"
+        arguments.require(index is not None, "matches", None, wanted)
+        label = f"{kind} {name} logits"
+        meaning = f"[{scores[0]}, V, r', .]"
+        arguments.require_shape(label, x, (scores[0], None, None, None), meaning)
+        shape = jnp.shape(x)
+        wanted = f"{shape[:-1]} as the logits of the masked views"
+        arguments.require_shape("matches", index, shape[:-1], wanted)
+        full = jnp.size(x) > 0
+        arguments.require(full, f"the shape of the {label}", shape, "without an empty axis")

@@ -1,10 +1,12 @@
 """The registry of methods: what a config's `method` names."""
 
-from collections.abc import Callable
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ssl_jax import config as config_lib
-from ssl_jax.methods import cribo, dino, flsl
+from ssl_jax.methods import cribo, dino, flsl, ibot, mae, massl, sop, sove, stellar
 from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
 
 
@@ -40,20 +42,22 @@ def get(name: str) -> Definition:
     return METHODS[name]
 
 
+def import_modules(names: Iterable[str]) -> None:
+    """Imports modules that register methods when they are imported. Raises InputError."""
+    for name in names:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise config_lib.InputError(
+                f'no module "{name}" to import; it must be installed, or its folder in PYTHONPATH'
+            )
+        importlib.import_module(name)
+
+
 def make(config) -> Method:
     """The method that a resolved config names, bound to it."""
     return get(config.method).make(config)
 
 
-def base_config(name: str):
-    """A complete config for method `name`: the package defaults plus the method's own section."""
-    config = config_lib.base()
-    config.method = name
-    config[name] = config_lib.build(get(name).defaults())
-    return config
-
-
-for _module in (cribo, dino, flsl):
+for _module in (cribo, dino, flsl, ibot, mae, massl, sop, sove, stellar):
     _name = _module.__name__.rpartition(".")[2]
     register(_name, _module.make, _module.defaults, _module.check)
 
@@ -65,8 +69,8 @@ __all__ = [
     "Output",
     "Progress",
     "Rule",
-    "base_config",
     "get",
+    "import_modules",
     "make",
     "register",
 ]

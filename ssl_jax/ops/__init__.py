@@ -1,10 +1,10 @@
-"""Numerics shared by self-supervised methods: arrays in, arrays out; nothing here knows of networks
-  or configs.
+"""Numerics shared by self-supervised methods: arrays in, arrays out, no networks, no configs.
 
 All functions work under jit, vmap and grad and on sharded arrays, take any leading batch
 dimensions, and compute in float32 or wider.
 """
 
+from ssl_jax.ops.alignment import Alignment, align_sets
 from ssl_jax.ops.centering import centered_softmax, ema_center
 from ssl_jax.ops.clustering import joint_view_clustering, object_tokens
 from ssl_jax.ops.cycle import Cycle, cycle_consistent
@@ -14,10 +14,12 @@ from ssl_jax.ops.localization import localization
 from ssl_jax.ops.mean_shift import mean_shift
 from ssl_jax.ops.memory import Memory, memory_init, memory_push, memory_valid
 from ssl_jax.ops.nearest import nearest
+from ssl_jax.ops.patches import patchify, unpatchify
 from ssl_jax.ops.schedules import linear_warmup, warmup_cosine
 from ssl_jax.ops.sinkhorn import sinkhorn_cross_entropy, sinkhorn_knopp, sinkhorn_potentials
-from ssl_jax.ops.transport import Alignment, align_sets, entropic_transport
-from ssl_jax.ops.voting import build_sops, sample_anchors, sop_vote, sop_weights
+from ssl_jax.ops.sops import build_sops, sample_anchors, sop_weights
+from ssl_jax.ops.transport import entropic_transport
+from ssl_jax.ops.voting import sop_vote
 
 __all__ = [
     "Alignment",
@@ -41,12 +43,14 @@ __all__ = [
     "memory_valid",
     "nearest",
     "object_tokens",
+    "patchify",
     "sample_anchors",
     "sinkhorn_cross_entropy",
     "sinkhorn_knopp",
     "sinkhorn_potentials",
     "sop_vote",
     "sop_weights",
+    "unpatchify",
     "volume_regularizer",
     "warmup_cosine",
 ]

@@ -23,6 +23,14 @@ def known(value) -> bool:
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
+def require_inside(name: str, indices, of: str, size: int) -> None:
+    """Raises ValueError if known indices reach beyond `size`, the number of what they point at."""
+    if known(indices):
+        indices = np.asarray(indices)
+        inside = bool(((indices >= 0) & (indices < size)).all())
+        require(inside, name, f"outside the {of}", f"in [0, {size})")
+
+
 def require_positive(name: str, value) -> None:
     """Raises ValueError if a scalar is not one number above 0 and finite (value checked only where
     it is known).
@@ -55,14 +63,3 @@ def require_shape(name: str, array, pattern: tuple, meaning: str) -> None:
         tail = shape if len(shape) == len(sizes) else None
     fits = tail is not None and all(want is None or want == size for want, size in zip(sizes, tail))
     require(fits, f"the shape of {name}", shape, meaning)
-
-
-def require_leading(name: str, shape: tuple, other: str, other_shape: tuple) -> None:
-    """Raises ValueError unless the leading axes of `name` broadcast against those of `other`."""
-    try:
-        np.broadcast_shapes(shape, other_shape)
-        fits = True
-    except ValueError:
-        fits = False
-    wanted = f"broadcastable against {tuple(other_shape)}, those of {other}"
-    require(fits, f"the leading axes of {name}", tuple(shape), wanted)

@@ -1,49 +1,51 @@
 """Clustering of the tokens of two views into objects, by content and position."""
 
 import functools
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Integer, Key
 
-from ssl_jax.ops import arguments
+from ssl_jax.ops.arguments import known, require, require_inside
+from ssl_jax.ops.checked import Count, Must, NotNegative, Positive, checked
+from ssl_jax.ops.numerics import Precision, log_sum_exp, product, sharpen, wide
+from ssl_jax.ops.transport import scale_rows
 from ssl_jax.ops.vectors import unit
 
-_HIGHEST = jax.lax.Precision.HIGHEST
-_SMOOTHING = (
-    0.01  # added to the number of tokens of every cluster, so that an empty one keeps a share
-)
+_SMOOTHING = 0.01  # added to the size of every cluster, so that an empty one keeps a share
 
 
+@checked
 def joint_view_clustering(
-    tokens,
-    positions,
+    tokens: Float[Array, "*b 2N d"],
+    positions: Float[Array, "*b 2N p"],
     *,
     num_clusters: int,
-    seeds,
-    position_weight=1.0,
-    temperature=0.05,
-    num_iters: int = 5,
-    sinkhorn_iters: int = 5,
-    normalize: str = "image",
+    seeds: Integer[Array, "*b K"] | Key[Array, ""] | Key[Array, "*b"],
+    position_weight: NotNegative = 1.0,
+    temperature: Positive = 0.05,
+    num_iters: Count = 5,
+    sinkhorn_iters: Annotated[int, Must("0 or more", lambda x: x >= 0)] = 5,
+    normalize: Literal["image", "batch"] = "image",
     update_marginals: bool = True,
     hard: bool = True,
-):
-    """Assigns the tokens of both views of an image to K clusters that are coherent in content and
-    in space.
+    precision: Precision = None,
+) -> Float[Array, "*b 2N K"]:
+    """Assigns the tokens of both views of an image to K clusters, by content and position.
 
-    Five times (num_iters), from centroids that are the seed tokens, each alone in its cluster, and
-    c = 1 / K:
+    num_iters times, from centroids that are the seed tokens, each alone in its cluster, and
+    c = 1 / K (t_n is token n divided by its norm, E_n its position):
 
-        s[n, k] = <t_n, centroid_k>                                                        t_n =
-        token n / its norm g[n, k] = min over members l of k with |E_n - E_l| > 0 of |E_n - E_l|
-        (CrIBo eq. 17)
+        s[n, k] = <t_n, centroid_k>
+        g[n, k] = min over members l of k with |E_n - E_l| > 0 of |E_n - E_l|       (CrIBo eq. 17)
         T       = position_weight g / max g - s, brought to [0, 1] by its minimum and maximum
         P       = plan of the cost T with rows 1 / 2N and columns c: exp(-T / temperature), scaled
-        sinkhorn_iters times A[n]    = one-hot of the largest P[n, k] (the first of equals)
+                  sinkhorn_iters times
+        A[n]    = one-hot of the largest P[n, k] (the first of equals)
         c       = (tokens per cluster + 0.01), normalised to 1 (with update_marginals)
-        centroid_k = sum_n A[n, k] t_n / its norm                                          (zero if
-        the cluster is empty)
+        centroid_k = sum_n A[n, k] t_n / its norm                  (zero if the cluster is empty)
 
     Where no such member exists (empty cluster, or n alone in it), g is the mean of g over all n, k,
     counted as 0 there. The minimum is taken over cluster labels: [2N, 2N] distances are held, never
@@ -51,8 +53,10 @@ def joint_view_clustering(
 
     Args:
       tokens: [..., 2N, d], tokens of view 1, then of view 2; any float type (computed in float32 or
-      wider). positions: E [..., 2N, 2] (any number of coordinates), in the frame of the original
-      image; the unit does not matter. num_clusters: K, 1 <= K <= 2N.
+        wider).
+      positions: E [..., 2N, 2] (any number of coordinates), in the frame of the original image; the
+        unit does not matter.
+      num_clusters: K, 1 <= K <= 2N.
       seeds: int [..., K], distinct token indices; or a PRNG key, one for all ([]) or one per image
         ([...]), with which they are drawn.
       position_weight: lambda_pos >= 0; a number or a traced scalar, as is temperature.
@@ -62,11 +66,12 @@ def joint_view_clustering(
         c plays no part; with position_weight = 0 that is k-means of unit vectors, CrIBo's ablation
         of the clustering.
       normalize: minimum and maximum of T over the "image", or over the "batch" of all images as the
-      official code does: then an assignment depends on the images beside it. An image (or batch) of
-      equal costs has T = 0. update_marginals: False keeps c = 1 / K (the paper; the published runs
-      update).
+        official code does: then an assignment depends on the images beside it. An image (or batch)
+        of equal costs has T = 0.
+      update_marginals: False keeps c = 1 / K (the paper; the published runs update).
       hard: return A, or False: the last plan P divided by its row sums. The iterations are the
         same.
+      precision: of the products with centroids; None: see `numerics.product`.
 
     Returns:
       [..., 2N, K], float32 or wider, rows sum to 1. A constant: no gradient flows.
@@ -89,37 +94,14 @@ def joint_view_clustering(
     Reference: CrIBo section 3.2.1 and appendix B (eq. 14 to 17); marginals, empty clusters and the
     two scalings: its official code.
     """
-    arguments.require_shape("tokens", tokens, (..., None, None), "[..., 2N, d]")
-    tokens, positions = jax.lax.stop_gradient((jnp.asarray(tokens), jnp.asarray(positions)))
     *batch, count, width = tokens.shape
-    pattern = (*batch, count, None)
-    arguments.require_shape(
-        "positions", positions, pattern, f"{[*batch, count, 2]}, one place per token"
-    )
-    arguments.require(
-        positions.shape[-1] >= 1,
-        "the shape of positions",
-        positions.shape,
-        f"{[*batch, count, 2]}, one place per token",
-    )
-    arguments.require(
-        1 <= num_clusters <= count,
-        "num_clusters",
-        num_clusters,
-        f"between 1 and {count}, the number of tokens",
-    )
-    arguments.require_positive("temperature", temperature)
-    arguments.require_between("position_weight", position_weight, 0, np.inf)
-    arguments.require(num_iters >= 1, "num_iters", num_iters, "at least 1")
-    arguments.require(sinkhorn_iters >= 0, "sinkhorn_iters", sinkhorn_iters, "0 or more")
-    arguments.require(
-        normalize in ("image", "batch"), "normalize", repr(normalize), '"image" or "batch"'
-    )
+    fits = 1 <= num_clusters <= count
+    require(fits, "num_clusters", num_clusters, f"between 1 and {count}, the number of tokens")
     seeds = _seeds(seeds, tuple(batch), count, num_clusters).reshape(-1, num_clusters)
-
-    dtype = jnp.promote_types(jnp.result_type(tokens, positions), jnp.float32)
-    tokens = unit(tokens.astype(dtype).reshape(-1, count, width))
-    positions = positions.astype(dtype).reshape(-1, count, positions.shape[-1])
+    tokens, positions = jax.lax.stop_gradient(wide(tokens, positions))
+    dtype = tokens.dtype
+    tokens = unit(tokens.reshape(-1, count, width))
+    positions = positions.reshape(-1, count, positions.shape[-1])
     distances = _distances(positions)
     extent = (1, 2) if normalize == "image" else (0, 1, 2)
     rows = jnp.full((), -jnp.log(count), dtype)
@@ -127,23 +109,18 @@ def joint_view_clustering(
 
     def step(state, _):
         labels, centroids, columns, _ = state
-        similarity = jnp.einsum("bnd,bkd->bnk", tokens, centroids, precision=_HIGHEST)
-        cost = (
-            jnp.asarray(position_weight).astype(dtype)
-            * _positional_cost(distances, labels, num_clusters)
-            - similarity
-        )
+        similarity = product("bnd,bkd->bnk", tokens, centroids, precision=precision)
+        weight = jnp.asarray(position_weight).astype(dtype)
+        cost = weight * _positional_cost(distances, labels, num_clusters) - similarity
         low, high = jnp.min(cost, extent, keepdims=True), jnp.max(cost, extent, keepdims=True)
         cost = (cost - low) / jnp.where(high > low, high - low, 1)
-        log_plan = _log_plan(
-            -cost / jnp.asarray(temperature).astype(dtype), rows, columns[:, None], sinkhorn_iters
-        )
+        log_plan = _log_plan(sharpen(-cost, temperature), rows, columns[:, None], sinkhorn_iters)
         labels = jnp.argmax(log_plan, axis=-1).astype(jnp.int32)
         members = jax.nn.one_hot(labels, num_clusters, dtype=dtype)
         if update_marginals:
             sizes = jnp.sum(members, axis=1) + _SMOOTHING
             columns = jnp.log(sizes / jnp.sum(sizes, axis=-1, keepdims=True))
-        centroids = unit(jnp.einsum("bnk,bnd->bkd", members, tokens, precision=_HIGHEST))
+        centroids = unit(product("bnk,bnd->bkd", members, tokens, precision=precision))
         return (labels, centroids, columns, log_plan), None
 
     alone = jnp.full((images, count), num_clusters, jnp.int32)  # label K: in no cluster yet
@@ -157,15 +134,17 @@ def joint_view_clustering(
         jnp.zeros((images, count, num_clusters), dtype),
     )
     (labels, _, _, log_plan), _ = jax.lax.scan(step, start, length=num_iters)
-    assignments = (
-        jax.nn.one_hot(labels, num_clusters, dtype=dtype)
-        if hard
-        else jax.nn.softmax(log_plan, axis=-1)
-    )
+    if hard:
+        assignments = jax.nn.one_hot(labels, num_clusters, dtype=dtype)
+    else:
+        assignments = jax.nn.softmax(log_plan, axis=-1)
     return assignments.reshape(*batch, count, num_clusters)
 
 
-def object_tokens(tokens, assignments):
+@checked
+def object_tokens(
+    tokens: Float[Array, "*#b 2N d"], assignments: Float[Array, "*#b 2N K"]
+) -> tuple[Float[Array, "*b 2 K d"], Bool[Array, "*b K"]]:
     """Mean token of every cluster in each of the two views, and which clusters both views have.
 
     c_v^k = sum_n Q_v[n, k] z_v^n / sum_n Q_v[n, k], over the tokens n of view v only; 0 where the
@@ -195,74 +174,34 @@ def object_tokens(tokens, assignments):
 
     Reference: CrIBo eq. 1 and section 3.2.1.
     """
-    tokens, assignments = jnp.asarray(tokens), jnp.asarray(assignments)
-    arguments.require_shape("tokens", tokens, (..., None, None), "[..., 2N, d]")
     count = tokens.shape[-2]
-    arguments.require(
-        count % 2 == 0 and count > 0,
-        "the number of tokens",
-        count,
-        "even and at least 2: N of each view",
-    )
-    arguments.require_shape(
-        "assignments", assignments, (..., count, None), f"[..., {count}, K], one row per token"
-    )
-    dtype = jnp.promote_types(jnp.result_type(tokens, assignments), jnp.float32)
+    require(count % 2 == 0, "the number of tokens", count, "even: N of each view")
     tokens, assignments = (
-        x.astype(dtype).reshape(*x.shape[:-2], 2, count // 2, x.shape[-1])
-        for x in (tokens, assignments)
+        x.reshape(*x.shape[:-2], 2, count // 2, x.shape[-1]) for x in wide(tokens, assignments)
     )
     mass = jnp.sum(assignments, axis=-2)
     shares = assignments / jnp.where(mass > 0, mass, 1)[..., None, :]
-    objects = jnp.einsum("...nk,...nd->...kd", shares, tokens, precision=_HIGHEST)
-    return objects, jnp.broadcast_to(
-        jnp.all(mass > 0, axis=-2), (*objects.shape[:-3], objects.shape[-2])
-    )
+    objects = product("...nk,...nd->...kd", shares, tokens)
+    valid = jnp.all(mass > 0, axis=-2)
+    return objects, jnp.broadcast_to(valid, (*objects.shape[:-3], objects.shape[-2]))
 
 
 def _seeds(seeds, batch: tuple, count: int, num_clusters: int):
     """Distinct token indices [*batch, K] from indices or keys."""
-    seeds = jax.lax.stop_gradient(jnp.asarray(seeds))
     if jnp.issubdtype(seeds.dtype, jax.dtypes.prng_key):
-        arguments.require(
-            seeds.shape in ((), batch), "the shape of seeds", seeds.shape, f"() or {batch} for keys"
-        )
         if seeds.shape == ():
             bits = jax.random.bits(seeds, (*batch, count))
         else:
-            bits = jax.vmap(lambda key: jax.random.bits(key, (count,)))(seeds.reshape(-1)).reshape(
-                *batch, count
-            )
-        return jax.lax.top_k(bits, num_clusters)[
-            1
-        ]  # the largest random numbers: distinct by construction
-    arguments.require(
-        jnp.issubdtype(seeds.dtype, jnp.integer),
-        "the type of seeds",
-        seeds.dtype,
-        "integers or PRNG keys",
-    )
-    wanted = (*batch, num_clusters)
-    arguments.require(
-        seeds.shape == wanted,
-        "the shape of seeds",
-        seeds.shape,
-        f"{wanted}, num_clusters tokens per image",
-    )
-    if arguments.known(seeds):
-        values = np.sort(np.asarray(seeds), axis=-1)
-        arguments.require(
-            bool(np.all((values >= 0) & (values < count))),
-            "an index in seeds",
-            "outside the tokens",
-            f"in [0, {count})",
-        )
-        arguments.require(
-            bool(np.all(np.diff(values) > 0)),
-            "an index in seeds",
-            "repeated",
-            "distinct within an image",
-        )
+            bits = jax.vmap(lambda key: jax.random.bits(key, (count,)))(seeds.reshape(-1))
+        # The largest random numbers: distinct by construction.
+        return jax.lax.top_k(bits.reshape(*batch, count), num_clusters)[1]
+    shape = (*batch, num_clusters)
+    wanted = f"{[*shape]}, num_clusters tokens per image"
+    require(seeds.shape == shape, "the shape of seeds", seeds.shape, wanted)
+    require_inside("an index in seeds", seeds, "tokens", count)
+    if known(seeds):
+        distinct = bool(np.all(np.diff(np.sort(np.asarray(seeds), axis=-1)) > 0))
+        require(distinct, "an index in seeds", "repeated", "distinct within an image")
     return seeds.astype(jnp.int32)
 
 
@@ -285,9 +224,9 @@ def _positional_cost(distances, labels, num_clusters: int):
         cpu=functools.partial(_nearest_by_label, num_clusters=num_clusters),
         default=functools.partial(_nearest_by_cluster, num_clusters=num_clusters),
     )
-    found = jnp.isfinite(nearest)
-    finite = jnp.where(found, nearest, 0)
-    cost = jnp.where(found, finite, jnp.mean(finite, axis=(1, 2), keepdims=True))
+    exists = jnp.isfinite(nearest)
+    finite = jnp.where(exists, nearest, 0)
+    cost = jnp.where(exists, finite, jnp.mean(finite, axis=(1, 2), keepdims=True))
     largest = jnp.max(cost, axis=(1, 2), keepdims=True)
     return cost / jnp.where(largest > 0, largest, 1)
 
@@ -316,18 +255,11 @@ def _nearest_by_cluster(distances, labels, num_clusters: int):
 
 
 def _log_plan(scores, log_rows, log_columns, num_iters: int):
-    """log P of P = diag(u) exp(scores) diag(v), scaled num_iters times: rows first, columns last
-      (those are exact).
+    """log P of P = diag(u) exp(scores) diag(v) after num_iters scalings of rows, then columns.
 
     The scores themselves if num_iters is 0.
     """
     if num_iters == 0:
         return scores
-
-    def scale(_, offset):
-        by_row = log_rows - jax.nn.logsumexp(scores + offset, axis=-1, keepdims=True)
-        return log_columns - jax.nn.logsumexp(scores + by_row, axis=-2, keepdims=True)
-
-    offset = jax.lax.fori_loop(0, num_iters - 1, scale, jnp.zeros_like(scores[..., :1, :]))
-    by_row = log_rows - jax.nn.logsumexp(scores + offset, axis=-1, keepdims=True)
-    return scores + by_row + log_columns - jax.nn.logsumexp(scores + by_row, axis=-2, keepdims=True)
+    scores = scale_rows(scores, log_rows, log_columns, num_iters)
+    return scores + log_columns - log_sum_exp(scores, -2)

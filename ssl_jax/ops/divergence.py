@@ -5,11 +5,20 @@ per example.
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
-from ssl_jax.ops import arguments
+from ssl_jax.ops.arguments import known, require
+from ssl_jax.ops.checked import Positive, checked
+from ssl_jax.ops.numerics import sharpen, wide
 
 
-def cross_entropy(target_probs, logits, *, temperature=1.0):
+@checked
+def cross_entropy(
+    target_probs: Float[Array, "*#b K"],
+    logits: Float[Array, "*#b K"],
+    *,
+    temperature: Positive = 1.0,
+) -> Float[Array, "*b"]:
     """Cross-entropy of a target distribution and a softmax, per example.
 
     H(p, q) = - sum_k p_k log softmax(logits / T)_k. The maximum is taken out of the logits first,
@@ -36,20 +45,14 @@ def cross_entropy(target_probs, logits, *, temperature=1.0):
 
     Reference: DINO eq. 2; SOP eq. 2.
     """
-    target_probs, logits = jnp.asarray(target_probs), jnp.asarray(logits)
-    arguments.require_shape("target_probs", target_probs, (..., None), "[..., K]")
-    width = target_probs.shape[-1]
-    arguments.require_shape("logits", logits, (..., width), f"[..., {width}] as target_probs")
-    arguments.require_leading("logits", logits.shape[:-1], "target_probs", target_probs.shape[:-1])
-    arguments.require_positive("temperature", temperature)
-    dtype = jnp.promote_types(jnp.result_type(target_probs, logits), jnp.float32)
-    log_q = jax.nn.log_softmax(
-        logits.astype(dtype) / jnp.asarray(temperature).astype(dtype), axis=-1
-    )
-    return _cross(target_probs.astype(dtype), log_q)
+    target_probs, logits = wide(target_probs, logits)
+    return _cross(target_probs, jax.nn.log_softmax(sharpen(logits, temperature), axis=-1))
 
 
-def entropy(probs=None, *, log_probs=None):
+@checked
+def entropy(
+    probs: Float[Array, "*b K"] | None = None, *, log_probs: Float[Array, "*b K"] | None = None
+) -> Float[Array, "*b"]:
     """Entropy of a distribution, per example.
 
     H(p) = - sum_k p_k log p_k with 0 log 0 = 0, from the probabilities or, more exactly for small
@@ -64,7 +67,7 @@ def entropy(probs=None, *, log_probs=None):
       [...] in nats, between 0 and log K. The gradient at p_k = 0 is taken as 0 (it is infinite).
 
     Raises:
-      ValueError: none or both given, or a scalar.
+      ValueError: none or both of the two, or a scalar.
 
     Example:
       >>> import jax.numpy as jnp
@@ -74,18 +77,18 @@ def entropy(probs=None, *, log_probs=None):
     Reference: Shannon 1948; the collapse meters of DINO section 5.3 (target entropy: 0 or log K).
     """
     one = (probs is None) != (log_probs is None)
-    arguments.require(one, "the arguments", "none or both of probs and log_probs", "exactly one")
-    given = jnp.asarray(probs if log_probs is None else log_probs)
-    arguments.require_shape(
-        "probs" if log_probs is None else "log_probs", given, (..., None), "[..., K]"
-    )
-    given = given.astype(jnp.promote_types(given.dtype, jnp.float32))
-    if log_probs is None:
-        return _cross(given, jnp.log(jnp.where(given > 0, given, 1)))
-    return _cross(jnp.exp(given), given)
+    require(one, "the arguments", "none or both of probs and log_probs", "exactly one")
+    if probs is None:
+        log_probs = wide(log_probs)
+        return _cross(jnp.exp(log_probs), log_probs)
+    probs = wide(probs)
+    return _cross(probs, jnp.log(jnp.where(probs > 0, probs, 1)))
 
 
-def volume_regularizer(mean_probs, *, prior=None):
+@checked
+def volume_regularizer(
+    mean_probs: Float[Array, "*b K"], *, prior: Float[Array, " K"] | None = None
+) -> Float[Array, "*b"]:
     """Divergence of the mean prediction from uniform: the term that keeps all centroids in use.
 
     KL(p || 1/K) = sum_k (p_k log(K p_k) - p_k + 1/K) = log K - H(p) for p that sum to 1, FLSL eq.
@@ -114,24 +117,15 @@ def volume_regularizer(mean_probs, *, prior=None):
 
     Reference: FLSL eq. 11; the sign as in its official code.
     """
-    mean_probs = jnp.asarray(mean_probs)
-    arguments.require_shape("mean_probs", mean_probs, (..., None), "[..., K]")
-    width = mean_probs.shape[-1]
-    arguments.require(
-        width >= 1, "the shape of mean_probs", mean_probs.shape, "[..., K] with K >= 1"
-    )
-    dtype = jnp.promote_types(mean_probs.dtype, jnp.float32)
+    mean_probs = wide(mean_probs)
+    dtype = mean_probs.dtype
     if prior is None:
-        prior = jnp.asarray(1 / width, dtype)
-    else:
-        arguments.require_shape(
-            "prior", prior, (width,), f"[{width}], one entry per class of mean_probs"
-        )
-        if arguments.known(prior):
-            positive = bool((np.asarray(prior) > 0).all())
-            arguments.require(positive, "the lowest entry of prior", np.min(prior), "above 0")
-        prior = jnp.asarray(prior).astype(dtype)
-    ratio = mean_probs.astype(dtype) / prior
+        prior = jnp.asarray(1 / mean_probs.shape[-1], dtype)
+    elif known(prior):
+        lowest = np.asarray(prior).min()
+        require(bool(lowest > 0), "the lowest entry of prior", lowest, "above 0")
+    prior = prior.astype(dtype)
+    ratio = mean_probs / prior
     log_ratio = jnp.log(jnp.maximum(ratio, jnp.finfo(dtype).tiny))
     return jnp.sum(prior * (ratio * log_ratio - (ratio - 1)), axis=-1)
 

@@ -2,18 +2,23 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
-from ssl_jax.ops import arguments
+from ssl_jax.ops.checked import checked
+from ssl_jax.ops.numerics import Precision, product, wide
 from ssl_jax.ops.vectors import unit
 
-_EPS = (
-    1e-8  # added to every coordinate of a difference and to the distance, as in the official code
-)
+_EPS = 1e-8  # added to each coordinate of a difference and to the distance, as in the official code
 
 
-def koleo(tokens, *, where=None):
-    """Minus the log distance from every token to its nearest neighbour in the set, on the unit
-    sphere.
+@checked
+def koleo(
+    tokens: Float[Array, "*b r d"],
+    *,
+    where: Bool[Array, "*b r"] | None = None,
+    precision: Precision = None,
+) -> Float[Array, "*b r"]:
+    """Minus the log distance from every token to its nearest neighbour on the unit sphere.
 
     t = token / |token|;  nn(i) = argmax_{j != i} <t_i, t_j>;  -log(|t_i - t_nn(i) + eps| / 2 +
     eps), eps = 1e-8, STELLAR section 3 (KoLeo of DINOv2, over the tokens of one image). Antipodal
@@ -26,6 +31,7 @@ def koleo(tokens, *, where=None):
       tokens: [..., r, d], any scale and float type (computed in float32 or wider).
       where: bool [..., r], tokens that exist; None: all. The others count for nothing and are
         nobody's neighbour.
+      precision: of the similarities, which choose the neighbour; None: see `numerics.product`.
 
     Returns:
       [..., r], from 0 (up to rounding) to 18.4; 0 for tokens that do not exist or have no
@@ -47,30 +53,17 @@ def koleo(tokens, *, where=None):
     Reference: STELLAR, section 3 and official code (per image, weight 0.1); Sablayrolles et al.
     2019.
     """
-    tokens = jnp.asarray(tokens)
-    arguments.require_shape("tokens", tokens, (..., None, None), "[..., r, d]")
-    arguments.require(
-        0 not in tokens.shape[-2:],
-        "the shape of tokens",
-        tokens.shape,
-        "[..., r, d] with r, d >= 1",
-    )
-    tokens = tokens.astype(jnp.promote_types(tokens.dtype, jnp.float32))
+    tokens = wide(tokens)
     allowed = ~jnp.eye(tokens.shape[-2], dtype=bool)  # [i, j]: j may be the neighbour of i
     if where is not None:
-        arguments.require_shape(
-            "where", where, tokens.shape[:-1], f"{tokens.shape[:-1]}, one entry per token"
-        )
-        where = jnp.asarray(where).astype(bool)
-        tokens = jnp.where(
-            where[..., None], tokens, 0
-        )  # whatever lies there, NaN too, must not reach a gradient
+        # Whatever lies there, NaN too, must not reach a gradient.
+        tokens = jnp.where(where[..., None], tokens, 0)
         allowed = allowed & where[..., None, :] & where[..., :, None]
     tokens = unit(tokens)
     # The index from the Gram matrix, but the distance from the rows: 2 - 2 cos would lose all
     # digits of near ones.
     fixed = jax.lax.stop_gradient(tokens)
-    cosine = jnp.einsum("...id,...jd->...ij", fixed, fixed, precision=jax.lax.Precision.HIGHEST)
+    cosine = product("...id,...jd->...ij", fixed, fixed, precision=precision)
     index = jnp.argmax(jnp.where(allowed, cosine, -jnp.inf), axis=-1)
     difference = tokens - jnp.take_along_axis(tokens, index[..., None], axis=-2) + _EPS
     # The floor only guards the square root: one coordinate that differs by eps already gives 1e-16.

@@ -3,13 +3,21 @@
 import math
 
 import jax
-import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from ssl_jax.ops import arguments
+from ssl_jax.ops.checked import Positive, checked
+from ssl_jax.ops.numerics import Precision, product, sharpen, wide
 from ssl_jax.ops.vectors import unit
 
 
-def localization(dense, sparse, *, temperature=0.06):
+@checked
+def localization(
+    dense: Float[Array, "*#b n d"],
+    sparse: Float[Array, "*#b r d"],
+    *,
+    temperature: Positive | None = 0.06,
+    precision: Precision = None,
+) -> Float[Array, "*b n r"]:
     """Soft assignment of every dense token to the sparse tokens, by cosine.
 
     L = softmax_r(cos(u_i, s_j) / tau), STELLAR eq. 7, of features that are already projected (W1,
@@ -21,6 +29,7 @@ def localization(dense, sparse, *, temperature=0.06):
       sparse: [..., r, d]; leading axes broadcast against those of dense.
       temperature: tau > 0, a number or a traced scalar. None: softmax of the plain inner products /
         sqrt(d) instead of the cosines / tau (the official code's fallback).
+      precision: of the products; None: see `numerics.product`.
 
     Returns:
       L [..., n, r]: every row >= 0 with sum 1. Zero vectors have cosine 0. Gradients reach dense,
@@ -40,25 +49,10 @@ def localization(dense, sparse, *, temperature=0.06):
 
     Reference: STELLAR eq. 7; its official code for the temperature and the fallback.
     """
-    dense, sparse = jnp.asarray(dense), jnp.asarray(sparse)
-    arguments.require_shape("dense", dense, (..., None, None), "[..., n, d]")
-    width = dense.shape[-1]
-    arguments.require_shape(
-        "sparse", sparse, (..., None, width), f"[..., r, {width}] as wide as dense"
-    )
-    count = sparse.shape[-2]
-    arguments.require(
-        count >= 1 and width >= 1, "the shape of sparse", sparse.shape, "[..., r, d] with r, d >= 1"
-    )
-    arguments.require_leading("sparse", sparse.shape[:-2], "dense", dense.shape[:-2])
-    dtype = jnp.promote_types(jnp.result_type(dense, sparse), jnp.float32)
-    dense, sparse = dense.astype(dtype), sparse.astype(dtype)
+    dense, sparse = wide(dense, sparse)
     if temperature is None:
-        dense = dense / math.sqrt(width)
+        dense = dense / math.sqrt(dense.shape[-1])
     else:
-        arguments.require_positive("temperature", temperature)
-        dense = unit(dense) / jnp.asarray(temperature).astype(dtype)
-        sparse = unit(sparse)
-    # Full float32 on accelerators too: cosines are divided by a temperature of a few percent.
-    logits = jnp.einsum("...nd,...rd->...nr", dense, sparse, precision=jax.lax.Precision.HIGHEST)
+        dense, sparse = sharpen(unit(dense), temperature), unit(sparse)
+    logits = product("...nd,...rd->...nr", dense, sparse, precision=precision)
     return jax.nn.softmax(logits, axis=-1)

@@ -3,11 +3,22 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
-from ssl_jax.ops import arguments
+from ssl_jax.ops.arguments import require
+from ssl_jax.ops.checked import NotNegative, checked
+from ssl_jax.ops.numerics import Precision, product, wide
 
 
-def mean_shift(queries, keys, *, inverse_temperature, where=None):
+@checked
+def mean_shift(
+    queries: Float[Array, "*#b q d"],
+    keys: Float[Array, "*#b n d"],
+    *,
+    inverse_temperature: NotNegative,
+    where: Bool[Array, "*keys n"] | None = None,
+    precision: Precision = None,
+) -> Float[Array, "*b q d"]:
     """One mean-shift step of the queries over the keys.
 
     MS(q, Z) = sum_n softmax_n(tau <q, z_n>) z_n: FLSL eq. 4 with queries and keys of one view
@@ -16,11 +27,12 @@ def mean_shift(queries, keys, *, inverse_temperature, where=None):
     place of LayerNorm-ed features with |z|^2 = D.
 
     Args:
-      queries: [..., q, d], any float type (computed in float32 or wider). Only those needed: keys
-      are never subsampled. keys: [..., n, d]; leading axes broadcast against those of queries.
+      queries: [..., q, d], any float type (computed in float32 or wider).
+      keys: [..., n, d], all of them; leading axes broadcast against those of queries.
       inverse_temperature: tau >= 0, a number or a traced scalar (0.1 / sqrt(384) and 0.2 /
         sqrt(384) in FLSL). 0 gives the mean of the keys, large ones the nearest key of unit length.
       where: bool [..., n] of the shape of keys, keys that exist; None: all.
+      precision: of the products; None: see `numerics.product`.
 
     Returns:
       Modes [..., q, d] in the convex hull of the keys; 0 where no key exists. Gradients reach
@@ -42,44 +54,17 @@ def mean_shift(queries, keys, *, inverse_temperature, where=None):
     Reference: FLSL eq. 4 (self-attention) and eq. 12 (cross-attention); section 3 for its inverse
     temperatures.
     """
-    queries, keys = jnp.asarray(queries), jnp.asarray(keys)
-    arguments.require_shape("queries", queries, (..., None, None), "[..., q, d]")
-    width = queries.shape[-1]
-    arguments.require_shape(
-        "keys", keys, (..., None, width), f"[..., n, {width}] as wide as queries"
-    )
-    arguments.require(
-        keys.shape[-2] >= 1, "the shape of keys", keys.shape, "[..., n, d] with n >= 1"
-    )
-    arguments.require_leading("keys", keys.shape[:-2], "queries", queries.shape[:-2])
-    shape = np.shape(inverse_temperature)
-    arguments.require(shape == (), "inverse_temperature", f"an array of shape {shape}", "a scalar")
-    if arguments.known(inverse_temperature):
-        usable = bool(np.isfinite(inverse_temperature) and inverse_temperature >= 0)
-        arguments.require(
-            usable, "inverse_temperature", inverse_temperature, "a finite number, 0 or above"
-        )
-    dtype = jnp.promote_types(jnp.result_type(queries, keys), jnp.float32)
-    queries, keys = queries.astype(dtype), keys.astype(dtype)
-    if where is not None:
-        arguments.require_shape(
-            "where", where, keys.shape[:-1], f"{keys.shape[:-1]}, one entry per key"
-        )
-        where = jnp.asarray(where).astype(bool)
-        keys = jnp.where(
-            where[..., None], keys, 0
-        )  # whatever lies there, NaN too: 0 * NaN would be NaN
-    # Full float32 on accelerators too: a large tau makes small errors of the products large ones of
-    # the weights.
-    exact = dict(precision=jax.lax.Precision.HIGHEST)
-    logits = jnp.einsum(
-        "...qd,...nd->...qn",
-        queries * jnp.asarray(inverse_temperature).astype(dtype),
-        keys,
-        **exact,
-    )
+    lead = keys.shape[:-1]
+    fits = where is None or where.shape == lead
+    require(fits, "the shape of where", np.shape(where), f"{[*lead]} as keys")
+    queries, keys = wide(queries, keys)
+    if where is not None:  # whatever lies there, NaN too: 0 * NaN would be NaN
+        keys = jnp.where(where[..., None], keys, 0)
+    queries = queries * jnp.asarray(inverse_temperature).astype(queries.dtype)
+    logits = product("...qd,...nd->...qn", queries, keys, precision=precision)
     if where is not None:
         # The lowest finite number and not -inf: a row without any key stays free of NaN, and its
         # keys are all 0.
-        logits = jnp.where(where[..., None, :], logits, jnp.finfo(dtype).min)
-    return jnp.einsum("...qn,...nd->...qd", jax.nn.softmax(logits, axis=-1), keys, **exact)
+        logits = jnp.where(where[..., None, :], logits, jnp.finfo(logits.dtype).min)
+    shares = jax.nn.softmax(logits, axis=-1)
+    return product("...qn,...nd->...qd", shares, keys, precision=precision)

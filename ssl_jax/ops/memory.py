@@ -7,8 +7,10 @@ from typing import TypedDict
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Int, Key, Shaped
 
-from ssl_jax.ops import arguments
+from ssl_jax.ops.arguments import require
+from ssl_jax.ops.checked import Count, checked
 
 
 class Memory(TypedDict):
@@ -16,12 +18,13 @@ class Memory(TypedDict):
     next row written.
     """
 
-    rows: dict[str, jax.Array]
-    valid: jax.Array
-    cursor: jax.Array
+    rows: dict[str, Shaped[Array, "N ..."]]
+    valid: Bool[Array, " N"]
+    cursor: Int[Array, ""]
 
 
-def memory_init(spec, size: int, *, filled=None) -> Memory:
+@checked
+def memory_init(spec: dict, size: Count, *, filled: Key[Array, ""] | None = None) -> Memory:
     """A memory of `size` rows, empty or filled with random unit rows.
 
     Args:
@@ -46,15 +49,14 @@ def memory_init(spec, size: int, *, filled=None) -> Memory:
 
     Reference: SOP section 2.2 and appendix A.1 (memories start as random unit rows).
     """
-    arguments.require(size >= 1, "size", size, "at least 1")
-    arguments.require(len(spec) >= 1, "spec", spec, "a name with (shape, dtype), at least one")
+    require(len(spec) >= 1, "spec", spec, "a name with (shape, dtype), at least one")
     rows = {}
     for position, (name, (shape, dtype)) in enumerate(sorted(spec.items())):
         if filled is None:
             rows[name] = jnp.zeros((size, *shape), dtype)
             continue
         vectors = len(shape) >= 1 and jnp.issubdtype(dtype, jnp.floating)
-        arguments.require(
+        require(
             vectors,
             f"spec[{name!r}]",
             (shape, dtype),
@@ -68,7 +70,7 @@ def memory_init(spec, size: int, *, filled=None) -> Memory:
     )
 
 
-def memory_push(memory: Memory, rows) -> Memory:
+def memory_push(memory: Memory, rows: dict[str, Shaped[Array, "B ..."]]) -> Memory:
     """Overwrites the B oldest rows, wrapping around at the end.
 
     Insertion number j (counted from 0 since `memory_init`) lies in row j mod N. Any B is allowed;
@@ -98,7 +100,7 @@ def memory_push(memory: Memory, rows) -> Memory:
     B = 0.
     """
     old = memory["rows"]
-    arguments.require(
+    require(
         sorted(rows) == sorted(old),
         "the names of rows",
         sorted(rows),
@@ -106,10 +108,10 @@ def memory_push(memory: Memory, rows) -> Memory:
     )
     counts = {jnp.shape(row)[:1] for row in rows.values()}
     one = len(counts) == 1 and () not in counts
-    arguments.require(one, "the number of rows", sorted(counts), "the same B for every name")
+    require(one, "the number of rows", sorted(counts), "the same B for every name")
     for name, row in rows.items():
         inner = old[name].shape[1:]
-        arguments.require(
+        require(
             jnp.shape(row)[1:] == inner,
             f"the shape of rows[{name!r}]",
             jnp.shape(row),
@@ -129,7 +131,7 @@ def memory_push(memory: Memory, rows) -> Memory:
     )
 
 
-def memory_valid(memory: Memory):
+def memory_valid(memory: Memory) -> Bool[Array, " N"]:
     """Which rows hold something: [N] bool (True for random rows of a filled memory too).
 
     Example:

@@ -4,12 +4,17 @@ similarities.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
 
-from ssl_jax.ops import arguments
+from ssl_jax.ops import passes as over
+from ssl_jax.ops.arguments import require
+from ssl_jax.ops.checked import Count, Must, checked
+from ssl_jax.ops.numerics import Precision, product
+from ssl_jax.ops.vectors import inverse_norm
 
 _BLOCK = 128  # bank rows per block of the two-stage selection
 # Bank rows read at a time: at least, per neighbour, at most. On CPUs what stays in the cache beside
@@ -19,20 +24,22 @@ _ROWS_CPU, _ROWS = (2**12, 2**11, 2**15), (2**14, 2**13, 2**17)
 _SCORES = 2**23  # similarities held at a time (32 MB in float32)
 
 
+@checked
 def nearest(
-    queries,
-    bank,
+    queries: Float[Array, "*b q d"],
+    bank: Float[Array, "n d"],
     *,
     k: int = 1,
-    where=None,
-    method: str = "exact",
-    metric: str = "cosine",
-    inverse_norms=None,
-    group_size: int | None = None,
-    recall_target: float = 0.95,
-    chunk: int | None = None,
+    where: Bool[Array, " n"] | None = None,
+    method: Literal["exact", "approx"] = "exact",
+    metric: Literal["cosine", "dot"] = "cosine",
+    inverse_norms: Float[Array, " n"] | None = None,
+    group_size: Count | None = None,
+    recall_target: Annotated[float, Must("in (0, 1]", lambda x: 0 < x <= 1)] = 0.95,
+    chunk: Count | None = None,
     bank_chunk: int | None = None,
-):
+    precision: Precision = None,
+) -> tuple[Float[Array, "*b q k"], Int[Array, "*b q k"]]:
     """The k most similar bank rows of every query, best first.
 
     sim(q, e) = <q, e> ("dot") or <q, e> / (|q| |e|) ("cosine"). Among equals the lower row comes
@@ -48,23 +55,24 @@ def nearest(
       bank: [n, d].
       k: number of neighbours, 1 <= k <= n (<= group_size with groups).
       where: bool [n], rows that may be returned; None: all. If fewer than k may, the missing values
-      are -inf and their indices point at rows that `where` excludes (at any row, if the last group
-      has fewer than k rows). method: "exact", or "approx" (`jax.lax.approx_max_k` in every chunk).
+        are -inf and their indices point at rows that `where` excludes (at any row, if the last
+        group has fewer than k rows).
+      method: "exact", or "approx" (`jax.lax.approx_max_k` in every chunk).
       metric: "cosine" or "dot". Zero vectors have cosine 0.
       inverse_norms: [n], 1 / |e| of every bank row (any number for a zero row), for "cosine" only:
-        for a
-        memory that stores them. Constants, without gradient. None: worked out here.
+        for a memory that stores them. Constants, without gradient. None: worked out here.
       group_size: rows per group, for q = n: query i is compared with rows of its own group i //
         group_size only (the last group may be smaller). None: with all.
-      recall_target: for "approx", the expected share of true neighbours found, in (0, 1]. Measured:
-        recall 1.0 on a CPU at every target, because `approx_max_k` sorts exactly there (and "exact"
-        is faster); only a TPU takes the short cut.
+      recall_target: for "approx", the expected share of true neighbours, in (0, 1]. On a CPU
+        `approx_max_k` sorts exactly at every target (and "exact" is faster); only a TPU takes the
+        short cut.
       chunk: queries per pass; None: as many as give about 2^23 similarities. The queries of one
         pass are spread over all of them, so that a sharded query axis keeps all devices busy in
         every pass.
       bank_chunk: bank rows per pass, at least k; None: what suits the device, more for larger k (on
         a CPU 2^11 k, within 2^12 and 2^15). They are spread over the bank likewise. If no number of
         passes near n / bank_chunk divides n, a padded copy of the bank is made.
+      precision: of the similarities; None: see `numerics.product`.
 
     Returns:
       values [..., q, k] and row indices int32 [..., q, k]. Gradients reach queries and bank through
@@ -82,60 +90,31 @@ def nearest(
       >>> print(index, values)
       [[2 1]] [[1.  0.6]]
 
-    Reference: SOP section 2.2 (top-k of the memory) and CrIBo section 3.3 (nearest object of a
+    Reference: SOP section 2.2 (top-k of the memory) and CrIBo section 3.2.2 (nearest object of a
     bank); approximate search: Chern et al. 2022, "TPU-KNN". The block maxima are ordinary
     selection, exact by the argument above.
     """
-    arguments.require_shape("bank", bank, (None, None), "[n, d]")
-    size, width = jnp.shape(bank)
-    arguments.require_shape(
-        "queries", queries, (..., None, width), f"[..., q, {width}] as wide as bank"
-    )
-    arguments.require(method in ("exact", "approx"), "method", repr(method), '"exact" or "approx"')
-    arguments.require(metric in ("cosine", "dot"), "metric", repr(metric), '"cosine" or "dot"')
-    arguments.require(0 < recall_target <= 1, "recall_target", recall_target, "in (0, 1]")
-    if where is not None:
-        arguments.require_shape("where", where, (size,), f"[{size}], one entry per row of bank")
-    if inverse_norms is not None:
-        arguments.require(metric == "cosine", "inverse_norms", "given", 'None with metric "dot"')
-        arguments.require_shape(
-            "inverse_norms", inverse_norms, (size,), f"[{size}], one entry per row of bank"
-        )
-    *batch, count, _ = jnp.shape(queries)
-    limit = size
+    *batch, count, width = queries.shape
+    size = limit = bank.shape[0]
+    stored = inverse_norms is None or metric == "cosine"
+    require(stored, "inverse_norms", "an array", 'None with metric "dot"')
     if group_size is not None:
-        arguments.require(group_size >= 1, "group_size", group_size, "at least 1")
-        arguments.require(
-            count == size,
-            "the number of queries",
-            count,
-            f"{size}, the rows of the bank, with groups",
-        )
+        wanted = f"{size}, the rows of the bank, with groups"
+        require(count == size, "the number of queries", count, wanted)
         limit = min(size, group_size)
-    arguments.require(
-        1 <= k <= limit,
-        "k",
-        k,
-        f"between 1 and {limit}, the rows of {'the bank' if limit == size else 'a group'}",
-    )
-    if chunk is not None:
-        arguments.require(chunk >= 1, "chunk", chunk, "at least 1")
-    if bank_chunk is not None:
-        arguments.require(bank_chunk >= k, "bank_chunk", bank_chunk, f"at least k = {k}")
+    rows = "the bank" if limit == size else "a group"
+    require(1 <= k <= limit, "k", k, f"between 1 and {limit}, the rows of {rows}")
+    fits = bank_chunk is None or bank_chunk >= k
+    require(fits, "bank_chunk", bank_chunk, f"at least k = {k}")
 
-    queries, bank = jnp.asarray(queries), jnp.asarray(bank)
     dtype = jnp.promote_types(jnp.result_type(queries, bank), jnp.float32)
     queries = queries.astype(dtype)
-    scale = (
-        None
-        if inverse_norms is None
-        else jax.lax.stop_gradient(jnp.asarray(inverse_norms)).astype(dtype)
-    )
     if metric == "cosine":
-        queries = queries * _inverse_norm(queries)[..., None]
-    allowed = None if where is None else jnp.asarray(where).astype(bool)
-    how = _How(k, method, metric, recall_target, limit, chunk, bank_chunk)
-    values, index = _neighbours(queries.reshape(-1, width), bank, scale, allowed, how)
+        queries = queries * inverse_norm(queries)[..., None]
+    if inverse_norms is not None:
+        inverse_norms = jax.lax.stop_gradient(inverse_norms).astype(dtype)
+    how = _How(k, method, metric, recall_target, limit, chunk, bank_chunk, precision)
+    values, index = _neighbours(queries.reshape(-1, width), bank, inverse_norms, where, how)
     return values.reshape(*batch, count, k), index.reshape(*batch, count, k)
 
 
@@ -149,12 +128,7 @@ class _How(NamedTuple):
     group: int  # rows per group
     chunk: int | None
     bank_chunk: int | None
-
-
-def _inverse_norm(x):
-    """1 / |x| over the last axis, and 1 for a zero vector."""
-    square = jnp.sum(x * x, axis=-1)
-    return jax.lax.rsqrt(jnp.where(square > 0, square, 1))
+    precision: Precision
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
@@ -169,7 +143,7 @@ def _neighbours(queries, bank, scale, allowed, how: _How):
         allowed = jnp.ones(size, bool) if allowed is None else allowed
 
         def split(x):
-            return None if x is None else _pad_rows(x, extra).reshape(groups, -1, *x.shape[1:])
+            return None if x is None else over.pad(x, extra).reshape(groups, -1, *x.shape[1:])
 
         batch = queries.shape[0] // size
         queries = jnp.pad(queries.reshape(batch, size, width), ((0, 0), (0, extra), (0, 0)))
@@ -190,14 +164,14 @@ def _neighbours(queries, bank, scale, allowed, how: _How):
 
 @_neighbours.defjvp
 def _neighbours_jvp(how, primals, tangents):
-    """Of the found pairs only: differentiating the search itself would hold every similarity."""
+    """Of the selected pairs only: differentiating the search itself would hold every similarity."""
     (queries, bank, scale, _), (by_query, by_bank, *_) = primals, tangents
     values, index = _neighbours(*primals, how)
 
     def similarity(query, row):
         value = jnp.sum(query[:, None] * row, axis=-1)
         if how.metric == "cosine":
-            value = value * (_inverse_norm(row) if scale is None else scale[index])
+            value = value * (inverse_norm(row) if scale is None else scale[index])
         return value
 
     rows, by_rows = (x[index].astype(values.dtype) for x in (bank, by_bank))
@@ -214,31 +188,19 @@ def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
     total = queries.shape[0]
     least, each, most = _ROWS_CPU if jax.default_backend() == "cpu" else _ROWS
     rows = min(size, how.bank_chunk or max(least, how.k, min(each * how.k, most)))
-    bank_passes, per_pass = _divide(size, rows, how.k)
+    bank_passes, per_pass = over.divide(size, rows, least=how.k, block=_BLOCK)
     missing = bank_passes * per_pass - size
     if missing:
         allowed = jnp.ones(size, bool) if allowed is None else allowed
-        bank, allowed = _pad_rows(bank, missing), _pad_rows(allowed, missing)
-        scale = None if scale is None else _pad_rows(scale, missing)
-
-    def take(x, number):
-        """Rows number, number + passes, ... of the bank: every shard of it has rows in
-        every pass.
-        """
-        if x is None or bank_passes == 1:
-            return x
-        return jax.lax.dynamic_index_in_dim(
-            x.reshape(per_pass, bank_passes, *x.shape[1:]), number, 1, keepdims=False
-        )
+        bank, scale, allowed = (over.pad(x, missing) for x in (bank, scale, allowed))
 
     def look(part, number):
-        rows, factor, usable = (take(x, number) for x in (bank, scale, allowed))
+        rows, factor, usable = (over.take(x, number, bank_passes) for x in (bank, scale, allowed))
         rows = rows.astype(part.dtype)
-        if (
-            how.metric == "cosine"
-        ):  # norms here: a pass over the whole bank would also convert it as a whole
-            rows = rows * (_inverse_norm(rows) if factor is None else factor)[:, None]
-        scores = jnp.einsum("qd,nd->qn", part, rows, precision=jax.lax.Precision.HIGHEST)
+        if how.metric == "cosine":
+            # Norms here: a pass over the whole bank would also convert it as a whole.
+            rows = rows * (inverse_norm(rows) if factor is None else factor)[:, None]
+        scores = product("qd,nd->qn", part, rows, precision=how.precision)
         scores = scores if usable is None else jnp.where(usable, scores, -jnp.inf)
         if how.method == "approx":
             values, index = jax.lax.approx_max_k(scores, how.k, recall_target=how.recall_target)
@@ -255,39 +217,17 @@ def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
             return (-values[:, : how.k], index[:, : how.k]), None
 
         best = look(part, jnp.int32(0))
-        return (
-            best
-            if bank_passes == 1
-            else jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
-        )
+        if bank_passes == 1:
+            return best
+        return jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
 
     passes = math.ceil(total / (how.chunk or max(1, scores_held // per_pass)))
     if passes <= 1:
         return one_pass(queries)
     together = math.ceil(total / passes)
-    queries = _pad_rows(queries, together * passes - total).reshape(together, passes, width)
-    found = jax.lax.map(one_pass, jnp.swapaxes(queries, 0, 1))
-    return tuple(jnp.swapaxes(x, 0, 1).reshape(together * passes, how.k)[:total] for x in found)
-
-
-def _pad_rows(x, extra: int):
-    return jnp.pad(x, ((0, extra), *((0, 0),) * (x.ndim - 1)))
-
-
-def _divide(size: int, rows: int, k: int) -> tuple[int, int]:
-    """(passes, rows per pass) with at most `rows` and at least k rows a pass, without padding where
-    possible.
-    """
-    least = math.ceil(size / rows)
-    if least <= 1:
-        return 1, size
-    fits = [n for n in range(least, 2 * least + 1) if size % n == 0 and size // n >= k]
-    if fits:
-        passes = min(
-            fits, key=lambda n: (size // n % _BLOCK != 0, n)
-        )  # whole blocks spare a padding of the scores
-        return passes, size // passes
-    return least, max(k, math.ceil(size / least))
+    queries = over.pad(queries, together * passes - total).reshape(together, passes, width)
+    best = jax.lax.map(one_pass, jnp.swapaxes(queries, 0, 1))
+    return tuple(jnp.swapaxes(x, 0, 1).reshape(together * passes, how.k)[:total] for x in best)
 
 
 def _top_k(scores, k: int):

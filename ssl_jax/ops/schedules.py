@@ -3,6 +3,11 @@
 A step may be a Python number or a traced integer. Values are float32 and agree with float64 to
 about 1e-6. A schedule that is constant within an epoch (DINO's temperature) is the same function of
 the epoch: pass `step // steps_per_epoch` and a length in epochs.
+
+Those of optax are other functions. They cancel where they are small: from 2e-3 to 1e-6 in 100,000
+steps the cosine is off by 3e-5, a warm-up of 10,000 steps by 2e-4. The linear one stays at its
+start for ever if the warm-up has one step or none, the cosine refuses a warm-up as long as the run,
+and no length can be traced.
 """
 
 import jax.numpy as jnp
@@ -12,23 +17,23 @@ def warmup_cosine(step, *, base, end, total, warmup=0, start=0.0):
     """Linear from `start` to `base` over `warmup` steps, then half a cosine from `base` towards
     `end`.
 
-        t < W:  start + (base - start) t / (W - 1)            both end points are hit: t = 0 and t =
-          W - 1
+        t < W:  start + (base - start) t / (W - 1)
         t >= W: end + (base - end) (1 + cos(pi (t - W) / (T - W))) / 2
 
-    The last step of a run is T - 1, so `end` is never hit (as in the code of DINO and iBOT); past
-    the run the value stays at `end`.
+    The warm-up hits both its ends, at t = 0 and t = W - 1. The last step of a run is T - 1, so
+    `end` is never hit (as in the code of DINO and iBOT); past the run the value stays at `end`.
 
     Args:
-      step: t >= 0, scalar or array. base, end, start: values, any unit. total: T > 0 steps.
+      step: t >= 0, scalar or array.
+      base, end, start: values, any unit.
+      total: T > 0 steps.
       warmup: W <= T steps, 0 = none.
 
     Returns:
       float32 of the shape of `step`.
     """
     t = jnp.asarray(step, jnp.float32)
-    # (1 + cos(pi x)) / 2 = sin^2(pi (1 - x) / 2): no cancellation near the end, where the value is
-    # small.
+    # (1 + cos(pi x)) / 2 = sin^2(pi (1 - x) / 2), which does not cancel near the end.
     left = jnp.clip((total - t) / jnp.maximum(total - warmup, 1), 0.0, 1.0)
     cosine = end + (base - end) * jnp.sin(0.5 * jnp.pi * left) ** 2
     return jnp.where(t < warmup, _linear(t, start, base, warmup), cosine).astype(jnp.float32)

@@ -1,5 +1,4 @@
-"""Sinkhorn-Knopp clustering in potential form: balanced soft assignments of samples to prototypes,
-  used as targets.
+"""Sinkhorn-Knopp clustering in potential form: balanced soft assignments, used as targets.
 
 Notation: n samples (rows), K prototypes (columns), scores S [n, K], temperature T. One iteration
 divides every column of exp(S / T) by its sum over the samples, then every row by its sum over the
@@ -22,15 +21,25 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jaxtyping import Array, Bool, Float, Integer
 
-from ssl_jax.ops import arguments
+from ssl_jax.ops import passes as over
+from ssl_jax.ops.arguments import require, require_inside
+from ssl_jax.ops.checked import Count, Positive, checked
+from ssl_jax.ops.numerics import product, sharpen
 
 # Scores of one pass over rows: on CPUs what stays in the cache, elsewhere what keeps a device busy.
 _ENTRIES_CPU, _ENTRIES = 2**20, 2**24
 
 
-def sinkhorn_knopp(scores, *, temperature, num_iters: int = 3, where=None):
+@checked
+def sinkhorn_knopp(
+    scores: Float[Array, "*b n K"],
+    *,
+    temperature: Positive,
+    num_iters: Count = 3,
+    where: Bool[Array, "*b n"] | None = None,
+) -> Float[Array, "*b n K"]:
     """Balanced soft assignments of samples to prototypes.
 
     Q = exp(S / T); repeat: Q <- Q / (column sums), Q <- Q / (row sums). Computed from the
@@ -66,18 +75,23 @@ def sinkhorn_knopp(scores, *, temperature, num_iters: int = 3, where=None):
     potentials = sinkhorn_potentials(
         scores, temperature=temperature, num_iters=num_iters, where=where
     )
-    scores = _scaled(*jax.lax.stop_gradient((jnp.asarray(scores), temperature)))
+    scores = sharpen(*jax.lax.stop_gradient((scores, temperature)))
     if where is None:
         return jax.nn.softmax(scores + potentials[..., None, :], axis=-1)
-    keep = jnp.asarray(where)[..., None]
-    return jnp.where(
-        keep, jax.nn.softmax(jnp.where(keep, scores, 0) + potentials[..., None, :], axis=-1), 0
-    )
+    keep = where[..., None]
+    scores = jnp.where(keep, scores, 0)
+    return jnp.where(keep, jax.nn.softmax(scores + potentials[..., None, :], axis=-1), 0)
 
 
+@checked
 def sinkhorn_potentials(
-    scores, *, temperature, num_iters: int = 3, where=None, chunk: int | None = None
-):
+    scores: Float[Array, "*b n K"],
+    *,
+    temperature: Positive,
+    num_iters: Count = 3,
+    where: Bool[Array, "*b n"] | None = None,
+    chunk: Count | None = None,
+) -> Float[Array, "*b K"]:
     """The potentials h [K] of Sinkhorn-Knopp: the assignments are softmax(S / T + h).
 
     h_1 = -log sum_n exp(S / T); h_{t+1} = h_t - log sum_n softmax_K(S / T + h_t). Reads the scores
@@ -87,12 +101,12 @@ def sinkhorn_potentials(
 
     Args:
       scores: S [..., n, K], finite; any float type (computed in float32 or wider). Leading axes are
-      separate problems. temperature: T > 0, a number or a traced scalar.
+        separate problems.
+      temperature: T > 0, a number or a traced scalar.
       num_iters: number of iterations, at least 1.
       where: bool [..., n], samples that count; None: all.
       chunk: samples per pass, about; None: what suits the device. Where n has no divisor near the
-        number
-        of passes, the scores are padded, which copies them.
+        number of passes, the scores are padded, which copies them.
 
     Returns:
       h [..., K], float32 or wider, finite for finite scores; 0 where no sample counts. A constant:
@@ -112,34 +126,32 @@ def sinkhorn_potentials(
 
     Reference: STELLAR eq. 4, as potentials of the entropic transport problem (Cuturi 2013).
     """
-    _check_scores(scores, temperature, "temperature", num_iters, where, chunk)
-    scores = jax.lax.stop_gradient(jnp.asarray(scores))
-    temperature = jax.lax.stop_gradient(temperature)
+    scores, temperature = jax.lax.stop_gradient((scores, temperature))
     *batch, count, width = scores.shape
     flat = scores.reshape(math.prod(batch), count, width)
     if where is not None:
-        where = jnp.asarray(where).reshape(flat.shape[:2])
+        where = where.reshape(flat.shape[:2])
     passes, padding = _passes(count, flat.shape[0] * width, chunk)
     if padding:
         where = jnp.ones(flat.shape[:2], bool) if where is None else where
-        flat, where = _pad(flat, padding), _pad(where, padding)
+        flat, where = over.pad(flat, padding, 1), over.pad(where, padding, 1)
     return _potentials(flat, where, temperature, num_iters, passes).reshape(*batch, width)
 
 
+@checked
 def sinkhorn_cross_entropy(
-    scores,
-    logits,
+    scores: Float[Array, "*b n K"],
+    logits: Float[Array, "*b q K"],
     *,
-    target_temperature,
-    temperature,
-    num_iters: int = 3,
-    potentials=None,
-    index=None,
-    where=None,
-    chunk: int | None = None,
-):
-    """Cross-entropy of predictions with Sinkhorn-Knopp targets, per row, without ever holding the
-    targets.
+    target_temperature: Positive,
+    temperature: Positive,
+    num_iters: Count = 3,
+    potentials: Float[Array, " K"] | Float[Array, "*b K"] | None = None,
+    index: Integer[Array, "*b q"] | None = None,
+    where: Bool[Array, "*b n"] | None = None,
+    chunk: Count | None = None,
+) -> Float[Array, "*b q"]:
+    """Cross-entropy of predictions with Sinkhorn-Knopp targets, per row; targets are never held.
 
     loss_i = - sum_k q_k log softmax(logits_i / tau)_k with q = softmax(S_index(i) / T + h), the
     target. Fused: targets and predictions exist for one chunk of rows at a time, in the gradient
@@ -155,7 +167,8 @@ def sinkhorn_cross_entropy(
       num_iters: number of Sinkhorn iterations, at least 1; unused if potentials are given.
       potentials: h of `sinkhorn_potentials`, [K] for all leading axes together or [..., K]; None:
         computed from scores, each leading axis by itself. To balance over leading axes pass
-        potentials of scores reshaped to [samples, K]. index: integers [..., q] in [0, n): the row
+        potentials of scores reshaped to [samples, K].
+      index: integers [..., q] in [0, n): the row
         of scores that is the target of a row of logits. None: the same row. Keep leading axes
         (images) for matches within them: then nothing is gathered across a sharded batch.
       where: bool [..., n], samples that count; None: all. The loss of a row whose target does not
@@ -181,38 +194,16 @@ def sinkhorn_cross_entropy(
 
     Reference: STELLAR eq. 4 and the clustering losses that follow it; DINO eq. 2.
     """
-    _check_scores(scores, target_temperature, "target_temperature", num_iters, where, chunk)
-    arguments.require_positive("temperature", temperature)
-    *batch, count, width = jnp.shape(scores)
-    wanted = str([*batch, count if index is None else "q", width]).replace("'", "")
-    arguments.require_shape(
-        "logits", logits, (*batch, count if index is None else None, width), wanted
-    )
-    rows = jnp.shape(logits)[-2]
-    if index is not None:
-        index = jnp.asarray(index)
-        arguments.require(
-            jnp.issubdtype(index.dtype, jnp.integer), "the type of index", index.dtype, "integer"
-        )
-        arguments.require_shape(
-            "index", index, (*batch, rows), f"{[*batch, rows]}, one entry per row of logits"
-        )
-        if arguments.known(index):
-            inside = bool(np.all((np.asarray(index) >= 0) & (np.asarray(index) < count)))
-            arguments.require(inside, "an entry of index", "outside the scores", f"in [0, {count})")
+    *batch, count, width = scores.shape
+    rows = logits.shape[-2]
+    if index is None:
+        require(rows == count, "the number of rows of logits", rows, f"{count} as scores")
+    else:
+        require_inside("an entry of index", index, "scores", count)
     if potentials is None:
         potentials = sinkhorn_potentials(
             scores, temperature=target_temperature, num_iters=num_iters, where=where, chunk=chunk
         )
-    else:
-        fits = jnp.shape(potentials) in ((width,), (*batch, width))
-        arguments.require(
-            fits,
-            "the shape of potentials",
-            jnp.shape(potentials),
-            f"[{width}] or {[*batch, width]}",
-        )
-    scores, logits, potentials = jnp.asarray(scores), jnp.asarray(logits), jnp.asarray(potentials)
 
     lead = math.prod(batch)
     if index is None and potentials.ndim == 1:  # all rows are alike: leading axes join them
@@ -220,16 +211,14 @@ def sinkhorn_cross_entropy(
     scores, flat = scores.reshape(lead, count, width), logits.reshape(lead, rows, width)
     potentials = potentials.reshape(-1, 1, width)
     if where is not None:
-        where = jnp.asarray(where).reshape(scores.shape[:2])
+        where = where.reshape(scores.shape[:2])
     if index is not None:
         index = index.reshape(flat.shape[:2])
     passes, padding = _passes(rows, lead * width, chunk)
     if padding:
-        flat = _pad(flat, padding)
+        flat, index = over.pad(flat, padding, 1), over.pad(index, padding, 1)
         if index is None:
-            scores, where = _pad(scores, padding), None if where is None else _pad(where, padding)
-        else:
-            index = _pad(index, padding)
+            scores, where = over.pad(scores, padding, 1), over.pad(where, padding, 1)
     dtype = jnp.promote_types(jnp.result_type(scores, flat), jnp.float32)
     temperature = jnp.asarray(temperature).astype(dtype)
     targets = (
@@ -242,54 +231,18 @@ def sinkhorn_cross_entropy(
     return _fused(passes, flat, temperature, targets)[:, :rows].reshape(logits.shape[:-1])
 
 
-def _check_scores(scores, temperature, name: str, num_iters: int, where, chunk) -> None:
-    arguments.require_shape("scores", scores, (..., None, None), "[..., n, K]")
-    arguments.require(
-        np.prod(jnp.shape(scores)[-2:]) > 0,
-        "the shape of scores",
-        jnp.shape(scores),
-        "with n, K >= 1",
-    )
-    arguments.require_positive(name, temperature)
-    arguments.require(num_iters >= 1, "num_iters", num_iters, "at least 1")
-    if where is not None:
-        rows = jnp.shape(scores)[:-1]
-        arguments.require_shape("where", where, rows, f"{list(rows)}, one entry per row of scores")
-    if chunk is not None:
-        arguments.require(chunk >= 1, "chunk", chunk, "at least 1")
-
-
 def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
-    """Number of passes over rows of `width` numbers, and by how many rows to pad first, so that all
-    passes are equal.
-    """
+    """Number of passes over rows of `width` numbers, and by how many rows to pad them."""
     entries = _ENTRIES_CPU if jax.default_backend() == "cpu" else _ENTRIES
-    wanted = math.ceil(rows / (chunk or max(1, entries // max(width, 1))))
-    if wanted <= 1:
-        return 1, 0
-    for passes in range(wanted, min(2 * wanted, rows) + 1):
-        if rows % passes == 0:
-            return passes, 0
-    return wanted, -rows % wanted
-
-
-def _pad(x, extra: int):
-    """Appends `extra` rows of zeros (False) along axis 1."""
-    return jnp.pad(x, [(0, extra if axis == 1 else 0) for axis in range(x.ndim)])
+    passes, per_pass = over.divide(rows, chunk or max(1, entries // width))
+    return passes, passes * per_pass - rows
 
 
 def _rows(x, i, passes: int):
-    """Rows i, i + passes, i + 2 passes, ... of x [b, n, ...]: without communication if n is
-    sharded.
-    """
+    """The rows of pass i of x [b, n, ...]."""
     if passes == 1:
         return x
-
-    def pick(x):
-        split = x.reshape(x.shape[0], x.shape[1] // passes, passes, *x.shape[2:])
-        return jax.lax.dynamic_index_in_dim(split, i, axis=2, keepdims=False)
-
-    return _narrowly(pick, x, i)
+    return _narrowly(lambda x: over.take(x, i, passes, axis=1), x, i)
 
 
 def _narrowly(pick, x, i):
@@ -308,12 +261,6 @@ def _is_narrow(dtype) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize == 2
 
 
-def _scaled(x, temperature):
-    """x / T in float32 or wider."""
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
-    return x.astype(dtype) / jnp.asarray(temperature).astype(dtype)
-
-
 def _loop(passes: int, body, start):
     """Folds `body(i, carry)` over the passes."""
     return body(0, start) if passes == 1 else jax.lax.fori_loop(0, passes, body, start)
@@ -328,7 +275,7 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
     parts = math.gcd(count // passes, jax.device_count())
 
     def block(i):
-        x = _scaled(_rows(scores, i, passes), temperature)
+        x = sharpen(_rows(scores, i, passes), temperature)
         keep = None if where is None else _rows(where, i, passes)[..., None]
         return x if keep is None else jnp.where(keep, x, 0), keep
 
@@ -338,7 +285,7 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
     def column_sums(terms, weight):
         # As a product with a vector: faster than a reduction over rows.
         weight = jnp.broadcast_to(weight, (*terms.shape[:-1], 1))[..., 0].astype(dtype)
-        return jnp.einsum("bprk,bpr->bpk", terms, weight, precision=jax.lax.Precision.HIGHEST)
+        return product("bprk,bpr->bpk", terms, weight)
 
     lowest = jnp.finfo(dtype).min
 
@@ -391,7 +338,7 @@ def _target_logits(targets, i, passes: int):
         index = _rows(index, i, passes)
         picked = _narrowly(lambda x: jnp.take_along_axis(x, index[..., None], axis=1), scores, i)
         keep = None if where is None else jnp.take_along_axis(where, index, axis=1)
-    x = _scaled(picked, temperature)
+    x = sharpen(picked, temperature)
     return (x if keep is None else jnp.where(keep[..., None], x, 0)) + potentials, keep
 
 
@@ -399,7 +346,7 @@ def _fused_forward(passes: int, logits, temperature, targets):
     lead, count, _ = logits.shape
 
     def chunk_loss(i):
-        x = _scaled(_rows(logits, i, passes), temperature)
+        x = sharpen(_rows(logits, i, passes), temperature)
         _, x_sum, x_top = _softmax_parts(x)
         s, keep = _target_logits(targets, i, passes)
         q, q_sum, q_top = _softmax_parts(s)
@@ -439,7 +386,7 @@ def _fused_backward(passes: int, saved, cotangent):
         s, keep = _target_logits(targets, i, passes)
         weight = _rows(cotangent, i, passes)
         weight = weight if keep is None else jnp.where(keep, weight, 0)
-        difference = jnp.exp((_scaled(mine, temperature) - x_top) - x_log) - jnp.exp(
+        difference = jnp.exp((sharpen(mine, temperature) - x_top) - x_log) - jnp.exp(
             (s - q_top) - q_log
         )
         by_mine = difference * (weight / temperature)[..., None]

@@ -12,13 +12,26 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, free_on_resume, key
 from ssl_jax.train.state import TrainState
 
 _ITEMS = ("state", "meta")
 # Bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not
 # full.
 _OVERHEAD = 2**20
+
+
+def defaults() -> dict:
+    """The section `checkpoint` of the config."""
+    return free_on_resume(
+        dict(
+            every_steps=key(1000, "steps from one checkpoint to the next", "steps", above=0),
+            keep=key(2, "newest checkpoints kept", "checkpoints", above=0),
+            keep_every=key(
+                0, "checkpoints at multiples of this are kept for good; 0 = none", "steps", least=0
+            ),
+        )
+    )
 
 
 class Checkpoints:

@@ -15,7 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, free_on_resume, key
 
 # Columns that depend on the clock: left out of every bit-exact comparison.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
@@ -31,6 +31,17 @@ _PEAK = {
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
 }
+
+
+def defaults() -> dict:
+    """The section `log` of the config."""
+    return free_on_resume(
+        dict(
+            every_steps=key(10, "steps from one row of metrics to the next", "steps", above=0),
+            tensorboard=key(False, "also write TensorBoard files (needs tensorboardX)"),
+            wandb=key("", "Weights & Biases project; empty = off"),
+        )
+    )
 
 
 class Table:
@@ -121,13 +132,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def mfu(flops_per_second: float, devices) -> float | None:
-    """Model FLOPs (rematerialisation not counted) over the devices' bf16 peak, or None where the
-    peak is not known.
-    """
+def peak_flops(devices) -> float | None:
+    """FLOPs a second of all devices at their bf16 peak, or None where it is not known."""
     kind = devices[0].device_kind
     peak = next((p for name, p in _PEAK.items() if name in kind), None)
-    return None if peak is None else flops_per_second / (peak * len(devices))
+    return None if peak is None else peak * len(devices)
 
 
 def memory_mib() -> float:

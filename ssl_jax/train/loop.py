@@ -4,6 +4,7 @@ report.
 
 import collections
 import contextlib
+import functools
 import signal
 import time
 from pathlib import Path
@@ -33,13 +34,14 @@ class Run(NamedTuple):
     mesh: jax.sharding.Mesh
     optimizer: Any
     constants: Any  # of the method, as read from files
+    keys: dict  # {dotted key: config.Key}, how each is declared
     abstract: state.TrainState  # ShapeDtypeStructs with shardings
 
 
-def plan(config, source) -> Run:
+def plan(config, source, keys: dict) -> Run:
     """Works out shapes and shardings of a resolved config; no array of the state is allocated.
 
-    source: of the training images (see data.source).
+    source: of the training images (see data.source). keys: as declared, see settings.keys.
     """
     method = methods.make(config)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
@@ -48,7 +50,7 @@ def plan(config, source) -> Run:
     constants = method.constants()
     shapes = jax.eval_shape(lambda c: state.create(method, optimizer, 0, c), constants)
     abstract = checkpoint.abstract(shapes, sharding.state_shardings(mesh, shapes))
-    return Run(config, method, source, mesh, optimizer, constants, abstract)
+    return Run(config, method, source, mesh, optimizer, constants, keys, abstract)
 
 
 def fresh_state(run: Run) -> state.TrainState:
@@ -200,7 +202,9 @@ def _restore(saved, run: Run):
     if newest is None:
         return None, 0
     meta = saved.meta(newest)
-    differing = config_lib.compare_for_resume(config_lib.from_json(meta["config"]), run.config)
+    differing = config_lib.compare_for_resume(
+        config_lib.from_json(meta["config"]), run.config, run.keys
+    )
     if differing:
         raise InputError(
             f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use"
@@ -243,7 +247,7 @@ class _Console:
 
     def __init__(self, run: Run, start: int):
         self._total, self._batch = run.config.run.total_steps, run.config.optim.batch_size
-        self._flops = run.method.flops
+        self._run = run
         self._devices = run.mesh.devices.flatten()
         self._began = self._since = time.perf_counter()
         self._last, self._waited, self._rate = start, 0.0, 0.0
@@ -266,10 +270,19 @@ class _Console:
         return {
             "images_per_second": self._rate,
             "data_wait": waited / seconds,
-            "mfu": log.mfu(self._rate * self._flops, self._devices),
+            "mfu": self._mfu(),
             "memory_mib": log.memory_mib(),
             "seconds": now - self._began,
         }
+
+    def _mfu(self) -> float | None:
+        """Share of the devices' peak that the model's FLOPs take; None where that is not known."""
+        peak = log.peak_flops(self._devices)
+        return None if peak is None else self._rate * self._flops / peak
+
+    @functools.cached_property
+    def _flops(self) -> float:
+        return step.flops_per_image(self._run.config, self._run.abstract)
 
     def show(self, row: dict, warnings: list[str]) -> None:
         if jax.process_index() == 0:

@@ -1,5 +1,4 @@
-"""The schedules of a run: learning rate, weight decay and teacher momentum as functions of the
-step."""
+"""Learning rate, weight decay and teacher momentum of a run as functions of the step."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,13 +6,20 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ssl_jax.config import key
 from ssl_jax.ops import warmup_cosine
 
 
+def defaults() -> dict:
+    """The section `teacher` of the config."""
+    return dict(
+        momentum=key(0.996, "of the teacher's moving average, at step 0", least=0, most=1),
+        final_momentum=key(1.0, "end of its cosine", least=0, most=1),
+    )
+
+
 class Schedules(NamedTuple):
-    """What the step needs, each a function of the step (int32 scalar or array) that returns
-    float32.
-    """
+    """Each a function of the step (int32 scalar or array) that returns float32 of that shape."""
 
     lr: Callable[[jax.Array], jax.Array]
     weight_decay: Callable[[jax.Array], jax.Array]
@@ -45,8 +51,9 @@ def schedules(config) -> Schedules:
 
 
 def table(config, points: int = 1000) -> dict[str, np.ndarray]:
-    """Values at up to `points` evenly spaced steps, for plots: {"step", "lr", "weight_decay",
-    "momentum"}.
+    """Values at up to `points` evenly spaced steps, for plots.
+
+    Returns {"step", "lr", "weight_decay", "momentum"}: arrays of one length.
     """
     total = config.run.total_steps
     steps = np.unique(np.linspace(0, total - 1, min(points, total)).round().astype(np.int32))

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ssl_jax.config import InputError
-from ssl_jax.validate import mesh_shape
+from ssl_jax.config import InputError, check_multiple, free_on_resume, key
 
 AXES = ("data", "fsdp")
 
@@ -16,6 +15,53 @@ AXES = ("data", "fsdp")
 _REPLICATED = ("carry", "step", "key", "counters")
 # Smaller arrays are not worth a collective.
 _MIN_SIZE = 2**12
+
+
+def defaults() -> dict:
+    """The section `mesh` of the config."""
+    return free_on_resume(
+        dict(
+            data=key(0, "devices along the batch only; 0 = all devices / fsdp", "devices", least=0),
+            fsdp=key(
+                1, "devices along which parameters and moments are cut as well", "devices", above=0
+            ),
+        )
+    )
+
+
+def check(config, num_devices: int) -> None:
+    """Refuses a mesh that does not fit the devices, and a batch that does not fit the mesh."""
+    o = config.optim
+    data, fsdp = mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
+    devices = data * fsdp
+    check_multiple("optim.batch_size", o.batch_size, devices, "number of devices")
+    pieces = f"{devices} devices x optim.chunks {o.chunks}"
+    check_multiple("optim.batch_size", o.batch_size, devices * o.chunks, pieces)
+
+
+def mesh_shape(data: int, fsdp: int, num_devices: int) -> tuple[int, int]:
+    """Devices along (data, fsdp); data = 0 takes all that are left. Raises InputError if they do
+    not fit.
+    """
+    if fsdp < 1 or data < 0:
+        raise InputError(
+            f"mesh.data is {data} and mesh.fsdp is {fsdp}; use mesh.data >= 0 (0 = all devices) and"
+            " mesh.fsdp >= 1"
+        )
+    if data == 0:
+        if num_devices % fsdp:
+            divisors = [d for d in range(1, num_devices + 1) if num_devices % d == 0]
+            raise InputError(
+                f"mesh.fsdp is {fsdp}, which does not divide {num_devices} devices; use one of"
+                f" {divisors}"
+            )
+        data = num_devices // fsdp
+    if data * fsdp > num_devices:
+        raise InputError(
+            f"mesh.data x mesh.fsdp is {data} x {fsdp} = {data * fsdp}, but there are {num_devices}"
+            " devices; mesh.data=0 takes all"
+        )
+    return data, fsdp
 
 
 def make_mesh(data: int = 0, fsdp: int = 1, *, devices=None) -> Mesh:

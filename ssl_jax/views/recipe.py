@@ -313,6 +313,15 @@ def abstract_batch(
     return batch
 
 
+def abstract_views(recipe: ViewRecipe, batch_size: int) -> dict:
+    """Shapes and dtypes of a batch as `prepare` makes it, as jax.ShapeDtypeStruct."""
+    batch = abstract_batch(recipe, batch_size, None, "host")
+    for name, _ in recipe.groups:
+        images = jax.ShapeDtypeStruct(batch[name].images.shape, np.float32)
+        batch[name] = batch[name]._replace(images=images)
+    return batch
+
+
 def recipe_multicrop(views, patch: int) -> ViewRecipe:
     """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
 
@@ -321,54 +330,35 @@ def recipe_multicrop(views, patch: int) -> ViewRecipe:
     take it over). Masks on global views.
 
     Args:
-      views: config.views (see `config.base`); patch: of the network, pixels.
-
-    Raises:
-      InputError: names the key and what would be right.
+      views: config.views, valid (see `views.section`); patch: of the network, pixels.
     """
-    if views.mask not in ("none", "block", "random"):
-        raise InputError(f'views.mask is "{views.mask}"; use "none", "block" or "random"')
-    if not 0 <= views.flip <= 1:
-        raise InputError(f"views.flip is {views.flip}; use a probability in [0, 1]")
-    if views.local_count < 0:
-        raise InputError(
-            f"views.local_count is {views.local_count}; use 0 for no local views, or more"
-        )
-    if len(views.blur_prob) != 3:
-        raise InputError(
-            f"views.blur_prob is {tuple(views.blur_prob)}; use (global 1, further globals, local)"
-        )
-    with named("views."):
-        first = photometric(views, blur_prob=views.blur_prob[0])
-        second = photometric(views, blur_prob=views.blur_prob[1], solarize_prob=views.solarize_prob)
-        further = photometric(views, blur_prob=views.blur_prob[1])
-        local = photometric(views, blur_prob=views.blur_prob[2])
+    first = photometric(views, blur_prob=views.blur_prob[0])
+    second = photometric(views, blur_prob=views.blur_prob[1], solarize_prob=views.solarize_prob)
+    further = photometric(views, blur_prob=views.blur_prob[1])
+    local = photometric(views, blur_prob=views.blur_prob[2])
     mask = None
     if views.mask != "none":
-        with named("views.mask_"):
-            mask = MaskRecipe(kind=views.mask, ratio=tuple(views.mask_ratio), prob=views.mask_prob)
+        mask = MaskRecipe(kind=views.mask, ratio=tuple(views.mask_ratio), prob=views.mask_prob)
     count = views.global_count
-    with named("views.global_"):
-        group = GroupRecipe(
-            count=count,
-            size=views.global_size,
-            scale=tuple(views.global_scale),
-            patch=patch,
-            flip=views.flip,
-            photometric=(first, second, *(further,) * (count - 2))[: max(0, count)],
-            mask=mask,
-        )
+    group = GroupRecipe(
+        count=count,
+        size=views.global_size,
+        scale=tuple(views.global_scale),
+        patch=patch,
+        flip=views.flip,
+        photometric=(first, second, *(further,) * (count - 2))[:count],
+        mask=mask,
+    )
     groups = [("global", group)]
     if views.local_count:
-        with named("views.local_"):
-            group = GroupRecipe(
-                count=views.local_count,
-                size=views.local_size,
-                scale=tuple(views.local_scale),
-                patch=patch,
-                flip=views.flip,
-                photometric=(local,) * views.local_count,
-            )
+        group = GroupRecipe(
+            count=views.local_count,
+            size=views.local_size,
+            scale=tuple(views.local_scale),
+            patch=patch,
+            flip=views.flip,
+            photometric=(local,) * views.local_count,
+        )
         groups.append(("local", group))
     return ViewRecipe(tuple(groups))
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssl_jax import config as config_lib
+from ssl_jax import settings
 from ssl_jax.config import InputError
 from ssl_jax.evals import dense_retrieval as dense
 
@@ -160,7 +160,7 @@ def test_enlarge_is_nearest():
 
 
 def _config(**changes):
-    config = config_lib.base()
+    config = settings.base_config("dino")
     config.eval.update(dict(dense_k=15, **changes))
     return config
 

@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from ssl_jax import config as config_lib
-from ssl_jax import evals
-from ssl_jax.config import EVAL_TASKS, InputError
+from ssl_jax import evals, settings
+from ssl_jax.config import InputError
 from tests.evals import fakes
 
 
 def _config():
-    config = config_lib.base()
+    config = settings.base_config("dino")
     config.model.patch = 4
     for section in (config.eval.image, config.eval.dense):
         section.update(dict(length=24, size=16))
@@ -56,7 +55,7 @@ def test_tasks_that_share_data_encode_it_once():
 
 
 def test_every_task_of_the_config_exists():
-    assert set(EVAL_TASKS) <= set(evals.TASKS)
+    assert set(evals.defaults()["tasks"].default) <= set(evals.TASKS)
     with pytest.raises(InputError, match='unknown eval task "kmn".*knn'):
         evals.evaluate(evals.raw_pixels(4), _config(), tasks=("kmn",))
 

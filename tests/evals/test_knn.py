@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from ssl_jax import config as config_lib
+from ssl_jax import settings
 from ssl_jax.config import InputError
 from ssl_jax.evals import knn
 
@@ -77,7 +77,7 @@ def test_a_zero_vector_is_finite():
 
 
 def test_metrics_hold_each_k_and_the_best():
-    config = config_lib.base()
+    config = settings.base_config("dino")
     config.eval.knn_k = (10, 200)
     train = SimpleNamespace(image=_BANK, labels=_BANK_LABELS)
     test = SimpleNamespace(image=_QUERIES, labels=_QUERY_LABELS)

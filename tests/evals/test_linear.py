@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from ssl_jax import config as config_lib
+from ssl_jax import settings
 from ssl_jax.config import InputError
 from ssl_jax.evals import linear
 
@@ -99,7 +99,7 @@ def test_a_batch_larger_than_the_set_still_trains():
 
 
 def test_metrics_are_in_percent():
-    config = config_lib.base()
+    config = settings.base_config("dino")
     config.eval.update(dict(linear_lrs=(1e-3, 1e-2), linear_epochs=5, linear_batch=64))
     train, test = (
         SimpleNamespace(image=x, labels=y)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax import config as config_lib
-from ssl_jax import evals
+from ssl_jax import evals, settings
 from ssl_jax.evals import panels, report, visualise
 from ssl_jax.methods.base import Panel, Picture
 from tests.evals import fakes
@@ -151,7 +150,7 @@ def method_of(pictures):
 
 @pytest.fixture
 def config():
-    c = config_lib.base()
+    c = settings.base_config("dino")
     c.model.patch, c.eval.crop = 4, 0
     return c
 

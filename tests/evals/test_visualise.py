@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax import config as config_lib
-from ssl_jax import evals
+from ssl_jax import evals, settings
 from ssl_jax.config import InputError
 from ssl_jax.evals import visualise
 from ssl_jax.methods.base import Features
@@ -137,7 +136,7 @@ def test_class_token_attention_takes_the_patches_in_order():
 
 
 def test_draw_makes_every_figure_the_data_allow(tmp_path):
-    config = config_lib.base()
+    config = settings.base_config("dino")
     config.model.patch = 4
     for section in (config.eval.image, config.eval.dense):
         section.update(dict(length=16, size=24))

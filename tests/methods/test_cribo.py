@@ -10,15 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import api, methods, ops, validate
+from ssl_jax import api, ops, papers, settings
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import cribo as drawing
-from ssl_jax.methods import base, cribo, multicrop
+from ssl_jax.methods import base, cribo
 from ssl_jax.methods.cribo import levels, objects
 from ssl_jax.methods.encoder import Encoder
-from ssl_jax.models import zoo
 from ssl_jax.train import optim
 from ssl_jax.views import boxes, recipe
 from tests.losses.reference import close, entropy, log_softmax
@@ -54,7 +53,7 @@ def section(**changes):
     """A tiny config, not resolved: one block of width 16 on views of 4 x 4 patches, 5 clusters, a
     memory of 8 images.
     """
-    c = methods.base_config("cribo")
+    c = settings.base_config("cribo")
     c.update_from_flattened_dict(TINY)
     c.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
     return c
@@ -62,7 +61,7 @@ def section(**changes):
 
 @functools.cache
 def config(**changes):
-    return validate.resolve(section(**changes), num_records=4 * BATCH, num_devices=1)
+    return settings.resolve(section(**changes), num_records=4 * BATCH, num_devices=1)
 
 
 @functools.cache
@@ -768,18 +767,6 @@ def test_center_has_no_gradient():
 # Features, health, pictures, checks
 
 
-def test_flops_are_those_of_the_networks_that_run():
-    """Both encoders on both views, the head at images, objects and neighbours, and the search."""
-    image = zoo.forward_flops(zoo.vit_config(config().model), 16, 16)
-    head = multicrop.head_flops(WIDTH, 24, 24, 8, 12)
-    alone = dict(cribo__cross_view_weight=0.0, cribo__cross_image_weight=0.0)
-    assert method(**alone).flops == pytest.approx(4 * (2 * image + 2 * head))
-    view = 4 * (2 * image + 2 * head + 2 * CLUSTERS * head)
-    assert method(cribo__cross_image_weight=0.0).flops == pytest.approx(view)
-    search = 2 * 2 * CLUSTERS * WIDTH * (MEMORY * CLUSTERS + BATCH * CLUSTERS)
-    assert method().flops == pytest.approx(view + 2 * CLUSTERS * head + search)
-
-
 def test_features_are_class_token_and_patches():
     params, teacher, _ = start()
     images = jnp.asarray(np.random.default_rng(0).random((3, 16, 24, 3), np.float32))
@@ -935,12 +922,11 @@ def test_a_sensible_config_passes():
 # The configs
 
 
-@pytest.fixture
-def load(root):
-    return lambda arg: config_lib.load(f"{root}/configs/cribo.py:{arg}")
+def load(variant):
+    return config_lib.load(f"cribo:{variant}")
 
 
-def test_published_settings(load):
+def test_published_settings():
     small, coco, large = (load(name) for name in ("vits16_in1k", "vits16_coco", "vitb16_in1k"))
 
     def pick(c):
@@ -972,6 +958,7 @@ def test_published_settings(load):
         50.0,
         "float32",
     )
+    assert [c.cribo.group for c in (small, coco, large)] == [128, 32, 64]
     assert coco.data.name == "coco/2017" and {c.cribo.memory for c in (small, coco, large)} == {
         25000
     }
@@ -990,48 +977,47 @@ def test_published_settings(load):
         ) == (0.996, 1.0, (0.25, 1.0), 0)
 
 
-def test_words_set_what_they_say(load):
-    assert (
-        load("vits16_coco,lam_pos=0.0").cribo.position_weight == 0
-        and load("vits16_coco,bank=1000").cribo.memory == 1000
-    )
-    alone, view = load("vits16_coco,global_only").cribo, load("vits16_coco,no_cross").cribo
+def test_rows_change_what_they_name():
+    def row(name):
+        return papers.find(f"cribo/{name}").load().cribo
+
+    assert row("table12/lambda_pos0-K64").position_weight == 0
+    assert row("table4/S1000").memory == 1000
+    alone, view = row("table5/L_g"), row("table5/L_g+L_cv")
     assert (
         alone.cross_view_weight,
         alone.cross_image_weight,
         view.cross_view_weight,
         view.cross_image_weight,
     ) == (0, 0, 1, 0)
-    c = load("digits,no_cycle,kmeans,clusters=4").cribo
-    assert (c.cycle, c.clustering, c.clusters) == (False, "kmeans", 4)
-    with pytest.raises(InputError, match='unknown ablation "lam_po"; did you mean "lam_pos"'):
-        load("vits16_coco,lam_po=1.0")
+    assert not row("table8/none").cycle and row("table8/cycle-consistency").cycle
+    assert row("table12/k-means-K4").clustering == "kmeans"
     with pytest.raises(
         InputError, match='unknown variant "vits16_cocoo"; did you mean "vits16_coco"'
     ):
         load("vits16_cocoo")
 
 
-def test_every_row_of_the_papers_tables_is_a_config_with_its_numbers(load, root, monkeypatch):
-    monkeypatch.syspath_prepend(root)
-    from configs import cribo as file
-
-    assert len({row.arg for row in file.TABLE}) == len(file.TABLE)
-    tables = " ".join(row.paper for row in file.TABLE)
+def test_every_row_of_the_papers_tables_is_a_config_with_its_numbers():
+    rows = papers.load("cribo")
+    tables = " ".join(row.place for row in rows)
     assert all(f"table {number}," in tables for number in (1, 2, 4, 5, 8, 10, 12))
-    for row in file.TABLE:
-        c = load(row.arg)
+    for row in rows:
+        c = row.load()
         check(c)
         assert c.expected.to_dict() == row.expected and all(
             "(paper, table " in text for text in row.expected.values()
         )
-    for name in file.VARIANTS:
-        check(load(name))
-        assert bool(load(name).expected) == (name not in file.presets.SMALL)
+
+
+@pytest.mark.parametrize("name", ["vits16", "vitb16_in1k", "vits16_coco", "cifar10", "digits"])
+def test_published_variants_have_numbers_and_small_ones_have_none(name):
+    check(load(name))
+    assert bool(load(name).expected) == name.startswith("vit")
 
 
 @pytest.mark.parametrize("name", ["digits", "digit_scenes"])
-def test_small_presets_can_run(load, name):
+def test_small_presets_can_run(name):
     run = api.prepare(load(name))
     memory = run.abstract.carry["memory"]["rows"]["first"]
     assert memory.shape == (2048 * 8, 192)

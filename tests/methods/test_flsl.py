@@ -4,7 +4,6 @@ and how it collapses.
 
 import functools
 import math
-import pathlib
 
 import hypothesis
 import hypothesis.strategies as st
@@ -13,21 +12,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import api, methods, ops
+from ssl_jax import api, ops, papers, settings
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import flsl as drawing
-from ssl_jax.methods import base, encoder, flsl, multicrop
+from ssl_jax.methods import base, encoder, flsl
 from ssl_jax.methods.flsl import crops
-from ssl_jax.models import heads, zoo
+from ssl_jax.models import heads
 from ssl_jax.train import loop, optim, step
 from ssl_jax.views import boxes, recipe
 from tests import tiny
 from tests.losses.reference import close
 from tests.methods import test_collapse
 
-FILE = str(pathlib.Path(__file__).resolve().parent.parent.parent / "configs" / "flsl.py")
 PAPER = {"views__global_count": 2, "views__local_count": 0, "flsl__photometric": "both"}
 CODE = {"views__global_count": 1, "views__local_count": 2}
 SYMMETRIC = {"views__global_count": 2, "views__local_count": 2}
@@ -238,11 +236,11 @@ def test_sharpness_is_tau_times_width():
     """The same cosines at any width: after the norm |z|^2 = D."""
     run, state, _, out = encoded(**CODE)
     close(jnp.square(out.tokens).sum(-1), np.full(out.tokens.shape[:2], 16.0), relative=1e-3)
-    c = methods.base_config("flsl").flsl
+    c = settings.base_config("flsl").flsl
     assert c.sa_sharpness == pytest.approx(1.96, abs=2e-3) and c.ca_sharpness == pytest.approx(
         3.92, abs=2e-3
     )
-    big = config_lib.load(FILE + ":vitb16").flsl
+    big = config_lib.load("flsl:vitb16").flsl
     assert (
         big.sa_sharpness / 768
         == pytest.approx(c.sa_sharpness / 384)
@@ -415,20 +413,6 @@ def test_pictures():
     close(middle.heat.ravel(), attention[1].mean(0)[2 * 4 + 2])
 
 
-def test_flops_are_those_of_the_networks_that_run():
-    """Teacher's views once, the student's three times, the head at the tokens asked."""
-    run = run_of(**SYMMETRIC)
-    model, views = zoo.vit_config(run.config.model), run.method.views
-    count = {name: group.count for name, group in views.groups}
-    assert count == {"global": 1, "other": 1, "student": 2, "local": 2}
-    large, small = (zoo.forward_flops(model, size, size) for size in (16, 8))
-    head = 2 * (16 * 32 + 32 * 32 + 32 * 16 + 16 * 24)
-    tokens = 2 * 4 + 2 * 1  # windows of 2 x 2 on 4 x 4 and on 2 x 2 patches
-    want = 2 * large + 3 * (2 * large + 2 * small) + 4 * tokens * head
-    assert run.method.flops == pytest.approx(want)
-    assert multicrop.head_flops(16, 32, 32, 16, 24) == head
-
-
 def test_health():
     health, top = run_of().method.health, math.log(24)
     fine = {
@@ -483,11 +467,12 @@ def test_impossible_settings_are_refused(changes, message):
 
 
 def test_the_two_presets():
-    code, paper = (config_lib.load(f"{FILE}:vits16{word}") for word in ("", ",paper"))
-    named = config_lib.load(f"{FILE}:vits16,code")
-    assert {
-        key for key in config_lib.changed(code, named) if not key.startswith("expected.")
-    } == set()
+    code, paper = (config_lib.load(f"flsl:vits16{views}") for views in ("", "_paper"))
+    assert set(config_lib.changed(code, paper)) == {
+        "views.global_count",
+        "views.local_count",
+        "flsl.photometric",
+    }
     groups = [{name: group.count for name, group in crops.nested(c).groups} for c in (code, paper)]
     assert groups == [
         {"global": 1, "student": 1, "local": 2},
@@ -516,11 +501,19 @@ def test_the_two_presets():
             4096,
             2,
         )
-    assert config_lib.load(f"{FILE}:vits8").model.patch == 8
+    assert config_lib.load("flsl:vits8").model.patch == 8
     with pytest.raises(InputError, match='unknown variant "vits"; did you mean'):
-        config_lib.load(f"{FILE}:vits")
-    with pytest.raises(InputError, match='unknown ablation "sinkhon"; did you mean "sinkhorn"'):
-        config_lib.load(f"{FILE}:vits16,sinkhon")
+        config_lib.load("flsl:vits")
+
+
+def test_rows_come_with_the_views_of_the_code_and_of_the_paper():
+    rows = {row.id: row for row in papers.load("flsl")}
+    pairs = {name.rpartition("/")[0] for name in rows} - {"code"}
+    for name in pairs:
+        code, paper = rows[f"{name}/code"], rows[f"{name}/paper"]
+        assert (code.changes, code.expected) == (paper.changes, paper.expected)
+        assert paper.config == f"{code.config}_paper"
+    assert rows["table5/default/paper"].expected == {"box k-NN": "72.4 (paper, table 5)"}
 
 
 @pytest.mark.slow

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import config as config_lib
-from ssl_jax import validate
+from ssl_jax import settings
 from ssl_jax.config import InputError
 from ssl_jax.losses.ibot import ibot as ibot_loss
 from ssl_jax.methods import base, dino, multicrop
@@ -22,9 +21,7 @@ HEAD = dict(head_hidden=32, head_bottleneck=8)
 
 def unresolved(method=METHOD, **changes):
     """A 1-block ViT of width 16 on 16 px views with 16 patches, and two local ones of 8 px."""
-    c = config_lib.base()
-    c.method = method.name
-    c[method.name] = method.defaults().lock()
+    c = settings.base_config(method.name)
     c.views.update(
         dict(
             global_size=16,
@@ -57,7 +54,7 @@ def unresolved(method=METHOD, **changes):
 
 
 def resolved(*arguments, **changes):
-    return validate.resolve(unresolved(*arguments, **changes), num_records=40, num_devices=1)
+    return settings.resolve(unresolved(*arguments, **changes), num_records=40, num_devices=1)
 
 
 def batch_of(config, method=METHOD, count=4):

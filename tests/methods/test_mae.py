@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import config as config_lib
-from ssl_jax import validate
+from ssl_jax import settings
 from ssl_jax.config import InputError
 from ssl_jax.losses.mae import normalize_patches, patchify
 from ssl_jax.methods.mae import METHOD
@@ -25,9 +24,7 @@ def unresolved(**changes):
     """A 2-block ViT of width 16 and a 1-block decoder on 16 px views with 16 patches, of which 4
     are kept.
     """
-    c = config_lib.base()
-    c.method = "mae"
-    c.mae = METHOD.defaults().lock()
+    c = settings.base_config("mae")
     c.views.update(dict(global_count=1, global_size=16, global_scale=(0.4, 1.0), local_count=0))
     c.views.update(
         dict(
@@ -61,7 +58,7 @@ def unresolved(**changes):
 
 
 def resolved(**changes):
-    return validate.resolve(unresolved(**changes), num_records=40, num_devices=1)
+    return settings.resolve(unresolved(**changes), num_records=40, num_devices=1)
 
 
 def raw_batch(config, count=4):
@@ -196,8 +193,8 @@ def test_decay_goes_by_rank_as_published():
     assigned = optim.assign_rules(METHOD.rules(config), params)
     decayed = {
         path
-        for path, leaf in optim._flat(params).items()
-        if optim._is_decayed(path, leaf, assigned[path])
+        for path, leaf in optim.by_path(params).items()
+        if optim.is_decayed(path, leaf, assigned[path])
     }
     assert {
         "backbone/cls",

@@ -3,7 +3,6 @@ refusals, pictures, configs.
 """
 
 import functools
-import pathlib
 import re
 
 import jax
@@ -12,14 +11,13 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, ops, validate
+from ssl_jax import methods, ops, papers, settings
 from ssl_jax.config import InputError
 from ssl_jax.methods import concepts, stellar
 from ssl_jax.models import tokenizer, zoo
 from ssl_jax.train import optim, state, step
 from ssl_jax.views import recipe
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 PUBLISHED = ("vitb16", "vitl16", "vith14")
 SMALL = ("cifar10", "imagenette96", "digits", "digit_scenes")
 
@@ -79,9 +77,9 @@ def tiny(**changes):
 
 
 def resolved(config):
-    validate.validate(config, num_devices=None)
+    settings.validate(config, num_devices=None)
     stellar.check(config)
-    return validate.resolve(config, num_records=35, num_devices=1)
+    return settings.resolve(config, num_records=35, num_devices=1)
 
 
 def batch_of(config, seed=0):
@@ -494,7 +492,7 @@ def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_pa
         resolved(tiny(stellar__target="vq", stellar__tokenizer=codes)),
         tiny(stellar__target="vq"),
     )
-    gone = validate.resolve(gone, num_records=35, num_devices=1)
+    gone = settings.resolve(gone, num_records=35, num_devices=1)
     params = init(gone)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, init(here))
     assert np.isfinite(stellar.features(params, jnp.zeros((1, 16, 16, 3)), gone).image).all()
@@ -699,17 +697,13 @@ def test_a_few_steps_of_the_warm_up_lower_the_loss_and_move_the_teacher():
 # Configs
 
 
-def load(arg: str):
-    return config_lib.load(f"{ROOT / 'configs' / 'stellar.py'}:{arg}")
+def load(variant: str):
+    return config_lib.load(f"stellar:{variant}")
 
 
-def table():
-    return config_lib.read_module(ROOT / "configs" / "stellar.py").TABLE
-
-
-@pytest.mark.parametrize("row", table(), ids=lambda row: row.paper)
+@pytest.mark.parametrize("row", papers.load("stellar"), ids=lambda row: row.id)
 def test_every_row_of_the_papers_tables_is_a_config(row):
-    config = load(row.arg)
+    config = row.load()
     assert config.expected.to_dict() == row.expected
     if config.stellar.weights.reconstruction:
         with pytest.raises(
@@ -718,7 +712,7 @@ def test_every_row_of_the_papers_tables_is_a_config(row):
         ):
             stellar.check(config)
     config.stellar.target = "pixel"
-    validate.validate(config, num_devices=16)
+    settings.validate(config, num_devices=16)
     stellar.check(config)
     assert dict(stellar.views(config).groups)["global"].patches == (
         256 if config.model.patch == 14 else 196
@@ -726,47 +720,45 @@ def test_every_row_of_the_papers_tables_is_a_config(row):
 
 
 def test_rows_differ():
-    args = [row.arg for row in table()]
-    assert len(set(args)) == len(args) and len({row.paper for row in table()}) == len(args)
+    rows = papers.load("stellar")
+    assert len({(row.config, *sorted(row.changes.items())) for row in rows}) == len(rows)
+    assert len({row.place for row in rows}) == len(rows)
 
 
-def test_words_switch_what_they_name():
-    full, same = load("vitb16"), ("expected",)
+def test_rows_change_what_they_name():
+    full = load("vitb16")
 
-    def changed(arg):
-        return {k for k in config_lib.changed(full, load(arg)) if not k.startswith(same)}
+    def changed(row):
+        config = papers.find(f"stellar/{row}").load()
+        return {k for k in config_lib.changed(full, config) if not k.startswith("expected")}
 
-    assert changed("vitb16,no_cluster") == {"stellar.weights.cluster"}
-    assert changed("vitb16,no_cls") == {"stellar.cls", "views.local_count"}
-    assert (
-        changed("vitb16,tokens=24") == {"model.queries"}
-        and load("vitb16,tokens=24").model.queries == 24
-    )
-    assert changed("vitb16,pixel") == {"stellar.target", "stellar.weights.reconstruction"}
-    warmup = load("vitb16,random_warmup")
+    assert changed("table5/D") == {"stellar.weights.cluster"}
+    assert changed("table5/E") == {"stellar.cls", "views.local_count"}
+    assert changed("figure2/r24") == {"model.queries"}
+    assert papers.find("stellar/figure2/r24").load().model.queries == 24
+    warmup = papers.find("stellar/table6/random-prior/first-stage").load()
     assert (
         warmup.stellar.targets == "teacher"
         and warmup.stellar.mask_ratio == 0.6
         and warmup.teacher.final_momentum == 0.996
+        and warmup.optim.epochs == 150
     )
-    with pytest.raises(
-        InputError, match='unknown ablation "no_clusters"; did you mean "no_cluster"'
-    ):
-        load("vitb16,no_clusters")
     with pytest.raises(InputError, match='unknown variant "vits16"; did you mean'):
         load("vits16")
 
 
 @pytest.mark.parametrize("variant", PUBLISHED)
 def test_published_presets_have_the_papers_numbers(variant):
-    config = load(f"{variant},pixel")
+    config = load(variant)
+    config.stellar.target = "pixel"  # the tokenizer's weights must be fetched
+    config.stellar.weights.reconstruction = 10.0
     published = {
         "vitb16": (150, 1.5e-4, 768, 85.8),
         "vitl16": (100, 5e-5, 1024, 303.3),
         "vith14": (50, 5e-5, 1280, 630.8),
     }
     epochs, lr, width, encoder = published[variant]
-    config = validate.resolve(config, num_records=1_281_167, num_devices=16)
+    config = settings.resolve(config, num_records=1_281_167, num_devices=16)
     o, c = config.optim, config.stellar
     assert (o.epochs, o.lr, config.run.peak_lr, o.final_lr, o.batch_size) == (
         epochs,
@@ -805,7 +797,7 @@ def test_published_presets_have_the_papers_numbers(variant):
 @pytest.mark.parametrize("variant", SMALL)
 def test_small_presets_rebuild_pixels_and_claim_nothing(variant):
     config = load(variant)
-    validate.validate(config, num_devices=1)
+    settings.validate(config, num_devices=1)
     stellar.check(config)
     assert config.stellar.target == "pixel" and not config.expected.to_dict()
     assert config.optim.batch_size * config.model.queries >= 2 * config.stellar.prototypes

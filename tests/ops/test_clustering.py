@@ -33,9 +33,7 @@ def normalized(x):
 
 
 def dense_positional_cost(places, members):
-    """Spec 4.1 step 2 for one image, with all pairs of tokens for all clusters: members bool [n,
-    K].
-    """
+    """CrIBo eq. 17 for one image, with all pairs of tokens for all clusters: members [n, K]."""
     distance = np.sqrt(((places[:, None] - places[None]) ** 2).sum(-1))
     pairs = np.where(
         members[None] & (distance > 0)[:, :, None], distance[:, :, None], np.inf
@@ -57,7 +55,7 @@ def dense_clustering(
     normalize="image",
     update=True,
 ):
-    """Spec 4.1 for a batch [B, n, d] in float64 -> hard assignments and plans, both [B, n, K]."""
+    """Clustering of a batch [B, n, d] in float64 -> hard assignments and plans, both [B, n, K]."""
     tokens, places, seeds = (
         normalized(np.asarray(tokens, np.float64)),
         np.asarray(places, np.float64),
@@ -136,7 +134,7 @@ positional_cost = jax.jit(clustering._positional_cost, static_argnums=2)
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @hypothesis.given(side=st.sampled_from((1, 3, 12, 224)), seed=st.integers(0, 1000))
 def test_positional_cost_is_that_of_the_dense_formula_in_every_form(side, seed):
-    """Spec section 8 item 4, on a grid where some tokens coincide, or all."""
+    """On a grid where some tokens coincide, or all."""
     rng = np.random.default_rng(seed)
     places = rng.integers(0, side, (3, 40, 2)).astype(np.float32)
     labels = rng.integers(0, 7, (3, 40)).astype(np.int32)
@@ -278,7 +276,7 @@ def test_plan_is_finite_where_the_exponential_is_not():
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @hypothesis.given(weight=st.sampled_from((0.0, 1.0, 2.0)), seed=st.integers(0, 1000))
 def test_order_of_tokens_and_seeds_only_renames(weight, seed):
-    """Spec section 8 item 5: tokens move with their places and seeds; the clusters move with the
+    """Tokens move with their places and seeds; the clusters move with the
     seeds.
     """
     (tokens, places, seeds), rng = scene(seed, 2, 40, 12, 7), np.random.default_rng(seed)
@@ -307,7 +305,7 @@ def test_unit_and_origin_of_places_and_lengths_of_tokens_do_not_matter():
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @hypothesis.given(weight=st.sampled_from((1e9, 1e12)), seed=st.integers(0, 1000))
 def test_a_large_weight_leaves_only_the_places(weight, seed):
-    """Spec section 8 item 5, and a weight of 0 leaves only the tokens."""
+    """A weight of 0 leaves only the tokens."""
     tokens, places, seeds = scene(seed, 2, 40, 12, 7)
     groups = [
         cluster(x, places, num_clusters=7, seeds=seeds, position_weight=weight)
@@ -326,7 +324,6 @@ def test_a_large_weight_leaves_only_the_places(weight, seed):
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @hypothesis.given(seed=st.integers(0, 1000))
 def test_exchanging_the_views_exchanges_objects_and_keeps_validity(seed):
-    """Spec section 8 item 6."""
     tokens, places, seeds = scene(seed, 2, 40, 12, 16)
     base = cluster(tokens, places, num_clusters=16, seeds=seeds)
     swap = np.roll(np.arange(40), 20)
@@ -546,9 +543,7 @@ def test_finite_for_every_input(shape, dtype, scale, place, weight, temperature,
         assert set(np.unique(got)) <= {0.0, 1.0}
         halves = np.asarray(got).reshape(images, 2, n // 2, k)
         np.testing.assert_array_equal(valid, (halves.sum(2) > 0).all(1))
-        total = np.einsum(
-            "bvk,bvkd->bd", halves.sum(2), np.asarray(objects, np.float64)
-        )  # spec section 8 item 2
+        total = np.einsum("bvk,bvkd->bd", halves.sum(2), np.asarray(objects, np.float64))
         close(total, np.asarray(tokens, np.float64).sum(1), absolute=1e-5 * max(scale, 1) * n)
 
 
@@ -558,7 +553,7 @@ def test_finite_for_every_input(shape, dtype, scale, place, weight, temperature,
         (dict(tokens=jnp.ones(3)), r"shape of tokens is \(3,\); it must be \[..., 2N, d\]"),
         (
             dict(positions=jnp.ones((2, 5, 2))),
-            r"shape of positions is \(2, 5, 2\); it must be \[2, 6, 2\]",
+            r"shape of positions is \(2, 5, 2\); it must be \[2, 6, p\] as tokens",
         ),
         (dict(positions=jnp.ones((2, 6, 0))), r"shape of positions is \(2, 6, 0\)"),
         (dict(num_clusters=7), "num_clusters is 7; it must be between 1 and 6"),
@@ -569,14 +564,11 @@ def test_finite_for_every_input(shape, dtype, scale, place, weight, temperature,
             r"seeds is outside the tokens; it must be in \[0, 6\)",
         ),
         (dict(seeds=jnp.array([[0, -1], [0, 1]])), "seeds is outside the tokens"),
-        (dict(seeds=jnp.array([0, 1])), r"shape of seeds is \(2,\); it must be \(2, 2\)"),
-        (
-            dict(seeds=jnp.ones((2, 2))),
-            "type of seeds is float32; it must be integers or PRNG keys",
-        ),
+        (dict(seeds=jnp.array([0, 1])), r"shape of seeds is \(2,\); it must be \[2, K\] as tokens"),
+        (dict(seeds=jnp.ones((2, 2))), "type of seeds is float32; it must be integer or PRNG key"),
         (
             dict(seeds=jax.random.split(jax.random.key(0), 3)),
-            r"shape of seeds is \(3,\); it must be \(\) or \(2,\)",
+            r"shape of seeds is \(3,\); it must be \[\] or \[2\] as tokens",
         ),
         (dict(normalize="device"), "normalize is 'device'"),
         (dict(temperature=0.0), "temperature is 0.0; it must be a finite number above 0"),

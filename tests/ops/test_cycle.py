@@ -28,7 +28,7 @@ def cosine(a, b):
 
 
 def by_loops(first, second, first_bank, second_bank, where=None, bank_where=None, group=None):
-    """Spec 4.3 for flat [n, d] objects and [m, d] banks: one object at a time."""
+    """CrIBo eq. 4 for flat [n, d] objects and [m, d] banks: one object at a time."""
     first, second, first_bank, second_bank = (
         np.asarray(x, np.float64) for x in (first, second, first_bank, second_bank)
     )
@@ -50,7 +50,6 @@ def by_loops(first, second, first_bank, second_bank, where=None, bank_where=None
 
 
 def test_worked_examples():
-    """Spec section 8 item 7."""
     first, second, bank, other = (
         angles(0, 90),
         angles(5, 95),
@@ -118,7 +117,7 @@ def test_images_and_clusters_as_axes():
     seed=st.integers(0, 1000),
 )
 def test_a_bank_of_the_batch_itself_closes_every_cycle(scale, group, seed):
-    """Spec section 8 item 8: O is true and nn_1 = c_1 in both directions; with pairs that are not
+    """O is true and nn_1 = c_1 in both directions; with pairs that are not
     aligned it is never.
     """
     rng = np.random.default_rng(seed)
@@ -157,7 +156,7 @@ def test_a_group_without_objects_gives_false():
 @hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @hypothesis.given(most=st.integers(1, 20), seed=st.integers(0, 1000))
 def test_lengths_do_not_matter(most, seed):
-    """Spec section 8 item 11, for every row by its own factor: powers of two, so that nothing
+    """For every row by its own factor: powers of two, so that nothing
     rounds.
     """
     rng = np.random.default_rng(seed)
@@ -251,19 +250,25 @@ def test_properties(sizes, dtype, scale, exist, group, seed):
         (dict(first=jnp.ones(3), second=jnp.ones(3)), r"shape of first is \(3,\)"),
         (
             dict(second=jnp.ones((4, 3))),
-            r"shape of second is \(4, 3\); it must be \(5, 3\) as first",
+            r"shape of second is \(4, 3\); it must be \[5, 3\] as first",
         ),
         (
             dict(first_bank=jnp.ones((7, 4))),
-            r"shape of first_bank is \(7, 4\); it must be \[m, ..., 3\]",
+            r"shape of first_bank is \(7, 4\); it must be \[..., 3\] as first",
         ),
         (
             dict(second_bank=jnp.ones((6, 3))),
-            r"shape of second_bank is \(6, 3\); it must be \(7, 3\) as first_bank",
+            r"shape of second_bank is \(6, 3\); it must be \[7, 3\] as first_bank and first",
         ),
-        (dict(where=jnp.ones(7, bool)), r"shape of where is \(7,\); it must be \(5,\)"),
-        (dict(bank_where=jnp.ones(5, bool)), r"shape of bank_where is \(5,\); it must be \(7,\)"),
-        (dict(inverse_norms=jnp.ones(5)), r"shape of inverse_norms is \(5,\); it must be \(7,\)"),
+        (dict(where=jnp.ones(7, bool)), r"shape of where is \(7,\); it must be \[5\] as first"),
+        (
+            dict(bank_where=jnp.ones(5, bool)),
+            r"shape of bank_where is \(5,\); it must be \[7\] as first_bank",
+        ),
+        (
+            dict(inverse_norms=jnp.ones(5)),
+            r"shape of inverse_norms is \(5,\); it must be \[7\] as first_bank",
+        ),
         (dict(group_size=0), "group_size is 0; it must be at least 1"),
     ],
 )

@@ -74,7 +74,7 @@ def test_leading_axes_broadcast():
     seed=st.integers(0, 1000),
 )
 def test_finite_and_never_below_the_entropy(dtype, scale, temperature, seed):
-    """Spec section 8 item 6, with equality where both distributions coincide."""
+    """With equality where both distributions coincide."""
     rng = np.random.default_rng(seed)
     p, x = (
         rng.dirichlet(np.full(5, 0.2), 4).astype(np.float32),
@@ -164,7 +164,7 @@ def test_vmap_remat_and_shards_agree():
     close(jax.vmap(lambda a, b: ops.cross_entropy(a, b, temperature=0.5))(p, x), want)
     remat = jax.checkpoint(lambda b: ops.cross_entropy(p, b, temperature=0.5).sum())
     close(jax.grad(remat)(x), gradient(p, x, 0.5)[1])
-    # Spec section 8 item 7 (FLSL): of the global mean, which is not the mean over devices.
+    # Of the global mean, which is not the mean over devices.
     whole = jax.jit(lambda q: volume_regularizer(q.mean(axis=0)))
     close(whole(p_across), whole(p))
     assert whole(p_across) < 0.5 * volume_regularizer(p).mean()
@@ -203,7 +203,7 @@ def test_entropy():
     seed=st.integers(0, 1000),
 )
 def test_entropy_and_volume_of_any_distribution(shape, dtype, concentration, seed):
-    """Spec section 8 item 6 (FLSL): KL = log K - entropy, 0 to log K; rounded probabilities need
+    """KL = log K - entropy, 0 to log K; rounded probabilities need
     not sum to 1.
     """
     p, size = jnp.asarray(distributions(seed, shape, concentration), dtype), shape[-1]
@@ -245,7 +245,7 @@ def test_volume_regularizer():
 
 
 def test_volume_regularizer_pushes_towards_uniform():
-    """Spec section 8 item 6: sign test, on logits; from a one-hot mean too."""
+    """Sign test, on logits; from a one-hot mean too."""
     logits = jnp.array([[4.0, 0.0, 0.0], [3.0, 1.0, 0.0]])
 
     def total(x):
@@ -292,7 +292,7 @@ def test_errors():
     ):
         volume_regularizer(jnp.ones(0))
     with pytest.raises(
-        ValueError, match=r"shape of prior is \(2,\); it must be \[3\], one entry per class"
+        ValueError, match=r"shape of prior is \(2,\); it must be \[3\] as mean_probs"
     ):
         volume_regularizer(p, prior=jnp.ones(2) / 2)
     with pytest.raises(ValueError, match="lowest entry of prior is 0.0; it must be above 0"):

@@ -17,27 +17,24 @@ gradient = jax.jit(jax.grad(lambda x, where: jnp.sum(koleo(x, where=where))))
 
 
 def loops(tokens, where=None, eps=1e-8):
-    """One value per token [r], spec section 4: nearest by cosine, 0.5 |t - t_nn + eps|, minus its
-    log.
-    """
+    """One value per token [r]: nearest by cosine, then minus the log of 0.5 |t - t_nn + eps|."""
     tokens = np.asarray(tokens, np.float64)
     where = np.ones(len(tokens), bool) if where is None else where
-    found = np.zeros(len(tokens))
+    result = np.zeros(len(tokens))
     unit = [x / max(np.linalg.norm(x), eps) if there else None for x, there in zip(tokens, where)]
     for i in range(len(tokens)):
         others = [j for j in range(len(tokens)) if j != i and where[j]]
         if where[i] and others:
             nearest = max(others, key=lambda j: unit[i] @ unit[j])
-            found[i] = -np.log(0.5 * np.linalg.norm(unit[i] - unit[nearest] + eps) + eps)
-    return found
+            result[i] = -np.log(0.5 * np.linalg.norm(unit[i] - unit[nearest] + eps) + eps)
+    return result
 
 
 def tokens(seed, *shape):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def test_values_of_the_specification():
-    """Spec section 8 item 8."""
+def test_values_known_in_closed_form():
     close(koleo(jnp.eye(2)), [0.5 * np.log(2)] * 2)
     close(koleo(jnp.array([[1.0, 0.0], [-1.0, 0.0]])), [0, 0])
     one = tokens(0, 768)
@@ -82,7 +79,7 @@ def test_a_step_against_the_gradient_spreads_the_tokens():
     powers=st.lists(st.integers(-60, 60), min_size=5, max_size=5), seed=st.integers(0, 1000)
 )
 def test_scaling_a_token_changes_nothing(powers, seed):
-    """Spec section 8 item 8, powers of two exactly; other factors round every coordinate of a unit
+    """Powers of two exactly; other factors round every coordinate of a unit
     vector.
     """
     x, factor = tokens(seed, 5, 6), 2.0 ** np.array(powers)[:, None]
@@ -191,6 +188,6 @@ def test_errors():
     ):
         koleo(jnp.ones((0, 3)))
     with pytest.raises(
-        ValueError, match=r"shape of where is \(4,\); it must be \(2, 4\), one entry per token"
+        ValueError, match=r"shape of where is \(4,\); it must be \[2, 4\] as tokens"
     ):
         koleo(jnp.ones((2, 4, 3)), where=jnp.ones(4, bool))

@@ -25,16 +25,16 @@ def gradient(dense, sparse, temperature, cotangent):
 
 
 def loops(dense, sparse, tau):
-    """L [n, r], spec section 3: softmax over r of cos / tau; tau None: of <u, s> / sqrt(d)."""
+    """L [n, r], STELLAR eq. 7: softmax over r of cos / tau; tau None: of <u, s> / sqrt(d)."""
     dense, sparse = (np.asarray(x, np.float64) for x in (dense, sparse))
-    found = np.zeros((len(dense), len(sparse)))
+    result = np.zeros((len(dense), len(sparse)))
     for i, u in enumerate(dense):
         for j, s in enumerate(sparse):
             scale = np.sqrt(len(u)) if tau is None else np.linalg.norm(u) * np.linalg.norm(s) * tau
-            found[i, j] = u @ s / scale if scale else 0
-        found[i] = np.exp(found[i] - found[i].max())
-        found[i] /= found[i].sum()
-    return found
+            result[i, j] = u @ s / scale if scale else 0
+        result[i] = np.exp(result[i] - result[i].max())
+        result[i] /= result[i].sum()
+    return result
 
 
 def tokens(seed, *shapes):
@@ -96,7 +96,7 @@ def test_gradients(tau):
 
 
 def test_recomposition_has_low_rank_and_stays_in_the_convex_hull():
-    """Spec section 8 item 1: rank(L S) <= r, every row in the hull of S's rows (a support function
+    """Rank(L S) <= r, every row in the hull of S's rows (a support function
     never exceeds).
     """
     dense, sparse, directions = tokens(3, (2, 30, 12), (2, 4, 12), (12, 50))
@@ -106,7 +106,6 @@ def test_recomposition_has_low_rank_and_stays_in_the_convex_hull():
 
 
 def test_permuting_sparse_tokens_permutes_columns_and_not_the_recomposition():
-    """Spec section 8 item 2."""
     dense, sparse = tokens(4, (9, 8), (5, 8))
     order = np.array([3, 0, 4, 1, 2])
     here, there = localization(dense, sparse), localization(dense, sparse[order])
@@ -115,7 +114,7 @@ def test_permuting_sparse_tokens_permutes_columns_and_not_the_recomposition():
 
 
 def test_temperature_limits():
-    """Spec section 8 item 3: uniform for hot, one-hot for cold."""
+    """Uniform for hot, one-hot for cold."""
     dense, sparse = tokens(5, (7, 6), (4, 6))
     close(jitted(dense, sparse, temperature=1e6), np.full((7, 4), 0.25))
     nearest = (dense @ (sparse / np.linalg.norm(sparse, axis=1, keepdims=True)).T).argmax(axis=1)
@@ -192,12 +191,12 @@ def test_errors():
     with pytest.raises(ValueError, match=r"shape of dense is \(3,\); it must be \[..., n, d\]"):
         localization(jnp.ones(3), sparse)
     with pytest.raises(
-        ValueError,
-        match=r"shape of sparse is \(2, 4, 2\); it must be \[..., r, 3\] as wide as dense",
+        ValueError, match=r"shape of sparse is \(2, 4, 2\); it must be \[..., r, 3\] as dense"
     ):
         localization(dense, jnp.ones((2, 4, 2)))
     with pytest.raises(
-        ValueError, match=r"shape of sparse is \(2, 0, 3\); it must be \[..., r, d\] with r, d >= 1"
+        ValueError,
+        match=r"shape of sparse is \(2, 0, 3\); it must be \[..., r, 3\] as dense with r >= 1",
     ):
         localization(dense, jnp.ones((2, 0, 3)))
     with pytest.raises(

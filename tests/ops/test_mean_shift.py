@@ -27,18 +27,16 @@ def gradient(queries, keys, inverse_temperature, where):
 
 
 def loops(queries, keys, tau, where=None):
-    """Modes [q, d], spec section 3: softmax over the keys of tau <q, z>, then their
-    weighted mean.
-    """
+    """Modes [q, d], FLSL eq. 4: softmax over the keys of tau <q, z>, then their weighted mean."""
     queries, keys = (np.asarray(x, np.float64) for x in (queries, keys))
     where = np.ones(len(keys), bool) if where is None else where
-    found = np.zeros(queries.shape)
+    result = np.zeros(queries.shape)
     if where.any():
         for i, q in enumerate(queries):
             logits = np.array([tau * (q @ z) for z in keys[where]])
             weights = np.exp(logits - logits.max())
-            found[i] = sum(w * z for w, z in zip(weights / weights.sum(), keys[where]))
-    return found
+            result[i] = sum(w * z for w, z in zip(weights / weights.sum(), keys[where]))
+    return result
 
 
 def normal(seed, *shapes):
@@ -83,7 +81,7 @@ def test_gradients():
 
 
 def test_temperature_limits():
-    """Spec section 8 item 1: the mean of the keys at 0; the nearest unit key, for keys themselves,
+    """The mean of the keys at 0; the nearest unit key, for keys themselves,
     at 1e4.
     """
     rng = np.random.default_rng(2)
@@ -95,7 +93,7 @@ def test_temperature_limits():
 
 
 def test_modes_lie_in_the_convex_hull():
-    """Spec section 8 item 2: a support function never exceeds that of the keys; unit keys give
+    """A support function never exceeds that of the keys; unit keys give
     norms <= 1.
     """
     queries, keys, directions = normal(3, (9, 6), (12, 6), (6, 50))
@@ -109,14 +107,13 @@ def test_modes_lie_in_the_convex_hull():
 
 
 def test_equal_tokens_stay_where_they_are():
-    """Spec section 8 item 3."""
     tokens = np.tile(normal(5, (1, 16))[0], (7, 1))
     for tau in (0.0, 0.1, 50.0):
         close(jitted(tokens, tokens, inverse_temperature=tau), tokens)
 
 
 def test_separated_clusters_reach_their_own_mean():
-    """Spec section 8 item 5: the mass on the other cluster is at most N exp(-tau m)."""
+    """The mass on the other cluster is at most N exp(-tau m)."""
     rng = np.random.default_rng(6)
     first, second = (
         np.eye(4)[0] + 0.02 * rng.normal(size=(10, 4)),
@@ -223,21 +220,19 @@ def test_errors():
     with pytest.raises(ValueError, match=r"shape of queries is \(3,\); it must be \[..., q, d\]"):
         step(jnp.ones(3), keys)
     with pytest.raises(
-        ValueError,
-        match=r"shape of keys is \(2, 4, 2\); it must be \[..., n, 3\] as wide as queries",
+        ValueError, match=r"shape of keys is \(2, 4, 2\); it must be \[..., n, 3\] as queries"
     ):
         step(queries, jnp.ones((2, 4, 2)))
     with pytest.raises(
-        ValueError, match=r"shape of keys is \(2, 0, 3\); it must be \[..., n, d\] with n >= 1"
+        ValueError,
+        match=r"shape of keys is \(2, 0, 3\); it must be \[..., n, 3\] as queries with n >= 1",
     ):
         step(queries, jnp.ones((2, 0, 3)))
     with pytest.raises(
         ValueError, match=r"leading axes of keys is \(3,\); it must be broadcastable against \(2,\)"
     ):
         step(queries, jnp.ones((3, 4, 3)))
-    with pytest.raises(
-        ValueError, match=r"shape of where is \(4,\); it must be \(2, 4\), one entry per key"
-    ):
+    with pytest.raises(ValueError, match=r"shape of where is \(4,\); it must be \[2, 4\] as keys"):
         step(queries, keys, where=jnp.ones(4, bool))
     for bad in (-0.1, np.inf, np.nan):
         with pytest.raises(

@@ -28,7 +28,7 @@ def batch(first, count):
 
 @pytest.mark.parametrize("sizes", [(3, 3, 3), (2, 3, 4, 1), (5, 8, 0, 13, 2), (7, 7, 7), (20,)])
 def test_first_in_first_out_at_any_batch_size(sizes):
-    """Spec section 8 items 9 and 10: insertion j lies in row j mod N."""
+    """Insertion j lies in row j mod N."""
     size, pushed = 7, 0
     memory, want = ops.memory_init(SPEC, size), np.full(size, -1)
     for count in sizes:
@@ -84,15 +84,15 @@ def test_inside_scan_vmap_and_remat():
         step = jax.checkpoint(lambda memory, rows: (ops.memory_push(memory, {"x": rows}), None))
         return jax.lax.scan(step, start, batches)[0]
 
-    found = jax.jit(jax.vmap(run))(numbers)
-    np.testing.assert_array_equal(found["rows"]["x"], [[12, 13, 14, 11], [27, 28, 29, 26]])
-    np.testing.assert_array_equal(found["cursor"], [3, 3])
-    assert found["valid"].all()
+    after = jax.jit(jax.vmap(run))(numbers)
+    np.testing.assert_array_equal(after["rows"]["x"], [[12, 13, 14, 11], [27, 28, 29, 26]])
+    np.testing.assert_array_equal(after["cursor"], [3, 3])
+    assert after["valid"].all()
     assert not jax.grad(lambda batches: run(batches)["rows"]["x"].sum())(numbers[0]).any()
 
 
 def test_filled_memory_holds_different_unit_rows_until_they_are_replaced():
-    """Spec section 8 item 9: B rows change in a step, none of the first rows is left after ceil(N /
+    """B rows change in a step, none of the first rows is left after ceil(N /
     B) steps.
     """
     spec = {"a": ((3,), jnp.float32), "b": ((3,), jnp.bfloat16)}
@@ -122,15 +122,15 @@ def test_no_gradient_flows_in():
 
 
 @pytest.mark.parametrize(
-    ("held", "given"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)]
+    ("held", "pushed"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)]
 )
-def test_rows_take_the_type_of_the_memory_and_old_memory_is_untouched(held, given):
+def test_rows_take_the_type_of_the_memory_and_old_memory_is_untouched(held, pushed):
     memory = ops.memory_init({"x": ((2,), held)}, 3)
     with warnings.catch_warnings():
         warnings.simplefilter(
             "error"
         )  # a scatter that casts by itself warns that it will not for long
-        after = ops.memory_push(memory, {"x": jnp.ones((2, 2), given)})
+        after = ops.memory_push(memory, {"x": jnp.ones((2, 2), pushed)})
     assert after["rows"]["x"].dtype == held
     assert not np.any(memory["rows"]["x"]) and int(memory["cursor"]) == 0
 

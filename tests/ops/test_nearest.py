@@ -182,10 +182,10 @@ def test_missing_neighbours_and_zero_vectors_have_finite_gradients():
 def test_a_missing_neighbour_has_no_gradient():
     queries, bank = np.float32([[1, 2]]), np.float32([[3, 4], [5, 6]])
 
-    def found(q, b):
+    def total(q, b):
         return ops.nearest(q, b, k=2, where=np.array([False, True]), metric="dot")[0].sum()
 
-    by_query, by_bank = jax.grad(found, (0, 1))(queries, bank)
+    by_query, by_bank = jax.grad(total, (0, 1))(queries, bank)
     assert by_query.tolist() == [[5, 6]] and by_bank.tolist() == [[0, 0], [1, 2]]
 
 
@@ -391,7 +391,9 @@ def test_errors():
     queries, bank = jnp.ones((2, 3)), jnp.ones((5, 3))
     with pytest.raises(ValueError, match="k is 6; it must be between 1 and 5"):
         ops.nearest(queries, bank, k=6)
-    with pytest.raises(ValueError, match=r"shape of queries is \(2, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"shape of bank is \(5, 3\); it must be \[n, 4\] as queries"
+    ):
         ops.nearest(jnp.ones((2, 4)), bank)
     with pytest.raises(ValueError, match=r"shape of where is \(4,\); it must be \[5\]"):
         ops.nearest(queries, bank, where=jnp.ones(4, bool))
@@ -412,7 +414,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"recall_target is 1.5; it must be in \(0, 1\]"):
         ops.nearest(queries, bank, recall_target=1.5)
     with pytest.raises(
-        ValueError, match='inverse_norms is given; it must be None with metric "dot"'
+        ValueError, match='inverse_norms is an array; it must be None with metric "dot"'
     ):
         ops.nearest(queries, bank, metric="dot", inverse_norms=jnp.ones(5))
     with pytest.raises(ValueError, match=r"shape of inverse_norms is \(4,\); it must be \[5\]"):

@@ -18,7 +18,7 @@ from tests.losses.reference import close
 
 
 def iterate(scores, temperature, num_iters=3):
-    """Spec section 4 without the 1e-8: columns, then rows, divided by their sums; logarithms only
+    """STELLAR eq. 4: columns, then rows, divided by their sums; logarithms only
     against overflow.
     """
     log_q = np.asarray(scores, np.float64) / temperature
@@ -29,7 +29,7 @@ def iterate(scores, temperature, num_iters=3):
 
 
 def official(scores, temperature, num_iters=3):
-    """Spec section 4 as the released code has it: shifted by the column's maximum, plus 50, and
+    """The same as the released code has it: shifted by the column's maximum, plus 50, and
     with the 1e-8.
     """
     scaled = np.asarray(scores, np.float64) / temperature
@@ -216,7 +216,7 @@ def test_official_form_within_what_its_1e_8_cuts_off(seed):
     seed=st.integers(0, 1000),
 )
 def test_adding_to_a_prototype_changes_nothing_and_to_a_sample_something(temperature, size, seed):
-    """Spec section 8 item 4: exact up to 1e-12, so in float64; the fixed point does not depend on
+    """Exact up to 1e-12, so in float64; the fixed point does not depend on
     the samples' shift either.
     """
     rng = np.random.default_rng(seed)
@@ -246,7 +246,7 @@ def test_many_iterations_balance_the_prototypes(shape):
 
 
 def test_duplicated_batch_and_order_of_samples():
-    """Spec section 8 item 5, and permutations of both axes."""
+    """Both duplicate or permute the result; so do permutations of the prototypes."""
     rng = np.random.default_rng(8)
     scores = unit_scores(rng, 24, 9)
     base = np.asarray(knopp(scores, temperature=0.06))
@@ -387,7 +387,7 @@ jitted = jax.jit(fused)  # the temperatures are traced
 def test_never_below_the_entropy_of_the_target_and_equal_at_the_target(
     target_temperature, temperature, scale, seed
 ):
-    """Spec section 8 item 10: the excess is KL(target || prediction), 0 only where the two
+    """The excess is KL(target || prediction), 0 only where the two
     coincide; uniform costs log K.
     """
     rng = np.random.default_rng(seed)
@@ -493,7 +493,8 @@ def test_errors():
         ):
             function(jnp.ones(3), temperature=1.0)
         with pytest.raises(
-            ValueError, match=r"shape of scores is \(0, 3\); it must be with n, K >= 1"
+            ValueError,
+            match=r"shape of scores is \(0, 3\); it must be \[..., n, K\] with n, K >= 1",
         ):
             function(jnp.ones((0, 3)), temperature=1.0)
         with pytest.raises(
@@ -503,18 +504,17 @@ def test_errors():
         with pytest.raises(ValueError, match="num_iters is 0; it must be at least 1"):
             function(scores, temperature=1.0, num_iters=0)
         with pytest.raises(
-            ValueError,
-            match=r"shape of where is \(3,\); it must be \[5\], one entry per row of scores",
+            ValueError, match=r"shape of where is \(3,\); it must be \[5\] as scores"
         ):
             function(scores, temperature=1.0, where=jnp.ones(3, bool))
     with pytest.raises(ValueError, match="chunk is 0"):
         sinkhorn.sinkhorn_potentials(scores, temperature=1.0, chunk=0)
-    with pytest.raises(ValueError, match=r"shape of logits is \(4, 3\); it must be \[5, 3\]"):
+    with pytest.raises(ValueError, match=r"number of rows of logits is 4; it must be 5 as scores"):
         loss(scores, jnp.ones((4, 3)), **both)
     with pytest.raises(ValueError, match=r"shape of logits is \(4, 2\); it must be \[q, 3\]"):
         loss(scores, jnp.ones((4, 2)), index=jnp.zeros(4, int), **both)
     with pytest.raises(
-        ValueError, match=r"shape of index is \(4,\); it must be \[5\], one entry per row of logits"
+        ValueError, match=r"shape of index is \(4,\); it must be \[5\] as scores and logits"
     ):
         loss(scores, logits, index=jnp.zeros(4, int), **both)
     with pytest.raises(ValueError, match="type of index is float32; it must be integer"):
@@ -605,12 +605,12 @@ def communication(text) -> list:
     """(operation, shape, whether its computation also holds a loop and is none of the program's top
     level).
     """
-    found = []
+    operations = []
     for computation in re.split(r"\n(?=%|ENTRY)", text):
         looped = " while(" in computation and not computation.startswith("ENTRY")
         for shape, op in re.findall(
             r"= (\w+\[[\d,]*\])\S* (all-\w+|collective-permute|reduce-scatter)(?:-start)?\(",
             computation,
         ):
-            found.append((op, shape, looped))
-    return found
+            operations.append((op, shape, looped))
+    return operations

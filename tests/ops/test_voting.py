@@ -114,7 +114,6 @@ def test_sops_hold_the_nearest_rows_and_the_anchor(pool, num_members):
 
 
 def test_no_anchor_supports_another_and_own_first_hit():
-    """Spec section 8 item 8."""
     memory = unit(np.random.default_rng(1), 64, 4)
     anchors = ops.sample_anchors(jax.random.key(0), 64, 30)[0]
     members, _ = ops.build_sops(memory, anchors, num_members=5)
@@ -228,7 +227,6 @@ def test_vote_equals_the_dense_form_with_its_gradient(rule, shape):
 
 
 def test_vote_in_float64_to_1e_12():
-    """Spec section 8 item 2."""
     with jax.enable_x64(True):
         for rule in RULES:
             rng, members, weights = random_sops(1, 7, 3, rule=rule)
@@ -282,7 +280,6 @@ def test_shares_of_one_kth_stay_finite_where_k_times_one_kth_rounds_below_one():
 
 @pytest.mark.parametrize("eps", [0.1, 0.3])
 def test_smoothed_prediction_is_an_affine_map_of_the_plain_softmax(eps):
-    """Spec section 8 items 1, 4 and 5."""
     rng, members, _ = random_sops(3, 5, 1)
     queries, tau, k = unit(rng, 7, 8), 0.1, 5
     plain = np.exp(
@@ -305,7 +302,7 @@ def test_smoothed_prediction_is_an_affine_map_of_the_plain_softmax(eps):
     seed=st.integers(0, 1000),
 )
 def test_order_of_sops_permutes_and_order_of_members_changes_nothing(rule, temperature, seed):
-    """Spec section 8 item 3, with another order of the members in every SOP."""
+    """With another order of the members in every SOP."""
     rng, members, weights = random_sops(seed, 6, 3, rule=rule)
     queries = unit(rng, 7, 8)
     base = np.asarray(sop_vote(queries, members, weights, temperature=temperature))
@@ -324,7 +321,7 @@ def test_order_of_sops_permutes_and_order_of_members_changes_nothing(rule, tempe
     rule=st.sampled_from(RULES), temperature=st.sampled_from((1e6, 1e9)), seed=st.integers(0, 1000)
 )
 def test_high_temperature_gives_the_column_means_of_the_contributions(rule, temperature, seed):
-    """Spec section 8 item 7. Logits of at most 1e-6 move a probability by 2e-6 of itself."""
+    """Logits of at most 1e-6 move a probability by 2e-6 of itself."""
     rng, members, weights = random_sops(seed, 6, 3, rule=rule)
     p = np.exp(sop_vote(unit(rng, 7, 8), members, weights, temperature=temperature))
     close(p, np.broadcast_to(reference.contributions(weights).mean(axis=0), (7, 6)))
@@ -353,7 +350,6 @@ def test_any_leading_axes_and_vmap():
 
 
 def test_only_queries_and_temperature_have_a_gradient():
-    """Spec section 8 item 12."""
     rng, members, weights = random_sops(7, 5, 3)
     queries = unit(rng, 4, 8)
     target = np.exp(reference.log_softmax(rng.normal(size=(4, 5))))
@@ -429,7 +425,7 @@ def test_finite_for_every_input(shape, dtype, scale, temperature, rule, kind, se
 def test_vote_errors():
     members, weights = jnp.ones((4, 2, 3)), jnp.full((4, 2), 0.9)
     with pytest.raises(
-        ValueError, match=r"shape of queries is \(5, 2\); it must be \[..., 3\] as wide as members"
+        ValueError, match=r"shape of members is \(4, 2, 3\); it must be \[K, M, 2\] as queries"
     ):
         ops.sop_vote(jnp.ones((5, 2)), members, weights, temperature=0.1)
     with pytest.raises(

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import config as config_lib
-from ssl_jax import ops, validate
+from ssl_jax import ops, settings
 from ssl_jax.train import schedule
 
 
@@ -99,9 +98,9 @@ def test_piecewise_constant_by_epoch():
 
 @pytest.fixture
 def resolved():
-    config = config_lib.base()
+    config = settings.base_config("dino")
     config.optim.update(dict(batch_size=64, epochs=10, warmup_epochs=2, lr=1e-3, base_batch=256))
-    return validate.resolve(config, num_records=640, num_devices=1)
+    return settings.resolve(config, num_records=640, num_devices=1)
 
 
 def test_schedules_of_a_config(resolved):

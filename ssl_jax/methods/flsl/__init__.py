@@ -15,8 +15,8 @@ from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.flsl import crops, modes
-from ssl_jax.models import heads, zoo
-from ssl_jax.views import recipe, windows
+from ssl_jax.models import heads
+from ssl_jax.views import windows
 
 WINDOWS = {"student": "window", "local": "local_window"}  # student views: the key of their window
 
@@ -227,24 +227,9 @@ def make(config) -> base.Method:
             "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=True
         ),
         health=health,
-        flops=flops(config, views),
     )
 
 
 def towards(end, start, position, total):
     """`end`, reached from `start` at position `total` on half a cosine; start < 0: `end`."""
     return ops.warmup_cosine(position, base=start if start >= 0 else end, end=end, total=total)
-
-
-def flops(config, views: recipe.ViewRecipe) -> float:
-    """Of encoders and head; the mean shift adds less than 1 % to a ViT-S/16."""
-    c, m = config.flsl, config.model
-    student = tuple(name for name in WINDOWS if name in dict(views.groups))
-    teacher = tuple(name for name, _ in views.groups if name not in student)
-    asked = {name: views[name].grid[0] // c[WINDOWS[name]] for name in student}
-    tokens = sum(views[name].count * side**2 for name, side in asked.items())
-    head = multicrop.head_flops(
-        m.width, c.head_hidden, c.head_hidden, c.head_bottleneck, c.prototypes
-    )
-    encoders = multicrop.flops(zoo.vit_config(m), views, student=student, teacher=teacher)
-    return encoders + (3 + 1) * tokens * head  # three times for the student, once for the teacher

@@ -1,21 +1,28 @@
-"""What is refused before anything is allocated, and what a config implies."""
+"""The whole config: its keys, what is refused before anything is allocated, what a config implies,
+and what may change when a run is continued.
+"""
 
+import json
 import math
 
 import pytest
 from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import validate
+from ssl_jax import methods, settings
 from ssl_jax.config import InputError
+
+pytestmark = pytest.mark.usefixtures("toy_method")
+
+
+def compare_for_resume(saved, current):
+    return config_lib.compare_for_resume(saved, current, settings.keys(current.method))
 
 
 @pytest.fixture
-def toy() -> ConfigDict:
+def toy(toy_method) -> ConfigDict:
     """A valid config of a method that only has a section."""
-    config = config_lib.base()
-    config.method = "toy"
-    config.toy = ConfigDict(dict(temperature=0.1))
+    config = settings.base_config("toy")
     config.optim.epochs = 10
     return config
 
@@ -27,7 +34,65 @@ def changed(config, changes) -> ConfigDict:
 
 
 def resolved(config, **changes):
-    return validate.resolve(changed(config, changes), num_records=10_240, num_devices=8)
+    return settings.resolve(changed(config, changes), num_records=10_240, num_devices=8)
+
+
+# --- keys
+
+
+def numbers(default) -> bool:
+    first = default[0] if isinstance(default, tuple) and default else default
+    return isinstance(first, int | float) and not isinstance(first, bool)
+
+
+@pytest.mark.parametrize("name", ["", *methods.METHODS])
+def test_every_key_has_a_meaning_and_every_number_a_range(name):
+    declared = settings.keys(name)
+    if name and isinstance(methods.get(name).defaults(), ConfigDict):
+        pytest.skip("this method does not declare its keys yet")
+    assert len(declared) > 80
+    assert [k for k, entry in declared.items() if not entry.meaning] == []
+    limited = [k for k, e in declared.items() if e.above is not None or e.least is not None]
+    assert [k for k, e in declared.items() if numbers(e.default) and k not in limited] == []
+
+
+@pytest.mark.parametrize("name", ["", "toy", *methods.METHODS])
+def test_every_default_is_allowed(name):
+    for dotted, entry in settings.keys(name).items():
+        entry.check(dotted, entry.default)
+
+
+def test_base_config_is_valid_and_complete(toy):
+    settings.validate(toy, 8)
+    assert set(config_lib.flatten(toy)) == set(settings.keys("toy"))
+    assert (toy.method, toy.toy.head.width) == ("toy", 64)
+    toy.method = ""
+    with pytest.raises(InputError, match='method is ""'):
+        settings.validate(toy, 8)
+
+
+def test_base_config_is_a_new_one_each_time():
+    settings.base_config("toy").optim.lr = 1.0
+    assert settings.base_config("toy").optim.lr == 5e-4
+
+
+def test_base_config_of_an_unknown_method():
+    with pytest.raises(InputError, match='unknown method "toi"; did you mean "toy"'):
+        settings.base_config("toi")
+
+
+@pytest.mark.parametrize(("section", "key"), [("optim", "lrr"), ("model", "widht"), ("toy", "x")])
+def test_no_key_can_be_added_to_a_section(section, key):
+    with pytest.raises((AttributeError, KeyError)):
+        settings.base_config("toy")[section][key] = 1
+    with pytest.raises((AttributeError, KeyError)):
+        settings.base_config("toy")[section].update({key: 1})
+
+
+def test_expected_numbers_are_open_and_never_checked(toy):
+    toy.expected.knn = "75.3 (paper)"
+    toy.expected = {"dense": math.nan}
+    settings.validate(toy, 8)
 
 
 # --- validate
@@ -39,8 +104,8 @@ REFUSED = [
     ),
     ({"data.kind": "folder"}, r'data.dir is ""'),
     ({"data.kind": "tfds"}, r'data.name is ""'),
-    ({"data.max_unreadable": 1.5}, r"data.max_unreadable is 1.5; it must lie between 0 and 1"),
-    ({"data.workers": -1}, r"data.workers is -1; it must be 0 or more"),
+    ({"data.max_unreadable": 1.5}, r"data.max_unreadable is 1.5; it must be between 0 and 1"),
+    ({"data.workers": -1}, r"data.workers is -1; it must be between 0 and 1024"),
     (
         {"views.global_size": 230},
         r"views.global_size is 230, not a multiple of 16 \(model.patch\); use 224 or 240",
@@ -57,13 +122,13 @@ REFUSED = [
         {"views.global_scale": (0.5, 0.2)},
         r"views.global_scale is \(0.5, 0.2\); it must be \(low, high\)",
     ),
-    ({"views.global_scale": (0.0, 1.0)}, r"a crop needs an area above 0"),
+    ({"views.global_scale": (0.0, 1.0)}, r"views.global_scale is .*each above 0"),
     ({"views.local_scale": (0.1, 0.2, 0.3)}, r"views.local_scale is"),
     ({"views.mask_ratio": (0.1, 1.2)}, r"views.mask_ratio is"),
     ({"views.jitter": (0.4, 0.4, 0.2)}, r"views.jitter is .* 4 numbers"),
     ({"views.jitter": (0.4, 0.4, 0.2, 0.6)}, r"hue .* at most 0.5"),
     ({"views.blur_prob": (1.0, 0.1)}, r"views.blur_prob is .* 3 numbers"),
-    ({"views.flip": 1.1}, r"views.flip is 1.1; it must lie between 0 and 1"),
+    ({"views.flip": 1.1}, r"views.flip is 1.1; it must be between 0 and 1"),
     ({"views.mask": "blocks"}, r'did you mean "block"'),
     ({"model.size": "S"}, r'model.size is "S"; it must be one of ti, s, b, l, h, custom'),
     ({"model.width": 256}, r'model.width is 256 but model.size "s" has 384'),
@@ -83,7 +148,7 @@ REFUSED = [
         r"90, not a multiple of 4",
     ),
     ({"model.image_size": 225}, r"model.image_size is 225, not a multiple of 16"),
-    ({"model.drop_path": 1.0}, r"model.drop_path is 1.0; it must lie in \[0, 1\)"),
+    ({"model.drop_path": 1.0}, r"model.drop_path is 1.0; it must be at least 0 and below 1"),
     (
         {"optim.batch_size": 100},
         r"optim.batch_size is 100, not a multiple of 8 \(number of devices\); use 96 or 104",
@@ -102,7 +167,7 @@ REFUSED = [
     ({"optim.clip": 0.0}, r'optim.clip is 0.0; it must be above 0 \(optim.clip_by="none"'),
     ({"optim.clip_by": "norm"}, r"optim.clip_by is"),
     ({"optim.beta2": 1.0}, r"optim.beta2 is 1.0"),
-    ({"teacher.momentum": 1.01}, r"teacher.momentum is 1.01; it must lie between 0 and 1"),
+    ({"teacher.momentum": 1.01}, r"teacher.momentum is 1.01; it must be between 0 and 1"),
     (
         {"mesh.fsdp": 3},
         r"mesh.fsdp is 3, which does not divide 8 devices; use one of \[1, 2, 4, 8\]",
@@ -110,7 +175,7 @@ REFUSED = [
     ({"mesh.data": 16}, r"16 x 1 = 16, but there are 8 devices"),
     ({"checkpoint.every_steps": 0}, r"checkpoint.every_steps is 0; it must be above 0"),
     ({"eval.tasks": ("knn", "denze")}, r'eval.tasks is "denze".*did you mean "dense"'),
-    ({"eval.tasks": ("knn,linear",)}, r"eval.tasks is .*; for several tasks write"),
+    ({"eval.tasks": ("knn,linear",)}, r"eval.tasks is .*; for several write --config.eval.tasks="),
     ({"eval.dense.kind": "digits"}, r'eval.dense.kind is "digits", which has no masks'),
     (
         {"eval.image.kind": "digit_scenes"},
@@ -122,7 +187,31 @@ REFUSED = [
     ({"eval.knn_temperature": 0.0}, r"eval.knn_temperature is 0.0; it must be above 0"),
     ({"eval.knn_k": (0, 10)}, r"eval.knn_k is"),
     ({"seed": -1}, r"seed is -1"),
+    ({"eval.knn_k": ()}, r"eval.knn_k is empty; give at least one number"),
+    ({"eval.linear_lrs": ()}, r"eval.linear_lrs is empty"),
     ({"seed": 2**31}, r"seed is .* below"),
+    ({"toy.temperature": 0.0}, r"toy.temperature is 0.0; it must be above 0"),
+    ({"toy.head.width": 10**9}, r"toy.head.width is 1000000000; it must be .* at most 1024"),
+    ({"toy.names": ("a", "d")}, r'toy.names is "d"; it must be one of a, b, c'),
+    # Numbers that would only show as a traceback, a full memory or an endless start.
+    ({"data.size": 10**9}, r"data.size is 1000000000; it must be between 0 and 16384"),
+    ({"data.length": 10**30}, r"data.length is 1000.*; it must be .* at most 2147483647"),
+    ({"data.workers": 10**9}, r"data.workers is 1000000000; it must be between 0 and 1024"),
+    ({"views.global_count": 10**9}, r"views.global_count is 1000000000"),
+    ({"views.local_count": 10**9}, r"views.local_count is 1000000000"),
+    ({"views.blur_radius": (1.0, 1e9)}, r"views.blur_radius is"),
+    ({"model.depth": 10**9}, r"model.depth is 1000000000"),
+    ({"model.width": 10**9}, r"model.width is 1000000000"),
+    ({"model.queries": 10**9}, r"model.queries is 1000000000"),
+    ({"model.mlp_ratio": 1e30}, r"model.mlp_ratio is 1e\+30; it must be .* at most 100"),
+    ({"model.mlp_ratio": 1e-30}, r"model.mlp_ratio is 1e-30, which leaves .* no hidden unit"),
+    ({"model.init_std": 1e30}, r"model.init_std is 1e\+30; it must be .* at most 0.4"),
+    ({"model.position_std": -1.0}, r"model.position_std is -1.0; it must be between 0 and 4"),
+    ({"model.position_std": 1e30}, r"model.position_std is 1e\+30; it must be between 0 and 4"),
+    ({"optim.lr": 1e30}, r"optim.lr is 1e\+30; it must be above 0 and at most 1000"),
+    ({"optim.epochs": 1e30}, r"optim.epochs is 1e\+30; it must be between 0 and 1000000"),
+    ({"optim.warmup_epochs": -1.0}, r"optim.warmup_epochs is -1.0; it must be between 0 and"),
+    ({"optim.final_weight_decay": -1.0}, r"optim.final_weight_decay is -1.0"),
 ]
 
 
@@ -130,7 +219,7 @@ REFUSED = [
 def test_impossible_configs_are_refused(toy, changes, message):
     config = changed(toy, changes)
     with pytest.raises(InputError, match=message) as caught:
-        validate.validate(config, 8)
+        settings.validate(config, 8)
     assert "\n" not in str(caught.value)
 
 
@@ -159,15 +248,15 @@ def test_impossible_configs_are_refused(toy, changes, message):
     ids=str,
 )
 def test_possible_configs_are_not(toy, changes):
-    validate.validate(changed(toy, changes), 8)
+    settings.validate(changed(toy, changes), 8)
 
 
 def test_without_a_number_of_devices_the_mesh_is_not_checked(toy):
     """A run of eight devices is evaluated on one."""
     other = changed(toy, {"mesh.data": 8})
     with pytest.raises(InputError, match="mesh.data"):
-        validate.validate(other, 1)
-    validate.validate(other, None)
+        settings.validate(other, 1)
+    settings.validate(other, None)
 
 
 @pytest.mark.parametrize(
@@ -185,28 +274,23 @@ def test_without_a_number_of_devices_the_mesh_is_not_checked(toy):
     ],
 )
 def test_keys_and_types_of_a_config_file(toy, change, message):
-    change(toy)
+    other = changed(toy, {})  # not locked
+    change(other)
     with pytest.raises(InputError, match=message):
-        validate.validate(toy, 8)
+        settings.validate(other, 8)
 
 
 def test_a_method_without_its_section(toy):
     toy.method = "toi"
     with pytest.raises(InputError, match='no section "toi" for its method'):
-        validate.validate(toy, 8)
+        settings.validate(toy, 8)
 
 
 def test_a_section_that_lacks_keys(toy):
     values = toy.to_dict()
     del values["optim"]["clip"]
     with pytest.raises(InputError, match="lacks optim.clip"):
-        validate.validate(ConfigDict(values), 8)
-
-
-def test_sizes_agree_with_the_zoo():
-    from ssl_jax.models import zoo
-
-    assert {name: tuple(size)[:3] for name, size in zoo.SIZES.items()} == config_lib.MODEL_SIZES
+        settings.validate(ConfigDict(values), 8)
 
 
 # --- resolve
@@ -215,7 +299,7 @@ def test_sizes_agree_with_the_zoo():
 def test_resolve(toy):
     config = changed(toy, {"optim.batch_size": 512, "optim.warmup_epochs": 1.5, "mesh.fsdp": 2})
     assert toy.optim.batch_size == 1024  # the argument is left alone
-    run = validate.resolve(config, num_records=10_300, num_devices=8).run
+    run = settings.resolve(config, num_records=10_300, num_devices=8).run
     assert run.to_dict() == dict(
         num_records=10_300,
         steps_per_epoch=20,
@@ -232,7 +316,7 @@ def test_resolve_fills_the_model_and_is_idempotent_and_hashable(toy):
     config = resolved(toy)
     assert (config.model.width, config.model.depth, config.model.heads) == (384, 12, 6)
     assert resolved(config) == config and hash(resolved(config)) == hash(config)
-    validate.validate(config, 8)
+    settings.validate(config, 8)
 
 
 def test_evaluations_look_where_training_does_unless_told_otherwise(toy):
@@ -246,6 +330,11 @@ def test_evaluations_look_where_training_does_unless_told_otherwise(toy):
     assert resolved(toy, **tfds).eval.image.dir == "sets"
     assert resolved(toy, **tfds).eval.dense.dir == ""  # generated: another kind
     assert resolved(toy, **tfds, **{"eval.image.dir": "mine"}).eval.image.dir == "mine"
+
+
+def test_a_run_of_more_steps_than_can_be_counted(toy):
+    with pytest.raises(InputError, match=r"a run of 10000000000 steps; use at most 214748"):
+        settings.resolve(changed(toy, {"optim.epochs": 1e6}), num_records=10_240_000, num_devices=8)
 
 
 def test_resolve_with_steps(toy):
@@ -273,3 +362,71 @@ def test_resolve_with_steps(toy):
 def test_resolve_refuses(toy, changes, message):
     with pytest.raises(InputError, match=message):
         resolved(toy, **changes)
+
+
+# --- resume
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.patch", 8),
+        ("model.dtype", "bfloat16"),
+        ("toy.temperature", 0.2),
+        ("toy.names", ("a",)),
+        ("views.local_count", 2),
+        ("optim.batch_size", 512),
+        ("optim.lr", 1e-4),
+        ("optim.epochs", 20.0),
+        ("seed", 1),
+        ("data.split", "test"),
+        ("teacher.momentum", 0.9),
+        ("data.crop_on", "device"),
+        ("optim.clip_by", "global"),
+    ],
+)
+def test_what_must_agree_to_resume(toy, key, value):
+    saved, current = resolved(toy), resolved(toy, **{key: value})
+    old = config_lib.flatten(saved)[key]
+    assert compare_for_resume(saved, current) == [f"{key} is {old!r} there, {value!r} here"]
+    assert compare_for_resume(config_lib.from_json(config_lib.to_json(saved)), saved) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("log.every_steps", 1),
+        ("eval.tasks", ("knn",)),
+        ("eval.image.length", 50),
+        ("checkpoint.keep", 5),
+        ("data.workers", 3),
+        ("mesh.fsdp", 2),
+        ("data.dir", "/elsewhere"),
+        ("data.cache", True),
+        ("model.remat", True),
+        ("model.scan", True),
+        ("optim.chunks", 2),
+        ("max_nonfinite", 5),
+        ("expected.knn", "1"),
+    ],
+)
+def test_what_may_change_on_resume(toy, key, value):
+    assert compare_for_resume(resolved(toy), resolved(toy, **{key: value})) == []
+
+
+def test_the_same_model_by_another_name_can_be_resumed(toy):
+    custom = {"model.size": "custom", "model.width": 384, "model.depth": 12, "model.heads": 6}
+    assert compare_for_resume(resolved(toy), resolved(toy, **custom)) == []
+    deeper = resolved(toy, **custom | {"model.depth": 13})
+    assert compare_for_resume(resolved(toy), deeper) == ["model.depth is 12 there, 13 here"]
+
+
+def test_another_data_set_size_or_a_key_that_is_gone(toy):
+    saved = resolved(toy)
+    larger = settings.resolve(toy, num_records=20_000, num_devices=8)
+    assert compare_for_resume(saved, larger) == ["run.num_records is 10240 there, 20000 here"]
+    values = saved.to_dict()
+    del values["optim"]["clip"]
+    values["log"]["gone"] = 1  # nothing in this section matters
+    older = config_lib.from_json(json.dumps(values))
+    assert compare_for_resume(older, saved) == ["optim.clip is absent there, 3.0 here"]

@@ -1,0 +1,1 @@
+"""Configs as published and small ones for a CPU: `ssl-jax show --config=sop:vits16`."""

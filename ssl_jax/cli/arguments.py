@@ -1,0 +1,104 @@
+"""What commands share: a config from --config=NAME or --row=ROW, and --config.KEY=VALUE on top."""
+
+import re
+from typing import NamedTuple
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from ssl_jax import config as config_lib
+from ssl_jax import methods, papers
+from ssl_jax.config import InputError
+
+_START = re.compile("--?(config|row)=(.*)", re.DOTALL)
+_IMPORT = re.compile("--?import=(.*)", re.DOTALL)
+
+
+def names_a_config(argument: str) -> bool:
+    """Whether it is --config=NAME or --row=ROW."""
+    return bool(_START.match(argument))
+
+
+class Start(NamedTuple):
+    """What a command starts from.
+
+    layers: {origin: config}: "config file", and with a row also "paper's row", which is the same
+    config with the changes of the row. row: of --row. rest: the other arguments.
+    """
+
+    layers: dict[str, ConfigDict]
+    row: papers.Row | None
+    rest: list[str]
+
+
+def start(argv: list[str]) -> Start:
+    """Reads --config=NAME or --row=ROW, after importing the modules of --import=MODULE.
+
+    `argv` has the command first. Raises InputError if the config is missing, named twice or
+    unknown, or a module cannot be imported.
+    """
+    imports = tuple(match[1] for match in map(_IMPORT.match, argv) if match)
+    methods.import_modules(imports)
+    argv = [argument for argument in argv if not _IMPORT.match(argument)]
+    matches = [match for match in map(_START.match, argv) if match]
+    if len(matches) > 1:
+        arguments = ", ".join(match[0] for match in matches)
+        raise InputError(f"only one of --config=NAME and --row=ROW can be used, got {arguments}")
+    if not matches or not matches[0][2]:
+        raise InputError(
+            f"{argv[0]} needs --config=NAME, for example --config=sop:vits16, or --row=ROW, for"
+            " example --row=sop/table10/K1024"
+        )
+    kind, name = matches[0].groups()
+    rest = [argument for argument in argv if not names_a_config(argument)]
+    if kind == "config":
+        row, layers = None, {"config file": config_lib.load(name)}
+    else:
+        row = papers.find(name)
+        layers = {"config file": config_lib.load(row.config), "paper's row": row.load()}
+    for config in layers.values() if imports else ():
+        config.imports = imports
+    return Start(layers, row, rest)
+
+
+def parse(argv: list[str], config: ConfigDict, **others):
+    """Parses --config.KEY=VALUE and further flags with absl and config_flags.
+
+    Args:
+      argv: command first. config: what the keys change; left as it is. others: further flags by
+        name and default.
+
+    Returns:
+      (absl flag values, config with the changes)
+    """
+    known = config_lib.flatten(config)
+    for argument in argv[1:]:
+        match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
+        if match and match[1] not in known:
+            raise InputError(_no_key(match[1], known))
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict(
+        "config", ConfigDict(config.to_dict()), "", flag_values=values, sys_argv=argv
+    )
+    for name, default in others.items():
+        kinds = {bool: flags.DEFINE_bool, list: flags.DEFINE_list}
+        define = kinds.get(type(default), flags.DEFINE_string)
+        define(name, default, "", flag_values=values)
+    try:
+        extra = values(argv)[1:]
+    except flags.IllegalFlagValueError as error:
+        match = re.match(r"flag --config\.([^=]+)=(.*?): ", str(error))
+        if not match or match[1] not in known:
+            raise
+        raise InputError(config_lib.wrong_type(match[1], match[2], known[match[1]])) from error
+    if extra:
+        raise InputError(f'unexpected argument "{extra[0]}"; see ssl-jax {argv[0]} --help')
+    return values, values["config"].value
+
+
+def _no_key(key: str, known) -> str:
+    """Message for a dotted key that is not in `known`."""
+    inside = [k for k in known if k.startswith(key + ".")]
+    if inside:
+        return f'"{key}" is a section; set one of its keys: {", ".join(inside)}'
+    return config_lib.unknown("config key", key, known)

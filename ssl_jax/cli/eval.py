@@ -1,0 +1,63 @@
+"""`ssl-jax eval`: scores a run beside its baselines."""
+
+from ml_collections import FrozenConfigDict
+
+from ssl_jax import config as config_lib
+from ssl_jax import settings
+from ssl_jax.cli import arguments
+from ssl_jax.config import InputError
+
+HELP = """ssl-jax eval CHECKPOINT [--task=NAME,...] [--config.eval.KEY=VALUE ...]
+
+Scores a run folder, or one checkpoint of it, beside the untrained network and raw pixels.
+
+  CHECKPOINT                runs/a, or runs/a/checkpoints/1000
+  --task=NAME,...           of knn, linear, dense, rank; default: those of the run's config
+  --config.eval.KEY=VALUE   changes one key of the section eval; all others belong to the run
+
+Examples:
+  ssl-jax eval runs/a
+  ssl-jax eval runs/a/checkpoints/1000 --task=knn --config.eval.knn_k=(20,)
+
+Exit codes: 0 done; 2 bad input; 1 unexpected error.
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns the exit code."""
+    from ssl_jax import api, evals
+    from ssl_jax.evals import report
+
+    if len(argv) < 2 or argv[1].startswith("-"):
+        raise InputError(
+            "eval needs a CHECKPOINT first: a run folder or one step of it, for example runs/a or"
+            " runs/a/checkpoints/1000"
+        )
+    if any(map(arguments.names_a_config, argv)):
+        raise InputError(
+            "--config=NAME and --row=ROW are for train and show; eval takes the config that the"
+            " checkpoint holds"
+        )
+    saved = api.saved_config(argv[1])
+    values, config = arguments.parse(argv[:1] + argv[2:], saved, task=[])
+    for key in config_lib.changed(saved, config):
+        if not key.startswith("eval."):
+            raise InputError(
+                f"{key} belongs to the checkpoint and cannot be changed; only keys of the section"
+                " eval can"
+            )
+    tasks = evals.check_tasks(values.task or config.eval.tasks)
+    if not tasks:
+        raise InputError(
+            f"the run's config names no evaluations; give --task=NAME ({', '.join(evals.TASKS)})"
+        )
+    config.eval.tasks = tasks
+    settings.validate(config, num_devices=None)
+    encoder = api.load(argv[1])
+    evaluation = report.Evaluation(FrozenConfigDict(config))
+    results = evaluation.compare(encoder.params, encoder.constants)
+    print(encoder)
+    print(evals.comparison_table(results))
+    for name, scores in results.items():
+        print(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
+    return 0

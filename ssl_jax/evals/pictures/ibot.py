@@ -1,0 +1,27 @@
+"""What iBOT shows: the prototype that each patch belongs to."""
+
+import numpy as np
+
+from ssl_jax.evals.pictures import Panel, Picture, register
+
+
+def draw(encoder, images) -> dict[str, Picture]:
+    """{"patch_prototypes": the likeliest prototype of each patch, one colour each, the same in all
+    images}; {} without a patch objective."""
+    extras = encoder(images, extras=True).extras
+    if "patch_prototype" not in extras:
+        return {}
+    nearest = np.asarray(extras["patch_prototype"])
+    used, labels = np.unique(nearest, return_inverse=True)
+    rows = tuple(
+        (
+            Panel(image, title="image"),
+            Panel(image, labels=groups, title=f"{len(np.unique(groups))} prototypes"),
+        )
+        for image, groups in zip(np.asarray(images), labels.reshape(nearest.shape))
+    )
+    title = f"Patches by their prototype ({len(used)} in use)"
+    return {"patch_prototypes": Picture(title, rows)}
+
+
+register("ibot", draw)

@@ -1,0 +1,34 @@
+"""What MAE shows: masked patches and their reconstruction."""
+
+import numpy as np
+
+from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.ops import patchify, unpatchify
+
+
+def draw(encoder, images) -> dict[str, Picture]:
+    """{"reconstructions": image, what the encoder sees of it, and the prediction in its gaps}."""
+    features = encoder(images, extras=True)
+    patch, grid = encoder.config.model.patch, features.patches.shape[1:3]
+    hidden = np.asarray(features.extras["hidden"])
+    images = np.asarray(images, np.float32)
+    pixels = np.asarray(patchify(images, patch))
+
+    def filled(values):
+        return np.asarray(unpatchify(np.where(hidden[..., None], values, pixels), patch, grid))
+
+    columns = {
+        "image": images,
+        f"{100 * hidden.mean():.0f} % masked": filled(0.5),
+        "reconstruction": filled(np.asarray(features.extras["reconstruction"])),
+    }
+    rows = tuple(
+        tuple(Panel(image, title=title) for image, title in zip(row, columns))
+        for row in zip(*columns.values())
+    )
+    normalized = encoder.config.mae.normalize_pixels
+    note = ", given the mean and contrast of each patch" if normalized else ""
+    return {"reconstructions": Picture(f"Masked patches reconstructed{note}", rows)}
+
+
+register("mae", draw)

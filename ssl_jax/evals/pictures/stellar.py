@@ -1,0 +1,92 @@
+"""What STELLAR shows (figs. 3 to 5): rebuilt images, localization maps, concepts."""
+
+import numpy as np
+
+from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.models import tokenizer
+
+_TOKENS = 6  # maps shown per image, those that cover most
+_ROWS, _COLUMNS = 4, 8  # concepts, and images of each
+_THRESHOLD = 0.5  # a concept covers the cells where its map is above this share of its maximum
+
+
+def draw(encoder, images) -> dict[str, Picture]:
+    """As far as the weights allow: "reconstructions", "localization", "concepts"."""
+    extras = {
+        name: np.asarray(value) for name, value in encoder(images, extras=True).extras.items()
+    }
+    images, drawn = np.asarray(images), {}
+    rebuilt, maps, share = (extras.get(name) for name in ("rebuilt", "localization", "share"))
+    if rebuilt is not None:
+        c = encoder.config.stellar
+        if c.target == "vq":
+            goal = tokenizer.target(c.target, encoder.config.model.patch)
+            rebuilt = np.asarray(goal.decode(c.tokenizer, rebuilt))
+        drawn["reconstructions"] = _reconstructions(images, rebuilt)
+    if maps is not None:
+        drawn["localization"] = _maps(images, maps)
+        if share is not None:
+            drawn["concepts"] = _concepts(images, maps, share)
+    return drawn
+
+
+def _reconstructions(images, rebuilt) -> Picture:
+    def row(image, guess):
+        error = np.square(image - guess)
+        psnr = -10 * np.log10(max(error.mean(), 1e-10))
+        return (
+            Panel(image, title="image"),
+            Panel(guess, title=f"rebuilt, {psnr:.1f} dB"),
+            Panel(image, heat=error.mean(axis=-1), title="squared error"),
+        )
+
+    rows = tuple(row(*pair) for pair in zip(images, rebuilt))
+    return Picture("Images rebuilt from their sparse tokens", rows)
+
+
+def _maps(images, localization) -> Picture:
+    """One row per image: the token that explains each cell best, then the maps of the tokens that
+    cover most."""
+
+    def row(image, maps):
+        area = maps.mean(axis=(0, 1))
+        largest = np.argsort(-area)[:_TOKENS]
+        return (
+            Panel(image, title="image"),
+            Panel(image, labels=maps.argmax(axis=-1), title="best token per cell"),
+            *(
+                Panel(image, heat=maps[..., j], title=f"token {j}: {100 * area[j]:.0f} %")
+                for j in largest
+            ),
+        )
+
+    title = "Localization maps: which sparse token explains which place"
+    return Picture(title, tuple(row(*pair) for pair in zip(images, localization)))
+
+
+def _concepts(images, localization, share) -> Picture:
+    """One row per prototype: the images whose likeliest token for it is surest, and where that
+    token is.
+
+    share: [N, r, K], the probability of each prototype for each token.
+    """
+    best = share.max(axis=1)  # [N, K]
+    # Prototypes that several images share tell more than one that a single image owns: the
+    # second-surest image decides.
+    surest = np.sort(best, axis=0)[-min(2, len(best))]
+
+    def row(k):
+        panels = []
+        for i in np.argsort(-best[:, k], kind="stable")[:_COLUMNS]:
+            cells = localization[i, :, :, share[i, :, k].argmax()]
+            covered = np.where(cells >= _THRESHOLD * cells.max(), 0, -1)
+            name = "" if panels else f"prototype {k}, "
+            panels.append(Panel(images[i], labels=covered, title=f"{name}p {best[i, k]:.2f}"))
+        return tuple(panels)
+
+    title = "Concepts: images by the probability of a prototype, with the place of their token"
+    order = np.argsort(-surest, kind="stable")[:_ROWS]
+    return Picture(title, tuple(map(row, order)))
+
+
+register("stellar", draw)

@@ -1,0 +1,241 @@
+"""STELLAR: an image as a few sparse tokens S ("what") times a localization map L ("where").
+
+Latent queries pass through the ViT beside the patches and come out as S; the patches U say by
+cosine which token explains them (L). The product Z = L S must rebuild the image, and the tokens
+must agree with balanced prototypes and with the matched tokens of masked views.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import losses, ops
+from ssl_jax.losses.stellar import Tokens, class_tokens, match_meters
+from ssl_jax.methods import base, multicrop
+from ssl_jax.methods.stellar.settings import check, defaults
+from ssl_jax.methods.stellar.views import view_recipe
+from ssl_jax.models import decoder, factorise, heads, tokenizer
+
+__all__ = ["Outputs", "check", "defaults", "make"]
+
+
+class Outputs(NamedTuple):
+    """What the networks say; None where the config leaves it out.
+
+    Sparse tokens: tokens [B, r, d], masked_tokens [B, V, r, d], teacher_tokens [B, r, d].
+    Embeddings of the heads: token [B, r, e], cls [B, e], masked_token [B, V, r, e], masked_cls
+    [B, V, e], local_cls [B, W, e], teacher_token, teacher_cls. Decoder: rebuilt [B, n, c] and its
+    target, pixels [B, n, c] or codes [B, n].
+    """
+
+    tokens: jax.Array
+    masked_tokens: jax.Array | None = None
+    teacher_tokens: jax.Array | None = None
+    token: jax.Array | None = None
+    cls: jax.Array | None = None
+    masked_token: jax.Array | None = None
+    masked_cls: jax.Array | None = None
+    local_cls: jax.Array | None = None
+    teacher_token: jax.Array | None = None
+    teacher_cls: jax.Array | None = None
+    rebuilt: jax.Array | None = None
+    target: jax.Array | None = None
+
+
+def make(config) -> base.Method:
+    """STELLAR with the networks and settings of a resolved config."""
+    c, m = config.stellar, config.model
+    views = view_recipe(config)
+    has_teacher, rebuilds = c.targets == "teacher", c.weights.reconstruction > 0
+    clusters, aligns = c.weights.cluster > 0 or c.weights.align > 0, c.weights.align > 0
+    kinds = ("token", "cls") if clusters and c.cls else ("token",) if clusters else ()
+    backbone = multicrop.encoders(m)
+    # One form of head serves sparse and class tokens, each with its own parameters.
+    head = heads.projection_head(
+        m.width, hidden=c.head_hidden, out=c.head_out, layers=2, init_std=m.init_std, dtype=m.dtype
+    )
+    project = factorise.projections(m.width, dtype=m.dtype)
+    goal = tokenizer.target(c.target, m.patch)
+    decode = decoder.decoder(
+        m.width,
+        goal.width,
+        width=c.decoder_width,
+        depth=c.decoder_depth,
+        heads=c.decoder_heads,
+        init_std=m.init_std,
+        gelu=m.gelu,
+        remat=m.remat,
+        dtype=m.dtype,
+    )
+
+    def init(key):
+        """Encoder, heads with their prototypes, projections and decoder; no carry."""
+        keys = jax.random.split(key, 8)
+        params = {"backbone": backbone.student.init(keys[0])}
+        for kind, (key_mlp, key_rows) in zip(("token", "cls"), (keys[1:3], keys[3:5])):
+            if kind in kinds:
+                rows = jax.random.normal(key_rows, (c.prototypes, c.head_out))
+                params[f"{kind}_head"] = {"projection": head.init(key_mlp), "prototypes": rows}
+        if rebuilds:
+            params |= {"factorise": project.init(keys[5]), "decoder": decode.init(keys[6])}
+        return params, None
+
+    def constants():
+        """The Fourier matrix G of the decoder's position codes, and the tokenizer's weights."""
+        if not rebuilds:
+            return None
+        key_init, _ = jax.random.split(jax.random.key(config.seed))
+        matrix = factorise.fourier_matrix(jax.random.split(key_init, 8)[7], c.decoder_width)
+        return {"fourier": matrix, **goal.constants(c.tokenizer)}
+
+    def embed(params, tokens, kind):
+        of_kind = tokens.queries if kind == "token" else tokens.cls
+        return head.apply(params[f"{kind}_head"]["projection"], of_kind)
+
+    def localize(params, tokens):
+        """L [B, n, r]: softmax over tokens of cosines of projected patches and sparse tokens."""
+        projected = project.apply(params["factorise"], tokens.patches, tokens.queries)
+        return ops.localization(*projected, temperature=c.localization_temperature or None)
+
+    def rebuild(params, fourier, tokens, maps, columns):
+        """Decoder output [B, n, c] of Z = L S (eq. 1, 3); the gradient goes through L and S."""
+        latent = factorise.recompose(maps, tokens.queries)
+        codes = factorise.fourier_codes(fourier, (latent.shape[1] // columns, columns))
+        return decode.apply(params["decoder"], latent, codes)
+
+    def encode(params, teacher, constants, views_of, keys, progress):
+        keys = multicrop.split_keys(keys, 3)
+        images = views_of["global"].images
+        seen = backbone.student.apply(params["backbone"], images[:, 0], keys=keys[:, 0])
+        out = Outputs(seen.queries, **{kind: embed(params, seen, kind) for kind in kinds})
+        if rebuilds:
+            maps, columns = localize(params, seen), images.shape[-2] // m.patch
+            out = out._replace(
+                rebuilt=rebuild(params, constants["fourier"], seen, maps, columns),
+                target=goal.encode(constants, jax.lax.stop_gradient(images[:, 0]), dtype=m.dtype),
+            )
+        if "masked" in views_of:
+            seen = multicrop.encode(
+                backbone.student, params["backbone"], views_of["masked"], keys=keys[:, 1]
+            )
+            of_kind = {f"masked_{kind}": embed(params, seen, kind) for kind in kinds if aligns}
+            out = out._replace(masked_tokens=seen.queries, **of_kind)
+        if "local" in views_of:
+            seen = multicrop.encode(
+                backbone.student, params["backbone"], views_of["local"], keys=keys[:, 2]
+            )
+            out = out._replace(local_cls=embed(params, seen, "cls"))
+        if has_teacher:  # sees another global crop, unmasked
+            clean = backbone.teacher.apply(teacher["backbone"], images[:, 1])
+            of_kind = {f"teacher_{kind}": embed(teacher, clean, kind) for kind in kinds}
+            out = out._replace(
+                **jax.lax.stop_gradient({"teacher_tokens": clean.queries, **of_kind})
+            )
+        return out
+
+    def teacher_logits(teacher, outputs, kind):
+        if not has_teacher:
+            return None
+        rows = teacher[f"{kind}_head"]["prototypes"]
+        return jnp.matmul(getattr(outputs, f"teacher_{kind}"), rows.T, precision="highest")
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        """Matches the token sets (no gradient), then L of eq. 6 over the whole batch."""
+        o, metrics, views_of = outputs, {}, {}
+        solver = dict(
+            epsilon=c.matching_epsilon, num_iters=c.matching_iterations, solver=c.matching
+        )
+        targets = o.teacher_tokens if has_teacher else o.tokens
+        matches = ops.align_sets(o.tokens, targets, **solver).index if has_teacher else None
+        if o.masked_tokens is not None:
+            alignment = ops.align_sets(o.masked_tokens, targets[:, None], **solver)
+            metrics |= match_meters(alignment)
+            if aligns and clusters:
+                views_of["align"] = (o.masked_token, alignment.index)
+        token = cls = None
+        if "token" in kinds:
+            metrics["embedding_spread"] = base.spread(jnp.moveaxis(o.token, 1, 0))
+            rows = params["token_head"]["prototypes"]
+            token = Tokens(o.token, rows, teacher_logits(teacher, o, "token"), matches, views_of)
+        if "cls" in kinds:
+            of_view = {"align": o.masked_cls, "local": o.local_cls}
+            of_view = {name: x for name, x in of_view.items() if x is not None}
+            rows = params["cls_head"]["prototypes"]
+            cls = class_tokens(o.cls, rows, teacher_logits(teacher, o, "cls"), of_view)
+        terms = losses.stellar(
+            token,
+            cls,
+            embeddings=(o.tokens, *(() if o.masked_tokens is None else (o.masked_tokens,))),
+            rebuilt=(o.rebuilt, o.target) if rebuilds else None,
+            target_temperature=c.target_temperature,
+            temperature=c.temperature,
+            num_iters=c.sinkhorn_iterations,
+            weights=c.weights.to_dict(),
+        )
+        return terms.pop("loss"), base.Output(carry, terms | metrics)
+
+    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
+        """The image is the mean of its sparse tokens.
+
+        extras: tokens [B, r, d]; and as far as the tree holds what it takes, localization [B, h, w,
+        r], share [B, r, K] (the probability of each prototype for each token), and rebuilt, pixels
+        [B, H, W, 3] in [0, 1] or codes [B, h, w].
+        """
+        seen = backbone.teacher.apply(
+            params["backbone"], images, layers=layers, attention=attention
+        )
+        batch, rows, columns = (n // p for n, p in zip(images.shape, (1, m.patch, m.patch)))
+        shown = {"tokens": seen.queries} if extras else {}
+        if extras and "token_head" in params:
+            prototypes = params["token_head"]["prototypes"]
+            shown["share"] = jax.nn.softmax(
+                embed(params, seen, "token") @ prototypes.T / c.temperature
+            )
+        if extras and "factorise" in params:
+            maps = localize(params, seen)
+            shown["localization"] = maps.reshape(batch, rows, columns, -1)
+            if "decoder" in params and constants is not None:
+                out = rebuild(params, constants["fourier"], seen, maps, columns)
+                shown["rebuilt"] = goal.show(out, (rows, columns))
+        return base.Features(
+            image=seen.queries.mean(axis=1),
+            cls=seen.cls,
+            patches=seen.patches.reshape(batch, rows, columns, -1),
+            attention=seen.attention,
+            layers=seen.layers,
+            extras=shown,
+        )
+
+    def teacher_of(params):
+        """With targets from a teacher: all that `features` may read; the decoder has no copy."""
+        if not has_teacher:
+            return None
+        return {name: tree for name, tree in params.items() if name != "decoder"}
+
+    def health(metrics):
+        """Targets that say nothing, or the same of all images; tokens that are all alike."""
+        warnings = [
+            text
+            for kind in ("token", "cls")
+            for text in base.assignment_warnings(metrics, kind, c.prototypes)
+        ]
+        contrast = metrics.get("match_contrast", 0.0)
+        if contrast > 0.98:
+            warnings.append(
+                f"tokens alike: matched tokens are {contrast:.2f} times as far apart as any two, "
+                "so the matching is blind; raise stellar.weights.koleo or lower optim.lr"
+            )
+        return warnings
+
+    return base.Method(
+        views=views,
+        init=init,
+        encode=encode,
+        objective=objective,
+        features=features,
+        constants=constants,
+        teacher_of=teacher_of,
+        rules=((".*", base.Rule(decay=True if c.decay == "all" else "matrices")),),
+        health=health,
+    )

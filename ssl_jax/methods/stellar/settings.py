@@ -1,0 +1,113 @@
+"""STELLAR's section of the config, and which settings contradict each other."""
+
+from ssl_jax.config import InputError, key
+from ssl_jax.models import tokenizer
+from ssl_jax.views import masks
+
+
+def defaults() -> dict:
+    """The section `stellar`: the paper's values for ViT-B/16, but pixels as target.
+
+    The number of sparse tokens is model.queries.
+    """
+    targets = (
+        'targets of the clustering: "self", the main view\'s own assignments, or "teacher", an EMA '
+        "teacher's (warm-up from a random network)"
+    )
+    focus = (
+        'what a masked view prefers to keep: patches near a place ("gaussian"), a square '
+        '("window"), or "none"'
+    )
+    target = 'what is rebuilt: "pixel", or "vq" (codes of a frozen tokenizer)'
+    decay = 'weight decay on "all" parameters (official code) or "matrices" (no biases, norms)'
+    return dict(
+        targets=key("self", targets, choices=("self", "teacher")),
+        cls=key(True, "cluster and align the class token too"),
+        masked=key(
+            True, "encode views.global_count masked views; the first shows the main view's region"
+        ),
+        mask_ratio=key(0.8, "share of patches dropped from a masked view", least=0, below=1),
+        mask_focus=key("gaussian", focus, choices=("gaussian", "window", "none")),
+        mask_focus_prob=key(0.5, "probability of that preference, per view", least=0, most=1),
+        target=key("pixel", target, choices=("pixel", "vq")),
+        tokenizer=key("", 'its weights, .safetensors or .npz; only for target "vq"'),
+        localization_temperature=key(
+            0.06, "of the softmax over tokens; 0 = plain inner products / sqrt(width)", least=0
+        ),
+        prototypes=key(16384, "K of each head", least=2),
+        head_hidden=key(2048, "width of a head's hidden layer", least=1),
+        head_out=key(256, "width of the L2-normalised embedding", least=1),
+        target_temperature=key(0.06, "of the Sinkhorn targets", above=0),
+        temperature=key(0.12, "of the predictions", above=0),
+        sinkhorn_iterations=key(3, "scalings of Sinkhorn-Knopp", least=1),
+        matching=key(
+            "sinkhorn",
+            'of token sets: "sinkhorn" (argmax of the plan) or "hungarian" (one to one)',
+            choices=("sinkhorn", "hungarian"),
+        ),
+        matching_epsilon=key(
+            0.1, "entropic weight, in units of the distance of tokens; smaller is sharper", above=0
+        ),
+        matching_iterations=key(5, "scalings of the matching", least=1),
+        decoder_width=key(512, "channels of the decoder's tokens", least=2),
+        decoder_depth=key(6, "its blocks", least=1),
+        decoder_heads=key(8, "its attention heads", least=1),
+        weights=dict(
+            reconstruction=key(10.0, "a1 of eq. 6; 10 for pixels, .05 for codes", least=0),
+            cluster=key(1.0, "a2", least=0),
+            align=key(1.0, "a3", least=0),
+            koleo=key(0.1, "a4", least=0),
+        ),
+        decay=key("all", decay, choices=("all", "matrices")),
+    )
+
+
+def check(config) -> None:
+    """Refuses settings that contradict each other. Raises InputError."""
+    c, v, m = config.stellar, config.views, config.model
+    patches = (v.global_size // m.patch) ** 2
+    aligns = c.weights.align > 0
+    for wrong, message in (
+        (c.decoder_width % 2, f"stellar.decoder_width is {c.decoder_width}; it must be even"),
+        (
+            c.decoder_width % c.decoder_heads,
+            f"stellar.decoder_heads is {c.decoder_heads}; it must divide decoder_width "
+            f"{c.decoder_width}",
+        ),
+        (
+            m.queries < 1,
+            f"model.queries is {m.queries}; STELLAR needs at least 1 sparse token (the paper has "
+            "16)",
+        ),
+        (max(c.weights.values()) == 0, "stellar.weights are all 0; set one above 0"),
+        (
+            c.cls and not m.cls,
+            "stellar.cls is True but model.cls is False; set model.cls=True or stellar.cls=False",
+        ),
+        (
+            v.mask != "none",
+            f'views.mask is "{v.mask}"; STELLAR masks by stellar.mask_ratio, so set '
+            'views.mask="none"',
+        ),
+        (
+            v.local_count and not (c.cls and aligns),
+            f"views.local_count is {v.local_count}, but local crops only align the class token: "
+            "set it to 0, or set stellar.cls=True and stellar.weights.align above 0",
+        ),
+        (
+            aligns and not (c.masked or v.local_count),
+            "stellar.weights.align is above 0 without a view to align; set stellar.masked=True",
+        ),
+        (
+            c.masked and not masks.floor(patches * (1 - c.mask_ratio)),
+            f"stellar.mask_ratio is {c.mask_ratio}; a masked view must keep one or more of its "
+            f"{patches} patches: use 0 to {1 - 1 / patches:.4f}",
+        ),
+    ):
+        if wrong:
+            raise InputError(message)
+    if c.weights.reconstruction > 0:
+        try:
+            tokenizer.target(c.target, m.patch).constants(c.tokenizer)
+        except InputError as error:
+            raise type(error)(f'stellar.target is "{c.target}" but {error}') from None

@@ -1,0 +1,47 @@
+"""STELLAR's views: one whole main view, masked views that keep few patches, small crops."""
+
+from ssl_jax.views import recipe
+from ssl_jax.views.masks import MaskRecipe
+from ssl_jax.views.photometric import Photometric
+from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
+
+
+def view_recipe(config) -> ViewRecipe:
+    """The views of a config (STELLAR appendix C.1, official code).
+
+    Groups: "global", the main view, a large crop without colour changes, and for targets from a
+    teacher another large crop with them; "masked", views.global_count large crops with colour
+    changes that keep some of their patches; "local", views.local_count small ones with colour
+    changes. A masked view shows the region of the global view of its number, as far as there is
+    one. Colour changes are drawn per view; no view is solarised. views.blur_prob: the first masked
+    view, the other large crops, the small ones.
+    """
+    c, v, patch = config.stellar, config.views, config.model.patch
+    first, further, small = (recipe.photometric(v, blur_prob=prob) for prob in v.blur_prob)
+    large = dict(size=v.global_size, scale=tuple(v.global_scale), patch=patch, flip=v.flip)
+    if c.targets == "teacher":
+        groups = {"global": GroupRecipe(count=2, photometric=(Photometric(), further), **large)}
+    else:
+        groups = {"global": GroupRecipe(count=1, **large)}
+    if c.masked:
+        dropped = MaskRecipe(
+            "random",
+            (c.mask_ratio,) * 2,
+            drop=True,
+            focus=c.mask_focus,
+            focus_prob=c.mask_focus_prob,
+        )
+        photometric = (first, *[further] * (v.global_count - 1))
+        groups["masked"] = GroupRecipe(
+            count=v.global_count, photometric=photometric, mask=dropped, reuse="global", **large
+        )
+    if v.local_count:
+        groups["local"] = GroupRecipe(
+            count=v.local_count,
+            size=v.local_size,
+            scale=tuple(v.local_scale),
+            patch=patch,
+            flip=v.flip,
+            photometric=(small,) * v.local_count,
+        )
+    return ViewRecipe(tuple(groups.items()))

@@ -1,0 +1,182 @@
+"""Checks of arguments, read from the annotations of a function: shapes, types, ranges, choices.
+
+    @checked
+    def cross_entropy(
+        target_probs: Float[Array, "*#b K"], logits: Float[Array, "*#b K"], *, temperature: Positive
+    ) -> Float[Array, "*b"]:
+
+An axis of one name has one size in all arguments, and at least 1; `*b` stands for any number of
+leading axes, equal everywhere, `*#b` for leading axes that broadcast. Annotated arrays reach the
+body as JAX arrays. Shapes are known under `jit` and always checked; values only where they are
+known, so that a schedule may feed a traced temperature.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import AbstractArray, Array, Float
+
+from ssl_jax.ops.arguments import known, require
+
+
+@dataclasses.dataclass(frozen=True)
+class Must:
+    """What a value must be, in words and as a test."""
+
+    be: str
+    test: Callable
+
+
+Number = float | Float[Array, ""]  # a Python number or a scalar array, also a traced one
+Positive = Annotated[Number, Must("a finite number above 0", lambda x: 0 < x < math.inf)]
+NotNegative = Annotated[Number, Must("a finite number, 0 or above", lambda x: 0 <= x < math.inf)]
+Share = Annotated[Number, Must("between 0 and 1", lambda x: 0 <= x <= 1)]
+Count = Annotated[int, Must("at least 1", lambda x: x >= 1)]
+
+_KINDS = {
+    "Float": "float",
+    "Integer": "integer",
+    "Bool": "bool",
+    "Key": "PRNG key",
+    "Shaped": "any",
+}
+
+
+def checked(function):
+    """The function behind a check of its arguments.
+
+    Raises:
+      ValueError: from the function returned, naming the argument, what it is and what it must be.
+    """
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function, include_extras=True)
+    hints.pop("return", None)
+
+    @functools.wraps(function)
+    def checking(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        axes = Axes()
+        for name, value in bound.arguments.items():
+            if name in hints:
+                bound.arguments[name] = _check(name, value, hints[name], axes)
+        return function(*bound.args, **bound.kwargs)
+
+    return checking
+
+
+def _check(name: str, value, hint, axes: "Axes"):
+    """The value, as a JAX array if the hint says array."""
+    options = _options(hint)
+    if value is None and types.NoneType in options:
+        return None
+    arrays = [option for option in options if _is_array(option)]
+    if arrays:
+        return axes.check(name, value, arrays)
+    for option in options:
+        origin, parts = typing.get_origin(option), typing.get_args(option)
+        if origin is typing.Literal:
+            listed = " or ".join(f'"{choice}"' for choice in parts)
+            require(value in parts, name, repr(value), listed)
+        elif origin is Annotated:
+            shape = np.shape(value)
+            require(shape == (), name, f"an array of shape {shape}", "a scalar")
+            for must in parts[1:]:
+                fits = not known(value) or bool(must.test(np.asarray(value)))
+                require(fits, name, value, must.be)
+    return value
+
+
+def _options(hint) -> tuple:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if union else (hint,)
+
+
+def _is_array(hint) -> bool:
+    return inspect.isclass(hint) and issubclass(hint, AbstractArray)
+
+
+class Axes:
+    """The sizes of the named axes of one call, and which argument gave them."""
+
+    def __init__(self):
+        self.sizes: dict[str, int | tuple[int, ...]] = {}
+        self.owners: dict[str, str] = {}
+
+    def check(self, name: str, value, hints: list):
+        """The value as a JAX array; it must fit one of the array types."""
+        require(value is not None, name, None, "an array")
+        with jax.ensure_compile_time_eval():  # numbers stay known under `jit`
+            array = value if isinstance(value, jax.Array) else jnp.asarray(value)
+        of_type = [hint for hint in hints if _has_type(array, hint)]
+        kinds = dict.fromkeys(hint.__name__.partition("[")[0] for hint in hints)
+        wanted = " or ".join(_KINDS[kind] for kind in kinds)
+        require(bool(of_type), f"the type of {name}", array.dtype, wanted)
+        for hint in of_type:
+            sizes = self._sizes(hint.dim_str.split(), array.shape)
+            if sizes is not None:
+                self._broadcast(name, sizes)
+                self.owners |= {axis: name for axis in sizes if axis not in self.sizes}
+                self.sizes |= sizes
+                return array
+        shapes = [self._written(hint.dim_str.split(), array.shape) for hint in of_type]
+        wanted = " or ".join(shapes)
+        require(False, f"the shape of {name}", array.shape, wanted)
+
+    def _sizes(self, names: list[str], shape: tuple) -> dict | None:
+        """The sizes of the named axes if the shape fits them, else None."""
+        extra = len(shape) - len(names) + 1
+        place = next((i for i, name in enumerate(names) if name.startswith("*")), None)
+        if place is not None and extra >= 0:
+            end = place + extra
+            shape = (*shape[:place], shape[place:end], *shape[end:])
+        if len(shape) != len(names):
+            return None
+        sizes = {}
+        for name, size in zip(names, shape):
+            wanted = sizes.get(name, self.sizes.get(name, size))
+            if size == 0 or (size != wanted and not name.startswith("*#")):
+                return None
+            sizes[name] = size
+        return sizes
+
+    def _broadcast(self, name: str, sizes: dict) -> None:
+        """Joins leading axes that broadcast."""
+        for axis in set(sizes) & set(self.sizes):
+            if axis.startswith("*#"):
+                mine, others = sizes[axis], self.sizes[axis]
+                try:
+                    sizes[axis] = np.broadcast_shapes(mine, others)
+                except ValueError:
+                    wanted = f"broadcastable against {others}, those of {self.owners[axis]}"
+                    require(False, f"the leading axes of {name}", mine, wanted)
+
+    def _written(self, names: list[str], shape: tuple) -> str:
+        """The shape that was wanted: "[..., 3] as logits"."""
+        fixed = [name for name in names if name in self.sizes and not name.startswith("*#")]
+        parts = []
+        for name in names:
+            size = self.sizes[name] if name in fixed else name
+            if isinstance(size, tuple):
+                parts += size
+            else:
+                parts.append("..." if name.startswith("*") else size)
+        owners = dict.fromkeys(self.owners[name] for name in fixed)
+        text = f"[{', '.join(map(str, parts))}]" + (f" as {' and '.join(owners)}" if owners else "")
+        free = [name for name in names if name not in fixed and not name.startswith("*")]
+        return text + (f" with {', '.join(free)} >= 1" if 0 in shape and free else "")
+
+
+def _has_type(array, hint) -> bool:
+    """Whether the array is of the float, integer, ... kind of an array type."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return "prng_key" in hint.dtypes
+    return not isinstance(hint.dtypes, tuple) or array.dtype.name in hint.dtypes  # else Shaped: any

@@ -1,0 +1,38 @@
+"""What the ops compute with: float32 or wider, and products that keep its digits."""
+
+import jax
+import jax.numpy as jnp
+
+Precision = jax.lax.PrecisionLike
+
+
+def wide(*arrays):
+    """The arrays in their common float type, float32 at least."""
+    dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+    cast = tuple(jnp.asarray(x).astype(dtype) for x in arrays)
+    return cast if len(cast) > 1 else cast[0]
+
+
+def sharpen(x, temperature):
+    """x / T in float32 or wider; the type of T does not matter."""
+    x = wide(x)
+    return x / jnp.asarray(temperature).astype(x.dtype)
+
+
+def product(pattern: str, *arrays, precision: Precision = None):
+    """`jnp.einsum` with the precision that all ops share.
+
+    None: float32 products on every platform, which is all that a CPU knows. Elsewhere shorter
+    formats are faster, but similarities are divided by temperatures of a few percent: an error of
+    1e-6 becomes one of 3e-5 in a probability. Largest error in a cosine of 384 coordinates: 7e-7 in
+    float32, 1e-6 with three passes of bfloat16 ("high" on a TPU), 6e-5 in TensorFloat-32 ("high" on
+    a GPU), 5e-4 with one pass of bfloat16. Where these do, pass "high" or "default".
+    """
+    precision = jax.lax.Precision.HIGHEST if precision is None else precision
+    return jnp.einsum(pattern, *arrays, precision=precision)
+
+
+def log_sum_exp(x, axis: int):
+    """log sum exp of finite numbers over one axis, which is kept."""
+    top = jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
+    return top + jnp.log(jnp.sum(jnp.exp(x - top), axis=axis, keepdims=True))

@@ -1,0 +1,46 @@
+"""Passes over the rows of a large array, a part of them at a time.
+
+Pass i of P takes rows i, i + P, i + 2 P, ...: every shard of a sharded axis has rows in every pass,
+so that no device waits and nothing is sent.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+
+def divide(size: int, most: int, *, least: int = 1, block: int = 1) -> tuple[int, int]:
+    """(passes, rows per pass), with at most `most` and at least `least` rows a pass.
+
+    Takes a number of passes that divides the size where there is one near, whole blocks of rows
+    first; passes * rows may else exceed the size, and the array has to be padded.
+    """
+    fewest = math.ceil(size / most)
+    if fewest <= 1:
+        return 1, size
+    fits = [n for n in range(fewest, 2 * fewest + 1) if size % n == 0 and size // n >= least]
+    if fits:
+        passes = min(fits, key=lambda n: (size // n % block != 0, n))
+        return passes, size // passes
+    return fewest, max(least, math.ceil(size / fewest))
+
+
+def pad(x, extra: int, axis: int = 0):
+    """Appends `extra` rows of zeros (False); None stays None."""
+    if x is None or extra == 0:
+        return x
+    return jnp.pad(x, [(0, extra if i == axis else 0) for i in range(x.ndim)])
+
+
+def take(x, number, passes: int, axis: int = 0):
+    """The rows of pass `number`; None stays None."""
+    if x is None or passes == 1:
+        return x
+
+    def pick(x):
+        rows = x.shape[axis] // passes
+        split = x.reshape(*x.shape[:axis], rows, passes, *x.shape[axis + 1 :])
+        return jax.lax.dynamic_index_in_dim(split, number, axis + 1, keepdims=False)
+
+    return pick(x)

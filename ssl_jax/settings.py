@@ -1,0 +1,205 @@
+"""The whole config: the sections of all modules together, whether a config can work, and what it
+implies.
+
+    config = settings.base_config("sop")         # every key of the package and of SOP
+    settings.keys("sop")["optim.lr"].meaning     # how each of them is declared
+    settings.validate(config, num_devices=8)     # refuses what cannot work; allocates nothing
+    settings.resolve(config, num_records=1_281_167, num_devices=8).run.total_steps
+"""
+
+import math
+
+from ml_collections import ConfigDict, FrozenConfigDict
+
+from ssl_jax import config as config_lib
+from ssl_jax import evals, methods
+from ssl_jax.config import COMPUTED, OPEN, InputError, Key, key, unknown
+from ssl_jax.data import loader, source
+from ssl_jax.models import zoo
+from ssl_jax.train import checkpoint, log, optim, schedule, sharding
+from ssl_jax.views import section as views
+
+_LAST_STEP = 2**31 - 1  # steps are counted in 32 bits
+
+
+def sections() -> dict:
+    """The Keys of everything that belongs to no method: {key or section: Key or dict of Keys}."""
+    return dict(
+        method=key("", "name of the method; its settings are the section of that name"),
+        seed=key(
+            0, "of parameters, data order, crops, masks and every other draw", least=0, below=2**31
+        ),
+        init_from=key(
+            "",
+            "weights to start from: a file, a run or one checkpoint of it; empty = random."
+            " Never read when a run is continued",
+        ),
+        init_only=key(
+            "",
+            'of these weights take only what lies below this path of the parameters ("backbone");'
+            " empty = all that match",
+        ),
+        imports=key(
+            (), "modules imported first; they register methods of yours (--import)", free=True
+        ),
+        max_nonfinite=key(
+            20,
+            "stop after so many steps in a row with a non-finite loss or gradient; 0 = never",
+            "steps",
+            least=0,
+            free=True,
+        ),
+        data=source.defaults() | loader.defaults(),
+        views=views.defaults(),
+        model=zoo.defaults(),
+        optim=optim.defaults(),
+        teacher=schedule.defaults(),
+        mesh=sharding.defaults(),
+        checkpoint=checkpoint.defaults(),
+        log=log.defaults(),
+        eval=evals.defaults(),
+    )
+
+
+def keys(method: str = "") -> dict[str, Key]:
+    """{dotted key: Key} of a complete config for that method; "": of what belongs to no method."""
+    return config_lib.flatten(sections() | _own_section(method))
+
+
+def base_config(method: str) -> ConfigDict:
+    """A complete config for a method: the package's defaults and the method's own section. No key
+    can be added to it, but to the section `expected`.
+    """
+    own = _own_section(method)
+    config = config_lib.build(config_lib.with_defaults(sections(), {"method": method}) | own)
+    with config.unlocked():
+        config.expected = ConfigDict()
+    config.expected.unlock()
+    return config
+
+
+def _own_section(method: str) -> dict:
+    """{name: Keys of the method's own section}; {} for the method ""."""
+    return {method: methods.get(method).defaults()} if method else {}
+
+
+def validate(config, num_devices: int | None) -> None:
+    """Refuses a config that cannot work, before anything is allocated.
+
+    Checks every key by its own declaration, and what keys of the general sections demand of each
+    other; `method.check(config)` does the latter for the method's section. Works on resolved and
+    unresolved configs.
+
+    Args:
+      num_devices: that the run will have; None: nothing will be trained, and the mesh is not looked
+        at.
+
+    Raises:
+      InputError: names the key, what it is, and what would be right.
+    """
+    if not config.get("method"):
+        raise InputError(
+            'method is ""; a config file must set it, see ssl_jax.settings.base_config(NAME)'
+        )
+    if config.method not in config:
+        raise InputError(
+            f'config has no section "{config.method}" for its method; '
+            f'start from ssl_jax.settings.base_config("{config.method}")'
+        )
+    check_keys(config)
+    if config.init_only and not config.init_from:
+        raise InputError(
+            f'init_only is "{config.init_only}" but init_from is ""; set init_from to the weights'
+            " to start from"
+        )
+    views.check(config)
+    zoo.check(config)
+    optim.check(config)
+    if num_devices is not None:
+        sharding.check(config, num_devices)
+    source.check("data", config.data, config.data.dir)
+    evals.check(config)
+
+
+def check_keys(config) -> None:
+    """Every declared key is there with a value it can have, and no other key. Raises InputError."""
+    known, values = keys(config.method), config_lib.flatten(config)
+    values = {name: x for name, x in values.items() if name.split(".")[0] not in OPEN}
+    top = {name.split(".")[0] for name in known} | set(OPEN)
+    for name in values:
+        first, _, rest = name.partition(".")
+        if first not in top:
+            raise InputError(unknown("config section" if rest else "config key", first, top))
+        if name not in known:
+            raise InputError(unknown("config key", name, known))
+    missing = [name for name in known if name not in values]
+    if missing:
+        raise InputError(
+            f"config lacks {', '.join(missing)}; start from ssl_jax.settings.base_config(NAME)"
+        )
+    for name, declared in known.items():
+        declared.check(name, values[name])
+
+
+def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
+    """Works out what a valid config implies: the model's shape, where evaluations find their images
+    (`eval.*.dir` left empty is `data.dir` if the kind is the same) and the section `run`. Resolving
+    again gives the same.
+
+    run.num_records       images in the training set
+    run.steps_per_epoch   num_records // batch_size (the last partial batch is dropped)
+    run.total_steps       optim.steps, or epochs * steps_per_epoch rounded
+    run.epochs            total_steps / steps_per_epoch
+    run.warmup_steps      warmup_epochs * steps_per_epoch rounded
+    run.peak_lr           lr * batch_size / base_batch
+    run.batch_per_device  images
+
+    Returns:
+      A frozen, hashable config.
+
+    Raises:
+      InputError: the set is smaller than a batch, the run is shorter than a step or longer than
+        2**31 - 1 steps, the warm-up is longer than the run, a contradiction in the model's size.
+    """
+    config = ConfigDict(config.to_dict())  # ConfigDict(config) would share its sections
+    o = config.optim
+    steps_per_epoch = num_records // o.batch_size
+    if steps_per_epoch == 0:
+        raise InputError(
+            f"optim.batch_size is {o.batch_size}, but the set has only {num_records} images; use at"
+            f" most {num_records}"
+        )
+    total = o.steps or round(o.epochs * steps_per_epoch)
+    if total == 0:
+        raise InputError(
+            f"optim.epochs is {o.epochs}, less than one step of {steps_per_epoch} an epoch; "
+            f"use at least {1 / steps_per_epoch:.3g}"
+        )
+    if total > _LAST_STEP:
+        raise InputError(
+            f"optim.epochs is {o.epochs}, a run of {total} steps; use at most"
+            f" {math.floor(_LAST_STEP / steps_per_epoch)}"
+        )
+    warmup = round(o.warmup_epochs * steps_per_epoch)
+    if warmup > total:
+        raise InputError(
+            f"optim.warmup_epochs is {o.warmup_epochs} = {warmup} steps, longer than the run of"
+            f" {total} steps; use at most {math.floor(1000 * total / steps_per_epoch) / 1000:g}, or"
+            " a longer run"
+        )
+    data, fsdp = sharding.mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
+    config.model.width, config.model.depth, config.model.heads = zoo.model_shape(config.model)
+    for section in (config.eval.image, config.eval.dense):
+        section.dir = evals.folder(config, section)
+    config[COMPUTED] = ConfigDict(
+        dict(
+            num_records=num_records,
+            steps_per_epoch=steps_per_epoch,
+            total_steps=total,
+            epochs=total / steps_per_epoch,
+            warmup_steps=warmup,
+            peak_lr=o.lr * o.batch_size / o.base_batch,
+            batch_per_device=o.batch_size // (data * fsdp),
+        )
+    )
+    return FrozenConfigDict(config)

@@ -1,0 +1,71 @@
+"""The section `views` of a config: crops, photometric draws and masks of one image."""
+
+from ssl_jax.config import InputError, check_multiple, key
+
+
+def defaults() -> dict:
+    """The keys of the section; a method reads those it has a use for."""
+
+    def probability(default, of):
+        return key(default, f"probability of {of}", least=0, most=1)
+
+    return dict(
+        global_count=key(2, "large crops per image", "views", above=0, most=1000),
+        global_size=key(224, "side of a large crop", "pixels", above=0, most=16384),
+        global_scale=key(
+            (0.25, 1.0),
+            "area of the crop / area of the image, drawn uniformly between",
+            above=0,
+            most=1,
+            ordered=True,
+        ),
+        local_count=key(10, "small crops per image; 0 = none", "views", least=0, most=1000),
+        local_size=key(96, "side of a small crop", "pixels", above=0, most=16384),
+        local_scale=key((0.05, 0.25), "area share of a small crop", above=0, most=1, ordered=True),
+        flip=probability(0.5, "a horizontal flip"),
+        jitter=key(
+            (0.4, 0.4, 0.2, 0.1),
+            "brightness, contrast, saturation (factors 1 +- x), hue (+- x turns)",
+            least=0,
+            length=4,
+        ),
+        jitter_prob=probability(0.8, "colour jitter"),
+        gray_prob=probability(0.2, "grayscale"),
+        blur_prob=key(
+            (1.0, 0.1, 0.5),
+            "probability of Gaussian blur: first global view, further global views, local views",
+            least=0,
+            most=1,
+            length=3,
+        ),
+        blur_radius=key(
+            (0.1, 2.0),
+            "standard deviation of the blur, drawn uniformly between",
+            "pixels",
+            above=0,
+            most=1000,
+            ordered=True,
+        ),
+        solarize_prob=probability(0.2, "solarisation, second global view only"),
+        mask=key("none", "masked patches of the global views", choices=("none", "block", "random")),
+        mask_ratio=key(
+            (0.3, 0.3),
+            "share of masked patches, drawn uniformly between",
+            least=0,
+            below=1,
+            ordered=True,
+        ),
+        mask_prob=probability(1.0, "a view being masked at all"),
+    )
+
+
+def check(config) -> None:
+    """Refuses views that do not fit the network's patches. Raises InputError."""
+    v, patch = config.views, config.model.patch
+    check_multiple("views.global_size", v.global_size, patch, "model.patch")
+    if v.local_count:
+        check_multiple("views.local_size", v.local_size, patch, "model.patch")
+    if v.jitter[3] > 0.5:
+        raise InputError(
+            f"views.jitter is {v.jitter}; the hue (last) is in turns and must be at most 0.5"
+        )

@@ -1,0 +1,105 @@
+"""The papers' tables as data: what a file may say, and how rows are found."""
+
+import re
+
+import pytest
+
+from ssl_jax import config as config_lib
+from ssl_jax import papers
+from ssl_jax.config import InputError
+
+ROW = """
+[[row]]
+id = "table1/small"
+place = "table 1, small"
+config = "sop:digits"
+changes = { "sop.cls.anchors" = 64, "views.global_scale" = [0.5, 1.0] }
+expected = { knn = 10.5, linear = "20 (official README)" }
+note = "scales are not published"
+ours = { knn = "9.5 (seed 0)" }
+
+[[row]]
+id = "table2"
+place = "table 2"
+config = "sop:digits"
+expected = {}
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    def write_and_read(text):
+        (tmp_path / "mine.toml").write_text(text)
+        return papers.read(tmp_path / "mine.toml")
+
+    return write_and_read
+
+
+def test_a_row_has_its_place_numbers_and_config(read):
+    first, second = read(ROW)
+    assert (first.name, first.place) == ("mine/table1/small", "table 1, small")
+    assert first.expected == {"knn": "10.5 (paper, table 1)", "linear": "20 (official README)"}
+    assert first.ours == {"knn": "9.5 (seed 0)"} and first.note == "scales are not published"
+    assert (second.changes, second.expected, second.note) == ({}, {}, "")
+    config = first.load()
+    assert (config.sop.cls.anchors, config.views.global_scale) == (64, (0.5, 1.0))
+    assert config.expected.to_dict() == first.expected
+    changed = set(config_lib.changed(config_lib.load("sop:digits"), config))
+    assert changed == {*first.changes, "expected.knn", "expected.linear"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("place =", "plaec ="), r'row "table1/small": unknown key "plaec"; did you mean "place"'),
+        (('place = "table 1, small"\n', ""), r'row "table1/small" lacks the key place'),
+        (('id = "table1/small"\n', ""), r'row "1" lacks the key id'),
+        (('id = "table2"', 'id = "table1/small"'), r'two rows have the id "table1/small"'),
+        (('"table 2"', "2"), r"place is 2; it must be a str"),
+        (("10.5", "true"), r"knn is True; it must be a number or a text"),
+        (("[[row]]", "[[rows]]"), r'unknown key "rows"; did you mean "row"'),
+        (("expected = {}", "expected ="), r"mine.toml: .*line"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(read, change, message):
+    with pytest.raises(InputError, match=message):
+        read(ROW.replace(*change))
+
+
+def test_a_row_cannot_change_what_is_not_there(read):
+    row, _ = read(ROW.replace("cls.anchors", "cls.anchor"))
+    with pytest.raises(InputError, match='mine/table1/small: unknown config key "sop.cls.anchor"'):
+        row.load()
+
+
+def test_rows_are_found_by_name():
+    row = papers.find("sop/table10/K1024")
+    assert row.changes == {"sop.cls.anchors": 1024} and row.expected["knn"].startswith("69.5")
+    with pytest.raises(InputError, match='unknown paper "sopp"; did you mean "sop"'):
+        papers.find("sopp/table10/K1024")
+    with pytest.raises(
+        InputError, match='row of sop "table10/K1023"; did you mean "table10/.*--paper=sop lists'
+    ):
+        papers.find("sop/table10/K1023")
+
+
+def test_a_config_has_the_numbers_of_the_row_that_changes_nothing():
+    assert papers.expected("sop:vits16")["knn"] == "75.3 (paper, table 1)"
+    assert papers.expected("sop:digits") == papers.expected("quickstart") == {}
+
+
+@pytest.mark.parametrize("name", papers.names())
+def test_rows_have_each_their_place_and_plain_names(name):
+    rows = papers.load(name)
+    assert all(re.fullmatch(r"[\w.+-]+(/[\w.+-]+)+", row.id) for row in rows)
+    # Only FLSL has rows twice, see its file.
+    places = {(row.place, row.config.endswith("_paper")) for row in rows}
+    assert len(places) == len(rows)
+
+
+@pytest.mark.parametrize("name", papers.names())
+def test_numbers_of_rows_are_written_in_the_papers_only(name, root):
+    """Of the columns that most rows have: k-NN."""
+    text = (root / "configs" / f"{name}.py").read_text()
+    numbers = [row.expected["knn"].split()[0] for row in papers.load(name) if "knn" in row.expected]
+    assert not [n for n in numbers if re.fullmatch(r"\d\d\.\d+", n) and n in text]
