@@ -150,7 +150,7 @@ def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
     run.steps_per_epoch   num_records // batch_size (the last partial batch is dropped)
     run.total_steps       optim.steps, or epochs * steps_per_epoch rounded
     run.epochs            total_steps / steps_per_epoch
-    run.warmup_steps      warmup_epochs * steps_per_epoch rounded
+    run.warmup_steps      warmup_epochs * steps_per_epoch rounded; at most optim.steps
     run.peak_lr           lr * batch_size / base_batch
     run.batch_per_device  images
 
@@ -181,7 +181,9 @@ def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
             f" {math.floor(_LAST_STEP / steps_per_epoch)}"
         )
     warmup = round(o.warmup_epochs * steps_per_epoch)
-    if warmup > total:
+    if o.steps:
+        warmup = min(warmup, total)  # so that any recipe can be tried for a few steps
+    elif warmup > total:
         raise InputError(
             f"optim.warmup_epochs is {o.warmup_epochs} = {warmup} steps, longer than the run of"
             f" {total} steps; use at most {math.floor(1000 * total / steps_per_epoch) / 1000:g}, or"

@@ -340,6 +340,11 @@ def test_resolve_with_steps(toy):
     assert (run.total_steps, run.steps_per_epoch, run.epochs) == (25, 10, 2.5)
 
 
+def test_a_few_steps_of_a_long_recipe_end_the_warm_up(toy):
+    run = resolved(toy, **{"optim.steps": 25, "optim.warmup_epochs": 10.0}).run
+    assert run.total_steps == run.warmup_steps == 25
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -349,11 +354,9 @@ def test_resolve_with_steps(toy):
         ),
         ({"optim.epochs": 0.04}, "less than one step of 10 an epoch; use at least 0.1"),
         (
-            {"optim.steps": 25},
-            (
-                r"optim.warmup_epochs is 10.0 = 100 steps, longer than the run of 25 steps; use at"
-                r" most 2.5"
-            ),
+            {"optim.epochs": 2.54, "optim.warmup_epochs": 2.56},
+            r"optim.warmup_epochs is 2.56 = 26 steps, longer than the run of 25 steps; use at most"
+            r" 2.5",
         ),
     ],
 )

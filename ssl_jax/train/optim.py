@@ -286,7 +286,7 @@ def defaults() -> dict:
         epochs=key(100.0, "length of the run", "epochs", least=0, most=10**6),
         steps=key(
             0,
-            "length of the run; 0 = epochs * steps per epoch",
+            "length of the run, which ends a longer warm-up too; 0 = epochs * steps per epoch",
             "steps, counted in 32 bits",
             least=0,
             most=2**31 - 1,
