@@ -138,7 +138,7 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluation) -
             if eval_every and at % eval_every == 0 and at < total:
                 _evaluate(evaluation, current, scores, trackers, at)
             if boundary or at % config.checkpoint.every_steps == 0:
-                saved.save(current, _meta(config, at))
+                saved.save(current, meta(config, at))
             if boundary and at < total:
                 saved.wait()
                 print(
@@ -215,7 +215,8 @@ def _restore(saved, run: Run):
     return current, meta["record"]
 
 
-def _meta(config, at: int) -> dict:
+def meta(config, at: int) -> dict:
+    """What a checkpoint holds beside the state: config, data position, versions."""
     return {
         "config": config_lib.to_json(config),
         "record": at * config.optim.batch_size,

@@ -1,0 +1,136 @@
+"""What people do with the package: load what a run learned, and train a method of their own."""
+
+import jax
+import numpy as np
+import pytest
+
+import ssl_jax
+from ssl_jax import api, cli, methods
+from ssl_jax.config import InputError
+from ssl_jax.methods.encoder import Encoder
+from ssl_jax.train import checkpoint, log, loop
+from tests import tiny
+
+OUTSIDE = '''
+"""A method outside the package: DINO under another name, with a key of its own."""
+
+from ml_collections import ConfigDict, FrozenConfigDict
+
+import ssl_jax
+from ssl_jax.config import key
+from ssl_jax.methods import dino
+
+
+def defaults():
+    return dino.defaults() | {"loss_scale": key(1.0, "factor on the loss", above=0)}
+
+
+def check(config):
+    pass
+
+
+def make(config):
+    values = ConfigDict(config.to_dict())
+    values.dino = values.mine
+    method = dino.make(FrozenConfigDict(values))
+
+    def objective(*arguments):
+        loss, output = method.objective(*arguments)
+        return config.mine.loss_scale * loss, output
+
+    return method._replace(objective=objective)
+
+
+ssl_jax.register("mine", make, defaults, check)
+'''
+
+CONFIG = """
+from ssl_jax import settings
+from tests import tiny
+
+
+def get_config():
+    source, config = tiny.config("dino"), settings.base_config("mine")
+    for name in ("data", "views", "model", "optim", "checkpoint", "log"):
+        config[name].update(source[name])
+    config.mine.update(source.dino)
+    config.checkpoint.every_steps = 2
+    config.optim.steps = 4
+    config.eval.update(dict(tasks=("knn",), train_examples=40, test_examples=20))
+    config.eval.image.update(dict(kind="digits", size=24))
+    return config
+"""
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A run folder with one checkpoint of a fresh DINO, and its state."""
+    run = api.prepare(tiny.config("dino"))
+    state = loop.fresh_state(run)
+    store = checkpoint.Checkpoints(tmp_path / "run" / "checkpoints")
+    store.save(state._replace(step=state.step + 7), loop.meta(run.config, 7))
+    store.wait()
+    store.close()
+    return tmp_path / "run", run, state
+
+
+def test_load_gives_the_teacher_without_an_optimizer(saved, monkeypatch):
+    folder, run, state = saved
+    monkeypatch.setattr(loop.optim, "make", None)
+    encoder = ssl_jax.load(folder)
+    assert encoder.step == 7 and repr(encoder) == "dino, step 7"
+    assert tiny.identical(encoder.params, state.teacher)
+    images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+    features = encoder(images, attention=True, layers=(0,))
+    want = run.method.features(state.teacher, np.float32(images) / 255, attention=True)
+    np.testing.assert_allclose(features.image, want.image, rtol=1e-5, atol=1e-6)
+    assert features.patches.shape == (2, 4, 4, 16) and set(features.layers) == {0}
+    assert tiny.identical(ssl_jax.load(folder / "checkpoints" / "7").params, encoder.params)
+
+
+def test_encoders_of_one_config_share_what_is_compiled(saved):
+    _, run, state = saved
+    one = Encoder(run.config, state.teacher)
+    assert one.method is one.with_params(state.params).method
+
+
+def test_load_of_a_folder_without_a_run(tmp_path):
+    with pytest.raises(InputError, match="checkpoints/ is missing"):
+        ssl_jax.load(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_method_from_outside_trains_resumes_evaluates_and_loads(tmp_path, monkeypatch, capsys):
+    (tmp_path / "outside_method.py").write_text(OUTSIDE)
+    (tmp_path / "outside_config.py").write_text(CONFIG)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))
+    arguments = [
+        "--import=outside_method",
+        f"--config={tmp_path / 'outside_config.py'}",
+        f"--workdir={tmp_path / 'run'}",
+        "--config.mine.loss_scale=2.0",
+    ]
+    assert cli.main(["ssl-jax", "train", *arguments]) == 0
+    # Again with its last two steps undone: it goes on where the checkpoint of step 2 stands.
+    rows = log.read_rows(tmp_path / "run" / "metrics.jsonl")
+    last = jax.device_get(ssl_jax.load(tmp_path / "run").params)
+    (tmp_path / "run" / "checkpoints" / "4").rename(tmp_path / "undone")
+    assert cli.main(["ssl-jax", "train", *arguments]) == 0
+    again = log.read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert "continuing from step 2" in capsys.readouterr().out
+    assert [row["loss"] for row in again] == [row["loss"] for row in rows]
+    # In a process that has not imported it yet.
+    methods.METHODS.pop("mine")
+    monkeypatch.delitem(__import__("sys").modules, "outside_method")
+    encoder = ssl_jax.load(tmp_path / "run")
+    assert encoder.config.imports == ("outside_method",) and "mine" in methods.METHODS
+    assert tiny.identical(jax.device_get(encoder.params), last)
+    assert cli.main(["ssl-jax", "eval", str(tmp_path / "run"), "--task=knn"]) == 0
+    assert "k-NN" in capsys.readouterr().out
+
+
+def test_a_module_that_is_not_there_is_named(capsys):
+    arguments = ["--import=no_such_module", "--config=dino:digits", "--workdir=x"]
+    assert cli.main(["ssl-jax", "train", *arguments]) == 2
+    assert 'no module "no_such_module" to import' in capsys.readouterr().err
