@@ -51,12 +51,18 @@ _KINDS = {
 }
 
 
-def checked(function):
+def checked(function=None, *, empty: str = ""):
     """The function behind a check of its arguments.
+
+    Args:
+      function: annotated; None: returns the decorator.
+      empty: names of axes that may have size 0.
 
     Raises:
       ValueError: from the function returned, naming the argument, what it is and what it must be.
     """
+    if function is None:
+        return functools.partial(checked, empty=empty)
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
     hints.pop("return", None)
@@ -64,7 +70,7 @@ def checked(function):
     @functools.wraps(function)
     def checking(*args, **kwargs):
         bound = signature.bind(*args, **kwargs)
-        axes = Axes()
+        axes = Axes(empty.split())
         for name, value in bound.arguments.items():
             if name in hints:
                 bound.arguments[name] = _check(name, value, hints[name], axes)
@@ -107,7 +113,8 @@ def _is_array(hint) -> bool:
 class Axes:
     """The sizes of the named axes of one call, and which argument gave them."""
 
-    def __init__(self):
+    def __init__(self, empty: list[str]):
+        self.empty = empty
         self.sizes: dict[str, int | tuple[int, ...]] = {}
         self.owners: dict[str, str] = {}
 
@@ -143,7 +150,8 @@ class Axes:
         sizes = {}
         for name, size in zip(names, shape):
             wanted = sizes.get(name, self.sizes.get(name, size))
-            if size == 0 or (size != wanted and not name.startswith("*#")):
+            vacant = size == 0 and name not in self.empty
+            if vacant or (size != wanted and not name.startswith("*#")):
                 return None
             sizes[name] = size
         return sizes
@@ -171,7 +179,8 @@ class Axes:
                 parts.append("..." if name.startswith("*") else size)
         owners = dict.fromkeys(self.owners[name] for name in fixed)
         text = f"[{', '.join(map(str, parts))}]" + (f" as {' and '.join(owners)}" if owners else "")
-        free = [name for name in names if name not in fixed and not name.startswith("*")]
+        named = [name for name in names if name not in fixed and not name.startswith("*")]
+        free = [name for name in named if name not in self.empty]
         return text + (f" with {', '.join(free)} >= 1" if 0 in shape and free else "")
 
 

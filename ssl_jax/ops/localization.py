@@ -10,7 +10,7 @@ from ssl_jax.ops.numerics import Precision, product, sharpen, wide
 from ssl_jax.ops.vectors import unit
 
 
-@checked
+@checked(empty="n")
 def localization(
     dense: Float[Array, "*#b n d"],
     sparse: Float[Array, "*#b r d"],

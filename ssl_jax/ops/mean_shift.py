@@ -10,7 +10,7 @@ from ssl_jax.ops.checked import NotNegative, checked
 from ssl_jax.ops.numerics import Precision, product, wide
 
 
-@checked
+@checked(empty="q")
 def mean_shift(
     queries: Float[Array, "*#b q d"],
     keys: Float[Array, "*#b n d"],

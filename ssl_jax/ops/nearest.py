@@ -24,7 +24,7 @@ _ROWS_CPU, _ROWS = (2**12, 2**11, 2**15), (2**14, 2**13, 2**17)
 _SCORES = 2**23  # similarities held at a time (32 MB in float32)
 
 
-@checked
+@checked(empty="q")
 def nearest(
     queries: Float[Array, "*b q d"],
     bank: Float[Array, "n d"],

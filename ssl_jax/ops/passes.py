@@ -37,10 +37,5 @@ def take(x, number, passes: int, axis: int = 0):
     """The rows of pass `number`; None stays None."""
     if x is None or passes == 1:
         return x
-
-    def pick(x):
-        rows = x.shape[axis] // passes
-        split = x.reshape(*x.shape[:axis], rows, passes, *x.shape[axis + 1 :])
-        return jax.lax.dynamic_index_in_dim(split, number, axis + 1, keepdims=False)
-
-    return pick(x)
+    split = x.reshape(*x.shape[:axis], x.shape[axis] // passes, passes, *x.shape[axis + 1 :])
+    return jax.lax.dynamic_index_in_dim(split, number, axis + 1, keepdims=False)

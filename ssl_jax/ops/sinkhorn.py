@@ -138,7 +138,7 @@ def sinkhorn_potentials(
     return _potentials(flat, where, temperature, num_iters, passes).reshape(*batch, width)
 
 
-@checked
+@checked(empty="q")
 def sinkhorn_cross_entropy(
     scores: Float[Array, "*b n K"],
     logits: Float[Array, "*b q K"],
@@ -234,7 +234,7 @@ def sinkhorn_cross_entropy(
 def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
     """Number of passes over rows of `width` numbers, and by how many rows to pad them."""
     entries = _ENTRIES_CPU if jax.default_backend() == "cpu" else _ENTRIES
-    passes, per_pass = over.divide(rows, chunk or max(1, entries // width))
+    passes, per_pass = over.divide(rows, chunk or max(1, entries // max(width, 1)))
     return passes, passes * per_pass - rows
 
 

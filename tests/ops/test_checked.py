@@ -111,6 +111,16 @@ def test_leading_axes_of_three_arguments_broadcast_together():
         three(np.ones((2, 1)), np.ones(3), np.ones(4))
 
 
+def test_only_the_named_axes_may_be_empty():
+    @checked(empty="q")
+    def take(x: Float[Array, "q d"]):
+        return x
+
+    assert take(np.ones((0, 3))).shape == (0, 3)
+    with pytest.raises(ValueError, match=r"x is \(0, 0\); it must be \[q, d\] with d >= 1"):
+        take(np.ones((0, 0)))
+
+
 def test_keys_and_any_type():
     @checked
     def draw(key: Key[Array, ""], x: Shaped[Array, " n"]):
