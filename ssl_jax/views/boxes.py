@@ -54,7 +54,7 @@ def central_crop(height: int, width: int, *, ratio=(3 / 4, 4 / 3)) -> tuple[int,
 
 
 def patch_positions(boxes, flips, grid: tuple[int, int]):
-    """Centres of the patches of each view in the source image (CrIBo, section 2, closed form).
+    """Centres of the patches of each view in the source image (E of CrIBo, appendix B).
 
     Column c of a grid of W patches lies at x + (c + 1/2) width / W - 1/2, in reverse order where
     the view is flipped; rows likewise. The 1/2 subtracted makes 0 the centre of the first source

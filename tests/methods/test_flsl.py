@@ -449,7 +449,7 @@ def check(config):
         ({"flsl__photometric": "eiter"}, 'did you mean "either"'),
         ({"flsl__targets": "sinkhorn"}, "flsl.targets"),
         ({"flsl__student_temperature": 0.0}, "flsl.student_temperature is 0.0"),
-        ({"flsl__v": -0.1}, "flsl.v is -0.1; it must be at least 0"),
+        ({"flsl__v": -0.1}, "flsl.v is -0.1; it must be 0 or more"),
         ({"flsl__sa_sharpness": -1.0}, "flsl.sa_sharpness"),
         ({"flsl__prototypes": 1}, "flsl.prototypes is 1"),
         ({"flsl__center_momentum": 1.0}, "flsl.center_momentum"),
