@@ -16,7 +16,6 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data.source import Unreadable
 
-ROWS = ("untrained network", "raw pixels", "trained")  # of the comparison table, in this order
 RAW_GRID = 16  # side to which the raw-pixel baseline averages an image
 
 
@@ -77,8 +76,7 @@ def extract(
     """
     if source.size is None:
         raise InputError(
-            f"the images of {source!r} differ in size; set eval.image.size or eval.dense.size for"
-            " evaluation"
+            f"the images of {source!r} differ in size; set data.size of the evaluation"
         )
     window = _window(source.size, crop, multiple)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)

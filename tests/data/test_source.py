@@ -123,7 +123,7 @@ def test_folder_with_classes(tmp_path):
     folder = Folder(tmp_path)
     names = [os.path.relpath(folder.name(i), tmp_path) for i in range(len(folder))]
     assert names == ["a/x.PNG", "a/z.jpg", "b/1.webp", "b/2.png", "c/deep/er/y.Jpeg"]
-    assert folder.classes == ("a", "b", "c") and folder.num_classes == 3
+    assert folder.class_names == ("a", "b", "c") and folder.num_classes == 3
     assert [folder[i]["label"] for i in range(5)] == [0, 0, 1, 1, 2]
     np.testing.assert_array_equal(folder[0]["image"], IMAGES[1])
     assert not folder.has_masks and folder.size is None and "mask" not in folder[0]
@@ -137,7 +137,7 @@ def test_folder_without_classes(names, tmp_path):
     for i, name in enumerate(names):
         save(tmp_path / name, IMAGES[i])
     folder = Folder(tmp_path)
-    assert folder.num_classes is None and folder.classes is None and len(folder) == len(names)
+    assert folder.num_classes is None and folder.class_names is None and len(folder) == len(names)
     assert folder[0].keys() == {"image"}
 
 

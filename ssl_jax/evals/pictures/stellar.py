@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.evals.pictures.base import Panel, Picture, register
 
 _TOKENS = 6  # maps shown per image, those that cover most
 _ROWS, _COLUMNS = 4, 8  # concepts, and images of each
