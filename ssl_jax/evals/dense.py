@@ -59,8 +59,8 @@ def patch_labels(masks, grid, *, num_classes: int, ignore: int = IGNORE) -> np.n
     """Majority label of each patch.
 
     Args:
-      masks: [N, H, W] int in [0, num_classes) or `ignore`. grid: (h, w), a partition of the mask
-        into equal patches.
+      masks: [N, H, W] int in [0, num_classes) or `ignore`.
+      grid: (h, w), a partition of the mask into equal patches.
 
     Returns:
       [N, h, w] int32; a tie goes to the lowest class, and to a class rather than to `ignore`.
@@ -83,9 +83,8 @@ def patch_labels(masks, grid, *, num_classes: int, ignore: int = IGNORE) -> np.n
     patch = np.arange(h * w).reshape(h, w).repeat(height // h, axis=0).repeat(width // w, axis=1)
     result = np.empty((n, h * w), np.int32)
     for i in range(n):
-        column = np.where(
-            masks[i] == ignore, num_classes, masks[i]
-        )  # "ignore" comes last, so ties go to a class
+        # "ignore" comes last, so ties go to a class.
+        column = np.where(masks[i] == ignore, num_classes, masks[i])
         counts = np.bincount(
             (patch * (num_classes + 1) + column).ravel(), minlength=h * w * (num_classes + 1)
         )
@@ -100,9 +99,9 @@ def nearest_streamed(
     a running top k.
 
     Args:
-      queries: [q, d], bank: [n, d], on the host. k: limited to n. query_chunk, bank_chunk: rows per
-        device call; device memory holds the queries, one piece of the bank and [query_chunk,
-        bank_chunk] similarities at most. Results do not depend on them.
+      queries: [q, d], bank: [n, d], on the host. k: limited to n.
+      query_chunk, bank_chunk: rows per device call; device memory holds the queries, one piece of
+        the bank and [query_chunk, bank_chunk] similarities at most. Results do not depend on them.
 
     Returns:
       similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities
@@ -112,28 +111,20 @@ def nearest_streamed(
         raise ValueError(
             f"nothing to retrieve: {len(queries)} queries, {len(bank)} rows in the bank"
         )
-    k, query_chunk, bank_chunk = (
-        min(k, len(bank)),
-        min(query_chunk, len(queries)),
-        min(bank_chunk, len(bank)),
-    )
-    bank_chunk = max(bank_chunk, k)
+    k, query_chunk = min(k, len(bank)), min(query_chunk, len(queries))
+    bank_chunk = max(min(bank_chunk, len(bank)), k)
     pieces = [
         knn.normalize(_padded(queries, start, query_chunk))
         for start in range(0, len(queries), query_chunk)
     ]
-    found = [
-        (jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32))
-        for _ in pieces
-    ]
+    nothing = jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32)
+    best = [nothing] * len(pieces)
     for start in range(0, len(bank), bank_chunk):
         part = knn.normalize(_padded(bank, start, bank_chunk))
         where = jnp.arange(bank_chunk) < len(bank) - start
-        found = [
-            _merge(piece, part, where, start, *best, k=k) for piece, best in zip(pieces, found)
-        ]
+        best = [_merge(piece, part, where, start, *b, k=k) for piece, b in zip(pieces, best)]
     similarity, index = (
-        np.concatenate([np.asarray(x) for x in xs])[: len(queries)] for xs in zip(*found)
+        np.concatenate([np.asarray(x) for x in xs])[: len(queries)] for xs in zip(*best)
     )
     return similarity, index
 
@@ -146,12 +137,9 @@ def _padded(rows, start, size):
 
 @functools.partial(jax.jit, static_argnames="k")
 def _merge(queries, bank, where, offset, similarity, index, *, k):
-    """Top k of what was found before and what this piece of the bank holds; earlier rows
-    win ties.
-    """
-    new_similarity, new_index = ops.nearest(
-        queries, bank, k=k, where=where, metric="dot"
-    )  # both sides have length 1
+    """Top k of the best so far and of this piece of the bank; earlier rows win ties."""
+    # Both sides have length 1.
+    new_similarity, new_index = ops.nearest(queries, bank, k=k, where=where, metric="dot")
     similarity, best = jax.lax.top_k(jnp.concatenate([similarity, new_similarity], axis=1), k)
     return similarity, jnp.take_along_axis(
         jnp.concatenate([index, new_index + offset], axis=1), best, axis=1
@@ -247,8 +235,8 @@ def segment(
     """Labels the patches of test images by retrieval from the training images.
 
     Args:
-      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); test,
-        test_masks likewise for N images.
+      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore).
+      test, test_masks: likewise for N images.
       k, rule, chunks: see `retrieve`. absent: see `class_iou`.
 
     Raises:

@@ -62,7 +62,8 @@ def extract(
       features_fn: see the module's docstring.
       source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`,
         `s.name(i)`, `s.size`, `s.num_classes`.
-      batch_size: images per call. indices: which records, in which order; None: all of them.
+      batch_size: images per call.
+      indices: which records, in which order; None: all of them.
       image, patches: which features to keep.
       crop: side of the square kept from the centre, in pixels; 0: everything.
       multiple: height and width are cut to a multiple of this (the patch size), around the centre.

@@ -51,11 +51,10 @@ def classify(
     L2-normalised.
 
     Args:
-      bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; any float dtype, computed
-        in float32.
+      bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; computed in float32.
       ks: numbers of neighbours; each is limited to the size of the bank.
-      temperature: > 0. chunk: queries per device call; memory grows with it, results do not depend
-        on it.
+      temperature: > 0.
+      chunk: queries per device call; memory grows with it, results do not depend on it.
 
     Returns:
       Neighbours. Equal scores go to the lowest class.
@@ -95,14 +94,10 @@ def classify(
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "ks", "temperature"))
 def _classify_chunk(queries, bank, labels, *, num_classes, ks, temperature):
-    similarity, index = ops.nearest(
-        queries, bank, k=ks[-1], metric="dot"
-    )  # both sides have length 1
-    return (
-        vote(labels[index], jnp.exp(similarity / temperature), num_classes=num_classes, ks=ks),
-        similarity,
-        index,
-    )
+    # Both sides have length 1.
+    similarity, index = ops.nearest(queries, bank, k=ks[-1], metric="dot")
+    weights = jnp.exp(similarity / temperature)
+    return vote(labels[index], weights, num_classes=num_classes, ks=ks), similarity, index
 
 
 @jax.jit

@@ -442,6 +442,16 @@ def test_cache_reads_once_and_protects_what_it_keeps():
     assert counting.reads == 3
 
 
+def test_sources_know_the_names_of_their_classes(tmp_path):
+    digits = Prepared(GeneratedSource("digits", "train", 2), cache=True)
+    assert digits.class_names == tuple("0123456789") and digits.num_classes == 10
+    scene = GeneratedSource("digit_scenes", "train", 2)
+    assert scene.class_names is None and scene.mask_names == (*"0123456789", "background")
+    assert scene.mask_names[scenes.BACKGROUND] == "background"
+    arrays = Prepared(ArraySource(IMAGES, LABELS), size=8)
+    assert arrays.class_names is None and arrays.mask_names is None
+
+
 def test_cache_stays_home_when_pickled():
     records = Prepared(ArraySource(IMAGES), cache=True)
     empty = len(pickle.dumps(records))
