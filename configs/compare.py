@@ -122,7 +122,7 @@ def get_config(method: str = "sop"):
     config = settings.base_config(method)
     quickstart.shared(config)
     config.optim.steps = STEPS
-    config.eval.every_steps = 0
+    config.evals.every_steps = 0
     for section, values in _CHANGES[method].items():
         config.update_from_flattened_dict({f"{section}.{key}": v for key, v in values.items()})
     return config

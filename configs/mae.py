@@ -47,5 +47,5 @@ def get_config(variant: str = "vitb16"):
     else:
         optim.batch_size, optim.epochs, optim.lr = 4096, 800.0, 1.5e-4
         optim.warmup_epochs = 40.0
-        config.eval.tasks = ("linear",)
+        config.evals.tasks = ("linear",)
     return config

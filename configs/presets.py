@@ -4,13 +4,15 @@ The full-size presets (ViT on ImageNet) are the papers'. The small ones are ours
 eighth of ViT-S; crops, batch and schedule scaled down with the images.
 """
 
-from ssl_jax import papers, settings
+from ssl_jax import evals, papers, settings
 from ssl_jax.config import InputError, unknown
 
 SIZES = {"vits16": "s", "vitb16": "b", "vitl16": "l"}  # variant -> model.size
 EPOCHS = {"vits16": 800, "vitb16": 400, "vitl16": 250}  # as SOP, iBOT and DINO train them
 SMALL = ("cifar10", "imagenette96", "digits", "digit_scenes")
 VARIANTS = (*SIZES, *SMALL)
+_LABELLED = ("knn", "linear", "rank")  # evaluations of images with labels
+_COUNTS = dict(train_examples=5000, test_examples=2000)  # of generated images
 
 
 def start(method: str, variant: str, variants=VARIANTS):
@@ -26,7 +28,7 @@ def start(method: str, variant: str, variants=VARIANTS):
 
 def imagenet(config, variant: str) -> None:
     """ImageNet and a ViT with patches of 16 pixels; `variant` is one of SIZES."""
-    data, model, optim, evals = config.data, config.model, config.optim, config.eval
+    data, model, optim = config.data, config.model, config.optim
     data.kind, data.name, data.split = "tfds", "imagenet2012", "train"
     data.crop_on, data.workers = "host", 16
     model.size, model.patch, model.image_size, model.drop_path = SIZES[variant], 16, 224, 0.1
@@ -34,9 +36,9 @@ def imagenet(config, variant: str) -> None:
     model.scan, model.remat, model.dtype = True, True, "bfloat16"
     optim.batch_size, optim.epochs, optim.warmup_epochs = 1024, EPOCHS[variant], 10.0
     # The papers evaluate the central 224 pixels of images with a short side of 256.
-    evals.tasks, evals.crop = ("knn",), 224
-    evals.image.kind, evals.image.name, evals.image.test_split = "tfds", data.name, "validation"
-    evals.image.size = 256
+    images = dict(kind="tfds", name=data.name, test_split="validation", size=256)
+    evals.add(config, *_LABELLED, data=images, crop=224)
+    config.evals.tasks = ("knn",)
 
 
 def small(config, variant: str) -> None:
@@ -45,8 +47,8 @@ def small(config, variant: str) -> None:
     if variant == "digit_scenes":
         config.data.kind = "digit_scenes"
         # Patches are scored on scenes, whole images on `digits`, which have one label each.
-        config.eval.tasks = ("knn", "linear", "dense")
-        config.eval.dense.kind, config.eval.dense.size = "digit_scenes", 64
+        evals.add(config, "dense", data=dict(kind="digit_scenes", size=64), **_COUNTS)
+        config.evals.tasks = ("knn", "linear", "dense")
 
 
 def shared(config, variant: str) -> None:
@@ -73,17 +75,18 @@ def massl_base(config) -> None:
 def _cifar10(config) -> None:
     _small(config, patch=4, image_size=32, local_size=16)
     config.views.global_scale, config.views.local_scale = (0.3, 1.0), (0.1, 0.3)
-    for section in (config.data, config.eval.image):
-        section.kind, section.name = "tfds", "cifar10"
+    images = dict(kind="tfds", name="cifar10")
+    config.data.update(images)
+    evals.add(config, *_LABELLED, data=images)
 
 
 def _imagenette96(config) -> None:
     _small(config, patch=12, image_size=96, local_size=48)
-    for section in (config.data, config.eval.image):
-        # `size` changes nothing for the 96 px set, and makes those that TFDS knows fit, as
-        # data.name=imagenette/160px-v2.
-        section.kind, section.name, section.size = "tfds", "imagenette96", 96
-    config.eval.image.test_split = "validation"
+    # `size` changes nothing for the 96 px set, and makes those that TFDS knows fit, as
+    # data.name=imagenette/160px-v2.
+    images = dict(kind="tfds", name="imagenette96", size=96)
+    config.data.update(images)
+    evals.add(config, *_LABELLED, data=images | dict(test_split="validation"))
 
 
 def _digits(config) -> None:
@@ -92,8 +95,7 @@ def _digits(config) -> None:
     config.views.flip = 0.0  # a mirrored digit is another sign
     config.data.kind, config.data.length, config.data.size = "digits", 16384, 64
     config.optim.epochs = 20
-    config.eval.train_examples, config.eval.test_examples = 5000, 2000
-    config.eval.image.kind, config.eval.image.size = "digits", 64
+    evals.add(config, *_LABELLED, data=dict(kind="digits", size=64), **_COUNTS)
 
 
 def _small(config, *, patch: int, image_size: int, local_size: int) -> None:
@@ -110,4 +112,4 @@ def _small(config, *, patch: int, image_size: int, local_size: int) -> None:
     optim.batch_size, optim.epochs, optim.lr = 128, 100, 2e-3
     optim.warmup_epochs, optim.final_weight_decay = 2.0, 0.2
     config.teacher.momentum = 0.99
-    config.eval.tasks, config.eval.every_steps = ("knn", "linear"), 2000
+    config.evals.tasks, config.evals.every_steps = ("knn", "linear"), 2000

@@ -23,7 +23,7 @@ some sixty batches. What a run this short needs beside it, as measured:
 - no patch loss: on these pictures it groups patches by colour and pulls the class token along.
 """
 
-from ssl_jax import settings
+from ssl_jax import evals, settings
 
 
 def get_config():
@@ -55,8 +55,8 @@ def shared(config) -> None:
     optim.weight_decay, optim.final_weight_decay = 0.04, 0.1
     config.teacher.momentum = 0.98
     config.checkpoint.every_steps, config.log.every_steps = 100, 20
-    evals = config.eval
-    evals.every_steps, evals.tasks, evals.linear_epochs = 1000, ("knn", "linear", "dense"), 100
-    evals.train_examples, evals.test_examples = 1000, 2000
-    evals.image.kind, evals.image.size = "digits", 32
-    evals.dense.kind, evals.dense.size = "digit_scenes", 32
+    counts = dict(train_examples=1000, test_examples=2000)
+    evals.add(config, "knn", "linear", "rank", data=dict(kind="digits", size=32), **counts)
+    evals.add(config, "dense", data=dict(kind="digit_scenes", size=32), **counts)
+    config.evals.tasks, config.evals.every_steps = ("knn", "linear", "dense"), 1000
+    config.evals.linear.epochs = 100

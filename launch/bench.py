@@ -111,7 +111,7 @@ def steps(options) -> int:
     names = _chosen(options.only, compare.METHODS)
     configs = {name: compare.get_config(name) for name in names}
     for config in configs.values():
-        config.seed, config.eval.tasks = options.seed, ()
+        config.seed, config.evals.tasks = options.seed, ()
     taken = bench_steps.measure(configs, options.rounds)
     medians = {name: 1000 * statistics.median(seconds) for name, seconds in taken.items()}
     for name, ms in medians.items():

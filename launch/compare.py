@@ -22,8 +22,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from configs import compare  # noqa: E402
+from ssl_jax import evals  # noqa: E402
 
-SCORES = {"knn": "k-NN", "linear": "linear", "dense": "dense mIoU", "psnr": "PSNR"}
+SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear", "dense")}
+SCORES["psnr"] = "PSNR"
 
 
 def main(argv=None) -> int:

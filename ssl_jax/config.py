@@ -72,7 +72,7 @@ class Key:
         items = value if isinstance(value, tuple | list) else (value,)
         if self.choices:
             if items is value and any("," in str(item) for item in items):
-                # --config.eval.tasks=knn,linear is one string.
+                # --config.evals.tasks=knn,linear is one string.
                 example = f'--config.{name}="{self.choices[:2]}"'
                 raise InputError(f"{name} is {value}; for several write {example}")
             for item in items:

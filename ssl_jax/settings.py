@@ -57,24 +57,28 @@ def sections() -> dict:
         mesh=sharding.defaults(),
         checkpoint=checkpoint.defaults(),
         log=log.defaults(),
-        eval=evals.defaults(),
+        evals=evals.defaults(),
     )
 
 
 def keys(method: str = "") -> dict[str, Key]:
-    """{dotted key: Key} of a complete config for that method; "": of what belongs to no method."""
+    """{dotted key: Key} of a complete config for that method; "": of what belongs to no method.
+    Those of a config's evaluations are `evals.keys(config)`.
+    """
     return config_lib.flatten(sections() | _own_section(method))
 
 
 def base_config(method: str) -> ConfigDict:
     """A complete config for a method: the package's defaults and the method's own section. No key
-    can be added to it, but to the section `expected`.
+    can be added to it, but evaluations to the section `evals` (see `evals.section`), and anything
+    to `expected`.
     """
     own = _own_section(method)
     config = config_lib.build(config_lib.with_defaults(sections(), {"method": method}) | own)
     with config.unlocked():
         config.expected = ConfigDict()
-    config.expected.unlock()
+    for name in ("evals", "expected"):
+        config[name].unlock()
     return config
 
 
@@ -123,7 +127,8 @@ def validate(config, num_devices: int | None) -> None:
 
 def check_keys(config) -> None:
     """Every declared key is there with a value it can have, and no other key. Raises InputError."""
-    known, values = keys(config.method), config_lib.flatten(config)
+    known = keys(config.method) | evals.keys(config)
+    values = config_lib.flatten(config)
     values = {name: x for name, x in values.items() if name.split(".")[0] not in OPEN}
     top = {name.split(".")[0] for name in known} | set(OPEN)
     for name in values:
@@ -143,8 +148,8 @@ def check_keys(config) -> None:
 
 def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
     """Works out what a valid config implies: the model's shape, where evaluations find their images
-    (`eval.*.dir` left empty is `data.dir` if the kind is the same) and the section `run`. Resolving
-    again gives the same.
+    (`evals.NAME.data.dir` left empty is `data.dir` if the kind is the same) and the section `run`.
+    Resolving again gives the same.
 
     run.num_records       images in the training set
     run.steps_per_epoch   num_records // batch_size (the last partial batch is dropped)
@@ -191,8 +196,8 @@ def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
         )
     data, fsdp = sharding.mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
     config.model.width, config.model.depth, config.model.heads = zoo.model_shape(config.model)
-    for section in (config.eval.image, config.eval.dense):
-        section.dir = evals.folder(config, section)
+    for section in evals.named(config).values():
+        section.data.dir = evals.folder(config, section)
     config[COMPUTED] = ConfigDict(
         dict(
             num_records=num_records,

@@ -108,10 +108,10 @@ IMPOSSIBLE = {
         "/none does not exist",
     ),
     "evaluation folder that is not there": (
-        ("eval.image.kind=folder", "eval.image.dir=/none"),
+        ("evals.knn.data.kind=folder", "evals.knn.data.dir=/none"),
         "/none does not exist",
     ),
-    "two evaluations as one": ("eval.tasks=knn,linear", "for several tasks write"),
+    "two evaluations as one": ("evals.tasks=knn,rank", "for several write"),
 }
 
 
@@ -437,15 +437,18 @@ def test_eval_of_a_run_that_saved_nothing(refused, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--task=knnn"], 'unknown eval task "knnn"; did you mean "knn"?'),
+        (["--task=knnn"], 'unknown evaluation "knnn"; did you mean "knn"?'),
         (["--config.optim.lr=1"], "optim.lr belongs to the checkpoint and cannot be changed"),
-        (["--config.eval.knn=1"], 'unknown config key "eval.knn"; did you mean "eval.knn_k"?'),
-        (["--config.eval.batch_size=0"], "eval.batch_size is 0; it must be above 0"),
         (
-            ["--config.eval.image.kind=folder", "--config.eval.image.dir=/none"],
+            ["--config.evals.knn.kk=1"],
+            'unknown config key "evals.knn.kk"; did you mean "evals.knn.k"?',
+        ),
+        (["--config.evals.batch_size=0"], "evals.batch_size is 0; it must be above 0"),
+        (
+            ["--config.evals.knn.data.kind=folder", "--config.evals.knn.data.dir=/none"],
             "/none does not exist",
         ),
-        (["--config.eval.tasks=()"], "give --task=NAME"),
+        (["--config.evals.tasks=()"], "give --task=NAME"),
         ([CONFIG], "eval takes the config that the checkpoint holds"),
     ],
 )
@@ -471,7 +474,7 @@ def test_eval_prints_three_rows_and_repeats_the_run(finished, capsys):
 def test_eval_takes_an_older_step_and_other_eval_settings(finished, capsys):
     assert (
         cli.main(
-            ["ssl-jax", "eval", str(finished / "checkpoints" / "10"), "--config.eval.knn_k=(3,)"]
+            ["ssl-jax", "eval", str(finished / "checkpoints" / "10"), "--config.evals.knn.k=(3,)"]
         )
         == 0
     )
@@ -502,17 +505,17 @@ def test_a_run_folder_says_what_was_run(finished):
 
 def test_show_names_origins_and_costs(capsys):
     assert (
-        cli.main(["ssl-jax", "show", CONFIG, "--config.optim.lr=0.5", "--config.eval.tasks=()"])
+        cli.main(["ssl-jax", "show", CONFIG, "--config.optim.lr=0.5", "--config.evals.tasks=()"])
         == 0
     )
     out = capsys.readouterr().out
     rows = dict(line.split(maxsplit=1) for line in out.partition("\n\n")[0].splitlines())
     assert {
         key: rows[key].split()
-        for key in ("optim.lr", "eval.tasks", "optim.clip", "model.patch", "run.total_steps")
+        for key in ("optim.lr", "evals.tasks", "optim.clip", "model.patch", "run.total_steps")
     } == {
         "optim.lr": ["0.5", "command", "line"],
-        "eval.tasks": ["()", "command", "line"],
+        "evals.tasks": ["()", "command", "line"],
         "optim.clip": ["3.0", "default"],
         "model.patch": ["4", "config", "file"],
         "run.total_steps": ["12", "computed"],

@@ -200,8 +200,8 @@ def test_load_lets_a_config_import_its_neighbours(tmp_path):
             r'"tempratur"; did you mean "temperature"\?',
         ),
         (
-            SOURCE.replace("config.optim.epochs", "config.optim.knn_k"),
-            r'"knn_k"; did you mean "eval.knn_k"\?',
+            SOURCE.replace("config.optim.epochs", "config.optim.max_unreadabl"),
+            r'"max_unreadabl"; did you mean "data.max_unreadable"\?',
         ),
         (
             SOURCE.replace("config.optim.epochs", "config.sed"),
@@ -245,7 +245,7 @@ def test_a_variant_for_a_file_without_variants(tmp_path):
 
 
 def test_json_round_trip(toy):
-    toy.update_from_flattened_dict({"eval.tasks": (), "optim.lr": 0.1 + 0.2})
+    toy.update_from_flattened_dict({"evals.tasks": (), "optim.lr": 0.1 + 0.2})
     config = settings.resolve(toy, num_records=10_240, num_devices=8)
     again = config_lib.from_json(config_lib.to_json(config))
     assert again == config and hash(again) == hash(config)
@@ -262,8 +262,8 @@ def test_broken_json(text):
 
 def test_changed_keys(toy):
     other = ConfigDict(toy.to_dict())
-    other.update_from_flattened_dict({"eval.knn_k": (7,), "toy.head.width": 8})
-    assert config_lib.changed(toy, other) == ["eval.knn_k", "toy.head.width"]
+    other.update_from_flattened_dict({"evals.batch_size": 7, "toy.head.width": 8})
+    assert config_lib.changed(toy, other) == ["evals.batch_size", "toy.head.width"]
     assert config_lib.changed(toy, toy) == []
     assert config_lib.changed({"a": None}, {"b": 1}) == ["a", "b"]
 

@@ -9,7 +9,7 @@ import functools
 import jax
 import pytest
 
-from ssl_jax import api, methods, papers, settings
+from ssl_jax import api, evals, methods, papers, settings
 from ssl_jax import config as config_lib
 from ssl_jax.cli import show
 from ssl_jax.config import InputError
@@ -198,7 +198,7 @@ def test_full_size_presets_have_the_papers_networks(name, variant, encoder):
     assert config.run.peak_lr == pytest.approx(
         (5e-4 if variant == "vits16" else 7.5e-4) * 4
     )  # batch 1024
-    assert config.eval.crop == 224 and config.eval.image.size == 256
+    assert all(e.crop == 224 and e.data.size == 256 for e in evals.named(config).values())
 
 
 def carry(name: str, variant: str):
@@ -249,7 +249,7 @@ def test_small_presets_evaluate_the_set_they_train_on(name):
         config = load(name, variant)
         config.data.dir = "sets"
         _, config = resolved(config)
-        section = config.eval["dense" if variant == "digit_scenes" else "image"]
+        section = config.evals["dense" if variant == "digit_scenes" else "knn"].data
         assert all(section[key] == config.data[key] for key in ("kind", "name", "size"))
         assert section.dir == "sets" and section.test_split != config.data.split
 

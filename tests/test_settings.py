@@ -9,7 +9,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, settings
+from ssl_jax import evals, methods, settings
 from ssl_jax.config import InputError
 
 pytestmark = pytest.mark.usefixtures("toy_method")
@@ -24,6 +24,8 @@ def toy(toy_method) -> ConfigDict:
     """A valid config of a method that only has a section."""
     config = settings.base_config("toy")
     config.optim.epochs = 10
+    evals.add(config, "knn", "linear", "rank", "dense")
+    config.evals.tasks = ("knn", "linear", "dense")
     return config
 
 
@@ -48,6 +50,8 @@ def numbers(default) -> bool:
 @pytest.mark.parametrize("name", ["", *methods.METHODS])
 def test_every_key_has_a_meaning_and_every_number_a_range(name):
     declared = settings.keys(name)
+    everything = {type: evals.new(type) for type in evals.TYPES}
+    declared |= evals.keys(ConfigDict(dict(evals=everything)))
     assert len(declared) > 80
     assert [k for k, entry in declared.items() if not entry.meaning] == []
     limited = [k for k, e in declared.items() if e.above is not None or e.least is not None]
@@ -62,7 +66,7 @@ def test_every_default_is_allowed(name):
 
 def test_base_config_is_valid_and_complete(toy):
     settings.validate(toy, 8)
-    assert set(config_lib.flatten(toy)) == set(settings.keys("toy"))
+    assert set(config_lib.flatten(toy)) == {*settings.keys("toy"), *evals.keys(toy)}
     assert (toy.method, toy.toy.head.width) == ("toy", 64)
     toy.method = ""
     with pytest.raises(InputError, match='method is ""'):
@@ -172,21 +176,24 @@ REFUSED = [
     ),
     ({"mesh.data": 16}, r"16 x 1 = 16, but there are 8 devices"),
     ({"checkpoint.every_steps": 0}, r"checkpoint.every_steps is 0; it must be above 0"),
-    ({"eval.tasks": ("knn", "denze")}, r'eval.tasks is "denze".*did you mean "dense"'),
-    ({"eval.tasks": ("knn,linear",)}, r"eval.tasks is .*; for several write --config.eval.tasks="),
-    ({"eval.dense.kind": "digits"}, r'eval.dense.kind is "digits", which has no masks'),
+    ({"evals.tasks": ("knn", "denze")}, r'evals.tasks is "denze".*did you mean "dense"'),
     (
-        {"eval.image.kind": "digit_scenes"},
-        r'eval.image.kind is "digit_scenes", which has no image labels',
+        {"evals.tasks": ("knn,linear",)},
+        r"evals.tasks is .*; for several write --config.evals.tasks=.*'dense', 'knn'",
     ),
-    ({"eval.image.kind": "folder"}, r'eval.image.dir is ""'),
-    ({"eval.image.kind": "folder", "eval.tasks": ("rank",)}, r'eval.image.dir is ""'),
-    ({"eval.dense.kind": "tfds", "data.dir": "x"}, r'eval.dense.name is ""'),
-    ({"eval.knn_temperature": 0.0}, r"eval.knn_temperature is 0.0; it must be above 0"),
-    ({"eval.knn_k": (0, 10)}, r"eval.knn_k is"),
+    ({"evals.dense.data.kind": "digits"}, r'evals.dense.data.kind is "digits", .* no masks'),
+    (
+        {"evals.knn.data.kind": "digit_scenes"},
+        r'evals.knn.data.kind is "digit_scenes", which has no labels',
+    ),
+    ({"evals.knn.data.kind": "folder"}, r'evals.knn.data.dir is ""'),
+    ({"evals.rank.data.kind": "folder", "evals.tasks": ("rank",)}, r'evals.rank.data.dir is ""'),
+    ({"evals.dense.data.kind": "tfds", "data.dir": "x"}, r'evals.dense.data.name is ""'),
+    ({"evals.knn.temperature": 0.0}, r"evals.knn.temperature is 0.0; it must be above 0"),
+    ({"evals.knn.k": (0, 10)}, r"evals.knn.k is"),
     ({"seed": -1}, r"seed is -1"),
-    ({"eval.knn_k": ()}, r"eval.knn_k is empty; give at least one number"),
-    ({"eval.linear_lrs": ()}, r"eval.linear_lrs is empty"),
+    ({"evals.knn.k": ()}, r"evals.knn.k is empty; give at least one number"),
+    ({"evals.linear.lrs": ()}, r"evals.linear.lrs is empty"),
     ({"seed": 2**31}, r"seed is .* below"),
     ({"toy.temperature": 0.0}, r"toy.temperature is 0.0; it must be above 0"),
     ({"toy.head.width": 10**9}, r"toy.head.width is 1000000000; it must be .* at most 1024"),
@@ -233,12 +240,12 @@ def test_impossible_configs_are_refused(toy, changes, message):
         {"mesh.fsdp": 4},
         {"mesh.data": 1},
         {"mesh.data": 3, "optim.batch_size": 99},
-        {"eval.tasks": (), "eval.dense.kind": "folder", "eval.image.kind": "folder"},
-        {"eval.tasks": ("rank",), "eval.image.kind": "digit_scenes"},  # needs no labels
+        {"evals.tasks": (), "evals.dense.data.kind": "folder", "evals.knn.data.kind": "folder"},
+        {"evals.tasks": ("rank",), "evals.rank.data.kind": "digit_scenes"},  # needs no labels
         {
             "data.kind": "folder",
             "data.dir": "x",
-            "eval.image.kind": "folder",
+            "evals.knn.data.kind": "folder",
         },  # evaluated where it is trained
         {"model.size": "custom", "model.width": 192, "model.depth": 6, "model.heads": 6},
         {"model.width": 384},  # the same as the size
@@ -322,12 +329,13 @@ def test_evaluations_look_where_training_does_unless_told_otherwise(toy):
         "data.kind": "tfds",
         "data.name": "a",
         "data.dir": "sets",
-        "eval.image.kind": "tfds",
-        "eval.image.name": "b",
+        "evals.knn.data.kind": "tfds",
+        "evals.knn.data.name": "b",
     }
-    assert resolved(toy, **tfds).eval.image.dir == "sets"
-    assert resolved(toy, **tfds).eval.dense.dir == ""  # generated: another kind
-    assert resolved(toy, **tfds, **{"eval.image.dir": "mine"}).eval.image.dir == "mine"
+    assert resolved(toy, **tfds).evals.knn.data.dir == "sets"
+    assert resolved(toy, **tfds).evals.dense.data.dir == ""  # generated: another kind
+    mine = resolved(toy, **tfds, **{"evals.knn.data.dir": "mine"})
+    assert mine.evals.knn.data.dir == "mine"
 
 
 def test_a_run_of_more_steps_than_can_be_counted(toy):
@@ -397,8 +405,8 @@ def test_what_must_agree_to_resume(toy, key, value):
     ("key", "value"),
     [
         ("log.every_steps", 1),
-        ("eval.tasks", ("knn",)),
-        ("eval.image.length", 50),
+        ("evals.tasks", ("knn",)),
+        ("evals.knn.data.length", 50),
         ("checkpoint.keep", 5),
         ("data.workers", 3),
         ("mesh.fsdp", 2),

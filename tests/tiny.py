@@ -146,7 +146,6 @@ def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
     c.mesh.update(dict(data=mesh_data, fsdp=mesh_fsdp))
     c.checkpoint.every_steps = 3
     c.log.every_steps = 1
-    c.eval.update(dict(tasks=(), every_steps=0))
     c.update_from_flattened_dict(_CHANGES[name] | (_WITHOUT | variant if variant else {}))
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): value})

@@ -7,17 +7,17 @@ from ssl_jax import settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 
-HELP = """ssl-jax eval CHECKPOINT [--task=NAME,...] [--config.eval.KEY=VALUE ...]
+HELP = """ssl-jax eval CHECKPOINT [--task=NAME,...] [--config.evals.KEY=VALUE ...]
 
 Scores a run folder, or one checkpoint of it, beside the untrained network and raw pixels.
 
   CHECKPOINT                runs/a, or runs/a/checkpoints/1000
-  --task=NAME,...           of knn, linear, dense, rank; default: those of the run's config
-  --config.eval.KEY=VALUE   changes one key of the section eval; all others belong to the run
+  --task=NAME,...           evaluations of the run's config; default: those of its evals.tasks
+  --config.evals.KEY=VALUE  changes one key of the section evals; all others belong to the run
 
 Examples:
   ssl-jax eval runs/a
-  ssl-jax eval runs/a/checkpoints/1000 --task=knn --config.eval.knn_k=(20,)
+  ssl-jax eval runs/a/checkpoints/1000 --task=knn --config.evals.knn.k=(20,)
 
 Exit codes: 0 done; 2 bad input; 1 unexpected error.
 """
@@ -41,23 +41,22 @@ def run(argv: list[str]) -> int:
     saved = api.saved_config(argv[1])
     values, config = arguments.parse(argv[:1] + argv[2:], saved, task=[])
     for key in config_lib.changed(saved, config):
-        if not key.startswith("eval."):
+        if not key.startswith("evals."):
             raise InputError(
                 f"{key} belongs to the checkpoint and cannot be changed; only keys of the section"
-                " eval can"
+                " evals can"
             )
-    tasks = evals.check_tasks(values.task or config.eval.tasks)
+    tasks = tuple(evals.chosen(config, values.task or None))
     if not tasks:
-        raise InputError(
-            f"the run's config names no evaluations; give --task=NAME ({', '.join(evals.TASKS)})"
-        )
-    config.eval.tasks = tasks
+        names = ", ".join(evals.named(config)) or "its config has none"
+        raise InputError(f"evals.tasks names no evaluation of this run; give --task=NAME ({names})")
+    config.evals.tasks = tasks
     settings.validate(config, num_devices=None)
     encoder = api.load(argv[1])
     evaluation = report.Evaluation(FrozenConfigDict(config))
     results = evaluation.compare(encoder.params, encoder.constants)
     print(encoder)
-    print(evals.comparison_table(results))
+    print(evaluation.table(results))
     for name, scores in results.items():
         print(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
     return 0

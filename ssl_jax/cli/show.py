@@ -9,7 +9,7 @@ import jax
 from absl import flags
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, papers, settings
+from ssl_jax import evals, methods, papers, settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
@@ -79,7 +79,10 @@ def text(layers) -> str:
     missing = _missing(config)
     records, note = _num_records(config)
     resolved = settings.resolve(config, num_records=records, num_devices=jax.device_count())
-    origin = origins({"default": settings.base_config(config.method)} | layers, resolved)
+    default = settings.base_config(config.method)
+    for name, section in evals.named(config).items():
+        default.evals[name] = evals.new(section.type)
+    origin = origins({"default": default} | layers, resolved)
     values = config_lib.flatten(resolved)
     width = max(map(len, values))
     rows = [f"{key:<{width}}  {value!r:<28} {origin[key]}" for key, value in sorted(values.items())]

@@ -33,6 +33,7 @@ from sklearn.datasets import load_digits
 
 NUM_CLASSES = 10
 BACKGROUND = 10  # mask value of a pixel that belongs to no digit
+CLASS_NAMES = (*map(str, range(NUM_CLASSES)), "background")
 NUM_MASK_CLASSES = 11
 SPLITS = ("train", "test")
 MIN_SIZE = 16  # below it the digits of a scene are a few pixels large

@@ -10,6 +10,8 @@ A source is any picklable object with
     s.name(i)        path or id of record i, for messages
     s.num_classes    number of label classes, None without labels
     s.has_masks      whether records have "mask"
+    s.class_names    names of the label classes, s.mask_names of the classes of masks; None or
+                     absent where nobody knows them
     s.size           (H, W) if all images have this size, None if they differ or nobody knows
     repr(s)          the same text in every process and run
 
@@ -153,6 +155,8 @@ class GeneratedSource:
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
         self.size = (size, size)
         self.num_classes = scenes.NUM_CLASSES if kind == "digits" else None
+        self.class_names = scenes.CLASS_NAMES[: scenes.NUM_CLASSES] if kind == "digits" else None
+        self.mask_names = scenes.CLASS_NAMES
 
     def __len__(self):
         return self._length
@@ -196,8 +200,8 @@ class Folder:
             raise InputError(
                 f"data.dir: no image in or below {self._root}; accepted extensions: {_ACCEPTED}"
             )
-        self.classes, self._labels = _folder_classes(self._paths)
-        self.num_classes = len(self.classes) if self.classes else None
+        self.class_names, self._labels = _folder_classes(self._paths)
+        self.num_classes = len(self.class_names) if self.class_names else None
 
     def __len__(self):
         return len(self._paths)
@@ -236,9 +240,9 @@ class Tfds:
         self._name, self._split = name, split
         self._records = _open_tfds(name, data_dir, split)
         features = self._records.dataset_info.features
-        self.num_classes = (
-            getattr(features["label"], "num_classes", None) if "label" in features else None
-        )
+        label = features["label"] if "label" in features else None
+        self.num_classes = getattr(label, "num_classes", None)
+        self.class_names = getattr(label, "names", None)
         self.has_masks = "segmentation_mask" in features
         self.size = self._declared_size(features["image"].shape)
 
@@ -351,6 +355,8 @@ class Prepared:
         self._cache = {} if cache else None
         self.size = (self._side, self._side) if size else source.size
         self.num_classes, self.has_masks = source.num_classes, source.has_masks
+        for name in ("class_names", "mask_names"):
+            setattr(self, name, getattr(source, name, None))
 
     def __len__(self):
         return len(self._source)

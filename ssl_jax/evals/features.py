@@ -16,7 +16,6 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data.source import Unreadable
 
-ROWS = ("untrained network", "raw pixels", "trained")  # of the comparison table, in this order
 RAW_GRID = 16  # side to which the raw-pixel baseline averages an image
 
 
@@ -63,7 +62,8 @@ def extract(
       features_fn: see the module's docstring.
       source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`,
         `s.name(i)`, `s.size`, `s.num_classes`.
-      batch_size: images per call. indices: which records, in which order; None: all of them.
+      batch_size: images per call.
+      indices: which records, in which order; None: all of them.
       image, patches: which features to keep.
       crop: side of the square kept from the centre, in pixels; 0: everything.
       multiple: height and width are cut to a multiple of this (the patch size), around the centre.
@@ -77,8 +77,7 @@ def extract(
     """
     if source.size is None:
         raise InputError(
-            f"the images of {source!r} differ in size; set eval.image.size or eval.dense.size for"
-            " evaluation"
+            f"the images of {source!r} differ in size; set data.size of the evaluation"
         )
     window = _window(source.size, crop, multiple)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)

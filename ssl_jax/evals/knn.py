@@ -11,16 +11,19 @@ import numpy as np
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
+from ssl_jax.evals.pictures import neighbours
+from ssl_jax.evals.registry import register
 
 KS = (10, 20, 100, 200)
 TEMPERATURE = 0.07
+_QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 
 
 def defaults() -> dict:
-    """The keys of the section `eval` that this task reads."""
+    """The keys of this type of evaluation."""
     return dict(
-        knn_k=key(KS, "neighbours; each number is reported", "neighbours", above=0),
-        knn_temperature=key(TEMPERATURE, "votes weigh exp(cosine / temperature)", above=0),
+        k=key(KS, "numbers of neighbours; each is reported", "neighbours", above=0),
+        temperature=key(TEMPERATURE, "votes weigh exp(cosine / temperature)", above=0),
     )
 
 
@@ -48,11 +51,10 @@ def classify(
     L2-normalised.
 
     Args:
-      bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; any float dtype, computed
-        in float32.
+      bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; computed in float32.
       ks: numbers of neighbours; each is limited to the size of the bank.
-      temperature: > 0. chunk: queries per device call; memory grows with it, results do not depend
-        on it.
+      temperature: > 0.
+      chunk: queries per device call; memory grows with it, results do not depend on it.
 
     Returns:
       Neighbours. Equal scores go to the lowest class.
@@ -92,14 +94,10 @@ def classify(
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "ks", "temperature"))
 def _classify_chunk(queries, bank, labels, *, num_classes, ks, temperature):
-    similarity, index = ops.nearest(
-        queries, bank, k=ks[-1], metric="dot"
-    )  # both sides have length 1
-    return (
-        vote(labels[index], jnp.exp(similarity / temperature), num_classes=num_classes, ks=ks),
-        similarity,
-        index,
-    )
+    # Both sides have length 1.
+    similarity, index = ops.nearest(queries, bank, k=ks[-1], metric="dot")
+    weights = jnp.exp(similarity / temperature)
+    return vote(labels[index], weights, num_classes=num_classes, ks=ks), similarity, index
 
 
 @jax.jit
@@ -133,28 +131,53 @@ def vote(labels, weights, *, num_classes: int, ks):
     return jnp.stack(winners)
 
 
-def evaluate(train, test, config) -> dict[str, float]:
+def run(case) -> dict[str, float]:
     """Top-1 accuracy in percent: `knn_k10`, ... for each k, and `knn`, the best of them on the test
     set (as published).
 
-    Args:
-      train, test: features.Extracted with image features and labels. config: `eval.knn_k`, the
-        numbers of neighbours; `eval.knn_temperature`.
+    Raises InputError for a set without labels.
     """
+    train, test = case.features("image")
     if train.labels is None or test.labels is None:
         raise InputError(
-            "k-NN needs labels; point eval.image at a labelled set, or take knn out of eval.tasks"
+            "k-NN needs labels; point the evaluation's data at a labelled set, or leave it out of"
+            " evals.tasks"
         )
-    num_classes = 1 + int(max(train.labels.max(), test.labels.max()))
-    found = classify(
+    result = classify(
         train.image,
         train.labels,
         test.image,
-        num_classes=num_classes,
-        ks=tuple(config.eval.knn_k),
-        temperature=config.eval.knn_temperature,
+        num_classes=1 + int(max(train.labels.max(), test.labels.max())),
+        ks=tuple(case.config.k),
+        temperature=case.config.temperature,
     )
     accuracy = {
-        f"knn_k{k}": 100.0 * float((p == test.labels).mean()) for k, p in found.predictions.items()
+        f"knn_k{k}": 100.0 * float((p == test.labels).mean()) for k, p in result.predictions.items()
     }
     return {"knn": max(accuracy.values()), **accuracy}
+
+
+def figures(case) -> dict:
+    """{"neighbours": some test images with their nearest training images}: the first image of each
+    class, then the second, ..."""
+    train, test = case.features("image")
+    labels = test.labels[:1000]
+    turn = [np.sum(labels[:i] == label) for i, label in enumerate(labels)]
+    queries = np.lexsort((labels, turn))[:_QUERIES]
+    classes = 1 + int(train.labels.max())
+    nearest = classify(
+        train.image, train.labels, test.image[queries], num_classes=classes, ks=(_SHOWN,)
+    )
+    return {
+        "neighbours": neighbours.picture(
+            case.images(case.test, test.index[queries]),
+            [case.images(case.train, train.index[row]) for row in nearest.index],
+            nearest.similarity,
+            test.labels[queries],
+            train.labels[nearest.index],
+            class_names=getattr(case.test, "class_names", None),
+        )
+    }
+
+
+register("knn", run, defaults, heading="k-NN", needs="labels", figures=figures)

@@ -1,7 +1,7 @@
 """Linear probe on frozen features: trained affine LayerNorm and a linear layer, a grid of learning
 rates in one run.
 
-STELLAR's protocol (specification A3): AdamW, no schedule, 10 % of the training set held out to
+As STELLAR trains it: AdamW, no schedule, 10 % of the training set held out to
 choose the learning rate. The batch size is fixed instead of searched, and features come from the
 evaluation crop instead of random crops."""
 
@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from ssl_jax.config import InputError, key
+from ssl_jax.evals.registry import register
 
 # STELLAR's grid: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
@@ -22,17 +23,17 @@ _CHUNK = 4096  # rows per call where accuracies are counted
 
 
 def defaults() -> dict:
-    """The keys of the section `eval` that this task reads."""
+    """The keys of this type of evaluation."""
     return dict(
-        linear_epochs=key(30, "of the probe", "epochs", above=0),
-        linear_batch=key(256, "features per step", "features", above=0),
-        linear_lrs=key(
+        epochs=key(30, "of training the probe", "epochs", above=0),
+        batch=key(256, "features per step", "features", above=0),
+        lrs=key(
             LEARNING_RATES,
             "learning rates tried in one run; the best on a held-out 10 % counts",
             above=0,
             most=1000,
         ),
-        linear_weight_decay=key(1e-4, "of the probe's AdamW", least=0, most=1000),
+        weight_decay=key(1e-4, "of AdamW", least=0, most=1000),
     )
 
 
@@ -193,18 +194,17 @@ def _score_chunk(params, inputs, labels):
     return (scores.argmax(axis=-1) == labels).sum(axis=1), losses.sum(axis=1)
 
 
-def evaluate(train, test, config) -> dict[str, float]:
+def run(case) -> dict[str, float]:
     """`linear`: test accuracy in percent; `linear_lr`: the selected one; `linear_held_out`: its
     held-out accuracy.
 
-    Args:
-      train, test: features.Extracted with image features and labels. config: `eval.linear_lrs`,
-        `eval.linear_epochs`, `eval.linear_batch`, `eval.linear_weight_decay`, `seed`.
+    Raises InputError for a set without labels.
     """
+    train, test = case.features("image")
     if train.labels is None or test.labels is None:
         raise InputError(
-            "the linear probe needs labels; point eval.image at a labelled set, or take linear out"
-            " of eval.tasks"
+            "the linear probe needs labels; point the evaluation's data at a labelled set, or leave"
+            " it out of evals.tasks"
         )
     probe = fit(
         train.image,
@@ -212,14 +212,17 @@ def evaluate(train, test, config) -> dict[str, float]:
         test.image,
         test.labels,
         num_classes=1 + int(max(train.labels.max(), test.labels.max())),
-        key=jax.random.key(config.seed),
-        learning_rates=tuple(config.eval.linear_lrs),
-        epochs=config.eval.linear_epochs,
-        batch_size=config.eval.linear_batch,
-        weight_decay=config.eval.linear_weight_decay,
+        key=jax.random.key(case.seed),
+        learning_rates=tuple(case.config.lrs),
+        epochs=case.config.epochs,
+        batch_size=case.config.batch,
+        weight_decay=case.config.weight_decay,
     )
     return {
         "linear": 100.0 * probe.accuracy,
         "linear_lr": probe.learning_rate,
         "linear_held_out": 100.0 * float(probe.held_out.max()),
     }
+
+
+register("linear", run, defaults, heading="linear", needs="labels")

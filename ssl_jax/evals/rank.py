@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ssl_jax.evals.registry import register
+
 
 def rank_me(features) -> float:
     """exp of the entropy of the normalised singular values of [N, d]: 1 (collapsed) to min(N, d).
@@ -13,7 +15,10 @@ def rank_me(features) -> float:
     return float(np.exp(-(p * np.log(p)).sum()))
 
 
-def evaluate(train, test, config) -> dict[str, float]:
+def run(case) -> dict[str, float]:
     """`rank`: RankMe of the test images' features (not in percent)."""
-    del train, config
+    _, test = case.features("image")
     return {"rank": rank_me(test.image)}
+
+
+register("rank", run, dict)

@@ -7,22 +7,29 @@ import json
 from pathlib import Path
 
 from ssl_jax import evals, methods
+from ssl_jax.evals import pictures
+from ssl_jax.evals.pictures import attention
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.train import state
 
+_IMAGES, _ATTENTION = 16, 6  # test images in the pictures of a method, of the attention
+
 
 class Evaluation:
-    """The evaluations of one config; data sources are opened once and shared by all calls."""
+    """The evaluations of one config; data sources are opened once and shared by all calls.
+
+    tasks: names of the evaluations to run; None: those of `evals.tasks`, () = none.
+    """
 
     def __init__(self, config, tasks=None):
         self.config = config
-        self.tasks = evals.check_tasks(config.eval.tasks if tasks is None else tasks)
-        self._extracted = {}  # features of the trained network as last compared, for the pictures
+        self.tasks = tuple(evals.chosen(config, tasks))
+        self._trained = {}  # cases of the trained network as last compared, for the pictures
 
     @functools.cached_property
     def sources(self) -> dict:
-        """{section: (train source, test source)}."""
-        return evals.sources(self.config, tasks=self.tasks)
+        """{name: (train source, test source)}."""
+        return evals.sources(self.config, self.tasks)
 
     def open(self) -> None:
         """Opens the data sources. Raises InputError where one cannot be opened."""
@@ -30,47 +37,71 @@ class Evaluation:
 
     def __call__(self, params, constants=None) -> dict[str, float]:
         """All scores of a network with these weights (the teacher's or the student's tree)."""
-        return self._score(Encoder(self.config, params, constants))
+        return evals.run(self._cases(Encoder(self.config, params, constants)))
 
     def compare(self, params, constants=None) -> dict[str, dict[str, float]]:
-        """Scores of the untrained network (same seed), of raw pixels and of `params`, in the order
-        of evals.ROWS."""
+        """{row: scores}: of the untrained network (same seed), of raw pixels and of `params`, in
+        the order of evals.ROWS. A baseline has the scores of the evaluations that name it."""
         untrained = state.initial_weights(methods.make(self.config), self.config.seed)
-        rows = evals.raw_pixels(self.config.model.patch)
-        self._extracted = {}
-        scores = (
-            self._score(Encoder(self.config, untrained, constants)),
-            self._score(rows),
-            self._score(Encoder(self.config, params, constants), self._extracted),
+        networks = (
+            Encoder(self.config, untrained, constants),
+            evals.raw_pixels(self.config.model.patch),
         )
-        return dict(zip(evals.ROWS, scores, strict=True))
+        results = {}
+        for row, network in zip(evals.BASELINES, networks, strict=True):
+            cases = self._cases(network).items()
+            types = evals.TYPES
+            results[row] = evals.run(
+                {name: c for name, c in cases if row in types[c.config.type].baselines}
+            )
+        self._trained = self._cases(Encoder(self.config, params, constants))
+        return results | {evals.TRAINED: evals.run(self._trained)}
 
-    def _score(self, features_fn, extracted=None):
-        return evals.evaluate(
-            features_fn, self.config, tasks=self.tasks, sources_of=self.sources, extracted=extracted
-        )
+    def table(self, results) -> str:
+        """The result of `compare` as text."""
+        return evals.comparison_table(results, evals.headings(self.config, self.tasks))
+
+    def _cases(self, network):
+        return evals.cases(network, self.config, tasks=self.tasks, sources_of=self.sources)
 
     def draw(self, params, constants, folder: Path, tables: Path) -> list[Path]:
-        """Draws every picture that the data allow and the method's own into `folder`, curves from
-        `tables`/metrics.csv and evals.csv; returns the files."""
-        from ssl_jax.evals import panels, visualise  # matplotlib takes a second to import
+        """Draws the curves from `tables`/metrics.csv and evals.csv, and the pictures of the
+        network, of each evaluation and of the method into `folder`; returns the files.
 
-        def table(name):
-            path = tables / f"{name}.csv"
-            return visualise.read_metrics(path) if path.exists() and path.stat().st_size else None
+        Pictures of the network are of test images of an evaluation with masks, else of the first.
+        """
+        from ssl_jax.evals import curves  # matplotlib takes a second to import
+        from ssl_jax.evals.pictures import render
 
-        encoder = Encoder(self.config, params, constants)
-        attend = functools.partial(encoder, attention=True) if self.config.model.cls else None
-        paths = visualise.draw(
-            self.config,
+        config, paths = self.config, []
+        metrics, scores = (_table(tables / f"{name}.csv") for name in ("metrics", "evals"))
+        if metrics is not None:
+            title = f"{config.method}, batch {config.optim.batch_size}"
+            shown = evals.headings(config, self.tasks)
+            paths.append(curves.draw(metrics, folder, scores=scores, shown=shown, title=title))
+        encoder = Encoder(config, params, constants)
+        cases = self._trained or self._cases(encoder)
+        if not cases:
+            return paths
+        shown = next((c for c in cases.values() if _needs_masks(c)), next(iter(cases.values())))
+
+        def images(count):
+            return shown.images(shown.test, range(min(count, len(shown.test))))
+
+        if config.model.cls:
+            paths += render.draw(
+                lambda: attention.draw(encoder, images(_ATTENTION)), folder, "attention"
+            )
+        for name, case in cases.items():
+            figures = functools.partial(evals.TYPES[case.config.type].figures, case)
+            prefix = "" if name == case.config.type else f"{name}_"
+            paths += render.draw(figures, folder, name, prefix)
+        return paths + render.draw(
+            lambda: pictures.draw(encoder, images(_IMAGES)),
             folder,
-            self._extracted,
-            self.sources,
-            attention_fn=attend,
-            metrics=table("metrics"),
-            scores=table("evals"),
+            f"{config.method}_pictures",
+            f"{config.method}_",
         )
-        return paths + panels.draw(encoder, self.sources, folder)
 
     def report(self, params, constants, folder: Path) -> dict[str, dict[str, float]]:
         """Compares, prints the table, and leaves results.json, results.txt and pictures/*.png in
@@ -78,10 +109,21 @@ class Evaluation:
         if not self.tasks:
             return {}
         results = self.compare(params, constants)
-        table = evals.comparison_table(results)
+        table = self.table(results)
         (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         (folder / "results.txt").write_text(table + "\n")
         print(table, flush=True)
         for path in self.draw(params, constants, folder / "pictures", folder):
             print(f"picture: {path}", flush=True)
         return results
+
+
+def _table(path: Path):
+    """The columns of a CSV file; None where there is none or it is empty."""
+    from ssl_jax.evals import curves
+
+    return curves.read_metrics(path) if path.exists() and path.stat().st_size else None
+
+
+def _needs_masks(case) -> bool:
+    return evals.TYPES[case.config.type].needs == "masks"

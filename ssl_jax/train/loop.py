@@ -115,7 +115,7 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluation) -
     unreadable = _Unreadable(workdir, run.source)
 
     with _stop_signals() as stop:
-        eval_every = config.eval.every_steps if evaluation.tasks else 0
+        eval_every = config.evals.every_steps if evaluation.tasks else 0
         if at == 0 and eval_every and batch is not None:
             _evaluate(evaluation, current, scores, trackers, at)
         # Metrics of steps the device may still be busy with: at most two.
@@ -153,7 +153,7 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluation) -
 
 def _due(at: int, config) -> bool:
     """Whether something after this step looks at its result, so that no step may stay in flight."""
-    every = (config.eval.every_steps, config.checkpoint.every_steps)
+    every = (config.evals.every_steps, config.checkpoint.every_steps)
     return any(e and at % e == 0 for e in every)
 
 

@@ -123,7 +123,7 @@ def test_folder_with_classes(tmp_path):
     folder = Folder(tmp_path)
     names = [os.path.relpath(folder.name(i), tmp_path) for i in range(len(folder))]
     assert names == ["a/x.PNG", "a/z.jpg", "b/1.webp", "b/2.png", "c/deep/er/y.Jpeg"]
-    assert folder.classes == ("a", "b", "c") and folder.num_classes == 3
+    assert folder.class_names == ("a", "b", "c") and folder.num_classes == 3
     assert [folder[i]["label"] for i in range(5)] == [0, 0, 1, 1, 2]
     np.testing.assert_array_equal(folder[0]["image"], IMAGES[1])
     assert not folder.has_masks and folder.size is None and "mask" not in folder[0]
@@ -137,7 +137,7 @@ def test_folder_without_classes(names, tmp_path):
     for i, name in enumerate(names):
         save(tmp_path / name, IMAGES[i])
     folder = Folder(tmp_path)
-    assert folder.num_classes is None and folder.classes is None and len(folder) == len(names)
+    assert folder.num_classes is None and folder.class_names is None and len(folder) == len(names)
     assert folder[0].keys() == {"image"}
 
 
@@ -440,6 +440,16 @@ def test_cache_reads_once_and_protects_what_it_keeps():
         with pytest.raises(Unreadable):
             records[3]
     assert counting.reads == 3
+
+
+def test_sources_know_the_names_of_their_classes(tmp_path):
+    digits = Prepared(GeneratedSource("digits", "train", 2), cache=True)
+    assert digits.class_names == tuple("0123456789") and digits.num_classes == 10
+    scene = GeneratedSource("digit_scenes", "train", 2)
+    assert scene.class_names is None and scene.mask_names == (*"0123456789", "background")
+    assert scene.mask_names[scenes.BACKGROUND] == "background"
+    arrays = Prepared(ArraySource(IMAGES, LABELS), size=8)
+    assert arrays.class_names is None and arrays.mask_names is None
 
 
 def test_cache_stays_home_when_pickled():

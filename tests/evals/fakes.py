@@ -1,9 +1,12 @@
 """In-memory sources and features for the tests of the evaluations."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssl_jax import evals
 from ssl_jax.data.source import Unreadable
 from ssl_jax.evals.features import Pixels
 
@@ -63,3 +66,11 @@ def counted_features(patch=4, dim=5):
         return Pixels(image=out.mean(axis=(1, 2)), patches=out)
 
     return apply, shapes
+
+
+def case(type, train, test, **changes):
+    """An evaluation whose features exist already: train and test have .image or .patches, and
+    .labels or .masks."""
+    return SimpleNamespace(
+        config=evals.new(type, **changes), seed=0, features=lambda tokens: (train, test)
+    )

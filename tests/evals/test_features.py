@@ -75,7 +75,11 @@ def test_unreadable_records_are_skipped_and_named():
 @pytest.mark.parametrize(
     "source, options, message",
     [
-        (fakes.Source(fakes.images(2), size=None), {}, "differ in size; set eval.image.size"),
+        (
+            fakes.Source(fakes.images(2), size=None),
+            {},
+            "differ in size; set data.size of the evaluation",
+        ),
         (fakes.Source(fakes.images(2), broken=(0, 1)), {}, "no readable image"),
         (fakes.Source(fakes.images(2)), {"crop": 9}, "crop is 9 pixels but the images are 8x8"),
         (fakes.Source(fakes.images(2)), {"multiple": 16}, "smaller than one patch"),

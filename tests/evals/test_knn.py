@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from ssl_jax import settings
 from ssl_jax.config import InputError
 from ssl_jax.evals import knn
+from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
 _CENTRES = _RNG.normal(size=(5, 12))
@@ -77,18 +77,16 @@ def test_a_zero_vector_is_finite():
 
 
 def test_metrics_hold_each_k_and_the_best():
-    config = settings.base_config("dino")
-    config.eval.knn_k = (10, 200)
     train = SimpleNamespace(image=_BANK, labels=_BANK_LABELS)
     test = SimpleNamespace(image=_QUERIES, labels=_QUERY_LABELS)
-    metrics = knn.evaluate(train, test, config)
+    metrics = knn.run(fakes.case("knn", train, test, k=(10, 200)))
     assert list(metrics) == ["knn", "knn_k10", "knn_k150"]
     assert metrics["knn_k10"] == pytest.approx(
         100 * np.mean(_reference(10).argmax(1) == _QUERY_LABELS)
     )
     assert metrics["knn"] == max(metrics["knn_k10"], metrics["knn_k150"])
     with pytest.raises(InputError, match="needs labels"):
-        knn.evaluate(SimpleNamespace(image=_BANK, labels=None), test, config)
+        knn.run(fakes.case("knn", SimpleNamespace(image=_BANK, labels=None), test))
 
 
 @pytest.mark.parametrize(

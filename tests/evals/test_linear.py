@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from ssl_jax import settings
 from ssl_jax.config import InputError
 from ssl_jax.evals import linear
+from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
 _CENTRES = 0.8 * _RNG.normal(size=(4, 24))
@@ -99,17 +99,16 @@ def test_a_batch_larger_than_the_set_still_trains():
 
 
 def test_metrics_are_in_percent():
-    config = settings.base_config("dino")
-    config.eval.update(dict(linear_lrs=(1e-3, 1e-2), linear_epochs=5, linear_batch=64))
     train, test = (
         SimpleNamespace(image=x, labels=y)
         for x, y in ((_TRAIN, _TRAIN_LABELS), (_TEST, _TEST_LABELS))
     )
-    metrics = linear.evaluate(train, test, config)
+    changes = dict(lrs=(1e-3, 1e-2), epochs=5, batch=64)
+    metrics = linear.run(fakes.case("linear", train, test, **changes))
     assert set(metrics) == {"linear", "linear_lr", "linear_held_out"}
     assert 50 < metrics["linear"] <= 100 and metrics["linear_lr"] in (1e-3, 1e-2)
     with pytest.raises(InputError, match="needs labels"):
-        linear.evaluate(SimpleNamespace(image=_TRAIN, labels=None), test, config)
+        linear.run(fakes.case("linear", SimpleNamespace(image=_TRAIN, labels=None), test))
 
 
 def test_bad_arguments_are_refused():

@@ -35,7 +35,6 @@ def scenes_config(name, **changes):
         dict(batch_size=64, steps=STEPS, lr=4e-3, warmup_epochs=0.5, final_weight_decay=0.1)
     )
     c.teacher.momentum = 0.98
-    c.eval.tasks = ()
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): value})
     return c

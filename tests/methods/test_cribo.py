@@ -38,7 +38,6 @@ TINY = {
     "optim.epochs": 3.0,
     "optim.warmup_epochs": 1.0,
     "optim.lr": 0.02,
-    "eval.tasks": (),
     "cribo.head_hidden": 24,
     "cribo.head_bottleneck": 8,
     "cribo.prototypes": 12,

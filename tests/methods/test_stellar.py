@@ -70,7 +70,6 @@ def tiny(**changes):
             decoder_heads=2,
         )
     )
-    c.eval.tasks = ()
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): value})
     return c

@@ -167,7 +167,7 @@ def test_a_run_starts_from_them_and_when_resumed_reads_nothing(both, tmp_path, c
     given = (
         f"--config.init_from={path}",
         "--config.model.position_resize=dino_offset",
-        "--config.eval.tasks=()",
+        "--config.evals.tasks=()",
         "--config.optim.steps=4",
     )
     save = checkpoint.Checkpoints.save
@@ -330,7 +330,7 @@ def test_the_two_stages_of_stellar(tmp_path, capsys):
         decoder_heads=2,
     )
     c = settings.base_config("stellar")
-    c.update({key: tiny.config("dino")[key] for key in ("data", "views", "optim", "eval")})
+    c.update({key: tiny.config("dino")[key] for key in ("data", "views", "optim")})
     c.model.update(
         dict(size="custom", width=16, depth=1, heads=2, patch=4, image_size=16, queries=3)
     )

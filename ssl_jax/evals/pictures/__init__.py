@@ -1,7 +1,11 @@
-"""What a method alone can show: a module per method, with `draw(encoder, images)` that it
-registers itself."""
+"""Pictures as data; `pictures.render` draws them.
 
-from ssl_jax.evals.pictures import cribo, flsl, ibot, mae, sop, stellar
-from ssl_jax.evals.pictures.picture import Panel, Picture, draw, register
+What a method alone can show is a module per method here with `draw(encoder, images)`; methods
+outside the package call `register`. `neighbours`, `segmentation` and `attention` are the pictures
+of evaluations and of every network with a class token.
+"""
 
-__all__ = ["Panel", "Picture", "cribo", "draw", "flsl", "ibot", "mae", "register", "sop", "stellar"]
+from ssl_jax.evals.pictures import cribo, flsl, ibot, mae, sop, stellar  # noqa: F401, each registers its own
+from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture, class_name, draw, register
+
+__all__ = ["IGNORE", "Panel", "Picture", "class_name", "draw", "register"]

@@ -1,17 +1,12 @@
-"""Pictures of methods: what a panel holds is seen in the PNG, and a picture that fails does not
-lose the run.
+"""The renderer: what a panel holds is seen in the PNG, and a picture that fails does not lose the
+run.
 """
-
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax import evals, settings
-from ssl_jax.evals import panels, report, visualise
-from ssl_jax.methods.base import Panel, Picture
-from tests.evals import fakes
+from ssl_jax.evals.pictures import Panel, Picture, render
 
 GRAY = np.full((16, 24, 3), 0.5)
 
@@ -26,7 +21,7 @@ def share(image, color):
 
 
 def drawn(tmp_path, *rows, title="A picture"):
-    image = pixels(panels.grid(Picture(title, tuple(rows)), tmp_path / "new", "picture.png"))
+    image = pixels(render.grid(Picture(title, tuple(rows)), tmp_path / "new", "picture.png"))
     assert (image[[0, -1]] > 240).all() and (image[:, [0, -1]] > 240).all(), (
         "nothing runs over the edge"
     )
@@ -65,7 +60,7 @@ def test_dead_maps_are_no_error(tmp_path, heat):
 def test_regions_have_one_colour_per_label_in_all_panels_and_none_below_zero(tmp_path):
     black = np.zeros((16, 16, 3))
     labels = np.array([[0, 1], [2, -1]])
-    palette = visualise.class_colors(3) * 0.6
+    palette = render.class_colors(3) * 0.6
     image = drawn(tmp_path, (Panel(black, labels=labels), Panel(black, labels=np.full((2, 2), 2))))
     shares = [share(image, color) for color in palette]
     assert shares[0] == pytest.approx(shares[1], rel=0.05) and shares[2] == pytest.approx(
@@ -81,7 +76,7 @@ def test_marks_lie_where_they_should_each_in_its_colour(tmp_path):
     image = drawn(tmp_path, (Panel(GRAY, marks=marks),))
     gray = np.abs(image - 128).max(axis=-1) < 8
     rows, columns = np.flatnonzero(gray.mean(axis=1) > 0.3), np.flatnonzero(gray.mean(axis=0) > 0.3)
-    for (y, x), color in zip(marks, visualise.LINES):
+    for (y, x), color in zip(marks, render.LINES):
         rgb = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
         found = np.argwhere(np.abs(image - rgb).max(axis=-1) < 8).mean(axis=0)
         wanted = rows[0] + y * np.ptp(rows), columns[0] + x * np.ptp(columns)
@@ -108,7 +103,7 @@ def test_rows_may_be_shorter_and_titles_long(tmp_path):
 )
 def test_many_rows_stand_in_blocks_side_by_side(rows, columns, shape):
     given = [tuple(range(100 * i, 100 * i + columns)) for i in range(rows - 1)] + [(100 * rows,)]
-    folded, widths = panels._fold(given)
+    folded, widths = render._fold(given)
     assert (len(folded), widths.count(1.0)) == shape
     blocks = [
         [line[start : start + columns] for line in folded]
@@ -132,76 +127,75 @@ def test_many_rows_stand_in_blocks_side_by_side(rows, columns, shape):
             Picture("x", ((Panel(np.zeros((4, 4)), title="flat"),),)),
             r'panel "flat": image is \(4, 4\); it must be \[H, W, 3\]',
         ),
+        (Picture("x", ((Panel(title="void"),),)), 'panel "void" shows nothing'),
         (Picture("x", ((Panel(GRAY, heat=np.zeros(4)),),)), r"heat is \(4,\); it must be \[h, w\]"),
         (Picture("x", ((Panel(GRAY, labels=np.zeros((2, 2, 2))),),)), r"labels is \(2, 2, 2\)"),
     ],
 )
 def test_what_is_no_picture_is_named(tmp_path, picture, message):
     with pytest.raises(ValueError, match=message):
-        panels.grid(picture, tmp_path, "x.png")
+        render.grid(picture, tmp_path, "x.png")
 
 
-# --- the pictures of a method
+def test_what_is_shown_alone_keeps_its_cells_and_colours(tmp_path):
+    labels = np.array([[0, 1], [-1, 1]])
+    image = drawn(tmp_path, (Panel(labels=labels, frame="#00ff00"),))
+    palette = render.class_colors(2)
+    assert share(image, palette[1]) == pytest.approx(2 * share(image, palette[0]), rel=0.05)
+    assert share(image, (0, 1, 0)) > 0.003, "the frame"
+    heat = drawn(tmp_path, (Panel(heat=np.array([[0.0, 1.0]])),))
+    assert (
+        share(heat, (0, 0, 0.016)) > 0.1 and share(heat, (0.988, 1, 0.645)) > 0.1
+    )  # inferno's ends
 
 
-def method_of(pictures):
-    return SimpleNamespace(name="mine", pictures=pictures)
+def test_maps_go_from_zero_or_from_their_minimum(tmp_path):
+    panel = Panel(heat=np.array([[0.9, 1.0]]))
+    dark = (0, 0, 0.016)
+    assert share(drawn(tmp_path, (panel,)), dark) > 0.1
+    path = render.grid(Picture("zero", ((panel,),), from_zero=True), tmp_path, "zero.png")
+    assert share(pixels(path), dark) < 0.02
 
 
-@pytest.fixture
-def config():
-    c = settings.base_config("dino")
-    c.model.patch, c.eval.crop = 4, 0
-    return c
-
-
-def sources_of(*names, size=10):
-    return {
-        name: (None, fakes.Source(fakes.images(40, size, size, seed=i)))
-        for i, name in enumerate(names)
-    }
-
-
-@pytest.mark.parametrize(
-    ("names", "seed"), [(("image", "dense"), 1), (("dense",), 0), (("image",), 0)]
-)
-def test_a_method_gets_the_first_test_images_of_the_dense_set_else_of_the_image_set(
-    tmp_path, config, names, seed
-):
-    got = []
-
-    def pictures(weights, images, config):
-        got.append((weights, images))
-        return {
-            "first": Picture("1", ((Panel(images[0]),),)),
-            "second": Picture("2", ((Panel(images[1]),),)),
-        }
-
-    paths = panels.draw(method_of(pictures), "weights", config, sources_of(*names), tmp_path)
-    assert [path.name for path in paths] == ["mine_first.png", "mine_second.png"] and all(
-        path.is_file() for path in paths
+def test_a_legend_has_colours_and_labels(tmp_path):
+    panel = Panel(labels=np.zeros((2, 2), int))
+    legend = (("#d73027", "red"), (3, "three"), (-1, "nothing"))
+    path = render.grid(
+        Picture("legend", ((panel,),), background=3, legend=legend), tmp_path, "x.png"
     )
-    ((weights, images),) = got
-    assert weights == "weights" and images.shape == (16, 8, 8, 3), (
-        "cut to a multiple of the patch, like the images that are scored"
-    )
-    np.testing.assert_allclose(
-        images, fakes.images(40, 10, 10, seed=seed)[:16, 1:9, 1:9] / np.float32(255)
-    )
+    image = pixels(path)
+    assert share(image, (0xD7 / 255, 0x30 / 255, 0x27 / 255)) > 0.001
+    assert share(image, (0xD9 / 255,) * 3) > 0.001
 
 
-def test_nothing_is_drawn_without_pictures_or_images(tmp_path, config):
-    assert panels.draw(method_of(None), None, config, sources_of("image"), tmp_path) == []
-    assert panels.draw(method_of(lambda *a: 1 / 0), None, config, {}, tmp_path) == []
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize("count, background", [(11, 10), (21, 0), (60, None), (171, None)])
+def test_class_colors_are_distinct(count, background):
+    palette = render.class_colors(count, background)
+    assert palette.shape == (count, 3) and palette.min() >= 0 and palette.max() <= 1
+    distance = np.abs(palette[:, None] - palette[None]).sum(-1) + 9 * np.eye(count)
+    assert distance.min() > (0.2 if count < 22 else 0.01)
+    if background is not None:
+        np.testing.assert_allclose(palette[background], 0xD9 / 255)
 
 
-def test_a_picture_that_fails_is_reported_and_the_others_are_drawn(tmp_path, config, capsys):
-    def pictures(weights, images, config):
-        return {"bad": Picture("", ()), "good": Picture("", ((Panel(images[0]),),))}
+def test_places_without_a_label_are_white():
+    picture = render.paint(np.array([[0, -1]]), np.zeros((1, 3)))
+    np.testing.assert_array_equal(picture[0], [[0, 0, 0], [1, 1, 1]])
 
+
+# --- pictures that fail
+
+
+def make(**pictures):
+    return lambda: pictures
+
+
+GOOD, BAD = Picture("", ((Panel(GRAY),),)), Picture("", ())
+
+
+def test_a_picture_that_fails_is_reported_and_the_others_are_drawn(tmp_path, capsys):
     folder = tmp_path / "pictures"
-    paths = panels.draw(method_of(pictures), None, config, sources_of("image"), folder)
+    paths = render.draw(make(bad=BAD, good=GOOD), folder, "mine_pictures", "mine_")
     assert [path.name for path in paths] == ["mine_good.png"]
     out = capsys.readouterr().out
     assert (
@@ -210,42 +204,24 @@ def test_a_picture_that_fails_is_reported_and_the_others_are_drawn(tmp_path, con
         and "mine_bad.failed.txt" in out
     )
     assert "Traceback" in (folder / "mine_bad.failed.txt").read_text()
-    panels.draw(
-        method_of(lambda *a: {"bad": Picture("", ((Panel(GRAY),),))}),
-        None,
-        config,
-        sources_of("image"),
-        folder,
-    )
+    render.draw(make(bad=GOOD), folder, "mine_pictures", "mine_")
     assert {path.name for path in folder.iterdir()} == {"mine_bad.png", "mine_good.png"}, (
         "an old report does not stay"
     )
 
 
-def test_a_method_that_fails_loses_only_its_pictures(tmp_path, config, capsys):
-    def pictures(weights, images, config):
+def test_a_method_that_fails_loses_only_its_pictures(tmp_path, capsys):
+    def fails():
         raise TypeError("of several\nlines")
 
-    assert panels.draw(method_of(pictures), None, config, sources_of("image"), tmp_path) == []
+    assert render.draw(fails, tmp_path, "mine_pictures") == []
     assert "picture mine_pictures failed (TypeError: of several lines)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_full_disk_and_an_interrupt_are_passed_on(tmp_path, config, error):
-    def pictures(weights, images, config):
+def test_a_full_disk_and_an_interrupt_are_passed_on(tmp_path, error):
+    def fails():
         raise error
 
     with pytest.raises(type(error)):
-        panels.draw(method_of(pictures), None, config, sources_of("image"), tmp_path)
-
-
-def test_the_report_of_a_run_has_them_after_its_own(tmp_path, config, monkeypatch):
-    """Evaluation.draw hands method, weights and sources on, and lists these pictures last."""
-    monkeypatch.setattr(visualise, "draw", lambda *a, **k: [tmp_path / "curves.png"])
-    monkeypatch.setattr(evals, "network", lambda *a, **k: lambda weights: None)
-    evaluation = report.Evaluation(
-        method_of(lambda w, x, c: {"own": Picture(str(w), ((Panel(x[0]),),))}), config, tasks=()
-    )
-    evaluation._sources = sources_of("dense")
-    paths = evaluation.draw("weights", tmp_path, tmp_path)
-    assert [path.name for path in paths] == ["curves.png", "mine_own.png"]
+        render.draw(fails, tmp_path, "mine_pictures")

@@ -16,23 +16,33 @@ import numpy as np
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import features, knn
+from ssl_jax.evals.pictures import segmentation
+from ssl_jax.evals.pictures.base import IGNORE
+from ssl_jax.evals.registry import register
 
-IGNORE = 255
 NEIGHBOURS = 50
 TEMPERATURE = 0.1  # of the softmax vote
+ABSENT = ("zero", "skip")
+_SHOWN = 6  # test images of the picture
 
 
 def defaults() -> dict:
-    """The keys of the section `eval` that this task reads."""
+    """The keys of this type of evaluation."""
     return dict(
-        dense_k=key(NEIGHBOURS, "nearest patches that vote", "patches", above=0),
-        dense_vote=key(
+        k=key(NEIGHBOURS, "nearest patches that vote", "patches", above=0),
+        vote=key(
             "plain",
             '"plain", or "softmax" (votes weigh exp(cosine / 0.1))',
             choices=("plain", "softmax"),
         ),
-        dense_subsample=key(1, "keep one training image in this many", "images", above=0),
-        dense_runs=key(1, "draws of that subsample, averaged", "draws", above=0),
+        absent=key(
+            "zero",
+            'a class that is predicted somewhere but is not in the truth: "zero" counts its IoU as'
+            ' 0 (as mmsegmentation), "skip" leaves it out of the mean',
+            choices=ABSENT,
+        ),
+        subsample=key(1, "keep one training image in this many", "images", above=0),
+        runs=key(1, "draws of that subsample, averaged", "draws", above=0),
     )
 
 
@@ -41,18 +51,16 @@ class Retrieval(NamedTuple):
 
     predicted: np.ndarray  # [N, h, w] int32, class of each patch
     truth: np.ndarray  # [N, h, w] int32, majority label of each patch, 255 = ignore
-    patch_iou: np.ndarray  # [c] float64, NaN for classes that are not in the truth
-    pixel_iou: (
-        np.ndarray
-    )  # [c] float64, the predictions enlarged by nearest neighbour to the size of the masks
+    patch_iou: np.ndarray  # [c] float64, NaN for classes that do not count, see `class_iou`
+    pixel_iou: np.ndarray  # the same, predictions enlarged by nearest neighbour to the masks' size
 
 
 def patch_labels(masks, grid, *, num_classes: int, ignore: int = IGNORE) -> np.ndarray:
     """Majority label of each patch.
 
     Args:
-      masks: [N, H, W] int in [0, num_classes) or `ignore`. grid: (h, w), a partition of the mask
-        into equal patches.
+      masks: [N, H, W] int in [0, num_classes) or `ignore`.
+      grid: (h, w), a partition of the mask into equal patches.
 
     Returns:
       [N, h, w] int32; a tie goes to the lowest class, and to a class rather than to `ignore`.
@@ -75,9 +83,8 @@ def patch_labels(masks, grid, *, num_classes: int, ignore: int = IGNORE) -> np.n
     patch = np.arange(h * w).reshape(h, w).repeat(height // h, axis=0).repeat(width // w, axis=1)
     result = np.empty((n, h * w), np.int32)
     for i in range(n):
-        column = np.where(
-            masks[i] == ignore, num_classes, masks[i]
-        )  # "ignore" comes last, so ties go to a class
+        # "ignore" comes last, so ties go to a class.
+        column = np.where(masks[i] == ignore, num_classes, masks[i])
         counts = np.bincount(
             (patch * (num_classes + 1) + column).ravel(), minlength=h * w * (num_classes + 1)
         )
@@ -92,9 +99,9 @@ def nearest_streamed(
     a running top k.
 
     Args:
-      queries: [q, d], bank: [n, d], on the host. k: limited to n. query_chunk, bank_chunk: rows per
-        device call; device memory holds the queries, one piece of the bank and [query_chunk,
-        bank_chunk] similarities at most. Results do not depend on them.
+      queries: [q, d], bank: [n, d], on the host. k: limited to n.
+      query_chunk, bank_chunk: rows per device call; device memory holds the queries, one piece of
+        the bank and [query_chunk, bank_chunk] similarities at most. Results do not depend on them.
 
     Returns:
       similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities
@@ -104,28 +111,20 @@ def nearest_streamed(
         raise ValueError(
             f"nothing to retrieve: {len(queries)} queries, {len(bank)} rows in the bank"
         )
-    k, query_chunk, bank_chunk = (
-        min(k, len(bank)),
-        min(query_chunk, len(queries)),
-        min(bank_chunk, len(bank)),
-    )
-    bank_chunk = max(bank_chunk, k)
+    k, query_chunk = min(k, len(bank)), min(query_chunk, len(queries))
+    bank_chunk = max(min(bank_chunk, len(bank)), k)
     pieces = [
         knn.normalize(_padded(queries, start, query_chunk))
         for start in range(0, len(queries), query_chunk)
     ]
-    found = [
-        (jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32))
-        for _ in pieces
-    ]
+    nothing = jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32)
+    best = [nothing] * len(pieces)
     for start in range(0, len(bank), bank_chunk):
         part = knn.normalize(_padded(bank, start, bank_chunk))
         where = jnp.arange(bank_chunk) < len(bank) - start
-        found = [
-            _merge(piece, part, where, start, *best, k=k) for piece, best in zip(pieces, found)
-        ]
+        best = [_merge(piece, part, where, start, *b, k=k) for piece, b in zip(pieces, best)]
     similarity, index = (
-        np.concatenate([np.asarray(x) for x in xs])[: len(queries)] for xs in zip(*found)
+        np.concatenate([np.asarray(x) for x in xs])[: len(queries)] for xs in zip(*best)
     )
     return similarity, index
 
@@ -138,12 +137,9 @@ def _padded(rows, start, size):
 
 @functools.partial(jax.jit, static_argnames="k")
 def _merge(queries, bank, where, offset, similarity, index, *, k):
-    """Top k of what was found before and what this piece of the bank holds; earlier rows
-    win ties.
-    """
-    new_similarity, new_index = ops.nearest(
-        queries, bank, k=k, where=where, metric="dot"
-    )  # both sides have length 1
+    """Top k of the best so far and of this piece of the bank; earlier rows win ties."""
+    # Both sides have length 1.
+    new_similarity, new_index = ops.nearest(queries, bank, k=k, where=where, metric="dot")
     similarity, best = jax.lax.top_k(jnp.concatenate([similarity, new_similarity], axis=1), k)
     return similarity, jnp.take_along_axis(
         jnp.concatenate([index, new_index + offset], axis=1), best, axis=1
@@ -201,24 +197,27 @@ def confusion(truth, predicted, *, num_classes: int, ignore: int = IGNORE) -> np
     return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-def class_iou(counts) -> np.ndarray:
-    """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix; NaN for classes
-    not in the truth.
+def class_iou(counts, absent: str = "zero") -> np.ndarray:
+    """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix [c, c].
+
+    NaN for classes neither in the truth nor predicted. One that is only predicted is 0 with
+    absent="zero", as in mmsegmentation (`IoUMetric`), and NaN with "skip".
     """
+    if absent not in ABSENT:
+        raise ValueError(f"absent is one of {', '.join(ABSENT)}, got {absent!r}")
     counts = np.asarray(counts, np.float64)
     hit, truth = np.diag(counts), counts.sum(axis=1)
     union = truth + counts.sum(axis=0) - hit
-    return np.where(truth > 0, hit / np.maximum(union, 1), np.nan)
+    counted = (union if absent == "zero" else truth) > 0
+    return np.where(counted, hit / np.maximum(union, 1), np.nan)
 
 
 def mean_iou(iou) -> float:
-    """Mean over the classes present in the truth (0..1); one that is only predicted counts as a
-    miss of the others.
-    """
-    present = np.isfinite(iou)
-    if not present.any():
+    """Mean (0..1) over the classes that count, those that are not NaN."""
+    counted = np.isfinite(iou)
+    if not counted.any():
         raise ValueError("no labelled place: every pixel or patch is ignored")
-    return float(np.mean(np.asarray(iou)[present]))
+    return float(np.mean(np.asarray(iou)[counted]))
 
 
 def segment(
@@ -230,14 +229,15 @@ def segment(
     num_classes: int,
     k: int = NEIGHBOURS,
     rule: str = "plain",
+    absent: str = "zero",
     **chunks,
 ) -> Retrieval:
     """Labels the patches of test images by retrieval from the training images.
 
     Args:
-      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); test,
-        test_masks likewise for N images.
-      k, rule, chunks: see `retrieve`.
+      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore).
+      test, test_masks: likewise for N images.
+      k, rule, chunks: see `retrieve`. absent: see `class_iou`.
 
     Raises:
       ValueError: every training patch is ignored, or shapes do not fit.
@@ -258,8 +258,8 @@ def segment(
     return Retrieval(
         predicted=predicted,
         truth=truth,
-        patch_iou=class_iou(confusion(truth, predicted, num_classes=num_classes)),
-        pixel_iou=class_iou(confusion(test_masks, enlarged, num_classes=num_classes)),
+        patch_iou=class_iou(confusion(truth, predicted, num_classes=num_classes), absent),
+        pixel_iou=class_iou(confusion(test_masks, enlarged, num_classes=num_classes), absent),
     )
 
 
@@ -273,36 +273,66 @@ def num_mask_classes(*masks) -> int:
     return 1 + max(int(np.where(m == IGNORE, 0, m).max()) for m in masks)
 
 
-def evaluate(train, test, config) -> dict[str, float]:
-    """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level. Means over
-    `eval.dense_runs` draws of the bank.
+def run(case) -> dict[str, float]:
+    """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level. Means over `runs` draws of
+    one training image in `subsample`, drawn from the seed (CrIBo: 5 draws).
 
-    Args:
-      train, test: features.Extracted with patch features and masks.
-      config: `eval.dense_k` neighbours, `eval.dense_vote` ("plain" or "softmax"),
-        `eval.dense_subsample` (use one training image in this many, drawn from `seed`),
-        `eval.dense_runs` (draws to average then; CrIBo: 5).
+    Raises InputError for a set without masks.
     """
+    train, test = case.features("patches")
     if train.masks is None or test.masks is None:
         raise InputError(
-            "dense retrieval needs masks; point eval.dense at a set with masks, or take dense out"
-            " of eval.tasks"
+            "dense retrieval needs masks; point the evaluation's data at a set with masks, or leave"
+            " it out of evals.tasks"
         )
-    k, rule = config.eval.dense_k, config.eval.dense_vote
-    factor, runs = config.eval.dense_subsample, config.eval.dense_runs
-    classes = num_mask_classes(train.masks, test.masks)
+    c = case.config
     scores = []
-    for run in range(runs if factor > 1 else 1):
-        rows = features.subset(
-            len(train.masks), max(1, len(train.masks) // factor), config.seed + run
-        )
+    for draw in range(c.runs if c.subsample > 1 else 1):
+        count = max(1, len(train.masks) // c.subsample)
+        rows = features.subset(len(train.masks), count, case.seed + draw)
         whole = len(rows) == len(train.masks)
         patches, masks = (
             (train.patches, train.masks) if whole else (train.patches[rows], train.masks[rows])
         )
         result = segment(
-            patches, masks, test.patches, test.masks, num_classes=classes, k=k, rule=rule
+            patches,
+            masks,
+            test.patches,
+            test.masks,
+            num_classes=num_mask_classes(train.masks, test.masks),
+            k=c.k,
+            rule=c.vote,
+            absent=c.absent,
         )
         scores.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
     patch, pixel = np.mean(scores, axis=0)
     return {"dense": 100.0 * float(patch), "dense_pixel": 100.0 * float(pixel)}
+
+
+def figures(case) -> dict:
+    """{"segmentation": the first test images, their true classes and those retrieved}."""
+    train, test = case.features("patches")
+    masks = test.masks[:_SHOWN]
+    result = segment(
+        train.patches,
+        train.masks,
+        test.patches[:_SHOWN],
+        masks,
+        num_classes=num_mask_classes(train.masks, test.masks),
+        k=case.config.k,
+        rule=case.config.vote,
+    )
+    return {
+        "segmentation": segmentation.picture(
+            case.images(case.test, test.index[:_SHOWN]),
+            masks,
+            result.truth,
+            result.predicted,
+            title=f"Dense retrieval: the class of each patch from its {case.config.k} nearest"
+            " training patches",
+            class_names=getattr(case.test, "mask_names", None),
+        )
+    }
+
+
+register("dense", run, defaults, heading="dense mIoU", needs="masks", figures=figures)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssl_jax import settings
 from ssl_jax.config import InputError
-from ssl_jax.evals import dense_retrieval as dense
+from ssl_jax.evals import dense
+from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
 _CENTRES = _RNG.normal(size=(3, 6))
@@ -145,11 +145,16 @@ def test_iou_by_hand():
     predicted = np.array([0, 0, 1, 1, 2, 0, 2])
     counts = dense.confusion(truth, predicted, num_classes=4)
     np.testing.assert_array_equal(counts[:2, :3], [[2, 1, 0], [0, 1, 1]])
-    iou = dense.class_iou(counts)
     # Class 0: 2 of 3. Class 1: 1 hit, 1 false alarm, 1 miss. Class 2 is only predicted; class 3
     # neither.
-    np.testing.assert_allclose(iou, [2 / 3, 1 / 3, np.nan, np.nan])
-    assert dense.mean_iou(iou) == pytest.approx(0.5)
+    skipped = dense.class_iou(counts, "skip")
+    np.testing.assert_allclose(skipped, [2 / 3, 1 / 3, np.nan, np.nan])
+    assert dense.mean_iou(skipped) == pytest.approx(0.5)
+    counted = dense.class_iou(counts)
+    np.testing.assert_allclose(counted, [2 / 3, 1 / 3, 0, np.nan])
+    assert dense.mean_iou(counted) == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="zero, skip, got 'none'"):
+        dense.class_iou(counts, "none")
     with pytest.raises(ValueError, match="ignored"):
         dense.mean_iou(dense.class_iou(np.zeros((2, 2))))
 
@@ -159,33 +164,25 @@ def test_enlarge_is_nearest():
     np.testing.assert_array_equal(dense.enlarge(grid, (4, 2))[0], [[1, 2], [1, 2], [3, 4], [3, 4]])
 
 
-def _config(**changes):
-    config = settings.base_config("dino")
-    config.eval.update(dict(dense_k=15, **changes))
-    return config
-
-
-def _extracted():
-    return (
-        SimpleNamespace(patches=_TRAIN, masks=_TRAIN_MASKS),
-        SimpleNamespace(patches=_TEST, masks=_TEST_MASKS),
-    )
+def _case(train_masks=_TRAIN_MASKS, test_masks=_TEST_MASKS, **changes):
+    train = SimpleNamespace(patches=_TRAIN, masks=train_masks)
+    test = SimpleNamespace(patches=_TEST, masks=test_masks)
+    return fakes.case("dense", train, test, k=15, **changes)
 
 
 def test_metrics_are_in_percent():
-    metrics = dense.evaluate(*_extracted(), _config())
+    metrics = dense.run(_case())
     expected = _brute_force(15, "plain")
     assert metrics["dense"] == pytest.approx(100 * _miou(_majority(_TEST_MASKS), expected))
     assert metrics["dense_pixel"] == pytest.approx(
         100 * _miou(_TEST_MASKS, expected.repeat(2, 1).repeat(2, 2))
     )
     with pytest.raises(InputError, match="needs masks"):
-        dense.evaluate(SimpleNamespace(patches=_TRAIN, masks=None), _extracted()[1], _config())
+        dense.run(_case(train_masks=None))
 
 
 def test_subsampled_banks_are_averaged_and_follow_the_seed():
-    config = _config(dense_subsample=3, dense_runs=2)
-    metrics = dense.evaluate(*_extracted(), config)
+    metrics = dense.run(_case(subsample=3, runs=2))
     singles = []
     for seed in (0, 1):
         rows = dense.features.subset(9, 3, seed)
@@ -195,6 +192,18 @@ def test_subsampled_banks_are_averaged_and_follow_the_seed():
         singles.append(dense.mean_iou(found.patch_iou))
     assert metrics["dense"] == pytest.approx(100 * np.mean(singles))
     assert singles[0] != singles[1]
+
+
+def test_a_class_that_is_only_predicted_counts_or_not():
+    """Class 2 is predicted and its truth is ignored: with "zero" its 0 joins the mean of three."""
+    masks = np.where(_TEST_MASKS == 2, 255, _TEST_MASKS)
+    predicted = _brute_force(15, "plain")
+    truth = _majority(masks)
+    assert (predicted[truth != 255] == 2).any()
+    zero, skip = (dense.run(_case(test_masks=masks, absent=a)) for a in ("zero", "skip"))
+    assert skip["dense"] == pytest.approx(100 * _miou(truth, predicted))
+    assert zero["dense"] == pytest.approx(skip["dense"] * 2 / 3)
+    assert zero["dense_pixel"] == pytest.approx(skip["dense_pixel"] * 2 / 3)
 
 
 def test_a_bank_without_labels_is_refused():

@@ -1,0 +1,132 @@
+"""Evaluations at work: one `Case` for each, on one network."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from ssl_jax.config import flatten
+from ssl_jax.data.source import Prepared, make_source
+from ssl_jax.evals import registry, section
+from ssl_jax.evals.features import Extracted, extract, images_of, subset
+
+_CACHE_BYTES = 2**30  # of decoded images per source
+
+
+@dataclass(frozen=True)
+class Case:
+    """One evaluation of one network: what `run` and `figures` of its type work on.
+
+    encoder: images [B, H, W, 3] in [0, 1] -> Features: a `methods.encoder.Encoder` or any function
+      that gives `.image` and `.patches`.
+    config: the evaluation's section. train, test: sources of its images.
+    seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
+    extracted: features that evaluations of this network on the same images share; filled on demand.
+    """
+
+    encoder: Any
+    config: ConfigDict
+    train: Any
+    test: Any
+    seed: int = 0
+    patch: int = 1
+    batch_size: int = 64
+    extracted: dict = field(default_factory=dict)
+
+    def features(self, tokens: str = "image") -> tuple[Extracted, Extracted]:
+        """Features of the training and the test images.
+
+        Every image is encoded once for all evaluations with the same data, examples and crop.
+
+        tokens: "image" (one vector each) or "patches".
+        """
+        known = (*_images(self.config), self.config.crop, tokens)
+        if known not in self.extracted:
+            counts = self.config.train_examples, self.config.test_examples
+            self.extracted[known] = tuple(
+                extract(
+                    self.encoder,
+                    source,
+                    batch_size=self.batch_size,
+                    indices=subset(len(source), count, self.seed),
+                    image=tokens == "image",
+                    patches=tokens == "patches",
+                    crop=self.config.crop,
+                    multiple=self.patch,
+                )
+                for source, count in zip((self.train, self.test), counts)
+            )
+        return self.extracted[known]
+
+    def images(self, source, indices):
+        """Images [n, H, W, 3] float32 in [0, 1] of records of `train` or `test`, cut as they are
+        for `features`."""
+        return images_of(source, indices, crop=self.config.crop, multiple=self.patch)
+
+
+def _images(config) -> tuple:
+    """What says which images an evaluation uses."""
+    data = sorted(flatten(config.data).items())
+    return (*data, config.train_examples, config.test_examples)
+
+
+def sources(config, tasks=None) -> dict[str, tuple]:
+    """{name: (train source, test source)} of the evaluations to run; make them once to evaluate
+    several networks. Those with the same images share them.
+
+    Raises InputError where one cannot be opened.
+    """
+    opened, result = {}, {}
+    for name, c in section.chosen(config, tasks).items():
+        known = _images(c)
+        if known not in opened:
+            parts = (c.data.split, c.train_examples), (c.data.test_split, c.test_examples)
+            opened[known] = tuple(
+                _cached(make_source(c.data, split=split), count) for split, count in parts
+            )
+        result[name] = opened[known]
+    return result
+
+
+def _cached(source, examples: int):
+    """`source`, with decoded records kept in RAM if they fit: several networks are scored on
+    them."""
+    if source.size is None:
+        return source
+    count = min(len(source), examples or len(source))
+    fits = 3 * count * source.size[0] * source.size[1] <= _CACHE_BYTES
+    return Prepared(source, cache=True) if fits else source
+
+
+def cases(encoder, config, *, tasks=None, sources_of=None) -> dict[str, Case]:
+    """{name: Case} of the evaluations to run on one network; they share what is extracted.
+
+    Args:
+      encoder: see `Case`. config: of a run, with the section `evals`.
+      tasks: names of evaluations; None: those of `evals.tasks`.
+      sources_of: result of `sources`; made here if None.
+    """
+    sources_of = sources(config, tasks) if sources_of is None else sources_of
+    shared = dict(
+        seed=config.seed, patch=config.model.patch, batch_size=config.evals.batch_size, extracted={}
+    )
+    return {
+        name: Case(encoder, c, *sources_of[name], **shared)
+        for name, c in section.chosen(config, tasks).items()
+    }
+
+
+def run(cases: dict[str, Case]) -> dict[str, float]:
+    """All scores of `cases`, as one flat dict in their order; percent, except where a type says
+    otherwise."""
+    scores = {}
+    for name, case in cases.items():
+        type = case.config.type
+        for score, value in registry.get(type).run(case).items():
+            scores[registry.score_name(name, type, score)] = value
+    return scores
+
+
+def evaluate(encoder, config, *, tasks=None, sources_of=None) -> dict[str, float]:
+    """Scores of frozen features; see `cases` for the arguments and `run` for the result."""
+    return run(cases(encoder, config, tasks=tasks, sources_of=sources_of))

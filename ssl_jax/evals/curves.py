@@ -1,0 +1,155 @@
+"""Curves of a run: losses, health, schedules and scores over the step, as one PNG."""
+
+import csv
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ssl_jax.config import InputError
+from ssl_jax.evals.pictures.render import LINES, STYLE, save, set_title
+
+_SMOOTHING = 0.05  # width of the running mean, as share of the curve
+
+
+class _Plot(NamedTuple):
+    """One set of axes, with the curves it takes."""
+
+    title: str
+    unit: str
+    takes: Callable  # column name -> bool
+    noisy: bool = False  # draw the running mean over the raw values
+    log: bool = False
+
+
+_SCHEDULES = {
+    "lr": "learning rate",
+    "weight_decay": "weight decay",
+    "momentum": "teacher momentum",
+    "teacher_temperature": "teacher temperature",
+}
+_PLOTS = (
+    _Plot("Loss", "", lambda n: n == "loss" or n.endswith("_loss"), noisy=True),
+    _Plot(
+        "Divergence from the teacher",
+        "KL, nats",
+        lambda n: n == "kl" or n.endswith("_kl"),
+        noisy=True,
+    ),
+    _Plot("Entropy of the targets", "nats", lambda n: n.endswith("entropy"), noisy=True),
+    _Plot(
+        "Usage and agreement",
+        "share",
+        lambda n: n.endswith(("usage", "agreement", "bootstrapping_ratio", "fill")),
+        noisy=True,
+    ),
+    _Plot("Reconstruction", "PSNR, dB", lambda n: n == "psnr", noisy=True),
+    _Plot("Spread of the embeddings", "", lambda n: n.endswith("spread"), noisy=True),
+    _Plot("Gradient norm", "before clipping", lambda n: n == "grad_norm", noisy=True, log=True),
+    *(
+        _Plot(title.capitalize(), "", lambda n, name=name: n == name)
+        for name, title in _SCHEDULES.items()
+    ),
+)
+
+
+def read_metrics(path) -> dict[str, np.ndarray]:
+    """Columns of a metrics CSV as float64 arrays; empty and non-numeric cells are NaN. Raises
+    InputError without a column "step".
+    """
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or "step" not in rows[0]:
+        raise InputError(
+            f'{path} is not a table of metrics: it needs a header with "step" and at least one row'
+        )
+    return {
+        name: np.array([_number(row[name]) for row in rows]) for name in rows[0] if name is not None
+    }
+
+
+def _number(text) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return float("nan")
+
+
+def draw(
+    metrics: dict,
+    folder,
+    *,
+    scores: dict | None = None,
+    shown: Iterable[str] = (),
+    title: str = "Training",
+    name: str = "curves.png",
+) -> Path:
+    """Loss, health and schedule curves over the step.
+
+    Args:
+      metrics: {"step": [n], column: [n], ...} as from `read_metrics`; known columns are sorted into
+        plots, others are left out.
+      scores: the same for scores measured during the run; those of `shown`, in percent, get a plot
+        of their own.
+      folder: where the PNG goes; made if needed.
+
+    Raises:
+      InputError: no column that can be drawn.
+    """
+    plots = [
+        (plot, metrics, [n for n in metrics if plot.takes(n) and np.isfinite(metrics[n]).any()])
+        for plot in _PLOTS
+    ]
+    plots = [p for p in plots if p[2]]
+    measured = [n for n in shown if scores and n in scores]
+    if measured:
+        plots.insert(1, (_Plot("Scores on frozen features", "percent", None), scores, measured))
+    if not plots:
+        raise InputError(f"no known curve among the columns {', '.join(metrics) or '(none)'}")
+    columns = min(3 if len(plots) <= 9 else 4, len(plots))
+    rows = -(-len(plots) // columns)
+    with rc_context(STYLE):
+        fig = Figure(figsize=(4.3 * columns, 2.7 * rows + 0.5), layout="constrained")
+        set_title(fig, title)
+        axes = fig.subplots(rows, columns, squeeze=False).ravel()
+        for ax, (plot, table, names) in zip(axes, plots):
+            _draw_plot(ax, plot, table, names)
+        for ax in axes[len(plots) :]:
+            ax.axis("off")
+        return save(fig, folder, name)
+
+
+def _draw_plot(ax, plot, table, names):
+    for line, color in zip(names, LINES):
+        finite = np.isfinite(table["step"]) & np.isfinite(table[line])
+        x, y = table["step"][finite], table[line][finite]
+        marker = "o" if len(x) < 12 else None
+        label = line.replace("_", " ")
+        window = max(1, round(_SMOOTHING * len(y)))
+        if plot.noisy and window > 1:
+            ax.plot(x, y, color=color, alpha=0.25, linewidth=0.8)
+            ax.plot(x, running_mean(y, window), color=color, linewidth=1.8, label=label)
+        else:
+            ax.plot(x, y, color=color, linewidth=1.8, marker=marker, markersize=3.5, label=label)
+    ax.set_title(plot.title)
+    ax.set_xlabel("step")
+    ax.set_ylabel(plot.unit)
+    if plot.log and all((table[n][np.isfinite(table[n])] > 0).all() for n in names):
+        ax.set_yscale("log")
+    else:
+        ax.ticklabel_format(axis="y", useOffset=False)
+    if len(names) > 1:
+        ax.legend(fontsize=8)
+
+
+def running_mean(values, window: int) -> np.ndarray:
+    """Centred running mean of [n] over `window` entries; at the ends over those that exist."""
+    values = np.asarray(values, np.float64)
+    kernel = np.ones(window)
+    if window > len(values):
+        return values
+    counts = np.convolve(np.ones(len(values)), kernel, "same")
+    return np.convolve(values, kernel, "same") / counts

@@ -1,0 +1,51 @@
+"""Images beside their true classes and those that were predicted."""
+
+import numpy as np
+
+from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture, class_name
+
+_FRAME = "#bbbbbb"
+_LEGEND = 24  # with more classes than this, the legend has those that appear
+
+
+def picture(images, masks, truth, predicted, *, title: str, class_names=None) -> Picture:
+    """One row per image: the image, its mask, the true class of each patch, the predicted class.
+
+    Args:
+      images: [n, H, W, 3] in [0, 1]. masks: [n, H, W] int, 255 = ignore. truth: [n, h, w] int, 255
+        = ignore. predicted: [n, h, w] int.
+      class_names: names of all classes; None: numbers. One called "background" is light gray.
+    """
+    images, masks, truth, predicted = map(np.asarray, (images, masks, truth, predicted))
+    if masks.shape != images.shape[:3] or not len(images) == len(truth) == len(predicted):
+        raise ValueError(
+            f"images {images.shape}, masks {masks.shape}, truth {truth.shape} and predictions"
+            f" {predicted.shape} do not fit"
+        )
+
+    def classes(labels, title):
+        labels = np.where(labels == IGNORE, -1, labels.astype(np.int64))
+        return Panel(labels=labels, title=title, frame=_FRAME)
+
+    def row(i):
+        valid = truth[i] != IGNORE
+        right = 100 * (truth[i] == predicted[i])[valid].mean() if valid.any() else float("nan")
+        return (
+            Panel(images[i], title="image", frame=_FRAME),
+            classes(masks[i], "truth"),
+            classes(truth[i], "truth per patch"),
+            classes(predicted[i], f"retrieved, {right:.0f} % right"),
+        )
+
+    used = set(np.unique(masks)) | set(np.unique(predicted))
+    names = list(class_names or ())
+    count = max([len(names), *(1 + int(c) for c in used - {IGNORE})])
+    entries = [c for c in range(count) if count <= _LEGEND or c in used]
+    legend = [(c, class_name(class_names, c)) for c in entries]
+    return Picture(
+        title,
+        tuple(map(row, range(len(images)))),
+        background=names.index("background") if "background" in names else None,
+        legend=(*legend, *([(-1, "not labelled")] if IGNORE in used else [])),
+        legend_title="class",
+    )

@@ -1,0 +1,61 @@
+"""The types of evaluation: what `type` in the config's section `evals` names."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ssl_jax.config import InputError, unknown
+
+BASELINES = ("untrained network", "raw pixels")  # what a trained network is compared with
+TRAINED = "trained"
+ROWS = (*BASELINES, TRAINED)  # of a comparison, in this order
+
+
+def no_figures(case) -> dict:
+    """Default `figures`: nothing to show."""
+    del case
+    return {}
+
+
+class Type(NamedTuple):
+    """A type of evaluation.
+
+    run(case) -> {score: number}: all scores of one network, see `Case`. The score that stands for
+      the evaluation has the name of the type; the names of all others begin with it.
+    defaults() -> dict of `config.Key`: the keys of its own; data, examples and crop all types have.
+    heading: of the score that has the type's name, in tables and curves; "" = not shown there.
+    needs: "labels" or "masks" of the images, "" = images alone.
+    figures(case) -> {name: pictures.Picture}: drawn at the end of a run, of the trained network.
+    baselines: of BASELINES, those that the scores of a trained network are compared with.
+    """
+
+    run: Callable
+    defaults: Callable
+    heading: str = ""
+    needs: str = ""
+    figures: Callable = no_figures
+    baselines: tuple[str, ...] = BASELINES
+
+
+TYPES: dict[str, Type] = {}
+
+
+def register(name: str, run: Callable, defaults: Callable, **others) -> None:
+    """Adds a type of evaluation under `name`; see `Type` for the arguments.
+
+    A module outside the package calls this when it is imported; `--import=my.module` has it
+    imported, and is kept in the checkpoint. Registering a name again replaces it.
+    """
+    TYPES[name] = Type(run, defaults, **others)
+
+
+def get(name: str) -> Type:
+    """The type of that name. Raises InputError naming the nearest one."""
+    if name not in TYPES:
+        raise InputError(unknown("type of evaluation", name, TYPES))
+    return TYPES[name]
+
+
+def score_name(name: str, type: str, score: str) -> str:
+    """What a score of the evaluation `name` is called: as by its type ("knn_k10"), after the
+    evaluation's name where that is another ("birds_knn_k10")."""
+    return score if name == type else f"{name}_{score}"

@@ -1,0 +1,168 @@
+"""The section `evals` of a config: any number of evaluations, each a section under its name.
+
+    config.evals.every_steps = 1000                              # plain keys belong to all
+    evals.add(config, "knn", "linear", data=dict(kind="digits", size=32))
+    config.evals.birds = evals.new("knn", k=(20,), data=dict(kind="folder", dir="/data/birds"))
+
+`new` makes the complete, locked section of a type; `add` puts one into the config for each type,
+under the type's name. Names are free, so a config file can add sections here, which no other
+section allows; what is neither a plain key (`defaults`) nor a complete evaluation is refused when
+the config is validated. Once a config is loaded, its names are fixed and its keys are like all
+others: `--config.evals.knn.k="(20,)"`, `--config.evals.birds.data.size=64`.
+
+`evals.tasks` says which of the evaluations are run, as does `ssl-jax eval RUN --task=knn,birds`;
+only the data of those are checked and opened. An empty `data.dir` is that of training where the
+kind of data is the same.
+
+All of this may change when a run is continued. The keys of evaluations belong to a config, not to
+a method: `settings.keys` lists the plain ones, `keys(config)` those of a config's evaluations.
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict, FrozenConfigDict
+
+from ssl_jax import config as config_lib
+from ssl_jax.config import InputError, Key, free_on_resume, key, unknown, with_defaults
+from ssl_jax.data import source
+from ssl_jax.evals import registry
+
+ALL = "all"
+# Kinds of data that do not have what a type needs, and one that does.
+_LACKING = {"labels": ("digit_scenes",), "masks": ("digits", "folder")}
+_DEFAULT_KIND = {"labels": "digits", "masks": "digit_scenes", "": "digits"}
+
+
+def defaults() -> dict:
+    """The keys that belong to all evaluations."""
+    return free_on_resume(
+        dict(
+            tasks=key((ALL,), 'names of the evaluations that are run; "all" = each one, () = none'),
+            every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
+            batch_size=key(64, "per forward pass", "images", above=0, most=2**20),
+        )
+    )
+
+
+def _keys_of(type: str) -> dict:
+    """The keys of one evaluation of that type."""
+    definition = registry.get(type)
+    data = source.defaults() | dict(test_split=key("test", "part of the set that is scored"))
+    return free_on_resume(
+        dict(
+            type=key(type, "what is measured", choices=tuple(registry.TYPES)),
+            # `split` is what a classifier learns from, or the memory in which neighbours are found.
+            data=with_defaults(data, {"kind": _DEFAULT_KIND[definition.needs]}),
+            train_examples=key(0, "use so many of the training part; 0 = all", "images", least=0),
+            test_examples=key(0, "the same of the test part", "images", least=0),
+            crop=key(
+                0,
+                "square centre crop; 0 = none. Images are always cut to a multiple of the patch",
+                "pixels",
+                least=0,
+                most=16384,
+            ),
+            **definition.defaults(),
+        )
+    )
+
+
+def new(type: str, **changes) -> ConfigDict:
+    """A complete evaluation of that type: its defaults with `changes`, {key: value or section}.
+
+    Raises InputError for an unknown type, KeyError or TypeError (which loading a config file turns
+    into one line) for a key or value that it cannot have.
+    """
+    section = config_lib.build(_keys_of(type))
+    section.update(changes)
+    return section
+
+
+def add(config, *types: str, **changes) -> None:
+    """Adds an evaluation of each type to the config, under the name of the type; see `new`."""
+    for type in types:
+        config.evals[type] = new(type, **changes)
+
+
+def named(config) -> dict[str, ConfigDict]:
+    """{name: section} of all evaluations of a config, in alphabetical order."""
+    sections = config.get("evals", {}).items()
+    return {n: entry for n, entry in sections if isinstance(entry, ConfigDict | FrozenConfigDict)}
+
+
+def chosen(config, tasks=None) -> dict[str, ConfigDict]:
+    """{name: section} of the evaluations to run.
+
+    tasks: their names, in the order wanted; None: those of `evals.tasks`. Raises InputError naming
+    the nearest one if one does not exist.
+    """
+    sections = named(config)
+    tasks = config.evals.tasks if tasks is None else tasks
+    for name in tasks:
+        if name not in (ALL, *sections):
+            raise InputError(unknown("evaluation", name, sections))
+    return sections if ALL in tasks else {name: sections[name] for name in tasks}
+
+
+def keys(config) -> dict[str, Key]:
+    """{dotted key: Key} of all evaluations of a config. Raises InputError for one that is not
+    complete."""
+    declared = {}
+    for name, section in named(config).items():
+        path = f"evals.{name}"
+        if not name.isidentifier():
+            raise InputError(
+                f'an evaluation is called "{name}"; use letters, digits and "_", because scores and'
+                " pictures are called after it"
+            )
+        example = f'make it with ssl_jax.evals.new("{next(iter(registry.TYPES))}", ...)'
+        if "type" not in section:
+            raise InputError(f"{path} has no type; {example}")
+        config_lib.check_choice(f"{path}.type", section.type, registry.TYPES)
+        own = config_lib.flatten(_keys_of(section.type))
+        missing = [entry for entry in own if entry not in config_lib.flatten(section)]
+        if missing:
+            raise InputError(
+                f"{path} lacks {', '.join(missing)}; make it with"
+                f' ssl_jax.evals.new("{section.type}", ...)'
+            )
+        declared |= {f"{path}.{entry}": value for entry, value in own.items()}
+    return declared
+
+
+def check(config) -> None:
+    """Refuses names in `evals.tasks` that do not exist, empty lists of values to try, and data
+    that lack what an evaluation needs. Raises InputError."""
+    tasks = dataclasses.replace(defaults()["tasks"], choices=(*named(config), ALL))
+    tasks.check("evals.tasks", config.evals.tasks)
+    for name, section in chosen(config).items():
+        path, needs = f"evals.{name}", registry.get(section.type).needs
+        for entry, value in section.items():
+            if isinstance(value, tuple) and not value:
+                raise InputError(f"{path}.{entry} is empty; give at least one number")
+        if section.data.kind in _LACKING.get(needs, ()):
+            raise InputError(
+                f'{path}.data.kind is "{section.data.kind}", which has no {needs} of the kind that'
+                f' the type "{section.type}" needs; use "{_DEFAULT_KIND[needs]}", a TFDS set with'
+                f" {needs}, or leave {name} out of evals.tasks"
+            )
+        source.check(f"{path}.data", section.data, folder(config, section))
+
+
+def folder(config, section) -> str:
+    """Where an evaluation finds its images: without a `dir` of its own, where training does if the
+    kind of data is the same."""
+    same = section.data.kind == config.data.kind
+    return section.data.dir or (config.data.dir if same else "")
+
+
+def headings(config, tasks=None) -> dict[str, str]:
+    """{score: heading} of the scores that stand for the evaluations, in their order; after the
+    evaluation's name where it is not that of its type."""
+    result = {}
+    for name, section in chosen(config, tasks).items():
+        heading = registry.get(section.type).heading
+        if heading:
+            score = registry.score_name(name, section.type, section.type)
+            result[score] = heading if name == section.type else f"{name} {heading}"
+    return result

@@ -1,0 +1,43 @@
+"""The curves of a run are written, are not blank, and show what they are given."""
+
+import numpy as np
+import pytest
+
+from ssl_jax.config import InputError
+from ssl_jax.evals import curves
+from tests.evals.test_pictures import is_a_picture
+
+
+def test_curves(tmp_path):
+    table = tmp_path / "metrics.csv"
+    rows = ["step,loss,cls_kl,lr,momentum,note,grad_norm"]
+    rows += [
+        f"{i},{5 - i / 20 + (i % 3) / 5},{1 / (i + 1)},{0.001 * i},{0.99},x,{1 + i % 4}"
+        for i in range(40)
+    ]
+    rows += ["40,nan,,0.04,0.99,x,"]
+    table.write_text("\n".join(rows))
+    metrics = curves.read_metrics(table)
+    assert (
+        metrics["step"][-1] == 40
+        and np.isnan(metrics["loss"][-1])
+        and np.isnan(metrics["note"]).all()
+    )
+    scores = {"step": np.array([0.0, 20, 40]), "knn": np.array([10.0, 40, 50])}
+    path = curves.draw(metrics, tmp_path / "new" / "folder", scores=scores, shown=("knn",))
+    is_a_picture(path)
+    assert path == tmp_path / "new" / "folder" / "curves.png"
+
+
+def test_curves_need_something_to_draw(tmp_path):
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(InputError, match='header with "step"'):
+        curves.read_metrics(tmp_path / "empty.csv")
+    with pytest.raises(InputError, match="no known curve"):
+        curves.draw({"step": np.arange(3.0), "loss": np.full(3, np.nan)}, tmp_path)
+
+
+def test_running_mean_keeps_constants_and_the_length():
+    np.testing.assert_allclose(curves.running_mean(np.full(10, 3.0), 4), 3)
+    np.testing.assert_allclose(curves.running_mean([0, 3, 6, 9], 3), [1.5, 3, 6, 7.5])
+    assert len(curves.running_mean([1.0, 2.0], 5)) == 2
