@@ -1,6 +1,4 @@
-"""The Markdown pages are true: links lead somewhere, names of configs, keys and rows exist, examples
-run.
-"""
+"""The Markdown pages are true: links lead somewhere, what commands name exists, examples run."""
 
 import base64
 import json
@@ -13,9 +11,8 @@ from ssl_jax import config as config_lib
 from ssl_jax import papers
 
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
-MINE = re.compile(
-    r"mine|METHOD|NAME|PAPER|VARIANT|path/to|\.\.\."
-)  # what a page leaves to the reader
+# What a page leaves to the reader.
+MINE = re.compile(r"mine|METHOD|NAME|PAPER|VARIANT|path/to|\.\.\.")
 
 
 @pytest.fixture
