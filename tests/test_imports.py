@@ -15,6 +15,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 # Left to right; a dotted name stands for that module of its package. The loader turns records into
 # views, so it stands right of both.
 ORDER = (
+    "trees",
     "config",
     "papers",
     "data",

@@ -9,18 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ssl_jax import trees
 from ssl_jax.config import InputError
 from ssl_jax.models import position
-from ssl_jax.models.functional import flat_paths
 
 
 class Weights(NamedTuple):
-    """A tree of weights found somewhere, under our paths.
+    """A tree of weights from elsewhere, under our paths.
 
-    source: the file or folder, for messages. title: whose weights, for messages. arrays: {path:
-    array}. names: {path: what the source calls it}. left: names in the source that have no path.
+    source: the file or folder, for messages.
+    title: whose weights, for messages.
+    arrays: {path: array}.
+    names: {path: what the source calls it}.
+    left: names in the source that have no path.
     model: what a config's `model` section must say for these weights to mean here what they meant
-    there. note: what nobody can check, for the report.
+      there.
+    note: what nobody can check, for the report.
     """
 
     source: str
@@ -35,9 +39,9 @@ class Weights(NamedTuple):
 class Source(NamedTuple):
     """All that is in one place.
 
-    family: key of tables.FAMILIES; "" for our own checkpoints. method: ours that the weights belong
-    to; "" if to none in particular. trees: by part, "student" or "teacher", or "" where nothing
-    says which.
+    family: key of tables.FAMILIES; "" for our own checkpoints.
+    method: ours that the weights belong to; "" if to none in particular.
+    trees: by part, "student" or "teacher", or "" where nothing says which.
     """
 
     family: str
@@ -52,9 +56,10 @@ class Source(NamedTuple):
 class Report(NamedTuple):
     """What became of every tensor. str() is the text for a log.
 
-    matched: {our path: name in the source}. left: names in the source that went nowhere. missing:
-    our paths that keep their values. notes: what was changed beyond transposition, and what to look
-    after.
+    matched: {our path: name in the source}.
+    left: names in the source that went nowhere.
+    missing: our paths that keep their values.
+    notes: what was changed beyond transposition, and what to look after.
     """
 
     source: str
@@ -106,7 +111,7 @@ def fill(
         named); another number of blocks; numbers that are not finite; a model that computes
         something else with these weights.
     """
-    wanted, notes = flat_paths(params), []
+    wanted, notes = trees.flatten(params), []
     if only and not any(_inside(path, only) for path in wanted):
         raise InputError(
             f'init_only is "{only}", but no parameter lies there; the first levels are'
@@ -122,6 +127,7 @@ def fill(
             f" weights for {brief(wanted, 3)}"
         )
     _check_blocks(wanted, weights, taken)
+    _check_branches(wanted, weights, taken)
     if model is not None and any(_inside(path, "backbone") for path in taken):
         _check_model(weights, model)
     computed = [
@@ -141,13 +147,16 @@ def fill(
     matched = {path: weights.names[path] for path in taken}
     notes += [weights.note] if weights.note else []
     report = Report(weights.source, weights.title, matched, left, missing, tuple(notes))
-    return _replaced(params, taken), report
+    return trees.map_with_path(lambda path, leaf: taken.get(path, leaf), params), report
 
 
 def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[str]:
-    """The paths to take. A head or a decoder is taken whole or not at all: with other layers it was
-    made for another objective, even where some of its shapes agree (MAE's decoder and STELLAR's).
-    The encoder may have more or fewer tokens, and "frozen" is a loose list."""
+    """The paths to take.
+
+    A head or a decoder is taken whole or not at all: with other layers it was made for another
+    objective, even where some of its shapes agree (MAE's decoder and STELLAR's). The encoder may
+    have more or fewer tokens, and "frozen" is a loose list.
+    """
     taken = []
     for part in dict.fromkeys(path.split("/")[0] for path in paths):
         ours = [path for path in paths if _inside(path, part)]
@@ -166,36 +175,15 @@ def _inside(path: str, only: str) -> bool:
     return not only or path == only or path.startswith(only + "/")
 
 
-def _replaced(tree: Mapping, taken: Mapping[str, Any], prefix: str = "") -> dict:
-    return {
-        key: (
-            _replaced(value, taken, f"{prefix}{key}/")
-            if isinstance(value, Mapping)
-            else taken.get(prefix + key, value)
-        )
-        for key, value in tree.items()
-    }
-
-
 def _fit(path: str, weights: Weights, shape: tuple[int, ...], notes: list[str]):
     """The array for a parameter of that shape."""
     array = weights.arrays[path]
-    if (
-        path == "backbone/position"
-        and array.shape != shape
-        and array.ndim == 2
-        and array.shape[1] == shape[1]
-    ):
+    other = array.shape != shape
+    if path == "backbone/position" and other and array.ndim == 2 and array.shape[1] == shape[1]:
         array = _fit_codes(array, weights, shape, notes)
-    if (
-        path == "decoder/out/bias"
-        and array.shape != shape
-        and array.ndim == 1
-        and shape[0] % array.size == 0
-    ):
-        array = np.tile(
-            array, shape[0] // array.size
-        )  # of a transposed convolution: one number per channel, for all pixels
+    if path == "decoder/out/bias" and other and array.ndim == 1 and shape[0] % array.size == 0:
+        # Of a transposed convolution: one number per channel, for all pixels.
+        array = np.tile(array, shape[0] // array.size)
     if array.shape != shape:
         cause = next(
             (text for pattern, text in _CAUSES if re.match(pattern, path)), "made for another model"
@@ -226,6 +214,7 @@ _CAUSES = (
         ),
     ),
     (r"backbone/queries", "another number of query tokens or width (model.queries, model.size)"),
+    (r"backbone/registers", "another number of registers or width (model.registers, model.size)"),
     (
         r"backbone/blocks/\d+/mlp/",
         "another width of the network or its MLP (model.size, model.mlp_ratio)",
@@ -293,20 +282,48 @@ def _check_blocks(wanted, weights: Weights, taken) -> None:
         )
 
 
+def _check_branches(wanted, weights: Weights, taken) -> None:
+    """LayerScale in one of the two networks alone, or registers that this one lacks, would change
+    what the weights compute.
+    """
+    if not any(_inside(path, "backbone/blocks") for path in taken):
+        return
+
+    def scaled(paths):
+        return any(re.fullmatch(r"backbone/blocks/\d+/ls[12]/gamma", path) for path in paths)
+
+    if scaled(weights.arrays) != scaled(wanted):
+        there, here, value = (
+            ("has", "has not", 1e-5) if scaled(weights.arrays) else ("has not", "has", 0.0)
+        )
+        raise InputError(
+            f"{weights.source} ({weights.title}) {there} LayerScale (blocks/*/ls1/gamma), this"
+            f" model {here}, so its features would differ; add --config.model.layer_scale={value:g}"
+        )
+    registers = weights.arrays.get("backbone/registers")
+    if registers is not None and "backbone/registers" not in wanted:
+        raise InputError(
+            f"{weights.source} ({weights.title}) has {len(registers)} registers, this model none,"
+            f" so its features would differ; add --config.model.registers={len(registers)}"
+        )
+
+
 def _check_sincos(path: str, weights: Weights) -> None:
     """Position codes of a model that computes its own must be the same fixed ones."""
-    codes = np.asarray(weights.arrays[path])
-    lead, grid = grid_of(codes.shape[0])
-    fixed = (
-        grid
-        and codes.shape[1] % 4 == 0
-        and np.allclose(codes[lead:], position.sincos_2d(grid, codes.shape[1]), atol=1e-4)
-    )
-    if not fixed or not np.allclose(codes[:lead], 0):
+    if not is_sincos(np.asarray(weights.arrays[path])):
         raise InputError(
             f"{weights.source}: {weights.names[path]} are not the fixed sine-cosine codes that this"
             ' model computes; with model.position="learned" the encoder can take them'
         )
+
+
+def is_sincos(codes: np.ndarray) -> bool:
+    """Whether position codes [(1 +) n, d] are the fixed ones, with zeros for a class token."""
+    lead, grid = grid_of(codes.shape[0])
+    if grid is None or codes.shape[1] % 4:
+        return False
+    fixed = position.sincos_2d(grid, codes.shape[1])
+    return np.allclose(codes[lead:], fixed, atol=1e-4) and np.allclose(codes[:lead], 0)
 
 
 def _check_model(weights: Weights, model: Mapping) -> None:

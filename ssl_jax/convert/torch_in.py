@@ -1,13 +1,13 @@
 """Published PyTorch checkpoints as our parameters: names are recognised, translated by a table, and
 put into a parameter tree.
 
-from ssl_jax import convert, models
-config, params, report = convert.load_vit("dino_deitsmall16_pretrain.pth", family="dino")
-tokens = models.vit.vit(config).apply(params, images)          # images [B, H, W, 3] in [0, 1]
+    from ssl_jax import convert, models
+    config, params, report = convert.load_vit("dino_deitsmall16_pretrain.pth", family="dino")
+    tokens = models.vit.vit(config).apply(params, images)   # images [B, H, W, 3] in [0, 1]
 
-params, report = convert.load_torch("checkpoint.pth", params)  # of a method: encoder, heads,
-decoder
-print(report)
+    # Encoder, heads and decoder of a method:
+    params, report = convert.load_torch("checkpoint.pth", params)
+    print(report)
 """
 
 import math
@@ -21,7 +21,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import fill as fill_lib
-from ssl_jax.convert import read, tables
+from ssl_jax.convert import read, rows, tables
 from ssl_jax.models import vit
 
 # Dictionaries and modules that checkpoints are wrapped in, in any order and number.
@@ -54,8 +54,8 @@ def load_torch(
       path: .safetensors, .npz, or (with torch installed) .pth, .pt, .bin, .ckpt; or a Hugging Face
         folder.
       params: nested dict of arrays or ShapeDtypeStructs, as method.init gives it ("backbone",
-      "head", "decoder", ...); not changed. family: key of FAMILIES; None: recognised from the
-      names.
+        "head", "decoder", ...); not changed.
+      family: key of FAMILIES; None: recognised from the names.
       part: "teacher" (what authors evaluate) or "student", where the file has both.
       only, model: see `fill`.
 
@@ -79,25 +79,25 @@ def load_vit(
     Args:
       path, part: see `load_torch`.
       family: key of FAMILIES. Must be given ("dino", "mae" or "timm") for an encoder alone under
-      the names that those three share. heads: attention heads, which shapes do not tell; None:
-      width / 64, as in all usual sizes.
+        the names that those three share.
+      heads: attention heads, which shapes do not tell; None: width / 64, as in all usual sizes.
 
     Returns:
       (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. ViTConfig.mean
-      and .std are ImageNet's; for weights that were trained with others, change them with
-      dataclasses.replace.
+        and .std are ImageNet's; for weights that were trained with others, change them with
+        dataclasses.replace.
 
     Raises:
       InputError: as `load_torch`; the family cannot be told.
     """
-    found = load(path, family=family)
-    if found.family == "vit":
+    source = load(path, family=family)
+    if source.family == "vit":
         raise InputError(
             f"{path} holds an encoder under names that DINO, MAE and timm share: give"
             ' family="dino", "mae" or "timm"'
         )
-    weights = found.tree(part)
-    config = _vit_config(weights, heads, tables.FAMILIES[found.family].norm_eps)
+    weights = source.tree(part)
+    config = _vit_config(weights, heads, tables.FAMILIES[source.family].norm_eps)
     shapes = jax.eval_shape(vit.vit(config).init, jax.random.key(0))
     params, report = fill_lib.fill({"backbone": shapes}, weights, only="backbone")
     if report.missing:
@@ -162,7 +162,7 @@ def _recognise(parts, source: str) -> str:
     """The first family one of whose marks is among the names."""
     names = [short for shorts in parts.values() for short in shorts]
     for key, table in tables.FAMILIES.items():
-        mark = re.compile(f"(?:{table.prefix})?(?:{table.mark})")
+        mark = re.compile(f"{_optional(table.prefixes)}(?:{table.mark})")
         if any(mark.fullmatch(name) for name in names):
             # Student and teacher are words of the DINO family, also where the heads were left out.
             return "dino" if key == "vit" and set(parts) & {"student", "teacher"} else key
@@ -173,64 +173,73 @@ def _recognise(parts, source: str) -> str:
     )
 
 
+def _optional(prefixes) -> str:
+    """The regular expression of one of these texts or nothing."""
+    return f"(?:{'|'.join(map(re.escape, prefixes))})?"
+
+
 def _translate(
     tensors, names: Mapping[str, str], table: tables.Family, source: str
 ) -> fill_lib.Weights:
     """One tree of {name without wrappers: name} under our paths."""
-    rows = [(re.compile(f"(?:{table.prefix})?{row.name}"), row) for row in table.rows]
-    pieces: dict[str, dict[int, np.ndarray]] = {}
-    counts, origins, left = {}, {}, {}
-    for short, name in names.items():
-        tensor, matches = (
-            tensors[name],
-            [(match, row) for pattern, row in rows if (match := pattern.fullmatch(short))],
+    floating = {s: name for s, name in names.items() if _is_floating(tensors[name])}
+    try:
+        arrays, origins, left = rows.read(
+            table.rows, {s: tensors[name] for s, name in floating.items()}, table.prefixes
         )
-        if not matches or not jnp.issubdtype(tensor.dtype, jnp.floating):
-            left[short] = name
-            continue
-        for match, row in matches:
-            path, index, count = re.fullmatch(
-                r"(.*?)(?:\[(\d)/(\d)\])?", row.path.format(*match.groups())
-            ).groups()
-            pieces.setdefault(path, {})[int(index or 0)] = row.change(
-                np.asarray(tensor, np.float32)
-            )
-            counts[path] = int(count or 1)
-            origins[path] = f"{origins[path]} + {name}" if path in origins else name
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from error
+    left = [s for s in names if s not in floating or s in set(left)]
     _check_extra(left, table, source)
-    arrays = {}
-    for path, found in pieces.items():
-        if len(found) != counts[path]:
-            raise InputError(
-                f"{source}: {origins[path]} are not all {counts[path]} pieces of {path}"
-            )
-        arrays[path] = (
-            np.concatenate([found[i] for i in range(counts[path])], axis=-1)
-            if len(found) > 1
-            else found[0]
+    titles = {path: " + ".join(names[s] for s in parts) for path, parts in origins.items()}
+    notes = [table.note] if table.note else []
+    if _class_token_is_unused(arrays):
+        left.append(*origins.pop("backbone/cls"))
+        del arrays["backbone/cls"], titles["backbone/cls"]
+        notes.append(
+            "its class token is no part of the network (FLSL): position codes are fixed and have"
+            " none for it"
         )
     return fill_lib.Weights(
-        source, table.title, arrays, origins, tuple(left.values()), table.model, table.note
+        source,
+        table.title,
+        arrays,
+        titles,
+        tuple(names[s] for s in left),
+        table.model,
+        "; ".join(notes),
     )
 
 
-def _check_extra(left: Mapping[str, str], table: tables.Family, source: str) -> None:
+def _is_floating(tensor) -> bool:
+    return jnp.issubdtype(tensor.dtype, jnp.floating)
+
+
+def _class_token_is_unused(arrays: Mapping[str, np.ndarray]) -> bool:
+    """Whether this is an encoder of FLSL: its code keeps DINO's class token among the parameters,
+    but neither feeds it to the blocks nor has a position code for it.
+    """
+    codes = arrays.get("backbone/position")
+    if codes is None or "backbone/cls" not in arrays:
+        return False
+    return fill_lib.grid_of(codes.shape[0])[0] == 0 and fill_lib.is_sincos(codes)
+
+
+def _check_extra(left, table: tables.Family, source: str) -> None:
     """What a network has inside its blocks beyond ours changes what it computes; so do tokens that
     ours lacks.
     """
     extra = (
         r"(?:encoder\.)*(?:blocks|layers?)\.\d+\..*|norm_pre\..*"
-        r"|(?:embeddings\.)?(?:dist|reg|distillation|register)_tokens?"
+        r"|(?:embeddings\.)?(?:dist|distillation)_tokens?"
     )
-    found = [
-        name
-        for short, name in left.items()
-        if re.fullmatch(f"(?:{table.prefix})?(?:{extra})", short)
+    strange = [
+        name for name in left if re.fullmatch(f"{_optional(table.prefixes)}(?:{extra})", name)
     ]
-    if found:
+    if strange:
         raise InputError(
-            f"{source}: this vision transformer has no place for {fill_lib.brief(found, 3)}, so its"
-            " features would differ"
+            f"{source}: this vision transformer has no place for {fill_lib.brief(strange, 3)}, so"
+            " its features would differ"
         )
 
 
@@ -273,7 +282,10 @@ def _vit_config(weights: fill_lib.Weights, heads: int | None, norm_eps: float) -
         image_size=side * grid,
         mlp_ratio=ratio,
         cls="cls" in arrays,
+        registers=len(arrays.get("registers", ())),
         queries=len(arrays.get("queries", ())),
+        # How a network starts to learn; any number above 0 makes room for the factors.
+        layer_scale=1.0 if "blocks/0/ls1/gamma" in arrays else 0.0,
         mask_token="mask_token" in arrays,
         norm_eps=norm_eps,
         **weights.model,

@@ -6,11 +6,11 @@ pairs, batch and tasks are taken here and nowhere else; under `jit` with a shard
 means over the global batch.
 """
 
-from ssl_jax.losses.cribo import cribo
+from ssl_jax.losses.cribo import cribo_images, cribo_objects
 from ssl_jax.losses.dino import dino
-from ssl_jax.losses.flsl import flsl
+from ssl_jax.losses.flsl import batch_softmax, flsl
 from ssl_jax.losses.ibot import ibot, ibot_patch
-from ssl_jax.losses.mae import mae, normalize_patches, patchify, unpatchify
+from ssl_jax.losses.mae import mae, normalize_patches
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.losses.pairings import across_views, masked_patches
 from ssl_jax.losses.sop import sop, sop_patch
@@ -19,7 +19,9 @@ from ssl_jax.losses.stellar import stellar
 __all__ = [
     "across_views",
     "assignment_meters",
-    "cribo",
+    "batch_softmax",
+    "cribo_images",
+    "cribo_objects",
     "dino",
     "flsl",
     "ibot",
@@ -27,9 +29,7 @@ __all__ = [
     "mae",
     "masked_patches",
     "normalize_patches",
-    "patchify",
     "sop",
     "sop_patch",
     "stellar",
-    "unpatchify",
 ]

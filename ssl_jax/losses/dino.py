@@ -6,15 +6,26 @@ and algorithm 1.
 
 import functools
 
+import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from ssl_jax import ops
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.losses.pairings import across_views
-from ssl_jax.ops import arguments
+from ssl_jax.ops.arguments import require
+from ssl_jax.ops.checked import Positive, checked
 
 
-def dino(student_logits, teacher_logits, center, *, student_temperature, teacher_temperature):
+@checked
+def dino(
+    student_logits: Float[Array, "S B K"],
+    teacher_logits: Float[Array, "T B K"],
+    center: Float[Array, " K"],
+    *,
+    student_temperature: Positive,
+    teacher_temperature: Positive,
+) -> dict[str, jax.Array]:
     """Cross-entropy between the teacher's centred, sharpened prediction of one view and the
     student's of another.
 
@@ -50,11 +61,12 @@ def dino(student_logits, teacher_logits, center, *, student_temperature, teacher
 
     Reference: Caron et al. 2021, algorithm 1.
     """
-    check_views(student_logits, teacher_logits)
-    arguments.require_positive("student_temperature", student_temperature)
+    views = len(student_logits), len(teacher_logits)
+    enough = views[0] >= max(2, views[1])
+    require(enough, "the number of views (S, T)", views, "S >= 2 and 1 <= T <= S")
     log_q = ops.centered_softmax(teacher_logits, center, temperature=teacher_temperature, log=True)
     terms = across_views(
-        jnp.asarray(student_logits),
+        student_logits,
         jnp.exp(log_q),
         functools.partial(softmax_cross_entropy, temperature=student_temperature),
     )
@@ -65,19 +77,3 @@ def dino(student_logits, teacher_logits, center, *, student_temperature, teacher
 def softmax_cross_entropy(logits, targets, *, temperature):
     """- sum_k targets[k] log softmax(logits / temperature)[k] of [..., K]: [...]."""
     return ops.cross_entropy(targets, logits, temperature=temperature)
-
-
-def check_views(student_logits, teacher_logits) -> None:
-    """Refuses logits [S, B, K] and [T, B, K] that make no pair of views. Raises ValueError."""
-    arguments.require_shape("student_logits", student_logits, (None, None, None), "[S, B, K]")
-    num_student, batch, width = jnp.shape(student_logits)
-    meaning = f"[T, {batch}, {width}] as student_logits"
-    arguments.require_shape("teacher_logits", teacher_logits, (None, batch, width), meaning)
-    num_teacher = jnp.shape(teacher_logits)[0]
-    arguments.require(
-        1 <= num_teacher <= num_student and num_student > 1,
-        "the number of views (S, T)",
-        (num_student, num_teacher),
-        "S >= 2 and 1 <= T <= S",
-    )
-    arguments.require(batch >= 1, "the batch", batch, "at least 1")

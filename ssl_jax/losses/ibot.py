@@ -6,26 +6,28 @@ eq. 2 and 3 and algorithm 1; the averages that the text leaves open follow the o
 
 import functools
 
-import jax.numpy as jnp
+import jax
+from jaxtyping import Array, Bool, Float
 
 from ssl_jax import ops
 from ssl_jax.losses.dino import dino, softmax_cross_entropy
 from ssl_jax.losses.pairings import masked_patches
-from ssl_jax.ops import arguments
+from ssl_jax.ops.checked import Positive, checked
 
 
+@checked
 def ibot(
-    student_cls,
-    teacher_cls,
-    student_patch,
-    teacher_patch,
-    masks,
-    centers,
+    student_cls: Float[Array, "S B K"],
+    teacher_cls: Float[Array, "T B K"],
+    student_patch: Float[Array, "T B n P"],
+    teacher_patch: Float[Array, "T B n P"],
+    masks: Bool[Array, "T B n"],
+    centers: tuple[Float[Array, " K"], Float[Array, " P"]],
     *,
-    student_temperature,
-    teacher_temperatures,
-    weights=(1.0, 1.0),
-):
+    student_temperature: Positive,
+    teacher_temperatures: tuple[Positive, Positive],
+    weights: tuple[float, float] = (1.0, 1.0),
+) -> dict[str, jax.Array]:
     """DINO's loss on class tokens across views, plus self-distillation of masked patches within a
     view.
 
@@ -35,8 +37,8 @@ def ibot(
     Args:
       student_cls: logits [S, B, K] of all views, the T global (masked) ones first.
       teacher_cls: logits [T, B, K] of the clean global views; no gradient.
-      student_patch, teacher_patch, masks: [T, B, n, K'] and bool [T, B, n], see `ibot_patch`.
-      centers: [K] of the class tokens and [K'] of the patches.
+      student_patch, teacher_patch, masks: [T, B, n, P] and bool [T, B, n], see `ibot_patch`.
+      centers: [K] of the class tokens and [P] of the patches.
       student_temperature: tau_s > 0 of both losses; a number or a traced scalar.
       teacher_temperatures: tau_t > 0 of the class tokens and of the patches, likewise.
       weights: lambda_1 and lambda_2.
@@ -66,9 +68,6 @@ def ibot(
 
     Reference: Zhou et al. 2021, algorithm 1.
     """
-    views = jnp.shape(teacher_cls)[:2]
-    meaning = f"[{views[0]}, {views[1]}, n, K'] as teacher_cls"
-    arguments.require_shape("student_patch", student_patch, (*views, None, None), meaning)
     cls = dino(
         student_cls,
         teacher_cls,
@@ -91,9 +90,16 @@ def ibot(
     }
 
 
+@checked
 def ibot_patch(
-    student_logits, teacher_logits, masks, center, *, student_temperature, teacher_temperature
-):
+    student_logits: Float[Array, "V B n K"],
+    teacher_logits: Float[Array, "V B n K"],
+    masks: Bool[Array, "V B n"],
+    center: Float[Array, " K"],
+    *,
+    student_temperature: Positive,
+    teacher_temperature: Positive,
+) -> dict[str, jax.Array]:
     """Cross-entropy between the teacher's centred, sharpened prediction of a clean patch and the
     student's of the same patch, masked.
 
@@ -135,31 +141,13 @@ def ibot_patch(
 
     Reference: Zhou et al. 2021, eq. 2.
     """
-    check_patches(student_logits, teacher_logits, masks)
-    arguments.require_positive("student_temperature", student_temperature)
     log_target = functools.partial(
         ops.centered_softmax, center=center, temperature=teacher_temperature, log=True
     )
     return masked_patches(
-        jnp.asarray(student_logits),
-        jnp.asarray(teacher_logits),
-        jnp.asarray(masks),
+        student_logits,
+        teacher_logits,
+        masks,
         log_target=log_target,
         cross_entropy=functools.partial(softmax_cross_entropy, temperature=student_temperature),
     )
-
-
-def check_patches(student, teacher, masks) -> None:
-    """Refuses arrays that are not [V, B, n, K or d], the same, and bool [V, B, n]. Raises
-    ValueError."""
-    arguments.require_shape("student", student, (None, None, None, None), "[V, B, n, K]")
-    shape = jnp.shape(student)
-    arguments.require(
-        min(shape) >= 1, "the shape of student", shape, "[V, B, n, K] without an empty axis"
-    )
-    arguments.require_shape("teacher", teacher, shape, f"{shape} as student")
-    arguments.require_shape(
-        "masks", masks, shape[:3], f"{shape[:3]} as student without its last axis"
-    )
-    kind = jnp.asarray(masks).dtype
-    arguments.require(kind == jnp.bool_, "the type of masks", kind, "bool (True = masked)")

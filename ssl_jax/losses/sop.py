@@ -4,47 +4,53 @@ Source: "Self-Organizing Visual Prototypes for Non-Parametric Representation Lea
 section 2; the pairs and averages that the text leaves open follow the official code.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.losses import meters, pairs
-from ssl_jax.ops import arguments, divergence, voting
+from ssl_jax.losses.meters import assignment_meters
+from ssl_jax.losses.pairings import across_views, masked_patches
+from ssl_jax.ops import arguments, voting
 
 
-def sop(student, teacher, members, weights, *, student_temperature, teacher_temperature):
+def sop(
+    student_embeddings,
+    teacher_embeddings,
+    members,
+    weights,
+    *,
+    student_temperature,
+    teacher_temperature,
+):
     """Cross-entropy between the SOP predictions of the teacher in one view and of the student in
     another.
 
     With P(u; tau) of `ops.sop_vote`, views s of the student and t of the teacher:
 
-        loss = 1 / (2 V - 2) * sum_{s != t} mean_B( - sum_i P(teacher_t; tau_t)_i log P(student_s;
-        tau_s)_i )
+        H(t, s) = - sum_i P(teacher_t; tau_t)_i log P(student_s; tau_s)_i
+        loss = 1 / (2 V - 2) * sum_{s != t} mean_B(H(t, s))
 
     and the mean of that over tasks.
 
-    Tasks run one after another and within a task the student's views do too (`lax.map`), which on
-    CPU costs no time against doing them at once. So the largest arrays are the teacher's [2, B, K]
-    and a few [B, K] of one task and view, besides one reordered copy of a task's members; the
-    gradient keeps [T, V, B, d].
+    Tasks run one after another, and within a task the student's views do too, which on a CPU costs
+    no time against doing them at once. So the largest arrays are the teacher's [2, B, K] and a few
+    [B, K] of one task and view, besides one reordered copy of a task's members; the gradient keeps
+    [T, V, B, d].
 
     Args:
-      student: [V, B, d], V >= 2 views, the two global ones first; unit vectors, any float type
-        (computed in float32 or wider).
-      teacher: [2, B, d], clean global views; no gradient.
+      student_embeddings: [V, B, d], V >= 2 views, the two global ones first; unit vectors, any
+        float type (computed in float32 or wider).
+      teacher_embeddings: [2, B, d], clean global views; no gradient.
       members: [T, K, M, d] of `ops.build_sops`, T independent tasks; no gradient.
       weights: [T, K, M] of `ops.sop_weights`; no gradient.
       student_temperature: tau_s > 0, a number or a traced scalar.
       teacher_temperature: tau_t > 0, likewise.
 
     Returns:
-      dict of scalars (nats; means over tasks):
-        loss; global_loss and (if V > 2) local_loss: means over the pairs whose student view is
-        global, or local; teacher_entropy: mean entropy of the teacher's P (0: one SOP each; log K:
-        uniform);
-        marginal_entropy: entropy of the batch mean of the teacher's P (0: the same SOP for all
-        images, i.e. collapse); usage: share of anchors whose SOP is the likeliest for one or more
-        of the 2 B teacher embeddings;
-        kl: mean KL(teacher || student) over the pairs = loss - teacher_entropy.
+      dict of scalars (nats; means over tasks): loss, global_loss and (if V > 2) local_loss, see
+      `losses.across_views`; kl, mean KL(teacher || student) over the pairs; the meters of
+      `losses.assignment_meters` of the teacher's P.
 
     Raises:
       ValueError: shapes that do not fit, temperatures <= 0 (where known).
@@ -63,44 +69,31 @@ def sop(student, teacher, members, weights, *, student_temperature, teacher_temp
 
     Reference: SOP section 2.2, eq. 1 and 2, appendix A.1.
     """
-    arguments.require_shape("student", student, (None, None, None), "[V, B, d]")
-    num_views, batch, width = jnp.shape(student)
-    enough = num_views >= 2 and batch >= 1
-    arguments.require(
-        enough, "the shape of student", jnp.shape(student), "[V, B, d] with V >= 2, B >= 1"
-    )
-    arguments.require_shape(
-        "teacher", teacher, (2, batch, width), f"[2, {batch}, {width}] as student"
-    )
-    _check_tasks(student, members, weights, student_temperature, teacher_temperature)
-    student, teacher = jnp.asarray(student), jax.lax.stop_gradient(jnp.asarray(teacher))
+    _check_views(student_embeddings, teacher_embeddings)
+    _check_tasks(student_embeddings, members, weights, student_temperature, teacher_temperature)
+    student = jnp.asarray(student_embeddings)
 
     def task(arrays):
         sops = voting.prepare(*arrays)
-        log_target = _target(teacher, teacher_temperature, sops)
-        target = jnp.exp(log_target)
+        log_targets = _log_targets(teacher_embeddings, teacher_temperature, sops)
+        cross_entropy = functools.partial(_cross_entropy, student_temperature, sops)
+        # The cross-entropy keeps its gradient, which is small, so a view need not be recomputed.
+        terms = across_views(student, jnp.exp(log_targets), cross_entropy, recompute=False)
+        return terms | assignment_meters(log_targets)
 
-        def view(arrays):
-            embedding, teachers = arrays
-            summed = jnp.einsum("t,tbk->bk", teachers, target)
-            return voting.vote_cross_entropy(
-                voting.scaled(embedding, student_temperature, sops), summed, sops
-            ).mean()
-
-        by_view = jax.lax.map(view, (student, pairs.pair_mask(num_views, 2, target.dtype)))
-        look = {
-            "teacher_entropy": divergence.entropy(log_probs=log_target).mean(),
-            "marginal_entropy": divergence.entropy(target.mean(axis=(0, 1))),
-            "usage": meters.usage(meters.wins(log_target)),
-        }
-        return by_view, look
-
-    by_view, look = jax.tree.map(lambda x: x.mean(axis=0), jax.lax.map(task, (members, weights)))
-    return {**pairs.pair_terms(by_view, 2, look["teacher_entropy"]), **look}
+    terms = _mean_over_tasks(task, members, weights)
+    return terms | {"kl": terms["loss"] - terms["teacher_entropy"]}
 
 
 def sop_patch(
-    student, teacher, members, weights, masks, *, student_temperature, teacher_temperature
+    student_embeddings,
+    teacher_embeddings,
+    members,
+    weights,
+    masks,
+    *,
+    student_temperature,
+    teacher_temperature,
 ):
     """Cross-entropy between SOP predictions of the same patch: clean for the teacher, masked for
     the student (SOP-MIM).
@@ -112,32 +105,27 @@ def sop_patch(
     and the mean of that over tasks.
 
     Only masked patches count; an image with an empty mask adds 0 but stays in the mean over the
-    batch. To save work hand in only the patches that may be masked (any subset that contains all
-    masked ones gives the same loss). Tasks and views run one after another; the largest arrays are
-    a few [B, n, K] of one task and view.
+    batch. To save work hand in only the patches that may be masked: any subset that contains all
+    masked ones gives the same loss. Tasks and views run one after another; the largest arrays are a
+    few [B, n, K] of one task and view.
 
     Args:
-      student: [V, B, n, d], projected patches of the masked global views (V = 2 in the paper); any
-      float type. teacher: [V, B, n, d], the same patches of the clean views; no gradient.
-      members: [T, K, M, d]; no gradient.
-      weights: [T, K, M]; no gradient.
+      student_embeddings: [V, B, n, d], projected patches of the masked global views (V = 2 in the
+        paper); any float type.
+      teacher_embeddings: [V, B, n, d], the same patches of the clean views; no gradient.
+      members: [T, K, M, d] of `ops.build_sops`, T independent tasks; no gradient.
+      weights: [T, K, M] of `ops.sop_weights`; no gradient.
       masks: [V, B, n] bool, True = masked for the student (counts).
       student_temperature: tau_s > 0, a number or a traced scalar.
       teacher_temperature: tau_t > 0, likewise.
 
     Returns:
-      dict of scalars (nats; means over tasks):
-        loss;
-        teacher_entropy: mean entropy of the teacher's P over all n patches handed in, masked or not
-          (defined for empty masks too);
-        marginal_entropy: entropy of their mean;
-        usage: share of anchors whose SOP is the likeliest for one or more of those patches;
-        kl: mean KL(teacher || student) over masked patches, 0 if there is none;
-        masked: share of the patches handed in that are masked.
+      dict of scalars (means over tasks), see `losses.masked_patches`: loss, kl, teacher_entropy,
+      marginal_entropy, usage, masked.
 
     Raises:
       ValueError: shapes that do not fit, masks that are not boolean, temperatures <= 0 (where
-      known).
+        known).
 
     Example:
       >>> import jax.numpy as jnp
@@ -151,74 +139,78 @@ def sop_patch(
 
     Reference: SOP section 2.3 (SOP-MIM), appendix A.1.
     """
-    arguments.require_shape("student", student, (None, None, None, None), "[V, B, n, d]")
-    shape = jnp.shape(student)
-    arguments.require(
-        min(shape) >= 1, "the shape of student", shape, "[V, B, n, d] without an empty axis"
-    )
-    arguments.require_shape("teacher", teacher, shape, f"{shape} as student")
-    arguments.require_shape(
-        "masks", masks, shape[:3], f"{shape[:3]} as student without its last axis"
-    )
-    masks = jnp.asarray(masks)
-    arguments.require(
-        masks.dtype == jnp.bool_, "the type of masks", masks.dtype, "bool (True = masked)"
-    )
-    _check_tasks(student, members, weights, student_temperature, teacher_temperature)
-    # What the student says elsewhere must not matter, not even if it is NaN.
-    student = jnp.where(masks[..., None], student, 0)
-    teacher = jax.lax.stop_gradient(jnp.asarray(teacher))
+    _check_patches(student_embeddings, teacher_embeddings, masks)
+    _check_tasks(student_embeddings, members, weights, student_temperature, teacher_temperature)
+    student, teacher, masks = map(jnp.asarray, (student_embeddings, teacher_embeddings, masks))
 
     def task(arrays):
         sops = voting.prepare(*arrays)
+        return masked_patches(
+            student,
+            teacher,
+            masks,
+            log_target=lambda clean: _log_targets(clean, teacher_temperature, sops),
+            cross_entropy=functools.partial(_cross_entropy, student_temperature, sops),
+            recompute=False,
+        )
 
-        def view(arrays):
-            embedding, clean, mask = arrays
-            log_target = _target(clean, teacher_temperature, sops)
-            target = jnp.where(mask[..., None], jnp.exp(log_target), 0)
-            by_patch = voting.vote_cross_entropy(
-                voting.scaled(embedding, student_temperature, sops), target, sops
-            )
-            by_image = by_patch.sum(axis=-1) / jnp.maximum(1, mask.sum(axis=-1))
-            entropy = divergence.entropy(log_probs=log_target)
-            kl_sum = jnp.where(mask, by_patch - entropy, 0).sum()
-            return (
-                by_image.mean(),
-                entropy.mean(),
-                jnp.exp(log_target).mean(axis=(0, 1)),
-                meters.wins(log_target),
-                kl_sum,
-            )
-
-        loss, entropy, marginal, wins, kl_sum = jax.lax.map(view, (student, teacher, masks))
-        return {
-            "loss": loss.mean(),
-            "kl": kl_sum.sum() / jnp.maximum(1, masks.sum()),
-            "teacher_entropy": entropy.mean(),
-            "marginal_entropy": divergence.entropy(marginal.mean(axis=0)),
-            "usage": meters.usage(wins.sum(axis=0)),
-        }
-
-    by_task = jax.lax.map(task, (members, weights))
-    return {**{name: value.mean() for name, value in by_task.items()}, "masked": masks.mean()}
+    return _mean_over_tasks(task, members, weights)
 
 
-def _target(embeddings, temperature, sops):
+def _mean_over_tasks(task, members, weights) -> dict:
+    """Means of the terms that `task((members, weights))` gives; one task after another."""
+    by_task = jax.lax.map(task, (jnp.asarray(members), jnp.asarray(weights)))
+    return {name: value.mean() for name, value in by_task.items()}
+
+
+def _log_targets(embeddings, temperature, sops: voting.Sops):
+    """log P(embeddings; temperature), a constant."""
+    embeddings = jax.lax.stop_gradient(jnp.asarray(embeddings))
     return voting.vote(voting.scaled(embeddings, temperature, sops), sops)
 
 
+def _cross_entropy(temperature, sops: voting.Sops, embeddings, targets):
+    """- sum_i targets_i log P(embeddings; temperature)_i."""
+    return voting.vote_cross_entropy(voting.scaled(embeddings, temperature, sops), targets, sops)
+
+
+def _check_views(student, teacher) -> None:
+    arguments.require_shape("student_embeddings", student, (None, None, None), "[V, B, d]")
+    num_views, batch, width = shape = jnp.shape(student)
+    arguments.require(
+        num_views >= 2 and batch >= 1,
+        "the shape of student_embeddings",
+        shape,
+        "[V, B, d] with V >= 2, B >= 1",
+    )
+    meaning = f"[2, {batch}, {width}] as student_embeddings"
+    arguments.require_shape("teacher_embeddings", teacher, (2, batch, width), meaning)
+
+
+def _check_patches(student, teacher, masks) -> None:
+    arguments.require_shape("student_embeddings", student, (None, None, None, None), "[V, B, n, d]")
+    shape = jnp.shape(student)
+    arguments.require(
+        min(shape) >= 1,
+        "the shape of student_embeddings",
+        shape,
+        "[V, B, n, d] without an empty axis",
+    )
+    arguments.require_shape("teacher_embeddings", teacher, shape, f"{shape} as student_embeddings")
+    meaning = f"{shape[:3]} as student_embeddings without its last axis"
+    arguments.require_shape("masks", masks, shape[:3], meaning)
+    kind = jnp.asarray(masks).dtype
+    arguments.require(kind == jnp.bool_, "the type of masks", kind, "bool (True = masked)")
+
+
 def _check_tasks(student, members, weights, student_temperature, teacher_temperature) -> None:
-    """Raises ValueError unless members, weights and the width of student fit and the temperatures
-    are above 0.
-    """
     width = jnp.shape(student)[-1]
     arguments.require_shape("members", members, (None, None, None, width), f"[T, K, M, {width}]")
     shape = jnp.shape(members)
     arguments.require(
         min(shape) >= 1, "the shape of members", shape, "[T, K, M, d] without an empty axis"
     )
-    arguments.require_shape(
-        "weights", weights, shape[:3], f"{shape[:3]} as members without its last axis"
-    )
+    meaning = f"{shape[:3]} as members without its last axis"
+    arguments.require_shape("weights", weights, shape[:3], meaning)
     arguments.require_positive("student_temperature", student_temperature)
     arguments.require_positive("teacher_temperature", teacher_temperature)

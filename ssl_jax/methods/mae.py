@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax import losses
+from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import decoder, position, zoo
@@ -151,7 +151,7 @@ def make(config) -> base.Method:
         group = views_of["global"]
         images = group.images[:, 0]
         predicted = predict(backbone.student, params, images, group.keep[:, 0], keys)
-        return Outputs(predicted, losses.patchify(images, m.patch), group.masks[:, 0])
+        return Outputs(predicted, ops.patchify(images, m.patch), group.masks[:, 0])
 
     def objective(params, teacher, outputs, carry, key, progress):
         """Mean squared error on dropped patches, of pixels as the encoder sees them or normalised
@@ -197,7 +197,7 @@ def make(config) -> base.Method:
         hidden = [masks.draw(np.random.default_rng(i), mask, grid) for i in range(len(images))]
         keep = np.stack([np.flatnonzero(~one) for one in hidden]).astype(np.int32)
         predicted = predict(backbone.teacher, params, images, keep)
-        shown = as_pixels(predicted, losses.patchify(images, m.patch))
+        shown = as_pixels(predicted, ops.patchify(images, m.patch))
         return result._replace(extras={"hidden": np.stack(hidden), "reconstruction": shown})
 
     def health(metrics):

@@ -8,77 +8,55 @@ its own, and with blocks * rows of a block = memory every row votes exactly once
 """
 
 import jax.numpy as jnp
-import ml_collections
 
 from ssl_jax import losses, ops
-from ssl_jax.config import InputError
-from ssl_jax.methods import base, voting
+from ssl_jax.config import InputError, key
+from ssl_jax.methods import base, multicrop
+from ssl_jax.methods.sop import embeddings
 
 
-def defaults() -> ml_collections.ConfigDict:
-    """The `massl` section of the config: the published command for ViT-S/16 on ImageNet."""
-    c = ml_collections.ConfigDict()
-    c.head_hidden = 2048  # width of the head's two hidden layers
-    c.head_out = 256  # d, width of the L2-normalised embedding
-    c.global_token = "cls"  # "cls" or "mean" (average of the patch tokens)
-    c.student_temperature = 0.1  # tau_s
-    c.teacher_temperature = 0.04  # tau_t at step 0
-    c.final_teacher_temperature = 0.07  # tau_t after the warm-up
-    c.teacher_temperature_epochs = (
-        30.0  # linear warm-up, per iteration; 0 = final value from the start
+def defaults() -> dict:
+    """The section `massl` of the config: the published command for ViT-S/16 on ImageNet."""
+    return dict(
+        **embeddings.shared_keys(),
+        cls=dict(
+            anchors=key(16384, "rows of a block", least=2),
+            tasks=key(8, "blocks used in a step", least=1),
+            memory=key(131072, "rows of the memory", least=1),
+        ),
     )
-    c.cls = ml_collections.ConfigDict(
-        dict(
-            anchors=16384,  # rows of a block
-            tasks=8,  # blocks used in a step
-            memory=131072,  # rows of the memory
-        )
-    )
-    return c
 
 
 def check(config) -> None:
-    """Refuses impossible settings of the `massl` section by name. Raises InputError."""
-    voting.check(config)
+    """Refuses settings that contradict each other. Raises InputError."""
+    embeddings.check(config)
+    multicrop.check_no_masks(config, "MaSSL")
     c = config.massl.cls
     if c.anchors * c.tasks > c.memory:
         raise InputError(
             f"massl.cls.memory is {c.memory}, too small for {c.tasks} blocks of {c.anchors} rows"
             f" that share none; it must be at least {c.anchors * c.tasks}"
         )
-    if config.views.mask != "none":
-        raise InputError(
-            f'views.mask is "{config.views.mask}" but MaSSL masks nothing; set views.mask="none"'
+
+
+def make(config) -> base.Method:
+    """MaSSL with the networks and settings of a resolved config."""
+    c, task = config.massl, config.massl.cls
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        """Cross-entropy between the views' distributions over the rows of a block, averaged over
+        blocks; then the memory takes the teacher's embeddings of this batch."""
+        temperatures = embeddings.temperatures(c, progress)
+        student, target = map(multicrop.views_first, (outputs.student, outputs.teacher))
+        blocks = ops.sample_anchors(
+            key, task.memory, task.anchors, num_tasks=task.tasks, strategy="partition"
         )
+        members = carry["cls"]["memory"]["rows"]["embedding"][blocks][:, :, None]  # [T, K, 1, d]
+        weights = jnp.ones(members.shape[:3], members.dtype)  # one-hot: each row votes for itself
+        terms = losses.sop(student, target, members, weights, **temperatures)
+        metrics = {f"cls_{name}": value for name, value in terms.items()}
+        metrics["embedding_spread"] = base.spread(target)
+        metrics["teacher_temperature"] = temperatures["teacher_temperature"]
+        return terms["loss"], base.Output(embeddings.remember(carry, outputs), metrics)
 
-
-def objective(params, teacher, outputs, carry, key, progress, config):
-    """Cross-entropy between the views' distributions over the rows of a block, averaged over
-    blocks; then the memory moves on.
-    """
-    del params, teacher
-    c, temperatures = config.massl.cls, voting.temperatures(progress, config)
-    seen = voting.views_first(outputs)  # [V, B, d]
-    blocks = ops.sample_anchors(key, c.memory, c.anchors, num_tasks=c.tasks, strategy="partition")
-    members = carry["cls"]["memory"]["rows"]["embedding"][blocks][:, :, None]  # [T, K, 1, d]
-    weights = jnp.ones(members.shape[:3], members.dtype)  # one-hot: each row votes for itself
-    terms = losses.sop(seen["student"], seen["teacher"], members, weights, **temperatures)
-    metrics = {f"cls_{name}": value for name, value in terms.items()}
-    metrics["embedding_spread"] = base.spread(seen["teacher"])
-    metrics["teacher_temperature"] = temperatures["teacher_temperature"]
-    return terms["loss"], base.Output(voting.remember(carry, outputs), metrics)
-
-
-METHOD = base.Method(
-    name="massl",
-    defaults=defaults,
-    check=check,
-    views=voting.views,
-    init=voting.init,
-    encode=voting.encode,
-    objective=objective,
-    teacher_of=voting.teacher_of,
-    features=voting.features,
-    health=voting.health,
-    pictures=voting.pictures,
-)
+    return embeddings.method(config, objective)

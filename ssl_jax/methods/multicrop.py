@@ -1,6 +1,7 @@
 """What the methods with a student and an EMA teacher share: encoders, encoding a group of views,
 masked patches, temperatures, rules of the last layer, features."""
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -231,3 +232,11 @@ def flops(
         return group.count * zoo.forward_flops(encoder, group.size, group.size, kept)
 
     return 3 * sum(map(forward, student)) + sum(map(forward, teacher))
+
+
+def head_flops(*widths: int) -> float:
+    """Matrix-product FLOPs of the forward pass of a head's linear layers for one token.
+
+    widths: of its input, of the hidden layers, of its output.
+    """
+    return 2.0 * sum(a * b for a, b in itertools.pairwise(widths))

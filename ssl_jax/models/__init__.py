@@ -1,10 +1,10 @@
-"""Networks: vision transformers and projection heads, each a Model(init, apply) over plain nested
-dicts of arrays.
+"""Networks: vision transformers, heads and decoders, each a Model(init, apply, module) over plain
+nested dicts of arrays.
 
-The only folder that imports flax; nothing outside sees a flax object.
+The only folder that imports flax; elsewhere a network is its functions and its parameters.
 """
 
-from ssl_jax.models import functional, heads, layers, position, vit, zoo
+from ssl_jax.models import flops, functional, heads, layers, position, vit, zoo
 from ssl_jax.models.functional import Model
 from ssl_jax.models.heads import dino_head, l2_normalize, projection_head
 from ssl_jax.models.vit import Tokens, ViTConfig
@@ -17,6 +17,7 @@ __all__ = [
     "ViTConfig",
     "count",
     "dino_head",
+    "flops",
     "forward_flops",
     "functional",
     "heads",

@@ -107,7 +107,7 @@ def decoder(
         )
         return model.apply(params, tokens, codes, keep)
 
-    return Model(model.init, apply)
+    return model._replace(apply=apply)
 
 
 class _Decoder(nnx.Module):
@@ -128,12 +128,12 @@ class _Decoder(nnx.Module):
         remat,
     ):
         keys = jax.random.split(key, 4)
-        self.embed = layers_lib.Linear(layers_lib.normal(keys[0], (in_dim, width), init_std), dtype)
+        self.embed = layers_lib.linear(layers_lib.normal(keys[0], (in_dim, width), init_std), dtype)
         if mask_token:
             self.mask_token = nnx.Param(layers_lib.normal(keys[1], (1, width), init_std))
         self.blocks = nnx.List([block(jax.random.fold_in(keys[2], i)) for i in range(depth)])
-        self.norm = layers_lib.LayerNorm(width, norm_eps)
-        self.out = layers_lib.Linear(layers_lib.normal(keys[3], (width, out_dim), init_std), dtype)
+        self.norm = layers_lib.layer_norm(width, norm_eps)
+        self.out = layers_lib.linear(layers_lib.normal(keys[3], (width, out_dim), init_std), dtype)
         self.lead, self.remat = lead, remat  # tokens in front that have no cell
 
     def __call__(self, tokens, codes, keep):

@@ -50,7 +50,7 @@ def projections(width: int, dtype: str = "float32") -> Model:
                 )
         return model.apply(params, patches, sparse)
 
-    return Model(model.init, apply)
+    return model._replace(apply=apply)
 
 
 class _Projections(nnx.Module):
@@ -58,7 +58,7 @@ class _Projections(nnx.Module):
         # torch's default for Linear, as in the official code: cosines do not depend on the scale
         # anyway.
         self.dense, self.sparse = (
-            layers_lib.Linear(layers_lib.uniform(k, (width, width)), dtype)
+            layers_lib.linear(layers_lib.uniform(k, (width, width)), dtype)
             for k in jax.random.split(key)
         )
 

@@ -2,26 +2,36 @@
 (everywhere else).
 
 Optimizers, checkpoints and sharding rules see `{"blocks": {"0": {"attn": ...}}}` and nothing of
-flax, so they outlive it."""
+flax. `Model.module(params)` takes the module out, for code that is written in flax.
+"""
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ssl_jax import trees
+
 
 class Model(NamedTuple):
-    """A network as two pure functions.
+    """A network as pure functions.
 
-    init(key) -> params, a nested dict with string keys and float32 arrays;
-    `jax.eval_shape(model.init, key)` gives shapes only. apply(params, *inputs, **options) ->
-    outputs; raises ValueError if params have another structure or other shapes than init's."""
+    init(key) -> params: a nested dict with string keys and float32 arrays;
+        `jax.eval_shape(model.init, key)` gives shapes only.
+    apply(params, *inputs, **options) -> outputs.
+    module(params) -> the flax.nnx.Module that holds these arrays. Its call takes the same inputs
+        as `apply`, but does not check them.
 
-    init: Callable
+    Raises:
+      ValueError: apply and module, if params have another structure or other shapes than init's.
+    """
+
+    init: Callable[..., dict[str, Any]]
     apply: Callable
+    module: Callable[[Mapping], nnx.Module]
 
 
 def functional(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Model:
@@ -34,71 +44,42 @@ def functional(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Mode
 
     @functools.cache
     def structure():
-        found = []
-
-        def trace(key):
-            graphdef, state = nnx.split(build(key), graph=True)
-            found.append(graphdef)
-            return _plain(state)
-
-        shapes = jax.eval_shape(trace, jax.eval_shape(lambda: jax.random.key(0)))
-        return found[0], shapes
+        """The module without its arrays, and {path: shape}."""
+        key = jax.eval_shape(jax.random.key, 0)
+        graphdef, state = nnx.split(nnx.eval_shape(build, key, graph=True), graph=True)
+        return graphdef, trees.flatten(nnx.to_pure_dict(state))
 
     def init(key):
-        return _plain(nnx.split(build(key), graph=True)[1])
+        state = nnx.split(build(key), graph=True)[1]
+        return trees.nest(trees.flatten(nnx.to_pure_dict(state)))
+
+    def module(params):
+        graphdef, shapes = structure()
+        _check_params(trees.flatten(params), shapes)
+        return nnx.merge(graphdef, nnx.restore_int_paths(params))
 
     def apply(params, *inputs, **options):
-        graphdef, shapes = structure()
-        _check_params(params, shapes)
-        return call(nnx.merge(graphdef, _with_indices(params)), *inputs, **options)
+        return call(module(params), *inputs, **options)
 
-    return Model(init, apply)
+    return Model(init, apply, module)
 
 
-def flat_paths(params: Mapping, prefix: str = "") -> dict:
-    """{"blocks/0/attn/qkv/kernel": leaf, ...} of a nested dict, in sorted order of the keys at
-    every level.
-    """
-    flat = {}
-    for key in sorted(params):
-        value, path = params[key], f"{prefix}{key}"
-        flat.update(flat_paths(value, f"{path}/") if isinstance(value, Mapping) else {path: value})
-    return flat
-
-
-def _plain(state) -> dict:
-    """NNX state -> nested dict of arrays; list positions become strings, as checkpoints and path
-    rules want them.
-    """
-
-    def stringify(tree):
-        return {str(k): stringify(v) if isinstance(v, Mapping) else v for k, v in tree.items()}
-
-    return stringify(nnx.to_pure_dict(state))
-
-
-def _with_indices(params: Mapping) -> dict:
-    """The inverse of `_plain`'s renaming: "0" -> 0, as nnx.List wants it."""
-    return {
-        int(k) if k.isdigit() else k: _with_indices(v) if isinstance(v, Mapping) else v
-        for k, v in params.items()
-    }
+flat_paths = trees.flatten
 
 
 def _check_params(params: Mapping, shapes: Mapping) -> None:
-    got, wanted = flat_paths(params), flat_paths(shapes)
     for problem, names in (
-        ("lacks", wanted.keys() - got.keys()),
-        ("has the unknown", got.keys() - wanted.keys()),
+        ("lacks", shapes.keys() - params.keys()),
+        ("has the unknown", params.keys() - shapes.keys()),
     ):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ValueError(
                 f"the parameter tree {problem} {min(names)}{more}; it was made for another model"
             )
-    for name, leaf in got.items():
-        if jnp.shape(leaf) != wanted[name].shape:
+    for name, leaf in params.items():
+        if jnp.shape(leaf) != shapes[name].shape:
             raise ValueError(
                 f"parameter {name} has shape {jnp.shape(leaf)}; this model wants"
-                f" {wanted[name].shape}"
+                f" {shapes[name].shape}"
             )

@@ -133,7 +133,7 @@ def _mlp(key, sizes, init_std, dtype) -> nnx.List:
     keys = jax.random.split(key, len(sizes) - 1)
     pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
     return nnx.List(
-        [layers_lib.Linear(layers_lib.normal(k, (a, b), init_std), dtype) for k, a, b in pairs]
+        [layers_lib.linear(layers_lib.normal(k, (a, b), init_std), dtype) for k, a, b in pairs]
     )
 
 

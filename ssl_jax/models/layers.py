@@ -1,5 +1,5 @@
-"""The layers of a pre-norm transformer, as NNX modules that own arrays and nothing else (no Rngs,
-no mutable state).
+"""The layers of a pre-norm transformer, as flax.nnx modules that own parameters and nothing else
+(no Rngs, no mutable state).
 
 Parameters are float32. Linear layers and attention products run in the compute dtype;
 normalisation, softmax and the residual stream stay in float32 (what PyTorch's autocast does), so
@@ -38,50 +38,58 @@ def uniform(key, shape):
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
-class Linear(nnx.Module):
-    """y = x W + b with W [in, out], computed and returned in `dtype`."""
-
-    def __init__(self, kernel, dtype):
-        self.kernel = nnx.Param(kernel)
-        self.bias = nnx.Param(jnp.zeros(kernel.shape[1], jnp.float32))
-        self.dtype = jnp.dtype(dtype)
-
-    def __call__(self, x):
-        kernel, bias = self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
-        # One flat matrix product instead of a batched one: training is an eighth faster on CPU, the
-        # same elsewhere.
-        rows = x.astype(self.dtype).reshape(-1, kernel.shape[0])
-        return (rows @ kernel + bias).reshape(*x.shape[:-1], kernel.shape[1])
+def linear(kernel, dtype) -> nnx.Linear:
+    """y = x W + b with this W [in, out] and a b that starts at 0, in `dtype`."""
+    return nnx.Linear(
+        *kernel.shape,
+        kernel_init=lambda *_: kernel,
+        dtype=jnp.dtype(dtype),
+        dot_general=_rows_times_matrix,
+        rngs=nnx.Rngs(0),  # nothing is drawn from it
+    )
 
 
-class LayerNorm(nnx.Module):
+def _rows_times_matrix(x, kernel, dimension_numbers, precision=None, out_sharding=None):
+    """One flat matrix product instead of a batched one: on a CPU, training on crops of 16 tokens
+    is a sixth faster, on 64 tokens 1 to 5 %.
+    """
+    del dimension_numbers, out_sharding  # always the last axis of x and the first of the kernel
+    rows = jax.lax.dot(x.reshape(-1, kernel.shape[0]), kernel, precision=precision)
+    return rows.reshape(*x.shape[:-1], kernel.shape[1])
+
+
+def layer_norm(width: int, eps: float) -> nnx.LayerNorm:
     """Zero mean and unit variance over the last axis, then scale and bias; in and out float32.
-    Finite for constant rows.
+
+    Finite for constant rows, and exact for rows far from zero, where E[x^2] - E[x]^2 cancels.
+    """
+    return nnx.LayerNorm(
+        width, epsilon=eps, dtype=jnp.float32, use_fast_variance=False, rngs=nnx.Rngs(0)
+    )
+
+
+class LayerScale(nnx.Module):
+    """x * gamma: a learned factor per channel for a branch (Touvron et al. 2021, "Going deeper with
+    image transformers", section 2), here starting at `value`.
     """
 
-    def __init__(self, width: int, eps: float):
-        self.scale = nnx.Param(jnp.ones(width, jnp.float32))
-        self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
-        self.eps = eps
+    def __init__(self, width: int, value: float):
+        self.gamma = nnx.Param(jnp.full(width, value, jnp.float32))
 
     def __call__(self, x):
-        x = x.astype(jnp.float32)
-        x = x - x.mean(
-            axis=-1, keepdims=True
-        )  # two passes: E[x^2] - E[x]^2 cancels for rows far from zero
-        variance = jnp.square(x).mean(axis=-1, keepdims=True)
-        return x * jax.lax.rsqrt(variance + self.eps) * self.scale[...] + self.bias[...]
+        return x * self.gamma[...]
 
 
 class Mlp(nnx.Module):
-    """Linear, GELU, Linear: [..., width] -> [..., width]. `approximate` selects the tanh form;
-    published weights use erf.
+    """Linear, GELU, Linear: [..., width] -> [..., width].
+
+    `approximate` selects the tanh form of the GELU; published weights use erf.
     """
 
     def __init__(self, key, width: int, hidden: int, *, init_std: float, approximate: bool, dtype):
         key1, key2 = jax.random.split(key)
-        self.fc1 = Linear(normal(key1, (width, hidden), init_std), dtype)
-        self.fc2 = Linear(normal(key2, (hidden, width), init_std), dtype)
+        self.fc1 = linear(normal(key1, (width, hidden), init_std), dtype)
+        self.fc2 = linear(normal(key2, (hidden, width), init_std), dtype)
         self.approximate = approximate
 
     def __call__(self, x):
@@ -97,8 +105,8 @@ class Attention(nnx.Module):
 
     def __init__(self, key, width: int, heads: int, *, init_std: float, dtype):
         key1, key2 = jax.random.split(key)
-        self.qkv = Linear(normal(key1, (width, 3 * width), init_std), dtype)
-        self.proj = Linear(normal(key2, (width, width), init_std), dtype)
+        self.qkv = linear(normal(key1, (width, 3 * width), init_std), dtype)
+        self.proj = linear(normal(key2, (width, width), init_std), dtype)
         self.heads = heads
 
     def __call__(self, x, *, return_weights: bool = False):
@@ -116,7 +124,10 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); x is float32 [B, N, width]."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); x is float32 [B, N, width].
+
+    With layer_scale above 0 each branch passes a `LayerScale` that starts at this value.
+    """
 
     def __init__(
         self,
@@ -129,28 +140,35 @@ class Block(nnx.Module):
         eps: float,
         approximate: bool,
         dtype,
+        layer_scale: float = 0.0,
     ):
         key1, key2 = jax.random.split(key)
-        self.norm1 = LayerNorm(width, eps)
+        self.norm1 = layer_norm(width, eps)
         self.attn = Attention(key1, width, heads, init_std=init_std, dtype=dtype)
-        self.norm2 = LayerNorm(width, eps)
+        self.norm2 = layer_norm(width, eps)
         self.mlp = Mlp(key2, width, hidden, init_std=init_std, approximate=approximate, dtype=dtype)
+        self.scaled = layer_scale > 0
+        if self.scaled:
+            self.ls1, self.ls2 = (LayerScale(width, layer_scale) for _ in range(2))
 
     def __call__(self, x, branch_scale=None, *, return_weights: bool = False):
         """Runs the block.
 
         Args:
           x: float32 [B, N, width].
-          branch_scale: float32 [2, B], what drop-path multiplies each example's two branches by, or
-          None. return_weights: also return the attention weights.
+          branch_scale: float32 [2, B], what drop-path multiplies each example's two branches by,
+            or None.
+          return_weights: also return the attention weights.
 
         Returns:
           x after the block and the weights [B, heads, N, N] or None.
         """
-        scale = (1.0, 1.0) if branch_scale is None else branch_scale[:, :, None, None]
+        factors = (1.0, 1.0) if branch_scale is None else branch_scale[:, :, None, None]
         update, weights = self.attn(self.norm1(x), return_weights=return_weights)
-        x = x + scale[0] * update.astype(jnp.float32)
-        x = x + scale[1] * self.mlp(self.norm2(x)).astype(jnp.float32)
+        update = update.astype(jnp.float32)
+        x = x + factors[0] * (self.ls1(update) if self.scaled else update)
+        update = self.mlp(self.norm2(x)).astype(jnp.float32)
+        x = x + factors[1] * (self.ls2(update) if self.scaled else update)
         return x, weights
 
 

@@ -3,10 +3,8 @@ such codes instead of pixels.
 
     from ssl_jax.models import tokenizer
     vqgan = tokenizer.maskgit_vqgan()
-    params = vqgan.load("maskgit-vqgan-imagenet-f16-256.safetensors")      # InputError that says
-    what to fetch
-    codes = vqgan.encode(params, images)                                   # [B, 224, 224, 3] in [0,
-    1] -> int32 [B, 196], 0..1023
+    params = vqgan.load("maskgit-vqgan-imagenet-f16-256.safetensors")
+    codes = vqgan.encode(params, images)    # [B, 224, 224, 3] in [0, 1] -> int32 [B, 196], 0..1023
 
 The architecture is the VQGAN of MaskGIT (Chang et al. 2022), a VQGAN (Esser et al. 2021) without
 attention, with the parameter names of its PyTorch port. Untested on the real weights: none are at
@@ -22,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssl_jax import trees
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.models import position
 
@@ -38,13 +37,17 @@ _EPS = 1e-6
 class Tokenizer(NamedTuple):
     """An image tokenizer as pure functions over a nested dict of float32 arrays.
 
-    num_codes: K. cell: side of a cell, pixels.
+    num_codes: K.
+    cell: side of a cell, pixels.
     shapes: parameters of the encoder ("encoder", "quantize") as jax.ShapeDtypeStruct.
     load(path, decoder=False) -> params as NumPy arrays; with decoder=True also "decoder". Raises
-    InputError. encode(params, images, dtype="float32") -> codes: images float [B, H, W, 3] in [0,
-    1], H and W multiples of cell; int32 [B, H W / cell^2], row by row, in [0, K), or K where the
-    image is not finite. Group norms and distances stay float32. decode(params, codes, grid) ->
-    images: int [B, h w] of a grid (h, w) to float32 [B, h cell, w cell, 3] in [0, 1]."""
+      InputError, which says what to fetch.
+    encode(params, images, dtype="float32") -> codes: images float [B, H, W, 3] in [0, 1], H and W
+      multiples of cell; int32 [B, H W / cell^2], row by row, in [0, K), or K where the image is not
+      finite. Group norms and distances stay float32.
+    decode(params, codes, grid) -> images: int [B, h w] of a grid (h, w) to float32
+      [B, h cell, w cell, 3] in [0, 1].
+    """
 
     num_codes: int
     cell: int
@@ -62,8 +65,10 @@ def maskgit_vqgan(
     num_codes: int = 1024,
     code_width: int = 256,
 ) -> Tokenizer:
-    """The VQGAN of MaskGIT; the defaults are those of the published weights. `channels` must be a
-    multiple of 32 (ValueError).
+    """The VQGAN of MaskGIT; the defaults are those of the published weights.
+
+    Raises:
+      ValueError: `channels` is no multiple of 32.
     """
     if channels < 1 or channels % _GROUPS:
         raise ValueError(f"channels is {channels}; it must be a multiple of {_GROUPS}")
@@ -74,9 +79,8 @@ def maskgit_vqgan(
         parts = ("encoder", "quantize", "decoder") if decoder else ("encoder", "quantize")
         return {name: shape for name, shape in layout.items() if name.split(".")[0] in parts}
 
-    @functools.lru_cache(
-        maxsize=2
-    )  # a run asks for the same file when it is checked, planned and started
+    # A run asks for the same file when it is checked, planned and started.
+    @functools.lru_cache(maxsize=2)
     def read(path, changed, decoder):
         del changed
         return _read(path, select(decoder))
@@ -91,9 +95,8 @@ def maskgit_vqgan(
         b, h, w = images.shape[:3]
         if h % cell or w % cell:
             raise ValueError(f"images are {h} x {w} pixels; both must be multiples of {cell}")
-        x = _encoder(params["encoder"], images.astype(dtype), len(multipliers), blocks).astype(
-            jnp.float32
-        )
+        x = _encoder(params["encoder"], images.astype(dtype), len(multipliers), blocks)
+        x = x.astype(jnp.float32)
         codebook = params["quantize"]["embedding"]["kernel"]
         # |x - e|^2 without |x|^2, which is the same for all codes.
         product = jnp.einsum("bhwe,ke->bhwk", x, codebook, precision=jax.lax.Precision.HIGHEST)
@@ -103,12 +106,11 @@ def maskgit_vqgan(
         return codes.reshape(b, -1).astype(jnp.int32)
 
     def decode(params, codes, grid):
-        x = jnp.asarray(params["quantize"]["embedding"]["kernel"])[codes].reshape(
-            codes.shape[0], *grid, -1
-        )
+        x = jnp.asarray(params["quantize"]["embedding"]["kernel"])[codes]
+        x = x.reshape(codes.shape[0], *grid, -1)
         return jnp.clip(_decoder(params["decoder"], x, len(multipliers), blocks), 0.0, 1.0)
 
-    shapes = _nest(
+    shapes = trees.nest(
         {
             _path(name): jax.ShapeDtypeStruct(_ours(shape), jnp.float32)
             for name, shape in select(False).items()
@@ -120,60 +122,84 @@ def maskgit_vqgan(
 class Target(NamedTuple):
     """What a decoder should say about each patch of an image: its pixels, or its code.
 
-    width: outputs per patch. codes: whether they are logits of codes.
-    weights(path, required=False) -> frozen parameters, {} or {"tokenizer": ...}. Without a file at
-    `path` InputError if required, else NaN: the shape of a checkpoint can be told, and it can be
-    evaluated, where the weights are not, but nothing is trained by mistake. encode(frozen, images,
-    dtype="float32") -> [B, n, width] pixels or int32 [B, n] codes, of images [B, H, W, 3] in [0,
-    1]. decode(path, outputs, grid) -> images in [0, 1], from outputs [B, n, width] for a grid (h,
-    w) of patches. Raises InputError."""
+    width: outputs per patch.
+    codes: whether they are logits of codes.
+    shapes: the tree of `constants` as jax.ShapeDtypeStruct.
+    constants(path) -> arrays that the target needs and that are never trained: {} or
+      {"tokenizer": ...}, NumPy float32, read from the file at `path` and checked. Raises InputError
+      (MissingFile if there is no file).
+    encode(constants, images, dtype="float32") -> [B, n, width] pixels or int32 [B, n] codes, of
+      images [B, H, W, 3] in [0, 1].
+    decode(path, outputs, grid) -> images in [0, 1], from outputs [B, n, width] for a grid (h, w) of
+      patches. Raises InputError.
+    weights(path, required=False): `constants`; without a file and unless required NaN in their
+      place.
+    """
 
     width: int
     codes: bool
-    weights: Callable
+    shapes: dict[str, Any]
+    constants: Callable
     encode: Callable
     decode: Callable
+    weights: Callable
 
 
 def target(kind: str, patch: int, vqgan: Tokenizer | None = None) -> Target:
     """The target "pixel", or "vq" (one code of `vqgan`, by default MaskGIT's, per patch) for
     patches of that many pixels.
+
+    Raises:
+      ValueError: another kind.
     """
     if kind == "pixel":
+        return _pixels(patch)
+    if kind == "vq":
+        return _codes(patch, vqgan or maskgit_vqgan())
+    raise ValueError(f'target is "{kind}"; choose one of pixel, vq')
 
-        def encode_pixels(frozen, images, dtype="float32"):
-            del frozen, dtype
-            return to_cells(images, patch)
 
-        def decode_pixels(path, outputs, grid):
-            del path
-            return jnp.clip(from_cells(outputs, patch, grid[1]), 0.0, 1.0)
+def _pixels(patch: int) -> Target:
+    def constants(path):
+        del path
+        return {}
 
-        return Target(
-            3 * patch**2, False, lambda path, required=False: {}, encode_pixels, decode_pixels
-        )
-    if kind != "vq":
-        raise ValueError(f'target is "{kind}"; choose one of pixel, vq')
-    vqgan = vqgan or maskgit_vqgan()
-
-    def weights(path, required: bool = False):
-        if required or Path(path).is_file():
-            return {"tokenizer": vqgan.load(path)}
-        return {
-            "tokenizer": jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), vqgan.shapes)
-        }
-
-    def encode(frozen, images, dtype="float32"):
-        height, width = (side // patch * vqgan.cell for side in images.shape[1:3])
-        return vqgan.encode(frozen["tokenizer"], resize(images, height, width), dtype)
+    def encode(constants, images, dtype="float32"):
+        del constants, dtype
+        return to_cells(images, patch)
 
     def decode(path, outputs, grid):
-        # The checkpoint holds only what training needs, so the decoder's weights come from the
-        # file.
+        del path
+        return jnp.clip(from_cells(outputs, patch, grid[1]), 0.0, 1.0)
+
+    def weights(path, required=False):
+        del path, required
+        return {}
+
+    return Target(3 * patch**2, False, {}, constants, encode, decode, weights)
+
+
+def _codes(patch: int, vqgan: Tokenizer) -> Target:
+    shapes = {"tokenizer": vqgan.shapes}
+
+    def constants(path):
+        return {"tokenizer": vqgan.load(path)}
+
+    def encode(constants, images, dtype="float32"):
+        height, width = (side // patch * vqgan.cell for side in images.shape[1:3])
+        return vqgan.encode(constants["tokenizer"], resize(images, height, width), dtype)
+
+    def decode(path, outputs, grid):
+        # The decoder's weights are needed for pictures alone, so they are no constants of a run.
         images = vqgan.decode(vqgan.load(path, decoder=True), outputs.argmax(axis=-1), grid)
         return jnp.clip(resize(images, grid[0] * patch, grid[1] * patch), 0.0, 1.0)
 
-    return Target(vqgan.num_codes, True, weights, encode, decode)
+    def weights(path, required=False):
+        if required or Path(path).is_file():
+            return constants(path)
+        return jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), shapes)
+
+    return Target(vqgan.num_codes, True, shapes, constants, encode, decode, weights)
 
 
 def resize(images, height: int, width: int):
@@ -271,15 +297,15 @@ def _group_norm(params, x):
 
 def _layout(channels, multipliers, blocks, num_codes, code_width) -> dict[str, tuple[int, ...]]:
     widths = [channels * m for m in multipliers]
-    found: dict[str, tuple[int, ...]] = {"quantize.embedding.weight": (num_codes, code_width)}
+    layout: dict[str, tuple[int, ...]] = {"quantize.embedding.weight": (num_codes, code_width)}
 
     def conv(name, fan_in, fan_out, side, bias):
-        found[f"{name}.weight"] = (fan_out, fan_in, side, side)
+        layout[f"{name}.weight"] = (fan_out, fan_in, side, side)
         if bias:
-            found[f"{name}.bias"] = (fan_out,)
+            layout[f"{name}.bias"] = (fan_out,)
 
     def norm(name, width):
-        found[f"{name}.weight"] = found[f"{name}.bias"] = (width,)
+        layout[f"{name}.weight"] = layout[f"{name}.bias"] = (width,)
 
     def residuals(name, fan_in, fan_out):
         for i in range(blocks):
@@ -306,31 +332,21 @@ def _layout(channels, multipliers, blocks, num_codes, code_width) -> dict[str, t
             conv(f"decoder.up.{level}.upsample_conv", fan_out, fan_out, 3, True)
     norm("decoder.norm_out", widths[0])
     conv("decoder.conv_out", widths[0], 3, 3, True)
-    return found
+    return layout
 
 
-def _path(name: str) -> tuple[str, ...]:
+def _path(name: str) -> str:
     """Where a published parameter lies in our tree: weights of norms are "scale", all others
     "kernel".
     """
     *parts, leaf = name.split(".")
     weight = "scale" if parts[-1].startswith("norm") else "kernel"
-    return (*parts, weight if leaf == "weight" else leaf)
+    return "/".join((*parts, weight if leaf == "weight" else leaf))
 
 
 def _ours(shape: tuple[int, ...]) -> tuple[int, ...]:
     """[out, in, height, width] -> [height, width, in, out]; others stay."""
     return (*shape[2:], shape[1], shape[0]) if len(shape) == 4 else shape
-
-
-def _nest(flat: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        branch = tree
-        for part in path[:-1]:
-            branch = branch.setdefault(part, {})
-        branch[path[-1]] = value
-    return tree
 
 
 def _read(path: Path, layout: dict[str, tuple[int, ...]]):
@@ -356,7 +372,7 @@ def _read(path: Path, layout: dict[str, tuple[int, ...]]):
         flat[_path(name)] = (
             np.ascontiguousarray(array.transpose(2, 3, 1, 0)) if array.ndim == 4 else array
         )
-    return _nest(flat)
+    return trees.nest(flat)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:

@@ -1,111 +1,154 @@
 """Vision transformer (Dosovitskiy et al. 2021) as self-supervised methods use it: any image size,
-masks, queries, drop-path.
+masks, queries, registers, drop-path.
 
     from ssl_jax.models import vit
     model = vit.vit(vit.ViTConfig(width=192, depth=12, heads=3, patch=16, image_size=224))
     params = model.init(jax.random.key(0))
-    tokens = model.apply(params, images)          # images [B, H, W, 3] in [0, 1]; tokens.cls [B,
-    192], tokens.patches [B, n, 192]
+    tokens = model.apply(params, images)    # images [B, H, W, 3] in [0, 1]
+    tokens.cls, tokens.patches              # [B, 192], [B, n, 192]
 
-Tokens inside the network are ordered: class token, patches (row by row), queries.
+Tokens inside the network are ordered: class token, registers, patches (row by row), queries.
 """
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ssl_jax.config import InputError, check_multiple, key
 from ssl_jax.models import layers as layers_lib
-from ssl_jax.models import position
+from ssl_jax.models import position as position_lib
 from ssl_jax.models.functional import Model, functional
+
+
+def _field(default, meaning: str, unit: str = "", *, required: bool = False, **limits) -> Any:
+    """A field of ViTConfig, declared like a key of a config; required: `default` is that of a
+    config's section `model`, and ViTConfig itself has none.
+    """
+    metadata = {"key": key(default, meaning, unit, **limits)}
+    if required:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+_BY_SIZE = '0 = from the size; set by hand for model.size="custom"'
 
 
 @dataclasses.dataclass(frozen=True)
 class ViTConfig:
-    """Shape and numerics of a vision transformer. Raises ValueError, naming the field, for values
-    that cannot work.
+    """Shape and numerics of a vision transformer.
+
+    Parameters, norms, softmax, residual stream and outputs are float32 whatever `dtype` is.
+
+    Raises:
+      InputError: values that cannot work; it names the field.
     """
 
-    width: int  # d, channels of a token
-    depth: int  # transformer blocks
-    heads: int  # attention heads; must divide width
-    patch: int  # side of a square patch, pixels
-    # side of the square image the position codes are stored for, pixels; others are resized to
-    image_size: int
-    mlp_ratio: float = 4.0  # hidden width of a block's MLP over width
-    cls: bool = True  # a class token in front of the patches
-    queries: int = 0  # learned extra tokens behind the patches, without position codes
-    position: str = (
-        "learned"  # "learned" or "sincos" (fixed, no parameters; the class token gets none)
+    width: int = _field(
+        0, f"token width; {_BY_SIZE}", "channels", required=True, least=0, most=65536
     )
-    position_resize: str = "exact"  # see position.resize_matrix
-    resize_kernel: str = "keys-0.75"  # see position.resize_matrix
-    drop_path: float = 0.0  # rate at the last block, rising linearly from 0 at the first
-    init_std: float = 0.02  # standard deviation of initial kernels, class token and position codes
-    position_std: float = (
-        0.0  # standard deviation of initial learned position codes alone; 0 = init_std
+    depth: int = _field(
+        0, f"number of blocks; {_BY_SIZE}", "blocks", required=True, least=0, most=1000
     )
-    norm_eps: float = 1e-6
-    gelu: str = (
-        "erf"  # "erf" (exact, as published weights need) or "tanh" (approximation, a little faster)
+    heads: int = _field(
+        0, f"attention heads; {_BY_SIZE}", "heads", required=True, least=0, most=4096
     )
-    mask_token: bool = False  # own the vector that replaces masked patches
-    scan: bool = False  # one compiled block for all layers: compiles in constant time; same numbers
-    remat: bool = False  # recompute each block in the backward pass: memory for time; same numbers
-    # compute dtype; parameters, norms, softmax, residual stream and outputs stay float32
-    dtype: str = "float32"
-    in_channels: int = 3
-    mean: tuple[float, ...] = (
-        0.485,
-        0.456,
-        0.406,
-    )  # subtracted from images in [0, 1] first (ImageNet)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)  # then divided by
+    patch: int = _field(16, "side of a square patch", "pixels", required=True, above=0, most=1024)
+    image_size: int = _field(
+        224,
+        "native grid of the position codes; other image sizes are interpolated",
+        "pixels, square",
+        required=True,
+        above=0,
+        most=16384,
+    )
+    mlp_ratio: float = _field(4.0, "hidden width of the MLP / token width", above=0, most=100)
+    cls: bool = _field(True, "class token")
+    registers: int = _field(
+        0,
+        "extra learned tokens that no output shows (Darcet et al. 2023)",
+        "tokens",
+        least=0,
+        most=10000,
+    )
+    queries: int = _field(0, "extra learned query tokens", "tokens", least=0, most=10000)
+    position: str = _field(
+        "learned",
+        'position codes: "sincos" are fixed, and none for the class token',
+        choices=("learned", "sincos"),
+    )
+    position_resize: str = _field(
+        "exact",
+        'resizing of position codes: "exact", or "dino_offset" (DINO-family weights)',
+        choices=position_lib.RULES,
+    )
+    resize_kernel: str = _field(
+        "keys-0.75",
+        'its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)',
+        choices=position_lib.KERNELS,
+    )
+    layer_scale: float = _field(
+        0.0,
+        "LayerScale: initial value of a learned factor per channel of each branch; 0 = none",
+        least=0,
+        most=100,
+    )
+    drop_path: float = _field(
+        0.0,
+        "highest stochastic-depth rate (last block), linear over blocks; student only",
+        least=0,
+        below=1,
+    )
+    init_std: float = _field(
+        0.02,
+        "standard deviation of initial weights; above 0.4 torch's cut at +-2 would matter",
+        above=0,
+        most=0.4,
+    )
+    position_std: float = _field(
+        0.0, "the same for learned position codes alone; 0 = init_std", least=0, most=4
+    )
+    norm_eps: float = _field(
+        1e-6,
+        "added to the variance in every LayerNorm; Hugging Face's ViT has 1e-12",
+        above=0,
+        most=1,
+    )
+    gelu: str = _field(
+        "erf", '"erf" (exact) or "tanh" (approximate, faster)', choices=("erf", "tanh")
+    )
+    scan: bool = _field(
+        False,
+        "one compiled block, scanned: compiles 10 x faster on accelerators; same numbers",
+        free=True,
+    )
+    remat: bool = _field(
+        False,
+        "recompute activations of a block in the backward pass: less memory, same numbers",
+        free=True,
+    )
+    dtype: str = _field(
+        "float32",
+        "of the computation; parameters, losses and softmax are always float32",
+        choices=("float32", "bfloat16"),
+    )
+    in_channels: int = _field(3, "channels of an image", "channels", above=0, most=1024)
+    mean: tuple[float, ...] = _field(
+        (0.485, 0.456, 0.406), "subtracted from images in [0, 1], per channel (ImageNet's)"
+    )
+    std: tuple[float, ...] = _field(
+        (0.229, 0.224, 0.225), "divides them then, per channel (ImageNet's)", above=0
+    )
+    mask_token: bool = _field(False, "own the vector that replaces masked patches")
 
     def __post_init__(self):
-        for name in ("width", "depth", "heads", "patch", "image_size", "in_channels"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.width % self.heads:
-            raise ValueError(
-                f"width is {self.width}; it must be a multiple of heads = {self.heads}"
-            )
-        if self.image_size % self.patch:
-            raise ValueError(
-                f"image_size is {self.image_size}; it must be a multiple of patch = {self.patch}"
-            )
-        if self.hidden < 1:
-            raise ValueError(
-                f"mlp_ratio is {self.mlp_ratio}; it leaves the MLP of width {self.width} no hidden"
-                " unit"
-            )
-        if self.queries < 0:
-            raise ValueError(f"queries is {self.queries}; it must be at least 0")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is {self.drop_path}; it must lie in [0, 1)")
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f'{name} is "{getattr(self, name)}"; choose one of {", ".join(allowed)}'
-                )
-        if self.position == "sincos" and self.width % 4:
-            raise ValueError(
-                f'width is {self.width}; it must be a multiple of 4 for position = "sincos"'
-            )
-        layers_lib.check_init_std(self.init_std)
-        if not 0 <= self.position_std <= 4:
-            raise ValueError(
-                f"position_std is {self.position_std}; it must lie in [0, 4] (0 = init_std)"
-            )
-        for name in ("mean", "std"):
-            if len(getattr(self, name)) != self.in_channels:
-                raise ValueError(
-                    f"{name} has {len(getattr(self, name))} values; in_channels ="
-                    f" {self.in_channels} are needed"
-                )
+        for field in dataclasses.fields(self):
+            field.metadata["key"].check(field.name, getattr(self, field.name))
+        check_together(dataclasses.asdict(self))
 
     @property
     def grid(self) -> int:
@@ -118,27 +161,53 @@ class ViTConfig:
         return int(self.width * self.mlp_ratio)
 
 
-_CHOICES = {
-    "position": ("learned", "sincos"),
-    "position_resize": position.RULES,
-    "resize_kernel": position.KERNELS,
-    "gelu": ("erf", "tanh"),
-    "dtype": ("float32", "bfloat16"),
-}
+def check_together(values: Mapping, prefix: str = "") -> None:
+    """Refuses fields that contradict each other.
+
+    Args:
+      values: {field: value} of a ViTConfig.
+      prefix: of the names in messages, "model." for a config.
+
+    Raises:
+      InputError: names field, value and remedy.
+    """
+    for name in ("width", "depth", "heads"):
+        if values[name] < 1:
+            raise InputError(f"{prefix}{name} is {values[name]}; it must be at least 1")
+    width, ratio = values["width"], values["mlp_ratio"]
+    check_multiple(f"{prefix}width", width, values["heads"], f"{prefix}heads")
+    if values["position"] == "sincos":
+        check_multiple(f"{prefix}width", width, 4, f'{prefix}position="sincos"')
+    check_multiple(f"{prefix}image_size", values["image_size"], values["patch"], f"{prefix}patch")
+    if int(width * ratio) < 1:
+        raise InputError(
+            f"{prefix}mlp_ratio is {ratio}, which leaves the MLP of width {width} no hidden unit;"
+            f" use at least {1 / width:.3g}"
+        )
+    for name in ("mean", "std"):
+        if len(values[name]) != values["in_channels"]:
+            raise InputError(
+                f"{prefix}{name} is {tuple(values[name])}; it must hold one number for each of the"
+                f" {values['in_channels']} channels ({prefix}in_channels)"
+            )
 
 
 class Tokens(NamedTuple):
-    """Encoder outputs after the final norm, float32. A pytree: absent parts are None."""
+    """Encoder outputs after the final norm, float32. A pytree: absent parts are None.
 
-    cls: jax.Array | None  # [B, d]
-    patches: (
-        jax.Array
-    )  # [B, n, d], row by row; [B, m, d] in the order of `keep` if tokens were dropped
-    queries: jax.Array | None  # [B, q, d]
-    layers: dict  # {block index: Tokens} for the requested blocks, each after the final norm
-    attention: (
-        jax.Array | None
-    )  # [B, heads, N, N], last block; rows attend to columns; order: cls, patches, queries
+    cls: [B, d].
+    patches: [B, n, d], row by row; [B, m, d] in the order of `keep` if tokens were dropped.
+    queries: [B, q, d].
+    layers: {block index: Tokens} for the requested blocks, each after the final norm.
+    attention: [B, heads, N, N] of the last block; rows attend to columns, in the order class token,
+      patches, queries. A row sums to 1 less what it gives to the registers, which are left out.
+    """
+
+    cls: jax.Array | None
+    patches: jax.Array
+    queries: jax.Array | None
+    layers: dict[int, "Tokens"]
+    attention: jax.Array | None
 
 
 @functools.cache
@@ -148,7 +217,8 @@ def vit(config: ViTConfig) -> Model:
 
     Parameters: "patch" (kernel [patch * patch * channels, d], rows ordered by row, column, channel
     within the patch), "cls" [1, d], "position" [(1 if cls) + n, d] (class token's code first),
-    "queries" [q, d], "mask_token" [1, d], "blocks/i/...", "norm"."""
+    "registers" [r, d], "queries" [q, d], "mask_token" [1, d], "blocks/i/...", "norm".
+    """
     model = functional(functools.partial(_ViT, config=config), _ViT.__call__)
 
     def apply(
@@ -161,9 +231,10 @@ def vit(config: ViTConfig) -> Model:
             that a clean (teacher or evaluation) pass can read the student's tree.
           images: float [B, H, W, channels] in [0, 1]; H and W multiples of the patch.
           masks: bool [B, n], True = the patch embedding is replaced by the mask token before
-          position codes are added. keep: int32 [B, m], indices of the patches to keep; the others
-          are dropped after position codes were added. keys: [B] typed PRNG keys, one per image, for
-          drop-path; None = no drop-path.
+            position codes are added.
+          keep: int32 [B, m], indices of the patches to keep; the others are dropped after position
+            codes were added.
+          keys: [B] typed PRNG keys, one per image, for drop-path; None = no drop-path.
           layers: block indices whose outputs to return too.
           attention: also return the last block's attention weights.
 
@@ -175,7 +246,7 @@ def vit(config: ViTConfig) -> Model:
         _check_inputs(config, images, masks, keep, keys, layers)
         return model.apply(params, images, masks, keep, keys, tuple(layers), attention)
 
-    return Model(model.init, apply)
+    return model._replace(apply=apply)
 
 
 class _ViT(nnx.Module):
@@ -185,19 +256,19 @@ class _ViT(nnx.Module):
         self.config = c
         # torch's default for convolutions, which DINO's initialisation leaves alone: it follows the
         # patch size, 0.02 would not.
-        self.patch = layers_lib.Linear(
+        self.patch = layers_lib.linear(
             layers_lib.uniform(keys[0], (c.patch * c.patch * c.in_channels, d)), c.dtype
         )
         if c.cls:
             self.cls = nnx.Param(layers_lib.normal(keys[1], (1, d), c.init_std))
         if c.position == "learned":
-            self.position = nnx.Param(
-                layers_lib.normal(keys[2], (c.cls + c.grid**2, d), c.position_std or c.init_std)
-            )
-        if c.queries:
-            self.queries = nnx.Param(
-                layers_lib.normal(keys[3], (c.queries, d), d**-0.5)
-            )  # STELLAR: N(0, 1/d)
+            codes = layers_lib.normal(keys[2], (c.cls + c.grid**2, d), c.position_std or c.init_std)
+            self.position = nnx.Param(codes)
+        if c.registers:  # almost zero, as in the code of DINOv2
+            key_registers = jax.random.fold_in(keys[3], 1)
+            self.registers = nnx.Param(layers_lib.normal(key_registers, (c.registers, d), 1e-6))
+        if c.queries:  # N(0, 1/d), as in STELLAR
+            self.queries = nnx.Param(layers_lib.normal(keys[3], (c.queries, d), d**-0.5))
         if c.mask_token:
             self.mask_token = nnx.Param(jnp.zeros((1, d), jnp.float32))
         block = functools.partial(
@@ -209,38 +280,42 @@ class _ViT(nnx.Module):
             eps=c.norm_eps,
             approximate=c.gelu == "tanh",
             dtype=c.dtype,
+            layer_scale=c.layer_scale,
         )
         self.blocks = nnx.List([block(jax.random.fold_in(keys[4], i)) for i in range(c.depth)])
-        self.norm = layers_lib.LayerNorm(d, c.norm_eps)
+        self.norm = layers_lib.layer_norm(d, c.norm_eps)
 
-    def __call__(self, images, masks, keep, keys, layers, attention) -> Tokens:
+    def __call__(
+        self, images, masks=None, keep=None, keys=None, layers=(), attention=False
+    ) -> Tokens:
         c = self.config
         x = self._embed(images, masks, keep)
-        patches = x.shape[1] - c.cls - c.queries
         scales = None
         if keys is not None and c.drop_path > 0:
             scales = layers_lib.drop_path_scales(keys, c.drop_path, c.depth)
-        x, seen, weights = self._encode(x, scales, layers, attention)
+        x, inner, weights = self._encode(x, scales, layers, attention)
+        if weights is not None and c.registers:
+            hidden = slice(int(c.cls), c.cls + c.registers)
+            for axis in (2, 3):
+                weights = jnp.delete(weights, hidden, axis=axis)
+        first, last = c.cls + c.registers, x.shape[1] - c.queries
 
         def tokens(x, layers, weights):
             x = self.norm(x)
             cls = x[:, 0] if c.cls else None
-            queries = x[:, c.cls + patches :] if c.queries else None
-            return Tokens(cls, x[:, c.cls : c.cls + patches], queries, layers, weights)
+            queries = x[:, last:] if c.queries else None
+            return Tokens(cls, x[:, first:last], queries, layers, weights)
 
-        return tokens(x, {i: tokens(y, {}, None) for i, y in seen.items()}, weights)
+        return tokens(x, {i: tokens(y, {}, None) for i, y in inner.items()}, weights)
 
     def _embed(self, images, masks, keep):
         """Images [B, H, W, C] -> tokens [B, N, d] (float32) before the first block."""
         c = self.config
         b, height, width, _ = images.shape
         grid = (height // c.patch, width // c.patch)
-        x = (images.astype(jnp.float32) - jnp.array(c.mean, jnp.float32)) / jnp.array(
-            c.std, jnp.float32
-        )
-        x = x.reshape(b, grid[0], c.patch, grid[1], c.patch, c.in_channels).transpose(
-            0, 1, 3, 2, 4, 5
-        )
+        mean, std = (jnp.array(values, jnp.float32) for values in (c.mean, c.std))
+        x = (images.astype(jnp.float32) - mean) / std
+        x = x.reshape(b, grid[0], c.patch, grid[1], c.patch, c.in_channels).swapaxes(2, 3)
         x = self.patch(x.reshape(b, grid[0] * grid[1], -1)).astype(jnp.float32)
         if masks is not None:
             x = jnp.where(masks[..., None], self.mask_token[...], x)
@@ -249,6 +324,8 @@ class _ViT(nnx.Module):
         if keep is not None:
             x = jnp.take_along_axis(x, keep[..., None], axis=1)
         parts = [x]
+        if c.registers:
+            parts.insert(0, jnp.broadcast_to(self.registers[...], (b, c.registers, c.width)))
         if c.cls:
             parts.insert(0, jnp.broadcast_to(self.cls[...] + cls_code, (b, 1, c.width)))
         if c.queries:
@@ -261,14 +338,14 @@ class _ViT(nnx.Module):
         """
         c = self.config
         resize = functools.partial(
-            position.resize_codes,
+            position_lib.resize_codes,
             native=c.grid,
             target=grid,
             rule=c.position_resize,
             kernel=c.resize_kernel,
         )
         if c.position == "sincos":
-            return 0.0, resize(jnp.asarray(position.sincos_2d(c.grid, c.width), jnp.float32))
+            return 0.0, resize(jnp.asarray(position_lib.sincos_2d(c.grid, c.width), jnp.float32))
         codes = self.position[...]
         return codes[: int(c.cls)], resize(codes[int(c.cls) :])
 
@@ -279,9 +356,8 @@ class _ViT(nnx.Module):
         With scan, the stack is cut only where an output is asked for.
         """
         depth = self.config.depth
-        stacked = (
-            depth - 1 if attention else depth
-        )  # the last block runs by itself if it has to show its weights
+        # The last block runs by itself if it has to show its weights.
+        stacked = depth - 1 if attention else depth
         outputs, start, weights = {}, 0, None
         for stop in sorted({i + 1 for i in layers if i < stacked} | {stacked}):
             x = self._run(x, scales, start, stop)
@@ -310,9 +386,8 @@ class _ViT(nnx.Module):
             body = jax.checkpoint(body, prevent_cse=not self.config.scan)
         if self.config.scan:
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-            return jax.lax.scan(body, x, (stacked, None if scales is None else scales[start:stop]))[
-                0
-            ]
+            inputs = (stacked, None if scales is None else scales[start:stop])
+            return jax.lax.scan(body, x, inputs)[0]
         for i, state in zip(range(start, stop), states, strict=True):
             x, _ = body(x, (state, None if scales is None else scales[i]))
         return x

@@ -80,6 +80,45 @@ def encoder(
     return out | timm_blocks(numbers, "blocks", depth, d, 2 * d) | norm(numbers, "norm", d)
 
 
+def dinov2(seed: int = 0, *, registers: int = 0, block: str = "blocks.{i}") -> dict:
+    """An encoder of DINOv2 under the names of its authors' code."""
+    numbers, out = Numbers(seed + 100), {"mask_token": Numbers(seed)(1, D)}
+    for name, tensor in encoder(seed).items():
+        for i in range(DEPTH):
+            name = name.replace(f"blocks.{i}.", f"{block.format(i=i)}.", 1)
+        out[name] = tensor
+    for i in range(DEPTH):
+        out |= {f"{block.format(i=i)}.{ls}.gamma": 1 + numbers(D) for ls in ("ls1", "ls2")}
+    return out | ({"register_tokens": numbers(1, registers, D)} if registers else {})
+
+
+def hf_dinov2(seed: int = 0, *, registers: int = 0) -> dict:
+    """The same under Hugging Face's published names."""
+    renamed = {
+        "patch_embed.proj": "embeddings.patch_embeddings.projection",
+        "cls_token": "embeddings.cls_token",
+        "pos_embed": "embeddings.position_embeddings",
+        "mask_token": "embeddings.mask_token",
+        "register_tokens": "embeddings.register_tokens",
+        "attn.proj": "attention.output.dense",
+        "ls1.gamma": "layer_scale1.lambda1",
+        "ls2.gamma": "layer_scale2.lambda1",
+    }
+    out = {}
+    for name, tensor in dinov2(seed, registers=registers).items():
+        for theirs, hf in renamed.items():
+            name = name.replace(theirs, hf)
+        name = name.replace("blocks.", "encoder.layer.")
+        if name.startswith("norm."):
+            name = f"layer{name}"
+        if ".attn.qkv." in name:
+            for part, piece in zip(("query", "key", "value"), np.split(tensor, 3), strict=True):
+                out[name.replace("attn.qkv", f"attention.attention.{part}")] = piece
+        else:
+            out[name] = tensor
+    return out
+
+
 def hf_encoder(seed: int = 0, prefix: str = "") -> dict:
     """The same under Hugging Face's published names."""
     numbers = Numbers(seed)
@@ -181,6 +220,9 @@ def forward(
     x = x + resized(codes[cls is not None :], height // p, width // p, offset=offset)
     if cls is not None:
         x = np.concatenate([np.broadcast_to(cls[0] + codes[:1], (b, 1, d)), x], axis=1)
+    if "register_tokens" in t:
+        extra = np.broadcast_to(t["register_tokens"], (b, *t["register_tokens"].shape[1:]))
+        x = np.concatenate([x[:, :1], extra, x[:, 1:]], axis=1)
     block = "encoder.layer" if hf else "blocks"
     depth = len({name.split(f"{block}.")[1].split(".")[0] for name in t if name.startswith(block)})
     for i in range(depth):
@@ -204,12 +246,10 @@ def _timm_block(x, t, name, eps):
     q, k, v = np.split(
         _linear(_norm(x, t, f"{name}.norm1", eps), t, f"{name}.attn.qkv"), 3, axis=-1
     )
-    x = x + _linear(_attend(q, k, v), t, f"{name}.attn.proj")
-    return x + _linear(
-        _gelu(_linear(_norm(x, t, f"{name}.norm2", eps), t, f"{name}.mlp.fc1")),
-        t,
-        f"{name}.mlp.fc2",
-    )
+    ls1, ls2 = (t.get(f"{name}.{ls}.gamma", 1.0) for ls in ("ls1", "ls2"))
+    x = x + ls1 * _linear(_attend(q, k, v), t, f"{name}.attn.proj")
+    hidden = _gelu(_linear(_norm(x, t, f"{name}.norm2", eps), t, f"{name}.mlp.fc1"))
+    return x + ls2 * _linear(hidden, t, f"{name}.mlp.fc2")
 
 
 def _hf_block(x, t, name, eps):

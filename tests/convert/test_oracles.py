@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import convert
+from ssl_jax.config import InputError
 from ssl_jax.models import decoder as decoder_lib
 from ssl_jax.models import position, vit
 from tests.convert.published import MEAN, STD
@@ -59,8 +60,8 @@ def normalised(images):
 
 
 def tokens(config, params, images):
-    seen = vit.vit(config).apply(params, jnp.asarray(images))
-    return np.concatenate([seen.cls[:, None], seen.patches], axis=1)
+    out = vit.vit(config).apply(params, jnp.asarray(images))
+    return np.concatenate([out.cls[:, None], out.patches], axis=1)
 
 
 @pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
@@ -111,6 +112,63 @@ def test_hugging_face_vit(transformers, tmp_path, size, file):
     np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
+@pytest.mark.parametrize("registers", [0, 3])
+@pytest.mark.parametrize("file", ["folder", "state_dict.pth"])
+def test_hugging_face_dinov2(transformers, tmp_path, size, registers, file):
+    shape = dict(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
+    )
+    if registers:
+        config = transformers.Dinov2WithRegistersConfig(**shape, num_register_tokens=registers)
+        model = randomised(transformers.Dinov2WithRegistersModel(config))
+    else:
+        model = randomised(transformers.Dinov2Model(transformers.Dinov2Config(**shape)))
+    if file == "folder":
+        model.save_pretrained(tmp_path / file)  # under the published names
+    else:
+        torch.save(model.state_dict(), tmp_path / file)  # under those of this version
+    config, params, report = convert.load_vit(tmp_path / file, heads=2)
+    assert not report.left and config.registers == registers and config.layer_scale > 0
+    images = pictures(size)
+    with torch.no_grad():
+        wanted = model(normalised(images)).last_hidden_state.numpy()
+    wanted = np.concatenate([wanted[:, :1], wanted[:, 1 + registers :]], axis=1)
+    np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)
+
+
+def test_hugging_face_dinov2_with_swiglu_is_refused(transformers, tmp_path):
+    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, patch_size=8)
+    config = transformers.Dinov2Config(**shape, image_size=32, use_swiglu_ffn=True)
+    transformers.Dinov2Model(config).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"no place for encoder\.layer\..*\.mlp\.weights_in"):
+        convert.load_vit(tmp_path, heads=2)
+
+
+@pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
+def test_timm_dinov2_with_registers(timm, tmp_path, size):
+    """Its class token has no position code, which is zero here."""
+    model = timm.create_model(
+        "vit_small_patch14_reg4_dinov2",
+        pretrained=False,
+        img_size=32,
+        patch_size=8,
+        embed_dim=32,
+        depth=2,
+        num_heads=2,
+        num_classes=0,
+        dynamic_img_size=True,
+    )
+    torch.save(randomised(model).state_dict(), tmp_path / "weights.pth")
+    config, params, _ = convert.load_vit(tmp_path / "weights.pth", heads=2)
+    assert config.registers == 4 and config.layer_scale > 0
+    images = pictures(size)
+    with torch.no_grad():
+        wanted = model.forward_features(normalised(images)).numpy()
+    wanted = np.concatenate([wanted[:, :1], wanted[:, 5:]], axis=1)
+    np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)
+
+
 @pytest.fixture
 def vitmae(transformers, tmp_path):
     """(model, path of its weights, images, patches it keeps): random masking made a choice
@@ -146,9 +204,9 @@ def test_hugging_face_vitmae(vitmae):
     latent = network.apply(params, jnp.asarray(images), keep=keep)
     latent = jnp.concatenate([latent.cls[:, None], latent.patches], axis=1)
     with torch.no_grad():
-        seen = model.vit(normalised(images), noise=torch.from_numpy(noise))
+        inner = model.vit(normalised(images), noise=torch.from_numpy(noise))
         wanted = model(normalised(images), noise=torch.from_numpy(noise)).logits.numpy()
-    np.testing.assert_allclose(latent, seen.last_hidden_state.numpy(), atol=1e-4)
+    np.testing.assert_allclose(latent, inner.last_hidden_state.numpy(), atol=1e-4)
 
     decode = decoder_lib.decoder(
         32, 192, width=24, depth=2, heads=3, mask_token=True, cls=True, norm_eps=config.norm_eps

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import cli, convert, settings
+from ssl_jax import cli, convert, settings, trees
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.convert import fill, torch_in
-from ssl_jax.models.functional import flat_paths
 from ssl_jax.train import checkpoint, loop, state
 from tests import tiny
 from tests.conftest import ROOT
@@ -69,7 +68,7 @@ def test_student_and_teacher_go_to_their_own(both, capsys):
         np.testing.assert_array_equal(tree["head"]["last"]["gain"], t["head.last_layer.weight_g"].T)
     text = capsys.readouterr().out
     assert f"init_from: {path}: DINO" in text and f"init_from, teacher: {path}: DINO" in text
-    count = len(flat_paths(start.params))
+    count = len(trees.flatten(start.params))
     assert text.count(f"{count} of {count} parameters taken") == 2
 
 
@@ -123,7 +122,7 @@ def test_buffers_are_its_own(kind, monkeypatch):
     also where both trees start from one.
     """
     _, plain = fresh()
-    arrays = {path: kind(x) for path, x in flat_paths(plain.params).items()}
+    arrays = {path: kind(x) for path, x in trees.flatten(plain.params).items()}
     weights = fill.Weights("x", "x", arrays, {path: path for path in arrays}, (), {})
     monkeypatch.setattr(torch_in, "load", lambda path: fill.Source("dino", "", {"": weights}))
     _, start = fresh(init_from="x")
@@ -286,7 +285,9 @@ def test_another_method_takes_the_encoder(earlier, capsys):
     ends = earlier[1][1]
 
     def encoder(tree):
-        return {path: x for path, x in flat_paths(tree["backbone"]).items() if path != "mask_token"}
+        return {
+            path: x for path, x in trees.flatten(tree["backbone"]).items() if path != "mask_token"
+        }
 
     assert tiny.identical(encoder(start.params), encoder(ends.params))
     assert tiny.identical(encoder(start.teacher), encoder(ends.teacher))

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import convert, settings
+from ssl_jax import convert, settings, trees
 from ssl_jax.config import InputError
-from ssl_jax.convert import tables, torch_in
+from ssl_jax.convert import rows, tables, torch_in
 from ssl_jax.models import position, vit
-from ssl_jax.models.functional import flat_paths
 from tests.convert import published
 from tests.convert.published import DEPTH, GRID, HEADS, HIDDEN, PATCH, D, Numbers, prefixed
 
@@ -146,7 +145,7 @@ def expected_last(t: dict, name: str, path: str) -> dict:
 
 
 def assert_holds(tree, expected: dict) -> None:
-    got = flat_paths(tree)
+    got = trees.flatten(tree)
     assert set(got) == set(expected)
     for path, array in expected.items():
         np.testing.assert_array_equal(got[path], array, err_msg=path)
@@ -292,7 +291,7 @@ def test_mae(saved):
         "decoder/norm/bias": t["decoder_norm.bias"],
     }
     wanted["decoder/mask_token"] = t["mask_token"][0]
-    assert_holds(params, {path: wanted[path] for path in flat_paths(shapes("mae"))})
+    assert_holds(params, {path: wanted[path] for path in trees.flatten(shapes("mae"))})
 
 
 def as_timm(t: dict, prefix: str = "") -> dict:
@@ -547,6 +546,10 @@ RECOGNISED = {
     "vit": published.encoder(),
     "mae": published.encoder() | mae_decoder(Numbers(3)),
     "hf": published.hf_encoder(prefix="vit."),
+    "dinov2": published.dinov2(),
+    "dinov2_registers": published.dinov2(registers=4),
+    "hf_dinov2": published.hf_dinov2(),
+    "hf_dinov2_registers": published.hf_dinov2(registers=4),
     "stellar": stellar(0, "pixel"),
 }
 
@@ -643,8 +646,8 @@ def test_other_precisions_become_float32(dtype):
 
 
 MORE = (
-    "blocks.0.ls1.gamma blocks.1.attn.q_norm.weight blocks.0.attn.relative_position norm_pre.weight"
-    " reg_token dist_token"
+    "blocks.1.attn.q_norm.weight blocks.0.attn.relative_position norm_pre.weight dist_token"
+    " blocks.0.mlp.w12.weight encoder.layer.0.mlp.weights_in.weight"
 )
 
 
@@ -689,8 +692,150 @@ def test_every_row_of_every_table_is_met():
         f"decoder.{name}" for name in mae_decoder(numbers) if not name.startswith("decoder_blocks")
     ]
     names["hf"] += list(published.hf_blocks(numbers, "decoder.decoder_layers", 1, D, D))
+    names["dinov2"] += published.dinov2(block="blocks.0.{i}")
+    for head in ("dino_head", "ibot_head"):
+        for layer in (published.dino_head(), {"head.last_layer.weight": 0}):
+            names["dinov2"] += [name.replace("head.", f"{head}.", 1) for name in layer]
+    names["dinov2"] += ["register_tokens"]
+    names["dinov2_registers"] += names["dinov2"]
+    names["hf_dinov2"] += ["embeddings.register_tokens"]
+    layer_scales = [f"blocks.0.{ls}.gamma" for ls in ("ls1", "ls2")]
+    for family in ("dino", "cribo", "timm", "vit", "mae"):
+        names[family] += ["reg_token", *layer_scales]
+    names["mae"] += [f"decoder_{name}" for name in layer_scales]
     for family, table in tables.FAMILIES.items():
         for row in table.rows:
-            assert any(
-                re.fullmatch(f"(?:{table.prefix})?{row.name}", name) for name in names[family]
-            ), (family, row)
+            assert any(rows.matches(row, name, table.prefixes) for name in names[family]), (
+                family,
+                row,
+            )
+
+
+# --- DINOv2
+
+
+@pytest.mark.parametrize("registers", [0, 3])
+@pytest.mark.parametrize("names", ["theirs", "chunked", "hf"])
+def test_dinov2(saved, names, registers):
+    theirs = published.dinov2(registers=registers)
+    t = {
+        "theirs": theirs,
+        "chunked": prefixed(
+            "teacher.backbone.", published.dinov2(registers=registers, block="blocks.0.{i}")
+        ),
+        "hf": published.hf_dinov2(registers=registers),
+    }[names]
+    config, params, report = convert.load_vit(saved(t), heads=HEADS)
+    assert not report.left and not report.missing and not report.notes
+    assert config.registers == registers and config.layer_scale > 0 and config.mask_token
+    wanted = ("exact", "antialias-0.5") if registers else ("dino_offset", "keys-0.75")
+    if names == "hf" and not registers:
+        wanted = ("exact", "keys-0.75")
+    assert (config.position_resize, config.resize_kernel) == wanted
+    np.testing.assert_array_equal(params["mask_token"], theirs["mask_token"])
+    np.testing.assert_array_equal(
+        params["blocks"]["1"]["ls2"]["gamma"], theirs["blocks.1.ls2.gamma"]
+    )
+    images = np.random.default_rng(0).random((2, 16, 16, 3))
+    out = vit.vit(config).apply(params, jnp.asarray(images, jnp.float32))
+    tokens = published.forward(theirs, images, offset=0.0, eps=1e-6)
+    np.testing.assert_allclose(out.cls, tokens[:, 0], atol=1e-4)
+    np.testing.assert_allclose(out.patches, tokens[:, 1 + registers :], atol=1e-4)
+
+
+def test_dinov2_heads(saved):
+    t = prefixed("teacher.backbone.", published.dinov2())
+    for seed, head in enumerate(("dino_head", "ibot_head")):
+        layers = published.dino_head(seed)
+        t |= {name.replace("head.", f"teacher.{head}.", 1): x for name, x in layers.items()}
+    arrays = torch_in.load(saved(t)).tree("teacher").arrays
+    for seed, path in enumerate(("head", "patch_head")):
+        layers = published.dino_head(seed)
+        np.testing.assert_array_equal(arrays[f"{path}/mlp/2/kernel"], layers["head.mlp.4.weight"].T)
+        wanted = layers["head.last_layer.weight_v"].T
+        np.testing.assert_array_equal(arrays[f"{path}/last/direction"], wanted)
+
+
+def test_layer_scale_and_registers_must_be_in_both(saved):
+    path, tree = saved(published.dinov2(registers=3)), {"backbone": shapes("dino")["backbone"]}
+    theirs = convert.load_vit(path, heads=HEADS)[0]
+    with pytest.raises(InputError, match="has LayerScale .* add --config.model.layer_scale=1e-05"):
+        convert.load_torch(path, tree)
+    scaled = {name: x for name, x in published.dinov2(registers=3).items() if ".ls" not in name}
+    with pytest.raises(InputError, match="3 registers, this model none.*model.registers=3"):
+        convert.load_torch(saved(scaled), tree)
+    rich = jax.eval_shape(vit.vit(theirs).init, jax.random.key(0))
+    with pytest.raises(InputError, match="has not LayerScale .* add --config.model.layer_scale=0"):
+        convert.load_torch(saved(published.encoder()), {"backbone": rich})
+
+
+# --- FLSL's class token
+
+
+def flsl_with_class_token() -> dict:
+    """What FLSL's code saves: DINO's class token is among its parameters and is never used."""
+    t = published.encoder() | published.dino_head()
+    return t | {"pos_embed": position.sincos_2d(GRID, D)[None].astype(np.float32)}
+
+
+def test_a_class_token_that_is_not_used_is_left(saved):
+    t = flsl_with_class_token()
+    config, params, report = convert.load_vit(saved(t), family="dino", heads=HEADS)
+    assert not config.cls and "cls" not in params and "cls_token" in report.left
+    assert "class token is no part of the network" in str(report)
+    images = np.random.default_rng(0).random((2, 16, 16, 3))
+    del t["cls_token"]
+    wanted = published.forward(t, images, offset=0.1, eps=1e-6)
+    out = vit.vit(config).apply(params, jnp.asarray(images, jnp.float32))
+    np.testing.assert_allclose(out.patches, wanted, atol=1e-4)
+    params, report = convert.load_torch(saved(flsl_with_class_token()), shapes("flsl"))
+    assert not report.missing and "cls_token" in report.left
+
+
+def test_a_class_token_with_a_code_or_learned_codes_stays(saved):
+    with_code = published.encoder()
+    with_code["pos_embed"][0] = np.pad(position.sincos_2d(GRID, D), ((1, 0), (0, 0)))
+    learned = published.encoder()  # as timm has it with no_embed_class
+    learned["pos_embed"] = learned["pos_embed"][:, 1:]
+    for t in (with_code, learned):
+        assert convert.load_vit(saved(t), family="timm", heads=HEADS)[0].cls
+
+
+# --- the way back
+
+
+@pytest.mark.parametrize("family", RECOGNISED)
+def test_what_is_written_reads_back(family):
+    table = tables.FAMILIES[family]
+    arrays = torch_in.translate(RECOGNISED[family], family=family).tree("").arrays
+    numbers = Numbers(7)
+    ours = {path: numbers(*array.shape) for path, array in arrays.items()}
+    tensors, left = rows.write(table.rows, ours)
+    assert not left and torch_in.translate(tensors).family in (family, "vit")
+    back, _, strange = rows.read(table.rows, tensors)
+    assert not strange and back.keys() == ours.keys()
+    for path, array in ours.items():
+        np.testing.assert_array_equal(back[path], array, err_msg=path)
+
+
+@pytest.mark.parametrize("family", RECOGNISED)
+def test_what_was_published_is_written_as_it_was(family):
+    table = tables.FAMILIES[family]
+    short = {
+        name.removeprefix("vit."): tensor
+        for name, tensor in RECOGNISED[family].items()
+        if "pooler" not in name and name != "head.weight"
+    }
+    tensors, _ = rows.write(table.rows, rows.read(table.rows, short)[0])
+    assert tensors.keys() == short.keys()
+    for name, tensor in short.items():
+        np.testing.assert_array_equal(tensors[name], tensor, err_msg=name)
+
+
+def test_a_bias_for_each_pixel_cannot_be_written_as_one_for_each_channel():
+    table = tables.FAMILIES["stellar"].rows
+    tiled = {"decoder/out/bias": np.tile([1.0, 2.0, 3.0], 16)}
+    assert rows.write(table, tiled)[0]["reconstruction_head.bias"].tolist() == [1, 2, 3]
+    with pytest.raises(InputError, match="bias differs between the pixels of a patch"):
+        rows.write(table, {"decoder/out/bias": np.arange(48.0)})
+    assert rows.write(table, {"other/kernel": np.ones(3)}) == ({}, ["other/kernel"])

@@ -191,7 +191,7 @@ def test_errors():
         ((student, teacher, center[:6]), r"shape of center is \(6,\); it must be \[7\]"),
         ((student[:1], teacher[:1], center), r"number of views \(S, T\) is \(1, 1\)"),
         ((teacher, student, center), r"number of views \(S, T\) is \(2, 5\)"),
-        ((student[:, :0], teacher[:, :0], center), "batch is 0"),
+        ((student[:, :0], teacher[:, :0], center), "S, B, K >= 1"),
     ):
         with pytest.raises(ValueError, match=message):
             dino(*wrong)

@@ -12,31 +12,53 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax.losses.flsl import flsl
+from ssl_jax import ops
+from ssl_jax.losses.flsl import batch_softmax, flsl
 from ssl_jax.ops.mean_shift import mean_shift
 from tests.finite import assert_finite
 from tests.losses import reference
 from tests.losses.reference import close
 
-ARRAYS = ("queries", "student_modes", "student_logits", "teacher_logits")
+ARRAYS = ("tokens", "modes", "student_logits", "teacher_logits")
 
 
-@functools.partial(jax.jit, static_argnames=("targets", "center_momentum"))
-def run(
-    queries, modes, student, teacher, v=0.03, eta=1.0, gamma=5.0, tau_s=0.1, tau_t=0.04, **options
+def objective(
+    tokens,
+    modes,
+    student,
+    teacher,
+    v=0.03,
+    eta=1.0,
+    gamma=5.0,
+    tau_s=0.1,
+    tau_t=0.04,
+    targets="softmax",
+    center=None,
+    prior=None,
 ):
+    """Terms of the loss with the targets that the method makes."""
+    if targets == "batch_softmax":
+        log_targets = batch_softmax(teacher, temperature=tau_t)
+    else:
+        center = jnp.zeros(teacher.shape[-1]) if center is None else center
+        log_targets = ops.centered_softmax(teacher, center, temperature=tau_t, log=True)
+    weights = (v, eta, gamma)
+    return flsl(
+        tokens, modes, student, log_targets, weights=weights, temperature=tau_s, prior=prior
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("targets",))
+def run(tokens, modes, student, teacher, *numbers, **options):
     """Gradient of the loss by each of the four arrays, and the terms; weights and temperatures are
     traced.
     """
 
     def loss(*arrays):
-        weights = dict(
-            v=v, eta=eta, gamma=gamma, student_temperature=tau_s, teacher_temperature=tau_t
-        )
-        terms = flsl(*arrays, **weights, **options)
+        terms = objective(*arrays, *numbers, **options)
         return terms["loss"], terms
 
-    return jax.grad(loss, (0, 1, 2, 3), has_aux=True)(queries, modes, student, teacher)
+    return jax.grad(loss, (0, 1, 2, 3), has_aux=True)(tokens, modes, student, teacher)
 
 
 def inputs(seed=0, lead=(2, 3), d=4, k=5, scale=1.0):
@@ -59,14 +81,14 @@ def loops(
     prior=None,
     center=None,
 ):
-    """Spec section 4, query by query: the loss and its terms."""
+    """The equations, token by token: the loss and its terms."""
     q, z, s, t = (
         np.asarray(x, np.float64).reshape(-1, x.shape[-1])
         for x in (queries, modes, student, teacher)
     )
     n, k = s.shape
     scores = (t - (0 if center is None else center)) / tau_t
-    if targets == "batch_softmax":  # section 9 item 24
+    if targets == "batch_softmax":
         scores = reference.log_softmax(scores.T).T
     intra = inter = 0.0
     mean_prediction, mean_target, each = np.zeros(k), np.zeros(k), 0.0
@@ -126,7 +148,7 @@ def test_terms_and_gradients_equal_the_loops(options, lead):
     arrays, numbers = inputs(lead=lead), (0.3, 0.7, 2.0, 0.5, 0.3)
     gradients, terms = run(*arrays, *numbers, **options)
     want = loops(*arrays, *numbers, **options)
-    assert set(terms) == set(want) | ({"center"} if "center" in options else set())
+    assert set(terms) == set(want)
     for name, value in want.items():
         close(terms[name], value)
     for i, name in enumerate(ARRAYS[:3]):
@@ -171,31 +193,31 @@ def test_weights_choose_the_terms():
 
 def test_teacher_and_center_have_no_gradient_in_any_term():
     def total(student, teacher, center):
-        queries = inputs()[0]
-        terms = flsl(
-            queries,
-            queries,
-            student,
-            teacher,
-            v=1.0,
-            eta=1.0,
-            gamma=1.0,
-            student_temperature=0.1,
-            teacher_temperature=0.1,
-            center=center,
-        )
+        tokens = inputs()[0]
+        terms = objective(tokens, tokens, student, teacher, center=center)
         return sum((x**2).sum() for x in terms.values())
 
     by_student, by_teacher, by_center = jax.jit(jax.grad(total, (0, 1, 2)))(*inputs()[2:], CENTER)
     assert np.any(by_student) and not np.any(by_teacher) and not np.any(by_center)
 
 
-def test_center_follows_the_batch_and_only_the_old_one_enters_the_loss():
+def test_targets_have_no_gradient():
+    """Whoever made them."""
+
+    def total(log_targets, teacher):
+        tokens, modes, student, _ = inputs()
+        settings = dict(weights=(1.0, 1.0, 1.0), temperature=0.1)
+        terms = flsl(tokens, modes, student, log_targets, **settings)
+        return sum(terms.values()) + batch_softmax(teacher, temperature=0.1)[0, 0, 0]
+
+    teacher = inputs()[3]
+    gradients = jax.jit(jax.grad(total, (0, 1)))(jax.nn.log_softmax(teacher), teacher)
+    assert not any(np.any(g) for g in gradients)
+
+
+def test_center_is_taken_from_the_teachers_logits():
     arrays = inputs()
-    slow, fast = (run(*arrays, center=CENTER, center_momentum=m)[1] for m in (1.0, 0.0))
-    close(slow["center"], CENTER)
-    close(fast["center"], arrays[3].mean(axis=(0, 1), dtype=np.float64))
-    assert slow["loss"] == fast["loss"] != run(*arrays)[1]["loss"]
+    assert run(*arrays, center=CENTER)[1]["loss"] != run(*arrays)[1]["loss"]
     close(run(*arrays[:3], arrays[3] + CENTER, center=CENTER)[1]["loss"], run(*arrays)[1]["loss"])
 
 
@@ -209,8 +231,7 @@ def test_batch_softmax_forgets_what_all_queries_share():
     )  # one centroid for everything becomes all centroids for everything
 
 
-# Section 8 of the spec, item by item (1, 2 and 5 speak of the mean shift alone: tests of the op; 9
-# and 10 of the views).
+# Invariants that the paper implies, over drawn inputs.
 
 seeds = st.integers(0, 10_000)
 check = functools.partial(hypothesis.settings, deadline=None, derandomize=True, database=None)
@@ -219,7 +240,6 @@ check = functools.partial(hypothesis.settings, deadline=None, derandomize=True, 
 @check(max_examples=20)
 @hypothesis.given(seed=seeds, tau=st.floats(0.0, 100.0))
 def test_equal_tokens_are_their_own_modes_at_any_temperature(seed, tau):
-    """Item 3."""
     token = np.tile(np.random.default_rng(seed).normal(size=8).astype(np.float32), (6, 1))
     modes = mean_shift(token, token, inverse_temperature=tau)
     gradients, terms = run(token, modes, *inputs(lead=(6,))[2:])
@@ -234,7 +254,6 @@ def test_equal_tokens_are_their_own_modes_at_any_temperature(seed, tau):
     opposite=st.booleans(),
 )
 def test_intra_is_0_to_4_and_forgets_lengths(seed, scales, opposite):
-    """Item 4."""
     queries, modes, *logits = inputs(seed)
     modes = -queries if opposite else modes
     gradients, terms = run(queries, modes, *logits)
@@ -247,7 +266,7 @@ def test_intra_is_0_to_4_and_forgets_lengths(seed, scales, opposite):
 @check(max_examples=30)
 @hypothesis.given(seed=seeds, peaked=st.sampled_from((0.0, 0.3, 3.0)))
 def test_volume_is_0_for_uniform_and_log_k_for_one_centroid(seed, peaked):
-    """Item 6. The mean over queries counts: each may be sharp as long as together they use all
+    """The mean over queries counts: each may be sharp as long as together they use all
     centroids.
     """
     queries, modes, student, teacher = inputs(seed, lead=(10,))
@@ -272,7 +291,7 @@ def test_one_of_4096_centroids_costs_8_318():
 @check(max_examples=20)
 @hypothesis.given(seed=seeds)
 def test_gamma_above_0_pushes_a_peaked_prediction_towards_uniform(seed):
-    """Item 6: the sign. A step against the gradient must raise the entropy of the mean
+    """The sign: a step against the gradient must raise the entropy of the mean
     prediction.
     """
     queries, modes, student, teacher = inputs(seed, lead=(10,), scale=0.1)
@@ -288,7 +307,7 @@ def test_gamma_above_0_pushes_a_peaked_prediction_towards_uniform(seed):
 
 
 def test_volume_is_of_the_global_batch_sharded_or_not():
-    """Item 7: per-device means give another, larger number; a sharded batch gives that of one
+    """Per-device means give another, larger number; a sharded batch gives that of one
     device.
     """
     rng = np.random.default_rng(0)
@@ -315,7 +334,6 @@ def test_volume_is_of_the_global_batch_sharded_or_not():
 def test_inter_is_at_least_the_entropy_of_the_targets_and_log_k_for_uniform_predictions(
     seed, scale
 ):
-    """Item 8."""
     queries, modes, student, teacher = inputs(seed, scale=scale)
     gradients, terms = run(queries, modes, student, teacher)
     assert_finite(gradients, terms)
@@ -326,7 +344,7 @@ def test_inter_is_at_least_the_entropy_of_the_targets_and_log_k_for_uniform_pred
 @check(max_examples=20)
 @hypothesis.given(seed=seeds, tau=st.floats(0.0, 3.0))
 def test_identical_views_and_networks_cost_the_entropy_and_pull_nowhere(seed, tau):
-    """Item 11: same tokens, weights and temperatures give p_s = p_t."""
+    """Same tokens, weights and temperatures give p_s = p_t."""
     rng = np.random.default_rng(seed)
     tokens, head = (
         rng.normal(size=(2, 6, 4)).astype(np.float32),
@@ -370,9 +388,7 @@ def test_vmap_and_remat_agree():
     arrays = inputs(lead=(4, 3))
 
     def one(*x):
-        return flsl(
-            *x, v=0.03, eta=1.0, gamma=5.0, student_temperature=0.1, teacher_temperature=0.04
-        )["loss"]
+        return objective(*x)["loss"]
 
     close(jax.jit(jax.vmap(one))(*arrays), [one(*(x[i] for x in arrays)) for i in range(4)])
     remat = jax.jit(jax.grad(jax.checkpoint(one), (0, 1, 2)))(*arrays)
@@ -381,44 +397,36 @@ def test_vmap_and_remat_agree():
 
 
 def test_errors():
-    queries, modes, student, teacher = inputs()
-    call = functools.partial(
-        flsl, v=0.03, eta=1.0, gamma=5.0, student_temperature=0.1, teacher_temperature=0.04
-    )
+    tokens, modes, student, targets = inputs()
+    call = functools.partial(flsl, weights=(0.03, 1.0, 5.0), temperature=0.1)
     for wrong, message in (
-        ((queries[:0], modes[:0], student[:0], teacher[:0]), r"shape of queries is \(0, 3, 4\)"),
+        ((tokens[:0], modes[:0], student[:0], targets[:0]), r"shape of tokens is \(0, 3, 4\)"),
         (
-            (queries, modes[:, :2], student, teacher),
-            r"shape of student_modes is \(2, 2, 4\); it must be \(2, 3, 4\) as queries",
+            (tokens, modes[:, :2], student, targets),
+            r"shape of modes is \(2, 2, 4\); it must be \(2, 3, 4\) as tokens",
         ),
         (
-            (queries, modes, student[:1], teacher),
+            (tokens, modes, student[:1], targets),
             r"shape of student_logits is \(1, 3, 5\); it must be \[..., K\] with the leading axes",
         ),
         (
-            (queries, modes, student, teacher[..., :4]),
-            r"shape of teacher_logits is \(2, 3, 4\); it must be \(2, 3, 5\) as student_logits",
+            (tokens, modes, student, targets[..., :4]),
+            r"shape of log_targets is \(2, 3, 4\); it must be \(2, 3, 5\) as student_logits",
         ),
-        ((queries, modes, student[..., :0], teacher[..., :0]), r"\[..., K\] with K >= 1"),
+        ((tokens, modes, student[..., :0], targets[..., :0]), r"\[..., K\] with K >= 1"),
     ):
         with pytest.raises(ValueError, match=message):
             call(*wrong)
-    for name, value in (
-        ("v", -1),
-        ("eta", -0.1),
-        ("gamma", float("nan")),
-        ("student_temperature", 0),
-        ("center_momentum", 1.1),
+    for name, changes in (
+        ("v is -1", {"weights": (-1, 1.0, 5.0)}),
+        ("eta is -0.1", {"weights": (0.0, -0.1, 5.0)}),
+        ("gamma is nan", {"weights": (0.0, 1.0, float("nan"))}),
+        ("weights is", {"weights": (0.0, 1.0)}),
+        ("temperature is 0", {"temperature": 0}),
     ):
-        with pytest.raises(ValueError, match=f"{name} is {value}; it must be"):
-            call(*inputs(), **{name: value})
-    with pytest.raises(
-        ValueError, match=r"shape of center is \(4,\); it must be \[5\] as the logits"
-    ):
-        call(*inputs(), center=CENTER[:4])
+        with pytest.raises(ValueError, match=f"{name}.*; it must be"):
+            call(*inputs(), **changes)
+    with pytest.raises(ValueError, match="temperature is 0; it must be"):
+        batch_softmax(targets, temperature=0)
     with pytest.raises(ValueError, match="lowest entry of prior is 0.0"):
         call(*inputs(), prior=np.array([0.5, 0.5, 0, 0, 0]))
-    with pytest.raises(
-        ValueError, match='targets is "sinkhorn"; it must be one of softmax, batch_softmax'
-    ):
-        call(*inputs(), targets="sinkhorn")

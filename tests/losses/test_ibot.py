@@ -245,10 +245,10 @@ def test_errors():
     for wrong, message in (
         (
             (student[0], teacher, masks, center),
-            r"shape of student is \(3, 5, 7\); it must be \[V, B, n, K\]",
+            r"shape of student_logits is \(3, 5, 7\); it must be \[V, B, n, K\]",
         ),
-        ((student[:, :, :0], teacher, masks, center), "without an empty axis"),
-        ((student, teacher[..., :6], masks, center), r"shape of teacher is \(2, 3, 5, 6\)"),
+        ((student[:, :, :0], teacher, masks, center), "V, B, n, K >= 1"),
+        ((student, teacher[..., :6], masks, center), r"shape of teacher_logits is \(2, 3, 5, 6\)"),
         ((student, teacher, masks[..., :4], center), r"shape of masks is \(2, 3, 4\)"),
         (
             (student, teacher, masks.astype(np.float32), center),

@@ -114,7 +114,7 @@ def test_patch_loss_equals_the_reference(rule):
 
 
 def test_patch_loss_sees_masked_patches_only():
-    """Spec section 8 item 11, even where the student is NaN."""
+    """Even where the student is NaN."""
     student, teacher, members, weights, masks = patch_inputs(2)
     gradient, terms = patch_loss(student, teacher, members, weights, masks)
     hidden = np.where(masks[..., None], student, np.nan).astype(np.float32)
@@ -156,7 +156,7 @@ def test_patches_that_may_be_masked_suffice():
 
 @pytest.mark.parametrize("rule", RULES)
 def test_loss_is_at_least_the_entropy_with_equality_where_predictions_coincide(rule):
-    """Spec section 8 item 6: then the gradient is zero as well."""
+    """Then the gradient is zero as well."""
     student, teacher, members, weights = class_inputs(5, rule=rule)
     terms = class_loss(student, teacher, members, weights)[1]
     assert terms["kl"] > 0.01
@@ -168,9 +168,7 @@ def test_loss_is_at_least_the_entropy_with_equality_where_predictions_coincide(r
 
 
 def test_views_are_never_compared_with_themselves():
-    """Spec section 8 item 6: student view 0 does not see the teacher's view 0, but the patch loss
-    sees only that.
-    """
+    """Student view 0 does not see the teacher's view 0, but the patch loss sees only that."""
     student, teacher, members, weights = class_inputs(6)
     other = np.stack([-teacher[0], teacher[1]])
     base = np.asarray(class_loss(student, teacher, members, weights)[0])
@@ -190,9 +188,7 @@ def test_views_are_never_compared_with_themselves():
     rule=st.sampled_from(RULES), tau_t=st.sampled_from((0.02, 0.07)), seed=st.integers(0, 1000)
 )
 def test_order_of_sops_and_members_does_not_matter(rule, tau_t, seed):
-    """Spec section 8 item 3: the loss, with its gradient, whether SOPs move or the members within
-    each.
-    """
+    """Of loss and gradient, whether SOPs move or the members within each."""
     student, teacher, members, weights = class_inputs(seed, rule=rule)
     rng = np.random.default_rng(seed)
     sops, slots = rng.permutation(5), rng.permuted(np.tile(np.arange(3), (5, 1)), axis=1)
@@ -205,7 +201,6 @@ def test_order_of_sops_and_members_does_not_matter(rule, tau_t, seed):
 
 
 def test_no_gradient_to_teacher_members_and_weights():
-    """Spec section 8 item 12."""
     *arrays, masks = patch_inputs(8)
     temperatures = dict(student_temperature=0.1, teacher_temperature=0.04)
     patch = jax.jit(
@@ -219,7 +214,6 @@ def test_no_gradient_to_teacher_members_and_weights():
 
 
 def test_uniform_predictions_cost_log_k():
-    """Spec section 8 item 13."""
     student, teacher, members, weights = class_inputs(9, rule="smoothed")
     close(class_loss(0 * student, 0 * teacher, members, weights)[1]["loss"], np.log(5))
     student, teacher, members, weights, masks = patch_inputs(9, rule="smoothed")
@@ -228,9 +222,7 @@ def test_uniform_predictions_cost_log_k():
 
 
 def test_onehot_tasks_that_partition_the_memory_give_massl():
-    """Spec section 8 item 4: plain softmax cross-entropy over blocks of the memory, all blocks
-    used, averaged.
-    """
+    """Plain softmax cross-entropy over blocks of the memory, all blocks used, averaged."""
     rng = np.random.default_rng(10)
     memory, student, teacher = unit(rng, 12, 6), unit(rng, 2, 3, 6), unit(rng, 2, 3, 6)
     anchors = ops.sample_anchors(jax.random.key(0), 12, 4, num_tasks=3, strategy="partition")
@@ -329,12 +321,12 @@ def test_errors():
     for wrong, message in (
         (
             (student[0], teacher, members, weights),
-            r"shape of student is \(3, 6\); it must be \[V, B, d\]",
+            r"shape of student_embeddings is \(3, 6\); it must be \[V, B, d\]",
         ),
         ((student[:1], teacher, members, weights), "V >= 2"),
         (
             (student, student, members, weights),
-            r"shape of teacher is \(4, 3, 6\); it must be \[2, 3, 6\]",
+            r"shape of teacher_embeddings is \(4, 3, 6\); it must be \[2, 3, 6\]",
         ),
         (
             (student, teacher, members[0], weights),
@@ -360,9 +352,12 @@ def test_errors():
     for wrong, message in (
         (
             (student[0], teacher, members, weights, masks),
-            r"shape of student is .* it must be \[V, B, n, d\]",
+            r"shape of student_embeddings is .* it must be \[V, B, n, d\]",
         ),
-        ((student, teacher[:1], members, weights, masks), r"shape of teacher is \(1, 3, 4, 6\)"),
+        (
+            (student, teacher[:1], members, weights, masks),
+            r"shape of teacher_embeddings is \(1, 3, 4, 6\)",
+        ),
         (
             (student, teacher, members, weights, masks[..., :3]),
             r"shape of masks is \(2, 3, 3\); it must be \(2, 3, 4\)",

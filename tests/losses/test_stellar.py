@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax.losses.stellar import stellar
+from ssl_jax import losses
+from ssl_jax.losses.stellar import Tokens, class_tokens
 from tests.finite import assert_finite
 from tests.losses.reference import close, entropy, log_softmax, log_sum_exp
 
@@ -174,6 +175,38 @@ def numeric_gradient(inputs, targets, weights, name, step=1e-5):
             ends.append(total(inputs | {name: moved}, targets, weights))
         gradient[place] = (ends[0] - ends[1]) / (2 * step)
     return gradient
+
+
+def stellar(*, weights=None, target_temperature=0.06, temperature=0.12, **x):
+    """`losses.stellar` of the flat inputs of `make`."""
+    get = x.get
+    token = cls = None
+    if any(get(f"{name}token_logits") is not None for name in ("", "teacher_", "masked_")):
+        views = {}
+        if get("masked_token_logits") is not None:
+            views["align"] = (x["masked_token_logits"], get("matches"))
+        token = Tokens(
+            get("token_logits"),
+            get("token_prototypes"),
+            get("teacher_token_logits"),
+            get("token_matches"),
+            views,
+        )
+    if any(get(f"{name}cls_logits") is not None for name in ("", "teacher_", "masked_")):
+        views = {"align": get("masked_cls_logits"), "local": get("local_cls_logits")}
+        views = {name: value for name, value in views.items() if value is not None}
+        cls = class_tokens(
+            get("cls_logits"), get("cls_prototypes"), get("teacher_cls_logits"), views
+        )
+    return losses.stellar(
+        token,
+        cls,
+        embeddings=[x[name] for name in ("tokens", "masked_tokens") if name in x],
+        rebuilt=(x["reconstruction"], get("target")) if "reconstruction" in x else None,
+        target_temperature=target_temperature,
+        temperature=temperature,
+        weights=weights,
+    )
 
 
 # Inputs. A case switches parts off or on.
@@ -344,7 +377,7 @@ SCALES = st.sampled_from((0.1, 1.0, 3.0))  # of the logits, and of the tokens
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @hypothesis.given(scale=SCALES, seed=st.integers(0, 1000))
 def test_order_of_the_tokens_does_not_matter(scale, seed):
-    """Spec section 8 item 2: no term moves with the queries, those of the masked views included."""
+    """No term moves with the queries, those of the masked views included."""
     inputs, rng = make(seed=seed, scale=scale), np.random.default_rng(seed)
     order, masked_order = rng.permutation(R), rng.permutation(MASKED_R)
     moved = inputs | {name: inputs[name][:, order] for name in ("token_logits", "tokens")}
@@ -362,7 +395,7 @@ def test_order_of_the_tokens_does_not_matter(scale, seed):
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @hypothesis.given(scale=SCALES, size=st.sampled_from((0.1, 1.0, 10.0)), seed=st.integers(0, 1000))
 def test_a_constant_per_prototype_changes_no_target(scale, size, seed):
-    """Spec section 8 item 4. The shifted logits, up to about 50 / T, are rounded to 1e-5."""
+    """The shifted logits, up to about 50 / T, are rounded to 1e-5."""
     given = make(("teacher",), seed, scale)
     inputs = {
         name: given[name] for name in ("token_logits", "token_matches", "teacher_token_logits")
@@ -380,7 +413,7 @@ def test_a_constant_per_prototype_changes_no_target(scale, size, seed):
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @hypothesis.given(scale=SCALES, seed=st.integers(0, 1000))
 def test_bounds_of_the_cross_entropy(scale, seed):
-    """Spec section 8 item 10: uniform predictions cost log K, the target itself its entropy, and
+    """Uniform predictions cost log K, the target itself its entropy, and
     any other prediction more.
     """
     given = make(("teacher",), seed, scale)

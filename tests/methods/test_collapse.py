@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from ssl_jax import methods, settings
+from ssl_jax import api, methods, settings
 from ssl_jax.train import log, loop, sharding, step
 
 STEPS = 100
@@ -43,7 +43,7 @@ def scenes_config(name, **changes):
 
 def prepared(config):
     """The run and its compiled step."""
-    run = loop.prepare(config)
+    run = api.prepare(config)
     return run, step.compile_step(
         step.make_step(run.method, run.optimizer, run.config),
         run.mesh,
@@ -53,7 +53,7 @@ def prepared(config):
 
 def train(run, train_step, state, steps):
     """The state after so many steps from the first batch on, and the metrics of every step."""
-    batches, rows = loop._loader(run, 0), []
+    batches, rows = loop.open_loader(run), []
     for _ in range(steps):
         state, metrics = train_step(state, sharding.put_batch(next(batches), run.mesh))
         rows.append(metrics)
@@ -71,6 +71,12 @@ def last_rows(config, count=20):
     return run, mean(train(run, train_step, loop.fresh_state(run), STEPS)[1][-count:])
 
 
+def information(row):
+    """How much a target says about its image, in nats: the entropy of the batch's mean target minus
+    the mean entropy of a target."""
+    return row["cls_marginal_entropy"] - row["cls_teacher_entropy"]
+
+
 def sop(anchors, members=5):
     c = scenes_config("sop", views__mask="block")
     c.sop.update(dict(head_hidden=128, head_out=32, anchors=anchors, student_temperature=0.15))
@@ -83,23 +89,19 @@ def sop(anchors, members=5):
 @pytest.mark.slow
 @pytest.mark.parametrize("members", [1, 5])
 def test_sop_collapses_with_fixed_anchors_and_not_with_random_ones(members):
-    """Table C.7 of the paper. How much a target says about its image is the entropy of the batch's
-    mean target minus the mean entropy of a target, in nats: with fixed anchors all images get the
-    same target (measured 0.00 and 0.08 after 100 steps), with random ones they do not (2.0 and
-    2.2), and the health meters say so.
+    """Table C.7 of the paper. With fixed anchors all images get the same target (information 0.00
+    and 0.08 after 100 steps), with random ones they do not (2.0 and 2.2), and the health meters say
+    so.
     """
     (run, fixed), (_, random) = (
         last_rows(sop(anchors, members)) for anchors in ("fixed", "random")
     )
 
-    def information(row):
-        return row["cls_marginal_entropy"] - row["cls_teacher_entropy"]
-
     assert information(fixed) < 0.25
     assert information(random) > 1.0
     assert random["cls_marginal_entropy"] > 0.8 * math.log(128)
-    assert any("cls" in text for text in run.method.health(fixed, run.config))
-    assert not any("cls" in text for text in run.method.health(random, run.config))
+    assert any("cls" in text for text in run.method.health(fixed))
+    assert not any("cls" in text for text in run.method.health(random))
 
 
 def dino(**changes):
@@ -122,16 +124,13 @@ def test_dino_collapses_without_centering_and_learns_nothing_without_sharpening(
     (run, fine), (_, biased), (_, uniform) = (
         last_rows(dino(**changes)) for changes in ({}, dict(centering=False), blunt)
     )
-    top, information = (
-        math.log(128),
-        lambda row: row["cls_marginal_entropy"] - row["cls_teacher_entropy"],
-    )
+    top = math.log(128)
     assert information(fine) > 0.5 and fine["cls_marginal_entropy"] > 0.85 * top
     assert information(biased) < 0.25 and biased["cls_marginal_entropy"] < 0.3 * top
     assert information(uniform) < 0.25 and uniform["cls_teacher_entropy"] > 0.97 * top
-    assert not run.method.health(fine, run.config)
-    assert any("collapse" in text for text in run.method.health(biased, run.config))
-    assert any("uniform" in text for text in run.method.health(uniform, run.config))
+    assert not run.method.health(fine)
+    assert any("collapse" in text for text in run.method.health(biased))
+    assert any("uniform" in text for text in run.method.health(uniform))
 
 
 def stellar(**weights):
@@ -183,15 +182,11 @@ def test_health_names_collapse_and_uniform_targets(name, prefix, classes):
     top = math.log(classes)
     fine = {f"{prefix}_teacher_entropy": 0.5 * top, f"{prefix}_marginal_entropy": 0.9 * top}
     fine |= {"patch_teacher_entropy": 2.0, "patch_marginal_entropy": 3.0, "embedding_spread": 0.8}
-    health = methods.get(name).health
-    assert health(fine, config) == []
-    assert any(
-        "collapse" in text
-        for text in health(fine | {f"{prefix}_marginal_entropy": 0.02 * top}, config)
-    )
-    assert any(
-        "uniform" in text
-        for text in health(fine | {f"{prefix}_teacher_entropy": 0.999 * top}, config)
-    )
+    health = methods.make(config).health
+    collapsed = {f"{prefix}_marginal_entropy": 0.02 * top}
+    uniform = {f"{prefix}_teacher_entropy": 0.999 * top}
+    assert health(fine) == []
+    assert any("collapse" in text for text in health(fine | collapsed))
+    assert any("uniform" in text for text in health(fine | uniform))
     if name == "sop":
-        assert any("spread" in text for text in health(fine | {"embedding_spread": 0.01}, config))
+        assert any("spread" in text for text in health(fine | {"embedding_spread": 0.01}))

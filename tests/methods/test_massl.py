@@ -4,26 +4,28 @@ import jax
 import numpy as np
 import pytest
 
+from ssl_jax import config as config_lib
 from ssl_jax import ops
 from ssl_jax.config import InputError
 from ssl_jax.methods import massl, sop
 from tests.losses import reference
-from tests.methods import voting_case as case
+from tests.methods import embeddings_case as case
 
 BLOCKS = dict(section__cls__anchors=4, section__cls__tasks=3, section__cls__memory=12)
 
 
 def start(**changes):
-    config = case.config_of(massl.METHOD, **{**BLOCKS, **changes})
-    massl.METHOD.check(config)
-    return config, massl.METHOD.init(jax.random.key(1), config)[1], case.outputs_of(config)
+    config = case.config_of("massl", **{**BLOCKS, **changes})
+    massl.check(config)
+    method = massl.make(config)
+    return config, method, case.carry_of(method), case.outputs_of(config)
 
 
 def softmax_reference(outputs, blocks, tau_s, tau_t):
     """Mean over blocks [T, K, d] and pairs of views of the cross-entropy of two softmaxes; gradient
     for the student [B, V, d].
     """
-    student, teacher = (np.asarray(outputs[name], np.float64) for name in ("student", "teacher"))
+    student, teacher = (np.asarray(x, np.float64) for x in (outputs.student, outputs.teacher))
     batch, num_views, _ = student.shape
     loss, gradient = 0.0, np.zeros(student.shape)
     for rows in blocks:
@@ -43,9 +45,9 @@ def softmax_reference(outputs, blocks, tau_s, tau_t):
     [{}, dict(section__cls__tasks=2), dict(section__cls__anchors=12, section__cls__tasks=1)],
 )
 def test_loss_and_gradient_equal_a_softmax_over_the_blocks(changes):
-    config, carry, outputs = start(**changes)
+    config, method, carry, outputs = start(**changes)
     key, c = jax.random.key(2), config.massl.cls
-    (loss, output), (by_output, by_carry) = case.evaluate(massl.METHOD, config, outputs, carry, key)
+    (loss, output), (by_output, by_carry) = case.evaluate(method, outputs, carry, key)
     rows = np.asarray(carry["cls"]["memory"]["rows"]["embedding"], np.float64)
     drawn = np.asarray(
         ops.sample_anchors(key, c.memory, c.anchors, num_tasks=c.tasks, strategy="partition")
@@ -53,24 +55,16 @@ def test_loss_and_gradient_equal_a_softmax_over_the_blocks(changes):
     assert len(set(drawn.ravel())) == c.anchors * c.tasks, "no row is in two blocks"
     want, gradient = softmax_reference(outputs, rows[drawn], *case.temperatures(config.massl))
     reference.close(loss, want)
-    reference.close(by_output["student"], gradient)
+    reference.close(by_output.student, gradient)
     reference.close(output.metrics["cls_loss"], want)
-    assert not np.any(by_output["teacher"]) and not any(
-        np.any(x) for x in jax.tree.leaves(by_carry)
-    )
+    assert not np.any(by_output.teacher) and not any(np.any(x) for x in jax.tree.leaves(by_carry))
 
 
 def test_blocks_are_cut_anew_with_every_key_and_one_block_is_the_whole_memory():
     def losses(**changes):
-        config, carry, outputs = start(**changes)
-        return [
-            float(
-                massl.objective(
-                    None, None, outputs, carry, jax.random.key(i), case.PROGRESS, config
-                )[0]
-            )
-            for i in range(3)
-        ]
+        _, method, carry, outputs = start(**changes)
+        keys = map(jax.random.key, range(3))
+        return [float(case.objective(method, outputs, carry, key)[0]) for key in keys]
 
     assert len(set(losses())) == 3
     whole = losses(section__cls__anchors=12, section__cls__tasks=1)
@@ -81,9 +75,9 @@ def test_it_is_sop_without_support_embeddings():
     """k = 0 and one-hot contributions, with all rows as anchors: the same loss and the same new
     memory.
     """
-    config, carry, outputs = start(section__cls__anchors=12, section__cls__tasks=1)
+    _, method, carry, outputs = start(section__cls__anchors=12, section__cls__tasks=1)
     theirs = case.config_of(
-        sop.METHOD,
+        "sop",
         section__contributions="onehot",
         section__patch__weight=0.0,
         views__mask="none",
@@ -92,19 +86,13 @@ def test_it_is_sop_without_support_embeddings():
         section__cls__members=1,
         section__cls__memory=12,
     )
-    sop.METHOD.check(theirs)
-    starts = [
-        jax.jit(lambda m=m, c=c: m.init(jax.random.key(1), c))()
-        for m, c in ((massl.METHOD, config), (sop.METHOD, theirs))
-    ]
+    sop.check(theirs)
+    as_sop = sop.make(theirs)
+    starts = [jax.jit(m.init)(jax.random.key(1)) for m in (method, as_sop)]
     for a, b in zip(*map(jax.tree.leaves, starts), strict=True):
         np.testing.assert_array_equal(a, b)
-    loss, output = massl.objective(
-        None, None, outputs, carry, jax.random.key(2), case.PROGRESS, config
-    )
-    sop_loss, sop_output = sop.objective(
-        None, None, outputs, carry, jax.random.key(3), case.PROGRESS, theirs
-    )
+    loss, output = case.objective(method, outputs, carry, jax.random.key(2))
+    sop_loss, sop_output = case.objective(as_sop, outputs, carry, jax.random.key(3))
     assert float(loss) == pytest.approx(float(sop_loss), rel=1e-6)
     assert sorted(output.metrics) == sorted(sop_output.metrics)
     for a, b in zip(jax.tree.leaves(output.carry), jax.tree.leaves(sop_output.carry), strict=True):
@@ -112,22 +100,18 @@ def test_it_is_sop_without_support_embeddings():
 
 
 def test_the_memory_takes_the_second_view():
-    config, carry, outputs = start()
-    _, output = massl.objective(
-        None, None, outputs, carry, jax.random.key(2), case.PROGRESS, config
-    )
+    _, method, carry, outputs = start()
+    _, output = case.objective(method, outputs, carry, jax.random.key(2))
     memory = output.carry["cls"]["memory"]
-    np.testing.assert_array_equal(
-        memory["rows"]["embedding"][: case.BATCH], outputs["teacher"][:, 1]
-    )
+    np.testing.assert_array_equal(memory["rows"]["embedding"][: case.BATCH], outputs.teacher[:, 1])
     assert int(memory["cursor"]) == case.BATCH and set(output.carry) == {"cls"}
 
 
 def test_it_masks_nothing():
-    config, _, _ = start()
-    params, _ = massl.METHOD.init(jax.random.key(1), config)
+    _, method, _, _ = start()
+    params, _ = jax.eval_shape(method.init, jax.random.key(1))
     assert "mask_token" not in params["backbone"]
-    assert dict(massl.METHOD.views(config).groups)["global"].mask is None
+    assert method.views["global"].mask is None
 
 
 @pytest.mark.parametrize(
@@ -141,21 +125,18 @@ def test_it_masks_nothing():
             ),
         ),
         (dict(views__mask="block"), 'views.mask is "block" but MaSSL masks nothing'),
-        (
-            dict(section__cls__anchors=1),
-            "massl.cls.anchors is 1; a distribution over anchors needs at least 2",
-        ),
-        (dict(section__cls__memory=0), "massl.cls: anchors, tasks and memory must be at least 1"),
+        (dict(section__cls__anchors=1), "massl.cls.anchors is 1; it must be at least 2"),
+        (dict(section__cls__memory=0), "massl.cls.memory is 0; it must be at least 1"),
         (dict(views__global_count=3), "views.global_count is 3; MASSL needs exactly 2"),
     ],
 )
 def test_settings_that_cannot_work_are_named(changes, message):
-    config = case.config_of(massl.METHOD, **{**BLOCKS, **changes})
+    config = case.config_of("massl", **{**BLOCKS, **changes})
     with pytest.raises(InputError, match=message):
-        massl.METHOD.check(config)
+        case.check(config)
 
 
 def test_published_numbers():
-    c = massl.defaults()
+    c = config_lib.build(massl.defaults())
     assert (c.cls.memory, c.cls.anchors, c.cls.tasks) == (131072, 16384, 8)
     assert c.cls.anchors * c.cls.tasks == c.cls.memory, "every row is used in every step"

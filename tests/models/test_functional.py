@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from ssl_jax import trees
 from ssl_jax.models import functional, heads
 
 
@@ -17,7 +18,7 @@ def make():
 def test_params_are_plain_dicts_with_string_keys():
     _, params = make()
     assert type(params) is dict and type(params["mlp"]) is dict
-    assert list(functional.flat_paths(params)) == [
+    assert list(trees.flatten(params)) == [
         f"mlp/{i}/{n}" for i in range(3) for n in ("bias", "kernel")
     ]
     assert all(
@@ -78,3 +79,24 @@ def test_wrong_trees_are_named():
         model.apply(
             {"mlp": params["mlp"] | {"0": {"kernel": jnp.ones((6, 9)), "bias": jnp.ones(5)}}}, x
         )
+
+
+def test_the_module_can_be_taken_out():
+    """For code written in flax: a module with these parameters, that computes the same."""
+    model, params = make()
+    module = model.module(params)
+    x = jnp.ones((2, 6))
+    assert isinstance(module, nnx.Module) and isinstance(module.mlp[0], nnx.Linear)
+    np.testing.assert_array_equal(module(x), model.apply(params, x))
+    state = nnx.to_pure_dict(nnx.state(module, nnx.Param))
+    flat = trees.flatten(params)
+    assert trees.flatten(state).keys() == flat.keys()
+    assert all(np.array_equal(leaf, flat[path]) for path, leaf in trees.flatten(state).items())
+
+    gradient = nnx.grad(lambda module: module(x)[0, 0])(module)  # flax's own transformations
+    wanted = jax.grad(lambda params: model.apply(params, x)[0, 0])(params)
+    np.testing.assert_allclose(
+        gradient["mlp"][0]["kernel"][...], wanted["mlp"]["0"]["kernel"], atol=1e-7
+    )
+    with pytest.raises(ValueError, match="unknown extra"):
+        model.module(params | {"extra": jnp.ones(1)})

@@ -11,7 +11,7 @@ from ssl_jax.models import layers
 
 
 def test_layer_norm_survives_offsets_scales_and_constants():
-    norm = layers.LayerNorm(64, 1e-6)
+    norm = layers.layer_norm(64, 1e-6)
     rows = np.random.default_rng(0).normal(size=(4, 64))
     for scale, offset in ((1.0, 0.0), (1e4, 0.0), (1.0, 300.0)):
         x = rows * scale + offset
@@ -25,7 +25,7 @@ def test_layer_norm_survives_offsets_scales_and_constants():
 
 
 def test_linear_computes_in_its_dtype():
-    linear = layers.Linear(jnp.full((3, 2), 0.1), "bfloat16")
+    linear = layers.linear(jnp.full((3, 2), 0.1), "bfloat16")
     assert linear(jnp.ones((5, 4, 3))).dtype == jnp.bfloat16
     assert linear(jnp.ones((5, 4, 3))).shape == (5, 4, 2)
     assert linear.kernel[...].dtype == jnp.float32

@@ -248,7 +248,8 @@ def test_cells_are_patches_row_by_row_and_go_back():
 def test_pixel_target_needs_no_weights():
     target = tokenizer.target("pixel", 3)
     images = jnp.asarray(images_of(2, 6, 9, 3))
-    assert target.width == 27 and not target.codes and target.weights("", required=True) == {}
+    assert target.width == 27 and not target.codes
+    assert target.constants("") == target.weights("", required=True) == target.shapes == {}
     np.testing.assert_array_equal(
         target.decode("", 3 * target.encode({}, images) - 1, (2, 3)), jnp.clip(3 * images - 1, 0, 1)
     )
@@ -258,14 +259,15 @@ def test_code_target_has_one_code_per_patch_whatever_the_patch(small, published,
     images = jnp.asarray(images_of(2, 9, 6, 3))
     for patch, grid in ((3, (3, 2)), (1, (9, 6))):
         target = tokenizer.target("vq", patch, small)
-        frozen = target.weights(weights)
-        codes = target.encode(frozen, images)
+        constants = target.constants(weights)
+        assert jax.tree.map(jnp.shape, constants) == jax.tree.map(jnp.shape, target.shapes)
+        codes = target.encode(constants, images)
         assert target.width == 11 and codes.shape == (2, grid[0] * grid[1])
-        seen = tokenizer.resize(images, 2 * grid[0], 2 * grid[1])
-        np.testing.assert_array_equal(codes[0], codes_of(published, seen[0]))
+        resized = tokenizer.resize(images, 2 * grid[0], 2 * grid[1])
+        np.testing.assert_array_equal(codes[0], codes_of(published, resized[0]))
         assert target.decode(weights, jax.nn.one_hot(codes, 11), grid).shape == images.shape
     native = tokenizer.target("vq", 2, small)
-    codes = native.encode(native.weights(weights), images[:, :8])
+    codes = native.encode(native.constants(weights), images[:, :8])
     rebuilt = native.decode(weights, jax.nn.one_hot(codes, 11), (4, 3))
     np.testing.assert_allclose(rebuilt[0], decoded(published, codes[0], (4, 3)), atol=1e-5)
 
@@ -274,6 +276,8 @@ def test_absent_weights_are_refused_or_poison(small):
     target = tokenizer.target("vq", 2, small)
     with pytest.raises(InputError, match="no tokenizer weights"):
         target.weights("", required=True)
+    with pytest.raises(InputError, match="no tokenizer weights"):
+        target.constants("")
     frozen = target.weights("")
     assert jax.tree.map(lambda x: (x.shape, x.dtype), frozen["tokenizer"]) == jax.tree.map(
         lambda x: (x.shape, x.dtype), small.shapes

@@ -86,6 +86,8 @@ def reference(params, images, c, *, masks=None, keep=None, keys=None):
         x = x + codes
         if keep is not None:
             x = x[np.asarray(keep[b])]
+        if c.registers:
+            x = np.concatenate([p["registers"], x])
         if c.cls:
             code = p["position"][:1] if c.position == "learned" else 0.0
             x = np.concatenate([p["cls"] + code, x])
@@ -100,12 +102,16 @@ def reference(params, images, c, *, masks=None, keep=None, keys=None):
                 scores = np.exp(q[:, part] @ k[:, part].T / np.sqrt(d))
                 maps.append(scores / scores.sum(1, keepdims=True))
                 heads.append(maps[-1] @ v[:, part])
-            x = x + scales[i, 0, b] * linear(np.concatenate(heads, 1), block["attn"]["proj"])
+            gamma1, gamma2 = (block[f"ls{k}"]["gamma"] if c.layer_scale else 1.0 for k in (1, 2))
+            mixed = linear(np.concatenate(heads, 1), block["attn"]["proj"])
+            x = x + scales[i, 0, b] * gamma1 * mixed
             hidden = gelu(linear(norm(x, block["norm2"]), block["mlp"]["fc1"]))
-            x = x + scales[i, 1, b] * linear(hidden, block["mlp"]["fc2"])
+            x = x + scales[i, 1, b] * gamma2 * linear(hidden, block["mlp"]["fc2"])
         outputs.append(norm(x, p["norm"]))
         attention.append(maps)
-    return np.array(outputs), np.array(attention)
+    shown = [i for i in range(len(x)) if not c.cls <= i < c.cls + c.registers]
+    attention = np.array(attention)[:, :, shown][..., shown]
+    return np.array(outputs)[:, shown], attention
 
 
 def run(model, params, images, **options):
@@ -123,6 +129,7 @@ def all_tokens(tokens, np=np):
 
 MASKS = np.random.default_rng(5).uniform(size=(2, N)) < 0.4
 KEEP = np.array([[3, 0, 7], [15, 2, 9]], np.int32)
+KEYS = jax.random.split(jax.random.key(7), 2)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +137,7 @@ KEEP = np.array([[3, 0, 7], [15, 2, 9]], np.int32)
     [
         ({}, (16, 16), {}),
         (dict(gelu="tanh", position_resize="dino_offset"), (24, 8), {}),
-        (dict(drop_path=0.8), (16, 16), {"keys": jax.random.split(jax.random.key(7), 2)}),
+        (dict(drop_path=0.8), (16, 16), {"keys": KEYS}),
         (
             dict(resize_kernel="antialias-0.5", queries=2, mask_token=True),
             (16, 16),
@@ -142,6 +149,8 @@ KEEP = np.array([[3, 0, 7], [15, 2, 9]], np.int32)
             (16, 16),
             {"masks": MASKS, "keep": KEEP},
         ),
+        (dict(layer_scale=0.5, registers=3, drop_path=0.8), (20, 16), {"keys": KEYS}),
+        (dict(registers=2, queries=2, cls=False, scan=True), (16, 16), {"keep": KEEP}),
     ],
 )
 def test_matches_numpy(changes, size, inputs):
@@ -184,6 +193,17 @@ def test_parameter_names_shapes_and_initial_values():
     assert all(
         jax.tree.leaves(jax.tree.map(np.array_equal, shallow["blocks"]["0"], params["blocks"]["0"]))
     )
+
+
+def test_options_add_parameters_and_change_no_draw():
+    plain = vit.vit(config(queries=2)).init(jax.random.key(0))
+    rich = vit.vit(config(queries=2, registers=3, layer_scale=1e-5)).init(jax.random.key(0))
+    registers = rich.pop("registers")
+    assert registers.shape == (3, 16) and 0 < np.abs(registers).max() < 1e-5
+    for block in rich["blocks"].values():
+        for name in ("ls1", "ls2"):
+            np.testing.assert_array_equal(block.pop(name)["gamma"], np.full(16, 1e-5, np.float32))
+    jax.tree.map(np.testing.assert_array_equal, rich, plain)
 
 
 def test_position_std_scales_the_position_codes_alone():
@@ -340,17 +360,25 @@ def test_vmap_over_views_equals_a_merged_batch():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (dict(width=15), "width is 15; it must be a multiple of heads = 2"),
-        (dict(image_size=18), "image_size is 18; it must be a multiple of patch = 4"),
+        (dict(width=15), r"width is 15, not a multiple of 2 \(heads\); use 14 or 16"),
+        (dict(image_size=18), r"image_size is 18, not a multiple of 4 \(patch\); use 16 or 20"),
         (dict(depth=0), "depth is 0; it must be at least 1"),
-        (dict(drop_path=1.0), r"drop_path is 1.0; it must lie in \[0, 1\)"),
-        (dict(position_std=-1.0), r"position_std is -1.0; it must lie in \[0, 4\]"),
-        (dict(position="rope"), 'position is "rope"; choose one of learned, sincos'),
-        (dict(position="sincos", width=18), "width is 18; it must be a multiple of 4"),
+        (dict(drop_path=1.0), "drop_path is 1.0; it must be"),
+        (dict(position_std=-1.0), "position_std is -1.0; it must be"),
+        (dict(position="rope"), 'position is "rope"; it must be one of learned, sincos'),
+        (dict(position="sincos", width=18), "width is 18, not a multiple of 4"),
         (dict(dtype="float16"), 'dtype is "float16"'),
-        (dict(in_channels=1), "mean has 3 values; in_channels = 1"),
+        (
+            dict(in_channels=1),
+            r"mean is \(.*\); it must hold one number for each of the 1 channels",
+        ),
+        (dict(std=(0.2, 0.0, 0.2)), r"std is \(0.2, 0.0, 0.2\); it must be .*above 0"),
         (dict(queries=-1), "queries is -1"),
+        (dict(registers=-1), "registers is -1"),
+        (dict(layer_scale=-1.0), "layer_scale is -1.0"),
+        (dict(norm_eps=0.0), "norm_eps is 0.0; it must be above 0"),
         (dict(mlp_ratio=0.0), "mlp_ratio is 0.0"),
+        (dict(mlp_ratio=0.01), "mlp_ratio is 0.01, which leaves the MLP of width 16 no hidden"),
     ],
 )
 def test_config_errors(changes, message):
@@ -399,6 +427,15 @@ def test_input_errors(images, options, message):
     model = vit.vit(config(mask_token=True))
     with pytest.raises(ValueError, match=message):
         model.apply({}, images, **options)
+
+
+def test_the_module_computes_the_same():
+    model = vit.vit(TINY)
+    params = randomised(model)
+    module = model.module(params)
+    np.testing.assert_array_equal(
+        jax.jit(lambda x: module(x).patches)(pictures()), run(model, params, pictures()).patches
+    )
 
 
 def test_masks_need_a_mask_token():

@@ -48,4 +48,4 @@ def draw(encoder, images) -> dict[str, Picture]:
     return _DRAW[name](encoder, images) if name in _DRAW else {}
 
 
-from ssl_jax.evals.pictures import ibot, mae, stellar  # noqa: E402, F401
+from ssl_jax.evals.pictures import cribo, flsl, ibot, mae, sop, stellar  # noqa: E402, F401

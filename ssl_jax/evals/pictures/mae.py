@@ -3,7 +3,7 @@
 import numpy as np
 
 from ssl_jax.evals.pictures import Panel, Picture, register
-from ssl_jax.losses import patchify, unpatchify
+from ssl_jax.ops import patchify, unpatchify
 
 
 def draw(encoder, images) -> dict[str, Picture]:

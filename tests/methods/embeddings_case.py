@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax import ops, settings
+from ssl_jax import config as config_lib
+from ssl_jax import methods, ops, settings
 from ssl_jax.methods import base
+from ssl_jax.methods.sop import embeddings
 from tests.losses import reference
 
 BATCH, VIEWS, PATCHES, WIDTH = 3, 4, 5, 6
@@ -15,64 +17,80 @@ TASKS = {
     "cls": dict(anchors=5, members=3, tasks=2, memory=14),
     "patch": dict(anchors=4, members=2, tasks=1, memory=10),
 }
-PROGRESS = base.Progress(
-    jnp.int32(5), jnp.int32(1), jnp.float32(1.25), 4, 40
-)  # step 5 of a warm-up over 8
+# Step 5 of a warm-up over 8.
+PROGRESS = base.Progress(jnp.int32(5), jnp.int32(1), jnp.float32(1.25), 4, 40)
 STEPS_OF_WARMUP = 2.0, 5 / 7  # epochs of 4 steps, and how far step 5 is
 
 
-def config_of(method, **changes):
+def config_of(name, **changes):
     """A 2-block ViT of width 16 on 16 px views; `section` in the name of a change stands for the
     method's own section.
     """
-    c = settings.base_config(method.name)
-    c.views.update(
-        dict(
-            global_size=16,
-            local_size=8,
-            local_count=2,
-            mask="block" if "patch" in c[method.name] else "none",
-        )
-    )
+    c = settings.base_config(name)
+    section = c[name]
+    mask = "block" if "patch" in section else "none"
+    c.views.update(dict(global_size=16, local_size=8, local_count=2, mask=mask))
     c.model.update(
         dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, init_std=0.25)
     )
-    c[method.name].update(
+    section.update(
         dict(head_hidden=32, head_out=WIDTH, teacher_temperature_epochs=STEPS_OF_WARMUP[0])
     )
-    for name, values in TASKS.items():
-        if name in c[method.name]:
-            c[method.name][name].update(
-                {key: value for key, value in values.items() if key in c[method.name][name]}
-            )
-    c.update_from_flattened_dict(
-        {
-            key.replace("section", method.name).replace("__", "."): value
-            for key, value in changes.items()
-        }
-    )
+    for task in TASKS.keys() & section.keys():
+        section[task].update({key: x for key, x in TASKS[task].items() if key in section[task]})
+    for key, value in changes.items():
+        c.update_from_flattened_dict({key.replace("section", name).replace("__", "."): value})
     return c
 
 
-def outputs_of(config, seed=0):
+def check(config) -> None:
+    """Checks the method's section as a run does: each key, then what keys demand of each other."""
+    definition = methods.get(config.method)
+    for name, key in config_lib.flatten(definition.defaults()).items():
+        value = config_lib.flatten(config[config.method])[name]
+        key.check(f"{config.method}.{name}", value)
+    definition.check(config)
+
+
+def outputs_of(config, seed=0) -> embeddings.Outputs:
     """Unit embeddings, and masks of which one view has none."""
     rng = np.random.default_rng(seed)
-    out = {
-        "student": reference.unit(rng, BATCH, VIEWS, WIDTH),
-        "teacher": reference.unit(rng, BATCH, 2, WIDTH),
-    }
-    if "patch" in config[config.method] and config[config.method].patch.weight > 0:
-        out |= {
-            name: reference.unit(rng, BATCH, 2, PATCHES, WIDTH)
-            for name in ("student_patch", "teacher_patch")
-        }
-        out["mask"] = rng.random((BATCH, 2, PATCHES)) < 0.5
-        out["mask"][0, 1] = False
-        out["memory_patch"] = reference.unit(rng, BATCH, WIDTH)
+    out = embeddings.Outputs(
+        student=reference.unit(rng, BATCH, VIEWS, WIDTH),
+        teacher=reference.unit(rng, BATCH, 2, WIDTH),
+    )
+    if "patch" in embeddings.tasks(config[config.method]):
+        student, teacher = (reference.unit(rng, BATCH, 2, PATCHES, WIDTH) for _ in range(2))
+        masks = rng.random((BATCH, 2, PATCHES)) < 0.5
+        masks[0, 1] = False
+        out = out._replace(
+            student_patches=student,
+            teacher_patches=teacher,
+            masks=masks,
+            memory_patch=reference.unit(rng, BATCH, WIDTH),
+        )
     return jax.tree.map(jnp.asarray, out)
 
 
-def evaluate(method, config, outputs, carry, key):
+def views_first(outputs) -> dict:
+    """The outputs that have an axis of views, as NumPy arrays [V, B, ...]."""
+    return {
+        name: np.moveaxis(np.asarray(value), 1, 0)
+        for name, value in outputs._asdict().items()
+        if value is not None and name != "memory_patch"
+    }
+
+
+def carry_of(method):
+    return method.init(jax.random.key(1))[1]
+
+
+def objective(method, outputs, carry, key):
+    """(loss, Output)."""
+    return method.objective(None, None, outputs, carry, key, PROGRESS)
+
+
+def evaluate(method, outputs, carry, key):
     """((loss, Output), gradient with respect to every float in outputs and carry)."""
 
     def floats(tree):
@@ -83,7 +101,7 @@ def evaluate(method, config, outputs, carry, key):
             return whole if x is None else x
 
         merged = jax.tree.map(fill, both, (outputs, carry), is_leaf=lambda x: x is None)
-        return method.objective(None, None, *merged, key, PROGRESS, config)
+        return objective(method, *merged, key)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(floats((outputs, carry)))
 

@@ -1,0 +1,99 @@
+"""Pictures of SOP, SOVE and MaSSL: anchors among some images, with their nearest embeddings.
+
+A row shows what an anchor would bring together if the memory held these images: sensible neighbours
+are what these methods live on.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax import ops
+from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.methods.sop import embeddings
+
+_ANCHORS, _NEAREST = 6, 6  # rows and columns of a picture, at most
+
+
+def draw(encoder, images) -> dict[str, Picture]:
+    """Anchors among the images, and among their patches where patches are trained, with the nearest
+    embeddings of other images.
+
+    Embeddings are the head's output, as in the memory, or the encoder's where the weights hold no
+    head. The anchors are drawn from the seed of the config.
+
+    Args:
+      encoder: methods.encoder.Encoder; images: [n, H, W, 3] in [0, 1], n >= 2.
+
+    Returns:
+      {"neighbours": Picture}, and "patch_neighbours" with a patch objective; each panel says its
+      cosine to the anchor.
+    """
+    config, images = encoder.config, np.asarray(images)
+    features = encoder(images, extras=True)
+    key = jax.random.key(config.seed)
+    whole = features.extras.get("embedding", features.image)
+    rows = _rows(images, *_neighbours(key, whole[:, None]))
+    pictures = {"neighbours": Picture("Anchors (left) and the nearest images, with cosine", rows)}
+    if "patch" in embeddings.tasks(config[config.method]):
+        patches = features.extras.get("patch_embeddings", features.patches)
+        count, height, width, size = patches.shape
+        key = jax.random.fold_in(key, 1)
+        nearest = _neighbours(key, patches.reshape(count, height * width, size))
+        pictures["patch_neighbours"] = Picture(
+            "Anchor patches (left) and the nearest patches of other images, with cosine",
+            _rows(images, *nearest, grid=(height, width)),
+        )
+    return pictures
+
+
+def _neighbours(key, embeddings):
+    """Anchors among embeddings [n, m, d] of n images, at most one per image, and the nearest
+    embedding of other images.
+
+    No anchor is a neighbour of another, and a row shows no image twice.
+
+    Returns:
+      anchors [a] and neighbours [a, k], best first, as flat indices into n * m; cosine [a, k].
+    """
+    count, each, width = embeddings.shape
+    num_anchors = min(_ANCHORS, count // 2)
+    k = min(_NEAREST, count - num_anchors)
+    key_image, key_within = jax.random.split(key)
+    chosen = ops.sample_anchors(key_image, count, num_anchors)[0]
+    anchors = chosen * each + jax.random.randint(key_within, (num_anchors,), 0, each)
+    queries = embeddings.reshape(count * each, width)[anchors]
+
+    def best_of_image(rows):
+        return ops.nearest(queries, rows, k=1)
+
+    # [a, n, 1]: of every image its best embedding; then the best images, those with anchors aside.
+    cosine, within = jax.vmap(best_of_image, out_axes=1)(embeddings)
+    cosine = jnp.where(jnp.isin(jnp.arange(count), chosen), -jnp.inf, cosine[..., 0])
+    cosine, image = jax.lax.top_k(cosine, k)
+    index = image * each + jnp.take_along_axis(within[..., 0], image, axis=1)
+    return np.asarray(anchors), np.asarray(index), np.asarray(cosine)
+
+
+def _rows(images, anchors, index, cosine, grid=(1, 1)):
+    """Panels of each row: the anchor, then its neighbours with their cosine; with a grid of patches
+    a mark on the patch."""
+    height, width = grid
+
+    def panel(flat, title):
+        image, patch = divmod(int(flat), height * width)
+        y, x = divmod(patch, width)
+        marks = (((y + 0.5) / height, (x + 0.5) / width),) if height * width > 1 else ()
+        return Panel(images[image], marks=marks, title=title)
+
+    return tuple(
+        (
+            panel(anchor, f"anchor {i + 1}"),
+            *(panel(n, f"{s:.2f}") for n, s in zip(near, values, strict=True)),
+        )
+        for i, (anchor, near, values) in enumerate(zip(anchors, index, cosine, strict=True))
+    )
+
+
+for _method in ("sop", "sove", "massl"):
+    register(_method, draw)

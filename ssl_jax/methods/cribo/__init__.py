@@ -1,0 +1,226 @@
+"""CrIBo: self-supervised learning via cross-image object-level bootstrapping (Lebailly, Stegmüller
+et al. 2024).
+
+The patch tokens of two views of an image are clustered together into objects. A student matches its
+EMA teacher on images, on the two views of an object, and on an object and its nearest neighbour
+among the objects of earlier images, if the way back leads to it again.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import losses, ops
+from ssl_jax.methods import base, multicrop
+from ssl_jax.methods.cribo import objects
+from ssl_jax.methods.cribo.levels import Level
+from ssl_jax.methods.cribo.settings import check, defaults, position_weight
+from ssl_jax.models import heads, zoo
+from ssl_jax.views import boxes, recipe
+
+__all__ = ["Outputs", "check", "defaults", "make"]
+
+
+class Outputs(NamedTuple):
+    """Both views of an image. All but the first two are None where no loss is of objects."""
+
+    student: jax.Array  # [B, 2, e], class tokens after the hidden layers of the head
+    teacher: jax.Array  # [B, 2, e]
+    student_tokens: jax.Array | None = None  # [B, 2N, d], of view 1, then of view 2
+    teacher_tokens: jax.Array | None = None  # [B, 2N, d]
+    positions: jax.Array | None = None  # [B, 2N, 2], (y, x) in source pixels
+    seeds: jax.Array | None = None  # [B] keys of the first centroids
+
+
+def make(config) -> base.Method:
+    """CrIBo with the networks and settings of a resolved config."""
+    c, m = config.cribo, config.model
+    views = recipe.recipe_multicrop(config.views, m.patch)
+    backbone = multicrop.encoders(m)
+    trunk = heads.projection_head(
+        m.width, hidden=c.head_hidden, out=c.head_bottleneck, init_std=m.init_std, dtype=m.dtype
+    )
+    last = heads.prototypes(c.head_bottleneck, c.prototypes, dtype=m.dtype)
+    retrieves = c.cross_image_weight > 0
+    levels = ("images", "objects") if retrieves or c.cross_view_weight > 0 else ("images",)
+    assign = objects.clustering(c, c.clusters)
+
+    def init(key):
+        """Encoder, trunk and last layer of the head for each level; carry: a center per level,
+        zeros, and the memory of objects, empty.
+        """
+        keys = jax.random.split(key, 4)
+        head = {"trunk": trunk.init(keys[1])}
+        head |= {level: last.init(k) for level, k in zip(levels, keys[2:], strict=False)}
+        carry = {"center": {level: jnp.zeros(c.prototypes, jnp.float32) for level in levels}}
+        if retrieves:
+            carry["memory"] = objects.empty_memory(c.memory * c.clusters, m.width)
+        return {"backbone": backbone.student.init(keys[0]), "head": head}, carry
+
+    def embed(params, tokens):
+        return trunk.apply(params["head"]["trunk"], tokens)
+
+    def encode(params, teacher, constants, views, keys, progress):
+        group, keys = views["global"], multicrop.split_keys(keys, 2)
+        student = multicrop.encode(backbone.student, params["backbone"], group, keys=keys[:, 0])
+        clean = multicrop.encode(backbone.teacher, teacher["backbone"], group)
+        images = Outputs(embed(params, student.cls), embed(teacher, clean.cls))
+        if "objects" not in levels:
+            return images
+        side = group.images.shape[2] // m.patch
+        # Clustering waits for the whole batch, over which its costs may be normalised.
+        return images._replace(
+            student_tokens=joint(student.patches),
+            teacher_tokens=joint(clean.patches),
+            positions=joint(boxes.patch_positions(group.boxes, group.flips, (side, side))),
+            seeds=keys[:, 1],
+        )
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        """L = L_g + L_cv + L_ci (eq. 11); then the centers follow, and the memory takes this
+        batch's objects.
+        """
+        tau = multicrop.teacher_temperature(c, progress.epoch, c.teacher_temperature_epochs)
+
+        def level(name):
+            layers = (last.apply(tree["head"][name]) for tree in (params, teacher))
+            return Level(*layers, carry["center"][name], c.student_temperature, tau)
+
+        images = level("images")
+        student, target = map(multicrop.views_first, outputs[:2])
+        terms = losses.cribo_images(
+            student,
+            target,
+            log_target=images.log_target,
+            log_prediction=images.log_prediction,
+            chunk=c.chunk or None,
+        )
+        loss = c.global_weight * terms["loss"]
+        metrics = {"global_loss": terms.pop("loss"), "teacher_temperature": tau}
+        metrics |= {f"image_{name}": value for name, value in terms.items()}
+        metrics["embedding_spread"] = base.spread(target)
+        one = jnp.ones((target.shape[1], 1), bool)
+        center = {"images": images.moved_center(target[:, :, None], one, c.center_momentum)}
+        carry = carry | {"center": carry["center"] | center}
+        if "objects" not in levels:
+            return loss, base.Output(carry, metrics)
+        more, out = of_objects(params, teacher, outputs, carry, level("objects"), progress)
+        return loss + more, base.Output(out.carry, metrics | out.metrics)
+
+    def of_objects(params, teacher, outputs, carry, level, progress):
+        """L_cv + L_ci with the objects of this batch and those of the memory."""
+        lam = position_weight(c, progress)
+        assigned = assign(outputs.teacher_tokens, outputs.positions, outputs.seeds, lam)
+        found, valid = jax.lax.stop_gradient(ops.object_tokens(outputs.teacher_tokens, assigned))
+        # The student's objects follow the TEACHER's assignment.
+        student, _ = ops.object_tokens(outputs.student_tokens, assigned)
+        student, target = (
+            multicrop.views_first(embed(tree, x))
+            for tree, x in ((params, student), (teacher, found))
+        )
+        metrics = {"position_weight": lam, "objects_per_image": valid.sum() / valid.shape[0]}
+        center = level.moved_center(target, valid, c.center_momentum)
+        new = carry | {"center": carry["center"] | {"objects": center}}
+        retrieved = {}
+        if retrieves:
+            memory = carry["memory"]
+            neighbours, cycle, exists = objects.retrieve(found, valid, memory, group=c.group)
+            metrics |= objects.bootstrapping(cycle, valid)
+            metrics["memory_fill"] = ops.memory_valid(memory).mean()
+            if not c.cycle:
+                cycle = jnp.broadcast_to(valid & exists, cycle.shape)
+            retrieved = dict(neighbours=embed(teacher, neighbours), cycle=cycle, counts=c.counts)
+            # Only now, so that no object finds itself.
+            new["memory"] = objects.remember(memory, found, valid)
+        terms = losses.cribo_objects(
+            student,
+            target,
+            valid,
+            log_target=level.log_target,
+            log_prediction=level.log_prediction,
+            chunk=c.chunk or None,
+            **retrieved,
+        )
+        loss = c.cross_view_weight * terms["cross_view_loss"]
+        metrics["cross_view_loss"] = terms.pop("cross_view_loss")
+        if retrieves:
+            gate = (progress.epoch >= c.start_epoch).astype(jnp.float32)
+            metrics["cross_image_loss"] = gate * terms.pop("cross_image_loss")
+            loss = loss + c.cross_image_weight * metrics["cross_image_loss"]
+        metrics |= {f"object_{name}": value for name, value in terms.items()}
+        return loss, base.Output(new, metrics)
+
+    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
+        return multicrop.features(
+            backbone.teacher,
+            params["backbone"],
+            images,
+            token="cls",
+            patch=m.patch,
+            layers=layers,
+            attention=attention,
+        )
+
+    return base.Method(
+        views=views,
+        init=init,
+        encode=encode,
+        objective=objective,
+        features=features,
+        teacher_of=lambda params: params,
+        rules=multicrop.last_layer_rules(
+            "head/(images|objects)",
+            freeze_epochs=c.freeze_last_layer_epochs,
+            fixed_gain=c.norm_last_layer,
+        ),
+        health=functools.partial(health, prototypes=c.prototypes),
+        flops=flops(config, views),
+    )
+
+
+def joint(array):
+    """[B, 2, N, ...] -> [B, 2N, ...]: view 1, then view 2."""
+    return array.reshape(array.shape[0], -1, array.shape[-1])
+
+
+def health(metrics, prototypes: int) -> list[str]:
+    """Targets of images and objects; views that share no object; a full memory that nothing comes
+    back from.
+    """
+    warnings = base.spread_warnings(metrics)
+    for level in ("image", "object"):
+        warnings += base.assignment_warnings(metrics, level, prototypes)
+    if metrics.get("objects_per_image", 1.0) < 1:
+        warnings.append(
+            "hardly any object: views share no cluster; raise views.global_scale, or lower"
+            " cribo.clusters"
+        )
+    if metrics.get("memory_fill", 0.0) == 1 and metrics["bootstrapping_ratio"] < 1e-3:
+        warnings.append(
+            "no bootstrapping: hardly a neighbour leads back to its object; later than the first"
+            " epochs: lower cribo.clusters"
+        )
+    return warnings
+
+
+def flops(config, views: recipe.ViewRecipe) -> float:
+    """Of encoders and head, and of the search in the memory, which is no small part of them.
+
+    Tokens of the head: two images and the objects of two views, and for the teacher as many
+    neighbours. The logits that are worked out twice to save memory count once.
+    """
+    c, m = config.cribo, config.model
+    total = multicrop.flops(zoo.vit_config(m), views, student=("global",))
+    head = multicrop.head_flops(
+        m.width, c.head_hidden, c.head_hidden, c.head_bottleneck, c.prototypes
+    )
+    with_objects = c.cross_view_weight > 0 or c.cross_image_weight > 0
+    total += (3 + 1) * head * (2 + 2 * c.clusters * with_objects)
+    if c.cross_image_weight > 0:
+        batch = config.optim.batch_size
+        group = min(c.group or batch, batch)
+        total += head * 2 * c.clusters
+        total += objects.retrieval_flops(c.clusters, m.width, memory=c.memory, group=group)
+    return total

@@ -1,0 +1,115 @@
+"""The objects of CrIBo: finding, remembering and retrieving them."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import ops
+
+_VIEWS = ("first", "second")  # names of the two halves of the memory
+
+
+def clustering(section, num_clusters: int) -> Callable:
+    """The clustering of tokens that a section `cribo` of the config describes (appendix B).
+
+    Returns:
+      assign(tokens [B, n, d], positions [B, n, 2], seeds [B] keys, position_weight) -> assignments
+      [B, n, K] to K = num_clusters objects; position_weight, lambda_pos, is a number or a traced
+      scalar. K-means (table 12) has neither balance nor positions.
+    """
+    kmeans = section.clustering == "kmeans"
+
+    def assign(tokens, positions, seeds, position_weight):
+        return ops.joint_view_clustering(
+            tokens,
+            positions,
+            num_clusters=num_clusters,
+            seeds=seeds,
+            position_weight=0.0 if kmeans else position_weight,
+            temperature=section.cluster_temperature,
+            num_iters=section.cluster_iters,
+            sinkhorn_iters=0 if kmeans else section.sinkhorn_iters,
+            normalize=section.normalize,
+            update_marginals=section.update_marginals,
+            hard=section.hard,
+        )
+
+    return assign
+
+
+def empty_memory(size: int, width: int) -> ops.Memory:
+    """A memory of `size` objects.
+
+    A row is an object in both views, so that they stay paired, whether it is valid, and the inverse
+    norms that the search needs.
+    """
+    spec = dict.fromkeys(_VIEWS, ((width,), jnp.float32)) | {
+        f"{name}_inverse_norm": ((), jnp.float32) for name in _VIEWS
+    }
+    return ops.memory_init(spec | {"valid": ((), jnp.bool_)}, size)
+
+
+def retrieve(objects, valid, memory, *, group: int):
+    """Nearest neighbours in the memory (eq. 2) and whether the way back leads to the object again
+    (eq. 4).
+
+    Args:
+      objects: the teacher's [B, 2, K, d].
+      valid: [B, K] bool.
+      memory: as it is before it takes these objects.
+      group: images among which the way back is searched; 0 = all.
+
+    Returns:
+      neighbours [2, B, K, d], raw rows of the memory; consistent [2, B, K] bool; exists, bool:
+      whether the memory holds any object.
+    """
+    rows, exists = memory["rows"], ops.memory_valid(memory) & memory["rows"]["valid"]
+    neighbours, consistent = [], []
+    for view, (own, other) in enumerate((_VIEWS, _VIEWS[::-1])):
+        cycle = ops.cycle_consistent(
+            objects[:, view],
+            objects[:, 1 - view],
+            rows[own],
+            rows[other],
+            where=valid,
+            bank_where=exists,
+            inverse_norms=rows[f"{own}_inverse_norm"],
+            group_size=group or None,
+        )
+        neighbours.append(rows[own][cycle.index])
+        consistent.append(cycle.consistent)
+    return jnp.stack(neighbours), jnp.stack(consistent), exists.any()
+
+
+def remember(memory, objects, valid) -> ops.Memory:
+    """The memory after objects [B, 2, K, d] with their validity [B, K]: K rows an image, so that
+    the oldest images go first.
+    """
+    rows = {"valid": valid.reshape(-1)}
+    for view, name in enumerate(_VIEWS):
+        rows[name] = objects[:, view].reshape(-1, objects.shape[-1])
+        square = jnp.square(rows[name]).sum(axis=-1)
+        rows[f"{name}_inverse_norm"] = jax.lax.rsqrt(jnp.where(square > 0, square, 1))
+    return ops.memory_push(memory, rows)
+
+
+def bootstrapping(consistent, valid) -> dict:
+    """Z_1, Z_2 and the share of cycles that close, of the valid objects and of all B K candidates
+    (fig. 6).
+    """
+    cycles = consistent.sum(axis=(1, 2)).astype(jnp.float32)
+    ratio, share = (cycles.sum() / (2 * n) for n in (jnp.maximum(1, valid.sum()), valid.size))
+    return {
+        "cycles_first": cycles[0],
+        "cycles_second": cycles[1],
+        "bootstrapping_ratio": ratio,
+        "bootstrapping_share": share,
+    }
+
+
+def retrieval_flops(num_clusters: int, width: int, *, memory: int, group: int) -> float:
+    """Matrix-product FLOPs of `retrieve` for one image: in each view, K objects against those of
+    `memory` images, and back against those of `group` images.
+    """
+    return 2.0 * 2 * num_clusters * num_clusters * (memory + group) * width

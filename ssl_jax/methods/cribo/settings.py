@@ -1,0 +1,118 @@
+"""The settings of CrIBo."""
+
+import math
+
+import jax.numpy as jnp
+
+from ssl_jax import ops
+from ssl_jax.config import InputError, key
+from ssl_jax.methods import multicrop
+
+WEIGHTS = ("global_weight", "cross_view_weight", "cross_image_weight")
+
+
+def defaults() -> dict:
+    """The section `cribo` of the config: the published values for ViT-S/16 on ImageNet."""
+    return dict(
+        head_hidden=key(2048, "width of the hidden layers that images and objects share", least=1),
+        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1),
+        prototypes=key(65536, "P, of each of the two last layers", least=2),
+        norm_last_layer=key(
+            False, "gain fixed at 1 (published ViT-B); False: it learns and decays (ViT-S)"
+        ),
+        freeze_last_layer_epochs=key(
+            1, "the last layers and their moments do not move before", unit="epochs", least=0
+        ),
+        **multicrop.temperature_keys(),
+        center_momentum=key(0.9, "of both centers", least=0, below=1),
+        global_weight=key(1.0, "of the loss over images, L_g", least=0),
+        cross_view_weight=key(1.0, "of the loss over the views of an object, L_cv", least=0),
+        cross_image_weight=key(
+            1.0, "of the loss over an object and its neighbour, L_ci; 0: no memory", least=0
+        ),
+        clusters=key(32, "K, candidate objects per image", least=1),
+        clustering=key(
+            "sinkhorn",
+            '"kmeans" has neither balance nor positions (table 12)',
+            choices=("sinkhorn", "kmeans"),
+        ),
+        position_weight=key(1.0, "lambda_pos in epoch 0", least=0),
+        final_position_weight=key(
+            -1.0, "lambda_pos in the last epoch, linear in between; below 0 = constant"
+        ),
+        cluster_temperature=key(0.05, "1 / lambda", above=0),
+        cluster_iters=key(5, "rounds of assignment and update", least=1),
+        sinkhorn_iters=key(5, "scalings per round", least=1),
+        normalize=key(
+            "image",
+            'costs are brought to [0, 1] per image, or over the "batch" (official code)',
+            choices=("image", "batch"),
+        ),
+        update_marginals=key(
+            True, "column marginals follow cluster sizes (published runs); False: uniform (paper)"
+        ),
+        hard=key(True, "one cluster per token, or soft assignments"),
+        memory=key(25000, "S, images whose objects are remembered", unit="images", least=1),
+        cycle=key(True, "only cycle-consistent neighbours count; False: all (table 8)"),
+        group=key(
+            128,
+            "among so many images the way back is searched (official code: a device's batch);"
+            " 0 = the batch",
+            unit="images",
+            least=0,
+        ),
+        counts=key(
+            "own",
+            'each view is divided by its own number of cycles, or both by that of the "first"'
+            " (official code)",
+            choices=("own", "first"),
+        ),
+        start_epoch=key(1, "first epoch with L_ci", unit="epochs", least=0),
+        chunk=key(
+            0,
+            "images whose logits are held at a time; 0 = by the number of logits",
+            unit="images",
+            least=0,
+            free=True,
+        ),
+    )
+
+
+def check(config) -> None:
+    """Refuses settings that contradict each other. Raises InputError."""
+    c, v = config.cribo, config.views
+    if not any(c[name] for name in WEIGHTS):
+        raise InputError(
+            f"{', '.join(f'cribo.{name}' for name in WEIGHTS)} are all 0; there is nothing to learn"
+            " from"
+        )
+    if not config.model.cls:
+        raise InputError(
+            "model.cls is False but CrIBo's image is the class token; set model.cls=True"
+        )
+    for name, wanted in (("global_count", 2), ("local_count", 0), ("mask", "none")):
+        if v[name] != wanted:
+            raise InputError(
+                f"views.{name} is {v[name]!r}; CrIBo has two global views, no local ones and no"
+                f" masks: set it to {wanted!r}"
+            )
+    tokens = 2 * (v.global_size // config.model.patch) ** 2
+    if c.clusters > tokens:
+        raise InputError(
+            f"cribo.clusters is {c.clusters}, but two views of {v.global_size} px have {tokens}"
+            f" tokens; use at most {tokens}"
+        )
+
+
+def position_weight(section, progress):
+    """lambda_pos: constant, or linear from the first to the last epoch, constant within an
+    epoch.
+    """
+    if section.final_position_weight < 0:
+        return jnp.float32(section.position_weight)
+    return ops.linear_warmup(
+        progress.epoch,
+        start=section.position_weight,
+        end=section.final_position_weight,
+        warmup=math.ceil(progress.total_epochs),
+    )

@@ -1,0 +1,250 @@
+"""FLSL: feature-level self-supervised learning (NeurIPS 2023).
+
+Bi-level clustering of patch tokens, without a class token. Within a view, a token is pulled to its
+mode, one mean-shift step over the view's own tokens (self-attention without parameters). Between
+views, the mode's centroid must be that of the teacher's mode, found by the same token in the
+teacher's view (cross-attention). So a student view has to lie inside the teacher's.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import losses, ops
+from ssl_jax.config import InputError, key
+from ssl_jax.methods import base, multicrop
+from ssl_jax.methods.flsl import crops, modes
+from ssl_jax.models import heads, zoo
+from ssl_jax.views import recipe, windows
+
+WINDOWS = {"student": "window", "local": "local_window"}  # student views: the key of their window
+
+
+def defaults() -> dict:
+    """The section `flsl` of the config: the paper's values for ViT-S/16 on ImageNet."""
+    # Inverse temperatures are given times the token width D. After a LayerNorm |z|^2 is D at first,
+    # so that they multiply cosines and keep their meaning at any width. The published code has
+    # tau = .1 / sqrt(384) and .2 / sqrt(384) for every network: D = 768 doubles tau x D.
+    return dict(
+        v=key(0.03, "weight of a token's distance to its mode; 0 collapses", least=0),
+        v_start=key(-1.0, "v at step 0, then half a cosine to v; below 0 = v throughout"),
+        eta=key(1.0, "weight of the agreement of modes across views", least=0),
+        gamma=key(5.0, "weight of the mean prediction's divergence from uniform", least=0),
+        sa_sharpness=key(0.1 * 384**0.5, "tau_sa x D of the self-attention", least=0),
+        ca_sharpness=key(
+            0.2 * 384**0.5,
+            "tau_ca x D of the cross-attention; below sa_sharpness it collapses (published code)",
+            least=0,
+        ),
+        sa_sharpness_start=key(
+            -1.0, "tau_sa x D in epoch 0, then half a cosine by epochs; below 0 = constant"
+        ),
+        ca_sharpness_start=key(-1.0, "the same of tau_ca x D"),
+        normalize=key(False, "scale tokens to |z|^2 = D: attention by true cosines (eq. 4)"),
+        window=key(2, "one query per window x window patches of a global student view", least=1),
+        local_window=key(2, "the same of a local view", least=1),
+        random_position=key(True, "any patch of a window, or (False) the upper left one"),
+        nested=key(True, "student views are crops of the teacher's; False: this collapses"),
+        student_scale=key(
+            (0.5, 1.0),
+            "area of a global student view / area of the teacher's (of the image, if not nested)",
+            above=0,
+            most=1,
+            length=2,
+            ordered=True,
+        ),
+        photometric=key(
+            "either",
+            '"both": blur, then solarize (paper); "either": half of the views only blur, half'
+            " blur with views.blur_prob[1] and solarize (published code)",
+            choices=("either", "both"),
+        ),
+        head_hidden=key(2048, "width of the head's two hidden layers", least=1),
+        head_bottleneck=key(256, "width before the centroids, L2-normalised", least=1),
+        prototypes=key(4096, "K, centroids: rows of the last layer, with gain 1", least=2),
+        freeze_last_layer_epochs=key(
+            1, "the last layer and its moments do not move before", unit="epochs", least=0
+        ),
+        **multicrop.temperature_keys(),
+        targets=key(
+            "softmax",
+            'softmax of the teacher; "centered": minus a moving average, as DINO; "batch_softmax":'
+            " the paper's Sinkhorn",
+            choices=("softmax", "centered", "batch_softmax"),
+        ),
+        center_momentum=key(0.9, "of that moving average", least=0, below=1),
+    )
+
+
+def check(config) -> None:
+    """Refuses settings that contradict each other. Raises InputError."""
+    c, v, m = config.flsl, config.views, config.model
+    multicrop.check_no_masks(config, "FLSL")
+    if m.cls or m.queries:
+        raise InputError("FLSL has patch tokens only; set model.cls=False and model.queries=0")
+    if v.global_count not in (1, 2):
+        raise InputError(
+            f"views.global_count is {v.global_count}; FLSL has 1 teacher view, or 2 for the"
+            " symmetric loss"
+        )
+    sizes = {"window": "global_size"} | ({"local_window": "local_size"} if v.local_count else {})
+    for name, size in sizes.items():
+        grid = v[size] // m.patch
+        if c[name] > grid:
+            raise InputError(
+                f"flsl.{name} is {c[name]}; views.{size}={v[size]} has {grid} x {grid} patches: use"
+                f" 1 to {grid}"
+            )
+
+
+class Outputs(NamedTuple):
+    """At the Q sampled tokens of all student views of an image."""
+
+    tokens: jax.Array  # [B, Q, d], the student's
+    modes: jax.Array  # [B, Q, d], of these tokens in their own view
+    student: jax.Array  # [B, Q, K], centroid scores of these modes
+    teacher: jax.Array  # [B, Q, K], of the modes in the teacher's view
+    attention: dict  # {meter: [B]}: how sharp the attention of the global student views is
+
+
+def make(config) -> base.Method:
+    """FLSL with the networks and settings of a resolved config."""
+    c, m = config.flsl, config.model
+    views = crops.nested(config)
+    backbone = multicrop.encoders(m)
+    head = heads.dino_head(
+        m.width,
+        c.prototypes,
+        hidden=c.head_hidden,
+        bottleneck=c.head_bottleneck,
+        init_std=m.init_std,
+        dtype=m.dtype,
+    )
+
+    def init(key):
+        """Encoder and head; carry: the center [K], zeros, if targets are centered."""
+        key_backbone, key_head = jax.random.split(key)
+        params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
+        centered = c.targets == "centered"
+        return params, {"center": jnp.zeros(c.prototypes, jnp.float32)} if centered else {}
+
+    def patches(encoder, params, group, keys=None):
+        tokens = multicrop.encode(encoder, params["backbone"], group, keys=keys).patches
+        return heads.l2_normalize(tokens) * m.width**0.5 if c.normalize else tokens
+
+    def sharpness(name, progress):
+        """tau x D of an attention, constant within an epoch."""
+        end, start = c[f"{name}_sharpness"], c[f"{name}_sharpness_start"]
+        return towards(end, start, progress.epoch, progress.total_epochs)
+
+    def encode(params, teacher, constants, views, keys, progress):
+        keys = multicrop.split_keys(keys, 4)
+        tau_sa, tau_ca = (sharpness(name, progress) / m.width for name in ("sa", "ca"))
+        group = views["global"]
+        if "other" in views:
+            both = jnp.concatenate([group.images, views["other"].images], axis=1)
+            group = group._replace(images=both)
+        clean = patches(backbone.teacher, teacher, group)  # [B, T, N, d]
+
+        parts = []
+        for i, (name, window) in enumerate(WINDOWS.items()):
+            if name in views:
+                own = patches(backbone.student, params, views[name], keys[:, 2 * i])
+                view_keys = multicrop.split_keys(keys[:, 2 * i + 1], own.shape[1])
+                grid = views[name].images.shape[2] // m.patch
+                index = windows.sample(
+                    view_keys, grid, c[window], random_position=c.random_position
+                )
+                parts.append(modes.both_views(own, clean, index, tau_sa, tau_ca))
+                if name == "student":
+                    attention = modes.attention_meters(own, clean, index, tau_sa, tau_ca)
+        found = modes.Modes(*(jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
+        return Outputs(
+            found.tokens,
+            found.modes,
+            student=head.apply(params["head"], found.modes),
+            teacher=head.apply(teacher["head"], found.teacher_modes),
+            attention=attention,
+        )
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        """L = v L_intra + eta L_inter + gamma L_vmr (eq. 13) over all tokens of the batch; then the
+        center, if there is one.
+        """
+        v = towards(c.v, c.v_start, progress.step, progress.total_steps)
+        tau = multicrop.teacher_temperature(c, progress.epoch, c.teacher_temperature_epochs)
+        if c.targets == "batch_softmax":
+            log_targets = losses.batch_softmax(outputs.teacher, temperature=tau)
+        else:
+            center = carry.get("center", jnp.zeros(c.prototypes))
+            log_targets = ops.centered_softmax(outputs.teacher, center, temperature=tau, log=True)
+        terms = losses.flsl(
+            outputs.tokens,
+            outputs.modes,
+            outputs.student,
+            log_targets,
+            weights=(v, c.eta, c.gamma),
+            temperature=c.student_temperature,
+        )
+        if carry:
+            carry = {"center": ops.ema_center(center, outputs.teacher, momentum=c.center_momentum)}
+        unit = jax.lax.stop_gradient(heads.l2_normalize(outputs.tokens))
+        metrics = {f"mode_{name}": value for name, value in terms.items()}
+        metrics |= {f"attention_{name}": x.mean() for name, x in outputs.attention.items()}
+        metrics |= {
+            "embedding_spread": base.spread(unit.reshape(-1, m.width)),
+            "token_spread": base.spread(unit),
+            "v": v,
+            "teacher_temperature": tau,
+        }
+        return terms["loss"], base.Output(carry, metrics)
+
+    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
+        """The image is the mean of its patches."""
+        return multicrop.features(
+            backbone.teacher,
+            params["backbone"],
+            images,
+            token="mean",
+            patch=m.patch,
+            layers=layers,
+            attention=attention,
+        )
+
+    def health(metrics):
+        warnings = base.assignment_warnings(metrics, "mode", c.prototypes)
+        return warnings + base.spread_warnings(metrics)
+
+    return base.Method(
+        views=views,
+        init=init,
+        encode=encode,
+        objective=objective,
+        features=features,
+        teacher_of=lambda params: params,
+        rules=multicrop.last_layer_rules(
+            "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=True
+        ),
+        health=health,
+        flops=flops(config, views),
+    )
+
+
+def towards(end, start, position, total):
+    """`end`, reached from `start` at position `total` on half a cosine; start < 0: `end`."""
+    return ops.warmup_cosine(position, base=start if start >= 0 else end, end=end, total=total)
+
+
+def flops(config, views: recipe.ViewRecipe) -> float:
+    """Of encoders and head; the mean shift adds less than 1 % to a ViT-S/16."""
+    c, m = config.flsl, config.model
+    student = tuple(name for name in WINDOWS if name in dict(views.groups))
+    teacher = tuple(name for name, _ in views.groups if name not in student)
+    asked = {name: views[name].grid[0] // c[WINDOWS[name]] for name in student}
+    tokens = sum(views[name].count * side**2 for name, side in asked.items())
+    head = multicrop.head_flops(
+        m.width, c.head_hidden, c.head_hidden, c.head_bottleneck, c.prototypes
+    )
+    encoders = multicrop.flops(zoo.vit_config(m), views, student=student, teacher=teacher)
+    return encoders + (3 + 1) * tokens * head  # three times for the student, once for the teacher

@@ -1,0 +1,142 @@
+"""SOP: Self-Organizing Visual Prototypes for non-parametric representation learning.
+
+No learned prototypes. At every step anchors are drawn from a memory of teacher embeddings, each
+anchor is joined by its nearest memory rows ("support embeddings"), and these members vote: an
+embedding's prediction is a distribution over the anchors (section 2.2 of the paper). The student
+matches the teacher's prediction across views (class token) and inside masked views (patches).
+
+SOVE, its older version, is this module with other defaults (`methods.sove`); networks and memories
+are in `embeddings`.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import losses, ops
+from ssl_jax.config import InputError, key
+from ssl_jax.methods import base
+from ssl_jax.methods.multicrop import views_first
+from ssl_jax.methods.sop import embeddings
+
+
+def defaults() -> dict:
+    """The section `sop` of the config: the paper's values for ViT-S/16 on ImageNet."""
+    return dict(
+        **embeddings.shared_keys(),
+        contributions=key(
+            "similarity",
+            'rule for Y: "similarity" (official code), "smoothed" (pseudo-code) or "onehot"',
+            choices=("similarity", "smoothed", "onehot"),
+        ),
+        smoothing=key(0.1, "eps: the anchor's own weight is 1 - eps", above=0, below=1),
+        pool=key(
+            "exclude_anchors",
+            'who may support an anchor: no anchor ("exclude_anchors", official code) or any row'
+            ' but the anchor itself ("self", pseudo-code)',
+            choices=("exclude_anchors", "self"),
+        ),
+        anchors=key(
+            "random",
+            'drawn anew each step ("random"), or vectors kept from the start ("fixed", the ablation'
+            " that collapses)",
+            choices=("random", "fixed"),
+        ),
+        cls=dict(
+            weight=key(1.0, "lambda_1", least=0),
+            anchors=key(4096, "K, SOPs of a task", least=2),
+            members=key(9, "embeddings per SOP, the anchor included", least=1),
+            tasks=key(4, "T_C, independent draws of anchors per step", least=1),
+            memory=key(65536, "N_C, rows of the class memory", least=1),
+        ),
+        patch=dict(
+            weight=key(1.0, "lambda_2; 0 switches masks and patch loss off", least=0),
+            anchors=key(512, "K, SOPs of a task", least=2),
+            members=key(1, "embeddings per SOP, the anchor included", least=1),
+            tasks=key(1, "T_P, independent draws of anchors per step", least=1),
+            memory=key(8192, "N_p, rows of the patch memory", least=1),
+        ),
+    )
+
+
+def check(config) -> None:
+    """Refuses settings that contradict each other. Raises InputError."""
+    embeddings.check(config)
+    c = config[config.method]
+    for name in ("cls", "patch"):
+        task = c[name]
+        excluded = task.anchors if c.anchors == "random" and c.pool == "exclude_anchors" else 0
+        if task.anchors > task.memory or task.members - 1 > task.memory - excluded:
+            raise InputError(
+                f"{config.method}.{name}.memory is {task.memory}, too small for {task.anchors}"
+                f" anchors with {task.members - 1} further members each; it must be at least"
+                f" {task.anchors + task.members - 1}"
+            )
+
+
+def make(config) -> base.Method:
+    """SOP, or SOVE, with the networks and settings of a resolved config."""
+    c = config[config.method]
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        """L = lambda_1 L_CLS + lambda_2 L_MIM (eq. 2 and 4); then the memories take the teacher's
+        embeddings of this batch."""
+        temperatures = embeddings.temperatures(c, progress)
+        key_cls, key_patch = jax.random.split(key)
+        target = views_first(outputs.teacher)
+
+        sops = build(c, c.cls, carry["cls"], key_cls)
+        terms = losses.sop(views_first(outputs.student), target, *sops, **temperatures)
+        loss = c.cls.weight * terms["loss"]
+        metrics = {f"cls_{name}": value for name, value in terms.items()}
+
+        if "patch" in carry:
+            sops = build(c, c.patch, carry["patch"], key_patch)
+            patches = (outputs.student_patches, outputs.teacher_patches, outputs.masks)
+            student_patches, target_patches, masks = map(views_first, patches)
+            terms = losses.sop_patch(student_patches, target_patches, *sops, masks, **temperatures)
+            loss = loss + c.patch.weight * terms["loss"]
+            metrics |= {f"patch_{name}": value for name, value in terms.items()}
+
+        metrics["embedding_spread"] = base.spread(target)
+        metrics["teacher_temperature"] = temperatures["teacher_temperature"]
+        return loss, base.Output(embeddings.remember(carry, outputs), metrics)
+
+    method = embeddings.method(config, objective)
+    if c.anchors == "random":
+        return method
+
+    def init(key):
+        """As with random anchors; the carry holds the fixed ones, unit vectors [T, K, d]."""
+        params, carry = method.init(key)
+        keys = jax.random.split(key, 6)[4:]  # the first four are of networks and memories
+        for name, key_anchors in zip(carry, keys, strict=False):
+            shape = (c[name].tasks, c[name].anchors, c.head_out)
+            anchors = jax.random.normal(key_anchors, shape)
+            carry[name]["anchors"] = anchors / jnp.linalg.norm(anchors, axis=-1, keepdims=True)
+        return params, carry
+
+    return method._replace(init=init)
+
+
+def build(section, task, held, key):
+    """SOPs of all independent tasks: members [T, K, M, d] and contributions [T, K, M] (section
+    2.2).
+
+    task: `cls` or `patch` of the section; held: its part of the carry.
+    """
+    rows = held["memory"]["rows"]["embedding"]
+    if "anchors" in held:
+        anchors = held["anchors"]
+    else:
+        anchors = ops.sample_anchors(key, rows.shape[0], task.anchors, num_tasks=task.tasks)
+
+    def one(anchors):
+        members, similarity = ops.build_sops(
+            rows, anchors, num_members=task.members, pool=section.pool
+        )
+        weights = ops.sop_weights(
+            similarity, rule=section.contributions, smoothing=section.smoothing
+        )
+        return members, weights
+
+    return jax.lax.map(one, anchors)

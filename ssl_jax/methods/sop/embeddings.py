@@ -1,0 +1,201 @@
+"""What SOP, SOVE and MaSSL share: a student, its EMA teacher, and memories of embeddings.
+
+Both networks embed views with an encoder and a projection head. The teacher's embeddings enter ring
+memories, and rows of a memory vote where other methods have learned prototypes. Which rows vote,
+and the loss, are each method's own. The sections of the three methods have the same keys, but
+MaSSL's has no patch objective.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import ops
+from ssl_jax.config import InputError, key
+from ssl_jax.methods import base, multicrop
+from ssl_jax.models import heads, zoo
+from ssl_jax.views import recipe
+
+
+class Outputs(NamedTuple):
+    """Embeddings of unit length, d wide, of the views of each image.
+
+    student: [B, V, d], global views first. teacher: [B, 2, d], clean global views.
+
+    The rest only with a patch objective; m is the largest number of masked patches of a view.
+    student_patches, teacher_patches: [B, 2, m, d], masked ones first. masks: [B, 2, m], True =
+    masked. memory_patch: [B, d], the teacher's of a random patch of global view 2.
+    """
+
+    student: jax.Array
+    teacher: jax.Array
+    student_patches: jax.Array | None = None
+    teacher_patches: jax.Array | None = None
+    masks: jax.Array | None = None
+    memory_patch: jax.Array | None = None
+
+
+def shared_keys() -> dict:
+    """The keys of networks and temperatures."""
+    return dict(
+        head_hidden=key(2048, "width of the head's two hidden layers", least=1),
+        head_out=key(256, "d, width of the L2-normalised embedding", least=1),
+        global_token=multicrop.token_key(),
+        **multicrop.temperature_keys(),
+    )
+
+
+def tasks(section) -> tuple[str, ...]:
+    """The objectives in use: "cls", and "patch" where its weight is above 0."""
+    return ("cls", "patch") if "patch" in section and section.patch.weight > 0 else ("cls",)
+
+
+def check(config) -> None:
+    """Refuses settings of the shared keys that contradict each other. Raises InputError."""
+    multicrop.check_token(config)
+    if "patch" in config[config.method]:
+        multicrop.check_weights(config)
+    if config.views.global_count != 2:
+        raise InputError(
+            f"views.global_count is {config.views.global_count}; {config.method.upper()} needs"
+            " exactly 2 global views"
+        )
+
+
+def method(config, objective) -> base.Method:
+    """The networks and memories of a resolved config as a Method with this objective."""
+    c, m = config[config.method], config.model
+    views = recipe.recipe_multicrop(config.views, m.patch)
+    with_patches = "patch" in tasks(c)
+    most_masked = recipe.max_masked(views, "global")
+    backbone = multicrop.encoders(m, masked=with_patches)
+    head = heads.projection_head(
+        m.width, hidden=c.head_hidden, out=c.head_out, init_std=m.init_std, dtype=m.dtype
+    )
+
+    def init(key):
+        """Encoder and head; carry: for every objective a memory of random unit rows."""
+        key_backbone, key_head, *key_memories = jax.random.split(key, 6)
+        params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
+        row = {"embedding": ((c.head_out,), jnp.float32)}
+        carry = {
+            name: {"memory": ops.memory_init(row, c[name].memory, filled=key_memory)}
+            for name, key_memory in zip(tasks(c), key_memories, strict=False)
+        }
+        return params, carry
+
+    def embed(encoder, params, group, keys=None, masked=False):
+        """Tokens of a group of views [B, V, ...] and the embedding of each view [B, V, d]."""
+        tokens = multicrop.encode(encoder, params["backbone"], group, keys=keys, masked=masked)
+        return tokens, head.apply(params["head"], multicrop.global_token(tokens, c.global_token))
+
+    def encode(params, teacher, constants, views, keys, progress):
+        keys = multicrop.split_keys(keys, 3)
+        group = views["global"]
+        clean, target = embed(backbone.teacher, teacher, group)
+        masked, student = embed(backbone.student, params, group, keys[:, 0], with_patches)
+        if "local" in views:
+            _, local = embed(backbone.student, params, views["local"], keys[:, 1])
+            student = jnp.concatenate([student, local], axis=1)
+        outputs = Outputs(student, target)
+        if not with_patches:
+            return outputs
+
+        # Only masked patches have a loss: the head is spared the others.
+        index, masks = multicrop.masked_first(group.masks, most_masked)
+
+        def one_patch(key):
+            return jax.random.randint(key, (1,), 0, group.masks.shape[-1])
+
+        # One random patch of global view 2 per image enters the patch memory (appendix A).
+        pick = jax.vmap(one_patch)(keys[:, 2])
+        return outputs._replace(
+            student_patches=head.apply(params["head"], multicrop.take(masked.patches, index)),
+            teacher_patches=head.apply(teacher["head"], multicrop.take(clean.patches, index)),
+            masks=masks,
+            memory_patch=head.apply(
+                teacher["head"], multicrop.take(clean.patches[:, 1], pick)
+            ).squeeze(1),
+        )
+
+    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
+        """extras, of weights that hold a head: embedding [B, d] of the image, and with a patch
+        objective patch_embeddings [B, h, w, d]."""
+        features = multicrop.features(
+            backbone.teacher,
+            params["backbone"],
+            images,
+            token=c.global_token,
+            patch=m.patch,
+            layers=layers,
+            attention=attention,
+        )
+        if not extras or "head" not in params:
+            return features
+        shown = {"embedding": head.apply(params["head"], features.image)}
+        if with_patches:
+            shown["patch_embeddings"] = head.apply(params["head"], features.patches)
+        return features._replace(extras=shown)
+
+    def health(metrics):
+        warnings = []
+        for name in tasks(c):
+            warnings += base.assignment_warnings(metrics, name, c[name].anchors)
+        return warnings + base.spread_warnings(metrics)
+
+    return base.Method(
+        views=views,
+        init=init,
+        encode=encode,
+        objective=objective,
+        features=features,
+        teacher_of=multicrop.without_mask_token,
+        health=health,
+        flops=_flops(c, m, views),
+    )
+
+
+def remember(carry, outputs: Outputs):
+    """The carry with the teacher's embeddings of this batch in its memories: global view 2, and one
+    patch of it per image.
+
+    For the end of `objective`: the losses read the memories as they were before this step.
+    """
+    rows = {"cls": outputs.teacher[:, 1], "patch": outputs.memory_patch}
+    return {
+        name: {**held, "memory": ops.memory_push(held["memory"], {"embedding": rows[name]})}
+        for name, held in carry.items()
+    }
+
+
+def temperatures(section, progress) -> dict:
+    """tau_s, and tau_t with its linear warm-up per step (not per epoch, as in DINO)."""
+    warm = ops.linear_warmup(
+        progress.step,
+        start=section.teacher_temperature,
+        end=section.final_teacher_temperature,
+        warmup=section.teacher_temperature_epochs * progress.steps_per_epoch,
+    )
+    return dict(student_temperature=section.student_temperature, teacher_temperature=warm)
+
+
+def _flops(section, model, views: recipe.ViewRecipe) -> float:
+    """Matrix-product FLOPs for one image of encoders, head and votes.
+
+    A student's embedding counts three times (forward and both gradients), a teacher's once. The
+    search for the members is left out: it is done once a step, not once an image.
+    """
+    groups = dict(views.groups)
+    hidden = section.head_hidden
+    head = 2 * (model.width * hidden + hidden * hidden + hidden * section.head_out)
+    student = {"cls": sum(group.count for group in groups.values())}
+    teacher = {"cls": groups["global"].count}
+    student["patch"] = teacher["patch"] = teacher["cls"] * recipe.max_masked(views, "global")
+    total = multicrop.flops(zoo.vit_config(model), views, student=tuple(groups))
+    for name in tasks(section):
+        task = section[name]
+        members = task.tasks * task.anchors * task.get("members", 1)
+        vote = 2 * members * section.head_out
+        total += (3 * student[name] + teacher[name]) * (head + vote)
+    return total

@@ -1,0 +1,79 @@
+"""What SOP, SOVE and MaSSL share: temperatures, features, health, cost."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssl_jax import methods
+from ssl_jax.methods import multicrop
+from ssl_jax.methods.sop import embeddings
+from ssl_jax.models import zoo
+from tests.methods import embeddings_case as case
+
+NAMES = ("sop", "sove", "massl")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_temperature_rises_with_every_step_to_its_end(name):
+    section = case.config_of(name)[name]
+
+    def at(step):
+        return embeddings.temperatures(section, case.PROGRESS._replace(step=jnp.int32(step)))
+
+    values = [float(at(step)["teacher_temperature"]) for step in range(12)]
+    np.testing.assert_allclose(
+        values[:8],
+        np.linspace(section.teacher_temperature, section.final_teacher_temperature, 8),
+        rtol=1e-6,
+    )
+    np.testing.assert_allclose(values[8:], section.final_teacher_temperature, rtol=1e-6)
+    assert at(0)["student_temperature"] == section.student_temperature
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extras_are_embeddings_of_weights_with_a_head(name):
+    method = methods.make(case.config_of(name))
+    params, _ = jax.eval_shape(method.init, jax.random.key(0))
+    images = jax.ShapeDtypeStruct((2, 16, 16, 3), jnp.float32)
+
+    def extras(params, asked):
+        features = jax.eval_shape(lambda p, x: method.features(p, x, extras=asked), params, images)
+        return {name: x.shape for name, x in features.extras.items()}
+
+    shapes = {"embedding": (2, case.WIDTH), "patch_embeddings": (2, 4, 4, case.WIDTH)}
+    if name == "massl":
+        del shapes["patch_embeddings"]
+    assert extras(params, True) == shapes
+    assert extras(params, False) == extras({"backbone": params["backbone"]}, True) == {}
+
+
+def test_massl_has_no_patches():
+    assert embeddings.tasks(case.config_of("massl").massl) == ("cls",)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_health_watches_the_tasks_there_are(name):
+    config = case.config_of(name)
+    row = {
+        f"{task}_{kind}_entropy": 0.0
+        for task in ("cls", "patch")
+        for kind in ("teacher", "marginal")
+    }
+    kinds = [text.split(":")[0] for text in methods.make(config).health(row)]
+    assert kinds == [f"collapse of {task} targets" for task in embeddings.tasks(config[name])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flops_are_those_of_encoders_heads_and_votes(name):
+    """Counted by hand: 4 views of the student, 2 of the teacher, and patches that may be masked."""
+    config = case.config_of(name)
+    method = methods.make(config)
+    groups = tuple(dict(method.views.groups))
+    encoders = multicrop.flops(zoo.vit_config(config.model), method.views, student=groups)
+    head = 2 * (16 * 32 + 32 * 32 + 32 * case.WIDTH)
+    members = {"sop": 2 * 5 * 3, "sove": 2 * 5 * 3, "massl": 2 * 5}[name]
+    views = (3 * 4 + 2) * (head + 2 * members * case.WIDTH)
+    masked = 4  # of 16 patches, floor(0.3 * 16)
+    patches = (3 * 2 + 2) * masked * (head + 2 * 1 * 4 * 2 * case.WIDTH)
+    assert method.flops == encoders + views + (0 if name == "massl" else patches)
