@@ -6,6 +6,7 @@ import time
 
 import jax
 
+from ssl_jax import api
 from ssl_jax.train import loop, sharding, step
 
 
@@ -24,12 +25,12 @@ def measure(configs: dict, rounds: int, steps: int = 10) -> dict[str, list[float
 
 def _turn(config):
     """A function that makes one step on a batch that is on the device, and returns its seconds."""
-    run = loop.prepare(config)
+    run = api.prepare(config)
     shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
     train_step = step.compile_step(
         step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings
     )
-    batches = loop._loader(run, 0)
+    batches = loop.open_loader(run)
     batch = sharding.put_batch(next(batches), run.mesh)
     batches.close()
     current = loop.fresh_state(run)

@@ -16,7 +16,7 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
-from ssl_jax import cli, evals, settings
+from ssl_jax import api, cli, evals, settings
 from ssl_jax import config as config_lib
 from ssl_jax.cli import show
 from ssl_jax.config import InputError
@@ -519,7 +519,7 @@ def test_show_names_origins_and_costs(capsys):
         "model.patch": ["4", "config", "file"],
         "run.total_steps": ["12", "computed"],
     }
-    run = loop.prepare(tiny.config("sop"))
+    run = api.prepare(tiny.config("sop"))
     count = sum(x.size for x in jax.tree.leaves(run.abstract.params))
     assert f"parameters, all                  {count:,}\n" in out
     assert "forward, one 16 px image" in out and "training step, per image" in out and "FLOP" in out
@@ -555,7 +555,7 @@ def with_nan(indices) -> ArraySource:
 
 
 def test_nan_in_a_batch_is_counted_and_survived(tmp_path, capsys):
-    assert loop.train(tiny.config("sop"), tmp_path / "run", records=with_nan([5])) == loop.EXIT_DONE
+    assert api.train(tiny.config("sop"), tmp_path / "run", records=with_nan([5])) == loop.EXIT_DONE
     rows = log.read_rows(tmp_path / "run" / "metrics.jsonl")
     # The image comes once in each of three epochs.
     assert len(rows) == 12 and rows[-1]["nonfinite"] == 3
@@ -566,11 +566,12 @@ def test_nan_in_a_batch_is_counted_and_survived(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("had a non-finite loss or gradient and was left out") == 3
     assert "nonfinite 3" in out  # on the progress line
-    _, _, weights, step = loop.load(tmp_path / "run")
-    assert step == 12 and all(np.isfinite(x).all() for x in jax.tree.leaves(weights))
+    encoder = api.load(tmp_path / "run")
+    assert encoder.step == 12
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(encoder.params))
 
 
 def test_nothing_but_nan_stops_the_run(tmp_path):
     config = tiny.config("sop", max_nonfinite=2)
     with pytest.raises(InputError, match=r"2 steps in a row \(the last: 2\) had a non-finite loss"):
-        loop.train(config, tmp_path / "run", records=with_nan(range(32)))
+        api.train(config, tmp_path / "run", records=with_nan(range(32)))

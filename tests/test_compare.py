@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from configs import compare as recipes
-from ssl_jax.train import loop
+from ssl_jax import api
 from tests.conftest import ROOT
 
 
@@ -133,7 +133,7 @@ def test_what_it_does_not_know_is_refused_by_name(compare, tmp_path, capsys, arg
 
 @pytest.mark.parametrize("method", recipes.METHODS)
 def test_every_recipe_shares_images_batch_and_network(method):
-    config, reference = (loop.prepare(recipes.get_config(name)).config for name in (method, "dino"))
+    config, reference = (api.prepare(recipes.get_config(name)).config for name in (method, "dino"))
     assert config.data == reference.data and config.eval == reference.eval
     for key in ("batch_size", "lr", "warmup_epochs", "weight_decay"):
         assert config.optim[key] == reference.optim[key]

@@ -9,12 +9,12 @@ import functools
 import jax
 import pytest
 
+from ssl_jax import api, methods, papers, settings
 from ssl_jax import config as config_lib
-from ssl_jax import methods, papers, settings
 from ssl_jax.cli import show
 from ssl_jax.config import InputError
 from ssl_jax.models import zoo
-from ssl_jax.train import loop, step
+from ssl_jax.train import step
 from ssl_jax.views import recipe
 
 SMALL = ("cifar10", "imagenette96", "digits", "digit_scenes")
@@ -73,25 +73,24 @@ def supplied(config):
 
 def prepared(config):
     config = supplied(config)
-    return loop.prepare(config, Records(config.data.name) if config.data.kind == "tfds" else None)
+    return api.prepare(config, Records(config.data.name) if config.data.kind == "tfds" else None)
 
 
 def resolved(config):
-    """Checked and resolved as `loop.prepare` does, without laying anything out."""
+    """Checked and resolved as `api.prepare` does, without laying anything out."""
     config = supplied(config)
     settings.validate(config, num_devices=8)
-    method = methods.get(config.method)
-    method.check(config)
+    methods.get(config.method).check(config)
     records = LENGTHS[config.data.name] if config.data.kind == "tfds" else config.data.length
     config = settings.resolve(config, num_records=records, num_devices=8)
-    return method, config
+    return methods.make(config), config
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_variant_can_work(name):
     for variant in variants(name):
         method, config = resolved(load(name, variant))
-        views = method.views(config)
+        views = method.views
         hash(views)
         groups = dict(views.groups)
         assert groups["global"].size == config.model.image_size, (
@@ -108,8 +107,7 @@ def test_every_row_can_work_and_carries_its_numbers(name):
     for row in papers.load(name):
         config = row.load()
         assert config.expected.to_dict() == row.expected, row.name
-        method, config = resolved(config)
-        method.views(config)
+        _, config = resolved(config)
         flat = {
             key: value
             for key, value in config_lib.flatten(config).items()
@@ -177,7 +175,7 @@ def test_a_step_fits_together_at_full_size(name, variant):
     run = prepared(load(name, variant))
     c, side = run.config, {"cifar10": 32, "digits": 64}.get(variant, 0)
     batch = recipe.abstract_batch(
-        run.method.views(c), c.optim.batch_size, (side, side), c.data.crop_on
+        run.method.views, c.optim.batch_size, (side, side), c.data.crop_on
     )
     after, metrics = jax.eval_shape(
         step.make_step(run.method, run.optimizer, c), run.abstract, batch

@@ -1,7 +1,6 @@
 """A method that only has a section of the config, for tests of the config's machinery."""
 
-import types
-
+from ssl_jax import methods
 from ssl_jax.config import key
 
 
@@ -13,4 +12,4 @@ def defaults() -> dict:
     )
 
 
-METHOD = types.SimpleNamespace(name="toy", defaults=defaults)
+METHOD = methods.Definition(make=None, defaults=defaults, check=lambda config: None)

@@ -14,6 +14,7 @@ from ssl_jax.cli import arguments
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
+from ssl_jax.train import optim, state, step
 
 HELP = """ssl-jax show --config=NAME[:VARIANT] [--config.KEY=VALUE ...]
 ssl-jax show --row=PAPER/ROW [--config.KEY=VALUE ...]
@@ -131,20 +132,28 @@ def _num_records(config) -> tuple[int, list[str]]:
 
 def _costs(config) -> list[str]:
     """Lines on parameters, FLOPs and expected numbers."""
-    method = methods.make(config)
-    params, _ = jax.eval_shape(lambda: method.init(jax.random.key(0)))
-    size, image = config.model.image_size, method.flops
+    method, size = methods.make(config), config.model.image_size
+    params, _ = jax.eval_shape(method.init, jax.random.key(0))
+    forward = zoo.forward_flops(zoo.vit_config(config.model), size, size)
     rows = {f"parameters, {name}": f"{zoo.count(tree):,}" for name, tree in params.items()}
     rows["parameters, all"] = f"{zoo.count(params):,}"
-    rows[f"forward, one {size} px image"] = (
-        f"{zoo.forward_flops(zoo.vit_config(config.model), size, size) / 1e9:,.4g} GFLOP"
-    )
-    rows["training step, per image"] = f"{image / 1e9:,.4g} GFLOP"
-    rows[f"training step, batch of {config.optim.batch_size}"] = (
-        f"{image * config.optim.batch_size / 1e12:,.4g} TFLOP"
-    )
+    rows[f"forward, one {size} px image"] = f"{forward / 1e9:,.4g} GFLOP"
+    try:
+        image = step.flops_per_image(config, _abstract_state(method))
+    except MissingFile:
+        pass  # named below; without its weights a frozen network cannot be counted
+    else:
+        batch = config.optim.batch_size
+        rows["training step, per image"] = f"{image / 1e9:,.4g} GFLOP"
+        rows[f"training step, batch of {batch}"] = f"{image * batch / 1e12:,.4g} TFLOP"
     rows |= {f"expected {name}": number for name, number in sorted(config.expected.items())}
     return [f"{name:<32} {value}" for name, value in rows.items()]
+
+
+def _abstract_state(method):
+    """Shapes of what the step's loss reads; no optimizer is made."""
+    none = optim.Optimizer(init=lambda params: None, update=None)
+    return jax.eval_shape(lambda c: state.create(method, none, 0, c), method.constants())
 
 
 def table(rows) -> str:

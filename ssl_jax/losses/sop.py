@@ -8,21 +8,25 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.losses.pairings import across_views, masked_patches
-from ssl_jax.ops import arguments, voting
+from ssl_jax.ops import voting
+from ssl_jax.ops.arguments import require
+from ssl_jax.ops.checked import Positive, checked
 
 
+@checked
 def sop(
-    student_embeddings,
-    teacher_embeddings,
-    members,
-    weights,
+    student_embeddings: Float[Array, "V B d"],
+    teacher_embeddings: Float[Array, "Vt B d"],
+    members: Float[Array, "T K M d"],
+    weights: Float[Array, "T K M"],
     *,
-    student_temperature,
-    teacher_temperature,
-):
+    student_temperature: Positive,
+    teacher_temperature: Positive,
+) -> dict[str, jax.Array]:
     """Cross-entropy between the SOP predictions of the teacher in one view and of the student in
     another.
 
@@ -69,32 +73,35 @@ def sop(
 
     Reference: SOP section 2.2, eq. 1 and 2, appendix A.1.
     """
-    _check_views(student_embeddings, teacher_embeddings)
-    _check_tasks(student_embeddings, members, weights, student_temperature, teacher_temperature)
-    student = jnp.asarray(student_embeddings)
+    views = len(student_embeddings), len(teacher_embeddings)
+    enough = views[0] >= 2 and views[1] == 2
+    require(enough, "the number of views (student, teacher)", views, "V >= 2 and 2")
 
     def task(arrays):
         sops = voting.prepare(*arrays)
         log_targets = _log_targets(teacher_embeddings, teacher_temperature, sops)
         cross_entropy = functools.partial(_cross_entropy, student_temperature, sops)
         # The cross-entropy keeps its gradient, which is small, so a view need not be recomputed.
-        terms = across_views(student, jnp.exp(log_targets), cross_entropy, recompute=False)
+        terms = across_views(
+            student_embeddings, jnp.exp(log_targets), cross_entropy, recompute=False
+        )
         return terms | assignment_meters(log_targets)
 
     terms = _mean_over_tasks(task, members, weights)
     return terms | {"kl": terms["loss"] - terms["teacher_entropy"]}
 
 
+@checked
 def sop_patch(
-    student_embeddings,
-    teacher_embeddings,
-    members,
-    weights,
-    masks,
+    student_embeddings: Float[Array, "V B n d"],
+    teacher_embeddings: Float[Array, "V B n d"],
+    members: Float[Array, "T K M d"],
+    weights: Float[Array, "T K M"],
+    masks: Bool[Array, "V B n"],
     *,
-    student_temperature,
-    teacher_temperature,
-):
+    student_temperature: Positive,
+    teacher_temperature: Positive,
+) -> dict[str, jax.Array]:
     """Cross-entropy between SOP predictions of the same patch: clean for the teacher, masked for
     the student (SOP-MIM).
 
@@ -139,15 +146,12 @@ def sop_patch(
 
     Reference: SOP section 2.3 (SOP-MIM), appendix A.1.
     """
-    _check_patches(student_embeddings, teacher_embeddings, masks)
-    _check_tasks(student_embeddings, members, weights, student_temperature, teacher_temperature)
-    student, teacher, masks = map(jnp.asarray, (student_embeddings, teacher_embeddings, masks))
 
     def task(arrays):
         sops = voting.prepare(*arrays)
         return masked_patches(
-            student,
-            teacher,
+            student_embeddings,
+            teacher_embeddings,
             masks,
             log_target=lambda clean: _log_targets(clean, teacher_temperature, sops),
             cross_entropy=functools.partial(_cross_entropy, student_temperature, sops),
@@ -159,58 +163,16 @@ def sop_patch(
 
 def _mean_over_tasks(task, members, weights) -> dict:
     """Means of the terms that `task((members, weights))` gives; one task after another."""
-    by_task = jax.lax.map(task, (jnp.asarray(members), jnp.asarray(weights)))
+    by_task = jax.lax.map(task, (members, weights))
     return {name: value.mean() for name, value in by_task.items()}
 
 
 def _log_targets(embeddings, temperature, sops: voting.Sops):
     """log P(embeddings; temperature), a constant."""
-    embeddings = jax.lax.stop_gradient(jnp.asarray(embeddings))
+    embeddings = jax.lax.stop_gradient(embeddings)
     return voting.vote(voting.scaled(embeddings, temperature, sops), sops)
 
 
 def _cross_entropy(temperature, sops: voting.Sops, embeddings, targets):
     """- sum_i targets_i log P(embeddings; temperature)_i."""
     return voting.vote_cross_entropy(voting.scaled(embeddings, temperature, sops), targets, sops)
-
-
-def _check_views(student, teacher) -> None:
-    arguments.require_shape("student_embeddings", student, (None, None, None), "[V, B, d]")
-    num_views, batch, width = shape = jnp.shape(student)
-    arguments.require(
-        num_views >= 2 and batch >= 1,
-        "the shape of student_embeddings",
-        shape,
-        "[V, B, d] with V >= 2, B >= 1",
-    )
-    meaning = f"[2, {batch}, {width}] as student_embeddings"
-    arguments.require_shape("teacher_embeddings", teacher, (2, batch, width), meaning)
-
-
-def _check_patches(student, teacher, masks) -> None:
-    arguments.require_shape("student_embeddings", student, (None, None, None, None), "[V, B, n, d]")
-    shape = jnp.shape(student)
-    arguments.require(
-        min(shape) >= 1,
-        "the shape of student_embeddings",
-        shape,
-        "[V, B, n, d] without an empty axis",
-    )
-    arguments.require_shape("teacher_embeddings", teacher, shape, f"{shape} as student_embeddings")
-    meaning = f"{shape[:3]} as student_embeddings without its last axis"
-    arguments.require_shape("masks", masks, shape[:3], meaning)
-    kind = jnp.asarray(masks).dtype
-    arguments.require(kind == jnp.bool_, "the type of masks", kind, "bool (True = masked)")
-
-
-def _check_tasks(student, members, weights, student_temperature, teacher_temperature) -> None:
-    width = jnp.shape(student)[-1]
-    arguments.require_shape("members", members, (None, None, None, width), f"[T, K, M, {width}]")
-    shape = jnp.shape(members)
-    arguments.require(
-        min(shape) >= 1, "the shape of members", shape, "[T, K, M, d] without an empty axis"
-    )
-    meaning = f"{shape[:3]} as members without its last axis"
-    arguments.require_shape("weights", weights, shape[:3], meaning)
-    arguments.require_positive("student_temperature", student_temperature)
-    arguments.require_positive("teacher_temperature", teacher_temperature)

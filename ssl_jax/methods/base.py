@@ -126,9 +126,6 @@ class Method(NamedTuple):
         Where arrays of params and carry live if not where train.sharding puts them by itself.
     health(metrics) -> list of text
         Warnings "KIND: likely cause" from one row of metrics.
-    flops: float
-        Matrix-product FLOPs of one training image: forward and backward of all that is trained,
-        forward of the teacher, of what really runs (kept patches, heads, decoder).
     """
 
     views: ViewRecipe
@@ -141,7 +138,6 @@ class Method(NamedTuple):
     rules: Rules = DEFAULT_RULES
     placement: tuple[tuple[str, PartitionSpec], ...] = ()
     health: Callable = no_warnings
-    flops: float = 0.0
 
 
 def spread(embeddings) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ssl_jax import losses, ops
 from ssl_jax.config import key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.models import heads, zoo
+from ssl_jax.models import heads
 from ssl_jax.views import recipe
 
 
@@ -116,5 +116,4 @@ def make(config) -> base.Method:
             "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=c.norm_last_layer
         ),
         health=lambda metrics: base.assignment_warnings(metrics, "cls", c.prototypes),
-        flops=multicrop.flops(zoo.vit_config(m), views, student=tuple(dict(views.groups))),
     )

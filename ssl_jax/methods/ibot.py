@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.models import heads, zoo
+from ssl_jax.models import heads
 from ssl_jax.views import recipe
 
 
@@ -240,5 +240,4 @@ def make(config) -> base.Method:
             fixed_gain=c.norm_last_layer,
         ),
         health=health,
-        flops=multicrop.flops(zoo.vit_config(m), views, student=tuple(dict(views.groups))),
     )

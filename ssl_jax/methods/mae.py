@@ -212,11 +212,5 @@ def make(config) -> base.Method:
         ]
 
     return base.Method(
-        views=views,
-        init=init,
-        encode=encode,
-        objective=objective,
-        features=features,
-        health=health,
-        flops=multicrop.flops(shape, views, student=("global",), teacher=()),
+        views=views, init=init, encode=encode, objective=objective, features=features, health=health
     )

@@ -1,7 +1,6 @@
 """What the methods with a student and an EMA teacher share: encoders, encoding a group of views,
 masked patches, temperatures, rules of the last layer, features."""
 
-import itertools
 from typing import NamedTuple
 
 import jax
@@ -211,32 +210,3 @@ def last_layer_rules(path: str, *, freeze_epochs: float, fixed_gain: bool) -> ba
     waiting = base.Rule(freeze_epochs=freeze_epochs)
     gain = base.Rule(freeze_epochs=base.NEVER) if fixed_gain else waiting
     return ((f"{path}/gain", gain), (f"{path}/.*", waiting), *base.DEFAULT_RULES)
-
-
-def flops(
-    encoder: zoo.ViTConfig,
-    views: recipe.ViewRecipe,
-    *,
-    student: tuple[str, ...],
-    teacher: tuple[str, ...] = ("global",),
-) -> float:
-    """Matrix-product FLOPs of the encoders for one training image.
-
-    Three times the forward pass (itself and both gradients) of the groups of views that the student
-    sees, once that of those that the teacher sees; dropped patches are not counted.
-    """
-
-    def forward(name):
-        group = views[name]
-        kept = group.mask.kept(group.patches) if group.mask and group.mask.drop else None
-        return group.count * zoo.forward_flops(encoder, group.size, group.size, kept)
-
-    return 3 * sum(map(forward, student)) + sum(map(forward, teacher))
-
-
-def head_flops(*widths: int) -> float:
-    """Matrix-product FLOPs of the forward pass of a head's linear layers for one token.
-
-    widths: of its input, of the hidden layers, of its output.
-    """
-    return 2.0 * sum(a * b for a, b in itertools.pairwise(widths))

@@ -5,8 +5,8 @@ STELLAR's (without).
     model = decoder.decoder(768, 16 * 16 * 3, depth=8, heads=16, mask_token=True, cls=True)
     params = model.init(jax.random.key(0))
     codes = position.sincos_2d(14, 512)                            # [196, 512]
-    pixels = model.apply(params, tokens, codes, keep=keep)         # tokens [B, 1 + 49, 768], keep
-    [B, 49] -> [B, 196, 768]
+    # tokens [B, 1 + 49, 768] and keep [B, 49] -> [B, 196, 768]
+    pixels = model.apply(params, tokens, codes, keep=keep)
 
 Position codes are the caller's: `position.sincos_2d` for MAE, random Fourier features for STELLAR.
 """
@@ -148,9 +148,7 @@ class _Decoder(nnx.Module):
         return self.out(self.norm(x[:, lead:])).astype(jnp.float32)
 
     def _fill(self, cells, keep, n: int):
-        """cells [B, m, width] put at their places `keep`, the mask token elsewhere: [B, n,
-        width].
-        """
+        """[B, n, width]: cells [B, m, width] at their places `keep`, the mask token elsewhere."""
         empty = jnp.broadcast_to(self.mask_token[...], (n, cells.shape[-1]))
         return jax.vmap(lambda rows, index: empty.at[index].set(rows, unique_indices=True))(
             cells, keep
@@ -180,9 +178,7 @@ def _check_inputs(tokens, codes, keep, *, in_dim, width, mask_token, cls) -> Non
             )
         return
     if not mask_token:
-        raise ValueError(
-            "keep was given but mask_token is False; make the model with mask_token=True"
-        )
+        raise ValueError("keep needs a mask token; make the model with mask_token=True")
     if keep.shape != (b, m) or not jnp.issubdtype(keep.dtype, jnp.integer):
         raise ValueError(
             f"keep is {keep.dtype} of shape {keep.shape}; wanted integers of shape {(b, m)}"

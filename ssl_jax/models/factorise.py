@@ -5,11 +5,11 @@ localization map L ("where").
     from ssl_jax.models import factorise
     project = factorise.projections(768)
     params = project.init(jax.random.key(0))
-    maps = ops.localization(*project.apply(params, patches, sparse))   # [B, n, 768], [B, r, 768] ->
-    [B, n, r]
+    # patches [B, n, 768] and sparse tokens [B, r, 768]
+    maps = ops.localization(*project.apply(params, patches, sparse))   # [B, n, r]
     latent = factorise.recompose(maps, sparse)                         # [B, n, 768], rank <= r
-    codes = factorise.fourier_codes(matrix, (14, 14))                  # position codes of the
-    decoder, [196, 512]
+    # Position codes of the decoder, [196, 512].
+    codes = factorise.fourier_codes(matrix, (14, 14))
 
 The softmax between the two is `ops.localization`; it stands to the right of the models.
 
@@ -33,9 +33,13 @@ def projections(width: int, dtype: str = "float32") -> Model:
     """The two linear maps (W1, W2, each with a bias) into the space where dense and sparse tokens
     are compared.
 
-    apply(params, patches [..., n, width], sparse [..., r, width]) -> (dense [..., n, width], sparse
-    [..., r, width]), float32. Parameters: "dense" and "sparse", each with kernel and bias. Raises
-    ValueError for width < 1 and for tokens of another width."""
+    apply(params, patches [..., n, width], sparse [..., r, width])
+      -> (dense [..., n, width], sparse [..., r, width]), float32.
+    Parameters: "dense" and "sparse", each with kernel and bias.
+
+    Raises:
+      ValueError: width < 1, here; tokens of another width, in apply.
+    """
     if width < 1:
         raise ValueError(f"width is {width}; it must be at least 1")
     model = functional(
@@ -55,8 +59,7 @@ def projections(width: int, dtype: str = "float32") -> Model:
 
 class _Projections(nnx.Module):
     def __init__(self, key, width, dtype):
-        # torch's default for Linear, as in the official code: cosines do not depend on the scale
-        # anyway.
+        # torch's default for Linear, as in the official code; cosines do not depend on the scale.
         self.dense, self.sparse = (
             layers_lib.linear(layers_lib.uniform(k, (width, width)), dtype)
             for k in jax.random.split(key)
@@ -67,10 +70,10 @@ class _Projections(nnx.Module):
 
 
 def recompose(localization, sparse):
-    """Z = L S (STELLAR eq. 1), float32: L [..., n, r] with rows that sum to 1, S [..., r, d] NOT
-    projected -> [..., n, d].
+    """Z = L S (STELLAR eq. 1), float32 [..., n, d].
 
-    Every row lies in the convex hull of the sparse tokens; the rank is at most r.
+    L [..., n, r] has rows that sum to 1; S [..., r, d] are the tokens before projection. Every row
+    of Z lies in the convex hull of the sparse tokens; the rank is at most r.
     """
     localization, sparse = localization.astype(jnp.float32), sparse.astype(jnp.float32)
     return jnp.einsum(
@@ -79,9 +82,7 @@ def recompose(localization, sparse):
 
 
 def fourier_matrix(key, width: int):
-    """G [2, width / 2] ~ N(0, 1), float32: drawn once, never trained, kept with the parameters.
-    ValueError for odd widths.
-    """
+    """G [2, width / 2] ~ N(0, 1), float32, drawn once and never trained. Odd widths: ValueError."""
     if width < 2 or width % 2:
         raise ValueError(f"width is {width}; random Fourier codes need an even width of at least 2")
     return jax.random.normal(key, (2, width // 2), jnp.float32)

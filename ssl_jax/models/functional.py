@@ -64,9 +64,6 @@ def functional(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Mode
     return Model(init, apply, module)
 
 
-flat_paths = trees.flatten
-
-
 def _check_params(params: Mapping, shapes: Mapping) -> None:
     for problem, names in (
         ("lacks", shapes.keys() - params.keys()),

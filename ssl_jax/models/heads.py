@@ -33,9 +33,11 @@ def projection_head(
     """SOP's head: Linear, GELU, ..., Linear, then L2 normalisation; shared by class token and
     patches.
 
-    apply(params, x [..., in_dim]) -> float32 [..., out] of unit length. Parameters: "mlp/0" ..
-    "mlp/<layers - 1>", each with kernel and bias. Raises ValueError for impossible sizes, here and
-    for an x of another width.
+    apply(params, x [..., in_dim]) -> float32 [..., out] of unit length.
+    Parameters: "mlp/0" .. "mlp/<layers - 1>", each with kernel and bias.
+
+    Raises:
+      ValueError: impossible sizes, here; an x of another width, in apply.
     """
     _check_sizes(init_std, in_dim=in_dim, hidden=hidden, out=out, layers=layers)
     build = functools.partial(
@@ -58,10 +60,14 @@ def dino_head(
     weight-normalised linear layer without bias.
 
     apply(params, x [..., in_dim]) -> logits float32 [..., out]; with all gains at 1 they are
-    cosines in [-1, 1]. Parameters: "mlp/i" and "last": direction [bottleneck, out] (a column is
-    scaled to unit length before use) and gain [1, out], two-dimensional so that rules by rank treat
-    it as the published code does. Whether the gain may learn is the optimizer's rule, not the
-    head's."""
+    cosines in [-1, 1].
+    Parameters: "mlp/i" and "last": direction [bottleneck, out] (a column is scaled to unit length
+    before use) and gain [1, out], two-dimensional so that rules by rank treat it as the published
+    code does. Whether the gain may learn is the optimizer's rule, not the head's.
+
+    Raises:
+      ValueError: impossible sizes, here; an x of another width, in apply.
+    """
     _check_sizes(
         init_std, in_dim=in_dim, out=out, hidden=hidden, bottleneck=bottleneck, layers=layers
     )
@@ -80,9 +86,13 @@ def prototypes(in_dim: int, out: int, dtype: str = "float32") -> Model:
     """The weight-normalised last layer of `dino_head` by itself, for several of them behind one
     `projection_head`.
 
-    apply(params) -> its matrix in `dtype`, [in_dim, out], to be multiplied with embeddings [...,
-    in_dim] where and in whatever pieces the logits are needed. Parameters: direction and gain as in
-    `dino_head`. Raises ValueError for impossible sizes."""
+    apply(params) -> its matrix in `dtype`, [in_dim, out], to be multiplied with embeddings
+      [..., in_dim] where and in whatever pieces the logits are needed.
+    Parameters: direction and gain as in `dino_head`.
+
+    Raises:
+      ValueError: impossible sizes.
+    """
     _check_sizes(in_dim=in_dim, out=out)
     build = functools.partial(_WeightNormLinear, fan_in=in_dim, fan_out=out, dtype=dtype)
     return functional(build, _WeightNormLinear.kernel)
@@ -112,9 +122,8 @@ class _WeightNormLinear(nnx.Module):
     """
 
     def __init__(self, key, fan_in, fan_out, dtype):
-        self.direction = nnx.Param(
-            layers_lib.uniform(key, (fan_in, fan_out))
-        )  # torch's default for Linear, as in DINO
+        # torch's default for Linear, as in DINO.
+        self.direction = nnx.Param(layers_lib.uniform(key, (fan_in, fan_out)))
         self.gain = nnx.Param(jnp.ones((1, fan_out), jnp.float32))
         self.dtype = jnp.dtype(dtype)
 

@@ -18,7 +18,8 @@ def normal(key, shape, std: float):
 
     The papers' code calls torch's trunc_normal_(std=std), whose cut lies at the ABSOLUTE values
     +-2: 100 standard deviations away at std 0.02, so a plain normal is the same thing.
-    `check_init_std` refuses the range where it would not be."""
+    `check_init_std` refuses the range where it would not be.
+    """
     return std * jax.random.normal(key, shape, jnp.float32)
 
 

@@ -130,10 +130,10 @@ class Target(NamedTuple):
       (MissingFile if there is no file).
     encode(constants, images, dtype="float32") -> [B, n, width] pixels or int32 [B, n] codes, of
       images [B, H, W, 3] in [0, 1].
-    decode(path, outputs, grid) -> images in [0, 1], from outputs [B, n, width] for a grid (h, w) of
-      patches. Raises InputError.
-    weights(path, required=False): `constants`; without a file and unless required NaN in their
-      place.
+    show(outputs, grid) -> pixels [B, H, W, 3] in [0, 1], or codes int [B, h, w], from outputs
+      [B, n, width] for a grid (h, w) of patches.
+    decode(path, codes) -> images in [0, 1] of codes [B, h, w], with the tokenizer's decoder, which
+      is read from the file at `path`. Raises InputError.
     """
 
     width: int
@@ -141,8 +141,8 @@ class Target(NamedTuple):
     shapes: dict[str, Any]
     constants: Callable
     encode: Callable
-    decode: Callable
-    weights: Callable
+    show: Callable
+    decode: Callable | None = None
 
 
 def target(kind: str, patch: int, vqgan: Tokenizer | None = None) -> Target:
@@ -168,15 +168,10 @@ def _pixels(patch: int) -> Target:
         del constants, dtype
         return to_cells(images, patch)
 
-    def decode(path, outputs, grid):
-        del path
+    def show(outputs, grid):
         return jnp.clip(from_cells(outputs, patch, grid[1]), 0.0, 1.0)
 
-    def weights(path, required=False):
-        del path, required
-        return {}
-
-    return Target(3 * patch**2, False, {}, constants, encode, decode, weights)
+    return Target(3 * patch**2, False, {}, constants, encode, show)
 
 
 def _codes(patch: int, vqgan: Tokenizer) -> Target:
@@ -189,17 +184,17 @@ def _codes(patch: int, vqgan: Tokenizer) -> Target:
         height, width = (side // patch * vqgan.cell for side in images.shape[1:3])
         return vqgan.encode(constants["tokenizer"], resize(images, height, width), dtype)
 
-    def decode(path, outputs, grid):
+    def show(outputs, grid):
+        return outputs.argmax(axis=-1).reshape(-1, *grid)
+
+    def decode(path, codes):
         # The decoder's weights are needed for pictures alone, so they are no constants of a run.
-        images = vqgan.decode(vqgan.load(path, decoder=True), outputs.argmax(axis=-1), grid)
+        grid = codes.shape[1:]
+        cells = jnp.reshape(codes, (len(codes), -1))
+        images = vqgan.decode(vqgan.load(path, decoder=True), cells, grid)
         return jnp.clip(resize(images, grid[0] * patch, grid[1] * patch), 0.0, 1.0)
 
-    def weights(path, required=False):
-        if required or Path(path).is_file():
-            return constants(path)
-        return jax.tree.map(lambda x: np.full(x.shape, np.nan, x.dtype), shapes)
-
-    return Target(vqgan.num_codes, True, shapes, constants, encode, decode, weights)
+    return Target(vqgan.num_codes, True, shapes, constants, encode, show, decode)
 
 
 def resize(images, height: int, width: int):

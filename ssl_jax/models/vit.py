@@ -138,10 +138,13 @@ class ViTConfig:
     )
     in_channels: int = _field(3, "channels of an image", "channels", above=0, most=1024)
     mean: tuple[float, ...] = _field(
-        (0.485, 0.456, 0.406), "subtracted from images in [0, 1], per channel (ImageNet's)"
+        (0.485, 0.456, 0.406),
+        "subtracted from images in [0, 1], per channel (ImageNet's)",
+        least=0,
+        most=1,
     )
     std: tuple[float, ...] = _field(
-        (0.229, 0.224, 0.225), "divides them then, per channel (ImageNet's)", above=0
+        (0.229, 0.224, 0.225), "divides them then, per channel (ImageNet's)", above=0, most=1
     )
     mask_token: bool = _field(False, "own the vector that replaces masked patches")
 
@@ -411,9 +414,7 @@ def _check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:
     n = (height // config.patch) * (width // config.patch)
     if masks is not None:
         if not config.mask_token:
-            raise ValueError(
-                "masks were given but mask_token is False; make the model with mask_token=True"
-            )
+            raise ValueError("masks need a mask token; make the model with mask_token=True")
         if masks.shape != (b, n) or masks.dtype != bool:
             raise ValueError(
                 f"masks are {masks.dtype} of shape {masks.shape}; wanted bool of shape {(b, n)}"

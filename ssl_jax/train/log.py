@@ -133,13 +133,11 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def mfu(flops_per_second: float, devices) -> float | None:
-    """Model FLOPs (rematerialisation not counted) over the devices' bf16 peak, or None where the
-    peak is not known.
-    """
+def peak_flops(devices) -> float | None:
+    """FLOPs a second of all devices at their bf16 peak, or None where it is not known."""
     kind = devices[0].device_kind
     peak = next((p for name, p in _PEAK.items() if name in kind), None)
-    return None if peak is None else flops_per_second / (peak * len(devices))
+    return None if peak is None else peak * len(devices)
 
 
 def memory_mib() -> float:

@@ -4,6 +4,7 @@ report.
 
 import collections
 import contextlib
+import functools
 import signal
 import time
 from pathlib import Path
@@ -246,7 +247,7 @@ class _Console:
 
     def __init__(self, run: Run, start: int):
         self._total, self._batch = run.config.run.total_steps, run.config.optim.batch_size
-        self._flops = run.method.flops
+        self._run = run
         self._devices = run.mesh.devices.flatten()
         self._began = self._since = time.perf_counter()
         self._last, self._waited, self._rate = start, 0.0, 0.0
@@ -269,10 +270,19 @@ class _Console:
         return {
             "images_per_second": self._rate,
             "data_wait": waited / seconds,
-            "mfu": log.mfu(self._rate * self._flops, self._devices),
+            "mfu": self._mfu(),
             "memory_mib": log.memory_mib(),
             "seconds": now - self._began,
         }
+
+    def _mfu(self) -> float | None:
+        """Share of the devices' peak that the model's FLOPs take; None where that is not known."""
+        peak = log.peak_flops(self._devices)
+        return None if peak is None else self._rate * self._flops / peak
+
+    @functools.cached_property
+    def _flops(self) -> float:
+        return step.flops_per_image(self._run.config, self._run.abstract)
 
     def show(self, row: dict, warnings: list[str]) -> None:
         if jax.process_index() == 0:

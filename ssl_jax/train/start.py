@@ -10,12 +10,11 @@ import numpy as np
 
 from ssl_jax import config as config_lib
 from ssl_jax.convert import fill, read, torch_in
-from ssl_jax.models.functional import flat_paths
 from ssl_jax.train import checkpoint, sharding
 from ssl_jax.train.state import TrainState
 
 # What the same weights may be read by in two ways: keys of the config's section `model`.
-_MODEL = ("gelu", "position_resize", "resize_kernel")
+_MODEL = ("gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
 
 
 def start_from(config, fresh: TrainState) -> TrainState:
@@ -89,7 +88,7 @@ def _own(path: Path, mesh) -> fill.Source:
     }
 
     def weights(tree):
-        arrays = flat_paths(tree)
+        arrays = trees.flatten(tree)
         return fill.Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
 
     return fill.Source("", config.method, {part: weights(tree) for part, tree in parts.items()})

@@ -4,8 +4,11 @@ teacher -> carry.
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict, FrozenConfigDict
 
+from ssl_jax import methods
 from ssl_jax.methods import Progress
+from ssl_jax.models import flops
 from ssl_jax.train import schedule, sharding
 from ssl_jax.train.state import TrainState
 from ssl_jax.views import recipe
@@ -19,6 +22,7 @@ def make_step(method, optimizer, config):
     over the global batch. A step whose loss or gradient is not finite leaves params, optimizer,
     teacher and carry as they were and is counted."""
     plan = schedule.schedules(config)
+    loss_of = make_loss(method, config.optim.chunks)
 
     def train_step(state: TrainState, batch):
         key_encode, key_objective = jax.random.split(jax.random.fold_in(state.key, state.step))
@@ -27,16 +31,9 @@ def make_step(method, optimizer, config):
         keys = jax.random.split(key_encode, batch["index"].shape[0])
         progress = progress_at(state.step, config)
 
-        def loss_of(params):
-            def encode(views, keys):
-                return method.encode(params, state.teacher, state.constants, views, keys, progress)
-
-            outputs = in_chunks(encode, config.optim.chunks)(views, keys)
-            return method.objective(
-                params, state.teacher, outputs, state.carry, key_objective, progress
-            )
-
-        (loss, out), grads = jax.value_and_grad(loss_of, has_aux=True)(state.params)
+        (loss, out), grads = jax.value_and_grad(loss_of, has_aux=True)(
+            state.params, state, views, (keys, key_objective), progress
+        )
         params, opt_state, stats = optimizer.update(
             grads,
             state.opt_state,
@@ -75,6 +72,43 @@ def make_step(method, optimizer, config):
         return new_state, metrics
 
     return train_step
+
+
+def make_loss(method, chunks: int):
+    """Builds loss(params, state, views, (keys, key_objective), progress) -> (scalar, Output) of a
+    batch of prepared views with one key per image."""
+
+    def loss(params, state, views, keys, progress):
+        def encode(views, keys):
+            return method.encode(params, state.teacher, state.constants, views, keys, progress)
+
+        outputs = in_chunks(encode, chunks)(views, keys[0])
+        return method.objective(params, state.teacher, outputs, state.carry, keys[1], progress)
+
+    return loss
+
+
+def flops_per_image(config, state) -> float:
+    """Matrix-product FLOPs of one step per image: networks and loss, forward and backward.
+
+    Counted by tracing the step's loss, so it is what the model needs: kept patches, views that only
+    the teacher sees, heads and decoders; what is computed again to save memory is left out.
+    Nothing is computed.
+
+    config: resolved. state: a TrainState of arrays or ShapeDtypeStructs.
+    """
+    plain = ConfigDict(config.to_dict())
+    plain.model.remat = False
+    method, size = methods.make(FrozenConfigDict(plain)), config.optim.batch_size
+    loss = make_loss(method, chunks=1)
+
+    def gradient(params, state, views):
+        keys = jax.random.split(jax.random.key(0), size)
+        progress = progress_at(jnp.int32(0), config)
+        return jax.grad(loss, has_aux=True)(params, state, views, (keys, keys[0]), progress)
+
+    views = recipe.abstract_views(method.views, size)
+    return flops.matmul_flops(gradient, state.params, state, views) / size
 
 
 def compile_step(train_step, mesh, state_shardings):

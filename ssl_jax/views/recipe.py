@@ -313,6 +313,15 @@ def abstract_batch(
     return batch
 
 
+def abstract_views(recipe: ViewRecipe, batch_size: int) -> dict:
+    """Shapes and dtypes of a batch as `prepare` makes it, as jax.ShapeDtypeStruct."""
+    batch = abstract_batch(recipe, batch_size, None, "host")
+    for name, _ in recipe.groups:
+        images = jax.ShapeDtypeStruct(batch[name].images.shape, np.float32)
+        batch[name] = batch[name]._replace(images=images)
+    return batch
+
+
 def recipe_multicrop(views, patch: int) -> ViewRecipe:
     """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
 

@@ -326,7 +326,7 @@ def test_errors():
         ((student[:1], teacher, members, weights), "V >= 2"),
         (
             (student, student, members, weights),
-            r"shape of teacher_embeddings is \(4, 3, 6\); it must be \[2, 3, 6\]",
+            r"number of views \(student, teacher\) is \(4, 4\); it must be V >= 2 and 2",
         ),
         (
             (student, teacher, members[0], weights),
@@ -338,7 +338,7 @@ def test_errors():
         ),
         (
             (student, teacher, members, weights[:1]),
-            r"shape of weights is \(1, 5, 3\); it must be \(2, 5, 3\)",
+            r"shape of weights is \(1, 5, 3\); it must be \[2, 5, 3\]",
         ),
     ):
         with pytest.raises(ValueError, match=message):
@@ -360,7 +360,7 @@ def test_errors():
         ),
         (
             (student, teacher, members, weights, masks[..., :3]),
-            r"shape of masks is \(2, 3, 3\); it must be \(2, 3, 4\)",
+            r"shape of masks is \(2, 3, 3\); it must be \[2, 3, 4\]",
         ),
         (
             (student, teacher, members, weights, masks * 1.0),

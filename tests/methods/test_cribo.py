@@ -10,11 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssl_jax import api, ops, papers, settings
 from ssl_jax import config as config_lib
-from ssl_jax import ops, papers, settings
 from ssl_jax.config import InputError
-from ssl_jax.methods import base, cribo, objects
-from ssl_jax.train import loop, optim
+from ssl_jax.evals import pictures
+from ssl_jax.evals.pictures import cribo as drawing
+from ssl_jax.methods import base, cribo
+from ssl_jax.methods.cribo import levels, objects
+from ssl_jax.methods.encoder import Encoder
+from ssl_jax.train import optim
 from ssl_jax.views import boxes, recipe
 from tests.losses.reference import close, entropy, log_softmax
 
@@ -49,9 +53,7 @@ def section(**changes):
     """A tiny config, not resolved: one block of width 16 on views of 4 x 4 patches, 5 clusters, a
     memory of 8 images.
     """
-    c = config_lib.base()
-    c.method = "cribo"
-    c.cribo = cribo.defaults().lock()
+    c = settings.base_config("cribo")
     c.update_from_flattened_dict(TINY)
     c.update_from_flattened_dict({key.replace("__", "."): value for key, value in changes.items()})
     return c
@@ -60,6 +62,11 @@ def section(**changes):
 @functools.cache
 def config(**changes):
     return settings.resolve(section(**changes), num_records=4 * BATCH, num_devices=1)
+
+
+@functools.cache
+def method(**changes):
+    return cribo.make(config(**changes))
 
 
 def progress(step=9):
@@ -71,9 +78,8 @@ def progress(step=9):
 @functools.cache
 def start(**changes):
     """Parameters, teacher (other ones, so that the two cannot be mixed up) and carry."""
-    c = config(**changes)
-    params, carry = cribo.init(jax.random.key(0), c)
-    return params, cribo.init(jax.random.key(1), c)[0], carry
+    params, carry = method(**changes).init(jax.random.key(0))
+    return params, method(**changes).init(jax.random.key(1))[0], carry
 
 
 @functools.cache
@@ -91,23 +97,21 @@ def outputs(seed=0):
     images = rng.normal(size=(2, BATCH, 2, 8)).astype(np.float32)
     images /= np.linalg.norm(images, axis=-1, keepdims=True)
     places = rng.uniform(0, 64, (BATCH, TOKENS, 2)) + 44 * (np.arange(TOKENS) >= SIDE**2)[:, None]
-    return {
-        "student": jnp.asarray(images[0]),
-        "teacher": jnp.asarray(images[1]),
-        "student_tokens": jnp.asarray(token()),
-        "teacher_tokens": jnp.asarray(token()),
-        "positions": jnp.asarray(places.astype(np.float32)),
-        "seed_keys": jax.random.split(jax.random.key(seed), BATCH),
-    }
+    return cribo.Outputs(
+        student=jnp.asarray(images[0]),
+        teacher=jnp.asarray(images[1]),
+        student_tokens=jnp.asarray(token()),
+        teacher_tokens=jnp.asarray(token()),
+        positions=jnp.asarray(places.astype(np.float32)),
+        seeds=jax.random.split(jax.random.key(seed), BATCH),
+    )
 
 
 @functools.cache
 def jitted(**changes):
-    c = config(**changes)
-
-    def run(params, teacher, outputs, carry, epoch):
-        return cribo.objective(
-            params, teacher, outputs, carry, jax.random.key(0), progress(4 * epoch), c
+    def run(params, teacher, outputs, carry, step):
+        return method(**changes).objective(
+            params, teacher, outputs, carry, jax.random.key(0), progress(step)
         )
 
     return jax.jit(run)
@@ -117,7 +121,7 @@ def run(given=None, carry=None, epoch=2, **changes):
     """(loss, metrics, new carry) of one objective."""
     params, teacher, empty = start(**changes)
     loss, out = jitted(**changes)(
-        params, teacher, given or outputs(), carry or empty, jnp.int32(epoch)
+        params, teacher, given or outputs(), carry or empty, jnp.int32(4 * epoch)
     )
     return float(loss), {name: float(value) for name, value in out.metrics.items()}, out.carry
 
@@ -127,15 +131,9 @@ def found(given=None, **changes):
     them.
     """
     given, c = given or outputs(), config(**changes).cribo
-    assigned = objects.assign(
-        given["teacher_tokens"],
-        given["positions"],
-        given["seed_keys"],
-        c,
-        clusters=c.clusters,
-        weight=c.position_weight,
-    )
-    return assigned, *ops.object_tokens(given["teacher_tokens"], assigned)
+    assign = objects.clustering(c, c.clusters)
+    assigned = assign(given.teacher_tokens, given.positions, given.seeds, c.position_weight)
+    return assigned, *ops.object_tokens(given.teacher_tokens, assigned)
 
 
 # From views to tokens and places
@@ -158,8 +156,8 @@ def batch():
 @functools.cache
 def encoder(**changes):
     return jax.jit(
-        lambda params, teacher, batch, keys: cribo.encode(
-            params, teacher, batch, keys, config(**changes)
+        lambda params, teacher, batch, keys: method(**changes).encode(
+            params, teacher, None, batch, keys, progress()
         )
     )
 
@@ -176,7 +174,7 @@ def test_places_are_patch_centres_in_the_source_image(batch):
         seen = SIDE - 1 - column if group.flips[i, view] else column
         n = view * SIDE**2 + row * SIDE + column
         want[i, n] = y + (row + 0.5) * height / SIDE - 0.5, x + (seen + 0.5) * width / SIDE - 0.5
-    close(out["positions"], want)
+    close(out.positions, want)
     assert group.flips.any() and not group.flips.all()
 
 
@@ -185,22 +183,22 @@ def test_rows_of_encode_belong_to_their_image_and_the_teacher_has_no_drop_path(b
     params, teacher, _ = start(**dropping)
     keys = jax.random.split(jax.random.key(0), BATCH)
     out = encoder(**dropping)(params, teacher, batch, keys)
-    assert out["student_tokens"].shape == out["teacher_tokens"].shape == (BATCH, TOKENS, WIDTH)
-    assert out["student"].shape == out["teacher"].shape == (BATCH, 2, 8)
+    assert out.student_tokens.shape == out.teacher_tokens.shape == (BATCH, TOKENS, WIDTH)
+    assert out.student.shape == out.teacher.shape == (BATCH, 2, 8)
     other = encoder(**dropping)(
         params, teacher, batch, keys.at[1:].set(jax.random.split(jax.random.key(7), BATCH - 1))
     )
-    np.testing.assert_array_equal(other["student_tokens"][0], out["student_tokens"][0])
-    assert np.any(other["student_tokens"][1:] != out["student_tokens"][1:])
-    seeds, others = (np.asarray(jax.random.key_data(x["seed_keys"])) for x in (out, other))
+    np.testing.assert_array_equal(other.student_tokens[0], out.student_tokens[0])
+    assert np.any(other.student_tokens[1:] != out.student_tokens[1:])
+    seeds, others = (np.asarray(jax.random.key_data(x.seeds)) for x in (out, other))
     np.testing.assert_array_equal(others[0], seeds[0])
     assert len({tuple(row) for row in (*seeds, *others)}) == 2 * BATCH - 1
-    np.testing.assert_array_equal(other["teacher_tokens"], out["teacher_tokens"])
+    np.testing.assert_array_equal(other.teacher_tokens, out.teacher_tokens)
     # View 2 is the second half: the tokens of an image whose views are exchanged.
     swapped = {"global": jax.tree.map(lambda x: x[:, ::-1], batch["global"])}
     still = encoder(**dropping)(params, teacher, swapped, keys)
-    close(still["teacher_tokens"], np.roll(out["teacher_tokens"], SIDE**2, axis=1))
-    close(still["positions"], np.roll(out["positions"], SIDE**2, axis=1))
+    close(still.teacher_tokens, np.roll(out.teacher_tokens, SIDE**2, axis=1))
+    close(still.positions, np.roll(out.positions, SIDE**2, axis=1))
 
 
 def test_an_object_is_found_again_where_two_crops_of_the_same_place_overlap():
@@ -210,7 +208,7 @@ def test_an_object_is_found_again_where_two_crops_of_the_same_place_overlap():
     frame = jnp.tile(jnp.array([4.0, 8.0, 32.0, 24.0]), (BATCH, 2, 1))
     flips = jnp.tile(jnp.array([False, True]), (BATCH, 1))
     places = boxes.patch_positions(frame, flips, (SIDE, SIDE)).reshape(BATCH, TOKENS, 2)
-    given = outputs() | {"positions": places}
+    given = outputs()._replace(positions=places)
     labels = np.asarray(found(given, cribo__position_weight=1e6)[0].argmax(-1)).reshape(
         BATCH, 2, SIDE, SIDE
     )
@@ -228,8 +226,8 @@ def test_a_whole_objective_equals_the_equations():
     _, _, carry = run(outputs(5))
     loss, metrics, new = run(outputs(), carry)
     params, teacher, _ = start()
-    c, given = config().cribo, {name: x for name, x in outputs().items() if name != "seed_keys"}
-    given = {name: np.asarray(x, np.float64) for name, x in given.items()}
+    c, given = config().cribo, outputs()._asdict()
+    given = {name: np.asarray(x, np.float64) for name, x in given.items() if name != "seeds"}
     assigned = np.asarray(found()[0], np.float64).reshape(BATCH, 2, SIDE**2, CLUSTERS)
     size = assigned.sum(axis=2)
     valid = (size > 0).all(axis=1)
@@ -333,14 +331,13 @@ def test_a_whole_objective_equals_the_equations():
 
 
 def test_one_cluster_is_the_whole_view():
-    """Spec section 8 item 2: objects are the mean tokens of the two views, every one of
+    """Objects are the mean tokens of the two views, every one of
     them valid.
     """
     changes = dict(cribo__clusters=1)
     _, own, valid = found(**changes)
     close(
-        own[:, :, 0],
-        np.asarray(outputs()["teacher_tokens"]).reshape(BATCH, 2, -1, WIDTH).mean(axis=2),
+        own[:, :, 0], np.asarray(outputs().teacher_tokens).reshape(BATCH, 2, -1, WIDTH).mean(axis=2)
     )
     assert valid.all() and run(**changes)[1]["objects_per_image"] == 1
 
@@ -353,17 +350,10 @@ def test_the_students_objects_follow_the_teachers_assignment():
     assigned, _, valid = found()
 
     def loss(tokens):
-        return cribo.objective(
-            params,
-            teacher,
-            outputs() | {"student_tokens": tokens},
-            carry,
-            None,
-            progress(),
-            config(),
-        )[0]
+        given = outputs()._replace(student_tokens=tokens)
+        return method().objective(params, teacher, given, carry, None, progress())[0]
 
-    gradient = np.asarray(jax.jit(jax.grad(loss))(outputs()["student_tokens"])).reshape(
+    gradient = np.asarray(jax.jit(jax.grad(loss))(outputs().student_tokens)).reshape(
         BATCH, 2, SIDE**2, WIDTH
     )
     labels = np.asarray(assigned.argmax(-1)).reshape(BATCH, 2, SIDE**2)
@@ -375,17 +365,17 @@ def test_the_students_objects_follow_the_teachers_assignment():
 
 
 def test_no_gradient_reaches_teacher_memory_or_assignments():
-    """Spec section 8 item 9, with a memory in which cycles close."""
+    """With a memory in which cycles close."""
     carry = run(outputs(5))[2]
     params, teacher, _ = start()
-    floats = {name: x for name, x in outputs().items() if name != "seed_keys"}
+    floats = outputs()._asdict()
+    floats.pop("seeds")
 
     def loss(teacher, floats, rows, center):
         memory = carry["memory"] | {"rows": carry["memory"]["rows"] | rows}
-        given = floats | {"seed_keys": outputs()["seed_keys"]}
-        return cribo.objective(
-            params, teacher, given, {"center": center, "memory": memory}, None, progress(), config()
-        )[0]
+        given = cribo.Outputs(**floats, seeds=outputs().seeds)
+        state = {"center": center, "memory": memory}
+        return method().objective(params, teacher, given, state, None, progress())[0]
 
     rows = {name: x for name, x in carry["memory"]["rows"].items() if x.dtype == jnp.float32}
     by_teacher, by_output, by_row, by_center = jax.jit(jax.grad(loss, (0, 1, 2, 3)))(
@@ -396,9 +386,7 @@ def test_no_gradient_reaches_teacher_memory_or_assignments():
 
 
 def test_exchanging_the_views_leaves_the_loss():
-    """Spec section 8 item 6, through the objective: with the same seed tokens the clusters are the
-    same.
-    """
+    """Through the memory: with the same seed tokens the clusters are the same."""
     assigned = np.asarray(found()[0])
     memory = objects.remember(start()[2]["memory"], *found(outputs(5))[1:])
     flipped = {
@@ -413,7 +401,7 @@ def test_exchanging_the_views_leaves_the_loss():
     np.testing.assert_array_equal(cycles[::-1], swapped)
     moved = np.roll(assigned, SIDE**2, axis=1)
     swapped_objects, valid = ops.object_tokens(
-        np.roll(outputs()["teacher_tokens"], SIDE**2, axis=1), moved
+        np.roll(outputs().teacher_tokens, SIDE**2, axis=1), moved
     )
     close(swapped_objects, found()[1][:, ::-1])
     np.testing.assert_array_equal(valid, found()[2])
@@ -423,11 +411,8 @@ def test_costs_are_normalised_over_the_image_or_the_batch():
     """By default an image does not depend on those beside it; with "batch" (official code)
     it does.
     """
-    changed = outputs() | {
-        "teacher_tokens": (
-            outputs()["teacher_tokens"].at[1:].set(outputs()["teacher_tokens"][:1, :1])
-        )
-    }
+    tokens = outputs().teacher_tokens
+    changed = outputs()._replace(teacher_tokens=tokens.at[1:].set(tokens[:1, :1]))
     for normalize, same in (("image", True), ("batch", False)):
         options = dict(cribo__normalize=normalize, cribo__hard=False)
         first, other = (np.asarray(found(given, **options)[0][0]) for given in (outputs(), changed))
@@ -439,13 +424,13 @@ def test_k_means_knows_neither_places_nor_balance():
     changes = dict(cribo__clustering="kmeans")
     base_, moved = (
         found(given, **changes)[0]
-        for given in (outputs(), outputs() | {"positions": outputs()["positions"][:, ::-1]})
+        for given in (outputs(), outputs()._replace(positions=outputs().positions[:, ::-1]))
     )
     np.testing.assert_array_equal(base_, moved)
-    arguments = dict(num_clusters=CLUSTERS, seeds=outputs()["seed_keys"], position_weight=0.0)
+    arguments = dict(num_clusters=CLUSTERS, seeds=outputs().seeds, position_weight=0.0)
     plain, balanced = (
         ops.joint_view_clustering(
-            outputs()["teacher_tokens"], outputs()["positions"], sinkhorn_iters=n, **arguments
+            outputs().teacher_tokens, outputs().positions, sinkhorn_iters=n, **arguments
         )
         for n in (0, 5)
     )
@@ -455,11 +440,8 @@ def test_k_means_knows_neither_places_nor_balance():
 
 
 def test_seeds_are_drawn_per_image():
-    other = outputs() | {
-        "seed_keys": (
-            outputs()["seed_keys"].at[1:].set(jax.random.split(jax.random.key(9), BATCH - 1))
-        )
-    }
+    others = jax.random.split(jax.random.key(9), BATCH - 1)
+    other = outputs()._replace(seeds=outputs().seeds.at[1:].set(others))
     first, second = found()[0], found(other)[0]
     np.testing.assert_array_equal(first[0], second[0])
     assert np.any(first[1:] != second[1:])
@@ -469,18 +451,17 @@ def test_seeds_are_drawn_per_image():
 
 
 def test_a_memory_of_the_same_objects_closes_every_cycle():
-    """Spec section 8 items 8, 11 and 12: every neighbour is the object itself, so L_ci is L_cv; the
+    """Every neighbour is the object itself, so L_ci is L_cv; the
     scale of a row does not matter.
     """
-    tokens = outputs()["teacher_tokens"]
+    tokens = outputs().teacher_tokens
     halves = tokens.at[:, SIDE**2 :].set(
         tokens[:, : SIDE**2]
     )  # both views of an object are equal, so that each is nearest to itself
-    places = outputs()["positions"]
-    given = outputs() | {
-        "teacher_tokens": halves,
-        "positions": places.at[:, SIDE**2 :].set(places[:, : SIDE**2] + 0.01),
-    }
+    places = outputs().positions
+    given = outputs()._replace(
+        teacher_tokens=halves, positions=places.at[:, SIDE**2 :].set(places[:, : SIDE**2] + 0.01)
+    )
     carry = run(given)[2]
     _, metrics, after = run(given, {**carry, "center": start()[2]["center"]})
     assert (
@@ -530,7 +511,7 @@ def test_the_memory_is_read_before_it_is_written():
 
 
 def test_memory_is_first_in_first_out_by_images_and_keeps_views_paired():
-    """Spec section 8 item 10, around the end of a memory of 8 images with 6 a step."""
+    """Around the end of a memory of 8 images with 6 a step."""
     carry, images = start()[2], []
     for seed in range(3):
         carry = run(outputs(seed), carry)[2]
@@ -577,7 +558,7 @@ def test_invalid_objects_are_neither_searched_nor_found():
 
 
 def test_worked_cycle():
-    """Spec section 8 item 7, in the plane: angles in degrees."""
+    """In the plane: angles in degrees."""
 
     def at(*degrees):
         return np.stack([np.cos(np.deg2rad(degrees)), np.sin(np.deg2rad(degrees))], axis=-1).astype(
@@ -635,18 +616,17 @@ def test_neighbours_teach_from_the_start_epoch_on():
 
 
 def test_temperature_and_weight_of_places_step_with_the_epoch():
-    c = config(cribo__final_position_weight=3.0)
+    rising = dict(cribo__final_position_weight=3.0)
     steps = [progress(step) for step in (0, 3, 4, 7, 8, 11)]
+    weights = [cribo.position_weight(config(**rising).cribo, p) for p in steps]
+    np.testing.assert_allclose(weights, [1, 1, 2, 2, 3, 3], rtol=1e-6)
+    assert {float(cribo.position_weight(config().cribo, p)) for p in steps} == {1.0}
+    params, teacher, carry = start(**rising)
+    found = [jitted(**rising)(params, teacher, outputs(), carry, p.step)[1].metrics for p in steps]
+    np.testing.assert_allclose([m["position_weight"] for m in found], [1, 1, 2, 2, 3, 3], rtol=1e-6)
     np.testing.assert_allclose(
-        [cribo.teacher_temperature(p, c) for p in steps],
-        [0.04, 0.04, 0.055, 0.055, 0.07, 0.07],
-        rtol=1e-6,
+        [m["teacher_temperature"] for m in found], [0.04, 0.04, 0.055, 0.055, 0.07, 0.07], rtol=1e-6
     )
-    np.testing.assert_allclose(
-        [cribo.position_weight(p, c) for p in steps], [1, 1, 2, 2, 3, 3], rtol=1e-6
-    )
-    assert {float(cribo.position_weight(p, config())) for p in steps} == {1.0}
-    assert run(epoch=2, cribo__final_position_weight=3.0)[1]["position_weight"] == pytest.approx(3)
     early, late = (
         run(epoch=e, cribo__final_position_weight=50.0)[1]["objects_per_image"] for e in (0, 2)
     )
@@ -663,7 +643,7 @@ def test_special_cases_leave_out_what_they_do_not_need(batch):
         and set(carry["center"]) == {"images"}
     )
     out = encoder(**alone)(params, teacher, batch, keys)
-    assert set(out) == {"student", "teacher"}
+    assert {name for name, x in out._asdict().items() if x is not None} == {"student", "teacher"}
     loss, metrics, _ = run(out, **alone)
     close(loss, metrics["global_loss"])
     assert not [
@@ -716,7 +696,7 @@ def test_the_official_count_divides_both_views_by_the_first():
 def test_last_layers_wait_and_their_gain_learns_or_not(norm_last_layer):
     c = config(cribo__norm_last_layer=norm_last_layer, cribo__freeze_last_layer_epochs=2)
     params = start()[0]
-    optimizer = optim.make(c.optim, cribo.rules(c), params)
+    optimizer = optim.make(c.optim, cribo.make(c).rules, params)
     moved = {}
     for epoch in (1, 2):
         new, _, _ = optimizer.update(
@@ -737,10 +717,51 @@ def test_last_layers_wait_and_their_gain_learns_or_not(norm_last_layer):
     for level in ("images", "objects"):
         assert moved[1][level] == {"direction": False, "gain": False}
         assert moved[2][level] == {"direction": True, "gain": not norm_last_layer}
-    rules = optim.assign_rules(cribo.rules(c), params)
+    rules = optim.assign_rules(cribo.make(c).rules, params)
     assert (
         rules["head/images/gain"].decay == "matrices" and params["head"]["images"]["gain"].ndim == 2
     )  # so it decays where it learns
+
+
+# Centers
+
+
+def level(center, prototypes):
+    return levels.Level(prototypes, prototypes, center, 0.1, jnp.float32(0.05))
+
+
+def test_center_follows_the_valid_objects_and_stays_without_any():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(2, BATCH, CLUSTERS, 8)).astype(np.float32)
+    valid = rng.random((BATCH, CLUSTERS)) < 0.5
+    center, prototypes = (rng.normal(size=shape).astype(np.float32) for shape in ((12,), (8, 12)))
+    rows[:, ~valid] = np.nan
+    logits = rows[:, valid].reshape(-1, 8).astype(np.float64) @ prototypes.astype(np.float64)
+    one = level(center, prototypes)
+    close(one.moved_center(rows, valid, 0.8), 0.8 * center + 0.2 * logits.mean(axis=0))
+    none = np.zeros_like(valid)
+    np.testing.assert_array_equal(one.moved_center(rows, none, 0.8), center)
+
+
+@pytest.mark.parametrize("momentum", [0.5, 0.9, 0.99])
+def test_center_of_constant_teachers_is_approached_geometrically(momentum):
+    """1 - m^t of the way after t steps, from 0; m = 0.9 in the published code."""
+    rng = np.random.default_rng(1)
+    row, prototypes = (rng.normal(size=shape).astype(np.float32) for shape in ((8,), (8, 12)))
+    rows, valid = np.broadcast_to(row, (2, BATCH, 1, 8)), np.ones((BATCH, 1), bool)
+    center, logits = jnp.zeros(12), row.astype(np.float64) @ prototypes.astype(np.float64)
+    for step in range(1, 9):
+        center = level(center, prototypes).moved_center(rows, valid, momentum)
+        close(center, (1 - momentum**step) * logits)
+
+
+def test_center_has_no_gradient():
+    def total(center, rows, prototypes):
+        return (level(center, prototypes).moved_center(rows, valid, 0.9) ** 2).sum()
+
+    valid = np.ones((BATCH, 1), bool)
+    arrays = jnp.ones(12), jnp.ones((2, BATCH, 1, 8)), jnp.ones((8, 12))
+    assert not any(np.any(x) for x in jax.grad(total, (0, 1, 2))(*arrays))
 
 
 # Features, health, pictures, checks
@@ -749,14 +770,14 @@ def test_last_layers_wait_and_their_gain_learns_or_not(norm_last_layer):
 def test_features_are_class_token_and_patches():
     params, teacher, _ = start()
     images = jnp.asarray(np.random.default_rng(0).random((3, 16, 24, 3), np.float32))
-    out = cribo.features(teacher, images, config(), attention=True)
+    out = method().features(teacher, images, attention=True)
     assert out.image.shape == (3, WIDTH) and out.patches.shape == (3, 4, 6, WIDTH)
     np.testing.assert_array_equal(out.image, out.cls)
-    assert np.any(out.image != cribo.features(params, images, config()).image)
+    assert np.any(out.image != method().features(params, images).image)
 
 
 def test_health_names_what_is_wrong():
-    c, top = config(), math.log(12)
+    health, top = method().health, math.log(12)
     fine = {
         f"{level}_{kind}_entropy": x * top
         for level in ("image", "object")
@@ -768,7 +789,7 @@ def test_health_names_what_is_wrong():
         "bootstrapping_ratio": 0.1,
         "embedding_spread": 0.8,
     }
-    assert cribo.health(fine, c) == []
+    assert health(fine) == []
     for change, word in (
         ({"image_marginal_entropy": 0.01}, "collapse of image targets"),
         ({"object_teacher_entropy": top}, "uniform object targets"),
@@ -777,10 +798,10 @@ def test_health_names_what_is_wrong():
         ({"bootstrapping_ratio": 0.0}, "no bootstrapping"),
         ({"embedding_spread": 0.01}, "collapse of embeddings"),
     ):
-        warnings = cribo.health(fine | change, c)
+        warnings = health(fine | change)
         assert any(text.startswith(word) for text in warnings), (word, warnings)
-    assert cribo.health(fine | {"bootstrapping_ratio": 0.0, "memory_fill": 0.5}, c) == []
-    assert cribo.health({"loss": 1.0}, c) == []
+    assert health(fine | {"bootstrapping_ratio": 0.0, "memory_fill": 0.5}) == []
+    assert health({"loss": 1.0}) == []
     rows = run()[1]
     assert {
         "memory_fill",
@@ -796,9 +817,7 @@ def test_pictures_show_objects_beside_their_nearest_in_other_images():
     images = rng.random((3, 16, 16, 3), np.float32)
     patches = rng.normal(size=(3, SIDE, SIDE, WIDTH)).astype(np.float32)
     patches[2] = patches[0]  # so that every object of image 0 lies in image 2 as well
-    shown = objects.pictures(
-        images, jnp.asarray(patches), config().cribo, seed=0, clusters=CLUSTERS
-    )["matches"]
+    shown = drawing.matches(images, jnp.asarray(patches), config().cribo, seed=0)["matches"]
     assert len(shown.rows) == 3
     for i, row in enumerate(shown.rows):
         whole, *pairs = row
@@ -816,12 +835,6 @@ def test_pictures_show_objects_beside_their_nearest_in_other_images():
             k = query.labels.max()
             np.testing.assert_array_equal(query.labels >= 0, whole.labels == k)
             assert set(np.unique(match.labels)) <= {-1, k} and (match.labels == k).any()
-    assert (
-        objects.pictures(
-            images[:1], jnp.asarray(patches[:1]), config().cribo, seed=0, clusters=CLUSTERS
-        )
-        == {}
-    )
     # The nearest of what image 0 and 2 share: one object mean against all others in float64.
     labels, first = shown.rows[0][0].labels, shown.rows[0][1]
     mean = patches[0][first.labels >= 0].mean(axis=0)
@@ -835,10 +848,18 @@ def test_pictures_show_objects_beside_their_nearest_in_other_images():
 
 
 def test_pictures_from_the_network():
-    shown = cribo.pictures(
-        start()[1], np.random.default_rng(2).random((2, 16, 16, 3), np.float32), config()
-    )
+    images = np.random.default_rng(2).random((2, 16, 16, 3), np.float32)
+    network = Encoder(config(), start()[1])
+    assert pictures.draw(network, images[:1]) == {}
+    shown = pictures.draw(network, images)
     assert set(shown) == {"matches"} and len(shown["matches"].rows) == 2
+
+
+def check(config):
+    """Every key by its declaration, then what keys demand of each other."""
+    for name, declared in cribo.defaults().items():
+        declared.check(f"cribo.{name}", config.cribo[name])
+    cribo.check(config)
 
 
 @pytest.mark.parametrize(
@@ -883,7 +904,7 @@ def test_impossible_settings_are_refused_by_name(change, message):
     c = section()
     c.update_from_flattened_dict(change)
     with pytest.raises(InputError, match=message):
-        cribo.check(c)
+        check(c)
 
 
 def test_a_sensible_config_passes():
@@ -895,7 +916,7 @@ def test_a_sensible_config_passes():
     ):
         c = section()
         c.update_from_flattened_dict(change)
-        cribo.check(c)
+        check(c)
 
 
 # The configs
@@ -983,7 +1004,7 @@ def test_every_row_of_the_papers_tables_is_a_config_with_its_numbers():
     assert all(f"table {number}," in tables for number in (1, 2, 4, 5, 8, 10, 12))
     for row in rows:
         c = row.load()
-        cribo.check(c)
+        check(c)
         assert c.expected.to_dict() == row.expected and all(
             "(paper, table " in text for text in row.expected.values()
         )
@@ -991,13 +1012,13 @@ def test_every_row_of_the_papers_tables_is_a_config_with_its_numbers():
 
 @pytest.mark.parametrize("name", ["vits16", "vitb16_in1k", "vits16_coco", "cifar10", "digits"])
 def test_published_variants_have_numbers_and_small_ones_have_none(name):
-    cribo.check(load(name))
+    check(load(name))
     assert bool(load(name).expected) == name.startswith("vit")
 
 
 @pytest.mark.parametrize("name", ["digits", "digit_scenes"])
 def test_small_presets_can_run(name):
-    run = loop.prepare(load(name))
+    run = api.prepare(load(name))
     memory = run.abstract.carry["memory"]["rows"]["first"]
     assert memory.shape == (2048 * 8, 192)
     assert 2048 < run.config.run.num_records, (

@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssl_jax import api, ops, papers, settings
 from ssl_jax import config as config_lib
-from ssl_jax import ops, papers, settings
 from ssl_jax.config import InputError
-from ssl_jax.methods import base, similarity
-from ssl_jax.methods import flsl as module
+from ssl_jax.evals import pictures
+from ssl_jax.evals.pictures import flsl as drawing
+from ssl_jax.methods import base, encoder, flsl
+from ssl_jax.methods.flsl import crops
 from ssl_jax.models import heads
 from ssl_jax.train import loop, optim, step
 from ssl_jax.views import boxes, recipe
@@ -24,7 +26,6 @@ from tests import tiny
 from tests.losses.reference import close
 from tests.methods import test_collapse
 
-METHOD = module.METHOD
 PAPER = {"views__global_count": 2, "views__local_count": 0, "flsl__photometric": "both"}
 CODE = {"views__global_count": 1, "views__local_count": 2}
 SYMMETRIC = {"views__global_count": 2, "views__local_count": 2}
@@ -32,7 +33,7 @@ SYMMETRIC = {"views__global_count": 2, "views__local_count": 2}
 
 @functools.cache
 def run_of(**changes):
-    return loop.prepare(tiny.config("flsl", **changes))
+    return api.prepare(tiny.config("flsl", **changes))
 
 
 @functools.cache
@@ -42,24 +43,27 @@ def encoded(**changes):
     """
     run = run_of(model__drop_path=0.0, flsl__window=1, flsl__local_window=1, **changes)
     state, batch = loop.fresh_state(run), tiny.batches(run, 1)[0]
-    views = recipe.prepare(METHOD.views(run.config), batch, 0)
+    views = recipe.prepare(run.method.views, batch, 0)
     return run, state, views, encode(run, state, views)
 
 
-def encode(run, state, views):
+def encode(run, state, views, at=0):
     keys = jax.random.split(jax.random.key(3), len(views["index"]))
-    return jax.jit(lambda p, t, v: METHOD.encode(p, t, v, keys, run.config))(
-        state.params, state.teacher, views
-    )
+
+    def networks(params, teacher, views, at):
+        progress = step.progress_at(at, run.config)
+        return run.method.encode(params, teacher, None, views, keys, progress)
+
+    return jax.jit(networks)(state.params, state.teacher, views, jnp.int32(at))
 
 
 def metrics_of(run, outputs, carry=None, at=0):
     progress = step.progress_at(jnp.int32(at), run.config)
     carry = loop.fresh_state(run).carry if carry is None else carry
-    return METHOD.objective(None, None, outputs, carry, None, progress, run.config)
+    return run.method.objective(None, None, outputs, carry, None, progress)
 
 
-# Views (spec section 2, section 8 item 10).
+# Views.
 
 
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -77,7 +81,7 @@ def test_student_views_lie_inside_the_teachers(preset, flip, size, index):
         views__local_scale=(0.05, 0.4),
         **preset,
     )
-    drawn = recipe.draw(METHOD.views(config), seed=1, epoch=2, index=index, source_size=size)
+    drawn = recipe.draw(crops.nested(config), seed=1, epoch=2, index=index, source_size=size)
     teacher = drawn["global"].boxes[0]
     assert 0.75 <= teacher[2] * teacher[3] / np.prod(size) <= 1
     if preset is PAPER:  # one place, two treatments; a student view for each
@@ -100,7 +104,7 @@ def test_student_views_lie_inside_the_teachers(preset, flip, size, index):
 def test_symmetric_crops_are_independent():
     config = tiny.config("flsl", flsl__nested=False, **PAPER)
     drawn = [
-        recipe.draw(METHOD.views(config), seed=1, epoch=0, index=i, source_size=(64, 64))
+        recipe.draw(crops.nested(config), seed=1, epoch=0, index=i, source_size=(64, 64))
         for i in range(50)
     ]
     inside = [boxes.overlap(d["student"].boxes, d["global"].boxes) for d in drawn]
@@ -111,7 +115,7 @@ def test_symmetric_crops_are_independent():
 def test_photometric_draws_of_paper_and_code_leave_geometry_alone():
     strengths = {"views__blur_prob": (0.5, 0.1, 0.4)}
     both, either = (
-        METHOD.views(tiny.config("flsl", flsl__photometric=kind, **strengths, **CODE))
+        crops.nested(tiny.config("flsl", flsl__photometric=kind, **strengths, **CODE))
         for kind in ("both", "either")
     )
     draws = [recipe.draw(r, seed=0, epoch=0, index=3, source_size=(50, 60)) for r in (both, either)]
@@ -132,7 +136,7 @@ def test_photometric_draws_of_paper_and_code_leave_geometry_alone():
 def tokens_of(**changes):
     run = run_of(**changes)
     return jax.jit(
-        lambda weights, images: METHOD.features(weights, images, run.config).patches.reshape(
+        lambda weights, images: run.method.features(weights, images).patches.reshape(
             len(images), -1, 16
         )
     )
@@ -156,17 +160,19 @@ def test_outputs_are_the_equations(preset):
         for name in ("global", "other")
         if name in views
     ]
-    rows = {name: [] for name in ("query", "mode", "student", "teacher")}
+    rows = {name: [] for name in ("tokens", "modes", "student", "teacher")}
     for name in ("student", "local"):
         for i, images in enumerate(jnp.moveaxis(views[name].images, 1, 0)):
             seen, met = tokens(state.params, images), teacher[(i + 1) % len(teacher)]
-            rows["query"].append(seen)
-            rows["mode"].append(shift(seen, seen, c.sa_sharpness))
-            rows["student"].append(head(state.params["head"], rows["mode"][-1]))
+            rows["tokens"].append(seen)
+            rows["modes"].append(shift(seen, seen, c.sa_sharpness))
+            rows["student"].append(head(state.params["head"], rows["modes"][-1]))
             rows["teacher"].append(head(state.teacher["head"], shift(seen, met, c.ca_sharpness)))
-    assert [x.shape[1] for x in rows["query"]] == ([16, 4, 4] if preset is CODE else [16, 16, 4, 4])
+    assert [x.shape[1] for x in rows["tokens"]] == (
+        [16, 4, 4] if preset is CODE else [16, 16, 4, 4]
+    )
     for name, want in rows.items():
-        close(out[name], np.concatenate(want, axis=1), relative=3e-5)
+        close(getattr(out, name), np.concatenate(want, axis=1), relative=3e-5)
     assert (
         np.abs(np.diff(np.concatenate(rows["teacher"], axis=1), axis=1)).max() > 1e-4
     )  # the queries do differ
@@ -182,10 +188,10 @@ def test_attention_meters_are_entropy_and_peak_of_the_rows():
         ),
         np.float64,
     )
-    close(out["attention"]["sa_entropy"], -(rows * np.log(rows)).sum(-1).mean(1))
-    close(out["attention"]["sa_peak"], rows.max(-1).mean(1))
-    assert (out["attention"]["ca_entropy"] <= math.log(16) + 1e-6).all() and (
-        out["attention"]["ca_peak"] >= 1 / 16
+    close(out.attention["sa_entropy"], -(rows * np.log(rows)).sum(-1).mean(1))
+    close(out.attention["sa_peak"], rows.max(-1).mean(1))
+    assert (out.attention["ca_entropy"] <= math.log(16) + 1e-6).all() and (
+        out.attention["ca_peak"] >= 1 / 16
     ).all()
 
 
@@ -194,16 +200,16 @@ def test_queries_are_sampled_and_keys_are_not():
     run, state, views, _ = full
     sampled = run_of(model__drop_path=0.0, flsl__window=2, flsl__local_window=2, **CODE)
     out = encode(sampled, state, views)
-    assert out["query"].shape == (8, 4 + 2 * 1, 16) and out["teacher"].shape == (
+    assert out.tokens.shape == (8, 4 + 2 * 1, 16) and out.teacher.shape == (
         8,
         6,
         run.config.flsl.prototypes,
     )
     for b in range(8):
-        for q, (query, mode) in enumerate(zip(out["query"][b], out["mode"][b])):
-            same = np.abs(np.asarray(full[3]["query"][b]) - query).max(-1).argmin()
-            close(full[3]["query"][b, same], query)
-            close(full[3]["mode"][b, same], mode)  # the mode over ALL keys
+        for q, (query, mode) in enumerate(zip(out.tokens[b], out.modes[b])):
+            same = np.abs(np.asarray(full[3].tokens[b]) - query).max(-1).argmin()
+            close(full[3].tokens[b, same], query)
+            close(full[3].modes[b, same], mode)  # the mode over ALL keys
             assert (
                 same % 4 // 2 + 2 * (same // 4 // 2) == q
                 if same < 16
@@ -212,7 +218,7 @@ def test_queries_are_sampled_and_keys_are_not():
 
 
 def test_identical_views_and_networks_agree():
-    """Spec section 8 item 11: p_s = p_t, so that the cross-entropy is the entropy of the target."""
+    """p_s = p_t, so that the cross-entropy is the entropy of the target."""
     same = dict(
         flsl__ca_sharpness=0.1 * 384**0.5,
         flsl__final_teacher_temperature=0.1,
@@ -221,15 +227,15 @@ def test_identical_views_and_networks_agree():
     run, state, views, _ = encoded(**CODE, **same)
     views = {k: v for k, v in views.items() if k != "local"} | {"student": views["global"]}
     out = encode(run, state, views)
-    close(out["student"], out["teacher"])
+    close(out.student, out.teacher)
     metrics = metrics_of(run, out)[1].metrics
     close(metrics["mode_inter_loss"], metrics["mode_teacher_entropy"], absolute=1e-5)
 
 
 def test_sharpness_is_tau_times_width():
-    """Spec section 8 item 12 and the same cosines at any width: after the norm |z|^2 = D."""
+    """The same cosines at any width: after the norm |z|^2 = D."""
     run, state, _, out = encoded(**CODE)
-    close(jnp.square(out["query"]).sum(-1), np.full(out["query"].shape[:2], 16.0), relative=1e-3)
+    close(jnp.square(out.tokens).sum(-1), np.full(out.tokens.shape[:2], 16.0), relative=1e-3)
     c = settings.base_config("flsl").flsl
     assert c.sa_sharpness == pytest.approx(1.96, abs=2e-3) and c.ca_sharpness == pytest.approx(
         3.92, abs=2e-3
@@ -252,29 +258,21 @@ def test_normalized_tokens_have_the_width_as_square():
         model__drop_path=0.0, flsl__window=1, flsl__local_window=1, flsl__normalize=True, **CODE
     )
     one, other = encode(cosine, state, views), encode(cosine, changed, views)
-    close(jnp.square(other["query"]).sum(-1), np.full(one["query"].shape[:2], 16.0))
-    close(one["mode"], other["mode"])
+    close(jnp.square(other.tokens).sum(-1), np.full(one.tokens.shape[:2], 16.0))
+    close(one.modes, other.modes)
     assert (
-        np.abs(encode(run, changed, views)["mode"] / 3 - encode(run, state, views)["mode"]).max()
-        > 0.01
+        np.abs(encode(run, changed, views).modes / 3 - encode(run, state, views).modes).max() > 0.01
     )  # else 3 is no test
 
 
 def test_crops_of_the_teacher_get_no_gradient_and_the_student_all_of_it():
     run, state, views, _ = encoded(**CODE)
     keys = jax.random.split(jax.random.key(3), 8)
+    progress = step.progress_at(jnp.int32(0), run.config)
 
     def loss(params, teacher):
-        outputs = METHOD.encode(params, teacher, views, keys, run.config)
-        return METHOD.objective(
-            params,
-            teacher,
-            outputs,
-            state.carry,
-            None,
-            step.progress_at(jnp.int32(0), run.config),
-            run.config,
-        )[0]
+        outputs = run.method.encode(params, teacher, None, views, keys, progress)
+        return run.method.objective(params, teacher, outputs, state.carry, None, progress)[0]
 
     student, teacher = jax.jit(jax.grad(loss, (0, 1)))(state.params, state.teacher)
     assert not any(np.any(g) for g in jax.tree.leaves(teacher))
@@ -297,21 +295,21 @@ def test_coefficients_start_where_they_are_told_and_end_at_their_values():
     )
     # tau_sa falls from 20 / D, tau_ca rises from 0, where every row is uniform; both are constant
     # within an epoch.
-    close(out["attention"]["ca_entropy"], np.full(8, math.log(16)))
-    epochs = round(run.config.run.epochs)
-    late = encode(run, state, views | {"epoch": np.full(8, epochs, np.int32)})
-    assert (late["attention"]["sa_entropy"] > out["attention"]["sa_entropy"]).all()
-    for name in ("mode", "teacher"):
-        close(late[name], encode(plain[0], state, views)[name])
+    close(out.attention["ca_entropy"], np.full(8, math.log(16)))
+    last = encode(run, state, views, at=total)
+    assert (last.attention["sa_entropy"] > out.attention["sa_entropy"]).all()
+    for name in ("modes", "teacher"):
+        close(getattr(last, name), getattr(encode(plain[0], state, views), name))
+    per_epoch = run.config.run.steps_per_epoch
+    in_epoch = [encode(run, state, views, at=at).modes for at in (0, per_epoch - 1, per_epoch)]
+    np.testing.assert_array_equal(in_epoch[0], in_epoch[1])
+    assert np.any(in_epoch[1] != in_epoch[2])
 
 
 def test_teacher_temperature_is_constant_within_an_epoch():
-    run = run_of(flsl__teacher_temperature_epochs=3.0)
-    at = [
-        float(module.teacher_temperature(step.progress_at(jnp.int32(s), run.config), run.config))
-        for s in (0, 3, 4, 8, 11)
-    ]
-    assert at == pytest.approx([0.04, 0.04, 0.055, 0.07, 0.07])  # 4 steps an epoch
+    run, _, _, out = encoded(**CODE, flsl__teacher_temperature_epochs=3.0)
+    at = [float(metrics_of(run, out, at=s)[1].metrics["teacher_temperature"]) for s in (0, 3, 4, 8)]
+    assert at == pytest.approx([0.04, 0.04, 0.055, 0.07])  # 4 steps an epoch
 
 
 def test_alternative_targets():
@@ -319,7 +317,7 @@ def test_alternative_targets():
     centered, batch = (run_of(flsl__targets=kind, **CODE) for kind in ("centered", "batch_softmax"))
     assert loop.fresh_state(run).carry == loop.fresh_state(batch).carry == {}
     loss, output = metrics_of(centered, out)
-    close(output.carry["center"], 0.1 * np.asarray(out["teacher"]).mean((0, 1)))
+    close(output.carry["center"], 0.1 * np.asarray(out.teacher).mean((0, 1)))
     close(loss, metrics_of(run, out)[0])  # the first center is 0
     shifted = metrics_of(
         centered, out, carry={"center": jnp.linspace(-1, 1, run.config.flsl.prototypes)}
@@ -349,8 +347,8 @@ def test_metrics_name_every_term():
 
 def test_last_layer_waits_one_epoch_and_its_gain_forever():
     run = run_of()
-    params = jax.eval_shape(lambda: METHOD.init(jax.random.key(0), run.config)[0])
-    rules = optim.assign_rules(METHOD.rules(run.config), params)
+    params = jax.eval_shape(run.method.init, jax.random.key(0))[0]
+    rules = optim.assign_rules(run.method.rules, params)
     waits = {path: rule.freeze_epochs for path, rule in rules.items() if rule.freeze_epochs}
     assert waits == {"head/last/direction": 1, "head/last/gain": base.NEVER}
     assert not any("cls" in path or "position" in path for path in rules)
@@ -361,8 +359,8 @@ def test_last_layer_waits_one_epoch_and_its_gain_forever():
 
 def test_the_image_is_the_mean_of_its_patches():
     run = run_of()
-    found = METHOD.features(
-        loop.fresh_state(run).params, jnp.ones((2, 16, 24, 3)) * 0.5, run.config, layers=(0,)
+    found = run.method.features(
+        loop.fresh_state(run).params, jnp.ones((2, 16, 24, 3)) * 0.5, layers=(0,)
     )
     assert found.cls is None and found.patches.shape == (2, 4, 6, 16) and set(found.layers) == {0}
     close(found.image, found.patches.mean((1, 2)))
@@ -374,18 +372,22 @@ def test_aggregated_similarity_by_hand():
     """
     x, y = np.eye(2, dtype=np.float32)
     close(
-        similarity.aggregated(np.stack([x, 2 * x, 5 * x, y]).reshape(1, 2, 2, 2))[0],
+        drawing.aggregated_similarity(np.stack([x, 2 * x, 5 * x, y]).reshape(1, 2, 2, 2))[0],
         [[1, 1], [1, 1 / 3]],
     )
-    close(similarity.aggregated(np.stack([x, x, x, -x]).reshape(1, 2, 2, 2))[0], [[1, 1], [1, 0]])
+    close(
+        drawing.aggregated_similarity(np.stack([x, x, x, -x]).reshape(1, 2, 2, 2))[0],
+        [[1, 1], [1, 0]],
+    )
 
 
 def test_pictures():
     run = run_of()
     images = np.random.default_rng(0).random((2, 16, 16, 3), np.float32)
-    pictures = METHOD.pictures(loop.fresh_state(run).teacher, images, run.config)
-    assert set(pictures) == {"similarity", "attention"}
-    for picture in pictures.values():
+    network = encoder.Encoder(run.config, loop.fresh_state(run).teacher)
+    drawn = pictures.draw(network, images)
+    assert set(drawn) == {"similarity", "attention"}
+    for picture in drawn.values():
         assert picture.title and len(picture.rows) == 2
         for image, row in zip(images, picture.rows):
             for panel in row:
@@ -397,39 +399,38 @@ def test_pictures():
                     and panel.heat.shape == (4, 4)
                     and (panel.heat >= 0).all()
                 )
-    assert [panel.title for panel in pictures["similarity"].rows[0]] == [
+    assert [panel.title for panel in drawn["similarity"].rows[0]] == [
         "image",
         "block 1 of 2",
         "block 2 of 2",
     ]
-    for panel in pictures["attention"].rows[0][1:]:
+    for panel in drawn["attention"].rows[0][1:]:
         assert panel.heat.sum() == pytest.approx(1, abs=1e-5)
         ((y, x),) = panel.marks
         assert panel.title == f"patch {int(4 * y)}, {int(4 * x)}"
-    middle = pictures["attention"].rows[1][3]
-    attention = METHOD.features(
-        loop.fresh_state(run).teacher, images, run.config, attention=True
-    ).attention
+    middle = drawn["attention"].rows[1][3]
+    attention = network(images, attention=True).attention
     close(middle.heat.ravel(), attention[1].mean(0)[2 * 4 + 2])
 
 
 def test_health():
-    config, top = tiny.config("flsl"), math.log(24)
+    health, top = run_of().method.health, math.log(24)
     fine = {
         "mode_teacher_entropy": 0.5 * top,
         "mode_marginal_entropy": 0.9 * top,
         "embedding_spread": 0.8,
     }
-    assert METHOD.health(fine, config) == []
-    assert (
-        "collapse of mode targets"
-        in METHOD.health(fine | {"mode_marginal_entropy": 0.52 * top}, config)[0]
-    )
-    assert (
-        "uniform mode targets"
-        in METHOD.health(fine | {"mode_teacher_entropy": 0.99 * top}, config)[0]
-    )
-    assert "spread" in METHOD.health(fine | {"embedding_spread": 0.01}, config)[0]
+    assert health(fine) == []
+    assert "collapse of mode targets" in health(fine | {"mode_marginal_entropy": 0.52 * top})[0]
+    assert "uniform mode targets" in health(fine | {"mode_teacher_entropy": 0.99 * top})[0]
+    assert "spread" in health(fine | {"embedding_spread": 0.01})[0]
+
+
+def check(config):
+    """Every key by its declaration, then what keys demand of each other."""
+    for name, declared in flsl.defaults().items():
+        declared.check(f"flsl.{name}", config.flsl[name])
+    flsl.check(config)
 
 
 @pytest.mark.parametrize(
@@ -448,7 +449,7 @@ def test_health():
         ({"flsl__photometric": "eiter"}, 'did you mean "either"'),
         ({"flsl__targets": "sinkhorn"}, "flsl.targets"),
         ({"flsl__student_temperature": 0.0}, "flsl.student_temperature is 0.0"),
-        ({"flsl__v": -0.1}, "flsl.v is -0.1; it must be 0 or more"),
+        ({"flsl__v": -0.1}, "flsl.v is -0.1; it must be at least 0"),
         ({"flsl__sa_sharpness": -1.0}, "flsl.sa_sharpness"),
         ({"flsl__prototypes": 1}, "flsl.prototypes is 1"),
         ({"flsl__center_momentum": 1.0}, "flsl.center_momentum"),
@@ -457,10 +458,9 @@ def test_health():
 )
 def test_impossible_settings_are_refused(changes, message):
     with pytest.raises(InputError, match=message):
-        METHOD.check(tiny.config("flsl", **changes))
-    METHOD.check(
-        tiny.config("flsl", views__local_count=0, flsl__local_window=9)
-    )  # no local views, no window
+        check(tiny.config("flsl", **changes))
+    # No local views, no window.
+    check(tiny.config("flsl", views__local_count=0, flsl__local_window=9))
 
 
 # Configs.
@@ -473,13 +473,13 @@ def test_the_two_presets():
         "views.local_count",
         "flsl.photometric",
     }
-    groups = [{name: group.count for name, group in METHOD.views(c).groups} for c in (code, paper)]
+    groups = [{name: group.count for name, group in crops.nested(c).groups} for c in (code, paper)]
     assert groups == [
         {"global": 1, "student": 1, "local": 2},
         {"global": 1, "other": 1, "student": 2},
     ]
     for c in (code, paper):
-        METHOD.check(c)
+        check(c)
         assert not c.model.cls and c.model.position == "sincos" and c.views.flip == 0
         assert (
             c.optim.batch_size,
@@ -541,5 +541,5 @@ def test_without_the_volume_term_everything_gets_one_centroid():
             test_collapse.scenes_config("flsl", **changes, flsl__gamma=gamma)
         )
         information[gamma] = row["mode_marginal_entropy"] - row["mode_teacher_entropy"]
-        assert any("collapse" in text for text in METHOD.health(row, run.config)) == (gamma == 0)
+        assert any("collapse" in text for text in run.method.health(row)) == (gamma == 0)
     assert information[0.0] < 0.1 < 0.8 < information[5.0]

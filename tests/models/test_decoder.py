@@ -180,7 +180,7 @@ def test_errors():
         (small(cls=True), (tokens[:, :1], codes), None, r"wanted \[B, 1 \+ m, 6\]"),
         (small(), (full, codes[:, :4]), None, r"codes have shape \(7, 4\); wanted \[n, 8\]"),
         (small(), (tokens, codes), None, "tokens are for 3 cells but codes for 7"),
-        (small(), (tokens, codes), KEEP, "mask_token is False"),
+        (small(), (tokens, codes), KEEP, "make the model with mask_token=True"),
         (
             small(mask_token=True),
             (tokens, codes),

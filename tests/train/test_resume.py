@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from ssl_jax import api
 from ssl_jax.methods import METHODS
 from ssl_jax.train import checkpoint, log, loop, sharding, step
 from tests import tiny
@@ -35,7 +36,7 @@ def test_resume_of_a_variant_is_bit_exact(name, tmp_path):
 
 
 def check_resume(name, tmp_path, cuts):
-    run = loop.prepare(tiny.config(name))
+    run = api.prepare(tiny.config(name))
     shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
     train_step = step.compile_step(
         step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings
@@ -44,7 +45,7 @@ def check_resume(name, tmp_path, cuts):
     total = 9  # crosses an epoch (4 steps), the wrap-around of both memories and a temperature step
 
     def go_on(state, record, save=False):
-        batches, rows = loop._loader(run, record), []
+        batches, rows = loop.open_loader(run, record), []
         for _ in range(int(state.step), total):
             if save and int(state.step) in cuts:
                 saved.save(state, {"record": batches.state()["record"]})
@@ -65,8 +66,8 @@ def check_resume(name, tmp_path, cuts):
 
 @pytest.mark.parametrize("name", ["sop"])
 def test_a_checkpoint_moves_between_meshes(name, tmp_path):
-    one = loop.prepare(tiny.config(name))
-    eight = loop.prepare(tiny.config(name, mesh_data=2, mesh_fsdp=4))
+    one = api.prepare(tiny.config(name))
+    eight = api.prepare(tiny.config(name, mesh_data=2, mesh_fsdp=4))
     saved = checkpoint.Checkpoints(tmp_path / "checkpoints")
     state = loop.fresh_state(eight)
     saved.save(state, {})
@@ -145,7 +146,7 @@ def saving(after):
 
 def final(workdir, name):
     """Everything that must be equal: last state, metric rows and scores without clock columns."""
-    run = loop.prepare(tiny.config(name))
+    run = api.prepare(tiny.config(name))
     saved = checkpoint.Checkpoints(workdir / "checkpoints", create=False)
     state = saved.restore(saved.latest(), run.abstract)
     saved.close()

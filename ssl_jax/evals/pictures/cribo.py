@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.evals.pictures.picture import Panel, Picture, register
 from ssl_jax.methods.cribo import objects
 from ssl_jax.views import boxes
 

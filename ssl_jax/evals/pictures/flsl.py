@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.evals.pictures.picture import Panel, Picture, register
 from ssl_jax.models import heads, zoo
 
 # Where the patches lie whose attention is shown: (y, x) in parts of the image.

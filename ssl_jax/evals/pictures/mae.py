@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.evals.pictures.picture import Panel, Picture, register
 from ssl_jax.ops import patchify, unpatchify
 
 

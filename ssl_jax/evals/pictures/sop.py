@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.evals.pictures.picture import Panel, Picture, register
 from ssl_jax.methods.sop import embeddings
 
 _ANCHORS, _NEAREST = 6, 6  # rows and columns of a picture, at most

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ssl_jax.evals.pictures import Panel, Picture, register
+from ssl_jax.evals.pictures.picture import Panel, Picture, register
+from ssl_jax.models import tokenizer
 
 _TOKENS = 6  # maps shown per image, those that cover most
 _ROWS, _COLUMNS = 4, 8  # concepts, and images of each
@@ -16,7 +17,11 @@ def draw(encoder, images) -> dict[str, Picture]:
     }
     images, drawn = np.asarray(images), {}
     rebuilt, maps, share = (extras.get(name) for name in ("rebuilt", "localization", "share"))
-    if rebuilt is not None and rebuilt.shape == images.shape:
+    if rebuilt is not None:
+        c = encoder.config.stellar
+        if c.target == "vq":
+            goal = tokenizer.target(c.target, encoder.config.model.patch)
+            rebuilt = np.asarray(goal.decode(c.tokenizer, rebuilt))
         drawn["reconstructions"] = _reconstructions(images, rebuilt)
     if maps is not None:
         drawn["localization"] = _maps(images, maps)

@@ -17,7 +17,7 @@ from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.cribo import objects
 from ssl_jax.methods.cribo.levels import Level
 from ssl_jax.methods.cribo.settings import check, defaults, position_weight
-from ssl_jax.models import heads, zoo
+from ssl_jax.models import heads
 from ssl_jax.views import boxes, recipe
 
 __all__ = ["Outputs", "check", "defaults", "make"]
@@ -176,7 +176,6 @@ def make(config) -> base.Method:
             fixed_gain=c.norm_last_layer,
         ),
         health=functools.partial(health, prototypes=c.prototypes),
-        flops=flops(config, views),
     )
 
 
@@ -203,24 +202,3 @@ def health(metrics, prototypes: int) -> list[str]:
             " epochs: lower cribo.clusters"
         )
     return warnings
-
-
-def flops(config, views: recipe.ViewRecipe) -> float:
-    """Of encoders and head, and of the search in the memory, which is no small part of them.
-
-    Tokens of the head: two images and the objects of two views, and for the teacher as many
-    neighbours. The logits that are worked out twice to save memory count once.
-    """
-    c, m = config.cribo, config.model
-    total = multicrop.flops(zoo.vit_config(m), views, student=("global",))
-    head = multicrop.head_flops(
-        m.width, c.head_hidden, c.head_hidden, c.head_bottleneck, c.prototypes
-    )
-    with_objects = c.cross_view_weight > 0 or c.cross_image_weight > 0
-    total += (3 + 1) * head * (2 + 2 * c.clusters * with_objects)
-    if c.cross_image_weight > 0:
-        batch = config.optim.batch_size
-        group = min(c.group or batch, batch)
-        total += head * 2 * c.clusters
-        total += objects.retrieval_flops(c.clusters, m.width, memory=c.memory, group=group)
-    return total

@@ -106,10 +106,3 @@ def bootstrapping(consistent, valid) -> dict:
         "bootstrapping_ratio": ratio,
         "bootstrapping_share": share,
     }
-
-
-def retrieval_flops(num_clusters: int, width: int, *, memory: int, group: int) -> float:
-    """Matrix-product FLOPs of `retrieve` for one image: in each view, K objects against those of
-    `memory` images, and back against those of `group` images.
-    """
-    return 2.0 * 2 * num_clusters * num_clusters * (memory + group) * width

@@ -38,7 +38,7 @@ def defaults() -> dict:
         ),
         position_weight=key(1.0, "lambda_pos in epoch 0", least=0),
         final_position_weight=key(
-            -1.0, "lambda_pos in the last epoch, linear in between; below 0 = constant"
+            -1.0, "lambda_pos in the last epoch, linear in between; -1 = constant", least=-1
         ),
         cluster_temperature=key(0.05, "1 / lambda", above=0),
         cluster_iters=key(5, "rounds of assignment and update", least=1),

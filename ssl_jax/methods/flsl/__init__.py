@@ -15,8 +15,8 @@ from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.flsl import crops, modes
-from ssl_jax.models import heads, zoo
-from ssl_jax.views import recipe, windows
+from ssl_jax.models import heads
+from ssl_jax.views import windows
 
 WINDOWS = {"student": "window", "local": "local_window"}  # student views: the key of their window
 
@@ -28,7 +28,7 @@ def defaults() -> dict:
     # tau = .1 / sqrt(384) and .2 / sqrt(384) for every network: D = 768 doubles tau x D.
     return dict(
         v=key(0.03, "weight of a token's distance to its mode; 0 collapses", least=0),
-        v_start=key(-1.0, "v at step 0, then half a cosine to v; below 0 = v throughout"),
+        v_start=key(-1.0, "v at step 0, then half a cosine to v; -1 = v throughout", least=-1),
         eta=key(1.0, "weight of the agreement of modes across views", least=0),
         gamma=key(5.0, "weight of the mean prediction's divergence from uniform", least=0),
         sa_sharpness=key(0.1 * 384**0.5, "tau_sa x D of the self-attention", least=0),
@@ -38,9 +38,9 @@ def defaults() -> dict:
             least=0,
         ),
         sa_sharpness_start=key(
-            -1.0, "tau_sa x D in epoch 0, then half a cosine by epochs; below 0 = constant"
+            -1.0, "tau_sa x D in epoch 0, then half a cosine by epochs; -1 = constant", least=-1
         ),
-        ca_sharpness_start=key(-1.0, "the same of tau_ca x D"),
+        ca_sharpness_start=key(-1.0, "the same of tau_ca x D", least=-1),
         normalize=key(False, "scale tokens to |z|^2 = D: attention by true cosines (eq. 4)"),
         window=key(2, "one query per window x window patches of a global student view", least=1),
         local_window=key(2, "the same of a local view", least=1),
@@ -227,24 +227,9 @@ def make(config) -> base.Method:
             "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=True
         ),
         health=health,
-        flops=flops(config, views),
     )
 
 
 def towards(end, start, position, total):
     """`end`, reached from `start` at position `total` on half a cosine; start < 0: `end`."""
     return ops.warmup_cosine(position, base=start if start >= 0 else end, end=end, total=total)
-
-
-def flops(config, views: recipe.ViewRecipe) -> float:
-    """Of encoders and head; the mean shift adds less than 1 % to a ViT-S/16."""
-    c, m = config.flsl, config.model
-    student = tuple(name for name in WINDOWS if name in dict(views.groups))
-    teacher = tuple(name for name, _ in views.groups if name not in student)
-    asked = {name: views[name].grid[0] // c[WINDOWS[name]] for name in student}
-    tokens = sum(views[name].count * side**2 for name, side in asked.items())
-    head = multicrop.head_flops(
-        m.width, c.head_hidden, c.head_hidden, c.head_bottleneck, c.prototypes
-    )
-    encoders = multicrop.flops(zoo.vit_config(m), views, student=student, teacher=teacher)
-    return encoders + (3 + 1) * tokens * head  # three times for the student, once for the teacher

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.models import heads, zoo
+from ssl_jax.models import heads
 from ssl_jax.views import recipe
 
 
@@ -152,7 +152,6 @@ def method(config, objective) -> base.Method:
         features=features,
         teacher_of=multicrop.without_mask_token,
         health=health,
-        flops=_flops(c, m, views),
     )
 
 
@@ -178,24 +177,3 @@ def temperatures(section, progress) -> dict:
         warmup=section.teacher_temperature_epochs * progress.steps_per_epoch,
     )
     return dict(student_temperature=section.student_temperature, teacher_temperature=warm)
-
-
-def _flops(section, model, views: recipe.ViewRecipe) -> float:
-    """Matrix-product FLOPs for one image of encoders, head and votes.
-
-    A student's embedding counts three times (forward and both gradients), a teacher's once. The
-    search for the members is left out: it is done once a step, not once an image.
-    """
-    groups = dict(views.groups)
-    hidden = section.head_hidden
-    head = 2 * (model.width * hidden + hidden * hidden + hidden * section.head_out)
-    student = {"cls": sum(group.count for group in groups.values())}
-    teacher = {"cls": groups["global"].count}
-    student["patch"] = teacher["patch"] = teacher["cls"] * recipe.max_masked(views, "global")
-    total = multicrop.flops(zoo.vit_config(model), views, student=tuple(groups))
-    for name in tasks(section):
-        task = section[name]
-        members = task.tasks * task.anchors * task.get("members", 1)
-        vote = 2 * members * section.head_out
-        total += (3 * student[name] + teacher[name]) * (head + vote)
-    return total

@@ -15,7 +15,7 @@ from ssl_jax.losses.stellar import Tokens, class_tokens, match_meters
 from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.stellar.settings import check, defaults
 from ssl_jax.methods.stellar.views import view_recipe
-from ssl_jax.models import decoder, factorise, heads, tokenizer, zoo
+from ssl_jax.models import decoder, factorise, heads, tokenizer
 
 __all__ = ["Outputs", "check", "defaults", "make"]
 
@@ -87,7 +87,7 @@ def make(config) -> base.Method:
             return None
         key_init, _ = jax.random.split(jax.random.key(config.seed))
         matrix = factorise.fourier_matrix(jax.random.split(key_init, 8)[7], c.decoder_width)
-        return {"fourier": matrix, **goal.weights(c.tokenizer, required=True)}
+        return {"fourier": matrix, **goal.constants(c.tokenizer)}
 
     def embed(params, tokens, kind):
         of_kind = tokens.queries if kind == "token" else tokens.cls
@@ -238,7 +238,4 @@ def make(config) -> base.Method:
         teacher_of=teacher_of,
         rules=((".*", base.Rule(decay=True if c.decay == "all" else "matrices")),),
         health=health,
-        flops=multicrop.flops(
-            zoo.vit_config(m), views, student=tuple(dict(views.groups)), teacher=()
-        ),
     )

@@ -108,6 +108,6 @@ def check(config) -> None:
             raise InputError(message)
     if c.weights.reconstruction > 0:
         try:
-            tokenizer.target(c.target, m.patch).weights(c.tokenizer, required=True)
+            tokenizer.target(c.target, m.patch).constants(c.tokenizer)
         except InputError as error:
             raise type(error)(f'stellar.target is "{c.target}" but {error}') from None
