@@ -18,6 +18,8 @@ from ssl_jax import ops
 
 # Nothing to compare: a few elementwise operations, or the making of an array.
 WITHOUT_CASE = {
+    "linear_warmup",
+    "warmup_cosine",
     "Alignment",
     "Cycle",
     "Memory",
