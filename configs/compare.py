@@ -5,7 +5,7 @@
 
 Hardware: 2 CPU cores.
 Expected time: 2 to 7 minutes a run on one core (STELLAR 6, MAE 2, the others 4 to 5).
-Expected number: the table in README.md.
+Expected number: the table in docs/results.md.
 
 Network (a quarter of the width and a third of the depth of ViT-S), images, batch, optimizer and
 photometric draws are those of the config `quickstart`, which says why; STEPS steps for all. What

@@ -1,11 +1,10 @@
 """Measures this package beside plain formulations and other libraries.
 
-    python launch/bench.py ops                                    every op at the sizes of the
-    papers, some minutes python launch/bench.py ops --only nearest,sop_vote --rounds 9
-    python launch/bench.py ops --scale small                      every op in a moment: do the forms
-    agree?
-    python launch/bench.py steps                                  the train step of every recipe of
-    configs/compare.py, two minutes
+    python launch/bench.py ops                  every op at the sizes of the papers, some minutes
+    python launch/bench.py ops --only nearest,sop_vote --rounds 9
+    python launch/bench.py ops --scale small    every op in a moment: do the forms agree?
+    python launch/bench.py steps                the train step of every recipe of
+                                                configs/compare.py, two minutes
 
 Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
 waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
@@ -72,13 +71,13 @@ def ops(options) -> int:
         case = bench_ops.CASES[name](
             options.scale == "paper", jax.random.fold_in(key, zlib.crc32(name.encode()) >> 1)
         )
-        found, missing = bench_measure.measure(case, options.rounds)
+        measured, missing = bench_measure.measure(case, options.rounds)
         print(f"{name}: {case.size}")
-        for row in found:
+        for row in measured:
             print(_line(_cells(name, row)), flush=True)
         for line in missing:
             print(f"  {line}", flush=True)
-        rows += [dict(op=name, **row) for row in found]
+        rows += [dict(op=name, **row) for row in measured]
         skipped += [f"{name}: {line}" for line in missing]
         report = dict(
             machine=machine(),
@@ -88,9 +87,8 @@ def ops(options) -> int:
             rows=rows,
             skipped=skipped,
         )
-        path.write_text(
-            json.dumps(report, indent=1) + "\n"
-        )  # after every op: a run cut short keeps what it has measured
+        # After every op: a run cut short keeps what it has measured.
+        path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {path}")
     wrong = [
         f"{row['op']} ({row['direction']}): {row['form']}" for row in rows if row["agrees"] is False

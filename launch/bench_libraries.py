@@ -3,7 +3,8 @@
 Each function takes arrays (those of torch JAX's on the CPU, the others NumPy's) and returns a call
 that does the work once. The libraries are imported inside: none is required, and the benchmark
 names those that are missing. A call returns what is to be compared with the naive form, or None
-where it solves another problem (an exact matching is no entropic plan)."""
+where it solves another problem (an exact matching is no entropic plan).
+"""
 
 import numpy as np
 
@@ -82,8 +83,8 @@ def faiss_sops(memory, anchors, num_members):
     index.add(others)
 
     def search():
-        values, found = index.search(vectors, num_members - 1)
-        members = np.concatenate([others[found], vectors[:, None]], axis=1)
+        values, neighbours = index.search(vectors, num_members - 1)
+        members = np.concatenate([others[neighbours], vectors[:, None]], axis=1)
         return members, np.concatenate(
             [values, np.sum(vectors * vectors, axis=1, keepdims=True)], axis=1
         )
@@ -199,13 +200,12 @@ def torch_joint_view_clustering(
         centroids = torch.take_along_dim(unit, seeds[..., None], dim=1)
         columns = torch.full((images, 1, clusters), 1 / clusters)
         for _ in range(num_iters):
-            to_members = (
-                distance[..., None] * members[:, None]
-            )  # 0: not a member, or the token itself
+            # 0: not a member, or the token itself.
+            to_members = distance[..., None] * members[:, None]
             nearest = torch.where(to_members > 0, to_members, torch.inf).amin(dim=2)
-            found = torch.isfinite(nearest)
-            finite = torch.where(found, nearest, 0)
-            near = torch.where(found, nearest, finite.mean(dim=(1, 2), keepdim=True))
+            exists = torch.isfinite(nearest)
+            finite = torch.where(exists, nearest, 0)
+            near = torch.where(exists, nearest, finite.mean(dim=(1, 2), keepdim=True))
             near = near / near.amax(dim=(1, 2), keepdim=True)
             cost = position_weight * near - unit @ centroids.mT
             low, high = cost.amin(dim=(1, 2), keepdim=True), cost.amax(dim=(1, 2), keepdim=True)

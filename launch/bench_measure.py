@@ -27,13 +27,10 @@ class Case(NamedTuple):
     forms: dict[str, Callable]  # jax functions of the arguments
     libraries: dict[str, Library] = {}
     gradient: int | None = None  # the argument to differentiate by; None: forward only
-    tolerance: float | None = (
-        # of the largest difference, relative to the largest entry; None: recall counts instead
-        1e-4
-    )
-    compared: Callable[[Any], Any] = lambda output: (
-        output
-    )  # what of the output the forms must agree on
+    # Of the largest difference, relative to the largest entry; None: recall counts instead.
+    tolerance: float | None = 1e-4
+    # What of the output the forms must agree on.
+    compared: Callable[[Any], Any] = lambda output: output
 
 
 def cotangent(shape):
@@ -178,6 +175,6 @@ def _largest(array) -> float:
 
 
 def _recall(got, wanted) -> float:
-    """Share of the wanted neighbours found: (values, index [q, k])."""
+    """Share of the wanted neighbours that are there: (values, index [q, k])."""
     hits = (got[1][:, :, None] == wanted[1][:, None, :]).any(axis=1)
     return float(hits.mean())

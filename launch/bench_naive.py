@@ -2,7 +2,8 @@
 time and memory.
 
 No chunks, no log domain unless the paper says so, no care for scale. Symbols and shapes as in the
-docstrings of ssl_jax.ops."""
+docstrings of ssl_jax.ops.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -95,9 +96,9 @@ def joint_view_clustering(
     for _ in range(num_iters):
         eligible = (members[:, None] > 0) & (distance[..., None] > 0)
         nearest = jnp.min(jnp.where(eligible, distance[..., None], jnp.inf), axis=2)
-        found = jnp.isfinite(nearest)
-        finite = jnp.where(found, nearest, 0)
-        near = jnp.where(found, nearest, jnp.mean(finite, axis=(1, 2), keepdims=True))
+        exists = jnp.isfinite(nearest)
+        finite = jnp.where(exists, nearest, 0)
+        near = jnp.where(exists, nearest, jnp.mean(finite, axis=(1, 2), keepdims=True))
         near = near / jnp.max(near, axis=(1, 2), keepdims=True)
         cost = position_weight * near - jnp.einsum("bnd,bkd->bnk", tokens, centroids)
         low, high = (

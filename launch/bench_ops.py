@@ -18,6 +18,8 @@ from ssl_jax import ops
 
 # Nothing to compare: a few elementwise operations, or the making of an array.
 WITHOUT_CASE = {
+    "linear_warmup",
+    "warmup_cosine",
     "Alignment",
     "Cycle",
     "Memory",
@@ -49,8 +51,8 @@ def _with_gradient(module: str, make, shape, *arrays, **options) -> Library:
     """
 
     def maker(gradient):
-        given = _on_host((*arrays, cotangent(shape)))
-        return make(*given[:-1], cotangent=given[-1], gradient=gradient, **options)
+        *inputs, last = _on_host((*arrays, cotangent(shape)))
+        return make(*inputs, cotangent=last, gradient=gradient, **options)
 
     return Library(module, functools.partial(maker, False), functools.partial(maker, True))
 
@@ -141,7 +143,11 @@ def align_sets(paper, key):
             "scipy", lambda: libraries.hungarian_of_tokens(*map(np.asarray, (source, target)))
         )
     }
-    matches = lambda output: output[:2]  # noqa: E731  (index and cost; the plan of an exact matching is another)
+
+    def matches(output):
+        """Index and cost; the plan of an exact matching is another."""
+        return output[:2]
+
     return Case(
         f"[{batch}, 16, {width}], eps .1, 5 iterations",
         (source, target),
@@ -310,7 +316,11 @@ def sample_anchors(paper, key):
         "ops": lambda k: ops.sample_anchors(k, size, count, num_tasks=tasks),
         "naive, permutation": lambda k: naive.sample_anchors(k, size, count, tasks),
     }
-    distinct = lambda index: np.array([len(np.unique(task)) for task in np.asarray(index)])  # noqa: E731  (the draws differ)
+
+    def distinct(index):
+        """The draws differ; only how many rows each task has is compared."""
+        return np.array([len(np.unique(task)) for task in np.asarray(index)])
+
     return Case(f"{count} of {size}, {tasks} tasks", (key,), forms, compared=distinct)
 
 
@@ -431,11 +441,8 @@ def memory_push(paper, key):
 def _distributions(paper, key):
     shape = (512, 65536) if paper else (8, 64)
     first, second = jax.random.split(key)
-    return (
-        str(list(shape)),
-        jax.nn.softmax(3 * _normal(first, *shape)),
-        0.5 * _normal(second, *shape),
-    )  # within reach of the naive form
+    logits = 0.5 * _normal(second, *shape)  # within reach of the naive form
+    return str(list(shape)), jax.nn.softmax(3 * _normal(first, *shape)), logits
 
 
 def cross_entropy(paper, key):

@@ -1,14 +1,13 @@
 """All methods with the same network and images: trains what is missing, prints a row as each run
 ends, then the table.
 
-    python launch/compare.py --methods sop,dino --seeds 0,1 --workdir runs/compare
-    --config.optim.steps=500
+    python launch/compare.py --methods sop,dino --seeds 0,1 --config.optim.steps=500
 
-A run is `ssl-jax train --config=compare:METHOD --config.seed=SEED` in
-WORKDIR/METHOD-SEED, in a process of its own; it resumes after a kill, and one that has its
-results.json is not made again. Runs go seed by seed, so that the methods of a row of the table
-share the state of the machine: the cost of a step is compared within a seed. Arguments
---config.KEY=VALUE go to every run."""
+A run is `ssl-jax train --config=compare:METHOD --config.seed=SEED` in WORKDIR/METHOD-SEED, in a
+process of its own; it resumes after a kill, and one that has its results.json is not made again.
+Runs go seed by seed, so that the methods of a row of the table share the state of the machine: the
+cost of a step is compared within a seed. Arguments --config.KEY=VALUE go to every run.
+"""
 
 import argparse
 import csv

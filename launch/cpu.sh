@@ -2,8 +2,8 @@
 
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}" # requirements.lock holds the CPU build of JAX
 
-# XLA on a CPU allocates its work space anew at every step, and the page faults cost a quarter of the time. With glibc, let it keep its
-# memory and use huge pages.
+# XLA on a CPU allocates its work space anew at every step, and the page faults cost a quarter of
+# the time. With glibc, let it keep its memory and use huge pages.
 if getconf GNU_LIBC_VERSION >/dev/null 2>&1; then
   export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
   export MALLOC_MMAP_MAX_="${MALLOC_MMAP_MAX_:-0}"

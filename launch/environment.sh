@@ -1,9 +1,11 @@
 # Sourced by the scripts beside it: makes or repairs the checkout's .venv and activates it.
 #
-# Needs bash, a Python of at least 3.11 and its pip. Sets: ROOT (the checkout, also the working directory afterwards), PATH with
-# .venv first, JAX's compilation cache in .cache/xla. PYTHON=/path/to/python chooses the interpreter.
-# A .venv that these scripts made is rebuilt when requirements.lock, setup.py, the interpreter or the checkout's path changes; any other
-# .venv (the user's own, or one whose installation was cut off) is kept and completed in place, unless its Python is too old.
+# Needs bash, a Python of at least 3.11 and its pip. Sets: ROOT (the checkout, also the working
+# directory afterwards), PATH with .venv first, JAX's compilation cache in .cache/xla.
+# PYTHON=/path/to/python chooses the interpreter.
+# A .venv that these scripts made is rebuilt when requirements.lock, setup.py, the interpreter or
+# the checkout's path changes; any other .venv (your own, or one whose installation was cut off) is
+# kept and completed in place, unless its Python is too old.
 
 set -euo pipefail
 
@@ -16,7 +18,8 @@ say() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
 
 # supported PYTHON [LAST_MINOR]: is it a Python 3.11 or newer, up to 3.LAST_MINOR?
 supported() {
-  "$1" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, ${2:-99}))" >/dev/null 2>&1
+  local check="import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, ${2:-99}))"
+  "$1" -c "$check" >/dev/null 2>&1
 }
 
 # Prints a suitable interpreter, preferring the versions that requirements.lock was tested with.
@@ -31,7 +34,8 @@ find_python() {
       fi
     done
   done
-  say "needs Python >= 3.11 (3.11 to 3.13 are tested); ${candidates[*]}: none is. Name one with PYTHON=/path/to/python"
+  say "needs Python >= 3.11 (3.11 to 3.13 are tested); ${candidates[*]}: none is." \
+    "Name one with PYTHON=/path/to/python"
   return 1
 }
 
@@ -41,12 +45,14 @@ fingerprint() {
 import hashlib, pathlib, sys
 
 root = pathlib.Path(sys.argv[1])
-parts = [str(root).encode(), sys.version.encode(), (root / "requirements.lock").read_bytes(), (root / "setup.py").read_bytes()]
+files = [(root / name).read_bytes() for name in ("requirements.lock", "setup.py")]
+parts = [str(root).encode(), sys.version.encode(), *files]
 print(hashlib.sha256(b"\0".join(hashlib.sha256(part).digest() for part in parts)).hexdigest())
 PY
 }
 
-# create_venv PYTHON: also where Python came without ensurepip (Debian without python3-venv), through that Python's own pip.
+# create_venv PYTHON: also where Python came without ensurepip (Debian without python3-venv),
+# through that Python's own pip.
 create_venv() {
   if "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; then
     "$1" -m venv --clear "$VENV"
@@ -54,21 +60,23 @@ create_venv() {
     "$1" -m venv --clear --without-pip "$VENV"
     "$1" -m pip --python "$VENV/bin/python" install --quiet pip
   else
-    say "$1 has neither ensurepip nor pip; install one of them (on Debian: apt install python3-venv)"
+    say "$1 has neither ensurepip nor pip; install one (on Debian: apt install python3-venv)"
     return 1
   fi
 }
 
-# The build backend first and from the lock, so that nothing that has to be built takes an unpinned one from the network;
-# built the same way (PEP 517) by every pip.
+# The build backend first and from the lock, so that nothing that has to be built takes an unpinned
+# one from the network; built the same way (PEP 517) by every pip.
 install_packages() {
-  local pip=(env PIP_USE_PEP517=1 "$VENV/bin/python" -m pip --disable-pip-version-check --quiet --require-virtualenv install)
+  local pip=(env PIP_USE_PEP517=1 "$VENV/bin/python" -m pip
+    --disable-pip-version-check --quiet --require-virtualenv install)
   "${pip[@]}" "$(grep -o '^setuptools==[^ ]*' requirements.lock)"
   "${pip[@]}" --no-build-isolation --requirement requirements.lock
   "${pip[@]}" --no-build-isolation --no-deps --editable .
 }
 
-# up_to_date: is .venv complete and made for this lock, this place and (if PYTHON names one) this interpreter?
+# up_to_date: is .venv complete and made for this lock, this place and (if PYTHON names one) this
+# interpreter?
 up_to_date() {
   [ -f "$STAMP" ] && supported "$VENV/bin/python" &&
     [ "$(cat "$STAMP")" = "$(fingerprint "${PYTHON:-$VENV/bin/python}" 2>/dev/null)" ]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Pretrains SOP on pictures of handwritten digits on a CPU and evaluates it; needs only Python >= 3.11 and pip, makes its own .venv.
+# Pretrains SOP on pictures of handwritten digits on a CPU and evaluates it; needs only
+# Python >= 3.11 and pip, makes its own .venv.
 #
 #   bash launch/quickstart.sh                    results in runs/quickstart
 #   bash launch/quickstart.sh FOLDER [--config.KEY=VALUE ...]

@@ -87,8 +87,8 @@ def pytest_runtest_call(item):
 def pytest_terminal_summary(terminalreporter):
     reports = [
         r
-        for found in terminalreporter.stats.values()
-        for r in found
+        for group in terminalreporter.stats.values()
+        for r in group
         if getattr(r, "when", None) == "call"
     ]
     tallies = [

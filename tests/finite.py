@@ -18,7 +18,7 @@ class Tally:
     cases: int = 0  # hypothesis cases that called assert_finite
     others: int = 0  # hypothesis cases that did not
     calls: int = 0  # of assert_finite
-    values: int = 0  # floating-point numbers it was given
+    values: int = 0  # floating-point numbers it got
     bad: int = 0  # of them not finite
 
 

@@ -6,13 +6,18 @@ them.
     python -m tests.mutate nearest --jobs 2       two mutants at a time
     python -m tests.mutate nearest --list         print the mutants, run nothing
 
-Run it in the checkout, in the environment of the tests. A mutant is one edit of the syntax tree: +
-and -, * and /,
-& and |, < and <=, > and >=, == and != change places; a minus or ~ is dropped; an eps (a float up to
-1e-3, or finfo's eps or tiny) is dropped or becomes its square root, another float grows by 1; axes
--1 and -2, 0 and 1 change places, so do the last two of an einsum's output; other integers, the
-argument of % (a ring index) and the result of // grow by 1; a stop_gradient is dropped; the two
-values of a `where` change places. Annotations and f-strings are left alone.
+Run it in the checkout, in the environment of the tests. A mutant is one edit of the syntax tree:
+
+- "+" and "-", "*" and "/", "&" and "|", < and <=, > and >=, == and != change places;
+- a minus or ~ is dropped;
+- an eps (a float up to 1e-3, or finfo's eps or tiny) is dropped or becomes its square root, another
+  float grows by 1;
+- axes -1 and -2, 0 and 1 change places, so do the last two of an einsum's output;
+- other integers, the argument of % (a ring index) and the result of // grow by 1;
+- a stop_gradient is dropped;
+- the two values of a `where` change places.
+
+Annotations and f-strings are left alone.
 
 Each mutant is written into a temporary copy of the package and its tests (the checkout is never
 touched) and tests/ops/test_MODULE.py runs there with `pytest -x`, on the CPU and with a compilation
@@ -105,27 +110,27 @@ def mutants(source: str) -> list[Mutant]:
     """
     tree = ast.parse(source)
     original = ast.unparse(tree)
-    seen, found = {original}, []
+    texts, edited = {original}, []
     for node, put, axis in _places(tree):
         for kind, new in _edits(node, axis):
             put(new)
             text = ast.unparse(tree)
             put(node)
-            if text not in seen:
+            if text not in texts:
                 ast.parse(text)
-                seen.add(text)
+                texts.add(text)
                 before, after = next(
                     (a, b) for a, b in zip(original.splitlines(), text.splitlines()) if a != b
                 )
-                found.append(Mutant(node.lineno, kind, before.strip(), after.strip(), text))
-    return sorted(found, key=lambda mutant: mutant.line)
+                edited.append(Mutant(node.lineno, kind, before.strip(), after.strip(), text))
+    return sorted(edited, key=lambda mutant: mutant.line)
 
 
-def sample(found: Sequence[Mutant], limit: int | None, seed: int) -> list[Mutant]:
+def sample(every: Sequence[Mutant], limit: int | None, seed: int) -> list[Mutant]:
     """At most `limit` of the mutants, drawn by the seed, in their order; all without a limit."""
-    if limit is None or limit >= len(found):
-        return list(found)
-    return [found[i] for i in sorted(random.Random(seed).sample(range(len(found)), limit))]
+    if limit is None or limit >= len(every):
+        return list(every)
+    return [every[i] for i in sorted(random.Random(seed).sample(range(len(every)), limit))]
 
 
 def survey(
@@ -318,10 +323,8 @@ def _edits(node: ast.AST, axis: bool) -> Iterator[tuple[str, ast.AST]]:
             yield "off by one", _plus_one(node)
     elif isinstance(node, ast.AugAssign) and type(node.op) in _SWAPPED and not _is_text(node.value):
         flipped = ast.AugAssign(node.target, _SWAPPED[type(node.op)](), node.value)
-        yield (
-            "operator flipped",
-            ast.copy_location(flipped, node),
-        )  # unparse asks a statement for its line
+        # unparse asks a statement for its line.
+        yield "operator flipped", ast.copy_location(flipped, node)
     elif isinstance(node, ast.Compare):
         for i, operator in enumerate(node.ops):
             if type(operator) in _SWAPPED:

@@ -137,9 +137,9 @@ def test_difference_and_recall(load):
     assert measure.difference(np.array([1.0, np.nan]), floats) == np.inf
     assert measure.difference(floats[:1], floats) == np.inf
     case = measure.Case("", (jnp.zeros(1),), {}, tolerance=None)
-    found = {"ops": (0, jnp.array([[1, 2], [3, 4]])), "naive": (0, jnp.array([[2, 1], [3, 5]]))}
-    calls = {name: lambda output=output: output for name, output in found.items()}
-    rows = measure._compare(case._replace(forms=found), "forward", calls, {}, rounds=1)
+    outputs = {"ops": (0, jnp.array([[1, 2], [3, 4]])), "naive": (0, jnp.array([[2, 1], [3, 5]]))}
+    calls = {name: lambda output=output: output for name, output in outputs.items()}
+    rows = measure._compare(case._replace(forms=outputs), "forward", calls, {}, rounds=1)
     assert [row["recall"] for row in rows] == [0.75, 1.0]
 
 

@@ -406,7 +406,9 @@ def test_a_checkpoint_with_missing_files(refused, copy, damage):
     before = files(copy)
     for arguments in (("eval", copy), ("eval", newest), ("train", CONFIG, f"--workdir={copy}")):
         error = refused(*arguments)
-        assert str(newest) in error and "delete that folder to go on from the one before" in error
+        assert (
+            str(newest) in error and "move that folder away to go on from the one before" in error
+        )
     assert files(copy) == before
 
 
@@ -558,9 +560,8 @@ def with_nan(indices) -> ArraySource:
 def test_nan_in_a_batch_is_counted_and_survived(tmp_path, capsys):
     assert api.train(tiny.config("sop"), tmp_path / "run", records=with_nan([5])) == loop.EXIT_DONE
     rows = log.read_rows(tmp_path / "run" / "metrics.jsonl")
-    assert (
-        len(rows) == 12 and rows[-1]["nonfinite"] == 3
-    )  # the image is seen once in each of three epochs
+    # The image comes once in each of three epochs.
+    assert len(rows) == 12 and rows[-1]["nonfinite"] == 3
     assert [row["step"] for row in rows if not row["finite"]] == [
         row["step"] for row in rows if not np.isfinite(row["loss"])
     ]

@@ -1,7 +1,7 @@
 """Every variant of every config and every row of the papers can work: loaded, checked, resolved;
 small ones laid out on eight devices.
 
-Nothing is compiled, and no data or memory is needed. A new config file is found by itself.
+Nothing is compiled, and no data or memory is needed. A new config file is tested too.
 """
 
 import functools

@@ -83,13 +83,13 @@ def loss(x, y, eps=1e-6):  # lost by unparse
 
 
 def test_mutants_parse_and_differ():
-    found = mutate.mutants(FUNCTION)
+    every = mutate.mutants(FUNCTION)
     original = ast.dump(ast.parse(FUNCTION))
-    dumps = [ast.dump(ast.parse(mutant.source)) for mutant in found]
+    dumps = [ast.dump(ast.parse(mutant.source)) for mutant in every]
     assert original not in dumps
     assert len(set(dumps)) == len(dumps) == 13
-    assert [mutant.line for mutant in found] == [5] * 2 + [7] * 2 + [8] * 9
-    assert len({mutant.change for mutant in found}) == len(found)
+    assert [mutant.line for mutant in every] == [5] * 2 + [7] * 2 + [8] * 9
+    assert len({mutant.change for mutant in every}) == len(every)
 
 
 def test_mutants_change_one_line_only():
@@ -112,12 +112,12 @@ def test_change_is_shown_where_it_is():
 
 
 def test_sample_is_drawn_by_the_seed():
-    found = mutate.mutants(FUNCTION)
-    some = mutate.sample(found, 4, seed=0)
-    assert len(some) == 4 and [mutant for mutant in found if mutant in some] == some
-    assert mutate.sample(found, 4, seed=0) == some
-    assert any(mutate.sample(found, 4, seed=seed) != some for seed in range(1, 5))
-    assert mutate.sample(found, None, seed=0) == mutate.sample(found, 99, seed=0) == found
+    every = mutate.mutants(FUNCTION)
+    some = mutate.sample(every, 4, seed=0)
+    assert len(some) == 4 and [mutant for mutant in every if mutant in some] == some
+    assert mutate.sample(every, 4, seed=0) == some
+    assert any(mutate.sample(every, 4, seed=seed) != some for seed in range(1, 5))
+    assert mutate.sample(every, None, seed=0) == mutate.sample(every, 99, seed=0) == every
 
 
 def write(folder, **files):

@@ -50,9 +50,8 @@ def test_committed_outputs(path):
     text = path.read_text(encoding="utf-8")
     notebook = json.loads(text)
     assert len(text.encode()) < LARGEST
-    assert (
-        notebook["metadata"]["kernelspec"]["name"] == "python3"
-    )  # Colab and Jupyter have one of that name
+    # Colab and Jupyter have one of that name.
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     counts = [cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert counts == list(range(1, len(counts) + 1)), "run it anew from the first cell"
     assert not [

@@ -1,4 +1,4 @@
-"""The papers' tables as data: what a file may say, and how rows are found."""
+"""The papers' tables as data: what a file may say, and how a row is named."""
 
 import re
 

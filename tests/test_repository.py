@@ -21,10 +21,10 @@ PYTHONS = ("3.11", "3.12", "3.13")
 def metadata(root, monkeypatch) -> dict:
     """The arguments that setup.py gives to setuptools.setup."""
     setuptools = pytest.importorskip("setuptools")
-    given = {}
-    monkeypatch.setattr(setuptools, "setup", lambda **arguments: given.update(arguments))
+    metadata = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **arguments: metadata.update(arguments))
     runpy.run_path(str(root / "setup.py"))
-    return given
+    return metadata
 
 
 @pytest.fixture
@@ -50,15 +50,15 @@ def pinned(lock: list[str], python: str) -> dict[str, str]:
         "platform_system": "Linux",
         "platform_machine": "x86_64",
     }
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for line in lock:
         requirement = Requirement(line)
         if requirement.marker is None or requirement.marker.evaluate(environment):
-            assert canonical(requirement.name) not in found, (
+            assert canonical(requirement.name) not in versions, (
                 f"{requirement.name} is pinned twice for Python {python}"
             )
-            found[canonical(requirement.name)] = next(iter(requirement.specifier)).version
-    return found
+            versions[canonical(requirement.name)] = next(iter(requirement.specifier)).version
+    return versions
 
 
 def test_lock_holds_only_exact_versions(lock):
@@ -199,9 +199,8 @@ def test_what_the_design_forbids_is_absent(root):
         for path in (root / "setup.cfg", root / "requirements.txt", root / "Dockerfile")
         if path.exists()
     ]
-    unfinished = re.compile(
-        r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b"
-    )  # in two parts: this file is searched too
+    # In two parts: this file is searched too.
+    unfinished = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
     machine = re.compile(r"(?<![\w./])/(work|root|tmp)/|\.\./sha" r"red\b")
     for path in paths:
         if path.suffix in (".py", ".sh", ".sbatch", ".yaml"):

@@ -19,14 +19,8 @@ from PIL import Image
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
 
-_FORMATS = (
-    "BMP",
-    "GIF",
-    "JPEG",
-    "PNG",
-    "TIFF",
-    "WEBP",
-)  # no other parser ever sees a file of a user's folder
+# No other parser ever sees a file of a user's folder.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 _EXIF_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -43,9 +37,8 @@ class Unreadable(Exception):
     """A record that cannot be decoded. `name`: its path or id. `reason`: why, in one line."""
 
     def __init__(self, name: str, reason: str):
-        super().__init__(
-            name, reason
-        )  # both in args, so that the exception survives pickling between processes
+        # Both in args, so that the exception survives pickling between processes.
+        super().__init__(name, reason)
         self.name = name
         self.reason = reason
 
@@ -131,9 +124,8 @@ def _decode(data, name, convert):
             raise OSError("the file is empty")
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             return convert(image)
-    except (
-        Exception
-    ) as error:  # broken files: OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
+    # Broken files raise OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
+    except Exception as error:
         raise Unreadable(name, _reason(error)) from error
 
 
@@ -163,9 +155,8 @@ def _rgb(image):
 def _orientation(image):
     try:
         return image.getexif().get(_EXIF_ORIENTATION, 1)
-    except (
-        Exception
-    ):  # a broken EXIF block raises nearly anything, and says nothing about the pixels
+    # A broken EXIF block raises nearly anything, and says nothing about the pixels.
+    except Exception:
         return 1
 
 

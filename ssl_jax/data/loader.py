@@ -78,7 +78,8 @@ class Loader:
 
     A few batches are prepared ahead: by two threads (workers=0), or by `workers` spawned processes.
     These need an `if __name__ == "__main__"` guard in the caller's script, and each fills its own
-    cache. Call `close()` at the end."""
+    cache. Call `close()` at the end.
+    """
 
     def __init__(
         self,
@@ -97,12 +98,15 @@ class Loader:
     ):
         """
         Args:
-          source: see data.source. recipe: views.recipe.ViewRecipe. batch_size: over all processes.
-          seed: >= 0. workers: processes; 0 = threads of this process. crop_on: "host", or "device"
-          for images of one size. start_record: `state()["record"]` of an earlier loader.
+          source: see data.source. recipe: views.recipe.ViewRecipe.
+          batch_size: over all processes. seed: >= 0.
+          workers: processes; 0 = threads of this process.
+          crop_on: "host", or "device" for images of one size.
+          start_record: `state()["record"]` of an earlier loader.
           total_records: stop before this record (whole batches only); None = never.
           max_unreadable: share of len(source) in [0,1]; more distinct unreadable records than that
             raise InputError (each process counts those it met since it started).
+
         Raises:
           InputError: here for values that do not fit each other, from the iterator for images that
           do not fit.
@@ -124,9 +128,8 @@ class Loader:
         self.source_size = batches.image_size
         self._iterator = _iterate(batches, start_record // batch_size, workers)
         if workers:
-            atexit.register(
-                self.close
-            )  # before multiprocessing's own clean-up, which would wait for the workers
+            # Before multiprocessing's own clean-up, which would wait for the workers.
+            atexit.register(self.close)
 
     def __iter__(self):
         return self
@@ -250,12 +253,12 @@ class _Batches:
             return
         for i, image in zip(indices, images, strict=True):
             if image.shape[:2] != self.image_size:
-                found, expected = (
+                actual, expected = (
                     "x".join(map(str, size)) for size in (image.shape[:2], self.image_size)
                 )
                 raise InputError(
                     f"data.crop_on=device needs images of one size, but {self._source.name(i)} (or"
-                    f" what replaces it) has {found} and not {expected} pixels: set data.size, or"
+                    f" what replaces it) has {actual} and not {expected} pixels: set data.size, or"
                     " data.crop_on=host"
                 )
 
@@ -265,7 +268,8 @@ def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
     """Order of the records in an epoch: int64 [length], a pure function of its arguments.
 
     The ranks of a raw Philox stream, which NumPy promises never to change (it does not promise that
-    for its shuffles)."""
+    for its shuffles).
+    """
     bits = np.random.Philox(np.random.SeedSequence([_ORDER, seed, epoch]))
     order = np.argsort(bits.random_raw(length), kind="stable")
     order.flags.writeable = False
@@ -312,7 +316,8 @@ def _check_share(source, bad, share):
     more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     raise InputError(
         f"data.max_unreadable={share:g}: already {len(bad)} of {len(source)} records cannot be"
-        f" read: {', '.join(named)}{more}; repair or remove them, or raise data.max_unreadable"
+        f" read: {', '.join(named)}{more}; repair them or move them away, or raise"
+        " data.max_unreadable"
     )
 
 

@@ -2,8 +2,8 @@
 
 The handwriting is scikit-learn's `load_digits` (1797 digits of 8x8 pixels from the UCI set "optical
 recognition of handwritten digits", installed with scikit-learn, no download). The 1797 digits are
-split into train and test BEFORE any picture is composed, so no digit of a test picture was ever
-seen in a train picture.
+split into train and test BEFORE any picture is composed, so no digit of a test picture is in a
+train picture.
 
 Picture i is a pure function of (seed, split, i): a Philox generator keyed by them makes every draw,
 so a set has any length, allows random access, and does not depend on order, process or worker.
@@ -22,7 +22,8 @@ How the pictures are made, and why:
 - Tint, size, pose, background and class are drawn independently: nothing but the shape tells the
   class.
 - Labels: a pixel belongs to a digit where its paint covers more than half of it; a later digit
-hides an earlier one."""
+  hides an earlier one.
+"""
 
 import functools
 import math
@@ -42,17 +43,12 @@ _TEST_SHARE = 3  # every third digit of a class is a test digit
 _GLYPH = 32  # side to which the 8x8 digits are enlarged once, smoothly; pictures are warped from it
 _GLYPH_THRESHOLD = 0.4  # ink (0..1) from which a point of the enlarged digit counts as painted
 _ATLAS = 256  # side of the texture atlas (periodic)
-_ATLAS_KEY = (
-    0x5CE9E,
-    0,
-)  # the atlas and the split are constants of this file, the same for every seed
+_ATLAS_KEY = (0x5CE9E, 0)  # the atlas and the split are the same for every seed
 _DIGITS, _DIGIT_SCENES = 0, 1
 
 _SCENE_COUNT = (2, 5)
-_LARGE_SIZE = (
-    1.05,
-    1.2,
-)  # of the first digit of a scene, as share of the image side; its ink reaches over .72 of it
+# Of the first digit of a scene, as share of the image side; its ink reaches over .72 of it.
+_LARGE_SIZE = (1.05, 1.2)
 _SMALL_SIZE = (0.2, 0.3)  # of the others
 _SINGLE_SIZE = (0.5, 0.75)
 _ROTATION = math.radians(15.0)  # a 6 must not become a 9
@@ -71,8 +67,10 @@ def digits(seed, split, i, size=64):
     """One digit on a textured background.
 
     Args:
-      seed: int in [0, 2**48), chooses the set. split: "train" or "test". i: int in [0, 2**63),
-      index of the picture. size: side S of the picture in pixels, at least 16.
+      seed: int in [0, 2**48), chooses the set.
+      split: "train" or "test".
+      i: int in [0, 2**63), index of the picture.
+      size: side S of the picture in pixels, at least 16.
     Returns:
       dict(image uint8 [S,S,3], label int 0..9, mask uint8 [S,S] (label on the digit, 10 elsewhere),
       boxes float32 [1,4] (y, x, height, width in pixels), labels int64 [1]).
@@ -239,7 +237,7 @@ def _background(rng, size):
 
 
 def _places(rng, scales, size):
-    """float64 [n,2] centres (y, x) of digits with the given sizes.
+    """float64 [n,2] centres (y, x) of digits of these sizes.
 
     Each is the first of 24 draws that touches no earlier digit, or else the draw that overlaps
     least.

@@ -16,7 +16,8 @@ A source is any picklable object with
     repr(s)          the same text in every process and run
 
 and safe to read from several threads. Arrays of a record are not to be written to: a cache may hand
-them out again."""
+them out again.
+"""
 
 import difflib
 import os
@@ -102,6 +103,7 @@ def make_source(config, *, split: str | None = None):
         (generated sets); `size` (0: native) and `cache` (off if absent) for all.
       split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split
         ("train[:10%]").
+
     Raises:
       InputError: names the key and what would be right.
     """
@@ -129,7 +131,8 @@ class GeneratedSource:
     on (seed, split, i).
 
     `size` is the side at which pictures are drawn: nothing is resampled. Records also have "labels"
-    [n], one per box."""
+    [n], one per box.
+    """
 
     has_masks = True
 
@@ -181,9 +184,8 @@ class Folder:
     If `root/split` is a folder, the images are taken from it. Without one, "train" means the whole
     folder; any other split is an error, because scores on training images would pass for test
     scores.
-    Labels: where all images lie in subfolders, and these are at least two at the first level, the
-    first level, sorted, is the classes (deeper folders do not count); otherwise there are no
-    labels.
+    Labels: where all images lie in subfolders, at least two of them, the folders of the first
+    level, sorted, are the classes (deeper ones do not count); otherwise there are no labels.
     Hidden files and folders are left out; links to folders are followed.
     """
 
@@ -346,8 +348,8 @@ class Prepared:
     size: 0 leaves images as they are; otherwise short side to `size` (antialiased bicubic), then
     the central square; masks by nearest neighbour, boxes cut at the border (so one may end up
     without area).
-    cache: every process (so every worker) that reads a record keeps it: N * H * W * 3 bytes in the
-      end.
+    cache: every process (so every worker) that reads a record keeps it: N * H * W * 3 bytes in
+      the end.
     """
 
     def __init__(self, source, *, size: int = 0, cache: bool = False):
@@ -384,10 +386,8 @@ class Prepared:
         )
 
     def __getstate__(self):
-        return {
-            **self.__dict__,
-            "_cache": None if self._cache is None else {},
-        }  # a worker process fills its own
+        # A worker process fills a cache of its own.
+        return {**self.__dict__, "_cache": None if self._cache is None else {}}
 
     def __repr__(self):
         size = f", size={self._side}" if self._side else ""
@@ -452,10 +452,10 @@ def _folder_of_split(root, split):
         return root / split
     if split == "train":
         return root
-    found = sorted(
+    names = sorted(
         path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
-    raise InputError(f"data.split: {root} has no subfolder {split!r}; subfolders: {_listed(found)}")
+    raise InputError(f"data.split: {root} has no subfolder {split!r}; subfolders: {_listed(names)}")
 
 
 def _image_paths(root):
@@ -529,12 +529,11 @@ def _open_tfds(name, data_dir, split):
         )
     try:
         info = tfds.builder(name, data_dir=folder).info
-    except (
-        Exception
-    ) as error:  # versions, configs: TFDS has several error classes for what is not there
-        found = ["/".join(parts) for parts in prepared if parts[0] == base]
+    # Versions, configs: TFDS has several error classes for what is not there.
+    except Exception as error:
+        versions = ["/".join(parts) for parts in prepared if parts[0] == base]
         raise InputError(
-            f"data.name: cannot open {name!r} in {folder}; found: {_listed(found)}"
+            f"data.name: cannot open {name!r} in {folder}; found: {_listed(versions)}"
         ) from error
     if "image" not in info.features:
         raise InputError(
@@ -559,9 +558,8 @@ def _open_tfds(name, data_dir, split):
         return tfds.data_source(
             name, data_dir=folder, split=split, download=False, decoders=decoders
         )
-    except (
-        Exception
-    ) as error:  # NotImplementedError for TFRecord files, FileNotFoundError for missing shards
+    # NotImplementedError for TFRecord files, FileNotFoundError for missing shards.
+    except Exception as error:
         raise InputError(
             f"data.dir: {name} in {folder} cannot be read by index: {_first_sentence(error)}"
         ) from error
@@ -571,10 +569,10 @@ def _prepared_sets(folder):
     """Sorted (name, version) and (name, config, version) of the data sets that lie prepared in a
     folder.
     """
-    found = (
+    files = (
         path for depth in ("*/*", "*/*/*") for path in folder.glob(f"{depth}/dataset_info.json")
     )
-    return sorted(path.relative_to(folder).parent.parts for path in found)
+    return sorted(path.relative_to(folder).parent.parts for path in files)
 
 
 def _first_sentence(error):

@@ -89,7 +89,7 @@ class Checkpoints:
                 )
 
     def meta(self, step: int) -> dict:
-        """The `meta` that was given to save(): config, data position, versions."""
+        """The `meta` that was saved: config, data position, versions."""
         with self._damage_named(step):
             return self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
@@ -151,7 +151,7 @@ class Checkpoints:
         missing = [item for item in _ITEMS if not (path / item).is_dir()]
         if missing:
             raise InputError(
-                f"checkpoint {path} lacks {missing}; delete that folder to go on from the one"
+                f"checkpoint {path} lacks {missing}; move that folder away to go on from the one"
                 " before"
             )
         try:
@@ -162,8 +162,8 @@ class Checkpoints:
                 f" {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             )
             raise InputError(
-                f"checkpoint {path} cannot be read; delete that folder to go on from the one before"
-                f" ({reason[:300]})"
+                f"checkpoint {path} cannot be read; move that folder away to go on from the one"
+                f" before ({reason[:300]})"
             ) from error
 
 
@@ -172,7 +172,8 @@ def _check_files(folder: Path) -> None:
     short; reads a byte of each piece.
 
     Orbax reads all arrays at once, and when one fails the others fill stderr with tracebacks around
-    the line that matters."""
+    the line that matters.
+    """
     import tensorstore  # what Orbax stores arrays with
 
     store = tensorstore.KvStore.open(

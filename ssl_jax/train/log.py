@@ -48,7 +48,8 @@ class Table:
     """Rows of scalars kept as NAME.jsonl and NAME.csv side by side.
 
     On resume, rows after the restored step are cut, so that a killed run ends with the same rows as
-    an undisturbed one."""
+    an undisturbed one.
+    """
 
     def __init__(self, folder: Path, name: str, *, restored_step: int | None):
         self.jsonl, self.csv = folder / f"{name}.jsonl", folder / f"{name}.csv"

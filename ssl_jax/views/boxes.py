@@ -1,9 +1,10 @@
 """Crop boxes: drawing them, where their patches lie in the source image, composing and comparing
 them.
 
-A box is (y, x, height, width) in pixels of the source image: the region [y, y + height) x [x, x +
-width), edges of pixels at integers. The functions over arrays accept NumPy arrays (on the host) and
-JAX arrays (inside jit) alike."""
+A box is (y, x, height, width) in pixels of the source image: the region [y, y + height) x
+[x, x + width), edges of pixels at integers. The functions over arrays accept NumPy arrays (on the
+host) and JAX arrays (inside jit) alike.
+"""
 
 import math
 
@@ -54,15 +55,16 @@ def central_crop(height: int, width: int, *, ratio=(3 / 4, 4 / 3)) -> tuple[int,
 
 
 def patch_positions(boxes, flips, grid: tuple[int, int]):
-    """Centres of the patches of each view in the source image (E of CrIBo, appendix B).
+    """Centres of the patches of each view in the source image, as CrIBo's clustering uses them.
 
     Column c of a grid of W patches lies at x + (c + 1/2) width / W - 1/2, in reverse order where
     the view is flipped; rows likewise. The 1/2 subtracted makes 0 the centre of the first source
     pixel.
 
     Args:
-      boxes: [..., 4] (y, x, height, width) in source pixels; flips: [...] bool, horizontal; grid:
-        (rows, columns).
+      boxes: [..., 4] (y, x, height, width) in source pixels.
+      flips: [...] bool, horizontal.
+      grid: (rows, columns).
 
     Returns:
       [..., rows * columns, 2] (y, x) in source pixels, patches in row-major order of the view.
@@ -86,8 +88,9 @@ def compose(outer, inner, size: tuple[int, int], outer_flips=None):
     source.
 
     Args:
-      outer: [..., 4] box in source pixels that was resized to `size` (height, width) and, where
-      outer_flips, mirrored. inner: [..., 4] box in pixels of that resized crop.
+      outer: [..., 4] box in source pixels that was resized to `size` and, where outer_flips,
+        mirrored.
+      inner: [..., 4] box in pixels of that resized crop.
       size: (height, width) of the resized crop.
       outer_flips: [...] bool or None. A view of `inner` must be flipped by XOR of this and its own
         flip.

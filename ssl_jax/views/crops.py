@@ -66,9 +66,9 @@ def weights(start, length, source_size: int, size: int, flips=None):
     """Resampling matrix along one axis.
 
     Args:
-      start, length: [...] float32, the interval of the source in pixels; source_size: pixels of the
-        source on this axis.
-      size: pixels of the view; flips: [...] bool or None, reverses the output samples.
+      start, length: [...] float32, the interval of the source in pixels.
+      source_size: pixels of the source on this axis. size: pixels of the view.
+      flips: [...] bool or None, reverses the output samples.
 
     Returns:
       [..., size, source_size] float32; rows sum to 1.
@@ -98,8 +98,7 @@ def crops_device(rows, boxes, flips, size: int):
     """
     vertical = weights(boxes[..., 0], boxes[..., 2], rows.shape[1], size)
     horizontal = weights(boxes[..., 1], boxes[..., 3], rows.shape[3], size, flips)
-    exact = (
-        jax.lax.Precision.HIGHEST
-    )  # accelerators would otherwise round the operands to bf16 or tf32
+    # Accelerators would otherwise round the operands to bf16 or tf32.
+    exact = jax.lax.Precision.HIGHEST
     half = jnp.einsum("bvoh,bhcw->bvocw", vertical, rows, precision=exact)
     return jnp.clip(jnp.einsum("bvocw,bvpw->bvocp", half, horizontal, precision=exact), 0.0, 1.0)

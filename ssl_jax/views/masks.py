@@ -22,8 +22,8 @@ class MaskRecipe:
       drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence
         "random", lo = hi, prob 1.
       focus: which places a random mask of fixed count prefers to keep: "none" (all alike),
-        "gaussian" (those near a random one) or "window" (a random square), as STELLAR masks;
-        focus_prob: probability that a view has a focus.
+        "gaussian" (those near a random one) or "window" (a random square), as STELLAR masks.
+      focus_prob: probability that a view has a focus.
 
     Raises:
       InputError: a value is out of range.
@@ -155,9 +155,8 @@ def block_mask(rng, grid: tuple[int, int], target: float) -> np.ndarray:
     uniform = rng.random
     while missing >= 1:
         for _ in range(ATTEMPTS):
-            area = (
-                smallest + (missing - smallest) * uniform()
-            )  # below `smallest` when less than that is missing
+            # Below `smallest` when less than that is missing.
+            area = smallest + (missing - smallest) * uniform()
             aspect = math.exp(log_lo + (log_hi - log_lo) * uniform())
             h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
             if h >= rows or w >= columns:

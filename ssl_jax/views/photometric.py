@@ -40,7 +40,8 @@ class Photometric:
         hue shift U(-s, s) turns.
       jitter_prob, gray_prob, blur_prob, solarize_prob: probabilities.
       blur_radius: (lo, hi) standard deviation of the Gaussian in pixels of the view, drawn
-      uniformly. solarize_threshold: values from here on are inverted.
+        uniformly.
+      solarize_threshold: values from here on are inverted.
       alternative_prob: probability that the view takes `alternative`, (blur_prob, solarize_prob),
         in place of the two above (FLSL's code: with 1/2 each either {blur .5} or {blur .1, then
         solarize .2}).
@@ -99,8 +100,9 @@ def augment(rows, u, views: tuple[Photometric, ...]):
     """Applies the photometric operations to views.
 
     Args:
-      rows: float32 [B, V, H, 3, W] in [0, 1]; u: float32 [B, V, DRAWS], what decides the draws
-        (`uniforms`); views: the recipe of each of the V views.
+      rows: float32 [B, V, H, 3, W] in [0, 1].
+      u: float32 [B, V, DRAWS], what decides the draws (`uniforms`).
+      views: the recipe of each of the V views.
 
     Returns:
       float32, same shape, in [0, 1]. View [b, v] depends on rows[b, v], u[b, v] and views[v] only.
@@ -120,9 +122,8 @@ def augment(rows, u, views: tuple[Photometric, ...]):
     ) = jnp.moveaxis(u, -1, 0)
 
     def each(name, pick=lambda value: value):
-        return np.array(
-            [pick(getattr(view, name)) for view in views], np.float32
-        )  # [V], broadcasts over B
+        """[V] of all views, broadcasts over B."""
+        return np.array([pick(getattr(view, name)) for view in views], np.float32)
 
     def probability(name, index):
         """[B, V] of blur (index 0) or solarize (1), which may depend on the draw between the two
@@ -188,8 +189,9 @@ def blend(rows, factor, kind):
     saturation.
 
     Args:
-      rows: float32 [..., H, 3, W]; factor: float32 [...], 1 = unchanged, bit by bit; kind: int32
-        [...], BRIGHTNESS, CONTRAST or SATURATION.
+      rows: float32 [..., H, 3, W].
+      factor: float32 [...], 1 = unchanged, bit by bit.
+      kind: int32 [...], BRIGHTNESS, CONTRAST or SATURATION.
     """
     factor, kind = _image(factor), _image(kind)
     gray = luma(rows)
@@ -202,10 +204,13 @@ def shift_hue(rows, shift):
     """Turns the hue of HSV by `shift` turns ([...], 0 = unchanged, bit by bit); saturation and
     value stay.
 
-    The conversion there and back in one: value v = max, chroma d = max - min stay, so with the hue
-    h in sixths of
-    a turn channel c becomes v - d clip(2 - |w(h + offset_c)|, 0, 1), where w wraps to [-3, 3] and
-    offset_c is 3, 1, -1."""
+    The conversion there and back in one: value v = max and chroma d = max - min stay, so with the
+    hue h in sixths of a turn channel c becomes
+
+        v - d clip(2 - |w(h + offset_c)|, 0, 1)
+
+    where w wraps to [-3, 3] and offset_c is 3, 1, -1.
+    """
     r, g, b = (rows[..., c : c + 1, :] for c in range(3))
     value = jnp.maximum(jnp.maximum(r, g), b)
     chroma = value - jnp.minimum(jnp.minimum(r, g), b)
@@ -228,14 +233,15 @@ def jitter(rows, factors, shift, order):
     cheaper than computing the hue four times.
 
     Args:
-      rows: float32 [..., H, 3, W] in [0, 1]; factors: [..., 3] of brightness, contrast, saturation;
-        shift: [...] of the hue in turns; order: int32 [..., 4], a row of ORDERS: the three blends
-        in turn and how many come before the hue.
+      rows: float32 [..., H, 3, W] in [0, 1].
+      factors: [..., 3] of brightness, contrast, saturation.
+      shift: [...] of the hue in turns.
+      order: int32 [..., 4], a row of ORDERS: the three blends in turn and how many come before
+        the hue.
     """
     kinds, before = jnp.moveaxis(order[..., :3], -1, 0), order[..., 3]
-    in_order = jnp.moveaxis(
-        jnp.take_along_axis(factors, order[..., :3], axis=-1), -1, 0
-    )  # [3, ...]
+    in_order = jnp.take_along_axis(factors, order[..., :3], axis=-1)
+    in_order = jnp.moveaxis(in_order, -1, 0)  # [3, ...]
     first = jnp.arange(3).reshape(3, *(1,) * before.ndim) < before
 
     def blends(rows, on):
@@ -254,11 +260,11 @@ def blur_matrix(sigma, size: int, radius: int):
     [...], in pixels.
 
     2 radius + 1 taps that sum to 1; beyond the border the edge pixel is repeated (as Pillow does).
-    Rows sum to 1."""
+    Rows sum to 1.
+    """
     i = np.arange(size)
-    basis = np.zeros(
-        (radius + 1, size, size), np.float32
-    )  # how often pixel j counts for pixel i at distance t
+    # How often pixel j counts for pixel i at distance t.
+    basis = np.zeros((radius + 1, size, size), np.float32)
     for t in range(-radius, radius + 1):
         basis[abs(t), i, np.clip(i + t, 0, size - 1)] += 1
     taps = jnp.exp(-0.5 * (jnp.arange(radius + 1, dtype=jnp.float32) / sigma[..., None]) ** 2)
@@ -270,8 +276,9 @@ def blur(rows, sigma, *, radius: int):
     """Gaussian blur, separable: one matrix product per axis.
 
     Args:
-      rows: float32 [..., H, 3, W]; sigma: [...] standard deviation in pixels, above 0; radius: taps
-        on each side, pixels.
+      rows: float32 [..., H, 3, W].
+      sigma: [...] standard deviation in pixels, above 0.
+      radius: taps on each side, pixels.
     """
     height, width = rows.shape[-3], rows.shape[-1]
     vertical = blur_matrix(sigma, height, radius)

@@ -57,8 +57,8 @@ class GroupRecipe:
 
     Attributes:
       count: views; size: of a view, pixels (square); patch: of the network, pixels.
-      scale: (lo, hi) share of the image area; ratio: (lo, hi) width / height; flip: probability of
-      a horizontal flip. photometric: one per view, or () for none.
+      scale: (lo, hi) share of the image area; ratio: (lo, hi) width / height.
+      flip: probability of a horizontal flip. photometric: one per view, or () for none.
       mask: of every view of this group, or None.
       inside: name of an earlier group; view v is a crop of its view v % count as that was cut and
         resized (FLSL's nested crops): `scale` is the share of that view, flips combine, and the

@@ -14,8 +14,8 @@ def sample(keys, grid: int, window: int, *, random_position: bool = True):
     upper left one is taken.
 
     Args:
-      keys: [...] PRNG keys, one per view. grid: patches on a side. window: patches on a side, 1
-        (all patches are taken) to grid.
+      keys: [...] PRNG keys, one per view. grid: patches on a side.
+      window: patches on a side, 1 (all patches are taken) to grid.
 
     Returns:
       int32 [..., (grid // window)^2], row-major indices into the grid, windows in row-major order.
@@ -32,9 +32,8 @@ def sample(keys, grid: int, window: int, *, random_position: bool = True):
 
     def one(key):
         key_corner, key_place = jax.random.split(key)
-        corner = jax.random.bernoulli(key_corner, shape=(2, 1, 1)) * (
-            grid - side * window
-        )  # row and column where the square starts
+        # Row and column where the square starts.
+        corner = jax.random.bernoulli(key_corner, shape=(2, 1, 1)) * (grid - side * window)
         place = jax.random.randint(key_place, (2, side, side), 0, window) if random_position else 0
         rows, columns = corner + starts + place
         return (rows * grid + columns).reshape(-1).astype(jnp.int32)

@@ -111,9 +111,8 @@ def killed_when(condition, name, workdir, *extra) -> bool:
     """Starts the run and kills it once `condition(workdir)` holds; False if it ended first."""
     quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     process = subprocess.Popen(command(name, workdir, *extra), cwd=ROOT, env=environment(), **quiet)
-    deadline = (
-        time.monotonic() + 900
-    )  # for a run that hangs: a machine that is busy with other work can take minutes
+    # For a run that hangs: a machine that is busy with other work can take minutes.
+    deadline = time.monotonic() + 900
     while process.poll() is None and time.monotonic() < deadline:
         if condition(workdir):
             os.killpg(process.pid, signal.SIGKILL)  # the workers of the loader die with it
