@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float
 
 from ssl_jax import ops
 from ssl_jax.losses.ibot import ibot
+from ssl_jax.ops.arguments import require_positive
 from ssl_jax.ops.checked import Positive, checked
 
 
@@ -75,6 +76,8 @@ def dinov2(
     Sablayrolles et al. 2019 (KoLeo).
     """
     student_temperature, teacher_temperature = temperatures
+    for name, value in zip(("tau_s", "tau_t"), temperatures):
+        require_positive(f"{name} of temperatures", value)
 
     def center(logits, where=None):
         # Images outermost, as a batch is sharded.

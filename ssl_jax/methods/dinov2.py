@@ -109,7 +109,7 @@ def make(config) -> base.Method:
         if c.separate_head:
             params["patch_head"] = patch_head.init(jax.random.fold_in(key_head, 1))
         if c.centering == "sinkhorn":
-            return params, {}
+            return params, None
         return params, {
             "center": jnp.zeros(c.cls.prototypes, jnp.float32),
             "patch_center": jnp.zeros(c.patch.prototypes, jnp.float32),
