@@ -136,9 +136,7 @@ def make(config) -> base.Method:
         return Outputs(
             student=head.apply(params["head"], jnp.concatenate(student, axis=1)),
             teacher=head.apply(teacher["head"], image(clean)),
-            student_patch=patch_head.apply(
-                params[patch_path], multicrop.take(seen.patches, index)
-            ),
+            student_patch=patch_head.apply(params[patch_path], multicrop.take(seen.patches, index)),
             teacher_patch=patch_head.apply(
                 teacher[patch_path], multicrop.take(clean.patches, index)
             ),

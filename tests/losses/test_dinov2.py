@@ -210,8 +210,6 @@ def test_errors():
         (5, arrays[5][:1], r"shape of tokens is \(1, 4, 8\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            losses.dinov2(
-                *arrays[:place], wrong, *arrays[place + 1 :], temperatures=(TAU_S, TAU_T)
-            )
+            losses.dinov2(*arrays[:place], wrong, *arrays[place + 1 :], temperatures=(TAU_S, TAU_T))
     with pytest.raises(ValueError, match="tau_t of temperatures is 0; it must be"):
         losses.dinov2(*arrays, temperatures=(TAU_S, 0))
