@@ -25,6 +25,20 @@ _CHANGES = {
         "dino.prototypes": 24,
         "dino.teacher_temperature_epochs": 2.0,
     },
+    "dinov2": {
+        "views.mask": "block",
+        "views.mask_ratio": (0.1, 0.5),
+        "views.mask_prob": 0.5,
+        "model.registers": 2,
+        "model.layer_scale": 0.1,
+        "optim.clip_by": "global",
+        "dinov2.head_hidden": 32,
+        "dinov2.cls.bottleneck": 16,
+        "dinov2.cls.prototypes": 24,
+        "dinov2.patch.bottleneck": 12,
+        "dinov2.patch.prototypes": 20,
+        "dinov2.teacher_temperature_epochs": 2.0,
+    },
     "flsl": {
         "model.cls": False,
         "model.position": "sincos",
@@ -108,6 +122,15 @@ _CHANGES = {
 VARIANTS = {
     "cribo_batch": ("cribo", {"cribo.normalize": "batch"}),
     "cribo_kmeans": ("cribo", {"cribo.clustering": "kmeans"}),
+    "dinov2_ema": (
+        "dinov2",
+        {
+            "dinov2.centering": "ema",
+            "dinov2.separate_head": False,
+            "dinov2.patch.bottleneck": 16,
+            "dinov2.patch.prototypes": 24,
+        },
+    ),
     "flsl_centered": (
         "flsl",
         {"flsl.targets": "centered", "views.global_count": 1},
@@ -116,7 +139,7 @@ VARIANTS = {
     "sop_fixed": ("sop", {"sop.anchors": "fixed"}),
     "stellar_teacher": ("stellar", {"stellar.targets": "teacher"}),
 }
-# What the nine methods' own runs have, and a variant only would compile again.
+# What the methods' own runs have, and a variant only would compile again.
 _WITHOUT = {"model.depth": 1, "views.local_count": 0, "data.crop_on": "host"}
 
 

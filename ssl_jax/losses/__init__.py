@@ -8,6 +8,7 @@ means over the global batch.
 
 from ssl_jax.losses.cribo import cribo_images, cribo_objects
 from ssl_jax.losses.dino import dino
+from ssl_jax.losses.dinov2 import batch_koleo, dinov2
 from ssl_jax.losses.flsl import batch_softmax, flsl
 from ssl_jax.losses.ibot import ibot, ibot_patch
 from ssl_jax.losses.mae import mae, normalize_patches
@@ -19,10 +20,12 @@ from ssl_jax.losses.stellar import stellar
 __all__ = [
     "across_views",
     "assignment_meters",
+    "batch_koleo",
     "batch_softmax",
     "cribo_images",
     "cribo_objects",
     "dino",
+    "dinov2",
     "flsl",
     "ibot",
     "ibot_patch",

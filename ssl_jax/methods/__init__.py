@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ssl_jax import config as config_lib
-from ssl_jax.methods import cribo, dino, flsl, ibot, mae, massl, sop, sove, stellar
+from ssl_jax.methods import cribo, dino, dinov2, flsl, ibot, mae, massl, sop, sove, stellar
 from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
 
 
@@ -57,7 +57,7 @@ def make(config) -> Method:
     return get(config.method).make(config)
 
 
-for _module in (cribo, dino, flsl, ibot, mae, massl, sop, sove, stellar):
+for _module in (cribo, dino, dinov2, flsl, ibot, mae, massl, sop, sove, stellar):
     _name = _module.__name__.rpartition(".")[2]
     register(_name, _module.make, _module.defaults, _module.check)
 

@@ -1,4 +1,4 @@
-"""What iBOT shows: the prototype that each patch belongs to."""
+"""What iBOT and DINOv2 show: the prototype that each patch belongs to."""
 
 import numpy as np
 
@@ -25,3 +25,4 @@ def draw(encoder, images) -> dict[str, Picture]:
 
 
 register("ibot", draw)
+register("dinov2", draw)

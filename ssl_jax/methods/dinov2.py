@@ -1,0 +1,257 @@
+"""DINOv2: self-distillation of images and patches with balanced targets (Oquab et al. 2023).
+
+DINO's objective on the class token and iBOT's on masked patches, each with a head of its own; the
+teacher's targets are balanced over the batch by Sinkhorn-Knopp; KoLeo keeps the class tokens of a
+batch apart. LayerScale and registers are keys of the section `model`.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import losses, ops
+from ssl_jax.config import InputError, key
+from ssl_jax.methods import base, multicrop
+from ssl_jax.models import heads
+from ssl_jax.views import recipe
+
+
+def defaults() -> dict:
+    """The section `dinov2` of the config: the published defaults, with the Sinkhorn-Knopp targets
+    and the untied heads of the released models."""
+
+    def head(prototypes):
+        return dict(
+            prototypes=key(65536, prototypes, least=2),
+            bottleneck=key(256, "width before the prototypes, L2-normalised", least=1),
+        )
+
+    return dict(
+        head_hidden=key(2048, "width of a head's two hidden layers", least=1),
+        separate_head=key(True, "patches have a head of their own, or (False) the class token's"),
+        freeze_last_layer_epochs=key(
+            1, "the last layers and their moments do not move before", unit="epochs", least=0
+        ),
+        global_token=multicrop.token_key(),
+        **multicrop.temperature_keys(),
+        centering=key(
+            "sinkhorn",
+            'of the targets: "sinkhorn" balances a batch, "ema" subtracts running means (DINO)',
+            choices=("sinkhorn", "ema"),
+        ),
+        center_momentum=key(0.9, 'of the running means; only for "ema"', least=0, below=1),
+        cls=dict(weight=key(1.0, "of DINO's loss", least=0), **head("K, of the class token")),
+        patch=dict(weight=key(1.0, "of iBOT's loss", above=0), **head("K of the patches")),
+        koleo=key(0.1, "weight of KoLeo over the class tokens of a batch", least=0),
+        layer_decay=key(
+            0.9,
+            "factor on the learning rate from each block to the one before it; 1 = none",
+            above=0,
+            most=1,
+        ),
+        patch_lr=key(0.2, "further factor on that of the patch embedding", above=0, most=1),
+    )
+
+
+def check(config) -> None:
+    """Refuses settings that contradict each other. Raises InputError."""
+    c = config.dinov2
+    multicrop.check_weights(config)
+    multicrop.check_token(config)
+    for name in ("prototypes", "bottleneck"):
+        if not c.separate_head and c.patch[name] != c.cls[name]:
+            raise InputError(
+                f"dinov2.patch.{name} is {c.patch[name]} but dinov2.cls.{name} is {c.cls[name]}, "
+                f"and dinov2.separate_head is False; set dinov2.patch.{name}={c.cls[name]} or "
+                "dinov2.separate_head=True"
+            )
+
+
+class Outputs(NamedTuple):
+    """Prototype scores of class tokens and of masked patches, and the student's class tokens.
+
+    student [B, V, K] (global views first), teacher [B, V_global, K], student_patch and
+    teacher_patch [B, V_global, m, P] and their mask [B, V_global, m] (True = masked; m is the
+    largest number of masked patches), tokens [B, V_global, d].
+    """
+
+    student: jax.Array
+    teacher: jax.Array
+    student_patch: jax.Array
+    teacher_patch: jax.Array
+    mask: jax.Array
+    tokens: jax.Array
+
+
+def make(config) -> base.Method:
+    """DINOv2 with the networks and settings of a resolved config."""
+    c, m = config.dinov2, config.model
+    views = recipe.recipe_multicrop(config.views, m.patch)
+    backbone = multicrop.encoders(m, masked=True)
+    head, patch_head = (
+        heads.dino_head(
+            m.width,
+            part.prototypes,
+            hidden=c.head_hidden,
+            bottleneck=part.bottleneck,
+            init_std=m.init_std,
+            dtype=m.dtype,
+        )
+        for part in (c.cls, c.patch)
+    )
+    patch_path = "patch_head" if c.separate_head else "head"
+
+    def init(key):
+        """Encoder and heads; carry: with running means the centers, zeros."""
+        key_backbone, key_head = jax.random.split(key)
+        params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
+        if c.separate_head:
+            params["patch_head"] = patch_head.init(jax.random.fold_in(key_head, 1))
+        if c.centering == "sinkhorn":
+            return params, None
+        return params, {
+            "center": jnp.zeros(c.cls.prototypes, jnp.float32),
+            "patch_center": jnp.zeros(c.patch.prototypes, jnp.float32),
+        }
+
+    def image(tokens):
+        return multicrop.global_token(tokens, c.global_token)
+
+    def encode(params, teacher, constants, views_of, keys, progress):
+        keys = multicrop.split_keys(keys, 2)
+        group = views_of["global"]
+        clean = multicrop.encode(backbone.teacher, teacher["backbone"], group)
+        seen = multicrop.encode(
+            backbone.student, params["backbone"], group, keys=keys[:, 0], masked=True
+        )
+        student = [image(seen)]
+        if "local" in views_of:
+            local = multicrop.encode(
+                backbone.student, params["backbone"], views_of["local"], keys=keys[:, 1]
+            )
+            student.append(image(local))
+        # Only masked patches have targets and a loss.
+        index, mask = multicrop.masked_first(group.masks, recipe.max_masked(views, "global"))
+        return Outputs(
+            student=head.apply(params["head"], jnp.concatenate(student, axis=1)),
+            teacher=head.apply(teacher["head"], image(clean)),
+            student_patch=patch_head.apply(params[patch_path], multicrop.take(seen.patches, index)),
+            teacher_patch=patch_head.apply(
+                teacher[patch_path], multicrop.take(clean.patches, index)
+            ),
+            mask=mask,
+            tokens=image(seen),
+        )
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        """DINO, iBOT and KoLeo; running means, if there are any, then follow the batch."""
+        *scores, tokens = map(multicrop.views_first, outputs)
+        # Warmed up step by step, unlike DINO's and iBOT's.
+        tau = ops.linear_warmup(
+            progress.step,
+            start=c.teacher_temperature,
+            end=c.final_teacher_temperature,
+            warmup=c.teacher_temperature_epochs * progress.steps_per_epoch,
+        )
+        if c.centering == "sinkhorn":
+            terms = losses.dinov2(
+                *scores,
+                tokens,
+                temperatures=(c.student_temperature, tau),
+                weights=(c.cls.weight, c.patch.weight, c.koleo),
+            )
+            loss = terms.pop("loss")
+        else:
+            terms = losses.ibot(
+                *scores,
+                (carry["center"], carry["patch_center"]),
+                student_temperature=c.student_temperature,
+                teacher_temperatures=(tau, tau),
+                weights=(c.cls.weight, c.patch.weight),
+            )
+            terms["koleo"] = losses.batch_koleo(tokens)
+            loss = terms.pop("loss") + c.koleo * terms["koleo"]
+            carry = follow(carry, outputs)
+        return loss, base.Output(carry, terms | {"teacher_temperature": tau})
+
+    def follow(carry, outputs):
+        """The centers after this batch; that of the patches follows masked ones only."""
+        mask = outputs.mask[..., None]
+        total = jnp.where(mask, outputs.teacher_patch, 0).sum(axis=(0, 1, 2))
+        mean = total / jnp.maximum(1, mask.sum())
+        news = {
+            "center": outputs.teacher,
+            "patch_center": jnp.where(mask.any(), mean, carry["patch_center"]),
+        }
+        return {
+            name: ops.ema_center(old, news[name], momentum=c.center_momentum)
+            for name, old in carry.items()
+        }
+
+    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
+        """extras: patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
+        result = multicrop.features(
+            backbone.teacher,
+            params["backbone"],
+            images,
+            token=c.global_token,
+            patch=m.patch,
+            layers=layers,
+            attention=attention,
+        )
+        if not extras:
+            return result
+        nearest = patch_head.apply(params[patch_path], result.patches).argmax(axis=-1)
+        return result._replace(extras={"patch_prototype": nearest})
+
+    def health(metrics):
+        """Meters against log K: collapse to one prototype, or targets that teach nothing."""
+        parts = {"cls": c.cls.prototypes, "patch": c.patch.prototypes}
+        return [
+            text
+            for part, number in parts.items()
+            for text in base.assignment_warnings(metrics, part, number)
+        ]
+
+    return base.Method(
+        views=views,
+        init=init,
+        encode=encode,
+        objective=objective,
+        features=features,
+        teacher_of=multicrop.without_mask_token,
+        rules=_rules(config),
+        health=health,
+    )
+
+
+def _rules(config) -> base.Rules:
+    """Learning rates that shrink towards the input, and last layers that wait.
+
+    With optim.clip_by="global" each network is clipped by its own norm, as in the official code.
+    """
+    c, depth = config.dinov2, config.model.depth
+
+    def rule(part, **options):
+        group = part if config.optim.clip_by == "global" else None
+        return base.Rule(clip_group=group, **options)
+
+    lowest = c.layer_decay ** (depth + 1)
+    return (
+        ("backbone/patch/.*", rule("backbone", lr=lowest * c.patch_lr)),
+        ("backbone/(cls|position|mask_token)", rule("backbone", lr=lowest)),
+        *(
+            (f"backbone/blocks/{i}/.*", rule("backbone", lr=c.layer_decay ** (depth - i)))
+            for i in range(depth)
+        ),
+        ("backbone/.*", rule("backbone")),
+        *(
+            pair
+            for part in ("head", "patch_head")
+            for pair in (
+                (f"{part}/last/.*", rule(part, freeze_epochs=c.freeze_last_layer_epochs)),
+                (f"{part}/.*", rule(part)),
+            )
+        ),
+    )
