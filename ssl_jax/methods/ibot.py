@@ -221,10 +221,11 @@ def make(config) -> base.Method:
 
     def health(metrics):
         """Meters against log K: collapse to one prototype, or targets that teach nothing."""
+        parts = ("cls", "patch") if with_patches else ("cls",)
         return [
             text
-            for part, number in prototypes.items()
-            for text in base.assignment_warnings(metrics, part, number)
+            for part in parts
+            for text in base.assignment_warnings(metrics, part, prototypes[part])
         ]
 
     return base.Method(

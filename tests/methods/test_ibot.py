@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import settings
+from ssl_jax import config as config_lib
+from ssl_jax import losses, methods, settings
 from ssl_jax.config import InputError
-from ssl_jax.losses.ibot import ibot as ibot_loss
-from ssl_jax.methods import base, dino, multicrop
-from ssl_jax.methods.ibot import METHOD, teacher_temperature
+from ssl_jax.evals import pictures
+from ssl_jax.methods import base, ibot, multicrop
+from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.train import optim
 from ssl_jax.views import recipe
@@ -19,9 +20,9 @@ from ssl_jax.views import recipe
 HEAD = dict(head_hidden=32, head_bottleneck=8)
 
 
-def unresolved(method=METHOD, **changes):
+def unresolved(name="ibot", **changes):
     """A 1-block ViT of width 16 on 16 px views with 16 patches, and two local ones of 8 px."""
-    c = settings.base_config(method.name)
+    c = settings.base_config(name)
     c.views.update(
         dict(
             global_size=16,
@@ -44,8 +45,8 @@ def unresolved(method=METHOD, **changes):
         )
     )
     c.optim.update(dict(batch_size=4, epochs=10.0, warmup_epochs=1.0))
-    c[method.name].update(HEAD)
-    if method is METHOD:
+    c[name].update(HEAD)
+    if name == "ibot":
         c.views.update(dict(mask="block", mask_ratio=(0.2, 0.5), mask_prob=0.7))
         c.ibot.cls.prototypes = 24
     for key, value in changes.items():
@@ -57,9 +58,20 @@ def resolved(*arguments, **changes):
     return settings.resolve(unresolved(*arguments, **changes), num_records=40, num_devices=1)
 
 
-def batch_of(config, method=METHOD, count=4):
+@functools.cache
+def bound(**changes):
+    """The method of a resolved config."""
+    return methods.make(resolved(**changes))
+
+
+def check(config):
+    settings.validate(config, num_devices=None)
+    ibot.check(config)
+
+
+def batch_of(method, count=4):
     """Prepared views of random images."""
-    views = method.views(config)
+    views = method.views
     rng = np.random.default_rng(0)
     drawn = [
         recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24)) for i in range(count)
@@ -86,26 +98,24 @@ def progress(epoch=0):
     return base.Progress(jnp.int32(10 * epoch), jnp.int32(epoch), jnp.float32(epoch), 10, 100)
 
 
-def gradient(method, config):
+def gradient(method):
     """((loss, Output), gradient, params) at initialisation; the teacher has parameters of
     its own.
     """
-    init = jax.jit(lambda seed: method.init(jax.random.key(seed), config))
+    init = jax.jit(lambda seed: method.init(jax.random.key(seed)))
     (params, carry), teacher = init(0), method.teacher_of(init(1)[0])
-    keys, batch = jax.random.split(jax.random.key(2), 4), batch_of(config, method)
+    keys, batch = jax.random.split(jax.random.key(2), 4), batch_of(method)
 
     def loss(params):
-        outputs = method.encode(params, teacher, batch, keys, config)
-        return method.objective(
-            params, teacher, outputs, carry, jax.random.key(3), progress(), config
-        )
+        outputs = method.encode(params, teacher, None, batch, keys, progress())
+        return method.objective(params, teacher, outputs, carry, jax.random.key(3), progress())
 
     return *jax.jit(jax.value_and_grad(loss, has_aux=True))(params), params
 
 
 @functools.cache
 def default_run():
-    return gradient(METHOD, resolved())
+    return gradient(bound())
 
 
 def identical(a, b):
@@ -117,12 +127,11 @@ def identical(a, b):
 
 def test_without_patches_it_is_dino_to_the_bit():
     shared = dict(norm_last_layer=False, teacher_temperature_epochs=30.0)
-    ours = resolved(ibot__patch__weight=0.0)  # masks are drawn and not used
-    theirs = resolved(
-        dino.METHOD, dino__prototypes=24, **{f"dino__{k}": v for k, v in shared.items()}
-    )
-    (loss, output), grads, params = gradient(METHOD, ours)
-    (dino_loss, dino_output), dino_grads, dino_params = gradient(dino.METHOD, theirs)
+    ours = bound(ibot__patch__weight=0.0)  # masks are drawn and not used
+    theirs = resolved("dino", dino__prototypes=24, **{f"dino__{k}": v for k, v in shared.items()})
+    theirs = methods.make(theirs)
+    (loss, output), grads, params = gradient(ours)
+    (dino_loss, dino_output), dino_grads, dino_params = gradient(theirs)
     assert identical(params, dino_params) and identical(grads, dino_grads)
     assert (
         loss == dino_loss
@@ -130,8 +139,8 @@ def test_without_patches_it_is_dino_to_the_bit():
         and identical(output.metrics, dino_output.metrics)
     )
     rules = [
-        optim.assign_rules(m.rules(c), p)
-        for m, c, p in ((METHOD, ours, params), (dino.METHOD, theirs, dino_params))
+        optim.assign_rules(method.rules, tree)
+        for method, tree in ((ours, params), (theirs, dino_params))
     ]
     assert rules[0] == rules[1]
 
@@ -139,56 +148,44 @@ def test_without_patches_it_is_dino_to_the_bit():
 def test_the_loss_is_that_of_all_patches():
     """Projecting masked patches only, and the centers' mean beside them, changes nothing."""
     config = resolved(model__drop_path=0.0)
-    init = jax.jit(lambda seed: METHOD.init(jax.random.key(seed), config))
-    (params, carry), teacher = init(0), METHOD.teacher_of(init(1)[0])
-    batch, keys = batch_of(config), jax.random.split(jax.random.key(2), 4)
+    method = methods.make(config)
+    init = jax.jit(lambda seed: method.init(jax.random.key(seed)))
+    (params, carry), teacher = init(0), method.teacher_of(init(1)[0])
+    batch, keys = batch_of(method), jax.random.split(jax.random.key(2), 4)
     assert batch["global"].masks.any() and not batch["global"].masks.any(axis=-1).all()
 
     @jax.jit
     def ours():
-        return METHOD.objective(
-            params,
-            teacher,
-            METHOD.encode(params, teacher, batch, keys, config),
-            carry,
-            None,
-            progress(2),
-            config,
-        )
+        outputs = method.encode(params, teacher, None, batch, keys, progress(2))
+        return method.objective(params, teacher, outputs, carry, None, progress(2))
 
     @jax.jit
     def direct():
         student = vit.vit(zoo.vit_config(config.model, mask_token=True))
         clean = vit.vit(zoo.vit_config(config.model))
         head = heads.dino_head(16, 24, hidden=32, bottleneck=8, init_std=config.model.init_std)
-        seen = multicrop.encode(
-            student, params["backbone"], batch["global"], masked=True, keys=None
-        )
-        local = multicrop.encode(
-            student, params["backbone"], batch["local"], masked=False, keys=None
-        )
-        whole = multicrop.encode(
-            clean, teacher["backbone"], batch["global"], masked=False, keys=None
-        )
+        seen = multicrop.encode(student, params["backbone"], batch["global"], masked=True)
+        local = multicrop.encode(student, params["backbone"], batch["local"])
+        whole = multicrop.encode(clean, teacher["backbone"], batch["global"])
 
         def first(weights, x):
             return jnp.moveaxis(head.apply(weights["head"], x), 1, 0)
 
-        tau = (
-            METHOD.defaults().cls.teacher_temperature + 2 / 29 * 0.03
-        )  # epoch 2 of a linear warm-up whose last is epoch 29
-        return ibot_loss(
+        # Epoch 2 of a linear warm-up whose last is epoch 29.
+        tau = config.ibot.cls.teacher_temperature + 2 / 29 * 0.03
+        cls, patches = first(teacher, whole.cls), first(teacher, whole.patches)
+        terms = losses.ibot(
             jnp.concatenate([first(params, seen.cls), first(params, local.cls)]),
-            first(teacher, whole.cls),
+            cls,
             first(params, seen.patches),
-            first(teacher, whole.patches),
+            patches,
             jnp.moveaxis(batch["global"].masks, 1, 0),
-            carry["center"],
-            carry["patch_center"],
+            (carry["center"], carry["patch_center"]),
             student_temperature=0.1,
-            teacher_temperature=tau,
-            teacher_patch_temperature=tau,
+            teacher_temperatures=(tau, tau),
         )
+        centers = {"center": 0.1 * cls.mean((0, 1)), "patch_center": 0.1 * patches.mean((0, 1, 2))}
+        return terms | centers  # the old ones are 0
 
     (loss, output), want = ours(), direct()
     np.testing.assert_allclose(loss, want["loss"], rtol=1e-5)
@@ -201,15 +198,13 @@ def test_the_loss_is_that_of_all_patches():
 def test_student_alone_owns_the_mask_vector_and_learns_it():
     (_, _), grads, params = default_run()
     assert "mask_token" in params["backbone"] and np.any(grads["backbone"]["mask_token"])
-    assert "mask_token" not in METHOD.teacher_of(params)["backbone"]
-    config = resolved()
+    method = bound()
+    assert "mask_token" not in method.teacher_of(params)["backbone"]
     images = jnp.linspace(0, 1, 2 * 16 * 16 * 3).reshape(2, 16, 16, 3)
-    features = jax.jit(lambda p: METHOD.features(p, images, config))
-    student, teacher = features(params), features(METHOD.teacher_of(params))
+    features = jax.jit(lambda p: method.features(p, images))
+    student, teacher = features(params), features(method.teacher_of(params))
     assert identical(student, teacher) and student.patches.shape == (2, 4, 4, 16)
-    mean = jax.jit(lambda p: METHOD.features(p, images, resolved(ibot__global_token="mean")).image)(
-        params
-    )
+    mean = jax.jit(lambda p: bound(ibot__global_token="mean").features(p, images).image)(params)
     np.testing.assert_allclose(mean, student.patches.mean(axis=(1, 2)), atol=1e-6)
 
 
@@ -217,12 +212,12 @@ def test_student_alone_owns_the_mask_vector_and_learns_it():
     ("shared", "own"), [("all", None), ("mlp", {"last"}), ("none", {"mlp", "last"})]
 )
 def test_what_the_heads_share(shared, own):
-    config = resolved(
+    method = bound(
         ibot__shared_head=shared,
         ibot__patch__prototypes=24 if shared == "all" else 40,
         ibot__cls__weight=0.0,
     )
-    (loss, output), grads, params = gradient(METHOD, config)
+    (loss, output), grads, params = gradient(method)
     assert ("patch_head" in params) == (own is not None) and (
         own is None or set(params["patch_head"]) == own
     )
@@ -237,45 +232,52 @@ def test_what_the_heads_share(shared, own):
     }
     assert moved == {"all": {"mlp", "last"}, "mlp": {"mlp"}, "none": set()}[shared]
     assert own is None or all(np.any(g) for g in jax.tree.leaves(grads["patch_head"]))
-    assigned = optim.assign_rules(METHOD.rules(config), params)
+    assigned = optim.assign_rules(method.rules, params)
     frozen = {path for path, rule in assigned.items() if rule.freeze_epochs == 1}
     heads_ = ("head", "patch_head") if own else ("head",)
     assert frozen == {f"{head}/last/{leaf}" for head in heads_ for leaf in ("direction", "gain")}
-    fixed = optim.assign_rules(METHOD.rules(resolved(ibot__norm_last_layer=True)), params)
+    fixed = optim.assign_rules(bound(ibot__norm_last_layer=True).rules, params)
     assert {path for path, rule in fixed.items() if rule.freeze_epochs == base.NEVER} == {
         f"{head}/last/gain" for head in heads_
     }
 
 
+def constant_outputs():
+    """Scores that are all 1, and a center."""
+    scores, patches = jnp.ones((4, 4, 24)), jnp.ones((4, 2, 8, 24))
+    mask = jnp.ones((4, 2, 8), bool)
+    return ibot.Outputs(scores, scores[:, :2], patches, patches, mask, jnp.ones((4, 24)))
+
+
 def test_temperatures_warm_up_per_epoch_and_apart():
-    config = resolved(
+    method = bound(
         ibot__teacher_temperature_epochs=5.0, ibot__patch__final_teacher_temperature=0.05
     )
+    centers = {name: jnp.zeros(24) for name in ("center", "patch_center")}
+
+    @jax.jit
+    def metrics(now):
+        return method.objective(None, None, constant_outputs(), centers, None, now)[1].metrics
 
     def at(epoch, name):
-        return float(teacher_temperature(progress(epoch), config, name))
+        return float(metrics(progress(epoch))[name])
 
     np.testing.assert_allclose(
-        [at(e, "cls") for e in (0, 2, 4, 9)], [0.04, 0.055, 0.07, 0.07], rtol=1e-6
+        [at(e, "teacher_temperature") for e in (0, 2, 4, 9)], [0.04, 0.055, 0.07, 0.07], rtol=1e-6
     )
     np.testing.assert_allclose(
-        [at(e, "patch") for e in (0, 2, 4, 9)], [0.04, 0.045, 0.05, 0.05], rtol=1e-6
+        [at(e, "patch_teacher_temperature") for e in (0, 2, 4, 9)],
+        [0.04, 0.045, 0.05, 0.05],
+        rtol=1e-6,
     )
 
 
 def test_without_centering_the_centers_stay():
     moved = default_run()[0][1].carry
     assert all(np.any(center) for center in moved.values())
-    outputs = {
-        **{name: jnp.ones((4, views, 24)) for name, views in (("student", 4), ("teacher", 2))},
-        **{name: jnp.ones((4, 2, 8, 24)) for name in ("student_patch", "teacher_patch")},
-        "mask": jnp.ones((4, 2, 8), bool),
-        "patch_mean": jnp.ones((4, 24)),
-    }
-    config, carry = resolved(ibot__centering=False), jax.tree.map(jnp.zeros_like, moved)
-    assert identical(
-        METHOD.objective(None, None, outputs, carry, None, progress(), config)[1].carry, carry
-    )
+    method, carry = bound(ibot__centering=False), jax.tree.map(jnp.zeros_like, moved)
+    _, output = method.objective(None, None, constant_outputs(), carry, None, progress())
+    assert identical(output.carry, carry)
 
 
 def test_metrics_and_health():
@@ -287,28 +289,24 @@ def test_metrics_and_health():
         "teacher_temperature",
         "patch_teacher_temperature",
     } <= set(metrics)
-    config, top = resolved(), np.log(24)
+    method, top = bound(), np.log(24)
     fine = {
         f"{part}_{name}_entropy": share * top
         for part in ("cls", "patch")
         for name, share in (("teacher", 0.5), ("marginal", 0.9))
     }
-    assert METHOD.health(fine, config) == []
-    collapsed = METHOD.health(fine | {"patch_marginal_entropy": 0.01}, config)
+    assert method.health(fine) == []
+    collapsed = method.health(fine | {"patch_marginal_entropy": 0.01})
     assert len(collapsed) == 1 and "collapse of patch targets" in collapsed[0]
-    assert (
-        METHOD.health(fine | {"patch_marginal_entropy": 0.01}, resolved(ibot__patch__weight=0.0))
-        == []
-    )
+    without = bound(ibot__patch__weight=0.0)
+    assert without.health(fine | {"patch_marginal_entropy": 0.01}) == []
 
 
 def test_pictures_colour_patches_by_prototype():
-    config = resolved()
     params = default_run()[2]
     image = np.random.default_rng(0).random((16, 16, 3), np.float32)
-    drawn = METHOD.pictures(params, np.stack([image, image, image[::-1]]), config)[
-        "patch_prototypes"
-    ]
+    images = np.stack([image, image, image[::-1]])
+    drawn = pictures.draw(Encoder(resolved(), params), images)["patch_prototypes"]
     first, second, third = (row[1].labels for row in drawn.rows)
     assert (
         first.shape == (4, 4)
@@ -317,11 +315,12 @@ def test_pictures_colour_patches_by_prototype():
     )
     used = np.unique(np.stack([first, second, third]))
     assert np.array_equal(used, np.arange(len(used))) and f"{len(used)} of 24 in use" in drawn.title
-    assert METHOD.pictures(params, image[None], resolved(ibot__patch__weight=0.0)) == {}
+    without = Encoder(resolved(ibot__patch__weight=0.0), params)
+    assert pictures.draw(without, image[None]) == {}
 
 
 def test_the_published_defaults():
-    c = METHOD.defaults()
+    c = config_lib.build(ibot.defaults())
     assert (c.cls.prototypes, c.patch.prototypes, c.shared_head, c.cls.weight, c.patch.weight) == (
         8192,
         0,
@@ -354,7 +353,7 @@ def test_the_published_defaults():
         (dict(ibot__patch__teacher_temperature=-1.0), "ibot.patch.teacher_temperature is -1.0"),
         (
             dict(ibot__cls__center_momentum=1.0),
-            r"ibot.cls.center_momentum is 1.0; it must lie in \[0, 1\)",
+            "ibot.cls.center_momentum is 1.0; it must be at least 0 and below 1",
         ),
         (dict(ibot__cls__weight=-1.0), "ibot.cls.weight is -1.0"),
         (dict(ibot__cls__weight=0.0, ibot__patch__weight=0.0), "are both 0"),
@@ -375,21 +374,18 @@ def test_the_published_defaults():
 )
 def test_impossible_settings_are_refused_by_name(changes, message):
     with pytest.raises(InputError, match=message):
-        METHOD.check(unresolved(**changes))
+        check(unresolved(**changes))
 
 
 def test_possible_settings_pass():
-    METHOD.check(unresolved())
-    METHOD.check(unresolved(views__mask="none", ibot__patch__weight=0.0))
-    METHOD.check(
-        unresolved(ibot__shared_head="mlp", ibot__patch__prototypes=12, views__local_count=0)
-    )
+    check(unresolved())
+    check(unresolved(views__mask="none", ibot__patch__weight=0.0))
+    check(unresolved(ibot__shared_head="mlp", ibot__patch__prototypes=12, views__local_count=0))
 
 
 def test_the_last_layers_wait_an_epoch_and_all_else_moves():
-    config = resolved()
     (_, _), grads, params = default_run()
-    optimizer = optim.make(config.optim, METHOD.rules(config), params)
+    optimizer = optim.make(resolved().optim, bound().rules, params)
     state = optimizer.init(params)
     for epoch in (0, 1):
         new, _, _ = optimizer.update(

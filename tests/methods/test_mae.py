@@ -9,10 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import settings
+from ssl_jax import config as config_lib
+from ssl_jax import methods, settings
 from ssl_jax.config import InputError
-from ssl_jax.losses.mae import normalize_patches, patchify
-from ssl_jax.methods.mae import METHOD
+from ssl_jax.evals import pictures
+from ssl_jax.losses.mae import normalize_patches
+from ssl_jax.methods import mae
+from ssl_jax.methods.encoder import Encoder
+from ssl_jax.ops import patchify
 from ssl_jax.train import optim, state, step
 from ssl_jax.views import recipe
 
@@ -61,8 +65,18 @@ def resolved(**changes):
     return settings.resolve(unresolved(**changes), num_records=40, num_devices=1)
 
 
-def raw_batch(config, count=4):
-    views = METHOD.views(config)
+@functools.cache
+def bound(**changes):
+    """The method of a resolved config."""
+    return methods.make(resolved(**changes))
+
+
+def check(config):
+    settings.validate(config, num_devices=None)
+    mae.check(config)
+
+
+def raw_batch(views, count=4):
     drawn = [
         recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24))["global"]
         for i in range(count)
@@ -79,22 +93,23 @@ def raw_batch(config, count=4):
 
 @functools.cache
 def setup():
-    """(config, params, prepared batch, jitted encode of images [B, 16, 16, 3])."""
-    config = resolved()
-    params, carry = jax.jit(lambda: METHOD.init(jax.random.key(0), config))()
-    assert carry is None
-    batch = recipe.prepare(METHOD.views(config), raw_batch(config), 0)
+    """(params, prepared batch, jitted encode of images [B, 16, 16, 3])."""
+    method = bound()
+    params, carry = jax.jit(method.init)(jax.random.key(0))
+    assert carry is None and method.constants() is None
+    batch = recipe.prepare(method.views, raw_batch(method.views), 0)
 
     @jax.jit
     def encode(images):
         views = batch | {"global": batch["global"]._replace(images=images[:, None])}
-        return METHOD.encode(params, None, views, jax.random.split(jax.random.key(1), 4), config)
+        keys = jax.random.split(jax.random.key(1), 4)
+        return method.encode(params, None, None, views, keys, None)
 
-    return config, params, batch, encode
+    return params, batch, encode
 
 
 def test_one_masked_view_without_photometric_draws():
-    views = METHOD.views(resolved())
+    views = bound().views
     assert [name for name, _ in views.groups] == ["global"]
     group = views["global"]
     assert (
@@ -104,48 +119,48 @@ def test_one_masked_view_without_photometric_draws():
         and group.mask.drop
         and group.mask.kept(N) == KEPT
     )
-    batch = setup()[2]["global"]
+    batch = setup()[1]["global"]
     assert batch.keep.shape == (4, 1, KEPT) and np.all(batch.masks.sum(axis=-1) == N - KEPT)
-    jittered = METHOD.views(resolved(views__jitter_prob=0.8))["global"]
+    jittered = bound(views__jitter_prob=0.8).views["global"]
     assert len(jittered.photometric) == 1 and jittered.photometric[0].jitter_prob == 0.8
 
 
 def test_the_encoder_does_not_see_dropped_patches():
-    _, _, batch, encode = setup()
+    _, batch, encode = setup()
     group = batch["global"]
     images = np.asarray(group.images[:, 0])
     outputs = encode(images)
-    assert outputs["predicted"].shape == outputs["pixels"].shape == (4, N, 48)
-    np.testing.assert_allclose(outputs["pixels"], patchify(images, 4), atol=1e-6)
+    assert outputs.predicted.shape == outputs.pixels.shape == (4, N, 48)
+    np.testing.assert_allclose(outputs.pixels, patchify(images, 4), atol=1e-6)
     hidden = np.repeat(np.repeat(group.masks[:, 0].reshape(4, 4, 4), 4, axis=1), 4, axis=2)[
         ..., None
     ]
-    blind = encode(np.where(hidden, 0.9 - images, images))["predicted"]
-    np.testing.assert_array_equal(blind, outputs["predicted"])
-    other = encode(np.where(hidden, images, 0.9 - images))["predicted"]
-    assert np.all(np.any(np.abs(other - outputs["predicted"]) > 1e-6, axis=-1))
+    blind = encode(np.where(hidden, 0.9 - images, images)).predicted
+    np.testing.assert_array_equal(blind, outputs.predicted)
+    other = encode(np.where(hidden, images, 0.9 - images)).predicted
+    assert np.all(np.any(np.abs(other - outputs.predicted) > 1e-6, axis=-1))
 
 
-def objective(predicted, images, mask, config):
-    outputs = {"predicted": predicted, "pixels": patchify(images, 4), "mask": mask}
-    loss, output = METHOD.objective(None, None, outputs, None, None, None, config)
+def objective(predicted, images, mask, method):
+    outputs = mae.Outputs(predicted, patchify(images, 4), mask)
+    loss, output = method.objective(None, None, outputs, None, None, None)
     return float(loss), output.metrics
 
 
 @pytest.mark.parametrize("normalize", [True, False])
 def test_loss_and_psnr_of_known_predictions(normalize):
-    config = resolved(mae__normalize_pixels=normalize)
+    method = bound(mae__normalize_pixels=normalize)
     images = np.random.default_rng(3).random((2, 16, 16, 3), np.float32)
     mask = np.random.default_rng(4).random((2, N)) < 0.7
     target = patchify((images - MEAN) / STD, 4)
     scale = np.ones((2, N, 1))
     if normalize:
         target, _, scale = normalize_patches(target)
-    loss, metrics = objective(target, images, mask, config)
+    loss, metrics = objective(target, images, mask, method)
     assert loss < 1e-10 and metrics["psnr"] > 70 and metrics["reconstruction_explained"] > 0.999
     # An error of .1 in every target value, inwards so that nothing is clipped.
     inwards = np.where(np.asarray(patchify(images, 4)) > 0.5, -0.1, 0.1)
-    loss, metrics = objective(target + inwards, images, mask, config)
+    loss, metrics = objective(target + inwards, images, mask, method)
     np.testing.assert_allclose(loss, 0.01, rtol=1e-4)
     error = (np.asarray(scale) * 0.1 * np.tile(STD, 16)) ** 2
     by_image = [error[b][mask[b]].mean() for b in range(2)]
@@ -157,12 +172,13 @@ def test_loss_and_psnr_of_known_predictions(normalize):
 def test_it_learns_to_reconstruct_one_batch():
     """Thirty steps of the package's train step, without a teacher."""
     config = resolved()
-    params, carry = jax.eval_shape(lambda: METHOD.init(jax.random.key(0), config))
-    optimizer = optim.make(config.optim, METHOD.rules(config), params)
-    train_step = jax.jit(step.make_step(METHOD, optimizer, config))
-    current = jax.jit(lambda: state.create(METHOD, optimizer, config))()
+    method = methods.make(config)
+    params, _ = jax.eval_shape(method.init, jax.random.key(0))
+    optimizer = optim.make(config.optim, method.rules, params)
+    train_step = jax.jit(step.make_step(method, optimizer, config))
+    current = jax.jit(lambda: state.create(method, optimizer, config.seed))()
     assert current.teacher is None and current.carry is None
-    batch = raw_batch(config)
+    batch = raw_batch(method.views)
     batch["source"][:] = (
         np.linspace(0, 1, 24)[:, None, None] * batch["source"][:, :1, :1]
     )  # ramps can be continued, noise cannot
@@ -179,18 +195,18 @@ def test_it_learns_to_reconstruct_one_batch():
     assert rows[-1]["loss"] < 0.3 * rows[0]["loss"]
     assert rows[-1]["psnr"] > rows[0]["psnr"] + 5
     assert rows[-1]["reconstruction_explained"] > 0.5
-    assert METHOD.health(rows[-1], config) == []
+    assert method.health(rows[-1]) == []
 
 
 def test_health_names_flat_predictions():
-    warnings = METHOD.health({"reconstruction_explained": 0.001}, resolved())
+    warnings = bound().health({"reconstruction_explained": 0.001})
     assert len(warnings) == 1 and warnings[0].startswith("no reconstruction: 0.1 %")
-    assert METHOD.health({}, resolved()) == []
+    assert bound().health({}) == []
 
 
 def test_decay_goes_by_rank_as_published():
-    config, params, *_ = setup()
-    assigned = optim.assign_rules(METHOD.rules(config), params)
+    params, *_ = setup()
+    assigned = optim.assign_rules(bound().rules, params)
     decayed = {
         path
         for path, leaf in optim.by_path(params).items()
@@ -207,21 +223,21 @@ def test_decay_goes_by_rank_as_published():
 
 
 def test_features_of_whole_images():
-    config, params, *_ = setup()
+    params, *_ = setup()
     images = jnp.asarray(np.random.default_rng(0).random((2, 16, 16, 3)), jnp.float32)
-    out = jax.jit(lambda p: METHOD.features(p, images, config, attention=True))(params)
+    out = jax.jit(lambda p: bound().features(p, images, attention=True))(params)
     assert out.patches.shape == (2, 4, 4, 16) and out.attention.shape == (2, 2, 17, 17)
     np.testing.assert_array_equal(out.image, out.cls)
-    mean = jax.jit(lambda p: METHOD.features(p, images, resolved(mae__global_token="mean")))(params)
+    mean = jax.jit(lambda p: bound(mae__global_token="mean").features(p, images))(params)
     np.testing.assert_allclose(mean.image, out.patches.mean(axis=(1, 2)), atol=1e-6)
 
 
 def test_pictures_show_image_mask_and_reconstruction():
-    config, params, *_ = setup()
+    encoder = Encoder(resolved(), setup()[0])
     images = np.random.default_rng(0).random(
         (2, 24, 16, 3), np.float32
     )  # not the native size: codes are resized
-    picture = METHOD.pictures(params, images, config)["reconstructions"]
+    picture = pictures.draw(encoder, images)["reconstructions"]
     for row, image in zip(picture.rows, images, strict=True):
         whole, masked, filled = (np.asarray(panel.image) for panel in row)
         assert (
@@ -234,21 +250,23 @@ def test_pictures_show_image_mask_and_reconstruction():
         np.testing.assert_allclose(masked[~hidden], image[~hidden], atol=1e-6)
         assert np.any(np.abs(filled[hidden] - image[hidden]) > 1e-3)
     assert picture.rows[0][1].title == "75 % masked" and "contrast" in picture.title
-    again = METHOD.pictures(params, images, config)["reconstructions"]
+    again = pictures.draw(encoder, images)["reconstructions"]
     np.testing.assert_array_equal(again.rows[1][2].image, picture.rows[1][2].image)
 
 
 def test_without_a_class_token():
-    config = resolved(model__cls=False, mae__global_token="mean")
-    shapes = jax.eval_shape(lambda: METHOD.init(jax.random.key(0), config))[0]
-    batch = jax.eval_shape(lambda: recipe.prepare(METHOD.views(config), raw_batch(config), 0))
+    method = bound(model__cls=False, mae__global_token="mean")
+    shapes, _ = jax.eval_shape(method.init, jax.random.key(0))
+    batch = recipe.abstract_views(method.views, 4)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4))
-    out = jax.eval_shape(lambda p, b, k: METHOD.encode(p, None, b, k, config), shapes, batch, keys)
-    assert out["predicted"].shape == (4, N, 48)
+    out = jax.eval_shape(
+        lambda p, b, k: method.encode(p, None, None, b, k, None), shapes, batch, keys
+    )
+    assert out.predicted.shape == (4, N, 48)
 
 
 def test_the_published_defaults():
-    c = METHOD.defaults()
+    c = config_lib.build(mae.defaults())
     assert (c.decoder_width, c.decoder_depth, c.decoder_heads, c.normalize_pixels) == (
         512,
         8,
@@ -282,6 +300,6 @@ def test_the_published_defaults():
     ],
 )
 def test_impossible_settings_are_refused_by_name(changes, message):
-    METHOD.check(unresolved())
+    check(unresolved())
     with pytest.raises(InputError, match=message):
-        METHOD.check(unresolved(**changes))
+        check(unresolved(**changes))

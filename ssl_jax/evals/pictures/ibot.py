@@ -20,7 +20,9 @@ def draw(encoder, images) -> dict[str, Picture]:
         )
         for image, groups in zip(np.asarray(images), labels.reshape(nearest.shape))
     )
-    title = f"Patches by their prototype ({len(used)} in use)"
+    c = encoder.config.ibot
+    number = c.patch.prototypes or c.cls.prototypes
+    title = f"Patches by their prototype ({len(used)} of {number} in use)"
     return {"patch_prototypes": Picture(title, rows)}
 
 
