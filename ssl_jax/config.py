@@ -99,13 +99,13 @@ class Key:
         """What is allowed, in words: "above 0", "between 0 and 1", "4 numbers, each 0 or more"; ""
         for a single value without limits.
         """
-        limits = {
+        bounds = {
             "above": self.above,
             "at least": self.least,
             "below": self.below,
             "at most": self.most,
         }
-        limits = {word: _number(x) for word, x in limits.items() if x is not None}
+        limits = {word: _number(x) for word, x in bounds.items() if x is not None}
         match list(limits):
             case ["at least"]:
                 each = f"{limits['at least']} or more"
@@ -237,7 +237,7 @@ def nearest(name: str, options) -> str | None:
 
 def flatten(config: Mapping) -> dict[str, Any]:
     """{dotted key: value} of every leaf; an empty section has none."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, (ConfigDict, Mapping)):
             flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
@@ -324,7 +324,7 @@ def read_module(path: Path):
     folder: `from . import shared`.
 
     Raises:
-      InputError: no get_config in it.
+      InputError: not a .py file, or no get_config in it.
     """
     path = path.resolve()
     # A package of that folder under a name of our own, so that it works wherever the folder is.
@@ -333,6 +333,8 @@ def read_module(path: Path):
         sys.modules[package] = types.ModuleType(package)
         sys.modules[package].__path__ = [str(path.parent)]
     spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is no Python file; the name of a config file ends in .py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):

@@ -232,6 +232,11 @@ def test_a_missing_config_file_names_the_nearest(file):
         config_lib.load(file.replace("toy.py", "toyy.py"))
 
 
+def test_a_config_file_is_python(tmp_path):
+    with pytest.raises(InputError, match="toy.toml is no Python file"):
+        config_lib.read_module(tmp_path / "toy.toml")
+
+
 def test_a_variant_for_a_file_without_variants(tmp_path):
     (tmp_path / "plain.py").write_text(
         SOURCE.replace('arg="small"', "").replace("[arg]", '["small"]')

@@ -83,7 +83,7 @@ def brief(names, most: int = 12) -> str:
     """Names on one line: those that differ in numbers only are one ("blocks/*/norm1/scale x 12"),
     and of many only the first.
     """
-    counts = {}
+    counts: dict[str, int] = {}
     for name in names:
         key = re.sub(r"(?<![^/.])\d+(?![^/.])", "*", name)
         counts[key] = counts.get(key, 0) + 1
@@ -111,7 +111,8 @@ def fill(
         named); another number of blocks; numbers that are not finite; a model that computes
         something else with these weights.
     """
-    wanted, notes = trees.flatten(params), []
+    wanted = trees.flatten(params)
+    notes: list[str] = []
     if only and not any(_inside(path, only) for path in wanted):
         raise InputError(
             f'init_only is "{only}", but no parameter lies there; the first levels are'
@@ -235,7 +236,7 @@ def _fit_codes(codes, weights: Weights, shape: tuple[int, ...], notes: list[str]
     class token.
     """
     (lead, grid), (wanted_lead, wanted_grid) = grid_of(codes.shape[0]), grid_of(shape[0])
-    if grid is None:
+    if grid is None or wanted_grid is None:
         return codes
     first, rest = codes[:lead], codes[lead:]
     if grid != wanted_grid:

@@ -146,6 +146,15 @@ def test_a_wrong_shape_names_the_tensor_both_shapes_and_the_likely_cause(path, s
     assert cause in str(error.value)
 
 
+def test_a_model_whose_position_codes_are_no_square_grid():
+    params = tree()
+    params["backbone"]["position"] = np.ones((7, 8), np.float32)
+    theirs = np.ones((17, 8), np.float32)
+    message = re.escape("the shape (17, 8), but this model has (7, 8)")
+    with pytest.raises(InputError, match=message):
+        fill.fill(params, found(params, **{"backbone/position": theirs}))
+
+
 @pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 3)])
 def test_another_number_of_blocks(theirs, ours):
     with pytest.raises(

@@ -183,6 +183,12 @@ def test_places_without_a_label_are_white():
     np.testing.assert_array_equal(picture[0], [[0, 0, 0], [1, 1, 1]])
 
 
+def test_a_single_place_without_a_label_leaves_the_palette_as_it_is():
+    palette = np.zeros((2, 3))
+    np.testing.assert_array_equal(render.paint(-1, palette), [1, 1, 1])
+    np.testing.assert_array_equal(palette, 0)
+
+
 # --- pictures that fail
 
 

@@ -17,7 +17,8 @@ from matplotlib.patheffects import withStroke
 
 from ssl_jax.evals.pictures.base import Panel, Picture
 
-STYLE = {
+# A bare dict, because matplotlib types the keys as a Literal of all names there are.
+STYLE: dict = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
@@ -30,7 +31,7 @@ STYLE = {
     "figure.titlesize": 13,
     "figure.titleweight": "bold",
 }
-_GRID_STYLE = {
+_GRID_STYLE: dict = {
     **STYLE,
     "axes.grid": False,
     "axes.titlelocation": "center",
@@ -252,7 +253,7 @@ def _color_bar(fig, axes, height: float, from_zero: bool) -> None:
 
 def _entry(palette, which: str | int, text: str) -> Patch:
     """A line of the legend: a colour, or that of a label."""
-    color = which if isinstance(which, str) else paint(np.array(which), palette)
+    color = which if isinstance(which, str) else tuple(paint(which, palette))
     return Patch(facecolor=color, edgecolor="#999999", linewidth=0.5, label=text)
 
 
@@ -271,7 +272,7 @@ def class_colors(count: int, background: int | None = None) -> np.ndarray:
     light gray.
     """
     # tab10 without its gray, which would pass for the background.
-    named = [*(c for i, c in enumerate(colormaps["tab10"].colors) if i != 7), (0.05, 0.05, 0.05)]
+    named = [*(colormaps["tab10"](i)[:3] for i in range(10) if i != 7), (0.05, 0.05, 0.05)]
     order = [c for c in range(count) if c != background]
     result = np.empty((count, 3))
     for i, c in enumerate(order):
@@ -289,9 +290,8 @@ def class_colors(count: int, background: int | None = None) -> np.ndarray:
 def paint(labels, palette) -> np.ndarray:
     """Labels [...] to colours [..., 3]; those below 0 are white."""
     labels = np.asarray(labels)
-    colored = palette[np.maximum(labels, 0)]
-    colored[labels < 0] = colors.to_rgb(_NOTHING)
-    return colored
+    white = colors.to_rgb(_NOTHING)
+    return np.where(labels[..., None] < 0, white, palette[np.maximum(labels, 0)])
 
 
 def _float(image):
