@@ -1,7 +1,8 @@
 """What commands share: a config from --config=NAME or --row=ROW, and --config.KEY=VALUE on top."""
 
 import re
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -81,7 +82,7 @@ def parse(argv: list[str], config: ConfigDict, **others):
         "config", ConfigDict(config.to_dict()), "", flag_values=values, sys_argv=argv
     )
     for name, default in others.items():
-        kinds = {bool: flags.DEFINE_bool, list: flags.DEFINE_list}
+        kinds: dict[type, Callable[..., Any]] = {bool: flags.DEFINE_bool, list: flags.DEFINE_list}
         define = kinds.get(type(default), flags.DEFINE_string)
         define(name, default, "", flag_values=values)
     try:

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -274,6 +275,7 @@ def _vit_config(weights: fill_lib.Weights, heads: int | None, norm_eps: float) -
             f"{weights.source}: patches are not square with 3 channels, or position codes no square"
             " grid"
         )
+    settings: dict[str, Any] = weights.model  # fields of ViTConfig by name
     return vit.ViTConfig(
         width=width,
         depth=depth,
@@ -288,5 +290,5 @@ def _vit_config(weights: fill_lib.Weights, heads: int | None, norm_eps: float) -
         layer_scale=1.0 if "blocks/0/ls1/gamma" in arrays else 0.0,
         mask_token="mask_token" in arrays,
         norm_eps=norm_eps,
-        **weights.model,
+        **settings,
     )

@@ -117,7 +117,7 @@ class Loader:
         self.steps_per_epoch = len(source) // batch_size
         self._source, self._share, self._workers = source, max_unreadable, workers
         self._batch_size, self._record = batch_size, start_record
-        self._replaced = {}  # record index -> None, over all workers
+        self._replaced: dict[int, None] = {}  # record index -> None, over all workers
         self._closed = False
         length = _ENDLESS if total_records is None else total_records // batch_size
         local = batch_size // process_count

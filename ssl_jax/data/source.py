@@ -112,6 +112,7 @@ def make_source(config, *, split: str | None = None):
     size = config.get("size", 0)
     if size < 0:
         raise InputError(f"data.size must be 0 (native) or a number of pixels, got {size}")
+    source: GeneratedSource | Folder | Tfds
     if kind in _GENERATED:
         source = GeneratedSource(kind, split, config.get("length", 0), size=size or _GENERATED_SIZE)
     elif kind == "folder":
@@ -354,7 +355,7 @@ class Prepared:
 
     def __init__(self, source, *, size: int = 0, cache: bool = False):
         self._source, self._side = source, int(size)
-        self._cache = {} if cache else None
+        self._cache: dict[int, dict] | None = {} if cache else None
         self.size = (self._side, self._side) if size else source.size
         self.num_classes, self.has_masks = source.num_classes, source.has_masks
         for name in ("class_names", "mask_names"):

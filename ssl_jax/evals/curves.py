@@ -104,9 +104,11 @@ def draw(
         for plot in _PLOTS
     ]
     plots = [p for p in plots if p[2]]
-    measured = [n for n in shown if scores and n in scores]
+    scores = scores or {}
+    measured = [n for n in shown if n in scores]
     if measured:
-        plots.insert(1, (_Plot("Scores on frozen features", "percent", None), scores, measured))
+        plot = _Plot("Scores on frozen features", "percent", measured.__contains__)
+        plots.insert(1, (plot, scores, measured))
     if not plots:
         raise InputError(f"no known curve among the columns {', '.join(metrics) or '(none)'}")
     columns = min(3 if len(plots) <= 9 else 4, len(plots))

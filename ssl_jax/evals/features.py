@@ -35,7 +35,8 @@ class Extracted(NamedTuple):
     patches: np.ndarray | None  # [N, h, w, d] float32
     labels: np.ndarray | None  # [N] int32
     masks: np.ndarray | None  # [N, H, W] uint8, 255 = ignore; cropped like the images
-    index: np.ndarray  # [N] int64, record of the source each row came from
+    # [N] int64, record of the source each row came from
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
     num_classes: int | None  # of the labels
     skipped: tuple[str, ...]  # names of the records that could not be read
 
@@ -81,7 +82,8 @@ def extract(
         )
     window = _window(source.size, crop, multiple)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
-    collected, truth, kept, skipped, pending = _Rows(len(indices)), [], [], [], None
+    collected, kept, skipped, pending = _Rows(len(indices)), [], [], None
+    truth: list[tuple] = []  # (label, mask) of each row
     for start in range(0, len(indices), batch_size):
         records = []
         for i in indices[start : start + batch_size]:
@@ -152,7 +154,8 @@ class _Rows:
     """
 
     def __init__(self, capacity: int):
-        self._capacity, self._filled, self._arrays = capacity, 0, {}
+        self._capacity, self._filled = capacity, 0
+        self._arrays: dict[str, np.ndarray] = {}
 
     def add(self, batch: dict, count: int) -> None:
         for name, values in batch.items():

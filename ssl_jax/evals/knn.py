@@ -32,7 +32,8 @@ class Neighbours(NamedTuple):
 
     predictions: dict[int, np.ndarray]  # k -> [q] int32
     similarity: np.ndarray  # [q, max k] float32, cosine
-    index: np.ndarray  # [q, max k] int32, rows of the bank
+    # [q, max k] int32, rows of the bank
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
 
 
 def classify(

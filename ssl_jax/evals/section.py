@@ -107,7 +107,7 @@ def chosen(config, tasks=None) -> dict[str, ConfigDict]:
 def keys(config) -> dict[str, Key]:
     """{dotted key: Key} of all evaluations of a config. Raises InputError for one that is not
     complete."""
-    declared = {}
+    declared: dict[str, Key] = {}
     for name, section in named(config).items():
         path = f"evals.{name}"
         if not name.isidentifier():

@@ -109,7 +109,8 @@ def stellar(
     settings = dict(
         target_temperature=target_temperature, temperature=temperature, num_iters=num_iters
     )
-    terms, sums = {}, {}
+    terms: dict[str, jax.Array] = {}
+    sums: dict[str, jax.Array] = {}
 
     def add(weight, name, value):
         terms[name] = value

@@ -64,12 +64,12 @@ def check(config) -> None:
             'drops a fixed number of patches: use views.mask="random", views.mask_ratio=(r, r) and '
             "views.mask_prob=1"
         )
-    group = view_recipe(config)["global"]
-    kept = group.mask.kept(group.patches)
-    if not 0 < kept < group.patches:
-        what = "keeps none" if kept == 0 else "masks none"
+    views = view_recipe(config)
+    patches, masked = views["global"].patches, recipe.max_masked(views, "global")
+    if not 0 < masked < patches:
+        what = "keeps none" if masked == patches else "masks none"
         raise InputError(
-            f"views.mask_ratio is {v.mask_ratio}, which {what} of the {group.patches} patches of a "
+            f"views.mask_ratio is {v.mask_ratio}, which {what} of the {patches} patches of a "
             "view; use about 0.75"
         )
 
@@ -119,7 +119,8 @@ def make(config) -> base.Method:
         dtype=m.dtype,
     )
     # What the encoder normalises images with, for each value of a patch: [P] each.
-    mean, std = (np.tile(np.float32(values), m.patch**2) for values in (shape.mean, shape.std))
+    channels = np.array([shape.mean, shape.std], np.float32)
+    mean, std = np.tile(channels, m.patch**2)
 
     def init(key):
         """Encoder and decoder; no carry."""

@@ -53,4 +53,5 @@ def _bodies(params: dict) -> list[Jaxpr]:
         return isinstance(value, ClosedJaxpr | Jaxpr)
 
     leaves = jax.tree.leaves(list(params.values()), is_leaf=is_program)
-    return [getattr(leaf, "jaxpr", leaf) for leaf in leaves if is_program(leaf)]
+    programs = [leaf for leaf in leaves if is_program(leaf)]
+    return [leaf.jaxpr if isinstance(leaf, ClosedJaxpr) else leaf for leaf in programs]

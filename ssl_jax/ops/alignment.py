@@ -19,7 +19,7 @@ from ssl_jax.ops.transport import log_domain_plan
 class Alignment(NamedTuple):
     """Which target each source token is matched to."""
 
-    index: Int[Array, "*b r"]
+    index: Int[Array, "*b r"]  # type: ignore[assignment]  # hides tuple.index
     cost: Float[Array, "*b r s"]
     plan: Float[Array, "*b r s"]
 

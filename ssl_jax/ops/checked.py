@@ -147,7 +147,7 @@ class Axes:
             shape = (*shape[:place], shape[place:end], *shape[end:])
         if len(shape) != len(names):
             return None
-        sizes = {}
+        sizes: dict[str, int | tuple[int, ...]] = {}
         for name, size in zip(names, shape):
             wanted = sizes.get(name, self.sizes.get(name, size))
             vacant = size == 0 and name not in self.empty
@@ -170,7 +170,7 @@ class Axes:
     def _written(self, names: list[str], shape: tuple) -> str:
         """The shape that was wanted: "[..., 3] as logits"."""
         fixed = [name for name in names if name in self.sizes and not name.startswith("*#")]
-        parts = []
+        parts: list[int | str] = []
         for name in names:
             size = self.sizes[name] if name in fixed else name
             if isinstance(size, tuple):

@@ -17,7 +17,8 @@ class Cycle(NamedTuple):
     """What `cycle_consistent` finds, of the objects' leading shape."""
 
     consistent: Bool[Array, "*n"]
-    index: Int[Array, "*n"]  # nearest row of the first bank with its leading axes flattened
+    # Nearest row of the first bank with its leading axes flattened.
+    index: Int[Array, "*n"]  # type: ignore[assignment]  # hides tuple.index
 
 
 @checked

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ssl_jax.ops.arguments import require
@@ -54,9 +53,9 @@ def mean_shift(
     Reference: FLSL eq. 4 (self-attention) and eq. 12 (cross-attention); section 3 for its inverse
     temperatures.
     """
-    lead = keys.shape[:-1]
-    fits = where is None or where.shape == lead
-    require(fits, "the shape of where", np.shape(where), f"{[*lead]} as keys")
+    if where is not None:
+        lead = keys.shape[:-1]
+        require(where.shape == lead, "the shape of where", where.shape, f"{[*lead]} as keys")
     queries, keys = wide(queries, keys)
     if where is not None:  # whatever lies there, NaN too: 0 * NaN would be NaN
         keys = jnp.where(where[..., None], keys, 0)

@@ -251,7 +251,8 @@ def _readable_errors(folder: Path):
     except InputError:
         raise
     except Exception as error:
-        chain, texts = error, []
+        chain: BaseException | None = error
+        texts = []
         while chain is not None:
             texts.append(f"{getattr(chain, 'errno', '')} {chain}")
             chain = chain.__cause__ or chain.__context__

@@ -153,7 +153,7 @@ def memory_mib() -> float:
 
 def versions() -> dict[str, str | None]:
     """{package: installed version, None if it is not installed as a package}."""
-    found = {}
+    result: dict[str, str | None] = {}
     for name in (
         "ssl-jax",
         "jax",
@@ -167,10 +167,10 @@ def versions() -> dict[str, str | None]:
         "pillow",
     ):
         try:
-            found[name] = importlib.metadata.version(name)
+            result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+            result[name] = None
+    return result
 
 
 def environment() -> dict:

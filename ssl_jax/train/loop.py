@@ -119,7 +119,7 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluation) -
         if at == 0 and eval_every and batch is not None:
             _evaluate(evaluation, current, scores, trackers, at)
         # Metrics of steps the device may still be busy with: at most two.
-        in_flight = collections.deque()
+        in_flight: collections.deque[tuple[int, dict]] = collections.deque()
         while at < total:
             current, metrics = train_step(current, sharding.put_batch(batch, run.mesh))
             at += 1

@@ -45,11 +45,14 @@ def assign_rules(rules, params) -> dict[str, Rule]:
     Raises:
       InputError: parameters that no rule matches, an impossible rule.
     """
-    assigned = {
-        path: next((rule for pattern, rule in rules if re.fullmatch(pattern, path)), None)
-        for path in by_path(params)
-    }
-    missing = [path for path, rule in assigned.items() if rule is None]
+    assigned: dict[str, Rule] = {}
+    missing = []
+    for path in by_path(params):
+        rule = next((rule for pattern, rule in rules if re.fullmatch(pattern, path)), None)
+        if rule is None:
+            missing.append(path)
+        else:
+            assigned[path] = rule
     if missing:
         raise InputError(
             f"no optimizer rule matches the parameters {', '.join(missing)}; "
@@ -96,12 +99,12 @@ def make(config, rules, params) -> Optimizer:
     check_choice("optim.name", config.name, _TRANSFORMATIONS)
     assigned = assign_rules(rules, params)
     structure = jax.tree.structure(params)
-    decayed = structure.unflatten(
-        is_decayed(path, leaf, assigned[path]) for path, leaf in by_path(params).items()
+    decayed = jax.tree.unflatten(
+        structure, [is_decayed(path, x, assigned[path]) for path, x in by_path(params).items()]
     )
-    factors = structure.unflatten(rule.lr for rule in assigned.values())
+    factors = jax.tree.unflatten(structure, [rule.lr for rule in assigned.values()])
     starts = [_start(rule) for rule in assigned.values()]
-    labels = structure.unflatten(map(_label, starts))
+    labels = jax.tree.unflatten(structure, map(_label, starts))
     groups = _clip_groups(assigned, config.clip_by)
 
     def transformation(lr, weight_decay, epoch):
@@ -258,7 +261,7 @@ def _clip_factors(squares, groups, limit):
     `squares`: squared norm of each leaf, 0 for what is frozen. The 1e-6 also guards a zero
     gradient.
     """
-    factors: list = [1.0] * len(squares)
+    factors = [1.0] * len(squares)
     clipped = []
     for positions in groups:
         norm = jnp.sqrt(sum(squares[i] for i in positions))

@@ -166,28 +166,26 @@ def draw(recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size) 
     # state is carried over.
     rng = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, STREAM, index]))
     height, width = int(source_size[0]), int(source_size[1])
-    geometry = {}
+    geometry: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for name, group in recipe.groups:
         outer = recipe[group.inside].size if group.inside else None
-        drawn_boxes, flips = [], []
+        rows, coins = [], []
         for _ in range(group.count):
             area = (outer, outer) if outer else (height, width)
-            drawn_boxes.append(
+            rows.append(
                 boxes_lib.random_resized_crop(rng, *area, scale=group.scale, ratio=group.ratio)
             )
-            flips.append(rng.random() < group.flip)
-        drawn_boxes, flips = np.array(drawn_boxes, np.float32), np.array(flips)
+            coins.append(rng.random() < group.flip)
+        boxes, flips = np.array(rows, np.float32), np.array(coins)
         if outer:
             around, mirrored = (x[np.arange(group.count) % len(x)] for x in geometry[group.inside])
-            drawn_boxes, flips = (
-                boxes_lib.compose(around, drawn_boxes, (outer, outer), mirrored).astype(np.float32),
-                flips ^ mirrored,
-            )
+            boxes = boxes_lib.compose(around, boxes, (outer, outer), mirrored).astype(np.float32)
+            flips = flips ^ mirrored
         if group.reuse:
             shared = min(group.count, recipe[group.reuse].count)
-            for mine, other in zip((drawn_boxes, flips), geometry[group.reuse], strict=True):
+            for mine, other in zip((boxes, flips), geometry[group.reuse], strict=True):
                 mine[:shared] = other[:shared]
-        geometry[name] = drawn_boxes, flips
+        geometry[name] = boxes, flips
     # Masks come last, so that switching them on leaves the crops of all groups as they are.
     return {name: Drawn(*geometry[name], *_draw_masks(rng, group)) for name, group in recipe.groups}
 
@@ -259,9 +257,9 @@ def _keys(recipe: ViewRecipe, epoch, index, seed: int):
     ]
     view = [v for _, recipe_ in recipe.groups for v in range(recipe_.count)]
     shape = (len(epoch), len(view))
-    path = (epoch[:, None], index[:, None], np.array(group, np.uint32), np.array(view, np.uint32))
+    parts = (epoch[:, None], index[:, None], np.array(group, np.uint32), np.array(view, np.uint32))
     path = jnp.stack(
-        [jnp.broadcast_to(jnp.asarray(part).astype(jnp.uint32), shape) for part in path]
+        [jnp.broadcast_to(jnp.asarray(part).astype(jnp.uint32), shape) for part in parts]
     )
     root = jnp.broadcast_to(jax.random.key(seed, impl="threefry2x32"), shape)
     # A loop over the chain, because threefry is slow to compile and this compiles it once.

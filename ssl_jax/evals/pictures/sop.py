@@ -47,7 +47,7 @@ def draw(encoder, images) -> dict[str, Picture]:
     return pictures
 
 
-def _neighbours(key, embeddings):
+def _neighbours(key, embeddings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Anchors among embeddings [n, m, d] of n images, at most one per image, and the nearest
     embedding of other images.
 

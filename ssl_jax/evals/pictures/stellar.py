@@ -19,8 +19,8 @@ def draw(encoder, images) -> dict[str, Picture]:
     rebuilt, maps, share = (extras.get(name) for name in ("rebuilt", "localization", "share"))
     if rebuilt is not None:
         c = encoder.config.stellar
-        if c.target == "vq":
-            goal = tokenizer.target(c.target, encoder.config.model.patch)
+        goal = tokenizer.target(c.target, encoder.config.model.patch)
+        if goal.decode is not None:  # codes, not pixels
             rebuilt = np.asarray(goal.decode(c.tokenizer, rebuilt))
         drawn["reconstructions"] = _reconstructions(images, rebuilt)
     if maps is not None:

@@ -161,7 +161,9 @@ def remember(carry, outputs: Outputs):
 
     For the end of `objective`: the losses read the memories as they were before this step.
     """
-    rows = {"cls": outputs.teacher[:, 1], "patch": outputs.memory_patch}
+    rows = {"cls": outputs.teacher[:, 1]}
+    if outputs.memory_patch is not None:
+        rows["patch"] = outputs.memory_patch
     return {
         name: {**held, "memory": ops.memory_push(held["memory"], {"embedding": rows[name]})}
         for name, held in carry.items()
