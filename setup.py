@@ -1,4 +1,4 @@
-"""Package metadata of ssl-jax. Settings of the tools (ruff, pytest) are in pyproject.toml."""
+"""Package metadata of ssl-jax. Settings of the tools (ruff, mypy, pytest) are in pyproject.toml."""
 
 import pathlib
 import re
@@ -70,6 +70,7 @@ setup(
             "dm-pix>=0.4.4",  # oracle of the photometric tests, like Pillow
             "hypothesis>=6.100",
             "ipykernel>=6.29",  # of `notebooks`: the tests run them
+            "mypy>=2.4,<3",  # another one may find more or less
             "nbclient>=0.10",
             "nbformat>=5.10",
             "packaging>=24",

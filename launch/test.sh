@@ -20,6 +20,7 @@ status=0
 # and on after a failure: one run shows everything that is wrong
 ruff check --output-format concise . || status=$?
 ruff format --check --quiet . || { status=$?; say "ruff format would change files; run it"; }
+mypy --no-error-summary || status=$?
 # The "+" forms: bash 3.2 (macOS) takes an empty array for an unset variable.
 python -m pytest -q -n "${SSL_JAX_TEST_WORKERS:-2}" --dist worksteal \
   --durations 10 --durations-min 5 \
