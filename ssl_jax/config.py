@@ -105,14 +105,14 @@ class Key:
             "below": self.below,
             "at most": self.most,
         }
-        limits = {word: _number(x) for word, x in limits.items() if x is not None}
-        match list(limits):
+        words = {word: _number(x) for word, x in limits.items() if x is not None}
+        match list(words):
             case ["at least"]:
-                each = f"{limits['at least']} or more"
+                each = f"{words['at least']} or more"
             case ["at least", "at most"]:
-                each = f"between {limits['at least']} and {limits['at most']}"
+                each = f"between {words['at least']} and {words['at most']}"
             case _:
-                each = " and ".join(f"{word} {x}" for word, x in limits.items())
+                each = " and ".join(f"{word} {x}" for word, x in words.items())
         if not isinstance(self.default, tuple):
             return each
         if self.ordered:
@@ -126,9 +126,9 @@ def _number(x) -> str:
     return f"{x:g}" if isinstance(x, float) else str(x)
 
 
-def key(default, meaning: str, unit: str = "", **limits) -> Key:
+def key(default, meaning: str, unit: str = "", **words) -> Key:
     """Declares a key of a section: `lr=key(5e-4, "peak learning rate", above=0)`; see `Key`."""
-    return Key(default, meaning, unit, **limits)
+    return Key(default, meaning, unit, **words)
 
 
 def with_defaults(keys: dict, changes: dict) -> dict:
@@ -237,7 +237,7 @@ def nearest(name: str, options) -> str | None:
 
 def flatten(config: Mapping) -> dict[str, Any]:
     """{dotted key: value} of every leaf; an empty section has none."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, (ConfigDict, Mapping)):
             flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
@@ -333,6 +333,8 @@ def read_module(path: Path):
         sys.modules[package] = types.ModuleType(package)
         sys.modules[package].__path__ = [str(path.parent)]
     spec = importlib.util.spec_from_file_location(f"{package}.{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not callable(getattr(module, "get_config", None)):

@@ -9,7 +9,7 @@ def flatten(tree: Mapping, prefix: str = "") -> dict[str, Any]:
 
     Whatever is no Mapping is a leaf; an empty dict leaves no trace.
     """
-    flat = {}
+    flat: dict[str, Any] = {}
     for key in sorted(tree):
         value, path = tree[key], f"{prefix}{key}"
         flat |= flatten(value, f"{path}/") if isinstance(value, Mapping) else {path: value}
