@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, settings
+from ssl_jax import convert, methods, settings
 from ssl_jax.data import source
 from ssl_jax.evals import report
+from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.train import checkpoint, loop
 
@@ -38,21 +40,30 @@ def train(config, workdir: str | Path, records=None) -> int:
     return loop.train(run, workdir, report.Evaluation(run.config))
 
 
-def load(path: str | Path) -> Encoder:
-    """The network that a run trained: `load(PATH)(images) -> Features`. No optimizer is built.
+def load(path: str | Path, *, family: str | None = None, heads: int | None = None) -> Encoder:
+    """The network of a run or of published weights: `load(PATH)(images) -> Features`.
+
+    No optimizer is built; arrays are put on the first local device.
 
     Args:
-      path: a run folder (its newest complete checkpoint) or one step's folder.
+      path: a run folder (its newest complete checkpoint), one step's folder, or published weights:
+        a .safetensors, .npz or (with torch) .pth file, or a Hugging Face folder.
+      family: of published weights whose names several families share: "dino", "mae" or "timm".
+      heads: attention heads of published weights; None: width / 64, as in all usual sizes.
 
     Returns:
-      An Encoder with the teacher's weights where the run has a teacher; on the first local device.
+      An Encoder with the teacher's weights where there is a teacher.
 
     Raises:
-      InputError: no complete checkpoint there, or a damaged one.
+      InputError: nothing of that kind there, or damaged or unknown weights.
     """
-    config = saved_config(path)
+    place = Path(path).expanduser()
+    if place.is_file() or (place.is_dir() and convert.weight_file(place) is not None):
+        shape, params, report = convert.load_vit(place, family=family, heads=heads)
+        return encoder.published(shape, jax.tree.map(jnp.asarray, params), report.title)
+    config = saved_config(place)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    with checkpoint.opened(path) as (saved, step):
+    with checkpoint.opened(place) as (saved, step):
         trees = saved.read(step, ("params", "teacher", "constants"), lambda shape: device)
     weights = trees["params"] if trees["teacher"] is None else trees["teacher"]
     return Encoder(config, weights, trees["constants"], step)

@@ -99,20 +99,20 @@ class Key:
         """What is allowed, in words: "above 0", "between 0 and 1", "4 numbers, each 0 or more"; ""
         for a single value without limits.
         """
-        bounds = {
+        limits = {
             "above": self.above,
             "at least": self.least,
             "below": self.below,
             "at most": self.most,
         }
-        limits = {word: _number(x) for word, x in bounds.items() if x is not None}
-        match list(limits):
+        words = {word: _number(x) for word, x in limits.items() if x is not None}
+        match list(words):
             case ["at least"]:
-                each = f"{limits['at least']} or more"
+                each = f"{words['at least']} or more"
             case ["at least", "at most"]:
-                each = f"between {limits['at least']} and {limits['at most']}"
+                each = f"between {words['at least']} and {words['at most']}"
             case _:
-                each = " and ".join(f"{word} {x}" for word, x in limits.items())
+                each = " and ".join(f"{word} {x}" for word, x in words.items())
         if not isinstance(self.default, tuple):
             return each
         if self.ordered:
@@ -126,9 +126,9 @@ def _number(x) -> str:
     return f"{x:g}" if isinstance(x, float) else str(x)
 
 
-def key(default, meaning: str, unit: str = "", **limits) -> Key:
+def key(default, meaning: str, unit: str = "", **words) -> Key:
     """Declares a key of a section: `lr=key(5e-4, "peak learning rate", above=0)`; see `Key`."""
-    return Key(default, meaning, unit, **limits)
+    return Key(default, meaning, unit, **words)
 
 
 def with_defaults(keys: dict, changes: dict) -> dict:

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 import ssl_jax
-from ssl_jax import api, cli, methods
+from ssl_jax import api, cli, convert, methods
 from ssl_jax.config import InputError
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.models import vit
 from ssl_jax.train import checkpoint, log, loop
 from tests import tiny
+from tests.convert import published
 
 OUTSIDE = '''
 """A method outside the package: DINO under another name, with a key of its own."""
@@ -45,7 +47,7 @@ ssl_jax.register("mine", make, defaults, check)
 '''
 
 CONFIG = """
-from ssl_jax import settings
+from ssl_jax import evals, settings
 from tests import tiny
 
 
@@ -56,8 +58,8 @@ def get_config():
     config.mine.update(source.dino)
     config.checkpoint.every_steps = 2
     config.optim.steps = 4
-    config.eval.update(dict(tasks=("knn",), train_examples=40, test_examples=20))
-    config.eval.image.update(dict(kind="digits", size=24))
+    images = dict(kind="digits", size=24)
+    evals.add(config, "knn", data=images, train_examples=40, test_examples=20)
     return config
 """
 
@@ -134,3 +136,19 @@ def test_a_module_that_is_not_there_is_named(capsys):
     arguments = ["--import=no_such_module", "--config=dino:digits", "--workdir=x"]
     assert cli.main(["ssl-jax", "train", *arguments]) == 2
     assert 'no module "no_such_module" to import' in capsys.readouterr().err
+
+
+def test_published_weights_load_in_one_line(tmp_path):
+    """An encoder under DINO's names: the features of the vision transformer it is."""
+    path = tmp_path / "published.npz"
+    np.savez(path, **published.encoder(d=64))
+    encoder = ssl_jax.load(path, family="dino")
+    shape, params, _ = convert.load_vit(path, family="dino")
+    side = shape.image_size
+    images = np.random.default_rng(0).random((2, side, side, 3), np.float32)
+    tokens, features = vit.vit(shape).apply(params, images), encoder(images)
+    np.testing.assert_allclose(features.image, tokens.cls, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        features.patches.reshape(tokens.patches.shape), tokens.patches, rtol=1e-5, atol=1e-6
+    )
+    assert "DINO" in repr(encoder)

@@ -29,7 +29,6 @@ _CHANGES = {
         "views.mask": "block",
         "views.mask_ratio": (0.1, 0.5),
         "views.mask_prob": 0.5,
-        "model.registers": 2,
         "model.layer_scale": 0.1,
         "optim.clip_by": "global",
         "dinov2.head_hidden": 32,
@@ -125,6 +124,7 @@ VARIANTS = {
     "dinov2_ema": (
         "dinov2",
         {
+            "model.registers": 2,
             "dinov2.centering": "ema",
             "dinov2.separate_head": False,
             "dinov2.patch.bottleneck": 16,

@@ -180,13 +180,10 @@ def make(config) -> base.Method:
         mask = outputs.mask[..., None]
         total = jnp.where(mask, outputs.teacher_patch, 0).sum(axis=(0, 1, 2))
         mean = total / jnp.maximum(1, mask.sum())
-        news = {
-            "center": outputs.teacher,
-            "patch_center": jnp.where(mask.any(), mean, carry["patch_center"]),
-        }
+        mean, momentum = jnp.where(mask.any(), mean, carry["patch_center"]), c.center_momentum
         return {
-            name: ops.ema_center(old, news[name], momentum=c.center_momentum)
-            for name, old in carry.items()
+            "center": ops.ema_center(carry["center"], outputs.teacher, momentum=momentum),
+            "patch_center": ops.ema_center(carry["patch_center"], mean, momentum=momentum),
         }
 
     def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
@@ -207,11 +204,9 @@ def make(config) -> base.Method:
 
     def health(metrics):
         """Meters against log K: collapse to one prototype, or targets that teach nothing."""
-        parts = {"cls": c.cls.prototypes, "patch": c.patch.prototypes}
         return [
-            text
-            for part, number in parts.items()
-            for text in base.assignment_warnings(metrics, part, number)
+            *base.assignment_warnings(metrics, "cls", c.cls.prototypes),
+            *base.assignment_warnings(metrics, "patch", c.patch.prototypes),
         ]
 
     return base.Method(
@@ -237,7 +232,7 @@ def _rules(config) -> base.Rules:
         group = part if config.optim.clip_by == "global" else None
         return base.Rule(clip_group=group, **options)
 
-    lowest = c.layer_decay ** (depth + 1)
+    lowest, wait = c.layer_decay ** (depth + 1), c.freeze_last_layer_epochs
     return (
         ("backbone/patch/.*", rule("backbone", lr=lowest * c.patch_lr)),
         ("backbone/(cls|position|mask_token)", rule("backbone", lr=lowest)),
@@ -246,12 +241,8 @@ def _rules(config) -> base.Rules:
             for i in range(depth)
         ),
         ("backbone/.*", rule("backbone")),
-        *(
-            pair
-            for part in ("head", "patch_head")
-            for pair in (
-                (f"{part}/last/.*", rule(part, freeze_epochs=c.freeze_last_layer_epochs)),
-                (f"{part}/.*", rule(part)),
-            )
-        ),
+        ("head/last/.*", rule("head", freeze_epochs=wait)),
+        ("head/.*", rule("head")),
+        ("patch_head/last/.*", rule("patch_head", freeze_epochs=wait)),
+        ("patch_head/.*", rule("patch_head")),
     )

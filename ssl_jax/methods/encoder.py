@@ -1,12 +1,16 @@
 """A network with its weights: images in, features out."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
+from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
-from ssl_jax.methods.base import Features
+from ssl_jax.methods import multicrop
+from ssl_jax.methods.base import Features, Method
+from ssl_jax.models import vit
 
 
 class Encoder:
@@ -16,11 +20,12 @@ class Encoder:
     params: the teacher's tree where the run has one, else the student's.
     constants: the method's frozen arrays, or None; some extras need them.
     step: of the run at which the weights were saved, or None; for people.
+    method: the config's, bound to it; None: made here.
     """
 
-    def __init__(self, config, params, constants=None, step=None):
+    def __init__(self, config, params, constants=None, step=None, method=None):
         self.config, self.params, self.constants, self.step = config, params, constants, step
-        self.method = _bound(config)
+        self.method = _bound(config) if method is None else method
 
     def __repr__(self) -> str:
         return self.config.method + ("" if self.step is None else f", step {self.step}")
@@ -42,7 +47,32 @@ class Encoder:
 
     def with_params(self, params) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
-        return Encoder(self.config, params, self.constants, self.step)
+        return Encoder(self.config, params, self.constants, self.step, self.method)
+
+
+def published(shape: vit.ViTConfig, params, name: str) -> Encoder:
+    """An Encoder of published weights: a vision transformer that belongs to no method of ours.
+
+    The image is the class token, or the average of the patch tokens where there is none.
+
+    shape: of the network; params: of `vit.vit(shape)`. name: whose weights, for people.
+    """
+    features = functools.partial(_backbone_features, shape)
+    method = Method(views=None, init=None, encode=None, objective=None, features=features)
+    config = FrozenConfigDict(dict(method=name, model=dataclasses.asdict(shape)))
+    return Encoder(config, params, method=method)
+
+
+def _backbone_features(shape, params, images, *, layers, attention, extras, constants):
+    return multicrop.features(
+        vit.vit(shape),
+        params,
+        images,
+        token="cls" if shape.cls else "mean",
+        patch=shape.patch,
+        layers=layers,
+        attention=attention,
+    )
 
 
 @functools.lru_cache(maxsize=8)

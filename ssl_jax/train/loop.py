@@ -49,7 +49,7 @@ def plan(config, source, keys: dict) -> Run:
     optimizer = optim.make(config.optim, method.rules, params)
     constants = method.constants()
     shapes = jax.eval_shape(lambda c: state.create(method, optimizer, 0, c), constants)
-    abstract = checkpoint.abstract(shapes, sharding.state_shardings(mesh, shapes))
+    abstract = checkpoint.abstract(shapes, sharding.state_shardings(mesh, shapes, method.placement))
     return Run(config, method, source, mesh, optimizer, constants, keys, abstract)
 
 

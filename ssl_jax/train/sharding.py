@@ -2,6 +2,8 @@
 `fsdp` only.
 """
 
+import re
+
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -119,15 +121,29 @@ def param_sharding(
     )
 
 
-def state_shardings(mesh: Mesh, abstract_state, *, min_size: int = _MIN_SIZE):
+def state_shardings(
+    mesh: Mesh,
+    abstract_state,
+    placement: tuple[tuple[str, PartitionSpec], ...] = (),
+    *,
+    min_size: int = _MIN_SIZE,
+):
     """A sharding per leaf of a TrainState (or a dict with its field names) of arrays or
     ShapeDtypeStructs.
 
     Parameters, teacher and moments follow `param_sharding`; carry, key, step and counters are
-    replicated.
+    replicated; unless `placement` says otherwise.
+
+    Args:
+      placement: ordered (regular expression of a whole path such as "carry/memory/rows",
+        PartitionSpec over "data" and "fsdp"); the first match counts.
     """
 
     def place(path, leaf):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        for pattern, spec in placement:
+            if re.fullmatch(pattern, name):
+                return NamedSharding(mesh, spec)
         field = getattr(path[0], "name", getattr(path[0], "key", None))
         return (
             replicated(mesh)

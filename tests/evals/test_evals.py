@@ -8,6 +8,7 @@ from ssl_jax import config as config_lib
 from ssl_jax import evals, settings
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import report
+from ssl_jax.methods import encoder
 from tests.evals import fakes
 
 HEADINGS = dict(knn="k-NN", linear="linear", dense="dense mIoU")
@@ -206,6 +207,23 @@ def networks(monkeypatch):
     monkeypatch.setattr(report.methods, "make", lambda config: "method")
     monkeypatch.setattr(report.state, "initial_weights", lambda method, seed: np.float32(1))
     return made
+
+
+def test_networks_of_one_config_share_one_trace(monkeypatch):
+    asked = []
+
+    class Method:
+        @staticmethod
+        def features(params, images, *, layers, attention, extras, constants):
+            asked.append(attention)
+            return evals.features.Pixels(images.mean(axis=(1, 2)) * params["w"], None)
+
+    monkeypatch.setattr(encoder, "_bound", lambda config: Method)
+    one, two = (encoder.Encoder(None, {"w": np.float32(w)}) for w in (1, 2))
+    x = np.random.default_rng(0).random((2, 8, 8, 3)).astype(np.float32)
+    np.testing.assert_allclose(2 * one(x).image, two(x).image)
+    assert evals.raw_pixels(4)(x).patches.shape == (2, 2, 2, 48)
+    assert asked == [False]
 
 
 def test_three_rows_in_order_and_baselines_only_where_named(config, types, networks):

@@ -31,11 +31,11 @@ def usage(scores):
     return len(set(scores.argmax(axis=-1).ravel())) / scores.shape[-1]
 
 
-# SOP, spec section 4
+# SOP, section 2.2
 
 
 def shares(similarity, rule, smoothing=0.1):
-    """s_j [K, M]: spec section 4 item 4 and section 9 items 2 and 10; the anchor is the last
+    """s_j [K, M], the similarity of a member to its anchor (SOP section 2.2); the anchor is the last
     member.
     """
     k, m = similarity.shape

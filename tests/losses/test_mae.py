@@ -66,7 +66,7 @@ def test_equals_the_reference(normalize, share):
 
 
 def test_the_variance_is_unbiased():
-    """Errata 9. With the biased one the targets of a patch of two values would be -1 and 1."""
+    """With the biased one the targets of a patch of two values would be -1 and 1."""
     pixels = np.array([[[0.0, 2.0]]], np.float32)
     close(mae(np.zeros((1, 1, 2)), pixels, np.ones((1, 1), bool))["loss"], 0.5)
 

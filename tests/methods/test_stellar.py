@@ -4,6 +4,7 @@ refusals, pictures, configs.
 
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,13 @@ import pytest
 
 from ssl_jax import config as config_lib
 from ssl_jax import methods, ops, papers, settings
-from ssl_jax.config import InputError
-from ssl_jax.methods import concepts, stellar
+from ssl_jax.config import InputError, MissingFile
+from ssl_jax.evals import pictures
+from ssl_jax.evals.pictures import stellar as drawing
+from ssl_jax.losses.stellar import match_meters
+from ssl_jax.methods import stellar
+from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.stellar.views import view_recipe
 from ssl_jax.models import tokenizer, zoo
 from ssl_jax.train import optim, state, step
 from ssl_jax.views import recipe
@@ -22,17 +28,11 @@ PUBLISHED = ("vitb16", "vitl16", "vith14")
 SMALL = ("cifar10", "imagenette96", "digits", "digit_scenes")
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setitem(methods.METHODS, "stellar", stellar.METHOD)
-
-
 def tiny(**changes):
     """A 2-block ViT of width 16 with 5 tokens on 16 px views of 16 patches, of which a masked view
     keeps 4.
     """
-    c = config_lib.base()
-    c.method, c.stellar = "stellar", stellar.defaults().lock()
+    c = settings.base_config("stellar")
     c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
     c.views.update(
         dict(
@@ -75,16 +75,25 @@ def tiny(**changes):
     return c
 
 
-def resolved(config):
+def check(config):
     settings.validate(config, num_devices=None)
     stellar.check(config)
+
+
+def resolved(config):
+    check(config)
     return settings.resolve(config, num_records=35, num_devices=1)
 
 
-def batch_of(config, seed=0):
-    """Prepared views of random images."""
-    views = stellar.views(config)
-    size, b = (24, 24), config.optim.batch_size
+@functools.cache
+def bound(**changes):
+    """The method of a resolved config."""
+    return methods.make(resolved(tiny(**changes)))
+
+
+def batch_of(views, seed=0):
+    """A batch of 4 random images with the draws of their views."""
+    size, b = (24, 24), 4
     drawn = [recipe.draw(views, seed=seed, epoch=0, index=i, source_size=size) for i in range(b)]
 
     def stacked(rows):
@@ -104,16 +113,25 @@ def batch_of(config, seed=0):
     return batch
 
 
+def prepared(method):
+    return recipe.prepare(method.views, batch_of(method.views), 0)
+
+
+def keys_of(seed):
+    return jax.random.split(jax.random.key(seed), 4)
+
+
 @functools.cache
-def forward_of(config):
+def forward_of(method):
+    constants = method.constants()
+
     @jax.jit
     def forward(params, teacher, batch):
-        views = recipe.prepare(stellar.views(config), batch, 0)
-        keys = jax.random.split(jax.random.key(7), config.optim.batch_size)
+        views = recipe.prepare(method.views, batch, 0)
 
         def loss(params, teacher):
-            outputs = stellar.encode(params, teacher, views, keys, config)
-            value, out = stellar.objective(params, teacher, outputs, None, None, None, config)
+            outputs = method.encode(params, teacher, constants, views, keys_of(7), None)
+            value, out = method.objective(params, teacher, outputs, None, None, None)
             return value, (out.metrics, outputs)
 
         (_, found), gradients = jax.value_and_grad(
@@ -124,29 +142,36 @@ def forward_of(config):
     return forward
 
 
-def init(config):
-    params, carry = jax.jit(stellar.init, static_argnums=1)(jax.random.key(0), config)
+def forward(method, params, teacher=None):
+    """(metrics, outputs, gradients) of the same batch."""
+    return forward_of(method)(params, teacher, batch_of(method.views))
+
+
+def init(method):
+    params, carry = jax.jit(method.init)(jax.random.key(0))
     assert carry is None
     return params
 
 
-def shapes_of(config):
+def present(outputs):
+    """{name: array} of what the config does not leave out."""
+    return {name: x for name, x in outputs._asdict().items() if x is not None}
+
+
+def shapes_of(method):
     """(parameters, outputs of encode, metrics) without computing anything."""
-    params, _ = jax.eval_shape(lambda: stellar.init(jax.random.key(0), config))
-    teacher = stellar.teacher_of(params)
-    batch = jax.eval_shape(lambda: recipe.prepare(stellar.views(config), batch_of(config), 0))
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), config.optim.batch_size))
+    params, _ = jax.eval_shape(method.init, jax.random.key(0))
+    teacher = method.teacher_of(params)
+    views, keys = recipe.abstract_views(method.views, 4), jax.eval_shape(lambda: keys_of(0))
     outputs = jax.eval_shape(
-        lambda p, t, b, k: stellar.encode(p, t, b, k, config), params, teacher, batch, keys
+        lambda p, t, c, v, k: method.encode(p, t, c, v, k, None),
+        *(params, teacher, method.constants(), views, keys),
     )
     loss, out = jax.eval_shape(
-        lambda p, t, o: stellar.objective(p, t, o, None, None, None, config),
-        params,
-        teacher,
-        outputs,
+        lambda p, t, o: method.objective(p, t, o, None, None, None), params, teacher, outputs
     )
     assert loss.shape == () and all(m.shape == () for m in out.metrics.values())
-    return params, outputs, out.metrics
+    return params, present(outputs), out.metrics
 
 
 # Views
@@ -154,8 +179,7 @@ def shapes_of(config):
 
 @pytest.mark.parametrize("targets", ["self", "teacher"])
 def test_views_are_a_whole_main_view_masked_ones_and_small_ones(targets):
-    config = resolved(tiny(stellar__targets=targets))
-    views = stellar.views(config)
+    views = bound(stellar__targets=targets).views
     assert [name for name, _ in views.groups] == ["global", "masked", "local"]
     for index in range(20):
         drawn = recipe.draw(views, seed=0, epoch=0, index=index, source_size=(24, 24))
@@ -182,7 +206,7 @@ def test_published_views_keep_39_51_and_78_patches():
     for variant, ratio, kept in (("vitb16", 0.8, 39), ("vith14", 0.8, 51), ("vitb16", 0.6, 78)):
         config = load(variant)
         config.stellar.mask_ratio = ratio
-        group = stellar.views(config)["masked"]
+        group = view_recipe(config)["masked"]
         assert group.mask.kept(group.patches) == kept and group.count == 8
 
 
@@ -190,16 +214,10 @@ def test_published_views_keep_39_51_and_78_patches():
 
 
 def test_outputs_and_terms_of_the_published_form():
-    config = resolved(tiny())
-    params, outputs, metrics = shapes_of(config)
-    assert set(params) == {
-        "backbone",
-        "token_head",
-        "cls_head",
-        "factorise",
-        "decoder",
-        "frozen",
-    } and set(params["frozen"]) == {"fourier"}
+    method = bound()
+    params, outputs, metrics = shapes_of(method)
+    assert set(params) == {"backbone", "token_head", "cls_head", "factorise", "decoder"}
+    assert set(method.constants()) == {"fourier"}
     assert params["token_head"]["prototypes"].shape == (12, 8) and set(
         params["token_head"]["projection"]["mlp"]
     ) == {"0", "1"}
@@ -211,7 +229,7 @@ def test_outputs_and_terms_of_the_published_form():
         "masked_token": (4, 2, 5, 8),
         "masked_cls": (4, 2, 8),
         "local_cls": (4, 2, 8),
-        "reconstruction": (4, 16, 48),
+        "rebuilt": (4, 16, 48),
         "target": (4, 16, 48),
     }
     assert {
@@ -292,22 +310,21 @@ NO_CLS = dict(stellar__cls=False, views__local_count=0)
     ],
 )
 def test_a_switch_leaves_out_its_networks_and_terms_and_no_others(changes, params, terms):
-    _, _, full = shapes_of(resolved(tiny()))
-    tree, _, metrics = shapes_of(resolved(tiny(**changes)))
-    assert set(tree) - {"frozen"} == params
+    _, _, full = shapes_of(bound())
+    tree, _, metrics = shapes_of(bound(**changes))
+    assert set(tree) == params
     losses = {name for name in full if name.endswith("_loss") or "koleo" in name}
     assert {name for name in metrics if name in losses} == losses - terms
 
 
 def test_loss_is_the_weighted_sum_and_the_target_the_main_view():
-    config = resolved(tiny())
-    params, batch = init(config), batch_of(config)
-    metrics, outputs, _ = forward_of(config)(params, None, batch)
-    views = recipe.prepare(stellar.views(config), batch, 0)
+    method = bound()
+    metrics, outputs, _ = forward(method, init(method))
+    views = prepared(method)
     np.testing.assert_allclose(
-        outputs["target"], tokenizer.to_cells(views["global"].images[:, 0], 4), atol=1e-6
+        outputs.target, tokenizer.to_cells(views["global"].images[:, 0], 4), atol=1e-6
     )  # jit rounds otherwise
-    found = ops.align_sets(outputs["masked_tokens"], outputs["tokens"][:, None])
+    found = ops.align_sets(outputs.masked_tokens, outputs.tokens[:, None])
     matched = np.take_along_axis(
         np.asarray(found.cost), np.asarray(found.index)[..., None], -1
     ).mean()
@@ -319,17 +336,19 @@ def test_loss_is_the_weighted_sum_and_the_target_the_main_view():
 
 def test_a_masked_view_depends_on_its_kept_patches_only_and_more_tokens_than_patches_work():
     """5 tokens from 4 kept patches; what was dropped must not matter, what was kept must."""
-    config = resolved(tiny(stellar__weights__reconstruction=0.0))
-    params, batch = init(config), batch_of(config)
-    views = recipe.prepare(stellar.views(config), batch, 0)
-    keys = jax.random.split(jax.random.key(0), 4)
+    method = bound(stellar__weights__reconstruction=0.0)
+    params, views = init(method), prepared(method)
     masks = np.asarray(views["masked"].masks)
     cells = tokenizer.to_cells(views["masked"].images.reshape(8, 16, 16, 3), 4)
+
+    @jax.jit
+    def encode(views):
+        return method.encode(params, None, None, views, keys_of(0), None)
 
     def tokens(cells):
         images = tokenizer.from_cells(cells, 4, 4).reshape(4, 2, 16, 16, 3)
         changed = views | {"masked": views["masked"]._replace(images=images)}
-        return np.asarray(stellar.encode(params, None, changed, keys, config)["masked_tokens"])
+        return np.asarray(encode(changed).masked_tokens)
 
     dropped = jnp.where(masks.reshape(8, 16, 1), 0.3, cells)
     kept = jnp.where(masks.reshape(8, 16, 1), cells, 0.3)
@@ -338,54 +357,47 @@ def test_a_masked_view_depends_on_its_kept_patches_only_and_more_tokens_than_pat
 
 
 def test_order_of_the_queries_moves_tokens_and_maps_and_nothing_else():
-    config = resolved(tiny())
-    params, batch, order = init(config), batch_of(config), np.array([3, 0, 4, 1, 2])
+    method = bound()
+    params, order = init(method), np.array([3, 0, 4, 1, 2])
     moved = params | {
         "backbone": params["backbone"] | {"queries": params["backbone"]["queries"][order]}
     }
     (metrics, outputs, _), (metrics_moved, outputs_moved, _) = (
-        forward_of(config)(p, None, batch) for p in (params, moved)
+        forward(method, p) for p in (params, moved)
     )
-    np.testing.assert_allclose(outputs_moved["tokens"], outputs["tokens"][:, order], atol=1e-5)
-    for name in ("cls", "reconstruction"):
-        np.testing.assert_allclose(outputs_moved[name], outputs[name], atol=1e-5)
+    np.testing.assert_allclose(outputs_moved.tokens, outputs.tokens[:, order], atol=1e-5)
+    for name in ("cls", "rebuilt"):
+        np.testing.assert_allclose(getattr(outputs_moved, name), getattr(outputs, name), atol=1e-5)
     for name, value in metrics.items():
         np.testing.assert_allclose(metrics_moved[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
-    images = jnp.asarray(batch["source"])
-    maps, maps_moved = (
-        stellar.features(p, images, config).extras["localization"] for p in (params, moved)
-    )
+    images = jnp.asarray(batch_of(method.views)["source"])
+    features = jax.jit(lambda p: method.features(p, images, extras=True))
+    maps, maps_moved = (features(p).extras["localization"] for p in (params, moved))
     np.testing.assert_allclose(maps_moved, maps[..., order], atol=1e-5)
 
 
-def test_gradient_reaches_everything_that_learns_and_nothing_frozen():
-    config = resolved(tiny())
-    _, _, gradients = forward_of(config)(init(config), None, batch_of(config))
-    for path, leaf in jax.tree_util.tree_leaves_with_path(gradients):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        assert np.isfinite(leaf).all(), name
-        assert np.any(leaf) != name.startswith("frozen"), name
+def test_gradient_reaches_everything_that_learns():
+    method = bound()
+    _, _, gradients = forward(method, init(method))
+    for path, leaf in optim.by_path(gradients).items():
+        assert np.isfinite(leaf).all() and np.any(leaf), path
 
 
-def test_frozen_arrays_never_move_and_decay_follows_the_config():
+def test_frozen_arrays_are_no_parameters_and_decay_follows_the_config():
     config = resolved(tiny())
-    params = init(config)
-    optimizer = optim.make(config.optim, stellar.rules(config), params)
+    method = methods.make(config)
+    params, constants = init(method), method.constants()
+    optimizer = optim.make(config.optim, method.rules, params)
     ones = jax.tree.map(jnp.ones_like, params)
     after, opt_state, _ = optimizer.update(
         ones, optimizer.init(params), params, lr=0.1, weight_decay=0.1, epoch=jnp.int32(0)
     )
-    np.testing.assert_array_equal(after["frozen"]["fourier"], params["frozen"]["fourier"])
-    assert "frozen" not in opt_state["mu"] and np.any(
-        after["backbone"]["cls"] != params["backbone"]["cls"]
-    )
+    assert set(constants) == {"fourier"}
+    assert not any("fourier" in path for path in optim.by_path((after, opt_state)))
+    assert np.any(after["backbone"]["cls"] != params["backbone"]["cls"])
     norm = "backbone/norm/scale"
     decayed = {
-        decay: (
-            optim.assign_rules(stellar.rules(resolved(tiny(stellar__decay=decay))), params)[
-                norm
-            ].decay
-        )
+        decay: optim.assign_rules(bound(stellar__decay=decay).rules, params)[norm].decay
         for decay in ("all", "matrices")
     }
     assert decayed == {"all": True, "matrices": "matrices"}
@@ -395,44 +407,37 @@ def test_frozen_arrays_never_move_and_decay_follows_the_config():
 
 
 def test_without_a_teacher_there_is_none():
-    assert stellar.teacher_of(init(resolved(tiny()))) is None
+    method = bound()
+    assert method.teacher_of(init(method)) is None
 
 
 def test_a_teacher_gives_the_targets_and_has_no_gradient():
-    config = resolved(tiny(stellar__targets="teacher"))
-    params = init(config)
-    teacher = jax.tree.map(lambda x: x + 0.02, stellar.teacher_of(params))
+    method = bound(stellar__targets="teacher")
+    params = init(method)
+    teacher = jax.tree.map(lambda x: x + 0.02, method.teacher_of(params))
     assert set(teacher) == {"backbone", "token_head", "cls_head", "factorise"}
-    metrics, outputs, (_, by_teacher) = forward_of(config)(params, teacher, batch_of(config))
-    assert outputs["teacher_tokens"].shape == (4, 5, 16) and not any(
+    metrics, outputs, (_, by_teacher) = forward(method, params, teacher)
+    assert outputs.teacher_tokens.shape == (4, 5, 16) and not any(
         np.any(leaf) for leaf in jax.tree.leaves(by_teacher)
     )
     # The targets are those of the teacher's own prototypes and of its own view, matched to the main
     # view's tokens.
-    scores = (
-        np.asarray(outputs["teacher_token"]) @ np.asarray(teacher["token_head"]["prototypes"]).T
-    )
+    scores = np.asarray(outputs.teacher_token) @ np.asarray(teacher["token_head"]["prototypes"]).T
     q = ops.sinkhorn_knopp(scores.reshape(20, 12), temperature=0.06).reshape(4, 5, 12)
-    match = np.asarray(ops.align_sets(outputs["tokens"], outputs["teacher_tokens"]).index)
-    logits = np.asarray(outputs["token"]) @ np.asarray(params["token_head"]["prototypes"]).T
+    match = np.asarray(ops.align_sets(outputs.tokens, outputs.teacher_tokens).index)
+    logits = np.asarray(outputs.token) @ np.asarray(params["token_head"]["prototypes"]).T
     loss = ops.cross_entropy(
         np.take_along_axis(np.asarray(q), match[..., None], 1), logits, temperature=0.12
     ).mean()
     np.testing.assert_allclose(metrics["cluster_loss"], loss, rtol=1e-4)
-    features = stellar.features(teacher, jnp.zeros((2, 16, 16, 3)), config)
+    features = method.features(teacher, jnp.zeros((2, 16, 16, 3)), extras=True)
     assert features.extras["localization"].shape == (2, 4, 4, 5)
 
 
 def test_the_second_stage_takes_all_weights_of_the_first():
-    """Random prior: what the second stage wants is what the student of the first has, but for the
-    mark of its teacher.
-    """
-    stages = [resolved(tiny(stellar__targets="teacher", stellar__mask_ratio=0.6)), resolved(tiny())]
-    first, second = (
-        jax.eval_shape(functools.partial(stellar.init, config=config), jax.random.key(0))[0]
-        for config in stages
-    )
-    del first["frozen"]["has_teacher"]
+    """Random prior: what the second stage wants is what the student of the first has."""
+    stages = [bound(stellar__targets="teacher", stellar__mask_ratio=0.6), bound()]
+    first, second = (jax.eval_shape(method.init, jax.random.key(0))[0] for method in stages)
     assert jax.tree.map(lambda x: x.shape, first) == jax.tree.map(lambda x: x.shape, second)
 
 
@@ -459,18 +464,19 @@ def codes(monkeypatch, tmp_path):
     return str(path)
 
 
-def test_codes_are_rebuilt_and_kept_with_the_parameters(codes):
+def test_codes_are_rebuilt_and_the_tokenizer_is_a_constant(codes):
     config = resolved(
         tiny(stellar__target="vq", stellar__tokenizer=codes, stellar__weights__reconstruction=0.05)
     )
-    params = init(config)
-    metrics, outputs, gradients = forward_of(config)(params, None, batch_of(config))
-    assert outputs["reconstruction"].shape == (4, 16, 11) and outputs["target"].shape == (4, 16)
+    method = methods.make(config)
+    params, constants = init(method), method.constants()
+    metrics, outputs, gradients = forward(method, params)
+    assert outputs.rebuilt.shape == (4, 16, 11) and outputs.target.shape == (4, 16)
     assert np.isfinite(metrics["reconstruction_loss"]) and 0 <= metrics["code_accuracy"] <= 1
-    assert not any(np.any(leaf) for leaf in jax.tree.leaves(gradients["frozen"]))
-    drawn = stellar.pictures(
-        params, np.random.default_rng(0).random((2, 16, 16, 3)).astype(np.float32), config
-    )
+    assert set(constants) == {"fourier", "tokenizer"}
+    assert not any("quantize" in path for path in optim.by_path(gradients))
+    images = np.random.default_rng(0).random((2, 16, 16, 3)).astype(np.float32)
+    drawn = pictures.draw(Encoder(config, params, constants), images)
     assert set(drawn) == {"reconstructions", "localization", "concepts"}
 
 
@@ -487,14 +493,13 @@ def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_pa
     stellar.check(
         tiny(stellar__target="vq", stellar__weights__reconstruction=0.0, stellar__tokenizer="")
     )  # nothing is rebuilt
-    here, gone = (
-        resolved(tiny(stellar__target="vq", stellar__tokenizer=codes)),
-        tiny(stellar__target="vq"),
-    )
-    gone = settings.resolve(gone, num_records=35, num_devices=1)
+    here = bound(stellar__target="vq", stellar__tokenizer=codes)
+    gone = methods.make(settings.resolve(tiny(stellar__target="vq"), num_records=35, num_devices=1))
     params = init(gone)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, init(here))
-    assert np.isfinite(stellar.features(params, jnp.zeros((1, 16, 16, 3)), gone).image).all()
+    assert np.isfinite(gone.features(params, jnp.zeros((1, 16, 16, 3))).image).all()
+    with pytest.raises(MissingFile, match="no tokenizer weights"):
+        gone.constants()
 
 
 # Features, pictures, health
@@ -502,11 +507,10 @@ def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_pa
 
 def test_features_at_another_size():
     config = resolved(tiny())
-    params, images = (
-        init(config),
-        jnp.asarray(np.random.default_rng(0).random((2, 20, 28, 3)), jnp.float32),
-    )
-    found = stellar.features(params, images, config, layers=(0,), attention=True)
+    method = methods.make(config)
+    encoder = Encoder(config, init(method), method.constants())
+    images = jnp.asarray(np.random.default_rng(0).random((2, 20, 28, 3)), jnp.float32)
+    found = encoder(images, layers=(0,), attention=True, extras=True)
     np.testing.assert_allclose(found.image, found.extras["tokens"].mean(axis=1), atol=1e-6)
     assert (
         found.patches.shape == (2, 5, 7, 16)
@@ -515,7 +519,7 @@ def test_features_at_another_size():
     )
     np.testing.assert_allclose(found.extras["localization"].sum(axis=-1), 1, rtol=1e-5)
     assert found.attention.shape == (2, 2, 41, 41)
-    rebuilt = stellar.reconstruct(params, images, config)
+    rebuilt = found.extras["rebuilt"]
     assert rebuilt.shape == images.shape and 0 <= rebuilt.min() and rebuilt.max() <= 1
 
 
@@ -524,8 +528,9 @@ def test_pictures_show_what_the_tree_holds():
         resolved(tiny()),
         np.random.default_rng(0).random((6, 16, 16, 3)).astype(np.float32),
     )
-    params = init(config)
-    drawn = stellar.pictures(params, images, config)
+    method = methods.make(config)
+    params, constants = init(method), method.constants()
+    drawn = pictures.draw(Encoder(config, params, constants), images)
     assert set(drawn) == {"reconstructions", "localization", "concepts"}
     assert [len(drawn[name].rows) for name in ("reconstructions", "localization", "concepts")] == [
         6,
@@ -539,18 +544,23 @@ def test_pictures_show_what_the_tree_holds():
         for panel in (panel for row in picture.rows for panel in row):
             assert panel.image.shape == (16, 16, 3) and panel.title
             assert panel.heat is None or (panel.heat.ndim == 2 and panel.heat.min() >= 0)
-    teacher = {name: tree for name, tree in params.items() if name not in ("decoder", "frozen")}
-    assert set(stellar.pictures(teacher, images, config)) == {"localization", "concepts"}
-    assert stellar.pictures({"backbone": params["backbone"]}, images, config) == {}
+    without = Encoder(config, params)
+    assert set(pictures.draw(without, images)) == {"localization", "concepts"}
+    teacher = {name: tree for name, tree in params.items() if name != "decoder"}
+    drawn = pictures.draw(Encoder(config, teacher, constants), images)
+    assert set(drawn) == {"localization", "concepts"}
+    assert pictures.draw(Encoder(config, {"backbone": params["backbone"]}), images) == {}
 
 
-def test_concepts_rank_images_by_the_prototype_and_mark_half_the_maximum():
+def test_concepts_rank_images_by_the_prototype_and_mark_half_the_maximum(monkeypatch):
     rng = np.random.default_rng(0)
     images, maps = rng.random((3, 8, 8, 3)), rng.random((3, 2, 2, 2))
     share = np.full((3, 2, 4), 0.01)
     share[:, 1, 2] = 0.2, 0.9, 0.7  # prototype 2 is what token 1 of all images means
     share[0, 0, 3] = 0.95  # prototype 3 is of one image only
-    picture = concepts.pictures(images, maps, share, rows=1)["concepts"]
+    monkeypatch.setattr(drawing, "_ROWS", 1)
+    features = types.SimpleNamespace(extras={"localization": maps, "share": share})
+    picture = drawing.draw(lambda images, extras: features, images)["concepts"]
     (row,) = picture.rows
     assert [float(panel.title.split("p ")[-1]) for panel in row] == [
         0.9,
@@ -565,27 +575,27 @@ def test_concepts_rank_images_by_the_prototype_and_mark_half_the_maximum():
 
 def test_match_meters_by_hand():
     cost = jnp.array([[[1.0, 5.0, 5.0], [2.0, 9.0, 9.0]], [[4.0, 1.0, 1.0], [1.0, 3.0, 4.0]]])
-    found = concepts.match_meters(ops.Alignment(jnp.array([[0, 0], [1, 0]]), cost, None))
+    found = match_meters(ops.Alignment(jnp.array([[0, 0], [1, 0]]), cost, None))
     np.testing.assert_allclose(found["match_cost"], (1 + 2 + 1 + 1) / 4)
     np.testing.assert_allclose(found["match_contrast"], 1.25 / float(cost.mean()), rtol=1e-6)
     np.testing.assert_allclose(found["match_distinct"], (0.5 + 1) / 2)
 
 
 def test_health_names_what_is_wrong():
-    config, top = resolved(tiny()), np.log(12)
+    health, top = bound().health, np.log(12)
     fine = {
         "token_teacher_entropy": 0.3 * top,
         "token_marginal_entropy": 0.9 * top,
         "match_contrast": 0.5,
     }
     fine |= {"cls_teacher_entropy": 0.3 * top, "cls_marginal_entropy": 0.9 * top}
-    assert stellar.health(fine, config) == [] and stellar.health({}, config) == []
+    assert health(fine) == [] and health({}) == []
     for changes, kind in (
         ({"token_teacher_entropy": 0.999 * top}, "uniform token targets"),
         ({"cls_marginal_entropy": 0.31 * top}, "collapse of cls targets"),
         ({"match_contrast": 0.99}, "tokens alike"),
     ):
-        assert [text.split(":")[0] for text in stellar.health(fine | changes, config)] == [kind]
+        assert [text.split(":")[0] for text in health(fine | changes)] == [kind]
 
 
 # Refusals
@@ -619,7 +629,7 @@ def test_health_names_what_is_wrong():
             dict(stellar__localization_temperature=-0.1),
             "stellar.localization_temperature is -0.1; it must be 0 or more",
         ),
-        (dict(stellar__prototypes=1), "stellar.prototypes is 1; it must be at least 2"),
+        (dict(stellar__prototypes=1), "stellar.prototypes is 1; it must be 2 or more"),
         (dict(stellar__sinkhorn_iterations=0), "stellar.sinkhorn_iterations is 0"),
         (
             dict(stellar__decoder_heads=3),
@@ -643,7 +653,7 @@ def test_health_names_what_is_wrong():
             dict(stellar__masked=False, views__local_count=0),
             "stellar.weights.align is above 0 without a view to align",
         ),
-        (dict(stellar__weights__koleo=-1.0), "stellar.weights are {"),
+        (dict(stellar__weights__koleo=-1.0), "stellar.weights.koleo is -1.0; it must be 0 or more"),
         (
             {
                 f"stellar__weights__{part}": 0.0
@@ -657,11 +667,11 @@ def test_health_names_what_is_wrong():
 )
 def test_impossible_settings_are_refused_by_name(changes, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        stellar.check(tiny(**changes))
+        check(tiny(**changes))
 
 
 def test_no_cls_token_at_all_works():
-    _, outputs, metrics = shapes_of(resolved(tiny(model__cls=False, **NO_CLS)))
+    _, outputs, metrics = shapes_of(bound(model__cls=False, **NO_CLS))
     assert not any("cls" in name for name in (*outputs, *metrics))
 
 
@@ -673,22 +683,19 @@ def test_a_few_steps_of_the_warm_up_lower_the_loss_and_move_the_teacher():
     methods.
     """
     config = resolved(tiny(stellar__targets="teacher", stellar__matching="hungarian"))
-    optimizer = optim.make(
-        config.optim,
-        stellar.rules(config),
-        jax.eval_shape(lambda: stellar.init(jax.random.key(0), config)[0]),
-    )
-    train = jax.jit(step.make_step(stellar.METHOD, optimizer, config))
-    first = current = jax.jit(lambda: state.create(stellar.METHOD, optimizer, config))()
-    batch, rows = batch_of(config), []
+    method = methods.make(config)
+    params, _ = jax.eval_shape(method.init, jax.random.key(0))
+    optimizer = optim.make(config.optim, method.rules, params)
+    train = jax.jit(step.make_step(method, optimizer, config))
+    create = jax.jit(lambda constants: state.create(method, optimizer, config.seed, constants))
+    first = current = create(method.constants())
+    batch, rows = batch_of(method.views), []
     for _ in range(20):
         current, metrics = train(current, batch)
         rows.append({name: float(value) for name, value in metrics.items()})
     assert all(np.isfinite(list(row.values())).all() for row in rows)
     assert rows[-1]["loss"] < 0.8 * rows[0]["loss"] and rows[-1]["psnr"] > rows[0]["psnr"] + 1
-    np.testing.assert_array_equal(
-        current.params["frozen"]["fourier"], first.params["frozen"]["fourier"]
-    )
+    np.testing.assert_array_equal(current.constants["fourier"], method.constants()["fourier"])
     queries = [x["backbone"]["queries"] for x in (first.teacher, current.teacher, current.params)]
     assert 0 < np.abs(queries[1] - queries[0]).max() < np.abs(queries[2] - queries[0]).max()
 
@@ -713,9 +720,7 @@ def test_every_row_of_the_papers_tables_is_a_config(row):
     config.stellar.target = "pixel"
     settings.validate(config, num_devices=16)
     stellar.check(config)
-    assert dict(stellar.views(config).groups)["global"].patches == (
-        256 if config.model.patch == 14 else 196
-    )
+    assert view_recipe(config)["global"].patches == (256 if config.model.patch == 14 else 196)
 
 
 def test_rows_differ():
@@ -786,9 +791,10 @@ def test_published_presets_have_the_papers_numbers(variant):
         config.views.local_count,
         c.mask_ratio,
     ) == (16, 8, 8, 0.8)
-    params, _ = jax.eval_shape(lambda: stellar.init(jax.random.key(0), config))
+    method = methods.make(config)
+    params, _ = jax.eval_shape(method.init, jax.random.key(0))
     assert zoo.count(params["backbone"]) / 1e6 == pytest.approx(encoder, abs=0.2)
-    assert params["frozen"]["fourier"].shape == (2, 256) and params["decoder"]["out"][
+    assert method.constants()["fourier"].shape == (2, 256) and params["decoder"]["out"][
         "kernel"
     ].shape == (512, 3 * config.model.patch**2)
 
@@ -800,7 +806,7 @@ def test_small_presets_rebuild_pixels_and_claim_nothing(variant):
     stellar.check(config)
     assert config.stellar.target == "pixel" and not config.expected.to_dict()
     assert config.optim.batch_size * config.model.queries >= 2 * config.stellar.prototypes
-    groups = dict(stellar.views(config).groups)
+    groups = dict(view_recipe(config).groups)
     assert (
         set(groups) == {"global", "masked", "local"}
         and groups["masked"].mask.kept(groups["masked"].patches) >= 5

@@ -99,7 +99,7 @@ def maps_and_latent(params, patches, sparse, temperature):
 @hypothesis.settings(max_examples=15, deadline=None, derandomize=True, database=None)
 @hypothesis.given(temperature=st.sampled_from((0.06, 1.0, 1e4)), seed=st.integers(0, 1000))
 def test_order_of_the_tokens_moves_the_maps_and_not_the_latent(temperature, seed):
-    """Spec section 8 item 2. A cosine is off by up to 1e-7 and a latent is of order 1; both over
+    """A cosine is off by up to 1e-7 and a latent is of order 1; both over
     the temperature.
     """
     rng = np.random.default_rng(seed)

@@ -73,7 +73,7 @@ def test_resize_matrix_keeps_constants_and_size(rule, kernel):
 
 
 def test_the_two_rules_differ_as_measured():
-    """Errata 1: codes of std 0.2 move by up to about 0.13 between the rules; here only: by more
+    """Codes of std 0.2 move by up to about 0.13 between the rules; here only: by more
     than rounding, by less than the codes.
     """
     codes = jnp.asarray(0.2 * np.random.default_rng(2).normal(size=(14 * 14, 64)), jnp.float32)

@@ -16,7 +16,7 @@ SIZES = [(14, 2, 49), (14, 3, 16), (14, 4, 9), (6, 2, 9), (28, 2, 196), (5, 1, 2
 
 @pytest.mark.parametrize(("grid", "window", "count"), SIZES)
 def test_numbers_of_queries(grid, window, count):
-    """Spec section 8 item 9, and all patches for a window of 1."""
+    """One query per window, and all patches for a window of 1."""
     index = np.asarray(sample(jax.random.key(0), grid, window))
     assert index.shape == (count,) and index.dtype == np.int32
     if window == 1:
