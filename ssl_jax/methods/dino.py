@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from ssl_jax import losses, ops
 from ssl_jax.config import key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.models import heads
 from ssl_jax.views import recipe
 
 
@@ -50,14 +49,7 @@ def make(config) -> base.Method:
     c, m = config.dino, config.model
     views = recipe.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m)
-    head = heads.dino_head(
-        m.width,
-        c.prototypes,
-        hidden=c.head_hidden,
-        bottleneck=c.head_bottleneck,
-        init_std=m.init_std,
-        dtype=m.dtype,
-    )
+    head = multicrop.prototype_head(m, c, c.prototypes)
 
     def init(key):
         """Encoder and head; carry: the center [K], zeros."""
@@ -94,23 +86,12 @@ def make(config) -> base.Method:
         metrics = {f"cls_{name}": value for name, value in terms.items()}
         return terms["loss"], base.Output(carry, metrics | {"teacher_temperature": tau})
 
-    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        return multicrop.features(
-            backbone.teacher,
-            params["backbone"],
-            images,
-            token=c.global_token,
-            patch=m.patch,
-            layers=layers,
-            attention=attention,
-        )
-
     return base.Method(
         views=views,
         init=init,
         encode=encode,
         objective=objective,
-        features=features,
+        features=multicrop.features_of(backbone.teacher, m, c.global_token),
         teacher_of=lambda params: params,
         rules=multicrop.last_layer_rules(
             "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=c.norm_last_layer

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.models import heads
 from ssl_jax.views import recipe
 
 
@@ -90,14 +89,7 @@ def make(config) -> base.Method:
     views = recipe.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m, masked=True)
     head, patch_head = (
-        heads.dino_head(
-            m.width,
-            part.prototypes,
-            hidden=c.head_hidden,
-            bottleneck=part.bottleneck,
-            init_std=m.init_std,
-            dtype=m.dtype,
-        )
+        multicrop.prototype_head(m, c, part.prototypes, part.bottleneck)
         for part in (c.cls, c.patch)
     )
     patch_path = "patch_head" if c.separate_head else "head"
@@ -186,21 +178,10 @@ def make(config) -> base.Method:
             "patch_center": ops.ema_center(carry["patch_center"], mean, momentum=momentum),
         }
 
-    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        """extras: patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
-        result = multicrop.features(
-            backbone.teacher,
-            params["backbone"],
-            images,
-            token=c.global_token,
-            patch=m.patch,
-            layers=layers,
-            attention=attention,
-        )
-        if not extras:
-            return result
-        nearest = patch_head.apply(params[patch_path], result.patches).argmax(axis=-1)
-        return result._replace(extras={"patch_prototype": nearest})
+    def show(params, images, features):
+        """patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
+        scores = patch_head.apply(params[patch_path], features.patches)
+        return {"patch_prototype": scores.argmax(axis=-1)}
 
     def health(metrics):
         """Meters against log K: collapse to one prototype, or targets that teach nothing."""
@@ -214,7 +195,7 @@ def make(config) -> base.Method:
         init=init,
         encode=encode,
         objective=objective,
-        features=features,
+        features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
         teacher_of=multicrop.without_mask_token,
         rules=_rules(config),
         health=health,

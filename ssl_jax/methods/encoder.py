@@ -57,22 +57,15 @@ def published(shape: vit.ViTConfig, params, name: str) -> Encoder:
 
     shape: of the network; params: of `vit.vit(shape)`. name: whose weights, for people.
     """
-    features = functools.partial(_backbone_features, shape)
+    encoder, token = vit.vit(shape), "cls" if shape.cls else "mean"
+
+    def features(params, images, **options):
+        return of_method({"backbone": params}, images, **options)
+
+    of_method = multicrop.features_of(encoder, shape, token)
     method = Method(views=None, init=None, encode=None, objective=None, features=features)
     config = FrozenConfigDict(dict(method=name, model=dataclasses.asdict(shape)))
     return Encoder(config, params, method=method)
-
-
-def _backbone_features(shape, params, images, *, layers, attention, extras, constants):
-    return multicrop.features(
-        vit.vit(shape),
-        params,
-        images,
-        token="cls" if shape.cls else "mean",
-        patch=shape.patch,
-        layers=layers,
-        attention=attention,
-    )
 
 
 @functools.lru_cache(maxsize=8)

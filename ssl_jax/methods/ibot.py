@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.models import heads
 from ssl_jax.views import recipe
 
 
@@ -91,17 +90,7 @@ def make(config) -> base.Method:
     views = recipe.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m, masked=with_patches)
     prototypes = {"cls": c.cls.prototypes, "patch": c.patch.prototypes or c.cls.prototypes}
-    head, patch_head = (
-        heads.dino_head(
-            m.width,
-            number,
-            hidden=c.head_hidden,
-            bottleneck=c.head_bottleneck,
-            init_std=m.init_std,
-            dtype=m.dtype,
-        )
-        for number in prototypes.values()
-    )
+    head, patch_head = (multicrop.prototype_head(m, c, number) for number in prototypes.values())
 
     def init(key):
         """Encoder and head ("patch_head": what patches do not share); carry: centers, zeros."""
@@ -203,21 +192,11 @@ def make(config) -> base.Method:
             for logits, part in (centers[name],)
         }
 
-    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        """extras: patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
-        result = multicrop.features(
-            backbone.teacher,
-            params["backbone"],
-            images,
-            token=c.global_token,
-            patch=m.patch,
-            layers=layers,
-            attention=attention,
-        )
-        if not (extras and with_patches):
-            return result
-        nearest = patch_scores(params, result.patches).argmax(axis=-1)
-        return result._replace(extras={"patch_prototype": nearest})
+    def show(params, images, features):
+        """patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
+        if not with_patches:
+            return {}
+        return {"patch_prototype": patch_scores(params, features.patches).argmax(axis=-1)}
 
     def health(metrics):
         """Meters against log K: collapse to one prototype, or targets that teach nothing."""
@@ -233,7 +212,7 @@ def make(config) -> base.Method:
         init=init,
         encode=encode,
         objective=objective,
-        features=features,
+        features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
         teacher_of=multicrop.without_mask_token,
         rules=multicrop.last_layer_rules(
             "(patch_)?head/last",

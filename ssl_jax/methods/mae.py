@@ -176,30 +176,15 @@ def make(config) -> base.Method:
             predicted = predicted * scale + shift
         return jnp.clip(predicted * std + mean, 0.0, 1.0)
 
-    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        """Of whole images; the decoder is not used.
-
-        extras: hidden [B, n], masks that never change, and reconstruction [B, n, P], pixels in [0,
-        1] of all patches as predicted from the others.
-        """
-        result = multicrop.features(
-            backbone.teacher,
-            params["backbone"],
-            images,
-            token=c.global_token,
-            patch=m.patch,
-            layers=layers,
-            attention=attention,
-        )
-        if not extras:
-            return result
-        grid = result.patches.shape[1:3]
-        mask = views["global"].mask
+    def show(params, images, features):
+        """hidden [B, n], masks that never change, and reconstruction [B, n, P], pixels in [0, 1] of
+        all patches as predicted from the others."""
+        grid, mask = features.patches.shape[1:3], views["global"].mask
         hidden = [masks.draw(np.random.default_rng(i), mask, grid) for i in range(len(images))]
         keep = np.stack([np.flatnonzero(~one) for one in hidden]).astype(np.int32)
         predicted = predict(backbone.teacher, params, images, keep)
         shown = as_pixels(predicted, ops.patchify(images, m.patch))
-        return result._replace(extras={"hidden": np.stack(hidden), "reconstruction": shown})
+        return {"hidden": np.stack(hidden), "reconstruction": shown}
 
     def health(metrics):
         """Warns while predictions are no better than flat patches."""
@@ -213,5 +198,10 @@ def make(config) -> base.Method:
         ]
 
     return base.Method(
-        views=views, init=init, encode=encode, objective=objective, features=features, health=health
+        views=views,
+        init=init,
+        encode=encode,
+        objective=objective,
+        features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
+        health=health,
     )

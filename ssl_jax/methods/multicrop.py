@@ -1,6 +1,7 @@
 """What the methods with a student and an EMA teacher share: encoders, encoding a group of views,
 masked patches, temperatures, rules of the last layer, features."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base
-from ssl_jax.models import vit, zoo
+from ssl_jax.models import heads, vit, zoo
 from ssl_jax.models.functional import Model
 from ssl_jax.views import recipe
 
@@ -100,24 +101,41 @@ def take(patches, index):
     return jnp.take_along_axis(patches, index[..., None], axis=-2)
 
 
-def features(
-    backbone: Model, params, images, *, token: str, patch: int, layers=(), attention=False
-) -> base.Features:
-    """Of images [B, H, W, 3] in [0, 1], without extras; patches as a grid [B, h, w, d].
+def features_of(encoder: Model, model, token: str, show: Callable | None = None) -> Callable:
+    """The function `features` of a method, see `base.Method`.
 
-    params: of the backbone, the teacher's or the student's (a mask vector is left out). patch: its
-    side in pixels.
+    Args:
+      encoder: the vision transformer without drop-path and mask vector; model: its section of the
+        config. token: the image, see `global_token`.
+      show: (params, images, features) -> {name: array}, the method's extras.
     """
-    params = {name: leaf for name, leaf in params.items() if name != "mask_token"}
-    tokens = backbone.apply(params, images, layers=layers, attention=attention)
-    batch, height, width = images.shape[:3]
-    return base.Features(
-        image=global_token(tokens, token),
-        cls=tokens.cls,
-        patches=tokens.patches.reshape(batch, height // patch, width // patch, -1),
-        attention=tokens.attention,
-        layers=tokens.layers,
-        extras={},
+
+    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
+        backbone = without_mask_token(params)["backbone"]
+        tokens = encoder.apply(backbone, images, layers=layers, attention=attention)
+        batch, height, width = images.shape[:3]
+        result = base.Features(
+            image=global_token(tokens, token),
+            cls=tokens.cls,
+            patches=tokens.patches.reshape(batch, height // model.patch, width // model.patch, -1),
+            attention=tokens.attention,
+            layers=tokens.layers,
+            extras={},
+        )
+        return result._replace(extras=show(params, images, result)) if extras and show else result
+
+    return features
+
+
+def prototype_head(model, section, prototypes: int, bottleneck: int | None = None) -> Model:
+    """DINO's head for the width of the config section `model`, with a method's hidden widths."""
+    return heads.dino_head(
+        model.width,
+        prototypes,
+        hidden=section.head_hidden,
+        bottleneck=section.head_bottleneck if bottleneck is None else bottleneck,
+        init_std=model.init_std,
+        dtype=model.dtype,
     )
 
 

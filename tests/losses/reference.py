@@ -35,7 +35,7 @@ def usage(scores):
 
 
 def shares(similarity, rule, smoothing=0.1):
-    """s_j [K, M], the similarity of a member to its anchor (SOP section 2.2); the anchor is the last
+    """s_j [K, M], the similarity of a member to its anchor (section 2.2); the anchor is the last
     member.
     """
     k, m = similarity.shape

@@ -152,23 +152,12 @@ def make(config) -> base.Method:
         metrics |= {f"object_{name}": value for name, value in terms.items()}
         return loss, base.Output(new, metrics)
 
-    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        return multicrop.features(
-            backbone.teacher,
-            params["backbone"],
-            images,
-            token="cls",
-            patch=m.patch,
-            layers=layers,
-            attention=attention,
-        )
-
     return base.Method(
         views=views,
         init=init,
         encode=encode,
         objective=objective,
-        features=features,
+        features=multicrop.features_of(backbone.teacher, m, "cls"),
         teacher_of=lambda params: params,
         rules=multicrop.last_layer_rules(
             "head/(images|objects)",

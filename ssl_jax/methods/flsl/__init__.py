@@ -113,14 +113,7 @@ def make(config) -> base.Method:
     c, m = config.flsl, config.model
     views = crops.nested(config)
     backbone = multicrop.encoders(m)
-    head = heads.dino_head(
-        m.width,
-        c.prototypes,
-        hidden=c.head_hidden,
-        bottleneck=c.head_bottleneck,
-        init_std=m.init_std,
-        dtype=m.dtype,
-    )
+    head = multicrop.prototype_head(m, c, c.prototypes)
 
     def init(key):
         """Encoder and head; carry: the center [K], zeros, if targets are centered."""
@@ -200,18 +193,6 @@ def make(config) -> base.Method:
         }
         return terms["loss"], base.Output(carry, metrics)
 
-    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        """The image is the mean of its patches."""
-        return multicrop.features(
-            backbone.teacher,
-            params["backbone"],
-            images,
-            token="mean",
-            patch=m.patch,
-            layers=layers,
-            attention=attention,
-        )
-
     def health(metrics):
         warnings = base.assignment_warnings(metrics, "mode", c.prototypes)
         return warnings + base.spread_warnings(metrics)
@@ -221,7 +202,7 @@ def make(config) -> base.Method:
         init=init,
         encode=encode,
         objective=objective,
-        features=features,
+        features=multicrop.features_of(backbone.teacher, m, "mean"),
         teacher_of=lambda params: params,
         rules=multicrop.last_layer_rules(
             "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=True

@@ -119,24 +119,15 @@ def method(config, objective) -> base.Method:
             ).squeeze(1),
         )
 
-    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        """extras, of weights that hold a head: embedding [B, d] of the image, and with a patch
-        objective patch_embeddings [B, h, w, d]."""
-        features = multicrop.features(
-            backbone.teacher,
-            params["backbone"],
-            images,
-            token=c.global_token,
-            patch=m.patch,
-            layers=layers,
-            attention=attention,
-        )
-        if not extras or "head" not in params:
-            return features
+    def show(params, images, features):
+        """Of weights that hold a head: embedding [B, d] of the image, and with a patch objective
+        patch_embeddings [B, h, w, d]."""
+        if "head" not in params:
+            return {}
         shown = {"embedding": head.apply(params["head"], features.image)}
         if with_patches:
             shown["patch_embeddings"] = head.apply(params["head"], features.patches)
-        return features._replace(extras=shown)
+        return shown
 
     def health(metrics):
         warnings = []
@@ -149,7 +140,7 @@ def method(config, objective) -> base.Method:
         init=init,
         encode=encode,
         objective=objective,
-        features=features,
+        features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
         teacher_of=multicrop.without_mask_token,
         health=health,
     )
