@@ -9,7 +9,7 @@ from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
 from ssl_jax.methods import multicrop
-from ssl_jax.methods.base import Features, Method
+from ssl_jax.methods.base import Features
 from ssl_jax.models import vit
 
 
@@ -20,12 +20,12 @@ class Encoder:
     params: the teacher's tree where the run has one, else the student's.
     constants: the method's frozen arrays, or None; some extras need them.
     step: of the run at which the weights were saved, or None; for people.
-    method: the config's, bound to it; None: made here.
+    features: `Method.features` of the network; None: those of the config's method.
     """
 
-    def __init__(self, config, params, constants=None, step=None, method=None):
+    def __init__(self, config, params, constants=None, step=None, features=None):
         self.config, self.params, self.constants, self.step = config, params, constants, step
-        self.method = _bound(config) if method is None else method
+        self._features = _bound(config).features if features is None else features
 
     def __repr__(self) -> str:
         return self.config.method + ("" if self.step is None else f", step {self.step}")
@@ -42,12 +42,12 @@ class Encoder:
         images = jnp.asarray(images)
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
-        apply = _compiled(self.method, tuple(layers), attention, extras)
+        apply = _compiled(self._features, tuple(layers), attention, extras)
         return apply(self.params, images, self.constants)
 
     def with_params(self, params) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
-        return Encoder(self.config, params, self.constants, self.step, self.method)
+        return Encoder(self.config, params, self.constants, self.step, self._features)
 
 
 def published(shape: vit.ViTConfig, params, name: str) -> Encoder:
@@ -63,9 +63,8 @@ def published(shape: vit.ViTConfig, params, name: str) -> Encoder:
         return of_method({"backbone": params}, images, **options)
 
     of_method = multicrop.features_of(encoder, shape, token)
-    method = Method(views=None, init=None, encode=None, objective=None, features=features)
     config = FrozenConfigDict(dict(method=name, model=dataclasses.asdict(shape)))
-    return Encoder(config, params, method=method)
+    return Encoder(config, params, features=features)
 
 
 @functools.lru_cache(maxsize=8)
@@ -75,9 +74,9 @@ def _bound(config):
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(method, layers, attention, extras):
+def _compiled(features, layers, attention, extras):
     def apply(params, images, constants):
-        return method.features(
+        return features(
             params, images, layers=layers, attention=attention, extras=extras, constants=constants
         )
 

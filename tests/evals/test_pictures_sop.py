@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from ml_collections import FrozenConfigDict
 
+from ssl_jax import methods
 from ssl_jax.evals import pictures
 from ssl_jax.methods.encoder import Encoder
 from tests.methods import embeddings_case as case
@@ -17,8 +18,9 @@ NAMES = ("sop", "sove", "massl")
 @functools.cache
 def start(name, with_head=True, **changes):
     """An encoder of random weights, and 12 images."""
-    encoder = Encoder(FrozenConfigDict(case.config_of(name, **changes)), None)
-    params = jax.jit(lambda: encoder.method.init(jax.random.key(0))[0])()
+    config = FrozenConfigDict(case.config_of(name, **changes))
+    encoder, method = Encoder(config, None), methods.make(config)
+    params = jax.jit(lambda: method.init(jax.random.key(0))[0])()
     if not with_head:
         params = {"backbone": params["backbone"]}
     images = np.random.default_rng(0).random((12, 16, 16, 3), np.float32)
