@@ -156,14 +156,14 @@ def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[s
 
     A head or a decoder is taken whole or not at all: with other layers it was made for another
     objective, even where some of its shapes agree (MAE's decoder and STELLAR's). The encoder may
-    have more or fewer tokens, and "frozen" is a loose list.
+    have more or fewer tokens, and "constants" is a loose list.
     """
     taken = []
     for part in dict.fromkeys(path.split("/")[0] for path in paths):
         ours = [path for path in paths if _inside(path, part)]
         theirs = [path for path in weights.arrays if _inside(path, part)]
         odd = sorted(set(ours) ^ {path for path in theirs if not path.endswith("/position")})
-        if part in ("backbone", "frozen") or not odd:
+        if part in ("backbone", "constants") or not odd:
             taken += [path for path in ours if path in weights.arrays]
         elif theirs:
             notes.append(

@@ -100,7 +100,7 @@ FAMILIES: dict[str, Family] = {
             Row("backbone/queries", ("sparse_tokens",)),
             *linear("factorise/dense", "dense_proj"),
             *linear("factorise/sparse", "sparse_proj"),
-            Row("frozen/fourier", ("position_embedding.positional_encoding_gaussian_matrix",)),
+            Row("constants/fourier", ("position_embedding.positional_encoding_gaussian_matrix",)),
             *linear("decoder/embed", "decoder_proj"),
             *hf_blocks("decoder/blocks/{i}", "decoder.encoder.layer.{i}", "decoder.layers.{i}"),
             *norm("decoder/norm", "decoder.layernorm"),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import config as config_lib
+from ssl_jax import trees
 from ssl_jax.convert import fill, read, torch_in
 from ssl_jax.train import checkpoint, sharding
 from ssl_jax.train.state import TrainState
@@ -21,11 +22,13 @@ def start_from(config, fresh: TrainState) -> TrainState:
     """The state before step 0 with the weights that `config.init_from` names; what was taken is
     printed.
 
-    Only parameters and teacher are replaced: optimizer, memories, centers, keys and the step are
-    those of a new run. Where the source has a student and a teacher, each goes to its own. If it
-    has one of them, both start from it. If this run has no teacher, it starts from the source's
-    teacher, the network that its authors evaluate, except within one method, where its student goes
-    on (STELLAR's second stage drops the teacher of the first).
+    Only parameters, teacher and constants are replaced: optimizer, memories, centers, keys and the
+    step are those of a new run. Constants go with the student, for which they were made.
+
+    Where the source has a student and a teacher, each goes to its own. If it has one of them, both
+    start from it. If this run has no teacher, it starts from the source's teacher, the network that
+    its authors evaluate, except within one method, where its student goes on (STELLAR's second
+    stage drops the teacher of the first).
 
     Args:
       config: resolved. `init_from`: a weight file (see `read`), a Hugging Face folder, a run folder
@@ -47,13 +50,13 @@ def start_from(config, fresh: TrainState) -> TrainState:
         return fill.fill(tree, source.tree(part), only=config.init_only, model=config.model)
 
     goes_on = fresh.teacher is not None or source.method == config.method
-    params, report = filled(fresh.params, "student" if goes_on else "teacher")
-    reports, teacher, constants = {"init_from": report}, None, fresh.constants
+    student = {**fresh.params, **({"constants": fresh.constants} if fresh.constants else {})}
+    params, report = filled(student, "student" if goes_on else "teacher")
+    constants = params.pop("constants", fresh.constants)
+    reports, teacher = {"init_from": report}, None
     if fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
         reports |= {"init_from, teacher": report} if len(source.trees) > 1 else {}
-    if constants is not None and "constants" in source.trees:
-        constants, reports["init_from, constants"] = filled(constants, "constants")
     if jax.process_index() == 0:
         for name, text in reports.items():
             print(f"{name}: {text}", flush=True)
@@ -72,20 +75,21 @@ def _source(path: str, mesh) -> fill.Source:
 
 
 def _own(path: Path, mesh) -> fill.Source:
-    """A run folder of ours or one step of it: trees "student", and "teacher" and "constants" where
-    the run had them."""
+    """A run folder of ours or one step of it: the trees "student" (with constants, as far as there
+    are any) and "teacher"."""
     with checkpoint.opened(path) as (saved, step):
         config = config_lib.from_json(saved.meta(step)["config"])
-        trees = saved.read(
+        fields = saved.read(
             step,
             ("params", "teacher", "constants"),
             lambda shape: sharding.param_sharding(mesh, shape),
         )
     title = f"{config.method} of ssl_jax, step {step}"
     model = {name: config.model[name] for name in _MODEL if name in config.model}
-    parts = {"student": trees["params"]} | {
-        name: trees[name] for name in ("teacher", "constants") if trees[name] is not None
-    }
+    constants = fields["constants"]
+    parts = {"student": fields["params"] | ({"constants": constants} if constants else {})}
+    if fields["teacher"] is not None:
+        parts["teacher"] = fields["teacher"]
 
     def weights(tree):
         arrays = trees.flatten(tree)

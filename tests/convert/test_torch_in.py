@@ -3,7 +3,6 @@ what theirs does.
 """
 
 import functools
-import importlib
 import re
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import convert, settings, trees
+from ssl_jax import convert, methods, settings, trees
 from ssl_jax.config import InputError
 from ssl_jax.convert import rows, tables, torch_in
 from ssl_jax.models import position, vit
@@ -38,7 +37,6 @@ def shapes(name: str, **changes):
     """The parameter tree of a method with the encoder of `published`, as shapes. changes: of its
     section.
     """
-    method = importlib.import_module(f"ssl_jax.methods.{name}").METHOD
     c = settings.base_config(name)
     c.model.update(
         dict(
@@ -53,7 +51,10 @@ def shapes(name: str, **changes):
     )
     c.update_from_flattened_dict(dict(CHANGES[name]))
     c.update_from_flattened_dict({f"{name}.{key}": value for key, value in changes.items()})
-    return jax.eval_shape(lambda: method.init(jax.random.key(0), config_lib.FrozenConfigDict(c))[0])
+    method = methods.make(config_lib.FrozenConfigDict(c))
+    params = jax.eval_shape(lambda: method.init(jax.random.key(0))[0])
+    constants = jax.eval_shape(method.constants)
+    return params | ({"constants": constants} if constants else {})
 
 
 HEAD = {"head_hidden": 32, "head_bottleneck": 16, "prototypes": 24}
@@ -434,7 +435,7 @@ def expected_stellar(t: dict) -> dict:
     wanted["decoder/out/bias"] = np.array(
         [t["reconstruction_head.bias"][c] for _ in range(PATCH**2) for c in range(3)]
     )
-    wanted["frozen/fourier"] = t["position_embedding.positional_encoding_gaussian_matrix"]
+    wanted["constants/fourier"] = t["position_embedding.positional_encoding_gaussian_matrix"]
     return wanted
 
 
