@@ -231,7 +231,7 @@ def test_every_command_explains_itself(capsys, command):
 
 def test_a_run_of_a_row_has_its_config_and_numbers(monkeypatch, tmp_path):
     started = []
-    monkeypatch.setattr(loop, "train", lambda config, workdir: started.append(config) or 0)
+    monkeypatch.setattr(api, "train", lambda config, workdir: started.append(config) or 0)
     arguments = ["--row=sop/table10/K1024", "--config.optim.lr=1", f"--workdir={tmp_path / 'run'}"]
     assert cli.main(["ssl-jax", "train", *arguments]) == 0
     (config,) = started

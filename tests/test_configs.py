@@ -193,7 +193,7 @@ def test_a_step_fits_together_at_full_size(name, variant):
 def test_full_size_presets_have_the_papers_networks(name, variant, encoder):
     """Millions of parameters of ViT-S/B/L at patch 16, without a classifier."""
     method, config = resolved(load(name, variant))
-    params, _ = jax.eval_shape(lambda: method.init(jax.random.key(0), config))
+    params, _ = jax.eval_shape(lambda: method.init(jax.random.key(0)))
     assert zoo.count(params["backbone"]) / 1e6 == pytest.approx(encoder, abs=0.06)
     assert config.run.peak_lr == pytest.approx(
         (5e-4 if variant == "vits16" else 7.5e-4) * 4
@@ -203,7 +203,7 @@ def test_full_size_presets_have_the_papers_networks(name, variant, encoder):
 
 def carry(name: str, variant: str):
     method, config = resolved(load(name, variant))
-    return jax.eval_shape(lambda: method.init(jax.random.key(0), config))[1]
+    return jax.eval_shape(lambda: method.init(jax.random.key(0)))[1]
 
 
 def test_memories_and_prototypes_at_full_size():
