@@ -18,9 +18,11 @@ fit into memory. They exist for some images at a time, and again for the gradien
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from ssl_jax.losses import meters
 from ssl_jax.ops import arguments, divergence
@@ -28,9 +30,15 @@ from ssl_jax.ops import arguments, divergence
 _LOGITS = 2**26  # logits per view held at a time, by default (256 MB in float32)
 
 
-def cribo_images(student, teacher, *, log_target, log_prediction, chunk: int | None = None) -> dict:
-    """Cross-entropy between the teacher's prediction of one view of an image and the student's of
-    the other.
+def cribo_images(
+    student: Float[Array, "2 B e"],
+    teacher: Float[Array, "2 B e"],
+    *,
+    log_target: Callable,
+    log_prediction: Callable,
+    chunk: int | None = None,
+) -> dict[str, jax.Array]:
+    """Cross-entropy of the teacher's prediction of one view with the student's of the other.
 
     With z_1, z_2 the two views of an image, p_t and p_s the predictions of teacher and student:
 
@@ -77,19 +85,18 @@ def cribo_images(student, teacher, *, log_target, log_prediction, chunk: int | N
 
 
 def cribo_objects(
-    student,
-    teacher,
-    valid,
+    student: Float[Array, "2 B K e"],
+    teacher: Float[Array, "2 B K e"],
+    valid: Bool[Array, "B K"],
     *,
-    log_target,
-    log_prediction,
-    neighbours=None,
-    cycle=None,
+    log_target: Callable,
+    log_prediction: Callable,
+    neighbours: Float[Array, "2 B K e"] | None = None,
+    cycle: Bool[Array, "2 B K"] | None = None,
     counts: str = "own",
     chunk: int | None = None,
-) -> dict:
-    """Cross-entropies between teacher and student over the objects of two views, and over objects
-    of other images.
+) -> dict[str, jax.Array]:
+    """Cross-entropies over the objects of two views, and over objects of other images.
 
     With c_i an object and nn_i the object retrieved for it in view i, M the number of valid
     objects, O_i the cycle-consistent ones and Z_i their number:
@@ -105,12 +112,14 @@ def cribo_objects(
       teacher: [2, B, K, e], likewise; no gradient.
       valid: bool [B, K], objects that both views have; what others hold, NaN included, does not
         matter.
-      log_target, log_prediction, chunk: as in `cribo_images`.
+      log_target: as in `cribo_images`.
+      log_prediction: likewise.
       neighbours: [2, B, K, e], the teacher's embeddings of nn_1 and nn_2; no gradient; None: no
         L_ci.
       cycle: bool [2, B, K], O_1 and O_2, with neighbours; only valid objects count.
       counts: "own": each half of L_ci has its own Z_i; "first" (official code): both are divided by
         Z_1, and 0 if Z_1 = 0.
+      chunk: as in `cribo_images`.
 
     Returns:
       dict of scalars: cross_view_loss = L_cv; with neighbours cross_image_loss = L_ci; the meters
@@ -119,6 +128,23 @@ def cribo_objects(
     Raises:
       ValueError: shapes that do not fit, an empty axis, neighbours without cycle or the other way
         round, unknown counts, chunk below 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> objects, valid = jnp.zeros((2, 3, 5, 4)), jnp.ones((3, 5), bool)
+      >>> uniform = jax.nn.log_softmax
+      >>> cycle = jnp.zeros((2, 3, 5), bool).at[0, 1, 2].set(True)  # one closes, from view 1
+      >>> terms = cribo_objects(
+      ...     objects,
+      ...     objects,
+      ...     valid,
+      ...     log_target=uniform,
+      ...     log_prediction=uniform,
+      ...     neighbours=objects,
+      ...     cycle=cycle,
+      ... )
+      >>> print(terms["cross_view_loss"].round(4), terms["cross_image_loss"].round(4))
+      1.3863 0.6931
 
     Reference: CrIBo section 3.2.3, eq. 5 to 8.
     """
@@ -134,7 +160,7 @@ def cribo_objects(
     rows = _checked(arrays, chunk)
     sums, levels = _summed(rows, valid, cycle, log_target, log_prediction, chunk)
     terms = {"cross_view_loss": 0.5 * sums[0].sum() / jnp.maximum(1, valid.sum())}
-    if neighbours is not None:
+    if cycle is not None:
         number = cycle.sum(axis=(1, 2))
         by_view = sums[1] / jnp.maximum(1, number if counts == "own" else number[0])
         exists = number > 0 if counts == "own" else number[0] > 0

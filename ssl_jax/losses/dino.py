@@ -26,8 +26,7 @@ def dino(
     student_temperature: Positive,
     teacher_temperature: Positive,
 ) -> dict[str, jax.Array]:
-    """Cross-entropy between the teacher's centred, sharpened prediction of one view and the
-    student's of another.
+    """Cross-entropy of the teacher's centred, sharpened prediction with the student's across views.
 
     With q_t = softmax((teacher_t - center) / tau_t) and p_s = softmax(student_s / tau_s):
 

@@ -27,8 +27,7 @@ def dinov2(
     temperatures: tuple[Positive, Positive],
     weights: tuple[float, float, float] = (1.0, 1.0, 0.1),
 ) -> dict[str, jax.Array]:
-    """DINO's loss of class tokens and iBOT's of masked patches, both with Sinkhorn-Knopp targets,
-    and KoLeo over the class tokens of a batch.
+    """DINO's and iBOT's losses with Sinkhorn-Knopp targets, and KoLeo over a batch's class tokens.
 
         loss = weights[0] * L_DINO + weights[1] * L_iBOT + weights[2] * L_KoLeo
 
@@ -42,7 +41,8 @@ def dinov2(
       student_cls: logits [S, B, K] of all views, the T global (masked) ones first; any float type
         (computed in float32 or wider).
       teacher_cls: logits [T, B, K] of the clean global views; no gradient.
-      student_patch, teacher_patch: logits [T, B, n, P] of the same patches of masked and of clean
+      student_patch: logits [T, B, n, P] of patches of the masked views.
+      teacher_patch: [T, B, n, P], of the same patches of the clean
         views; any subset that contains all masked ones gives the same loss.
       masks: [T, B, n] bool, True = masked for the student (counts).
       tokens: the student's class tokens [T, B, d] of the global views, before the head.
@@ -69,8 +69,8 @@ def dinov2(
       ...     jnp.stack([jnp.eye(2)] * 2),
       ...     temperatures=(0.1, 0.04),
       ... )
-      >>> print(terms["loss"].round(4))  # 2 log 4, and .1 * 2 * log(2) / 2
-      2.8419
+      >>> print(f"{terms['loss']:.3f}")  # 2 log 4, and .1 * 2 * log(2) / 2
+      2.842
 
     Reference: Oquab et al. 2023, section 4; Caron et al. 2020 (Sinkhorn-Knopp centering);
     Sablayrolles et al. 2019 (KoLeo).
@@ -101,6 +101,14 @@ def dinov2(
     return {**terms, "loss": terms["loss"] + weights[2] * koleo, "koleo": koleo}
 
 
-def batch_koleo(tokens):
-    """KoLeo of tokens [T, B, d] between the images of a view: the mean over B, summed over T."""
+def batch_koleo(tokens: Float[Array, "V B d"]) -> Float[Array, ""]:
+    """KoLeo between the images of a view: the mean over B, summed over views.
+
+    tokens: [V, B, d], one per view and image. See `ops.koleo`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(batch_koleo(jnp.eye(2)[None]).round(3))  # log(2) / 2: orthogonal directions
+      0.347
+    """
     return ops.koleo(tokens).mean(axis=-1).sum()

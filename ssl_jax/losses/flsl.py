@@ -8,14 +8,24 @@ entropy, the query of the cross-attention) the official code decides.
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.ops import arguments, divergence, vectors
+from ssl_jax.ops.checked import Number
 
 
-def flsl(tokens, modes, student_logits, log_targets, *, weights, temperature, prior=None):
-    """Pulls tokens to their modes, the modes of two views to the same centroid, and keeps all
-    centroids in use.
+def flsl(
+    tokens: Float[Array, "*b d"],
+    modes: Float[Array, "*b d"],
+    student_logits: Float[Array, "*b K"],
+    log_targets: Float[Array, "*b K"],
+    *,
+    weights: tuple[Number, Number, Number],
+    temperature: Number,
+    prior: Float[Array, " K"] | None = None,
+) -> dict[str, jax.Array]:
+    """Pulls tokens to their modes, modes of two views to one centroid, and keeps all in use.
 
     With a token q, its mode z (one mean-shift step over its own view), p_s = softmax(student /
     temperature) of the mode, p_t the target from the mode of the same token in the teacher's view,
@@ -89,11 +99,13 @@ def flsl(tokens, modes, student_logits, log_targets, *, weights, temperature, pr
     }
 
 
-def batch_softmax(teacher_logits, *, temperature):
-    """Targets that use all centroids: a softmax over all tokens of the batch, for each centroid,
-    then one over the centroids.
+def batch_softmax(
+    teacher_logits: Float[Array, "*b K"], *, temperature: Number
+) -> Float[Array, "*b K"]:
+    """Targets that use all centroids: softmax over the batch, then over the centroids.
 
-    What the paper calls Sinkhorn normalisation: a single iteration of it.
+    For each centroid a softmax over all tokens of the batch, then one over the centroids. What the
+    paper calls Sinkhorn normalisation: a single iteration of it.
 
     Args:
       teacher_logits: [..., K]; any float type (computed in float32 or wider).

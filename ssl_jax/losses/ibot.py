@@ -28,8 +28,7 @@ def ibot(
     teacher_temperatures: tuple[Positive, Positive],
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> dict[str, jax.Array]:
-    """DINO's loss on class tokens across views, plus self-distillation of masked patches within a
-    view.
+    """DINO's loss on class tokens, plus self-distillation of masked patches within a view.
 
         loss = weights[0] * losses.dino(...)["loss"] + weights[1] * ibot_patch(...)["loss"]
                                                                                   (eq. 2 and 3)
@@ -37,7 +36,9 @@ def ibot(
     Args:
       student_cls: logits [S, B, K] of all views, the T global (masked) ones first.
       teacher_cls: logits [T, B, K] of the clean global views; no gradient.
-      student_patch, teacher_patch, masks: [T, B, n, P] and bool [T, B, n], see `ibot_patch`.
+      student_patch: logits [T, B, n, P] of the masked global views, see `ibot_patch`.
+      teacher_patch: [T, B, n, P], of the same patches of the clean views; no gradient.
+      masks: bool [T, B, n], True = masked.
       centers: [K] of the class tokens and [P] of the patches.
       student_temperature: tau_s > 0 of both losses; a number or a traced scalar.
       teacher_temperatures: tau_t > 0 of the class tokens and of the patches, likewise.
@@ -100,8 +101,7 @@ def ibot_patch(
     student_temperature: Positive,
     teacher_temperature: Positive,
 ) -> dict[str, jax.Array]:
-    """Cross-entropy between the teacher's centred, sharpened prediction of a clean patch and the
-    student's of the same patch, masked.
+    """Cross-entropy of the teacher's prediction of a clean patch with the student's of it, masked.
 
     With q_l = softmax((teacher_l - center) / tau_t) and p_l = softmax(student_l / tau_s) for patch
     l of the same view:

@@ -81,8 +81,9 @@ def mae(
 def normalize_patches(
     pixels: Float[Array, "*b P"], *, eps: Positive = 1e-6
 ) -> tuple[Float[Array, "*b P"], Float[Array, "*b 1"], Float[Array, "*b 1"]]:
-    """Each patch minus its mean, divided by sqrt(variance + eps), with the UNBIASED variance (P -
-    1), as in MAE's code.
+    """Each patch minus its mean, divided by sqrt(variance + eps).
+
+    The variance is the UNBIASED one (P - 1), as in MAE's code.
 
     Args:
       pixels: [..., P], P >= 2; float.

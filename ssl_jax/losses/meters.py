@@ -3,11 +3,12 @@ gradient."""
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from ssl_jax.ops import divergence
 
 
-def assignment_meters(log_targets) -> dict:
+def assignment_meters(log_targets: Float[Array, "*b K"]) -> dict[str, jax.Array]:
     """How sharp the targets are, and how they differ between images.
 
     Args:
@@ -21,8 +22,8 @@ def assignment_meters(log_targets) -> dict:
     Example:
       >>> import jax.numpy as jnp
       >>> meters = assignment_meters(jnp.log(jnp.array([[0.5, 0.5], [0.9, 0.1]])))
-      >>> print({name: float(value.round(3)) for name, value in meters.items()})
-      {'teacher_entropy': 0.509, 'marginal_entropy': 0.611, 'usage': 0.5}
+      >>> print(*(f"{name} {value:.3f}" for name, value in meters.items()))
+      teacher_entropy 0.509 marginal_entropy 0.611 usage 0.500
     """
     log_targets = jax.lax.stop_gradient(jnp.asarray(log_targets))
     axes = tuple(range(log_targets.ndim - 1))
@@ -33,7 +34,9 @@ def assignment_meters(log_targets) -> dict:
     }
 
 
-def wins(scores, where=None):
+def wins(
+    scores: Float[Array, "*b K"], where: Bool[Array, "*b"] | None = None
+) -> Float[Array, " K"]:
     """How often each of K columns is the largest of its row: [K] float32.
 
     Args:
@@ -47,7 +50,7 @@ def wins(scores, where=None):
     return won.astype(jnp.float32).sum(axis=tuple(range(won.ndim - 1)))
 
 
-def usage(wins):
+def usage(wins: Float[Array, " K"]) -> Float[Array, ""]:
     """Share of columns that won at least once, of `wins` [K]: 1 / K if everything has the same
     target, at most rows / K."""
     return (wins > 0).astype(jnp.float32).mean()

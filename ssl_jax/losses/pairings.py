@@ -1,14 +1,23 @@
 """Which prediction meets which target: views of an image across each other, masked patches within a
 view."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from ssl_jax.losses import meters
 from ssl_jax.ops import divergence
 
 
-def across_views(student, targets, cross_entropy, *, recompute: bool = True) -> dict:
+def across_views(
+    student: Float[Array, "S B *d"],
+    targets: Float[Array, "T B K"],
+    cross_entropy: Callable,
+    *,
+    recompute: bool = True,
+) -> dict[str, jax.Array]:
     """Mean cross-entropy over all pairs of different views.
 
     The first T of the S student views are the T views of the teacher; (s, t) is a pair if s != t.
@@ -24,6 +33,19 @@ def across_views(student, targets, cross_entropy, *, recompute: bool = True) -> 
     Returns:
       dict of scalars: loss, the mean over pairs and batch; global_loss (student view s < T) if
       T > 1 and local_loss (s >= T) if S > T, the means over those pairs.
+
+    Raises:
+      ZeroDivisionError: there is no pair.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from ssl_jax import ops
+      >>> targets = jnp.full((2, 3, 4), 0.25)  # two views of three images, four prototypes
+      >>> terms = across_views(jnp.zeros((5, 3, 4)), targets, lambda x, p: ops.cross_entropy(p, x))
+      >>> print(terms["global_loss"].round(4), terms["local_loss"].round(4))  # log 4
+      1.3863 1.3863
+
+    Reference: DINO (Caron et al. 2021), eq. 3.
     """
     num_student, num_teacher = student.shape[0], targets.shape[0]
     pairs = 1 - jnp.eye(num_student, num_teacher, dtype=targets.dtype)
@@ -44,8 +66,14 @@ def across_views(student, targets, cross_entropy, *, recompute: bool = True) -> 
 
 
 def masked_patches(
-    student, teacher, masks, *, log_target, cross_entropy, recompute: bool = True
-) -> dict:
+    student: Float[Array, "V B n d"],
+    teacher: Float[Array, "V B n *d"],
+    masks: Bool[Array, "V B n"],
+    *,
+    log_target: Callable,
+    cross_entropy: Callable,
+    recompute: bool = True,
+) -> dict[str, jax.Array]:
     """Mean cross-entropy of masked patches with the same patches of the clean view.
 
         loss = mean over views of mean_B( sum_l m_l H_l / max(1, sum_l m_l) )
@@ -54,8 +82,9 @@ def masked_patches(
     (`lax.map`), so that only one view's targets and predictions are held.
 
     Args:
-      student: [V, B, n, d or K] of masked views; teacher: [V, B, n, ...], the same patches of
-        clean views. Any subset of the patches that contains the masked ones gives the same loss.
+      student: [V, B, n, d or K] of masked views.
+      teacher: [V, B, n, ...], the same patches of clean views. Any subset of the patches that
+        contains the masked ones gives the same loss.
       masks: [V, B, n] bool, True = masked (counts).
       log_target: teacher view [B, n, ...] -> logarithms of its targets [B, n, K]; a constant.
       cross_entropy: (student view [B, n, d or K], targets [B, n, K]) -> H [B, n].
@@ -65,6 +94,25 @@ def masked_patches(
       dict of scalars (nats): loss; kl, mean KL(target || prediction) over masked patches, 0 if
       there is none; the meters of `assignment_meters` over all patches handed in; masked, share of
       them that is masked.
+
+    Raises:
+      TypeError: shapes that do not broadcast.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from ssl_jax import ops
+      >>> patches, masks = jnp.zeros((2, 1, 3, 4)), jnp.array([[[True, False, True]]] * 2)
+      >>> terms = masked_patches(
+      ...     patches,
+      ...     patches,
+      ...     masks,
+      ...     log_target=jax.nn.log_softmax,
+      ...     cross_entropy=lambda x, p: ops.cross_entropy(p, x),
+      ... )
+      >>> print(terms["loss"].round(4), terms["masked"].round(4))  # log 4, two of three
+      1.3863 0.6667
+
+    Reference: iBOT (Zhou et al. 2021), eq. 2; SOP section 2.3.
     """
 
     def view(arrays):

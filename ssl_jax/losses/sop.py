@@ -27,8 +27,7 @@ def sop(
     student_temperature: Positive,
     teacher_temperature: Positive,
 ) -> dict[str, jax.Array]:
-    """Cross-entropy between the SOP predictions of the teacher in one view and of the student in
-    another.
+    """Cross-entropy of the teacher's SOP prediction of one view with the student's of another.
 
     With P(u; tau) of `ops.sop_vote`, views s of the student and t of the teacher:
 
@@ -102,8 +101,7 @@ def sop_patch(
     student_temperature: Positive,
     teacher_temperature: Positive,
 ) -> dict[str, jax.Array]:
-    """Cross-entropy between SOP predictions of the same patch: clean for the teacher, masked for
-    the student (SOP-MIM).
+    """Cross-entropy of SOP predictions of a patch, clean for the teacher and masked (SOP-MIM).
 
     With H_l = - sum_i P(teacher_l; tau_t)_i log P(student_l; tau_s)_i for patch l of the same view:
 

@@ -6,14 +6,17 @@ to 6; what the text leaves open (temperatures, weights, the class token's terms,
 official code.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Integer
 
 from ssl_jax import ops
 from ssl_jax.losses import meters
 from ssl_jax.ops import arguments
+from ssl_jax.ops.checked import Number
 
 WEIGHTS = {"cluster": 1.0, "align": 1.0, "koleo": 0.1}  # a2, a3, a4 of eq. 6
 RECONSTRUCTION = {"pixel": 10.0, "code": 0.05}  # a1
@@ -50,17 +53,17 @@ class Targets(NamedTuple):
 
 
 def stellar(
-    tokens=None,
-    cls=None,
+    tokens: Tokens | None = None,
+    cls: Tokens | None = None,
     *,
-    embeddings=(),
-    rebuilt=None,
-    target_temperature=0.06,
-    temperature=0.12,
+    embeddings: Sequence[Float[Array, "*b r d"]] = (),
+    rebuilt: tuple | None = None,
+    target_temperature: Number = 0.06,
+    temperature: Number = 0.12,
     num_iters: int = 3,
-    weights=None,
-):
-    """Reconstruction, clustering, set alignment and KoLeo of a batch of images (eq. 6):
+    weights: dict[str, float] | None = None,
+) -> dict[str, jax.Array]:
+    """Reconstruction, clustering, set alignment and KoLeo of a batch of images (eq. 6).
 
         L = a1 L_rec + a2 (L_clu + L_clu_cls) + a3 (L_align + L_align_cls + L_local_cls)
             + a4 (KoLeo(S) + KoLeo(S'))
@@ -106,7 +109,7 @@ def stellar(
     unknown = ", ".join(sorted(set(weights) - {"reconstruction", *WEIGHTS}))
     names = "reconstruction, cluster, align or koleo"
     arguments.require(not unknown, "a key of weights", unknown, names)
-    settings = dict(
+    settings: dict[str, Any] = dict(
         target_temperature=target_temperature, temperature=temperature, num_iters=num_iters
     )
     terms: dict[str, jax.Array] = {}
@@ -144,8 +147,13 @@ def stellar(
 
 
 def balanced_tokens(
-    tokens: Tokens, *, target_temperature, temperature, num_iters: int = 3, name: str = "token"
-) -> dict:
+    tokens: Tokens,
+    *,
+    target_temperature: Number,
+    temperature: Number,
+    num_iters: int = 3,
+    name: str = "token",
+) -> dict[str, jax.Array]:
     """Clustering of tokens, and alignment of the tokens of other views with them (eq. 4 and 5).
 
     With H(q, l) = - sum_k q_k log softmax(l / temperature)_k and balanced targets q of all tokens
@@ -176,7 +184,7 @@ def balanced_tokens(
     arguments.require_positive("target_temperature", target_temperature)
     arguments.require_positive("temperature", temperature)
     student = None if tokens.student is None else _logits(tokens.student, tokens.prototypes)
-    scores = student if tokens.teacher is None else _logits(tokens.teacher, None)
+    scores: Any = student if tokens.teacher is None else _logits(tokens.teacher, None)
     targets = balanced_targets(scores, temperature=target_temperature, num_iters=num_iters)
     terms, (likeliest, look) = {}, _look(targets)
     if student is not None:
@@ -198,7 +206,9 @@ def balanced_tokens(
     return terms | look
 
 
-def balanced_targets(scores, *, temperature, num_iters: int = 3) -> Targets:
+def balanced_targets(
+    scores: Float[Array, "B s K"], *, temperature: Number, num_iters: int = 3
+) -> Targets:
     """Sinkhorn targets of all tokens of a batch at once, as K potentials; constant.
 
     Args:
@@ -210,7 +220,9 @@ def balanced_targets(scores, *, temperature, num_iters: int = 3) -> Targets:
     return Targets(scores, potentials, temperature)
 
 
-def reconstruction(predicted, target) -> dict:
+def reconstruction(
+    predicted: Float[Array, "B n c"], target: Float[Array, "B n c"] | Integer[Array, "B n"]
+) -> dict[str, jax.Array]:
     """How well an image is rebuilt (eq. 3): squared error of pixels, or cross-entropy of codes.
 
     Args:
@@ -271,7 +283,7 @@ def class_tokens(student, prototypes, teacher=None, views=()) -> Tokens:
     )
 
 
-def match_meters(alignment) -> dict:
+def match_meters(alignment: ops.Alignment) -> dict[str, jax.Array]:
     """What `ops.align_sets` says, index [..., r] and cost [..., r, s], as scalars.
 
     match_cost: mean distance of matched tokens. match_contrast: that over the mean distance of all

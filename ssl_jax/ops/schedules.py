@@ -11,26 +11,48 @@ and no length can be traced.
 """
 
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Shaped
+
+from ssl_jax.ops.checked import Number
 
 
-def warmup_cosine(step, *, base, end, total, warmup=0, start=0.0):
-    """Linear from `start` to `base` over `warmup` steps, then half a cosine from `base` towards
-    `end`.
+def warmup_cosine(
+    step: Shaped[Array, "*b"],
+    *,
+    base: Number,
+    end: Number,
+    total: Number,
+    warmup: Number = 0,
+    start: Number = 0.0,
+) -> Float[Array, "*b"]:
+    """Linear from `start` to `base` over a warm-up, then half a cosine from `base` towards `end`.
 
-        t < W:  start + (base - start) t / (W - 1)
+        t < W:  start + (base - start) t / (W - 1)                 both ends are hit: 0 and W - 1
         t >= W: end + (base - end) (1 + cos(pi (t - W) / (T - W))) / 2
 
-    The warm-up hits both its ends, at t = 0 and t = W - 1. The last step of a run is T - 1, so
-    `end` is never hit (as in the code of DINO and iBOT); past the run the value stays at `end`.
+    The last step of a run is T - 1, so `end` is never hit (as in the code of DINO and iBOT); past
+    the run the value stays at `end`.
 
     Args:
       step: t >= 0, scalar or array.
-      base, end, start: values, any unit.
+      base: value after the warm-up; any unit, as are the next two.
+      end: value at T.
       total: T > 0 steps.
       warmup: W <= T steps, 0 = none.
+      start: value at t = 0, if there is a warm-up.
 
     Returns:
       float32 of the shape of `step`.
+
+    Raises:
+      TypeError: arguments that are no numbers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(warmup_cosine(jnp.arange(5), base=1.0, end=0.0, total=5, warmup=2).round(2))
+      [0.   1.   1.   0.75 0.25]
+
+    Reference: DINO (Caron et al. 2021), official code.
     """
     t = jnp.asarray(step, jnp.float32)
     # (1 + cos(pi x)) / 2 = sin^2(pi (1 - x) / 2), which does not cancel near the end.
@@ -39,16 +61,31 @@ def warmup_cosine(step, *, base, end, total, warmup=0, start=0.0):
     return jnp.where(t < warmup, _linear(t, start, base, warmup), cosine).astype(jnp.float32)
 
 
-def linear_warmup(step, *, start, end, warmup):
-    """Linear from `start` at t = 0 to `end` at t = warmup - 1, then constant: the teacher
-    temperature.
+def linear_warmup(
+    step: Shaped[Array, "*b"], *, start: Number, end: Number, warmup: Number
+) -> Float[Array, "*b"]:
+    """Linear from `start` at t = 0 to `end` at t = warmup - 1, then constant.
+
+    The teacher's temperature, for example.
 
     Args:
       step: t >= 0 in steps, or in epochs for the variant that is constant within an epoch.
+      start: value at t = 0.
+      end: value from t = warmup - 1 on.
       warmup: W in the same unit, 0 = `end` from the start; may be traced.
 
     Returns:
       float32 of the shape of `step`.
+
+    Raises:
+      TypeError: arguments that are no numbers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> print(linear_warmup(jnp.arange(4), start=0.0, end=1.0, warmup=3))
+      [0.  0.5 1.  1. ]
+
+    Reference: DINO (Caron et al. 2021), official code.
     """
     t = jnp.asarray(step, jnp.float32)
     return jnp.where(t < warmup, _linear(t, start, end, warmup), end).astype(jnp.float32)

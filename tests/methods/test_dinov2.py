@@ -12,7 +12,7 @@ from ssl_jax import convert, losses, methods, ops, settings
 from ssl_jax.config import InputError
 from ssl_jax.evals import pictures
 from ssl_jax.methods import base, dinov2, multicrop
-from ssl_jax.models import vit, zoo
+from ssl_jax.models import heads, vit, zoo
 from ssl_jax.train import optim
 from ssl_jax.views import recipe
 from tests import tiny
@@ -116,7 +116,7 @@ def test_the_student_sees_masks_the_teacher_none_and_masked_patches_are_scored()
     close(out.tokens, np.reshape(seen.cls, (BATCH, 2, 16)))
     assert out.student.shape == (BATCH, 4, 24) and out.teacher.shape == (BATCH, 2, 24)
     assert out.mask.sum() == masks.sum() and not out.mask[:, 1].any()
-    apply = dinov2.heads.dino_head(16, 20, hidden=32, bottleneck=12, init_std=0.02).apply
+    apply = heads.dino_head(16, 20, hidden=32, bottleneck=12, init_std=0.02).apply
     for got, tokens, tree in (
         (out.student_patch, seen, params),
         (out.teacher_patch, clean, teacher),

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import methods
-from ssl_jax.methods import multicrop
 from ssl_jax.methods.sop import embeddings
-from ssl_jax.models import zoo
 from tests.methods import embeddings_case as case
 
 NAMES = ("sop", "sove", "massl")
@@ -62,18 +60,3 @@ def test_health_watches_the_tasks_there_are(name):
     }
     kinds = [text.split(":")[0] for text in methods.make(config).health(row)]
     assert kinds == [f"collapse of {task} targets" for task in embeddings.tasks(config[name])]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_flops_are_those_of_encoders_heads_and_votes(name):
-    """Counted by hand: 4 views of the student, 2 of the teacher, and patches that may be masked."""
-    config = case.config_of(name)
-    method = methods.make(config)
-    groups = tuple(dict(method.views.groups))
-    encoders = multicrop.flops(zoo.vit_config(config.model), method.views, student=groups)
-    head = 2 * (16 * 32 + 32 * 32 + 32 * case.WIDTH)
-    members = {"sop": 2 * 5 * 3, "sove": 2 * 5 * 3, "massl": 2 * 5}[name]
-    views = (3 * 4 + 2) * (head + 2 * members * case.WIDTH)
-    masked = 4  # of 16 patches, floor(0.3 * 16)
-    patches = (3 * 2 + 2) * masked * (head + 2 * 1 * 4 * 2 * case.WIDTH)
-    assert method.flops == encoders + views + (0 if name == "massl" else patches)

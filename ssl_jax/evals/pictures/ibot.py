@@ -20,7 +20,7 @@ def draw(encoder, images) -> dict[str, Picture]:
         )
         for image, groups in zip(np.asarray(images), labels.reshape(nearest.shape))
     )
-    c = encoder.config.ibot
+    c = encoder.config[encoder.config.method]
     number = c.patch.prototypes or c.cls.prototypes
     title = f"Patches by their prototype ({len(used)} of {number} in use)"
     return {"patch_prototypes": Picture(title, rows)}
