@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ssl_jax.api import load
     from ssl_jax.methods import register
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 _FUNCTIONS = {"load": "api", "register": "methods"}
 __all__ = [
     "__version__",
