@@ -223,3 +223,17 @@ def test_two_processes(root):
             process.kill()
     assert [process.returncode for process in running] == [0, 0], "\n".join(outputs)
     assert all("passed" in text for text in outputs)
+
+
+def test_a_methods_placement_comes_first():
+    """The first pattern that matches a whole path decides, also for what is replicated otherwise."""
+    mesh = sharding.make_mesh(2, 4)
+    rows = jax.ShapeDtypeStruct((64, 8), jnp.float32)
+    state = {"params": {"kernel": rows}, "carry": {"memory": rows, "center": rows}}
+    placement = (("carry/memory", jax.P("fsdp")), ("carry/.*", jax.P()), ("params/.*", jax.P()))
+    placed = sharding.state_shardings(mesh, state, placement, min_size=1)
+    assert placed["carry"]["memory"].spec == jax.P("fsdp")
+    assert placed["carry"]["center"].spec == placed["params"]["kernel"].spec == jax.P()
+    alone = sharding.state_shardings(mesh, state, min_size=1)
+    assert alone["carry"]["memory"].spec == jax.P()
+    assert alone["params"]["kernel"].spec == jax.P("fsdp")
