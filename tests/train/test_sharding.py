@@ -226,7 +226,7 @@ def test_two_processes(root):
 
 
 def test_a_methods_placement_comes_first():
-    """The first pattern that matches a whole path decides, also for what is replicated otherwise."""
+    """The first pattern that matches a whole path decides, before what holds otherwise."""
     mesh = sharding.make_mesh(2, 4)
     rows = jax.ShapeDtypeStruct((64, 8), jnp.float32)
     state = {"params": {"kernel": rows}, "carry": {"memory": rows, "center": rows}}
