@@ -92,8 +92,8 @@ def test_load_gives_the_teacher_without_an_optimizer(saved, monkeypatch):
 
 def test_encoders_of_one_config_share_what_is_compiled(saved):
     _, run, state = saved
-    one = Encoder(run.config, state.teacher)
-    assert one.method is one.with_params(state.params).method
+    one, other = Encoder(run.config, state.teacher), Encoder(run.config, state.params)
+    assert one._features is other._features is one.with_params(state.params)._features
 
 
 def test_load_of_a_folder_without_a_run(tmp_path):

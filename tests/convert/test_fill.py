@@ -218,12 +218,12 @@ def test_no_head_is_no_note():
     assert report.missing == ("head/last/kernel",) and not report.notes
 
 
-def test_frozen_arrays_are_taken_one_by_one():
-    params = tree() | {"frozen": {"fourier": np.ones((2, 4)), "other": np.zeros(3)}}
-    weights = found(params, **{"frozen/other": None, "frozen/mark": np.ones(())})
+def test_constants_arrays_are_taken_one_by_one():
+    params = tree() | {"constants": {"fourier": np.ones((2, 4)), "other": np.zeros(3)}}
+    weights = found(params, **{"constants/other": None, "constants/mark": np.ones(())})
     new, report = fill.fill(params, weights)
-    np.testing.assert_array_equal(new["frozen"]["fourier"], 2)
-    assert report.missing == ("frozen/other",) and report.left == ("their.frozen/mark",)
+    np.testing.assert_array_equal(new["constants"]["fourier"], 2)
+    assert report.missing == ("constants/other",) and report.left == ("their.constants/mark",)
 
 
 def test_one_bias_per_channel_serves_all_pixels():
