@@ -10,7 +10,6 @@ A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "in
 [B] int32; "replaced" [B] bool; and "source" [B, H, W, 3] uint8 or float32 where the device crops.
 """
 
-import contextlib
 import zlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -371,12 +370,3 @@ def photometric(views, *, blur_prob: float, solarize_prob: float = 0.0) -> Photo
         blur_radius=tuple(views.blur_radius),
         solarize_prob=solarize_prob,
     )
-
-
-@contextlib.contextmanager
-def named(prefix: str):
-    """Puts the place in the config before messages that begin with a field's name."""
-    try:
-        yield
-    except InputError as error:
-        raise type(error)(f"{prefix}{error}") from None
