@@ -10,21 +10,19 @@ cost of a step is compared within a seed. Arguments --config.KEY=VALUE go to eve
 """
 
 import argparse
-import csv
-import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
+
+import runs  # noqa: E402
 
 from configs import compare  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 
-SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear", "dense")}
-SCORES["psnr"] = "PSNR"
+SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear", "dense", "psnr")}
 
 
 def main(argv=None) -> int:
@@ -34,6 +32,8 @@ def main(argv=None) -> int:
     )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated")
     parser.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
+    parser.add_argument("--write", action="store_true", help="put the table into README and docs")
     args, passed_on = parser.parse_known_args(argv)
     methods = args.methods.split(",")
     unknown = [m for m in methods if m not in compare.METHODS] + [
@@ -44,28 +44,31 @@ def main(argv=None) -> int:
             f"{', '.join(unknown)}: none of the methods {', '.join(compare.METHODS)}, and no"
             " --config.KEY=VALUE"
         )
+    wanted = {
+        runs.Run(
+            f"compare:{method}",
+            args.workdir / f"{method}-{seed}",
+            (f"--config.seed={seed}", *passed_on),
+        ): (method, seed)
+        for seed in map(int, args.seeds.split(","))
+        for method in methods
+    }
     print(line("run", SCORES, "ms a step"))
     results, failed = {}, []
-    for seed in map(int, args.seeds.split(",")):
-        for method in methods:
-            folder = args.workdir / f"{method}-{seed}"
-            if not run(method, seed, folder, passed_on):
-                failed.append(folder)
-                print(f"{folder.name}: FAILED, see {folder}.log", flush=True)
-                continue
-            results[method, seed] = read(folder, compare.TARGETS[method])
-            print(
-                line(
-                    folder.name,
-                    results[method, seed]["trained"],
-                    f"{results[method, seed]['ms']:.0f}",
-                ),
-                flush=True,
-            )
+    for run, there in runs.train_all(wanted, args.jobs):
+        if there:
+            result = results[wanted[run]] = runs.read(run.folder)
+            print(line(run.folder.name, result["trained"], f"{result['ms']:.0f}"), flush=True)
+        else:
+            failed.append(run)
+            print(f"{run.folder.name}: FAILED, see {run.folder}.log", flush=True)
+    results = {name: results[name] for name in wanted.values() if name in results}
     if results:
-        text = table(results)
+        text = runs.markdown(table(results))
         (args.workdir / "table.md").write_text(text)
         print("\n" + text)
+        if args.write:
+            write(text, results)
     return 1 if failed else 0
 
 
@@ -79,92 +82,52 @@ def line(name: str, scores: dict, ms: str) -> str:
     )
 
 
-def run(method: str, seed: int, folder: Path, passed_on) -> bool:
-    """Trains and evaluates one method, unless it has been done; True if there are results."""
-    done = folder / "results.json"
-    if not done.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "ssl_jax", "train", f"--config=compare:{method}"]
-        command += [f"--config.seed={seed}", f"--workdir={folder}", *passed_on]
-        with open(f"{folder}.log", "a") as log:
-            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, check=False)
-    return done.exists()
+def scores(rows) -> list[str]:
+    """Mean and standard deviation of each score over those rows that have it."""
+    rows = list(rows)
+    return [runs.spread(row[key] for row in rows if key in row) for key in SCORES]
 
 
-def read(folder: Path, targets) -> dict:
-    """{"untrained", "raw", "trained": scores, "ms": median milliseconds of a step} of a finished
-    run.
-
-    Where it is a target, PSNR is that of the training images: in the first row of metrics and, as a
-    mean, in the last 20."""
-    untrained, raw, trained = json.loads((folder / "results.json").read_text()).values()
-    config = json.loads((folder / "config.json").read_text())
-    rows = list(csv.DictReader((folder / "metrics.csv").open()))
-    if "psnr" in targets:
-        trained["psnr"] = statistics.fmean(float(row["psnr"]) for row in rows[-20:])
-        untrained["psnr"] = float(rows[0]["psnr"])
-    speed = statistics.median(float(row["images_per_second"]) for row in rows[1:] or rows)
-    return {
-        "untrained": untrained,
-        "raw": raw,
-        "trained": trained,
-        "ms": 1000 * config["optim"]["batch_size"] / speed,
-    }
-
-
-def table(results: dict) -> str:
-    """Markdown: mean and standard deviation over seeds; margins over the best baseline in the
-    target measure.
+def table(results: dict) -> list[list[str]]:
+    """Rows of cells: mean and standard deviation over seeds, and margins over the better baseline
+    in the target measures, whose smallest is that of the worst seed.
     """
-    titles = ["method", *SCORES.values(), "margin", "cost of a step"]
-    rows = [titles, ["---"] * len(titles)]
+    rows = [["method", *SCORES.values(), "margin (worst seed)", "cost of a step"]]
     for method in dict.fromkeys(m for m, _ in results):
-        runs = {seed: r for (m, seed), r in results.items() if m == method}
-        cells = [
-            spread([r["trained"][key] for r in runs.values() if key in r["trained"]])
-            for key in SCORES
-        ]
-        margins = ", ".join(
-            f"{SCORES[key]} {spread(margin(runs.values(), key), '+')}"
-            for key in compare.TARGETS[method]
-        )
-        base = [
-            r["ms"] / results["dino", seed]["ms"]
-            for seed, r in runs.items()
-            if ("dino", seed) in results
-        ]
-        cost = (
-            f"{statistics.median(base):.2f} x DINO"
-            if base
-            else f"{statistics.median(r['ms'] for r in runs.values()):.0f} ms"
-        )
-        rows.append([method, *cells, margins, cost])
+        mine = {seed: r for (m, seed), r in results.items() if m == method}
+        cells = scores(r["trained"] for r in mine.values())
+        margins = [margin(mine.values(), key) for key in compare.TARGETS[method]]
+        rows.append([compare.TITLES[method], *cells, ", ".join(margins), cost(mine, results)])
     for name in ("untrained", "raw"):
-        cells = [
-            spread([r[name][key] for r in results.values() if key in r[name]]) for key in SCORES
-        ]
-        rows.append([{"untrained": "untrained network", "raw": "raw pixels"}[name], *cells, "", ""])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+        rows.append([runs.ROWS[name], *scores(r[name] for r in results.values()), "", ""])
+    return rows
 
 
-def margin(runs, key: str) -> list[float]:
-    """Of each run, the trained network's score over the better of its two baselines (over the
-    untrained network where pixels have none).
-    """
-    return [
-        r["trained"][key] - max(r[name][key] for name in ("untrained", "raw") if key in r[name])
-        for r in runs
+def margin(mine, key: str) -> str:
+    """ "k-NN +7.2 ± 0.5 (+6.8)"."""
+    values = [runs.margin(run, key) for run in mine]
+    return f"{SCORES[key]} {runs.spread(values, '+')} ({min(values):+.1f})"
+
+
+def cost(mine: dict, results: dict) -> str:
+    """Of a step, in steps of DINO with the same seed; in milliseconds without DINO's runs."""
+    ratios = [
+        r["ms"] / results["dino", seed]["ms"]
+        for seed, r in mine.items()
+        if ("dino", seed) in results
     ]
+    if ratios:
+        return f"{statistics.median(ratios):.2f} x DINO"
+    return f"{statistics.median(r['ms'] for r in mine.values()):.0f} ms"
 
 
-def spread(values, sign: str = "") -> str:
-    """ "12.3 +- 0.4", the mean and the sample standard deviation; one value has none, no value is
-    "-".
-    """
-    if not values:
-        return "-"
-    mean = f"{statistics.fmean(values):{sign}.1f}"
-    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
+def write(text: str, results: dict) -> None:
+    """Puts the table into docs/results.md, and its scores alone into README.md."""
+    seeds = sorted({seed for _, seed in results})
+    note = f"\nSeeds {', '.join(map(str, seeds))}. {runs.provenance()}\n"
+    runs.fill(ROOT / "docs" / "results.md", "nine methods", text + note)
+    short = [row[: 1 + len(SCORES)] for row in table(results)]
+    runs.fill(ROOT / "README.md", "nine methods", runs.markdown(short))
 
 
 if __name__ == "__main__":

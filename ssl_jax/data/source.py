@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import decode, scenes
+from ssl_jax.data import decode, photos, scenes
 from ssl_jax.data.decode import Unreadable
 
 __all__ = [
@@ -44,7 +44,12 @@ __all__ = [
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")  # in capitals as well
 _ACCEPTED = ", ".join(EXTENSIONS)
 
-_GENERATED = {"digits": scenes.digits, "digit_scenes": scenes.digit_scenes}
+_GENERATED = {
+    "photos": photos.photos,
+    "photo_collages": photos.photo_collages,
+    "digits": scenes.digits,
+    "digit_scenes": scenes.digit_scenes,
+}
 _GENERATED_SIZE = 64
 _GENERATED_SEED = 0  # the pictures are a data set: they do not change with the seed of a run
 KINDS = (*_GENERATED, "folder", "tfds")
@@ -135,8 +140,6 @@ class GeneratedSource:
     [n], one per box.
     """
 
-    has_masks = True
-
     def __init__(
         self, kind: str, split: str, length: int, *, size: int = 64, seed: int = _GENERATED_SEED
     ):
@@ -158,9 +161,12 @@ class GeneratedSource:
             )
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
         self.size = (size, size)
-        self.num_classes = scenes.NUM_CLASSES if kind == "digits" else None
-        self.class_names = scenes.CLASS_NAMES[: scenes.NUM_CLASSES] if kind == "digits" else None
-        self.mask_names = scenes.CLASS_NAMES
+        module = scenes if kind.startswith("digit") else photos
+        single = kind in ("digits", "photos")
+        self.has_masks = kind != "photos"
+        self.num_classes = module.NUM_CLASSES if single else None
+        self.class_names = module.CLASS_NAMES[: module.NUM_CLASSES] if single else None
+        self.mask_names = module.CLASS_NAMES
 
     def __len__(self):
         return self._length

@@ -29,7 +29,7 @@ from ssl_jax.evals import registry
 
 ALL = "all"
 # Kinds of data that do not have what a type needs, and one that does.
-_LACKING = {"labels": ("digit_scenes",), "masks": ("digits", "folder")}
+_LACKING = {"labels": ("digit_scenes", "photo_collages"), "masks": ("digits", "photos", "folder")}
 _DEFAULT_KIND = {"labels": "digits", "masks": "digit_scenes", "": "digits"}
 
 

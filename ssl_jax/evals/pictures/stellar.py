@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ssl_jax.evals import psnr
 from ssl_jax.evals.pictures.base import Panel, Picture, register
-from ssl_jax.models import tokenizer
 
 _TOKENS = 6  # maps shown per image, those that cover most
 _ROWS, _COLUMNS = 4, 8  # concepts, and images of each
@@ -18,11 +18,7 @@ def draw(encoder, images) -> dict[str, Picture]:
     images, drawn = np.asarray(images), {}
     rebuilt, maps, share = (extras.get(name) for name in ("rebuilt", "localization", "share"))
     if rebuilt is not None:
-        c = encoder.config.stellar
-        goal = tokenizer.target(c.target, encoder.config.model.patch)
-        if goal.decode is not None:  # codes, not pixels
-            rebuilt = np.asarray(goal.decode(c.tokenizer, rebuilt))
-        drawn["reconstructions"] = _reconstructions(images, rebuilt)
+        drawn["reconstructions"] = _reconstructions(images, psnr.pixels(encoder.config, rebuilt))
     if maps is not None:
         drawn["localization"] = _maps(images, maps)
         if share is not None:
@@ -31,16 +27,15 @@ def draw(encoder, images) -> dict[str, Picture]:
 
 
 def _reconstructions(images, rebuilt) -> Picture:
-    def row(image, guess):
+    def row(image, guess, decibels):
         error = np.square(image - guess)
-        psnr = -10 * np.log10(max(error.mean(), 1e-10))
         return (
             Panel(image, title="image"),
-            Panel(guess, title=f"rebuilt, {psnr:.1f} dB"),
+            Panel(guess, title=f"rebuilt, {decibels:.1f} dB"),
             Panel(image, heat=error.mean(axis=-1), title="squared error"),
         )
 
-    rows = tuple(row(*pair) for pair in zip(images, rebuilt))
+    rows = tuple(row(*each) for each in zip(images, rebuilt, psnr.psnr(images, rebuilt)))
     return Picture("Images rebuilt from their sparse tokens", rows)
 
 

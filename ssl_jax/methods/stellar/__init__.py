@@ -208,10 +208,8 @@ def make(config) -> base.Method:
         )
 
     def teacher_of(params):
-        """With targets from a teacher: all that `features` may read; the decoder has no copy."""
-        if not has_teacher:
-            return None
-        return {name: tree for name, tree in params.items() if name != "decoder"}
+        """With targets from a teacher: everything, so that it can rebuild images too."""
+        return params if has_teacher else None
 
     def health(metrics):
         """Targets that say nothing, or the same of all images; tokens that are all alike."""

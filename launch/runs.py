@@ -1,0 +1,146 @@
+"""What the scripts that train many small runs share: train what is missing, read what is there,
+write tables into documents."""
+
+import csv
+import json
+import os
+import platform
+import queue
+import shutil
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}
+_LAST = 20  # rows of metrics.csv that stand for the end of a run
+
+
+class Run(NamedTuple):
+    """`ssl-jax train --config=CONFIG ARGUMENTS --workdir=FOLDER`; its output goes to FOLDER.log."""
+
+    config: str
+    folder: Path
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "results.json").exists()
+
+
+def train(run: Run, cores=()) -> bool:
+    """Trains in a process of its own unless there are results; continues what was cut off. True if
+    there are results then.
+
+    cores: processors that the process may use; () = all.
+    """
+    if not run.done:
+        run.folder.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "ssl_jax", "train", f"--config={run.config}"]
+        pinned = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
+        with open(f"{run.folder}.log", "a") as log:
+            subprocess.run(
+                [*pinned, *command, f"--workdir={run.folder}", *run.arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                check=False,
+            )
+    return run.done
+
+
+def train_all(wanted, jobs: int = 1):
+    """Trains runs, `jobs` at a time, each with its share of the cores; yields (run, whether there
+    are results) as each ends."""
+    cores: queue.SimpleQueue = queue.SimpleQueue()
+    available = sorted(os.sched_getaffinity(0)) if shutil.which("taskset") and jobs > 1 else []
+    for job in range(jobs):
+        cores.put(available[job::jobs])
+
+    def one(run):
+        mine = cores.get()
+        try:
+            return run, train(run, mine)
+        finally:
+            cores.put(mine)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(one, run) for run in wanted]):
+            yield future.result()
+
+
+def read(folder: Path) -> dict:
+    """Of a finished run: {"untrained", "raw", "trained": {score: number}; "end": {metric: its mean
+    over the last 20 rows}; "ms": median milliseconds of a step; "minutes": of training}."""
+    scores = json.loads((folder / "results.json").read_text())
+    config = json.loads((folder / "config.json").read_text())
+    rows = list(csv.DictReader((folder / "metrics.csv").open()))
+    speeds = [float(row["images_per_second"]) for row in rows[1:] or rows]
+    seconds = config["optim"]["batch_size"] / statistics.median(speeds)
+    end = {}
+    for name in rows[-1]:
+        values = [float(row[name]) for row in rows[-_LAST:] if row[name] not in ("", None)]
+        end[name] = statistics.fmean(values) if values else float("nan")
+    steps = int(float(rows[-1]["step"]))
+    return {key: scores[row] for key, row in ROWS.items() if row in scores} | {
+        "end": end,
+        "ms": 1000 * seconds,
+        "minutes": steps * seconds / 60,
+    }
+
+
+def margin(run: dict, score: str) -> float:
+    """The trained network's score over the better of its baselines that have it."""
+    baselines = [run[name][score] for name in ("untrained", "raw") if score in run.get(name, {})]
+    return run["trained"][score] - max(baselines)
+
+
+def spread(values, sign: str = "") -> str:
+    """ "12.3 ± 0.4", mean and sample standard deviation; one value has none, no value is "-"."""
+    values = list(values)
+    if not values:
+        return "-"
+    mean = f"{statistics.fmean(values):{sign}.1f}"
+    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
+
+
+def markdown(rows) -> str:
+    """A table of rows of cells, the first row its heading."""
+    heading, *body = [[str(cell) for cell in row] for row in rows]
+    lines = [heading, ["---"] * len(heading), *body]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def provenance() -> str:
+    """Where and with what these numbers were made, as one sentence."""
+    import jax
+
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    commit = result.stdout.strip() or "unknown"
+    return (
+        f"Commit {commit}; {_processor()}, {os.cpu_count()} cores; Python"
+        f" {platform.python_version()}, jax {jax.__version__}."
+    )
+
+
+def _processor() -> str:
+    """The name of the processor as Linux has it, else of its kind."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def fill(document: Path, name: str, text: str) -> None:
+    """Replaces what stands between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of a
+    document. Raises ValueError if they are not there once, in this order."""
+    old = document.read_text(encoding="utf-8")
+    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    if old.count(start) != 1 or old.count(end) != 1 or old.index(start) > old.index(end):
+        raise ValueError(f"{document} needs one line {start.strip()} and one {end.strip()} below")
+    before, rest = old.split(start)
+    document.write_text(before + start + text + end + rest.split(end)[1], encoding="utf-8")
