@@ -45,12 +45,13 @@ setup(
         "matplotlib>=3.9",
         "ml-collections>=1.0,<2",
         "numpy>=2.0,<3",
-        "opencv-python-headless>=4.10",  # warps the digits of the embedded scenes
+        "opencv-python-headless>=4.10",  # resizes the windows of the embedded photographs
         "optax>=0.2.6,<0.3",
         "orbax-checkpoint>=0.12,<0.13",
         "Pillow>=11.3",  # decodes every image and makes the host crops
         "safetensors>=0.5",
-        "scikit-learn>=1.6",  # the embedded handwritten digits
+        "scikit-image>=0.25",  # the embedded photographs, most of them
+        "scikit-learn>=1.6",  # two more
         "tensorflow-datasets>=4.9.9,<5",  # its random-access readers, which need no TensorFlow
     ],
     extras_require={

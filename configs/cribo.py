@@ -1,10 +1,10 @@
 """CrIBo, cross-image object-level bootstrapping (ICLR 2024).
 
     ssl-jax train --config=cribo:vits16_coco --config.data.dir=/data/tfds --workdir=runs/cribo_coco
-    ssl-jax train --config=cribo:digit_scenes --workdir=runs/cribo_digit_scenes
+    ssl-jax train --config=cribo:photo_collages --workdir=runs/cribo_photo_collages
 
 Variants: vits16_in1k (or vits16), vits16_coco, vitb16_in1k (or vitb16); small: cifar10,
-imagenette96, digits, digit_scenes.
+imagenette96, photos, photo_collages.
 Hardware: full size: 8 GPUs of 80 GB (the memory alone takes 2.5 to 5 GB on each) or a TPU v4-32;
 small: one GPU, or hours on a CPU.
 Expected time: 28 minutes for an epoch of vitb16_in1k on 8 dies of MI250x (table 10); not measured

@@ -1,10 +1,10 @@
 """DINO, self-distillation with no labels (Caron et al. 2021).
 
     ssl-jax train --config=dino:vits16 --config.data.dir=/data/tfds --workdir=runs/dino_vits16
-    ssl-jax train --config=dino:digits --workdir=runs/dino_digits
+    ssl-jax train --config=dino:photos --workdir=runs/dino_photos
 
 Variants: vits16, vitb16, vitl16; vits16_ablation (300 epochs, no multi-crop, as in SOP's table 7);
-small: cifar10, imagenette96, digits, digit_scenes.
+small: cifar10, imagenette96, photos, photo_collages.
 Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.
 Expected time: 180 hours for vits16 (SOP, table B.1); not measured by us, nor any small variant.
 Expected number: `ssl-jax show --paper=dino`. vitl16 was not published, small ones not measured.

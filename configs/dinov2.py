@@ -1,11 +1,11 @@
 """DINOv2, self-distillation with balanced targets (Oquab et al. 2023).
 
     ssl-jax train --config=dinov2:vitl16 --config.data.dir=/data/tfds --workdir=runs/dinov2_vitl16
-    ssl-jax train --config=dinov2:digits --workdir=runs/dinov2_digits
+    ssl-jax train --config=dinov2:photos --workdir=runs/dinov2_photos
 
 Variants: vitl16, the authors' fast setup on ImageNet-1k; vits16, vitb16, ours: smaller networks in
 it; vits14, vitb14, vitl14, ours: the losses and patches of the released models, on ImageNet-1k and
-the fast setup's schedule; small: cifar10, imagenette96, digits, digit_scenes.
+the fast setup's schedule; small: cifar10, imagenette96, photos, photo_collages.
 Hardware: full size: 32 GPUs of 80 GB (official README); small: one GPU, or hours on a CPU.
 Expected time: about a day for vitl16 (official README); no variant was measured by us.
 Expected number: `ssl-jax show --paper=dinov2`; only vitl16 has one.

@@ -2,10 +2,10 @@
 token.
 
     ssl-jax train --config=flsl:vits16 --config.data.dir=/data/tfds --workdir=runs/flsl_vits16
-    ssl-jax train --config=flsl:digit_scenes --workdir=runs/flsl_digit_scenes
+    ssl-jax train --config=flsl:photo_collages --workdir=runs/flsl_photo_collages
 
 Variants: vits16, vits8, vitb16 with the views of the published code; vits16_paper, vits8_paper,
-vitb16_paper with those of the paper; small: cifar10, imagenette96, digits, digit_scenes.
+vitb16_paper with those of the paper; small: cifar10, imagenette96, photos, photo_collages.
 Hardware: full size: 8 GPUs of 80 GB (optim.chunks > 1 where patches of 8 pixels do not fit) or a
 TPU v4-32; small: one GPU, or hours on a CPU.
 Expected time: 1.19 x DINO's for an epoch of vits16 (appendix E.2); not measured by us, nor any
@@ -55,6 +55,6 @@ def get_config(variant: str = "vits16"):
         flsl.teacher_temperature_epochs = 5.0
     if size == "vitb16":  # the same tau, twice the width
         flsl.sa_sharpness, flsl.ca_sharpness = 2 * flsl.sa_sharpness, 2 * flsl.ca_sharpness
-    if size in ("digits", "digit_scenes"):
+    if size in ("photos", "photo_collages"):
         flsl.window, flsl.local_window = 1, 1
     return config

@@ -1,10 +1,10 @@
 """iBOT, image BERT pre-training with an online tokenizer (Zhou et al. 2021, arXiv 2111.07832).
 
     ssl-jax train --config=ibot:vits16 --config.data.dir=/data/tfds --workdir=runs/ibot_vits16
-    ssl-jax train --config=ibot:digits --workdir=runs/ibot_digits
+    ssl-jax train --config=ibot:photos --workdir=runs/ibot_photos
 
 Variants: vits16, vitb16, vitl16; vits16_ablation (300 epochs, no multi-crop, as in SOP's table 7);
-small: cifar10, imagenette96, digits, digit_scenes.
+small: cifar10, imagenette96, photos, photo_collages.
 Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.
 Expected time: 193.4 hours for vits16 (SOP, table B.1); not measured by us, nor any small variant.
 Expected number: `ssl-jax show --paper=ibot`. The small variants were not measured.

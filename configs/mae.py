@@ -1,9 +1,9 @@
 """MAE, masked autoencoders (He et al. 2021, arXiv 2111.06377).
 
     ssl-jax train --config=mae:vitb16 --config.data.dir=/data/tfds --workdir=runs/mae_vitb16
-    ssl-jax train --config=mae:digits --workdir=runs/mae_digits
+    ssl-jax train --config=mae:photos --workdir=runs/mae_photos
 
-Variants: vitb16, vitl16, vith14; small: cifar10, imagenette96, digits, digit_scenes.
+Variants: vitb16, vitl16, vith14; small: cifar10, imagenette96, photos, photo_collages.
 Hardware: full size: 8 GPUs of 80 GB (optim.chunks > 1 where the batch of 4096 does not fit) or a
 TPU v4-64; small: one GPU, or hours on a CPU.
 Expected time: 42 hours on 64 V100 for vitl16 (official PRETRAIN.md); not measured by us, nor any

@@ -2,9 +2,9 @@
 without support embeddings.
 
     ssl-jax train --config=massl:vits16 --config.data.dir=/data/tfds --workdir=runs/massl_vits16
-    ssl-jax train --config=massl:digits --workdir=runs/massl_digits
+    ssl-jax train --config=massl:photos --workdir=runs/massl_photos
 
-Variants: vits16, vitb16, vitl16; small: cifar10, imagenette96, digits, digit_scenes.
+Variants: vits16, vitb16, vitl16; small: cifar10, imagenette96, photos, photo_collages.
 Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.
 Expected time: 177.3 hours for vits16 (SOP, table B.1); not measured by us, nor any small variant.
 Expected number: `ssl-jax show --paper=massl`. vitl16 was not published, small ones not measured.

@@ -9,7 +9,7 @@ from ssl_jax.config import InputError, unknown
 
 SIZES = {"vits16": "s", "vitb16": "b", "vitl16": "l"}  # variant -> model.size
 EPOCHS = {"vits16": 800, "vitb16": 400, "vitl16": 250}  # as SOP, iBOT and DINO train them
-SMALL = ("cifar10", "imagenette96", "digits", "digit_scenes")
+SMALL = ("cifar10", "imagenette96", "photos", "photo_collages")
 VARIANTS = (*SIZES, *SMALL)
 _LABELLED = ("knn", "linear", "rank")  # evaluations of images with labels
 _COUNTS = dict(train_examples=5000, test_examples=2000)  # of generated images
@@ -43,11 +43,11 @@ def imagenet(config, variant: str) -> None:
 
 def small(config, variant: str) -> None:
     """A set of small images and a network for it; `variant` is one of SMALL."""
-    {"cifar10": _cifar10, "imagenette96": _imagenette96}.get(variant, _digits)(config)
-    if variant == "digit_scenes":
-        config.data.kind = "digit_scenes"
-        # Patches are scored on scenes, whole images on `digits`, which have one label each.
-        evals.add(config, "dense", data=dict(kind="digit_scenes", size=64), **_COUNTS)
+    {"cifar10": _cifar10, "imagenette96": _imagenette96}.get(variant, _photos)(config)
+    if variant == "photo_collages":
+        config.data.kind = "photo_collages"
+        # Patches are scored on scenes, whole images on `photos`, which have one label each.
+        evals.add(config, "dense", data=dict(kind="photo_collages", size=64), **_COUNTS)
         config.evals.tasks = ("knn", "linear", "dense")
 
 
@@ -89,13 +89,12 @@ def _imagenette96(config) -> None:
     evals.add(config, *_LABELLED, data=images | dict(test_split="validation"))
 
 
-def _digits(config) -> None:
+def _photos(config) -> None:
     _small(config, patch=8, image_size=40, local_size=24)
     config.views.global_scale, config.views.local_scale = (0.3, 1.0), (0.1, 0.3)
-    config.views.flip = 0.0  # a mirrored digit is another sign
-    config.data.kind, config.data.length, config.data.size = "digits", 16384, 64
+    config.data.kind, config.data.length, config.data.size = "photos", 16384, 64
     config.optim.epochs = 20
-    evals.add(config, *_LABELLED, data=dict(kind="digits", size=64), **_COUNTS)
+    evals.add(config, *_LABELLED, data=dict(kind="photos", size=64), **_COUNTS)
 
 
 def _small(config, *, patch: int, image_size: int, local_size: int) -> None:

@@ -43,7 +43,7 @@ def shared(config) -> None:
     config `compare` takes it for all methods.
     """
     data, views, model, optim = config.data, config.views, config.model, config.optim
-    data.kind, data.length, data.size = "digits", 16384, 32
+    data.kind, data.length, data.size = "photos", 16384, 32
     data.crop_on, data.cache = "device", True
     views.global_size, views.global_scale, views.local_count = 32, (0.6, 1.0), 0
     views.flip, views.jitter, views.gray_prob = 0.0, (0.4, 0.4, 0.4, 0.5), 0.8
@@ -56,7 +56,7 @@ def shared(config) -> None:
     config.teacher.momentum = 0.98
     config.checkpoint.every_steps, config.log.every_steps = 100, 20
     counts = dict(train_examples=1000, test_examples=2000)
-    evals.add(config, "knn", "linear", "rank", data=dict(kind="digits", size=32), **counts)
-    evals.add(config, "dense", data=dict(kind="digit_scenes", size=32), **counts)
+    evals.add(config, "knn", "linear", "rank", data=dict(kind="photos", size=32), **counts)
+    evals.add(config, "dense", data=dict(kind="photo_collages", size=32), **counts)
     config.evals.tasks, config.evals.every_steps = ("knn", "linear", "dense"), 1000
     config.evals.linear.epochs = 100

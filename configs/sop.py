@@ -1,10 +1,10 @@
 """SOP, self-organizing visual prototypes.
 
     ssl-jax train --config=sop:vits16 --config.data.dir=/data/tfds --workdir=runs/sop_vits16
-    ssl-jax train --config=sop:digits --workdir=runs/sop_digits
+    ssl-jax train --config=sop:photos --workdir=runs/sop_photos
 
 Variants: vits16, vitb16, vitl16; vits16_ablation (the paper's ablations: 300 epochs, no
-multi-crop); small: cifar10, imagenette96, digits, digit_scenes.
+multi-crop); small: cifar10, imagenette96, photos, photo_collages.
 Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.
 Expected time: 193.5 hours for vits16 (table B.1); not measured by us, nor any small variant.
 Expected number: `ssl-jax show --paper=sop`. The small variants were not measured.

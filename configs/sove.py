@@ -1,7 +1,7 @@
 """SOVE, self-organizing visual embeddings: the older version of SOP, with 8192 anchors.
 
     ssl-jax train --config=sove:vits16 --config.data.dir=/data/tfds --workdir=runs/sove_vits16
-    ssl-jax train --config=sove:digits --workdir=runs/sove_digits
+    ssl-jax train --config=sove:photos --workdir=runs/sove_photos
 
 Variants: those of sop.
 Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.

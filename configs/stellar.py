@@ -4,9 +4,9 @@ spatial-semantic factorization.
     ssl-jax train --config=stellar:vitb16 --config.data.dir=/data/tfds --workdir=runs/stellar_vitb16
         (and --config.init_from=MAE_WEIGHTS
         --config.stellar.tokenizer=maskgit-vqgan-imagenet-f16-256.safetensors)
-    ssl-jax train --config=stellar:digits --workdir=runs/stellar_digits
+    ssl-jax train --config=stellar:photos --workdir=runs/stellar_photos
 
-Variants: vitb16, vitl16, vith14; small: cifar10, imagenette96, digits, digit_scenes.
+Variants: vitb16, vitl16, vith14; small: cifar10, imagenette96, photos, photo_collages.
 Hardware: full size: 16 GPUs of 80 GB, as in the paper, or a TPU v4-64; small: one GPU, or hours on
 a CPU.
 Expected time: not published; not measured by us either.

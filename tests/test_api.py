@@ -58,7 +58,7 @@ def get_config():
     config.mine.update(source.dino)
     config.checkpoint.every_steps = 2
     config.optim.steps = 4
-    images = dict(kind="digits", size=24)
+    images = dict(kind="photos", size=24)
     evals.add(config, "knn", data=images, train_examples=40, test_examples=20)
     return config
 """
@@ -133,7 +133,7 @@ def test_a_method_from_outside_trains_resumes_evaluates_and_loads(tmp_path, monk
 
 
 def test_a_module_that_is_not_there_is_named(capsys):
-    arguments = ["--import=no_such_module", "--config=dino:digits", "--workdir=x"]
+    arguments = ["--import=no_such_module", "--config=dino:photos", "--workdir=x"]
     assert cli.main(["ssl-jax", "train", *arguments]) == 2
     assert 'no module "no_such_module" to import' in capsys.readouterr().err
 

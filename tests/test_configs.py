@@ -17,7 +17,7 @@ from ssl_jax.models import zoo
 from ssl_jax.train import step
 from ssl_jax.views import recipe
 
-SMALL = ("cifar10", "imagenette96", "digits", "digit_scenes")
+SMALL = ("cifar10", "imagenette96", "photos", "photo_collages")
 NAMES = list(config_lib.shipped())
 PAPERS = papers.names()
 
@@ -158,7 +158,7 @@ def test_a_shipped_config_is_found_by_name_and_by_path(monkeypatch, tmp_path, ro
 
 @pytest.mark.parametrize(
     ("name", "variant"),
-    [(n, v) for n in WITH_SMALL for v in ("cifar10", "digit_scenes") if v in variants(n)],
+    [(n, v) for n in WITH_SMALL for v in ("cifar10", "photo_collages") if v in variants(n)],
 )
 def test_small_presets_are_laid_out(name, variant):
     run = prepared(load(name, variant))
@@ -169,11 +169,11 @@ def test_small_presets_are_laid_out(name, variant):
 
 
 @pytest.mark.parametrize(
-    ("name", "variant"), [("dino", "cifar10"), ("sop", "vits16"), ("massl", "digits")]
+    ("name", "variant"), [("dino", "cifar10"), ("sop", "vits16"), ("massl", "photos")]
 )
 def test_a_step_fits_together_at_full_size(name, variant):
     run = prepared(load(name, variant))
-    c, side = run.config, {"cifar10": 32, "digits": 64}.get(variant, 0)
+    c, side = run.config, {"cifar10": 32, "photos": 64}.get(variant, 0)
     batch = recipe.abstract_batch(
         run.method.views, c.optim.batch_size, (side, side), c.data.crop_on
     )
@@ -249,7 +249,7 @@ def test_small_presets_evaluate_the_set_they_train_on(name):
         config = load(name, variant)
         config.data.dir = "sets"
         _, config = resolved(config)
-        section = config.evals["dense" if variant == "digit_scenes" else "knn"].data
+        section = config.evals["dense" if variant == "photo_collages" else "knn"].data
         assert all(section[key] == config.data[key] for key in ("kind", "name", "size"))
         assert section.dir == "sets" and section.test_split != config.data.split
 

@@ -12,7 +12,7 @@ ROW = """
 [[row]]
 id = "table1/small"
 place = "table 1, small"
-config = "sop:digits"
+config = "sop:photos"
 changes = { "sop.cls.anchors" = 64, "views.global_scale" = [0.5, 1.0] }
 expected = { knn = 10.5, linear = "20 (official README)" }
 note = "scales are not published"
@@ -21,7 +21,7 @@ ours = { knn = "9.5 (seed 0)" }
 [[row]]
 id = "table2"
 place = "table 2"
-config = "sop:digits"
+config = "sop:photos"
 expected = {}
 """
 
@@ -44,7 +44,7 @@ def test_a_row_has_its_place_numbers_and_config(read):
     config = first.load()
     assert (config.sop.cls.anchors, config.views.global_scale) == (64, (0.5, 1.0))
     assert config.expected.to_dict() == first.expected
-    changed = set(config_lib.changed(config_lib.load("sop:digits"), config))
+    changed = set(config_lib.changed(config_lib.load("sop:photos"), config))
     assert changed == {*first.changes, "expected.knn", "expected.linear"}
 
 
@@ -85,7 +85,7 @@ def test_rows_are_found_by_name():
 
 def test_a_config_has_the_numbers_of_the_row_that_changes_nothing():
     assert papers.expected("sop:vits16")["knn"] == "75.3 (paper, table 1)"
-    assert papers.expected("sop:digits") == papers.expected("quickstart") == {}
+    assert papers.expected("sop:photos") == papers.expected("quickstart") == {}
 
 
 @pytest.mark.parametrize("name", papers.names())

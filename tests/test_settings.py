@@ -181,10 +181,10 @@ REFUSED = [
         {"evals.tasks": ("knn,linear",)},
         r"evals.tasks is .*; for several write --config.evals.tasks=.*'dense', 'knn'",
     ),
-    ({"evals.dense.data.kind": "digits"}, r'evals.dense.data.kind is "digits", .* no masks'),
+    ({"evals.dense.data.kind": "photos"}, r'evals.dense.data.kind is "photos", .* no masks'),
     (
-        {"evals.knn.data.kind": "digit_scenes"},
-        r'evals.knn.data.kind is "digit_scenes", which has no labels',
+        {"evals.knn.data.kind": "photo_collages"},
+        r'evals.knn.data.kind is "photo_collages", which has no labels',
     ),
     ({"evals.knn.data.kind": "folder"}, r'evals.knn.data.dir is ""'),
     ({"evals.rank.data.kind": "folder", "evals.tasks": ("rank",)}, r'evals.rank.data.dir is ""'),
@@ -241,7 +241,7 @@ def test_impossible_configs_are_refused(toy, changes, message):
         {"mesh.data": 1},
         {"mesh.data": 3, "optim.batch_size": 99},
         {"evals.tasks": (), "evals.dense.data.kind": "folder", "evals.knn.data.kind": "folder"},
-        {"evals.tasks": ("rank",), "evals.rank.data.kind": "digit_scenes"},  # needs no labels
+        {"evals.tasks": ("rank",), "evals.rank.data.kind": "photo_collages"},  # needs no labels
         {
             "data.kind": "folder",
             "data.dir": "x",

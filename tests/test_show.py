@@ -17,7 +17,7 @@ ROWS = (
         "mine",
         "table1/small",
         "table 1, small",
-        "sop:digits",
+        "sop:photos",
         {"knn": "10.5 (paper, table 1)", "linear": "20"},
         note="scales are not published",
         ours={"knn": "9.5"},
@@ -26,12 +26,12 @@ ROWS = (
         "mine",
         "table2",
         "table 2",
-        "sop:digits",
+        "sop:photos",
         {"knn": "collapse"},
         note="scales are not published",
     ),
-    papers.Row("mine", "table3", "table 3", "sop:digits", {"knn": "11"}, ours={"psnr": "30"}),
-    papers.Row("mine", "stage", "a stage without a number", "sop:digits", {}),
+    papers.Row("mine", "table3", "table 3", "sop:photos", {"knn": "11"}, ours={"psnr": "30"}),
+    papers.Row("mine", "stage", "a stage without a number", "sop:photos", {}),
 )
 
 
@@ -127,11 +127,11 @@ def test_a_file_of_ones_own_imports_its_neighbours(tmp_path, capsys):
     (tmp_path / "mine.py").write_text(
         "from ssl_jax import config as config_lib\n"
         "from . import shared\n"
-        "def get_config(variant='digits'):\n"
+        "def get_config(variant='photos'):\n"
         "    config = config_lib.load(f'sop:{variant}')\n"
         "    config.optim.epochs = shared.EPOCHS\n"
         "    return config\n"
     )
-    assert config_lib.load(f"{tmp_path / 'mine.py'}:digits").optim.epochs == 7.0
+    assert config_lib.load(f"{tmp_path / 'mine.py'}:photos").optim.epochs == 7.0
     assert cli.main(["ssl-jax", "show", f"--config={tmp_path / 'mine.py'}"]) == 0
     assert "run.epochs" in capsys.readouterr().out

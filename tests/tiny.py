@@ -151,7 +151,7 @@ def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
     """
     name, variant = VARIANTS.get(name, (name, {}))
     c = settings.base_config(name)
-    c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
+    c.data.update(dict(kind="photo_collages", length=35, size=24, crop_on="device"))
     c.views.update(
         dict(
             global_size=16,

@@ -7,7 +7,7 @@ from tests import tiny
 def get_config(method: str):
     config = tiny.config(method)
     config.checkpoint.every_steps = 2
-    images = dict(kind="digits", size=24)
+    images = dict(kind="photos", size=24)
     evals.add(config, "knn", "rank", data=images, train_examples=40, test_examples=20)
     config.evals.update(dict(tasks=("knn",), every_steps=4))
     return config

@@ -14,7 +14,6 @@ so a set has any length, allows random access, and does not depend on order, pro
 """
 
 import functools
-import importlib
 
 import cv2
 import numpy as np
@@ -117,9 +116,13 @@ def _photographs(split):
 
 def _load(name):
     """A photograph, uint8 [H,W,3]; of two views of the motorcycle the left."""
+    # both take a second to import, which only those pay who look at these pictures
+    from skimage import data
+    from sklearn.datasets import load_sample_image
+
     if name in ("china", "flower"):
-        return importlib.import_module("sklearn.datasets").load_sample_image(f"{name}.jpg")
-    image = getattr(importlib.import_module("skimage.data"), name)()
+        return load_sample_image(f"{name}.jpg")
+    image = getattr(data, name)()
     image = np.asarray(image[0] if isinstance(image, tuple) else image)
     image = image if image.ndim == 3 else np.repeat(image[..., None], 3, axis=2)
     zoom = _SHORT_SIDE / min(image.shape[:2])

@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import decode, photos, scenes
+from ssl_jax.data import decode, photos
 from ssl_jax.data.decode import Unreadable
 
 __all__ = [
@@ -44,12 +44,7 @@ __all__ = [
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")  # in capitals as well
 _ACCEPTED = ", ".join(EXTENSIONS)
 
-_GENERATED = {
-    "photos": photos.photos,
-    "photo_collages": photos.photo_collages,
-    "digits": scenes.digits,
-    "digit_scenes": scenes.digit_scenes,
-}
+_GENERATED = {"photos": photos.photos, "photo_collages": photos.photo_collages}
 _GENERATED_SIZE = 64
 _GENERATED_SEED = 0  # the pictures are a data set: they do not change with the seed of a run
 KINDS = (*_GENERATED, "folder", "tfds")
@@ -59,8 +54,8 @@ def defaults() -> dict:
     """The keys that name a set of images: of the section `data`, and of each evaluation."""
     return dict(
         kind=key(
-            "digit_scenes",
-            'what the set is: "digit_scenes" and "digits" are embedded (no download)',
+            "photos",
+            'what the set is: "photos" and "photo_collages" are embedded (no download)',
             choices=KINDS,
         ),
         name=key("", "name of a TFDS set"),
@@ -133,11 +128,11 @@ def make_source(config, *, split: str | None = None):
 
 
 class GeneratedSource:
-    """The embedded sets `digits` and `digit_scenes` of `scenes`, of any length: picture i depends
-    on (seed, split, i).
+    """The embedded sets `photos` and `photo_collages`, of any length: picture i depends on (seed,
+    split, i).
 
-    `size` is the side at which pictures are drawn: nothing is resampled. Records also have "labels"
-    [n], one per box.
+    `size` is the side at which pictures are composed. Records of collages also have "labels" [n],
+    one per box.
     """
 
     def __init__(
@@ -145,28 +140,26 @@ class GeneratedSource:
     ):
         """Raises InputError for an unknown kind or split, a length below 1 or a size below 16."""
         if kind not in _GENERATED:
-            raise InputError(f"data.kind: generated sets are {', '.join(_GENERATED)}, got {kind!r}")
-        if split not in scenes.SPLITS:
+            raise InputError(f"data.kind: embedded sets are {', '.join(_GENERATED)}, got {kind!r}")
+        if split not in photos.SPLITS:
             raise InputError(
-                f"data.split: {kind} has the splits {', '.join(scenes.SPLITS)}, got {split!r}"
+                f"data.split: {kind} has the splits {', '.join(photos.SPLITS)}, got {split!r}"
             )
         if length < 1:
             raise InputError(
                 f"data.length: {kind} needs a number of pictures to generate, at least 1, got"
                 f" {length}"
             )
-        if size < scenes.MIN_SIZE:
+        if size < photos.MIN_SIZE:
             raise InputError(
-                f"data.size: {kind} needs at least {scenes.MIN_SIZE} pixels, got {size}"
+                f"data.size: {kind} needs at least {photos.MIN_SIZE} pixels, got {size}"
             )
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
         self.size = (size, size)
-        module = scenes if kind.startswith("digit") else photos
-        single = kind in ("digits", "photos")
-        self.has_masks = kind != "photos"
-        self.num_classes = module.NUM_CLASSES if single else None
-        self.class_names = module.CLASS_NAMES[: module.NUM_CLASSES] if single else None
-        self.mask_names = module.CLASS_NAMES
+        self.has_masks = kind == "photo_collages"
+        self.num_classes = None if self.has_masks else photos.NUM_CLASSES
+        self.class_names = None if self.has_masks else photos.CLASS_NAMES
+        self.mask_names = photos.CLASS_NAMES if self.has_masks else None
 
     def __len__(self):
         return self._length

@@ -1,7 +1,7 @@
 """The section `evals` of a config: any number of evaluations, each a section under its name.
 
     config.evals.every_steps = 1000                              # plain keys belong to all
-    evals.add(config, "knn", "linear", data=dict(kind="digits", size=32))
+    evals.add(config, "knn", "linear", data=dict(kind="photos", size=32))
     config.evals.birds = evals.new("knn", k=(20,), data=dict(kind="folder", dir="/data/birds"))
 
 `new` makes the complete, locked section of a type; `add` puts one into the config for each type,
@@ -29,8 +29,8 @@ from ssl_jax.evals import registry
 
 ALL = "all"
 # Kinds of data that do not have what a type needs, and one that does.
-_LACKING = {"labels": ("digit_scenes", "photo_collages"), "masks": ("digits", "photos", "folder")}
-_DEFAULT_KIND = {"labels": "digits", "masks": "digit_scenes", "": "digits"}
+_LACKING = {"labels": ("photo_collages",), "masks": ("photos", "folder")}
+_DEFAULT_KIND = {"labels": "photos", "masks": "photo_collages", "": "photos"}
 
 
 def defaults() -> dict:

@@ -357,7 +357,7 @@ def test_workers_end_with_a_killed_main_process(tmp_path, root):
 
             if __name__ == "__main__":
                 views = recipe.ViewRecipe((("global", recipe.GroupRecipe(1, 8, (0.5, 1.0), 4)),))
-                records = source.GeneratedSource("digits", "train", 64)
+                records = source.GeneratedSource("photos", "train", 64)
                 batches = loader.Loader(records, views, batch_size=8, seed=0, workers=2)
                 next(batches), next(batches)
                 print(*(child.pid for child in multiprocessing.active_children()), flush=True)

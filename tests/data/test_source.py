@@ -15,7 +15,7 @@ from array_record.python import array_record_module
 from PIL import Image
 
 from ssl_jax.config import InputError
-from ssl_jax.data import scenes, source
+from ssl_jax.data import photos, source
 from ssl_jax.data.source import (
     ArraySource,
     Folder,
@@ -347,17 +347,17 @@ def test_array_source_refuses(arguments, message):
 # generated pictures
 
 
-@pytest.mark.parametrize("kind, classes", [("digits", 10), ("digit_scenes", None)])
+@pytest.mark.parametrize("kind, classes", [("photos", 17), ("photo_collages", None)])
 def test_generated(kind, classes):
     records = make_source(dict(kind=kind, split="test", length=10**9, size=32))
     assert (len(records), records.size, records.num_classes, records.has_masks) == (
         10**9,
         (32, 32),
         classes,
-        True,
+        classes is None,
     )
-    same_record(records[123456789], getattr(scenes, kind)(0, "test", 123456789, size=32))
-    assert ("label" in records[0]) == (kind == "digits")
+    same_record(records[123456789], getattr(photos, kind)(0, "test", 123456789, size=32))
+    assert ("label" in records[0]) == (kind == "photos")
     assert make_source(dict(kind=kind, length=1)).size == (64, 64)
 
 
@@ -372,7 +372,7 @@ def test_generated(kind, classes):
 )
 def test_generated_refuses(change, key):
     with pytest.raises(InputError, match=key):
-        make_source({**dict(kind="digits", split="train", length=5), **change})
+        make_source({**dict(kind="photos", split="train", length=5), **change})
 
 
 def test_unknown_kind_names_the_nearest():
@@ -443,11 +443,11 @@ def test_cache_reads_once_and_protects_what_it_keeps():
 
 
 def test_sources_know_the_names_of_their_classes(tmp_path):
-    digits = Prepared(GeneratedSource("digits", "train", 2), cache=True)
-    assert digits.class_names == tuple("0123456789") and digits.num_classes == 10
-    scene = GeneratedSource("digit_scenes", "train", 2)
-    assert scene.class_names is None and scene.mask_names == (*"0123456789", "background")
-    assert scene.mask_names[scenes.BACKGROUND] == "background"
+    windows = Prepared(GeneratedSource("photos", "train", 2), cache=True)
+    assert windows.class_names == photos.CLASS_NAMES and windows.num_classes == 17
+    assert windows.mask_names is None
+    collages = GeneratedSource("photo_collages", "train", 2)
+    assert collages.class_names is None and collages.mask_names == photos.CLASS_NAMES
     arrays = Prepared(ArraySource(IMAGES, LABELS), size=8)
     assert arrays.class_names is None and arrays.mask_names is None
 
@@ -469,7 +469,7 @@ def test_sources_pickle_and_print_stably(tfds_dir, tmp_path):
         Folder(tmp_path),
         Tfds("tiny_shapes", tfds_dir, "test"),
         ArraySource(IMAGES, LABELS, MASKS),
-        GeneratedSource("digits", "train", 9, size=32),
+        GeneratedSource("photos", "train", 9, size=32),
         Prepared(Folder(tmp_path), size=6, cache=True),
     ]
     for records in everything:

@@ -111,7 +111,9 @@ def test_sections_are_complete_locked_and_keep_their_defaults():
     for wrong in (dict(kk=1), dict(data=dict(knd="x"))):
         with pytest.raises(KeyError):
             evals.new("knn", **wrong)
-    assert evals.new("dense").data.kind == "digit_scenes" and evals.new("knn").data.kind == "digits"
+    assert (
+        evals.new("dense").data.kind == "photo_collages" and evals.new("knn").data.kind == "photos"
+    )
 
 
 def test_all_or_some_or_none_are_run(config):

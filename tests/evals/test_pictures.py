@@ -162,11 +162,11 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
 def test_figures_call_classes_by_the_names_of_their_source(config):
     cases = evals.cases(evals.raw_pixels(4), config)
     segments = evals.dense.figures(cases["dense"])["segmentation"]
-    assert segments.background == 10 and segments.legend[9:11] == ((9, "9"), (10, "background"))
-    cases["knn"].test.class_names = [f"digit {i}" for i in range(10)]
+    assert segments.legend[:2] == ((0, "astronaut"), (1, "brick")) and segments.background is None
+    cases["knn"].test.class_names = [f"photograph {i}" for i in range(17)]
     rows = evals.knn.figures(cases["knn"])["neighbours"].rows
-    assert all(row[0].title.startswith("query: digit ") for row in rows)
-    assert all("digit " in panel.title for panel in rows[0][1:])
+    assert all(row[0].title.startswith("query: photograph ") for row in rows)
+    assert all("photograph " in panel.title for panel in rows[0][1:])
 
 
 def test_nothing_is_drawn_without_evaluations(tmp_path, config, encoder, monkeypatch):

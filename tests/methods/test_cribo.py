@@ -1009,13 +1009,13 @@ def test_every_row_of_the_papers_tables_is_a_config_with_its_numbers():
         )
 
 
-@pytest.mark.parametrize("name", ["vits16", "vitb16_in1k", "vits16_coco", "cifar10", "digits"])
+@pytest.mark.parametrize("name", ["vits16", "vitb16_in1k", "vits16_coco", "cifar10", "photos"])
 def test_published_variants_have_numbers_and_small_ones_have_none(name):
     check(load(name))
     assert bool(load(name).expected) == name.startswith("vit")
 
 
-@pytest.mark.parametrize("name", ["digits", "digit_scenes"])
+@pytest.mark.parametrize("name", ["photos", "photo_collages"])
 def test_small_presets_can_run(name):
     run = api.prepare(load(name))
     memory = run.abstract.carry["memory"]["rows"]["first"]

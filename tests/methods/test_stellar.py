@@ -25,7 +25,7 @@ from ssl_jax.train import optim, state, step
 from ssl_jax.views import recipe
 
 PUBLISHED = ("vitb16", "vitl16", "vith14")
-SMALL = ("cifar10", "imagenette96", "digits", "digit_scenes")
+SMALL = ("cifar10", "imagenette96", "photos", "photo_collages")
 
 
 def tiny(**changes):
@@ -33,7 +33,7 @@ def tiny(**changes):
     keeps 4.
     """
     c = settings.base_config("stellar")
-    c.data.update(dict(kind="digit_scenes", length=35, size=24, crop_on="device"))
+    c.data.update(dict(kind="photo_collages", length=35, size=24, crop_on="device"))
     c.views.update(
         dict(
             global_size=16,
