@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ssl_jax import convert, evals, losses, methods, models, ops
-    from ssl_jax.api import load
+    from ssl_jax.api import load, save
     from ssl_jax.methods import register
 
 __version__ = "0.2.0"
-_FUNCTIONS = {"load": "api", "register": "methods"}
+_FUNCTIONS = {"load": "api", "register": "methods", "save": "api"}
 __all__ = [
     "__version__",
     "convert",
@@ -25,6 +25,7 @@ __all__ = [
     "models",
     "ops",
     "register",
+    "save",
 ]
 
 

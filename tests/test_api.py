@@ -7,6 +7,7 @@ import pytest
 import ssl_jax
 from ssl_jax import api, cli, convert, methods
 from ssl_jax.config import InputError
+from ssl_jax.convert import own
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import vit
 from ssl_jax.train import checkpoint, log, loop
@@ -152,3 +153,53 @@ def test_published_weights_load_in_one_line(tmp_path):
         features.patches.reshape(tokens.patches.shape), tokens.patches, rtol=1e-5, atol=1e-6
     )
     assert "DINO" in repr(encoder)
+
+
+def test_a_saved_network_is_loaded_as_it_was(saved, tmp_path):
+    encoder = ssl_jax.load(saved[0])
+    file = tmp_path / "network.safetensors"
+    ssl_jax.save(encoder, file, scores={"knn": 71.5})
+    again = ssl_jax.load(file)
+    assert again.config == encoder.config and again.step == encoder.step == 7
+    assert tiny.identical(again.params, encoder.params)
+    assert own.read(file).notes == {"step": 7, "scores": {"knn": 71.5}}
+    images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
+    np.testing.assert_array_equal(again(images).image, encoder(images).image)
+
+
+def test_a_network_saved_in_bfloat16_is_half_the_size_and_nearly_the_same(saved, tmp_path):
+    encoder, files = ssl_jax.load(saved[0]), [tmp_path / f"{n}.safetensors" for n in "ab"]
+    ssl_jax.save(encoder, files[0])
+    ssl_jax.save(encoder, files[1], dtype="bfloat16")
+    metadata = len(own.read(files[0]).config)
+    large, small = (file.stat().st_size - metadata for file in files)
+    assert small < 0.7 * large
+    again = ssl_jax.load(files[1])
+    assert {leaf.dtype for leaf in jax.tree.leaves(again.params)} == {np.dtype("float32")}
+    for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(encoder.params)):
+        np.testing.assert_allclose(a, b, rtol=2**-8, atol=1e-30)
+
+
+def test_constants_are_saved_too(tmp_path):
+    run = api.prepare(tiny.config("stellar"))
+    constants = run.method.constants()
+    params, _ = run.method.init(jax.random.key(0))
+    ssl_jax.save(Encoder(run.config, params, constants), tmp_path / "a.safetensors")
+    again = ssl_jax.load(tmp_path / "a.safetensors")
+    assert tiny.identical(again.constants, constants)
+
+
+def test_a_network_needs_the_suffix_of_its_format(saved, tmp_path):
+    with pytest.raises(InputError, match=r"network\.npz: a network is saved as \.safetensors"):
+        ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / "network.npz")
+
+
+def test_the_zoo_names_what_it_has(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(api, "_ZOO", tmp_path / "elsewhere")
+    with pytest.raises(InputError, match="the zoo comes with a checkout"):
+        ssl_jax.load("zoo/dino_photos")
+    (tmp_path / "elsewhere").mkdir()
+    ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / "elsewhere" / "dino_photos.safetensors")
+    assert ssl_jax.load("zoo/dino_photos").config.method == "dino"
+    with pytest.raises(InputError, match=r'zoo/dino_photo".*did you mean.*zoo/dino_photos'):
+        ssl_jax.load("zoo/dino_photo")
