@@ -86,7 +86,7 @@ def photo_collages(seed, split, i, size=64):
     owner = _regions(rng, count, size)
     image = np.empty((size, size, 3), np.uint8)
     for k, label in enumerate(labels):
-        image[owner == k] = _window(rng, split, label, size)[owner == k]
+        np.copyto(image, _window(rng, split, label, size), where=(owner == k)[..., None])
     visible = [k for k in range(count) if (owner == k).any()]
     return {
         "image": image,
@@ -145,9 +145,9 @@ def _window(rng, split, label, size):
         window = source[y : y + side, x : x + side]
         if window[::4, ::4].std() > _PLAIN:
             break
-    window = np.rot90(window, int(rng.integers(4)))
     how = cv2.INTER_AREA if size < side else cv2.INTER_CUBIC
-    return cv2.resize(np.ascontiguousarray(window), (size, size), interpolation=how)
+    window = cv2.resize(window, (size, size), interpolation=how)
+    return np.ascontiguousarray(np.rot90(window, int(rng.integers(4))))
 
 
 def _regions(rng, count, size):

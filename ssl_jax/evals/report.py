@@ -6,13 +6,15 @@ import functools
 import json
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from ssl_jax import evals, methods
 from ssl_jax.evals import pictures
-from ssl_jax.evals.pictures import attention
+from ssl_jax.evals.pictures import attention, pca
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.train import state
 
-_IMAGES, _ATTENTION = 16, 6  # test images in the pictures of a method, of the attention
+_IMAGES, _SHOWN = 16, 6  # test images in the pictures of a method, of any network
 
 
 class Evaluation:
@@ -80,7 +82,7 @@ class Evaluation:
             shown = evals.headings(config, self.tasks)
             paths.append(curves.draw(metrics, folder, scores=scores, shown=shown, title=title))
         encoder = Encoder(config, params, constants)
-        cases = self._trained or self._cases(encoder)
+        cases = self._pictured(encoder)
         if not cases:
             return paths
         shown = next((c for c in cases.values() if _needs_masks(c)), next(iter(cases.values())))
@@ -88,10 +90,10 @@ class Evaluation:
         def images(count):
             return shown.images(shown.test, range(min(count, len(shown.test))))
 
-        if config.model.cls:
-            paths += render.draw(
-                lambda: attention.draw(encoder, images(_ATTENTION)), folder, "attention"
-            )
+        of_any = {"attention": attention, "pca": pca} if config.model.cls else {"pca": pca}
+        for name, module in of_any.items():
+            drawn = functools.partial(module.draw, encoder, images(_SHOWN))
+            paths += render.draw(drawn, folder, name)
         for name, case in cases.items():
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
             prefix = "" if name == case.config.type else f"{name}_"
@@ -102,6 +104,16 @@ class Evaluation:
             f"{config.method}_pictures",
             f"{config.method}_",
         )
+
+    def _pictured(self, encoder) -> dict:
+        """{name: Case} from which pictures are drawn: of images of `evals.picture_size`."""
+        side = self.config.evals.picture_size
+        if not side:
+            return self._trained or self._cases(encoder)
+        larger = ConfigDict(self.config.to_dict())
+        for section in evals.named(larger).values():
+            section.data.size, section.crop = side, 0
+        return evals.cases(encoder, larger, tasks=self.tasks)
 
     def report(self, params, constants, folder: Path) -> dict[str, dict[str, float]]:
         """Compares, prints the table, and leaves results.json, results.txt and pictures/*.png in

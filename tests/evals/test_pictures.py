@@ -8,7 +8,7 @@ from PIL import Image
 
 from ssl_jax import evals, settings
 from ssl_jax.evals import pictures, report
-from ssl_jax.evals.pictures import Panel, Picture, attention, neighbours, render, segmentation
+from ssl_jax.evals.pictures import Panel, Picture, attention, neighbours, pca, render, segmentation
 from ssl_jax.methods.base import Features
 
 _RNG = np.random.default_rng(0)
@@ -140,6 +140,7 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
     assert [p.name for p in paths] == [
         "curves.png",
         "attention.png",
+        "pca.png",
         "segmentation.png",
         "far_neighbours.png",
         "neighbours.png",
@@ -155,8 +156,49 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
     config.evals.tasks = ("knn",)
     config.model.cls = False
     paths = report.Evaluation(config).draw("weights", None, folder, tmp_path / "nothing")
-    assert [p.name for p in paths] == ["neighbours.png", "dino_own.png"]
+    assert [p.name for p in paths] == ["pca.png", "neighbours.png", "dino_own.png"]
     assert len(got) == 2 and not np.array_equal(got[1], got[0])
+
+
+def test_pictures_can_show_larger_images_than_are_scored(tmp_path, config, encoder, monkeypatch):
+    got = []
+    own_pictures(monkeypatch, lambda encoder, images: got.append(images.shape) or {})
+    config.evals.picture_size = 32
+    report.Evaluation(config).draw("weights", None, tmp_path / "pictures", tmp_path)
+    assert encoder == [(6, 32, 32, 3)] and got == [(16, 32, 32, 3)]
+    assert config.evals.dense.data.size == 24
+
+
+def test_principal_colours_are_alike_for_patches_that_are_alike():
+    rng = np.random.default_rng(0)
+    kinds = rng.normal(size=(4, 12)) * 5
+    which = rng.integers(0, 4, (3, 6, 5))
+    colours = pca.principal_colours(kinds[which] + 0.01 * rng.normal(size=(3, 6, 5, 12)))
+    assert colours.shape == (3, 6, 5, 3) and colours.min() >= 0 and colours.max() <= 1
+    means = np.stack([colours[which == k].mean(0) for k in range(4)])
+    assert max(colours[which == k].std(0).max() for k in range(4)) < 0.01
+    assert min(np.abs(means[a] - means[b]).max() for a in range(4) for b in range(a)) > 0.3
+
+
+def test_principal_colours_have_one_sign_and_ignore_the_mean():
+    patches = np.random.default_rng(0).normal(size=(2, 4, 4, 8)) * np.arange(1, 9)
+    colours = pca.principal_colours(patches)
+    np.testing.assert_allclose(pca.principal_colours(patches + 7), colours, atol=1e-9)
+    # red follows the strongest direction, whose largest weight is positive
+    red, strongest = colours[..., 0].ravel(), patches[..., 7].ravel()
+    assert np.corrcoef(red, strongest)[0, 1] > 0.9
+
+
+def test_equal_patches_have_a_colour_too():
+    assert np.isfinite(pca.principal_colours(np.ones((1, 3, 3, 5)))).all()
+
+
+def test_the_pca_picture_has_each_image_above_its_colours():
+    images = np.random.default_rng(0).random((8, 16, 16, 3))
+    picture = pca.draw(evals.raw_pixels(4), images)["pca"]
+    assert [len(row) for row in picture.rows] == [6, 6, 2, 2]
+    np.testing.assert_array_equal(picture.rows[2][1].image, images[7])
+    assert picture.rows[3][1].image.shape == (4, 4, 3)
 
 
 def test_figures_call_classes_by_the_names_of_their_source(config):
