@@ -322,7 +322,7 @@ def test_loss_is_the_weighted_sum_and_the_target_the_main_view():
     metrics, outputs, _ = forward(method, init(method))
     views = prepared(method)
     np.testing.assert_allclose(
-        outputs.target, tokenizer.to_cells(views["global"].images[:, 0], 4), atol=1e-6
+        outputs.target, ops.patchify(views["global"].images[:, 0], 4), atol=1e-6
     )  # jit rounds otherwise
     found = ops.align_sets(outputs.masked_tokens, outputs.tokens[:, None])
     matched = np.take_along_axis(
@@ -339,14 +339,14 @@ def test_a_masked_view_depends_on_its_kept_patches_only_and_more_tokens_than_pat
     method = bound(stellar__weights__reconstruction=0.0)
     params, views = init(method), prepared(method)
     masks = np.asarray(views["masked"].masks)
-    cells = tokenizer.to_cells(views["masked"].images.reshape(8, 16, 16, 3), 4)
+    cells = ops.patchify(views["masked"].images.reshape(8, 16, 16, 3), 4)
 
     @jax.jit
     def encode(views):
         return method.encode(params, None, None, views, keys_of(0), None)
 
     def tokens(cells):
-        images = tokenizer.from_cells(cells, 4, 4).reshape(4, 2, 16, 16, 3)
+        images = ops.unpatchify(cells, 4, (4, 4)).reshape(4, 2, 16, 16, 3)
         changed = views | {"masked": views["masked"]._replace(images=images)}
         return np.asarray(encode(changed).masked_tokens)
 
