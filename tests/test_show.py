@@ -42,18 +42,40 @@ def cells(line):
 
 def test_rows_numbers_and_notes():
     lines = show.table(ROWS).splitlines()
-    assert cells(lines[0]) == ["row", "place", "score", "paper's", "ours", "note"]
-    assert set(lines[1]) == {"-"}
-    assert [cells(line) for line in lines[2:8]] == [
-        ["mine/table1/small", "table 1, small", "knn", "10.5 (paper, table 1)", "9.5", "[1]"],
+    assert lines[0] == "row: place [note]"
+    assert cells(lines[1]) == ["score", "paper's", "ours"]
+    assert set(lines[2]) == {"-"}
+    assert [cells(line) for line in lines[3:11]] == [
+        ["mine/table1/small: table 1, small [1]"],
+        ["knn", "10.5 (paper, table 1)", "9.5"],
         ["linear", "20", "-"],
-        ["mine/table2", "table 2", "knn", "collapse", "-", "[1]"],
-        ["mine/table3", "table 3", "knn", "11", "-"],
+        ["mine/table2: table 2 [1]"],
+        ["knn", "collapse", "-"],
+        ["mine/table3: table 3"],
+        ["knn", "11", "-"],
         ["psnr", "-", "30"],
-        ["mine/stage", "a stage without a number", "-", "-", "-"],
     ]
-    assert lines[8:] == ["", "[1] scales are not published"]
-    assert len({line.index("knn") for line in lines if "knn" in line}) == 1, "columns are aligned"
+    assert lines[11:] == [
+        "mine/stage: a stage without a number",
+        "",
+        "[1] scales are not published",
+    ]
+    numbers = [line for line in lines[3:11] if not line.startswith("mine")]
+    for titles in ("paper's", "ours"):
+        start = lines[1].index(titles)
+        assert all(line[start - 2 : start] == "  " != line[start] for line in numbers), "aligned"
+
+
+def test_what_is_too_long_for_a_line_is_wrapped_in_its_column():
+    long = " ".join(f"part{i}" for i in range(30))
+    row = papers.Row("mine", "row", long, "sop:digits", {"knn": long}, ours={"knn": "9.5"})
+    lines = show.table((row,)).splitlines()
+    assert max(map(len, lines)) <= 100
+    start, end = lines[1].index("paper's"), lines[1].index("ours")
+    first = next(i for i, line in enumerate(lines) if line.startswith("  knn"))
+    assert " ".join(line.strip() for line in lines[3:first]) == f"mine/row: {long}"
+    assert " ".join(line[start:end].strip() for line in lines[first:]) == long
+    assert lines[first].endswith("  9.5") and len(lines) > first + 1
 
 
 @pytest.mark.parametrize(
@@ -69,13 +91,26 @@ def test_rows_numbers_and_notes():
 def test_the_rows_of_a_paper(capsys, monkeypatch, tmp_path, name, number):
     monkeypatch.chdir(tmp_path)  # works anywhere
     assert cli.main(["ssl-jax", "show", "--paper", name]) == 0
-    out = capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
     first = papers.load(name)[0]
-    line = next(line for line in out.splitlines() if line.startswith(first.name))
-    assert cells(line)[:3] == [first.name, first.place, next(iter(first.expected))]
-    assert cells(line)[3].startswith(number)
-    for row in papers.load(name):
-        assert f"\n{row.name} " in out and all(number in out for number in row.expected.values())
+    at = next(i for i, line in enumerate(lines) if line.startswith(f"{first.name}: {first.place}"))
+    assert cells(lines[at + 1])[0] == next(iter(first.expected))
+    assert cells(lines[at + 1])[1].startswith(number)
+
+
+@pytest.mark.parametrize("name", papers.names())
+def test_every_fact_about_a_row_stands_below_its_name_within_100_columns(name):
+    rows = papers.load(name)
+    text = show.table(rows)
+    assert max(map(len, text.splitlines())) <= 100
+    words = " ".join(text.split())
+    starts = [f"\n{row.name}: " for row in rows]
+    for row, start, end in zip(rows, starts, [*starts[1:], "\n\n"], strict=True):
+        block = text[text.index(start) :].partition(end)[0]
+        assert " ".join(block.split()).startswith(f"{row.name}: {row.place}")
+        assert (" [" in block) == bool(row.note) and row.note in words
+        for number in (*row.expected.items(), *row.ours.items()):
+            assert set(" ".join(number).split()) <= set(block.split())
 
 
 def test_a_row_is_shown_with_its_origin_place_and_note(capsys):

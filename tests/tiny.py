@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 
-from ssl_jax import settings
+from ssl_jax import methods, settings
 from ssl_jax.data import source
 from ssl_jax.train import loop
+from ssl_jax.views import recipe
 
 # What each method changes in the tiny config: dotted key -> value.
 _CHANGES = {
@@ -173,6 +174,33 @@ def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): value})
     return c
+
+
+def check(c) -> None:
+    """Refuses a config as a run does: its keys first, then what the method cannot do."""
+    settings.validate(c, num_devices=None)
+    methods.get(c.method).check(c)
+
+
+def resolved(c, num_records=35):
+    """The config as a run on one device has it."""
+    return settings.resolve(c, num_records=num_records, num_devices=1)
+
+
+def random_batch(views: recipe.ViewRecipe, count=4) -> dict:
+    """Random images of 24 px with the draws of their views, as the loader hands them over where
+    the device crops.
+    """
+    size = (24, 24)
+    drawn = [recipe.draw(views, seed=0, epoch=0, index=i, source_size=size) for i in range(count)]
+    draws = jax.tree.map(lambda *leaves: np.stack(leaves), *drawn)
+    return {name: recipe.Group(None, *group) for name, group in draws.items()} | {
+        "source": np.random.default_rng(0).random((count, *size, 3), np.float32),
+        "source_size": np.full((count, 2), 24, np.float32),
+        "index": np.arange(count, dtype=np.int32),
+        "epoch": np.zeros(count, np.int32),
+        "replaced": np.zeros(count, bool),
+    }
 
 
 def float_source():

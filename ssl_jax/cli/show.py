@@ -2,6 +2,7 @@
 nothing is allocated.
 """
 
+import itertools
 import re
 import textwrap
 
@@ -37,6 +38,7 @@ Examples:
 Exit codes: 0 done; 2 bad input; 1 unexpected error.
 """
 
+_WIDTH = 100  # columns of a table
 _ASSUMED_STEPS = 1000  # of an epoch, where the data are not here
 
 
@@ -160,25 +162,53 @@ def _abstract_state(method):
 
 
 def table(rows) -> str:
-    """The rows of a paper as aligned text: one line per score, then the notes."""
+    """The rows of a paper as aligned text: of each its name, place and note, then its scores; the
+    notes follow.
+    """
     marks = {
         note: f"[{number}]"
         for number, note in enumerate(dict.fromkeys(row.note for row in rows if row.note), 1)
     }
-    lines = [("row", "place", "score", "paper's", "ours", "note")]
+    titles = ("score", "paper's", "ours")
+    scores = {
+        row.name: [
+            (score, row.expected.get(score, "-"), row.ours.get(score, "-"))
+            for score in row.expected | row.ours
+        ]
+        for row in rows
+    }
+    every = [titles, *itertools.chain(*scores.values())]
+    widths = _fit([max(map(len, column)) for column in zip(*every)])
+    written = ["row: place [note]", *_in_columns(titles, widths)]
+    written.append("-" * (sum(widths) + 2 * len(widths)))
     for row in rows:
-        start = (row.name, row.place, marks.get(row.note, ""))
-        for score in row.expected | row.ours or ["-"]:
-            numbers = (score, row.expected.get(score, "-"), row.ours.get(score, "-"))
-            lines.append((*start[:2], *numbers, start[2]))
-            start = ("", "", "")
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    written = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+        written += _wrap(f"{row.name}: {row.place} {marks.get(row.note, '')}", _WIDTH, "    ")
+        for line in scores[row.name]:
+            written += _in_columns(line, widths)
+    if marks:
+        written.append("")
+    for note, mark in marks.items():
+        written += _wrap(f"{mark} {note}", _WIDTH, " " * (len(mark) + 1))
+    return "\n".join(written)
+
+
+def _fit(widths: list[int]) -> list[int]:
+    """The widths, of which the widest give way until a line fits."""
+    widths = list(widths)
+    while sum(widths) + 2 * len(widths) > _WIDTH:
+        widths[widths.index(max(widths))] -= 1
+    return widths
+
+
+def _in_columns(cells, widths) -> list[str]:
+    """The lines of cells side by side, each wrapped to its width, with two blanks before it."""
+    wrapped = [_wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    lines = itertools.zip_longest(*wrapped, fillvalue="")
+    return [
+        "".join(f"  {part:<{width}}" for part, width in zip(line, widths)).rstrip()
+        for line in lines
     ]
-    rule = "-" * max(map(len, written))
-    notes = [
-        textwrap.fill(f"{mark} {note}", 100, subsequent_indent=" " * (len(mark) + 1))
-        for note, mark in marks.items()
-    ]
-    return "\n".join([written[0], rule, *written[1:], *([""] if notes else []), *notes])
+
+
+def _wrap(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False)

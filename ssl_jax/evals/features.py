@@ -15,6 +15,7 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data.source import Unreadable
+from ssl_jax.ops import patchify
 
 RAW_GRID = 16  # side to which the raw-pixel baseline averages an image
 
@@ -250,16 +251,12 @@ def raw_pixels(patch: int, grid: int = RAW_GRID):
     @jax.jit
     def apply(images):
         images = jnp.asarray(images, jnp.float32)
-        b, height, width, channels = images.shape
+        b, height, width, _ = images.shape
         rows, columns = area_weights(height, grid), area_weights(width, grid)
         small = jnp.einsum("yh,bhwc,xw->byxc", rows, images, columns, precision="highest")
         small -= small.mean(axis=(1, 2), keepdims=True)
         h, w = height // patch, width // patch
-        patches = (
-            images.reshape(b, h, patch, w, patch, channels)
-            .swapaxes(2, 3)
-            .reshape(b, h, w, patch * patch * channels)
-        )
+        patches = patchify(images, patch).reshape(b, h, w, -1)
         return Pixels(image=small.reshape(b, -1), patches=patches - 0.5)
 
     return apply

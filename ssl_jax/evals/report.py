@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from ssl_jax import evals, methods
+from ssl_jax import evals
 from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import attention, pca
-from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.train import state
 
 _IMAGES, _SHOWN = 16, 6  # test images in the pictures of a method, of any network
@@ -44,7 +44,7 @@ class Evaluation:
     def compare(self, params, constants=None) -> dict[str, dict[str, float]]:
         """{row: scores}: of the untrained network (same seed), of raw pixels and of `params`, in
         the order of evals.ROWS. A baseline has the scores of the evaluations that name it."""
-        untrained = state.initial_weights(methods.make(self.config), self.config.seed)
+        untrained = state.initial_weights(bound(self.config), self.config.seed)
         networks = (
             Encoder(self.config, untrained, constants),
             evals.raw_pixels(self.config.model.patch),

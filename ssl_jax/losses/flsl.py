@@ -11,10 +11,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ssl_jax.losses.meters import assignment_meters
-from ssl_jax.ops import arguments, divergence, vectors
-from ssl_jax.ops.checked import Number
+from ssl_jax.ops import divergence, vectors
+from ssl_jax.ops.arguments import require, require_between
+from ssl_jax.ops.checked import Number, Positive, checked
 
 
+@checked
 def flsl(
     tokens: Float[Array, "*b d"],
     modes: Float[Array, "*b d"],
@@ -22,7 +24,7 @@ def flsl(
     log_targets: Float[Array, "*b K"],
     *,
     weights: tuple[Number, Number, Number],
-    temperature: Number,
+    temperature: Positive,
     prior: Float[Array, " K"] | None = None,
 ) -> dict[str, jax.Array]:
     """Pulls tokens to their modes, modes of two views to one centroid, and keeps all in use.
@@ -72,8 +74,11 @@ def flsl(
 
     Reference: FLSL eq. 8, 11 and 13; algorithm 1.
     """
-    _check(tokens, modes, student_logits, log_targets, weights)
-    arrays = [jnp.asarray(x) for x in (tokens, modes, student_logits, log_targets)]
+    require(tokens.size > 0, "the shape of tokens", tokens.shape, "[..., d] without an empty axis")
+    require(len(weights) == 3, "weights", weights, "(v, eta, gamma)")
+    for name, weight in zip(("v", "eta", "gamma"), weights, strict=True):
+        require_between(name, weight, 0, float("inf"))
+    arrays = tokens, modes, student_logits, log_targets
     dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
     q, z, logits, log_targets = (x.astype(dtype).reshape(-1, x.shape[-1]) for x in arrays)
     log_targets = jax.lax.stop_gradient(log_targets)
@@ -99,8 +104,9 @@ def flsl(
     }
 
 
+@checked
 def batch_softmax(
-    teacher_logits: Float[Array, "*b K"], *, temperature: Number
+    teacher_logits: Float[Array, "*b K"], *, temperature: Positive
 ) -> Float[Array, "*b K"]:
     """Targets that use all centroids: softmax over the batch, then over the centroids.
 
@@ -126,26 +132,8 @@ def batch_softmax(
 
     Reference: FLSL appendix I.4.
     """
-    arguments.require_positive("temperature", temperature)
-    logits = jax.lax.stop_gradient(jnp.asarray(teacher_logits))
+    logits = jax.lax.stop_gradient(teacher_logits)
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     scores = logits / jax.lax.stop_gradient(jnp.asarray(temperature).astype(logits.dtype))
     over_tokens = jax.nn.log_softmax(scores, axis=tuple(range(scores.ndim - 1)))
     return jax.nn.log_softmax(over_tokens, axis=-1)
-
-
-def _check(tokens, modes, student_logits, log_targets, weights) -> None:
-    """Raises ValueError unless the shapes fit and the weights are three numbers >= 0."""
-    arguments.require_shape("tokens", tokens, (..., None), "[..., d]")
-    shape = jnp.shape(tokens)
-    fills = min(shape) >= 1
-    arguments.require(fills, "the shape of tokens", shape, "[..., d] without an empty axis")
-    arguments.require_shape("modes", modes, shape, f"{shape} as tokens")
-    wanted = f"[..., K] with the leading axes {shape[:-1]} of tokens"
-    arguments.require_shape("student_logits", student_logits, (*shape[:-1], None), wanted)
-    shape = jnp.shape(student_logits)
-    arguments.require(shape[-1] >= 1, "the shape of student_logits", shape, "[..., K] with K >= 1")
-    arguments.require_shape("log_targets", log_targets, shape, f"{shape} as student_logits")
-    arguments.require(len(weights) == 3, "weights", weights, "(v, eta, gamma)")
-    for name, weight in zip(("v", "eta", "gamma"), weights, strict=True):
-        arguments.require_between(name, weight, 0, float("inf"))

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Integer
 from ssl_jax import ops
 from ssl_jax.losses import meters
 from ssl_jax.ops import arguments
-from ssl_jax.ops.checked import Number
+from ssl_jax.ops.checked import Count, Number, Positive, checked
 
 WEIGHTS = {"cluster": 1.0, "align": 1.0, "koleo": 0.1}  # a2, a3, a4 of eq. 6
 RECONSTRUCTION = {"pixel": 10.0, "code": 0.05}  # a1
@@ -146,12 +146,13 @@ def stellar(
     return {"loss": sum(counted, start=jnp.zeros(())), **terms}
 
 
+@checked
 def balanced_tokens(
     tokens: Tokens,
     *,
-    target_temperature: Number,
-    temperature: Number,
-    num_iters: int = 3,
+    target_temperature: Positive,
+    temperature: Positive,
+    num_iters: Count = 3,
     name: str = "token",
 ) -> dict[str, jax.Array]:
     """Clustering of tokens, and alignment of the tokens of other views with them (eq. 4 and 5).
@@ -181,8 +182,6 @@ def balanced_tokens(
       ValueError: shapes that do not fit, no targets, tokens without their matches.
     """
     _check_tokens(name, tokens)
-    arguments.require_positive("target_temperature", target_temperature)
-    arguments.require_positive("temperature", temperature)
     student = None if tokens.student is None else _logits(tokens.student, tokens.prototypes)
     scores: Any = student if tokens.teacher is None else _logits(tokens.teacher, None)
     targets = balanced_targets(scores, temperature=target_temperature, num_iters=num_iters)
@@ -206,13 +205,17 @@ def balanced_tokens(
     return terms | look
 
 
+@checked
 def balanced_targets(
-    scores: Float[Array, "B s K"], *, temperature: Number, num_iters: int = 3
+    scores: Float[Array, "B s K"], *, temperature: Positive, num_iters: Count = 3
 ) -> Targets:
     """Sinkhorn targets of all tokens of a batch at once, as K potentials; constant.
 
     Args:
       scores: [B, s, K]. temperature: > 0. num_iters: of Sinkhorn-Knopp.
+
+    Raises:
+      ValueError: another shape, temperature <= 0 (where known), num_iters < 1.
     """
     scores = jax.lax.stop_gradient(scores)
     rows = scores.reshape(-1, scores.shape[-1])
@@ -220,6 +223,7 @@ def balanced_targets(
     return Targets(scores, potentials, temperature)
 
 
+@checked
 def reconstruction(
     predicted: Float[Array, "B n c"], target: Float[Array, "B n c"] | Integer[Array, "B n"]
 ) -> dict[str, jax.Array]:
@@ -236,16 +240,8 @@ def reconstruction(
     Raises:
       ValueError: shapes that do not fit.
     """
-    given = predicted is not None and target is not None
-    arguments.require(given, "one of reconstruction and target", None, "given, as the other is")
-    arguments.require_shape("reconstruction", predicted, (None, None, None), "[B, n, c]")
-    predicted, target = jnp.asarray(predicted), jnp.asarray(target)
     predicted = predicted.astype(jnp.promote_types(predicted.dtype, jnp.float32))
-    codes = jnp.issubdtype(target.dtype, jnp.integer)
-    wanted = predicted.shape[:2] if codes else predicted.shape
-    kind = "codes" if codes else "pixels"
-    arguments.require_shape("target", target, wanted, f"{kind} {wanted} as the reconstruction")
-    if codes:
+    if jnp.issubdtype(target.dtype, jnp.integer):
         log_p = jax.nn.log_softmax(predicted, axis=-1)
         picked = jnp.take_along_axis(
             log_p, target[..., None], axis=-1, mode="fill", fill_value=jnp.nan

@@ -25,7 +25,7 @@ class Encoder:
 
     def __init__(self, config, params, constants=None, step=None, features=None):
         self.config, self.params, self.constants, self.step = config, params, constants, step
-        self._features = _bound(config).features if features is None else features
+        self._features = bound(config).features if features is None else features
 
     def __repr__(self) -> str:
         return self.config.method + ("" if self.step is None else f", step {self.step}")
@@ -68,8 +68,8 @@ def published(shape: vit.ViTConfig, params, name: str) -> Encoder:
 
 
 @functools.lru_cache(maxsize=8)
-def _bound(config):
-    """One Method for all encoders of a config, so that they share compiled programs."""
+def bound(config):
+    """One Method for all encoders of a frozen config, so that they share compiled programs."""
     return methods.make(config)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from ssl_jax import trees
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.models import position
+from ssl_jax.ops import patchify, unpatchify
 
 FILE = "maskgit-vqgan-imagenet-f16-256"
 FETCH = (
@@ -166,10 +167,10 @@ def _pixels(patch: int) -> Target:
 
     def encode(constants, images, dtype="float32"):
         del constants, dtype
-        return to_cells(images, patch)
+        return patchify(images, patch)
 
     def show(outputs, grid):
-        return jnp.clip(from_cells(outputs, patch, grid[1]), 0.0, 1.0)
+        return jnp.clip(unpatchify(outputs, patch, grid), 0.0, 1.0)
 
     return Target(3 * patch**2, False, {}, constants, encode, show)
 
@@ -210,24 +211,6 @@ def resize(images, height: int, width: int):
     return jnp.einsum(
         "yh,bhwc,xw->byxc", rows, images, columns, precision=jax.lax.Precision.HIGHEST
     )
-
-
-def to_cells(images, patch: int):
-    """[B, H, W, c] -> [B, n, patch * patch * c], row by row, pixels of a cell by row, column,
-    channel; H and W multiples of patch.
-    """
-    b, height, width, channels = images.shape
-    cells = images.reshape(b, height // patch, patch, width // patch, patch, channels).swapaxes(
-        2, 3
-    )
-    return cells.reshape(b, -1, patch * patch * channels)
-
-
-def from_cells(cells, patch: int, columns: int):
-    """The inverse of `to_cells` for a grid with that many columns."""
-    b, n, _ = cells.shape
-    images = cells.reshape(b, n // columns, columns, patch, patch, -1).swapaxes(2, 3)
-    return images.reshape(b, n // columns * patch, columns * patch, -1)
 
 
 # The network. Activations are [B, H, W, C]; convolutions keep the size.

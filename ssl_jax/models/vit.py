@@ -23,6 +23,7 @@ from ssl_jax.config import InputError, check_multiple, key
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import position as position_lib
 from ssl_jax.models.functional import Model, functional
+from ssl_jax.ops import patchify
 
 
 def _field(default, meaning: str, unit: str = "", *, required: bool = False, **limits) -> Any:
@@ -315,14 +316,12 @@ class _ViT(nnx.Module):
         """Images [B, H, W, C] -> tokens [B, N, d] (float32) before the first block."""
         c = self.config
         b, height, width, _ = images.shape
-        grid = (height // c.patch, width // c.patch)
         mean, std = (jnp.array(values, jnp.float32) for values in (c.mean, c.std))
         x = (images.astype(jnp.float32) - mean) / std
-        x = x.reshape(b, grid[0], c.patch, grid[1], c.patch, c.in_channels).swapaxes(2, 3)
-        x = self.patch(x.reshape(b, grid[0] * grid[1], -1)).astype(jnp.float32)
+        x = self.patch(patchify(x, c.patch)).astype(jnp.float32)
         if masks is not None:
             x = jnp.where(masks[..., None], self.mask_token[...], x)
-        cls_code, codes = self._codes(grid)
+        cls_code, codes = self._codes((height // c.patch, width // c.patch))
         x = x + codes
         if keep is not None:
             x = jnp.take_along_axis(x, keep[..., None], axis=1)

@@ -32,7 +32,14 @@ def product(pattern: str, *arrays, precision: Precision = None):
     return jnp.einsum(pattern, *arrays, precision=precision)
 
 
+def softmax_parts(x, axis: int = -1):
+    """exp(x - max), its sum, and the maximum, over one axis, which is kept."""
+    top = jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
+    terms = jnp.exp(x - top)
+    return terms, jnp.sum(terms, axis=axis, keepdims=True), top
+
+
 def log_sum_exp(x, axis: int):
     """log sum exp of finite numbers over one axis, which is kept."""
-    top = jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
-    return top + jnp.log(jnp.sum(jnp.exp(x - top), axis=axis, keepdims=True))
+    _, total, top = softmax_parts(x, axis)
+    return top + jnp.log(total)

@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Integer
 from ssl_jax.ops import passes as over
 from ssl_jax.ops.arguments import require, require_inside
 from ssl_jax.ops.checked import Count, Positive, checked
-from ssl_jax.ops.numerics import product, sharpen
+from ssl_jax.ops.numerics import product, sharpen, softmax_parts
 
 # Scores of one pass over rows: on CPUs what stays in the cache, elsewhere what keeps a device busy.
 _ENTRIES_CPU, _ENTRIES = 2**20, 2**24
@@ -311,7 +311,7 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
     def iterate(_, h):
         def prototype_use(i, carry):
             x, keep = block(i)
-            q, row_sum, _ = _softmax_parts(x + h[:, None])
+            q, row_sum, _ = softmax_parts(x + h[:, None])
             share = 1 / row_sum if keep is None else jnp.where(keep, 1 / row_sum, 0)
             return carry + column_sums(by_part(q), by_part(share))
 
@@ -319,13 +319,6 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
         return h - jnp.log(jnp.where(total > 0, total, 1))
 
     return jax.lax.fori_loop(0, num_iters - 1, iterate, h)
-
-
-def _softmax_parts(x):
-    """exp(x - max), its sum, and the maximum, over the last axis."""
-    top = jnp.max(x, axis=-1, keepdims=True)
-    terms = jnp.exp(x - top)
-    return terms, jnp.sum(terms, axis=-1, keepdims=True), top
 
 
 def _target_logits(targets, i, passes: int):
@@ -347,9 +340,9 @@ def _fused_forward(passes: int, logits, temperature, targets):
 
     def chunk_loss(i):
         x = sharpen(_rows(logits, i, passes), temperature)
-        _, x_sum, x_top = _softmax_parts(x)
+        _, x_sum, x_top = softmax_parts(x)
         s, keep = _target_logits(targets, i, passes)
-        q, q_sum, q_top = _softmax_parts(s)
+        q, q_sum, q_top = softmax_parts(s)
         # log-sum-exp minus dot product, as a sum of terms >= 0
         loss = (
             jnp.log(x_sum)

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_choice
+from ssl_jax.views import section
 
 ATTEMPTS = 10
+FOCUS = ("gaussian", "window", "none")
 ASPECT = (0.3, 1 / 0.3)  # of a block, height / width
 
 
@@ -37,20 +39,15 @@ class MaskRecipe:
     focus_prob: float = 0.5
 
     def __post_init__(self):
-        if self.focus not in ("none", "gaussian", "window"):
-            raise InputError(f'focus is "{self.focus}"; use "none", "gaussian" or "window"')
+        check_choice("kind", self.kind, ("block", "random"))
+        section.KEYS["mask_ratio"].check("ratio", self.ratio)
+        for name in ("prob", "focus_prob"):
+            section.KEYS["mask_prob"].check(name, getattr(self, name))
+        check_choice("focus", self.focus, FOCUS)
         if self.focus != "none" and not self.drop:
             raise InputError(
                 f'focus is "{self.focus}", which chooses what is kept; it needs drop=True'
             )
-        if not 0 <= self.focus_prob <= 1:
-            raise InputError(f"focus_prob is {self.focus_prob}; use a probability in [0, 1]")
-        if self.kind not in ("block", "random"):
-            raise InputError(f'kind is "{self.kind}"; use "block" or "random"')
-        if len(self.ratio) != 2 or not 0 <= self.ratio[0] <= self.ratio[1] < 1:
-            raise InputError(f"ratio is {self.ratio}; use (lo, hi) with 0 <= lo <= hi < 1")
-        if not 0 <= self.prob <= 1:
-            raise InputError(f"prob is {self.prob}; use a probability in [0, 1]")
         if self.drop and not (
             self.kind == "random" and self.ratio[0] == self.ratio[1] and self.prob == 1
         ):

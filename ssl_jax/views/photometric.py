@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import key
+from ssl_jax.views import section
 
 LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as in Pillow's convert("L")
 BRIGHTNESS, CONTRAST, SATURATION = 0, 1, 2
@@ -29,6 +30,7 @@ ORDERS = np.array(
 )
 DRAWS = 11  # uniform numbers per view
 TAPS_SIGMA = 4.0  # the blur kernel is cut off at this many standard deviations: 6e-5 of its mass
+_ALTERNATIVE = key((0.0, 0.0), "probabilities of blur and solarisation", least=0, most=1, length=2)
 
 
 @dataclass(frozen=True)
@@ -61,30 +63,12 @@ class Photometric:
     alternative: tuple[float, float] = (0.0, 0.0)
 
     def __post_init__(self):
-        if (
-            len(self.jitter) != 4
-            or not all(0 <= s < math.inf for s in self.jitter)
-            or self.jitter[3] > 0.5
-        ):
-            raise InputError(
-                f"jitter is {self.jitter}; use (brightness, contrast, saturation, hue) >= 0, hue"
-                " <= 0.5"
-            )
+        for name in ("jitter", "blur_radius"):
+            section.KEYS[name].check(name, getattr(self, name))
+        section.check_hue("jitter", self.jitter)
         for name in ("jitter_prob", "gray_prob", "blur_prob", "solarize_prob", "alternative_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; use a probability in [0, 1]")
-        if len(self.alternative) != 2 or not all(0 <= p <= 1 for p in self.alternative):
-            raise InputError(
-                f"alternative is {self.alternative}; use the probabilities (blur, solarize), each"
-                " in [0, 1]"
-            )
-        if (
-            len(self.blur_radius) != 2
-            or not 0 < self.blur_radius[0] <= self.blur_radius[1] < math.inf
-        ):
-            raise InputError(
-                f"blur_radius is {self.blur_radius}; use (lo, hi) in pixels with 0 < lo <= hi"
-            )
+            section.KEYS["jitter_prob"].check(name, getattr(self, name))
+        _ALTERNATIVE.check("alternative", self.alternative)
 
 
 def uniforms(keys):

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_multiple
 from ssl_jax.views import boxes as boxes_lib
-from ssl_jax.views import crops, masks
+from ssl_jax.views import crops, masks, section
 from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.photometric import Photometric, augment, uniforms
 
@@ -82,22 +82,14 @@ class GroupRecipe:
     reuse: str = ""
 
     def __post_init__(self):
-        if self.count < 1:
-            raise InputError(f"count is {self.count}; use 1 or more")
-        if self.patch < 1:
-            raise InputError(f"patch is {self.patch}; use 1 or more")
-        if self.size < 1 or self.size % self.patch:
-            low = max(1, self.size // self.patch) * self.patch
-            near = f"{low} or {low + self.patch}" if self.size > self.patch else f"{low}"
-            raise InputError(
-                f"size is {self.size}, not a multiple of the patch size {self.patch}; use {near}"
-            )
-        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise InputError(f"scale is {self.scale}; use (lo, hi) with 0 < lo <= hi <= 1")
+        section.KEYS["global_count"].check("count", self.count)
+        section.KEYS["global_scale"].check("scale", self.scale)
+        section.KEYS["flip"].check("flip", self.flip)
+        for name in ("size", "patch"):
+            section.KEYS["global_size"].check(name, getattr(self, name))
+        check_multiple("size", self.size, self.patch, "patch")
         if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1]:
             raise InputError(f"ratio is {self.ratio}; use (lo, hi) with 0 < lo <= hi")
-        if not 0 <= self.flip <= 1:
-            raise InputError(f"flip is {self.flip}; use a probability in [0, 1]")
         if len(self.photometric) not in (0, self.count):
             raise InputError(
                 f"photometric has {len(self.photometric)} entries; give one per view, {self.count}"

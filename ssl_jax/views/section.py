@@ -59,13 +59,19 @@ def defaults() -> dict:
     )
 
 
+KEYS = defaults()  # their ranges hold for recipes built by hand too
+
+
 def check(config) -> None:
     """Refuses views that do not fit the network's patches. Raises InputError."""
     v, patch = config.views, config.model.patch
     check_multiple("views.global_size", v.global_size, patch, "model.patch")
     if v.local_count:
         check_multiple("views.local_size", v.local_size, patch, "model.patch")
-    if v.jitter[3] > 0.5:
-        raise InputError(
-            f"views.jitter is {v.jitter}; the hue (last) is in turns and must be at most 0.5"
-        )
+    check_hue("views.jitter", v.jitter)
+
+
+def check_hue(name: str, jitter) -> None:
+    """Refuses a shift of the hue by more than half a turn. Raises InputError."""
+    if jitter[3] > 0.5:
+        raise InputError(f"{name} is {jitter}; the hue (last) is in turns and must be at most 0.5")

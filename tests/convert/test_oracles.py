@@ -59,114 +59,88 @@ def normalised(images):
     return torch.from_numpy(((images - MEAN) / STD).astype(np.float32)).permute(0, 3, 1, 2)
 
 
-def tokens(config, params, images):
+def weights(model, path):
+    """`convert.load_vit` of the model's weights, randomised and written to `path`: a folder has the
+    published names, a file those of this version of the library.
+    """
+    randomised(model)
+    if path.suffix:
+        torch.save(model.state_dict(), path)
+    else:
+        model.save_pretrained(path)
+    return convert.load_vit(path, heads=2)
+
+
+def assert_same_tokens(config, params, size, forward):
+    """Ours of images of that size, and theirs of `forward` without registers, which ours hide."""
+    images = pictures(size)
     out = vit.vit(config).apply(params, jnp.asarray(images))
-    return np.concatenate([out.cls[:, None], out.patches], axis=1)
+    with torch.no_grad():
+        wanted = forward(normalised(images)).numpy()
+    wanted = np.delete(wanted, slice(1, 1 + config.registers), axis=1)
+    ours = np.concatenate([out.cls[:, None], out.patches], axis=1)
+    np.testing.assert_allclose(ours, wanted, atol=1e-4)
 
 
-@pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
+SIZES = pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
+FILES = pytest.mark.parametrize("file", ["folder", "state_dict.pth"])
+SHAPE = dict(
+    hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
+)
+TIMM_SHAPE = dict(
+    img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, dynamic_img_size=True
+)
+
+
+@SIZES
 def test_timm(timm, tmp_path, size):
-    model = timm.create_model(
-        "vit_tiny_patch16_224",
-        pretrained=False,
-        img_size=32,
-        patch_size=8,
-        embed_dim=32,
-        depth=2,
-        num_heads=2,
-        num_classes=5,
-        dynamic_img_size=True,
-    )
-    torch.save(randomised(model).state_dict(), tmp_path / "weights.pth")
-    config, params, report = convert.load_vit(tmp_path / "weights.pth", heads=2)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **TIMM_SHAPE)
+    config, params, report = weights(model, tmp_path / "weights.pth")
     assert set(report.left) == {"head.weight", "head.bias"}
-    images = pictures(size)
-    with torch.no_grad():
-        wanted = model.forward_features(normalised(images)).numpy()
-    np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)
+    assert_same_tokens(config, params, size, model.forward_features)
 
 
-@pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
-@pytest.mark.parametrize("file", ["folder", "state_dict.pth"])
+@SIZES
+@FILES
 def test_hugging_face_vit(transformers, tmp_path, size, file):
-    shape = dict(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        image_size=32,
-        patch_size=8,
-    )
-    model = randomised(transformers.ViTModel(transformers.ViTConfig(**shape)))
-    if file == "folder":
-        model.save_pretrained(tmp_path / file)  # under the published names
-    else:
-        torch.save(
-            model.state_dict(), tmp_path / file
-        )  # under those of this version of transformers
-    config, params, report = convert.load_vit(tmp_path / file, heads=2)
+    model = transformers.ViTModel(transformers.ViTConfig(**SHAPE, intermediate_size=48))
+    config, params, report = weights(model, tmp_path / file)
     assert set(report.left) == {"pooler.dense.weight", "pooler.dense.bias"}
-    images = pictures(size)
-    with torch.no_grad():
-        wanted = model(normalised(images), interpolate_pos_encoding=True).last_hidden_state.numpy()
-    np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)
+
+    def forward(images):
+        return model(images, interpolate_pos_encoding=True).last_hidden_state
+
+    assert_same_tokens(config, params, size, forward)
 
 
-@pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
+@SIZES
 @pytest.mark.parametrize("registers", [0, 3])
-@pytest.mark.parametrize("file", ["folder", "state_dict.pth"])
+@FILES
 def test_hugging_face_dinov2(transformers, tmp_path, size, registers, file):
-    shape = dict(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
-    )
     if registers:
-        config = transformers.Dinov2WithRegistersConfig(**shape, num_register_tokens=registers)
-        model = randomised(transformers.Dinov2WithRegistersModel(config))
+        shape = transformers.Dinov2WithRegistersConfig(**SHAPE, num_register_tokens=registers)
+        model = transformers.Dinov2WithRegistersModel(shape)
     else:
-        model = randomised(transformers.Dinov2Model(transformers.Dinov2Config(**shape)))
-    if file == "folder":
-        model.save_pretrained(tmp_path / file)  # under the published names
-    else:
-        torch.save(model.state_dict(), tmp_path / file)  # under those of this version
-    config, params, report = convert.load_vit(tmp_path / file, heads=2)
+        model = transformers.Dinov2Model(transformers.Dinov2Config(**SHAPE))
+    config, params, report = weights(model, tmp_path / file)
     assert not report.left and config.registers == registers and config.layer_scale > 0
-    images = pictures(size)
-    with torch.no_grad():
-        wanted = model(normalised(images)).last_hidden_state.numpy()
-    wanted = np.concatenate([wanted[:, :1], wanted[:, 1 + registers :]], axis=1)
-    np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)
+    assert_same_tokens(config, params, size, lambda images: model(images).last_hidden_state)
 
 
 def test_hugging_face_dinov2_with_swiglu_is_refused(transformers, tmp_path):
-    shape = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, patch_size=8)
-    config = transformers.Dinov2Config(**shape, image_size=32, use_swiglu_ffn=True)
+    config = transformers.Dinov2Config(**SHAPE | {"num_hidden_layers": 1}, use_swiglu_ffn=True)
     transformers.Dinov2Model(config).save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"no place for encoder\.layer\..*\.mlp\.weights_in"):
         convert.load_vit(tmp_path, heads=2)
 
 
-@pytest.mark.parametrize("size", [NATIVE, *OTHERS], ids=str)
+@SIZES
 def test_timm_dinov2_with_registers(timm, tmp_path, size):
     """Its class token has no position code, which is zero here."""
-    model = timm.create_model(
-        "vit_small_patch14_reg4_dinov2",
-        pretrained=False,
-        img_size=32,
-        patch_size=8,
-        embed_dim=32,
-        depth=2,
-        num_heads=2,
-        num_classes=0,
-        dynamic_img_size=True,
-    )
-    torch.save(randomised(model).state_dict(), tmp_path / "weights.pth")
-    config, params, _ = convert.load_vit(tmp_path / "weights.pth", heads=2)
+    model = timm.create_model("vit_small_patch14_reg4_dinov2", num_classes=0, **TIMM_SHAPE)
+    config, params, _ = weights(model, tmp_path / "weights.pth")
     assert config.registers == 4 and config.layer_scale > 0
-    images = pictures(size)
-    with torch.no_grad():
-        wanted = model.forward_features(normalised(images)).numpy()
-    wanted = np.concatenate([wanted[:, :1], wanted[:, 5:]], axis=1)
-    np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)
+    assert_same_tokens(config, params, size, model.forward_features)
 
 
 @pytest.fixture
@@ -175,12 +149,8 @@ def vitmae(transformers, tmp_path):
     of ours.
     """
     shape = dict(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
+        **SHAPE,
         intermediate_size=64,
-        image_size=32,
-        patch_size=8,
         decoder_hidden_size=24,
         decoder_num_hidden_layers=2,
         decoder_num_attention_heads=3,
@@ -221,12 +191,11 @@ def test_hugging_face_vitmae(vitmae):
 @pytest.mark.parametrize("size", OTHERS, ids=str)
 def test_hugging_face_vitmae_encoder_at_other_sizes(vitmae, size):
     model, path, _, _ = vitmae
-    config, params, _ = convert.load_vit(path, heads=2)
-    images = pictures(size)
     model.vit.embeddings.config.mask_ratio = 0.0  # sees everything, in the order of the noise
     noise = torch.arange((size[0] // 8) * (size[1] // 8), dtype=torch.float32).expand(2, -1)
-    with torch.no_grad():
-        wanted = model.vit(
-            normalised(images), noise=noise, interpolate_pos_encoding=True
-        ).last_hidden_state.numpy()
-    np.testing.assert_allclose(tokens(config, params, images), wanted, atol=1e-4)
+
+    def forward(images):
+        return model.vit(images, noise=noise, interpolate_pos_encoding=True).last_hidden_state
+
+    config, params, _ = convert.load_vit(path, heads=2)
+    assert_same_tokens(config, params, size, forward)

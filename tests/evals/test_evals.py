@@ -206,7 +206,7 @@ def networks(monkeypatch):
             return evals.features.Pixels(mean, None)
 
     monkeypatch.setattr(report, "Encoder", Encoder)
-    monkeypatch.setattr(report.methods, "make", lambda config: "method")
+    monkeypatch.setattr(report, "bound", lambda config: "method")
     monkeypatch.setattr(report.state, "initial_weights", lambda method, seed: np.float32(1))
     return made
 
@@ -220,7 +220,7 @@ def test_networks_of_one_config_share_one_trace(monkeypatch):
             asked.append(attention)
             return evals.features.Pixels(images.mean(axis=(1, 2)) * params["w"], None)
 
-    monkeypatch.setattr(encoder, "_bound", lambda config: Method)
+    monkeypatch.setattr(encoder, "bound", lambda config: Method)
     one, two = (encoder.Encoder(None, {"w": np.float32(w)}) for w in (1, 2))
     x = np.random.default_rng(0).random((2, 8, 8, 3)).astype(np.float32)
     np.testing.assert_allclose(2 * one(x).image, two(x).image)

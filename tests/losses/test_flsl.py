@@ -403,17 +403,17 @@ def test_errors():
         ((tokens[:0], modes[:0], student[:0], targets[:0]), r"shape of tokens is \(0, 3, 4\)"),
         (
             (tokens, modes[:, :2], student, targets),
-            r"shape of modes is \(2, 2, 4\); it must be \(2, 3, 4\) as tokens",
+            r"shape of modes is \(2, 2, 4\); it must be \[2, 3, 4\] as tokens",
         ),
         (
             (tokens, modes, student[:1], targets),
-            r"shape of student_logits is \(1, 3, 5\); it must be \[..., K\] with the leading axes",
+            r"shape of student_logits is \(1, 3, 5\); it must be \[2, 3, K\] as tokens",
         ),
         (
             (tokens, modes, student, targets[..., :4]),
-            r"shape of log_targets is \(2, 3, 4\); it must be \(2, 3, 5\) as student_logits",
+            r"log_targets is \(2, 3, 4\); it must be \[2, 3, 5\] as tokens and student_logits",
         ),
-        ((tokens, modes, student[..., :0], targets[..., :0]), r"\[..., K\] with K >= 1"),
+        ((tokens, modes, student[..., :0], targets[..., :0]), r"\[2, 3, K\] as tokens with K >= 1"),
     ):
         with pytest.raises(ValueError, match=message):
             call(*wrong)

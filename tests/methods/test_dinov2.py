@@ -32,7 +32,7 @@ EMA = dict(
 @functools.cache
 def resolved(**changes):
     changes = {"model__depth": 1, "model__registers": 2, "model__drop_path": 0.0, **changes}
-    return settings.resolve(tiny.config("dinov2", **changes), num_records=35, num_devices=1)
+    return tiny.resolved(tiny.config("dinov2", **changes))
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import losses, methods, settings
+from ssl_jax import losses, methods
 from ssl_jax.config import InputError
 from ssl_jax.evals import pictures
 from ssl_jax.methods import base, ibot, multicrop
@@ -16,46 +16,27 @@ from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.train import optim
 from ssl_jax.views import recipe
+from tests import tiny
 
-HEAD = dict(head_hidden=32, head_bottleneck=8)
+SETTINGS = dict(
+    views__mask_ratio=(0.2, 0.5),
+    views__mask_prob=0.7,
+    model__depth=1,
+    model__drop_path=0.2,
+    model__init_std=0.25,
+    optim__batch_size=4,
+    optim__epochs=10.0,
+)
 
 
 def unresolved(name="ibot", **changes):
-    """A 1-block ViT of width 16 on 16 px views with 16 patches, and two local ones of 8 px."""
-    c = settings.base_config(name)
-    c.views.update(
-        dict(
-            global_size=16,
-            local_size=8,
-            local_count=2,
-            global_scale=(0.4, 1.0),
-            local_scale=(0.1, 0.4),
-        )
-    )
-    c.model.update(
-        dict(
-            size="custom",
-            width=16,
-            depth=1,
-            heads=2,
-            patch=4,
-            image_size=16,
-            drop_path=0.2,
-            init_std=0.25,
-        )
-    )
-    c.optim.update(dict(batch_size=4, epochs=10.0, warmup_epochs=1.0))
-    c[name].update(HEAD)
-    if name == "ibot":
-        c.views.update(dict(mask="block", mask_ratio=(0.2, 0.5), mask_prob=0.7))
-        c.ibot.cls.prototypes = 24
-    for key, value in changes.items():
-        c.update_from_flattened_dict({key.replace("__", "."): value})
-    return c
+    """One block, on views of 16 patches and local ones of 4; temperatures warm up as published."""
+    section = {f"{name}__head_bottleneck": 8, f"{name}__teacher_temperature_epochs": 30.0}
+    return tiny.config(name, **SETTINGS | section | changes)
 
 
 def resolved(*arguments, **changes):
-    return settings.resolve(unresolved(*arguments, **changes), num_records=40, num_devices=1)
+    return tiny.resolved(unresolved(*arguments, **changes), num_records=40)
 
 
 @functools.cache
@@ -64,34 +45,9 @@ def bound(**changes):
     return methods.make(resolved(**changes))
 
 
-def check(config):
-    settings.validate(config, num_devices=None)
-    ibot.check(config)
-
-
-def batch_of(method, count=4):
+def batch_of(method):
     """Prepared views of random images."""
-    views = method.views
-    rng = np.random.default_rng(0)
-    drawn = [
-        recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24)) for i in range(count)
-    ]
-
-    def stack(*leaves):
-        return None if leaves[0] is None else np.stack(leaves)
-
-    groups = {
-        name: recipe.Group(None, *(stack(*(d[name][i] for d in drawn)) for i in range(4)))
-        for name, _ in views.groups
-    }
-    batch = {
-        "source": rng.random((count, 24, 24, 3), np.float32),
-        "source_size": np.full((count, 2), 24, np.float32),
-        "index": np.arange(count, dtype=np.int32),
-        "epoch": np.zeros(count, np.int32),
-        "replaced": np.zeros(count, bool),
-    }
-    return recipe.prepare(views, batch | groups, 0)
+    return recipe.prepare(method.views, tiny.random_batch(method.views), 0)
 
 
 def progress(epoch=0):
@@ -119,17 +75,12 @@ def default_run():
 
 
 def identical(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    return jax.tree.structure(a) == jax.tree.structure(b) and all(
-        np.array_equal(x, y) for x, y in pairs
-    )
+    return jax.tree.structure(a) == jax.tree.structure(b) and tiny.identical(a, b)
 
 
 def test_without_patches_it_is_dino_to_the_bit():
-    shared = dict(norm_last_layer=False, teacher_temperature_epochs=30.0)
     ours = bound(ibot__patch__weight=0.0)  # masks are drawn and not used
-    theirs = resolved("dino", dino__prototypes=24, **{f"dino__{k}": v for k, v in shared.items()})
-    theirs = methods.make(theirs)
+    theirs = methods.make(resolved("dino", dino__norm_last_layer=False))
     (loss, output), grads, params = gradient(ours)
     (dino_loss, dino_output), dino_grads, dino_params = gradient(theirs)
     assert identical(params, dino_params) and identical(grads, dino_grads)
@@ -374,13 +325,15 @@ def test_the_published_defaults():
 )
 def test_impossible_settings_are_refused_by_name(changes, message):
     with pytest.raises(InputError, match=message):
-        check(unresolved(**changes))
+        tiny.check(unresolved(**changes))
 
 
 def test_possible_settings_pass():
-    check(unresolved())
-    check(unresolved(views__mask="none", ibot__patch__weight=0.0))
-    check(unresolved(ibot__shared_head="mlp", ibot__patch__prototypes=12, views__local_count=0))
+    tiny.check(unresolved())
+    tiny.check(unresolved(views__mask="none", ibot__patch__weight=0.0))
+    tiny.check(
+        unresolved(ibot__shared_head="mlp", ibot__patch__prototypes=12, views__local_count=0)
+    )
 
 
 def test_the_last_layers_wait_an_epoch_and_all_else_moves():

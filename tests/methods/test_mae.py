@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, settings
+from ssl_jax import methods
 from ssl_jax.config import InputError
 from ssl_jax.evals import pictures
 from ssl_jax.losses.mae import normalize_patches
@@ -19,50 +19,34 @@ from ssl_jax.methods.encoder import Encoder
 from ssl_jax.ops import patchify
 from ssl_jax.train import optim, state, step
 from ssl_jax.views import recipe
+from tests import tiny
 
 MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
 KEPT, N = 4, 16
 
 
+SETTINGS = dict(
+    views__jitter_prob=0.0,
+    views__gray_prob=0.0,
+    views__blur_prob=(0.0, 0.0, 0.0),
+    model__drop_path=0.0,
+    model__init_std=0.25,
+    optim__batch_size=4,
+    optim__epochs=10.0,
+    optim__warmup_epochs=0.0,
+    optim__lr=0.3,
+    optim__clip_by="none",
+    optim__beta2=0.95,
+)
+
+
 def unresolved(**changes):
-    """A 2-block ViT of width 16 and a 1-block decoder on 16 px views with 16 patches, of which 4
-    are kept.
-    """
-    c = settings.base_config("mae")
-    c.views.update(dict(global_count=1, global_size=16, global_scale=(0.4, 1.0), local_count=0))
-    c.views.update(
-        dict(
-            jitter_prob=0.0,
-            gray_prob=0.0,
-            blur_prob=(0.0, 0.0, 0.0),
-            mask="random",
-            mask_ratio=(0.75, 0.75),
-            mask_prob=1.0,
-        )
-    )
-    c.model.update(
-        dict(
-            size="custom",
-            width=16,
-            depth=2,
-            heads=2,
-            patch=4,
-            image_size=16,
-            position="sincos",
-            init_std=0.25,
-        )
-    )
-    c.mae.update(dict(decoder_width=16, decoder_depth=1, decoder_heads=2))
-    c.optim.update(
-        dict(batch_size=4, epochs=10.0, warmup_epochs=0.0, lr=0.3, clip_by="none", beta2=0.95)
-    )
-    for key, value in changes.items():
-        c.update_from_flattened_dict({key.replace("__", "."): value})
-    return c
+    """Views of 16 patches of which 4 are kept, without photometric draws."""
+    return tiny.config("mae", **SETTINGS | changes)
 
 
 def resolved(**changes):
-    return settings.resolve(unresolved(**changes), num_records=40, num_devices=1)
+    return tiny.resolved(unresolved(**changes), num_records=40)
 
 
 @functools.cache
@@ -71,33 +55,13 @@ def bound(**changes):
     return methods.make(resolved(**changes))
 
 
-def check(config):
-    settings.validate(config, num_devices=None)
-    mae.check(config)
-
-
-def raw_batch(views, count=4):
-    drawn = [
-        recipe.draw(views, seed=0, epoch=0, index=i, source_size=(24, 24))["global"]
-        for i in range(count)
-    ]
-    return {
-        "source": np.random.default_rng(0).random((count, 24, 24, 3), np.float32),
-        "source_size": np.full((count, 2), 24, np.float32),
-        "index": np.arange(count, dtype=np.int32),
-        "epoch": np.zeros(count, np.int32),
-        "replaced": np.zeros(count, bool),
-        "global": recipe.Group(None, *(np.stack(part) for part in zip(*drawn))),
-    }
-
-
 @functools.cache
 def setup():
     """(params, prepared batch, jitted encode of images [B, 16, 16, 3])."""
     method = bound()
     params, carry = jax.jit(method.init)(jax.random.key(0))
     assert carry is None and method.constants() is None
-    batch = recipe.prepare(method.views, raw_batch(method.views), 0)
+    batch = recipe.prepare(method.views, tiny.random_batch(method.views), 0)
 
     @jax.jit
     def encode(images):
@@ -178,7 +142,7 @@ def test_it_learns_to_reconstruct_one_batch():
     train_step = jax.jit(step.make_step(method, optimizer, config))
     current = jax.jit(lambda: state.create(method, optimizer, config.seed))()
     assert current.teacher is None and current.carry is None
-    batch = raw_batch(method.views)
+    batch = tiny.random_batch(method.views)
     batch["source"][:] = (
         np.linspace(0, 1, 24)[:, None, None] * batch["source"][:, :1, :1]
     )  # ramps can be continued, noise cannot
@@ -300,6 +264,6 @@ def test_the_published_defaults():
     ],
 )
 def test_impossible_settings_are_refused_by_name(changes, message):
-    check(unresolved())
+    tiny.check(unresolved())
     with pytest.raises(InputError, match=message):
-        check(unresolved(**changes))
+        tiny.check(unresolved(**changes))

@@ -23,98 +23,45 @@ from ssl_jax.methods.stellar.views import view_recipe
 from ssl_jax.models import tokenizer, zoo
 from ssl_jax.train import optim, state, step
 from ssl_jax.views import recipe
+from tests import tiny
 
 PUBLISHED = ("vitb16", "vitl16", "vith14")
 SMALL = ("cifar10", "imagenette96", "photos", "photo_collages")
 
 
-def tiny(**changes):
-    """A 2-block ViT of width 16 with 5 tokens on 16 px views of 16 patches, of which a masked view
-    keeps 4.
-    """
-    c = settings.base_config("stellar")
-    c.data.update(dict(kind="photo_collages", length=35, size=24, crop_on="device"))
-    c.views.update(
-        dict(
-            global_size=16,
-            global_count=2,
-            local_size=8,
-            local_count=2,
-            global_scale=(0.4, 1.0),
-            local_scale=(0.1, 0.4),
-        )
-    )
-    c.model.update(
-        dict(
-            size="custom",
-            width=16,
-            depth=2,
-            heads=2,
-            patch=4,
-            image_size=16,
-            queries=5,
-            drop_path=0.1,
-        )
-    )
-    c.optim.update(
-        dict(batch_size=4, steps=20, warmup_epochs=0.0, lr=0.02, base_batch=4, clip_by="global")
-    )
-    c.stellar.update(
-        dict(
-            prototypes=12,
-            head_hidden=16,
-            head_out=8,
-            mask_ratio=0.75,
-            decoder_width=16,
-            decoder_depth=1,
-            decoder_heads=2,
-        )
-    )
-    for key, value in changes.items():
-        c.update_from_flattened_dict({key.replace("__", "."): value})
-    return c
+SETTINGS = dict(
+    model__queries=5,
+    optim__batch_size=4,
+    optim__base_batch=4,
+    optim__steps=20,
+    optim__warmup_epochs=0.0,
+    optim__clip_by="global",
+    teacher__momentum=0.996,
+    stellar__prototypes=12,
+    stellar__head_hidden=16,
+    stellar__head_out=8,
+    stellar__mask_ratio=0.75,
+)
 
 
-def check(config):
-    settings.validate(config, num_devices=None)
-    stellar.check(config)
+def unresolved(**changes):
+    """5 tokens on views of 16 patches, of which a masked view keeps 4."""
+    return tiny.config("stellar", **SETTINGS | changes)
 
 
 def resolved(config):
-    check(config)
-    return settings.resolve(config, num_records=35, num_devices=1)
+    tiny.check(config)
+    return tiny.resolved(config)
 
 
 @functools.cache
 def bound(**changes):
     """The method of a resolved config."""
-    return methods.make(resolved(tiny(**changes)))
-
-
-def batch_of(views, seed=0):
-    """A batch of 4 random images with the draws of their views."""
-    size, b = (24, 24), 4
-    drawn = [recipe.draw(views, seed=seed, epoch=0, index=i, source_size=size) for i in range(b)]
-
-    def stacked(rows):
-        return None if rows[0] is None else np.stack(rows)
-
-    batch = {
-        name: recipe.Group(None, *map(stacked, zip(*(d[name] for d in drawn))))
-        for name, _ in views.groups
-    }
-    batch |= {
-        "source": np.random.default_rng(seed).random((b, *size, 3)).astype(np.float32),
-        "source_size": np.full((b, 2), 24, np.float32),
-        "index": np.arange(b, dtype=np.int32),
-        "epoch": np.zeros(b, np.int32),
-        "replaced": np.zeros(b, bool),
-    }
-    return batch
+    return methods.make(resolved(unresolved(**changes)))
 
 
 def prepared(method):
-    return recipe.prepare(method.views, batch_of(method.views), 0)
+    return recipe.prepare(method.views, tiny.random_batch(method.views), 0)
 
 
 def keys_of(seed):
@@ -144,7 +91,7 @@ def forward_of(method):
 
 def forward(method, params, teacher=None):
     """(metrics, outputs, gradients) of the same batch."""
-    return forward_of(method)(params, teacher, batch_of(method.views))
+    return forward_of(method)(params, teacher, tiny.random_batch(method.views))
 
 
 def init(method):
@@ -322,7 +269,7 @@ def test_loss_is_the_weighted_sum_and_the_target_the_main_view():
     metrics, outputs, _ = forward(method, init(method))
     views = prepared(method)
     np.testing.assert_allclose(
-        outputs.target, tokenizer.to_cells(views["global"].images[:, 0], 4), atol=1e-6
+        outputs.target, ops.patchify(views["global"].images[:, 0], 4), atol=1e-6
     )  # jit rounds otherwise
     found = ops.align_sets(outputs.masked_tokens, outputs.tokens[:, None])
     matched = np.take_along_axis(
@@ -339,14 +286,14 @@ def test_a_masked_view_depends_on_its_kept_patches_only_and_more_tokens_than_pat
     method = bound(stellar__weights__reconstruction=0.0)
     params, views = init(method), prepared(method)
     masks = np.asarray(views["masked"].masks)
-    cells = tokenizer.to_cells(views["masked"].images.reshape(8, 16, 16, 3), 4)
+    cells = ops.patchify(views["masked"].images.reshape(8, 16, 16, 3), 4)
 
     @jax.jit
     def encode(views):
         return method.encode(params, None, None, views, keys_of(0), None)
 
     def tokens(cells):
-        images = tokenizer.from_cells(cells, 4, 4).reshape(4, 2, 16, 16, 3)
+        images = ops.unpatchify(cells, 4, (4, 4)).reshape(4, 2, 16, 16, 3)
         changed = views | {"masked": views["masked"]._replace(images=images)}
         return np.asarray(encode(changed).masked_tokens)
 
@@ -370,7 +317,7 @@ def test_order_of_the_queries_moves_tokens_and_maps_and_nothing_else():
         np.testing.assert_allclose(getattr(outputs_moved, name), getattr(outputs, name), atol=1e-5)
     for name, value in metrics.items():
         np.testing.assert_allclose(metrics_moved[name], value, rtol=2e-4, atol=1e-5, err_msg=name)
-    images = jnp.asarray(batch_of(method.views)["source"])
+    images = jnp.asarray(tiny.random_batch(method.views)["source"])
     features = jax.jit(lambda p: method.features(p, images, extras=True))
     maps, maps_moved = (features(p).extras["localization"] for p in (params, moved))
     np.testing.assert_allclose(maps_moved, maps[..., order], atol=1e-5)
@@ -384,7 +331,7 @@ def test_gradient_reaches_everything_that_learns():
 
 
 def test_frozen_arrays_are_no_parameters_and_decay_follows_the_config():
-    config = resolved(tiny())
+    config = resolved(unresolved())
     method = methods.make(config)
     params, constants = init(method), method.constants()
     optimizer = optim.make(config.optim, method.rules, params)
@@ -466,7 +413,9 @@ def codes(monkeypatch, tmp_path):
 
 def test_codes_are_rebuilt_and_the_tokenizer_is_a_constant(codes):
     config = resolved(
-        tiny(stellar__target="vq", stellar__tokenizer=codes, stellar__weights__reconstruction=0.05)
+        unresolved(
+            stellar__target="vq", stellar__tokenizer=codes, stellar__weights__reconstruction=0.05
+        )
     )
     method = methods.make(config)
     params, constants = init(method), method.constants()
@@ -481,7 +430,7 @@ def test_codes_are_rebuilt_and_the_tokenizer_is_a_constant(codes):
 
 
 def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_path):
-    missing = tiny(stellar__target="vq", stellar__tokenizer=str(tmp_path / "gone.npz"))
+    missing = unresolved(stellar__target="vq", stellar__tokenizer=str(tmp_path / "gone.npz"))
     with pytest.raises(
         InputError,
         match=(
@@ -491,10 +440,12 @@ def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_pa
     ):
         stellar.check(missing)
     stellar.check(
-        tiny(stellar__target="vq", stellar__weights__reconstruction=0.0, stellar__tokenizer="")
+        unresolved(
+            stellar__target="vq", stellar__weights__reconstruction=0.0, stellar__tokenizer=""
+        )
     )  # nothing is rebuilt
     here = bound(stellar__target="vq", stellar__tokenizer=codes)
-    gone = methods.make(settings.resolve(tiny(stellar__target="vq"), num_records=35, num_devices=1))
+    gone = methods.make(tiny.resolved(unresolved(stellar__target="vq")))
     params = init(gone)
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, init(here))
     assert np.isfinite(gone.features(params, jnp.zeros((1, 16, 16, 3))).image).all()
@@ -506,7 +457,7 @@ def test_codes_need_their_weights_to_train_but_not_to_be_evaluated(codes, tmp_pa
 
 
 def test_features_at_another_size():
-    config = resolved(tiny())
+    config = resolved(unresolved())
     method = methods.make(config)
     encoder = Encoder(config, init(method), method.constants())
     images = jnp.asarray(np.random.default_rng(0).random((2, 20, 28, 3)), jnp.float32)
@@ -525,7 +476,7 @@ def test_features_at_another_size():
 
 def test_pictures_show_what_the_tree_holds():
     config, images = (
-        resolved(tiny()),
+        resolved(unresolved()),
         np.random.default_rng(0).random((6, 16, 16, 3)).astype(np.float32),
     )
     method = methods.make(config)
@@ -667,7 +618,7 @@ def test_health_names_what_is_wrong():
 )
 def test_impossible_settings_are_refused_by_name(changes, message):
     with pytest.raises(InputError, match=re.escape(message)):
-        check(tiny(**changes))
+        tiny.check(unresolved(**changes))
 
 
 def test_no_cls_token_at_all_works():
@@ -682,14 +633,14 @@ def test_a_few_steps_of_the_warm_up_lower_the_loss_and_move_the_teacher():
     """With a teacher and the exact matching; the standard form goes through the tests of all
     methods.
     """
-    config = resolved(tiny(stellar__targets="teacher", stellar__matching="hungarian"))
+    config = resolved(unresolved(stellar__targets="teacher", stellar__matching="hungarian"))
     method = methods.make(config)
     params, _ = jax.eval_shape(method.init, jax.random.key(0))
     optimizer = optim.make(config.optim, method.rules, params)
     train = jax.jit(step.make_step(method, optimizer, config))
     create = jax.jit(lambda constants: state.create(method, optimizer, config.seed, constants))
     first = current = create(method.constants())
-    batch, rows = batch_of(method.views), []
+    batch, rows = tiny.random_batch(method.views), []
     for _ in range(20):
         current, metrics = train(current, batch)
         rows.append({name: float(value) for name, value in metrics.items()})

@@ -237,12 +237,12 @@ def test_the_published_network_has_the_published_shapes():
 # Targets
 
 
-def test_cells_are_patches_row_by_row_and_go_back():
-    images = images_of(2, 6, 9, 3)
-    cells = np.asarray(tokenizer.to_cells(jnp.asarray(images), 3))
+def test_pixels_of_patches_go_row_by_row_and_back():
+    images, target = images_of(2, 6, 9, 3), tokenizer.target("pixel", 3)
+    cells = np.asarray(target.encode({}, jnp.asarray(images)))
     assert cells.shape == (2, 6, 27)
     np.testing.assert_array_equal(cells[1, 4], images[1, 3:6, 3:6].reshape(-1))
-    np.testing.assert_array_equal(tokenizer.from_cells(cells, 3, 3), images)
+    np.testing.assert_array_equal(target.show(cells, (2, 3)), images)
 
 
 def test_pixel_target_needs_no_weights():

@@ -361,6 +361,21 @@ def test_multicrop_with_another_number_of_global_views(count, blur):
     assert [p.solarize_prob for p in views] == [0.0, 0.2, 0.0][:count]
 
 
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"count": 0}, "count is 0; it must be above 0"),
+        ({"patch": 0}, "patch is 0; it must be above 0"),
+        ({"size": 9}, r"size is 9, not a multiple of 2 \(patch\); use 8 or 10"),
+        ({"scale": (0.5, 1.1)}, r"scale is \(0.5, 1.1\); .*at most 1"),
+        ({"flip": -0.5}, "flip is -0.5; it must be between 0 and 1"),
+    ],
+)
+def test_a_group_built_by_hand_has_the_ranges_of_the_keys(changes, message):
+    with pytest.raises(InputError, match=message):
+        GroupRecipe(**{"count": 1, "size": 8, "scale": (0.5, 1.0), "patch": 2} | changes)
+
+
 def test_contradictory_recipes_are_refused():
     with pytest.raises(InputError, match="ratio is"):
         GroupRecipe(1, 8, (0.5, 1.0), patch=2, ratio=(2.0, 1.0))

@@ -27,7 +27,7 @@ def defaults() -> dict:
             True, "encode views.global_count masked views; the first shows the main view's region"
         ),
         mask_ratio=key(0.8, "share of patches dropped from a masked view", least=0, below=1),
-        mask_focus=key("gaussian", focus, choices=("gaussian", "window", "none")),
+        mask_focus=key("gaussian", focus, choices=masks.FOCUS),
         mask_focus_prob=key(0.5, "probability of that preference, per view", least=0, most=1),
         target=key("pixel", target, choices=("pixel", "vq")),
         tokenizer=key("", 'its weights, .safetensors or .npz; only for target "vq"'),
