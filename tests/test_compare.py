@@ -3,37 +3,35 @@ computed as its heading says.
 """
 
 import csv
-import importlib.util
+import importlib
 import json
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from configs import compare as recipes
 from ssl_jax import api
-from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
 def compare():
-    spec = importlib.util.spec_from_file_location("launch_compare", ROOT / "launch" / "compare.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("launch.compare")
 
 
-def finished(folder, *, trained, untrained, raw, speed, psnr=None, batch=64):
-    """A run folder as `ssl-jax train` leaves it; speed: images per second of each row, psnr: dB of
-    each row.
-    """
+@pytest.fixture(scope="module")
+def runs(compare):
+    return compare.runs
+
+
+def finished(folder, *, trained, untrained, raw, speed, batch=64):
+    """A run folder as `ssl-jax train` leaves it; speed: images per second of each row."""
     folder.mkdir(parents=True)
     scores = {"untrained network": untrained, "raw pixels": raw, "trained": trained}
     (folder / "results.json").write_text(json.dumps(scores))
     (folder / "config.json").write_text(json.dumps({"optim": {"batch_size": batch}}))
-    rows = [
-        {"images_per_second": s, **({"psnr": p} if psnr else {})}
-        for s, p in zip(speed, psnr or speed)
-    ]
+    rows = [{"step": 10 * i, "images_per_second": s, "loss": 5 - i} for i, s in enumerate(speed)]
     with (folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
@@ -62,11 +60,10 @@ def test_the_table_has_means_spreads_margins_and_relative_cost(
         )
         finished(
             tmp_path / f"stellar-{seed}",
-            trained={"knn": 15.0, "dense": 22.0},
-            untrained={"knn": 12.0, "dense": 17.0},
+            trained={"knn": 15.0, "dense": 22.0, "psnr": 14.0},
+            untrained={"knn": 12.0, "dense": 17.0, "psnr": 2.0},
             raw={"knn": 13.0, "dense": 18.0},
             speed=[1, 160, 160],
-            psnr=[2.0, 14.0, 16.0],
         )
     assert (
         compare.main(["--methods", "dino,stellar", "--seeds", "0,1", "--workdir", str(tmp_path)])
@@ -76,14 +73,15 @@ def test_the_table_has_means_spreads_margins_and_relative_cost(
     assert text in capsys.readouterr().out
     # k-NN, linear, dense, PSNR, margin, cost: the better baseline of dino is 13 with seed 0 and 14
     # with seed 1.
-    assert cells(text, "dino") == ["22.0 ± 2.8", "-", "-", "-", "k-NN +8.5 ± 2.1", "1.00 x DINO"]
-    # PSNR has no raw baseline: mean of the last rows, 32 / 3, over the first, 2.
-    margins = "k-NN +2.0 ± 0.0, dense mIoU +4.0 ± 0.0, PSNR +8.7 ± 0.0"
-    assert cells(text, "stellar") == [
+    margin = "k-NN +8.5 ± 2.1 (+7.0)"
+    assert cells(text, "DINO") == ["22.0 ± 2.8", "-", "-", "-", margin, "1.00 x DINO"]
+    # PSNR has no baseline of raw pixels.
+    margins = "k-NN +2.0 ± 0.0 (+2.0), dense mIoU +4.0 ± 0.0 (+4.0), PSNR +12.0 ± 0.0 (+12.0)"
+    assert cells(text, "STELLAR") == [
         "15.0 ± 0.0",
         "-",
         "22.0 ± 0.0",
-        "10.7 ± 0.0",
+        "14.0 ± 0.0",
         margins,
         "2.50 x DINO",
     ]
@@ -120,8 +118,42 @@ def test_a_run_that_fails_is_named_and_does_not_stop_the_others(
     ]
     assert compare.main(arguments) == 1
     out = capsys.readouterr().out
-    assert "dino-0: FAILED, see" in out and "| dino | 20.0 |" in out
+    assert "dino-0: FAILED, see" in out and "| DINO | 20.0 |" in out
     assert len(commands) == 2 and all("--config.optim.steps=7" in command for command in commands)
+
+
+def test_runs_share_the_cores_and_all_end(runs, tmp_path, monkeypatch):
+    """Two at a time, each on half of the cores; what is finished is not started."""
+    monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(runs.shutil, "which", lambda name: name)
+    started = []
+
+    def run(command, **kwargs):
+        folder = Path(next(a for a in command if a.startswith("--workdir=")).partition("=")[2])
+        started.append((folder.name, command[2]))
+        (folder / "results.json").write_text("{}")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    wanted = [runs.Run("compare:dino", tmp_path / name) for name in "abcd"]
+    wanted[0].folder.mkdir()
+    (wanted[0].folder / "results.json").write_text("{}")
+    assert dict(runs.train_all(wanted, jobs=2)) == dict.fromkeys(wanted, True)
+    assert sorted(name for name, _ in started) == ["b", "c", "d"]
+    assert {cores for _, cores in started} <= {"0,2", "1,3"}
+
+
+def test_tables_go_between_their_marks(runs, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- scores -->\nold\n<!-- end of scores -->\nafter\n")
+    runs.fill(page, "scores", runs.markdown([["a", "b"], [1, 2]]))
+    table = "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+    assert page.read_text() == f"before\n<!-- scores -->\n{table}<!-- end of scores -->\nafter\n"
+    with pytest.raises(ValueError, match="needs one line <!-- other -->"):
+        runs.fill(page, "other", "")
+
+
+def test_provenance_names_the_commit_and_the_machine(runs):
+    assert re.match(r"Commit \w+; .+, \d+ cores; Python 3\.\d+\.\d+, jax 0\.", runs.provenance())
 
 
 @pytest.mark.parametrize("argument", ["--methods=dyno", "--optim.steps=7"])
@@ -134,7 +166,10 @@ def test_what_it_does_not_know_is_refused_by_name(compare, tmp_path, capsys, arg
 @pytest.mark.parametrize("method", recipes.METHODS)
 def test_every_recipe_shares_images_batch_and_network(method):
     config, reference = (api.prepare(recipes.get_config(name)).config for name in (method, "dino"))
-    assert config.data == reference.data and config.evals == reference.evals
+    own = () if method != "stellar" else ("psnr", "tasks")
+    shared = {name: value for name, value in config.evals.items() if name not in own}
+    assert config.data == reference.data
+    assert all(reference.evals[name] == value for name, value in shared.items())
     for key in ("batch_size", "lr", "warmup_epochs", "weight_decay"):
         assert config.optim[key] == reference.optim[key]
     for key in ("width", "depth", "heads", "patch", "position_std", "init_std"):

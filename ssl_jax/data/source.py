@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import decode, photos
+from ssl_jax.data import decode, photos, scenes
 from ssl_jax.data.decode import Unreadable
 
 __all__ = [
@@ -44,7 +44,13 @@ __all__ = [
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")  # in capitals as well
 _ACCEPTED = ", ".join(EXTENSIONS)
 
-_GENERATED = {"photos": photos.photos, "photo_collages": photos.photo_collages}
+_GENERATED = {
+    "photos": photos.photos,
+    "photo_collages": photos.photo_collages,
+    "digits": scenes.digits,
+    "digit_scenes": scenes.digit_scenes,
+}
+_WITH_MASKS = ("photo_collages", "digits", "digit_scenes")
 _GENERATED_SIZE = 64
 _GENERATED_SEED = 0  # the pictures are a data set: they do not change with the seed of a run
 KINDS = (*_GENERATED, "folder", "tfds")
@@ -55,7 +61,8 @@ def defaults() -> dict:
     return dict(
         kind=key(
             "photos",
-            'what the set is: "photos" and "photo_collages" are embedded (no download)',
+            'what the set is: "photos", "photo_collages", "digits" and "digit_scenes" are embedded'
+            " (no download)",
             choices=KINDS,
         ),
         name=key("", "name of a TFDS set"),
@@ -128,8 +135,8 @@ def make_source(config, *, split: str | None = None):
 
 
 class GeneratedSource:
-    """The embedded sets `photos` and `photo_collages`, of any length: picture i depends on (seed,
-    split, i).
+    """The embedded sets of `photos` and `scenes`, of any length: picture i depends on (seed, split,
+    i).
 
     `size` is the side at which pictures are composed. Records of collages also have "labels" [n],
     one per box.
@@ -156,10 +163,11 @@ class GeneratedSource:
             )
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
         self.size = (size, size)
-        self.has_masks = kind == "photo_collages"
-        self.num_classes = None if self.has_masks else photos.NUM_CLASSES
-        self.class_names = None if self.has_masks else photos.CLASS_NAMES
-        self.mask_names = photos.CLASS_NAMES if self.has_masks else None
+        module, labelled = photos if "photo" in kind else scenes, kind in ("photos", "digits")
+        self.has_masks = kind in _WITH_MASKS
+        self.num_classes = module.NUM_CLASSES if labelled else None
+        self.class_names = module.CLASS_NAMES[: module.NUM_CLASSES] if labelled else None
+        self.mask_names = module.CLASS_NAMES if self.has_masks else None
 
     def __len__(self):
         return self._length
