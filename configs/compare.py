@@ -31,6 +31,9 @@ TARGETS = {
     "stellar": ("knn", "dense", "psnr"),
 }
 METHODS = tuple(TARGETS)
+# What the views and the network could give, for comparison; methods of launch/bounds.py, which
+# --import=launch.bounds registers.
+BOUNDS = {"infonce": ("knn",), "supervised": ("knn", "linear")}
 TITLES = {
     "dino": "DINO",
     "ibot": "iBOT",
@@ -41,6 +44,8 @@ TITLES = {
     "cribo": "CrIBo",
     "flsl": "FLSL",
     "stellar": "STELLAR",
+    "infonce": "InfoNCE, a bound",
+    "supervised": "supervised, a bound",
 }
 STEPS = 1500
 
@@ -152,14 +157,14 @@ def _shared(config) -> None:
 
 
 def get_config(method: str = "sop"):
-    """`method`: one of METHODS."""
-    if method not in METHODS:
-        raise InputError(unknown("method", method, METHODS))
+    """`method`: one of METHODS or BOUNDS."""
+    if method not in (*METHODS, *BOUNDS):
+        raise InputError(unknown("method", method, (*METHODS, *BOUNDS)))
     config = settings.base_config(method)
     _shared(config)
     if method == "stellar":
         evals.add(config, "psnr", data=dict(kind="digits", size=32), test_examples=2000)
         config.evals.tasks = (*config.evals.tasks, "psnr")
-    for section, values in _CHANGES[method].items():
+    for section, values in _CHANGES.get(method, {}).items():
         config.update_from_flattened_dict({f"{section}.{key}": v for key, v in values.items()})
     return config

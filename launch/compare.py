@@ -28,7 +28,9 @@ SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear", "dense",
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
-        "--methods", default=",".join(compare.METHODS), help="comma-separated; default: all"
+        "--methods",
+        default=",".join((*compare.METHODS, *compare.BOUNDS)),
+        help="comma-separated; default: all",
     )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated")
     parser.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
@@ -36,19 +38,20 @@ def main(argv=None) -> int:
     parser.add_argument("--write", action="store_true", help="put the table into README and docs")
     args, passed_on = parser.parse_known_args(argv)
     methods = args.methods.split(",")
-    unknown = [m for m in methods if m not in compare.METHODS] + [
+    known = (*compare.METHODS, *compare.BOUNDS)
+    unknown = [m for m in methods if m not in known] + [
         a for a in passed_on if not a.startswith("--config.")
     ]
     if unknown:
         parser.error(
-            f"{', '.join(unknown)}: none of the methods {', '.join(compare.METHODS)}, and no"
+            f"{', '.join(unknown)}: none of the methods {', '.join(known)}, and no"
             " --config.KEY=VALUE"
         )
     wanted = {
         runs.Run(
             f"compare:{method}",
             args.workdir / f"{method}-{seed}",
-            (f"--config.seed={seed}", *passed_on),
+            (*imports(method), f"--config.seed={seed}", *passed_on),
         ): (method, seed)
         for seed in map(int, args.seeds.split(","))
         for method in methods
@@ -70,6 +73,11 @@ def main(argv=None) -> int:
         if args.write:
             write(text, results)
     return 1 if failed else 0
+
+
+def imports(method: str) -> tuple[str, ...]:
+    """The argument that registers a bound; () for a method of the package."""
+    return ("--import=launch.bounds",) if method in compare.BOUNDS else ()
 
 
 def line(name: str, scores: dict, ms: str) -> str:
@@ -96,7 +104,8 @@ def table(results: dict) -> list[list[str]]:
     for method in dict.fromkeys(m for m, _ in results):
         mine = {seed: r for (m, seed), r in results.items() if m == method}
         cells = scores(r["trained"] for r in mine.values())
-        margins = [margin(mine.values(), key) for key in compare.TARGETS[method]]
+        targets = (compare.TARGETS | compare.BOUNDS)[method]
+        margins = [margin(mine.values(), key) for key in targets]
         rows.append([compare.TITLES[method], *cells, ", ".join(margins), cost(mine, results)])
     for name in ("untrained", "raw"):
         rows.append([runs.ROWS[name], *scores(r[name] for r in results.values()), "", ""])

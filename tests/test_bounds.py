@@ -1,0 +1,88 @@
+"""launch/bounds.py: the two bounds are what they say, and train through the package."""
+
+import importlib
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssl_jax import api, methods
+from ssl_jax.methods.base import Progress
+from ssl_jax.train import loop, sharding, step
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def bounds():
+    before = dict(methods.METHODS)
+    yield importlib.import_module("launch.bounds")
+    methods.METHODS.clear()
+    methods.METHODS.update(before)
+
+
+def prepared(bounds, name, **changes):
+    """A run of a bound on the images, views and network of the tiny DINO."""
+    from ssl_jax import settings
+
+    source, config = tiny.config("dino"), settings.base_config(name)
+    for section in ("data", "views", "model", "optim", "checkpoint", "log"):
+        config[section].update(source[section])
+    for key, value in changes.items():
+        config.update_from_flattened_dict({key.replace("__", "."): value})
+    return api.prepare(config)
+
+
+def test_infonce_is_the_cross_entropy_of_finding_the_other_view(bounds):
+    run = prepared(bounds, "infonce")
+    rows = np.random.default_rng(0).normal(size=(5, 2, 8))
+    rows /= np.linalg.norm(rows, axis=-1, keepdims=True)
+    outputs = bounds.Outputs(jnp.asarray(rows, jnp.float32), jnp.arange(5))
+    progress = Progress(jnp.int32(0), jnp.int32(0), jnp.float32(0), 4, 12)
+    loss, out = run.method.objective(None, None, outputs, None, None, progress)
+    both = rows.transpose(1, 0, 2).reshape(10, 8)
+    terms = []
+    for i in range(10):
+        similar = [both[i] @ both[j] / 0.2 for j in range(10) if j != i]
+        terms.append(math.log(np.exp(similar).sum()) - both[i] @ both[(i + 5) % 10] / 0.2)
+    np.testing.assert_allclose(loss, np.mean(terms), rtol=1e-5)
+    same = bounds.Outputs(jnp.repeat(outputs.predicted[:, :1], 2, axis=1), jnp.arange(5))
+    assert run.method.objective(None, None, same, None, None, progress)[1].metrics["found"] == 1
+    assert 0 <= out.metrics["found"] <= 1
+
+
+def test_patch_classes_follow_crop_and_flip(bounds):
+    mask = np.add.outer(10 * np.arange(8), np.arange(8))
+    boxes = jnp.array([[0, 0, 8, 8], [4, 0, 4, 4], [0, 0, 8, 8]], jnp.float32)
+    flips = jnp.array([False, False, True])
+    whole, corner, mirrored = np.asarray(bounds.patch_classes(mask, boxes, flips, 2))
+    np.testing.assert_array_equal(whole, [22, 26, 62, 66])
+    np.testing.assert_array_equal(corner, [51, 53, 71, 73])
+    np.testing.assert_array_equal(mirrored, [26, 22, 66, 62])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("infonce", dict(model__init_std=0.2)),
+        ("supervised", dict(data__kind="photos")),
+        ("supervised", dict(supervised__truth="mask")),
+    ],
+)
+def test_a_bound_learns(bounds, name, changes):
+    """On one batch over and over."""
+    run = prepared(bounds, name, optim__lr=0.3, optim__warmup_epochs=0.0, **changes)
+    shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
+    train_step = step.compile_step(
+        step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings
+    )
+    batches = loop.open_loader(run)
+    batch = sharding.put_batch(next(batches), run.mesh)
+    batches.close()
+    state, losses = loop.fresh_state(run), []
+    for _ in range(20):
+        state, metrics = train_step(state, batch)
+        losses.append(float(metrics["loss"]))
+    assert np.isfinite(losses).all() and losses[-1] < 0.9 * losses[0]
