@@ -12,6 +12,8 @@ a step takes a fraction of a second; memory, anchors and batch together, so that
 some sixty batches. What a run this short needs beside it:
 - the initialiser at 1/sqrt(width), because .02 leaves a narrow network with almost constant
   outputs, and position codes at the same scale;
+- masks on half of the views, as in iBOT, and half the weight for the patch loss: with it k-NN is
+  3 points better after 1000 steps than without, dense mIoU 3 points;
 - temperatures of .15 and .015 and a momentum of .99: with the paper's .1 and .04 the targets stay
   uniform, and with a faster teacher some seeds collapse in the first hundred steps.
 """
@@ -27,6 +29,7 @@ def get_config():
     data.kind, data.length, data.size = "photos", 16384, 64
     data.crop_on, data.cache = "device", True
     views.global_size, views.global_scale, views.local_count = 32, (0.2, 1.0), 0
+    views.mask, views.mask_prob, views.mask_ratio = "block", 0.5, (0.1, 0.4)
     views.blur_prob, views.solarize_prob = (0.0, 0.0, 0.0), 0.0
     model.size, model.width, model.depth, model.heads = "custom", 96, 4, 3
     model.patch, model.image_size = 8, 32
@@ -35,9 +38,9 @@ def get_config():
     sop.teacher_temperature = sop.final_teacher_temperature = 0.015
     sop.teacher_temperature_epochs = 0.0
     sop.cls.anchors, sop.cls.members, sop.cls.tasks, sop.cls.memory = 512, 5, 1, 4096
-    sop.patch.weight = 0.0
+    sop.patch.weight, sop.patch.members = 0.5, 3
     config.teacher.momentum = 0.99
-    optim.batch_size, optim.steps, optim.lr, optim.warmup_epochs = 64, 3000, 4e-3, 0.5
+    optim.batch_size, optim.steps, optim.lr, optim.warmup_epochs = 64, 2000, 4e-3, 0.5
     optim.weight_decay, optim.final_weight_decay = 0.04, 0.1
     config.checkpoint.every_steps, config.log.every_steps = 100, 20
     counts = dict(train_examples=2000, test_examples=2000)
