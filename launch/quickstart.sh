@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pretrains SOP on pictures of handwritten digits on a CPU and evaluates it; needs only
+# Pretrains SOP on windows of photographs on a CPU and evaluates it; needs only
 # Python >= 3.11 and pip, makes its own .venv.
 #
 #   bash launch/quickstart.sh                    results in runs/quickstart

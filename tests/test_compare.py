@@ -152,6 +152,27 @@ def test_tables_go_between_their_marks(runs, tmp_path):
         runs.fill(page, "other", "")
 
 
+def test_the_quickstart_table_has_margins_over_the_better_baseline(compare, tmp_path, capsys):
+    for seed, knn in ((0, 70.0), (1, 74.0)):
+        finished(
+            tmp_path / f"run-{seed}",
+            trained={"knn": knn, "linear": 75.0, "dense": 28.0},
+            untrained={"knn": 52.0 + seed, "linear": 60.0, "dense": 20.0},
+            raw={"knn": 28.0, "linear": 9.0, "dense": 27.0},
+            speed=[1, 64, 64],
+        )
+    page = tmp_path / "page.md"
+    page.write_text("<!-- quickstart -->\n<!-- end of quickstart -->\n")
+    module = importlib.import_module("launch.quickstart_table")
+    folders = [str(tmp_path / f"run-{seed}") for seed in (0, 1)]
+    assert module.main([*folders, f"--document={page}"]) == 0
+    text = page.read_text()
+    margins = ["+19.5 ± 2.1 (+18.0)", "+15.0 ± 0.0 (+15.0)", "+1.0 ± 0.0 (+1.0)"]
+    assert cells(text, "margin (worst seed)") == margins
+    assert cells(text, "trained") == ["72.0 ± 2.8", "75.0 ± 0.0", "28.0 ± 0.0"]
+    assert "Runs with different seeds: 2; minutes of training: 0, 0. Commit" in text
+
+
 def test_provenance_names_the_commit_and_the_machine(runs):
     assert re.match(r"Commit \w+; .+, \d+ cores; Python 3\.\d+\.\d+, jax 0\.", runs.provenance())
 

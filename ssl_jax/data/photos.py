@@ -4,10 +4,12 @@
 objects in scenes: two to five regions with curved borders, each a window of another photograph,
 with a mask and boxes.
 
-Seventeen photographs: fifteen of scikit-image (`skimage.data`: public domain or CC0, as their
-docstrings say one by one) and two of scikit-learn (`load_sample_image`, china and flower: CC BY
-2.0, by danielbuechele and vultilion). Pictures for training are windows of the left 62 % of a
-photograph, pictures for testing of the right 35 %: no pixel of a test picture was seen in training.
+Seventeen photographs. Fifteen are scikit-image's (`skimage.data`; public domain, CC0 or without
+known restrictions, as their docstrings say, but that nothing is stated of `page` and of
+`stereo_motorcycle`, which is from the Middlebury 2014 stereo benchmark of Scharstein et al.), two
+scikit-learn's (`load_sample_image`, china and flower: CC BY 2.0, by danielbuechele and vultilion).
+Pictures for training are windows of the left 62 % of a photograph, pictures for testing of the
+right 35 %: no pixel of a test picture was seen in training.
 
 Picture i is a pure function of (seed, split, i): a Philox generator keyed by them makes every draw,
 so a set has any length, allows random access, and does not depend on order, process or worker.
