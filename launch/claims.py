@@ -95,7 +95,8 @@ def main(argv=None) -> int:
     if args.write:
         note = f"\n{RULE}\nSeeds {', '.join(map(str, seeds))}. {runs.provenance()}\n"
         runs.fill(ROOT / "docs" / "results.md", "claims", text + note)
-        papers.OURS.write_text(json.dumps(ours(numbers), indent=2) + "\n")
+        beside = json.dumps(ours(numbers), indent=2, ensure_ascii=False)
+        papers.OURS.write_text(beside + "\n", encoding="utf-8")
     return 1 if failed else 0
 
 
