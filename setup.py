@@ -32,7 +32,7 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["ssl_jax", "ssl_jax.*"]), "ssl_jax.configs"],
     package_dir={"ssl_jax.configs": "configs"},
-    package_data={"ssl_jax": ["py.typed"], "ssl_jax.papers": ["*.toml"]},
+    package_data={"ssl_jax": ["py.typed"], "ssl_jax.papers": ["*.json", "*.toml"]},
     zip_safe=False,
     entry_points={"console_scripts": ["ssl-jax=ssl_jax.cli:main"]},
     install_requires=[

@@ -1,5 +1,6 @@
 """The papers' tables as data: what a file may say, and how a row is named."""
 
+import json
 import re
 
 import pytest
@@ -81,6 +82,21 @@ def test_rows_are_found_by_name():
         InputError, match='row of sop "table10/K1023"; did you mean "table10/.*--paper=sop lists'
     ):
         papers.find("sop/table10/K1023")
+
+
+def test_our_numbers_stand_beside_the_papers(tmp_path, monkeypatch):
+    monkeypatch.setattr(papers, "OURS", tmp_path / "ours.json")
+    papers.OURS.write_text(json.dumps({"sop/table10/K1024": {"knn": "55.5 ± 1.0 (small scale)"}}))
+    row = papers.find("sop/table10/K1024")
+    assert row.ours == {"knn": "55.5 ± 1.0 (small scale)"} and row.expected["knn"].startswith("69")
+    assert papers.find("sop/table10/K2048").ours == {}
+
+
+def test_our_numbers_are_of_rows_that_exist():
+    names = {row.name for paper in papers.names() for row in papers.load(paper)}
+    numbers = json.loads(papers.OURS.read_text())
+    assert numbers.keys() <= names
+    assert all(isinstance(text, str) for scores in numbers.values() for text in scores.values())
 
 
 def test_a_config_has_the_numbers_of_the_row_that_changes_nothing():

@@ -11,9 +11,13 @@ that ran it:
     expected = { knn = 69.5 }                     # a number stands for "69.5 (paper, table 10)"
     note = "what the reader must know"            # may be left out
     ours = { knn = "69.4 (seed 0)" }              # what a run of ours got; may be left out
+
+ours.json adds numbers of ours, {"sop/table10/K1024": {"knn": "69.4 (...)"}}; launch/claims.py
+writes it.
 """
 
 import dataclasses
+import json
 import tomllib
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from ssl_jax import config as config_lib
 from ssl_jax.config import InputError, unknown
 
 _FOLDER = Path(__file__).resolve().parent
+OURS = _FOLDER / "ours.json"
 _NEEDED = {"id": str, "place": str, "config": str, "expected": dict}
 _KEYS = _NEEDED | {"changes": dict, "note": str, "ours": dict}
 
@@ -68,7 +73,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> tuple[Row, ...]:
-    """The rows of one paper, in the order of the file.
+    """The rows of one paper, in the order of the file, with our numbers of `OURS`.
 
     Raises:
       InputError: no such paper; a key that rows do not have, or one that is missing or of another
@@ -76,11 +81,15 @@ def load(name: str) -> tuple[Row, ...]:
     """
     if name not in names():
         raise InputError(unknown("paper", name, names()))
-    return read(_FOLDER / f"{name}.toml")
+    more = json.loads(OURS.read_text(encoding="utf-8"))
+    return tuple(
+        dataclasses.replace(row, ours=row.ours | more.get(row.name, {}))
+        for row in read(_FOLDER / f"{name}.toml")
+    )
 
 
 def read(path: Path) -> tuple[Row, ...]:
-    """`load` from a file."""
+    """The rows of a file, as `load` does, without `OURS`."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
