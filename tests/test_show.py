@@ -68,7 +68,7 @@ def test_rows_numbers_and_notes():
 
 def test_what_is_too_long_for_a_line_is_wrapped_in_its_column():
     long = " ".join(f"part{i}" for i in range(30))
-    row = papers.Row("mine", "row", long, "sop:digits", {"knn": long}, ours={"knn": "9.5"})
+    row = papers.Row("mine", "row", long, "sop:photos", {"knn": long}, ours={"knn": "9.5"})
     lines = show.table((row,)).splitlines()
     assert max(map(len, lines)) <= 100
     start, end = lines[1].index("paper's"), lines[1].index("ours")

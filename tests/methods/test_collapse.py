@@ -17,7 +17,7 @@ def scenes_config(name, **changes):
     seconds.
     """
     c = settings.base_config(name)
-    c.data.update(dict(kind="photo_collages", length=2048, size=48, crop_on="device", cache=True))
+    c.data.update(dict(kind="digit_scenes", length=2048, size=48, crop_on="device", cache=True))
     c.views.update(
         dict(
             global_size=32,
