@@ -21,6 +21,7 @@ import multiprocessing.connection
 import os
 import signal
 import threading
+from typing import Any
 
 import grain
 import jax
@@ -83,8 +84,8 @@ class Loader:
 
     def __init__(
         self,
-        source,
-        recipe,
+        source: Any,
+        recipe: recipes.ViewRecipe,
         *,
         batch_size: int,
         seed: int,

@@ -54,7 +54,7 @@ _REGIONS = (2, 5)
 _WARP = 0.12  # standard deviation of the borders' displacement, share of the side
 
 
-def photos(seed, split, i, size=64):
+def photos(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarray | int]:
     """A window of one photograph, turned by a multiple of 90 degrees.
 
     Args:
@@ -72,7 +72,7 @@ def photos(seed, split, i, size=64):
     return {"image": _window(rng, split, label, size), "label": label}
 
 
-def photo_collages(seed, split, i, size=64):
+def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarray]:
     """Two to five regions with curved borders, each a window of another photograph.
 
     Args: as `photos`.

@@ -63,7 +63,7 @@ _TEXTURE_LIGHT = (0.0, 0.02)  # lightness of the texture
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-def digits(seed, split, i, size=64):
+def digits(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarray | int]:
     """One digit on a textured background.
 
     Args:
@@ -85,7 +85,7 @@ def digits(seed, split, i, size=64):
     return {"label": int(sample["labels"][0]), **sample}
 
 
-def digit_scenes(seed, split, i, size=64):
+def digit_scenes(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarray]:
     """Two to five digits of different size, tint and rotation on a textured background.
 
     Args: as `digits`.

@@ -22,9 +22,13 @@ them out again.
 import difflib
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
+from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data import decode, photos, scenes
@@ -86,7 +90,7 @@ def defaults() -> dict:
     )
 
 
-def check(name: str, section, folder: str) -> None:
+def check(name: str, section: ConfigDict, folder: str) -> None:
     """Refuses a section of that name that lacks what its kind needs.
 
     Args:
@@ -102,7 +106,9 @@ def check(name: str, section, folder: str) -> None:
         )
 
 
-def make_source(config, *, split: str | None = None):
+def make_source(
+    config: ConfigDict | Mapping[str, Any], *, split: str | None = None
+) -> "GeneratedSource | Folder | Tfds | Prepared":
     """The source that a `data` section of the config describes.
 
     Args:
@@ -123,9 +129,9 @@ def make_source(config, *, split: str | None = None):
     if kind in _GENERATED:
         source = GeneratedSource(kind, split, config.get("length", 0), size=size or _GENERATED_SIZE)
     elif kind == "folder":
-        source = Folder(config.get("dir"), split)
+        source = Folder(config.get("dir", ""), split)
     elif kind == "tfds":
-        source = Tfds(config.get("name"), config.get("dir"), split)
+        source = Tfds(config.get("name", ""), config.get("dir"), split)
     else:
         raise InputError(
             f"data.kind: one of {', '.join(KINDS)}, not {kind!r}{_nearest(kind, KINDS)}"
@@ -294,7 +300,9 @@ class ArraySource:
     tested with it).
     """
 
-    def __init__(self, images, labels=None, masks=None):
+    def __init__(
+        self, images: ArrayLike, labels: ArrayLike | None = None, masks: ArrayLike | None = None
+    ):
         """labels: int [N]. masks: uint8 [N,H,W]. Raises InputError for any other shape or dtype, or
         no image at all.
         """
@@ -312,20 +320,22 @@ class ArraySource:
                 "images must be uint8 or float32 [N,H,W,3] with N > 0, got"
                 f" {_described(self._images)}"
             )
-        if labels is not None and (
+        if self._labels is not None and (
             self._labels.shape != shape[:1] or self._labels.dtype.kind not in "iu"
         ):
             raise InputError(
                 f"labels must be integers [{shape[0]}], got {_described(self._labels)}"
             )
-        if labels is not None and self._labels.min() < 0:
+        if self._labels is not None and self._labels.min() < 0:
             raise InputError(f"labels must not be negative, got {self._labels.min()}")
-        if masks is not None and (self._masks.shape != shape[:3] or self._masks.dtype != np.uint8):
+        if self._masks is not None and (
+            self._masks.shape != shape[:3] or self._masks.dtype != np.uint8
+        ):
             raise InputError(
                 f"masks must be uint8 {list(shape[:3])}, got {_described(self._masks)}"
             )
         self.size = shape[1:3]
-        self.num_classes = None if labels is None else int(self._labels.max()) + 1
+        self.num_classes = None if self._labels is None else int(self._labels.max()) + 1
         self.has_masks = masks is not None
 
     def __len__(self):
@@ -360,7 +370,7 @@ class Prepared:
       the end.
     """
 
-    def __init__(self, source, *, size: int = 0, cache: bool = False):
+    def __init__(self, source: Any, *, size: int = 0, cache: bool = False):
         self._source, self._side = source, int(size)
         self._cache: dict[int, dict] | None = {} if cache else None
         self.size = (self._side, self._side) if size else source.size

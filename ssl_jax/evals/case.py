@@ -1,8 +1,10 @@
 """Evaluations at work: one `Case` for each, on one network."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import flatten
@@ -58,7 +60,7 @@ class Case:
             )
         return self.extracted[known]
 
-    def images(self, source, indices):
+    def images(self, source: Any, indices: Iterable[int]) -> np.ndarray:
         """Images [n, H, W, 3] float32 in [0, 1] of records of `train` or `test`, cut as they are
         for `features`."""
         return images_of(source, indices, crop=self.config.crop, multiple=self.patch)
@@ -70,7 +72,7 @@ def _images(config) -> tuple:
     return (*data, config.train_examples, config.test_examples)
 
 
-def sources(config, tasks=None) -> dict[str, tuple]:
+def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, tuple]:
     """{name: (train source, test source)} of the evaluations to run; make them once to evaluate
     several networks. Those with the same images share them.
 
@@ -98,7 +100,13 @@ def _cached(source, examples: int):
     return Prepared(source, cache=True) if fits else source
 
 
-def cases(encoder, config, *, tasks=None, sources_of=None) -> dict[str, Case]:
+def cases(
+    encoder: Any,
+    config: ConfigDict,
+    *,
+    tasks: Sequence[str] | None = None,
+    sources_of: Mapping[str, tuple] | None = None,
+) -> dict[str, Case]:
     """{name: Case} of the evaluations to run on one network; they share what is extracted.
 
     Args:
@@ -116,7 +124,7 @@ def cases(encoder, config, *, tasks=None, sources_of=None) -> dict[str, Case]:
     }
 
 
-def run(cases: dict[str, Case]) -> dict[str, float]:
+def run(cases: Mapping[str, Case]) -> dict[str, float]:
     """All scores of `cases`, as one flat dict in their order; percent, except where a type says
     otherwise."""
     scores = {}
@@ -127,6 +135,12 @@ def run(cases: dict[str, Case]) -> dict[str, float]:
     return scores
 
 
-def evaluate(encoder, config, *, tasks=None, sources_of=None) -> dict[str, float]:
+def evaluate(
+    encoder: Any,
+    config: ConfigDict,
+    *,
+    tasks: Sequence[str] | None = None,
+    sources_of: Mapping[str, tuple] | None = None,
+) -> dict[str, float]:
     """Scores of frozen features; see `cases` for the arguments and `run` for the result."""
     return run(cases(encoder, config, tasks=tasks, sources_of=sources_of))

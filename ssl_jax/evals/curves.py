@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.pictures.render import LINES, STYLE, save, set_title
@@ -56,7 +57,7 @@ _PLOTS = (
 )
 
 
-def read_metrics(path) -> dict[str, np.ndarray]:
+def read_metrics(path: Path | str) -> dict[str, np.ndarray]:
     """Columns of a metrics CSV as float64 arrays; empty and non-numeric cells are NaN. Raises
     InputError without a column "step".
     """
@@ -79,10 +80,10 @@ def _number(text) -> float:
 
 
 def draw(
-    metrics: dict,
-    folder,
+    metrics: dict[str, np.ndarray],
+    folder: Path | str,
     *,
-    scores: dict | None = None,
+    scores: dict[str, np.ndarray] | None = None,
     shown: Iterable[str] = (),
     title: str = "Training",
     name: str = "curves.png",
@@ -147,7 +148,7 @@ def _draw_plot(ax, plot, table, names):
         ax.legend(fontsize=8)
 
 
-def running_mean(values, window: int) -> np.ndarray:
+def running_mean(values: ArrayLike, window: int) -> np.ndarray:
     """Centred running mean of [n] over `window` entries; at the ends over those that exist."""
     values = np.asarray(values, np.float64)
     kernel = np.ones(window)

@@ -7,17 +7,20 @@ label is "ignore" are dropped; mIoU over patches and over pixels.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import features, knn
+from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import segmentation
-from ssl_jax.evals.pictures.base import IGNORE
+from ssl_jax.evals.pictures.base import IGNORE, Picture
 from ssl_jax.evals.registry import register
 
 NEIGHBOURS = 50
@@ -55,7 +58,9 @@ class Retrieval(NamedTuple):
     pixel_iou: np.ndarray  # the same, predictions enlarged by nearest neighbour to the masks' size
 
 
-def patch_labels(masks, grid, *, num_classes: int, ignore: int = IGNORE) -> np.ndarray:
+def patch_labels(
+    masks: ArrayLike, grid: tuple[int, int], *, num_classes: int, ignore: int = IGNORE
+) -> np.ndarray:
     """Majority label of each patch.
 
     Args:
@@ -93,8 +98,13 @@ def patch_labels(masks, grid, *, num_classes: int, ignore: int = IGNORE) -> np.n
 
 
 def nearest_streamed(
-    queries, bank, *, k: int = NEIGHBOURS, query_chunk: int = 2048, bank_chunk: int = 65536
-):
+    queries: np.ndarray,
+    bank: np.ndarray,
+    *,
+    k: int = NEIGHBOURS,
+    query_chunk: int = 2048,
+    bank_chunk: int = 65536,
+) -> tuple[np.ndarray, np.ndarray]:
     """The k nearest rows of `bank` by cosine, exactly; the bank goes to the device in pieces, with
     a running top k.
 
@@ -157,14 +167,14 @@ def _vote(labels, similarity, *, num_classes, rule):
 
 
 def retrieve(
-    bank,
-    bank_labels,
-    queries,
+    bank: np.ndarray,
+    bank_labels: ArrayLike,
+    queries: np.ndarray,
     *,
     num_classes: int,
     k: int = NEIGHBOURS,
     rule: str = "plain",
-    **chunks,
+    **chunks: int,
 ) -> np.ndarray:
     """Class [q] int32 of each query patch [q, d] by a vote of its k nearest bank patches [n, d]
     with labels [n].
@@ -187,7 +197,9 @@ def retrieve(
     )
 
 
-def confusion(truth, predicted, *, num_classes: int, ignore: int = IGNORE) -> np.ndarray:
+def confusion(
+    truth: ArrayLike, predicted: ArrayLike, *, num_classes: int, ignore: int = IGNORE
+) -> np.ndarray:
     """[c, c] int64 counts, rows: truth, columns: prediction; places where the truth is `ignore` do
     not count.
     """
@@ -197,7 +209,7 @@ def confusion(truth, predicted, *, num_classes: int, ignore: int = IGNORE) -> np
     return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
-def class_iou(counts, absent: str = "zero") -> np.ndarray:
+def class_iou(counts: ArrayLike, absent: str = "zero") -> np.ndarray:
     """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix [c, c].
 
     NaN for classes neither in the truth nor predicted. One that is only predicted is 0 with
@@ -212,7 +224,7 @@ def class_iou(counts, absent: str = "zero") -> np.ndarray:
     return np.where(counted, hit / np.maximum(union, 1), np.nan)
 
 
-def mean_iou(iou) -> float:
+def mean_iou(iou: ArrayLike) -> float:
     """Mean (0..1) over the classes that count, those that are not NaN."""
     counted = np.isfinite(iou)
     if not counted.any():
@@ -221,16 +233,16 @@ def mean_iou(iou) -> float:
 
 
 def segment(
-    train,
-    train_masks,
-    test,
-    test_masks,
+    train: np.ndarray,
+    train_masks: np.ndarray,
+    test: np.ndarray,
+    test_masks: np.ndarray,
     *,
     num_classes: int,
     k: int = NEIGHBOURS,
     rule: str = "plain",
     absent: str = "zero",
-    **chunks,
+    **chunks: int,
 ) -> Retrieval:
     """Labels the patches of test images by retrieval from the training images.
 
@@ -263,17 +275,17 @@ def segment(
     )
 
 
-def enlarge(grids, size) -> np.ndarray:
+def enlarge(grids: np.ndarray, size: Sequence[int]) -> np.ndarray:
     """[N, h, w] -> [N, H, W] by nearest neighbour; size (H, W) is a multiple of (h, w)."""
     return grids.repeat(size[0] // grids.shape[1], axis=1).repeat(size[1] // grids.shape[2], axis=2)
 
 
-def num_mask_classes(*masks) -> int:
+def num_mask_classes(*masks: np.ndarray) -> int:
     """1 + the largest label in the masks, `ignore` left out."""
     return 1 + max(int(np.where(m == IGNORE, 0, m).max()) for m in masks)
 
 
-def run(case) -> dict[str, float]:
+def run(case: Case) -> dict[str, float]:
     """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level. Means over `runs` draws of
     one training image in `subsample`, drawn from the seed (CrIBo: 5 draws).
 
@@ -285,6 +297,7 @@ def run(case) -> dict[str, float]:
             "dense retrieval needs masks; point the evaluation's data at a set with masks, or leave"
             " it out of evals.tasks"
         )
+    assert train.patches is not None and test.patches is not None
     c = case.config
     scores = []
     for draw in range(c.runs if c.subsample > 1 else 1):
@@ -309,9 +322,11 @@ def run(case) -> dict[str, float]:
     return {"dense": 100.0 * float(patch), "dense_pixel": 100.0 * float(pixel)}
 
 
-def figures(case) -> dict:
+def figures(case: Case) -> dict[str, Picture]:
     """{"segmentation": the first test images, their true classes and those retrieved}."""
     train, test = case.features("patches")
+    assert train.patches is not None and test.patches is not None
+    assert train.masks is not None and test.masks is not None
     masks = test.masks[:_SHOWN]
     result = segment(
         train.patches,

@@ -7,11 +7,13 @@ a function, so a trained network, an untrained one and raw pixels are scored by 
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.data.source import Unreadable
@@ -43,15 +45,15 @@ class Extracted(NamedTuple):
 
 
 def extract(
-    features_fn,
-    source,
+    features_fn: Callable[[np.ndarray], Any],
+    source: Any,
     *,
     batch_size: int,
-    indices=None,
-    image=True,
-    patches=False,
-    crop=0,
-    multiple=1,
+    indices: Sequence[int] | np.ndarray | None = None,
+    image: bool = True,
+    patches: bool = False,
+    crop: int = 0,
+    multiple: int = 1,
 ) -> Extracted:
     """Runs a jitted `features_fn` over records of `source`.
 
@@ -131,7 +133,9 @@ def extract(
     )
 
 
-def images_of(source, indices, *, crop=0, multiple=1) -> np.ndarray:
+def images_of(
+    source: Any, indices: Iterable[int], *, crop: int = 0, multiple: int = 1
+) -> np.ndarray:
     """Images [n, H, W, 3] float32 in [0, 1] of the given records, cut as `extract` cuts them, for
     figures.
     """
@@ -237,7 +241,7 @@ def _check_finite(name, values, kept, source):
 
 
 @functools.cache
-def raw_pixels(patch: int, grid: int = RAW_GRID):
+def raw_pixels(patch: int, grid: int = RAW_GRID) -> Callable[[ArrayLike], Pixels]:
     """features_fn of the raw-pixel baseline, for the same evaluation as a network with patches of
     `patch` pixels.
 

@@ -3,15 +3,19 @@ iBOT; SOP table 1).
 """
 
 import functools
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
+from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import neighbours
+from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import register
 
 KS = (10, 20, 100, 200)
@@ -37,12 +41,12 @@ class Neighbours(NamedTuple):
 
 
 def classify(
-    bank,
-    labels,
-    queries,
+    bank: ArrayLike,
+    labels: ArrayLike,
+    queries: ArrayLike,
     *,
     num_classes: int,
-    ks=KS,
+    ks: Collection[int] = KS,
     temperature: float = TEMPERATURE,
     chunk: int = 1024,
 ) -> Neighbours:
@@ -102,13 +106,15 @@ def _classify_chunk(queries, bank, labels, *, num_classes, ks, temperature):
 
 
 @jax.jit
-def normalize(x):
+def normalize(x: jax.typing.ArrayLike) -> jax.Array:
     """Rows of [..., d] at length 1 in float32; a zero row stays zero."""
     x = jnp.asarray(x, jnp.float32)
     return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
 
 
-def vote(labels, weights, *, num_classes: int, ks):
+def vote(
+    labels: jax.Array, weights: jax.Array, *, num_classes: int, ks: Collection[int]
+) -> jax.Array:
     """Winners after the first k weighted votes, for each k.
 
     Args:
@@ -132,7 +138,7 @@ def vote(labels, weights, *, num_classes: int, ks):
     return jnp.stack(winners)
 
 
-def run(case) -> dict[str, float]:
+def run(case: Case) -> dict[str, float]:
     """Top-1 accuracy in percent: `knn_k10`, ... for each k, and `knn`, the best of them on the test
     set (as published).
 
@@ -144,6 +150,7 @@ def run(case) -> dict[str, float]:
             "k-NN needs labels; point the evaluation's data at a labelled set, or leave it out of"
             " evals.tasks"
         )
+    assert train.image is not None and test.image is not None
     result = classify(
         train.image,
         train.labels,
@@ -158,10 +165,12 @@ def run(case) -> dict[str, float]:
     return {"knn": max(accuracy.values()), **accuracy}
 
 
-def figures(case) -> dict:
+def figures(case: Case) -> dict[str, Picture]:
     """{"neighbours": some test images with their nearest training images}: the first image of each
     class, then the second, ..."""
     train, test = case.features("image")
+    assert train.image is not None and test.image is not None
+    assert train.labels is not None and test.labels is not None
     labels = test.labels[:1000]
     turn = [np.sum(labels[:i] == label) for i, label in enumerate(labels)]
     queries = np.lexsort((labels, turn))[:_QUERIES]

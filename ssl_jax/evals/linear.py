@@ -6,14 +6,17 @@ choose the learning rate. The batch size is fixed instead of searched, and featu
 evaluation crop instead of random crops."""
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
+from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import register
 
 # STELLAR's grid: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
@@ -49,14 +52,14 @@ class Probe(NamedTuple):
 
 
 def fit(
-    train,
-    labels,
-    test,
-    test_labels,
+    train: np.ndarray,
+    labels: ArrayLike,
+    test: np.ndarray,
+    test_labels: ArrayLike,
     *,
     num_classes: int,
-    key,
-    learning_rates=LEARNING_RATES,
+    key: jax.Array,
+    learning_rates: Sequence[float] = LEARNING_RATES,
     epochs: int = 30,
     batch_size: int = 256,
     weight_decay: float = 1e-4,
@@ -119,7 +122,7 @@ def fit(
 
 
 @jax.jit
-def whiten(x):
+def whiten(x: jax.typing.ArrayLike) -> jax.Array:
     """The part of LayerNorm without parameters: rows of [n, d] at mean 0 and variance 1,
     float32.
     """
@@ -128,7 +131,7 @@ def whiten(x):
     return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + _NORM_EPS)
 
 
-def logits(params, inputs):
+def logits(params: Mapping[str, jax.Array], inputs: jax.Array) -> jax.Array:
     """[n, c] class scores of whitened rows [n, d]: (inputs * scale + shift) @ kernel + bias.
 
     The affine part is folded into the kernel, so that the whole grid is one matrix product with the
@@ -194,7 +197,7 @@ def _score_chunk(params, inputs, labels):
     return (scores.argmax(axis=-1) == labels).sum(axis=1), losses.sum(axis=1)
 
 
-def run(case) -> dict[str, float]:
+def run(case: Case) -> dict[str, float]:
     """`linear`: test accuracy in percent; `linear_lr`: the selected one; `linear_held_out`: its
     held-out accuracy.
 
@@ -206,6 +209,7 @@ def run(case) -> dict[str, float]:
             "the linear probe needs labels; point the evaluation's data at a labelled set, or leave"
             " it out of evals.tasks"
         )
+    assert train.image is not None and test.image is not None
     probe = fit(
         train.image,
         train.labels,

@@ -1,8 +1,12 @@
 """How well images are rebuilt from a network's tokens, on images it was not trained on."""
 
+import jax
 import numpy as np
+from ml_collections import ConfigDict
+from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
+from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import subset
 from ssl_jax.evals.registry import BASELINES, register
 from ssl_jax.models import tokenizer
@@ -10,7 +14,7 @@ from ssl_jax.models import tokenizer
 _LEAST_ERROR = 1e-10  # 100 dB
 
 
-def psnr(images, rebuilt) -> np.ndarray:
+def psnr(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
     """Peak signal-to-noise ratio in dB of each image, for pixels in [0, 1].
 
     images, rebuilt: [B, H, W, 3]; returns [B] float64, 100 at most.
@@ -19,7 +23,7 @@ def psnr(images, rebuilt) -> np.ndarray:
     return -10 * np.log10(np.maximum(error.mean(axis=(1, 2, 3)), _LEAST_ERROR))
 
 
-def pixels(config, rebuilt) -> np.ndarray:
+def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
     """What STELLAR rebuilt, as pixels [B, H, W, 3] in [0, 1].
 
     config: of the run. rebuilt: the extra of that name: pixels, or a tokenizer's codes [B, h, w].
@@ -30,7 +34,7 @@ def pixels(config, rebuilt) -> np.ndarray:
     )
 
 
-def run(case) -> dict[str, float]:
+def run(case: Case) -> dict[str, float]:
     """`psnr`: mean over the test images, in dB.
 
     Raises InputError for a network that rebuilds no images.

@@ -1,7 +1,7 @@
 """The types of evaluation: what `type` in the config's section `evals` names."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ssl_jax.config import InputError, unknown
 
@@ -10,7 +10,7 @@ TRAINED = "trained"
 ROWS = (*BASELINES, TRAINED)  # of a comparison, in this order
 
 
-def no_figures(case) -> dict:
+def no_figures(case: object) -> dict:
     """Default `figures`: nothing to show."""
     del case
     return {}
@@ -39,7 +39,7 @@ class Type(NamedTuple):
 TYPES: dict[str, Type] = {}
 
 
-def register(name: str, run: Callable, defaults: Callable, **others) -> None:
+def register(name: str, run: Callable, defaults: Callable, **others: Any) -> None:
     """Adds a type of evaluation under `name`; see `Type` for the arguments.
 
     A module outside the package calls this when it is imported; `--import=my.module` has it

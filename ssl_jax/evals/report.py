@@ -4,7 +4,9 @@ pixels; table, JSON, pictures.
 
 import functools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -23,10 +25,11 @@ class Evaluation:
     tasks: names of the evaluations to run; None: those of `evals.tasks`, () = none.
     """
 
-    def __init__(self, config, tasks=None):
+    def __init__(self, config: ConfigDict, tasks: Sequence[str] | None = None):
         self.config = config
         self.tasks = tuple(evals.chosen(config, tasks))
-        self._trained = {}  # cases of the trained network as last compared, for the pictures
+        # Of the trained network as last compared, for the pictures.
+        self._trained: dict[str, evals.Case] = {}
 
     @functools.cached_property
     def sources(self) -> dict:
@@ -37,11 +40,11 @@ class Evaluation:
         """Opens the data sources. Raises InputError where one cannot be opened."""
         _ = self.sources
 
-    def __call__(self, params, constants=None) -> dict[str, float]:
+    def __call__(self, params: Any, constants: Any = None) -> dict[str, float]:
         """All scores of a network with these weights (the teacher's or the student's tree)."""
         return evals.run(self._cases(Encoder(self.config, params, constants)))
 
-    def compare(self, params, constants=None) -> dict[str, dict[str, float]]:
+    def compare(self, params: Any, constants: Any = None) -> dict[str, dict[str, float]]:
         """{row: scores}: of the untrained network (same seed), of raw pixels and of `params`, in
         the order of evals.ROWS. A baseline has the scores of the evaluations that name it."""
         untrained = state.initial_weights(bound(self.config), self.config.seed)
@@ -59,14 +62,14 @@ class Evaluation:
         self._trained = self._cases(Encoder(self.config, params, constants))
         return results | {evals.TRAINED: evals.run(self._trained)}
 
-    def table(self, results) -> str:
+    def table(self, results: Mapping[str, Mapping[str, float]]) -> str:
         """The result of `compare` as text."""
         return evals.comparison_table(results, evals.headings(self.config, self.tasks))
 
     def _cases(self, network):
         return evals.cases(network, self.config, tasks=self.tasks, sources_of=self.sources)
 
-    def draw(self, params, constants, folder: Path, tables: Path) -> list[Path]:
+    def draw(self, params: Any, constants: Any, folder: Path, tables: Path) -> list[Path]:
         """Draws the curves from `tables`/metrics.csv and evals.csv, and the pictures of the
         network, of each evaluation and of the method into `folder`; returns the files.
 
@@ -115,7 +118,7 @@ class Evaluation:
             section.data.size, section.crop = side, 0
         return evals.cases(encoder, larger, tasks=self.tasks)
 
-    def report(self, params, constants, folder: Path) -> dict[str, dict[str, float]]:
+    def report(self, params: Any, constants: Any, folder: Path) -> dict[str, dict[str, float]]:
         """Compares, prints the table, and leaves results.json, results.txt and pictures/*.png in
         `folder`. Returns the comparison."""
         if not self.tasks:

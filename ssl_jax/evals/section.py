@@ -19,6 +19,8 @@ a method: `settings.keys` lists the plain ones, `keys(config)` those of a config
 """
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
@@ -75,7 +77,7 @@ def _keys_of(type: str) -> dict:
     )
 
 
-def new(type: str, **changes) -> ConfigDict:
+def new(type: str, **changes: Any) -> ConfigDict:
     """A complete evaluation of that type: its defaults with `changes`, {key: value or section}.
 
     Raises InputError for an unknown type, KeyError or TypeError (which loading a config file turns
@@ -86,19 +88,19 @@ def new(type: str, **changes) -> ConfigDict:
     return section
 
 
-def add(config, *types: str, **changes) -> None:
+def add(config: ConfigDict, *types: str, **changes: Any) -> None:
     """Adds an evaluation of each type to the config, under the name of the type; see `new`."""
     for type in types:
         config.evals[type] = new(type, **changes)
 
 
-def named(config) -> dict[str, ConfigDict]:
+def named(config: ConfigDict) -> dict[str, ConfigDict]:
     """{name: section} of all evaluations of a config, in alphabetical order."""
     sections = config.get("evals", {}).items()
     return {n: entry for n, entry in sections if isinstance(entry, ConfigDict | FrozenConfigDict)}
 
 
-def chosen(config, tasks=None) -> dict[str, ConfigDict]:
+def chosen(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, ConfigDict]:
     """{name: section} of the evaluations to run.
 
     tasks: their names, in the order wanted; None: those of `evals.tasks`. Raises InputError naming
@@ -112,7 +114,7 @@ def chosen(config, tasks=None) -> dict[str, ConfigDict]:
     return sections if ALL in tasks else {name: sections[name] for name in tasks}
 
 
-def keys(config) -> dict[str, Key]:
+def keys(config: ConfigDict) -> dict[str, Key]:
     """{dotted key: Key} of all evaluations of a config. Raises InputError for one that is not
     complete."""
     declared: dict[str, Key] = {}
@@ -138,7 +140,7 @@ def keys(config) -> dict[str, Key]:
     return declared
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses names in `evals.tasks` that do not exist, empty lists of values to try, and data
     that lack what an evaluation needs. Raises InputError."""
     tasks = dataclasses.replace(defaults()["tasks"], choices=(*named(config), ALL))
@@ -157,14 +159,14 @@ def check(config) -> None:
         source.check(f"{path}.data", section.data, folder(config, section))
 
 
-def folder(config, section) -> str:
+def folder(config: ConfigDict, section: ConfigDict) -> str:
     """Where an evaluation finds its images: without a `dir` of its own, where training does if the
     kind of data is the same."""
     same = section.data.kind == config.data.kind
     return section.data.dir or (config.data.dir if same else "")
 
 
-def headings(config, tasks=None) -> dict[str, str]:
+def headings(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, str]:
     """{score: heading} of the scores that stand for the evaluations, in their order; after the
     evaluation's name where it is not that of its type."""
     result = {}

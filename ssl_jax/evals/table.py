@@ -1,7 +1,11 @@
 """The comparison of networks as text."""
 
+from collections.abc import Mapping
 
-def comparison_table(results: dict, headings: dict) -> str:
+
+def comparison_table(
+    results: Mapping[str, Mapping[str, float]], headings: Mapping[str, str]
+) -> str:
     """Aligned text: one row per network, one column per score, the best of each column marked
     with *.
 

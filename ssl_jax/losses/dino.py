@@ -73,6 +73,8 @@ def dino(
     return {**terms, "kl": terms["loss"] - meters["teacher_entropy"], **meters}
 
 
-def softmax_cross_entropy(logits, targets, *, temperature):
+def softmax_cross_entropy(
+    logits: Float[Array, "*b K"], targets: Float[Array, "*b K"], *, temperature: Positive
+) -> Float[Array, "*b"]:
     """- sum_k targets[k] log softmax(logits / temperature)[k] of [..., K]: [...]."""
     return ops.cross_entropy(targets, logits, temperature=temperature)

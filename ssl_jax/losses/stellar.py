@@ -6,7 +6,7 @@ to 6; what the text leaves open (temperatures, weights, the class token's terms,
 official code.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -256,7 +256,12 @@ def reconstruction(
     return {"reconstruction_loss": by_image.mean(), "psnr": psnr.mean()}
 
 
-def class_tokens(student, prototypes, teacher=None, views=()) -> Tokens:
+def class_tokens(
+    student: Float[Array, "B e"] | None,
+    prototypes: Float[Array, "K e"] | None,
+    teacher: Float[Array, "B K"] | None = None,
+    views: Mapping[str, Float[Array, "B V e"]] | tuple[()] = (),
+) -> Tokens:
     """Class tokens as sets of one token, which match each other.
 
     Args:

@@ -5,6 +5,8 @@ import importlib.util
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from ml_collections import ConfigDict
+
 from ssl_jax import config as config_lib
 from ssl_jax.methods import cribo, dino, dinov2, flsl, ibot, mae, massl, sop, sove, stellar
 from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
@@ -52,7 +54,7 @@ def import_modules(names: Iterable[str]) -> None:
         importlib.import_module(name)
 
 
-def make(config) -> Method:
+def make(config: ConfigDict) -> Method:
     """The method that a resolved config names, bound to it."""
     return get(config.method).make(config)
 

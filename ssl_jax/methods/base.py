@@ -2,7 +2,7 @@
 and the train step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -87,12 +87,12 @@ def no_constants() -> None:
     """Default `constants`: nothing frozen beside the parameters."""
 
 
-def no_teacher(params) -> None:
+def no_teacher(params: Any) -> None:
     """Default `teacher_of`: the method has no EMA teacher."""
     del params
 
 
-def no_warnings(metrics) -> list[str]:
+def no_warnings(metrics: Mapping[str, float]) -> list[str]:
     """Default `health`."""
     del metrics
     return []
@@ -140,14 +140,14 @@ class Method(NamedTuple):
     health: Callable = no_warnings
 
 
-def spread(embeddings) -> jax.Array:
+def spread(embeddings: jax.Array) -> jax.Array:
     """Spread of unit vectors [..., B, d]: sqrt(1 - |mean over B|^2), averaged; 0 = all equal, 1 =
     centred."""
     center = embeddings.astype(jnp.float32).mean(axis=-2)
     return jnp.sqrt(jnp.maximum(1.0 - jnp.square(center).sum(axis=-1), 0.0)).mean()
 
 
-def spread_warnings(metrics) -> list[str]:
+def spread_warnings(metrics: Mapping[str, float]) -> list[str]:
     """Warns if `embedding_spread` is near 0."""
     value = metrics.get("embedding_spread")
     if value is not None and value < 0.05:
@@ -158,7 +158,7 @@ def spread_warnings(metrics) -> list[str]:
     return []
 
 
-def assignment_warnings(metrics, prefix: str, num_classes: int) -> list[str]:
+def assignment_warnings(metrics: Mapping[str, float], prefix: str, num_classes: int) -> list[str]:
     """Warnings from the entropies of a distribution over `num_classes` prototypes (natural
     logarithm).
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import key
@@ -31,7 +32,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     multicrop.check_token(config)
     multicrop.check_no_masks(config, "DINO")
@@ -44,7 +45,7 @@ class Outputs(NamedTuple):
     teacher: jax.Array
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """DINO with the networks and settings of a resolved config."""
     c, m = config.dino, config.model
     views = recipe.recipe_multicrop(config.views, m.patch)

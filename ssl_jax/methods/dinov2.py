@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
@@ -53,7 +54,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c = config.dinov2
     multicrop.check_weights(config)
@@ -83,7 +84,7 @@ class Outputs(NamedTuple):
     tokens: jax.Array
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """DINOv2 with the networks and settings of a resolved config."""
     c, m = config.dinov2, config.model
     views = recipe.recipe_multicrop(config.views, m.patch)

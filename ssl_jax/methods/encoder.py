@@ -2,14 +2,17 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
 from ssl_jax.methods import multicrop
-from ssl_jax.methods.base import Features
+from ssl_jax.methods.base import Features, Method
 from ssl_jax.models import vit
 
 
@@ -23,14 +26,28 @@ class Encoder:
     features: `Method.features` of the network; None: those of the config's method.
     """
 
-    def __init__(self, config, params, constants=None, step=None, features=None):
+    def __init__(
+        self,
+        config: FrozenConfigDict,
+        params: dict[str, Any],
+        constants: Any = None,
+        step: int | None = None,
+        features: Callable | None = None,
+    ):
         self.config, self.params, self.constants, self.step = config, params, constants, step
         self._features = bound(config).features if features is None else features
 
     def __repr__(self) -> str:
         return self.config.method + ("" if self.step is None else f", step {self.step}")
 
-    def __call__(self, images, *, layers=(), attention=False, extras=False) -> Features:
+    def __call__(
+        self,
+        images: ArrayLike,
+        *,
+        layers: Sequence[int] = (),
+        attention: bool = False,
+        extras: bool = False,
+    ) -> Features:
         """Features of images, compiled once for each shape.
 
         Args:
@@ -45,12 +62,12 @@ class Encoder:
         apply = _compiled(self._features, tuple(layers), attention, extras)
         return apply(self.params, images, self.constants)
 
-    def with_params(self, params) -> "Encoder":
+    def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
         return Encoder(self.config, params, self.constants, self.step, self._features)
 
 
-def published(shape: vit.ViTConfig, params, name: str) -> Encoder:
+def published(shape: vit.ViTConfig, params: dict[str, Any], name: str) -> Encoder:
     """An Encoder of published weights: a vision transformer that belongs to no method of ours.
 
     The image is the class token, or the average of the patch tokens where there is none.
@@ -68,7 +85,7 @@ def published(shape: vit.ViTConfig, params, name: str) -> Encoder:
 
 
 @functools.lru_cache(maxsize=8)
-def bound(config):
+def bound(config: FrozenConfigDict) -> Method:
     """One Method for all encoders of a frozen config, so that they share compiled programs."""
     return methods.make(config)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
@@ -50,7 +51,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c = config.ibot
     multicrop.check_weights(config)
@@ -83,7 +84,7 @@ class Outputs(NamedTuple):
     patch_mean: jax.Array | None = None
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """iBOT with the networks and settings of a resolved config."""
     c, m = config.ibot, config.model
     with_patches = c.patch.weight > 0

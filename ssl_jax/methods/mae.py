@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
@@ -34,7 +35,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other, and views that MAE has no use for. Raises
     InputError."""
     c, v = config.mae, config.views
@@ -74,7 +75,7 @@ def check(config) -> None:
         )
 
 
-def view_recipe(config) -> recipe.ViewRecipe:
+def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
     """One masked crop. Photometric draws only where the config asks for some (table 1e; published:
     none)."""
     v = config.views
@@ -100,7 +101,7 @@ class Outputs(NamedTuple):
     mask: jax.Array
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """MAE with the networks and settings of a resolved config."""
     c, m = config.mae, config.model
     views, shape = view_recipe(config), zoo.vit_config(m)

@@ -8,6 +8,7 @@ its own, and with blocks * rows of a block = memory every row votes exactly once
 """
 
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
@@ -27,7 +28,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     embeddings.check(config)
     multicrop.check_no_masks(config, "MaSSL")
@@ -39,7 +40,7 @@ def check(config) -> None:
         )
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """MaSSL with the networks and settings of a resolved config."""
     c, task = config.massl, config.massl.cls
 

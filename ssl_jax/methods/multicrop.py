@@ -1,14 +1,15 @@
 """What the methods with a student and an EMA teacher share: encoders, encoding a group of views,
 masked patches, temperatures, rules of the last layer, features."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import ops
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, Key, key
 from ssl_jax.methods import base
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.models.functional import Model
@@ -24,7 +25,7 @@ class Encoders(NamedTuple):
     teacher: Model
 
 
-def encoders(model, *, masked: bool = False) -> Encoders:
+def encoders(model: ConfigDict, *, masked: bool = False) -> Encoders:
     """Both encoders of the config section `model`; masked: the student replaces masked patches."""
     student = vit.vit(zoo.vit_config(model, mask_token=masked))
     return Encoders(student, vit.vit(zoo.vit_config(model, drop_path=0.0)))
@@ -36,7 +37,14 @@ def without_mask_token(params: dict) -> dict:
     return {**params, "backbone": backbone}
 
 
-def encode(backbone: Model, params, group: recipe.Group, *, keys=None, masked: bool = False):
+def encode(
+    backbone: Model,
+    params: Mapping[str, Any],
+    group: recipe.Group,
+    *,
+    keys: jax.Array | None = None,
+    masked: bool = False,
+) -> vit.Tokens:
     """Encodes all views of one group in one pass.
 
     Args:
@@ -68,22 +76,25 @@ def encode(backbone: Model, params, group: recipe.Group, *, keys=None, masked: b
     return jax.tree.map(lambda x: x.reshape(batch, count, *x.shape[1:]), tokens)
 
 
-def split_keys(keys, count: int):
+def split_keys(keys: jax.Array, count: int) -> jax.Array:
     """[B, count] keys from one key per image [B]."""
     return jax.vmap(lambda one: jax.random.split(one, count))(keys)
 
 
-def global_token(tokens, kind: str):
+def global_token(tokens: vit.Tokens, kind: str) -> jax.Array:
     """[..., d]: the class token ("cls") or the average of the patch tokens ("mean")."""
-    return tokens.cls if kind == "cls" else tokens.patches.mean(axis=-2)
+    if kind != "cls":
+        return tokens.patches.mean(axis=-2)
+    assert tokens.cls is not None  # see `check_token`
+    return tokens.cls
 
 
-def views_first(array):
+def views_first(array: jax.Array) -> jax.Array:
     """[B, V, ...] as [V, B, ...], the order of the losses."""
     return jnp.moveaxis(array, 1, 0)
 
 
-def masked_first(masks, count: int):
+def masked_first(masks: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
     """Indices of up to `count` masked patches per view, and which of them are masked.
 
     Args:
@@ -96,12 +107,14 @@ def masked_first(masks, count: int):
     return index, jnp.take_along_axis(masks, index, axis=-1)
 
 
-def take(patches, index):
+def take(patches: jax.Array, index: jax.Array) -> jax.Array:
     """Gathers patches [..., n, d] at index [..., m] -> [..., m, d]."""
     return jnp.take_along_axis(patches, index[..., None], axis=-2)
 
 
-def features_of(encoder: Model, model, token: str, show: Callable | None = None) -> Callable:
+def features_of(
+    encoder: Model, model: ConfigDict | vit.ViTConfig, token: str, show: Callable | None = None
+) -> Callable:
     """The function `features` of a method, see `base.Method`.
 
     Args:
@@ -127,7 +140,9 @@ def features_of(encoder: Model, model, token: str, show: Callable | None = None)
     return features
 
 
-def prototype_head(model, section, prototypes: int, bottleneck: int | None = None) -> Model:
+def prototype_head(
+    model: ConfigDict, section: ConfigDict, prototypes: int, bottleneck: int | None = None
+) -> Model:
     """DINO's head for the width of the config section `model`, with a method's hidden widths."""
     return heads.dino_head(
         model.width,
@@ -142,13 +157,13 @@ def prototype_head(model, section, prototypes: int, bottleneck: int | None = Non
 # --- settings
 
 
-def token_key(**options):
+def token_key(**options: Any) -> Key:
     """The key `global_token` of a section."""
     meaning = 'the image: class token ("cls") or average of the patch tokens ("mean")'
     return key("cls", meaning, choices=GLOBAL_TOKENS, **options)
 
 
-def check_token(config) -> None:
+def check_token(config: ConfigDict) -> None:
     """Refuses the class token as the image where the model has none. Raises InputError."""
     name = config.method
     if config[name].global_token == "cls" and not config.model.cls:
@@ -158,7 +173,7 @@ def check_token(config) -> None:
         )
 
 
-def check_no_masks(config, title: str) -> None:
+def check_no_masks(config: ConfigDict, title: str) -> None:
     """Refuses masks where the method has no use for them. Raises InputError."""
     if config.views.mask != "none":
         raise InputError(
@@ -166,7 +181,7 @@ def check_no_masks(config, title: str) -> None:
         )
 
 
-def check_weights(config) -> None:
+def check_weights(config: ConfigDict) -> None:
     """Refuses weights of the `cls` and `patch` losses that leave nothing to learn, and a patch loss
     without a masked patch. Raises InputError."""
     method, v = config.method, config.views
@@ -204,13 +219,13 @@ def temperature_keys() -> dict:
     )
 
 
-def warmup_key():
+def warmup_key() -> Key:
     """The key `teacher_temperature_epochs` of a section."""
     meaning = "linear warm-up of tau_t; 0 = final value from the start"
     return key(30.0, meaning, unit="epochs", least=0)
 
 
-def teacher_temperature(section, epoch, epochs):
+def teacher_temperature(section: ConfigDict, epoch: jax.Array, epochs: float) -> jax.Array:
     """tau_t with its linear warm-up, constant within an epoch (as in the code of DINO and iBOT).
 
     section: with teacher_temperature and final_teacher_temperature; epochs: of the warm-up.

@@ -69,7 +69,7 @@ class _Projections(nnx.Module):
         return self.dense(patches).astype(jnp.float32), self.sparse(sparse).astype(jnp.float32)
 
 
-def recompose(localization, sparse):
+def recompose(localization: jax.Array, sparse: jax.Array) -> jax.Array:
     """Z = L S (STELLAR eq. 1), float32 [..., n, d].
 
     L [..., n, r] has rows that sum to 1; S [..., r, d] are the tokens before projection. Every row
@@ -81,14 +81,14 @@ def recompose(localization, sparse):
     )
 
 
-def fourier_matrix(key, width: int):
+def fourier_matrix(key: jax.Array, width: int) -> jax.Array:
     """G [2, width / 2] ~ N(0, 1), float32, drawn once and never trained. Odd widths: ValueError."""
     if width < 2 or width % 2:
         raise ValueError(f"width is {width}; random Fourier codes need an even width of at least 2")
     return jax.random.normal(key, (2, width // 2), jnp.float32)
 
 
-def fourier_codes(matrix, grid: tuple[int, int]):
+def fourier_codes(matrix: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """Random Fourier position codes of the cells of a grid (Tancik et al. 2020).
 
     A cell centre (x, y) in (0, 1) gives v = 2 pi (2 (x, y) - 1) G and the code [sin v_0, cos v_0,

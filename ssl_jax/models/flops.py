@@ -8,12 +8,13 @@ flops.matmul_flops(head.apply, params, jax.ShapeDtypeStruct((1, 384), jnp.float3
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 
-def matmul_flops(function: Callable, *inputs) -> float:
+def matmul_flops(function: Callable, *inputs: Any) -> float:
     """Floating-point operations of all matrix products and convolutions in function(*inputs); a
     multiply-add counts as 2. Nothing is computed.
 

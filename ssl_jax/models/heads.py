@@ -12,7 +12,7 @@ from ssl_jax.models import layers as layers_lib
 from ssl_jax.models.functional import Model, functional
 
 
-def l2_normalize(x, eps: float = 1e-6):
+def l2_normalize(x: jax.Array, eps: float = 1e-6) -> jax.Array:
     """x / max(|x|, eps) along the last axis, in float32. Value and gradient are finite everywhere,
     also at x = 0.
     """

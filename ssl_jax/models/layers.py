@@ -11,9 +11,10 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 
-def normal(key, shape, std: float):
+def normal(key: jax.Array, shape: tuple[int, ...], std: float) -> jax.Array:
     """float32 [*shape] ~ N(0, std^2).
 
     The papers' code calls torch's trunc_normal_(std=std), whose cut lies at the ABSOLUTE values
@@ -31,7 +32,7 @@ def check_init_std(std: float) -> None:
         raise ValueError(f"init_std is {std}; it must lie in (0, 0.4]")
 
 
-def uniform(key, shape):
+def uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """float32 [fan_in, ...] ~ U(-1/sqrt(fan_in), 1/sqrt(fan_in)): torch's default, which the papers
     keep for some layers.
     """
@@ -39,7 +40,7 @@ def uniform(key, shape):
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
-def linear(kernel, dtype) -> nnx.Linear:
+def linear(kernel: jax.Array, dtype: DTypeLike) -> nnx.Linear:
     """y = x W + b with this W [in, out] and a b that starts at 0, in `dtype`."""
     return nnx.Linear(
         *kernel.shape,
@@ -77,7 +78,7 @@ class LayerScale(nnx.Module):
     def __init__(self, width: int, value: float):
         self.gamma = nnx.Param(jnp.full(width, value, jnp.float32))
 
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         return x * self.gamma[...]
 
 
@@ -87,13 +88,22 @@ class Mlp(nnx.Module):
     `approximate` selects the tanh form of the GELU; published weights use erf.
     """
 
-    def __init__(self, key, width: int, hidden: int, *, init_std: float, approximate: bool, dtype):
+    def __init__(
+        self,
+        key: jax.Array,
+        width: int,
+        hidden: int,
+        *,
+        init_std: float,
+        approximate: bool,
+        dtype: DTypeLike,
+    ):
         key1, key2 = jax.random.split(key)
         self.fc1 = linear(normal(key1, (width, hidden), init_std), dtype)
         self.fc2 = linear(normal(key2, (hidden, width), init_std), dtype)
         self.approximate = approximate
 
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         return self.fc2(jax.nn.gelu(self.fc1(x), approximate=self.approximate))
 
 
@@ -104,13 +114,17 @@ class Attention(nnx.Module):
     order).
     """
 
-    def __init__(self, key, width: int, heads: int, *, init_std: float, dtype):
+    def __init__(
+        self, key: jax.Array, width: int, heads: int, *, init_std: float, dtype: DTypeLike
+    ):
         key1, key2 = jax.random.split(key)
         self.qkv = linear(normal(key1, (width, 3 * width), init_std), dtype)
         self.proj = linear(normal(key2, (width, width), init_std), dtype)
         self.heads = heads
 
-    def __call__(self, x, *, return_weights: bool = False):
+    def __call__(
+        self, x: jax.Array, *, return_weights: bool = False
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Output, and the attention weights [B, heads, N, N] (float32, rows sum to 1) or None."""
         b, n, width = x.shape
         q, k, v = jnp.moveaxis(self.qkv(x).reshape(b, n, 3, self.heads, width // self.heads), 2, 0)
@@ -132,7 +146,7 @@ class Block(nnx.Module):
 
     def __init__(
         self,
-        key,
+        key: jax.Array,
         width: int,
         heads: int,
         hidden: int,
@@ -140,7 +154,7 @@ class Block(nnx.Module):
         init_std: float,
         eps: float,
         approximate: bool,
-        dtype,
+        dtype: DTypeLike,
         layer_scale: float = 0.0,
     ):
         key1, key2 = jax.random.split(key)
@@ -152,7 +166,9 @@ class Block(nnx.Module):
         if self.scaled:
             self.ls1, self.ls2 = (LayerScale(width, layer_scale) for _ in range(2))
 
-    def __call__(self, x, branch_scale=None, *, return_weights: bool = False):
+    def __call__(
+        self, x: jax.Array, branch_scale: jax.Array | None = None, *, return_weights: bool = False
+    ) -> tuple[jax.Array, jax.Array | None]:
         """Runs the block.
 
         Args:
@@ -164,7 +180,9 @@ class Block(nnx.Module):
         Returns:
           x after the block and the weights [B, heads, N, N] or None.
         """
-        factors = (1.0, 1.0) if branch_scale is None else branch_scale[:, :, None, None]
+        factors: jax.Array | tuple[float, float] = (
+            (1.0, 1.0) if branch_scale is None else branch_scale[:, :, None, None]
+        )
         update, weights = self.attn(self.norm1(x), return_weights=return_weights)
         update = update.astype(jnp.float32)
         x = x + factors[0] * (self.ls1(update) if self.scaled else update)
@@ -173,7 +191,7 @@ class Block(nnx.Module):
         return x, weights
 
 
-def drop_path_scales(keys, rate: float, depth: int):
+def drop_path_scales(keys: jax.Array, rate: float, depth: int) -> jax.Array:
     """Per-example branch factors of stochastic depth (Huang et al. 2016): 0 with probability r_i,
     else 1 / (1 - r_i).
 

@@ -65,7 +65,9 @@ def resize_matrix(
     return matrix
 
 
-def resize_codes(codes, native: int, target: tuple[int, int], *, rule: str, kernel: str):
+def resize_codes(
+    codes: jax.Array, native: int, target: tuple[int, int], *, rule: str, kernel: str
+) -> jax.Array:
     """Resamples position codes [native * native, d] to [target_h * target_w, d] (float32, matrix
     products at full precision).
 

@@ -198,7 +198,7 @@ def _codes(patch: int, vqgan: Tokenizer) -> Target:
     return Target(vqgan.num_codes, True, shapes, constants, encode, show, decode)
 
 
-def resize(images, height: int, width: int):
+def resize(images: jax.Array, height: int, width: int) -> jax.Array:
     """Images [B, H, W, 3] resampled as the official code does for patches of 14 px: torch's
     bicubic, without antialias.
     """

@@ -2,9 +2,11 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
+from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_choice, key, unknown
 from ssl_jax.models import vit
@@ -31,7 +33,7 @@ SIZES = {
 }
 
 
-def vit_config(section, **overrides) -> ViTConfig:
+def vit_config(section: ConfigDict | Mapping[str, Any], **overrides: Any) -> ViTConfig:
     """The ViTConfig of a config's `model` section.
 
     Args:
@@ -77,7 +79,7 @@ def forward_flops(config: ViTConfig, height: int, width: int, kept: int | None =
     return 2.0 * (embed + config.depth * (attention + mlp))
 
 
-def count(params) -> int:
+def count(params: Any) -> int:
     """Number of scalars in a tree of arrays or shapes; of a model without allocating anything:
     `count(jax.eval_shape(model.init, key))`.
     """
@@ -93,7 +95,7 @@ def defaults() -> dict:
     return dict(size=key("s", "name of a size", choices=(*SIZES, "custom"), free=True), **fields)
 
 
-def model_shape(section) -> tuple[int, int, int]:
+def model_shape(section: ConfigDict | Mapping[str, Any]) -> tuple[int, int, int]:
     """(width, depth, heads) of a `model` section (a Mapping), from its size or set by hand.
 
     Raises:
@@ -120,7 +122,7 @@ def model_shape(section) -> tuple[int, int, int]:
     return fixed
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses a `model` section whose keys contradict each other. Raises InputError."""
     m = config.model
     shape = dict(zip(_SHAPE, model_shape(m), strict=True))

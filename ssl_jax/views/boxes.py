@@ -7,12 +7,22 @@ host) and JAX arrays (inside jit) alike.
 """
 
 import math
+from typing import TypeVar
+
+import jax
+import numpy as np
 
 ATTEMPTS = 10
+_Array = TypeVar("_Array", np.ndarray, jax.Array)  # the kind that comes in goes out
 
 
 def random_resized_crop(
-    rng, height: int, width: int, *, scale, ratio=(3 / 4, 4 / 3)
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    *,
+    scale: tuple[float, float],
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> tuple[int, int, int, int]:
     """Draws the box of torchvision's RandomResizedCrop: whole pixels, area and aspect ratio uniform
     within bounds.
@@ -42,7 +52,9 @@ def random_resized_crop(
     return central_crop(height, width, ratio=ratio)
 
 
-def central_crop(height: int, width: int, *, ratio=(3 / 4, 4 / 3)) -> tuple[int, int, int, int]:
+def central_crop(
+    height: int, width: int, *, ratio: tuple[float, float] = (3 / 4, 4 / 3)
+) -> tuple[int, int, int, int]:
     """The largest centred box (y, x, height, width) of an image such that width / height is within
     `ratio`.
     """
@@ -54,7 +66,7 @@ def central_crop(height: int, width: int, *, ratio=(3 / 4, 4 / 3)) -> tuple[int,
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def patch_positions(boxes, flips, grid: tuple[int, int]):
+def patch_positions(boxes: _Array, flips: _Array, grid: tuple[int, int]) -> _Array:
     """Centres of the patches of each view in the source image, as CrIBo's clustering uses them.
 
     Column c of a grid of W patches lies at x + (c + 1/2) width / W - 1/2, in reverse order where
@@ -83,7 +95,9 @@ def patch_positions(boxes, flips, grid: tuple[int, int]):
     return pairs.reshape(*boxes.shape[:-1], rows * columns, 2)
 
 
-def compose(outer, inner, size: tuple[int, int], outer_flips=None):
+def compose(
+    outer: _Array, inner: _Array, size: tuple[int, int], outer_flips: _Array | None = None
+) -> _Array:
     """Box of a crop of a crop in source pixels, so that the view can be resampled once from the
     source.
 
@@ -107,7 +121,7 @@ def compose(outer, inner, size: tuple[int, int], outer_flips=None):
     return xp.stack([y, x, inner[..., 2] * step_y, inner[..., 3] * step_x], axis=-1)
 
 
-def overlap(a, b):
+def overlap(a: _Array, b: _Array) -> _Array:
     """Share of the area of box a [..., 4] that box b [..., 4] covers: 0 = disjoint, 1 = a lies
     inside b.
     """

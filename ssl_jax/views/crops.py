@@ -14,12 +14,13 @@ differ by more (0.5 % of full-range noise, up to 15/255).
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 from PIL import Image
 
 from ssl_jax.config import InputError
 
 
-def crop_host(image: np.ndarray, box, size: int, flip: bool) -> np.ndarray:
+def crop_host(image: np.ndarray, box: ArrayLike, size: int, flip: bool) -> np.ndarray:
     """Cuts `box` out of an image, resizes it to size x size and mirrors it horizontally if `flip`;
     by Pillow.
 
@@ -53,7 +54,7 @@ def crops_host(image: np.ndarray, boxes: np.ndarray, size: int, flips: np.ndarra
     return out
 
 
-def keys_cubic(x):
+def keys_cubic(x: jax.Array) -> jax.Array:
     """Keys' cubic convolution kernel with a = -1/2 (Keys 1981, eq. 15) at distances x >= 0, in
     samples.
     """
@@ -62,7 +63,9 @@ def keys_cubic(x):
     return jnp.where(x < 1.0, near, jnp.where(x < 2.0, far, 0.0))
 
 
-def weights(start, length, source_size: int, size: int, flips=None):
+def weights(
+    start: jax.Array, length: jax.Array, source_size: int, size: int, flips: jax.Array | None = None
+) -> jax.Array:
     """Resampling matrix along one axis.
 
     Args:
@@ -85,7 +88,7 @@ def weights(start, length, source_size: int, size: int, flips=None):
     return kernel / kernel.sum(-1, keepdims=True)
 
 
-def crops_device(rows, boxes, flips, size: int):
+def crops_device(rows: jax.Array, boxes: jax.Array, flips: jax.Array, size: int) -> jax.Array:
     """Cuts and resizes views as two matrix products per view; jit, vmap and sharding safe.
 
     Args:

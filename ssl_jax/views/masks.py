@@ -73,7 +73,7 @@ def floor(x: float) -> int:
     return int(x + 1e-6)
 
 
-def draw(rng, recipe: MaskRecipe, grid: tuple[int, int]) -> np.ndarray:
+def draw(rng: np.random.Generator, recipe: MaskRecipe, grid: tuple[int, int]) -> np.ndarray:
     """Mask of one view: bool [rows * columns], row-major, True = masked. Advances the
     np.random.Generator `rng`.
     """
@@ -93,7 +93,7 @@ def draw(rng, recipe: MaskRecipe, grid: tuple[int, int]) -> np.ndarray:
     return block_mask(rng, grid, target).reshape(-1)
 
 
-def random_mask(rng, n: int, count: int) -> np.ndarray:
+def random_mask(rng: np.random.Generator, n: int, count: int) -> np.ndarray:
     """bool [n] with exactly `count` True at uniformly random places."""
     mask = np.zeros(n, bool)
     mask[np.argsort(rng.random(n), kind="stable")[:count]] = True
@@ -101,7 +101,12 @@ def random_mask(rng, n: int, count: int) -> np.ndarray:
 
 
 def focal_mask(
-    rng, grid: tuple[int, int], keep: int, *, focus: str = "none", prob: float = 0.5
+    rng: np.random.Generator,
+    grid: tuple[int, int],
+    keep: int,
+    *,
+    focus: str = "none",
+    prob: float = 0.5,
 ) -> np.ndarray:
     """bool [rows * columns], True = masked, with exactly `keep` False: those of the smallest scores
     (STELLAR's masks).
@@ -130,7 +135,7 @@ def focal_mask(
     return mask
 
 
-def block_mask(rng, grid: tuple[int, int], target: float) -> np.ndarray:
+def block_mask(rng: np.random.Generator, grid: tuple[int, int], target: float) -> np.ndarray:
     """Blockwise mask of iBOT's published code (BEiT's algorithm with a hard upper limit).
 
     While fewer than `target` patches are masked: up to 10 attempts at a rectangle of area

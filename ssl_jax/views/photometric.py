@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ssl_jax.config import key
 from ssl_jax.views import section
@@ -71,7 +72,7 @@ class Photometric:
         _ALTERNATIVE.check("alternative", self.alternative)
 
 
-def uniforms(keys):
+def uniforms(keys: jax.Array) -> jax.Array:
     """The random numbers of `augment`: keys [...] -> float32 [..., DRAWS] in [0, 1)."""
 
     def one(key):
@@ -80,7 +81,7 @@ def uniforms(keys):
     return jax.vmap(one)(keys.reshape(-1)).reshape(*keys.shape, DRAWS)
 
 
-def augment(rows, u, views: tuple[Photometric, ...]):
+def augment(rows: jax.Array, u: jax.Array, views: tuple[Photometric, ...]) -> jax.Array:
     """Applies the photometric operations to views.
 
     Args:
@@ -156,17 +157,17 @@ def _image(x):
     return x[..., None, None, None]
 
 
-def luma(rows):
+def luma(rows: jax.Array) -> jax.Array:
     """Brightness L = 0.299 R + 0.587 G + 0.114 B (ITU-R 601): [..., H, 3, W] -> [..., H, 1, W]."""
     return LUMA[0] * rows[..., 0:1, :] + LUMA[1] * rows[..., 1:2, :] + LUMA[2] * rows[..., 2:3, :]
 
 
-def grayscale(rows):
+def grayscale(rows: jax.Array) -> jax.Array:
     """Replaces all three channels by `luma`: same shape."""
     return jnp.broadcast_to(luma(rows), rows.shape)
 
 
-def blend(rows, factor, kind):
+def blend(rows: jax.Array, factor: jax.Array, kind: jax.Array) -> jax.Array:
     """One of torchvision's three blends, clip(f x + (1 - f) m, 0, 1), chosen per image.
 
     m is 0 for brightness, the mean luma of the image for contrast, the luma of the pixel for
@@ -184,7 +185,7 @@ def blend(rows, factor, kind):
     return jnp.clip(factor * rows + (1.0 - factor) * toward, 0.0, 1.0)
 
 
-def shift_hue(rows, shift):
+def shift_hue(rows: jax.Array, shift: jax.Array) -> jax.Array:
     """Turns the hue of HSV by `shift` turns ([...], 0 = unchanged, bit by bit); saturation and
     value stay.
 
@@ -208,7 +209,7 @@ def shift_hue(rows, shift):
     return jnp.where(shift == 0, rows, turned)
 
 
-def jitter(rows, factors, shift, order):
+def jitter(rows: jax.Array, factors: jax.Array, shift: jax.Array, order: jax.Array) -> jax.Array:
     """Brightness, contrast, saturation and hue in an order of its own per image (torchvision's
     ColorJitter).
 
@@ -239,7 +240,7 @@ def jitter(rows, factors, shift, order):
     return blends(shift_hue(blends(rows, first), shift), ~first)
 
 
-def blur_matrix(sigma, size: int, radius: int):
+def blur_matrix(sigma: jax.Array, size: int, radius: int) -> jax.Array:
     """Matrices [..., size, size] of a one-dimensional Gaussian blur with standard deviations sigma
     [...], in pixels.
 
@@ -256,7 +257,7 @@ def blur_matrix(sigma, size: int, radius: int):
     return jnp.einsum("...t,tij->...ij", taps, basis, precision=jax.lax.Precision.HIGHEST)
 
 
-def blur(rows, sigma, *, radius: int):
+def blur(rows: jax.Array, sigma: jax.Array, *, radius: int) -> jax.Array:
     """Gaussian blur, separable: one matrix product per axis.
 
     Args:
@@ -273,6 +274,6 @@ def blur(rows, sigma, *, radius: int):
     return jnp.clip(jnp.einsum("...ocw,...pw->...ocp", half, horizontal, precision=exact), 0.0, 1.0)
 
 
-def solarize(rows, threshold=0.5):
+def solarize(rows: jax.Array, threshold: ArrayLike = 0.5) -> jax.Array:
     """Inverts values >= threshold: x -> 1 - x. On 8-bit values 0.5 is Pillow's threshold 128."""
     return jnp.where(rows >= threshold, 1.0 - rows, rows)

@@ -11,12 +11,15 @@ A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "in
 """
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
+from numpy.typing import DTypeLike
 
 from ssl_jax.config import InputError, check_multiple
 from ssl_jax.views import boxes as boxes_lib
@@ -141,7 +144,9 @@ def max_masked(recipe: ViewRecipe, name: str) -> int:
     return group.mask.max_masked(group.patches) if group.mask else 0
 
 
-def draw(recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size) -> dict[str, Drawn]:
+def draw(
+    recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size: Sequence[int]
+) -> dict[str, Drawn]:
     """Draws boxes, flips and masks of one record; a pure function of its arguments.
 
     Args:
@@ -223,6 +228,7 @@ def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
     for name, group in recipe.groups:
         views = batch[name]
         if views.images is None:
+            assert source is not None
             rows = crops.crops_device(source, views.boxes, views.flips, group.size)
         else:
             rows = _rows(views.images)
@@ -260,7 +266,11 @@ def _keys(recipe: ViewRecipe, epoch, index, seed: int):
 
 
 def abstract_batch(
-    recipe: ViewRecipe, batch_size: int, source_size, crop_on: str, dtype=np.uint8
+    recipe: ViewRecipe,
+    batch_size: int,
+    source_size: Sequence[int] | None,
+    crop_on: str,
+    dtype: DTypeLike = np.uint8,
 ) -> dict:
     """Shapes and dtypes of a batch as it comes from the loader, as jax.ShapeDtypeStruct.
 
@@ -289,6 +299,7 @@ def abstract_batch(
         "replaced": shape(of=np.bool_),
     }
     if crop_on == "device":
+        assert source_size is not None
         batch["source"] = shape(*source_size, 3, of=dtype)
     for name, group in recipe.groups:
         v, n, mask = group.count, group.patches, group.mask
@@ -311,7 +322,7 @@ def abstract_views(recipe: ViewRecipe, batch_size: int) -> dict:
     return batch
 
 
-def recipe_multicrop(views, patch: int) -> ViewRecipe:
+def recipe_multicrop(views: ConfigDict, patch: int) -> ViewRecipe:
     """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
 
     Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further
@@ -352,7 +363,7 @@ def recipe_multicrop(views, patch: int) -> ViewRecipe:
     return ViewRecipe(tuple(groups))
 
 
-def photometric(views, *, blur_prob: float, solarize_prob: float = 0.0) -> Photometric:
+def photometric(views: ConfigDict, *, blur_prob: float, solarize_prob: float = 0.0) -> Photometric:
     """The draws of one kind of view, from the section `views` of a config."""
     return Photometric(
         jitter=tuple(views.jitter),

@@ -1,5 +1,9 @@
 """The section `views` of a config: crops, photometric draws and masks of one image."""
 
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
 from ssl_jax.config import InputError, check_multiple, key
 
 
@@ -62,7 +66,7 @@ def defaults() -> dict:
 KEYS = defaults()  # their ranges hold for recipes built by hand too
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses views that do not fit the network's patches. Raises InputError."""
     v, patch = config.views, config.model.patch
     check_multiple("views.global_size", v.global_size, patch, "model.patch")
@@ -71,7 +75,7 @@ def check(config) -> None:
     check_hue("views.jitter", v.jitter)
 
 
-def check_hue(name: str, jitter) -> None:
+def check_hue(name: str, jitter: Sequence[float]) -> None:
     """Refuses a shift of the hue by more than half a turn. Raises InputError."""
     if jitter[3] > 0.5:
         raise InputError(f"{name} is {jitter}; the hue (last) is in turns and must be at most 0.5")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def sample(keys, grid: int, window: int, *, random_position: bool = True):
+def sample(keys: jax.Array, grid: int, window: int, *, random_position: bool = True) -> jax.Array:
     """Draws one patch of every window x window patches of a square grid (FLSL section 5, "grid
     random sampling").
 

@@ -1,11 +1,16 @@
 """What the class token attends to in the last block."""
 
+from collections.abc import Callable, Sequence
+
+import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ssl_jax.evals.pictures.base import Panel, Picture
+from ssl_jax.methods.base import Features
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Callable[..., Features], images: np.ndarray) -> dict[str, Picture]:
     """{"attention": maps of the class token}; {} for a network without one.
 
     Args:
@@ -18,14 +23,14 @@ def draw(encoder, images) -> dict[str, Picture]:
     return {"attention": picture(images, maps)}
 
 
-def cls_attention(attention, grid) -> np.ndarray:
+def cls_attention(attention: jax.Array | np.ndarray, grid: Sequence[int]) -> np.ndarray:
     """What the class token attends to: [B, heads, N, N] (tokens: class, patches, queries) -> [B,
     heads, h, w]."""
     h, w = grid
     return np.asarray(attention)[:, :, 0, 1 : 1 + h * w].reshape(*attention.shape[:2], h, w)
 
 
-def picture(images, maps) -> Picture:
+def picture(images: ArrayLike, maps: ArrayLike) -> Picture:
     """One row per image: the image, the mean over heads laid over it, and each head.
 
     Args:

@@ -1,7 +1,11 @@
 """What a picture is, and the registry of the pictures of methods."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssl_jax.methods.encoder import Encoder
 
 IGNORE = 255  # mask value of a pixel without a class
 
@@ -52,12 +56,12 @@ def register(method: str, draw: Callable) -> None:
     _DRAW[method] = draw
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """The pictures of the encoder's method for some images; {} where it has none of its own."""
     name = encoder.config.method
     return _DRAW[name](encoder, images) if name in _DRAW else {}
 
 
-def class_name(names, label: int) -> str:
+def class_name(names: Sequence[str] | None, label: int) -> str:
     """The name of a class, or its number where there is none."""
     return str(names[label]) if names is not None and label < len(names) else str(int(label))

@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
+from numpy.typing import ArrayLike
 
 from ssl_jax import ops
 from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.cribo import objects
+from ssl_jax.methods.encoder import Encoder
 from ssl_jax.views import boxes
 
 CLUSTERS = 12  # at most, as in the figures of the paper
@@ -14,7 +17,7 @@ IMAGES = 6  # rows
 OBJECTS = 4  # of an image, the largest
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """{"matches": objects and their nearest neighbours (CrIBo fig. 4 and 5)}; {} for a single
     image, which has no neighbours.
     """
@@ -24,7 +27,9 @@ def draw(encoder, images) -> dict[str, Picture]:
     return matches(images, encoder(images).patches, section, seed=encoder.config.seed)
 
 
-def matches(images, patches, section, *, seed: int) -> dict[str, Picture]:
+def matches(
+    images: ArrayLike, patches: jax.Array, section: ConfigDict, *, seed: int
+) -> dict[str, Picture]:
     """The picture for images [B, H, W, 3] with patches [B, h, w, d]; section: `cribo` of the
     config.
     """
@@ -46,7 +51,9 @@ def matches(images, patches, section, *, seed: int) -> dict[str, Picture]:
     return {"matches": Picture(title, tuple(rows))}
 
 
-def find(size: tuple[int, int], patches, section, *, seed: int):
+def find(
+    size: tuple[int, int], patches: jax.Array, section: ConfigDict, *, seed: int
+) -> tuple[np.ndarray, jax.Array, jax.Array]:
     """Objects of single images: labels [B, h, w] of their patches, their mean patches [B, K, d] and
     which of the K exist [B, K].
 
@@ -66,7 +73,7 @@ def find(size: tuple[int, int], patches, section, *, seed: int):
     return np.asarray(labels).reshape(count, rows, columns), means[:, 0], valid
 
 
-def nearest_elsewhere(means, valid, i: int):
+def nearest_elsewhere(means: jax.Array, valid: jax.Array, i: int) -> tuple[np.ndarray, np.ndarray]:
     """Cosine [K] and index [K] (into the flattened [B K]) of the object of another image that is
     nearest to each of image i.
     """

@@ -1,16 +1,19 @@
 """What FLSL shows: how much of an image each patch resembles, and what single patches attend to."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.evals.pictures.base import Panel, Picture, register
+from ssl_jax.methods.base import Features
+from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import heads, zoo
 
 # Where the patches lie whose attention is shown: (y, x) in parts of the image.
 PLACES = ((0.25, 0.25), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.75, 0.75))
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """{"similarity": after a quarter, half, three quarters and all of the blocks, "attention": of
     single patches}.
     """
@@ -24,7 +27,7 @@ def draw(encoder, images) -> dict[str, Picture]:
     }
 
 
-def aggregated_similarity(patches):
+def aggregated_similarity(patches: jax.Array) -> jax.Array:
     """Similarity of each patch to all of its image: s_j = sum_i cos(z_i, z_j) / max_j, not below 0
     (FLSL section 5.5).
 
@@ -36,10 +39,11 @@ def aggregated_similarity(patches):
     return jnp.maximum(score / jnp.maximum(score.max(axis=(1, 2), keepdims=True), 1e-6), 0.0)
 
 
-def similarity(images, features, depth: int) -> Picture:
+def similarity(images: np.ndarray, features: Features, depth: int) -> Picture:
     """Aggregated similarity after each of `features.layers` (FLSL fig. 3, 5 and 6); depth: blocks
     of the network.
     """
+    assert features.layers is not None
     shape = features.patches.shape
     heat = {
         block: np.asarray(aggregated_similarity(tokens.patches.reshape(shape)))
@@ -56,10 +60,11 @@ def similarity(images, features, depth: int) -> Picture:
     return Picture(title, tuple(row(b, image) for b, image in enumerate(images)))
 
 
-def attention(images, features) -> Picture:
+def attention(images: np.ndarray, features: Features) -> Picture:
     """What the patches at PLACES attend to in the last block, mean of the heads (FLSL fig. 4a). For
     a network of patch tokens only.
     """
+    assert features.attention is not None
     h, w = features.patches.shape[1:3]
     weights = np.asarray(features.attention.mean(axis=1)).reshape(-1, h, w, h, w)
 

@@ -3,12 +3,14 @@
 import numpy as np
 
 from ssl_jax.evals.pictures.base import Panel, Picture, register
+from ssl_jax.methods.encoder import Encoder
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """{"patch_prototypes": the likeliest prototype of each patch, one colour each, the same in all
     images}; {} without a patch objective."""
     extras = encoder(images, extras=True).extras
+    assert extras is not None
     if "patch_prototype" not in extras:
         return {}
     nearest = np.asarray(extras["patch_prototype"])

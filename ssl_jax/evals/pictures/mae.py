@@ -3,12 +3,14 @@
 import numpy as np
 
 from ssl_jax.evals.pictures.base import Panel, Picture, register
+from ssl_jax.methods.encoder import Encoder
 from ssl_jax.ops import patchify, unpatchify
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """{"reconstructions": image, what the encoder sees of it, and the prediction in its gaps}."""
     features = encoder(images, extras=True)
+    assert features.extras is not None
     patch, grid = encoder.config.model.patch, features.patches.shape[1:3]
     hidden = np.asarray(features.extras["hidden"])
     images = np.asarray(images, np.float32)

@@ -1,6 +1,9 @@
 """Images beside their nearest neighbours."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ssl_jax.evals.pictures.base import Panel, Picture, class_name
 
@@ -8,7 +11,12 @@ _RIGHT, _WRONG, _QUERY = "#1a9850", "#d73027", "#333333"
 
 
 def picture(
-    queries, neighbours, similarity, query_labels, neighbour_labels, class_names=None
+    queries: ArrayLike,
+    neighbours: ArrayLike,
+    similarity: ArrayLike,
+    query_labels: ArrayLike,
+    neighbour_labels: ArrayLike,
+    class_names: Sequence[str] | None = None,
 ) -> Picture:
     """One row per query: the query, then its nearest neighbours; the frame says whether the class
     agrees.

@@ -1,14 +1,18 @@
 """What patch tokens say, as colours: patches of a colour are alike, within and across images."""
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ssl_jax.evals.pictures.base import Panel, Picture
+from ssl_jax.methods.base import Features
 
 _ROW = 6  # images in a row
 _RANGE = (1.0, 99.0)  # percentiles of a component that become dark and bright
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Callable[..., Features], images: np.ndarray) -> dict[str, Picture]:
     """{"pca": images, and below each its patch tokens in colours}.
 
     encoder: images -> Features. images: [n, H, W, 3] in [0, 1].
@@ -24,7 +28,7 @@ def draw(encoder, images) -> dict[str, Picture]:
     return {"pca": Picture(title, tuple(rows))}
 
 
-def principal_colours(patches) -> np.ndarray:
+def principal_colours(patches: ArrayLike) -> np.ndarray:
     """[n, h, w, 3] in [0, 1]: the first three principal components of tokens [n, h, w, d], each
     stretched from its 1st to its 99th percentile; d is at least 3.
 

@@ -12,8 +12,10 @@ import numpy as np
 from matplotlib import colormaps, colors, rc_context
 from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
+from numpy.typing import ArrayLike
 
 from ssl_jax.evals.pictures.base import Panel, Picture
 
@@ -89,7 +91,7 @@ def _survived(folder: Path, name: str):
         )
 
 
-def grid(picture: Picture, folder, name: str) -> Path:
+def grid(picture: Picture, folder: Path | str, name: str) -> Path:
     """Draws one picture as FOLDER/NAME.
 
     Maps and regions are laid over a gray image, or drawn alone; each map goes to its own maximum.
@@ -287,7 +289,7 @@ def class_colors(count: int, background: int | None = None) -> np.ndarray:
     return result
 
 
-def paint(labels, palette) -> np.ndarray:
+def paint(labels: ArrayLike, palette: np.ndarray) -> np.ndarray:
     """Labels [...] to colours [..., 3]; those below 0 are white."""
     labels = np.asarray(labels)
     white = colors.to_rgb(_NOTHING)
@@ -300,13 +302,15 @@ def _float(image):
     return image / 255.0 if image.dtype == np.uint8 else np.clip(image, 0, 1)
 
 
-def set_title(fig, text):
+def set_title(fig: Figure, text: str) -> None:
     """Title at the left, broken into lines that fit the width; and a margin on all sides."""
-    fig.get_layout_engine().set(w_pad=0.07, h_pad=0.06)
+    engine = fig.get_layout_engine()
+    assert isinstance(engine, ConstrainedLayoutEngine)
+    engine.set(w_pad=0.07, h_pad=0.06)
     fig.suptitle(textwrap.fill(text, max(16, int(fig.get_figwidth() * 7.5))), x=0.01, ha="left")
 
 
-def save(fig, folder, name) -> Path:
+def save(fig: Figure, folder: Path | str, name: str) -> Path:
     """Writes the figure as PNG into `folder`, which is made if needed; returns its path."""
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,9 @@
 """Images beside their true classes and those that were predicted."""
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture, class_name
 
@@ -8,7 +11,15 @@ _FRAME = "#bbbbbb"
 _LEGEND = 24  # with more classes than this, the legend has those that appear
 
 
-def picture(images, masks, truth, predicted, *, title: str, class_names=None) -> Picture:
+def picture(
+    images: ArrayLike,
+    masks: ArrayLike,
+    truth: ArrayLike,
+    predicted: ArrayLike,
+    *,
+    title: str,
+    class_names: Sequence[str] | None = None,
+) -> Picture:
     """One row per image: the image, its mask, the true class of each patch, the predicted class.
 
     Args:

@@ -10,12 +10,13 @@ import numpy as np
 
 from ssl_jax import ops
 from ssl_jax.evals.pictures.base import Panel, Picture, register
+from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.sop import embeddings
 
 _ANCHORS, _NEAREST = 6, 6  # rows and columns of a picture, at most
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """Anchors among the images, and among their patches where patches are trained, with the nearest
     embeddings of other images.
 
@@ -31,6 +32,7 @@ def draw(encoder, images) -> dict[str, Picture]:
     """
     config, images = encoder.config, np.asarray(images)
     features = encoder(images, extras=True)
+    assert features.extras is not None
     key = jax.random.key(config.seed)
     whole = features.extras.get("embedding", features.image)
     rows = _rows(images, *_neighbours(key, whole[:, None]))

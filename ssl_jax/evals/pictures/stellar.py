@@ -4,17 +4,18 @@ import numpy as np
 
 from ssl_jax.evals import psnr
 from ssl_jax.evals.pictures.base import Panel, Picture, register
+from ssl_jax.methods.encoder import Encoder
 
 _TOKENS = 6  # maps shown per image, those that cover most
 _ROWS, _COLUMNS = 4, 8  # concepts, and images of each
 _THRESHOLD = 0.5  # a concept covers the cells where its map is above this share of its maximum
 
 
-def draw(encoder, images) -> dict[str, Picture]:
+def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """As far as the weights allow: "reconstructions", "localization", "concepts"."""
-    extras = {
-        name: np.asarray(value) for name, value in encoder(images, extras=True).extras.items()
-    }
+    features = encoder(images, extras=True)
+    assert features.extras is not None
+    extras = {name: np.asarray(value) for name, value in features.extras.items()}
     images, drawn = np.asarray(images), {}
     rebuilt, maps, share = (extras.get(name) for name in ("rebuilt", "localization", "share"))
     if rebuilt is not None:

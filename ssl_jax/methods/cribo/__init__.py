@@ -7,10 +7,12 @@ among the objects of earlier images, if the way back leads to it again.
 """
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.methods import base, multicrop
@@ -34,7 +36,7 @@ class Outputs(NamedTuple):
     seeds: jax.Array | None = None  # [B] keys of the first centroids
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """CrIBo with the networks and settings of a resolved config."""
     c, m = config.cribo, config.model
     views = recipe.recipe_multicrop(config.views, m.patch)
@@ -168,12 +170,12 @@ def make(config) -> base.Method:
     )
 
 
-def joint(array):
+def joint(array: jax.Array) -> jax.Array:
     """[B, 2, N, ...] -> [B, 2N, ...]: view 1, then view 2."""
     return array.reshape(array.shape[0], -1, array.shape[-1])
 
 
-def health(metrics, prototypes: int) -> list[str]:
+def health(metrics: Mapping[str, float], prototypes: int) -> list[str]:
     """Targets of images and objects; views that share no object; a full memory that nothing comes
     back from.
     """

@@ -21,7 +21,7 @@ class Level(NamedTuple):
     student_temperature: float
     teacher_temperature: jax.Array
 
-    def log_target(self, embeddings):
+    def log_target(self, embeddings: jax.Array) -> jax.Array:
         """Logarithms of the teacher's predictions [..., P] from its embeddings [..., e] (eq. 5, 7
         and 9, with DINO's center).
         """
@@ -30,11 +30,11 @@ class Level(NamedTuple):
             logits, self.center, temperature=self.teacher_temperature, log=True
         )
 
-    def log_prediction(self, embeddings):
+    def log_prediction(self, embeddings: jax.Array) -> jax.Array:
         """Logarithms of the student's predictions [..., P] from its embeddings [..., e]."""
         return jax.nn.log_softmax(_logits(embeddings, self.student) / self.student_temperature)
 
-    def moved_center(self, embeddings, valid, momentum):
+    def moved_center(self, embeddings: jax.Array, valid: jax.Array, momentum: float) -> jax.Array:
         """The center after the teacher's embeddings [2, B, K, e], of which those of the objects
         valid [B, K] count; without any it stays.
         """

@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import ops
 
 _VIEWS = ("first", "second")  # names of the two halves of the memory
 
 
-def clustering(section, num_clusters: int) -> Callable:
+def clustering(section: ConfigDict, num_clusters: int) -> Callable:
     """The clustering of tokens that a section `cribo` of the config describes (appendix B).
 
     Returns:
@@ -50,7 +51,9 @@ def empty_memory(size: int, width: int) -> ops.Memory:
     return ops.memory_init(spec | {"valid": ((), jnp.bool_)}, size)
 
 
-def retrieve(objects, valid, memory, *, group: int):
+def retrieve(
+    objects: jax.Array, valid: jax.Array, memory: ops.Memory, *, group: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Nearest neighbours in the memory (eq. 2) and whether the way back leads to the object again
     (eq. 4).
 
@@ -82,7 +85,7 @@ def retrieve(objects, valid, memory, *, group: int):
     return jnp.stack(neighbours), jnp.stack(consistent), exists.any()
 
 
-def remember(memory, objects, valid) -> ops.Memory:
+def remember(memory: ops.Memory, objects: jax.Array, valid: jax.Array) -> ops.Memory:
     """The memory after objects [B, 2, K, d] with their validity [B, K]: K rows an image, so that
     the oldest images go first.
     """
@@ -94,7 +97,7 @@ def remember(memory, objects, valid) -> ops.Memory:
     return ops.memory_push(memory, rows)
 
 
-def bootstrapping(consistent, valid) -> dict:
+def bootstrapping(consistent: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
     """Z_1, Z_2 and the share of cycles that close, of the valid objects and of all B K candidates
     (fig. 6).
     """

@@ -2,11 +2,13 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import multicrop
+from ssl_jax.methods import base, multicrop
 
 WEIGHTS = ("global_weight", "cross_view_weight", "cross_image_weight")
 
@@ -78,7 +80,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c, v = config.cribo, config.views
     if not any(c[name] for name in WEIGHTS):
@@ -104,7 +106,7 @@ def check(config) -> None:
         )
 
 
-def position_weight(section, progress):
+def position_weight(section: ConfigDict, progress: base.Progress) -> jax.Array:
     """lambda_pos: constant, or linear from the first to the last epoch, constant within an
     epoch.
     """

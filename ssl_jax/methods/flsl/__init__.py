@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
@@ -77,7 +78,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c, v, m = config.flsl, config.views, config.model
     multicrop.check_no_masks(config, "FLSL")
@@ -108,7 +109,7 @@ class Outputs(NamedTuple):
     attention: dict  # {meter: [B]}: how sharp the attention of the global student views is
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """FLSL with the networks and settings of a resolved config."""
     c, m = config.flsl, config.model
     views = crops.nested(config)
@@ -211,6 +212,6 @@ def make(config) -> base.Method:
     )
 
 
-def towards(end, start, position, total):
+def towards(end: float, start: float, position: jax.Array, total: float) -> jax.Array:
     """`end`, reached from `start` at position `total` on half a cosine; start < 0: `end`."""
     return ops.warmup_cosine(position, base=start if start >= 0 else end, end=end, total=total)

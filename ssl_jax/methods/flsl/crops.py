@@ -2,10 +2,12 @@
 
 import dataclasses
 
+from ml_collections import ConfigDict
+
 from ssl_jax.views import recipe
 
 
-def nested(config) -> recipe.ViewRecipe:
+def nested(config: ConfigDict) -> recipe.ViewRecipe:
     """Groups "global" and, if symmetric, "other": the teacher's views, one place in two treatments;
     "student" and "local" inside it.
 

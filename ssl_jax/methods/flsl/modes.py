@@ -20,7 +20,13 @@ class Modes(NamedTuple):
     teacher_modes: jax.Array  # in the teacher's view
 
 
-def both_views(student, teacher, index, tau_sa, tau_ca) -> Modes:
+def both_views(
+    student: jax.Array,
+    teacher: jax.Array,
+    index: jax.Array,
+    tau_sa: float | jax.Array,
+    tau_ca: float | jax.Array,
+) -> Modes:
     """One mean-shift step of student tokens over their own view (eq. 4) and over the teacher's
     (eq. 12).
 
@@ -40,12 +46,18 @@ def both_views(student, teacher, index, tau_sa, tau_ca) -> Modes:
     return Modes(*(x.reshape(batch, -1, width) for x in (tokens, modes, teacher_modes)))
 
 
-def partner(teacher, count: int):
+def partner(teacher: jax.Array, count: int) -> jax.Array:
     """[B, count, N, d]: the teacher's view that each student view meets, of [B, T, N, d]."""
     return teacher[:, (np.arange(count) + 1) % teacher.shape[1]]
 
 
-def attention_meters(student, teacher, index, tau_sa, tau_ca) -> dict:
+def attention_meters(
+    student: jax.Array,
+    teacher: jax.Array,
+    index: jax.Array,
+    tau_sa: float | jax.Array,
+    tau_ca: float | jax.Array,
+) -> dict[str, jax.Array]:
     """How sharp both attentions are: mean entropy (nats) and mean largest weight of the rows, [B].
 
     Arguments as in `both_views`.

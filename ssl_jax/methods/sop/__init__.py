@@ -9,8 +9,12 @@ SOVE, its older version, is this module with other defaults (`methods.sove`); ne
 are in `embeddings`.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
@@ -58,7 +62,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     embeddings.check(config)
     c = config[config.method]
@@ -73,7 +77,7 @@ def check(config) -> None:
             )
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """SOP, or SOVE, with the networks and settings of a resolved config."""
     c = config[config.method]
 
@@ -118,7 +122,9 @@ def make(config) -> base.Method:
     return method._replace(init=init)
 
 
-def build(section, task, held, key):
+def build(
+    section: ConfigDict, task: ConfigDict, held: Mapping[str, Any], key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """SOPs of all independent tasks: members [T, K, M, d] and contributions [T, K, M] (section
     2.2).
 

@@ -6,10 +6,12 @@ and the loss, are each method's own. The sections of the three methods have the 
 MaSSL's has no patch objective.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
@@ -46,12 +48,12 @@ def shared_keys() -> dict:
     )
 
 
-def tasks(section) -> tuple[str, ...]:
+def tasks(section: ConfigDict) -> tuple[str, ...]:
     """The objectives in use: "cls", and "patch" where its weight is above 0."""
     return ("cls", "patch") if "patch" in section and section.patch.weight > 0 else ("cls",)
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings of the shared keys that contradict each other. Raises InputError."""
     multicrop.check_token(config)
     if "patch" in config[config.method]:
@@ -63,7 +65,7 @@ def check(config) -> None:
         )
 
 
-def method(config, objective) -> base.Method:
+def method(config: ConfigDict, objective: Callable) -> base.Method:
     """The networks and memories of a resolved config as a Method with this objective."""
     c, m = config[config.method], config.model
     views = recipe.recipe_multicrop(config.views, m.patch)
@@ -146,7 +148,7 @@ def method(config, objective) -> base.Method:
     )
 
 
-def remember(carry, outputs: Outputs):
+def remember(carry: Mapping[str, Mapping[str, Any]], outputs: Outputs) -> dict[str, dict[str, Any]]:
     """The carry with the teacher's embeddings of this batch in its memories: global view 2, and one
     patch of it per image.
 
@@ -161,7 +163,7 @@ def remember(carry, outputs: Outputs):
     }
 
 
-def temperatures(section, progress) -> dict:
+def temperatures(section: ConfigDict, progress: base.Progress) -> dict[str, Any]:
     """tau_s, and tau_t with its linear warm-up per step (not per epoch, as in DINO)."""
     warm = ops.linear_warmup(
         progress.step,

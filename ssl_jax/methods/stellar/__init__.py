@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.losses.stellar import Tokens, class_tokens, match_meters
@@ -43,7 +44,7 @@ class Outputs(NamedTuple):
     target: jax.Array | None = None
 
 
-def make(config) -> base.Method:
+def make(config: ConfigDict) -> base.Method:
     """STELLAR with the networks and settings of a resolved config."""
     c, m = config.stellar, config.model
     views = view_recipe(config)

@@ -1,5 +1,7 @@
 """STELLAR's section of the config, and which settings contradict each other."""
 
+from ml_collections import ConfigDict
+
 from ssl_jax.config import InputError, key
 from ssl_jax.models import tokenizer
 from ssl_jax.views import masks
@@ -62,7 +64,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c, v, m = config.stellar, config.views, config.model
     patches = (v.global_size // m.patch) ** 2

@@ -1,12 +1,14 @@
 """STELLAR's views: one whole main view, masked views that keep few patches, small crops."""
 
+from ml_collections import ConfigDict
+
 from ssl_jax.views import recipe
 from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.photometric import Photometric
 from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
 
 
-def view_recipe(config) -> ViewRecipe:
+def view_recipe(config: ConfigDict) -> ViewRecipe:
     """The views of a config (STELLAR appendix C.1, official code).
 
     Groups: "global", the main view, a large crop without colour changes, and for targets from a
