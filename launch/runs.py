@@ -114,13 +114,17 @@ def markdown(rows) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def provenance() -> str:
-    """Where and with what these numbers were made, as one sentence."""
+def provenance(commit: str = "") -> str:
+    """Where and with what these numbers were made, as one sentence.
+
+    commit: of the runs, if it is not the one that is checked out.
+    """
     import jax
 
-    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    commit = result.stdout.strip() or "unknown"
+    if not commit:
+        command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        commit = result.stdout.strip() or "unknown"
     return (
         f"Commit {commit}; {_processor()}, {os.cpu_count()} cores; Python"
         f" {platform.python_version()}, jax {jax.__version__}."
