@@ -1,9 +1,11 @@
 """What people do with the package: train a config, load what was learned."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import convert, methods, settings
@@ -18,7 +20,7 @@ from ssl_jax.train import checkpoint, loop
 _ZOO = Path(__file__).resolve().parent.parent / "zoo"
 
 
-def prepare(config, records=None) -> loop.Run:
+def prepare(config: ConfigDict, records: Any = None) -> loop.Run:
     """Checks the whole config and plans the run; raises InputError before anything is allocated.
 
     records: a source of your own (data.source protocol, for example ArraySource) instead of the one
@@ -32,7 +34,7 @@ def prepare(config, records=None) -> loop.Run:
     return loop.plan(config, records, settings.keys(config.method))
 
 
-def train(config, workdir: str | Path, records=None) -> int:
+def train(config: ConfigDict, workdir: str | Path, records: Any = None) -> int:
     """Trains to the end of the plan, continuing whatever `workdir` holds; evaluates and draws.
 
     records: as in `prepare`.
@@ -76,7 +78,7 @@ def load(path: str | Path, *, family: str | None = None, heads: int | None = Non
     return Encoder(config, weights, trees["constants"], step)
 
 
-def save(encoder: Encoder, path: str | Path, *, dtype: str = "float32", **notes) -> None:
+def save(encoder: Encoder, path: str | Path, *, dtype: str = "float32", **notes: Any) -> None:
     """Writes a network to one .safetensors file, from which `load` makes an equal Encoder.
 
     Args:
@@ -121,7 +123,7 @@ def _in_zoo(path: str | Path) -> Path | None:
     return file
 
 
-def saved_config(path: str | Path):
+def saved_config(path: str | Path) -> FrozenConfigDict:
     """The resolved config inside a checkpoint; `path` is a run folder or one step's folder."""
     with checkpoint.opened(path) as (saved, step):
         config = config_lib.from_json(saved.meta(step)["config"])

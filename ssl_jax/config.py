@@ -65,7 +65,7 @@ class Key:
     ordered: bool = False
     free: bool = False
 
-    def check(self, name: str, value) -> None:
+    def check(self, name: str, value: Any) -> None:
         """Refuses a value that this key, called `name`, cannot have. Raises InputError."""
         if _as_type(value, self.default) is None:
             raise InputError(wrong_type(name, value, self.default))
@@ -126,7 +126,7 @@ def _number(x) -> str:
     return f"{x:g}" if isinstance(x, float) else str(x)
 
 
-def key(default, meaning: str, unit: str = "", **words) -> Key:
+def key(default: Any, meaning: str, unit: str = "", **words: Any) -> Key:
     """Declares a key of a section: `lr=key(5e-4, "peak learning rate", above=0)`; see `Key`."""
     return Key(default, meaning, unit, **words)
 
@@ -162,7 +162,7 @@ def build(keys: Mapping) -> ConfigDict:
     return ConfigDict(values).lock()
 
 
-def check_choice(name: str, value, choices: Collection) -> None:
+def check_choice(name: str, value: object, choices: Collection) -> None:
     """Raises InputError, naming the nearest choice, if `value` is none of `choices`."""
     if value not in choices:
         close = nearest(str(value), [str(choice) for choice in choices])
@@ -197,7 +197,7 @@ def _as_type(value, current):
     return value if isinstance(value, type(current)) else None
 
 
-def wrong_type(key: str, value, current) -> str:
+def wrong_type(key: str, value: object, current: object) -> str:
     """Message for a value that cannot stand where `current` stands."""
     return f"{key} is {value!r}; it must be {_wanted(current)}, for example {current!r}"
 
@@ -223,7 +223,7 @@ def unknown(kind: str, name: str, options: Collection[str]) -> str:
     return f'unknown {kind} "{name}"{hint}{listed}'
 
 
-def nearest(name: str, options) -> str | None:
+def nearest(name: str, options: Collection[str]) -> str | None:
     """The most similar option: by whole name, else by the last part of dotted names."""
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
     if not close:
@@ -319,7 +319,7 @@ def shipped() -> dict[str, Path]:
     }
 
 
-def read_module(path: Path):
+def read_module(path: Path) -> types.ModuleType:
     """The module of a config file, run anew. It has a get_config, and may import other files of its
     folder: `from . import shared`.
 
@@ -357,7 +357,7 @@ def _reason(error: Exception, known: Collection[str]) -> str:
 # --- storing, comparing
 
 
-def to_json(config) -> str:
+def to_json(config: ConfigDict) -> str:
     """The config as JSON text, keys sorted; `from_json` gives an equal config back."""
     return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
 
@@ -387,7 +387,7 @@ def changed(old: Mapping, new: Mapping) -> list[str]:
     return [key for key in sorted(old | new) if old.get(key, absent) != new.get(key, absent)]
 
 
-def fingerprint(config, declared: dict[str, Key]) -> dict[str, Any]:
+def fingerprint(config: ConfigDict, declared: dict[str, Key]) -> dict[str, Any]:
     """{dotted key: value} of everything in a resolved config that must agree for a run to be
     continued: all keys that are not declared free, and the number of training images.
     """
@@ -405,7 +405,9 @@ def fingerprint(config, declared: dict[str, Key]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name == records or not free(name)}
 
 
-def compare_for_resume(saved, current, declared: dict[str, Key]) -> list[str]:
+def compare_for_resume(
+    saved: ConfigDict, current: ConfigDict, declared: dict[str, Key]
+) -> list[str]:
     """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
     [] if it can.
     """

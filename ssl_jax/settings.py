@@ -87,7 +87,7 @@ def _own_section(method: str) -> dict:
     return {method: methods.get(method).defaults()} if method else {}
 
 
-def validate(config, num_devices: int | None) -> None:
+def validate(config: ConfigDict, num_devices: int | None) -> None:
     """Refuses a config that cannot work, before anything is allocated.
 
     Checks every key by its own declaration, and what keys of the general sections demand of each
@@ -125,7 +125,7 @@ def validate(config, num_devices: int | None) -> None:
     evals.check(config)
 
 
-def check_keys(config) -> None:
+def check_keys(config: ConfigDict) -> None:
     """Every declared key is there with a value it can have, and no other key. Raises InputError."""
     known = keys(config.method) | evals.keys(config)
     values = config_lib.flatten(config)
@@ -146,7 +146,7 @@ def check_keys(config) -> None:
         declared.check(name, values[name])
 
 
-def resolve(config, *, num_records: int, num_devices: int) -> FrozenConfigDict:
+def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> FrozenConfigDict:
     """Works out what a valid config implies: the model's shape, where evaluations find their images
     (`evals.NAME.data.dir` left empty is `data.dir` if the kind is the same) and the section `run`.
     Resolving again gives the same.

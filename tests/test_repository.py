@@ -15,6 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 PYTHONS = ("3.11", "3.12", "3.13")
+CALLED = ("__init__", "__call__")  # methods that people call though their names are special
 
 
 @pytest.fixture
@@ -186,6 +187,56 @@ def test_methods_are_short(root):
     """A method module reads like its paper."""
     for path in (root / "ssl_jax" / "methods").glob("*.py"):
         assert len(path.read_text().splitlines()) <= 260, path.name
+
+
+def public_functions(
+    node: ast.Module | ast.ClassDef,
+) -> list[tuple[ast.FunctionDef, list[ast.arg]]]:
+    """(function, its arguments but self and cls) of what people may call in a module or class."""
+    functions = []
+    for inner in node.body:
+        public = not inner.name.startswith("_") if hasattr(inner, "name") else False
+        if isinstance(inner, ast.ClassDef) and public:
+            functions += public_functions(inner)
+        elif isinstance(inner, ast.FunctionDef) and (public or inner.name in CALLED):
+            named = inner.args.posonlyargs + inner.args.args
+            static = any(ast.unparse(d) == "staticmethod" for d in inner.decorator_list)
+            bound = isinstance(node, ast.ClassDef) and not static
+            rest = [inner.args.vararg, *inner.args.kwonlyargs, inner.args.kwarg]
+            functions.append((inner, named[bound:] + [arg for arg in rest if arg]))
+    return functions
+
+
+def test_public_functions_find_methods_and_every_kind_of_argument():
+    source = """
+def f(a, /, b, *c, d, **e): ...
+def _g(x): ...
+class A:
+    def __init__(self, x): ...
+    def _private(self, x): ...
+    @staticmethod
+    def plain(cls): ...
+class _B:
+    def method(self, x): ...
+"""
+    names = {
+        function.name: [arg.arg for arg in arguments]
+        for function, arguments in public_functions(ast.parse(source))
+    }
+    assert names == {"f": ["a", "b", "c", "d", "e"], "__init__": ["x"], "plain": ["cls"]}
+
+
+def test_public_functions_are_annotated(root):
+    """All arguments and what comes back, so that a reader and mypy know what passes."""
+    missing = []
+    for path in sorted((root / "ssl_jax").rglob("*.py")):
+        for function, arguments in public_functions(ast.parse(path.read_text(encoding="utf-8"))):
+            bare = [arg.arg for arg in arguments if arg.annotation is None]
+            if function.returns is None and function.name != "__init__":
+                bare.append("return")
+            if bare:
+                missing.append(f"{path.relative_to(root)}: {function.name}: {', '.join(bare)}")
+    assert not missing, "not annotated:\n" + "\n".join(missing)
 
 
 def test_what_the_design_forbids_is_absent(root):

@@ -62,7 +62,9 @@ def start(argv: list[str]) -> Start:
     return Start(layers, row, rest)
 
 
-def parse(argv: list[str], config: ConfigDict, **others):
+def parse(
+    argv: list[str], config: ConfigDict, **others: bool | str | list[str] | None
+) -> tuple[flags.FlagValues, ConfigDict]:
     """Parses --config.KEY=VALUE and further flags with absl and config_flags.
 
     Args:

@@ -5,9 +5,11 @@ nothing is allocated.
 import itertools
 import re
 import textwrap
+from collections.abc import Sequence
 
 import jax
 from absl import flags
+from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, papers, settings
@@ -67,7 +69,7 @@ def _paper(argv: list[str]) -> str:
     return values.paper
 
 
-def text(layers) -> str:
+def text(layers: dict[str, ConfigDict]) -> str:
     """The report on a config.
 
     Args:
@@ -91,7 +93,7 @@ def text(layers) -> str:
     return "\n".join([*rows, "", *_costs(resolved), *note, *missing])
 
 
-def origins(layers, resolved) -> dict[str, str]:
+def origins(layers: dict[str, ConfigDict], resolved: ConfigDict) -> dict[str, str]:
     """Where each value of `resolved` comes from: the last layer that changed it, or "computed".
 
     Args:
@@ -161,7 +163,7 @@ def _abstract_state(method):
     return jax.eval_shape(lambda c: state.create(method, none, 0, c), method.constants())
 
 
-def table(rows) -> str:
+def table(rows: Sequence[papers.Row]) -> str:
     """The rows of a paper as aligned text: of each its name, place and note, then its scores; the
     notes follow.
     """

@@ -4,7 +4,7 @@ it.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,7 +79,7 @@ class Report(NamedTuple):
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
-def brief(names, most: int = 12) -> str:
+def brief(names: Iterable[str], most: int = 12) -> str:
     """Names on one line: those that differ in numbers only are one ("blocks/*/norm1/scale x 12"),
     and of many only the first.
     """

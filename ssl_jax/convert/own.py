@@ -58,7 +58,7 @@ def read(path: str | Path) -> Saved | None:
             tree = trees.nest({name: file.get_tensor(name) for name in file.keys()})
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be read as .safetensors: {error}") from error
-    parts = {name: tree.get(name) for name in _PARTS}
+    parts: dict[str, Any] = {name: tree.get(name) for name in _PARTS}
     return Saved(
         metadata[_CONFIG], parts["params"], parts["constants"], json.loads(metadata[_NOTES])
     )

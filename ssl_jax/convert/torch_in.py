@@ -47,8 +47,8 @@ def load_torch(
     family: str | None = None,
     part: str = "teacher",
     only: str = "",
-    model=None,
-):
+    model: Mapping | None = None,
+) -> tuple[dict, fill_lib.Report]:
     """Puts a published checkpoint into a parameter tree of one of our methods.
 
     Args:
@@ -73,7 +73,7 @@ def load_torch(
 
 def load_vit(
     path: str | Path, *, family: str | None = None, part: str = "teacher", heads: int | None = None
-):
+) -> tuple[vit.ViTConfig, dict, fill_lib.Report]:
     """The encoder of a published checkpoint, with a config that makes our network compute what
     theirs does at every image size.
 

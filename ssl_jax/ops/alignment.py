@@ -73,7 +73,8 @@ def align_sets(
     exact = solver == "hungarian"
     fits = not exact or count <= size
     require(fits, "the number of source tokens", count, f"at most {size}, of the target")
-    source, target, epsilon = jax.lax.stop_gradient((*wide(source, target), epsilon))
+    source, target = jax.lax.stop_gradient(wide(source, target))
+    epsilon = jax.lax.stop_gradient(epsilon)
     cost = _distances(source, target, precision)
     if exact:
         index = jax.vmap(assignment)(cost.reshape(-1, count, size)).reshape(cost.shape[:-1])

@@ -6,15 +6,16 @@ traced temperature passes, so a schedule may feed it.
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 
-def require(condition: bool, name: str, got, wanted: str) -> None:
+def require(condition: bool, name: str, got: object, wanted: str) -> None:
     """Raises ValueError "`name` is `got`; it must be `wanted`" unless `condition`."""
     if not condition:
         raise ValueError(f"{name} is {got}; it must be {wanted}")
 
 
-def known(value) -> bool:
+def known(value: object) -> bool:
     """Whether the value of a number or array can be looked at: not traced, and held by this
     process.
     """
@@ -23,7 +24,7 @@ def known(value) -> bool:
     return not isinstance(value, jax.Array) or value.is_fully_addressable
 
 
-def require_inside(name: str, indices, of: str, size: int) -> None:
+def require_inside(name: str, indices: ArrayLike, of: str, size: int) -> None:
     """Raises ValueError if known indices reach beyond `size`, the number of what they point at."""
     if known(indices):
         indices = np.asarray(indices)
@@ -31,7 +32,7 @@ def require_inside(name: str, indices, of: str, size: int) -> None:
         require(inside, name, f"outside the {of}", f"in [0, {size})")
 
 
-def require_positive(name: str, value) -> None:
+def require_positive(name: str, value: float | jax.Array) -> None:
     """Raises ValueError if a scalar is not one number above 0 and finite (value checked only where
     it is known).
     """
@@ -40,13 +41,13 @@ def require_positive(name: str, value) -> None:
         require(bool(np.isfinite(value) and value > 0), name, value, "a finite number above 0")
 
 
-def require_between(name: str, value, low: float, high: float) -> None:
+def require_between(name: str, value: float | jax.Array, low: float, high: float) -> None:
     """Raises ValueError if a known scalar lies outside [low, high]."""
     if known(value):
         require(bool(low <= value <= high), name, value, f"between {low} and {high}")
 
 
-def require_shape(name: str, array, pattern: tuple, meaning: str) -> None:
+def require_shape(name: str, array: ArrayLike, pattern: tuple, meaning: str) -> None:
     """Raises ValueError unless the shape fits `pattern`.
 
     Args:

@@ -5,9 +5,10 @@ Sources: Kuhn 1955, "The Hungarian method"; Jonker and Volgenant 1987 (shortest 
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
 
 
-def assignment(cost):
+def assignment(cost: Float[Array, "n m"]) -> Int32[Array, " n"]:
     """Target of every row of cost [n, m], n <= m, by shortest augmenting paths: int32 [n].
 
     Rows enter one by one. The search from a new row grows a tree of columns by the least reduced

@@ -42,7 +42,8 @@ def centered_softmax(
 
     Reference: DINO (Caron et al. 2021), section 3.1 and algorithm 1.
     """
-    logits, center, temperature = jax.lax.stop_gradient((*wide(logits, center), temperature))
+    logits, center = jax.lax.stop_gradient(wide(logits, center))
+    temperature = jax.lax.stop_gradient(temperature)
     sharpness = 1 / jnp.asarray(temperature).astype(logits.dtype)
     log_targets = jax.nn.log_softmax((logits - center) * sharpness, axis=-1)
     return log_targets if log else jnp.exp(log_targets)
@@ -75,5 +76,6 @@ def ema_center(
 
     Reference: DINO (Caron et al. 2021), eq. 4.
     """
-    center, logits, momentum = jax.lax.stop_gradient((*wide(center, logits), momentum))
+    center, logits = jax.lax.stop_gradient(wide(center, logits))
+    momentum = jax.lax.stop_gradient(momentum)
     return momentum * center + (1 - momentum) * logits.mean(axis=tuple(range(logits.ndim - 1)))

@@ -18,11 +18,12 @@ import math
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import AbstractArray, Array, Float
 
 from ssl_jax.ops.arguments import known, require
@@ -42,6 +43,8 @@ NotNegative = Annotated[Number, Must("a finite number, 0 or above", lambda x: 0 
 Share = Annotated[Number, Must("between 0 and 1", lambda x: 0 <= x <= 1)]
 Count = Annotated[int, Must("at least 1", lambda x: x >= 1)]
 
+Function = TypeVar("Function", bound=Callable)
+
 _KINDS = {
     "Float": "float",
     "Integer": "integer",
@@ -51,7 +54,11 @@ _KINDS = {
 }
 
 
-def checked(function=None, *, empty: str = ""):
+@overload
+def checked(function: Function) -> Function: ...
+@overload
+def checked(function: None = None, *, empty: str = "") -> Callable[[Function], Function]: ...
+def checked(function: Callable | None = None, *, empty: str = "") -> Callable:
     """The function behind a check of its arguments.
 
     Args:
@@ -118,7 +125,7 @@ class Axes:
         self.sizes: dict[str, int | tuple[int, ...]] = {}
         self.owners: dict[str, str] = {}
 
-    def check(self, name: str, value, hints: list):
+    def check(self, name: str, value: ArrayLike, hints: list) -> jax.Array:
         """The value as a JAX array; it must fit one of the array types."""
         require(value is not None, name, None, "an array")
         with jax.ensure_compile_time_eval():  # numbers stay known under `jit`
@@ -137,6 +144,7 @@ class Axes:
         shapes = [self._written(hint.dim_str.split(), array.shape) for hint in of_type]
         wanted = " or ".join(shapes)
         require(False, f"the shape of {name}", array.shape, wanted)
+        raise AssertionError  # not reached
 
     def _sizes(self, names: list[str], shape: tuple) -> dict | None:
         """The sizes of the named axes if the shape fits them, else None."""

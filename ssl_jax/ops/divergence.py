@@ -79,6 +79,7 @@ def entropy(
     one = (probs is None) != (log_probs is None)
     require(one, "the arguments", "none or both of probs and log_probs", "exactly one")
     if probs is None:
+        assert log_probs is not None  # one of the two is there
         log_probs = wide(log_probs)
         return _cross(jnp.exp(log_probs), log_probs)
     probs = wide(probs)

@@ -1,25 +1,32 @@
 """What the ops compute with: float32 or wider, and products that keep its digits."""
 
+from typing import overload
+
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 Precision = jax.lax.PrecisionLike
 
 
-def wide(*arrays):
+@overload
+def wide(array: ArrayLike, /) -> jax.Array: ...
+@overload
+def wide(array: ArrayLike, /, *more: ArrayLike) -> tuple[jax.Array, ...]: ...
+def wide(*arrays: ArrayLike) -> jax.Array | tuple[jax.Array, ...]:
     """The arrays in their common float type, float32 at least."""
     dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
     cast = tuple(jnp.asarray(x).astype(dtype) for x in arrays)
     return cast if len(cast) > 1 else cast[0]
 
 
-def sharpen(x, temperature):
+def sharpen(x: ArrayLike, temperature: ArrayLike) -> jax.Array:
     """x / T in float32 or wider; the type of T does not matter."""
     x = wide(x)
     return x / jnp.asarray(temperature).astype(x.dtype)
 
 
-def product(pattern: str, *arrays, precision: Precision = None):
+def product(pattern: str, *arrays: ArrayLike, precision: Precision = None) -> jax.Array:
     """`jnp.einsum` with the precision that all ops share.
 
     None: float32 products on every platform, which is all that a CPU knows. Elsewhere shorter
@@ -32,14 +39,14 @@ def product(pattern: str, *arrays, precision: Precision = None):
     return jnp.einsum(pattern, *arrays, precision=precision)
 
 
-def softmax_parts(x, axis: int = -1):
+def softmax_parts(x: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Array, jax.Array]:
     """exp(x - max), its sum, and the maximum, over one axis, which is kept."""
     top = jax.lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
     terms = jnp.exp(x - top)
     return terms, jnp.sum(terms, axis=axis, keepdims=True), top
 
 
-def log_sum_exp(x, axis: int):
+def log_sum_exp(x: jax.Array, axis: int) -> jax.Array:
     """log sum exp of finite numbers over one axis, which is kept."""
     _, total, top = softmax_parts(x, axis)
     return top + jnp.log(total)

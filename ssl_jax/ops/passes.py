@@ -5,9 +5,13 @@ so that no device waits and nothing is sent.
 """
 
 import math
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+Rows = TypeVar("Rows", jax.Array, jax.Array | None)
 
 
 def divide(size: int, most: int, *, least: int = 1, block: int = 1) -> tuple[int, int]:
@@ -26,14 +30,14 @@ def divide(size: int, most: int, *, least: int = 1, block: int = 1) -> tuple[int
     return fewest, max(least, math.ceil(size / fewest))
 
 
-def pad(x, extra: int, axis: int = 0):
+def pad(x: Rows, extra: int, axis: int = 0) -> Rows:
     """Appends `extra` rows of zeros (False); None stays None."""
     if x is None or extra == 0:
         return x
     return jnp.pad(x, [(0, extra if i == axis else 0) for i in range(x.ndim)])
 
 
-def take(x, number, passes: int, axis: int = 0):
+def take(x: Rows, number: ArrayLike, passes: int, axis: int = 0) -> Rows:
     """The rows of pass `number`; None stays None."""
     if x is None or passes == 1:
         return x

@@ -7,7 +7,7 @@ Source: "Self-Organizing Visual Prototypes for Non-Parametric Representation Lea
 section 2.2 and appendix A.1.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ def build_sops(
     own = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
     if extra == 0:
         return vectors[:, None], own
-    search = dict(metric="dot", chunk=chunk, precision=precision)
+    search: dict[str, Any] = dict(metric="dot", chunk=chunk, precision=precision)
     if not by_index:
         similarity, index = nearest(vectors, memory, k=extra, **search)
     elif pool == "exclude_anchors":

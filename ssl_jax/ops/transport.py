@@ -13,7 +13,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ssl_jax.ops.arguments import known, require
 from ssl_jax.ops.checked import Count, Positive, checked
@@ -125,7 +125,13 @@ def _iterate(step, start, num_iters: int):
     return jax.lax.fori_loop(0, num_iters, lambda _, x: step(x), start)
 
 
-def scale_rows(scores, log_a, log_b, num_iters: int, start=None):
+def scale_rows(
+    scores: Float[Array, "*b n m"],
+    log_a: Float[Array, "*#b n 1"],
+    log_b: Float[Array, "*#b 1 m"],
+    num_iters: int,
+    start: Float[Array, "*b 1 m"] | None = None,
+) -> Float[Array, "*b n m"]:
     """Scores plus row potentials: Sinkhorn iterations in logarithms, but for the last column step.
 
     Args:
@@ -149,7 +155,14 @@ def scale_rows(scores, log_a, log_b, num_iters: int, start=None):
     return scores + rows(_iterate(step, start, num_iters - 1))
 
 
-def log_domain_plan(negative, a, b, keep, *, num_iters: int):
+def log_domain_plan(
+    negative: Float[Array, "*b n m"],
+    a: Float[Array, "*#b n"],
+    b: Float[Array, "*#b m"],
+    keep: Bool[Array, "*b n m"] | None,
+    *,
+    num_iters: int,
+) -> Float[Array, "*b n m"]:
     """The plan [..., n, m] by iterations in logarithms."""
     log_a, log_b = _log(a)[..., :, None], _log(b)[..., None, :]
     # Columns without mass are never there.

@@ -80,7 +80,7 @@ class Sops(NamedTuple):
     shared: Float[Array, "M K"]  # 1 - s_j: 0 for every member, or at least 1e-4 for every member
 
 
-def prepare(members, weights) -> Sops:
+def prepare(members: Float[Array, "K M d"], weights: Float[Array, "K M"]) -> Sops:
     """Brings members [K, M, d] and weights [K, M] into slot order; stops gradients.
 
     Unless all weights are 1, they are clipped below 1: then either nothing is shared, or P_i >=
@@ -97,7 +97,9 @@ def prepare(members, weights) -> Sops:
     return Sops(slots, own, 1 - share)
 
 
-def scaled(queries, temperature, sops: Sops):
+def scaled(
+    queries: Float[Array, "*b d"], temperature: Positive, sops: Sops
+) -> Float[Array, "*b d"]:
     """u / tau in the type of the computation."""
     dtype = jnp.promote_types(jnp.asarray(queries).dtype, sops.slots.dtype)
     return jnp.asarray(queries).astype(dtype) / jnp.asarray(temperature).astype(dtype)
@@ -180,7 +182,9 @@ def _backward(precision, queries, sops: Sops, log_p, normaliser, cotangent):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def vote(queries, sops: Sops, precision: Precision = None):
+def vote(
+    queries: Float[Array, "*b d"], sops: Sops, precision: Precision = None
+) -> Float[Array, "*b K"]:
     """log P [..., K] of scaled queries u / tau [..., d].
 
     Keeps log P and recomputes the logits for the gradient.
@@ -201,7 +205,12 @@ vote.defvjp(_vote_forward, _vote_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def vote_cross_entropy(queries, target, sops: Sops, precision: Precision = None):
+def vote_cross_entropy(
+    queries: Float[Array, "*b d"],
+    target: Float[Array, "*b K"],
+    sops: Sops,
+    precision: Precision = None,
+) -> Float[Array, "*b"]:
     """- sum_i Q_i log P_i of scaled queries [..., d] and targets Q [..., K], constants: [...].
 
     Its gradient is worked out together with its value, because then only [..., d] has to be kept

@@ -7,7 +7,9 @@ import errno
 import logging
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -104,7 +106,12 @@ class Checkpoints:
             args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract._asdict()))
             return TrainState(**self._manager.restore(step, args=args).state)
 
-    def read(self, step: int, fields: tuple[str, ...], sharding_of) -> dict:
+    def read(
+        self,
+        step: int,
+        fields: tuple[str, ...],
+        sharding_of: Callable[[tuple[int, ...]], jax.sharding.Sharding],
+    ) -> dict:
         """Reads fields of the saved TrainState, {"params": tree, ...}, whatever the others are.
 
         sharding_of: of an array's shape.
@@ -198,7 +205,7 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
 
 
 @contextlib.contextmanager
-def opened(path: str | Path):
+def opened(path: str | Path) -> Iterator[tuple[Checkpoints, int]]:
     """(Checkpoints, step) of a run folder, or of one step's folder; nothing there is changed.
 
     Raises InputError if there is no complete checkpoint.
@@ -214,14 +221,14 @@ def opened(path: str | Path):
         saved.close()
 
 
-def abstract(state, shardings):
+def abstract(state: TrainState, shardings: Any) -> TrainState:
     """ShapeDtypeStructs of a (possibly abstract) state, carrying shardings, to restore onto."""
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings
     )
 
 
-def check_space(folder: Path, state, copies: int) -> None:
+def check_space(folder: Path, state: TrainState, copies: int) -> None:
     """Refuses a run whose checkpoints cannot fit on the disk of `folder`. Raises InputError."""
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(_raw_keys, state)))
     size += _OVERHEAD

@@ -2,13 +2,15 @@
 them once.
 """
 
+from ssl_jax.methods import Method
+
 
 class Monitor:
     """Watches metric rows; a warning that stands for `patience` rows in a row is reported once, and
     again only after it went away.
     """
 
-    def __init__(self, method, patience: int = 3):
+    def __init__(self, method: Method, patience: int = 3):
         self._method, self._patience = method, patience
         self._seen: dict[str, int] = {}
 

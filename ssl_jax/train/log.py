@@ -10,10 +10,13 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, free_on_resume, key
 
@@ -133,7 +136,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def peak_flops(devices) -> float | None:
+def peak_flops(devices: Sequence[jax.Device] | np.ndarray) -> float | None:
     """FLOPs a second of all devices at their bf16 peak, or None where it is not known."""
     kind = devices[0].device_kind
     peak = next((p for name, p in _PEAK.items() if name in kind), None)
@@ -204,7 +207,7 @@ def _git_revision() -> str | None:
     return head + ("-dirty" if dirty else "")
 
 
-def write_json(path: Path, value) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Writes JSON atomically."""
     _replace(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
@@ -218,7 +221,7 @@ def _replace(path: Path, text: str) -> None:
 class Trackers:
     """TensorBoard and Weights & Biases, each only if the config asks for it."""
 
-    def __init__(self, folder: Path, config):
+    def __init__(self, folder: Path, config: ConfigDict):
         self._writers = []
         if config.log.tensorboard:
             writer = _package("tensorboardX", "log.tensorboard").SummaryWriter(
@@ -244,7 +247,7 @@ class Trackers:
             writer(row["step"], numbers)
 
 
-def check_trackers(config) -> None:
+def check_trackers(config: ConfigDict) -> None:
     """Raises InputError if a tracker is asked for whose package is not installed."""
     if config.log.tensorboard:
         _package("tensorboardX", "log.tensorboard")

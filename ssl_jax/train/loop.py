@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import methods
 from ssl_jax.config import InputError
 from ssl_jax.data import loader
+from ssl_jax.evals.report import Evaluation
 from ssl_jax.train import checkpoint, health, log, optim, sharding, start, state, step
 
 EXIT_DONE = 0
@@ -28,17 +30,17 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 class Run(NamedTuple):
     """Everything a run is made of, before anything is allocated or written."""
 
-    config: Any  # resolved
+    config: ConfigDict  # resolved
     method: methods.Method
     source: Any
     mesh: jax.sharding.Mesh
-    optimizer: Any
+    optimizer: optim.Optimizer
     constants: Any  # of the method, as read from files
     keys: dict  # {dotted key: config.Key}, how each is declared
     abstract: state.TrainState  # ShapeDtypeStructs with shardings
 
 
-def plan(config, source, keys: dict) -> Run:
+def plan(config: ConfigDict, source: Any, keys: dict) -> Run:
     """Works out shapes and shardings of a resolved config; no array of the state is allocated.
 
     source: of the training images (see data.source). keys: as declared, see settings.keys.
@@ -64,7 +66,7 @@ def fresh_state(run: Run) -> state.TrainState:
     return start.start_from(run.config, create(run.constants))
 
 
-def train(run: Run, workdir: str | Path, evaluation) -> int:
+def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
     """Trains to the end of the plan, continuing whatever `workdir` holds. Returns an exit code
     (EXIT_DONE or EXIT_PREEMPTED).
 
@@ -215,7 +217,7 @@ def _restore(saved, run: Run):
     return current, meta["record"]
 
 
-def meta(config, at: int) -> dict:
+def meta(config: ConfigDict, at: int) -> dict:
     """What a checkpoint holds beside the state: config, data position, versions."""
     return {
         "config": config_lib.to_json(config),

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_choice, key
-from ssl_jax.methods.base import NEVER, Rule
+from ssl_jax.methods.base import NEVER, Rule, Rules
 
 
 class Optimizer(NamedTuple):
@@ -28,13 +29,13 @@ class Optimizer(NamedTuple):
     update: Callable[..., tuple[Any, Any, dict[str, jax.Array]]]
 
 
-def by_path(tree) -> dict[str, Any]:
+def by_path(tree: Any) -> dict[str, Any]:
     """{"a/b/c": leaf} of a pytree, in the order of its leaves."""
     pairs = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
 
 
-def assign_rules(rules, params) -> dict[str, Rule]:
+def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
     """{path: Rule} of every parameter, in the order of the leaves: the first rule whose pattern
     matches the whole path ("a/b/kernel").
 
@@ -71,14 +72,14 @@ def assign_rules(rules, params) -> dict[str, Rule]:
     return assigned
 
 
-def is_decayed(path: str, leaf, rule: Rule) -> bool:
+def is_decayed(path: str, leaf: jax.Array | jax.ShapeDtypeStruct, rule: Rule) -> bool:
     """Whether weight decay moves this parameter."""
     if rule.decay == "matrices":
         return len(leaf.shape) >= 2 and path.rsplit("/", 1)[-1] != "bias"
     return rule.decay
 
 
-def make(config, rules, params) -> Optimizer:
+def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     """Builds the optimizer for parameters of this structure.
 
     Args:
@@ -327,7 +328,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses settings of `config.optim` that contradict each other. Raises InputError."""
     o = config.optim
     if not (o.epochs > 0 or o.steps > 0):

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.typing import ArrayLike
+from ml_collections import ConfigDict
 
 from ssl_jax.config import key
 from ssl_jax.ops import warmup_cosine
@@ -21,16 +23,16 @@ def defaults() -> dict:
 class Schedules(NamedTuple):
     """Each a function of the step (int32 scalar or array) that returns float32 of that shape."""
 
-    lr: Callable[[jax.Array], jax.Array]
-    weight_decay: Callable[[jax.Array], jax.Array]
-    momentum: Callable[[jax.Array], jax.Array]
+    lr: Callable[[ArrayLike], jax.Array]
+    weight_decay: Callable[[ArrayLike], jax.Array]
+    momentum: Callable[[ArrayLike], jax.Array]
 
-    def at(self, step) -> dict[str, jax.Array]:
+    def at(self, step: ArrayLike) -> dict[str, jax.Array]:
         """All values at `step` by name."""
         return {name: getattr(self, name)(step) for name in self._fields}
 
 
-def schedules(config) -> Schedules:
+def schedules(config: ConfigDict) -> Schedules:
     """The schedules of a resolved config; weight decay and momentum have no warm-up, as in DINO."""
     o, t, run = config.optim, config.teacher, config.run
 
@@ -50,7 +52,7 @@ def schedules(config) -> Schedules:
     return Schedules(lr, weight_decay, momentum)
 
 
-def table(config, points: int = 1000) -> dict[str, np.ndarray]:
+def table(config: ConfigDict, points: int = 1000) -> dict[str, np.ndarray]:
     """Values at up to `points` evenly spaced steps, for plots.
 
     Returns {"step", "lr", "weight_decay", "momentum"}: arrays of one length.

@@ -3,10 +3,13 @@
 """
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_multiple, free_on_resume, key
 
@@ -31,7 +34,7 @@ def defaults() -> dict:
     )
 
 
-def check(config, num_devices: int) -> None:
+def check(config: ConfigDict, num_devices: int) -> None:
     """Refuses a mesh that does not fit the devices, and a batch that does not fit the mesh."""
     o = config.optim
     data, fsdp = mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
@@ -66,7 +69,7 @@ def mesh_shape(data: int, fsdp: int, num_devices: int) -> tuple[int, int]:
     return data, fsdp
 
 
-def make_mesh(data: int = 0, fsdp: int = 1, *, devices=None) -> Mesh:
+def make_mesh(data: int = 0, fsdp: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """A mesh ("data", "fsdp") with Auto axes (jax's default became Explicit, which ordinary code
     cannot run under).
 
@@ -123,11 +126,11 @@ def param_sharding(
 
 def state_shardings(
     mesh: Mesh,
-    abstract_state,
+    abstract_state: Any,
     placement: tuple[tuple[str, PartitionSpec], ...] = (),
     *,
     min_size: int = _MIN_SIZE,
-):
+) -> Any:
     """A sharding per leaf of a TrainState (or a dict with its field names) of arrays or
     ShapeDtypeStructs.
 
@@ -154,7 +157,7 @@ def state_shardings(
     return jax.tree_util.tree_map_with_path(place, abstract_state)
 
 
-def put_batch(batch, mesh: Mesh):
+def put_batch(batch: Any, mesh: Mesh) -> Any:
     """Puts a batch on the mesh, axis 0 cut over all devices.
 
     Args:

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import trees
@@ -18,7 +19,7 @@ from ssl_jax.train.state import TrainState
 _MODEL = ("gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
 
 
-def start_from(config, fresh: TrainState) -> TrainState:
+def start_from(config: ConfigDict, fresh: TrainState) -> TrainState:
     """The state before step 0 with the weights that `config.init_from` names; what was taken is
     printed.
 

@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ssl_jax.methods import Method
+from ssl_jax.train.optim import Optimizer
+
 
 class TrainState(NamedTuple):
     """The whole state of a run.
@@ -29,7 +32,7 @@ class TrainState(NamedTuple):
     counters: dict[str, jax.Array]
 
 
-def create(method, optimizer, seed: int, constants=None) -> TrainState:
+def create(method: Method, optimizer: Optimizer, seed: int, constants: Any = None) -> TrainState:
     """A fresh state; traceable, so it can be made sharded (jit with out_shardings) or abstract
     (eval_shape).
 
@@ -53,13 +56,13 @@ def create(method, optimizer, seed: int, constants=None) -> TrainState:
     )
 
 
-def weights(state: TrainState):
+def weights(state: TrainState) -> Any:
     """The tree to evaluate and to ship: the teacher where there is one, else the trained
     parameters."""
     return state.params if state.teacher is None else state.teacher
 
 
-def initial_weights(method, seed: int):
+def initial_weights(method: Method, seed: int) -> Any:
     """What `weights` would give before the first step of a run with random weights: the untrained
     network."""
     params, _ = method.init(jax.random.split(jax.random.key(seed))[0])

@@ -2,19 +2,27 @@
 teacher -> carry.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import ArrayLike
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import methods
-from ssl_jax.methods import Progress
+from ssl_jax.methods import Method, Output, Progress
 from ssl_jax.models import flops
 from ssl_jax.train import schedule, sharding
+from ssl_jax.train.optim import Optimizer
 from ssl_jax.train.state import TrainState
 from ssl_jax.views import recipe
 
 
-def make_step(method, optimizer, config):
+def make_step(
+    method: Method, optimizer: Optimizer, config: ConfigDict
+) -> Callable[[TrainState, Any], tuple[TrainState, dict[str, jax.Array]]]:
     """Builds step(state, batch) -> (state, metrics), a pure function to be jitted with the state
     donated.
 
@@ -74,7 +82,7 @@ def make_step(method, optimizer, config):
     return train_step
 
 
-def make_loss(method, chunks: int):
+def make_loss(method: Method, chunks: int) -> Callable[..., tuple[jax.Array, Output]]:
     """Builds loss(params, state, views, (keys, key_objective), progress) -> (scalar, Output) of a
     batch of prepared views with one key per image."""
 
@@ -88,7 +96,7 @@ def make_loss(method, chunks: int):
     return loss
 
 
-def flops_per_image(config, state) -> float:
+def flops_per_image(config: ConfigDict, state: TrainState) -> float:
     """Matrix-product FLOPs of one step per image: networks and loss, forward and backward.
 
     Counted by tracing the step's loss, so it is what the model needs: kept patches, views that only
@@ -111,7 +119,7 @@ def flops_per_image(config, state) -> float:
     return flops.matmul_flops(gradient, state.params, state, views) / size
 
 
-def compile_step(train_step, mesh, state_shardings):
+def compile_step(train_step: Callable, mesh: Mesh, state_shardings: Any) -> jax.stages.Wrapped:
     """Jits the step for a mesh: the state is donated and keeps its shardings, metrics are
     replicated.
     """
@@ -123,7 +131,7 @@ def compile_step(train_step, mesh, state_shardings):
     )
 
 
-def progress_at(step, config) -> Progress:
+def progress_at(step: jax.Array, config: ConfigDict) -> Progress:
     """Step and epoch position as traced scalars; epoch = step // steps_per_epoch (the last partial
     batch is dropped).
     """
@@ -137,12 +145,12 @@ def progress_at(step, config) -> Progress:
     )
 
 
-def ema(teacher, student, momentum):
+def ema(teacher: Any, student: Any, momentum: ArrayLike) -> Any:
     """teacher <- momentum * teacher + (1 - momentum) * student, leaf by leaf; None stays None."""
     return jax.tree.map(lambda t, s: momentum * t + (1 - momentum) * s, teacher, student)
 
 
-def in_chunks(encode, chunks: int):
+def in_chunks(encode: Callable, chunks: int) -> Callable:
     """Exact gradient accumulation: encodes the batch in `chunks` rematerialised pieces, then ONE
     loss sees all embeddings.
 
