@@ -1,5 +1,6 @@
 """What MAE shows: masked patches and their reconstruction."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.evals.pictures.base import Panel, Picture, register
@@ -14,10 +15,10 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     patch, grid = encoder.config.model.patch, features.patches.shape[1:3]
     hidden = np.asarray(features.extras["hidden"])
     images = np.asarray(images, np.float32)
-    pixels = np.asarray(patchify(images, patch))
+    pixels = np.asarray(patchify(jnp.asarray(images), patch))
 
     def filled(values):
-        return np.asarray(unpatchify(np.where(hidden[..., None], values, pixels), patch, grid))
+        return np.asarray(unpatchify(jnp.where(hidden[..., None], values, pixels), patch, grid))
 
     columns = {
         "image": images,
