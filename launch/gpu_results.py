@@ -1,0 +1,148 @@
+"""What all methods learn on small photographs in a given time on one GPU: trains each on
+CIFAR-10 and Imagenette, prints a row as each run ends, and leaves tables, pictures and weights.
+
+    python launch/gpu_results.py --data /data/tfds --minutes 40
+
+The step of every run is timed first, methods in turns; then each run gets so many steps that all
+together take the time. Runs are in WORKDIR/METHOD-SET and are resumed, or left out where they have
+results; the weights of a finished one are in WORKDIR/METHOD-SET.safetensors (bfloat16), which
+ssl_jax.load reads. Arguments --config.KEY=VALUE go to every run.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
+
+import bench_steps  # noqa: E402
+import runs  # noqa: E402
+
+import ssl_jax  # noqa: E402
+from configs import compare  # noqa: E402
+from ssl_jax import config as config_lib  # noqa: E402
+from ssl_jax import evals  # noqa: E402
+from ssl_jax.cli import arguments  # noqa: E402
+
+SETS = ("cifar10", "imagenette96")
+SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear")}
+_SHARE = 0.75  # of the time that goes to steps; the rest to compilation, evaluation and pictures
+_ROUNDS, _STEPS = 3, 10  # of turns in which steps are timed
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", required=True, help="folder of the TFDS sets")
+    parser.add_argument("--minutes", type=float, default=40.0, help="for all runs together")
+    parser.add_argument("--methods", default=",".join(compare.METHODS), help="comma-separated")
+    parser.add_argument("--sets", default=",".join(SETS), help="comma-separated; default: all")
+    parser.add_argument("--workdir", default="runs/gpu", type=Path, help="where the runs go")
+    args, passed_on = parser.parse_known_args(argv)
+    methods, sets = args.methods.split(","), args.sets.split(",")
+    strange = [m for m in methods if m not in compare.METHODS]
+    strange += [s for s in sets if s not in SETS]
+    strange += [a for a in passed_on if not a.startswith("--config.")]
+    if strange:
+        parser.error(
+            f"{', '.join(strange)}: none of the methods {', '.join(compare.METHODS)}, of the sets"
+            f" {', '.join(SETS)}, and no --config.KEY=VALUE"
+        )
+    passed_on = [f"--config.data.dir={args.data}", *passed_on]
+    names = [f"{method}:{images}" for images in sets for method in methods]
+    plan = planned(names, args.minutes, args.workdir, passed_on)
+    print(row("run", SCORES.values(), "margin", "ms a step", "minutes"), flush=True)
+    finished, failed = {}, []
+    for name, steps in plan.items():
+        run = run_of(name, steps, args.workdir, passed_on)
+        if not runs.train(run):
+            failed.append(name)
+            print(f"{name}: FAILED, see {run.folder}.log", flush=True)
+            continue
+        result = finished[name] = runs.read(run.folder)
+        keep(run.folder, result)
+        print(row(*cells(name, result)), flush=True)
+    if finished:
+        text = runs.markdown(table(finished))
+        (args.workdir / "table.md").write_text(f"{text}\n{runs.provenance()} {device()}\n")
+        print("\n" + text)
+    return 1 if failed else 0
+
+
+def planned(names, minutes: float, workdir: Path, passed_on=()) -> dict[str, int]:
+    """{name: steps} such that each run takes an equal share of the time. Kept in WORKDIR/plan.json,
+    so that a script that was killed goes on with the same numbers."""
+    file = workdir / "plan.json"
+    known = json.loads(file.read_text()) if file.exists() else {}
+    missing = [name for name in names if name not in known]
+    if missing:
+        configs = {}
+        for name in missing:
+            _, configs[name] = arguments.parse(["gpu_results", *passed_on], config_lib.load(name))
+        taken = bench_steps.measure(configs, _ROUNDS, _STEPS)
+        seconds = 60 * minutes * _SHARE / len(names)
+        for name, times in taken.items():
+            known[name] = max(1, round(seconds / statistics.median(times)))
+        workdir.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(known, indent=2) + "\n")
+    return {name: known[name] for name in names}
+
+
+def run_of(name: str, steps: int, workdir: Path, passed_on=()) -> runs.Run:
+    """The run of a config and so many steps, evaluated four times on the way."""
+    return runs.Run(
+        name,
+        workdir / name.replace(":", "-"),
+        (
+            f"--config.optim.steps={steps}",
+            f"--config.evals.every_steps={max(1, steps // 4)}",
+            *passed_on,
+        ),
+    )
+
+
+def keep(folder: Path, result: dict) -> None:
+    """Writes the weights, with scores and the number of steps, beside the run's folder."""
+    notes = {"scores": result["trained"], "untrained": result["untrained"], "raw": result["raw"]}
+    encoder = ssl_jax.load(folder)
+    ssl_jax.save(encoder, folder.with_name(folder.name + ".safetensors"), dtype="bfloat16", **notes)
+
+
+def cells(name: str, result: dict) -> tuple:
+    """Of one run: name, scores, margin in k-NN, milliseconds, minutes."""
+    scores = [f"{result['trained'][key]:.1f}" for key in SCORES]
+    margin = f"{runs.margin(result, 'knn'):+.1f}"
+    return name, scores, margin, f"{result['ms']:.1f}", f"{result['minutes']:.1f}"
+
+
+def row(name: str, scores, *others: str) -> str:
+    """One line of the running report."""
+    return f"{name:<24}" + "".join(f"{cell:>12}" for cell in (*scores, *others))
+
+
+def table(finished: dict) -> list[list[str]]:
+    """Rows of cells: a line for each run, and the baselines of each set."""
+    rows = [["run", *SCORES.values(), "margin in k-NN", "ms a step", "minutes"]]
+    for name, result in finished.items():
+        first, scores, *others = cells(name, result)
+        rows.append([first, *scores, *others])
+    for images in dict.fromkeys(name.split(":")[1] for name in finished):
+        mine = [result for name, result in finished.items() if name.endswith(f":{images}")]
+        for kind in ("untrained", "raw"):
+            scores = [runs.spread(result[kind][key] for result in mine) for key in SCORES]
+            rows.append([f"{runs.ROWS[kind]}, {images}", *scores, "", "", ""])
+    return rows
+
+
+def device() -> str:
+    """The accelerator, as a sentence."""
+    import jax
+
+    first = jax.devices()[0]
+    return f"{jax.device_count()} x {first.device_kind}."
+
+
+if __name__ == "__main__":
+    sys.exit(main())

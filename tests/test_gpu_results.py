@@ -1,0 +1,89 @@
+"""launch/gpu_results.py: the time is shared out, nothing is done twice, weights are kept."""
+
+import importlib
+import subprocess
+
+import jax
+import pytest
+
+import ssl_jax
+from ssl_jax import api
+from ssl_jax.methods.encoder import Encoder
+from tests import tiny
+from tests.conftest import ROOT
+from tests.test_compare import cells
+from tests.test_compare import finished as finished_run
+
+
+@pytest.fixture(scope="module")
+def script():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "launch"))
+        return importlib.import_module("gpu_results")
+
+
+def test_every_run_gets_an_equal_share_of_the_time(script, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        script.bench_steps,
+        "measure",
+        lambda configs, *_: dict(zip(configs, ([0.1, 0.1, 9.0], [0.5, 0.5, 0.5]))),
+    )
+    names = ["dino:cifar10", "mae:cifar10"]
+    plan = script.planned(names, 10.0, tmp_path)
+    share = 600 * 0.75 / 2
+    assert plan == {"dino:cifar10": round(share / 0.1), "mae:cifar10": round(share / 0.5)}
+    # after a kill: the same numbers, and no timing
+    monkeypatch.setattr(script.bench_steps, "measure", lambda *_: 1 / 0)
+    assert script.planned(names, 99.0, tmp_path) == plan
+
+
+def test_a_run_is_a_preset_for_so_many_steps(script, tmp_path):
+    run = script.run_of("sop:imagenette96", 1000, tmp_path, ["--config.data.dir=/data"])
+    assert run.folder == tmp_path / "sop-imagenette96" and run.config == "sop:imagenette96"
+    assert run.arguments == (
+        "--config.optim.steps=1000",
+        "--config.evals.every_steps=250",
+        "--config.data.dir=/data",
+    )
+
+
+def test_tables_weights_and_failures(script, tmp_path, monkeypatch, capsys):
+    """DINO's run is there, MAE's fails."""
+    monkeypatch.setattr(script, "planned", lambda names, *_: dict.fromkeys(names, 100))
+    finished_run(
+        tmp_path / "dino-cifar10",
+        trained={"knn": 60.0, "linear": 65.0},
+        untrained={"knn": 30.0, "linear": 35.0},
+        raw={"knn": 46.0, "linear": 37.0},
+        speed=[1, 640, 640],
+    )
+    run = api.prepare(tiny.config("dino"))
+    encoder = Encoder(run.config, run.method.init(jax.random.key(0))[0])
+    monkeypatch.setattr(script.ssl_jax, "load", lambda folder: encoder)
+    monkeypatch.setattr(
+        subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, "", "")
+    )
+    arguments = ["--data=/data", "--methods=dino,mae", "--sets=cifar10", f"--workdir={tmp_path}"]
+    assert script.main(arguments) == 1
+    out = capsys.readouterr().out
+    assert "mae:cifar10: FAILED, see" in out
+    text = (tmp_path / "table.md").read_text()
+    assert cells(text, "dino:cifar10")[:4] == ["60.0", "65.0", "+14.0", "100.0"]
+    assert cells(text, "raw pixels, cifar10")[:2] == ["46.0", "37.0"]
+    monkeypatch.undo()
+    kept = ssl_jax.load(tmp_path / "dino-cifar10.safetensors")
+    assert kept.config.method == "dino"
+
+
+@pytest.mark.parametrize("argument", ["--methods=dyno", "--sets=cifar100", "--steps=7"])
+def test_what_it_does_not_know_is_refused_by_name(script, tmp_path, capsys, argument):
+    with pytest.raises(SystemExit):
+        script.main([argument, "--data=/data", f"--workdir={tmp_path}"])
+    assert argument.split("=")[1 if "steps" not in argument else 0] in capsys.readouterr().err
+
+
+def test_the_script_wants_the_folder_of_the_data(root):
+    result = subprocess.run(
+        ["bash", str(root / "launch" / "gpu_results.sh")], capture_output=True, text=True
+    )
+    assert result.returncode == 2 and "FOLDER_OF_TFDS_SETS" in result.stderr
