@@ -152,6 +152,22 @@ def test_tables_go_between_their_marks(runs, tmp_path):
         runs.fill(page, "other", "")
 
 
+@pytest.mark.parametrize(
+    "document, name",
+    [
+        ("README.md", "nine methods"),
+        ("docs/results.md", "nine methods"),
+        ("docs/results.md", "quickstart"),
+        ("docs/results.md", "claims"),
+    ],
+)
+def test_documents_have_the_places_that_scripts_fill(runs, root, tmp_path, document, name):
+    page = tmp_path / "page.md"
+    page.write_text((root / document).read_text(encoding="utf-8"))
+    runs.fill(page, name, "| new |\n")
+    assert f"<!-- {name} -->\n| new |\n<!-- end of {name} -->\n" in page.read_text()
+
+
 def test_the_quickstart_table_has_margins_over_the_better_baseline(compare, tmp_path, capsys):
     for seed, knn in ((0, 70.0), (1, 74.0)):
         finished(
