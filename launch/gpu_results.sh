@@ -7,7 +7,7 @@
 #   bash launch/gpu_results.sh /data/tfds --minutes 20 --methods sop,dino
 #
 # Started again, it continues where it stopped, also after a kill. Further arguments:
-# python launch/gpu_results.py --help
+# python launch/real_sets.py --help
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,4 +18,4 @@ fi
 # The script times steps itself before it starts the runs: neither may take all of the memory.
 export XLA_PYTHON_CLIENT_PREALLOCATE=false
 
-exec "${PYTHON:-python}" launch/gpu_results.py --data "$1" "${@:2}"
+exec "${PYTHON:-python}" launch/real_sets.py --data "$1" --workdir runs/gpu "${@:2}"

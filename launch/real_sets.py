@@ -1,7 +1,7 @@
-"""What all methods learn on small photographs in a given time on one GPU: trains each on
-CIFAR-10 and Imagenette, prints a row as each run ends, and leaves tables, pictures and weights.
+"""What methods learn on CIFAR-10 and Imagenette in a given time: trains each, prints a row as each
+run ends, and leaves tables, curves of score against minutes, pictures and weights.
 
-    python launch/gpu_results.py --data /data/tfds --minutes 40
+    python launch/real_sets.py --data /data/tfds --minutes 40
 
 The step of every run is timed first, methods in turns; then each run gets so many steps that all
 together take the time. Runs are in WORKDIR/METHOD-SET and are resumed, or left out where they have
@@ -20,12 +20,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 import bench_steps  # noqa: E402
 import runs  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
 
 import ssl_jax  # noqa: E402
 from configs import compare  # noqa: E402
 from ssl_jax import config as config_lib  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 from ssl_jax.cli import arguments  # noqa: E402
+from ssl_jax.evals import curves  # noqa: E402
 
 SETS = ("cifar10", "imagenette96")
 SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear")}
@@ -39,7 +41,7 @@ def main(argv=None) -> int:
     parser.add_argument("--minutes", type=float, default=40.0, help="for all runs together")
     parser.add_argument("--methods", default=",".join(compare.METHODS), help="comma-separated")
     parser.add_argument("--sets", default=",".join(SETS), help="comma-separated; default: all")
-    parser.add_argument("--workdir", default="runs/gpu", type=Path, help="where the runs go")
+    parser.add_argument("--workdir", default="runs/real_sets", type=Path, help="where the runs go")
     args, passed_on = parser.parse_known_args(argv)
     methods, sets = args.methods.split(","), args.sets.split(",")
     strange = [m for m in methods if m not in compare.METHODS]
@@ -68,6 +70,7 @@ def main(argv=None) -> int:
         text = runs.markdown(table(finished))
         (args.workdir / "table.md").write_text(f"{text}\n{runs.provenance()} {device()}\n")
         print("\n" + text)
+        print(f"picture: {draw(finished, args.workdir)}")
     return 1 if failed else 0
 
 
@@ -80,7 +83,7 @@ def planned(names, minutes: float, workdir: Path, passed_on=()) -> dict[str, int
     if missing:
         configs = {}
         for name in missing:
-            _, configs[name] = arguments.parse(["gpu_results", *passed_on], config_lib.load(name))
+            _, configs[name] = arguments.parse(["real_sets", *passed_on], config_lib.load(name))
         taken = bench_steps.measure(configs, _ROUNDS, _STEPS)
         seconds = 60 * minutes * _SHARE / len(names)
         for name, times in taken.items():
@@ -134,6 +137,26 @@ def table(finished: dict) -> list[list[str]]:
             scores = [runs.spread(result[kind][key] for result in mine) for key in SCORES]
             rows.append([f"{runs.ROWS[kind]}, {images}", *scores, "", "", ""])
     return rows
+
+
+def draw(finished: dict, workdir: Path) -> Path:
+    """WORKDIR/curves.png: k-NN against minutes of training, a panel for each set, a line for each
+    method; the dashed line is raw pixels."""
+    sets = list(dict.fromkeys(name.split(":")[1] for name in finished))
+    figure = Figure(figsize=(6 * len(sets), 4), layout="constrained")
+    for axes, images in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets):
+        for name, result in finished.items():
+            method, of = name.split(":")
+            if of == images:
+                rows = curves.read_metrics(workdir / f"{method}-{images}" / "evals.csv")
+                minutes = rows["step"] * result["ms"] / 60000
+                axes.plot(minutes, rows["knn"], marker="o", label=compare.TITLES[method])
+                axes.axhline(result["raw"]["knn"], color="gray", linestyle="--", linewidth=1)
+        axes.set(title=images, xlabel="minutes of training", ylabel="k-NN, %")
+        axes.legend()
+    path = workdir / "curves.png"
+    figure.savefig(path, dpi=120)
+    return path
 
 
 def device() -> str:

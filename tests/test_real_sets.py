@@ -1,4 +1,4 @@
-"""launch/gpu_results.py: the time is shared out, nothing is done twice, weights are kept."""
+"""launch/real_sets.py: the time is shared out, nothing is done twice, weights are kept."""
 
 import importlib
 import subprocess
@@ -19,7 +19,7 @@ from tests.test_compare import finished as finished_run
 def script():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "launch"))
-        return importlib.import_module("gpu_results")
+        return importlib.import_module("real_sets")
 
 
 def test_every_run_gets_an_equal_share_of_the_time(script, tmp_path, monkeypatch):
@@ -57,6 +57,7 @@ def test_tables_weights_and_failures(script, tmp_path, monkeypatch, capsys):
         raw={"knn": 46.0, "linear": 37.0},
         speed=[1, 640, 640],
     )
+    (tmp_path / "dino-cifar10" / "evals.csv").write_text("step,knn\n0,30\n50,55\n100,60\n")
     run = api.prepare(tiny.config("dino"))
     encoder = Encoder(run.config, run.method.init(jax.random.key(0))[0])
     monkeypatch.setattr(script.ssl_jax, "load", lambda folder: encoder)
@@ -70,6 +71,7 @@ def test_tables_weights_and_failures(script, tmp_path, monkeypatch, capsys):
     text = (tmp_path / "table.md").read_text()
     assert cells(text, "dino:cifar10")[:4] == ["60.0", "65.0", "+14.0", "100.0"]
     assert cells(text, "raw pixels, cifar10")[:2] == ["46.0", "37.0"]
+    assert (tmp_path / "curves.png").stat().st_size > 5000
     monkeypatch.undo()
     kept = ssl_jax.load(tmp_path / "dino-cifar10.safetensors")
     assert kept.config.method == "dino"
@@ -82,8 +84,8 @@ def test_what_it_does_not_know_is_refused_by_name(script, tmp_path, capsys, argu
     assert argument.split("=")[1 if "steps" not in argument else 0] in capsys.readouterr().err
 
 
-def test_the_script_wants_the_folder_of_the_data(root):
-    result = subprocess.run(
-        ["bash", str(root / "launch" / "gpu_results.sh")], capture_output=True, text=True
-    )
+@pytest.mark.parametrize("name", ["gpu_results.sh", "real_sets.sh"])
+def test_the_scripts_want_the_folder_of_the_data(root, name):
+    command = ["bash", str(root / "launch" / name)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2 and "FOLDER_OF_TFDS_SETS" in result.stderr
