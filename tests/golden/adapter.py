@@ -52,8 +52,8 @@ def flatten(tree, prefix: str) -> dict:
 
 
 def prepare(name: str):
-    """The run of a method's or variant's tiny config, on one device."""
-    return api.prepare(tiny.config(name))
+    """The run of a method's or variant's tiny config, on one device, with the images of then."""
+    return api.prepare(tiny.config(name, data__kind="digit_scenes"))
 
 
 def facts(run) -> dict:
@@ -89,6 +89,13 @@ def fresh_state(run):
 def state_from(run, at: int, flat: dict, key):
     """A state before step `at` with these trees (paths of today), key data, and a new optimizer."""
     left = dict(flat)
+    # STELLAR's teacher had no decoder then, and reads none in a step.
+    if any(path.startswith("teacher/") for path in flat):
+        left |= {
+            path.replace("params/", "teacher/", 1): value
+            for path, value in flat.items()
+            if path.startswith("params/decoder/") and run.config.method == "stellar"
+        }
 
     def filled(field):
         def leaf(path, like):

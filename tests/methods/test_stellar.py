@@ -362,7 +362,7 @@ def test_a_teacher_gives_the_targets_and_has_no_gradient():
     method = bound(stellar__targets="teacher")
     params = init(method)
     teacher = jax.tree.map(lambda x: x + 0.02, method.teacher_of(params))
-    assert set(teacher) == {"backbone", "token_head", "cls_head", "factorise"}
+    assert set(teacher) == {"backbone", "token_head", "cls_head", "factorise", "decoder"}
     metrics, outputs, (_, by_teacher) = forward(method, params, teacher)
     assert outputs.teacher_tokens.shape == (4, 5, 16) and not any(
         np.any(leaf) for leaf in jax.tree.leaves(by_teacher)
