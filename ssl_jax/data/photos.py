@@ -20,6 +20,8 @@ import functools
 import cv2
 import numpy as np
 
+from ssl_jax.data.generated import bounding_box, generator
+
 CLASS_NAMES = (
     "astronaut",
     "brick",
@@ -40,8 +42,6 @@ CLASS_NAMES = (
     "flower",
 )
 NUM_CLASSES = len(CLASS_NAMES)
-SPLITS = ("train", "test")
-MIN_SIZE = 16
 
 _SHARE = {"train": (0.0, 0.62), "test": (0.65, 1.0)}  # columns of a photograph
 _SHORT_SIDE = 512  # larger photographs are scaled down to it
@@ -67,7 +67,7 @@ def photos(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarra
     Raises:
       ValueError: an argument is outside of its range.
     """
-    rng = _generator(_PHOTOS, seed, split, i, size)
+    rng = generator(_PHOTOS, seed, split, i, size)
     label = int(rng.integers(NUM_CLASSES))
     return {"image": _window(rng, split, label, size), "label": label}
 
@@ -82,7 +82,7 @@ def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, n
     Raises:
       ValueError: an argument is outside of its range.
     """
-    rng = _generator(_COLLAGES, seed, split, i, size)
+    rng = generator(_COLLAGES, seed, split, i, size)
     count = int(rng.integers(_REGIONS[0], _REGIONS[1] + 1))
     labels = rng.permutation(NUM_CLASSES)[:count]
     owner = _regions(rng, count, size)
@@ -93,21 +93,9 @@ def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, n
     return {
         "image": image,
         "mask": labels.astype(np.uint8)[owner],
-        "boxes": np.array([_bounding_box(owner == k) for k in visible], np.float32),
+        "boxes": np.array([bounding_box(owner == k) for k in visible], np.float32),
         "labels": labels[visible],
     }
-
-
-def _generator(kind, seed, split, i, size):
-    """Checks the arguments of a public function; the random generator of picture i."""
-    if split not in SPLITS:
-        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
-    if not 0 <= seed < 2**48 or not 0 <= i < 2**63:
-        raise ValueError(f"seed must be in [0, 2**48) and i in [0, 2**63), got seed={seed}, i={i}")
-    if size < MIN_SIZE:
-        raise ValueError(f"size must be at least {MIN_SIZE} pixels, got {size}")
-    key = np.array([(int(seed) << 8) | (kind << 1) | SPLITS.index(split), int(i)], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
 
 
 @functools.cache
@@ -170,9 +158,3 @@ def _centres(rng, count):
         distance = ((candidates[:, None] - centres) ** 2).sum(-1).min(1)
         centres = np.append(centres, candidates[distance.argmax()][None], axis=0)
     return centres
-
-
-def _bounding_box(inside):
-    """(y, x, height, width) of the True pixels of a [S,S] mask."""
-    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-    return rows[0], columns[0], rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1

@@ -32,12 +32,12 @@ import cv2
 import numpy as np
 from sklearn.datasets import load_digits
 
+from ssl_jax.data.generated import bounding_box, generator
+
 NUM_CLASSES = 10
 BACKGROUND = 10  # mask value of a pixel that belongs to no digit
 CLASS_NAMES = (*map(str, range(NUM_CLASSES)), "background")
 NUM_MASK_CLASSES = 11
-SPLITS = ("train", "test")
-MIN_SIZE = 16  # below it the digits of a scene are a few pixels large
 
 _TEST_SHARE = 3  # every third digit of a class is a test digit
 _GLYPH = 32  # side to which the 8x8 digits are enlarged once, smoothly; pictures are warped from it
@@ -77,7 +77,7 @@ def digits(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarra
     Raises:
       ValueError: an argument is outside of its range.
     """
-    rng = _generator(_DIGITS, seed, split, i, size)
+    rng = generator(_DIGITS, seed, split, i, size)
     scale = rng.uniform(*_SINGLE_SIZE) * size
     slack = max(0.0, size - 0.95 * scale) / 2
     centre = size / 2 + slack * rng.uniform(-1.0, 1.0, 2)
@@ -96,22 +96,10 @@ def digit_scenes(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.
     Raises:
       ValueError: an argument is outside of its range.
     """
-    rng = _generator(_DIGIT_SCENES, seed, split, i, size)
+    rng = generator(_DIGIT_SCENES, seed, split, i, size)
     count = int(rng.integers(_SCENE_COUNT[0], _SCENE_COUNT[1] + 1))
     scales = np.append(rng.uniform(*_LARGE_SIZE), rng.uniform(*_SMALL_SIZE, count - 1)) * size
     return _compose(rng, split, size, scales, _places(rng, scales, size))
-
-
-def _generator(kind, seed, split, i, size):
-    """Check the arguments of a public function and return the random generator of picture i."""
-    if split not in SPLITS:
-        raise ValueError(f"split must be 'train' or 'test', got {split!r}")
-    if not 0 <= seed < 2**48 or not 0 <= i < 2**63:
-        raise ValueError(f"seed must be in [0, 2**48) and i in [0, 2**63), got seed={seed}, i={i}")
-    if size < MIN_SIZE:
-        raise ValueError(f"size must be at least {MIN_SIZE} pixels, got {size}")
-    key = np.array([(int(seed) << 8) | (kind << 1) | SPLITS.index(split), int(i)], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key))
 
 
 @functools.cache
@@ -268,7 +256,7 @@ def _compose(rng, split, size, scales, centres):
     owner = np.full((size, size), count, np.uint8)
     for k in range(count):
         _paint(rng, image, owner, k, glyphs[chosen[k]], scales[k], centres[k], lightness)
-    boxes = np.array([_bounding_box(owner == k) for k in range(count)], np.float32)
+    boxes = np.array([bounding_box(owner == k) for k in range(count)], np.float32)
     mask = np.append(labels, BACKGROUND).astype(np.uint8)[owner]
     image *= 255.0
     image += 0.5
@@ -310,11 +298,3 @@ def _paint(rng, image, owner, index, glyph, scale, centre, behind):
     # A trace of the background shows through, so that no digit is of one flat colour.
     patch += cover[..., None] * ((tint - 0.15 * behind) - 0.85 * patch)
     owner[y0:y1, x0:x1][inside.view(bool)] = index
-
-
-def _bounding_box(inside):
-    """(y, x, height, width) of the True pixels of a [S,S] mask; zeros if there are none."""
-    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
-    if not len(rows):
-        return 0, 0, 0, 0
-    return rows[0], columns[0], rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1

@@ -22,16 +22,16 @@ them out again.
 import difflib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import decode, photos, scenes
+from ssl_jax.data import decode, generated, photos, scenes
 from ssl_jax.data.decode import Unreadable
 
 __all__ = [
@@ -48,13 +48,24 @@ __all__ = [
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")  # in capitals as well
 _ACCEPTED = ", ".join(EXTENSIONS)
 
+
+class _Embedded(NamedTuple):
+    """An embedded set: what makes a picture, and the names of its classes; None = no labels, no
+    masks."""
+
+    make: Callable
+    class_names: tuple[str, ...] | None
+    mask_names: tuple[str, ...] | None
+
+
 _GENERATED = {
-    "photos": photos.photos,
-    "photo_collages": photos.photo_collages,
-    "digits": scenes.digits,
-    "digit_scenes": scenes.digit_scenes,
+    "photos": _Embedded(photos.photos, photos.CLASS_NAMES, None),
+    "photo_collages": _Embedded(photos.photo_collages, None, photos.CLASS_NAMES),
+    "digits": _Embedded(
+        scenes.digits, scenes.CLASS_NAMES[: scenes.NUM_CLASSES], scenes.CLASS_NAMES
+    ),
+    "digit_scenes": _Embedded(scenes.digit_scenes, None, scenes.CLASS_NAMES),
 }
-_WITH_MASKS = ("photo_collages", "digits", "digit_scenes")
 _GENERATED_SIZE = 64
 _GENERATED_SEED = 0  # the pictures are a data set: they do not change with the seed of a run
 KINDS = (*_GENERATED, "folder", "tfds")
@@ -154,32 +165,30 @@ class GeneratedSource:
         """Raises InputError for an unknown kind or split, a length below 1 or a size below 16."""
         if kind not in _GENERATED:
             raise InputError(f"data.kind: embedded sets are {', '.join(_GENERATED)}, got {kind!r}")
-        if split not in photos.SPLITS:
+        if split not in generated.SPLITS:
             raise InputError(
-                f"data.split: {kind} has the splits {', '.join(photos.SPLITS)}, got {split!r}"
+                f"data.split: {kind} has the splits {', '.join(generated.SPLITS)}, got {split!r}"
             )
         if length < 1:
             raise InputError(
                 f"data.length: {kind} needs a number of pictures to generate, at least 1, got"
                 f" {length}"
             )
-        if size < photos.MIN_SIZE:
+        if size < generated.MIN_SIZE:
             raise InputError(
-                f"data.size: {kind} needs at least {photos.MIN_SIZE} pixels, got {size}"
+                f"data.size: {kind} needs at least {generated.MIN_SIZE} pixels, got {size}"
             )
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
         self.size = (size, size)
-        module, labelled = photos if "photo" in kind else scenes, kind in ("photos", "digits")
-        self.has_masks = kind in _WITH_MASKS
-        self.num_classes = module.NUM_CLASSES if labelled else None
-        self.class_names = module.CLASS_NAMES[: module.NUM_CLASSES] if labelled else None
-        self.mask_names = module.CLASS_NAMES if self.has_masks else None
+        _, self.class_names, self.mask_names = _GENERATED[kind]
+        self.num_classes = len(self.class_names) if self.class_names else None
+        self.has_masks = self.mask_names is not None
 
     def __len__(self):
         return self._length
 
     def __getitem__(self, i):
-        return _GENERATED[self._kind](
+        return _GENERATED[self._kind].make(
             self._seed, self._split, _checked(i, self._length), size=self.size[0]
         )
 
