@@ -59,13 +59,7 @@ def main(argv=None) -> int:
     parser.add_argument("--write", action="store_true", help="put the table into docs and papers")
     args, passed_on = parser.parse_known_args(argv)
     ids, seeds = args.claims.split(","), [int(seed) for seed in args.seeds.split(",")]
-    strange = [i for i in ids if i not in CLAIMS]
-    strange += [a for a in passed_on if not a.startswith("--config.")]
-    if strange:
-        parser.error(
-            f"{', '.join(strange)}: none of the claims {', '.join(CLAIMS)}, and no"
-            " --config.KEY=VALUE"
-        )
+    runs.refuse_unknown(parser, passed_on, claims=(ids, CLAIMS))
     wanted = {i: runs_of(CLAIMS[i], seeds, args.workdir, passed_on) for i in ids}
     numbers: dict[str, dict] = {}
 

@@ -39,14 +39,7 @@ def main(argv=None) -> int:
     args, passed_on = parser.parse_known_args(argv)
     methods = args.methods.split(",")
     known = (*compare.METHODS, *compare.BOUNDS)
-    unknown = [m for m in methods if m not in known] + [
-        a for a in passed_on if not a.startswith("--config.")
-    ]
-    if unknown:
-        parser.error(
-            f"{', '.join(unknown)}: none of the methods {', '.join(known)}, and no"
-            " --config.KEY=VALUE"
-        )
+    runs.refuse_unknown(parser, passed_on, methods=(methods, known))
     wanted = {
         runs.Run(
             f"compare:{method}",

@@ -44,14 +44,7 @@ def main(argv=None) -> int:
     parser.add_argument("--workdir", default="runs/real_sets", type=Path, help="where the runs go")
     args, passed_on = parser.parse_known_args(argv)
     methods, sets = args.methods.split(","), args.sets.split(",")
-    strange = [m for m in methods if m not in compare.METHODS]
-    strange += [s for s in sets if s not in SETS]
-    strange += [a for a in passed_on if not a.startswith("--config.")]
-    if strange:
-        parser.error(
-            f"{', '.join(strange)}: none of the methods {', '.join(compare.METHODS)}, of the sets"
-            f" {', '.join(SETS)}, and no --config.KEY=VALUE"
-        )
+    runs.refuse_unknown(parser, passed_on, methods=(methods, compare.METHODS), sets=(sets, SETS))
     passed_on = [f"--config.data.dir={args.data}", *passed_on]
     names = [f"{method}:{images}" for images in sets for method in methods]
     plan = planned(names, args.minutes, args.workdir, passed_on)

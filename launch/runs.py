@@ -114,6 +114,19 @@ def markdown(rows) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
+def refuse_unknown(parser, passed_on, **groups) -> None:
+    """Ends the script with one line that names what it does not know.
+
+    passed_on: arguments that the parser left; only --config.KEY=VALUE are meant for the runs.
+    groups: {what: (names given, names there are)}.
+    """
+    unknown = [name for names, known in groups.values() for name in names if name not in known]
+    unknown += [a for a in passed_on if not a.startswith("--config.")]
+    if unknown:
+        listed = (f"none of the {what} {', '.join(known)}" for what, (_, known) in groups.items())
+        parser.error(f"{', '.join(unknown)}: {', '.join(listed)}, and no --config.KEY=VALUE")
+
+
 def provenance(commit: str = "") -> str:
     """Where and with what these numbers were made, as one sentence.
 

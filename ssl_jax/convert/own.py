@@ -13,7 +13,6 @@ from ssl_jax import trees
 from ssl_jax.config import InputError
 
 _CONFIG, _NOTES = "ssl_jax.config", "ssl_jax.notes"  # names in the metadata
-_PARTS = ("params", "constants")
 
 
 class Saved(NamedTuple):
@@ -55,10 +54,8 @@ def read(path: str | Path) -> Saved | None:
             metadata = file.metadata() or {}
             if _CONFIG not in metadata:
                 return None
-            tree = trees.nest({name: file.get_tensor(name) for name in file.keys()})
+            tree: dict[str, Any] = trees.nest({name: file.get_tensor(name) for name in file.keys()})
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path} cannot be read as .safetensors: {error}") from error
-    parts: dict[str, Any] = {name: tree.get(name) for name in _PARTS}
-    return Saved(
-        metadata[_CONFIG], parts["params"], parts["constants"], json.loads(metadata[_NOTES])
-    )
+    notes = json.loads(metadata[_NOTES])
+    return Saved(metadata[_CONFIG], tree["params"], tree.get("constants"), notes)

@@ -1,4 +1,4 @@
-"""Embedded sets: a picture is a pure function of (seed, split, index); bad arguments are refused."""
+"""Embedded sets: a picture is a function of (seed, split, index); bad arguments are refused."""
 
 import subprocess
 import sys
