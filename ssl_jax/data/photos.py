@@ -1,8 +1,8 @@
 """Pictures made of real photographs that come with installed packages: no download.
 
 `photos` are square windows of one photograph, and the photograph is the class. `photo_collages` are
-objects in scenes: two to five regions with curved borders, each a window of another photograph,
-with a mask and boxes.
+objects in scenes: two to five regions with curved borders, each a gray window of another
+photograph, with a mask and boxes.
 
 Seventeen photographs. Fifteen are scikit-image's (`skimage.data`; public domain, CC0 or without
 known restrictions, as their docstrings say, but that nothing is stated of `page` and of
@@ -73,11 +73,14 @@ def photos(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarra
 
 
 def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarray]:
-    """Two to five regions with curved borders, each a window of another photograph.
+    """Two to five regions with curved borders, each a window of another photograph, in gray.
+
+    Gray, because hue alone tells these photographs apart: in colour, raw pixels of a patch say more
+    about its region than the features of a trained network.
 
     Args: as `photos`.
     Returns:
-      dict(image uint8 [S,S,3], mask uint8 [S,S] (the class of each pixel), boxes float32 [n,4] (y,
+      dict(image uint8 [S,S,3] with three equal channels, mask uint8 [S,S] (the class of each pixel), boxes float32 [n,4] (y,
       x, height, width of a region in pixels), labels int64 [n]) with n from 2 to 5.
     Raises:
       ValueError: an argument is outside of its range.
@@ -88,7 +91,8 @@ def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, n
     owner = _regions(rng, count, size)
     image = np.empty((size, size, 3), np.uint8)
     for k, label in enumerate(labels):
-        np.copyto(image, _window(rng, split, label, size), where=(owner == k)[..., None])
+        window = cv2.cvtColor(_window(rng, split, label, size), cv2.COLOR_RGB2GRAY)
+        np.copyto(image, window[..., None], where=(owner == k)[..., None])
     visible = [k for k in range(count) if (owner == k).any()]
     return {
         "image": image,
