@@ -202,11 +202,16 @@ def test_what_it_does_not_know_is_refused_by_name(compare, tmp_path, capsys, arg
 
 @pytest.mark.parametrize("method", recipes.METHODS)
 def test_every_recipe_shares_images_batch_and_network(method):
+    """Objects need collages, and views of 48 pixels; whole pictures are scored at a view's size."""
     config, reference = (api.prepare(recipes.get_config(name)).config for name in (method, "dino"))
-    own = () if method != "stellar" else ("psnr", "tasks")
-    shared = {name: value for name, value in config.evals.items() if name not in own}
-    assert config.data == reference.data
-    assert all(reference.evals[name] == value for name, value in shared.items())
+    objects = method in ("cribo", "flsl")
+    assert config.data.kind == ("photo_collages" if objects else "photos")
+    assert {**config.data, "kind": ""} == {**reference.data, "kind": ""}
+    assert config.evals.dense == reference.evals.dense
+    for name in ("knn", "linear", "rank"):
+        pictures = config.evals[name].data
+        assert (pictures.kind, pictures.size) == ("photos", config.views.global_size)
+        assert {**config.evals[name], "data": 0} == {**reference.evals[name], "data": 0}
     for key in ("batch_size", "lr", "warmup_epochs", "weight_decay"):
         assert config.optim[key] == reference.optim[key]
     for key in ("width", "depth", "heads", "patch", "position_std", "init_std"):

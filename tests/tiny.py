@@ -145,7 +145,7 @@ _WITHOUT = {"model.depth": 1, "views.local_count": 0, "data.crop_on": "host"}
 
 
 def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
-    """A 2-block ViT of width 16 on 24 px scenes: 16 px global and 8 px local crops, batch 8, 4
+    """A 2-block ViT of width 16 on 24 px pictures: 16 px global and 8 px local crops, batch 8, 4
     steps an epoch.
 
     `name`: a method, or one of the variants above.

@@ -1,7 +1,7 @@
 """Pictures made of real photographs that come with installed packages: no download.
 
 `photos` are square windows of one photograph, and the photograph is the class. `photo_collages` are
-objects in scenes: two to five regions with curved borders, each a gray window of another
+objects in scenes: two or three regions with curved borders, each a gray window of another
 photograph, with a mask and boxes.
 
 Seventeen photographs. Fifteen are scikit-image's (`skimage.data`; public domain, CC0 or without
@@ -50,7 +50,7 @@ _PLAIN = 8.0  # standard deviation of a window below which it says nothing, of 2
 _DRAWS = 8  # for a window that is not plain
 _PHOTOS, _COLLAGES = 0, 1
 
-_REGIONS = (2, 5)
+_REGIONS = (2, 3)
 _WARP = 0.12  # standard deviation of the borders' displacement, share of the side
 
 
@@ -73,15 +73,16 @@ def photos(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarra
 
 
 def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarray]:
-    """Two to five regions with curved borders, each a window of another photograph, in gray.
+    """Two or three regions with curved borders, each a window of another photograph, in gray.
 
     Gray, because hue alone tells these photographs apart: in colour, raw pixels of a patch say more
     about its region than the features of a trained network.
 
     Args: as `photos`.
     Returns:
-      dict(image uint8 [S,S,3] with three equal channels, mask uint8 [S,S] (the class of each pixel), boxes float32 [n,4] (y,
-      x, height, width of a region in pixels), labels int64 [n]) with n from 2 to 5.
+      dict(image uint8 [S,S,3] (three equal channels), mask uint8 [S,S] (the class of each pixel),
+      boxes float32 [n,4] (y, x, height, width of a region in pixels), labels int64 [n]) with n = 2
+      or 3.
     Raises:
       ValueError: an argument is outside of its range.
     """

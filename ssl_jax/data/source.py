@@ -31,7 +31,7 @@ from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import decode, generated, photos, scenes
+from ssl_jax.data import decode, generated, photos
 from ssl_jax.data.decode import Unreadable
 
 __all__ = [
@@ -61,10 +61,6 @@ class _Embedded(NamedTuple):
 _GENERATED = {
     "photos": _Embedded(photos.photos, photos.CLASS_NAMES, None),
     "photo_collages": _Embedded(photos.photo_collages, None, photos.CLASS_NAMES),
-    "digits": _Embedded(
-        scenes.digits, scenes.CLASS_NAMES[: scenes.NUM_CLASSES], scenes.CLASS_NAMES
-    ),
-    "digit_scenes": _Embedded(scenes.digit_scenes, None, scenes.CLASS_NAMES),
 }
 _GENERATED_SIZE = 64
 _GENERATED_SEED = 0  # the pictures are a data set: they do not change with the seed of a run
@@ -76,8 +72,7 @@ def defaults() -> dict:
     return dict(
         kind=key(
             "photos",
-            'what the set is: "photos", "photo_collages", "digits" and "digit_scenes" are embedded'
-            " (no download)",
+            'what the set is: "photos" and "photo_collages" are embedded (no download)',
             choices=KINDS,
         ),
         name=key("", "name of a TFDS set"),
@@ -152,8 +147,7 @@ def make_source(
 
 
 class GeneratedSource:
-    """The embedded sets of `photos` and `scenes`, of any length: picture i depends on (seed, split,
-    i).
+    """The embedded sets of `photos`, of any length: picture i depends on (seed, split, i).
 
     `size` is the side at which pictures are composed. Records of collages also have "labels" [n],
     one per box.

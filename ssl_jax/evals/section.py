@@ -31,7 +31,7 @@ from ssl_jax.evals import registry
 
 ALL = "all"
 # Kinds of data that do not have what a type needs, and one that does.
-_LACKING = {"labels": ("photo_collages", "digit_scenes"), "masks": ("photos", "digits", "folder")}
+_LACKING = {"labels": ("photo_collages",), "masks": ("photos", "folder")}
 _DEFAULT_KIND = {"labels": "photos", "masks": "photo_collages", "": "photos"}
 
 

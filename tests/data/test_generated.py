@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from ssl_jax.data import generated, photos, scenes
+from ssl_jax.data import generated, photos
 
-MAKERS = (photos.photos, photos.photo_collages, scenes.digits, scenes.digit_scenes)
+MAKERS = (photos.photos, photos.photo_collages)
 
 
 @pytest.mark.parametrize("make", MAKERS)
@@ -26,7 +26,7 @@ def test_pure_function_of_seed_split_and_index(make):
         assert (first["image"] != other["image"]).mean() > 0.5
 
 
-@pytest.mark.parametrize("make", [photos.photo_collages, scenes.digit_scenes])
+@pytest.mark.parametrize("make", MAKERS)
 def test_same_in_a_fresh_process(make):
     code = (
         f"from {make.__module__} import {make.__name__} as make;"

@@ -40,12 +40,12 @@ def test_shapes_types_and_ranges(size):
         assert sample["boxes"].shape == (len(sample["labels"]), 4)
 
 
-def test_every_photograph_is_drawn_and_regions_are_two_to_five():
+def test_every_photograph_is_drawn_and_regions_are_two_or_three():
     labels = [s["label"] for s in windows(600)]
     counts = np.bincount(labels, minlength=photos.NUM_CLASSES)
     assert counts.min() > 15 and len(counts) == len(photos.CLASS_NAMES) == photos.NUM_CLASSES
     samples = collages(100)
-    assert {len(s["labels"]) for s in samples} == {2, 3, 4, 5}
+    assert {len(s["labels"]) for s in samples} == {2, 3}
     assert all(len(set(s["labels"])) == len(s["labels"]) for s in samples)
 
 
@@ -56,7 +56,8 @@ def test_the_label_is_the_photograph(flat_colours):
 
 def test_the_mask_says_which_photograph_a_pixel_is_from(flat_colours):
     for sample in collages(50, size=48):
-        np.testing.assert_array_equal(sample["image"], flat_colours[sample["mask"]])
+        luma = flat_colours[sample["mask"]] @ [0.299, 0.587, 0.114]
+        np.testing.assert_allclose(sample["image"], np.stack(3 * [luma], -1), rtol=0, atol=1)
 
 
 def test_boxes_bound_the_regions_exactly():

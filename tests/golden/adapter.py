@@ -52,8 +52,8 @@ def flatten(tree, prefix: str) -> dict:
 
 
 def prepare(name: str):
-    """The run of a method's or variant's tiny config, on one device, with the images of then."""
-    return api.prepare(tiny.config(name, data__kind="digit_scenes"))
+    """The run of a method's or variant's tiny config, on one device."""
+    return api.prepare(tiny.config(name))
 
 
 def facts(run) -> dict:
@@ -206,8 +206,3 @@ def views(run, *, seed: int, epoch: int, images: list, crop_on: str, prepare: bo
         return rendered | {"uniforms": photometric.uniforms(keys)}
 
     return found | {path: np.asarray(value) for path, value in prepared(batch).items()}
-
-
-def source_images(run, count: int) -> list:
-    """The first images of the run's data set, uint8 [H, W, 3]."""
-    return [run.source[i]["image"] for i in range(count)]

@@ -519,12 +519,13 @@ def test_rows_come_with_the_views_of_the_code_and_of_the_paper():
 @pytest.mark.slow
 def test_without_the_volume_term_everything_gets_one_centroid():
     """What keeps the centroids in use is gamma. Information of a target about its token, marginal
-    minus mean entropy, after 100 steps of a small network on scenes: measured 1.32 nats with all
-    terms, 0.00 without the volume term, and health says so.
+    minus mean entropy, after 160 steps of a small network on collages: measured 1.40 nats with all
+    terms, 0.16 without the volume term, and health says so.
 
     The two settings that collapse in the paper, v = 0 and symmetric crops, do not within so few
-    steps: 1.32 and 1.28 nats."""
+    steps: 1.40 and 1.39 nats."""
     changes = dict(
+        optim__steps=160,
         model__cls=False,
         model__position="sincos",
         views__global_scale=(0.8, 1.0),
@@ -538,8 +539,8 @@ def test_without_the_volume_term_everything_gets_one_centroid():
     information = {}
     for gamma in (5.0, 0.0):
         run, row = test_collapse.last_rows(
-            test_collapse.scenes_config("flsl", **changes, flsl__gamma=gamma)
+            test_collapse.collages_config("flsl", **changes, flsl__gamma=gamma)
         )
         information[gamma] = row["mode_marginal_entropy"] - row["mode_teacher_entropy"]
         assert any("collapse" in text for text in run.method.health(row)) == (gamma == 0)
-    assert information[0.0] < 0.1 < 0.8 < information[5.0]
+    assert information[0.0] < 0.4 < 0.8 < information[5.0]
