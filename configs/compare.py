@@ -94,15 +94,15 @@ _CHANGES = {
     },
     "sop": {
         "views": _MASKS | _LOCAL,
-        "sop": _MEMORY,
+        "sop": _MEMORY | dict(global_token="mean"),
         "sop.cls": dict(anchors=512, members=5, tasks=1, memory=4096),
-        "sop.patch": dict(weight=0.5, members=3),
+        "sop.patch": dict(weight=0.2, members=3),
     },
     "sove": {
         "views": _MASKS | _LOCAL,
-        "sove": _MEMORY,
+        "sove": _MEMORY | dict(global_token="mean"),
         "sove.cls": dict(anchors=1024, members=5, tasks=1, memory=4096),
-        "sove.patch": dict(weight=0.5, members=3),
+        "sove.patch": dict(weight=0.2, members=3),
     },
     "cribo": _COLLAGES
     | {"cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=512, clusters=8, memory=512)},
@@ -146,7 +146,7 @@ def _evaluations(config) -> None:
     counts = dict(train_examples=2000, test_examples=2000)
     photos = dict(kind="photos", size=config.views.global_size)
     evals.add(config, "knn", "linear", "rank", data=photos, **counts)
-    counts = dict(train_examples=1000, test_examples=500)
+    counts = dict(train_examples=500, test_examples=500)
     evals.add(config, "dense", data=dict(kind="photo_collages", size=64), **counts)
     config.evals.tasks, config.evals.every_steps = ("knn", "linear", "dense"), 0
     config.evals.linear.epochs = 100

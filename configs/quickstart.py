@@ -12,8 +12,10 @@ a step takes a fraction of a second; memory, anchors and batch together, so that
 some sixty batches. What a run this short needs beside it:
 - the initialiser at 1/sqrt(width), because .02 leaves a narrow network with almost constant
   outputs, and position codes at the same scale;
-- masks on half of the views, as in iBOT, and half the weight for the patch loss: with it k-NN is
-  3 points better after 1000 steps than without, dense mIoU 3 points;
+- small crops beside the large ones, weak changes of colour, and the mean of the patch tokens for the
+  image instead of the class token, which together give patches a meaning: dense mIoU 2 points better
+  after 1000 steps, linear 3;
+- masks on half of the views, as in iBOT, and a fifth of the weight for the patch loss;
 - temperatures of .15 and .015 and a momentum of .99: with the paper's .1 and .04 the targets stay
   uniform, and with a faster teacher some seeds collapse in the first hundred steps.
 """
@@ -28,7 +30,9 @@ def get_config():
     )
     data.kind, data.length, data.size = "photos", 16384, 64
     data.crop_on, data.cache = "device", True
-    views.global_size, views.global_scale, views.local_count = 32, (0.2, 1.0), 0
+    views.global_size, views.global_scale = 32, (0.2, 1.0)
+    views.local_count, views.local_size, views.local_scale = 4, 16, (0.05, 0.2)
+    views.jitter = (0.2, 0.2, 0.1, 0.05)
     views.mask, views.mask_prob, views.mask_ratio = "block", 0.5, (0.1, 0.4)
     views.blur_prob, views.solarize_prob = (0.0, 0.0, 0.0), 0.0
     model.size, model.width, model.depth, model.heads = "custom", 96, 4, 3
@@ -37,16 +41,17 @@ def get_config():
     sop.head_hidden, sop.head_out, sop.student_temperature = 256, 64, 0.15
     sop.teacher_temperature = sop.final_teacher_temperature = 0.015
     sop.teacher_temperature_epochs = 0.0
+    sop.global_token = "mean"
     sop.cls.anchors, sop.cls.members, sop.cls.tasks, sop.cls.memory = 512, 5, 1, 4096
-    sop.patch.weight, sop.patch.members = 0.5, 3
+    sop.patch.weight, sop.patch.members = 0.2, 3
     config.teacher.momentum = 0.99
-    optim.batch_size, optim.steps, optim.lr, optim.warmup_epochs = 64, 2000, 4e-3, 0.5
+    optim.batch_size, optim.steps, optim.lr, optim.warmup_epochs = 64, 1600, 4e-3, 0.5
     optim.weight_decay, optim.final_weight_decay = 0.04, 0.1
     config.checkpoint.every_steps, config.log.every_steps = 100, 20
     counts = dict(train_examples=2000, test_examples=2000)
     evals.add(config, "knn", "linear", "rank", data=dict(kind="photos", size=32), **counts)
-    counts = dict(train_examples=1000, test_examples=500)
+    counts = dict(train_examples=500, test_examples=500)
     evals.add(config, "dense", data=dict(kind="photo_collages", size=64), **counts)
-    config.evals.tasks, config.evals.every_steps = ("knn", "linear", "dense"), 1000
+    config.evals.tasks, config.evals.every_steps = ("knn", "linear", "dense"), 800
     config.evals.linear.epochs, config.evals.picture_size = 100, 96
     return config
