@@ -130,7 +130,7 @@ def _shared(config) -> None:
     data.kind, data.length, data.size = "photos", 16384, 64
     data.crop_on, data.cache = "device", True
     views.global_size, views.global_scale, views.local_count = 32, (0.2, 1.0), 0
-    views.flip, views.jitter, views.gray_prob = 0.5, (0.2, 0.2, 0.1, 0.05), 0.2
+    views.flip, views.jitter_prob, views.gray_prob = 0.5, 0.0, 0.2
     views.blur_prob, views.solarize_prob = (0.0, 0.0, 0.0), 0.0
     model.size, model.width, model.depth, model.heads = "custom", 96, 4, 3
     model.patch, model.image_size = 8, 32

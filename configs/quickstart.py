@@ -12,9 +12,10 @@ a step takes a fraction of a second; memory, anchors and batch together, so that
 some sixty batches. What a run this short needs beside it:
 - the initialiser at 1/sqrt(width), because .02 leaves a narrow network with almost constant
   outputs, and position codes at the same scale;
-- small crops beside the large ones, weak changes of colour, and the mean of the patch tokens for the
-  image instead of the class token, which together give patches a meaning: dense mIoU 2 points better
-  after 1000 steps, linear 3;
+- no jitter of colours, as brightness and hue tell photographs apart: k-NN is 6 points better after
+  1000 steps; every fifth view is gray, as the collages are;
+- small crops beside the large ones, and the mean of the patch tokens for the image instead of the
+  class token, which together give patches a meaning: dense mIoU 2 points better, linear 3;
 - masks on half of the views, as in iBOT, and a fifth of the weight for the patch loss;
 - temperatures of .15 and .015 and a momentum of .99: with the paper's .1 and .04 the targets stay
   uniform, and with a faster teacher some seeds collapse in the first hundred steps.
@@ -32,7 +33,7 @@ def get_config():
     data.crop_on, data.cache = "device", True
     views.global_size, views.global_scale = 32, (0.2, 1.0)
     views.local_count, views.local_size, views.local_scale = 4, 16, (0.05, 0.2)
-    views.jitter = (0.2, 0.2, 0.1, 0.05)
+    views.jitter_prob = 0.0
     views.mask, views.mask_prob, views.mask_ratio = "block", 0.5, (0.1, 0.4)
     views.blur_prob, views.solarize_prob = (0.0, 0.0, 0.0), 0.0
     model.size, model.width, model.depth, model.heads = "custom", 96, 4, 3
