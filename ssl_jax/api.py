@@ -23,8 +23,8 @@ _ZOO = Path(__file__).resolve().parent.parent / "zoo"
 def prepare(config: ConfigDict, records: Any = None) -> loop.Run:
     """Checks the whole config and plans the run; raises InputError before anything is allocated.
 
-    records: a source of your own (data.source protocol, for example ArraySource) instead of the one
-    that `config.data` names.
+    records: a source of your own (protocol of data.source, for example data.arrays.ArraySource)
+    instead of the one that `config.data` names.
     """
     definition = methods.get(config.method)
     settings.validate(config, num_devices=jax.device_count())

@@ -21,7 +21,7 @@ from ssl_jax import api, cli, evals, settings
 from ssl_jax import config as config_lib
 from ssl_jax.cli import show
 from ssl_jax.config import InputError
-from ssl_jax.data.source import ArraySource
+from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import checkpoint, log, loop
 from tests import tiny
 from tests.conftest import ROOT

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from ssl_jax import methods, settings
-from ssl_jax.data import source
+from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import loop
 from ssl_jax.views import recipe
 
@@ -206,7 +206,7 @@ def random_batch(views: recipe.ViewRecipe, count=4) -> dict:
 def float_source():
     """32 float images in [0, 1], through which a test can inject NaN."""
     images = np.random.default_rng(0).random((32, 24, 24, 3), np.float32)
-    return source.ArraySource(images)
+    return ArraySource(images)
 
 
 def batches(run: loop.Run, count: int) -> list[dict]:

@@ -29,7 +29,7 @@ import numpy as np
 from absl import flags
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data.source import Unreadable
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.views import recipe as recipes
 
 _ORDER = 0x0DE7  # keeps the streams of the data order apart from all others made of (seed, epoch)

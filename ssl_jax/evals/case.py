@@ -8,7 +8,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import flatten
-from ssl_jax.data.source import Prepared, make_source
+from ssl_jax.data.prepared import Prepared
+from ssl_jax.data.source import make_source
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.features import Extracted, extract, images_of, subset
 

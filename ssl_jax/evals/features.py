@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from ssl_jax.config import InputError
-from ssl_jax.data.source import Unreadable
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.ops import patchify
 
 RAW_GRID = 16  # side to which the raw-pixel baseline averages an image

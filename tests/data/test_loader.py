@@ -18,14 +18,17 @@ import pytest
 from PIL import Image
 
 from ssl_jax.config import InputError
-from ssl_jax.data import loader, source
+from ssl_jax.data import loader
+from ssl_jax.data.arrays import ArraySource
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.folder import Folder
 from ssl_jax.data.loader import Loader, permutation
 from ssl_jax.views import recipe as recipes
 from ssl_jax.views.masks import MaskRecipe
 
 SIZE = 12
 IMAGES = np.random.default_rng(0).integers(0, 256, (37, SIZE, SIZE, 3), np.uint8)
-RECORDS = source.ArraySource(IMAGES)
+RECORDS = ArraySource(IMAGES)
 RECIPE = recipes.ViewRecipe(
     (
         (
@@ -67,7 +70,7 @@ class Broken:
     def __getitem__(self, i):
         self.reads += 1
         if i in self.bad:
-            raise source.Unreadable(self.name(i), "broken on purpose")
+            raise Unreadable(self.name(i), "broken on purpose")
         return RECORDS[i]
 
     def name(self, i):
@@ -163,7 +166,7 @@ def test_images_of_different_sizes_on_the_host():
 
 
 def test_float_images_are_for_the_device():
-    floats = source.ArraySource((IMAGES / 255).astype(np.float32))
+    floats = ArraySource((IMAGES / 255).astype(np.float32))
     (batch,) = take(1, floats, crop_on="device")
     assert batch["source"].dtype == np.float32
     with pytest.raises(InputError, match="data.crop_on=host needs uint8"):
@@ -324,7 +327,7 @@ def test_worker_processes_give_the_same_batches_and_errors(tmp_path):
     stream = io.BytesIO()
     Image.fromarray(IMAGES[9]).save(stream, "PNG")
     (tmp_path / "09.png").write_bytes(stream.getvalue()[:100])
-    folder = source.Folder(tmp_path)
+    folder = Folder(tmp_path)
     options = dict(batch_size=8, seed=3, max_unreadable=0.05, start_record=16)
     alone = Loader(folder, RECIPE, **options)
     together = Loader(folder, RECIPE, workers=2, **options)
@@ -352,12 +355,12 @@ def test_workers_end_with_a_killed_main_process(tmp_path, root):
     script.write_text(
         textwrap.dedent("""
             import multiprocessing, sys, time
-            from ssl_jax.data import loader, source
+            from ssl_jax.data import embedded, loader
             from ssl_jax.views import recipe
 
             if __name__ == "__main__":
                 views = recipe.ViewRecipe((("global", recipe.GroupRecipe(1, 8, (0.5, 1.0), 4)),))
-                records = source.GeneratedSource("photos", "train", 64)
+                records = embedded.GeneratedSource("photos", "train", 64)
                 batches = loader.Loader(records, views, batch_size=8, seed=0, workers=2)
                 next(batches), next(batches)
                 print(*(child.pid for child in multiprocessing.active_children()), flush=True)

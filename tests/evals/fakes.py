@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import evals
-from ssl_jax.data.source import Unreadable
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals.features import Pixels
 
 

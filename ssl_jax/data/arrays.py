@@ -1,0 +1,77 @@
+"""Arrays in memory as a source."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.config import InputError
+from ssl_jax.data.lookup import checked
+
+
+class ArraySource:
+    """Images in memory: uint8 [N,H,W,3], or float32 [N,H,W,3] in [0,1] (not checked: NaN may be
+    tested with it).
+    """
+
+    def __init__(
+        self, images: ArrayLike, labels: ArrayLike | None = None, masks: ArrayLike | None = None
+    ):
+        """labels: int [N]. masks: uint8 [N,H,W]. Raises InputError for any other shape or dtype, or
+        no image at all.
+        """
+        self._images = np.asarray(images)
+        self._labels = None if labels is None else np.asarray(labels)
+        self._masks = None if masks is None else np.asarray(masks)
+        shape = self._images.shape
+        if (
+            len(shape) != 4
+            or shape[-1] != 3
+            or not shape[0]
+            or self._images.dtype not in (np.uint8, np.float32)
+        ):
+            raise InputError(
+                "images must be uint8 or float32 [N,H,W,3] with N > 0, got"
+                f" {_described(self._images)}"
+            )
+        if self._labels is not None and (
+            self._labels.shape != shape[:1] or self._labels.dtype.kind not in "iu"
+        ):
+            raise InputError(
+                f"labels must be integers [{shape[0]}], got {_described(self._labels)}"
+            )
+        if self._labels is not None and self._labels.min() < 0:
+            raise InputError(f"labels must not be negative, got {self._labels.min()}")
+        if self._masks is not None and (
+            self._masks.shape != shape[:3] or self._masks.dtype != np.uint8
+        ):
+            raise InputError(
+                f"masks must be uint8 {list(shape[:3])}, got {_described(self._masks)}"
+            )
+        self.size = shape[1:3]
+        self.num_classes = None if self._labels is None else int(self._labels.max()) + 1
+        self.has_masks = masks is not None
+
+    def __len__(self):
+        return len(self._images)
+
+    def __getitem__(self, i):
+        i = checked(i, len(self))
+        record = {"image": self._images[i]}
+        if self._labels is not None:
+            record["label"] = int(self._labels[i])
+        if self._masks is not None:
+            record["mask"] = self._masks[i]
+        return record
+
+    def name(self, i: int) -> str:
+        return f"array/{i}"
+
+    def __repr__(self):
+        return (
+            f"ArraySource({_described(self._images)}, classes={self.num_classes},"
+            f" masks={self.has_masks})"
+        )
+
+
+def _described(array):
+    """Dtype and shape as text: "uint8 [2, 3]"."""
+    return f"{array.dtype} {list(array.shape)}"

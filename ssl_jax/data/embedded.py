@@ -1,0 +1,71 @@
+"""The embedded sets as sources."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ssl_jax.config import InputError
+from ssl_jax.data import generated, photos
+from ssl_jax.data.lookup import checked
+
+
+class _Embedded(NamedTuple):
+    """An embedded set: what makes a picture, and the names of its classes; None = no labels, no
+    masks."""
+
+    make: Callable
+    class_names: tuple[str, ...] | None
+    mask_names: tuple[str, ...] | None
+
+
+SETS = {
+    "photos": _Embedded(photos.photos, photos.CLASS_NAMES, None),
+    "photo_collages": _Embedded(photos.photo_collages, None, photos.CLASS_NAMES),
+}
+SIZE = 64  # pixels, where nothing else is asked for
+_SEED = 0  # the pictures are a data set: they do not change with the seed of a run
+
+
+class GeneratedSource:
+    """The embedded sets of `photos`, of any length: picture i depends on (seed, split, i).
+
+    `size` is the side at which pictures are composed. Records of collages also have "labels" [n],
+    one per box.
+    """
+
+    def __init__(self, kind: str, split: str, length: int, *, size: int = SIZE, seed: int = _SEED):
+        """Raises InputError for an unknown kind or split, a length below 1 or a size below 16."""
+        if kind not in SETS:
+            raise InputError(f"data.kind: embedded sets are {', '.join(SETS)}, got {kind!r}")
+        if split not in generated.SPLITS:
+            raise InputError(
+                f"data.split: {kind} has the splits {', '.join(generated.SPLITS)}, got {split!r}"
+            )
+        if length < 1:
+            raise InputError(
+                f"data.length: {kind} needs a number of pictures to generate, at least 1, got"
+                f" {length}"
+            )
+        if size < generated.MIN_SIZE:
+            raise InputError(
+                f"data.size: {kind} needs at least {generated.MIN_SIZE} pixels, got {size}"
+            )
+        self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
+        self.size = (size, size)
+        _, self.class_names, self.mask_names = SETS[kind]
+        self.num_classes = len(self.class_names) if self.class_names else None
+        self.has_masks = self.mask_names is not None
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, i):
+        return SETS[self._kind].make(
+            self._seed, self._split, checked(i, self._length), size=self.size[0]
+        )
+
+    def name(self, i: int) -> str:
+        return f"{self._kind}/{self._split}/{i}"
+
+    def __repr__(self):
+        which = f"{self._kind!r}, {self._split!r}, {self._length}"
+        return f"GeneratedSource({which}, size={self.size[0]}, seed={self._seed})"

@@ -1,0 +1,76 @@
+"""Another source, its records resized and kept."""
+
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.data import decode
+
+
+class Prepared:
+    """Another source, resized to a square and/or kept in RAM once decoded.
+
+    size: 0 leaves images as they are; otherwise short side to `size` (antialiased bicubic), then
+    the central square; masks by nearest neighbour, boxes cut at the border (so one may end up
+    without area).
+    cache: every process (so every worker) that reads a record keeps it: N * H * W * 3 bytes in
+      the end.
+    """
+
+    def __init__(self, source: Any, *, size: int = 0, cache: bool = False):
+        self._source, self._side = source, int(size)
+        self._cache: dict[int, dict] | None = {} if cache else None
+        self.size = (self._side, self._side) if size else source.size
+        self.num_classes, self.has_masks = source.num_classes, source.has_masks
+        for name in ("class_names", "mask_names"):
+            setattr(self, name, getattr(source, name, None))
+
+    def __len__(self):
+        return len(self._source)
+
+    def __getitem__(self, i):
+        if self._cache is None:
+            return self._read(i)
+        record = self._cache.get(i)
+        if record is None:  # two threads may decode the same record: same result, no lock needed
+            record = self._cache[i] = self._read(i)
+            for value in record.values():
+                if isinstance(value, np.ndarray):
+                    value.flags.writeable = False
+        return record
+
+    def name(self, i: int) -> str:
+        return self._source.name(i)
+
+    def _read(self, i):
+        record = self._source[i]
+        return (
+            _square(record, self._side)
+            if self._side and record["image"].shape[:2] != self.size
+            else record
+        )
+
+    def __getstate__(self):
+        # A worker process fills a cache of its own.
+        return {**self.__dict__, "_cache": None if self._cache is None else {}}
+
+    def __repr__(self):
+        size = f", size={self._side}" if self._side else ""
+        return (
+            f"Prepared({self._source!r}{size}{', cache=True' if self._cache is not None else ''})"
+        )
+
+
+def _square(record, side):
+    """A record with image, mask and boxes resized to [side, side]."""
+    height, width = record["image"].shape[:2]
+    record = {**record, "image": decode.resize_square(record["image"], side)}
+    if "mask" in record:
+        record["mask"] = decode.resize_square_mask(record["mask"], side)
+    if "boxes" in record:
+        y, x, square = decode.central_square(height, width)
+        corner = (record["boxes"][:, :2] - (y, x)) * (side / square)
+        opposite = corner + record["boxes"][:, 2:] * (side / square)
+        corner, opposite = np.clip(corner, 0, side), np.clip(opposite, 0, side)
+        record["boxes"] = np.concatenate([corner, opposite - corner], axis=1).astype(np.float32)
+    return record
