@@ -294,9 +294,9 @@ def test_purity_is_one_within_regions_and_zero_without_them():
     assert mixed < 0 < separate
 
 
-class Colours:
-    """An encoder whose tokens are a picture's mean colour and its opposite; its maps are the
-    picture's own colours, or noise that belongs to the place."""
+class Shades:
+    """An encoder whose tokens are a picture's shares of four shades and their opposite; its maps are
+    the picture's own pixels, or noise that belongs to the place."""
 
     def __init__(self, config, follows):
         self.config, self.follows = config, follows
@@ -307,15 +307,16 @@ class Colours:
         if not self.follows:
             noise = np.random.default_rng(0).random(maps.shape[1:], np.float32)
             maps = np.broadcast_to(noise, maps.shape)
-        colour = images.mean(axis=(1, 2))[:, None]
-        tokens = np.concatenate([colour, -colour], axis=1)
+        shades = [((images[..., 0] * 3.99).astype(int) == k).mean(axis=(1, 2)) for k in range(4)]
+        shares = np.stack(shades, axis=-1)[:, None]
+        tokens = np.concatenate([shares, -shares], axis=1)
         return Features(None, None, None, extras={"tokens": tokens, "localization": maps})
 
 
 def test_maps_that_follow_the_picture_are_told_from_maps_that_stay(monkeypatch):
     monkeypatch.setattr(measures, "_PICTURES", 30)
     config = config_lib.load("compare:stellar")
-    moved, still = (measures.shifts(Colours(config, follows)) for follows in (True, False))
+    moved, still = (measures.shifts(Shades(config, follows)) for follows in (True, False))
     assert moved["where"] > 20 and still["where"] < -50
     assert 0 < moved["what"] == still["what"] < 100
 
