@@ -295,8 +295,8 @@ def test_purity_is_one_within_regions_and_zero_without_them():
 
 
 class Shades:
-    """An encoder whose tokens are a picture's shares of four shades and their opposite; its maps are
-    the picture's own pixels, or noise that belongs to the place."""
+    """An encoder whose tokens are a picture's shares of four shades and their opposite; its maps
+    are the picture's own pixels, or noise that belongs to the place."""
 
     def __init__(self, config, follows):
         self.config, self.follows = config, follows

@@ -16,7 +16,7 @@ from ssl_jax.evals.pictures import attention, pca
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.train import state
 
-_IMAGES, _SHOWN = 16, 6  # test images in the pictures of a method, of any network
+_SHOWN = 6  # test images in the pictures of any network
 
 
 class Evaluation:
@@ -73,7 +73,8 @@ class Evaluation:
         """Draws the curves from `tables`/metrics.csv and evals.csv, and the pictures of the
         network, of each evaluation and of the method into `folder`; returns the files.
 
-        Pictures of the network are of test images of an evaluation with masks, else of the first.
+        Pictures of the network are of test images of an evaluation with masks, else of the first;
+        those of the method of the images that it wants (`pictures.register`).
         """
         from ssl_jax.evals import curves  # matplotlib takes a second to import
         from ssl_jax.evals.pictures import render
@@ -82,15 +83,16 @@ class Evaluation:
         metrics, scores = (_table(tables / f"{name}.csv") for name in ("metrics", "evals"))
         if metrics is not None:
             title = f"{config.method}, batch {config.optim.batch_size}"
-            shown = evals.headings(config, self.tasks)
-            paths.append(curves.draw(metrics, folder, scores=scores, shown=shown, title=title))
+            titles = evals.headings(config, self.tasks)
+            paths.append(curves.draw(metrics, folder, scores=scores, shown=titles, title=title))
         encoder = Encoder(config, params, constants)
         cases = self._pictured(encoder)
         if not cases:
             return paths
-        shown = next((c for c in cases.values() if _needs_masks(c)), next(iter(cases.values())))
 
-        def images(count):
+        def images(count, scenes=True):
+            fitting = (case for case in cases.values() if _needs_masks(case) == scenes)
+            shown = next(fitting, next(iter(cases.values())))
             return shown.images(shown.test, range(min(count, len(shown.test))))
 
         of_any = {"attention": attention, "pca": pca} if config.model.cls else {"pca": pca}
@@ -101,12 +103,14 @@ class Evaluation:
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
             prefix = "" if name == case.config.type else f"{name}_"
             paths += render.draw(figures, folder, name, prefix)
-        return paths + render.draw(
-            lambda: pictures.draw(encoder, images(_IMAGES)),
-            folder,
-            f"{config.method}_pictures",
-            f"{config.method}_",
-        )
+        if wanted := pictures.wanted(config.method):
+            paths += render.draw(
+                lambda: pictures.draw(encoder, images(*wanted)),
+                folder,
+                f"{config.method}_pictures",
+                f"{config.method}_",
+            )
+        return paths
 
     def _pictured(self, encoder) -> dict:
         """{name: Case} from which pictures are drawn: of images of `evals.picture_size`."""

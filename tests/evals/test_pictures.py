@@ -119,8 +119,9 @@ def encoder(monkeypatch):
     return asked
 
 
-def own_pictures(monkeypatch, draw):
-    monkeypatch.setitem(pictures.base._DRAW, "dino", draw)
+def own_pictures(monkeypatch, draw, **wanted):
+    monkeypatch.setattr(pictures.base, "_OWN", {})
+    pictures.register("dino", draw, **wanted)
 
 
 def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monkeypatch):
@@ -158,6 +159,17 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
     paths = report.Evaluation(config).draw("weights", None, folder, tmp_path / "nothing")
     assert [p.name for p in paths] == ["pca.png", "neighbours.png", "dino_own.png"]
     assert len(got) == 2 and not np.array_equal(got[1], got[0])
+
+
+def test_a_method_may_want_many_images_of_one_object(tmp_path, config, encoder, monkeypatch):
+    got = []
+    own_pictures(monkeypatch, lambda _, images: got.append(images) or {}, images=20, scenes=False)
+    config.evals.far.data.length = 25
+    evaluation = report.Evaluation(config)
+    evaluation.draw("weights", None, tmp_path / "pictures", tmp_path)
+    source = evaluation.sources["far"][1]
+    expected = evals.features.images_of(source, range(20), crop=16, multiple=4)
+    np.testing.assert_array_equal(got[0], expected)
 
 
 def test_pictures_can_show_larger_images_than_are_scored(tmp_path, config, encoder, monkeypatch):

@@ -525,7 +525,6 @@ def test_without_the_volume_term_everything_gets_one_centroid():
     The two settings that collapse in the paper, v = 0 and symmetric crops, do not within so few
     steps: 1.40 and 1.39 nats."""
     changes = dict(
-        optim__steps=160,
         model__cls=False,
         model__position="sincos",
         views__global_scale=(0.8, 1.0),

@@ -44,22 +44,39 @@ class Picture(NamedTuple):
     from_zero: bool = False
 
 
-_DRAW: dict[str, Callable] = {}
+class _Own(NamedTuple):
+    """Pictures of a method, see `register`."""
+
+    draw: Callable
+    images: int
+    scenes: bool
 
 
-def register(method: str, draw: Callable) -> None:
+_OWN: dict[str, _Own] = {}
+
+
+def register(method: str, draw: Callable, *, images: int = 16, scenes: bool = True) -> None:
     """Adds the pictures of a method.
 
     draw(encoder, images) -> {name: Picture}: encoder is a `methods.encoder.Encoder`, images [N, H,
     W, 3] float in [0, 1]; the arrays in the pictures are NumPy's.
+    images: N, how many it looks at. scenes: whether they show several objects, if an evaluation has
+    such images; else they are those of an evaluation without masks, if there is one.
     """
-    _DRAW[method] = draw
+    _OWN[method] = _Own(draw, images, scenes)
+
+
+def wanted(method: str) -> tuple[int, bool] | None:
+    """How many images the method's own pictures look at, and whether these are scenes; None where
+    it has none of its own."""
+    own = _OWN.get(method)
+    return (own.images, own.scenes) if own else None
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """The pictures of the encoder's method for some images; {} where it has none of its own."""
     name = encoder.config.method
-    return _DRAW[name](encoder, images) if name in _DRAW else {}
+    return _OWN[name].draw(encoder, images) if name in _OWN else {}
 
 
 def class_name(names: Sequence[str] | None, label: int) -> str:

@@ -14,6 +14,7 @@ from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.sop import embeddings
 
 _ANCHORS, _NEAREST = 6, 6  # rows and columns of a picture, at most
+_IMAGES = 256  # enough that each kind of image is there several times
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
@@ -98,4 +99,4 @@ def _rows(images, anchors, index, cosine, grid=(1, 1)):
 
 
 for _method in ("sop", "sove", "massl"):
-    register(_method, draw)
+    register(_method, draw, images=_IMAGES, scenes=False)
