@@ -4,7 +4,7 @@
     ssl-jax train --config=quickstart --workdir=runs/quickstart
 
 Hardware: 2 CPU cores.
-Expected time: see docs/results.md.
+Expected time: under 8 minutes.
 Expected number: see docs/results.md, which also has the baselines.
 
 Everything is scaled down from the paper's ViT-S/16 on ImageNet: the network and the crops, so that
