@@ -4,14 +4,15 @@
     ssl-jax train --config=compare:cribo --workdir=runs/cribo
 
 Hardware: 2 CPU cores.
-Expected time: 2 to 7 minutes a run on one core (STELLAR 6, MAE 2, the others 4 to 5).
+Expected time: 5 to 10 minutes a run on one core.
 Expected number: the table in docs/results.md.
 
-Network (a quarter of the width and a third of the depth of ViT-S), images of handwritten digits,
-batch, optimizer and photometric draws are the same for all (`_shared`), as is the number of steps,
-STEPS. What belongs to a method (masks, class token, position codes, heads, temperatures, memories)
-is in `_CHANGES`: the paper's values, scaled to ten classes and 16 patches, with temperatures that
-keep targets informative from a random start.
+Network (a quarter of the width and a third of the depth of ViT-S), batch, optimizer and photometric
+draws are the same for all (`_shared`), as is the number of steps, STEPS; images are photographs, or
+collages of them for the methods that learn from objects. What belongs to a method (size and number
+of views, masks, class token, heads, temperatures, memories) is in `_CHANGES`: the paper's values,
+scaled to seventeen classes and 16 to 64 patches, with temperatures that keep targets informative
+from a random start.
 """
 
 from ssl_jax import evals, settings
@@ -72,7 +73,6 @@ _DECODER = dict(decoder_width=64, decoder_depth=2, decoder_heads=4)
 _COLLAGES = {
     "data": dict(kind="photo_collages"),
     "views": dict(global_size=48, global_scale=(0.25, 1.0)),
-    "model": dict(image_size=48),
 }
 _CHANGES = {
     "dino": {"views": _LOCAL, "dino": _DINO_HEAD | _teacher(0.04) | dict(prototypes=1024)},
@@ -84,7 +84,6 @@ _CHANGES = {
     },
     "mae": {
         "views": dict(global_count=1, global_size=64, mask="random", mask_ratio=(0.75, 0.75)),
-        "model": dict(image_size=64),
         "mae": _DECODER | dict(global_token="mean"),
     },
     "massl": {
@@ -108,11 +107,11 @@ _CHANGES = {
     | {"cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=512, clusters=8, memory=512)},
     "flsl": _COLLAGES
     | {
-        "model": dict(image_size=48, cls=False),
+        "model": dict(cls=False),
         "flsl": _DINO_HEAD | _teacher(0.02) | dict(prototypes=1024, photometric="both"),
     },
     "stellar": {
-        "model": dict(image_size=48, queries=8),
+        "model": dict(queries=8),
         "views": dict(global_size=48, global_count=2),
         # As the paper's random prior: targets of a teacher. Predictions must be much softer than
         # targets, or every image gets the same tokens.
@@ -125,7 +124,7 @@ _CHANGES = {
 
 
 def _shared(config) -> None:
-    """Images, network, optimizer and evaluation: those of the quickstart."""
+    """Images, network and optimizer: those of the quickstart."""
     data, views, model, optim = config.data, config.views, config.model, config.optim
     data.kind, data.length, data.size = "photos", 16384, 64
     data.crop_on, data.cache = "device", True
@@ -133,7 +132,7 @@ def _shared(config) -> None:
     views.flip, views.jitter_prob, views.gray_prob = 0.5, 0.0, 0.2
     views.blur_prob, views.solarize_prob = (0.0, 0.0, 0.0), 0.0
     model.size, model.width, model.depth, model.heads = "custom", 96, 4, 3
-    model.patch, model.image_size = 8, 32
+    model.patch = 8
     model.init_std = model.position_std = 0.1
     optim.batch_size, optim.steps, optim.lr, optim.warmup_epochs = 64, STEPS, 4e-3, 0.5
     optim.weight_decay, optim.final_weight_decay = 0.04, 0.1
@@ -163,5 +162,6 @@ def get_config(method: str = "sop"):
     _shared(config)
     for section, values in _CHANGES.get(method, {}).items():
         config.update_from_flattened_dict({f"{section}.{key}": v for key, v in values.items()})
+    config.model.image_size = config.views.global_size
     _evaluations(config)
     return config
