@@ -10,9 +10,9 @@ Expected number: the table in docs/results.md.
 Network (a quarter of the width and a third of the depth of ViT-S), batch, optimizer and photometric
 draws are the same for all (`_shared`), as is the number of steps, STEPS; images are photographs, or
 collages of them for the methods that learn from objects. What belongs to a method (size and number
-of views, masks, class token, heads, temperatures, memories) is in `_CHANGES`: the paper's values,
-scaled to seventeen classes and 16 to 64 patches, with temperatures that keep targets informative
-from a random start.
+of views, jitter, masks, class token, heads, temperatures, memories) is in `_CHANGES`: the paper's
+values, scaled to seventeen classes and 16 to 64 patches, with temperatures that keep targets
+informative from a random start.
 """
 
 from ssl_jax import evals, settings
@@ -68,11 +68,11 @@ _MASKS = dict(mask="block", mask_prob=0.5, mask_ratio=(0.1, 0.4))
 # Small crops make the class token of a few patches say what the picture is.
 _LOCAL = dict(local_count=4, local_size=16, local_scale=(0.05, 0.2))
 _DECODER = dict(decoder_width=64, decoder_depth=2, decoder_heads=4)
-# Objects in scenes, for the methods that learn from objects. 36 patches, as 16 are too few to be
-# clustered.
+# Objects in scenes, for the methods that learn from objects: 64 patches, as 16 or 36 are too few to
+# be clustered, and the papers' jitter, without which nothing but the crop tells views apart.
 _COLLAGES = {
     "data": dict(kind="photo_collages"),
-    "views": dict(global_size=48, global_scale=(0.25, 1.0)),
+    "views": dict(global_size=64, global_scale=(0.25, 1.0), jitter_prob=0.8),
 }
 _CHANGES = {
     "dino": {"views": _LOCAL, "dino": _DINO_HEAD | _teacher(0.04) | dict(prototypes=1024)},
@@ -104,15 +104,15 @@ _CHANGES = {
         "sove.patch": dict(weight=0.2, members=3),
     },
     "cribo": _COLLAGES
-    | {"cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=512, clusters=8, memory=512)},
+    | {"cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, clusters=10, memory=512)},
     "flsl": _COLLAGES
     | {
         "model": dict(cls=False),
-        "flsl": _DINO_HEAD | _teacher(0.02) | dict(prototypes=1024, photometric="both"),
+        "flsl": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, gamma=1.0, photometric="both"),
     },
     "stellar": {
-        "model": dict(queries=8),
-        "views": dict(global_size=48, global_count=2),
+        "model": dict(queries=16),
+        "views": dict(global_size=64, global_count=2),
         # As the paper's random prior: targets of a teacher. Predictions must be much softer than
         # targets, or every image gets the same tokens.
         "stellar": _DECODER
