@@ -1,0 +1,131 @@
+"""Runs of one config with other values: trains what is missing, then a table of what differs.
+
+    python launch/sweep.py --config=compare:flsl --grid flsl.prototypes=64,128 --grid seed=0,1
+    python launch/sweep.py --workdir=runs/sweep --list changes.txt --config=sop:cifar10
+    python launch/sweep.py --table runs/sweep/*/
+
+A grid is every combination of the values; a list is a file with the changes of one run a line, as
+KEY=VALUE separated by blanks. A run is `ssl-jax train` in WORKDIR/KEY=VALUE,..., in a process of
+its own; it resumes after a kill, and one that has its results.json is not made again. Values are
+those of --config.KEY=VALUE; a value with commas, such as a pair, needs a list. Arguments
+--config.KEY=VALUE go to every run.
+"""
+
+import argparse
+import itertools
+import json
+import shlex
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
+
+import runs  # noqa: E402
+
+from ssl_jax import config as config_lib  # noqa: E402
+from ssl_jax import evals  # noqa: E402
+
+# Of a resolved config: what follows from other keys.
+_FOLLOWS = ("run.", "expected.", "evals.")
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--config", help="NAME[:VARIANT], as of ssl-jax train")
+    parser.add_argument("--grid", action="append", default=[], help="KEY=VALUE,VALUE,...; repeat")
+    parser.add_argument("--list", type=Path, help="file with KEY=VALUE KEY=VALUE ... a line")
+    parser.add_argument("--workdir", default="runs/sweep", type=Path, help="where the runs go")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
+    parser.add_argument("--table", nargs="+", type=Path, help="only the table of these run folders")
+    parser.add_argument("--write", metavar="MARK", help="also put it into docs/results.md there")
+    parser.add_argument("--commit", default="", help="of the runs, if another is checked out")
+    args, passed_on = parser.parse_known_args(argv)
+    if args.table:
+        report(args.table, args.write, args.commit)
+        return 0
+    runs.refuse_unknown(parser, passed_on)
+    if not args.config or bool(args.grid) == bool(args.list):
+        parser.error("--config=NAME and one of --grid and --list are needed, or --table")
+    changes = of_grid(args.grid) if args.grid else of_list(args.list)
+    wanted = [
+        runs.Run(
+            args.config,
+            args.workdir / (",".join(change).replace("/", "_") or "unchanged"),
+            (*(f"--config.{part}" for part in change), *passed_on),
+        )
+        for change in changes
+    ]
+    failed = []
+    for run, there in runs.train_all(wanted, args.jobs):
+        print(
+            f"{run.folder.name}: {'done' if there else f'FAILED, see {run.folder}.log'}", flush=True
+        )
+        failed += [] if there else [run]
+    finished = [run.folder for run in wanted if run not in failed]
+    if finished:
+        print()
+        (args.workdir / "table.md").write_text(report(finished, args.write, args.commit))
+    return 1 if failed else 0
+
+
+def report(folders: list[Path], mark: str | None = None, commit: str = "") -> str:
+    """Prints the table; writes it between two marks of docs/results.md if there is a name."""
+    text = runs.markdown(table(folders))
+    print(text, end="")
+    if mark:
+        runs.fill(ROOT / "docs" / "results.md", mark, f"{text}\n{runs.provenance(commit)}\n")
+    return text
+
+
+def of_grid(grid: list[str]) -> list[tuple[str, ...]]:
+    """("a=1,2", "b=3") -> [("a=1", "b=3"), ("a=2", "b=3")]."""
+    axes = []
+    for text in grid:
+        key, _, values = text.partition("=")
+        axes.append([f"{key}={value}" for value in values.split(",")])
+    return list(itertools.product(*axes))
+
+
+def of_list(file: Path) -> list[tuple[str, ...]]:
+    """The changes of each line; empty lines and comments (#) are left out."""
+    lines = (shlex.split(line, comments=True) for line in file.read_text().splitlines())
+    return [tuple(line) for line in lines if line]
+
+
+def table(folders: list[Path]) -> list[list[str]]:
+    """Rows of cells: of each run the keys that differ among all of them, and its scores; the
+    baselines below, with the mean over the runs that have them."""
+    results = {folder: runs.read(folder) for folder in folders}
+    configs = {
+        folder: config_lib.flatten(json.loads((folder / "config.json").read_text()))
+        for folder in folders
+    }
+    keys = differing(list(configs.values()))
+    scores = [name for name in evals.TYPES if any(name in r["trained"] for r in results.values())]
+    rows = [[*keys, *(evals.TYPES[name].heading for name in scores)]]
+    for folder, result in results.items():
+        cells = [str(configs[folder].get(key, "-")) for key in keys]
+        rows.append(cells + [runs.spread([result["trained"][s]]) for s in scores])
+    for kind in ("untrained", "raw"):
+        have = [r[kind] for r in results.values()]
+        cells = [runs.spread(r[name] for r in have if name in r) for name in scores]
+        rows.append([runs.ROWS[kind], *("" for _ in keys[1:]), *cells])
+    return rows
+
+
+def differing(configs: list[dict]) -> list[str]:
+    """Keys whose values are not the same in all configs {key: value}, but what follows from other
+    keys."""
+    every = dict.fromkeys(key for config in configs for key in config)
+    absent = object()
+
+    def differs(key):
+        first, *others = (config.get(key, absent) for config in configs)
+        return any(other != first for other in others)
+
+    return [key for key in every if not key.startswith(_FOLLOWS) and differs(key)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
