@@ -1,0 +1,78 @@
+"""The networks in zoo/: each loads and works, the list is theirs, launch/zoo.py stores a run."""
+
+import importlib
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import ssl_jax
+from ssl_jax import config as config_lib
+from ssl_jax.convert import own
+from ssl_jax.methods.encoder import Encoder
+from tests import tiny
+
+
+@pytest.fixture(scope="module")
+def zoo():
+    return importlib.import_module("launch.zoo")
+
+
+@pytest.fixture
+def files(root):
+    return sorted((root / "zoo").glob("*.safetensors"))
+
+
+def test_the_list_is_that_of_the_files(zoo, root, files):
+    assert files and sum(file.stat().st_size for file in files) < 30e6
+    text = (root / "zoo" / "README.md").read_text()
+    listed = text.split("<!-- networks -->\n")[1].split("<!-- end of networks -->")[0]
+    assert listed == zoo.runs.markdown(zoo.table()), "run `python launch/zoo.py`"
+
+
+def test_each_network_tells_images_apart(files):
+    images = np.random.default_rng(0).random((3, 32, 32, 3), np.float32)
+    images[1] *= np.linspace(0, 1, 32)[:, None]  # noise that fades
+    for file in files:
+        encoder = ssl_jax.load(f"zoo/{file.stem}")
+        image = np.asarray(encoder(images).image)
+        assert np.isfinite(image).all()
+        assert np.abs(image[0] - image[1]).max() > 2 * np.abs(image[0] - image[2]).max()
+
+
+def test_files_say_where_they_come_from_and_nothing_of_the_machine(files):
+    for file in files:
+        stored = own.read(file)
+        notes, config = stored.notes, config_lib.flatten(json.loads(stored.config))
+        assert notes["scores"]["knn"] > notes["untrained"]["knn"] and notes["made"]
+        assert notes["seed"] == config["seed"] and notes["command"]
+        places = {key: value for key, value in config.items() if str(value).startswith("/")}
+        assert not places
+
+
+def test_a_run_becomes_a_file(zoo, tmp_path, monkeypatch):
+    from ssl_jax import api
+    from ssl_jax.train import loop, state
+
+    config = tiny.config("dino")
+    config.data.dir = "/somewhere/tfds"
+    run = api.prepare(config, tiny.float_source())
+    encoder = Encoder(run.config, state.weights(loop.fresh_state(run)), None, 5)
+    scores = {"trained": {"knn": 2.0}, "untrained": {"knn": 1.0}, "raw": {}, "minutes": 0.5}
+    monkeypatch.setattr(zoo, "ZOO", tmp_path)
+    monkeypatch.setattr(zoo.ssl_jax, "load", lambda folder: encoder)
+    monkeypatch.setattr(zoo.runs, "read", lambda folder: scores)
+    stored = own.read(zoo.keep("tiny", tmp_path, command="ssl-jax train"))
+    assert json.loads(stored.config)["data"]["dir"] == ""
+    assert stored.notes["scores"] == {"knn": 2.0} and stored.notes["step"] == 5
+    for array in jax.tree.leaves(stored.params):
+        assert array.dtype == "bfloat16"
+    (_, row) = zoo.table()
+    assert row[:2] == ["`zoo/tiny`", "dino"] and row[4:8] == ["2.0", "-", "-", "0"]
+
+
+def test_a_folder_without_results_is_refused(zoo, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        zoo.main([f"name={tmp_path}"])
+    assert "of a run that has its results.json" in capsys.readouterr().err
