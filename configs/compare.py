@@ -8,11 +8,10 @@ Expected time: 5 to 10 minutes a run on one core.
 Expected number: the table in docs/results.md.
 
 Network (a quarter of the width and a third of the depth of ViT-S), batch, optimizer and photometric
-draws are the same for all (`_shared`), as is the number of steps, STEPS; images are photographs, or
-collages of them for the methods that learn from objects. What belongs to a method (size and number
-of views, jitter, masks, class token, heads, temperatures, memories) is in `_CHANGES`: the paper's
-values, scaled to seventeen classes and 16 to 64 patches, with temperatures that keep targets
-informative from a random start.
+draws are the same for all (`_shared`), as are the images and the number of steps, STEPS. What
+belongs to a method (size and number of views, jitter, masks, class token, heads, temperatures,
+memories) is in `_CHANGES`: the paper's values, scaled to seventeen classes and 16 to 64 patches,
+with temperatures that keep targets informative from a random start.
 """
 
 from ssl_jax import evals, settings
@@ -68,12 +67,9 @@ _MASKS = dict(mask="block", mask_prob=0.5, mask_ratio=(0.1, 0.4))
 # Small crops make the class token of a few patches say what the picture is.
 _LOCAL = dict(local_count=4, local_size=16, local_scale=(0.05, 0.2))
 _DECODER = dict(decoder_width=64, decoder_depth=2, decoder_heads=4)
-# Objects in scenes, for the methods that learn from objects: 64 patches, as 16 or 36 are too few to
-# be clustered, and the papers' jitter, without which nothing but the crop tells views apart.
-_COLLAGES = {
-    "data": dict(kind="photo_collages"),
-    "views": dict(global_size=64, global_scale=(0.25, 1.0), jitter_prob=0.8),
-}
+# For the methods that cluster patches: 64 of them, as 16 or 36 are too few, and the papers' jitter,
+# without which nothing but the crop tells views apart.
+_CLUSTERED = dict(global_size=64, global_scale=(0.25, 1.0), jitter_prob=0.8)
 _CHANGES = {
     "dino": {"views": _LOCAL, "dino": _DINO_HEAD | _teacher(0.04) | dict(prototypes=1024)},
     "ibot": {
@@ -83,7 +79,7 @@ _CHANGES = {
         "ibot.patch": _teacher(0.04),
     },
     "mae": {
-        "views": dict(global_count=1, global_size=64, mask="random", mask_ratio=(0.75, 0.75)),
+        "views": dict(global_count=1, global_size=64, mask="random", mask_ratio=(0.6, 0.6)),
         "mae": _DECODER | dict(global_token="mean"),
     },
     "massl": {
@@ -103,11 +99,13 @@ _CHANGES = {
         "sove.cls": dict(anchors=1024, members=5, tasks=1, memory=4096),
         "sove.patch": dict(weight=0.2, members=3),
     },
-    "cribo": _COLLAGES
-    | {"cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, clusters=10, memory=512)},
-    "flsl": _COLLAGES
-    | {
+    "cribo": {
+        "views": _CLUSTERED,
+        "cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, clusters=10, memory=512),
+    },
+    "flsl": {
         "model": dict(cls=False),
+        "views": _CLUSTERED,
         "flsl": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, gamma=1.0, photometric="both"),
     },
     "stellar": {
