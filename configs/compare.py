@@ -44,8 +44,8 @@ TITLES = {
     "cribo": "CrIBo",
     "flsl": "FLSL",
     "stellar": "STELLAR",
-    "infonce": "InfoNCE, a bound",
-    "supervised": "supervised, a bound",
+    "infonce": "InfoNCE (a bound)",
+    "supervised": "supervised (a bound)",
 }
 STEPS = 1000
 

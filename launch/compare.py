@@ -5,12 +5,10 @@ ends, then the table.
 
 A run is `ssl-jax train --config=compare:METHOD --config.seed=SEED` in WORKDIR/METHOD-SEED, in a
 process of its own; it resumes after a kill, and one that has its results.json is not made again.
-Runs go seed by seed, so that the methods of a row of the table share the state of the machine: the
-cost of a step is compared within a seed. Arguments --config.KEY=VALUE go to every run.
+Arguments --config.KEY=VALUE go to every run. What a step costs: launch/bench.py steps.
 """
 
 import argparse
-import statistics
 import sys
 from pathlib import Path
 
@@ -36,6 +34,7 @@ def main(argv=None) -> int:
     parser.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
     parser.add_argument("--write", action="store_true", help="put the table into README and docs")
+    parser.add_argument("--finished", action="store_true", help="train nothing: what is there")
     args, passed_on = parser.parse_known_args(argv)
     methods = args.methods.split(",")
     known = (*compare.METHODS, *compare.BOUNDS)
@@ -49,6 +48,8 @@ def main(argv=None) -> int:
         for seed in map(int, args.seeds.split(","))
         for method in methods
     }
+    if args.finished:
+        wanted = {run: name for run, name in wanted.items() if run.done}
     print(line("run", SCORES, "ms a step"))
     results, failed = {}, []
     for run, there in runs.train_all(wanted, args.jobs):
@@ -93,15 +94,21 @@ def table(results: dict) -> list[list[str]]:
     """Rows of cells: mean and standard deviation over seeds, and margins over the better baseline
     in the target measures, whose smallest is that of the worst seed.
     """
-    rows = [["method", *SCORES.values(), "margin (worst seed)", "cost of a step"]]
+    rows = [["method", *SCORES.values(), "margin (worst seed)", "seeds"]]
+    sizes: dict[int, list[dict]] = {}  # of the views: the runs
     for method in dict.fromkeys(m for m, _ in results):
         mine = {seed: r for (m, seed), r in results.items() if m == method}
+        size = next(iter(mine.values()))["size"]
+        sizes.setdefault(size, []).extend(mine.values())
         cells = scores(r["trained"] for r in mine.values())
         targets = (compare.TARGETS | compare.BOUNDS)[method]
-        margins = [margin(mine.values(), key) for key in targets]
-        rows.append([compare.TITLES[method], *cells, ", ".join(margins), cost(mine, results)])
-    for name in ("untrained", "raw"):
-        rows.append([runs.ROWS[name], *scores(r[name] for r in results.values()), "", ""])
+        margins = ", ".join(margin(mine.values(), key) for key in targets)
+        title = f"{compare.TITLES[method]}, {size} px"
+        rows.append([title, *cells, margins, str(len(mine))])
+    for size, these in sorted(sizes.items()):
+        for name in ("untrained", "raw"):
+            cells = scores(r[name] for r in these)
+            rows.append([f"{runs.ROWS[name]}, {size} px", *cells, "", ""])
     return rows
 
 
@@ -109,18 +116,6 @@ def margin(mine, key: str) -> str:
     """ "k-NN +7.2 ± 0.5 (+6.8)"."""
     values = [runs.margin(run, key) for run in mine]
     return f"{SCORES[key]} {runs.spread(values, '+')} ({min(values):+.1f})"
-
-
-def cost(mine: dict, results: dict) -> str:
-    """Of a step, in steps of DINO with the same seed; in milliseconds without DINO's runs."""
-    ratios = [
-        r["ms"] / results["dino", seed]["ms"]
-        for seed, r in mine.items()
-        if ("dino", seed) in results
-    ]
-    if ratios:
-        return f"{statistics.median(ratios):.2f} x DINO"
-    return f"{statistics.median(r['ms'] for r in mine.values()):.0f} ms"
 
 
 def write(text: str, results: dict) -> None:

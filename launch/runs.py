@@ -74,7 +74,8 @@ def train_all(wanted, jobs: int = 1):
 
 def read(folder: Path) -> dict:
     """Of a finished run: {"untrained", "raw", "trained": {score: number}; "end": {metric: its mean
-    over the last 20 rows}; "ms": median milliseconds of a step; "minutes": of training}."""
+    over the last 20 rows}; "ms": median milliseconds of a step; "minutes": of training; "size": of
+    large views, pixels}."""
     scores = json.loads((folder / "results.json").read_text())
     config = json.loads((folder / "config.json").read_text())
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
@@ -86,6 +87,7 @@ def read(folder: Path) -> dict:
         end[name] = statistics.fmean(values) if values else float("nan")
     steps = int(float(rows[-1]["step"]))
     return {key: scores[row] for key, row in ROWS.items() if row in scores} | {
+        "size": config["views"]["global_size"],
         "end": end,
         "ms": 1000 * seconds,
         "minutes": steps * seconds / 60,

@@ -35,7 +35,7 @@ def run_folder(folder, rate, knn):
     finished(
         folder, trained={"knn": knn}, untrained={"knn": 10.0}, raw={"knn": 5.0}, speed=[1, 400]
     )
-    config = {"optim": {"batch_size": 64, "lr": rate}}
+    config = {"optim": {"batch_size": 64, "lr": rate}, "views": {"global_size": 32}}
     (folder / "config.json").write_text(json.dumps(config))
 
 
