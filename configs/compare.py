@@ -67,8 +67,8 @@ _MASKS = dict(mask="block", mask_prob=0.5, mask_ratio=(0.1, 0.4))
 # Small crops make the class token of a few patches say what the picture is.
 _LOCAL = dict(local_count=4, local_size=16, local_scale=(0.05, 0.2))
 _DECODER = dict(decoder_width=64, decoder_depth=2, decoder_heads=4)
-# For the methods that cluster patches: 64 of them, as 16 or 36 are too few, and the papers' jitter,
-# without which nothing but the crop tells views apart.
+# For the methods that cluster patches: more than 16 of them, and the papers' jitter, without which
+# nothing but the crop tells views apart.
 _CLUSTERED = dict(global_size=64, global_scale=(0.25, 1.0), jitter_prob=0.8)
 _CHANGES = {
     "dino": {"views": _LOCAL, "dino": _DINO_HEAD | _teacher(0.04) | dict(prototypes=1024)},
@@ -100,8 +100,8 @@ _CHANGES = {
         "sove.patch": dict(weight=0.2, members=3),
     },
     "cribo": {
-        "views": _CLUSTERED,
-        "cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, clusters=10, memory=512),
+        "views": _CLUSTERED | dict(global_size=48),
+        "cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, clusters=12, memory=512),
     },
     "flsl": {
         "model": dict(cls=False),

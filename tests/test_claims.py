@@ -170,7 +170,9 @@ def finished(run, *, trained, untrained=None, end=None):
     run.folder.mkdir(parents=True)
     scores = {"untrained network": untrained or trained, "trained": trained}
     (run.folder / "results.json").write_text(json.dumps(scores))
-    (run.folder / "config.json").write_text(json.dumps({"optim": {"batch_size": 64}}))
+    (run.folder / "config.json").write_text(
+        json.dumps({"optim": {"batch_size": 64}, "views": {"global_size": 32}})
+    )
     rows = [{"step": 20 * (i + 1), "images_per_second": 64} | (end or {}) for i in range(2)]
     with (run.folder / "metrics.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
