@@ -69,7 +69,7 @@ _LOCAL = dict(local_count=4, local_size=16, local_scale=(0.05, 0.2))
 _DECODER = dict(decoder_width=64, decoder_depth=2, decoder_heads=4)
 # For the methods that cluster patches: more than 16 of them, and the papers' jitter, without which
 # nothing but the crop tells views apart.
-_CLUSTERED = dict(global_size=64, global_scale=(0.25, 1.0), jitter_prob=0.8)
+_CLUSTERED = dict(global_size=48, global_scale=(0.25, 1.0), jitter_prob=0.8)
 _CHANGES = {
     "dino": {"views": _LOCAL, "dino": _DINO_HEAD | _teacher(0.04) | dict(prototypes=1024)},
     "ibot": {
@@ -100,13 +100,17 @@ _CHANGES = {
         "sove.patch": dict(weight=0.2, members=3),
     },
     "cribo": {
-        "views": _CLUSTERED | dict(global_size=48),
+        "views": _CLUSTERED,
         "cribo": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, clusters=12, memory=512),
     },
     "flsl": {
         "model": dict(cls=False),
-        "views": _CLUSTERED,
-        "flsl": _DINO_HEAD | _teacher(0.02) | dict(prototypes=128, gamma=1.0, photometric="both"),
+        "views": _CLUSTERED | dict(local_count=2, local_size=24, local_scale=(0.1, 0.5)),
+        # The paper's Sinkhorn, a softmax over the batch, with its gamma: a plain softmax finds six
+        # clusters and stays there.
+        "flsl": _DINO_HEAD
+        | _teacher(0.02)
+        | dict(prototypes=128, gamma=1.0, targets="batch_softmax", photometric="both"),
     },
     "stellar": {
         "model": dict(queries=16),
