@@ -9,6 +9,7 @@ Arguments --config.KEY=VALUE go to every run. What a step costs: launch/bench.py
 """
 
 import argparse
+import statistics
 import sys
 from pathlib import Path
 
@@ -112,6 +113,22 @@ def table(results: dict) -> list[list[str]]:
     return rows
 
 
+def short_table(results: dict) -> list[list[str]]:
+    """Rows of cells: scores, and in brackets those of the same network untrained."""
+    names = [name for name in SCORES if name != "psnr"]
+    rows = [["method", *(SCORES[name] for name in names)]]
+    for method in dict.fromkeys(m for m, _ in results):
+        mine = [r for (m, _), r in results.items() if m == method]
+        cells = [
+            f"{runs.spread(r['trained'][name] for r in mine)}"
+            f" ({statistics.fmean(r['untrained'][name] for r in mine):.1f})"
+            for name in names
+        ]
+        rows.append([compare.TITLES[method], *cells])
+    raw = [runs.spread(r["raw"][name] for r in results.values()) for name in names]
+    return [*rows, [runs.ROWS["raw"], *raw]]
+
+
 def margin(mine, key: str) -> str:
     """ "k-NN +7.2 ± 0.5 (+6.8)"."""
     values = [runs.margin(run, key) for run in mine]
@@ -123,8 +140,7 @@ def write(text: str, results: dict) -> None:
     seeds = sorted({seed for _, seed in results})
     note = f"\nSeeds {', '.join(map(str, seeds))}. {runs.provenance()}\n"
     runs.fill(ROOT / "docs" / "results.md", "nine methods", text + note)
-    short = [row[: 1 + len(SCORES)] for row in table(results)]
-    runs.fill(ROOT / "README.md", "nine methods", runs.markdown(short))
+    runs.fill(ROOT / "README.md", "nine methods", runs.markdown(short_table(results)))
 
 
 if __name__ == "__main__":

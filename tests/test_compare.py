@@ -94,6 +94,23 @@ def test_the_table_has_means_spreads_and_margins(compare, tmp_path, capsys, monk
     assert (tmp_path / "table.md").read_text() == text
 
 
+def test_the_short_table_has_the_untrained_network_in_brackets(compare):
+    def run(knn, untrained):
+        scores = {"linear": 2.0, "dense": 3.0}
+        return {
+            "trained": {"knn": knn, "psnr": 9.0} | scores,
+            "untrained": {"knn": untrained} | scores,
+            "raw": {"knn": 1.0} | scores,
+        }
+
+    rows = compare.short_table({("sop", 0): run(20.0, 10.0), ("sop", 1): run(22.0, 11.0)})
+    assert rows == [
+        ["method", "k-NN", "linear", "dense mIoU"],
+        ["SOP", "21.0 ± 1.4 (10.5)", "2.0 ± 0.0 (2.0)", "3.0 ± 0.0 (3.0)"],
+        ["raw pixels", "1.0 ± 0.0", "2.0 ± 0.0", "3.0 ± 0.0"],
+    ]
+
+
 def test_a_run_that_fails_is_named_and_does_not_stop_the_others(
     compare, tmp_path, capsys, monkeypatch
 ):
