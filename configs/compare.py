@@ -4,7 +4,7 @@
     ssl-jax train --config=compare:cribo --workdir=runs/cribo
 
 Hardware: 2 CPU cores.
-Expected time: 5 to 10 minutes a run on one core.
+Expected time: 4 to 9 minutes a run on one core, STELLAR 16.
 Expected number: the table in docs/results.md.
 
 Network (a quarter of the width and a third of the depth of ViT-S), batch, optimizer and photometric

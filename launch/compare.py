@@ -97,13 +97,12 @@ def table(results: dict) -> list[list[str]]:
     """
     rows = [["method", *SCORES.values(), "margin (worst seed)", "seeds"]]
     sizes: dict[int, list[dict]] = {}  # of the views: the runs
-    for method in dict.fromkeys(m for m, _ in results):
-        mine = {seed: r for (m, seed), r in results.items() if m == method}
-        size = next(iter(mine.values()))["size"]
-        sizes.setdefault(size, []).extend(mine.values())
-        cells = scores(r["trained"] for r in mine.values())
+    for method, mine in by_method(results).items():
+        size = mine[0]["size"]
+        sizes.setdefault(size, []).extend(mine)
+        cells = scores(r["trained"] for r in mine)
         targets = (compare.TARGETS | compare.BOUNDS)[method]
-        margins = ", ".join(margin(mine.values(), key) for key in targets)
+        margins = ", ".join(margin(mine, key) for key in targets)
         title = f"{compare.TITLES[method]}, {size} px"
         rows.append([title, *cells, margins, str(len(mine))])
     for size, these in sorted(sizes.items()):
@@ -117,8 +116,7 @@ def short_table(results: dict) -> list[list[str]]:
     """Rows of cells: scores, and in brackets those of the same network untrained."""
     names = [name for name in SCORES if name != "psnr"]
     rows = [["method", *(SCORES[name] for name in names)]]
-    for method in dict.fromkeys(m for m, _ in results):
-        mine = [r for (m, _), r in results.items() if m == method]
+    for method, mine in by_method(results).items():
         cells = [
             f"{runs.spread(r['trained'][name] for r in mine)}"
             f" ({statistics.fmean(r['untrained'][name] for r in mine):.1f})"
@@ -129,6 +127,14 @@ def short_table(results: dict) -> list[list[str]]:
     return [*rows, [runs.ROWS["raw"], *raw]]
 
 
+def by_method(results: dict) -> dict[str, list[dict]]:
+    """{method: its runs} of {(method, seed): run}."""
+    groups: dict[str, list[dict]] = {}
+    for (method, _), result in results.items():
+        groups.setdefault(method, []).append(result)
+    return groups
+
+
 def margin(mine, key: str) -> str:
     """ "k-NN +7.2 ± 0.5 (+6.8)"."""
     values = [runs.margin(run, key) for run in mine]
@@ -136,7 +142,7 @@ def margin(mine, key: str) -> str:
 
 
 def write(text: str, results: dict) -> None:
-    """Puts the table into docs/results.md, and its scores alone into README.md."""
+    """Puts the table into docs/results.md, and its short form into README.md."""
     seeds = sorted({seed for _, seed in results})
     note = f"\nSeeds {', '.join(map(str, seeds))}. {runs.provenance()}\n"
     runs.fill(ROOT / "docs" / "results.md", "nine methods", text + note)

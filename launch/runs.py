@@ -125,8 +125,9 @@ def refuse_unknown(parser, passed_on, **groups) -> None:
     unknown = [name for names, known in groups.values() for name in names if name not in known]
     unknown += [a for a in passed_on if not a.startswith("--config.")]
     if unknown:
-        listed = (f"none of the {what} {', '.join(known)}" for what, (_, known) in groups.items())
-        parser.error(f"{', '.join(unknown)}: {', '.join(listed)}, and no --config.KEY=VALUE")
+        listed = [f"none of the {what} {', '.join(known)}" for what, (_, known) in groups.items()]
+        listed.append("and no --config.KEY=VALUE" if groups else "no --config.KEY=VALUE")
+        parser.error(f"{', '.join(unknown)}: {', '.join(listed)}")
 
 
 def provenance(commit: str = "") -> str:
