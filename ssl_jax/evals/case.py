@@ -25,6 +25,7 @@ class Case:
     config: the evaluation's section. train, test: sources of its images.
     seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
     extracted: features that evaluations of this network on the same images share; filled on demand.
+    shared: whether all processes work on this, see `features.extract`.
     """
 
     encoder: Any
@@ -35,6 +36,7 @@ class Case:
     patch: int = 1
     batch_size: int = 64
     extracted: dict = field(default_factory=dict)
+    shared: bool = True
 
     def features(self, tokens: str = "image") -> tuple[Extracted, Extracted]:
         """Features of the training and the test images.
@@ -56,6 +58,7 @@ class Case:
                     patches=tokens == "patches",
                     crop=self.config.crop,
                     multiple=self.patch,
+                    shared=self.shared,
                 )
                 for source, count in zip((self.train, self.test), counts)
             )
@@ -107,6 +110,7 @@ def cases(
     *,
     tasks: Sequence[str] | None = None,
     sources_of: Mapping[str, tuple] | None = None,
+    shared: bool = True,
 ) -> dict[str, Case]:
     """{name: Case} of the evaluations to run on one network; they share what is extracted.
 
@@ -114,13 +118,18 @@ def cases(
       encoder: see `Case`. config: of a run, with the section `evals`.
       tasks: names of evaluations; None: those of `evals.tasks`.
       sources_of: result of `sources`; made here if None.
+      shared: see `Case`.
     """
     sources_of = sources(config, tasks) if sources_of is None else sources_of
-    shared = dict(
-        seed=config.seed, patch=config.model.patch, batch_size=config.evals.batch_size, extracted={}
+    common = dict(
+        seed=config.seed,
+        patch=config.model.patch,
+        batch_size=config.evals.batch_size,
+        extracted={},
+        shared=shared,
     )
     return {
-        name: Case(encoder, c, *sources_of[name], **shared)
+        name: Case(encoder, c, *sources_of[name], **common)
         for name, c in section.chosen(config, tasks).items()
     }
 

@@ -15,6 +15,9 @@ fit into memory. They exist for some images at a time, and again for the gradien
 
     def log_prediction(embeddings):
         return jax.nn.log_softmax(embeddings @ student_prototypes / 0.1)
+
+With several devices, let each be a `jax.tree_util.Partial` of the arrays it knows: then a device
+computes its share of the images, and the gradient by the prototypes is added up once.
 """
 
 import math
@@ -22,10 +25,11 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float
 
 from ssl_jax.losses import meters
-from ssl_jax.ops import arguments, divergence
+from ssl_jax.ops import arguments, devices, divergence
 
 _LOGITS = 2**26  # logits per view held at a time, by default (256 MB in float32)
 
@@ -49,9 +53,8 @@ def cribo_images(
       teacher: [2, B, e], likewise; no gradient.
       log_target: teacher's embeddings [..., e] -> logarithms of p_t [..., P].
       log_prediction: student's embeddings [..., e] -> logarithms of p_s [..., P].
-      chunk: images worked through at a time; None: as many as have about 2^26 logits in a view. The
-        images of a chunk are spread over the whole batch, so that a sharded batch keeps all devices
-        busy, and their number is the next smaller divisor of B.
+      chunk: images that a device works through at a time; None: as many as have about 2^26 logits
+        in a view. The next smaller divisor of the images of a device is taken.
 
     Returns:
       dict of scalars: loss; teacher_entropy, marginal_entropy and usage as from
@@ -183,7 +186,7 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
     keep = {"student": valid, "teacher": valid, "neighbours": cycle}
     rows = {name: jnp.where(keep[name][..., None], x, 0) for name, x in rows.items()}
 
-    def look(part):
+    def look(part, log_target, log_prediction):
         rows, valid, cycle = part
         log_p = jax.lax.stop_gradient(log_target(rows["teacher"]))
         p = jnp.exp(log_p)
@@ -200,10 +203,20 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
             "wins": meters.wins(log_p, jnp.broadcast_to(valid, p.shape[:-1])),
         }
 
-    images, objects = valid.shape
+    objects = valid.shape[-1]
     width = jax.eval_shape(log_target, rows["teacher"]).shape[-1]
     chunk = chunk or max(1, _LOGITS // (objects * width))
-    sums = _over_images(look, (rows, valid[None], cycle), images, chunk)
+
+    def over_images(images, *distributions):
+        arrays = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), images)
+        return _over_images(look, arrays, chunk, distributions)
+
+    images = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (rows, valid[None], cycle))
+    # As trees of arrays, where they are such, so that their gradient is added up once.
+    distributions = tuple(
+        f if isinstance(f, Partial) else Partial(f) for f in (log_target, log_prediction)
+    )
+    sums = devices.summed(over_images, (images,), distributions)
     share = 1 / jnp.maximum(1, 2 * valid.sum())
     return sums["losses"], {
         "teacher_entropy": sums["entropy"] * share,
@@ -212,25 +225,25 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
     }
 
 
-def _over_images(look, arrays, images: int, chunk: int):
-    """Sum of look(chunk of arrays) over chunks of their axis 1, recomputed for the gradient where
-    there is more than one.
+def _over_images(look, arrays, chunk: int, distributions):
+    """Sum of look(chunk of arrays, *distributions) over chunks of axis 1 of the arrays, recomputed
+    for the gradient where there is more than one.
     """
+    images = jax.tree.leaves(arrays)[0].shape[1]
     passes = next(n for n in range(math.ceil(images / chunk), images + 1) if images % n == 0)
     if passes == 1:
-        return look(arrays)
+        return look(arrays, *distributions)
 
     def split(x):
-        """Images number, number + passes, ...: every shard of the batch has images in every
-        pass.
-        """
+        """Pass i has the images i, i + passes, ..."""
         return jnp.moveaxis(x.reshape(x.shape[0], images // passes, passes, *x.shape[2:]), 2, 0)
 
     def add(total, part):
-        return jax.tree.map(jnp.add, total, jax.checkpoint(look)(part)), None
+        return jax.tree.map(jnp.add, total, jax.checkpoint(look)(part, *distributions)), None
 
     parts = jax.tree.map(split, arrays)
-    shapes = jax.eval_shape(look, jax.tree.map(lambda x: x[0], parts))
+    first = jax.tree.map(lambda x: x[0], parts)
+    shapes = jax.eval_shape(look, first, *distributions)
     return jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), parts)[0]
 
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Integer
 
 from ssl_jax import ops
 from ssl_jax.losses import meters
-from ssl_jax.ops import arguments
+from ssl_jax.ops import arguments, devices
 from ssl_jax.ops.checked import Count, Number, Positive, checked
 
 WEIGHTS = {"cluster": 1.0, "align": 1.0, "koleo": 0.1}  # a2, a3, a4 of eq. 6
@@ -188,21 +188,34 @@ def balanced_tokens(
     terms, (likeliest, look) = {}, _look(targets)
     if student is not None:
         matches = None if tokens.teacher is None else tokens.matches
-        terms["cluster_loss"] = _cross_entropy(targets, student, matches, temperature)
+        terms["cluster_loss"] = _cross_entropies(targets, student, matches, temperature).mean()
+
+    shared = (tokens.prototypes, targets.potentials, targets.temperature, temperature)
+    for kind, (x, index) in tokens.views.items():
+        own = (jnp.asarray(x), jnp.asarray(index), targets.scores, likeliest)
+        # One device, one share of the images: else the gradient by the prototypes is added up over
+        # the devices for every view.
+        loss, same = devices.summed(_sum_over_views, own, shared)
+        terms[f"{kind}_loss"] = loss / own[1].size
+        if kind == "align":
+            look["agreement"] = same / own[1].size
+    return terms | look
+
+
+def _sum_over_views(x, index, scores, likeliest, prototypes, potentials, by_target, temperature):
+    """H of every token of embeddings x [B, V, r', e] added up, and how many have their target's
+    likeliest prototype, [B, s]. by_target: its temperature."""
+    targets = Targets(scores, potentials, by_target)
 
     @jax.checkpoint
     def view(arrays):
-        logits, index = _logits(arrays[0], tokens.prototypes), arrays[1]
+        logits, index = _logits(arrays[0], prototypes), arrays[1]
         same = jnp.argmax(logits, axis=-1) == jnp.take_along_axis(likeliest, index, axis=-1)
-        loss = _cross_entropy(targets, logits, index, temperature)
-        return loss, same.astype(jnp.float32).mean()
+        losses = _cross_entropies(targets, logits, index, temperature)
+        return losses.sum(), same.astype(jnp.float32).sum()
 
-    for kind, arrays in tokens.views.items():
-        by_view, same = jax.lax.map(view, tuple(jnp.moveaxis(jnp.asarray(x), 1, 0) for x in arrays))
-        terms[f"{kind}_loss"] = by_view.mean()
-        if kind == "align":
-            look["agreement"] = same.mean()
-    return terms | look
+    by_view, same = jax.lax.map(view, (jnp.moveaxis(x, 1, 0), jnp.moveaxis(index, 1, 0)))
+    return by_view.sum(), same.sum()
 
 
 @checked
@@ -315,8 +328,8 @@ def _logits(x, prototypes):
     return jnp.einsum("...e,ke->...k", x, prototypes.astype(x.dtype), precision="highest")
 
 
-def _cross_entropy(targets: Targets, logits, index, temperature):
-    """Mean of H over tokens; `index` is the target of each, None: its own."""
+def _cross_entropies(targets: Targets, logits, index, temperature):
+    """H of every token; `index` is the target of each, None: its own."""
     return ops.sinkhorn_cross_entropy(
         targets.scores,
         logits,
@@ -324,7 +337,7 @@ def _cross_entropy(targets: Targets, logits, index, temperature):
         index=index,
         target_temperature=targets.temperature,
         temperature=temperature,
-    ).mean()
+    )
 
 
 def _look(targets: Targets):

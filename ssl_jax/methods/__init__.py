@@ -9,7 +9,15 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax.methods import cribo, dino, dinov2, flsl, ibot, mae, massl, sop, sove, stellar
-from ssl_jax.methods.base import Features, Method, Output, Progress, Rule
+from ssl_jax.methods.base import (
+    Features,
+    Method,
+    Output,
+    Progress,
+    Rule,
+    settle,
+    shapes_of_constants,
+)
 
 
 class Definition(NamedTuple):
@@ -75,4 +83,6 @@ __all__ = [
     "import_modules",
     "make",
     "register",
+    "settle",
+    "shapes_of_constants",
 ]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from ssl_jax import ops
 from ssl_jax.views.recipe import ViewRecipe
 
 NEVER = math.inf  # freeze_epochs of a parameter that is never trained
@@ -59,12 +60,35 @@ class Progress(NamedTuple):
         return self.total_steps / self.steps_per_epoch
 
 
+class Push(NamedTuple):
+    """Rows {name: [B, ...]} that a memory of the carry takes at the end of the step."""
+
+    rows: dict[str, jax.Array]
+
+
 class Output(NamedTuple):
-    """Second result of `objective`: the new carry (same structure as the old) and named float32
-    scalars."""
+    """Second result of `objective`: the new carry and named float32 scalars.
+
+    The new carry is built as the old one, with a Push where a memory (`ops.memory_init`) was.
+    """
 
     carry: Any
     metrics: dict[str, jax.Array]
+
+
+def settle(new: Any, old: Any, accepted: jax.Array | bool = True) -> Any:
+    """The carry after a step: `new` of an Output, or `old` where the step is left out.
+
+    Memories take their rows only here, where it is known whether the step counts: a choice between
+    a memory before and after would need both at once.
+    """
+
+    def one(new, old):
+        if isinstance(new, Push):
+            return ops.memory_push(old, new.rows, where=jnp.asarray(accepted))
+        return jnp.where(accepted, new, old)
+
+    return jax.tree.map(one, new, old, is_leaf=lambda leaf: isinstance(leaf, Push))
 
 
 class Features(NamedTuple):
@@ -108,7 +132,8 @@ class Method(NamedTuple):
     encode(params, teacher, constants, views, keys, progress) -> Outputs
         The networks only, on a batch of prepared views and one PRNG key per image [B]. Outputs is a
         NamedTuple of the method's own whose arrays have leading axis B; row i depends on image i
-        alone, so that the step may cut the batch into chunks.
+        alone: the step cuts the batch into chunks, and calls this on every device for its share
+        (`jax.shard_map`).
     objective(params, teacher, outputs, carry, key, progress) -> (scalar, Output)
         The loss over the whole batch, and what the carry becomes.
     features(params, images, *, layers, attention, extras, constants) -> Features
@@ -118,6 +143,7 @@ class Method(NamedTuple):
         without them.
     constants() -> tree or None
         Frozen arrays and weights read from files: part of the state, never trained.
+    constant_shapes() -> the same as jax.ShapeDtypeStructs, where they are known without the files.
     teacher_of(params) -> subtree or None
         What the EMA teacher copies.
     rules: ((path pattern, Rule), ...)
@@ -134,10 +160,18 @@ class Method(NamedTuple):
     objective: Callable
     features: Callable
     constants: Callable = no_constants
+    constant_shapes: Callable | None = None
     teacher_of: Callable = no_teacher
     rules: Rules = DEFAULT_RULES
     placement: tuple[tuple[str, PartitionSpec], ...] = ()
     health: Callable = no_warnings
+
+
+def shapes_of_constants(method: Method) -> Any:
+    """What `method.constants()` would return, as jax.ShapeDtypeStructs."""
+    if method.constant_shapes is not None:
+        return method.constant_shapes()
+    return jax.eval_shape(lambda constants: constants, method.constants())
 
 
 def spread(embeddings: jax.Array) -> jax.Array:

@@ -117,6 +117,7 @@ def make(config: ConfigDict) -> base.Method:
         mask_token=True,
         cls=m.cls,
         remat=m.remat,
+        attention=m.attention,
         dtype=m.dtype,
     )
     # What the encoder normalises images with, for each value of a patch: [P] each.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from ssl_jax.ops import devices
 from ssl_jax.ops.arguments import require
 from ssl_jax.ops.checked import Count, checked
 from ssl_jax.ops.nearest import nearest
@@ -33,6 +34,7 @@ def cycle_consistent(
     inverse_norms: Float[Array, "*m"] | None = None,
     group_size: Count | None = None,
     precision: Precision = None,
+    cut_bank: bool = False,
 ) -> Cycle:
     """Which objects come back to themselves by way of their nearest neighbour in the bank.
 
@@ -58,6 +60,7 @@ def cycle_consistent(
         (images) only, those that lie in one group with the object; None: among all. The official
         code's group is one device's batch.
       precision: of the cosines; None: see `numerics.product`.
+      cut_bank: as in `nearest`.
 
     Returns:
       Cycle: consistent, bool [n, ...]; index, int32 [n, ...]: j in the flattened bank
@@ -96,11 +99,15 @@ def cycle_consistent(
         None if x is None else x.reshape(-1) for x in (where, bank_where, inverse_norms)
     )
     there, index = nearest(
-        first, first_bank, where=bank_where, inverse_norms=inverse_norms, precision=precision
+        first,
+        first_bank,
+        where=bank_where,
+        inverse_norms=inverse_norms,
+        precision=precision,
+        cut_bank=cut_bank,
     )
-    back, home = nearest(
-        second_bank[index[:, 0]], second, where=where, group_size=group_size, precision=precision
-    )
+    found = devices.take(second_bank, index[:, 0], cut=cut_bank)
+    back, home = nearest(found, second, where=where, group_size=group_size, precision=precision)
     # Values of -inf: there was no row to be found. An object that does not exist is never found
     # itself.
     consistent = (

@@ -70,17 +70,21 @@ def memory_init(spec: dict, size: Count, *, filled: Key[Array, ""] | None = None
     )
 
 
-def memory_push(memory: Memory, rows: dict[str, Shaped[Array, "B ..."]]) -> Memory:
+def memory_push(
+    memory: Memory, rows: dict[str, Shaped[Array, "B ..."]], *, where: Bool[Array, ""] | None = None
+) -> Memory:
     """Overwrites the B oldest rows, wrapping around at the end.
 
     Insertion number j (counted from 0 since `memory_init`) lies in row j mod N. Any B is allowed;
     of more than N rows the last N stay. Under a sharded batch the rows arrive in their global
-    order, and every device holds the same memory.
+    order; the memory may be whole on every device, or cut along its rows.
 
     Args:
       memory: Memory of N rows.
       rows: {name: [B, ...]} with the memory's names and row shapes; cast to its types. No gradient
         flows in.
+      where: bool scalar; False: the memory stays as it is. (Unlike a choice between two memories,
+        this needs no copy of it.) None: True.
 
     Returns:
       The new Memory: written rows valid, cursor (old + B) mod N.
@@ -120,14 +124,19 @@ def memory_push(memory: Memory, rows: dict[str, Shaped[Array, "B ..."]]) -> Memo
     ((count,),), size = counts, memory["valid"].shape[0]
     skipped = max(0, count - size)
     index = (memory["cursor"] + np.arange(skipped, count, dtype=np.int32)) % size
+    moved = jnp.asarray(count, jnp.int32)
+    if where is not None:
+        index = jnp.where(where, index, index + size)  # rows that there are not: nothing is written
+        moved = jnp.where(where, moved, 0)
 
     def write(array, values):
-        return array.at[index].set(values.astype(array.dtype), unique_indices=True)
+        values = jnp.asarray(values).astype(array.dtype)
+        return array.at[index].set(values, unique_indices=True, mode="drop")
 
     return Memory(
         rows={n: write(old[n], jax.lax.stop_gradient(jnp.asarray(rows[n]))[skipped:]) for n in old},
-        valid=memory["valid"].at[index].set(True, unique_indices=True),
-        cursor=((memory["cursor"] + count) % size).astype(jnp.int32),
+        valid=write(memory["valid"], True),
+        cursor=((memory["cursor"] + moved) % size).astype(jnp.int32),
     )
 
 

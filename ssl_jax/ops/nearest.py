@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from ssl_jax.ops import devices
 from ssl_jax.ops import passes as over
 from ssl_jax.ops.arguments import require
 from ssl_jax.ops.checked import Count, Must, checked
@@ -39,6 +40,7 @@ def nearest(
     chunk: Count | None = None,
     bank_chunk: int | None = None,
     precision: Precision = None,
+    cut_bank: bool = False,
 ) -> tuple[Float[Array, "*b q k"], Int[Array, "*b q k"]]:
     """The k most similar bank rows of every query, best first.
 
@@ -66,13 +68,15 @@ def nearest(
       recall_target: for "approx", the expected share of true neighbours, in (0, 1]. On a CPU
         `approx_max_k` sorts exactly at every target (and "exact" is faster); only a TPU takes the
         short cut.
-      chunk: queries per pass; None: as many as give about 2^23 similarities. The queries of one
-        pass are spread over all of them, so that a sharded query axis keeps all devices busy in
-        every pass.
+      chunk: queries per pass, of a device; None: as many as give about 2^23 similarities. The
+        queries of one pass are spread over all of them.
       bank_chunk: bank rows per pass, at least k; None: what suits the device, more for larger k (on
         a CPU 2^11 k, within 2^12 and 2^15). They are spread over the bank likewise. If no number of
         passes near n / bank_chunk divides n, a padded copy of the bank is made.
       precision: of the similarities; None: see `numerics.product`.
+      cut_bank: with several devices: the rows of the bank, `where` and `inverse_norms` are cut over
+        them and stay where they are. False, or with groups, or if the devices do not divide n into
+        parts of k rows at least: every device has the bank, and takes its share of the queries.
 
     Returns:
       values [..., q, k] and row indices int32 [..., q, k]. Gradients reach queries and bank through
@@ -113,7 +117,9 @@ def nearest(
         queries = queries * inverse_norm(queries)[..., None]
     if inverse_norms is not None:
         inverse_norms = jax.lax.stop_gradient(inverse_norms).astype(dtype)
-    how = _How(k, method, metric, recall_target, limit, chunk, bank_chunk, precision)
+    held = size // devices.count() if devices.divide(size) else 0  # rows of a cut bank
+    cut_bank = cut_bank and group_size is None and k <= held
+    how = _How(k, method, metric, recall_target, limit, chunk, bank_chunk, precision, cut_bank)
     values, index = _neighbours(queries.reshape(-1, width), bank, inverse_norms, where, how)
     return values.reshape(*batch, count, k), index.reshape(*batch, count, k)
 
@@ -129,6 +135,7 @@ class _How(NamedTuple):
     chunk: int | None
     bank_chunk: int | None
     precision: Precision
+    cut_bank: bool
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(4,))
@@ -136,30 +143,45 @@ def _neighbours(queries, bank, scale, allowed, how: _How):
     """values [q, k] and rows [q, k] of queries [q, d]; scale: stored inverse norms [n] or None."""
     size, width = bank.shape
     if how.group >= size:
-        values, index = _search(queries, bank, scale, allowed, how, _SCORES)
+        search, banks = functools.partial(_search, how=how), (bank, scale, allowed)
+        if how.cut_bank:
+            values, index = devices.by_bank(search, queries, banks)
+        else:
+            values, index = devices.by_rows(search, (queries,), banks)
     else:
-        groups = math.ceil(size / how.group)
-        extra = groups * how.group - size
-        allowed = jnp.ones(size, bool) if allowed is None else allowed
-
-        def split(x):
-            return None if x is None else over.pad(x, extra).reshape(groups, -1, *x.shape[1:])
-
-        batch = queries.shape[0] // size
-        queries = jnp.pad(queries.reshape(batch, size, width), ((0, 0), (0, extra), (0, 0)))
-        queries = jnp.swapaxes(queries.reshape(batch, groups, how.group, width), 0, 1).reshape(
-            groups, -1, width
-        )
-        search = functools.partial(_search, how=how, scores_held=max(1, _SCORES // groups))
-        values, index = jax.vmap(search)(queries, split(bank), split(scale), split(allowed))
-        index = index + how.group * jnp.arange(groups, dtype=index.dtype)[:, None, None]
-
-        def join(x):
-            x = jnp.swapaxes(x.reshape(groups, batch, how.group, how.k), 0, 1)
-            return x.reshape(batch, -1, how.k)[:, :size].reshape(-1, how.k)
-
-        values, index = join(values), join(index)
+        values, index = _in_groups(queries, bank, scale, allowed, how)
     return values, jnp.minimum(index, size - 1).astype(jnp.int32)
+
+
+def _in_groups(queries, bank, scale, allowed, how: _How):
+    """As `_neighbours`, for queries [b n, d] to a bank [n, d], each in its own group of rows."""
+    size, width = bank.shape
+    groups = math.ceil(size / how.group)
+    extra = groups * how.group - size
+    allowed = jnp.ones(size, bool) if allowed is None else allowed
+    banks = tuple(
+        None if x is None else over.pad(x, extra).reshape(groups, how.group, *x.shape[1:])
+        for x in (bank, scale, allowed)
+    )
+    queries = over.pad(queries.reshape(-1, size, width), extra, 1).reshape(-1, width)
+
+    def share(queries, number, banks):
+        """Queries [m, d] with their numbers [m], which rise by one, cut where a group ends."""
+        length = math.gcd(queries.shape[0], how.group)
+        group = number[::length] // how.group % groups
+        # Of all queries in order, the groups are as they stand: no copy of the bank.
+        ordered = queries.shape[0] == groups * how.group
+        own = banks if ordered else (None if x is None else x[group] for x in banks)
+        parts = queries.reshape(-1, length, width)
+        values, index = jax.vmap(functools.partial(_search, how=how, at_once=len(parts)))(
+            parts, *own
+        )
+        index = index + how.group * group[:, None, None]
+        return tuple(x.reshape(-1, how.k) for x in (values, index))
+
+    number = jnp.arange(queries.shape[0], dtype=jnp.int32)
+    found = devices.by_rows(share, (queries, number), (banks,))
+    return tuple(x.reshape(-1, size + extra, how.k)[:, :size].reshape(-1, how.k) for x in found)
 
 
 @_neighbours.defjvp
@@ -182,11 +204,14 @@ def _neighbours_jvp(how, primals, tangents):
     )
 
 
-def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
-    """As `_neighbours`, within one group; rows beyond the bank may stand for missing neighbours."""
+def _search(queries, bank, scale, allowed, how: _How, at_once: int = 1):
+    """As `_neighbours`, within one group; rows beyond the bank may stand for missing neighbours.
+
+    at_once: searches that run side by side.
+    """
     size, width = bank.shape
     total = queries.shape[0]
-    least, each, most = _ROWS_CPU if jax.default_backend() == "cpu" else _ROWS
+    least, each, most = _ROWS_CPU if devices.platform() == "cpu" else _ROWS
     rows = min(size, how.bank_chunk or max(least, how.k, min(each * how.k, most)))
     bank_passes, per_pass = over.divide(size, rows, least=how.k, block=_BLOCK)
     missing = bank_passes * per_pass - size
@@ -221,7 +246,7 @@ def _search(queries, bank, scale, allowed, how: _How, scores_held: int):
             return best
         return jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
 
-    passes = math.ceil(total / (how.chunk or max(1, scores_held // per_pass)))
+    passes = math.ceil(total / (how.chunk or max(1, _SCORES // (at_once * per_pass))))
     if passes <= 1:
         return one_pass(queries)
     together = math.ceil(total / passes)

@@ -4,7 +4,9 @@ from typing import overload
 
 import jax
 import jax.numpy as jnp
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
+
+from ssl_jax.ops import devices
 
 Precision = jax.lax.PrecisionLike
 
@@ -26,16 +28,27 @@ def sharpen(x: ArrayLike, temperature: ArrayLike) -> jax.Array:
     return x / jnp.asarray(temperature).astype(x.dtype)
 
 
-def product(pattern: str, *arrays: ArrayLike, precision: Precision = None) -> jax.Array:
-    """`jnp.einsum` with the precision that all ops share.
+def precision_of(dtype: DTypeLike) -> str | None:
+    """The precision of products of float32 that the package uses unless told otherwise.
 
-    None: float32 products on every platform, which is all that a CPU knows. Elsewhere shorter
-    formats are faster, but similarities are divided by temperatures of a few percent: an error of
-    1e-6 becomes one of 3e-5 in a probability. Largest error in a cosine of 384 coordinates: 7e-7 in
-    float32, 1e-6 with three passes of bfloat16 ("high" on a TPU), 6e-5 in TensorFloat-32 ("high" on
-    a GPU), 5e-4 with one pass of bfloat16. Where these do, pass "high" or "default".
+    Full float32 on CPUs and on GPUs without bfloat16, which know nothing else. Others would take
+    one pass of bfloat16 (TPUs) or TensorFloat-32 (GPUs) by themselves, and six passes if asked for
+    full precision. Here they take three passes of bfloat16: similarities are divided by
+    temperatures of a few percent, so that an error of 1e-6 becomes one of 3e-5 in a probability.
+    Largest error in a cosine of 384 coordinates: 7e-7 in float32, 1e-6 with three passes, 6e-5 in
+    TensorFloat-32, 5e-4 with one pass. Other types are multiplied as they are (None).
     """
-    precision = jax.lax.Precision.HIGHEST if precision is None else precision
+    if dtype != jnp.float32:
+        return "highest" if dtype == jnp.float64 else None
+    by_platform = {"tpu": "high", "gpu": "BF16_BF16_F32_X3"}
+    platform = devices.platform() if devices.knows_bfloat16() else "cpu"
+    return by_platform.get(platform, "highest")
+
+
+def product(pattern: str, *arrays: ArrayLike, precision: Precision = None) -> jax.Array:
+    """`jnp.einsum` with the precision that all ops share: `precision_of`, or another one."""
+    if precision is None:
+        precision = precision_of(jnp.result_type(*arrays))
     return jnp.einsum(pattern, *arrays, precision=precision)
 
 

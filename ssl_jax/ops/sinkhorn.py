@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
+from ssl_jax.ops import devices
 from ssl_jax.ops import passes as over
 from ssl_jax.ops.arguments import require, require_inside
 from ssl_jax.ops.checked import Count, Positive, checked
@@ -233,7 +234,7 @@ def sinkhorn_cross_entropy(
 
 def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
     """Number of passes over rows of `width` numbers, and by how many rows to pad them."""
-    entries = _ENTRIES_CPU if jax.default_backend() == "cpu" else _ENTRIES
+    entries = _ENTRIES_CPU if devices.platform() == "cpu" else _ENTRIES
     passes, per_pass = over.divide(rows, chunk or max(1, entries // max(width, 1)))
     return passes, passes * per_pass - rows
 
@@ -270,9 +271,9 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
     """h [b, K] of scores [b, n, K]."""
     lead, count, width = scores.shape
     dtype = jnp.promote_types(scores.dtype, jnp.float32)
-    # Partial sums, one per device, so that a sharded sample axis is reduced across devices only
-    # after the loop.
-    parts = math.gcd(count // passes, jax.device_count())
+    # Partial sums, one per device of the mesh in context, so that a sharded sample axis is reduced
+    # across devices only after the loop.
+    parts = math.gcd(count // passes, devices.count())
 
     def block(i):
         x = sharpen(_rows(scores, i, passes), temperature)

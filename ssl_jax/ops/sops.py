@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Integer, Key
 
+from ssl_jax.ops import devices
 from ssl_jax.ops.arguments import require, require_inside
 from ssl_jax.ops.checked import Count, Must, checked
 from ssl_jax.ops.nearest import nearest
@@ -125,7 +126,9 @@ def build_sops(
     require(extra <= candidates, "num_members", num_members, wanted)
 
     memory, anchors = jax.lax.stop_gradient((wide(memory), anchors))
-    vectors = memory[anchors] if by_index else anchors.astype(memory.dtype)
+    # Devices share the search out, but each needs all SOPs. It has the memory, so that nothing but
+    # the results of the search has to be sent.
+    vectors = devices.whole(memory[anchors] if by_index else anchors.astype(memory.dtype))
     own = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
     if extra == 0:
         return vectors[:, None], own
@@ -141,7 +144,8 @@ def build_sops(
         similarity, index = nearest(vectors, memory, k=extra + 1, **search)
         order = jnp.argsort(index == anchors[:, None], axis=-1, stable=True)[:, :extra]
         similarity, index = (jnp.take_along_axis(x, order, axis=-1) for x in (similarity, index))
-    members = jnp.concatenate([memory[index], vectors[:, None]], axis=1)
+    similarity, index = devices.whole((similarity, index))
+    members = devices.whole(jnp.concatenate([memory[index], vectors[:, None]], axis=1))
     return members, jnp.concatenate([similarity, own], axis=1)
 
 

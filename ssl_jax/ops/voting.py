@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ssl_jax.ops import devices
 from ssl_jax.ops.checked import Positive, checked
 from ssl_jax.ops.numerics import Precision, product, wide
 from ssl_jax.ops.sops import MAX_SHARE
@@ -87,8 +88,9 @@ def prepare(members: Float[Array, "K M d"], weights: Float[Array, "K M"]) -> Sop
     1e-4 / (K - 1) everywhere, and the backward pass divides by P without care.
     """
     members, weights = jax.lax.stop_gradient((members, weights))
-    slots = jnp.swapaxes(wide(members), 0, 1)
-    share = jnp.asarray(weights).astype(slots.dtype).T
+    # Devices share the queries out, and each needs all members.
+    slots, share = devices.whole((jnp.swapaxes(wide(members), 0, 1), jnp.asarray(weights).T))
+    share = share.astype(slots.dtype)
     count = slots.shape[1]
     if count == 1:
         return Sops(slots, jnp.ones_like(share), jnp.zeros_like(share))

@@ -109,9 +109,10 @@ def outputs(seed=0):
 @functools.cache
 def jitted(**changes):
     def run(params, teacher, outputs, carry, step):
-        return method(**changes).objective(
+        loss, out = method(**changes).objective(
             params, teacher, outputs, carry, jax.random.key(0), progress(step)
         )
+        return loss, out._replace(carry=base.settle(out.carry, carry))
 
     return jax.jit(run)
 
@@ -123,6 +124,11 @@ def run(given=None, carry=None, epoch=2, **changes):
         params, teacher, given or outputs(), carry or empty, jnp.int32(4 * epoch)
     )
     return float(loss), {name: float(value) for name, value in out.metrics.items()}, out.carry
+
+
+def remember(memory, own, valid):
+    """The memory after a step that these objects are pushed in."""
+    return base.settle(objects.remembered(own, valid), memory)
 
 
 def found(given=None, **changes):
@@ -387,7 +393,7 @@ def test_no_gradient_reaches_teacher_memory_or_assignments():
 def test_exchanging_the_views_leaves_the_loss():
     """Through the memory: with the same seed tokens the clusters are the same."""
     assigned = np.asarray(found()[0])
-    memory = objects.remember(start()[2]["memory"], *found(outputs(5))[1:])
+    memory = remember(start()[2]["memory"], *found(outputs(5))[1:])
     flipped = {
         name.replace("first", "x").replace("second", "first").replace("x", "second"): x
         for name, x in memory["rows"].items()
@@ -542,7 +548,7 @@ def test_memory_is_first_in_first_out_by_images_and_keeps_views_paired():
 
 def test_invalid_objects_are_neither_searched_nor_found():
     own, valid = (x for x in found()[1:])
-    memory = objects.remember(start()[2]["memory"], own, valid)
+    memory = remember(start()[2]["memory"], own, valid)
     marked = {
         name: jnp.where(memory["rows"]["valid"][:, None], memory["rows"][name], 1e3)
         for name in ("first", "second")
@@ -551,7 +557,7 @@ def test_invalid_objects_are_neither_searched_nor_found():
         own, valid, memory | {"rows": memory["rows"] | marked}, group=0
     )
     assert not valid.all() and np.abs(near).max() < 1e3 and not np.any(consistent[:, ~valid])
-    nobody = objects.remember(start()[2]["memory"], own, jnp.zeros_like(valid))
+    nobody = remember(start()[2]["memory"], own, jnp.zeros_like(valid))
     _, consistent, exists = objects.retrieve(own, valid, nobody, group=0)
     assert not consistent.any() and not exists
 
@@ -565,7 +571,7 @@ def test_worked_cycle():
         )
 
     memory = objects.empty_memory(3, 2)
-    memory = objects.remember(
+    memory = remember(
         memory, jnp.stack([at(10, 40, 200), at(12, 85, 190)])[None], jnp.ones((1, 3), bool)
     )
     near, consistent, _ = objects.retrieve(

@@ -9,7 +9,7 @@ import pytest
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.methods import sop, sove
+from ssl_jax.methods import base, sop, sove
 from tests.losses import reference
 from tests.methods import embeddings_case as case
 
@@ -73,12 +73,13 @@ def test_memories_take_the_second_view_and_one_patch_in_order_and_fixed_anchors_
     method, outputs = sop.make(config), case.outputs_of(config)
     carry = case.carry_of(method)
     (_, output), _ = case.evaluate(method, outputs, carry, jax.random.key(2))
+    after = base.settle(output.carry, carry)
     for name, rows in (("cls", outputs.teacher[:, 1]), ("patch", outputs.memory_patch)):
-        old, new = (x[name]["memory"]["rows"]["embedding"] for x in (carry, output.carry))
+        old, new = (x[name]["memory"]["rows"]["embedding"] for x in (carry, after))
         np.testing.assert_array_equal(new[: case.BATCH], rows)
         np.testing.assert_array_equal(new[case.BATCH :], old[case.BATCH :])
-        assert int(output.carry[name]["memory"]["cursor"]) == case.BATCH
-        np.testing.assert_array_equal(output.carry[name]["anchors"], carry[name]["anchors"])
+        assert int(after[name]["memory"]["cursor"]) == case.BATCH
+        np.testing.assert_array_equal(after[name]["anchors"], carry[name]["anchors"])
         np.testing.assert_allclose(jnp.linalg.norm(carry[name]["anchors"], axis=-1), 1, rtol=1e-6)
 
 

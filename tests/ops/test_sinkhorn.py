@@ -566,7 +566,8 @@ def test_sharded_samples_agree_and_send_one_sum_per_iteration(dtype):
     )
     spread = [jax.device_put(x, across) for x in (scores, logits)]
     balance = jax.jit(lambda s: sinkhorn.sinkhorn_potentials(s, temperature=0.06, chunk=32))
-    compiled = balance.lower(spread[0]).compile()
+    with jax.set_mesh(mesh):
+        compiled = balance.lower(spread[0]).compile()
     h = compiled(spread[0])
     close(h, balance(scores), relative=2e-6)
     sent = communication(compiled.as_text())

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.tree_util import Partial
 from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
@@ -95,8 +97,8 @@ def make(config: ConfigDict) -> base.Method:
         terms = losses.cribo_images(
             student,
             target,
-            log_target=images.log_target,
-            log_prediction=images.log_prediction,
+            log_target=Partial(Level.log_target, images),
+            log_prediction=Partial(Level.log_prediction, images),
             chunk=c.chunk or None,
         )
         loss = c.global_weight * terms["loss"]
@@ -134,14 +136,13 @@ def make(config: ConfigDict) -> base.Method:
             if not c.cycle:
                 cycle = jnp.broadcast_to(valid & exists, cycle.shape)
             retrieved = dict(neighbours=embed(teacher, neighbours), cycle=cycle, counts=c.counts)
-            # Only now, so that no object finds itself.
-            new["memory"] = objects.remember(memory, found, valid)
+            new["memory"] = objects.remembered(found, valid)
         terms = losses.cribo_objects(
             student,
             target,
             valid,
-            log_target=level.log_target,
-            log_prediction=level.log_prediction,
+            log_target=Partial(Level.log_target, level),
+            log_prediction=Partial(Level.log_prediction, level),
             chunk=c.chunk or None,
             **retrieved,
         )
@@ -166,6 +167,7 @@ def make(config: ConfigDict) -> base.Method:
             freeze_epochs=c.freeze_last_layer_epochs,
             fixed_gain=c.norm_last_layer,
         ),
+        placement=(("carry/memory/(rows/.*|valid)", PartitionSpec(("data", "fsdp"))),),
         health=functools.partial(health, prototypes=c.prototypes),
     )
 

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from ssl_jax import ops
+from ssl_jax.methods import base
+from ssl_jax.ops import devices
 
 _VIEWS = ("first", "second")  # names of the two halves of the memory
 
@@ -79,22 +81,24 @@ def retrieve(
             bank_where=exists,
             inverse_norms=rows[f"{own}_inverse_norm"],
             group_size=group or None,
+            cut_bank=True,
         )
-        neighbours.append(rows[own][cycle.index])
+        near = devices.take(rows[own], cycle.index.reshape(-1), cut=True)
+        neighbours.append(near.reshape(*cycle.index.shape, -1))
         consistent.append(cycle.consistent)
     return jnp.stack(neighbours), jnp.stack(consistent), exists.any()
 
 
-def remember(memory: ops.Memory, objects: jax.Array, valid: jax.Array) -> ops.Memory:
-    """The memory after objects [B, 2, K, d] with their validity [B, K]: K rows an image, so that
-    the oldest images go first.
+def remembered(objects: jax.Array, valid: jax.Array) -> base.Push:
+    """Rows for the memory of objects [B, 2, K, d] with their validity [B, K]: K rows an image, so
+    that the oldest images go first.
     """
     rows = {"valid": valid.reshape(-1)}
     for view, name in enumerate(_VIEWS):
         rows[name] = objects[:, view].reshape(-1, objects.shape[-1])
         square = jnp.square(rows[name]).sum(axis=-1)
         rows[f"{name}_inverse_norm"] = jax.lax.rsqrt(jnp.where(square > 0, square, 1))
-    return ops.memory_push(memory, rows)
+    return base.Push(rows)
 
 
 def bootstrapping(consistent: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:

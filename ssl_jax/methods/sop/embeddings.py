@@ -149,16 +149,14 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
 
 
 def remember(carry: Mapping[str, Mapping[str, Any]], outputs: Outputs) -> dict[str, dict[str, Any]]:
-    """The carry with the teacher's embeddings of this batch in its memories: global view 2, and one
+    """The carry whose memories take the teacher's embeddings of this batch: global view 2, and one
     patch of it per image.
-
-    For the end of `objective`: the losses read the memories as they were before this step.
     """
     rows = {"cls": outputs.teacher[:, 1]}
     if outputs.memory_patch is not None:
         rows["patch"] = outputs.memory_patch
     return {
-        name: {**held, "memory": ops.memory_push(held["memory"], {"embedding": rows[name]})}
+        name: {**held, "memory": base.Push({"embedding": rows[name]})}
         for name, held in carry.items()
     }
 

@@ -67,6 +67,7 @@ def make(config: ConfigDict) -> base.Method:
         init_std=m.init_std,
         gelu=m.gelu,
         remat=m.remat,
+        attention=m.attention,
         dtype=m.dtype,
     )
 
@@ -84,11 +85,14 @@ def make(config: ConfigDict) -> base.Method:
 
     def constants():
         """The Fourier matrix G of the decoder's position codes, and the tokenizer's weights."""
-        if not rebuilds:
-            return None
+        return {"fourier": fourier(), **goal.constants(c.tokenizer)} if rebuilds else None
+
+    def constant_shapes():
+        return {"fourier": jax.eval_shape(fourier), **goal.shapes} if rebuilds else None
+
+    def fourier():
         key_init, _ = jax.random.split(jax.random.key(config.seed))
-        matrix = factorise.fourier_matrix(jax.random.split(key_init, 8)[7], c.decoder_width)
-        return {"fourier": matrix, **goal.constants(c.tokenizer)}
+        return factorise.fourier_matrix(jax.random.split(key_init, 8)[7], c.decoder_width)
 
     def embed(params, tokens, kind):
         of_kind = tokens.queries if kind == "token" else tokens.cls
@@ -234,6 +238,7 @@ def make(config: ConfigDict) -> base.Method:
         objective=objective,
         features=features,
         constants=constants,
+        constant_shapes=constant_shapes,
         teacher_of=teacher_of,
         rules=((".*", base.Rule(decay=True if c.decay == "all" else "matrices")),),
         health=health,

@@ -1,0 +1,188 @@
+"""Work of an op shared out among the devices of the mesh in JAX's context.
+
+    with jax.set_mesh(mesh):
+        values, index = jax.jit(ops.nearest, static_argnames="k")(queries, bank, k=5)
+
+Left to itself, XLA gives a search that runs in passes to every device as a whole. Where there is no
+mesh, or the code already runs once per device (`jax.shard_map`), nothing is shared out.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+
+from ssl_jax.ops import passes
+
+
+def _axes() -> tuple[str, ...]:
+    """Axes of the mesh that XLA cuts arrays along; () if there is nothing to be shared out."""
+    mesh = jax.sharding.get_abstract_mesh()
+    automatic = all(kind == AxisType.Auto for kind in mesh.axis_types)
+    return mesh.axis_names if automatic and not mesh.empty and mesh.size > 1 else ()
+
+
+def count() -> int:
+    """Devices that work is shared out among, 1 or more."""
+    return jax.sharding.get_abstract_mesh().size if _axes() else 1
+
+
+def platform() -> str:
+    """ "cpu", "gpu" or "tpu": of the mesh, which need not be of this machine, or JAX's default."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return device.platform if device is not None else jax.default_backend()
+
+
+def knows_bfloat16() -> bool:
+    """Whether the device multiplies bfloat16: GPUs before Ampere (T4, V100) do not. Of a GPU that
+    is not in this machine it is taken for granted.
+    """
+    if platform() != "gpu" or jax.default_backend() != "gpu":
+        return True
+    return float(jax.devices()[0].compute_capability) >= 8
+
+
+def by_rows(function: Callable[..., Any], rows: tuple, whole: tuple = ()) -> Any:
+    """function(*rows, *whole), where each device takes its share of the rows.
+
+    Args:
+      function: of which row i of every result depends on row i of `rows` alone.
+      rows: arrays [n, ...] with the same n. If the devices do not divide it, rows of zeros are
+        added and left out again. whole: trees of arrays that every device needs whole.
+
+    Returns:
+      As `function`: a tree of arrays [n, ...], cut along their first axis.
+    """
+    axes = _axes()
+    if not axes:
+        return function(*rows, *whole)
+    size = rows[0].shape[0]
+    cut, uncut = PartitionSpec(axes), PartitionSpec()
+    shared = jax.shard_map(
+        function,
+        in_specs=(*(cut for _ in rows), *(uncut for _ in whole)),
+        out_specs=cut,
+        check_vma=False,  # loops that start from constants
+    )
+    padded = (passes.pad(x, -size % count()) for x in rows)
+    return jax.tree.map(lambda x: x[:size], shared(*padded, *whole))
+
+
+def summed(function: Callable[..., Any], rows: tuple, whole: tuple = ()) -> Any:
+    """function(*rows, *whole), a sum over rows, added up over the devices' shares of the rows.
+
+    So is the gradient by `whole`: once, and over the devices in float32.
+
+    Args:
+      function: gives a tree of sums over rows. rows: trees of arrays [n, ...]. whole: trees of
+        arrays that every device needs whole. All devices get all of `rows` if they do not divide n.
+    """
+    axes, size = _axes(), jax.tree.leaves(rows)[0].shape[0]
+    if not axes or not divide(size):
+        return function(*rows, *whole)
+
+    def cast(tree, like):
+        return jax.tree.map(lambda x, y: x.astype(y.dtype), tree, like)
+
+    whole = jax.tree.map(jnp.asarray, whole)
+    # A gradient is added up in the type that its array crosses the border in.
+    wide = jax.tree.map(_at_least_float32, whole)
+
+    def share(*arguments):
+        own, others = arguments[: len(rows)], arguments[len(rows) :]
+        return jax.tree.map(lambda x: x[None], function(*own, *cast(others, whole)))
+
+    cut, uncut = PartitionSpec(axes), PartitionSpec()
+    shared = jax.shard_map(
+        share,
+        in_specs=(*(cut for _ in rows), *(uncut for _ in whole)),
+        out_specs=cut,
+        check_vma=False,
+    )
+    return jax.tree.map(lambda x: x.sum(axis=0), shared(*rows, *wide))
+
+
+def _at_least_float32(array: jax.Array) -> jax.Array:
+    """Floats narrower than float32 as float32; everything else as it is."""
+    narrow = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+    return array.astype(jnp.float32) if narrow else array
+
+
+def divide(size: int) -> bool:
+    """Whether arrays of so many rows can be cut over the devices."""
+    return size % count() == 0
+
+
+def by_bank(
+    search: Callable[..., tuple[jax.Array, jax.Array]], queries: jax.Array, bank: tuple
+) -> tuple[jax.Array, jax.Array]:
+    """A search for the k best rows of a bank whose rows are cut over the devices.
+
+    Every device searches its rows for all queries; then a device compares what all have found for
+    its share of the queries. Only queries and results are sent, never the bank.
+
+    Args:
+      search: (queries [q, d], *bank) -> values [q, k], best first, and rows [q, k] of the bank it
+        is given; among equals the lower row first.
+      bank: arrays [n, ...], or None. The devices must divide n.
+
+    Returns:
+      values [q, k] and rows [q, k] of the whole bank, cut by queries.
+    """
+    axes = _axes()
+    if not axes:
+        return search(queries, *bank)
+
+    def share(queries, bank):
+        queries = jax.lax.all_gather(queries, axes, tiled=True)
+        values, index = search(queries, *bank)
+        index = index + jax.lax.axis_index(axes).astype(index.dtype) * bank[0].shape[0]
+        parts = [x.reshape(count_, -1, x.shape[-1]) for x in (values, index)]
+        # [q / devices, devices, k]: what each device found for this one's queries.
+        values, index = (
+            jnp.moveaxis(jax.lax.all_to_all(x, axes, 0, 0), 0, 1).reshape(x.shape[1], -1)
+            for x in parts
+        )
+        values, index = jax.lax.sort((-values, index), num_keys=2)
+        k = parts[0].shape[-1]
+        return -values[:, :k], index[:, :k]
+
+    size, count_ = queries.shape[0], count()
+    cut = PartitionSpec(axes)
+    shared = jax.shard_map(share, in_specs=(cut, cut), out_specs=cut, check_vma=False)
+    values, index = shared(passes.pad(queries, -size % count_), bank)
+    return values[:size], index[:size]
+
+
+def take(bank: jax.Array, index: jax.Array, *, cut: bool) -> jax.Array:
+    """bank[index], [q, ...], of a bank [n, ...] of floats.
+
+    cut: True: its rows are cut over the devices, if these divide n; each sends those of the rows
+    that it holds, and the result is cut by `index` [q].
+    """
+    axes = _axes()
+    if not axes or not cut or not divide(bank.shape[0]):
+        return bank[index]
+
+    def share(index, rows):
+        index = jax.lax.all_gather(index, axes, tiled=True)
+        here = index - jax.lax.axis_index(axes).astype(index.dtype) * rows.shape[0]
+        mine = (here >= 0) & (here < rows.shape[0])
+        found = rows[jnp.where(mine, here, 0)]
+        found = jnp.where(mine.reshape(-1, *(1 for _ in rows.shape[1:])), found, 0)
+        return jax.lax.psum_scatter(found, axes, tiled=True)
+
+    size, spec = index.shape[0], PartitionSpec(axes)
+    shared = jax.shard_map(share, in_specs=(spec, spec), out_specs=spec, check_vma=False)
+    return shared(passes.pad(index, -size % count()), bank)[:size]
+
+
+def whole(tree: Any) -> Any:
+    """The arrays of a tree, on every device in full from here on."""
+    if not _axes():
+        return tree
+    return jax.tree.map(
+        lambda x: jax.lax.with_sharding_constraint(jnp.asarray(x), PartitionSpec()), tree
+    )
