@@ -33,7 +33,7 @@ def imagenet(config, variant: str) -> None:
     data.crop_on, data.workers = "host", 16
     model.size, model.patch, model.image_size, model.drop_path = SIZES[variant], 16, 224, 0.1
     # scan and remat change no number; bfloat16 is the papers' mixed precision.
-    model.scan, model.remat, model.dtype = True, True, "bfloat16"
+    model.scan, model.remat, model.dtype = True, "block", "bfloat16"
     optim.batch_size, optim.epochs, optim.warmup_epochs = 1024, EPOCHS[variant], 10.0
     # The papers evaluate the central 224 pixels of images with a short side of 256.
     images = dict(kind="tfds", name=data.name, test_split="validation", size=256)

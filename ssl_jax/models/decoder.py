@@ -35,7 +35,8 @@ def decoder(
     gelu: str = "erf",
     mask_token: bool = False,
     cls: bool = False,
-    remat: bool = False,
+    remat: str = "none",
+    attention: str = "auto",
     dtype: str = "float32",
 ) -> Model:
     """Linear, + position codes, pre-norm blocks, LayerNorm, Linear.
@@ -43,8 +44,8 @@ def decoder(
     Args:
       in_dim: channels of a token; out_dim: channels of an output (patch * patch * 3 for pixels, K
         for codes).
-      width, depth, heads, mlp_ratio, norm_eps, gelu, dtype, remat: of the blocks, as in
-        `ViTConfig`.
+      width, depth, heads, mlp_ratio, norm_eps, gelu, dtype, remat, attention: of the blocks, as
+        in `ViTConfig`.
       init_std: standard deviation of the initial kernels and of the mask token.
       mask_token: own the vector that stands at the cells without a token.
       cls: the first token is a class token: it gets a position code of zeros, is attended to, and
@@ -84,6 +85,7 @@ def decoder(
         eps=norm_eps,
         approximate=gelu == "tanh",
         dtype=dtype,
+        attention_kind=attention,
     )
     build = functools.partial(
         _Decoder,
@@ -144,7 +146,12 @@ class _Decoder(nnx.Module):
             cells = self._fill(cells, keep, codes.shape[0])
         x = jnp.concatenate([first, cells + codes.astype(jnp.float32)], axis=1)
         for block in self.blocks:
-            x = _recomputed(block, x) if self.remat else block(x)[0]
+            graphdef, state = nnx.split(block, graph=True)
+
+            def body(state, x, graphdef=graphdef):
+                return nnx.merge(graphdef, state)(x)[0]
+
+            x = layers_lib.recomputed(body, self.remat)(state, x)
         return self.out(self.norm(x[:, lead:])).astype(jnp.float32)
 
     def _fill(self, cells, keep, n: int):
@@ -153,12 +160,6 @@ class _Decoder(nnx.Module):
         return jax.vmap(lambda rows, index: empty.at[index].set(rows, unique_indices=True))(
             cells, keep
         )
-
-
-def _recomputed(block, x):
-    """The block's output, with its activations recomputed in the backward pass."""
-    graphdef, state = nnx.split(block, graph=True)
-    return jax.checkpoint(lambda state, x: nnx.merge(graphdef, state)(x)[0])(state, x)
 
 
 def _check_inputs(tokens, codes, keep, *, in_dim, width, mask_token, cls) -> None:

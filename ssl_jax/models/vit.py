@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ssl_jax.config import InputError, check_multiple, key
+from ssl_jax.models import attention as attention_lib
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import position as position_lib
 from ssl_jax.models.functional import Model, functional
@@ -127,9 +128,17 @@ class ViTConfig:
         "one compiled block, scanned: compiles 10 x faster on accelerators; same numbers",
         free=True,
     )
-    remat: bool = _field(
-        False,
-        "recompute activations of a block in the backward pass: less memory, same numbers",
+    attention: str = _field(
+        "auto",
+        'kernel: "auto" takes the fused one of cuDNN or of TPUs where it is faster, else "xla"',
+        choices=attention_lib.KINDS,
+        free=True,
+    )
+    remat: str = _field(
+        "none",
+        'recomputed in the backward pass: "none", all but linear layers ("dots"), or all of a'
+        ' "block"; less memory, same numbers',
+        choices=layers_lib.REMAT,
         free=True,
     )
     dtype: str = _field(
@@ -285,6 +294,7 @@ class _ViT(nnx.Module):
             approximate=c.gelu == "tanh",
             dtype=c.dtype,
             layer_scale=c.layer_scale,
+            attention_kind=c.attention,
         )
         self.blocks = nnx.List([block(jax.random.fold_in(keys[4], i)) for i in range(c.depth)])
         self.norm = layers_lib.layer_norm(d, c.norm_eps)
@@ -384,8 +394,7 @@ class _ViT(nnx.Module):
             state, scale = inputs
             return nnx.merge(graphdef, state)(x, scale)[0], None
 
-        if self.config.remat:
-            body = jax.checkpoint(body, prevent_cse=not self.config.scan)
+        body = layers_lib.recomputed(body, self.config.remat, in_scan=self.config.scan)
         if self.config.scan:
             stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
             inputs = (stacked, None if scales is None else scales[start:stop])

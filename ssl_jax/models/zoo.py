@@ -56,6 +56,8 @@ def vit_config(section: ConfigDict | Mapping[str, Any], **overrides: Any) -> ViT
     for name in ("mean", "std"):
         if name in values:
             values[name] = tuple(values[name])
+    if isinstance(values.get("remat"), bool):  # of runs before there was a choice
+        values["remat"] = "block" if values["remat"] else "none"
     return ViTConfig(**values | dict(shape))
 
 

@@ -28,7 +28,7 @@ from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.photometric import Photometric, augment, uniforms
 
 STREAM = 0x76696577  # "view": keeps these draws apart from other users of Philox with the same seed
-RESERVED = ("source", "source_size", "index", "epoch", "replaced")
+RESERVED = ("source", "source_size", "index", "epoch", "replaced", "stop")
 
 
 class Group(NamedTuple):

@@ -121,7 +121,7 @@ def test_order_of_the_kept_tokens_says_nothing():
 def test_remat_changes_no_gradient_and_the_mask_token_learns():
     tokens, codes = inputs(3)
     gradients = []
-    for remat in (False, True):
+    for remat in ("none", "block"):
         model = small(mask_token=True, remat=remat)
 
         def loss(params, tokens, model=model):

@@ -226,7 +226,7 @@ def test_scan_and_remat_change_no_gradient():
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
     want = outcome()
-    for changes in (dict(remat=True), dict(scan=True, remat=True)):
+    for changes in (dict(remat="block"), dict(remat="dots"), dict(scan=True, remat="dots")):
         for a, b in zip(jax.tree.leaves(outcome(**changes)), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(
                 a, b, atol=2e-6 * max(1, np.abs(b).max()), err_msg=str(changes)
