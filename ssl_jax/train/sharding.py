@@ -2,21 +2,22 @@
 `fsdp` only.
 """
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_multiple, free_on_resume, key
 
 AXES = ("data", "fsdp")
 
-# Fields of the state that every device holds whole: memories and centers are read whole at every
-# step.
+# Fields of the state that every device holds whole, unless the method places them: most memories
+# and all centers are read whole at every step.
 _REPLICATED = ("carry", "step", "key", "counters")
 # Smaller arrays are not worth a collective.
 _MIN_SIZE = 2**12
@@ -70,8 +71,7 @@ def mesh_shape(data: int, fsdp: int, num_devices: int) -> tuple[int, int]:
 
 
 def make_mesh(data: int = 0, fsdp: int = 1, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """A mesh ("data", "fsdp") with Auto axes (jax's default became Explicit, which ordinary code
-    cannot run under).
+    """A mesh ("data", "fsdp").
 
     Args:
       data: devices along the batch only; 0 = all devices / fsdp.
@@ -90,9 +90,11 @@ def make_mesh(data: int = 0, fsdp: int = 1, *, devices: Sequence[jax.Device] | N
             f"mesh.data x mesh.fsdp is {count} devices, but several processes must use all"
             f" {len(devices)}"
         )
-    return jax.make_mesh(
-        shape, AXES, axis_types=(AxisType.Auto, AxisType.Auto), devices=devices[:count]
-    )
+    # In the order of the processes, which is that of the rows of a batch. (jax.make_mesh sorts
+    # devices for a torus, and refuses GPUs of several hosts.) Axes are Auto: Explicit ones, a newer
+    # kind, cannot run ordinary code.
+    devices.sort(key=lambda device: (device.process_index, device.id))
+    return Mesh(np.array(devices[:count]).reshape(shape), AXES)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -139,14 +141,16 @@ def state_shardings(
 
     Args:
       placement: ordered (regular expression of a whole path such as "carry/memory/rows",
-        PartitionSpec over "data" and "fsdp"); the first match counts.
+        PartitionSpec over "data" and "fsdp"); the first match counts. An array that the devices do
+        not divide so is replicated.
     """
 
     def place(path, leaf):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, spec in placement:
             if re.fullmatch(pattern, name):
-                return NamedSharding(mesh, spec)
+                wanted = NamedSharding(mesh, spec)
+                return wanted if _divides(wanted, leaf.shape) else replicated(mesh)
         field = getattr(path[0], "name", getattr(path[0], "key", None))
         return (
             replicated(mesh)
@@ -155,6 +159,84 @@ def state_shardings(
         )
 
     return jax.tree_util.tree_map_with_path(place, abstract_state)
+
+
+def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
+    """Whether the devices can cut an array of this shape so."""
+    try:
+        sharding.shard_shape(shape)
+    except ValueError:
+        return False
+    return True
+
+
+def by_image(
+    function: Callable[[Any, Any], Any],
+    placement: tuple[tuple[str, PartitionSpec], ...] = (),
+    *,
+    dtype: str = "float32",
+) -> Callable[[Any, Any], Any]:
+    """`function` with each device of the mesh in context (`jax.set_mesh`) at its own images.
+
+    The gradient by the weights is summed over the devices once and in float32, however often
+    `function` uses them. Left to itself, XLA sums each use, inside loops too. Weights that are cut
+    are gathered for the call, and their gradient is cut again as it is summed.
+
+    Args:
+      function: (weights, images) -> results, of which row i depends on row i of `images` alone.
+        weights: {field of the state: tree}; images: a tree of arrays [B, ...].
+      placement: as of `state_shardings`, which says where the weights are.
+      dtype: that kernels of the networks are sent in, which is the one they are used in.
+    """
+
+    def apart(weights, images):
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or mesh.size == 1:
+            return function(weights, images)
+        places = state_shardings(mesh, weights, placement)
+        specs = jax.tree.map(lambda place: place.spec, places)
+
+        def on_one(weights, images):
+            def whole(path, cut, spec):
+                trained = getattr(path[0], "key", "") != "constants"
+                kernel = trained and getattr(path[-1], "key", "") == "kernel"
+                return _gathered(cut, spec, dtype if kernel else cut.dtype) if any(spec) else cut
+
+            return function(jax.tree_util.tree_map_with_path(whole, weights, specs), images)
+
+        return jax.shard_map(
+            on_one,
+            in_specs=(specs, PartitionSpec(AXES)),
+            out_specs=PartitionSpec(AXES),
+            check_vma=False,  # else the gradient is summed at every use again
+        )(weights, images)
+
+    return apart
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(cut, spec, dtype):
+    """This device's part of an array -> the whole array, sent in `dtype`. Its type stays, so that a
+    gradient is added up in that."""
+    whole = cut.astype(dtype)
+    for axis, names in enumerate(spec):
+        if names is not None:
+            whole = jax.lax.all_gather(whole, names, axis=axis, tiled=True)
+    return whole.astype(cut.dtype)
+
+
+def _gathered_forward(cut, spec, dtype):
+    return _gathered(cut, spec, dtype), None
+
+
+def _gathered_backward(spec, dtype, _, gradient):
+    for axis, names in enumerate(spec):
+        if names is not None:
+            gradient = jax.lax.psum_scatter(gradient, names, scatter_dimension=axis, tiled=True)
+    return (gradient,)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def put_batch(batch: Any, mesh: Mesh) -> Any:

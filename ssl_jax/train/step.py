@@ -2,6 +2,7 @@
 teacher -> carry.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,14 @@ def make_step(
 
     `config` is resolved. Batches are global arrays: a mean, a memory push or a nearest neighbour is
     over the global batch. A step whose loss or gradient is not finite leaves params, optimizer,
-    teacher and carry as they were and is counted."""
+    teacher and carry as they were and is counted. If the batch has "stop", bool [B], the metrics
+    have "stop": whether any row is True."""
     plan = schedule.schedules(config)
-    loss_of = make_loss(method, config.optim.chunks)
+    loss_of = make_loss(method, config.optim.chunks, dtype=config.model.dtype)
 
     def train_step(state: TrainState, batch):
+        batch = dict(batch)
+        stop = batch.pop("stop", None)
         key_encode, key_objective = jax.random.split(jax.random.fold_in(state.key, state.step))
         views = recipe.prepare(method.views, batch, config.seed)
         # One key per image: chunking cannot change a draw.
@@ -66,7 +70,7 @@ def make_step(
             params=keep(params, state.params),
             teacher=keep(teacher, state.teacher),
             opt_state=keep(opt_state, state.opt_state),
-            carry=keep(out.carry, state.carry),
+            carry=methods.settle(out.carry, state.carry, finite),
             counters=counters,
         )
         metrics = {
@@ -77,20 +81,28 @@ def make_step(
             **counters,
             "finite": finite,
         }
+        if stop is not None:
+            metrics["stop"] = stop.any()
         return new_state, metrics
 
     return train_step
 
 
-def make_loss(method: Method, chunks: int) -> Callable[..., tuple[jax.Array, Output]]:
+def make_loss(
+    method: Method, chunks: int, *, dtype: str = "float32"
+) -> Callable[..., tuple[jax.Array, Output]]:
     """Builds loss(params, state, views, (keys, key_objective), progress) -> (scalar, Output) of a
-    batch of prepared views with one key per image."""
+    batch of prepared views with one key per image. dtype: of the networks' computation."""
 
     def loss(params, state, views, keys, progress):
-        def encode(views, keys):
-            return method.encode(params, state.teacher, state.constants, views, keys, progress)
+        def encode(weights, images):
+            trees = (weights[name] for name in ("params", "teacher", "constants"))
+            networks = functools.partial(method.encode, *trees)
+            return in_chunks(functools.partial(networks, progress=progress), chunks)(*images)
 
-        outputs = in_chunks(encode, chunks)(views, keys[0])
+        weights = dict(params=params, teacher=state.teacher, constants=state.constants)
+        apart = sharding.by_image(encode, method.placement, dtype=dtype)
+        outputs = apart(weights, (views, keys[0]))
         return method.objective(params, state.teacher, outputs, state.carry, keys[1], progress)
 
     return loss
@@ -106,7 +118,7 @@ def flops_per_image(config: ConfigDict, state: TrainState) -> float:
     config: resolved. state: a TrainState of arrays or ShapeDtypeStructs.
     """
     plain = ConfigDict(config.to_dict())
-    plain.model.remat = False
+    plain.model.remat, plain.model.attention = "none", "xla"  # kernels hide their products
     method, size = methods.make(FrozenConfigDict(plain)), config.optim.batch_size
     loss = make_loss(method, chunks=1)
 
@@ -121,10 +133,16 @@ def flops_per_image(config: ConfigDict, state: TrainState) -> float:
 
 def compile_step(train_step: Callable, mesh: Mesh, state_shardings: Any) -> jax.stages.Wrapped:
     """Jits the step for a mesh: the state is donated and keeps its shardings, metrics are
-    replicated.
+    replicated. Inside, the mesh is in context, for whatever shares work out among its devices.
     """
+
+    @functools.wraps(train_step)
+    def on_mesh(state, batch):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return train_step(state, batch)
+
     return jax.jit(
-        train_step,
+        on_mesh,
         donate_argnums=0,
         in_shardings=(state_shardings, sharding.batch_sharding(mesh)),
         out_shardings=(state_shardings, sharding.replicated(mesh)),
