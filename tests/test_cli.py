@@ -19,7 +19,7 @@ from PIL import Image
 
 from ssl_jax import api, cli, evals, settings
 from ssl_jax import config as config_lib
-from ssl_jax.cli import show
+from ssl_jax.cli import cache, show
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import checkpoint, log, loop
@@ -228,6 +228,19 @@ def test_every_command_explains_itself(capsys, command):
     assert out.startswith(f"ssl-jax {command} ") and not err
     examples = out.partition("Examples:\n")[2]
     assert f"  ssl-jax {command} " in examples and "Exit codes: 0 done; 2 bad input" in examples
+
+
+@pytest.mark.parametrize("given, kept", [(None, True), ("", False), ("/elsewhere", False)])
+def test_compiled_programs_are_kept_unless_told_otherwise(monkeypatch, tmp_path, given, kept):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    if given is not None:
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", given)
+    settings_made = []
+    monkeypatch.setattr(jax.config, "update", lambda *pair: settings_made.append(pair))
+    cache.keep_programs()
+    assert settings_made == [("jax_compilation_cache_dir", str(cache.folder()))] * kept
+    assert cache.folder().parent == tmp_path / "ssl_jax"
 
 
 def test_a_run_of_a_row_has_its_config_and_numbers(monkeypatch, tmp_path):

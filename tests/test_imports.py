@@ -25,6 +25,7 @@ ORDER = (
     "models",
     "losses",
     "methods",
+    "train.distributed",
     "train.optim",
     "train.schedule",
     "train.sharding",

@@ -412,7 +412,7 @@ def test_what_must_agree_to_resume(toy, key, value):
         ("mesh.fsdp", 2),
         ("data.dir", "/elsewhere"),
         ("data.cache", True),
-        ("model.remat", True),
+        ("model.remat", "block"),
         ("model.scan", True),
         ("optim.chunks", 2),
         ("max_nonfinite", 5),

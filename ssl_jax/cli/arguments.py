@@ -99,6 +99,15 @@ def parse(
     return values, values["config"].value
 
 
+def number(value: str | None, flag: str) -> int | None:
+    """The whole number that a flag was given; None stays None. Raises InputError."""
+    if value is None:
+        return None
+    if not value.isdigit():
+        raise InputError(f"--{flag} is {value!r}; it must be a whole number")
+    return int(value)
+
+
 def _no_key(key: str, known) -> str:
     """Message for a dotted key that is not in `known`."""
     inside = [k for k in known if k.startswith(key + ".")]

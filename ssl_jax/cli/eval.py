@@ -26,6 +26,7 @@ Exit codes: 0 done; 2 bad input; 1 unexpected error.
 def run(argv: list[str]) -> int:
     """Runs the command; returns the exit code."""
     from ssl_jax import api, evals
+    from ssl_jax.cli import cache
     from ssl_jax.evals import report
 
     if len(argv) < 2 or argv[1].startswith("-"):
@@ -51,6 +52,7 @@ def run(argv: list[str]) -> int:
         names = ", ".join(evals.named(config)) or "its config has none"
         raise InputError(f"evals.tasks names no evaluation of this run; give --task=NAME ({names})")
     config.evals.tasks = tasks
+    cache.keep_programs()
     settings.validate(config, num_devices=None)
     encoder = api.load(argv[1])
     evaluation = report.Evaluation(FrozenConfigDict(config))

@@ -145,14 +145,9 @@ def _costs(config) -> list[str]:
     rows = {f"parameters, {name}": f"{zoo.count(tree):,}" for name, tree in params.items()}
     rows["parameters, all"] = f"{zoo.count(params):,}"
     rows[f"forward, one {size} px image"] = f"{forward / 1e9:,.4g} GFLOP"
-    try:
-        image = step.flops_per_image(config, _abstract_state(method))
-    except MissingFile:
-        pass  # named below; without its weights a frozen network cannot be counted
-    else:
-        batch = config.optim.batch_size
-        rows["training step, per image"] = f"{image / 1e9:,.4g} GFLOP"
-        rows[f"training step, batch of {batch}"] = f"{image * batch / 1e12:,.4g} TFLOP"
+    image, batch = step.flops_per_image(config, _abstract_state(method)), config.optim.batch_size
+    rows["training step, per image"] = f"{image / 1e9:,.4g} GFLOP"
+    rows[f"training step, batch of {batch}"] = f"{image * batch / 1e12:,.4g} TFLOP"
     rows |= {f"expected {name}": number for name, number in sorted(config.expected.items())}
     return [f"{name:<32} {value}" for name, value in rows.items()]
 
@@ -160,7 +155,8 @@ def _costs(config) -> list[str]:
 def _abstract_state(method):
     """Shapes of what the step's loss reads; no optimizer is made."""
     none = optim.Optimizer(init=lambda params: None, update=None)
-    return jax.eval_shape(lambda c: state.create(method, none, 0, c), method.constants())
+    constants = methods.shapes_of_constants(method)
+    return jax.eval_shape(lambda c: state.create(method, none, 0, c), constants)
 
 
 def table(rows: Sequence[papers.Row]) -> str:

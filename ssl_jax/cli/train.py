@@ -1,6 +1,6 @@
 """`ssl-jax train`: pretrains, or continues a run."""
 
-from ssl_jax.cli import arguments
+from ssl_jax.cli import arguments, cache
 from ssl_jax.config import InputError
 
 HELP = """ssl-jax train --config=NAME[:VARIANT] --workdir=FOLDER [--config.KEY=VALUE ...]
@@ -15,7 +15,11 @@ Pretrains. The same command continues a run that was stopped or killed.
   --config.KEY=VALUE        changes one key (ssl-jax show --config=NAME lists them)
   --import=MODULE           imports a module first, which may register a method of yours
   --config.init_from=PATH   starts a new run from published weights or another run's
-  --distributed             several processes, which find each other under SLURM, on TPU pods, GKE
+  --distributed             several processes, which find each other under SLURM, Open MPI, on TPU
+                            slices and GKE
+  --coordinator=ADDRESS:PORT --num-processes=N --process-id=I
+                            several processes anywhere: the address of process 0, their number,
+                            and which one this is (0 to N - 1)
 
 Examples:
   ssl-jax train --config=quickstart --workdir=runs/quickstart
@@ -33,13 +37,27 @@ def run(argv: list[str]) -> int:
     """Runs the command; returns the exit code."""
     layers, _, rest = arguments.start(argv)
     *_, config = layers.values()
-    values, config = arguments.parse(rest, config, workdir=None, distributed=False)
+    place = ("coordinator", "num-processes", "process-id")
+    flags = dict(workdir=None, distributed=False) | dict.fromkeys(place)
+    values, config = arguments.parse(rest, config, **flags)
     if not values.workdir:
         raise InputError("--workdir=FOLDER is missing: where checkpoints, metrics and pictures go")
-    if values.distributed:
-        import jax
+    coordinator, count, index = (values[name].value for name in place)
+    if values.distributed or any((coordinator, count, index)):
+        from ssl_jax.train import distributed
 
-        jax.distributed.initialize()  # finds its peers under SLURM, on TPU pods and GKE
+        distributed.connect(
+            coordinator,
+            arguments.number(count, "num-processes"),
+            arguments.number(index, "process-id"),
+        )
     from ssl_jax import api
+    from ssl_jax.train import distributed
 
-    return api.train(config, values.workdir)
+    cache.keep_programs()
+    if "://" in values.workdir:
+        raise InputError(
+            f"--workdir is {values.workdir}; it must be a folder, such as a bucket that is mounted"
+        )
+    with distributed.together():
+        return api.train(config, values.workdir)

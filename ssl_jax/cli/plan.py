@@ -1,0 +1,224 @@
+"""`ssl-jax plan`: what a step would take on devices that need not be here."""
+
+import json
+
+import jax
+from ml_collections import ConfigDict
+
+from ssl_jax import methods, settings
+from ssl_jax.cli import arguments
+from ssl_jax.config import InputError, MissingFile, unknown
+from ssl_jax.data import source
+from ssl_jax.train import estimate, sharding
+
+HELP = """ssl-jax plan --config=NAME[:VARIANT] --topology=SLICE [--config.KEY=VALUE ...]
+ssl-jax plan --config=NAME[:VARIANT] --devices=N [--device=H100] [--config.KEY=VALUE ...]
+
+Compiles the step of a config for devices that need not be here, and prints what it takes on each:
+memory, FLOPs, what is sent between devices and by which line, the time that published peaks allow,
+and device-hours of the run. Nothing is trained and no data are read.
+
+  --config=NAME[:VARIANT]   a config that comes with the package, or a file of yours
+  --row=PAPER/ROW           or a row of a paper's table
+  --config.KEY=VALUE        changes one key: mesh.fsdp, optim.batch_size, model.remat, ...
+  --topology=SLICE          a TPU slice such as v5e:16x16, v5p:8x8x4 or v6e:16x16, compiled by
+                            libtpu (about 600 MB; the command says how to get it)
+  --devices=N               or N devices, cut by the compiler for CPUs: FLOPs and what is sent hold
+                            for any device, temporary memory is that of a CPU
+  --device=NAME             whose peaks are used: {machines};
+                            as a rule that of the slice, or H100
+  --images=N                training images, for the length of the run, if the data are not here
+  --largest-batch           compiles a second time, for the largest batch that fits
+  --json                    one JSON object instead of text
+
+Examples:
+  ssl-jax plan --config=sop:vitl16 --topology=v5e:16x16 --images=1281167
+  ssl-jax plan --config=cribo:vitb16 --devices=8 --device=H100 --config.mesh.fsdp=8
+
+Exit codes: 0 done; 2 bad input; 1 unexpected error.
+""".replace("{machines}", ", ".join(estimate.MACHINES))
+
+_MIB, _GIB = 2**20, 2**30
+_LINES = 8  # of what is sent, and of FLOPs
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns the exit code."""
+    layers, _, rest = arguments.start(argv)
+    *_, config = layers.values()
+    flags = dict.fromkeys(("topology", "devices", "device", "images"), "")
+    switches = dict.fromkeys(("largest-batch", "json"), False)
+    values, config = arguments.parse(rest, config, **flags, **switches)
+    devices, name = _devices(values.topology, values.devices, values.device)
+    config = _resolved(config, len(devices), values.images)
+    result = report(config, devices, name)
+    if values["largest-batch"].value:
+        result["largest_batch"] = largest_batch(config, devices, name, result)
+    print(json.dumps(result, indent=2) if values.json else text(result))
+    return 0
+
+
+def _positive(value: str, flag: str) -> int:
+    number = arguments.number(value, flag)
+    if not number:
+        raise InputError(f"--{flag} is {value}; it must be 1 or more")
+    return number
+
+
+def _devices(topology: str, devices: str, device: str) -> tuple[list[jax.Device], str]:
+    """The devices to compile for, and the machine whose peaks count."""
+    if bool(topology) == bool(devices):
+        raise InputError("give one of --topology=SLICE, such as v5e:16x16, and --devices=N")
+    if device and device not in estimate.MACHINES:
+        raise InputError(unknown("device", device, estimate.MACHINES))
+    jax.config.update("jax_platforms", "cpu")
+    if topology:
+        return estimate.topology(topology), device or topology.partition(":")[0]
+    number = _positive(devices, "devices")
+    if number == 1:
+        raise InputError("--devices is 1, but a step for one device is not cut; use 2 or more")
+    jax.config.update("jax_num_cpu_devices", number)
+    return jax.devices(), device or "H100"
+
+
+def _resolved(config: ConfigDict, num_devices: int, images: str) -> ConfigDict:
+    """The config as a run would have it. Files that training needs may be missing."""
+    settings.validate(config, num_devices=num_devices)
+    try:
+        methods.get(config.method).check(config)
+    except MissingFile:
+        pass
+    if images:
+        records = _positive(images, "images")
+    else:
+        try:
+            records = len(source.make_source(config.data))
+        except InputError as error:
+            raise InputError(f"{error}. Or say how many images there are: --images=N") from error
+    return settings.resolve(config, num_records=records, num_devices=num_devices)
+
+
+def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
+    """What the command prints, as numbers."""
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, devices=devices)
+    if mesh.size == 1:
+        raise InputError(
+            "mesh.data x mesh.fsdp is 1, but a step for one device is not cut; mesh.data=0 takes"
+            f" all {len(devices)} devices"
+        )
+    machine = estimate.MACHINES[name]
+    step = estimate.compile(config, mesh)
+    seconds = estimate.seconds(
+        step.program, machine, mesh.size, simulated=devices[0].platform == "cpu"
+    )
+    slowest = max(seconds.values())
+    batch, steps = config.optim.batch_size, config.run.total_steps
+    return {
+        "method": config.method,
+        "device": name,
+        "mesh": dict(mesh.shape),
+        "batch": batch,
+        "memory": step.memory,
+        "memory_of_device": machine.memory,
+        "flops": step.program.flops,
+        "flops_where": [
+            {"where": where, "operands": kind, "flops": number}
+            for (where, kind), number in _largest(step.program.where)
+        ],
+        "sent": {
+            kind: step.program.volume(kind)
+            for kind in sorted({c.kind for c in step.program.collectives})
+        },
+        "sent_where": [c._asdict() for c in step.program.collectives[:_LINES]],
+        "seconds": seconds,
+        "bound": max(seconds, key=seconds.__getitem__),
+        "images_per_second": batch / slowest,
+        "steps": steps,
+        "hours": steps * slowest / 3600,
+        "device_hours": steps * slowest / 3600 * mesh.size,
+    }
+
+
+def _largest(numbers: dict) -> list[tuple]:
+    return sorted(numbers.items(), key=lambda item: -item[1])[:_LINES]
+
+
+def largest_batch(config: ConfigDict, devices: list, name: str, result: dict) -> int:
+    """The largest batch that the devices divide and that fits, by a straight line through two
+    sizes."""
+    mesh, batch = result["mesh"], result["batch"]
+    count = mesh["data"] * mesh["fsdp"] * config.optim.chunks
+    other = ConfigDict(config.to_dict())
+    other.optim.batch_size = max(count, batch // 2 // count * count)
+    if other.optim.batch_size == batch:
+        other.optim.batch_size = 2 * batch
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, devices=devices)
+    memory = estimate.compile(other, mesh).memory
+    grows = (_total(memory) - _total(result["memory"])) / (other.optim.batch_size - batch)
+    free = result["memory_of_device"] - _total(result["memory"])
+    return max(0, int((batch + free / max(grows, 1.0)) // count * count))
+
+
+def _total(memory: dict) -> float:
+    return sum(memory.values())
+
+
+def text(result: dict) -> str:
+    """The report for people."""
+    mesh, memory = result["mesh"], result["memory"]
+    devices = mesh["data"] * mesh["fsdp"]
+    needed, there = _total(memory), result["memory_of_device"]
+    lines = [
+        f"{result['method']} on {devices} x {result['device']} (data {mesh['data']}, fsdp"
+        f" {mesh['fsdp']}), batch {result['batch']}: {result['batch'] / devices:g} images each",
+        "",
+        "memory of one device",
+        *(f"  {name:<14} {number / _MIB:>10,.0f} MiB" for name, number in memory.items()),
+        f"  {'all':<14} {needed / _MIB:>10,.0f} MiB of {there / _GIB:.0f} GiB: "
+        + ("fits" if needed < there else "DOES NOT FIT"),
+        "",
+        "products of one device and step",
+        *(
+            f"  {kind:<14} {number / 1e12:>10,.3f} TFLOP"
+            for kind, number in result["flops"].items()
+        ),
+        *(
+            f"    {row['flops'] / 1e12:>8,.3f} {row['operands']:<10} {row['where']}"
+            for row in result["flops_where"]
+        ),
+        "",
+        "sent in one step (bytes of the results)",
+        *(f"  {kind:<18} {number / _MIB:>10,.1f} MiB" for kind, number in result["sent"].items()),
+        *(
+            f"    {row['bytes'] * row['times'] / _MIB:>8,.1f} MiB x{row['times']:<4}"
+            f" {row['kind']:<14} {row['type'].split('{')[0]:<24} {row['where']}"
+            for row in result["sent_where"]
+        ),
+        "",
+        "at least, by the published peaks",
+        *(f"  {name:<14} {1000 * t:>10,.2f} ms a step" for name, t in result["seconds"].items()),
+        f"  bound by {result['bound']}: at most {result['images_per_second']:,.0f} images/s,"
+        f" {result['steps']:,} steps in {result['hours']:,.2f} h,"
+        f" {result['device_hours']:,.1f} device-hours",
+        *suggestions(result),
+    ]
+    if "largest_batch" in result:
+        lines.append(f"  largest batch that fits: about {result['largest_batch']:,}")
+    return "\n".join(lines)
+
+
+def suggestions(result: dict) -> list[str]:
+    """What would help, a line each."""
+    memory, fits = result["memory"], _total(result["memory"]) < result["memory_of_device"]
+    lines = []
+    if not fits:
+        held = max(memory, key=memory.get)
+        remedy = {
+            "temporary": 'model.remat="block" or a larger optim.chunks',
+            "carry": "more devices, or a smaller memory of the method",
+            "batch": "a smaller optim.batch_size",
+        }.get(held, "a larger mesh.fsdp")
+        lines.append(f"  to make it fit: {remedy} (most is {held})")
+    if result["bound"] == "communication":
+        lines.append("  to wait less: a larger optim.batch_size, or a smaller mesh.fsdp")
+    return lines
