@@ -10,12 +10,15 @@ ones every epoch. Process p of P takes the contiguous rows [p * B/P, (p + 1) * B
 batch: the block that a batch sharded over a mesh in process order keeps on p. Every draw is keyed
 by (seed, epoch, record index): neither workers, processes nor restarts change a sample.
 
-The unit of work is a whole batch: grain handles a batch as one element, so it costs nothing per
-record.
+The unit of work is a batch, or in worker processes a few rows of one: each worker holds some units
+that are finished, and batches of large images would take all memory. grain handles a unit as one
+element, so it costs little per record.
 """
 
 import atexit
 import functools
+import itertools
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -36,7 +39,8 @@ _ORDER = 0x0DE7  # keeps the streams of the data order apart from all others mad
 _ENDLESS = 2**40  # batches
 _NAMED = 5  # unreadable records named in an error
 _THREADS = 2  # in the main process; more only fight for the interpreter lock
-_WORKER_BUFFER = 2  # finished batches that wait in each worker process
+_WORKER_BUFFER = 2  # finished units that wait in each worker process
+_UNIT = 16  # rows of a unit in a worker process, at most
 
 
 def defaults() -> dict:
@@ -122,12 +126,14 @@ class Loader:
         self._closed = False
         length = _ENDLESS if total_records is None else total_records // batch_size
         local = batch_size // process_count
-        rows = range(process_index * local, (process_index + 1) * local)
+        self._pieces = math.ceil(local / _UNIT) if workers else 1
+        cuts = [process_index * local + local * i // self._pieces for i in range(self._pieces + 1)]
+        rows = [range(*pair) for pair in itertools.pairwise(cuts)]
         batches = _Batches(
             source, recipe, seed, batch_size, rows, crop_on == "device", max_unreadable, length
         )
         self.source_size = batches.image_size
-        self._iterator = _iterate(batches, start_record // batch_size, workers)
+        self._iterator = _iterate(batches, start_record // batch_size * self._pieces, workers)
         if workers:
             # Before multiprocessing's own clean-up, which would wait for the workers.
             atexit.register(self.close)
@@ -142,19 +148,23 @@ class Loader:
         if self._closed:
             raise StopIteration
         try:
-            # Workers send shared memory, of which a machine may have little: copied, it is free
-            # again at once.
-            batch = (
-                jax.tree.map(np.array, next(self._iterator))
-                if self._workers
-                else next(self._iterator)
-            )
+            units = [self._unit() for _ in range(self._pieces)]
+            batch = units[0]
+            if len(units) > 1:
+                batch = jax.tree.map(lambda *x: np.concatenate(x), *units)
             self._count(batch)
         except BaseException:
             self.close()
             raise
         self._record += self._batch_size
         return batch
+
+    def _unit(self) -> dict:
+        """The next rows. Workers send shared memory, of which a machine may have little: copied, it
+        is free again at once.
+        """
+        unit = next(self._iterator)
+        return jax.tree.map(np.array, unit) if self._workers else unit
 
     def state(self) -> dict:
         """{"record": next global record}: the `start_record` of a new loader with any workers and
@@ -180,8 +190,8 @@ class Loader:
 
 
 class _Batches:
-    """Random access to batches: element b has the local rows of global batch b. Picklable, safe in
-    threads.
+    """Random access to the local rows of global batches, each in len(rows) pieces: element
+    b * len(rows) + i has rows[i] of batch b. Picklable, safe in threads.
     """
 
     def __init__(self, source, recipe, seed, batch_size, rows, on_device, share, length):
@@ -194,10 +204,11 @@ class _Batches:
             self.image_size = self._readable(0)[0]["image"].shape[:2]
 
     def __len__(self):
-        return self._length
+        return self._length * len(self._rows)
 
-    def __getitem__(self, b):
-        epoch, indices = self._order(b)
+    def __getitem__(self, number):
+        b, piece = divmod(number, len(self._rows))
+        epoch, indices = self._order(b, self._rows[piece])
         records = [self._readable(i) for i in indices]
         images = [record["image"] for record, _ in records]
         self._check_images(images, indices)
@@ -221,12 +232,12 @@ class _Batches:
             batch["source"] = np.stack(images)
         return batch
 
-    def _order(self, b):
-        """(epoch, record indices of the local rows) of global batch b."""
+    def _order(self, b, rows):
+        """(epoch, record indices) of some rows of global batch b."""
         epoch, step = divmod(b, len(self._source) // self._batch_size)
         start = step * self._batch_size
         order = permutation(len(self._source), self._seed, epoch)
-        return epoch, order[start + self._rows.start : start + self._rows.stop].tolist()
+        return epoch, order[start + rows.start : start + rows.stop].tolist()
 
     def _readable(self, index):
         """(record, replaced): record `index` or, if that fails, the next one that works (after the

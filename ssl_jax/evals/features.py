@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.ops import patchify
+from ssl_jax.train import distributed
 
 RAW_GRID = 16  # side to which the raw-pixel baseline averages an image
 
@@ -54,10 +55,12 @@ def extract(
     patches: bool = False,
     crop: int = 0,
     multiple: int = 1,
+    shared: bool = True,
 ) -> Extracted:
     """Runs a jitted `features_fn` over records of `source`.
 
-    Every call has ONE batch shape (the last batch is padded), so the function is traced once. The
+    Several processes share the records out, and all get all rows. Every call has ONE batch shape
+    (the last batch is padded), so the function is traced once. The
     source resizes (its `size`: short side, then centre crop); `crop` and `multiple` only cut
     borders off, from image and mask alike: the protocol "resize to 256, centre crop 224" is a
     source of size 256 with crop=224.
@@ -71,6 +74,7 @@ def extract(
       image, patches: which features to keep.
       crop: side of the square kept from the centre, in pixels; 0: everything.
       multiple: height and width are cut to a multiple of this (the patch size), around the centre.
+      shared: whether all processes call this, each for its share; False: this one by itself.
 
     Returns:
       Extracted, one row per readable record; unreadable ones are left out and named in `skipped`.
@@ -85,6 +89,8 @@ def extract(
         )
     window = _window(source.size, crop, multiple)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
+    asked = len(indices)
+    indices = distributed.share(indices) if shared else indices
     collected, kept, skipped, pending = _Rows(len(indices)), [], [], None
     truth: list[tuple] = []  # (label, mask) of each row
     for start in range(0, len(indices), batch_size):
@@ -114,23 +120,51 @@ def extract(
             },
             len(records),
         )
-    if pending is None:
+    if pending is not None:
+        collected.add(*pending)
+    rows = collected.arrays | {"index": np.asarray(kept, np.int64)}
+    for name, dtype, column in (("label", np.int32, 0), ("mask", np.uint8, 1)):
+        values = _column(name, [known[column] for known in truth], dtype, source)
+        rows |= {} if values is None else {f"{name}s": values}
+    if shared:
+        rows, skipped = _joined(rows, skipped)
+    if not len(rows["index"]):
         raise InputError(
-            f"no readable image in {source!r} ({len(skipped)} unreadable, {len(indices)} asked for)"
+            f"no readable image in {source!r} ({len(skipped)} unreadable, {asked} asked for)"
         )
-    collected.add(*pending)
-    rows = collected.arrays
-    for name, values in rows.items():
-        _check_finite(name, values, kept, source)
+    for name in ("image", "patches"):
+        if name in rows:
+            _check_finite(name, rows[name], rows["index"], source)
     return Extracted(
         image=rows.get("image"),
         patches=rows.get("patches"),
-        labels=_column("label", [label for label, _ in truth], np.int32, source),
-        masks=_column("mask", [mask for _, mask in truth], np.uint8, source),
-        index=np.asarray(kept, np.int64),
+        labels=rows.get("labels"),
+        masks=rows.get("masks"),
+        index=rows["index"],
         num_classes=source.num_classes,
         skipped=tuple(skipped),
     )
+
+
+def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
+    """Rows and names of all processes. Which rows there are is told first: a process without
+    readable records has no shapes, and all must take the same way."""
+    shapes = {name: (x.shape[1:], str(x.dtype)) for name, x in rows.items()}
+    every = distributed.told({"shapes": shapes, "count": len(rows["index"]), "skipped": skipped})
+    known: dict = {}
+    for one in every:
+        known |= one["shapes"]
+    some = [one["shapes"].keys() for one in every if one["count"]]
+    if any(names != known.keys() for names in some):
+        partly = known.keys() - set.intersection(*map(set, some))
+        raise InputError(
+            f"only some records have {', '.join(sorted(partly))}; give all of them, or none"
+        )
+    joined = {}
+    for name, (shape, dtype) in sorted(known.items()):
+        mine = rows.get(name, np.empty((0, *shape), dtype))
+        joined[name] = distributed.joined(mine)
+    return joined, [name for one in every for name in one["skipped"]]
 
 
 def images_of(

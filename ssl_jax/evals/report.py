@@ -14,7 +14,7 @@ from ssl_jax import evals
 from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import attention, pca
 from ssl_jax.methods.encoder import Encoder, bound
-from ssl_jax.train import state
+from ssl_jax.train import distributed, state
 
 _SHOWN = 6  # test images in the pictures of any network
 
@@ -120,7 +120,8 @@ class Evaluation:
         larger = ConfigDict(self.config.to_dict())
         for section in evals.named(larger).values():
             section.data.size, section.crop = side, 0
-        return evals.cases(encoder, larger, tasks=self.tasks)
+        # Only one process draws.
+        return evals.cases(encoder, larger, tasks=self.tasks, shared=False)
 
     def report(self, params: Any, constants: Any, folder: Path) -> dict[str, dict[str, float]]:
         """Compares, prints the table, and leaves results.json, results.txt and pictures/*.png in
@@ -129,6 +130,8 @@ class Evaluation:
             return {}
         results = self.compare(params, constants)
         table = self.table(results)
+        if not distributed.is_first():
+            return results
         (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
         (folder / "results.txt").write_text(table + "\n")
         print(table, flush=True)

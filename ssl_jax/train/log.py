@@ -19,6 +19,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, free_on_resume, key
+from ssl_jax.train import distributed
 
 # Columns that depend on the clock: left out of every bit-exact comparison.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
@@ -43,6 +44,12 @@ def defaults() -> dict:
             every_steps=key(10, "steps from one row of metrics to the next", "steps", above=0),
             tensorboard=key(False, "also write TensorBoard files (needs tensorboardX)"),
             wandb=key("", "Weights & Biases project; empty = off"),
+            silent_seconds=key(
+                600.0,
+                "nothing happened for so long: say which process hangs, and where; 0 = never",
+                "seconds",
+                least=0,
+            ),
         )
     )
 
@@ -51,11 +58,13 @@ class Table:
     """Rows of scalars kept as NAME.jsonl and NAME.csv side by side.
 
     On resume, rows after the restored step are cut, so that a killed run ends with the same rows as
-    an undisturbed one.
+    an undisturbed one. Of several processes, the first one writes.
     """
 
     def __init__(self, folder: Path, name: str, *, restored_step: int | None):
         self.jsonl, self.csv = folder / f"{name}.jsonl", folder / f"{name}.csv"
+        if not distributed.is_first():
+            return
         kept = (
             []
             if restored_step is None
@@ -71,6 +80,8 @@ class Table:
         """Appends one row; keys of the first row are the columns of the CSV, later new keys go to
         the JSONL only.
         """
+        if not distributed.is_first():
+            return
         with open(self.jsonl, "a") as f:
             f.write(json.dumps(row) + "\n")
         self._append_csv(row)
@@ -223,6 +234,8 @@ class Trackers:
 
     def __init__(self, folder: Path, config: ConfigDict):
         self._writers = []
+        if not distributed.is_first():
+            return
         if config.log.tensorboard:
             writer = _package("tensorboardX", "log.tensorboard").SummaryWriter(
                 str(folder / "tensorboard")

@@ -19,7 +19,7 @@ from ssl_jax import methods
 from ssl_jax.config import InputError
 from ssl_jax.data import loader
 from ssl_jax.evals.report import Evaluation
-from ssl_jax.train import checkpoint, health, log, optim, sharding, start, state, step
+from ssl_jax.train import checkpoint, distributed, health, log, optim, sharding, start, state, step
 
 EXIT_DONE = 0
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: saved after a signal; the same command continues
@@ -47,12 +47,21 @@ def plan(config: ConfigDict, source: Any, keys: dict) -> Run:
     """
     method = methods.make(config)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
+    optimizer, abstract = on_mesh(method, config, mesh)
+    return Run(config, method, source, mesh, optimizer, method.constants(), keys, abstract)
+
+
+def on_mesh(
+    method: methods.Method, config: ConfigDict, mesh: jax.sharding.Mesh
+) -> tuple[optim.Optimizer, state.TrainState]:
+    """The optimizer, and the state as ShapeDtypeStructs with shardings on a mesh, which need not be
+    of this machine. No file is read."""
     params = jax.eval_shape(lambda: method.init(jax.random.key(0))[0])
     optimizer = optim.make(config.optim, method.rules, params)
-    constants = method.constants()
+    constants = methods.shapes_of_constants(method)
     shapes = jax.eval_shape(lambda c: state.create(method, optimizer, 0, c), constants)
-    abstract = checkpoint.abstract(shapes, sharding.state_shardings(mesh, shapes, method.placement))
-    return Run(config, method, source, mesh, optimizer, constants, keys, abstract)
+    places = sharding.state_shardings(mesh, shapes, method.placement)
+    return optimizer, checkpoint.abstract(shapes, places)
 
 
 def fresh_state(run: Run) -> state.TrainState:
@@ -78,8 +87,10 @@ def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
     """
     workdir = Path(workdir).absolute()
     log.check_trackers(run.config)
+    distributed.agree(_facts(run))
     evaluation.open()  # a wrong folder shows here, not after the training
     saved = _open_checkpoints(workdir, run, create=False)
+    distributed.agree({"newest checkpoint": saved and saved.latest(), "workdir": str(workdir)})
     current, record = _restore(saved, run) if saved else (None, 0)
     begin = 0 if current is None else int(current.step)
     batches = open_loader(run, record)
@@ -116,21 +127,27 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluation) -
     guard = _NonFinite(config.max_nonfinite)
     unreadable = _Unreadable(workdir, run.source)
 
-    with _stop_signals() as stop:
+    with _stop_signals() as stop, distributed.watched(config.log.silent_seconds) as watchdog:
         eval_every = config.evals.every_steps if evaluation.tasks else 0
         if at == 0 and eval_every and batch is not None:
             _evaluate(evaluation, current, scores, trackers, at)
         # Metrics of steps the device may still be busy with: at most two.
         in_flight: collections.deque[tuple[int, dict]] = collections.deque()
         while at < total:
+            watchdog.phase(f"step {at + 1}")
+            batch = stop.tell(batch)
             current, metrics = train_step(current, sharding.put_batch(batch, run.mesh))
             at += 1
             unreadable.note(batch)
             in_flight.append((at, metrics))
+            watchdog.phase(f"reading the batch of step {at + 1}")
             batch = console.waiting(lambda: next(batches)) if at < total else None
-            boundary = at == total or stop.agreed()
-            while len(in_flight) > (0 if boundary or _due(at, config) else 1):
+            watchdog.phase(f"the result of step {in_flight[0][0]}")
+            while in_flight and (
+                len(in_flight) > 1 or at == total or stop.agreed or _due(at, config)
+            ):
                 done, metrics = in_flight.popleft()
+                stop.hear(metrics)
                 guard.check(done, metrics)
                 if done % config.log.every_steps == 0 or done == total:
                     row = {"step": done, **log.scalars(metrics), **console.timing(done)}
@@ -138,19 +155,35 @@ def _loop(run: Run, workdir: Path, saved, current, batches, batch, evaluation) -
                     trackers.write(row)
                     console.show(row, monitor(row))
             if eval_every and at % eval_every == 0 and at < total:
+                watchdog.phase(f"evaluation at step {at}")
                 _evaluate(evaluation, current, scores, trackers, at)
-            if boundary or at % config.checkpoint.every_steps == 0:
+            if at == total or stop.agreed or at % config.checkpoint.every_steps == 0:
+                watchdog.phase(f"saving step {at}")
                 saved.save(current, meta(config, at))
-            if boundary and at < total:
+            if stop.agreed and at < total:
                 saved.wait()
-                print(
-                    f"signal received: saved step {at} in {saved.folder}; the same command"
-                    f" continues (exit code {EXIT_PREEMPTED})"
-                )
+                if distributed.is_first():
+                    print(
+                        f"signal received: saved step {at} in {saved.folder}; the same command"
+                        f" continues (exit code {EXIT_PREEMPTED})"
+                    )
                 return EXIT_PREEMPTED
-    saved.wait()
-    evaluation.report(state.weights(current), current.constants, workdir)
+    with distributed.watched(config.log.silent_seconds) as watchdog:
+        watchdog.phase("the last save and evaluation")
+        saved.wait()
+        evaluation.report(*_network(current), workdir)
     return EXIT_DONE
+
+
+def _network(current) -> tuple:
+    """Weights and constants to evaluate, on this process."""
+    return distributed.local((state.weights(current), current.constants))
+
+
+def _facts(run: Run) -> dict:
+    """What all processes of a run must have in common."""
+    values = config_lib.flatten(run.config)
+    return values | log.versions() | {"number of images": len(run.source)}
 
 
 def _due(at: int, config) -> bool:
@@ -160,9 +193,11 @@ def _due(at: int, config) -> bool:
 
 
 def _evaluate(evaluation, current, scores, trackers, at: int) -> None:
-    row = {"step": at, **evaluation(state.weights(current), current.constants)}
+    row = {"step": at, **evaluation(*_network(current))}
     scores.write(row)
     trackers.write(row)
+    if not distributed.is_first():
+        return
     print(
         f"eval at step {at}: " + "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "step"),
         flush=True,
@@ -213,7 +248,8 @@ def _restore(saved, run: Run):
             " those, or another --workdir"
         )
     current = saved.restore(newest, run.abstract)
-    print(f"continuing from step {newest} ({saved.folder / str(newest)})", flush=True)
+    if distributed.is_first():
+        print(f"continuing from step {newest} ({saved.folder / str(newest)})", flush=True)
     return current, meta["record"]
 
 
@@ -227,6 +263,8 @@ def meta(config: ConfigDict, at: int) -> dict:
 
 
 def _record_run(workdir: Path, run: Run, start: int) -> None:
+    if not distributed.is_first():
+        return
     (workdir / "config.json").write_text(config_lib.to_json(run.config))
     log.write_json(workdir / "environment.json", log.environment())
     c = run.config
@@ -335,6 +373,7 @@ class _Unreadable:
             name = self._records.name(int(index))
             if name not in self._known:
                 self._known.add(name)
+                # A short line at once: processes append to one file without mixing theirs.
                 with open(self._path, "a") as f:
                     f.write(name + "\n")
                 print(
@@ -345,18 +384,22 @@ class _Unreadable:
 
 
 class _Stop:
+    """Whether to stop at the next boundary of steps.
+
+    All processes must stop at the same one, and one process must not change its mind on the way. So
+    who was told to stop marks its part of the next batch, and the metrics of that step, which every
+    process reads at the same point of the loop, say so to all: nobody waits for an answer.
+    """
+
     def __init__(self):
-        self.flag = False
+        self.told = self.agreed = False
 
-    def agreed(self) -> bool:
-        """Whether any process was told to stop: all processes give the same answer at the same step
-        boundary.
-        """
-        if jax.process_count() == 1:
-            return self.flag
-        from jax.experimental import multihost_utils
+    def tell(self, batch: dict) -> dict:
+        """The batch with this process's answer."""
+        return {**batch, "stop": np.full(len(batch["index"]), self.told)}
 
-        return bool(multihost_utils.process_allgather(np.asarray(self.flag)).any())
+    def hear(self, metrics: dict) -> None:
+        self.agreed |= bool(metrics.pop("stop"))
 
 
 @contextlib.contextmanager
@@ -367,9 +410,9 @@ def _stop_signals():
     stop = _Stop()
 
     def handle(number, frame):
-        if stop.flag and number == signal.SIGINT:
+        if stop.told and number == signal.SIGINT:
             raise KeyboardInterrupt
-        stop.flag = True
+        stop.told = True
 
     previous = {s: signal.signal(s, handle) for s in _SIGNALS}
     try:

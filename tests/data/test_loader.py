@@ -318,10 +318,11 @@ def test_an_error_ends_the_threads():
     assert wait_until(lambda: not threads() - before)
 
 
-def test_worker_processes_give_the_same_batches_and_errors(tmp_path):
-    """Two spawned processes: same batches, one broken file named and replaced; then the error of a
-    worker.
+def test_worker_processes_give_the_same_batches_and_errors(tmp_path, monkeypatch):
+    """Two spawned processes that read three rows at a time: same batches, one broken file named and
+    replaced; then the error of a worker.
     """
+    monkeypatch.setattr(loader, "_UNIT", 3)
     for i, image in enumerate(IMAGES):
         Image.fromarray(image).save(tmp_path / f"{i:02d}.png")
     stream = io.BytesIO()

@@ -1,0 +1,240 @@
+"""Several processes as one run: how they find each other, that they agree, and who is silent."""
+
+import contextlib
+import faulthandler
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+import jax
+import numpy as np
+
+from ssl_jax.config import InputError
+
+# A process that is lost ends the others after so many seconds: long enough for a busy machine.
+_HEARTBEAT = 30
+_LAST = 24 * 3600  # seconds that the others wait at the end, while process 0 draws
+_SENT = 2**26  # bytes of features that are exchanged at a time
+
+
+def connect(
+    coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
+    """Joins the processes of a run; before anything else of JAX.
+
+    Args:
+      coordinator: address:port of process 0, num_processes and process_id: all three, or none of
+        them under SLURM, Open MPI, on GKE and on TPU slices, where they are found.
+
+    Raises:
+      InputError: some are missing, or no such place is found.
+    """
+    given = [x is not None for x in (coordinator, num_processes, process_id)]
+    if any(given) and not all(given):
+        raise InputError(
+            "--coordinator=ADDRESS:PORT, --num-processes=N and --process-id=I belong together; give"
+            " all three, or --distributed alone where SLURM, Open MPI, GKE or a TPU slice say so"
+        )
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+        raise InputError(f"--coordinator is {coordinator}; give ADDRESS:PORT of process 0")
+    if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
+        raise InputError(f"--process-id is {process_id}; it must lie in [0, {num_processes})")
+    # With all three, JAX must not look around: it would leave a process one GPU of its machine.
+    method = "deactivate" if all(given) else None
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            num_processes,
+            process_id,
+            cluster_detection_method=method,
+            heartbeat_timeout_seconds=_HEARTBEAT,
+            shutdown_timeout_seconds=_LAST,
+        )
+    except (ValueError, RuntimeError) as error:
+        if all(given):
+            raise
+        raise InputError(
+            "--distributed finds no SLURM, Open MPI, GKE or TPU slice around it; give"
+            " --coordinator=ADDRESS:PORT --num-processes=N --process-id=I"
+        ) from error
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Of several processes: one that fails ends at once, which the others notice; at the end each
+    waits for all.
+
+    Left to Python and JAX, a process with an error would wait for the others before it ends, while
+    they wait for it in the next exchange.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    from jax.experimental import multihost_utils
+
+    try:
+        yield
+    except BaseException as error:
+        where = f"process {jax.process_index()} of {jax.process_count()}"
+        if isinstance(error, InputError):
+            print(f"ssl-jax: {where}: {' '.join(str(error).split())}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+            print(f"ssl-jax: {where} failed", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(2 if isinstance(error, InputError) else 1)
+    multihost_utils.sync_global_devices("end")
+
+
+def is_first() -> bool:
+    """Whether this process writes what all have in common: logs, tables, pictures."""
+    return jax.process_index() == 0
+
+
+def agree(facts: Mapping[str, object]) -> None:
+    """Refuses to go on with processes that differ; all must call it.
+
+    facts: {name: value that must be the same everywhere}: keys of the config, versions, length of
+    the data.
+
+    Raises:
+      InputError: in all, naming what differs, and where.
+    """
+    if jax.process_count() == 1:
+        return
+    names = sorted(facts)
+    # The names first: two versions of the package may not have the same.
+    head = everywhere(_digest(names))
+    mine = jax.process_index()
+    if (head != head[0]).any():
+        differing = np.flatnonzero((head != head[0]).any(axis=1)).tolist()
+        raise InputError(
+            f"processes {differing} run another version of the package, or of the config's method,"
+            " than process 0; install the same everywhere"
+        )
+    values = everywhere(np.stack([_digest(facts[name]) for name in names]))
+    differs = (values != values[0]).any(axis=-1)  # [processes, names]
+    if not differs.any():
+        return
+    others = np.flatnonzero(differs.any(axis=1)).tolist()
+    what = [name for name, here in zip(names, differs.any(axis=0), strict=True) if here]
+    shown = ", ".join(f"{name} = {facts[name]!r}" for name in what[:5])
+    raise InputError(
+        f"processes {others} differ from process 0 in {', '.join(what)}; here, in process {mine}:"
+        f" {shown}. Start all with the same config, code, packages and data"
+    )
+
+
+def _digest(value: object) -> np.ndarray:
+    return np.frombuffer(hashlib.sha256(repr(value).encode()).digest()[:8], np.uint32)
+
+
+def share(indices: np.ndarray) -> np.ndarray:
+    """This process's part of the records to be read; `joined` puts the results together."""
+    return np.array_split(indices, jax.process_count())[jax.process_index()]
+
+
+def joined(rows: np.ndarray) -> np.ndarray:
+    """The rows [n, ...] of all processes, one process after the other; n may differ."""
+    if jax.process_count() == 1:
+        return rows
+    counts = everywhere(np.asarray([len(rows)]))[:, 0]
+    width = max(1, rows[:1].nbytes)
+    step = max(1, _SENT // (width * jax.process_count()))
+    parts: list[list[np.ndarray]] = [[] for _ in counts]
+    for start in range(0, counts.max(), step):
+        mine = rows[start : start + step]
+        padded = np.zeros((step, *rows.shape[1:]), rows.dtype)
+        padded[: len(mine)] = mine
+        for process, part in enumerate(everywhere(padded)):
+            parts[process].append(part[: max(0, counts[process] - start)])
+    return np.concatenate([np.concatenate(part) for part in parts])
+
+
+def everywhere(value: np.ndarray) -> np.ndarray:
+    """[processes, ...] of an array that every process has one of, in one shape and type."""
+    from jax.experimental import multihost_utils
+
+    # As bytes: JAX would make 32 bits of 64.
+    raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
+    found = np.asarray(multihost_utils.process_allgather(raw))
+    return found.view(value.dtype).reshape(-1, *value.shape)
+
+
+def told(value: Any) -> list:
+    """[value of each process], of values that JSON knows."""
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = everywhere(np.asarray([len(text)]))[:, 0]
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[: len(text)] = text
+    parts = zip(everywhere(padded), lengths, strict=True)
+    return [json.loads(part[:length].tobytes()) for part, length in parts]
+
+
+def local(tree: Any) -> Any:
+    """Arrays of a mesh, whole in the memory of this process, for what a process does by itself. All
+    must call it."""
+    if jax.process_count() == 1:
+        return tree
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(tree, tiled=True)
+
+
+class Watchdog:
+    """Says where a process hangs: in a collective that another one never joined, for example.
+
+        watchdog = Watchdog(seconds=600)
+        watchdog.phase("step 12")        # something happened, and this comes next
+
+    When a phase lasts longer than that, its name, the process and where each of its threads stands
+    go to stderr; again after twice the time, and so on. 0 seconds: never.
+    """
+
+    def __init__(self, seconds: float, stream: TextIO | None = None):
+        self._seconds, self._stream = seconds, stream or sys.stderr
+        self._name, self._since = "start", time.monotonic()
+        self._ended = threading.Event()
+        if seconds:
+            threading.Thread(target=self._watch, daemon=True).start()
+
+    def phase(self, name: str) -> None:
+        self._name, self._since = name, time.monotonic()
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        warned, limit = 0.0, self._seconds
+        while not self._ended.wait(min(1.0, self._seconds / 4)):
+            since, silent = self._since, time.monotonic() - self._since
+            if since != warned:
+                limit = self._seconds
+            if silent > limit:
+                warned, limit = since, 2 * limit
+                print(
+                    f"process {jax.process_index()} of {jax.process_count()}: nothing happened for"
+                    f" {silent:.0f} s in: {self._name}",
+                    file=self._stream,
+                    flush=True,
+                )
+                faulthandler.dump_traceback(file=self._stream)
+
+
+@contextlib.contextmanager
+def watched(seconds: float) -> Iterator[Watchdog]:
+    """A Watchdog that ends with the block."""
+    watchdog = Watchdog(seconds)
+    try:
+        yield watchdog
+    finally:
+        watchdog.close()
