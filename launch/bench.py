@@ -4,13 +4,21 @@
     python launch/bench.py ops --only nearest,sop_vote --rounds 9
     python launch/bench.py ops --scale small    every op in a moment: do the forms agree?
     python launch/bench.py steps                the train step of every recipe of
-                                                configs/compare.py, two minutes
+                                                configs/compare.py, some minutes
+    python launch/bench.py steps --configs dino:vits16,sop:vits16 --batch 64
+                                                or of other configs, on photographs of 256 px
 
 Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
 waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
 and of other libraries by how much the process grew in their first call, less what they returned;
 difference is to the second form, relative to its largest entry. The status is 1 if a form that must
 agree does not.
+
+Steps: a table and OUT/steps.json. Medians of interleaved turns of ten steps on one batch. "x" is
+relative to the first config; GFLOP/s and MFU count the products that the model needs (none twice),
+MFU as a share of the device's published peak, or where none is known of what a large product
+reaches here; "own ops" is the share of a step that goes when the method's objective is replaced by
+a sum of the networks' outputs; memory is arrays and temporaries of one device.
 """
 
 import argparse
@@ -19,7 +27,6 @@ import json
 import os
 import pathlib
 import platform
-import statistics
 import sys
 import zlib
 
@@ -106,24 +113,38 @@ def steps(options) -> int:
 
     from configs import compare
 
-    names = _chosen(options.only, compare.METHODS)
-    configs = {name: compare.get_config(name) for name in names}
+    if options.configs:
+        configs = {name: _with_photographs(name) for name in options.configs.split(",")}
+    else:
+        names = _chosen(options.only, compare.METHODS)
+        configs = {name: compare.get_config(name) for name in names}
     for config in configs.values():
         config.seed, config.evals.tasks = options.seed, ()
-    taken = bench_steps.measure(configs, options.rounds)
-    medians = {name: 1000 * statistics.median(seconds) for name, seconds in taken.items()}
-    for name, ms in medians.items():
-        print(f"{name:<10}{ms:>8.0f} ms{ms / medians[names[0]]:>8.2f} x {names[0]}")
+        config.optim.batch_size = options.batch or config.optim.batch_size
+    rows = bench_steps.measure(configs, options.rounds)
+    print("config                    ms   images/s      x  GFLOP/s    MFU  own ops     MiB")
+    for row in rows:
+        print(
+            f"{row['config']:<20}{row['ms']:>8.1f}{row['images_per_second']:>11.1f}{row['x']:>7.2f}"
+            f"{row['gflops']:>9.1f}{row['mfu']:>7.1%}{row['own']:>9.1%}{row['mib']:>8.0f}"
+        )
     path = pathlib.Path(options.out) / "steps.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps(
-            dict(machine=machine(), rounds=options.rounds, seed=options.seed, ms=medians), indent=1
-        )
-        + "\n"
-    )
+    report = dict(machine=machine(), rounds=options.rounds, seed=options.seed, rows=rows)
+    path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {path}")
     return 0
+
+
+def _with_photographs(name: str):
+    """A config by name, on pictures that come with the package."""
+    from ssl_jax import config as config_lib
+
+    config = config_lib.load(name)
+    config.data.update(dict(kind="photos", size=256, length=4096, workers=0))
+    if config.method == "stellar":
+        config.stellar.target = "pixel"  # codes need a tokenizer's file
+    return config
 
 
 def _chosen(only: str, known) -> list[str]:
@@ -168,7 +189,9 @@ def main(arguments=None) -> int:
         "ops", help="every op beside its naive form and the libraries that are installed"
     )
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
-    commands.add_parser("steps", help="the train step of every method, in turns")
+    command = commands.add_parser("steps", help="the train step of every method, in turns")
+    command.add_argument("--configs", default="", help="NAME[:VARIANT],... instead of the recipes")
+    command.add_argument("--batch", type=int, default=0, help="images of a step; 0 = the config's")
     for command in commands.choices.values():
         command.add_argument("--only", default="", help="names of cases (methods), comma-separated")
         command.add_argument(

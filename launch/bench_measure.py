@@ -109,9 +109,9 @@ def _hold(view, output):
     return None if output is None else jax.tree.map(np.asarray, view(output))
 
 
-def time_interleaved(calls: dict, rounds: int) -> dict[str, float]:
+def time_interleaved(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, float]:
     """Median seconds per call. Every round runs all calls, each round starting with another: drift
-    hits all alike.
+    hits all alike. skip: rounds that do not count.
     """
     seconds, names = {name: [] for name in calls}, list(calls)
     for number in range(rounds):
@@ -120,7 +120,7 @@ def time_interleaved(calls: dict, rounds: int) -> dict[str, float]:
             start = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - start)
-    return {name: float(np.median(values)) for name, values in seconds.items()}
+    return {name: float(np.median(values[skip:])) for name, values in seconds.items()}
 
 
 def memory_rise(call) -> tuple[Any, int | None]:

@@ -2,43 +2,105 @@
 machine.
 """
 
+import statistics
 import time
 
+import bench_measure
 import jax
+import jax.numpy as jnp
 
-from ssl_jax import api
-from ssl_jax.train import loop, sharding, step
+from ssl_jax import api, methods
+from ssl_jax.train import estimate, loop, sharding, step
+
+STEPS = 10  # of a turn
 
 
-def measure(configs: dict, rounds: int, steps: int = 10) -> dict[str, list[float]]:
-    """{name: seconds of every step} of {name: config}: `rounds` turns of `steps` steps on one
-    batch, after one that does not count.
+def measure(configs: dict, rounds: int) -> list[dict]:
+    """A row per {name: config}, with medians over `rounds` turns of 10 steps on one batch.
+
+    ms: of a step. images_per_second. x: ms relative to the first config's. gflops: matrix products
+    that the model needs, a second. mfu: these as a share of the device's peak. own: share of the
+    step that is left out when the method's objective is replaced by a sum of the networks' outputs.
+    mib: arrays and temporaries of the step on one device.
     """
-    turns = {name: _turn(config) for name, config in configs.items()}
-    taken = {name: [] for name in configs}
-    for number in range(rounds + 1):
-        for name, turn in turns.items():
-            seconds = [turn() for _ in range(steps)]
-            taken[name] += seconds if number else []
-    return taken
+    steps = {name: _Step(config) for name, config in configs.items()}
+    calls = {name: one.turn for name, one in steps.items()}
+    calls |= {(name, "networks"): _Step(config, own=False).turn for name, config in configs.items()}
+    seconds = bench_measure.time_interleaved(calls, rounds + 1, skip=1)
+    first, rows = next(iter(configs)), []
+    peak = peak_flops()
+    for name, one in steps.items():
+        each = seconds[name] / STEPS
+        flops = one.flops / each
+        rows.append(
+            dict(
+                config=name,
+                ms=1000 * each,
+                images_per_second=one.images / each,
+                x=seconds[name] / seconds[first],
+                gflops=flops / 1e9,
+                mfu=flops / (peak * one.devices),
+                own=1 - seconds[name, "networks"] / seconds[name],
+                mib=one.bytes / 2**20,
+            )
+        )
+    return rows
 
 
-def _turn(config):
-    """A function that makes one step on a batch that is on the device, and returns its seconds."""
-    run = api.prepare(config)
-    shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
-    train_step = step.compile_step(
-        step.make_step(run.method, run.optimizer, run.config), run.mesh, shardings
-    )
-    batches = loop.open_loader(run)
-    batch = sharding.put_batch(next(batches), run.mesh)
-    batches.close()
-    current = loop.fresh_state(run)
+def peak_flops() -> float:
+    """FLOP/s of a device in its networks' type: as published, or of a large product of float32,
+    measured, where the device is in no table."""
+    kind = jax.devices()[0].device_kind.replace(" lite", "e")
+    for name, machine in estimate.MACHINES.items():
+        if name.lower() in kind.lower():
+            return machine.flops["bf16"]
+    size = 2048
+    matrix = jnp.ones((size, size))
+    product = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
 
-    def turn():
-        nonlocal current
+    def seconds():
         start = time.perf_counter()
-        current, metrics = jax.block_until_ready(train_step(current, batch))
+        jax.block_until_ready(product(matrix, matrix))
         return time.perf_counter() - start
 
-    return turn
+    return 2 * size**3 / statistics.median(seconds() for _ in range(10))
+
+
+class _Step:
+    """A compiled step with a state and a batch on the device."""
+
+    def __init__(self, config, *, own: bool = True):
+        run = api.prepare(config)
+        method = run.method if own else networks_only(run.method)
+        shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
+        train_step = step.make_step(method, run.optimizer, run.config)
+        batches = loop.open_loader(run)
+        self._batch = sharding.put_batch(next(batches), run.mesh)
+        batches.close()
+        self._state = loop.fresh_state(run)
+        lowered = step.compile_step(train_step, run.mesh, shardings).lower(self._state, self._batch)
+        self._call = lowered.compile()
+        used = self._call.memory_analysis()
+        self.bytes = used.argument_size_in_bytes + used.temp_size_in_bytes
+        self.images, self.devices = run.config.optim.batch_size, run.mesh.size
+        self.flops = step.flops_per_image(run.config, run.abstract) * self.images
+
+    def turn(self):
+        for _ in range(STEPS):
+            self._state, metrics = self._call(self._state, self._batch)
+            jax.block_until_ready(metrics)
+
+
+def networks_only(method: methods.Method) -> methods.Method:
+    """The method with the sum of the networks' outputs as its loss; its carry stays as it is."""
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        del params, teacher, key, progress
+        parts = [jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(outputs) if _float(x)]
+        return 1e-6 * sum(parts), methods.Output(carry, {})
+
+    return method._replace(objective=objective)
+
+
+def _float(x) -> bool:
+    return jnp.issubdtype(x.dtype, jnp.floating)

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts that train on a CPU.
 
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}" # requirements.lock holds the CPU build of JAX

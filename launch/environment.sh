@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the scripts beside it: makes or repairs the checkout's .venv and activates it.
 #
 # Needs bash, a Python of at least 3.11 and its pip. Sets: ROOT (the checkout, also the working

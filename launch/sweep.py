@@ -2,19 +2,23 @@
 
     python launch/sweep.py --config=compare:flsl --grid flsl.prototypes=64,128 --grid seed=0,1
     python launch/sweep.py --workdir=runs/sweep --list changes.txt --config=sop:cifar10
+    python launch/sweep.py --config=sop:vits16 --grid optim.lr=5e-4,1e-3 --slurm="--time=48:00:00"
     python launch/sweep.py --table runs/sweep/*/
 
 A grid is every combination of the values; a list is a file with the changes of one run a line, as
 KEY=VALUE separated by blanks. A run is `ssl-jax train` in WORKDIR/KEY=VALUE,..., in a process of
 its own; it resumes after a kill, and one that has its results.json is not made again. Values are
 those of --config.KEY=VALUE; a value with commas, such as a pair, needs a list. Arguments
---config.KEY=VALUE go to every run.
+--config.KEY=VALUE go to every run. With --slurm the runs become one array of jobs
+(launch/slurm.sbatch, one process and GPU each), and --table shows what they gave.
 """
 
 import argparse
 import itertools
 import json
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +41,7 @@ def main(argv=None) -> int:
     parser.add_argument("--list", type=Path, help="file with KEY=VALUE KEY=VALUE ... a line")
     parser.add_argument("--workdir", default="runs/sweep", type=Path, help="where the runs go")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
+    parser.add_argument("--slurm", help="submit them as an array; further options of sbatch, or ''")
     parser.add_argument("--table", nargs="+", type=Path, help="only the table of these run folders")
     parser.add_argument("--write", metavar="MARK", help="also put it into docs/results.md there")
     parser.add_argument("--commit", default="", help="of the runs, if another is checked out")
@@ -56,6 +61,8 @@ def main(argv=None) -> int:
         )
         for change in changes
     ]
+    if args.slurm is not None:
+        return submit([run for run in wanted if not run.done], args.workdir, args.slurm)
     failed = []
     for run, there in runs.train_all(wanted, args.jobs):
         print(
@@ -67,6 +74,24 @@ def main(argv=None) -> int:
         print()
         (args.workdir / "table.md").write_text(report(finished, args.write, args.commit))
     return 1 if failed else 0
+
+
+def submit(wanted: list[runs.Run], folder: Path, options: str) -> int:
+    """Queues an array of jobs; returns sbatch's status."""
+    if not wanted:
+        print("all runs have results")
+        return 0
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        shlex.join([f"--config={r.config}", f"--workdir={r.folder.absolute()}", *r.arguments])
+        for r in wanted
+    ]
+    file = (folder / "runs.txt").absolute()
+    file.write_text("".join(f"{line}\n" for line in lines))
+    one = ["--nodes=1", "--ntasks-per-node=1", "--gpus-per-node=1"]
+    command = ["sbatch", f"--array=0-{len(lines) - 1}", *one, *shlex.split(options)]
+    environment = {"PYTHON": sys.executable} | os.environ | {"RUNS": str(file)}
+    return subprocess.run([*command, "launch/slurm.sbatch"], cwd=ROOT, env=environment).returncode
 
 
 def report(folders: list[Path], mark: str | None = None, commit: str = "") -> str:

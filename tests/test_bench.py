@@ -9,7 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import ops
+from configs import compare
+from ssl_jax import api, ops
+from ssl_jax.train import loop, step
+from tests import tiny
 
 ROW = {
     "op",
@@ -164,21 +167,28 @@ def test_steps_are_timed_in_turns(load, tmp_path, capsys):
     bench = load("bench")
     assert bench.main(["steps", "--only", "mae", "--rounds", "1", "--out", str(tmp_path)]) == 0
     report = json.loads((tmp_path / "steps.json").read_text())
-    assert (
-        set(report["ms"]) == {"mae"} and report["ms"]["mae"] > 0 and report["machine"]["cores"] >= 1
+    (row,) = report["rows"]
+    assert row["config"] == "mae" and row["x"] == 1 and report["machine"]["cores"] >= 1
+    assert row["images_per_second"] == pytest.approx(
+        1000 * compare.get_config("mae").optim.batch_size / row["ms"]
     )
-    assert "1.00 x mae" in capsys.readouterr().out
+    assert row["mib"] > 0 and row["own"] < 1 and 0 < row["mfu"] and row["gflops"] > 0
+    assert "mae  " in capsys.readouterr().out
     with pytest.raises(SystemExit, match="--only is maee; it must name some of dino"):
         bench.main(["steps", "--only", "maee"])
 
 
-def test_turns_alternate_and_the_first_does_not_count(load, monkeypatch):
-    steps, order = load("bench_steps"), []
-    monkeypatch.setattr(
-        steps, "_turn", lambda name: lambda: order.append(name) or float(len(order))
-    )
-    assert steps.measure({"a": "a", "b": "b"}, rounds=2, steps=2) == {
-        "a": [5.0, 6.0, 9.0, 10.0],
-        "b": [7.0, 8.0, 11.0, 12.0],
-    }
-    assert order == list("aabb" * 3)
+def test_the_step_without_the_objective_runs_the_networks(load):
+    steps, run = load("bench_steps"), api.prepare(tiny.config("sop"))
+    state = loop.fresh_state(run)
+    bare = step.make_step(steps.networks_only(run.method), run.optimizer, run.config)
+    after, metrics = bare(state, tiny.batches(run, 1)[0])
+    assert bool(metrics["finite"]) and metrics["grad_norm"] > 0
+    assert tiny.identical(after.carry, state.carry)
+
+
+def test_rounds_that_do_not_count(load, monkeypatch):
+    measure = load("bench_measure")
+    clock = iter([0, 9, 10, 11, 20, 23])  # seconds of three calls: 9, 1, 3
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    assert measure.time_interleaved({"a": lambda: None}, 3, skip=1) == {"a": 2.0}

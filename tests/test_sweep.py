@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import shlex
 import subprocess
 
 import pytest
@@ -72,3 +73,27 @@ def test_a_failed_run_is_named(sweep, tmp_path, capsys, monkeypatch):
     grid = ["--config=quickstart", "--grid", "seed=0", "--workdir", str(tmp_path)]
     assert sweep.main(grid) == 1
     assert f"seed=0: FAILED, see {tmp_path}/seed=0.log" in capsys.readouterr().out
+
+
+def test_an_array_of_jobs(sweep, tmp_path, monkeypatch):
+    """One line for each run that has no results; a run that has is left out."""
+    run_folder(tmp_path / "optim.lr=1", 1.0, 40.0)
+    queued = []
+
+    def sbatch(command, **options):
+        queued.append((command, options["env"]["RUNS"]))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", sbatch)
+    grid = ["--config=sop:vits16", "--grid", "optim.lr=1,2", "--grid", "data.dir=/a b"]
+    run_folder(tmp_path / "optim.lr=1,data.dir=_a b", 1.0, 40.0)
+    assert sweep.main([*grid, "--workdir", str(tmp_path), "--slurm=--time=1:00:00"]) == 0
+    ((command, file),) = queued
+    assert command[:2] == ["sbatch", "--array=0-0"] and "--time=1:00:00" in command
+    (line,) = open(file).read().splitlines()
+    assert shlex.split(line) == [
+        "--config=sop:vits16",
+        f"--workdir={tmp_path}/optim.lr=2,data.dir=_a b",
+        "--config.optim.lr=2",
+        "--config.data.dir=/a b",
+    ]

@@ -1,0 +1,115 @@
+"""What the papers' presets take on many devices, as `ssl-jax plan` has it: one table.
+
+    python launch/plans.py --topology v5e:16x16 --topology v5p:4x4x4      TPU slices, by libtpu
+    python launch/plans.py --devices 64 --device H100
+    python launch/plans.py --topology v5e:16x16 --write                   also into docs/clusters.md
+
+A compilation of some minutes each, on a CPU. STELLAR's target is pixels: codes need a file.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
+
+import runs  # noqa: E402
+
+# Config, then changes. With mesh.fsdp the weights are cut as well.
+PRESETS = {
+    "dino:vits16": (),
+    "ibot:vitb16": (),
+    "massl:vitb16": (),
+    "mae:vitl16": (),
+    "flsl:vits8": (),
+    "sove:vits16": (),
+    "sop:vits16": (),
+    "sop:vitl16": ("mesh.fsdp=8",),
+    "cribo:vits16_in1k": (),
+    "cribo:vitb16_in1k": (),
+    "stellar:vitb16": ("stellar.target=pixel",),
+    "stellar:vith14": ("stellar.target=pixel", "mesh.fsdp=8"),
+}
+IMAGES = 1281167  # of ImageNet
+_HEADING = (
+    *("config", "devices", "memory GiB", "TFLOP", "sent MiB: summed, gathered, scattered, other"),
+    *("bound by", "ms", "images/s", "device-hours"),
+)
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--topology", action="append", default=[], help="TPU slice; repeat")
+    parser.add_argument("--devices", type=int, help="a number of devices instead")
+    parser.add_argument("--device", default="H100", help="and their kind")
+    parser.add_argument("--only", default="", help="configs, comma-separated")
+    parser.add_argument("--write", action="store_true", help="put it into docs/clusters.md")
+    parser.add_argument("--out", default="runs/plans", type=Path, help="folder of what plan says")
+    args, passed_on = parser.parse_known_args(argv)
+    names = args.only.split(",") if args.only else list(PRESETS)
+    runs.refuse_unknown(parser, passed_on, configs=(names, PRESETS))
+    places = [[f"--topology={slice_}"] for slice_ in args.topology]
+    if args.devices:
+        places.append([f"--devices={args.devices}", f"--device={args.device}"])
+    if not places:
+        parser.error("give --topology=SLICE or --devices=N")
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows, failed = [], []
+    for place in places:
+        for name in names:
+            plan = planned(name, place, passed_on, args.out)
+            if plan is None:
+                failed.append(f"{name} {' '.join(place)}")
+            else:
+                rows.append(row(name, plan))
+                print(" | ".join(rows[-1]), flush=True)
+    text = runs.markdown([_HEADING, *rows])
+    print(f"\n{text}", end="")
+    if args.write and rows:
+        runs.fill(ROOT / "docs" / "clusters.md", "plans", f"{text}\n{runs.provenance()}\n")
+    for what in failed:
+        print(f"FAILED: {what}, see {args.out}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def planned(name: str, place: list[str], more: list[str], folder: Path) -> dict | None:
+    """What plan says, from a file if it was asked before."""
+    file = folder / f"{'_'.join([name, *place, *more]).replace(':', '_').replace('/', '_')}.json"
+    if not file.exists():
+        changes = [f"--config.{change}" for change in PRESETS[name]]
+        command = [sys.executable, "-m", "ssl_jax", "plan", f"--config={name}", *place, *changes]
+        command += [f"--images={IMAGES}", "--json", *more]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            file.with_suffix(".log").write_text(done.stdout + done.stderr)
+            return None
+        file.write_text(done.stdout)
+    return json.loads(file.read_text())
+
+
+def row(name: str, plan: dict) -> list[str]:
+    """Cells of the table."""
+    sent, memory = dict(plan["sent"]), sum(plan["memory"].values())
+    kinds = ("all-reduce", "all-gather", "reduce-scatter")
+    parts = [sent.pop(kind, 0.0) for kind in kinds]
+    parts.append(sum(sent.values()))
+    fits = "" if memory < plan["memory_of_device"] else " (does not fit)"
+    mesh = plan["mesh"]
+    return [
+        " ".join([name, *(change for change in PRESETS[name] if "target" not in change)]),
+        f"{mesh['data'] * mesh['fsdp']} x {plan['device']}",
+        f"{memory / 2**30:.1f} of {plan['memory_of_device'] / 2**30:.0f}{fits}",
+        f"{sum(plan['flops'].values()) / 1e12:.3g}",
+        ", ".join(f"{part / 2**20:,.0f}" for part in parts),
+        plan["bound"],
+        f"{1000 * max(plan['seconds'].values()):.1f}",
+        f"{plan['images_per_second']:,.0f}",
+        f"{plan['device_hours']:,.0f}",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

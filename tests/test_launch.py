@@ -1,0 +1,143 @@
+"""launch/*.sh, *.sbatch and *.yaml: what they start, where stand-ins take the place of a cluster's
+commands.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ssl_jax import cli
+from tests.conftest import ROOT
+
+LAUNCH = ROOT / "launch"
+SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Commands by name that write their arguments, one JSON list a line, to NAME.calls and then run
+    a shell line."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def stand_in(name, line="exit 0"):
+        file = str(tmp_path / f"{name}.calls")
+        write = f"import json, sys; print(json.dumps(sys.argv[1:]), file=open({file!r}, 'a'))"
+        script = f'#!/bin/bash\n{sys.executable} -c {shlex.quote(write)} "$@"\n{line}\n'
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+
+    stand_in.calls = lambda name: [
+        json.loads(line) for line in (tmp_path / f"{name}.calls").read_text().splitlines()
+    ]
+    return stand_in
+
+
+def bash(script, *arguments, **environment):
+    return subprocess.run(
+        ["bash", LAUNCH / script, *arguments],
+        env=os.environ | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_can_be_read(script):
+    subprocess.run(["bash", "-n", script], check=True)
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists():
+        pytest.skip("shellcheck is not installed")
+    places = ("--external-sources", "--source-path=launch", "--source-path=.")
+    done = subprocess.run([shellcheck, *places, script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("code, again", [(0, False), (75, True), (2, False)])
+def test_slurm_queues_a_job_again_that_has_saved(place, code, again):
+    place("srun", f"exit {code}")
+    place("scontrol")
+    arguments = ["--config=sop:vits16", "--workdir=/a b"]
+    done = bash("slurm.sbatch", *arguments, SLURM_JOB_ID="17", PYTHON="py")
+    assert done.returncode == code
+    (call,) = place.calls("srun")
+    assert call[-5:] == ["ssl_jax", "train", "--distributed", *arguments]
+    if again:
+        assert place.calls("scontrol") == [["requeue", "17"]] and "saved" in done.stdout
+    else:
+        with pytest.raises(FileNotFoundError):
+            place.calls("scontrol")
+
+
+def test_a_signal_to_the_job_does_not_end_it_before_its_processes(place):
+    """A preemption signals the script as well; it must still queue the job again."""
+    place("srun", "kill -TERM $PPID; sleep 1; exit 75")
+    place("scontrol")
+    assert bash("slurm.sbatch", "--config=a", SLURM_JOB_ID="17").returncode == 75
+    assert place.calls("scontrol") == [["requeue", "17"]]
+
+
+def test_a_job_of_an_array_takes_its_line(place, tmp_path):
+    place("srun")
+    lines = [["--config=a"], ["--config=b", "--workdir=/a b", "--config.data.dir=it's"]]
+    (tmp_path / "runs.txt").write_text("".join(f"{shlex.join(line)}\n" for line in lines))
+    place_of = dict(RUNS=str(tmp_path / "runs.txt"), SLURM_ARRAY_TASK_ID="1", SLURM_JOB_ID="17")
+    assert bash("slurm.sbatch", "--more=x y", **place_of).returncode == 0
+    (call,) = place.calls("srun")
+    assert call[call.index("--distributed") + 1 :] == [*lines[1], "--more=x y"]
+
+
+def test_a_tpu_slice_gets_the_checkout_and_the_same_command_on_every_host(place):
+    place("gcloud")
+    arguments = ["--config=sop:vitl16", "--workdir=/mnt/a b"]
+    done = bash("tpu_pod.sh", "slice", "us-central1-a", *arguments)
+    assert done.returncode == 0, done.stderr
+    copied, installed, trained = place.calls("gcloud")
+    assert copied[3] == "scp" and copied[4].endswith(".tar.gz")
+    assert all("--worker=all" in call for call in (copied, installed, trained))
+    (command,) = (part for part in trained if part.startswith("--command="))
+    assert shlex.split(command.removeprefix("--command="))[-4:] == [
+        *("train", "--distributed"),
+        *arguments,
+    ]
+
+
+def test_one_machine_starts_the_program_itself(place):
+    place("py")
+    assert bash("gpu.sh", "--config=a", "--workdir=/a b", PYTHON="py").returncode == 0
+    assert place.calls("py") == [["-m", "ssl_jax", "train", "--config=a", "--workdir=/a b"]]
+
+
+@pytest.mark.parametrize("script", ["slurm.sbatch", "tpu_pod.sh", "gpu.sh"])
+def test_without_arguments_a_script_says_how_it_is_used(script):
+    done = bash(script)
+    assert done.returncode == 2 and "usage: " in done.stderr
+
+
+def test_clusters_name_what_the_program_knows():
+    """Commands in the YAML files are those of the program, with configs that exist."""
+    job = yaml.safe_load((LAUNCH / "gke.yaml").read_text())
+    pods = job["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = pods["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "ssl_jax", "train", "--distributed"]
+    assert "train" in cli.COMMANDS
+    flags = dict(argument[2:].split("=", 1) for argument in container["args"])
+    assert flags.keys() <= {"config", "config.data.dir", "workdir"}
+    size = pods["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    chips = int(container["resources"]["limits"]["google.com/tpu"])
+    wide, high = map(int, size.split("x"))
+    assert pods["parallelism"] == pods["completions"] == wide * high // chips
+
+    task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+    for name in task["envs"]:
+        assert f"${name}" in task["run"]
+    assert task["num_nodes"] > 1 and "--process-id=" in task["run"]
