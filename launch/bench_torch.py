@@ -98,7 +98,7 @@ def make_step(batch: int, device: str, *, compiled: bool, small: bool = False):
             torch._foreach_lerp_(*weights, 0.004)
         if kind == "cuda":
             torch.cuda.synchronize()
-        return float(loss)
+        return loss.item()
 
     return step
 
