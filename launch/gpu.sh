@@ -13,7 +13,5 @@ if [ $# = 0 ]; then
   echo "usage: bash launch/gpu.sh --config=NAME --workdir=FOLDER [ARGUMENTS]" >&2
   exit 2
 fi
-# Compiled programs are kept: a second start, and a resume, skip most of the compilation.
-export JAX_COMPILATION_CACHE_DIR="${JAX_COMPILATION_CACHE_DIR:-$HOME/.cache/ssl_jax/xla}"
 
 exec "${PYTHON:-python}" -m ssl_jax train "$@"

@@ -26,4 +26,4 @@ gcloud compute tpus tpu-vm scp "$archive" "$name": --zone="$zone" --worker=all
 on_all "tar xzf ssl_jax.tar.gz && pip install --quiet -e './ssl_jax[tpu]'"
 
 command="$(printf '%q ' python3 -m ssl_jax train --distributed "$@")"
-on_all "cd ssl_jax && JAX_COMPILATION_CACHE_DIR=\$HOME/.cache/ssl_jax/xla exec $command"
+on_all "cd ssl_jax && exec $command"

@@ -10,12 +10,8 @@ from absl import flags
 from ssl_jax.config import InputError, unknown
 
 EXIT_INPUT = 2  # bad input: one line on stderr
-COMMANDS = (
-    "train",
-    "eval",
-    "show",
-    "plan",
-)  # modules of this package, each with HELP and run(argv)
+# Modules of this package, each with HELP and run(argv).
+COMMANDS = ("train", "eval", "show", "plan")
 
 OVERVIEW = """ssl-jax: self-supervised vision in JAX
 

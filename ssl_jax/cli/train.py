@@ -42,22 +42,20 @@ def run(argv: list[str]) -> int:
     values, config = arguments.parse(rest, config, **flags)
     if not values.workdir:
         raise InputError("--workdir=FOLDER is missing: where checkpoints, metrics and pictures go")
-    coordinator, count, index = (values[name].value for name in place)
-    if values.distributed or any((coordinator, count, index)):
-        from ssl_jax.train import distributed
-
-        distributed.connect(
-            coordinator,
-            arguments.number(count, "num-processes"),
-            arguments.number(index, "process-id"),
+    if "://" in values.workdir:
+        raise InputError(
+            f"--workdir is {values.workdir}; it must be a folder, such as a bucket that is mounted"
         )
     from ssl_jax import api
     from ssl_jax.train import distributed
 
     cache.keep_programs()
-    if "://" in values.workdir:
-        raise InputError(
-            f"--workdir is {values.workdir}; it must be a folder, such as a bucket that is mounted"
+    coordinator, count, index = (values[name].value for name in place)
+    if values.distributed or any((coordinator, count, index)):
+        distributed.connect(
+            coordinator,
+            arguments.number(count, "num-processes"),
+            arguments.number(index, "process-id"),
         )
     with distributed.together():
         return api.train(config, values.workdir)

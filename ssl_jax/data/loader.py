@@ -126,14 +126,14 @@ class Loader:
         self._closed = False
         length = _ENDLESS if total_records is None else total_records // batch_size
         local = batch_size // process_count
-        self._pieces = math.ceil(local / _UNIT) if workers else 1
-        cuts = [process_index * local + local * i // self._pieces for i in range(self._pieces + 1)]
+        self._units = math.ceil(local / _UNIT) if workers else 1  # of a batch
+        cuts = [process_index * local + local * i // self._units for i in range(self._units + 1)]
         rows = [range(*pair) for pair in itertools.pairwise(cuts)]
         batches = _Batches(
             source, recipe, seed, batch_size, rows, crop_on == "device", max_unreadable, length
         )
         self.source_size = batches.image_size
-        self._iterator = _iterate(batches, start_record // batch_size * self._pieces, workers)
+        self._iterator = _iterate(batches, start_record // batch_size * self._units, workers)
         if workers:
             # Before multiprocessing's own clean-up, which would wait for the workers.
             atexit.register(self.close)
@@ -148,7 +148,7 @@ class Loader:
         if self._closed:
             raise StopIteration
         try:
-            units = [self._unit() for _ in range(self._pieces)]
+            units = [self._unit() for _ in range(self._units)]
             batch = units[0]
             if len(units) > 1:
                 batch = jax.tree.map(lambda *x: np.concatenate(x), *units)
@@ -190,7 +190,7 @@ class Loader:
 
 
 class _Batches:
-    """Random access to the local rows of global batches, each in len(rows) pieces: element
+    """Random access to the local rows of global batches, each in len(rows) units: element
     b * len(rows) + i has rows[i] of batch b. Picklable, safe in threads.
     """
 
@@ -207,8 +207,8 @@ class _Batches:
         return self._length * len(self._rows)
 
     def __getitem__(self, number):
-        b, piece = divmod(number, len(self._rows))
-        epoch, indices = self._order(b, self._rows[piece])
+        b, unit = divmod(number, len(self._rows))
+        epoch, indices = self._order(b, self._rows[unit])
         records = [self._readable(i) for i in indices]
         images = [record["image"] for record, _ in records]
         self._check_images(images, indices)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Integer
 
 from ssl_jax import ops
 from ssl_jax.losses import meters
-from ssl_jax.ops import arguments, devices
+from ssl_jax.ops import arguments, devices, numerics
 from ssl_jax.ops.checked import Count, Number, Positive, checked
 
 WEIGHTS = {"cluster": 1.0, "align": 1.0, "koleo": 0.1}  # a2, a3, a4 of eq. 6
@@ -26,7 +26,7 @@ class Tokens(NamedTuple):
     """Tokens of B images before balanced prototypes: the sparse ones, or the class token (r = 1).
 
     student: [B, r, e], embeddings of the main view, or None where only the teacher sees it.
-    prototypes: [K, e]; logits are the inner products with these, at full float32 precision. None:
+    prototypes: [K, e]; logits are the inner products with these (`numerics.product`). None:
       student and views are logits already, e = K.
     teacher: [B, s, K], a teacher's logits: the targets come from these instead of the student's.
     matches: int [B, r], the teacher's token of each token of the main view; needed with both.
@@ -325,7 +325,7 @@ def _logits(x, prototypes):
     x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     if prototypes is None:
         return x
-    return jnp.einsum("...e,ke->...k", x, prototypes.astype(x.dtype), precision="highest")
+    return numerics.product("...e,ke->...k", x, prototypes.astype(x.dtype))
 
 
 def _cross_entropies(targets: Targets, logits, index, temperature):

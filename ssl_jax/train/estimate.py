@@ -110,8 +110,9 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     places = jax.tree.map(lambda x: x.sharding, state)
     train_step = step.compile_step(step.make_step(method, optimizer, config), mesh, places)
     compiled, of_one = program.compile(train_step.lower(state, batch), **options)
-    needed = step.flops_per_image(config, state) * config.optim.batch_size / mesh.size
-    of_one = _with_hidden(of_one, needed - sum(of_one.flops.values()))
+    if mesh.devices.flat[0].platform == "tpu":  # may have fused attention
+        needed = step.flops_per_image(config, state) * config.optim.batch_size / mesh.size
+        of_one = _with_hidden(of_one, needed - sum(of_one.flops.values()))
     memory = {name: _held(getattr(state, name)) for name in FIELDS}
     memory["batch"] = _held(batch)
     used = compiled.memory_analysis()

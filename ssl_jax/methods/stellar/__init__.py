@@ -143,7 +143,7 @@ def make(config: ConfigDict) -> base.Method:
         if not has_teacher:
             return None
         rows = teacher[f"{kind}_head"]["prototypes"]
-        return jnp.matmul(getattr(outputs, f"teacher_{kind}"), rows.T, precision="highest")
+        return ops.numerics.product("...e,ke->...k", getattr(outputs, f"teacher_{kind}"), rows)
 
     def objective(params, teacher, outputs, carry, key, progress):
         """Matches the token sets (no gradient), then L of eq. 6 over the whole batch."""
