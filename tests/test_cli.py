@@ -383,6 +383,21 @@ def test_what_orbax_threads_report_late_is_dropped_and_nothing_else(monkeypatch)
     assert [str(r.exc_value) for r in reported] == ["another"]
 
 
+def test_writes_that_a_full_disk_left_undone_warn_of_nothing():
+    """Python warns of each when it ends, behind the one line of the error."""
+    code = (
+        "from ssl_jax.train import checkpoint; checkpoint._quiet()\n"
+        "async def async_serialize_from_host(): pass\n"
+        "async def other(): pass\n"
+        "async_serialize_from_host(); other()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert "async_serialize" not in done.stderr
+    assert "coroutine 'other' was never awaited" in done.stderr
+
+
 # --- what is wrong with a checkpoint
 
 

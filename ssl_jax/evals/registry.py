@@ -1,6 +1,7 @@
 """The types of evaluation: what `type` in the config's section `evals` names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ssl_jax.config import InputError, unknown
@@ -16,6 +17,17 @@ def no_figures(case: object) -> dict:
     return {}
 
 
+class Protocol(NamedTuple):
+    """The settings of a type with which a paper's number was measured.
+
+    source: paper and table, for example "CrIBo table 1". changes: {key: value or section} of the
+    type's defaults; what depends on the user's disk (data.dir) is left out.
+    """
+
+    source: str
+    changes: Mapping[str, Any]
+
+
 class Type(NamedTuple):
     """A type of evaluation.
 
@@ -23,9 +35,10 @@ class Type(NamedTuple):
       the evaluation has the name of the type; the names of all others begin with it.
     defaults() -> dict of `config.Key`: the keys of its own; data, examples and crop all types have.
     heading: of the score that has the type's name, in tables and curves; "" = not shown there.
-    needs: "labels" or "masks" of the images, "" = images alone.
+    needs: "labels", "masks" or "boxes" of the images, "" = images alone.
     figures(case) -> {name: pictures.Picture}: drawn at the end of a run, of the trained network.
     baselines: of BASELINES, those that the scores of a trained network are compared with.
+    protocols: {name: Protocol} of the papers that use it.
     """
 
     run: Callable
@@ -34,6 +47,7 @@ class Type(NamedTuple):
     needs: str = ""
     figures: Callable = no_figures
     baselines: tuple[str, ...] = BASELINES
+    protocols: Mapping[str, Protocol] = MappingProxyType({})
 
 
 TYPES: dict[str, Type] = {}
@@ -53,6 +67,14 @@ def get(name: str) -> Type:
     if name not in TYPES:
         raise InputError(unknown("type of evaluation", name, TYPES))
     return TYPES[name]
+
+
+def protocol(type: str, name: str) -> Protocol:
+    """The protocol of that name of a type. Raises InputError naming the nearest one."""
+    protocols = get(type).protocols
+    if name not in protocols:
+        raise InputError(unknown(f'protocol of the type "{type}"', name, protocols))
+    return protocols[name]
 
 
 def score_name(name: str, type: str, score: str) -> str:

@@ -77,13 +77,17 @@ def _keys_of(type: str) -> dict:
     )
 
 
-def new(type: str, **changes: Any) -> ConfigDict:
+def new(type: str, *, protocol: str = "", **changes: Any) -> ConfigDict:
     """A complete evaluation of that type: its defaults with `changes`, {key: value or section}.
 
-    Raises InputError for an unknown type, KeyError or TypeError (which loading a config file turns
-    into one line) for a key or value that it cannot have.
+    protocol: name of one of the type's protocols, whose settings come before `changes`.
+
+    Raises InputError for an unknown type or protocol, KeyError or TypeError (which loading a config
+    file turns into one line) for a key or value that it cannot have.
     """
     section = config_lib.build(_keys_of(type))
+    if protocol:
+        section.update(registry.protocol(type, protocol).changes)
     section.update(changes)
     return section
 

@@ -7,6 +7,7 @@ import errno
 import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,9 @@ def _quiet():
     closed by then) around the one error that reaches the caller."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    warnings.filterwarnings(
+        "ignore", message="coroutine 'async_serialize.*was never awaited", category=RuntimeWarning
+    )
     if not hasattr(sys.unraisablehook, "drops_late_reports"):
         sys.unraisablehook = _without_late_reports(sys.unraisablehook)
 
