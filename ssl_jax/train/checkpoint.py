@@ -250,6 +250,26 @@ def _raw_keys(state):
 
 
 @contextlib.contextmanager
+def full_disk_named(folder: Path):
+    """Turns a write that failed for want of space, of a log for example, into one line: an
+    InputError that names the folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise InputError(_no_space(folder)) from error
+        raise
+
+
+def _no_space(folder):
+    return (
+        f"no space left on the disk of {folder}; the last complete checkpoint is intact, free space"
+        " and start again"
+    )
+
+
+@contextlib.contextmanager
 def _readable_errors(folder: Path):
     """Turns a full or unwritable disk, which may surface wrapped and at a later call, into one
     line.
@@ -271,10 +291,7 @@ def _readable_errors(folder: Path):
             or "RESOURCE_EXHAUSTED" in text
             or str(errno.ENOSPC) + " " in text
         ):
-            raise InputError(
-                f"no space left on the disk of {folder}; the last complete checkpoint is intact,"
-                " free space and start again"
-            ) from error
+            raise InputError(_no_space(folder)) from error
         if "Permission denied" in text or "Read-only" in text:
             raise InputError(f"cannot write to {folder}: permission denied") from error
         raise

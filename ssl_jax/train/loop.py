@@ -106,7 +106,8 @@ def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
         workdir.mkdir(parents=True, exist_ok=True)
         saved = saved or _open_checkpoints(workdir, run, create=True)
         _record_run(workdir, run, begin)
-        return _loop(run, workdir, saved, current, batches, batch, evaluation)
+        with checkpoint.full_disk_named(workdir):
+            return _loop(run, workdir, saved, current, batches, batch, evaluation)
     finally:
         batches.close()
 
