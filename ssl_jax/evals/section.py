@@ -156,8 +156,10 @@ def check(config: ConfigDict) -> None:
     tasks.check("evals.tasks", config.evals.tasks)
     for name, section in chosen(config).items():
         path, needs = f"evals.{name}", registry.get(section.type).needs
+        own = _keys_of(section.type)
         for entry, value in section.items():
-            if isinstance(value, tuple) and not value:
+            # Where "none" is the default, it is a choice.
+            if isinstance(value, tuple) and not value and own[entry].default:
                 raise InputError(f"{path}.{entry} is empty; give at least one number")
         if section.data.kind in _LACKING.get(needs, ()):
             raise InputError(
