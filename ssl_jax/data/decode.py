@@ -80,7 +80,7 @@ def decode_mask(data: bytes | str | os.PathLike, name: str | None = None) -> np.
 
 def image_shape(data: bytes | str | os.PathLike, name: str | None = None) -> tuple[int, int]:
     """(H, W) of what `decode_image` would give, from the header of the file: no pixel is decoded
-    (but of a PNG with EXIF data, which may come after the pixels).
+    (but of a TIFF, and of a PNG with EXIF data, which may come after the pixels).
 
     Args: as `decode_image`.
     Raises:
@@ -175,6 +175,8 @@ def _orientation(image):
 
 
 def _shape(image):
+    if image.format == "TIFF":
+        image.load()  # Pillow turns these itself, some versions only then
     upright = image.format == "PNG" and not any(
         mark in image.fp.getvalue() for mark in _EXIF_OF_PNG
     )

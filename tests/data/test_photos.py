@@ -63,7 +63,9 @@ def test_the_mask_says_which_photograph_a_pixel_is_from(flat_colours):
 def test_boxes_bound_the_regions_exactly():
     for sample in collages(60, size=64):
         assert set(np.unique(sample["mask"])) == set(sample["box_labels"].tolist())
-        for (y, x, h, w), label in zip(sample["boxes"].astype(int), sample["box_labels"], strict=True):
+        for (y, x, h, w), label in zip(
+            sample["boxes"].astype(int), sample["box_labels"], strict=True
+        ):
             outside = sample["mask"] == label
             inside = outside[y : y + h, x : x + w].copy()
             outside[y : y + h, x : x + w] = False
