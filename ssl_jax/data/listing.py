@@ -1,8 +1,9 @@
 """Files below a folder: which there are, where those of a split lie, which belong together."""
 
 import os
+import posixpath
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ssl_jax.config import InputError
 from ssl_jax.data.lookup import listed
@@ -57,7 +58,7 @@ def subfolders(root: Path) -> list[str]:
 
 def stem(path: str) -> str:
     """A relative path without its extension: "a/b.jpg" -> "a/b"."""
-    return str(PurePosixPath(path).with_suffix(""))
+    return posixpath.splitext(path)[0]
 
 
 def matched(images: Iterable[str], files: Sequence[str], suffix: str = "") -> list[str | None]:
@@ -69,11 +70,11 @@ def matched(images: Iterable[str], files: Sequence[str], suffix: str = "") -> li
     by_path = {stem(path): path for path in files}
     by_name: dict[str, list[str]] = {}
     for path in files:
-        by_name.setdefault(PurePosixPath(path).stem, []).append(path)
+        by_name.setdefault(posixpath.basename(stem(path)), []).append(path)
     result: list[str | None] = []
     for image in images:
         wanted = stem(image) + suffix
-        alike = by_name.get(wanted.rsplit("/", 1)[-1], [])
+        alike = by_name.get(posixpath.basename(wanted), [])
         result.append(by_path.get(wanted) or (alike[0] if len(alike) == 1 else None))
     return result
 

@@ -1,7 +1,8 @@
 """Some records of another source: those that a list names."""
 
-from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+import posixpath
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def listed_records(source: Any, path: str) -> Subset:
     wanted = dict.fromkeys(line.strip() for line in lines if line.strip())
     if not wanted:
         raise InputError(f"data.list: {path} names no record; write one name a line")
-    known = _places(source.list_names())
+    known = _places(source.list_names(), wanted)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise InputError(
@@ -78,11 +79,12 @@ def listed_records(source: Any, path: str) -> Subset:
     return Subset(source, sorted({known[name] for name in wanted}), f"list={path!r}")
 
 
-def _places(names: Sequence[str]) -> dict[str, int]:
-    """{all forms of a name: its record, -1 if there are several}."""
+def _places(names: Sequence[str], wanted: Collection[str]) -> dict[str, int]:
+    """{wanted name: its record, -1 if there are several}, without those that nothing is called."""
     known: dict[str, int] = {}
     for i, name in enumerate(names):
-        path = PurePosixPath(name)
-        for form in {name, path.name, path.stem, str(path.with_suffix(""))}:
-            known[form] = i if known.get(form, i) == i else -1
+        file = posixpath.basename(name)
+        for form in {name, file, posixpath.splitext(name)[0], posixpath.splitext(file)[0]}:
+            if form in wanted:
+                known[form] = i if known.get(form, i) == i else -1
     return known
