@@ -66,7 +66,7 @@ def get_config(variant: str = "vits16_in1k"):
 
 
 def _dense_retrieval(config):
-    """Table 1: VOC and ADE20K at native size, all training images. Not run unless they are named,
+    """Tables 1 and 4: VOC and ADE20K at native size. Not run unless they are named,
     because few have both sets:
 
     ssl-jax eval RUN --task=voc,ade20k --config.evals.voc.data.dir=/data/VOCdevkit \\
@@ -74,4 +74,4 @@ def _dense_retrieval(config):
     """
     for name, split in (("voc", "train_aug"), ("ade20k", "train")):
         images = dict(kind=name, split=split, test_split="val")
-        config.evals[name] = evals.new("dense", data=images)
+        config.evals[name] = evals.new("dense", protocol="cribo", data=images)

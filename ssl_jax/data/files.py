@@ -64,6 +64,7 @@ class Files(Source):
         self.sequences = sequences
         videos = (sequences or {}).items()
         self._frames = [(name, frame) for name, rows in videos for frame in range(len(rows))]
+        self._told = [] if masks is None else [classes.told(self._table, *map(str, masks))]
         self._check_first_mask()
 
     def _check_first_mask(self):
@@ -126,6 +127,5 @@ class Files(Source):
         return self._paths
 
     def __repr__(self):
-        known = [f"classes={self.num_classes}"]
-        known += ["masks=True"] * self.has_masks + ["boxes=True"] * self.has_boxes
+        known = [f"classes={self.num_classes}", *self._told, *["boxes=True"] * self.has_boxes]
         return f"{self._kind}({self._root!r}, images={len(self)}, {', '.join(known)})"

@@ -71,7 +71,10 @@ _ONLY = {
 
 
 def defaults() -> dict:
-    """The keys that name a set of images: of the section `data`, and of each evaluation."""
+    """The keys that name a set of images: of the section `data`, and of each evaluation.
+
+    Training uses images alone, so what says how masks and boxes are read is free.
+    """
     return dict(
         kind=key(
             "photos",
@@ -94,7 +97,9 @@ def defaults() -> dict:
             ' the same stem for each image; TFDS: name of a feature, "" = the usual ones',
             free=True,
         ),
-        mask_suffix=key("", 'end of the names of mask files: "_mask" for a.jpg and a_mask.png'),
+        mask_suffix=key(
+            "", 'end of the names of mask files: "_mask" for a.jpg and a_mask.png', free=True
+        ),
         boxes=key(
             "",
             "where boxes are. Folder: a folder of XML files, or a COCO JSON file, in whose name"
@@ -107,15 +112,20 @@ def defaults() -> dict:
         class_map=key(
             (),
             "classes of the values 0, 1, ... of masks, 255 = ignore; () = the values are classes",
+            free=True,
         ),
         reduce_zero_label=key(
             False,
             "class 0 of masks is ignored, all others move down by one (VOC without background)",
+            free=True,
         ),
-        ignore=key(255, "value of mask pixels that are ignored, like 255", least=0, most=255),
+        ignore=key(
+            255, "value of mask pixels that are ignored, like 255", least=0, most=255, free=True
+        ),
         raw_labels=key(
             False,
             "known sets: keep the values of the mask files (Cityscapes: 34 ids, not 19 classes)",
+            free=True,
         ),
         length=key(
             10000,

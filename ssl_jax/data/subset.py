@@ -1,6 +1,7 @@
 """Some records of another source: those that a list names."""
 
 import posixpath
+import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ class Subset(base.Source):
     def __init__(self, source: Any, indices: Sequence[int] | np.ndarray, what: str = ""):
         """what: says in messages which records these are."""
         self._source, self._indices = source, np.asarray(indices, np.int64)
-        self._what = what or f"{len(self._indices)} records"
+        number = zlib.crc32(self._indices.astype("<i8").tobytes())  # other records, another repr
+        self._what = f"{what or 'records'}, {len(self._indices)} images, {number:08x}"
         self._take_facts(source)
         if self.image_ids is not None:
             self.image_ids = tuple(self.image_ids[i] for i in self._indices)

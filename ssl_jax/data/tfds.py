@@ -172,7 +172,8 @@ class Tfds(Source):
     _names: list[str] | None = None
 
     def __repr__(self):
-        return f"Tfds({self._name!r}, {self._split!r}, images={len(self)})"
+        masks = f", {classes.told(self._table, self._mask)}" if self.has_masks else ""
+        return f"Tfds({self._name!r}, {self._split!r}, images={len(self)}{masks})"
 
 
 def _pixels(value, name):

@@ -174,7 +174,7 @@ def check(config: ConfigDict) -> None:
             )
             raise InputError(
                 f'{path}.data.kind is "{section.data.kind}", which has no {needs} of the kind that'
-                f' the type "{section.type}" needs; use "{_DEFAULT_KIND[needs]}", {own}, a TFDS set'
+                f' the type "{section.type}" needs; use "{_DEFAULT_KIND[needs]}", {hint}, a TFDS set'
                 f" with {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))

@@ -77,3 +77,20 @@ def test_sections_that_cannot_work_are_refused(changes, message):
     section.update(changes)
     with pytest.raises(InputError, match=message):
         source.check("x", section, section.dir)
+
+
+def test_what_reads_masks_otherwise_prints_otherwise(tmp_path):
+    """Kept features, and the masks beside them, are found by what a source prints."""
+    for i in range(3):
+        save(tmp_path / "images" / f"{i}.png", IMAGES[i])
+        save(tmp_path / "masks" / f"{i}.png", MASKS[i])
+        save(tmp_path / "other" / f"{i}.png", MASKS[i])
+    write_tfds(tmp_path, "tiny_shapes", {"train": range(3)})
+    folder = dict(kind="folder", dir=tmp_path, masks="masks")
+    tfds = dict(kind="tfds", name="tiny_shapes", dir=tmp_path)
+    rules = ({}, dict(reduce_zero_label=True), dict(class_map=(1, 0, 2, 3)), dict(ignore=3))
+    for config in (folder, tfds):
+        assert len({repr(make_source(config | rule)) for rule in rules}) == len(rules)
+    assert repr(make_source(folder)) != repr(make_source(folder | dict(masks="other")))
+    first, second = (Subset(ArraySource(IMAGES), rows) for rows in ([0, 1], [0, 2]))
+    assert repr(first) != repr(second)
