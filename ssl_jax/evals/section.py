@@ -169,13 +169,11 @@ def check(config: ConfigDict) -> None:
             if isinstance(value, tuple) and not value and own[entry].default:
                 raise InputError(f"{path}.{entry} is empty; give at least one number")
         if needs and not source.may_have(section.data, needs):
-            own = (
-                f"a folder with {path}.data.{needs}" if needs != "labels" else "a folder of classes"
-            )
+            hint = "a folder of classes" if needs == "labels" else f"a folder with data.{needs}"
             raise InputError(
                 f'{path}.data.kind is "{section.data.kind}", which has no {needs} of the kind that'
-                f' the type "{section.type}" needs; use "{_DEFAULT_KIND[needs]}", {hint}, a TFDS set'
-                f" with {needs}, or leave {name} out of evals.tasks"
+                f' the type "{section.type}" needs; use "{_DEFAULT_KIND[needs]}", {hint}, a TFDS'
+                f" set with {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))
 
