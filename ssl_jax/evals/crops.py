@@ -6,30 +6,10 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.data.loader import Loader
+from ssl_jax.data.subset import Subset
 from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
 
 _GROUP = "crop"
-
-
-class Part:
-    """Some records of a source, in the given order."""
-
-    def __init__(self, source: Any, indices: Sequence[int] | np.ndarray):
-        self._source, self._indices = source, np.asarray(indices, np.int64)
-        self.size, self.num_classes = source.size, source.num_classes
-        self.has_masks = getattr(source, "has_masks", False)
-
-    def __len__(self):
-        return len(self._indices)
-
-    def __getitem__(self, i):
-        return self._source[int(self._indices[i])]
-
-    def name(self, i: int) -> str:
-        return self._source.name(int(self._indices[i]))
-
-    def __repr__(self):
-        return f"Part({self._source!r}, images={len(self)})"
 
 
 def batches(
@@ -52,7 +32,7 @@ def batches(
       images [b, size, size, 3] float32 in [0, 1], and [b] int64, which of `indices` they are.
     """
     group = GroupRecipe(count=1, size=size, scale=scale, patch=1)
-    part, batch_size = Part(source, indices), min(batch_size, len(indices))
+    part, batch_size = Subset(source, indices), min(batch_size, len(indices))
     loader = Loader(
         part,
         ViewRecipe(((_GROUP, group),)),

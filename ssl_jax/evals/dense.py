@@ -371,23 +371,29 @@ def run(case: Case) -> dict[str, float]:
     """
     train, test = _features(case)
     c = case.config
+    classes = _classes(case, train.masks, test.masks)
     scores: dict[str, float] = {}
     for part in c.subsample:
         draws = []
         for draw in range(c.runs if part > 1 else 1):
             count = max(1, len(train.masks) // part)
             images = features.subset(len(train.masks), count, case.seed + draw)
-            result = segment(
-                train.patches,
-                train.masks,
-                test.patches,
-                test.masks,
-                num_classes=_classes(case, train.masks, test.masks),
-                k=c.k,
-                rule=c.vote,
-                absent=c.absent,
-                images=None if part == 1 else images,
-            )
+            try:
+                result = segment(
+                    train.patches,
+                    train.masks,
+                    test.patches,
+                    test.masks,
+                    num_classes=classes,
+                    k=c.k,
+                    rule=c.vote,
+                    absent=c.absent,
+                    images=None if part == 1 else images,
+                )
+            except ValueError as error:
+                raise InputError(
+                    f"dense retrieval from one training image in {part} ({count} images): {error}"
+                ) from error
             draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
         patch, pixel = 100.0 * np.mean(draws, axis=0)
         name = "dense" if part == c.subsample[0] else f"dense_1in{part}"

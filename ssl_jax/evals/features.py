@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from ssl_jax.config import InputError
+from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import store, tokens
 from ssl_jax.evals.pixels import Pixels, raw_pixels
@@ -151,7 +152,7 @@ class _Work:
         for row, i in enumerate(self._indices):
             # An unreadable record keeps 0 x 0: it is met again, and named, when it is read.
             with contextlib.suppress(Unreadable):
-                shape = shape_of(self._source, int(i))
+                shape = base.shape(self._source, int(i))
                 windows[row] = _window(shape, 0, multiple, self._source.name(int(i)))[2:]
         return windows
 
@@ -284,18 +285,10 @@ def _plan(windows, batch_size):
             yield part, batch_size if len(shapes) == 1 else full
 
 
-def on_all_devices(network):
+def on_all_devices(network: Callable) -> Callable:
     """The network on all devices of this process, if it can be spread."""
     devices = jax.local_devices()
     return network.across(devices) if len(devices) > 1 and hasattr(network, "across") else network
-
-
-def shape_of(source: Any, i: int) -> tuple[int, int]:
-    """(height, width) of a record; from the file's head where the source can tell."""
-    if source.size is not None:
-        return source.size
-    told = getattr(source, "shape", None)
-    return told(i) if told is not None else source[i]["image"].shape[:2]
 
 
 def _without_gaps(array, done):
