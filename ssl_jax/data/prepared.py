@@ -22,7 +22,7 @@ class Prepared:
         self._cache: dict[int, dict] | None = {} if cache else None
         self.size = (self._side, self._side) if size else source.size
         self.num_classes, self.has_masks = source.num_classes, source.has_masks
-        for name in ("class_names", "mask_names"):
+        for name in ("class_names", "mask_names", "sequences"):
             setattr(self, name, getattr(source, name, None))
 
     def __len__(self):
@@ -41,6 +41,13 @@ class Prepared:
 
     def name(self, i: int) -> str:
         return self._source.name(i)
+
+    @property
+    def unresized(self) -> Any:
+        """The source of the records as they were before they were resized; itself where none
+        are."""
+        inner = getattr(self._source, "unresized", self._source)
+        return inner if self._side or inner is not self._source else self
 
     def _read(self, i):
         record = self._source[i]

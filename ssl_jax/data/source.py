@@ -12,6 +12,7 @@ A source is any picklable object with
     s.has_masks      whether records have "mask"
     s.class_names    names of the label classes, s.mask_names of the classes of masks; None or
                      absent where nobody knows them
+    s.sequences      of videos: {name: range of records, in order of time}; empty or absent else
     s.size           (H, W) if all images have this size, None if they differ or nobody knows
     repr(s)          the same text in every process and run
 
@@ -43,7 +44,8 @@ def defaults() -> dict:
     return dict(
         kind=key(
             "photos",
-            'what the set is: "photos" and "photo_collages" are embedded (no download)',
+            'what the set is: "photos", "photo_collages" and "moving_shapes" are embedded (no'
+            " download)",
             choices=KINDS,
         ),
         name=key("", "name of a TFDS set"),

@@ -31,8 +31,19 @@ from ssl_jax.evals import registry
 
 ALL = "all"
 # Kinds of data that do not have what a type needs, and one that does.
-_LACKING = {"labels": ("photo_collages",), "masks": ("photos", "folder")}
-_DEFAULT_KIND = {"labels": "photos", "masks": "photo_collages", "": "photos"}
+_LACKING = {
+    "labels": ("photo_collages", "moving_shapes"),
+    "masks": ("photos", "folder"),
+    "boxes": ("photos", "folder", "moving_shapes"),
+    "sequences": ("photos", "photo_collages", "folder", "tfds"),
+}
+_DEFAULT_KIND = {
+    "": "photos",
+    "labels": "photos",
+    "masks": "photo_collages",
+    "boxes": "photo_collages",
+    "sequences": "moving_shapes",
+}
 
 
 def defaults() -> dict:
