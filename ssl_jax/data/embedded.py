@@ -54,12 +54,7 @@ class GeneratedSource:
             )
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
         self.size = (size, size)
-        _, self.class_names, self.mask_names, frames = SETS[kind]
-        # {name: records of a video, in order of time}; the last one may be shorter
-        self.sequences = {
-            f"{kind}/{split}/{start // frames}": range(start, min(start + frames, self._length))
-            for start in (range(0, self._length, frames) if frames else ())
-        }
+        _, self.class_names, self.mask_names, self._frames = SETS[kind]
         self.num_classes = len(self.class_names) if self.class_names else None
         self.has_masks = self.mask_names is not None
 
@@ -70,6 +65,16 @@ class GeneratedSource:
         return SETS[self._kind].make(
             self._seed, self._split, checked(i, self._length), size=self.size[0]
         )
+
+    @property
+    def sequences(self) -> dict[str, range]:
+        """{name: records of a video, in order of time}; what is left after the last whole one
+        belongs to none."""
+        frames = self._frames
+        return {
+            f"{self._kind}/{self._split}/{i}": range(i * frames, (i + 1) * frames)
+            for i in range(self._length // frames if frames else 0)
+        }
 
     def name(self, i: int) -> str:
         return f"{self._kind}/{self._split}/{i}"

@@ -22,7 +22,7 @@ class Prepared:
         self._cache: dict[int, dict] | None = {} if cache else None
         self.size = (self._side, self._side) if size else source.size
         self.num_classes, self.has_masks = source.num_classes, source.has_masks
-        for name in ("class_names", "mask_names", "sequences"):
+        for name in ("class_names", "mask_names"):
             setattr(self, name, getattr(source, name, None))
 
     def __len__(self):
@@ -41,6 +41,10 @@ class Prepared:
 
     def name(self, i: int) -> str:
         return self._source.name(i)
+
+    @property
+    def sequences(self) -> dict[str, range]:
+        return getattr(self._source, "sequences", {})
 
     @property
     def unresized(self) -> Any:

@@ -2,7 +2,8 @@
 similarity of patch features (DAVIS 2017 in the protocol of DINO; SOP table 4, FLSL table 4).
 
 Works on any source of videos with masks: `s.sequences`, {name: range of records in order of time},
-whose masks hold the number of the object of each pixel (0 = background, 255 = ignore).
+whose masks hold the number of the object of each pixel (0 = background, 255 = ignore). With
+`test_examples` whole videos are taken, see `sequences_of`; the training part is not used.
 """
 
 from collections.abc import Iterator
@@ -28,13 +29,6 @@ def defaults() -> dict:
     """The keys of this type of evaluation."""
     numbers = Settings()
     return dict(
-        test_examples=key(
-            0,
-            "of the test part: whole videos, the first ones, that have no more frames together than"
-            " this, but at least one; 0 = all",
-            "images",
-            least=0,
-        ),
         short_side=key(
             0,
             "shorter side to which frames are resized (bilinear), the other keeps the aspect but"

@@ -213,7 +213,7 @@ def _variant(case, name, classes):
     """The images of a variant. Raises InputError for a folder that is not as the challenge's."""
     c = case.config
     data = dict(kind="folder", dir=c.dir, size=c.data.size)
-    source: Any = make_source(data, split=f"{name}/val")
+    source = make_source(data, split=f"{name}/val")
     if source.num_classes != classes:
         raise InputError(
             f"{c.dir}/{name}/val has {source.num_classes or 'no'} folders of classes, the mapping"

@@ -60,7 +60,7 @@ def encoded(
 
 
 def _groups(images, size):
-    waiting: dict[tuple, list] = {}
+    waiting = {}
     for item in images:
         shape = item[1].shape
         waiting.setdefault(shape, []).append(item)

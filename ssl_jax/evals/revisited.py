@@ -129,7 +129,15 @@ def _encoded(text, encoding):
     return text.encode("latin1")
 
 
-_ADMITTED: dict[tuple[str, str], Any] = {("_codecs", "encode"): _encoded}
+def _nothing():
+    """How older pickles write the data of an empty array: bytes(), without arguments."""
+    return b""
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _encoded,
+    ("__builtin__", "bytes"): _nothing,
+}
 for _core in ("numpy.core.multiarray", "numpy._core.multiarray"):
     _ADMITTED[_core, "_reconstruct"] = _reconstructed
     _ADMITTED[_core, "scalar"] = _scalar
