@@ -16,13 +16,15 @@ from ssl_jax.evals import (
     imagenet9,
     knn,
     linear,
+    logistic,
     pictures,
     psnr,
     rank,
     retrieval,
 )
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
-from ssl_jax.evals.features import Extracted, extract, raw_pixels, subset
+from ssl_jax.evals.features import Extracted, extract, subset
+from ssl_jax.evals.pixels import raw_pixels
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, chosen, defaults, folder, headings, keys, named, new
 from ssl_jax.evals.table import comparison_table
@@ -53,6 +55,7 @@ __all__ = [
     "keys",
     "knn",
     "linear",
+    "logistic",
     "named",
     "new",
     "pictures",

@@ -17,8 +17,9 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data import decode
-from ssl_jax.evals import dense, features, knn, native
+from ssl_jax.evals import dense, features, knn, native, tokens
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Panel, Picture, class_name
 from ssl_jax.evals.registry import Protocol, register
@@ -36,7 +37,7 @@ def defaults() -> dict:
         temperature=key(knn.TEMPERATURE, "votes weigh exp(cosine / temperature)", above=0),
         cells=key(3, "a box is divided into so many by so many", "cells", above=0),
         boxes=key(
-            "true",
+            "exact",
             'how boxes follow the image: "true", or as in FLSL\'s script, which scales height and'
             " width to data.size each although the image keeps its aspect",
             choices=("true", "script"),
@@ -129,7 +130,7 @@ def classify(
     num_classes: int,
     ks: Collection[int],
     temperature: float = knn.TEMPERATURE,
-    **chunks: int,
+    **chunks: Any,
 ) -> dict[int, np.ndarray]:
     """Classes that the features of test images vote for.
 
@@ -165,7 +166,7 @@ def classify(
 
 
 def select(
-    encoder: Callable[[np.ndarray], Any],
+    network: Callable[[np.ndarray], Any],
     source: Any,
     indices: ArrayLike,
     *,
@@ -213,8 +214,8 @@ def select(
             yield (row, patches_at(points, patch, grid)), native.unit(image)
 
     rows: dict[int, np.ndarray] = {}
-    found = native.encoded(encoder, images(), batch_size=batch_size, take=lambda f: f.patches)
-    for (row, places), patches in found:
+    read = tokens.reader(on_all_devices(network), tokens.DENSE)
+    for (row, places), patches in native.encoded(read, images(), batch_size=batch_size):
         rows[row] = patches.reshape(-1, patches.shape[-1])[places]
     count = cells**2
     dim = next(iter(rows.values())).shape[-1] if rows else 0

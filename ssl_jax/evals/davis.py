@@ -14,8 +14,9 @@ import numpy as np
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import native, video
+from ssl_jax.evals import native, tokens, video
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import tracking
 from ssl_jax.evals.pictures.base import Animation, Picture
 from ssl_jax.evals.propagation import Settings, track
@@ -144,10 +145,9 @@ def follow(case: Case, name: str, records: range) -> _Followed:
     stream = frames()
     first = next(stream)
     features = native.encoded(
-        case.encoder,
+        tokens.reader(on_all_devices(case.encoder), tokens.DENSE),
         (item for part in ((first,), stream) for item in part),
         batch_size=min(c.frames, len(records)),
-        take=lambda features: features.patches,
     )
     settings = Settings(c.previous, c.radius, c.top, c.temperature)
     masks = track(

@@ -7,12 +7,10 @@ as `data.size` and `crop` say.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -34,12 +32,10 @@ VARIANTS = (
     "only_bg_t",
     ORIGINAL,
 )
-_FEATURES = ("image", "cls_mean")
 
 
 def defaults() -> dict:
     """The keys of this type of evaluation."""
-    fitted = linear.defaults()
     return dict(
         dir=key("", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True),
         mapping=key(
@@ -54,19 +50,12 @@ def defaults() -> dict:
             free=True,
         ),
         variants=key(VARIANTS, "which are scored", choices=VARIANTS),
-        features=key(
-            "image",
-            'what is classified: "image", or "cls_mean": class token and mean patch (iBOT\'s choice'
-            " for ViT-B and ViT-L)",
-            choices=_FEATURES,
-        ),
-        **fitted,
+        **linear.defaults(),
     )
 
 
-_CHANGES: dict[str, Any] = dict(
-    data=dict(size=256, test_split="val"), crop=224, features="cls_mean", variants=VARIANTS
-)
+# The classifier is that of SOP's and SOVE's table 1, for ViT-B.
+_CHANGES = {**linear.PROTOCOLS["sop_base"].changes, "variants": VARIANTS}
 PROTOCOLS = {"sop": Protocol("SOP table 6", _CHANGES), "sove": Protocol("SOVE table 6", _CHANGES)}
 
 
@@ -135,10 +124,8 @@ def save_head(path: str | Path, params: Mapping[str, Any]) -> None:
 def predict(head: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
     """Class [n] int of each row [n, d]: the layer norm if the classifier has one, and the linear
     layer."""
-    if "scale" in head:
-        scores = linear.logits(jax.tree.map(jnp.asarray, dict(head)), linear.whiten(inputs))
-    else:
-        scores = jnp.asarray(inputs) @ head["kernel"] + head["bias"]
+    rows = linear.whiten(inputs) if "scale" in head else jnp.asarray(inputs)
+    scores = linear.logits({name: jnp.asarray(value) for name, value in head.items()}, rows)
     return np.asarray(scores.argmax(axis=-1))
 
 
@@ -146,67 +133,6 @@ def accuracy(predicted: np.ndarray, labels: np.ndarray, mapping: np.ndarray) -> 
     """Share of images whose class of ImageNet-1K [n] belongs to their class of ImageNet-9 [n],
     0..1; a class that belongs to none is wrong."""
     return float((mapping[predicted] == labels).mean())
-
-
-def vectors(encoder: Callable[[np.ndarray], Any], features: str) -> Callable[[np.ndarray], Any]:
-    """What is classified, as a function whose result has `.image` [B, d]."""
-    if features == "image":
-        return encoder
-
-    def both(images):
-        found = encoder(images)
-        if getattr(found, "cls", None) is None:
-            raise InputError(
-                'features="cls_mean" needs a network with a class token; use features="image"'
-            )
-        mean = found.patches.mean(axis=(1, 2))
-        return SimpleNamespace(image=jnp.concatenate([found.cls, mean], axis=-1), patches=None)
-
-    return both
-
-
-def _fit(case: Case, count: int) -> tuple[dict, float]:
-    """A classifier of the `count` classes of the training images, and its accuracy (0..1) on the
-    test images."""
-    c = case.config
-    if c.features == "image":
-        train, test = case.features("image")
-    else:
-        train, test = (_extract(case, source) for source in (case.train, case.test))
-    if train.labels is None or test.labels is None:
-        raise InputError("imagenet9 needs images with labels to fit a classifier on, or a `head`")
-    assert train.image is not None and test.image is not None
-    largest = int(max(train.labels.max(), test.labels.max()))
-    if largest >= count:
-        raise InputError(
-            f"data has the class {largest} but the mapping only {count}; data must be the set whose"
-            " classes the mapping maps"
-        )
-    probe = linear.fit(
-        train.image,
-        train.labels,
-        test.image,
-        test.labels,
-        num_classes=count,
-        key=jax.random.key(case.seed),
-        learning_rates=tuple(c.lrs),
-        epochs=c.epochs,
-        batch_size=c.batch,
-        weight_decay=c.weight_decay,
-    )
-    return probe.params, probe.accuracy
-
-
-def _extract(case, source):
-    """Features of all images of a source."""
-    return extract(
-        vectors(case.encoder, case.config.features),
-        source,
-        batch_size=case.batch_size,
-        crop=case.config.crop,
-        multiple=case.patch,
-        shared=case.shared,
-    )
 
 
 def _variant(case, name, classes):
@@ -236,29 +162,40 @@ def run(case: Case) -> dict[str, float]:
     sources: dict[str, Any] = {
         name: _variant(case, name, 1 + int(mapping.max())) for name in c.variants
     }
-    head, fitted = (read_head(c.head), None) if c.head else _fit(case, len(mapping))
+    fitted = None if c.head else linear.probe(case, len(mapping))
+    head = read_head(c.head) if fitted is None else fitted.params
     if head["kernel"].shape[1] != len(mapping):
         raise InputError(
             f"the classifier knows {head['kernel'].shape[1]} classes, the mapping {len(mapping)}"
         )
     found = {}
     for name, source in sources.items():
-        part = _extract(case, source)
+        part = extract(
+            case.encoder,
+            source,
+            batch_size=case.batch_size,
+            token=c.tokens,
+            layers=c.layers,
+            crop=c.crop,
+            multiple=case.patch,
+            shared=case.shared,
+            cache=case.cache,
+        )
         assert part.image is not None and part.labels is not None
         if part.image.shape[1] != len(head["kernel"]):
             raise InputError(
                 f"the classifier takes {len(head['kernel'])} features, the network gives"
-                f' {part.image.shape[1]} with features="{c.features}"'
+                f' {part.image.shape[1]} with tokens="{c.tokens}" and layers={c.layers}'
             )
         found[name] = 100.0 * accuracy(predict(head, part.image), part.labels, mapping)
     scores = {"imagenet9": found[ORIGINAL]} if ORIGINAL in found else {}
     scores |= {f"imagenet9_{name}": value for name, value in found.items()}
     if "mixed_same" in found and "mixed_rand" in found:
         scores["imagenet9_bg_gap"] = found["mixed_same"] - found["mixed_rand"]
-    return scores | ({} if fitted is None else {"imagenet9_head": 100.0 * fitted})
+    return scores | ({} if fitted is None else {"imagenet9_head": 100.0 * fitted.accuracy})
 
 
-# Raw pixels have no class token, and a saved classifier takes no raw pixels.
+# A saved classifier takes no raw pixels.
 register(
     "imagenet9",
     run,

@@ -26,33 +26,28 @@ def floored(size: tuple[int, int], patch: int) -> tuple[int, int]:
 
 
 def encoded(
-    features_fn: Callable[[np.ndarray], Any],
-    images: Iterable[tuple[Any, np.ndarray]],
-    *,
-    batch_size: int,
-    take: Callable[[Any], Any],
+    read: Callable[[np.ndarray], Any], images: Iterable[tuple[Any, np.ndarray]], *, batch_size: int
 ) -> Iterator[tuple[Any, np.ndarray]]:
     """Features of a stream of images, in batches of one shape each.
 
-    `features_fn` is compiled once for each shape: the last batch of a shape is filled up with its
-    last image. Images wait until there are `batch_size` of their shape, so with several shapes the
-    order changes; with one it does not.
+    The last batch of a shape is filled up with its last image, to a power of two if the shape is
+    rare, so that few programs are compiled. Images wait until there are `batch_size` of their
+    shape, so with several shapes the order changes; with one it does not.
 
     Args:
-      features_fn: images [B, H, W, 3] -> features, see `evals.features`.
+      read: images [B, H, W, 3] -> features [B, ...], see `tokens.reader`.
       images: (what it is, [H, W, 3] float32 in [0, 1]) of each, sides multiples of the patch.
-      take: which of the features, [B, ...].
 
     Yields:
       (what it is, its features on the host).
     """
     pending: tuple[list, Any] = ([], ())
-    for group in _groups(images, batch_size):
+    for group, full in _groups(images, batch_size):
         batch = np.stack([image for _, image in group])
-        missing = batch_size - len(batch)
+        missing = full - len(batch)
         if missing:
             batch = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
-        started = [what for what, _ in group], take(features_fn(batch))
+        started = [what for what, _ in group], read(batch)
         # The device works on this batch while the host is busy with the one before and the next.
         yield from zip(pending[0], np.asarray(pending[1]))
         pending = started
@@ -60,10 +55,13 @@ def encoded(
 
 
 def _groups(images, size):
-    waiting = {}
+    """(images of one shape, to how many they are filled up)."""
+    waiting, often = {}, set()
     for item in images:
         shape = item[1].shape
         waiting.setdefault(shape, []).append(item)
         if len(waiting[shape]) == size:
-            yield waiting.pop(shape)
-    yield from waiting.values()
+            often.add(shape)
+            yield waiting.pop(shape), size
+    for shape, group in waiting.items():
+        yield group, size if shape in often else min(size, 1 << (len(group) - 1).bit_length())

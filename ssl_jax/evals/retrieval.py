@@ -15,8 +15,9 @@ from PIL import Image
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import features, knn, native, ranking, revisited
+from ssl_jax.evals import features, knn, native, ranking, revisited, tokens
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture, class_name
 from ssl_jax.evals.registry import Protocol, register
@@ -32,6 +33,7 @@ _QUERIES, _SHOWN, _SIDE = (
 def defaults() -> dict:
     """The keys of this type of evaluation."""
     return dict(
+        **tokens.keys(),
         ground_truth=key(
             "",
             'the benchmark\'s "gnd_roxford5k.pkl" or "gnd_rparis6k.pkl" (or .json of the same'
@@ -55,7 +57,7 @@ def defaults() -> dict:
 # DINO's script, which iBOT, SOVE and SOP use, computes queries from whole images; the benchmark
 # itself cuts them out.
 _CHANGES: dict[str, Any] = dict(
-    crop_queries=False, fit=512, scales=(1.0, 2**-0.5, 0.5), k=(1, 5, 10)
+    tokens="cls", crop_queries=False, fit=512, scales=(1.0, 2**-0.5, 0.5), k=(1, 5, 10)
 )
 
 
@@ -96,7 +98,7 @@ def scaled(image: np.ndarray, scale: float, patch: int) -> np.ndarray:
 
 
 def embed(
-    encoder: Callable[[np.ndarray], Any],
+    read: Callable[[np.ndarray], Any],
     images: Iterable[np.ndarray],
     *,
     scales: Sequence[float],
@@ -105,6 +107,7 @@ def embed(
 ) -> np.ndarray:
     """[n, d] float32 of length 1: each image's mean over its features at the scales.
 
+    read: images [B, H, W, 3] -> [B, d], see `tokens.reader`.
     images: [H, W, 3] uint8, or float in [0, 1], of any size.
     """
 
@@ -115,9 +118,7 @@ def embed(
                 yield row, scaled(whole, scale, patch)
 
     sums: dict[int, np.ndarray] = {}
-    for row, vector in native.encoded(
-        encoder, views(), batch_size=batch_size, take=lambda found: found.image
-    ):
+    for row, vector in native.encoded(read, views(), batch_size=batch_size):
         sums[row] = sums[row] + vector if row in sums else vector
     if not sums:
         return np.empty((0, 0), np.float32)
@@ -237,7 +238,7 @@ def _embedded(case, records, boxes=None):
     mine = distributed.share(order) if case.shared else order
 
     vectors = embed(
-        case.encoder,
+        tokens.reader(on_all_devices(case.encoder), c.tokens, c.layers),
         (_image(case, records[i], None if boxes is None else boxes[i]) for i in mine),
         scales=tuple(c.scales),
         patch=case.patch,

@@ -53,6 +53,11 @@ def defaults() -> dict:
             tasks=key((ALL,), 'names of the evaluations that are run; "all" = each one, () = none'),
             every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
             batch_size=key(64, "per forward pass", "images", above=0, most=2**20),
+            cache=key(
+                "",
+                "folder in which features are kept, for the next evaluation of the same weights and"
+                ' images; "" = none',
+            ),
             picture_size=key(
                 0,
                 "shorter side of the images in pictures, square: larger ones show more patches;"
@@ -162,8 +167,10 @@ def check(config: ConfigDict) -> None:
     tasks.check("evals.tasks", config.evals.tasks)
     for name, section in chosen(config).items():
         path, needs = f"evals.{name}", registry.get(section.type).needs
+        own = _keys_of(section.type)
         for entry, value in section.items():
-            if isinstance(value, tuple) and not value:
+            # Where "none" is the default, it is a choice.
+            if isinstance(value, tuple) and not value and own[entry].default:
                 raise InputError(f"{path}.{entry} is empty; give at least one number")
         if section.data.kind in _LACKING.get(needs, ()):
             raise InputError(

@@ -108,17 +108,6 @@ def test_predictions_with_and_without_a_layer_norm():
     np.testing.assert_array_equal(imagenet9.predict(head, x), expected)
 
 
-def test_class_token_and_mean_patch():
-    class Found(Pixels):
-        cls = np.full((2, 3), 7.0)
-
-    patches = np.random.default_rng(0).normal(size=(2, 4, 4, 5))
-    both = imagenet9.vectors(lambda images: Found(None, patches), "cls_mean")(None).image
-    np.testing.assert_allclose(both, np.hstack([Found.cls, patches.mean((1, 2))]), rtol=1e-5)
-    with pytest.raises(InputError, match="class token"):
-        imagenet9.vectors(lambda images: Pixels(None, patches), "cls_mean")(None)
-
-
 @pytest.mark.parametrize(
     "change, said",
     [

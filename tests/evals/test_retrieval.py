@@ -9,7 +9,7 @@ from PIL import Image
 from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.data.folder import Folder
-from ssl_jax.evals import native, retrieval, revisited
+from ssl_jax.evals import native, retrieval, revisited, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import Pixels
 from tests.evals import fakes
@@ -57,7 +57,8 @@ def test_embedded_images_are_means_over_scales_whatever_their_sizes():
     ]
     encoder, shapes = fakes.counted_features()
     scales = (1.0, 2**-0.5, 0.5)
-    found = retrieval.embed(encoder, iter(images), scales=scales, patch=4, batch_size=2)
+    read = tokens.reader(encoder)
+    found = retrieval.embed(read, iter(images), scales=scales, patch=4, batch_size=2)
     assert len(set(shapes)) == len(shapes) == 6  # each shape is compiled once
     single = fakes.counted_features()[0]
     for image, vector in zip(images, found, strict=True):
