@@ -45,6 +45,13 @@ class Prepared(base.Source):
         """(H, W) of image i, without decoding it where the source can do so."""
         return self.size if self.size is not None else base.shape(self._source, i)
 
+    @property
+    def unresized(self) -> Any:
+        """The source of the records as they were before they were resized; itself where none
+        are."""
+        inner = getattr(self._source, "unresized", self._source)
+        return inner if self._side or inner is not self._source else self
+
     def _read(self, i):
         record = self._source[i]
         return (

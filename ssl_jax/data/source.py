@@ -46,14 +46,17 @@ from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.tfds import Tfds
 
 KINDS = (*embedded.SETS, "folder", "tfds", *layouts.KINDS)
-NEEDS = ("labels", "masks", "boxes")  # what an evaluation may need of a set
+# What an evaluation may need of a set; sequences: videos with masks.
+NEEDS = ("labels", "masks", "boxes", "sequences")
 # What kinds have; of "folder" and "tfds" it depends on the files and keys.
 _HAVE = {
     "photos": ("labels",),
     "photo_collages": ("masks", "boxes"),
     "voc": ("masks", "boxes"),
+    "moving_shapes": ("masks", "sequences"),
+    "davis": ("masks", "sequences"),
     "coco": ("boxes",),
-    "tfds": NEEDS,
+    "tfds": ("labels", "masks", "boxes"),
 }
 _SEGMENTED = tuple(kind for kind in layouts.KINDS if kind not in ("coco", "davis"))
 # Keys that only some kinds use.
@@ -78,8 +81,8 @@ def defaults() -> dict:
     return dict(
         kind=key(
             "photos",
-            'what the set is: "photos" and "photo_collages" are embedded (no download), "voc" and'
-            " those that follow are official downloads",
+            'what the set is: "photos", "photo_collages" and "moving_shapes" are embedded (no'
+            ' download), "voc" and those that follow are official downloads',
             choices=KINDS,
         ),
         name=key("", "name of a TFDS set"),
@@ -173,17 +176,19 @@ def check(name: str, section: ConfigDict, folder: str) -> None:
 
 
 def may_have(section: ConfigDict, need: str) -> bool:
-    """Whether a set that this section names can have "labels", "masks" or "boxes"; an opened one
-    says for sure, see `has`."""
+    """Whether a set that this section names can have one of NEEDS; an opened one says for sure,
+    see `has`."""
     if section.kind == "folder":
-        return need == "labels" or bool(section[need])
+        return need == "labels" or bool(section.get(need))
     return need in _HAVE.get(section.kind, ("masks",))
 
 
 def has(source: Any, need: str) -> bool:
-    """Whether a source has "labels", "masks" or "boxes"."""
+    """Whether a source has one of NEEDS."""
     if need == "labels":
         return source.num_classes is not None
+    if need == "sequences":
+        return bool(getattr(source, "sequences", None))
     return bool(getattr(source, f"has_{need}", False))
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of frozen features: k-NN, linear probe, dense retrieval, PSNR, RankMe.
+"""Evaluation of frozen features: k-NN, linear probe, retrieval, dense retrieval, videos, PSNR, ...
 
     encoder = ssl_jax.load("runs/a")
     evals.evaluate(encoder, encoder.config, tasks=("knn", "dense"))  # {"knn": 81.2, ...}
@@ -8,7 +8,20 @@ A config names its evaluations (`section`), each has a type (`registry`), and ru
 that draw them, `pictures.render` and `curves`, import matplotlib and are not imported here.
 """
 
-from ssl_jax.evals import dense, features, knn, linear, logistic, pictures, psnr, rank
+from ssl_jax.evals import (
+    box_knn,
+    davis,
+    dense,
+    features,
+    imagenet9,
+    knn,
+    linear,
+    logistic,
+    pictures,
+    psnr,
+    rank,
+    retrieval,
+)
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
 from ssl_jax.evals.features import Extracted, extract, subset
 from ssl_jax.evals.pixels import raw_pixels
@@ -25,10 +38,12 @@ __all__ = [
     "Extracted",
     "Type",
     "add",
+    "box_knn",
     "cases",
     "check",
     "chosen",
     "comparison_table",
+    "davis",
     "defaults",
     "dense",
     "evaluate",
@@ -36,6 +51,7 @@ __all__ = [
     "features",
     "folder",
     "headings",
+    "imagenet9",
     "keys",
     "knn",
     "linear",
@@ -47,6 +63,7 @@ __all__ = [
     "rank",
     "raw_pixels",
     "register",
+    "retrieval",
     "run",
     "sources",
     "subset",

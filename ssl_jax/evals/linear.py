@@ -364,12 +364,13 @@ def _score_chunk(params, inputs, labels):
     return (scores.argmax(axis=-1) == labels).sum(axis=1), losses.sum(axis=1)
 
 
-def run(case: Case) -> dict[str, float]:
-    """`linear`: test accuracy in percent; `linear_lr`, `linear_batch`: the selected ones;
-    `linear_held_out`: its accuracy on the held-out part; `linear_best`: the best of the grid on the
-    test images, which have then been looked at.
+def probe(case: Case, num_classes: int = 0) -> Probe:
+    """The probe that an evaluation with the keys of `linear` trains and tests.
 
-    Raises InputError for a set without labels, and for a crop_scale that is no range.
+    num_classes: 0: as many as the labels say.
+
+    Raises InputError for a set without labels or with more classes, and for a crop_scale that is no
+    range.
     """
     c = case.config
     if len(c.crop_scale) not in (0, 2) or tuple(sorted(c.crop_scale)) != tuple(c.crop_scale):
@@ -383,13 +384,16 @@ def run(case: Case) -> dict[str, float]:
             " it out of evals.tasks"
         )
     assert train.image is not None and test.image is not None
-    factor = c.batch / _SCALED_TO if c.scale_lr else 1.0
-    probe = fit(
+    found = 1 + int(max(train.labels.max(), test.labels.max()))
+    if num_classes and found > num_classes:
+        raise InputError(f"the images have {found} classes, {num_classes} are asked for")
+    factor = _factor(c)
+    return fit(
         train.image,
         train.labels,
         test.image,
         test.labels,
-        num_classes=1 + int(max(train.labels.max(), test.labels.max())),
+        num_classes=num_classes or found,
         key=jax.random.key(case.seed),
         learning_rates=tuple(factor * lr for lr in c.lrs),
         batch_factors=tuple(c.batch_factors),
@@ -402,12 +406,27 @@ def run(case: Case) -> dict[str, float]:
         norm=c.norm,
         stream=_crops(case, train.index) if c.crop_scale else None,
     )
-    scores = {"linear": 100.0 * probe.accuracy, "linear_lr": probe.learning_rate / factor}
+
+
+def _factor(c) -> float:
+    """By which learning rates grow with the batch."""
+    return c.batch / _SCALED_TO if c.scale_lr else 1.0
+
+
+def run(case: Case) -> dict[str, float]:
+    """`linear`: test accuracy in percent; `linear_lr`, `linear_batch`: the selected ones;
+    `linear_held_out`: its accuracy on the held-out part; `linear_best`: the best of the grid on the
+    test images, which have then been looked at.
+
+    Raises InputError for a set without labels, and for a crop_scale that is no range.
+    """
+    c, found = case.config, probe(case)
+    scores = {"linear": 100.0 * found.accuracy, "linear_lr": found.learning_rate / _factor(c)}
     if len(c.batch_factors) > 1:
-        scores["linear_batch"] = probe.batch_size
+        scores["linear_batch"] = found.batch_size
     if c.held_out:
-        scores["linear_held_out"] = 100.0 * float(probe.held_out.max())
-        scores["linear_best"] = 100.0 * float(probe.test.max())
+        scores["linear_held_out"] = 100.0 * float(found.held_out.max())
+        scores["linear_best"] = 100.0 * float(found.test.max())
     return scores
 
 

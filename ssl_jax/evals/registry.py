@@ -35,8 +35,10 @@ class Type(NamedTuple):
       the evaluation has the name of the type; the names of all others begin with it.
     defaults() -> dict of `config.Key`: the keys of its own; data, examples and crop all types have.
     heading: of the score that has the type's name, in tables and curves; "" = not shown there.
-    needs: "labels", "masks" or "boxes" of the images, "" = images alone.
-    figures(case) -> {name: pictures.Picture}: drawn at the end of a run, of the trained network.
+    needs: "labels", "masks" or "boxes" of the images, or "sequences" of them with masks; "" =
+      images alone.
+    figures(case) -> {name: pictures.Picture or pictures.Animation}: drawn at the end of a run, of
+      the trained network.
     baselines: of BASELINES, those that the scores of a trained network are compared with.
     protocols: {name: Protocol} of the papers that use it.
     """

@@ -100,23 +100,23 @@ class Evaluation:
             paths.append(curves.draw(metrics, folder, scores=scores, shown=titles, title=title))
         encoder = self._encoder(params, constants)
         cases = self._pictured(encoder)
-        if not cases:
-            return paths
+        # Images of many sizes fill no batch, so pictures of the network are not of them.
+        alike = [case for case in cases.values() if case.test.size is not None]
 
         def images(count, scenes=True):
-            fitting = (case for case in cases.values() if _needs_masks(case) == scenes)
-            shown = next(fitting, next(iter(cases.values())))
+            fitting = (case for case in alike if _needs_masks(case) == scenes)
+            shown = next(fitting, alike[0])
             return shown.images(shown.test, range(min(count, len(shown.test))))
 
         of_any = {"attention": attention, "pca": pca} if config.model.cls else {"pca": pca}
-        for name, module in of_any.items():
+        for name, module in of_any.items() if alike else ():
             drawn = functools.partial(module.draw, encoder, images(_SHOWN))
             paths += render.draw(drawn, folder, name)
         for name, case in cases.items():
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
             prefix = "" if name == case.config.type else f"{name}_"
             paths += render.draw(figures, folder, name, prefix)
-        if wanted := pictures.wanted(config.method):
+        if alike and (wanted := pictures.wanted(config.method)):
             paths += render.draw(
                 lambda: pictures.draw(encoder, images(*wanted)),
                 folder,

@@ -35,6 +35,7 @@ _DEFAULT_KIND = {
     "labels": "photos",
     "masks": "photo_collages",
     "boxes": "photo_collages",
+    "sequences": "moving_shapes",
     "": "photos",
 }
 

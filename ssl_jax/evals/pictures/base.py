@@ -44,6 +44,15 @@ class Picture(NamedTuple):
     from_zero: bool = False
 
 
+class Animation(NamedTuple):
+    """Panels of one size that are shown one after the other: their images with `labels`, where
+    there are, laid over in colour. milliseconds: of each."""
+
+    title: str
+    frames: tuple[Panel, ...]
+    milliseconds: int = 100
+
+
 class _Own(NamedTuple):
     """Pictures of a method, see `register`."""
 

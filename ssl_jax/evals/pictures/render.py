@@ -1,11 +1,11 @@
-"""The renderer: draws a `Picture` as a PNG.
+"""The renderer: draws a `Picture` as a PNG, an `Animation` as a GIF.
 
 Matplotlib's Agg canvas is used directly: no display, no global state."""
 
 import contextlib
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
+from PIL import Image
 
-from ssl_jax.evals.pictures.base import Panel, Picture
+from ssl_jax.evals.pictures.base import Animation, Panel, Picture
 
 # A bare dict, because matplotlib types the keys as a Literal of all names there are.
 STYLE: dict = {
@@ -50,10 +51,10 @@ _TITLE = 0.19  # inches a line of a panel's title takes
 
 
 def draw(
-    make: Callable[[], dict[str, Picture]], folder: Path, what: str, prefix: str = ""
+    make: Callable[[], Mapping[str, Picture | Animation]], folder: Path, what: str, prefix: str = ""
 ) -> list[Path]:
-    """Draws the pictures {name: Picture} that `make()` returns as FOLDER/PREFIXname.png; returns
-    the files written.
+    """Draws the pictures that `make()` returns as FOLDER/PREFIXname.png, or .gif; returns the files
+    written.
 
     A run is not lost to a picture: where one fails, a warning says so, the traceback goes to a file
     beside the others, and the rest is drawn. Only a disk or folder that refuses (OSError) is passed
@@ -65,7 +66,10 @@ def draw(
     with _survived(folder, what):
         for name, picture in make().items():
             with _survived(folder, f"{prefix}{name}"):
-                paths.append(grid(picture, folder, f"{prefix}{name}.png"))
+                if isinstance(picture, Animation):
+                    paths.append(animation(picture, folder, f"{prefix}{name}.gif"))
+                else:
+                    paths.append(grid(picture, folder, f"{prefix}{name}.png"))
     return paths
 
 
@@ -137,6 +141,35 @@ def grid(picture: Picture, folder: Path | str, name: str) -> Path:
                 title=picture.legend_title,
             )
         return save(fig, folder, name)
+
+
+def animation(animation: Animation, folder: Path | str, name: str) -> Path:
+    """Draws an animation as FOLDER/NAME, one pixel for each of the images'.
+
+    Raises:
+      ValueError: no frames, or one without an image or with labels of another size.
+    """
+    if not animation.frames:
+        raise ValueError(f'animation "{animation.title}" has no frames')
+    labels = [panel.labels for panel in animation.frames if panel.labels is not None]
+    palette = class_colors(1 + max((int(np.max(part)) for part in labels), default=0))
+    frames = []
+    for panel in animation.frames:
+        _check(panel)
+        if panel.image is None:
+            raise ValueError(f'animation "{animation.title}" has a frame without an image')
+        image = _float(panel.image)
+        if panel.labels is not None:
+            seen = np.asarray(panel.labels)[..., None] >= 0
+            image = np.where(seen, 0.5 * image + 0.5 * paint(panel.labels, palette), image)
+        frames.append(Image.fromarray((255 * image).round().astype(np.uint8)))
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # loop=0: over and over again
+    frames[0].save(
+        path, save_all=True, append_images=frames[1:], duration=animation.milliseconds, loop=0
+    )
+    return path
 
 
 def _check(panel: Panel) -> None:
