@@ -8,7 +8,7 @@ A config names its evaluations (`section`), each has a type (`registry`), and ru
 that draw them, `pictures.render` and `curves`, import matplotlib and are not imported here.
 """
 
-from ssl_jax.evals import dense, features, knn, linear, pictures, psnr, rank
+from ssl_jax.evals import dense, features, knn, linear, metrics, pictures, psnr, rank, segment
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
 from ssl_jax.evals.features import Extracted, extract, raw_pixels, subset
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
@@ -38,6 +38,7 @@ __all__ = [
     "keys",
     "knn",
     "linear",
+    "metrics",
     "named",
     "new",
     "pictures",
@@ -46,6 +47,7 @@ __all__ = [
     "raw_pixels",
     "register",
     "run",
+    "segment",
     "sources",
     "subset",
 ]

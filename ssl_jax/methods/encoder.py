@@ -13,7 +13,7 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import methods
 from ssl_jax.methods import multicrop
 from ssl_jax.methods.base import Features, Method
-from ssl_jax.models import vit
+from ssl_jax.models import vit, zoo
 
 
 class Encoder:
@@ -61,6 +61,31 @@ class Encoder:
             images = images.astype(jnp.float32) / 255
         apply = _compiled(self._features, tuple(layers), attention, extras)
         return apply(self.params, images, self.constants)
+
+    def apply(
+        self,
+        params: dict[str, Any],
+        images: jax.Array,
+        *,
+        layers: Sequence[int] = (),
+        keys: jax.Array | None = None,
+        drop_path: float = 0.0,
+    ) -> vit.Tokens:
+        """Tokens of the vision transformer as a pure function of weights, for training it further.
+
+        Args:
+          params: of the structure of `self.params`; only "backbone" is read.
+          images: [B, H, W, 3] float in [0, 1]; layers: as in a call.
+          keys: [B] typed PRNG keys, one per image; with them stochastic depth of rate `drop_path`.
+        """
+        network = vit.vit(dataclasses.replace(self.shape, drop_path=drop_path, mask_token=False))
+        return network.apply(params["backbone"], images, keys=keys, layers=layers)
+
+    @property
+    def shape(self) -> vit.ViTConfig:
+        """Of the vision transformer."""
+        section = self.config.model
+        return zoo.vit_config(section if "size" in section else {"size": "custom", **section})
 
     def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
