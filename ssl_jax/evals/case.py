@@ -12,6 +12,7 @@ from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.features import Extracted, extract, images_of, subset
+from ssl_jax.evals.tokens import DENSE
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 
@@ -25,7 +26,8 @@ class Case:
     config: the evaluation's section. train, test: sources of its images.
     seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
     extracted: features that evaluations of this network on the same images share; filled on demand.
-    shared: whether all processes work on this, see `features.extract`.
+    shared, cache: whether all processes work on this, and where features are kept; see
+      `features.extract`.
     """
 
     encoder: Any
@@ -37,28 +39,34 @@ class Case:
     batch_size: int = 64
     extracted: dict = field(default_factory=dict)
     shared: bool = True
+    cache: str = ""
 
-    def features(self, tokens: str = "image") -> tuple[Extracted, Extracted]:
+    def features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
         """Features of the training and the test images.
 
-        Every image is encoded once for all evaluations with the same data, examples and crop.
+        Every image is encoded once for all evaluations with the same data, examples, crop and
+        choice.
 
-        tokens: "image" (one vector each) or "patches".
+        tokens: of `tokens.KINDS` for one vector each, or "patches". layers: see `tokens.reader`.
         """
-        known = (*_images(self.config), self.config.crop, tokens)
+        known = (*_images(self.config), self.config.crop, tokens, layers)
         if known not in self.extracted:
             counts = self.config.train_examples, self.config.test_examples
+            dense = tokens == DENSE
             self.extracted[known] = tuple(
                 extract(
                     self.encoder,
                     source,
                     batch_size=self.batch_size,
                     indices=subset(len(source), count, self.seed),
-                    image=tokens == "image",
-                    patches=tokens == "patches",
+                    image=not dense,
+                    patches=dense,
+                    token="image" if dense else tokens,
+                    layers=layers,
                     crop=self.config.crop,
                     multiple=self.patch,
                     shared=self.shared,
+                    cache=self.cache,
                 )
                 for source, count in zip((self.train, self.test), counts)
             )
@@ -127,6 +135,7 @@ def cases(
         batch_size=config.evals.batch_size,
         extracted={},
         shared=shared,
+        cache=config.evals.cache,
     )
     return {
         name: Case(encoder, c, *sources_of[name], **common)

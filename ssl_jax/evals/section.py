@@ -42,6 +42,11 @@ def defaults() -> dict:
             tasks=key((ALL,), 'names of the evaluations that are run; "all" = each one, () = none'),
             every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
             batch_size=key(64, "per forward pass", "images", above=0, most=2**20),
+            cache=key(
+                "",
+                "folder in which features are kept, for the next evaluation of the same weights and"
+                ' images; "" = none',
+            ),
             picture_size=key(
                 0,
                 "shorter side of the images in pictures, square: larger ones show more patches;"

@@ -2,11 +2,15 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from ml_collections import FrozenConfigDict
 
@@ -14,6 +18,8 @@ from ssl_jax import methods
 from ssl_jax.methods import multicrop
 from ssl_jax.methods.base import Features, Method
 from ssl_jax.models import vit, zoo
+
+_ROWS = "rows"  # axis of a mesh whose devices share batches out
 
 
 class Encoder:
@@ -24,6 +30,8 @@ class Encoder:
     constants: the method's frozen arrays, or None; some extras need them.
     step: of the run at which the weights were saved, or None; for people.
     features: `Method.features` of the network; None: those of the config's method.
+    mesh: of one axis, whose devices share every batch out; None: where the weights are. See
+      `across`.
     """
 
     def __init__(
@@ -33,8 +41,10 @@ class Encoder:
         constants: Any = None,
         step: int | None = None,
         features: Callable | None = None,
+        mesh: Mesh | None = None,
     ):
         self.config, self.params, self.constants, self.step = config, params, constants, step
+        self.mesh = mesh
         self._features = bound(config).features if features is None else features
 
     def __repr__(self) -> str:
@@ -59,8 +69,17 @@ class Encoder:
         images = jnp.asarray(images)
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
-        apply = _compiled(self._features, tuple(layers), attention, extras)
-        return apply(self.params, images, self.constants)
+        apply = _compiled(self._features, tuple(layers), attention, extras, self.mesh)
+        if self.mesh is None:
+            return apply(self.params, images, self.constants)
+        count = len(images)
+        padded = jnp.pad(images, [(0, -count % self.mesh.size), *[(0, 0)] * 3], mode="edge")
+        found = apply(
+            self.params,
+            jax.device_put(padded, NamedSharding(self.mesh, PartitionSpec(_ROWS))),
+            self.constants,
+        )
+        return found if len(padded) == count else jax.tree.map(lambda x: x[:count], found)
 
     def apply(
         self,
@@ -89,7 +108,29 @@ class Encoder:
 
     def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
-        return Encoder(self.config, params, self.constants, self.step, self._features)
+        return Encoder(self.config, params, self.constants, self.step, self._features, self.mesh)
+
+    def across(self, devices: Sequence[jax.Device]) -> "Encoder":
+        """The same network with its weights on each of these devices, which share every batch
+        out."""
+        mesh = Mesh(np.asarray(devices), (_ROWS,))
+        weights = jax.device_put(
+            (self.params, self.constants), NamedSharding(mesh, PartitionSpec())
+        )
+        return Encoder(self.config, weights[0], weights[1], self.step, self._features, mesh)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of what the features depend on: weights, constants, method and shape."""
+        config = self.config.to_dict()
+        known = {name: config.get(name) for name in ("method", "model", config["method"])}
+        found = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode())
+        leaves, _ = jax.tree_util.tree_flatten_with_path((self.params, self.constants))
+        for path, leaf in leaves:
+            array = np.asarray(leaf)
+            found.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+            found.update(np.ascontiguousarray(array).tobytes())
+        return found.hexdigest()
 
 
 def published(shape: vit.ViTConfig, params: dict[str, Any], name: str) -> Encoder:
@@ -116,10 +157,15 @@ def bound(config: FrozenConfigDict) -> Method:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(features, layers, attention, extras):
+def _compiled(features, layers, attention, extras, mesh):
     def apply(params, images, constants):
         return features(
             params, images, layers=layers, attention=attention, extras=extras, constants=constants
         )
 
+    if mesh is not None:
+        rows, whole = PartitionSpec(_ROWS), PartitionSpec()
+        apply = jax.shard_map(
+            apply, mesh=mesh, in_specs=(whole, rows, whole), out_specs=rows, check_vma=False
+        )
     return jax.jit(apply)
