@@ -18,13 +18,13 @@ _BAND = 12  # pixels of a class in the picture of classes
 def make(
     scored: Sequence[Scored], counts: np.ndarray, config: Any, names: Sequence[str] | None
 ) -> dict[str, Picture]:
-    """{"segmentation": images; "classes": IoU of each class beside the confusion matrix}.
+    """{"segment": images; "segment_classes": IoU of each class beside the confusion matrix}.
 
     scored: some test images, with one prediction each. counts: [c, c] of all test pixels.
     """
     return {
-        "segmentation": images(scored, config.head, len(counts), names),
-        "classes": classes(counts, config.absent, names),
+        "segment": images(scored, config.head, len(counts), names),
+        "segment_classes": classes(counts, config.absent, names),
     }
 
 

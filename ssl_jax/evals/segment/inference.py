@@ -56,7 +56,7 @@ def cut(
     if config.test == "center":
         image, mask = _central(image, mask, config.short, side)
         return Windows(image[None], [(0, 0)], (side, side)), image, mask
-    size = crops.fitted(*mask.shape, config.short, config.long)
+    size = crops.fitted(mask.shape[0], mask.shape[1], config.short, config.long)
     if config.test == "whole":
         size = -(-size[0] // patch) * patch, -(-size[1] // patch) * patch
         return Windows(crops.resize(image, size)[None], [(0, 0)], size), image, mask
@@ -70,11 +70,11 @@ def cut(
 
 def _central(image, mask, short, side):
     """Shorter side to `short` (antialiased bicubic), then the central square."""
-    size = crops.fitted(*mask.shape, short, 0)
-    size = tuple(max(side, length) for length in size)
+    height, width = crops.fitted(*mask.shape, short, 0)
+    height, width = max(side, height), max(side, width)
     kinds = Image.Resampling.BICUBIC, Image.Resampling.NEAREST
     image, mask = (
-        np.asarray(Image.fromarray(array).resize(size[::-1], kind))
+        np.asarray(Image.fromarray(array).resize((width, height), kind))
         for array, kind in zip((image, mask), kinds)
     )
     return crops.centre(image, side), crops.centre(mask, side)
@@ -112,11 +112,11 @@ def score(
             logits = _encoded(logits_of, weights, shared, [item[1] for item in items], mesh)
             for (position, windows, image, mask), of_image in zip(items, logits):
                 if config.level == "patch":
-                    predicted = jnp.argmax(of_image[0], axis=-1).astype(jnp.uint8)
+                    predicted = np.asarray(jnp.argmax(of_image[0], axis=-1), np.uint8)
                     mask = grid_labels(mask, predicted.shape[1:])
                 else:
                     predicted = join(of_image, windows, mask.shape)
-                yield Scored(position, image, mask, np.asarray(predicted))
+                yield Scored(position, image, mask, predicted)
 
 
 def counts(
@@ -183,6 +183,7 @@ def join(logits: jax.Array, windows: Windows, size: Sequence[int]) -> np.ndarray
     `size` (H, W), all bilinearly, and the largest wins; as mmsegmentation's tests do it.
     """
     window = windows.pixels.shape[1:3]
+    counts: np.ndarray
     if len(windows.corners) == 1 and window == windows.size:
         canvas = _enlarged(logits[0], window)
         counts = np.ones(window, np.float32)

@@ -31,7 +31,7 @@ def make(encoder: Any, config: Any, classes: int, patch: int) -> Network:
     """The network of an evaluation's section.
 
     encoder: a `methods.encoder.Encoder`, or any function images -> `.patches`, whose one map is
-      then taken for all levels.
+      taken for all levels.
 
     Raises InputError for layers that the network does not have.
     """
@@ -42,14 +42,15 @@ def make(encoder: Any, config: Any, classes: int, patch: int) -> Network:
             " with a vision transformer"
         )
     backbone = {"backbone": encoder.params["backbone"]} if trained else {}
+    pyramid = config.head in PYRAMIDS
     tokens = _tokens(encoder, config) if trained else lambda _, images, keys: [encoder(images)]
-    repeat = 4 if config.head in PYRAMIDS and len(config.layers) == 1 else 1
 
     def of_one(weights, inputs):
         images, keys = inputs
         found = tokens(weights["params"], images, keys)
         grid = (images.shape[0], images.shape[1] // patch, images.shape[2] // patch, -1)
-        return [x.patches.reshape(grid) for x in found] * repeat
+        maps = [x.patches.reshape(grid) for x in found]
+        return maps * (len(segmentation.STRIDES) // len(maps)) if pyramid else maps
 
     def maps(backbone, images, keys=None):
         return sharding.by_image(of_one)({"params": backbone}, (images, keys))

@@ -46,8 +46,8 @@ def defaults() -> dict:
         ),
         level=key(
             "pixel",
-            'where loss and scores are taken: at each "pixel", or at the grid of the logits with the'
-            ' nearest label ("patch", code of STELLAR)',
+            'where loss and scores are taken: at each "pixel", or at the grid of the logits with'
+            ' the nearest label ("patch", code of STELLAR)',
             choices=("pixel", "patch"),
         ),
         augment=key(

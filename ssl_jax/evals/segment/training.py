@@ -48,7 +48,8 @@ def loss_of(config: Any, out: segmentation.Logits, masks: jax.Array) -> jax.Arra
 
 
 def grid_labels(masks: Any, grid: Sequence[int]) -> Any:
-    """[..., H, W] -> [..., h, w], the label at (floor(i H / h), floor(j W / w)): torch's nearest."""
+    """[..., H, W] -> [..., h, w], the label at (floor(i H / h), floor(j W / w)), as torch's nearest
+    interpolation."""
     rows, columns = (np.arange(new) * old // new for new, old in zip(grid, masks.shape[-2:]))
     return masks[..., rows, :][..., columns]
 
@@ -98,14 +99,15 @@ def fit(
             told = time.monotonic()
             values = ", ".join(f"{x:.3f}" for x in np.asarray(loss))
             print(f"  segment: step {index + 1} of {steps}, loss {values}", flush=True)
-    host = jax.tree.map(np.asarray, state[:2])
+    params, stats = jax.tree.map(np.asarray, state[:2])
     curve = np.stack([np.asarray(x) for x in losses], axis=1)
     if not config.frozen:
-        return [Trained(*host, curve[0])]
-    return [
-        Trained(*jax.tree.map(lambda x, i=i: x[i], host), curve[i])  # type: ignore[misc]
-        for i in range(count)
-    ]
+        return [Trained(params, stats, curve[0])]
+
+    def of(i):
+        return Trained(*(jax.tree.map(lambda x: x[i], tree) for tree in (params, stats)), curve[i])
+
+    return [of(i) for i in range(count)]
 
 
 def _step(network, config, optimizer, steps, key, mesh):

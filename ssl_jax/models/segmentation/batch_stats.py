@@ -2,7 +2,7 @@
 result."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -45,7 +45,7 @@ def stateful(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Statef
         _, params, stats = parts(build(key))
         return plain(params), plain(stats)
 
-    def apply(params: Mapping, stats: Mapping, *inputs, **options):
+    def apply(params: dict[str, Any], stats: dict[str, Any], *inputs, **options):
         states = (nnx.restore_int_paths(tree) for tree in (params, stats))
         module = nnx.merge(graph(), *states)
         outputs = call(module, *inputs, **options)

@@ -54,12 +54,13 @@ class _Fpn(nnx.Module):
         for i in range(len(inner) - 1, 0, -1):
             inner[i - 1] = inner[i - 1] + parts.nearest(inner[i], inner[i - 1].shape[1:3])
         sizes = [x.shape[1:3] for x in inner]
-        total = 0.0
+        levels = []
         for level, (smooth, x, convs) in enumerate(zip(self.smooth, inner, self.scale)):
             x = smooth(x)
             for i, conv in enumerate(convs):
                 x = conv(x, train)
                 if level:
                     x = parts.upsample(x, sizes[level - 1 - i])
-            total = total + x
+            levels.append(x)
+        total = sum(levels[1:], levels[0])
         return parts.Logits(self.classify(parts.drop_channels(total, self.dropout, keys)))

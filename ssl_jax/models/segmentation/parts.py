@@ -9,7 +9,7 @@ from flax import nnx
 
 from ssl_jax.models import layers as layers_lib
 
-BATCH_NORM_EPS = 1e-5
+_EPS = 1e-5  # of BatchNorm
 _MOMENTUM = 0.9  # of the running statistics: what torch calls a momentum of 0.1
 
 
@@ -22,8 +22,8 @@ class Logits(NamedTuple):
 
 
 def upsample(x: jax.Array, size: Sequence[int]) -> jax.Array:
-    """[B, h, w, c] -> [B, H, W, c], bilinear between the centres of pixels, borders repeated (torch's
-    `interpolate` with align_corners=False, mmsegmentation's `resize`)."""
+    """[B, h, w, c] -> [B, H, W, c], bilinear between the centres of pixels, borders repeated
+    (torch's `interpolate` with align_corners=False, mmsegmentation's `resize`)."""
     if x.shape[1:3] == tuple(size):
         return x
     shape = (x.shape[0], *size, x.shape[3])
@@ -38,13 +38,7 @@ def nearest(x: jax.Array, size: Sequence[int]) -> jax.Array:
 
 
 def convolution(
-    key: jax.Array,
-    width: int,
-    out: int,
-    size: int,
-    *,
-    init: Callable = nnx.initializers.he_normal(),
-    bias: bool = True,
+    key: jax.Array, width: int, out: int, size: int, *, init: Callable, bias: bool = True
 ) -> nnx.Conv:
     """size x size, stride 1, same size out."""
     return nnx.Conv(
@@ -68,7 +62,7 @@ def batch_norm(width: int) -> nnx.BatchNorm:
     return nnx.BatchNorm(
         width,
         momentum=_MOMENTUM,
-        epsilon=BATCH_NORM_EPS,
+        epsilon=_EPS,
         dtype=jnp.float32,
         use_fast_variance=False,
         rngs=nnx.Rngs(0),  # nothing is drawn from it

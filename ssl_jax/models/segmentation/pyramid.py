@@ -12,8 +12,8 @@ STRIDES = (4, 8, 16, 32)  # pixels, of the levels of a pyramid
 
 
 class Pyramid(nnx.Module):
-    """Four maps [B, h, w, width] -> four maps [B, h_i, w_i, width] at strides of 4 to 32 pixels, for
-    patches of 16; at half of that for patches of 8, and so on.
+    """Four maps [B, h, w, width] -> four maps [B, h_i, w_i, width] at strides of 4 to 32 pixels for
+    patches of 16, of half that for patches of 8, and so on.
 
     As BEiT, XCiT and iBOT do it: two transposed convolutions with BatchNorm and GELU between them
     for the first level, one for the second, nothing for the third, a maximum over 2 x 2 for the

@@ -1,5 +1,5 @@
-"""UPerNet: a feature pyramid above pooled context (Xiao et al. 2018, "Unified perceptual parsing for
-scene understanding")."""
+"""UPerNet: a feature pyramid above pooled context (Xiao et al. 2018, "Unified perceptual parsing
+for scene understanding")."""
 
 import functools
 from collections.abc import Sequence
