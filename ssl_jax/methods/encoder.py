@@ -93,12 +93,17 @@ class Encoder:
         """Tokens of the vision transformer as a pure function of weights, for training it further.
 
         Args:
-          params: of the structure of `self.params`; only "backbone" is read.
+          params: of the vision transformer, as in `backbone`.
           images: [B, H, W, 3] float in [0, 1]; layers: as in a call.
           keys: [B] typed PRNG keys, one per image; with them stochastic depth of rate `drop_path`.
         """
         network = vit.vit(dataclasses.replace(self.shape, drop_path=drop_path, mask_token=False))
-        return network.apply(params["backbone"], images, keys=keys, layers=layers)
+        return network.apply(params, images, keys=keys, layers=layers)
+
+    @property
+    def backbone(self) -> dict[str, Any]:
+        """The weights of the vision transformer alone."""
+        return self.params.get("backbone", self.params)  # published weights have nothing else
 
     @property
     def shape(self) -> vit.ViTConfig:

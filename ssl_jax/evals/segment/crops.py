@@ -13,7 +13,7 @@ from PIL import Image
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.pictures.base import IGNORE
-from ssl_jax.views import crops as boxes
+from ssl_jax.views import boxes
 
 KINDS = ("scale_crop", "resized_crop")
 # ImageNet's mean colour, which is 0 once an image is normalised: what mmsegmentation pads with.

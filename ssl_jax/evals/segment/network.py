@@ -36,12 +36,7 @@ def make(encoder: Any, config: Any, classes: int, patch: int) -> Network:
     Raises InputError for layers that the network does not have.
     """
     trained = isinstance(encoder, Encoder)
-    if trained and "backbone" not in encoder.params:
-        raise InputError(
-            f'{encoder!r} has no weights under "backbone", which segmentation reads; use a method'
-            " with a vision transformer"
-        )
-    backbone = {"backbone": encoder.params["backbone"]} if trained else {}
+    backbone = {"backbone": encoder.backbone} if trained else {}
     pyramid = config.head in PYRAMIDS
     tokens = _tokens(encoder, config) if trained else lambda _, images, keys: [encoder(images)]
 
@@ -80,7 +75,7 @@ def _tokens(encoder: Encoder, config: Any) -> Callable:
         if config.half:
             images = (images - 0.5) / 0.5 * std + mean
         found = encoder.apply(
-            weights,
+            weights["backbone"],
             images,
             layers=sorted(set(layers)),
             keys=keys if config.drop_path else None,

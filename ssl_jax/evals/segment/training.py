@@ -16,6 +16,7 @@ from ssl_jax.models import segmentation
 from ssl_jax.train import distributed, sharding
 
 _TOLD = 60.0  # seconds between two lines about a long training
+_AHEAD = 2  # steps that wait on the device
 
 
 class Trained(NamedTuple):
@@ -95,10 +96,12 @@ def fit(
     for index, batch in enumerate(batches):
         state, loss = take(state, frozen, rates, sharding.put_batch(batch, mesh), index)
         losses.append(loss)
+        if index > _AHEAD:  # else all batches would go to the device at once
+            jax.block_until_ready(losses[index - _AHEAD])
         if time.monotonic() - told > _TOLD and distributed.is_first():
-            told = time.monotonic()
             values = ", ".join(f"{x:.3f}" for x in np.asarray(loss))
             print(f"  segment: step {index + 1} of {steps}, loss {values}", flush=True)
+            told = time.monotonic()
     params, stats = jax.tree.map(np.asarray, state[:2])
     curve = np.stack([np.asarray(x) for x in losses], axis=1)
     if not config.frozen:

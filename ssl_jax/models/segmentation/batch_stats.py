@@ -41,6 +41,7 @@ def stateful(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Statef
     def graph():
         return parts(nnx.eval_shape(build, jax.eval_shape(jax.random.key, 0), graph=True))[0]
 
+    @jax.jit  # one program in place of one for each layer
     def init(key):
         _, params, stats = parts(build(key))
         return plain(params), plain(stats)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from ssl_jax.models import layers as layers_lib
@@ -89,3 +90,18 @@ def drop_channels(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Arra
         return x
     keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[-1:]))(keys)
     return x * (keep[:, None, None] / (1 - rate)).astype(x.dtype)
+
+
+def average(x: jax.Array, cells: int) -> jax.Array:
+    """[B, h, w, c] -> [B, cells, cells, c]: torch's AdaptiveAvgPool2d. Cell i is the mean of places
+    floor(i h / cells) .. ceil((i + 1) h / cells) - 1, so that neighbours may share one."""
+    rows, columns = (_cells(size, cells) for size in x.shape[1:3])
+    return jnp.einsum("yh,bhwc,xw->byxc", rows, x, columns, precision="highest")
+
+
+def _cells(size: int, cells: int) -> np.ndarray:
+    weights = np.zeros((cells, size), np.float32)
+    for i in range(cells):
+        start, stop = i * size // cells, -(-(i + 1) * size // cells)
+        weights[i, start:stop] = 1 / (stop - start)
+    return weights

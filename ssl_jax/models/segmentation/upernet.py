@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from ssl_jax.models.segmentation import parts, pyramid
@@ -69,22 +68,7 @@ class _UperNet(nnx.Module):
         """Pooled at several sizes, enlarged again, and merged (PSPNet)."""
         size = x.shape[1:3]
         pooled = [
-            parts.upsample(block(average(x, cells), train), size)
+            parts.upsample(block(parts.average(x, cells), train), size)
             for cells, block in zip(POOLS, self.pools)
         ]
         return self.context(jnp.concatenate([x, *pooled], axis=-1), train)
-
-
-def average(x: jax.Array, cells: int) -> jax.Array:
-    """[B, h, w, c] -> [B, cells, cells, c]: torch's AdaptiveAvgPool2d. Cell i is the mean of places
-    floor(i h / cells) .. ceil((i + 1) h / cells) - 1, so that neighbours may share one."""
-    rows, columns = (_cells(size, cells) for size in x.shape[1:3])
-    return jnp.einsum("yh,bhwc,xw->byxc", rows, x, columns, precision="highest")
-
-
-def _cells(size: int, cells: int) -> np.ndarray:
-    weights = np.zeros((cells, size), np.float32)
-    for i in range(cells):
-        start, stop = i * size // cells, -(-(i + 1) * size // cells)
-        weights[i, start:stop] = 1 / (stop - start)
-    return weights
