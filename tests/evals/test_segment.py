@@ -305,8 +305,8 @@ def test_images_are_cut_for_each_kind_of_test():
     image = np.random.default_rng(0).integers(0, 256, (30, 50, 3)).astype(np.uint8)
     mask = np.arange(1500).reshape(30, 50).astype(np.uint8) % 7
 
-    def cut(test, short=20):
-        config = SimpleNamespace(test=test, short=short, long=0, stride=0)
+    def cut(test, short=20, head="linear"):
+        config = SimpleNamespace(head=head, test=test, short=short, long=0, stride=0)
         return inference.cut(image, mask, config, 16, 4)
 
     windows, shown, truth = cut("slide")
@@ -315,6 +315,7 @@ def test_images_are_cut_for_each_kind_of_test():
     np.testing.assert_array_equal(windows.pixels[4], crops.resize(image, (20, 33))[4:20, 10:26])
     windows, _, truth = cut("whole")
     assert windows.size == (20, 36) and windows.pixels.shape == (1, 20, 36, 3) and truth is mask
+    assert cut("whole", head="fpn")[0].size == (24, 40)
     windows, shown, truth = cut("center")
     assert windows.pixels.shape == (1, 16, 16, 3) and truth.shape == (16, 16)
     np.testing.assert_array_equal(shown, windows.pixels[0])
@@ -405,6 +406,18 @@ def test_devices_change_nothing(encoder):
         *(x.stats["fuse"]["norm"]["var"] for x in (one, eight)), rtol=1e-3, atol=1e-5
     )
     assert np.abs(counts - others).sum() <= 0.01 * counts.sum()
+
+
+@pytest.mark.slow
+def test_the_better_learning_rate_is_kept_of_a_trained_network(encoder):
+    case = _case(
+        encoder, head="mask_transformer", frozen=False, lrs=(1e-7, 0.01), steps=30, held_out=0.0
+    )
+    scores = evals.run({"segment": case})
+    found = evals.segment.outcome(case)
+    assert scores["segment_lr"] == found.learning_rate == 0.01
+    assert "segment_held_out" not in scores and found.selection[1] > found.selection[0]
+    assert scores["segment"] == pytest.approx(100 * found.selection[1])  # of the test images
 
 
 def test_frozen_grid_on_eight_devices_as_on_one():

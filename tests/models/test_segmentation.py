@@ -30,7 +30,8 @@ HEADS = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "upernet")) for name in HEADS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("fpn", "upernet"))) for name in HEADS],
 )
 def test_each_head_learns_two_textures(name):
     """Two kinds of tokens in halves of an image, told apart within a few dozen steps."""

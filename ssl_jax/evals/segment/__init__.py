@@ -113,6 +113,7 @@ def _outcome(case: Case) -> Outcome:
     best, selection, counts = None, [], None
     for group in groups:
         trained = fit(group)
+        _warn_of_divergence(trained, group)
         judged = counted(trained, choose or test) if len(lrs) > 1 else None
         for i, one in enumerate(trained):
             value = _mean_iou(judged[i], c.absent) if judged is not None else 0.0
@@ -126,6 +127,16 @@ def _outcome(case: Case) -> Outcome:
     if not counts.sum():
         raise InputError(f"no pixel of {case.test!r} has a class that counts")
     return Outcome(best[0], net, best[1], counts, selection if len(lrs) > 1 else None, classes)
+
+
+def _warn_of_divergence(trained: list[training.Trained], lrs: tuple[float, ...]) -> None:
+    for one, lr in zip(trained, lrs):
+        if not np.isfinite(one.loss[-1]) and distributed.is_first():
+            print(
+                f"  warning: segment: the loss is not finite after training with a learning rate of"
+                f" {lr:g}; use a lower one",
+                flush=True,
+            )
 
 
 def _mean_iou(counts: np.ndarray, absent: str) -> float:

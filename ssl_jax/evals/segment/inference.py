@@ -16,6 +16,7 @@ from ssl_jax.evals import metrics
 from ssl_jax.evals.segment import crops
 from ssl_jax.evals.segment.network import Network
 from ssl_jax.evals.segment.records import Records
+from ssl_jax.evals.segment.settings import PYRAMIDS
 from ssl_jax.evals.segment.training import Trained, grid_labels
 from ssl_jax.models import segmentation
 from ssl_jax.train import distributed, sharding
@@ -52,13 +53,18 @@ def starts(length: int, window: int, stride: int) -> list[int]:
 def cut(
     image: np.ndarray, mask: np.ndarray, config: Any, side: int, patch: int
 ) -> tuple[Windows, np.ndarray, np.ndarray]:
-    """Windows of a test image, and image and mask as they are scored."""
+    """Windows of a test image, and image and mask as they are scored.
+
+    A whole image is brought to the next multiple of the patch, or of two patches where a pyramid
+    halves the grid (mmsegmentation's AlignResize to 32 pixels).
+    """
     if config.test == "center":
         image, mask = _central(image, mask, config.short, side)
         return Windows(image[None], [(0, 0)], (side, side)), image, mask
     size = crops.fitted(mask.shape[0], mask.shape[1], config.short, config.long)
     if config.test == "whole":
-        size = -(-size[0] // patch) * patch, -(-size[1] // patch) * patch
+        unit = 2 * patch if config.head in PYRAMIDS else patch
+        size = -(-size[0] // unit) * unit, -(-size[1] // unit) * unit
         return Windows(crops.resize(image, size)[None], [(0, 0)], size), image, mask
     pixels = crops.resize(image, size)
     padded, _ = crops.pad(pixels, np.zeros(size, np.uint8), (side, side))
@@ -138,7 +144,7 @@ def _logits(network: Network, mesh: Mesh):
 
     def logits(weights, shared, images):
         images = images.astype(jnp.float32) / 255
-        maps = network.maps(shared, images) if network.backbone == {} or shared else None
+        maps = network.maps(shared, images) if shared or not network.backbone else None
         outs = []
         for params, stats in weights:
             backbone = {name: tree for name, tree in params.items() if name != "head"}

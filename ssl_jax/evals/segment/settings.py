@@ -262,6 +262,11 @@ PROTOCOLS = dict(
         # VOC: ignored=0; the shorter side before the crop is that of its other evaluations.
         _STELLAR | dict(level="patch", test="center", short=256, absent="skip"),
     ),
+    stellar_finetune=Protocol(
+        "STELLAR table 12: ADE20K, the linear head and the network",
+        _STELLAR
+        | dict(frozen=False, epochs=75.0, level="patch", test="center", short=256, absent="skip"),
+    ),
     stellar_full=Protocol(
         "STELLAR appendix C.2, scored on all pixels of whole images",
         _STELLAR | dict(level="pixel", test="whole", short=224, absent="zero"),
