@@ -103,7 +103,7 @@ def defaults() -> dict:
             choices=("adam", "adamw"),
         ),
         lrs=key(
-            (3e-4, 1e-3, 3e-3),
+            (3e-3, 1e-2, 3e-2),
             "learning rates; with a frozen network they are trained at once. The best counts",
             above=0,
             most=1000,
