@@ -65,6 +65,14 @@ class Key:
     ordered: bool = False
     free: bool = False
 
+    def allows(self, value: Any) -> bool:
+        """Whether the key can have that value."""
+        try:
+            self.check("", value)
+        except InputError:
+            return False
+        return True
+
     def check(self, name: str, value: Any) -> None:
         """Refuses a value that this key, called `name`, cannot have. Raises InputError."""
         if _as_type(value, self.default) is None:

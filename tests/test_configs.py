@@ -198,7 +198,8 @@ def test_full_size_presets_have_the_papers_networks(name, variant, encoder):
     assert config.run.peak_lr == pytest.approx(
         (5e-4 if variant == "vits16" else 7.5e-4) * 4
     )  # batch 1024
-    assert all(e.crop == 224 and e.data.size == 256 for e in evals.named(config).values())
+    whole = [e for e in evals.named(config).values() if e.type != "dense"]
+    assert all(e.crop == 224 and e.data.size == 256 for e in whole)
 
 
 def carry(name: str, variant: str):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from ssl_jax.config import InputError
 from ssl_jax.data import generated, photos
+from ssl_jax.data.base import Source
 from ssl_jax.data.lookup import checked
 
 
@@ -25,11 +26,11 @@ SIZE = 64  # pixels, where nothing else is asked for
 _SEED = 0  # the pictures are a data set: they do not change with the seed of a run
 
 
-class GeneratedSource:
+class GeneratedSource(Source):
     """The embedded sets of `photos`, of any length: picture i depends on (seed, split, i).
 
-    `size` is the side at which pictures are composed. Records of collages also have "labels" [n],
-    one per box.
+    `size` is the side at which pictures are composed. The boxes of collages have the classes of
+    their masks.
     """
 
     def __init__(self, kind: str, split: str, length: int, *, size: int = SIZE, seed: int = _SEED):
@@ -53,7 +54,10 @@ class GeneratedSource:
         self.size = (size, size)
         _, self.class_names, self.mask_names = SETS[kind]
         self.num_classes = len(self.class_names) if self.class_names else None
-        self.has_masks = self.mask_names is not None
+        self.has_masks = self.has_boxes = self.mask_names is not None
+        self.box_names, self.num_box_classes = self.mask_names, None
+        if self.mask_names is not None:
+            self.num_box_classes = len(self.mask_names)
 
     def __len__(self):
         return self._length

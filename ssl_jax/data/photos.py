@@ -81,8 +81,8 @@ def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, n
     Args: as `photos`.
     Returns:
       dict(image uint8 [S,S,3] (three equal channels), mask uint8 [S,S] (the class of each pixel),
-      boxes float32 [n,4] (y, x, height, width of a region in pixels), labels int64 [n]) with n = 2
-      or 3.
+      boxes float32 [n,4] (y, x, height, width of a region in pixels), box_labels int32 [n]) with
+      n = 2 or 3.
     Raises:
       ValueError: an argument is outside of its range.
     """
@@ -99,7 +99,7 @@ def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, n
         "image": image,
         "mask": labels.astype(np.uint8)[owner],
         "boxes": np.array([bounding_box(owner == k) for k in visible], np.float32),
-        "labels": labels[visible],
+        "box_labels": labels[visible].astype(np.int32),
     }
 
 

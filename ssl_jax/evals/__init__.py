@@ -8,9 +8,21 @@ A config names its evaluations (`section`), each has a type (`registry`), and ru
 that draw them, `pictures.render` and `curves`, import matplotlib and are not imported here.
 """
 
-from ssl_jax.evals import dense, features, knn, linear, metrics, pictures, psnr, rank, segment
+from ssl_jax.evals import (
+    dense,
+    features,
+    knn,
+    linear,
+    logistic,
+    metrics,
+    pictures,
+    psnr,
+    rank,
+    segment,
+)
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
-from ssl_jax.evals.features import Extracted, extract, raw_pixels, subset
+from ssl_jax.evals.features import Extracted, extract, subset
+from ssl_jax.evals.pixels import raw_pixels
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, chosen, defaults, folder, headings, keys, named, new
 from ssl_jax.evals.table import comparison_table
@@ -38,6 +50,7 @@ __all__ = [
     "keys",
     "knn",
     "linear",
+    "logistic",
     "metrics",
     "named",
     "new",

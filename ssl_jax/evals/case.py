@@ -94,10 +94,17 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     for name, c in section.chosen(config, tasks).items():
         known = _images(c)
         if known not in opened:
-            parts = (c.data.split, c.train_examples), (c.data.test_split, c.test_examples)
-            opened[known] = tuple(
-                _cached(make_source(c.data, split=split), count) for split, count in parts
+            data = c.data
+            parts = (
+                (data.split, data.get("list", ""), c.train_examples),
+                (data.test_split, data.get("test_list", ""), c.test_examples),
             )
+            opened[known] = tuple(
+                _cached(make_source(data, split=split, list=names), count)
+                for split, names, count in parts
+            )
+        for source in opened[known]:
+            section.check_source(name, c, source)
         result[name] = opened[known]
     return result
 

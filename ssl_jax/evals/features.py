@@ -103,7 +103,7 @@ def extract(
         # With several processes each has a part of the rows: they are kept when they are joined.
         writer = stack.enter_context(kept.writing()) if kept and alone else None
         work = _Work(
-            _on_all_devices(network),
+            on_all_devices(network),
             source,
             mine,
             crop=crop,
@@ -284,7 +284,7 @@ def _plan(windows, batch_size):
             yield part, batch_size if len(shapes) == 1 else full
 
 
-def _on_all_devices(network):
+def on_all_devices(network):
     """The network on all devices of this process, if it can be spread."""
     devices = jax.local_devices()
     return network.across(devices) if len(devices) > 1 and hasattr(network, "across") else network

@@ -30,6 +30,7 @@ class Encoder:
     constants: the method's frozen arrays, or None; some extras need them.
     step: of the run at which the weights were saved, or None; for people.
     features: `Method.features` of the network; None: those of the config's method.
+    init: key -> weights of the untrained network; None: those of the config's method.
     mesh: of one axis, whose devices share every batch out; None: where the weights are. See
       `across`.
     """
@@ -41,10 +42,11 @@ class Encoder:
         constants: Any = None,
         step: int | None = None,
         features: Callable | None = None,
+        init: Callable | None = None,
         mesh: Mesh | None = None,
     ):
         self.config, self.params, self.constants, self.step = config, params, constants, step
-        self.mesh = mesh
+        self.init, self.mesh = init, mesh
         self._features = bound(config).features if features is None else features
 
     def __repr__(self) -> str:
@@ -113,7 +115,9 @@ class Encoder:
 
     def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
-        return Encoder(self.config, params, self.constants, self.step, self._features, self.mesh)
+        return Encoder(
+            self.config, params, self.constants, self.step, self._features, self.init, self.mesh
+        )
 
     def across(self, devices: Sequence[jax.Device]) -> "Encoder":
         """The same network with its weights on each of these devices, which share every batch
@@ -122,7 +126,9 @@ class Encoder:
         weights = jax.device_put(
             (self.params, self.constants), NamedSharding(mesh, PartitionSpec())
         )
-        return Encoder(self.config, weights[0], weights[1], self.step, self._features, mesh)
+        return Encoder(
+            self.config, weights[0], weights[1], self.step, self._features, self.init, mesh
+        )
 
     @functools.cached_property
     def digest(self) -> str:
@@ -152,7 +158,7 @@ def published(shape: vit.ViTConfig, params: dict[str, Any], name: str) -> Encode
 
     of_method = multicrop.features_of(encoder, shape, token)
     config = FrozenConfigDict(dict(method=name, model=dataclasses.asdict(shape)))
-    return Encoder(config, params, features=features)
+    return Encoder(config, params, features=features, init=encoder.init)
 
 
 @functools.lru_cache(maxsize=8)
