@@ -17,10 +17,12 @@ from ssl_jax.evals import (
     knn,
     linear,
     logistic,
+    metrics,
     pictures,
     psnr,
     rank,
     retrieval,
+    segment,
 )
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
 from ssl_jax.evals.features import Extracted, extract, subset
@@ -56,6 +58,7 @@ __all__ = [
     "knn",
     "linear",
     "logistic",
+    "metrics",
     "named",
     "new",
     "pictures",
@@ -65,6 +68,7 @@ __all__ = [
     "register",
     "retrieval",
     "run",
+    "segment",
     "sources",
     "subset",
 ]

@@ -20,6 +20,7 @@ from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import features, knn, store, tokens
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.metrics import ABSENT, class_iou, confusion, mean_iou
 from ssl_jax.evals.pictures import segmentation
 from ssl_jax.evals.pictures.base import IGNORE, Picture
 from ssl_jax.evals.registry import Protocol, register
@@ -34,7 +35,6 @@ PROTOCOLS = {
     )
 }
 _BLOCK = 2**18  # test patches that are searched for at a time
-ABSENT = ("zero", "skip")
 _SHOWN = 6  # test images of the picture
 
 
@@ -216,41 +216,6 @@ def retrieve(
         found = _vote(jnp.asarray(labels[index]), similarity, num_classes=num_classes, rule=rule)
         classes.append(np.asarray(found))
     return np.concatenate(classes)
-
-
-def confusion(
-    truth: ArrayLike, predicted: ArrayLike, *, num_classes: int, ignore: int = IGNORE
-) -> np.ndarray:
-    """[c, c] int64 counts, rows: truth, columns: prediction; places where the truth is `ignore` do
-    not count.
-    """
-    truth, predicted = np.asarray(truth).ravel(), np.asarray(predicted).ravel()
-    valid = truth != ignore
-    pairs = truth[valid].astype(np.int64) * num_classes + predicted[valid]
-    return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def class_iou(counts: ArrayLike, absent: str = "zero") -> np.ndarray:
-    """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix [c, c].
-
-    NaN for classes neither in the truth nor predicted. One that is only predicted is 0 with
-    absent="zero", as in mmsegmentation (`IoUMetric`), and NaN with "skip".
-    """
-    if absent not in ABSENT:
-        raise ValueError(f"absent is one of {', '.join(ABSENT)}, got {absent!r}")
-    counts = np.asarray(counts, np.float64)
-    hit, truth = np.diag(counts), counts.sum(axis=1)
-    union = truth + counts.sum(axis=0) - hit
-    counted = (union if absent == "zero" else truth) > 0
-    return np.where(counted, hit / np.maximum(union, 1), np.nan)
-
-
-def mean_iou(iou: ArrayLike) -> float:
-    """Mean (0..1) over the classes that count, those that are not NaN."""
-    counted = np.isfinite(iou)
-    if not counted.any():
-        raise ValueError("no labelled place: every pixel or patch is ignored")
-    return float(np.mean(np.asarray(iou)[counted]))
 
 
 def segment(

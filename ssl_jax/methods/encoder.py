@@ -17,7 +17,7 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import methods
 from ssl_jax.methods import multicrop
 from ssl_jax.methods.base import Features, Method
-from ssl_jax.models import vit
+from ssl_jax.models import vit, zoo
 
 _ROWS = "rows"  # axis of a mesh whose devices share batches out
 
@@ -82,6 +82,36 @@ class Encoder:
             self.constants,
         )
         return found if len(padded) == count else jax.tree.map(lambda x: x[:count], found)
+
+    def apply(
+        self,
+        params: dict[str, Any],
+        images: jax.Array,
+        *,
+        layers: Sequence[int] = (),
+        keys: jax.Array | None = None,
+        drop_path: float = 0.0,
+    ) -> vit.Tokens:
+        """Tokens of the vision transformer as a pure function of weights, for training it further.
+
+        Args:
+          params: of the vision transformer, as in `backbone`.
+          images: [B, H, W, 3] float in [0, 1]; layers: as in a call.
+          keys: [B] typed PRNG keys, one per image; with them stochastic depth of rate `drop_path`.
+        """
+        network = vit.vit(dataclasses.replace(self.shape, drop_path=drop_path, mask_token=False))
+        return network.apply(params, images, keys=keys, layers=layers)
+
+    @property
+    def backbone(self) -> dict[str, Any]:
+        """The weights of the vision transformer alone."""
+        return self.params.get("backbone", self.params)  # published weights have nothing else
+
+    @property
+    def shape(self) -> vit.ViTConfig:
+        """Of the vision transformer."""
+        section = self.config.model
+        return zoo.vit_config(section if "size" in section else {"size": "custom", **section})
 
     def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
