@@ -1,4 +1,4 @@
-"""Evaluation of frozen features: k-NN, linear probe, dense retrieval, PSNR, RankMe.
+"""Evaluation of networks: k-NN, linear probe, dense retrieval, PSNR, RankMe, their own classifier.
 
     encoder = ssl_jax.load("runs/a")
     evals.evaluate(encoder, encoder.config, tasks=("knn", "dense"))  # {"knn": 81.2, ...}
@@ -8,7 +8,7 @@ A config names its evaluations (`section`), each has a type (`registry`), and ru
 that draw them, `pictures.render` and `curves`, import matplotlib and are not imported here.
 """
 
-from ssl_jax.evals import dense, features, knn, linear, pictures, psnr, rank
+from ssl_jax.evals import classify, dense, features, knn, linear, pictures, psnr, rank
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
 from ssl_jax.evals.features import Extracted, extract, raw_pixels, subset
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
@@ -27,6 +27,7 @@ __all__ = [
     "cases",
     "check",
     "chosen",
+    "classify",
     "comparison_table",
     "defaults",
     "dense",
