@@ -96,15 +96,26 @@ def make(config: ConfigDict) -> base.Method:
             extras={"logits": scores(params, image)} if extras else {},
         )
 
+    t = config.teacher
+    slowest = min(t.momentum, t.final_momentum)
+    left = slowest**config.run.total_steps if c.average else 0.0
+
     def health(metrics):
-        """Warns where the classifier is worse than one that knows nothing."""
+        """Warns where the classifier is worse than one that knows nothing, and where what is
+        evaluated is an average that goes too far back."""
+        warnings = []
         loss, chance = metrics.get("loss"), math.log(c.classes)
-        if loss is None or loss <= chance + 0.1:
-            return []
-        return [
-            f"worse than chance: the loss is {loss:.2f}, and {chance:.2f} for a classifier that"
-            " knows nothing; lower optim.lr or lengthen optim.warmup_epochs"
-        ]
+        if loss is not None and loss > chance + 0.1:
+            warnings.append(
+                f"worse than chance: the loss is {loss:.2f}, and {chance:.2f} for a classifier that"
+                " knows nothing; lower optim.lr or lengthen optim.warmup_epochs"
+            )
+        if left > 0.1:
+            warnings.append(
+                f"slow average: {100 * left:.0f} % of the weights evaluated at the end will be"
+                " those of the start; lower teacher.momentum, or set finetune.average=False"
+            )
+        return warnings
 
     return base.Method(
         views=view_recipe(config),
