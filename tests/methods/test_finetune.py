@@ -81,7 +81,7 @@ def test_the_token_of_the_image():
         "concat": np.concatenate([cls, patches.mean(1)], axis=1),
     }
     for kind, value in expected.items():
-        np.testing.assert_allclose(image_token(tokens, kind), value, rtol=1e-5)
+        np.testing.assert_allclose(image_token(tokens, kind), value, atol=1e-6)
 
 
 def shapes(**changes):
