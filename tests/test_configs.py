@@ -5,6 +5,7 @@ Nothing is compiled, and no data or memory is needed. A new config file is teste
 """
 
 import functools
+import re
 
 import jax
 import pytest
@@ -87,7 +88,10 @@ def resolved(config):
     config = supplied(config)
     settings.validate(config, num_devices=8)
     methods.get(config.method).check(config)
-    records = LENGTHS[config.data.name] if config.data.kind == "tfds" else config.data.length
+    records = config.data.length
+    if config.data.kind == "tfds":
+        percent = re.search(r"\[:(\d+)%\]", config.data.split)
+        records = LENGTHS[config.data.name] * (int(percent[1]) if percent else 100) // 100
     config = settings.resolve(config, num_records=records, num_devices=8)
     return methods.make(config), config
 
