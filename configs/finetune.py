@@ -14,8 +14,8 @@ Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: 2 CPU cores.
 Expected time: not measured by us at full size; photos_small and cifar10_small take minutes.
 Expected number: top-1 of SOP and STELLAR, `ssl-jax show --config=finetune:VARIANT`. None of ours at
 full size. Without init_from the network starts from random weights, for which none of them holds.
-Ours, one seed: photos_small 77.6 from zoo/sop_quickstart and 69.3 from random weights; cifar10_small
-(1 % of the labels) 31.7 and 30.3.
+Ours, one seed: photos_small 77.6 from zoo/sop_quickstart and 69.3 from random weights;
+cifar10_small (1 % of the labels) 31.7 and 30.3.
 
 `init_from` takes a run folder, one checkpoint of it, a file that `ssl_jax.save` wrote, or published
 weights. Where it has a teacher, its weights are taken. What the section `model` says of the network
