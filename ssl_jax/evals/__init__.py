@@ -10,6 +10,7 @@ that draw them, `pictures.render` and `curves`, import matplotlib and are not im
 
 from ssl_jax.evals import (
     box_knn,
+    classify,
     davis,
     dense,
     features,
@@ -44,6 +45,7 @@ __all__ = [
     "cases",
     "check",
     "chosen",
+    "classify",
     "comparison_table",
     "davis",
     "defaults",
