@@ -8,7 +8,23 @@ A config names its evaluations (`section`), each has a type (`registry`), and ru
 that draw them, `pictures.render` and `curves`, import matplotlib and are not imported here.
 """
 
-from ssl_jax.evals import dense, features, knn, linear, pictures, psnr, rank
+from ssl_jax.evals import (
+    collapse,
+    decode,
+    dense,
+    features,
+    frechet,
+    knn,
+    linear,
+    pictures,
+    psnr,
+    purity,
+    quality,
+    rank,
+    reconstruct,
+    stability,
+    tsne,
+)
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
 from ssl_jax.evals.features import Extracted, extract, raw_pixels, subset
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
@@ -27,13 +43,16 @@ __all__ = [
     "cases",
     "check",
     "chosen",
+    "collapse",
     "comparison_table",
+    "decode",
     "defaults",
     "dense",
     "evaluate",
     "extract",
     "features",
     "folder",
+    "frechet",
     "headings",
     "keys",
     "knn",
@@ -42,10 +61,15 @@ __all__ = [
     "new",
     "pictures",
     "psnr",
+    "purity",
+    "quality",
     "rank",
     "raw_pixels",
+    "reconstruct",
     "register",
     "run",
     "sources",
+    "stability",
     "subset",
+    "tsne",
 ]

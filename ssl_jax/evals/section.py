@@ -161,6 +161,7 @@ def check(config: ConfigDict) -> None:
                 f" {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))
+        registry.get(section.type).check(path, section)
 
 
 def folder(config: ConfigDict, section: ConfigDict) -> str:
