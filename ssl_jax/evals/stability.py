@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import cv2
-import jax.numpy as jnp
 import numpy as np
+from scipy import optimize, spatial
 
-from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import images_of, subset
@@ -85,10 +84,9 @@ def parts(encoder: Callable, images: np.ndarray) -> Parts:
 
 def matching(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """[N, r] int: for each token of the first sets [N, r, d] its partner in the second, one to one,
-    of least total Euclidean distance."""
-    return np.asarray(
-        ops.align_sets(jnp.asarray(first), jnp.asarray(second), solver="hungarian").index
-    )
+    of least total Euclidean distance (as `ops.align_sets` with "hungarian", without compiling)."""
+    pairs = (spatial.distance.cdist(one, other) for one, other in zip(first, second, strict=True))
+    return np.stack([optimize.linear_sum_assignment(cost)[1] for cost in pairs])
 
 
 def matched(index: np.ndarray, array: np.ndarray, axis: int = 1) -> np.ndarray:

@@ -35,6 +35,11 @@ Conv = Callable[..., jax.Array]
 
 def apply(params: Mapping[str, jax.Array], images: jax.Array) -> jax.Array:
     """Features [B, 2048] float32 of images [B, H, W, 3] in [0, 1]; params: of `load`."""
+    return features(params, preprocess(images))
+
+
+def features(params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Features [B, 2048] of what `preprocess` gives, or of another size from 75 x 75 on."""
 
     def conv(x, name, width, kernel, stride=1, padding=(0, 0)):
         y = jax.lax.conv_general_dilated(
@@ -47,7 +52,7 @@ def apply(params: Mapping[str, jax.Array], images: jax.Array) -> jax.Array:
         scale, shift, mean, variance = (params[f"{name}.bn.{part}"] for part in _NORM)
         return jax.nn.relu((y - mean) * (scale * jax.lax.rsqrt(variance + _EPS)) + shift)
 
-    return _network(conv, preprocess(images))
+    return _network(conv, x)
 
 
 def preprocess(images: jax.Array) -> jax.Array:
