@@ -1,13 +1,13 @@
-"""How well images are rebuilt from r sparse tokens, beside a dense MAE: trains what is missing, then
-a new decoder of the same shape on the frozen features of each network.
+"""How well images are rebuilt from r sparse tokens, beside a dense MAE: trains what is missing,
+then a new decoder of the same shape on the frozen features of each network.
 
     python launch/reconstruct_sweep.py --tokens 1,2,4,8,16 --seeds 0
 
 STELLAR is `compare:stellar` with model.queries=r, the dense network `compare:mae`, whose decoder
-gets every patch token; the decoder is that of `compare:stellar`, trained by the evaluation `decode`.
-Runs are shared with launch/claims.py and launch/compare.py; a run resumes after a kill, and one that
-has its results.json is not made again. The decoder's scores and pictures are
-kept in FOLDER/decode.json and .npz.
+gets every patch token; the decoder has the shape of STELLAR's there and is trained by the
+evaluation `decode`. Runs are shared with launch/claims.py and launch/compare.py; a run resumes
+after a kill, and one that has its results.json is not made again. The decoder's scores and pictures
+are kept in FOLDER/decode.json and decode.npz.
 
 Writes WORKDIR/reconstruct.md, reconstruct_by_r.png (PSNR against r) and
 reconstruct_images.png. Arguments --config.KEY=VALUE go to every run: give such a rehearsal a

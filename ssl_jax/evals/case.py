@@ -39,28 +39,33 @@ class Case:
     shared: bool = True
 
     def features(self, tokens: str = "image") -> tuple[Extracted, Extracted]:
-        """Features of the training and the test images.
+        """Features of the training and the test images, see `part`."""
+        return self.part("train", tokens), self.part("test", tokens)
+
+    def part(self, name: str, tokens: str = "image") -> Extracted:
+        """Features of the training or the test images alone.
 
         Every image is encoded once for all evaluations with the same data, examples and crop.
 
-        tokens: "image" (one vector each) or "patches".
+        name: "train" or "test". tokens: "image" (one vector each) or "patches".
         """
-        known = (*_images(self.config), self.config.crop, tokens)
+        known = (*_images(self.config), self.config.crop, tokens, name)
         if known not in self.extracted:
-            counts = self.config.train_examples, self.config.test_examples
-            self.extracted[known] = tuple(
-                extract(
-                    self.encoder,
-                    source,
-                    batch_size=self.batch_size,
-                    indices=subset(len(source), count, self.seed),
-                    image=tokens == "image",
-                    patches=tokens == "patches",
-                    crop=self.config.crop,
-                    multiple=self.patch,
-                    shared=self.shared,
-                )
-                for source, count in zip((self.train, self.test), counts)
+            c = self.config
+            source, count = {
+                "train": (self.train, c.train_examples),
+                "test": (self.test, c.test_examples),
+            }[name]
+            self.extracted[known] = extract(
+                self.encoder,
+                source,
+                batch_size=self.batch_size,
+                indices=subset(len(source), count, self.seed),
+                image=tokens == "image",
+                patches=tokens == "patches",
+                crop=c.crop,
+                multiple=self.patch,
+                shared=self.shared,
             )
         return self.extracted[known]
 

@@ -119,8 +119,7 @@ def run(case: Case) -> dict[str, float]:
     `collapse_uniformity`, `collapse_alignment` (of two random crops), as their authors give them;
     `collapse_patches`: the mean cosine of two patches of an image, in percent.
     """
-    _, test = case.features("image")
-    _, maps = case.features("patches")
+    test, maps = case.part("test", "image"), case.part("test", "patches")
     assert test.image is not None and maps.patches is not None
     patches = maps.patches.reshape(len(maps.patches), -1, maps.patches.shape[-1])
     return {

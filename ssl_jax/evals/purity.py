@@ -109,16 +109,18 @@ def kmeans(patches: ArrayLike, k: int, seed: int = 0) -> np.ndarray:
     """[N, h, w] int32 clusters of each image's own patches [N, h, w, d], by direction: k-means of
     unit vectors (scikit-learn), at most k."""
     from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
 
     patches = np.asarray(patches, np.float64)
     n, h, w, d = patches.shape
     unit = patches / np.maximum(np.linalg.norm(patches, axis=-1, keepdims=True), 1e-12)
     found = np.empty((n, h * w), np.int32)
-    for i, tokens in enumerate(unit.reshape(n, h * w, d)):
-        # Fewer different patches than clusters: no more than there are.
-        different = len(np.unique(tokens.round(6), axis=0))
-        model = KMeans(min(k, different), n_init=3, random_state=seed)
-        found[i] = model.fit_predict(tokens)
+    with threadpool_limits(1):  # an image is too small a task for several threads
+        for i, tokens in enumerate(unit.reshape(n, h * w, d)):
+            # Fewer different patches than clusters: no more than there are.
+            different = len(np.unique(tokens.round(6), axis=0))
+            model = KMeans(min(k, different), n_init=3, random_state=seed)
+            found[i] = model.fit_predict(tokens)
     return found.reshape(n, h, w)
 
 
@@ -171,7 +173,7 @@ def clusters(case: Case, index: np.ndarray, patches: np.ndarray) -> np.ndarray:
 
 def _compared(case: Case):
     """Test features, their clusters, and the majority label of each patch."""
-    _, test = case.features("patches")
+    test = case.part("test", "patches")
     if test.masks is None:
         raise InputError(
             "purity needs masks; point the evaluation's data at a set with masks, or leave it out"

@@ -44,7 +44,7 @@ def embed(
 
 
 def _points(case: Case):
-    _, test = case.features("image")
+    test = case.part("test", "image")
     assert test.image is not None
     known = ("tsne", case.config.to_json())
     if known not in case.extracted:

@@ -90,3 +90,10 @@ def test_scores_of_a_case():
     whole = evals.new("collapse", scale=(1.0, 1.0))
     same = evals.Case(evals.raw_pixels(4), whole, source, source, patch=4, batch_size=3)
     assert evals.TYPES["collapse"].run(same)["collapse_alignment"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_training_images_are_not_looked_at():
+    source = fakes.Source(fakes.images(4, 16, 16))
+    section = evals.new("collapse")
+    case = evals.Case(evals.raw_pixels(4), section, None, source, patch=4, batch_size=4)
+    assert evals.TYPES["collapse"].run(case)["collapse_patches"] <= 100
