@@ -210,6 +210,11 @@ def run(case: Case) -> dict[str, float]:
     return scores | ({"purity_modes": 100 * soft} if np.isfinite(soft) else {})
 
 
+def _numbered(labels: np.ndarray) -> np.ndarray:
+    """Labels as 0, 1, ... in their order, so that few colours do; those below 0 are -1."""
+    return np.unique(labels, return_inverse=True)[1] - (labels < 0).any()
+
+
 def figures(case: Case) -> dict[str, Picture]:
     """{"clusters": test images, their classes, and the clusters; "similarity": see
     `pictures.similarity`}."""
@@ -222,7 +227,7 @@ def figures(case: Case) -> dict[str, Picture]:
         text = f"clusters: purity {100 * result.purity[i]:.0f} %, ARI {100 * result.ari[i]:.0f} %"
         return (
             Panel(images[i], title="image"),
-            Panel(images[i], labels=np.unique(truth, return_inverse=True)[1] - (truth < 0).any()),
+            Panel(images[i], labels=_numbered(truth), title="true regions"),
             Panel(images[i], labels=found[i], title=text),
         )
 
