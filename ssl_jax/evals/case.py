@@ -42,33 +42,38 @@ class Case:
     cache: str = ""
 
     def features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
-        """Features of the training and the test images.
+        """Features of the training and the test images, see `part`."""
+        return self.part("train", tokens, layers), self.part("test", tokens, layers)
+
+    def part(self, name: str, tokens: str = "image", layers: int = 1) -> Extracted:
+        """Features of the training or the test images alone.
 
         Every image is encoded once for all evaluations with the same data, examples, crop and
         choice.
 
-        tokens: of `tokens.KINDS` for one vector each, or "patches". layers: see `tokens.reader`.
+        name: "train" or "test". tokens: of `tokens.KINDS` for one vector each, or "patches".
+        layers: see `tokens.reader`.
         """
-        known = (*_images(self.config), self.config.crop, tokens, layers)
+        known = (*_images(self.config), self.config.crop, tokens, layers, name)
         if known not in self.extracted:
-            counts = self.config.train_examples, self.config.test_examples
-            dense = tokens == DENSE
-            self.extracted[known] = tuple(
-                extract(
-                    self.encoder,
-                    source,
-                    batch_size=self.batch_size,
-                    indices=subset(len(source), count, self.seed),
-                    image=not dense,
-                    patches=dense,
-                    token="image" if dense else tokens,
-                    layers=layers,
-                    crop=self.config.crop,
-                    multiple=self.patch,
-                    shared=self.shared,
-                    cache=self.cache,
-                )
-                for source, count in zip((self.train, self.test), counts)
+            c, dense = self.config, tokens == DENSE
+            source, count = {
+                "train": (self.train, c.train_examples),
+                "test": (self.test, c.test_examples),
+            }[name]
+            self.extracted[known] = extract(
+                self.encoder,
+                source,
+                batch_size=self.batch_size,
+                indices=subset(len(source), count, self.seed),
+                image=not dense,
+                patches=dense,
+                token="image" if dense else tokens,
+                layers=layers,
+                crop=c.crop,
+                multiple=self.patch,
+                shared=self.shared,
+                cache=self.cache,
             )
         return self.extracted[known]
 

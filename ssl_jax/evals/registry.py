@@ -17,6 +17,11 @@ def no_figures(case: object) -> dict:
     return {}
 
 
+def nothing_to_check(name: str, section: object) -> None:
+    """Default `check`: every combination of the keys can work."""
+    del name, section
+
+
 class Protocol(NamedTuple):
     """The settings of a type with which a paper's number was measured.
 
@@ -41,6 +46,8 @@ class Type(NamedTuple):
       the trained network.
     baselines: of BASELINES, those that the scores of a trained network are compared with.
     protocols: {name: Protocol} of the papers that use it.
+    check(name, section): refuses settings that cannot work (a file is missing), before a run is
+      started; `name` is that of the section, for the message. Raises InputError.
     """
 
     run: Callable
@@ -50,6 +57,7 @@ class Type(NamedTuple):
     figures: Callable = no_figures
     baselines: tuple[str, ...] = BASELINES
     protocols: Mapping[str, Protocol] = MappingProxyType({})
+    check: Callable = nothing_to_check
 
 
 TYPES: dict[str, Type] = {}

@@ -177,6 +177,7 @@ def check(config: ConfigDict) -> None:
                 f" set with {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))
+        registry.get(section.type).check(path, section)
 
 
 def check_source(name: str, section: ConfigDict, opened: Any) -> None:

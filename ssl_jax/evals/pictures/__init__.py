@@ -9,12 +9,27 @@ from ssl_jax.evals.pictures import cribo, flsl, ibot, mae, sop, stellar  # noqa:
 from ssl_jax.evals.pictures.base import (
     IGNORE,
     Animation,
+    Chart,
+    Curve,
     Panel,
     Picture,
+    Scatter,
     class_name,
     draw,
     register,
     wanted,
 )
 
-__all__ = ["IGNORE", "Animation", "Panel", "Picture", "class_name", "draw", "register", "wanted"]
+__all__ = [
+    "IGNORE",
+    "Animation",
+    "Chart",
+    "Curve",
+    "Panel",
+    "Picture",
+    "Scatter",
+    "class_name",
+    "draw",
+    "register",
+    "wanted",
+]

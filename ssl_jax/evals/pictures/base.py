@@ -53,6 +53,33 @@ class Animation(NamedTuple):
     milliseconds: int = 100
 
 
+class Curve(NamedTuple):
+    """A line of a chart: y [n] over x [n]; what is not finite is left out."""
+
+    label: str
+    x: Any
+    y: Any
+    dashed: bool = False
+
+
+class Chart(NamedTuple):
+    """Curves over one x, with the labels of the axes."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    x: str = ""
+    y: str = ""
+
+
+class Scatter(NamedTuple):
+    """Points [n, 2 or 3], coloured by labels [n] int (None: all alike); legend: (label, text)."""
+
+    title: str
+    points: Any
+    labels: Any = None
+    legend: tuple[tuple[int, str], ...] = ()
+
+
 class _Own(NamedTuple):
     """Pictures of a method, see `register`."""
 
