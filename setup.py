@@ -32,7 +32,11 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["ssl_jax", "ssl_jax.*"]), "ssl_jax.configs"],
     package_dir={"ssl_jax.configs": "configs"},
-    package_data={"ssl_jax": ["py.typed"], "ssl_jax.papers": ["*.json", "*.toml"]},
+    package_data={
+        "ssl_jax": ["py.typed"],
+        "ssl_jax.evals": ["*.html"],
+        "ssl_jax.papers": ["*.json", "*.toml"],
+    },
     zip_safe=False,
     entry_points={"console_scripts": ["ssl-jax=ssl_jax.cli:main"]},
     install_requires=[
@@ -64,7 +68,11 @@ setup(
             "torch>=2.6",
             "transformers>=5",
         ],  # what tests/convert compares with; without them those tests skip
-        "eval": ["faster-coco-eval>=1.6", "torch-fidelity>=0.3"],
+        "eval": [
+            "faster-coco-eval>=1.6",  # average precision of boxes
+            "jinja2>=3.1",  # the page of `ssl-jax report`
+            "torch-fidelity>=0.3",
+        ],
         "track": ["tensorboardX>=2.6.2", "wandb>=0.19"],
         # What launch/test.sh needs; requirements.lock pins these together with install_requires.
         "dev": [
