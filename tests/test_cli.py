@@ -410,7 +410,7 @@ def test_report_of_a_run(finished, tmp_path, capsys):
     text = out.read_text("utf-8")
     for scores in json.loads((finished / "results.json").read_text()).values():
         assert f'<span class="value">{scores["knn"]:.1f}' in text.replace("best value", "value")
-    assert text.count("<img ") == pictures and f"--workdir={finished}" in text
+    assert text.count("<img ") == pictures and f"ssl-jax eval {finished}" in text
 
 
 def test_another_model_cannot_continue_a_run(refused, copy):

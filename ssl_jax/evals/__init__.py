@@ -8,7 +8,7 @@ A config names its evaluations (`section`), each has a type (`registry`), and ru
 that draw them, `pictures.render` and `curves`, import matplotlib and are not imported here.
 """
 
-from ssl_jax.evals import dense, features, knn, linear, pictures, psnr, rank
+from ssl_jax.evals import dense, detection, features, knn, linear, pictures, psnr, rank, yolos
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
 from ssl_jax.evals.features import Extracted, extract, raw_pixels, subset
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
@@ -30,6 +30,7 @@ __all__ = [
     "comparison_table",
     "defaults",
     "dense",
+    "detection",
     "evaluate",
     "extract",
     "features",
@@ -48,4 +49,5 @@ __all__ = [
     "run",
     "sources",
     "subset",
+    "yolos",
 ]

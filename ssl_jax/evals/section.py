@@ -31,8 +31,12 @@ from ssl_jax.evals import registry
 
 ALL = "all"
 # Kinds of data that do not have what a type needs, and one that does.
-_LACKING = {"labels": ("photo_collages",), "masks": ("photos", "folder")}
-_DEFAULT_KIND = {"labels": "photos", "masks": "photo_collages", "": "photos"}
+_LACKING = {
+    "labels": ("photo_collages",),
+    "masks": ("photos", "folder"),
+    "boxes": ("photos", "photo_collages", "folder"),
+}
+_DEFAULT_KIND = {"labels": "photos", "masks": "photo_collages", "boxes": "tfds", "": "photos"}
 
 
 def defaults() -> dict:
