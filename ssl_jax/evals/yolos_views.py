@@ -94,7 +94,7 @@ def cut(
 def mirrored(view: View) -> View:
     """The view with left and right changed."""
     boxes = view.boxes.copy()
-    boxes[:, 1] = view.image.shape[1] - boxes[:, 1] - boxes[:, 3]
+    boxes[:, 1] = np.maximum(view.image.shape[1] - boxes[:, 1] - boxes[:, 3], 0)
     return View(view.image[:, ::-1], boxes, view.labels)
 
 
