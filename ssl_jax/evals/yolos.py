@@ -380,8 +380,10 @@ def run(case: Case) -> dict[str, float]:
     """`yolos`: AP of the test images in percent; `yolos_ap50`, `yolos_ap75`, and by size `_small`,
     `_medium`, `_large` where there are boxes of that size.
 
-    Raises InputError for a network without weights, or data without boxes.
+    Raises InputError for a network without weights, data without boxes, or a crop.
     """
+    if case.config.crop:
+        raise InputError(f"crop is {case.config.crop}, but yolos sees whole images; set it to 0")
     train_indices, test_indices = (
         subset(len(source), count, case.seed)
         for source, count in (

@@ -217,6 +217,8 @@ def test_what_cannot_work_is_refused(encoder):
     pixels = evals.raw_pixels(4)
     with pytest.raises(InputError, match="this network is none"):
         yolos.run(case.Case(pixels, section(), Squares(4), Squares(4)))
+    with pytest.raises(InputError, match="crop is 16, but yolos sees whole images"):
+        yolos.run(made(encoder, crop=16))
     with pytest.raises(InputError, match="position_size is 18, not a multiple of 4"):
         yolos.make(encoder, section(position_size=18), 2, jax.random.key(0))
 
