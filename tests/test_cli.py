@@ -402,6 +402,18 @@ def test_writes_that_a_full_disk_left_undone_warn_of_nothing():
 # --- what is wrong with a checkpoint
 
 
+def test_report_of_a_run(finished, tmp_path, capsys):
+    pytest.importorskip("jinja2")
+    out = tmp_path / "report.html"
+    assert cli.main(["ssl-jax", "report", str(finished), f"--out={out}"]) == 0
+    pictures = len(list((finished / "pictures").glob("*.png")))
+    assert f"{out}: 1 run, {pictures} pictures" in capsys.readouterr().out
+    text = out.read_text("utf-8")
+    for scores in json.loads((finished / "results.json").read_text()).values():
+        assert f'<span class="value">{scores["knn"]:.1f}' in text.replace("best value", "value")
+    assert text.count("<img ") == pictures and f"ssl-jax eval {finished}" in text
+
+
 def test_another_model_cannot_continue_a_run(refused, copy):
     before = files(copy)
     error = refused(

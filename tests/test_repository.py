@@ -147,7 +147,8 @@ def test_wheel_ships_all_modules_configs_papers_and_py_typed(root, tmp_path):
     tables = {path.relative_to(root).as_posix() for path in (root / "ssl_jax").rglob("*.toml")}
     configs = {f"ssl_jax/configs/{path.name}" for path in (root / "configs").glob("*.py")}
     assert len(tables) == 10 and {"ssl_jax/configs/sop.py"} < configs
-    assert modules | tables | configs | {"ssl_jax/py.typed", "ssl_jax/papers/ours.json"} <= names
+    others = {"ssl_jax/py.typed", "ssl_jax/papers/ours.json", "ssl_jax/evals/page.html"}
+    assert modules | tables | configs | others <= names
     assert any(name.endswith("LICENSE") for name in names)
     # What is in it works away from the checkout.
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")

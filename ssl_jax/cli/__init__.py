@@ -11,7 +11,7 @@ from ssl_jax.config import InputError, unknown
 
 EXIT_INPUT = 2  # bad input: one line on stderr
 # Modules of this package, each with HELP and run(argv).
-COMMANDS = ("train", "eval", "show", "plan")
+COMMANDS = ("train", "eval", "show", "plan", "report")
 
 OVERVIEW = """ssl-jax: self-supervised vision in JAX
 
@@ -19,6 +19,7 @@ OVERVIEW = """ssl-jax: self-supervised vision in JAX
   ssl-jax eval runs/a                                  scores a run beside its baselines
   ssl-jax show --config=sop:vits16                     a config, its origin and its cost
   ssl-jax show --paper=sop                             the rows of a paper's tables
+  ssl-jax report runs/a runs/b                         one HTML page that compares runs
   ssl-jax plan --config=sop:vits16 --devices=8         what a step would take on 8 devices
 
 ssl-jax COMMAND --help explains each.

@@ -15,6 +15,7 @@ from ssl_jax.evals import (
     davis,
     decode,
     dense,
+    detection,
     features,
     frechet,
     imagenet9,
@@ -32,6 +33,7 @@ from ssl_jax.evals import (
     segment,
     stability,
     tsne,
+    yolos,
 )
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
 from ssl_jax.evals.features import Extracted, extract, subset
@@ -60,6 +62,7 @@ __all__ = [
     "decode",
     "defaults",
     "dense",
+    "detection",
     "evaluate",
     "extract",
     "features",
@@ -89,4 +92,5 @@ __all__ = [
     "stability",
     "subset",
     "tsne",
+    "yolos",
 ]

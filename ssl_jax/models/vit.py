@@ -262,6 +262,11 @@ def vit(config: ViTConfig) -> Model:
     return model._replace(apply=apply)
 
 
+def module(config: ViTConfig, key: jax.Array) -> "_ViT":
+    """The network as a flax.nnx.Module, to be part of another one."""
+    return _ViT(key, config)
+
+
 class _ViT(nnx.Module):
     def __init__(self, key, config: ViTConfig):
         c, d = config, config.width
@@ -321,6 +326,18 @@ class _ViT(nnx.Module):
             return Tokens(cls, x[:, first:last], queries, layers, weights)
 
         return tokens(x, {i: tokens(y, {}, None) for i, y in inner.items()}, weights)
+
+    def queries_after(self, images: jax.Array, middle: jax.Array | None) -> jax.Array:
+        """The query tokens [B, q, d] after the final norm, with codes [depth - 1, N, d] added to
+        all tokens after every block but the last."""
+        x, depth = self._embed(images, None, None), self.config.depth
+        if middle is None:
+            x = self._run(x, None, 0, depth)
+        else:
+            for i in range(depth):
+                x = self._run(x, None, i, i + 1)
+                x = x + middle[i] if i < depth - 1 else x
+        return self.norm(x[:, x.shape[1] - self.config.queries :])
 
     def _embed(self, images, masks, keep):
         """Images [B, H, W, C] -> tokens [B, N, d] (float32) before the first block."""

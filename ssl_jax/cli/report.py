@@ -1,0 +1,58 @@
+"""`ssl-jax report`: one HTML page that compares runs."""
+
+import datetime
+from pathlib import Path
+
+from absl import flags
+
+from ssl_jax.config import InputError
+
+HELP = """ssl-jax report RUN [RUN ...] [--out=report.html] [--title=TEXT]
+
+Writes one HTML page that compares runs: scores beside their baselines, curves, pictures, settings
+that differ, commands, environment. The page is one file, needs no network and runs no script. A
+run that is not finished shows what it has.
+
+  RUN           a run folder; as many as wanted
+  --out=FILE    where the page goes; it is replaced if it is there
+  --title=TEXT  of the page; default: the names of the runs
+
+Examples:
+  ssl-jax report runs/a
+  ssl-jax report runs/sop-0 runs/dino-0 --out=comparison.html --title="SOP and DINO"
+
+Exit codes: 0 done; 2 bad input; 1 unexpected error.
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns the exit code."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("out", "report.html", "", flag_values=values)
+    flags.DEFINE_string("title", "", "", flag_values=values)
+    folders = values(argv)[1:]
+    if not folders:
+        raise InputError("report needs a run folder, for example: ssl-jax report runs/a runs/b")
+    out = Path(values.out).expanduser()
+    if out.suffix not in (".html", ".htm"):
+        raise InputError(f'--out is "{out}"; the name of a page ends in .html')
+    if not out.parent.is_dir():
+        raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; make it")
+
+    from ssl_jax import evals  # noqa: F401  # registers the types, whose headings are shown
+    from ssl_jax.evals import folders as run_folders
+    from ssl_jax.evals import page
+
+    runs = run_folders.read(folders)
+    text = page.html(runs, title=values.title, now=datetime.datetime.now())
+    out.write_text(text, encoding="utf-8")
+    size = out.stat().st_size / 2**20
+    pictures = sum(len(run.pictures) for run in runs)
+    unfinished = [run.name for run in runs if not run.results]
+    note = f"; without results yet: {', '.join(unfinished)}" if unfinished else ""
+    print(f"{out}: {_count(len(runs), 'run')}, {_count(pictures, 'picture')}, {size:.1f} MiB{note}")
+    return 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

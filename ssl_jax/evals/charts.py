@@ -1,0 +1,108 @@
+"""Line charts as SVG text that takes the colours of the page it stands in (light or dark).
+
+Matplotlib draws with placeholder colours, which are then replaced by CSS: `currentColor` for text,
+`--rule` for the grid, `--run-0`, `--run-1`, ... for the lines.
+"""
+
+import html
+import io
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from ssl_jax.evals.curves import running_mean
+
+COLORS = 7  # the page has so many colours of lines; then the dashes change
+DASHES = ((), (5, 2), (1.2, 1.6), (6, 2, 1.2, 2))  # in widths of the line
+_POINTS = 400  # of a line: what a chart of this size can show
+_TEXT, _RULE = "#000001", "#000002"
+_STYLE: dict = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "ssl_jax",  # the same ids in every run
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.edgecolor": _RULE,
+    "axes.labelcolor": _TEXT,
+    "grid.color": _RULE,
+    "grid.linewidth": 0.6,
+    "text.color": _TEXT,
+    "text.parse_math": False,  # names of runs and evaluations may hold a dollar sign
+    "xtick.color": _RULE,
+    "ytick.color": _RULE,
+    "xtick.labelcolor": _TEXT,
+    "ytick.labelcolor": _TEXT,
+}
+
+
+class Line(NamedTuple):
+    """One line: x and y [n], and the number of the run, which chooses colour and dashes."""
+
+    x: np.ndarray
+    y: np.ndarray
+    run: int
+
+
+def dash(run: int) -> tuple[float, ...]:
+    """The dashes of a run's line, in widths of the line; () = solid."""
+    return DASHES[run // COLORS % len(DASHES)]
+
+
+def lines(
+    drawn: Sequence[Line], *, label: str, number: int, unit: str = "", smooth: float = 0.0
+) -> str:
+    """The chart of several lines over the step, as an <svg> element.
+
+    Args:
+      drawn: entries that are not finite are left out.
+      label: what the chart shows, for readers that cannot see it. number: of the chart in its
+        page. unit: of y.
+      smooth: width of a running mean that is drawn over the faint values, as share of a line;
+        0 = none.
+    """
+    with rc_context(_STYLE):
+        fig = Figure(figsize=(5.0, 2.9), layout="constrained")
+        fig.patch.set_visible(False)
+        ax = fig.subplots()
+        ax.patch.set_visible(False)
+        for line in drawn:
+            _draw(ax, line, smooth)
+        ax.set_xlabel("step")
+        ax.set_ylabel(unit)
+        ax.ticklabel_format(axis="y", useOffset=False)
+        buffer = io.StringIO()
+        fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return _inline(buffer.getvalue(), label, f"c{number}-")
+
+
+def _draw(ax, line: Line, smooth: float) -> None:
+    finite = np.isfinite(line.x) & np.isfinite(line.y)
+    x, y = np.asarray(line.x)[finite], np.asarray(line.y)[finite]
+    color, dashes = f"#0001{line.run % COLORS:02x}", dash(line.run)
+    style = dict(color=color, linestyle=(0, dashes) if dashes else "solid")
+    window = max(1, round(smooth * len(y)))
+    every = -(-len(x) // _POINTS) if len(x) else 1
+    if window > 1:
+        ax.plot(x[::every], y[::every], color=color, alpha=0.22, linewidth=0.7)
+        y = running_mean(y, window)
+    marker = "o" if len(x) < 12 else None
+    ax.plot(x[::every], y[::every], linewidth=1.8, marker=marker, markersize=3.5, **style)
+
+
+def _inline(svg: str, label: str, prefix: str) -> str:
+    """The <svg> element alone, with CSS colours, and ids that begin with `prefix`."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}", svg)
+    svg = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", svg)
+    svg = svg.replace(_TEXT, "currentColor").replace(_RULE, "var(--rule)")
+    svg = re.sub(r"#0001([0-9a-f]{2})", lambda m: f"var(--run-{int(m[1], 16)})", svg)
+    view = re.search(r'viewBox="[^"]*"', svg)
+    assert view is not None
+    inner = svg[svg.index(">") + 1 :]
+    return f'<svg role="img" aria-label="{html.escape(label)}" {view[0]}>{inner}'.strip()

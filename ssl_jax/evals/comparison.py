@@ -1,0 +1,179 @@
+"""Runs side by side: their final scores with baselines, means over seeds, scores over the step, and
+the settings in which they differ. Tables as plain dicts of texts; `page` shows them.
+"""
+
+import json
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssl_jax.config import changed, flatten
+from ssl_jax.evals.folders import RunFolder
+from ssl_jax.evals.registry import BASELINES, TRAINED
+
+ABSENT = "\u2013"  # an en dash: nothing there
+
+
+def scores(runs: Sequence[RunFolder]) -> dict:
+    """The table of final scores: {"columns": [{"heading", "differing"}], "rows": [{"name", "run",
+    "cells": [{"text", "best", "notes"}]}]}.
+
+    One row a run, then the baselines, whose "run" is None; those with equal scores in several runs
+    share a row. The best of a column is marked unless runs measured it with settings that differ,
+    whose keys "differing" lists.
+    """
+    headings: dict[str, tuple[str, str]] = {}
+    for run in runs:
+        known = run.headings()
+        measured = (score for row in run.results.values() for score in row)
+        headings |= {score: known[score] for score in measured if score in known}
+    rows = [
+        (run.name, number, run.results.get(TRAINED, {}), _differences(run), run)
+        for number, run in enumerate(runs)
+    ]
+    baselines: list[tuple] = [(name, None, values, {}, None) for name, values in _baselines(runs)]
+    columns, best = [], {}
+    for score, (name, heading) in headings.items():
+        differing = _measured_differently(runs, score, name)
+        columns.append(dict(heading=heading, differing=differing))
+        values = [row[2][score] for row in [*rows, *baselines] if _is_number(row[2].get(score))]
+        if values and not differing:
+            best[score] = max(values)
+
+    def cell(score, values, notes, run):
+        value = values.get(score)
+        expected = run.config.get("expected", {}).get(score) if run else None
+        paper = [f"expected {expected}"] if expected else []
+        return dict(
+            text=ABSENT if value is None else f"{value:.1f}",
+            best=value is not None and value == best.get(score),
+            notes=[*notes.get(score, ()), *paper],
+        )
+
+    return dict(
+        columns=columns,
+        rows=[
+            dict(
+                name=name, run=number, cells=[cell(score, values, notes, run) for score in headings]
+            )
+            for name, number, values, notes, run in [*rows, *baselines]
+        ],
+    )
+
+
+def _is_number(value) -> bool:
+    return value is not None and np.isfinite(value)
+
+
+def _differences(run: RunFolder) -> dict[str, list[str]]:
+    """{score: ["+3.7 over untrained network", ...]}."""
+    trained, notes = run.results.get(TRAINED, {}), {}
+    for score, value in trained.items():
+        notes[score] = [
+            f"{_signed(value - run.results[row][score])} over {row}"
+            for row in BASELINES
+            if score in run.results.get(row, {})
+        ]
+    return notes
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.1f}".replace("-", "\u2212")
+
+
+def _baselines(runs) -> list[tuple[str, dict]]:
+    """(name, scores) of the baselines; equal ones of several runs once."""
+    found: list[tuple[str, dict, list[str]]] = []
+    for row in BASELINES:
+        for run in runs:
+            if not (mine := run.results.get(row)):
+                continue
+            for name, values, owners in found:
+                if name == row and values == mine:
+                    owners.append(run.name)
+                    break
+            else:
+                found.append((row, mine, [run.name]))
+    several = {row: sum(name == row for name, _, _ in found) > 1 for row in BASELINES}
+    return [
+        (f"{row} of {', '.join(owners)}" if several[row] else row, values)
+        for row, values, owners in found
+    ]
+
+
+def _measured_differently(runs, score: str, name: str) -> list[str]:
+    """Keys of the evaluation that differ among the runs that have the score."""
+    sections = [run.config["evals"][name] for run in runs if score in run.headings()]
+    return sorted({key for other in sections[1:] for key in changed(sections[0], other)})
+
+
+def over_seeds(runs: Sequence[RunFolder]) -> list[dict]:
+    """Mean and sample standard deviation of runs that differ in the seed alone: [{"names",
+    "rows": [(heading, [text])]}], for groups of two or more with results."""
+    groups: dict[str, list[RunFolder]] = {}
+    for run in runs:
+        if TRAINED in run.results:
+            config = {key: value for key, value in run.config.items() if key != "seed"}
+            groups.setdefault(json.dumps(config, sort_keys=True), []).append(run)
+    result = []
+    for group in groups.values():
+        if len(group) < 2 or len({run.config.get("seed") for run in group}) < len(group):
+            continue
+        cells = []
+        for score, (_, heading) in group[0].headings().items():
+            values = [r.results[TRAINED][score] for r in group if score in r.results[TRAINED]]
+            if len(values) == len(group):
+                mean, spread = statistics.fmean(values), statistics.stdev(values)
+                cells.append((heading, [f"{mean:.1f} \u00b1 {spread:.1f}"]))
+        result.append(dict(names=[run.name for run in group], rows=cells))
+    return result
+
+
+def every_score(runs: Sequence[RunFolder]) -> dict:
+    """All numbers of results.json: a table with a column for each row of each run."""
+    columns = [(run.name, row, run.results[row]) for run in runs for row in run.results]
+    names = list(dict.fromkeys(score for _, _, values in columns for score in values))
+    return dict(
+        columns=[(name, row) for name, row, _ in columns],
+        rows=[
+            (score, [f"{v[score]:.4g}" if score in v else ABSENT for _, _, v in columns])
+            for score in names
+        ],
+    )
+
+
+def learning(run: RunFolder, score: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of a score: those measured during training, and of the final comparison the
+    untrained network at step 0 and the trained one at the last step."""
+    points = {}
+    if score in run.scores:
+        points = dict(zip(run.scores["step"].tolist(), run.scores[score].tolist()))
+    for row, step in ((BASELINES[0], 0.0), (TRAINED, float(run.step))):
+        if score in run.results.get(row, {}):
+            points.setdefault(step, run.results[row][score])
+    ordered = np.array(sorted(points.items()), np.float64).reshape(-1, 2)
+    return ordered[:, 0], ordered[:, 1]
+
+
+def settings(runs: Sequence[RunFolder]) -> dict:
+    """Keys of the configs that differ: {"differing": rows, "some": rows} of (key, [texts]), the
+    second those that only some of the runs have (as a rule, the section of another method)."""
+    configs = [flatten(run.config) for run in runs]
+    keys = sorted(set().union(*configs))
+    differing, some = [], []
+    for key in keys:
+        there = [key in config for config in configs]
+        values = [config.get(key) for config in configs]
+        if not all(there):
+            some.append((key, _texts(values, there)))
+        elif any(value != values[0] for value in values):
+            differing.append((key, _texts(values, there)))
+    return dict(differing=differing, some=some, same=len(keys) - len(differing) - len(some))
+
+
+def _texts(values, there) -> list[str]:
+    return [
+        (", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v)) or '""' if t else ABSENT
+        for v, t in zip(values, there)
+    ]

@@ -1,0 +1,144 @@
+"""What a run folder holds, read without JAX arrays and without the method: for people's reports."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.evals import curves, registry
+
+
+class RunFolder(NamedTuple):
+    """A run as its folder tells it; what is not there yet is empty.
+
+    name: the folder's, or as much of its path as tells it from the other runs.
+    config: as resolved. environment: versions, machine, command.
+    results: {row: {score: number}} of the final comparison, see `registry.ROWS`.
+    metrics, scores: columns of metrics.csv and evals.csv, {} without rows.
+    pictures: PNG files. failed: names of the pictures that could not be drawn.
+    """
+
+    name: str
+    path: Path
+    config: dict[str, Any]
+    environment: dict[str, Any]
+    results: dict[str, dict[str, float]]
+    metrics: dict[str, np.ndarray]
+    scores: dict[str, np.ndarray]
+    pictures: tuple[Path, ...]
+    failed: tuple[str, ...]
+
+    @property
+    def step(self) -> int:
+        """The last step in metrics.csv, 0 without one."""
+        steps = self.metrics.get("step", np.zeros(0))
+        steps = steps[np.isfinite(steps)]
+        return int(steps[-1]) if len(steps) else 0
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that the run was planned with; 0 if its config does not say."""
+        return int(self.config.get("run", {}).get("total_steps", 0))
+
+    def headings(self) -> dict[str, tuple[str, str]]:
+        """{score: (evaluation, heading)} of the scores that stand for the evaluations in its
+        config. A type that this process does not know is shown under its own name."""
+        result = {}
+        for name, section in self.config.get("evals", {}).items():
+            if not isinstance(section, Mapping) or "type" not in section:
+                continue
+            kind = str(section["type"])
+            heading = registry.TYPES[kind].heading if kind in registry.TYPES else kind
+            if heading:
+                score = registry.score_name(name, kind, kind)
+                result[score] = name, heading if name == kind else f"{name} {heading}"
+        return result
+
+
+def read(paths: Sequence[str | Path]) -> list[RunFolder]:
+    """The runs in these folders, in this order.
+
+    Raises:
+      InputError: a folder that does not exist, is no run, or is given twice; a file in it that is
+        damaged.
+    """
+    folders = [Path(path).expanduser() for path in paths]
+    for folder in folders:
+        _check(folder)
+    resolved = [folder.resolve() for folder in folders]
+    for i, folder in enumerate(resolved):
+        if folder in resolved[:i]:
+            raise InputError(f"{folders[i]} is given twice; name each run once")
+    names = distinct([folder.parts for folder in resolved])
+    return [_read(name, folder) for name, folder in zip(names, folders)]
+
+
+def distinct(parts: Sequence[Sequence[str]]) -> list[str]:
+    """For each path its last part, or as many of its last parts as tell it from those with the
+    same end: [("a", "x"), ("b", "x"), ("c",)] -> ["a/x", "b/x", "c"]."""
+    count = [1] * len(parts)
+    while True:
+        names = ["/".join(part[-n:]) for part, n in zip(parts, count)]
+        longer = [names.count(name) > 1 and n < len(p) for name, n, p in zip(names, count, parts)]
+        if not any(longer):
+            return names
+        count = [n + more for n, more in zip(count, longer)]
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"{folder} {what}; give the folder of a run (its --workdir)")
+    if (folder / "config.json").is_file():
+        return
+    above = next((p for p in folder.resolve().parents if (p / "config.json").is_file()), None)
+    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    hint = f"; did you mean {above}?" if above else ""
+    if inside:
+        hint = f"; it holds the runs {', '.join(inside[:6])}: name those"
+    raise InputError(f"{folder} is no run: it has no config.json{hint}")
+
+
+def _read(name: str, folder: Path) -> RunFolder:
+    pictures = folder / "pictures"
+    results = _json(folder / "results.json")
+    for row, scores in results.items():
+        numbers = isinstance(scores, dict) and all(
+            isinstance(score, int | float) for score in scores.values()
+        )
+        if not numbers:
+            raise InputError(f'{folder / "results.json"}: "{row}" is no object of numbers')
+    return RunFolder(
+        name=name,
+        path=folder,
+        config=_json(folder / "config.json"),
+        environment=_json(folder / "environment.json"),
+        results=results,
+        metrics=_columns(folder / "metrics.csv"),
+        scores=_columns(folder / "evals.csv"),
+        pictures=tuple(sorted(pictures.glob("*.png"))),
+        failed=tuple(sorted(p.name.removesuffix(".failed.txt") for p in pictures.glob("*.txt"))),
+    )
+
+
+def _json(path: Path) -> dict:
+    """The object in a JSON file, {} if there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path} is damaged: no JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object, not {type(value).__name__}")
+    return value
+
+
+def _columns(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a CSV file; {} where there is none, or no row yet."""
+    if not path.is_file() or path.read_bytes().count(b"\n") < 2:
+        return {}
+    return curves.read_metrics(path)

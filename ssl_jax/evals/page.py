@@ -1,0 +1,315 @@
+"""The report on runs: one HTML page that needs no network, with scores, curves, pictures, settings
+and commands beside each other.
+
+The page is the template page.html filled by jinja2, which escapes every text that comes from a run.
+"""
+
+import base64
+import datetime
+import io
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import ssl_jax
+from ssl_jax.config import COMPUTED, InputError, flatten
+from ssl_jax.evals import charts, comparison
+from ssl_jax.evals.comparison import ABSENT
+from ssl_jax.evals.folders import RunFolder
+from ssl_jax.evals.registry import TRAINED
+
+WIDEST = 1600  # pixels of a picture in the page; wider ones are scaled down
+_QUALITY = 90  # of WebP
+_SMOOTHING = 0.05
+# What the pictures show that any network can have; others are called after their file.
+_SHOWN = {
+    "attention": "Attention of the class token in the last block, one map a head",
+    "curves": "Losses, health and schedules over the step",
+    "neighbours": "Test images with their nearest training images",
+    "pca": "First three principal components of the patch features, as colours",
+    "segmentation": "Test images with their true and predicted classes of patches",
+}
+
+
+def html(runs: Sequence[RunFolder], *, title: str = "", now: datetime.datetime) -> str:
+    """The page as text.
+
+    Args:
+      runs: as read by `folders.read`, at least one.
+      title: of the page; "" = the names of the runs. now: when it is written.
+
+    Raises:
+      InputError: jinja2 is not installed.
+    """
+    values = dict(
+        title=title or _title(runs),
+        now=now.strftime("%Y-%m-%d %H:%M"),
+        version=ssl_jax.__version__,
+        machines=_machines(runs),
+        runs=[_overview(number, run) for number, run in enumerate(runs)],
+        scores=comparison.scores(runs),
+        seeds=comparison.over_seeds(runs),
+        every_score=comparison.every_score(runs),
+        charts=_charts(runs),
+        pictures=_pictures(runs),
+        failed=[(run.name, name) for run in runs for name in run.failed],
+        settings=comparison.settings(runs),
+        configs=[(run.name, json.dumps(run.config, indent=1, sort_keys=True)) for run in runs],
+        environment=_environment(runs),
+    )
+    return _template().render(values)
+
+
+def _template():
+    try:
+        import jinja2
+    except ImportError as error:
+        raise InputError(
+            "the report needs jinja2, which is not installed; pip install 'ssl-jax[eval]'"
+        ) from error
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string((Path(__file__).parent / "page.html").read_text("utf-8"))
+
+
+def _title(runs) -> str:
+    names = [run.name for run in runs]
+    if len(names) > 4:
+        return f"{len(names)} runs: {', '.join(names[:3])} \u2026"
+    return ", ".join(names)
+
+
+# --- overview
+
+
+def _overview(number: int, run: RunFolder) -> dict:
+    """What the head of the page says about a run."""
+    config = flatten(run.config)
+    status = "finished" if run.results else f"at step {run.step:,}, no results yet"
+    if run.results and run.step < run.total_steps:
+        status = f"results, and trained on to step {run.step:,}"
+    written = max(path.stat().st_mtime for path in run.path.iterdir())
+    batch = config.get("optim.batch_size", 0)
+    rates = run.metrics.get("images_per_second", np.zeros(0))
+    rates = rates[np.isfinite(rates)]
+    rate = float(np.median(rates[1:] if len(rates) > 1 else rates)) if len(rates) else 0.0
+    facts = {
+        "state": status,
+        "method": str(config.get("method", ABSENT)),
+        "network": _network(config),
+        "images": _images(config),
+        "steps": f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}",
+        "batch": f"{batch:,}",
+        "seed": str(config.get("seed", ABSENT)),
+        "speed": f"{rate:,.0f} images/s" if rate else ABSENT,
+        "time": _duration(run.step * batch / rate) if rate else ABSENT,
+        "memory": _memory(run),
+        "last written": datetime.datetime.fromtimestamp(written).strftime("%Y-%m-%d %H:%M"),
+    }
+    return dict(number=number, name=run.name, dash=_dash(number), facts=facts, **_commands(run))
+
+
+def _network(config: Mapping[str, Any]) -> str:
+    names = ("width", "depth", "patch", "image_size")
+    if not all(f"model.{name}" in config for name in names):
+        return ABSENT
+    width, depth, patch, size = (config[f"model.{name}"] for name in names)
+    return f"ViT, width {width}, depth {depth}, patch {patch}, {size} px"
+
+
+def _images(config: Mapping[str, Any]) -> str:
+    name = str(config.get("data.name") or config.get("data.kind", ABSENT))
+    count = config.get(f"{COMPUTED}.num_records")
+    return f"{name}, {count:,} images" if isinstance(count, int) else name
+
+
+def _memory(run: RunFolder) -> str:
+    values = run.metrics.get("memory_mib", np.zeros(0))
+    values = values[np.isfinite(values)]
+    return f"{values.max():,.0f} MiB" if len(values) else ABSENT
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    return f"{minutes:.1f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _dash(number: int) -> str:
+    """stroke-dasharray of a run's line, 2 pixels wide."""
+    return " ".join(f"{2 * part:g}" for part in charts.dash(number))
+
+
+def _commands(run: RunFolder) -> dict:
+    """How the run was made, and how it is scored again."""
+    command = run.environment.get("command") or []
+    train = _command([str(part) for part in command]) if isinstance(command, list) else ""
+    return dict(train=train, eval=shlex.join(["ssl-jax", "eval", str(run.path)]))
+
+
+def _command(argv: list[str]) -> str:
+    """The command line that sys.argv came from."""
+    if not argv:
+        return ""
+    program, *rest = argv
+    path = Path(program)
+    if path.name == "ssl-jax" or (path.name == "__main__.py" and path.parent.name == "ssl_jax"):
+        return shlex.join(["ssl-jax", *rest])
+    return shlex.join(
+        ["python" if path.suffix == ".py" else program, *argv[path.suffix != ".py" :]]
+    )
+
+
+# --- curves
+
+
+def _charts(runs) -> list[dict]:
+    """Scores over the step, one chart each for all runs; then the loss, one chart a method, as
+    losses of two methods are two quantities."""
+    result: list[dict] = []
+
+    def add(title, note, drawn, **words):
+        if any(np.isfinite(line.y).any() for line in drawn):
+            label = f"{title} over the step of {', '.join(runs[line.run].name for line in drawn)}"
+            svg = charts.lines(drawn, label=label, number=len(result), **words)
+            members = [_member(line, runs) for line in drawn]
+            result.append(dict(title=title, note=note, svg=svg, members=members))
+
+    headings: dict[str, str] = {}
+    for run in runs:
+        headings |= {score: heading for score, (_, heading) in run.headings().items()}
+    for score, heading in headings.items():
+        drawn = [
+            charts.Line(*comparison.learning(run, score), number)
+            for number, run in enumerate(runs)
+            if score in run.scores or score in run.results.get(TRAINED, {})
+        ]
+        add(heading, "step 0 is the untrained network", drawn)
+    methods: dict[str, list[charts.Line]] = {}
+    for number, run in enumerate(runs):
+        if "loss" in run.metrics:
+            line = charts.Line(run.metrics["step"], run.metrics["loss"], number)
+            methods.setdefault(str(run.config.get("method", "")), []).append(line)
+    for method, drawn in methods.items():
+        note = "running mean over 5 % of the steps, on the faint values"
+        title = f"Loss of {method}" if method else "Loss"
+        add(title, note, drawn, smooth=_SMOOTHING)
+    return result
+
+
+def _member(line: charts.Line, runs) -> dict:
+    """An entry of a chart's legend, with the line's last value."""
+    finite = np.asarray(line.y)[np.isfinite(line.y)]
+    last = f"{finite[-1]:.4g}" if len(finite) else ABSENT
+    name = runs[line.run].name
+    return dict(name=name, color=line.run % charts.COLORS, dash=_dash(line.run), last=last)
+
+
+# --- pictures
+
+
+def _pictures(runs) -> list[dict]:
+    """The pictures by what they show: {"name", "title", "images": [{"run", "src", ...}]}."""
+    names = sorted({path.stem for run in runs for path in run.pictures})
+    names.sort(key=lambda name: name == "curves")  # what the charts show already comes last
+    result = []
+    for name in names:
+        title = _SHOWN.get(name, _picture_title(name, runs))
+        images = [
+            dict(run=run.name, number=number, alt=f"{title}: {run.name}", **_inlined(path))
+            for number, run in enumerate(runs)
+            for path in run.pictures
+            if path.stem == name
+        ]
+        result.append(dict(name=name, title=title, images=images))
+    return result
+
+
+def _picture_title(name: str, runs) -> str:
+    """A title from the file's name: "sop_patch_neighbours" is "sop: patch neighbours"."""
+    for run in runs:
+        method = str(run.config.get("method", ""))
+        if method and name.startswith(f"{method}_"):
+            return f"{method}: {name.removeprefix(f'{method}_').replace('_', ' ')}"
+    return name.replace("_", " ").capitalize()
+
+
+def _inlined(path: Path) -> dict:
+    """A picture as data URI: WebP where that is smaller, at most WIDEST pixels wide."""
+    raw, kind = path.read_bytes(), "png"
+    try:
+        with Image.open(path) as image:
+            size = image.size
+            small = image.convert("RGB")
+        if size[0] > WIDEST:
+            height = round(size[1] * WIDEST / size[0])
+            small = small.resize((WIDEST, height), Image.Resampling.LANCZOS)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        return dict(src="", why=f"{path.name} cannot be read: {error}", width=0, height=0)
+    buffer = io.BytesIO()
+    small.save(buffer, "WEBP", quality=_QUALITY)
+    if len(buffer.getvalue()) < len(raw) or small.size != size:
+        raw, kind = buffer.getvalue(), "webp"
+    data = base64.b64encode(raw).decode()
+    why = f"scaled down from {size[0]} x {size[1]} pixels" if small.size != size else ""
+    width, height = small.size
+    return dict(src=f"data:image/{kind};base64,{data}", why=why, width=width, height=height)
+
+
+# --- environment
+
+
+def _environment(runs) -> list[tuple[str, list[str]]]:
+    """(what, its value in each run); one value where all runs agree."""
+    packages = sorted({p for run in runs for p in run.environment.get("versions") or {}})
+    columns = [_environment_of(run.environment, packages) for run in runs]
+    rows = []
+    for name in columns[0]:
+        texts = [str(column[name] or ABSENT) for column in columns]
+        rows.append((name, texts if len(set(texts)) > 1 else texts[:1]))
+    return rows
+
+
+def _environment_of(recorded: Mapping[str, Any], packages: Sequence[str]) -> dict[str, Any]:
+    versions = recorded.get("versions") or {}
+    return {
+        "machine": recorded.get("machine"),
+        "devices": _counted(recorded.get("devices") or []),
+        "processors": recorded.get("processor_count"),
+        "processes": recorded.get("process_count"),
+        "git revision": recorded.get("git"),
+        "Python": recorded.get("python"),
+        "XLA flags": recorded.get("xla_flags"),
+        **{package: versions.get(package) for package in packages},
+    }
+
+
+def _machines(runs) -> list[str]:
+    """Sentences on where and with what the runs were made, one for each kind of machine."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        e = run.environment
+        if e:
+            versions = e.get("versions") or {}
+            where = (
+                f"{_counted(e.get('devices') or [])}, {e.get('processor_count')} processors,"
+                f" {e.get('machine')}; Python {e.get('python')}, jax {versions.get('jax')},"
+                f" ssl-jax {versions.get('ssl-jax')}"
+            )
+            found.setdefault(where, []).append(run.name)
+    if len(found) == 1:
+        return [f"Trained on {where}." for where in found]
+    return [f"{', '.join(names)}: trained on {where}." for where, names in found.items()]
+
+
+def _counted(devices: Sequence[str]) -> str:
+    """ "8 x gpu H100" from eight equal names."""
+    counts = {name: list(devices).count(name) for name in devices}
+    return ", ".join(f"{n} x {name}" if n > 1 else str(name) for name, n in counts.items())

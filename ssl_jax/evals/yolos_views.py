@@ -1,0 +1,121 @@
+"""What a detector sees: images and their boxes flipped, cropped, resized, and put on a canvas."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+_LEAST = 1e-3  # pixels: a box with less height or width is gone
+
+
+class View(NamedTuple):
+    """image: float32 [h, w, 3] in [0, 1]. boxes: float32 [n, 4] (row and column of the upper left
+    corner, height, width) in its pixels. labels: int32 [n]."""
+
+    image: np.ndarray
+    boxes: np.ndarray
+    labels: np.ndarray
+
+
+class Batch(NamedTuple):
+    """image: float32 [B, H, W, 3]. boxes: float32 [B, t, 4] (centre row, centre column, height,
+    width) as shares of H and W. labels: int32 [B, t]. present: bool [B, t], which of them are
+    objects. Arrays of NumPy, or of JAX in the training step."""
+
+    image: Any
+    boxes: Any
+    labels: Any
+    present: Any
+
+
+def fitted(height: int, width: int, short: int, longest: int) -> tuple[int, int]:
+    """(height, width) with the shorter side at `short`, or less so that the longer one is at most
+    `longest`."""
+    scale = min(short / min(height, width), longest / max(height, width))
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def plain(record: dict[str, Any], short: int, longest: int) -> View:
+    """A record (see data.source) resized; for tests."""
+    height, width = record["image"].shape[:2]
+    whole = (0.0, 0.0, float(height), float(width))
+    return cut(record, whole, fitted(height, width, short, longest))
+
+
+def drawn(record: dict[str, Any], rng: np.random.Generator, config: Any) -> View:
+    """A record flipped, cropped and resized as DETR does it; for training.
+
+    With probability `config.flip` mirrored. With probability `config.crop_prob` a random crop of an
+    image resized to one of `config.crop_from`, each side between the two of `config.crop_sides`.
+    Then to a shorter side of one of `config.sizes`.
+    """
+    height, width = record["image"].shape[:2]
+    window = (0.0, 0.0, float(height), float(width))
+    if rng.random() < config.crop_prob:
+        scale = int(rng.choice(config.crop_from)) / min(height, width)
+        low, high = config.crop_sides
+        sides = []
+        for side in (height * scale, width * scale):
+            least, most = min(low, side), min(high, side)
+            sides.append((side, rng.uniform(least, most)))
+        starts = [rng.uniform(0, side - kept) for side, kept in sides]
+        window = tuple(x / scale for x in (*starts, *(kept for _, kept in sides)))
+    short = int(rng.choice(config.sizes))
+    size = fitted(round(window[2]), round(window[3]), short, config.longest)
+    view = cut(record, window, size)
+    return mirrored(view) if rng.random() < config.flip else view
+
+
+def cut(
+    record: dict[str, Any], window: tuple[float, float, float, float], size: tuple[int, int]
+) -> View:
+    """The part (row, column, height, width) of a record, resized to (height, width) by antialiased
+    linear interpolation; boxes are cut at its border, and those outside are left out."""
+    y, x, height, width = window
+    image = np.asarray(record["image"])
+    if image.dtype != np.uint8:
+        image = np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
+    part = Image.fromarray(image).resize(
+        size[::-1],
+        Image.Resampling.BILINEAR,
+        box=(x, y, min(x + width, image.shape[1]), min(y + height, image.shape[0])),
+    )
+    boxes = np.asarray(record["boxes"], np.float64).reshape(-1, 4)
+    labels = np.asarray(record.get("box_labels", np.zeros(len(boxes))), np.int32)
+    scale = np.array([size[0] / height, size[1] / width])
+    low = np.clip((boxes[:, :2] - (y, x)) * scale, 0, size)
+    high = np.clip((boxes[:, :2] + boxes[:, 2:] - (y, x)) * scale, 0, size)
+    kept = (high - low > _LEAST).all(axis=1)
+    found = np.concatenate([low, high - low], axis=1)[kept].astype(np.float32)
+    return View(np.asarray(part, np.float32) / np.float32(255), found, labels[kept])
+
+
+def mirrored(view: View) -> View:
+    """The view with left and right changed."""
+    boxes = view.boxes.copy()
+    boxes[:, 1] = np.maximum(view.image.shape[1] - boxes[:, 1] - boxes[:, 3], 0)
+    return View(view.image[:, ::-1], boxes, view.labels)
+
+
+def batch(views: Sequence[View], *, most: int, multiple: int, fill: Sequence[float]) -> Batch:
+    """Views in the upper left corner of one canvas each, with sides that are multiples of
+    `multiple`, the rest in the colour `fill`; at most `most` boxes of each."""
+    height, width = (
+        -(-max(view.image.shape[axis] for view in views) // multiple) * multiple for axis in (0, 1)
+    )
+    count = len(views)
+    result = Batch(
+        np.tile(np.asarray(fill, np.float32), (count, height, width, 1)),
+        np.full((count, most, 4), 0.5, np.float32),
+        np.zeros((count, most), np.int32),
+        np.zeros((count, most), bool),
+    )
+    for i, view in enumerate(views):
+        h, w = view.image.shape[:2]
+        result.image[i, :h, :w] = view.image
+        boxes, n = view.boxes[:most], min(most, len(view.boxes))
+        centers = np.concatenate([boxes[:, :2] + boxes[:, 2:] / 2, boxes[:, 2:]], axis=1)
+        result.boxes[i, :n] = centers / np.array([height, width, height, width])
+        result.labels[i, :n], result.present[i, :n] = view.labels[:most], True
+    return result

@@ -1,0 +1,122 @@
+"""YOLOS (Fang et al. 2021): a vision transformer whose query tokens say what is where."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ssl_jax.models import layers as layers_lib
+from ssl_jax.models import position as position_lib
+from ssl_jax.models import vit
+from ssl_jax.models.functional import Model, functional
+
+_STD = 0.02  # of detection tokens and position codes, as in the authors' code
+_LAYERS = 3  # of each head
+
+
+@functools.cache
+def yolos(shape: vit.ViTConfig, classes: int, middle: int = 0) -> Model:
+    """The detector as init(key) -> params and apply(params, images) -> (logits, boxes).
+
+    images: float [B, H, W, channels] in [0, 1]; H and W multiples of the patch.
+    logits: [B, q, classes + 1] float32, "no object" last. boxes: [B, q, 4] float32 in (0, 1):
+      centre row, centre column, height, width as shares of the image.
+    Parameters: "encoder" as of `vit.vit(shape)`, whose queries are the detection tokens; "classes"
+      and "boxes", each three linear layers with ReLU between them; "middle" with `middle` > 0.
+
+    Args:
+      shape: with `queries` > 0. classes: of objects.
+      middle: side in pixels of a square of learned position codes that are added after every block
+        but the last, resized to the image like those of the input; 0 = none.
+
+    Raises:
+      ValueError: no query, or no class.
+    """
+    if shape.queries < 1 or classes < 1:
+        raise ValueError(f"a detector needs queries and classes, got {shape.queries} and {classes}")
+    build = functools.partial(_Yolos, shape=shape, classes=classes, grid=middle // shape.patch)
+    return functional(build, _Yolos.__call__)
+
+
+def pretrained(
+    params: dict[str, Any], shape: vit.ViTConfig, encoder: dict[str, Any], native: int
+) -> dict[str, Any]:
+    """`params` of a detector with the weights of a pretrained encoder; detection tokens, heads and
+    middle codes stay as they are.
+
+    shape: of the detector's encoder. encoder: tree of a `vit.vit` of the same shape but for
+    queries, mask token and image_size. native: its image_size, from whose grid learned position
+    codes are resized.
+
+    Raises ValueError for a weight that is missing or has another shape.
+    """
+    own = {name: leaf for name, leaf in encoder.items() if name not in ("queries", "mask_token")}
+    if shape.position == "learned" and native != shape.image_size:
+        codes, first = own["position"], int(shape.cls)
+        resized = position_lib.resize_codes(
+            codes[first:],
+            native // shape.patch,
+            (shape.grid, shape.grid),
+            rule=shape.position_resize,
+            kernel=shape.resize_kernel,
+        )
+        own["position"] = jnp.concatenate([codes[:first], resized])
+    result = {**params, "encoder": {**params["encoder"], **own}}
+    if jax.tree.map(jnp.shape, result) != jax.tree.map(jnp.shape, params):
+        raise ValueError("the encoder's weights are of another shape than the detector's")
+    return result
+
+
+class _Yolos(nnx.Module):
+    def __init__(self, key, shape: vit.ViTConfig, classes: int, grid: int):
+        keys = jax.random.split(key, 5)
+        self.shape, self.grid = shape, grid
+        self.encoder = vit.module(dataclasses.replace(shape, mask_token=False), keys[0])
+        self.encoder.queries = nnx.Param(
+            layers_lib.normal(keys[1], (shape.queries, shape.width), _STD)
+        )
+        self.classes = _head(keys[2], shape.width, classes + 1)
+        self.boxes = _head(keys[3], shape.width, 4)
+        if grid and shape.depth > 1:
+            tokens = shape.cls + grid**2 + shape.queries
+            codes = (shape.depth - 1, tokens, shape.width)
+            self.middle = nnx.Param(layers_lib.normal(keys[4], codes, _STD))
+
+    def __call__(self, images):
+        tokens = self.encoder.queries_after(images, self._middle(images.shape))
+        logits = _run(self.classes, tokens)
+        return logits, jax.nn.sigmoid(_run(self.boxes, tokens))
+
+    def _middle(self, shape):
+        """Codes [depth - 1, tokens, d] for images of that shape, in the order of the encoder's
+        tokens; None without any."""
+        if not hasattr(self, "middle"):
+            return None
+        c, codes = self.shape, self.middle[...]
+        first, last = int(c.cls), codes.shape[1] - c.queries
+        resize = functools.partial(
+            position_lib.resize_codes,
+            native=self.grid,
+            target=(shape[1] // c.patch, shape[2] // c.patch),
+            rule=c.position_resize,
+            kernel=c.resize_kernel,
+        )
+        registers = jnp.zeros((len(codes), c.registers, c.width))
+        patches = jax.vmap(resize)(codes[:, first:last])
+        return jnp.concatenate([codes[:, :first], registers, patches, codes[:, last:]], axis=1)
+
+
+def _head(key, width: int, out: int):
+    """Three linear layers with torch's initial kernels."""
+    keys, sizes = jax.random.split(key, _LAYERS), (width,) * _LAYERS + (out,)
+    kernels = [layers_lib.uniform(k, pair) for k, pair in zip(keys, zip(sizes, sizes[1:]))]
+    return nnx.List([layers_lib.linear(kernel, "float32") for kernel in kernels])
+
+
+def _run(layers, x):
+    for layer in layers[:-1]:
+        x = jax.nn.relu(layer(x))
+    return layers[-1](x)

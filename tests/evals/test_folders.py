@@ -1,0 +1,89 @@
+"""What is read of run folders, and what is refused."""
+
+import pytest
+
+from ssl_jax.config import InputError
+from ssl_jax.evals import folders
+from tests.evals import run_folders
+
+
+def test_a_run_is_read(tmp_path):
+    (run,) = folders.read([run_folders.write(tmp_path / "a")])
+    assert (run.name, run.step, run.total_steps) == ("a", 100, 100)
+    assert run.results == run_folders.RESULTS and run.config["seed"] == 0
+    assert list(run.scores["knn"]) == [40.0, 55.0] and len(run.metrics["loss"]) == 10
+    assert [path.name for path in run.pictures] == ["pca.png"] and run.failed == ()
+    assert run.headings() == {"knn": ("knn", "k-NN")}
+
+
+def test_a_run_that_has_just_begun_is_read(tmp_path):
+    run_folders.write(tmp_path / "a", results=None, pictures=(), steps=0)
+    (tmp_path / "a" / "evals.csv").unlink()
+    (tmp_path / "a" / "pictures" / "pca.failed.txt").write_text("Traceback")
+    (run,) = folders.read([tmp_path / "a"])
+    assert run.results == {} and run.metrics == {} and run.scores == {} and run.step == 0
+    assert run.failed == ("pca",)
+
+
+def test_headings_carry_the_names_of_evaluations(tmp_path):
+    evals = {
+        "birds": {"type": "knn"},
+        "rank": {"type": "rank"},
+        "mine": {"type": "of_a_module_elsewhere"},
+        "every_steps": 0,
+    }
+    (run,) = folders.read([run_folders.write(tmp_path / "a", evals=evals)])
+    known = run.headings()
+    assert known["birds_knn"] == ("birds", "birds k-NN") and known["knn"] == ("knn", "k-NN")
+    assert known["mine_of_a_module_elsewhere"][0] == "mine"
+
+
+@pytest.mark.parametrize(
+    "paths, names",
+    [
+        (("/r/a", "/r/b"), ["a", "b"]),
+        (("/r/1/a", "/r/2/a", "/r/c"), ["1/a", "2/a", "c"]),
+        (("/r/a", "/a"), ["r/a", "//a"]),
+        (("/x/m/a", "/y/m/a"), ["x/m/a", "y/m/a"]),
+    ],
+)
+def test_names_tell_runs_apart(paths, names):
+    assert folders.distinct([tuple(path.split("/")) for path in paths]) == [
+        name.replace("//", "/") for name in names
+    ]
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    run_folders.write(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "a" / "checkpoints" / "100").mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    for path, message in {
+        "none": "none does not exist; give the folder of a run",
+        "file": "is a file",
+        "runs": "it holds the runs a: name those",
+        "runs/a/checkpoints/100": "did you mean .*runs/a",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            folders.read([tmp_path / path])
+
+
+def test_a_run_is_named_once(tmp_path):
+    run_folders.write(tmp_path / "a")
+    with pytest.raises(InputError, match="is given twice"):
+        folders.read([tmp_path / "a", tmp_path / "a" / ".." / "a"])
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("config.json", "{", "config.json is damaged: no JSON"),
+        ("environment.json", "[]", "must hold a JSON object, not list"),
+        ("results.json", '{"trained": {"knn": "good"}}', '"trained" is no object of numbers'),
+        ("metrics.csv", "a,b\n1,2\n", "is not a table of metrics"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text, message):
+    run_folders.write(tmp_path / "a")
+    (tmp_path / "a" / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        folders.read([tmp_path / "a"])
