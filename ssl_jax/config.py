@@ -418,8 +418,15 @@ def compare_for_resume(
 ) -> list[str]:
     """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
     [] if it can.
+
+    A key that the version of `saved` did not have yet is no reason while it switches nothing on.
     """
     old, new = fingerprint(saved, declared), fingerprint(current, declared)
+
+    def off(value):
+        return isinstance(value, bool | str | tuple) and not value
+
+    new = {name: value for name, value in new.items() if name in old or not off(value)}
 
     def said(values, name):
         return repr(values[name]) if name in values else "absent"

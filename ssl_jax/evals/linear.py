@@ -52,9 +52,12 @@ _IBOT = dict(
 )
 _IBOT_GRID = tuple(round(n * 10.0**e, 10) for e in range(-4, 1) for n in range(1, 10))
 PROTOCOLS = {
-    "stellar": Protocol("STELLAR tables 1 and 4, ImageNet", _STELLAR | dict(crop_scale=(0.2, 1.0))),
+    "stellar": Protocol(
+        "STELLAR tables 1, 2, 4 to 6, 9 and 10, ImageNet and Places365",
+        _STELLAR | dict(crop_scale=(0.2, 1.0)),
+    ),
     "stellar_transfer": Protocol(
-        "STELLAR table 2, Pets, Food-101, GlaS", _STELLAR | dict(crop_scale=(0.5, 1.0))
+        "STELLAR table 4, Pets, Food-101, GlaS", _STELLAR | dict(crop_scale=(0.5, 1.0))
     ),
     "sop_small": Protocol(
         "SOP and SOVE table 1, ViT-S and Swin", _IBOT | dict(tokens="cls", layers=4)
