@@ -38,9 +38,9 @@ def defaults() -> dict:
         cells=key(3, "a box is divided into so many by so many", "cells", above=0),
         boxes=key(
             "exact",
-            'how boxes follow the image: "true", or as in FLSL\'s script, which scales height and'
+            'how boxes follow the image: "exact", or as in FLSL\'s script, which scales height and'
             " width to data.size each although the image keeps its aspect",
-            choices=("true", "script"),
+            choices=("exact", "script"),
         ),
     )
 
@@ -50,7 +50,7 @@ _CHANGES: dict[str, Any] = dict(
 )
 _TABLES = "FLSL tables 5, 6, 9, 11-14"
 PROTOCOLS = {
-    "paper": Protocol(_TABLES, _CHANGES | dict(k=(PAPER_K,), boxes="true")),
+    "paper": Protocol(_TABLES, _CHANGES | dict(k=(PAPER_K,), boxes="exact")),
     "script": Protocol(_TABLES, _CHANGES | dict(k=(10, 20, 100, 200), boxes="script")),
 }
 
@@ -174,7 +174,7 @@ def select(
     batch_size: int,
     resize: int = 0,
     crop: int = 0,
-    boxes: str = "true",
+    boxes: str = "exact",
     cells: int = 3,
     shared: bool = True,
 ) -> Selected:
@@ -186,7 +186,7 @@ def select(
       source: records as they are stored, see `Prepared.unresized`.
       resize: the shorter side; 0: as stored. crop: 0: all of the image, cut to a multiple of the
         patch.
-      boxes: "true" or "script", see `follow`. shared: see `features.extract`.
+      boxes: "exact" or "script", see `follow`. shared: see `features.extract`.
 
     Raises:
       InputError: no record has a box, or one has neither a label nor one for its boxes.

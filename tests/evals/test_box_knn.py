@@ -239,6 +239,8 @@ def test_sets_that_cannot_be_scored():
 def test_embedded_collages_need_no_download():
     section = evals.new("box_knn", k=(5,))
     assert section.data.kind == "photo_collages"
+    for name, value in box_knn.defaults().items():
+        value.check(name, section[name])
     train, test = (GeneratedSource("photo_collages", s, 12, size=32) for s in ("train", "test"))
     scores = evals.TYPES["box_knn"].run(Case(evals.raw_pixels(4), section, train, test, patch=4))
     assert 0 <= scores["box_knn"] <= 100

@@ -119,3 +119,9 @@ def test_a_file_that_is_not_there(tmp_path):
     (tmp_path / "cut.pkl").write_bytes(pickle.dumps(CONTENT)[:40])
     with pytest.raises(InputError, match="no ground truth"):
         revisited.read(tmp_path / "cut.pkl")
+
+
+def test_arrays_keep_the_order_of_their_axes():
+    array = np.asfortranarray(np.arange(6).reshape(2, 3))
+    for protocol in (2, 4):
+        np.testing.assert_array_equal(revisited._plain(pickle.dumps([array], protocol))[0], array)
