@@ -33,7 +33,12 @@ _SHOWN, _COLUMNS = 12, 6  # test images of the picture, side by side
 def defaults() -> dict:
     """The keys of this type of evaluation."""
     return dict(
-        k=key((PAPER_K, *knn.KS), "numbers of neighbours; each is reported", "neighbours", above=0),
+        k=key(
+            (PAPER_K, *knn.KS),
+            "numbers of neighbours; each is reported, and the first is the score",
+            "neighbours",
+            above=0,
+        ),
         temperature=key(knn.TEMPERATURE, "votes weigh exp(cosine / temperature)", above=0),
         cells=key(3, "a box is divided into so many by so many", "cells", above=0),
         boxes=key(
@@ -313,13 +318,16 @@ def _found(case: Case) -> _Result:
         ks=tuple(c.k),
         temperature=c.temperature,
     )
+    first = c.k[0] if c.k[0] in predicted else max(predicted)  # more than there are: all
+    predicted = {first: predicted[first], **predicted}
     case.extracted[known] = _Result(predicted, test.labels, test.index, test.points)
     return case.extracted[known]
 
 
 def run(case: Case) -> dict[str, float]:
     """`box_knn_k20` and so on: share of test images with a visible box of which any feature names
-    the class, in percent; `box_knn`: the best of them.
+    the class, in percent; `box_knn`: with the first k; `box_knn_best`: the best of several on the
+    test images.
 
     Raises InputError for a set without boxes.
     """
@@ -328,7 +336,8 @@ def run(case: Case) -> dict[str, float]:
         f"box_knn_k{k}": 100.0 * float((p == result.labels[:, None]).any(axis=1).mean())
         for k, p in result.predicted.items()
     }
-    return {"box_knn": max(accuracy.values()), **accuracy}
+    best = {"box_knn_best": max(accuracy.values())} if len(accuracy) > 1 else {}
+    return {"box_knn": next(iter(accuracy.values())), **best, **accuracy}
 
 
 def figures(case: Case) -> dict[str, Picture]:

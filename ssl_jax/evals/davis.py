@@ -59,7 +59,7 @@ def defaults() -> dict:
 # Frames are resized by cv2's bilinear kernel, as in DINO's script. The script also divides red by a
 # standard deviation of .228 instead of .229, which is left out here.
 _CHANGES = dict(
-    data=dict(test_split="val"),
+    data=dict(kind="davis", split="2017/val", test_split="2017/val"),
     short_side=480,
     multiple=64,
     frames=1,
