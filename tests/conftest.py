@@ -7,9 +7,9 @@ import pathlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEVICES = "--xla_force_host_platform_device_count=8"
-# Compiling is most of what tests of tiny shapes cost. LLVM's optimisations are left out; those of
-# XLA, which decide what is computed in which order, are not.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+# Compiling is most of what tests of tiny shapes cost. Most of LLVM's optimisations are left out;
+# those of XLA, which decide what is computed in which order, are not.
+QUICK = "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["MPLBACKEND"] = "Agg"

@@ -1,0 +1,169 @@
+"""What a network is worth on real sets: every evaluation that they allow, beside the untrained
+network and raw pixels. Prints a row as each ends; --write puts the table into docs/results.md.
+
+    python launch/evaluate.py runs/imagenette --data /data/tfds --davis /data/DAVIS --write
+
+Each evaluation is kept as WORKDIR/NAME/results.json, with its pictures, and not made again. The
+sets are CIFAR-10, Imagenette (96 px), CamVid, COCO128 and BCCD in TFDS's form, and two clips of
+DAVIS 2016 in its own. Sets that are not there are left out, and named.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
+
+import runs  # noqa: E402
+from ml_collections import ConfigDict, FrozenConfigDict  # noqa: E402
+
+import ssl_jax  # noqa: E402
+from ssl_jax import evals, settings  # noqa: E402
+from ssl_jax.config import InputError  # noqa: E402
+from ssl_jax.evals import report  # noqa: E402
+
+
+class Row(NamedTuple):
+    """One evaluation: its type, the set, the scores shown, and its settings."""
+
+    type: str
+    set: str
+    scores: tuple[str, ...]
+    changes: dict
+
+
+def _tfds(name, **changes):
+    return dict(kind="tfds", name=name, **changes)
+
+
+_CIFAR = _tfds("cifar10", size=32)
+_IMAGENETTE = _tfds("imagenette96", size=96, test_split="validation")
+_CAMVID = _tfds("camvid", test_split="test")
+_IBOT = dict(
+    optimizer="sgd",
+    schedule="cosine",
+    norm=False,
+    weight_decay=0.0,
+    scale_lr=True,
+    batch=256,
+    layers=4,
+    tokens="mean",
+    lrs=(1e-3, 1e-2, 0.1, 0.5, 1.0, 5.0),
+)
+ROWS = {
+    f"{name}_{images}": Row(type, images, (type,), dict(data=data, **changes))
+    for images, data in (("cifar10", _CIFAR), ("imagenette96", _IMAGENETTE))
+    for name, type, changes in (
+        ("knn", "knn", {}),
+        ("linear", "linear", {}),
+        ("linear_ibot", "linear", _IBOT),
+        ("logistic", "logistic", dict(c=(0.01, 0.1, 1.0))),
+    )
+} | {
+    "dense_camvid": Row("dense", "camvid", ("dense", "dense_pixel"), dict(data=_CAMVID)),
+    "segment_camvid": Row("segment", "camvid", ("segment",), dict(data=_CAMVID)),
+    "box_knn_coco128": Row(
+        "box_knn",
+        "coco128",
+        ("box_knn",),
+        dict(data=_tfds("coco128", size=256, test_split="validation"), crop=224, k=(20,)),
+    ),
+    "box_knn_bccd": Row(
+        "box_knn", "bccd", ("box_knn",), dict(data=_tfds("bccd", size=256), crop=224, k=(20,))
+    ),
+    "davis": Row(
+        "davis",
+        "DAVIS 2016, two clips",
+        ("davis", "davis_j", "davis_f"),
+        dict(data=dict(kind="davis", split="2016/val", test_split="2016/val"), short_side=240),
+    ),
+}
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("network", help="a run folder, a saved network or published weights")
+    parser.add_argument("--data", default="", help="folder of the TFDS sets")
+    parser.add_argument("--davis", default="", help="folder of DAVIS")
+    parser.add_argument("--rows", default="", help="comma-separated; default: all")
+    parser.add_argument("--workdir", default="runs/evaluate", type=Path, help="where results go")
+    parser.add_argument("--examples", type=int, default=0, help="images of each part; 0 = all")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/results.md")
+    args = parser.parse_args(argv)
+    names = args.rows.split(",") if args.rows else list(ROWS)
+    runs.refuse_unknown(parser, [], rows=(names, ROWS))
+    encoder = ssl_jax.load(args.network)
+    found = {}
+    for name in names:
+        try:
+            found[name] = evaluated(name, encoder, args)
+        except InputError as error:
+            print(f"{name}: left out, {error}", flush=True)
+            continue
+        print(" | ".join(cells(name, found[name])), flush=True)
+    text = runs.markdown(table(found))
+    print(text)
+    if args.write:
+        note = f"\n`python launch/evaluate.py`, {encoder!r}. {runs.provenance()}\n"
+        runs.fill(ROOT / "docs" / "results.md", "evaluation", text + note)
+    return 0
+
+
+def evaluated(name: str, encoder, args) -> dict:
+    """{row of a comparison: scores, "seconds": number} of one evaluation."""
+    folder = args.workdir / name
+    if not (folder / "results.json").is_file():
+        row = ROWS[name]
+        config = ConfigDict(settings.completed(encoder.config).to_dict())
+        place = args.davis if row.changes["data"]["kind"] == "davis" else args.data
+        if not place:
+            raise InputError(f"no folder given for {row.set}")
+        config.evals = ConfigDict({k: v for k, v in config.evals.items() if not is_section(v)})
+        config.evals[name] = evals.new(row.type, **row.changes)
+        section = config.evals[name]
+        section.data.dir = place
+        section.train_examples = section.test_examples = args.examples
+        config.evals.tasks = (name,)
+        settings.check_evals(config)
+        evaluation = report.Evaluation(FrozenConfigDict(config))
+        evaluation.open()
+        evaluation.network = encoder
+        folder.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        evaluation.report(encoder.params, encoder.constants, folder)
+        (folder / "seconds.json").write_text(json.dumps(time.monotonic() - began))
+    seconds = json.loads((folder / "seconds.json").read_text())
+    return json.loads((folder / "results.json").read_text()) | {"seconds": seconds}
+
+
+def is_section(value) -> bool:
+    """Whether a value of the section `evals` is an evaluation."""
+    return isinstance(value, ConfigDict | FrozenConfigDict)
+
+
+def cells(name: str, results: dict) -> list[str]:
+    """Of a row of the table."""
+    row = ROWS[name]
+
+    def shown(of):
+        scores = results.get(of, {})
+        prefix = "" if name == row.type else f"{name}_"
+        values = [scores.get(f"{prefix}{score}") for score in row.scores]
+        return " / ".join("-" if value is None else f"{value:.1f}" for value in values)
+
+    heading = evals.TYPES[row.type].heading
+    return [name, heading, row.set, *map(shown, evals.ROWS), f"{results['seconds']:.0f}"]
+
+
+def table(found: dict) -> list[list[str]]:
+    """Rows of cells, one for each evaluation."""
+    heading = ["evaluation", "score", "set", *evals.ROWS, "seconds"]
+    return [heading, *(cells(name, results) for name, results in found.items())]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
