@@ -254,5 +254,5 @@ def test_picture_of_boxes(tmp_path):
 @pytest.mark.slow
 def test_it_learns(encoder):
     """Eight images of bright rectangles are learned by heart."""
-    scores = yolos.run(made(encoder, train=8, test=8, epochs=150, lr=5e-3, clip=1.0))
+    scores = yolos.run(made(encoder, train=8, test=8, epochs=300, lr=5e-3, clip=1.0))
     assert scores["yolos_ap50"] > 60
