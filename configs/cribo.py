@@ -31,6 +31,8 @@ memory of 16 batches, so that it is full before the first epoch is (as published
 batches of 1024 or 98 of 256); gradients clipped at 3 as by DINO, because a short warm-up is steep.
 """
 
+from ssl_jax import evals
+
 from . import presets
 
 FULL = {"vits16_in1k": "vits16", "vits16_coco": "vits16", "vitb16_in1k": "vitb16"}  # -> network
@@ -46,6 +48,7 @@ def get_config(variant: str = "vits16_in1k"):
     config.views.local_count = 0
     if variant in FULL:
         optim.final_lr, optim.clip_by = 1e-5, "none"
+        _dense_retrieval(config)
     if variant == "vits16_coco":
         config.data.name = "coco/2017"
         optim.batch_size, optim.epochs = 256, 300.0
@@ -60,3 +63,15 @@ def get_config(variant: str = "vits16_in1k"):
         cribo.teacher_temperature_epochs, cribo.memory = 5.0, 2048
         cribo.clusters = 16 if variant in ("cifar10", "imagenette96") else 8
     return config
+
+
+def _dense_retrieval(config):
+    """Tables 1 and 4: VOC and ADE20K at native size. Not run unless they are named,
+    because few have both sets:
+
+    ssl-jax eval RUN --task=voc,ade20k --config.evals.voc.data.dir=/data/VOCdevkit \\
+        --config.evals.ade20k.data.dir=/data/ADEChallengeData2016
+    """
+    for name, split in (("voc", "train_aug"), ("ade20k", "train")):
+        images = dict(kind=name, split=split, test_split="val")
+        config.evals[name] = evals.new("dense", protocol="cribo", data=images)

@@ -8,25 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import cv2
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
 import ssl_jax
-from ssl_jax import evals, methods, ops
+from ssl_jax import evals, methods
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import dense, psnr
+from ssl_jax.evals import decode, dense, psnr, purity, stability
 from ssl_jax.evals.features import extract, images_of
-from ssl_jax.models import decoder, factorise, tokenizer
+from ssl_jax.models import tokenizer
 from ssl_jax.train import state
 
 SCORES = ("knn", "linear", "dense", "psnr")
 _PICTURES = 300  # that a probe looks at
 _CROP = (0.36, 1.0)  # STELLAR's large crops, share of the area
-_SHARPNESS = 0.1 * 384**0.5  # FLSL's self-attention: tau x D, on cosines
-_DECODER = dict(images=2048, batch=64, steps=600, lr=1e-3)
+_DECODER = dict(images=2048, batch=64, epochs=19, lr=1e-3)
 
 
 class Measure(NamedTuple):
@@ -81,8 +78,8 @@ def pictures(config, split: str = "test", *, beyond: int = 0):
 def shifts(encoder) -> dict[str, float]:
     """The same pictures moved by a quarter of their side, up, then to the left, in whole patches.
 
-    what: see `kept`. where: correlation of the localization maps of matched tokens where the
-    picture went, minus that at the same place of the grid. Both in percent.
+    what: see `stability.kept`. where: correlation of the localization maps of matched tokens where
+    the picture went, minus that at the same place of the grid. Both in percent.
     """
     config = encoder.config
     side, patch = config.model.image_size, config.model.patch
@@ -93,13 +90,14 @@ def shifts(encoder) -> dict[str, float]:
     for axis in (1, 2):
         window = range(step * patch, step * patch + side)
         after = _extras(encoder, large.take(window, axis)[:, :side, :side])
-        what.append(kept(before["tokens"], after["tokens"]))
-        match = _match(before["tokens"], after["tokens"])
-        first, last = before["localization"], match(after["localization"], axis=-1)
+        what.append(stability.kept(before["tokens"], after["tokens"]))
+        index = stability.matching(before["tokens"], after["tokens"])
+        first = before["localization"]
+        last = stability.matched(index, after["localization"], axis=3)
         cells = first.shape[axis]
         start = range(cells - step)  # where cells from `step` on have gone
         from_there, in_place = (
-            correlation(first.take(place, axis), last.take(start, axis))
+            stability.correlation(first.take(place, axis), last.take(start, axis))
             for place in (range(step, cells), start)
         )
         where.append(from_there - in_place)
@@ -107,63 +105,26 @@ def shifts(encoder) -> dict[str, float]:
 
 
 def crops(encoder) -> dict[str, float]:
-    """Two random crops of each picture: how alike their tokens are, see `kept`, in percent."""
+    """Two random crops of each picture: how alike their tokens are, in percent of `kept`."""
     size = encoder.config.model.image_size
     large = images_of(pictures(encoder.config, beyond=size), range(_PICTURES))
-    rng = np.random.Generator(np.random.Philox(key=encoder.config.seed))
+    rng, crop = (
+        np.random.Generator(np.random.Philox(key=encoder.config.seed)),
+        stability.random_crop,
+    )
     first, second = (
-        _extras(encoder, np.stack([_crop(rng, image, size) for image in large]))["tokens"]
+        _extras(encoder, np.stack([crop(rng, image, (size, size), _CROP) for image in large]))[
+            "tokens"
+        ]
         for _ in range(2)
     )
-    return {"crops": 100 * kept(first, second)}
-
-
-def kept(first, second) -> float:
-    """How much closer tokens [N, r, d] are to those of the other view of their picture than to
-    those of the picture before it, by the cosine of matched tokens: 1 = the same, 0 = no closer."""
-
-    def cosine(others):
-        pairs = first, _match(first, others)(others)
-        one, other = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in pairs)
-        return float((one * other).sum(axis=-1).mean())
-
-    foreign = cosine(np.roll(second, 1, axis=0))
-    return (cosine(second) - foreign) / max(1 - foreign, 1e-6)
-
-
-def correlation(first, second) -> float:
-    """Of maps [N, h, w, r]: the mean over pictures of the correlation over cells; maps that vary
-    more weigh more."""
-    first, second = (x - x.mean(axis=(1, 2), keepdims=True) for x in (first, second))
-    norms = np.sqrt(np.square(first).sum((1, 2, 3)) * np.square(second).sum((1, 2, 3)))
-    return float(np.mean((first * second).sum((1, 2, 3)) / np.maximum(norms, 1e-12)))
-
-
-def _match(first, second) -> Callable:
-    """A function that brings the tokens of the second sets [N, r, ...] into the order of the
-    first."""
-    index = np.asarray(ops.align_sets(first, second, solver="hungarian").index)
-
-    def take(array, axis=1):
-        shape = [len(index)] + [1] * (array.ndim - 1)
-        shape[axis] = index.shape[1]
-        return np.take_along_axis(array, index.reshape(shape), axis=axis)
-
-    return take
+    return {"crops": 100 * stability.kept(first, second)}
 
 
 def _extras(encoder, images) -> dict[str, np.ndarray]:
     extras = encoder(images, extras=True).extras
     wanted = ("tokens", "localization")
     return {name: np.asarray(extras[name]) for name in wanted if name in extras}
-
-
-def _crop(rng, image, size: int):
-    """A random square of an image, resized."""
-    full = image.shape[0]
-    side = round(full * np.sqrt(rng.uniform(*_CROP)))
-    y, x = rng.integers(0, full - side + 1, 2)
-    return cv2.resize(image[y : y + side, x : x + side], (size, size))
 
 
 # --- STELLAR: sparse and dense
@@ -177,44 +138,34 @@ def decoders(encoder) -> dict[str, float]:
 
 
 def new_decoder(encoder, kind: str) -> float:
-    """PSNR in dB on unseen pictures of a decoder trained from scratch on frozen tokens."""
+    """PSNR in dB on unseen pictures of a decoder trained from scratch on frozen tokens, of the
+    shape of the network's own."""
     c, m = encoder.config.stellar, encoder.config.model
     goal, grid = tokenizer.target("pixel", m.patch), (m.image_size // m.patch,) * 2
-    model = decoder.decoder(
-        m.width,
-        goal.width,
-        width=c.decoder_width,
-        depth=c.decoder_depth,
-        heads=c.decoder_heads,
-        init_std=m.init_std,
-    )
-    codes = factorise.fourier_codes(encoder.constants["fourier"], grid)
-
-    def loss(params, tokens, images):
-        wanted = goal.encode({}, images)
-        return jnp.mean(jnp.square(model.apply(params, tokens, codes) - wanted))
-
-    optimizer = optax.adamw(optax.cosine_decay_schedule(_DECODER["lr"], _DECODER["steps"]))
-
-    @jax.jit
-    def step(params, moments, tokens, images):
-        gradient = jax.grad(loss)(params, tokens, images)
-        updates, moments = optimizer.update(gradient, moments, params)
-        return optax.apply_updates(params, updates), moments
-
-    train, test = (
+    (train, shown), (test, images) = (
         _latents(encoder, pictures(encoder.config, split), count, kind)
         for split, count in (("train", _DECODER["images"]), ("test", _PICTURES))
     )
-    params = model.init(jax.random.key(encoder.config.seed))
-    moments = optimizer.init(params)
     rng = np.random.Generator(np.random.Philox(key=encoder.config.seed))
-    for _ in range(_DECODER["steps"]):
-        rows = rng.choice(_DECODER["images"], _DECODER["batch"])
-        params, moments = step(params, moments, *(x[rows] for x in train))
-    tokens, images = test
-    rebuilt = goal.show(jax.jit(model.apply)(params, tokens, codes), grid)
-    return float(np.mean(psnr.psnr(images, rebuilt)))
+
+    def batches(epoch):
+        order = rng.permutation(len(train)).reshape(-1, _DECODER["batch"])
+        return ((train[rows], shown[rows]) for rows in order)
+
+    steps = _DECODER["epochs"] * (len(train) // _DECODER["batch"])
+    trained = decode.fit(
+        batches,
+        goal,
+        grid=grid,
+        dim=m.width,
+        key=jax.random.key(encoder.config.seed),
+        width=c.decoder_width,
+        depth=c.decoder_depth,
+        heads=c.decoder_heads,
+        epochs=_DECODER["epochs"],
+        lr=optax.cosine_decay_schedule(_DECODER["lr"], steps),
+    )
+    return float(np.mean(psnr.psnr(images, goal.show(trained.apply(trained.params, test), grid))))
 
 
 def _latents(encoder, source, count: int, kind: str):
@@ -222,15 +173,8 @@ def _latents(encoder, source, count: int, kind: str):
     parts = []
     for start in range(0, count, 256):
         images = images_of(source, range(start, min(start + 256, count)))
-        seen = encoder(images, extras=kind == "sparse")
-        shape = (len(images), -1, encoder.config.model.width)
-        if kind == "dense":
-            latent = seen.patches.reshape(shape)
-        else:
-            maps = seen.extras["localization"]
-            maps = maps.reshape(len(images), -1, maps.shape[-1])
-            latent = factorise.recompose(maps, seen.extras["tokens"])
-        parts.append((np.asarray(latent), images))
+        found = np.asarray(decode.latents(encoder, images, kind))
+        parts.append((found.reshape(len(images), -1, found.shape[-1]), images))
     latents, images = (np.concatenate(x) for x in zip(*parts, strict=True))
     return latents, images
 
@@ -239,7 +183,7 @@ def _latents(encoder, source, count: int, kind: str):
 
 
 def modes(encoder) -> dict[str, float]:
-    """purity: see `purity`, of the last block's tokens; purity_gain: over those of the first."""
+    """purity: `purity.modes` of the last block's tokens; purity_gain: over those of the first."""
 
     class First(NamedTuple):
         patches: jax.Array
@@ -264,25 +208,7 @@ def _purity_of(function, config) -> float:
     classes = len(make_source(config.evals.dense.data).mask_names)
     labels = dense.patch_labels(found.masks, found.patches.shape[1:3], num_classes=classes)
     tokens = found.patches.reshape(len(labels), -1, found.patches.shape[-1])
-    return 100 * purity(tokens, labels.reshape(len(labels), -1))
-
-
-def purity(tokens, labels) -> float:
-    """How far a token's mode comes from its own region: of the weights softmax_j(s cos(z_i, z_j)),
-    j != i, of the mean shift (FLSL eq. 4, 8), the share on patches of the same label, minus the
-    share that equal weights would have there, over 1 minus that share. 0 = the mode is the mean of
-    the view, 1 = that of the region.
-
-    tokens: [N, n, d]. labels: [N, n].
-    """
-    unit = tokens / np.linalg.norm(tokens, axis=-1, keepdims=True)
-    weights = np.exp(_SHARPNESS * np.einsum("bid,bjd->bij", unit, unit))
-    others = ~np.eye(labels.shape[1], dtype=bool)
-    same = (labels[:, :, None] == labels[:, None]) & others
-    share = (weights * same).sum(-1) / (weights * others).sum(-1)
-    chance = same.sum(-1) / others.sum(-1)
-    mixed = chance < 1  # a view that is one region says nothing
-    return float(np.mean((share[mixed] - chance[mixed]) / (1 - chance[mixed])))
+    return 100 * purity.modes(tokens, labels.reshape(len(labels), -1))
 
 
 def _probe(heading: str, function: Callable, name: str) -> Measure:

@@ -83,7 +83,7 @@ def table() -> list[list[str]]:
         assert stored is not None
         config, notes = json.loads(stored.config), stored.notes
         model, data = config["model"], config["data"]
-        scores = notes["scores"]
+        scores = runs.as_today(notes["scores"])
         rows.append(
             [
                 f"`zoo/{file.stem}`",

@@ -100,8 +100,7 @@ def _restored(network: own.Saved) -> Encoder:
         floating = jnp.issubdtype(array.dtype, jnp.floating)
         return array.astype(jnp.float32) if floating else array
 
-    config = config_lib.from_json(network.config)
-    methods.import_modules(config.imports)
+    config = _completed(network.config)
     params, constants = jax.tree.map(wide, (network.params, network.constants))
     return Encoder(config, params, constants, network.notes.get("step"))
 
@@ -124,8 +123,14 @@ def _in_zoo(path: str | Path) -> Path | None:
 
 
 def saved_config(path: str | Path) -> FrozenConfigDict:
-    """The resolved config inside a checkpoint; `path` is a run folder or one step's folder."""
+    """The resolved config inside a checkpoint, see `settings.completed`; `path` is a run folder or
+    one step's folder."""
     with checkpoint.opened(path) as (saved, step):
-        config = config_lib.from_json(saved.meta(step)["config"])
-    methods.import_modules(config.imports)
-    return config
+        text = saved.meta(step)["config"]
+    return _completed(text)
+
+
+def _completed(text: str) -> FrozenConfigDict:
+    stored = config_lib.from_json(text)
+    methods.import_modules(stored.imports)
+    return FrozenConfigDict(settings.completed(stored))

@@ -65,6 +65,14 @@ class Key:
     ordered: bool = False
     free: bool = False
 
+    def allows(self, value: Any) -> bool:
+        """Whether the key can have that value."""
+        try:
+            self.check("", value)
+        except InputError:
+            return False
+        return True
+
     def check(self, name: str, value: Any) -> None:
         """Refuses a value that this key, called `name`, cannot have. Raises InputError."""
         if _as_type(value, self.default) is None:
@@ -410,8 +418,15 @@ def compare_for_resume(
 ) -> list[str]:
     """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
     [] if it can.
+
+    A key that the version of `saved` did not have yet is no reason while it switches nothing on.
     """
     old, new = fingerprint(saved, declared), fingerprint(current, declared)
+
+    def off(value):
+        return isinstance(value, bool | str | tuple) and not value
+
+    new = {name: value for name, value in new.items() if name in old or not off(value)}
 
     def said(values, name):
         return repr(values[name]) if name in values else "absent"

@@ -87,6 +87,47 @@ def _own_section(method: str) -> dict:
     return {method: methods.get(method).defaults()} if method else {}
 
 
+def completed(stored: ConfigDict | FrozenConfigDict) -> ConfigDict:
+    """A stored config with the keys that this version of the package has: new ones at their
+    defaults, none that are gone. For what looks at a network; training goes on with the config as
+    it was.
+
+    A value that a key of this version cannot have gives way to the default where that changes no
+    weight (`Key.free`). The method may be unknown, as that of published weights is.
+    """
+    known = stored.method in methods.METHODS
+    config = base_config(stored.method) if known else config_lib.build(sections())
+    config.unlock()
+    config.method = stored.method
+    for name, section in evals.named(stored).items():
+        config.evals[name] = evals.new(section.type)
+    declared = keys(stored.method if known else "") | evals.keys(config)
+    for name, value in config_lib.flatten(stored).items():
+        if name.split(".")[0] in OPEN:
+            continue
+        key = declared.get(name)
+        if key is None or (key.free and not key.allows(value)):
+            continue
+        *path, last = name.split(".")
+        section = config
+        for part in path:
+            section = section[part]
+        section[last] = value
+    for name in OPEN:
+        if name in stored:
+            config[name] = ConfigDict(stored[name].to_dict())
+    return config
+
+
+def check_evals(config: ConfigDict) -> None:
+    """Refuses evaluations that cannot work; see `validate`, which checks all of a config."""
+    values = config_lib.flatten(config)
+    for name, declared in (keys() | evals.keys(config)).items():
+        if name.startswith("evals."):
+            declared.check(name, values[name])
+    evals.check(config)
+
+
 def validate(config: ConfigDict, num_devices: int | None) -> None:
     """Refuses a config that cannot work, before anything is allocated.
 

@@ -268,34 +268,6 @@ def test_costs_are_in_percent_of_the_last_variant_round_by_round(monkeypatch):
 # --- probes
 
 
-def test_tokens_that_move_with_the_picture_are_kept():
-    rng = np.random.default_rng(0)
-    tokens = rng.standard_normal((6, 4, 16)).astype(np.float32)
-    assert measures.kept(tokens, tokens[:, ::-1]) == pytest.approx(1, abs=1e-5)  # in another order
-    noise = rng.standard_normal(tokens.shape).astype(np.float32)
-    assert abs(measures.kept(tokens, noise)) < 0.15
-    assert 0.3 < measures.kept(tokens, tokens + noise) < 0.95
-
-
-def test_correlation_of_maps():
-    maps = np.random.default_rng(0).random((3, 4, 4, 2))
-    assert measures.correlation(maps, 5 * maps + 1) == pytest.approx(1)
-    assert measures.correlation(maps, -maps) == pytest.approx(-1)
-    assert measures.correlation(maps, np.ones_like(maps)) == 0
-
-
-def test_purity_is_one_within_regions_and_zero_without_them():
-    labels = np.array([[0, 0, 0, 1, 1, 1]])
-    towards = np.eye(2)[labels]  # one direction per region
-    separate = measures.purity(towards, labels)
-    s = math.exp(measures._SHARPNESS)
-    share, chance = 2 * s / (2 * s + 3), 2 / 5
-    assert separate == pytest.approx((share - chance) / (1 - chance))
-    assert measures.purity(np.ones((1, 6, 2)), labels) == pytest.approx(0)
-    mixed = measures.purity(towards, np.array([[0, 1, 0, 1, 0, 1]]))
-    assert mixed < 0 < separate
-
-
 class Shades:
     """An encoder whose tokens are a picture's shares of four shades and their opposite; its maps
     are the picture's own pixels, or noise that belongs to the place."""

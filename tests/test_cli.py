@@ -14,7 +14,7 @@ import types
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 from PIL import Image
 
 from ssl_jax import api, cli, evals, settings
@@ -25,6 +25,7 @@ from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import checkpoint, log, loop
 from tests import tiny
 from tests.conftest import ROOT
+from tests.convert import published
 
 CONFIG = f"--config={ROOT / 'tests' / 'tiny_run.py'}:sop"
 
@@ -179,7 +180,7 @@ COMMANDS = {
     ),
     "a row for eval": (("eval", "RUN", "--row=sop/table10/K1024"), "are for train and show"),
     "unknown short name": (("train", "--config=sopp", "--workdir=RUN"), 'did you mean "sop"?'),
-    "eval of nothing": (("eval",), "eval needs a CHECKPOINT"),
+    "eval of nothing": (("eval",), "eval needs a NETWORK"),
     "eval of what is not there": (("eval", "RUN"), "no such checkpoint or run folder"),
 }
 
@@ -492,6 +493,9 @@ def test_eval_of_a_run_that_saved_nothing(refused, tmp_path):
             "/none does not exist",
         ),
         (["--config.evals.tasks=()"], "give --task=NAME"),
+        (["--add=linar"], 'unknown type of evaluation "linar"; did you mean "linear"?'),
+        (["--add=linear:sop"], 'unknown protocol of the type "linear" "sop"'),
+        (["--add=knn"], "--add=knn: the config has an evaluation knn already"),
         ([CONFIG], "eval takes the config that the checkpoint holds"),
     ],
 )
@@ -523,6 +527,59 @@ def test_eval_takes_an_older_step_and_other_eval_settings(finished, capsys):
     )
     out = capsys.readouterr().out
     assert out.startswith("sop, step 10\n") and "knn_k3" in out and "knn_k10" not in out
+
+
+def test_eval_adds_what_the_config_lacks_and_leaves_results(finished, tmp_path, capsys):
+    data = [f"--config.evals.dense.data.{k}" for k in ("size=16", "length=12")]
+    add = ["--add=dense", "--config.evals.dense.k=3", "--config.evals.dense.test_examples=6"]
+    out = tmp_path / "new" / "scores"
+    assert cli.main(["ssl-jax", "eval", str(finished), *add, *data, f"--out={out}"]) == 0
+    printed = capsys.readouterr().out
+    results = json.loads((out / "results.json").read_text())
+    assert list(results) == list(evals.ROWS)
+    assert set(results["trained"]) == {"dense", "dense_pixel"}  # what was added, and nothing else
+    assert (out / "results.txt").read_text() in printed
+    assert (out / "pictures" / "segmentation.png").is_file()
+
+
+def test_eval_of_one_file_repeats_the_run(finished, tmp_path, capsys):
+    network = api.load(finished)
+    api.save(network, tmp_path / "network.safetensors")
+    assert cli.main(["ssl-jax", "eval", str(tmp_path / "network.safetensors"), "--task=knn"]) == 0
+    of_file = capsys.readouterr().out
+    assert cli.main(["ssl-jax", "eval", str(finished), "--task=knn"]) == 0
+    assert capsys.readouterr().out == of_file
+
+
+def test_eval_of_published_weights(tmp_path, capsys):
+    """They belong to no method and no run; the untrained network is one of their shape."""
+    np.savez(tmp_path / "weights.npz", **published.encoder(d=64))
+    data = [f"--config.evals.rank.data.{k}" for k in ("size=32", "length=8")]
+    arguments = ["--family=dino", "--add=rank", *data, "--config.evals.rank.test_examples=6"]
+    assert cli.main(["ssl-jax", "eval", str(tmp_path / "weights.npz"), *arguments]) == 0
+    scores = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert len(set(scores)) == 3 and all(1 <= float(score) <= 6 for score in scores)
+
+
+def test_eval_of_a_run_from_before_a_key(finished, copy, monkeypatch, capsys):
+    """A config that lacks keys of today, has others and one of another type: they have defaults."""
+    known = settings.completed
+    stored = api.saved_config(copy).to_dict()
+    del stored["evals"]["cache"], stored["evals"]["knn"]["layers"], stored["model"]["attention"]
+    stored["evals"]["knn"]["gone"], stored["model"]["remat"] = 3, True
+    seen = []
+
+    def older(config):
+        seen.append(known(FrozenConfigDict(stored)))
+        return seen[-1]
+
+    monkeypatch.setattr(settings, "completed", older)
+    assert cli.main(["ssl-jax", "eval", str(copy), "--task=knn"]) == 0
+    assert capsys.readouterr().out.startswith("sop, step 12")
+    assert seen[0].evals.cache == "" and seen[0].evals.knn.layers == 1
+    assert seen[0].model.remat == "none" and "gone" not in seen[0].evals.knn
+    whole = FrozenConfigDict(known(api.config_lib.from_json(json.dumps(stored))))
+    assert whole.optim == api.saved_config(finished).optim
 
 
 def test_a_finished_run_is_left_as_it_is(finished, copy, capsys):

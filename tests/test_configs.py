@@ -5,6 +5,7 @@ Nothing is compiled, and no data or memory is needed. A new config file is teste
 """
 
 import functools
+import re
 
 import jax
 import pytest
@@ -35,7 +36,13 @@ VIT = ("dino", "ibot", "massl", "sop", "sove")  # a plain ViT under "backbone"
 
 LENGTHS = {
     "imagenet2012": 1_281_167,
+    "imagenet2012_subset/1pct": 12_811,
+    "imagenet2012_subset/10pct": 128_116,
+    "cars196": 8_144,
     "cifar10": 50_000,
+    "cifar100": 50_000,
+    "i_naturalist2018": 437_513,
+    "oxford_flowers102": 2_040,
     "imagenette96": 9_469,
     "coco/2017": 118_287,
     "places365_small": 1_803_460,
@@ -81,7 +88,10 @@ def resolved(config):
     config = supplied(config)
     settings.validate(config, num_devices=8)
     methods.get(config.method).check(config)
-    records = LENGTHS[config.data.name] if config.data.kind == "tfds" else config.data.length
+    records = config.data.length
+    if config.data.kind == "tfds":
+        percent = re.search(r"\[:(\d+)%\]", config.data.split)
+        records = LENGTHS[config.data.name] * (int(percent[1]) if percent else 100) // 100
     config = settings.resolve(config, num_records=records, num_devices=8)
     return methods.make(config), config
 
@@ -198,7 +208,8 @@ def test_full_size_presets_have_the_papers_networks(name, variant, encoder):
     assert config.run.peak_lr == pytest.approx(
         (5e-4 if variant == "vits16" else 7.5e-4) * 4
     )  # batch 1024
-    assert all(e.crop == 224 and e.data.size == 256 for e in evals.named(config).values())
+    whole = [e for e in evals.named(config).values() if e.type != "dense"]
+    assert all(e.crop == 224 and e.data.size == 256 for e in whole)
 
 
 def carry(name: str, variant: str):
@@ -270,6 +281,6 @@ def test_a_misspelt_key_of_a_method_is_no_new_key(name):
         settings.base_config(name)[name].update(dict(misspelt=1))
 
 
-@pytest.mark.parametrize("name", sorted(methods.METHODS))
+@pytest.mark.parametrize("name", sorted({*methods.METHODS} - {"finetune"}))  # no paper's method
 def test_every_method_has_a_config_and_rows(name):
     assert papers.load(name) and set(SMALL) <= set(variants(name))

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import QUICK, ROOT
 
 DEVICES = 8  # of all processes together
 STEPS = 20
@@ -24,7 +24,7 @@ def start(method, workdir, processes, of=None):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    devices = f"--xla_force_host_platform_device_count={DEVICES // processes}"
+    devices = f"--xla_force_host_platform_device_count={DEVICES // processes} {QUICK}"
     command = [sys.executable, "-m", "ssl_jax", "train", f"--config=tests/tiny_run.py:{method}"]
     command += [
         f"--workdir={workdir}",

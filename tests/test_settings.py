@@ -439,3 +439,15 @@ def test_another_data_set_size_or_a_key_that_is_gone(toy):
     values["log"]["gone"] = 1  # nothing in this section matters
     older = config_lib.from_json(json.dumps(values))
     assert compare_for_resume(older, saved) == ["optim.clip is absent there, 3.0 here"]
+
+
+def test_a_key_that_came_later_matters_when_it_switches_something_on(toy):
+    toy.data.kind, toy.data.dir = "folder", "images"
+    values = resolved(toy).to_dict()
+    del values["data"]["list"]
+    older = config_lib.from_json(json.dumps(values))
+    assert compare_for_resume(older, resolved(toy)) == []
+    toy.data.list = "names.txt"
+    assert compare_for_resume(older, resolved(toy)) == [
+        "data.list is absent there, 'names.txt' here"
+    ]

@@ -39,6 +39,15 @@ _CHANGES = {
         "dinov2.patch.prototypes": 20,
         "dinov2.teacher_temperature_epochs": 2.0,
     },
+    "finetune": {
+        "data.kind": "photos",  # each has a label
+        "views.global_count": 1,
+        "views.local_count": 0,
+        "finetune.classes": 17,
+        "finetune.init_scale": 1.0,
+        "finetune.layer_decay": 0.75,
+        "finetune.randaugment.count": 0,  # the device crops
+    },
     "flsl": {
         "model.cls": False,
         "model.position": "sincos",
@@ -132,6 +141,17 @@ VARIANTS = {
             "dinov2.patch.prototypes": 24,
         },
     ),
+    "finetune_host": (
+        "finetune",
+        {
+            "finetune.randaugment.count": 2,
+            "finetune.repeats": 3,
+            "finetune.hidden": 32,
+            "finetune.norm": True,
+            "finetune.average": False,
+            "finetune.global_token": "mean",
+        },
+    ),
     "flsl_centered": (
         "flsl",
         {"flsl.targets": "centered", "views.global_count": 1},
@@ -204,9 +224,9 @@ def random_batch(views: recipe.ViewRecipe, count=4) -> dict:
 
 
 def float_source():
-    """32 float images in [0, 1], through which a test can inject NaN."""
+    """32 float images in [0, 1] with labels of 17 classes, through which a test can inject NaN."""
     images = np.random.default_rng(0).random((32, 24, 24, 3), np.float32)
-    return ArraySource(images)
+    return ArraySource(images, labels=np.arange(32) % 17)
 
 
 def batches(run: loop.Run, count: int) -> list[dict]:

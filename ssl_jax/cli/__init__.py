@@ -74,6 +74,7 @@ def _run(argv: list[str]) -> int:
         raise InputError(unknown("command", argv[0], COMMANDS))
     command = importlib.import_module(f"ssl_jax.cli.{argv[0]}")
     if help_wanted:
-        print(command.HELP, end="")
+        text = command.help_text() if hasattr(command, "help_text") else command.HELP
+        print(text, end="")
         return 0
     return command.run(argv)

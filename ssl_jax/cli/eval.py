@@ -1,64 +1,142 @@
-"""`ssl-jax eval`: scores a run beside its baselines."""
+"""`ssl-jax eval`: scores a network beside its baselines."""
 
-from ml_collections import FrozenConfigDict
+import os
+from pathlib import Path
+
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 
-HELP = """ssl-jax eval CHECKPOINT [--task=NAME,...] [--config.evals.KEY=VALUE ...]
+HELP = """ssl-jax eval NETWORK [--task=NAME,...] [--add=TYPE[:PROTOCOL],...]
+             [--config.evals.KEY=VALUE ...] [--out=FOLDER] [--family=NAME]
 
-Scores a run folder, or one checkpoint of it, beside the untrained network and raw pixels.
+Scores a network beside the untrained one and raw pixels.
 
-  CHECKPOINT                runs/a, or runs/a/checkpoints/1000
-  --task=NAME,...           evaluations of the run's config; default: those of its evals.tasks
-  --config.evals.KEY=VALUE  changes one key of the section evals; all others belong to the run
+  NETWORK                   a run folder, one checkpoint of it, a file that ssl_jax.save wrote,
+                            zoo/NAME, or published weights (a file or a Hugging Face folder)
+  --task=NAME,...           evaluations of its config; default: those of its evals.tasks, or those
+                            that --add adds
+  --add=TYPE[:PROTOCOL],... evaluations that its config does not have: of a type, with its defaults
+                            or with a paper's settings; called TYPE or TYPE_PROTOCOL
+  --config.evals.KEY=VALUE  changes one key of the section evals; all others belong to the network
+  --out=FOLDER              also leave results.json, results.txt and pictures there
+  --family=NAME             of published weights whose names several families share
+
+Types and protocols: {types}
 
 Examples:
   ssl-jax eval runs/a
   ssl-jax eval runs/a/checkpoints/1000 --task=knn --config.evals.knn.k=(20,)
+  ssl-jax eval runs/a --add=linear:sop_base --config.evals.linear_sop_base.data.dir=/data/imagenet
+  ssl-jax eval zoo/sop_quickstart --add=logistic,dense --out=scores
 
 Exit codes: 0 done; 2 bad input; 1 unexpected error.
 """
 
 
+def help_text() -> str:
+    """The text of --help."""
+    from ssl_jax import evals
+
+    def described(name, definition):
+        return f"{name}:{'|'.join(definition.protocols)}" if definition.protocols else name
+
+    types = [described(*entry) for entry in sorted(evals.TYPES.items())]
+    lines, line = [], ""
+    for entry in types:
+        if len(line) + len(entry) > 75:
+            lines.append(line.rstrip())
+            line = ""
+        line += entry + "  "
+    return HELP.format(types="\n  ".join(["", *lines, line.rstrip()]))
+
+
 def run(argv: list[str]) -> int:
     """Runs the command; returns the exit code."""
-    from ssl_jax import api, evals
+    from ssl_jax import api, convert, evals
     from ssl_jax.cli import cache
     from ssl_jax.evals import report
 
     if len(argv) < 2 or argv[1].startswith("-"):
         raise InputError(
-            "eval needs a CHECKPOINT first: a run folder or one step of it, for example runs/a or"
-            " runs/a/checkpoints/1000"
+            "eval needs a NETWORK first: a run folder, one step of it or a file of weights, for"
+            " example runs/a, runs/a/checkpoints/1000 or zoo/sop_quickstart"
         )
     if any(map(arguments.names_a_config, argv)):
         raise InputError(
             "--config=NAME and --row=ROW are for train and show; eval takes the config that the"
             " checkpoint holds"
         )
-    saved = api.saved_config(argv[1])
-    values, config = arguments.parse(argv[:1] + argv[2:], saved, task=[])
-    for key in config_lib.changed(saved, config):
+    given, rest = _given(argv[2:], "add", "out", "family")
+    place = Path(argv[1]).expanduser()
+    if place.is_dir() and convert.weight_file(place) is None:
+        # A run: what is wrong with its evaluations is said before its weights are read.
+        encoder, stored = None, settings.completed(api.saved_config(place))
+    else:
+        encoder = api.load(argv[1], family=given.get("family") or None)
+        stored = settings.completed(encoder.config)
+    added = _add(stored, given.get("add", ""))
+    values, config = arguments.parse(argv[:1] + rest, stored, task=[])
+    for key in config_lib.changed(stored, config):
         if not key.startswith("evals."):
             raise InputError(
                 f"{key} belongs to the checkpoint and cannot be changed; only keys of the section"
                 " evals can"
             )
-    tasks = tuple(evals.chosen(config, values.task or None))
+    tasks = tuple(evals.chosen(config, values.task or added or None))
     if not tasks:
         names = ", ".join(evals.named(config)) or "its config has none"
-        raise InputError(f"evals.tasks names no evaluation of this run; give --task=NAME ({names})")
+        raise InputError(
+            f"evals.tasks names no evaluation of this network; give --task=NAME ({names}) or"
+            " --add=TYPE"
+        )
     config.evals.tasks = tasks
     cache.keep_programs()
-    settings.validate(config, num_devices=None)
-    encoder = api.load(argv[1])
+    settings.check_evals(config)
     evaluation = report.Evaluation(FrozenConfigDict(config))
-    results = evaluation.compare(encoder.params, encoder.constants)
+    evaluation.open()  # a wrong folder shows here, before the weights are read
+    evaluation.network = encoder = encoder or api.load(argv[1])
     print(encoder)
-    print(evaluation.table(results))
+    if given.get("out"):
+        folder = Path(given["out"]).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        results = evaluation.report(encoder.params, encoder.constants, folder)
+    else:
+        results = evaluation.compare(encoder.params, encoder.constants)
+        print(evaluation.table(results))
     for name, scores in results.items():
         print(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
-    return 0
+    return os.EX_OK
+
+
+def _given(argv: list[str], *names: str) -> tuple[dict[str, str], list[str]]:
+    """({name: value} of --name=value, the other arguments)."""
+    found, rest = {}, []
+    for argument in argv:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and equals and name in names:
+            found[name] = value
+        else:
+            rest.append(argument)
+    return found, rest
+
+
+def _add(config: ConfigDict, wanted: str) -> list[str]:
+    """Adds the evaluations of --add to the config; returns their names."""
+    from ssl_jax import evals
+
+    names = []
+    for entry in filter(None, wanted.split(",")):
+        type, _, protocol = entry.partition(":")
+        name = f"{type}_{protocol}" if protocol else type
+        if name in evals.named(config):
+            raise InputError(
+                f"--add={entry}: the config has an evaluation {name} already; choose it by"
+                f" --task={name}, its settings by --config.evals.{name}.KEY=VALUE"
+            )
+        config.evals[name] = evals.new(type, protocol=protocol)
+        names.append(name)
+    return names

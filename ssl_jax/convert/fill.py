@@ -228,6 +228,8 @@ _CAUSES = (
         "another number of prototypes or width of the embedding" + _HEAD,
     ),
     (r".*head/", "another width of head or encoder" + _HEAD),
+    (r"hidden/", "another width (finetune.hidden, model.size)"),
+    (r"classifier/", "another number of classes, or token" + _HEAD),
 )
 
 

@@ -31,6 +31,9 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
+# Pillow decodes a PNG to look for its orientation; without these bytes it has none.
+_EXIF_OF_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 class Unreadable(Exception):
@@ -73,6 +76,17 @@ def decode_mask(data: bytes | str | os.PathLike, name: str | None = None) -> np.
       255.
     """
     return _decode(data, name, _indices)
+
+
+def image_shape(data: bytes | str | os.PathLike, name: str | None = None) -> tuple[int, int]:
+    """(H, W) of what `decode_image` would give, from the header of the file: no pixel is decoded
+    (but of a TIFF, and of a PNG with EXIF data, which may come after the pixels).
+
+    Args: as `decode_image`.
+    Raises:
+      Unreadable: no image file; what is broken behind the header is not seen.
+    """
+    return _decode(data, name, _shape)
 
 
 def resize_square(image: np.ndarray, size: int) -> np.ndarray:
@@ -160,11 +174,24 @@ def _orientation(image):
         return 1
 
 
+def _shape(image):
+    if image.format == "TIFF":
+        image.load()  # Pillow turns these itself, some versions only then
+    upright = image.format == "PNG" and not any(
+        mark in image.fp.getvalue() for mark in _EXIF_OF_PNG
+    )
+    turned = not upright and _orientation(image) in _SIDEWAYS
+    return (image.width, image.height) if turned else (image.height, image.width)
+
+
 def _indices(image):
     image.load()
     values = np.asarray(image)
     if values.ndim != 2:
-        raise ValueError(f"a mask needs one channel, this image has mode {image.mode}")
+        raise ValueError(
+            f"a mask needs one channel, this image has colours (mode {image.mode}); save the"
+            " number of the class in each pixel"
+        )
     if values.max() > 255 or values.min() < 0:
         raise ValueError(f"mask values must be in 0..255, found {values.min()}..{values.max()}")
     return values.astype(np.uint8)

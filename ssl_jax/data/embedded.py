@@ -4,32 +4,36 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ssl_jax.config import InputError
-from ssl_jax.data import generated, photos
+from ssl_jax.data import generated, photos, videos
+from ssl_jax.data.base import Source
 from ssl_jax.data.lookup import checked
 
 
 class _Embedded(NamedTuple):
     """An embedded set: what makes a picture, and the names of its classes; None = no labels, no
-    masks."""
+    masks. frames: of each video, 0 = single pictures."""
 
     make: Callable
     class_names: tuple[str, ...] | None
     mask_names: tuple[str, ...] | None
+    frames: int = 0
 
 
 SETS = {
     "photos": _Embedded(photos.photos, photos.CLASS_NAMES, None),
     "photo_collages": _Embedded(photos.photo_collages, None, photos.CLASS_NAMES),
+    "moving_shapes": _Embedded(videos.moving_shapes, None, videos.MASK_NAMES, videos.FRAMES),
 }
 SIZE = 64  # pixels, where nothing else is asked for
 _SEED = 0  # the pictures are a data set: they do not change with the seed of a run
 
 
-class GeneratedSource:
-    """The embedded sets of `photos`, of any length: picture i depends on (seed, split, i).
+class GeneratedSource(Source):
+    """The embedded sets of `photos` and `videos`, of any length: picture i depends on (seed, split,
+    i).
 
-    `size` is the side at which pictures are composed. Records of collages also have "labels" [n],
-    one per box.
+    `size` is the side at which pictures are composed. The boxes of collages have the classes of
+    their masks.
     """
 
     def __init__(self, kind: str, split: str, length: int, *, size: int = SIZE, seed: int = _SEED):
@@ -51,9 +55,18 @@ class GeneratedSource:
             )
         self._kind, self._split, self._length, self._seed = kind, split, int(length), seed
         self.size = (size, size)
-        _, self.class_names, self.mask_names = SETS[kind]
+        _, self.class_names, self.mask_names, frames = SETS[kind]
         self.num_classes = len(self.class_names) if self.class_names else None
         self.has_masks = self.mask_names is not None
+        if frames:
+            # What is left after the last whole video belongs to none.
+            self.sequences = {
+                f"{kind}/{split}/{i}": range(i * frames, (i + 1) * frames)
+                for i in range(length // frames)
+            }
+        elif self.mask_names is not None:
+            self.has_boxes = True
+            self.box_names, self.num_box_classes = self.mask_names, len(self.mask_names)
 
     def __len__(self):
         return self._length

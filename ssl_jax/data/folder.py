@@ -1,60 +1,153 @@
-"""A folder of images as a source."""
+"""A folder of images as a source, with folders of masks and boxes beside it."""
 
 import os
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data import decode
-from ssl_jax.data.lookup import checked, listed
+from ssl_jax.data import boxes as boxes_lib
+from ssl_jax.data import classes, listing
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.files import Files, ReadsBoxes
+from ssl_jax.data.lookup import listed
 
 EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")  # in capitals as well
+MASKS = (".bmp", ".gif", ".png", ".tif", ".tiff")  # what loses no value
 _ACCEPTED = ", ".join(EXTENSIONS)
 
 
-class Folder:
+class Folder(Files):
     """All JPEG, PNG and WebP files below a folder, in the sorted order of their relative paths.
 
     The order is that of plain strings: "10.png" comes before "9.png", so number with leading zeros.
     If `root/split` is a folder, the images are taken from it. Without one, "train" means the whole
     folder; any other split is an error, because scores on training images would pass for test
-    scores.
+    scores. With masks or boxes, the images may lie in root/images (root/images/split,
+    root/split/images) instead.
     Labels: where all images lie in subfolders, at least two of them, the folders of the first
     level, sorted, are the classes (deeper ones do not count); otherwise there are no labels.
+    Masks and boxes: files of the same stem as the image, at the same relative path or elsewhere
+    below their folder. Every image needs a mask; one without an XML file has no box.
     Hidden files and folders are left out; links to folders are followed.
     """
 
-    has_masks = False
-    size = None
+    def __init__(
+        self,
+        root: str | os.PathLike,
+        split: str = "train",
+        *,
+        masks: str = "",
+        mask_suffix: str = "",
+        boxes: str = "",
+        class_names: Sequence[str] = (),
+        rules: Mapping[str, Any] | None = None,
+    ):
+        """
+        Args:
+          masks: folder of masks, below `root` or a path of its own; may be divided by splits as the
+            images are. "": none.
+          mask_suffix: end of a mask's name after the stem of its image.
+          boxes: folder of XML files (VOC, ILSVRC), likewise, or a COCO JSON file, in whose name
+            "{split}" stands for the split. "": none.
+          class_names: of masks, and of boxes in XML files (otherwise those of the labels, or all
+            that the files name).
+          rules: class_map, reduce_zero_label, ignore of `classes.table`.
 
-    def __init__(self, root: str | os.PathLike, split: str = "train"):
-        """Raises InputError if the folder or the split does not exist or holds no image."""
+        Raises:
+          InputError: the folder or the split does not exist or holds no image; masks are missing or
+            of the wrong kind.
+        """
         if not root:
             raise InputError("data.dir is empty: give the folder that holds the images")
-        self._root = _folder_of_split(Path(root).expanduser(), split)
-        self._paths = _image_paths(self._root)
-        if not self._paths:
+        root = Path(root).expanduser()
+        beside = listing.place(root, "images", split) if masks or boxes else None
+        folder = beside or _folder_of_split(root, split)
+        mask_folder = _beside("masks", root, masks, split) if masks else None
+        paths = listing.files_below(folder, EXTENSIONS)
+        if mask_folder is not None and mask_folder.is_relative_to(folder):
+            inside = mask_folder.relative_to(folder).parts
+            paths = [p for p in paths if PurePosixPath(p).parts[: len(inside)] != inside]
+        if not paths:
             raise InputError(
-                f"data.dir: no image in or below {self._root}; accepted extensions: {_ACCEPTED}"
+                f"data.dir: no image in or below {folder}; accepted extensions: {_ACCEPTED}"
             )
-        self.class_names, self._labels = _folder_classes(self._paths)
-        self.num_classes = len(self.class_names) if self.class_names else None
+        label_names, labels = _folder_classes(paths)
+        table, mask_names = classes.final(rules or {}, given=class_names if masks else ())
+        reader, box_names = None, None
+        if boxes:
+            reader, box_names = _boxes(root, boxes, split, paths, class_names or label_names)
+        super().__init__(
+            folder,
+            paths,
+            kind="Folder",
+            labels=labels,
+            class_names=label_names,
+            masks=mask_files(mask_folder, paths, mask_suffix) if mask_folder is not None else None,
+            table=table,
+            mask_names=mask_names,
+            boxes=reader,
+            box_names=box_names,
+        )
 
-    def __len__(self):
-        return len(self._paths)
 
-    def __getitem__(self, i):
-        record = {"image": decode.decode_image(self.name(i))}
-        if self._labels is not None:
-            record["label"] = int(self._labels[i])
-        return record
+def mask_files(folder: Path, paths: Sequence[str], suffix: str = "") -> list[str]:
+    """Path of the mask of each image. Raises InputError naming images that have none."""
+    found = listing.matched(paths, listing.files_below(folder, MASKS), suffix)
+    example = listing.stem(paths[0]) + suffix + ".png"
+    hint = f"{paths[0]} needs {example} below {folder}; see data.masks and data.mask_suffix"
+    listing.refuse_missing("data.masks", "mask", paths, found, hint)
+    return [os.path.join(folder, path) for path in found if path is not None]
 
-    def name(self, i: int) -> str:
-        return os.path.join(self._root, self._paths[checked(i, len(self))])
 
-    def __repr__(self):
-        return f"Folder({str(self._root)!r}, images={len(self)}, classes={self.num_classes})"
+def xml_boxes(
+    folder: Path, paths: Sequence[str], names: Sequence[str] | None, first_pixel: int = 0
+) -> tuple[ReadsBoxes, Sequence[str]]:
+    """Reader of the XML files that belong to images, and the names of its classes; without `names`
+    they are read from all files. Raises InputError if no file belongs to an image."""
+    found = listing.matched(paths, listing.files_below(folder, (".xml",)))
+    files = [None if path is None else os.path.join(folder, path) for path in found]
+    if not any(files):
+        raise InputError(
+            f"data.boxes: no image has an XML file in or below {folder}; {paths[0]} would have"
+            f" {listing.stem(paths[0])}.xml"
+        )
+    names = names or _named_in([path for path in files if path is not None])
+    return boxes_lib.XmlBoxes(files, names, first_pixel), names
+
+
+def _named_in(files):
+    """Sorted names of all classes in XML files."""
+    try:
+        return tuple(sorted({name for path in files for name, _ in boxes_lib.parse_xml(path)[2]}))
+    except Unreadable as error:
+        raise InputError(f"data.boxes: {error}") from error
+
+
+def _boxes(root, where, split, paths, names):
+    """(reader, class names) of the boxes in a folder of XML files or a COCO JSON file."""
+    if not where.endswith(".json"):
+        return xml_boxes(_beside("boxes", root, where, split), paths, names)
+    content = boxes_lib.read_coco(root / Path(where.replace("{split}", split)).expanduser())
+    number = {listing.stem(file): i for i, file in enumerate(content.files)}
+    order = [number.get(listing.stem(path)) for path in paths]
+    listing.refuse_missing("data.boxes", f"entry in {where}", paths, order, "it must list them all")
+    corners = [content.corners[i] for i in order if i is not None]
+    labels = [content.labels[i] for i in order if i is not None]
+    return boxes_lib.TableBoxes(corners, labels), content.names
+
+
+def _beside(key, root, where, split):
+    """The folder of masks or boxes: its part for the split, or the whole."""
+    where = str(Path(where).expanduser())
+    folder = listing.place(root, where, split) or root / where
+    if not folder.is_dir():
+        raise InputError(
+            f"data.{key}: {folder} is no folder; give one below {root}, or a path from /"
+        )
+    return folder
 
 
 def _folder_of_split(root, split):
@@ -66,34 +159,8 @@ def _folder_of_split(root, split):
         return root / split
     if split == "train":
         return root
-    names = sorted(
-        path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+    names = listing.subfolders(root)
     raise InputError(f"data.split: {root} has no subfolder {split!r}; subfolders: {listed(names)}")
-
-
-def _image_paths(root):
-    """Sorted relative paths ("/" between parts) of the images below root."""
-    paths, visited = [], set()
-
-    def fail(error):
-        raise InputError(f"data.dir: cannot list {error.filename}: {error.strerror}") from error
-
-    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=fail):
-        real = os.path.realpath(folder)
-        subfolders[:] = (
-            [] if real in visited else [name for name in subfolders if not name.startswith(".")]
-        )
-        files = [] if real in visited else files  # a link back to a parent would never end
-        visited.add(real)
-        relative = Path(folder).relative_to(root).as_posix()
-        prefix = "" if relative == "." else relative + "/"
-        paths += [
-            prefix + name
-            for name in files
-            if name.lower().endswith(EXTENSIONS) and not name.startswith(".")
-        ]
-    return sorted(paths)
 
 
 def _folder_classes(paths):
@@ -101,8 +168,8 @@ def _folder_classes(paths):
     single folder.
     """
     tops = [path.split("/", 1)[0] if "/" in path else None for path in paths]
-    classes = sorted({top for top in tops if top is not None})
-    if None in tops or len(classes) < 2:
+    found = sorted({top for top in tops if top is not None})
+    if None in tops or len(found) < 2:
         return None, None
-    number = {name: i for i, name in enumerate(classes)}
-    return tuple(classes), np.array([number[top] for top in tops], np.int32)
+    number = {name: i for i, name in enumerate(found)}
+    return tuple(found), np.array([number[top] for top in tops], np.int32)

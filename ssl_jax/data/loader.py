@@ -10,6 +10,10 @@ ones every epoch. Process p of P takes the contiguous rows [p * B/P, (p + 1) * B
 batch: the block that a batch sharded over a mesh in process order keeps on p. Every draw is keyed
 by (seed, epoch, record index): neither workers, processes nor restarts change a sample.
 
+A recipe with repeats R (repeated augmentation, Hoffer et al. 2020) takes the next D = ceil(B / R)
+records of the permutation for a batch of B. Row i is record i % D of them, and its "epoch", which
+keys its draws, is the pass epoch(r) * R + i // D over the data.
+
 The unit of work is a batch, or in worker processes a few rows of one: each worker holds some units
 that are finished, and batches of large images would take all memory. grain handles a unit as one
 element, so it costs little per record.
@@ -76,10 +80,12 @@ class Loader:
     without end by default.
 
     A batch has one views.recipe.Group per group name and
-      "source_size" [b,2] float32 (height, width), "index" [b] int32 (record), "epoch" [b] int32;
+      "source_size" [b,2] float32 (height, width), "index" [b] int32 (record), "epoch" [b] int32
+        (with repeats the pass over the data);
       "replaced" [b] bool: the record was unreadable and the next readable one of the source stands
         in for it, while "index" stays that of the unreadable one;
-      "source" [b,H,W,3] uint8 or float32, the images themselves, only with crop_on="device".
+      "source" [b,H,W,3] uint8 or float32, the images themselves, only with crop_on="device";
+      "label" [b] int32, only where the recipe asks for labels, of the image that is shown.
 
     A few batches are prepared ahead: by two threads (workers=0), or by `workers` spawned processes.
     These need an `if __name__ == "__main__"` guard in the caller's script, and each fills its own
@@ -113,9 +119,10 @@ class Loader:
             raise InputError (each process counts those it met since it started).
 
         Raises:
-          InputError: here for values that do not fit each other, from the iterator for images that
-          do not fit.
+          InputError: here for values that do not fit each other, from the iterator for images or
+          labels that do not fit.
         """
+        check_labels(source, recipe)
         _check(
             source, batch_size, seed, workers, crop_on, process_count, start_record, max_unreadable
         )
@@ -208,36 +215,55 @@ class _Batches:
 
     def __getitem__(self, number):
         b, unit = divmod(number, len(self._rows))
-        epoch, indices = self._order(b, self._rows[unit])
+        passes, indices = self._order(b, self._rows[unit])
         records = [self._readable(i) for i in indices]
         images = [record["image"] for record, _ in records]
         self._check_images(images, indices)
         sizes = [image.shape[:2] for image in images]
-        draw = functools.partial(recipes.draw, self._recipe, seed=self._seed, epoch=epoch)
-        drawn = [draw(index=i, source_size=size) for i, size in zip(indices, sizes, strict=True)]
+        streams = [
+            dict(seed=self._seed, epoch=p, index=i) for p, i in zip(passes, indices, strict=True)
+        ]
+        draw = functools.partial(recipes.draw, self._recipe)
+        drawn = [draw(**s, source_size=size) for s, size in zip(streams, sizes, strict=True)]
         crops = None
         if not self._on_device:
             crops = [
-                recipes.crop_host(self._recipe, image, row)
-                for image, row in zip(images, drawn, strict=True)
+                recipes.crop_host(self._recipe, image, row, **stream)
+                for image, row, stream in zip(images, drawn, streams, strict=True)
             ]
         batch = {
             **{name: _group(name, drawn, crops) for name in drawn[0]},
             "source_size": np.array(sizes, np.float32),
             "index": np.array(indices, np.int32),
-            "epoch": np.full(len(indices), epoch, np.int32),
+            "epoch": np.array(passes, np.int32),
             "replaced": np.array([replaced for _, replaced in records]),
         }
+        if self._recipe.classes:
+            batch["label"] = self._labels([record for record, _ in records], indices)
         if self._on_device:
             batch["source"] = np.stack(images)
         return batch
 
     def _order(self, b, rows):
-        """(epoch, record indices) of some rows of global batch b."""
+        """(passes over the data, record indices) of some rows of global batch b."""
         epoch, step = divmod(b, len(self._source) // self._batch_size)
-        start = step * self._batch_size
+        repeats = self._recipe.repeats
+        distinct = math.ceil(self._batch_size / repeats)  # records of a batch
         order = permutation(len(self._source), self._seed, epoch)
-        return epoch, order[start + rows.start : start + rows.stop].tolist()
+        row = np.arange(rows.start, rows.stop)
+        passes = epoch * repeats + row // distinct
+        return passes.tolist(), order[step * distinct + row % distinct].tolist()
+
+    def _labels(self, records, indices):
+        """int32 [b]. Each record must have a label among the classes."""
+        labels = [record.get("label") for record in records]
+        for i, label in zip(indices, labels, strict=True):
+            if label is None or not 0 <= label < self._recipe.classes:
+                raise InputError(
+                    f"{self._source.name(i)} (or what replaces it) has the label {label}; wanted"
+                    f" are labels from 0 to {self._recipe.classes - 1}"
+                )
+        return np.array(labels, np.int32)
 
     def _readable(self, index):
         """(record, replaced): record `index` or, if that fails, the next one that works (after the
@@ -286,6 +312,21 @@ def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
     order = np.argsort(bits.random_raw(length), kind="stable")
     order.flags.writeable = False
     return order
+
+
+def check_labels(source: Any, recipe: recipes.ViewRecipe) -> None:
+    """Refuses a source without the labels that a recipe asks for. Raises InputError."""
+    if not recipe.classes or source.num_classes == recipe.classes:
+        return
+    if source.num_classes is None:
+        raise InputError(
+            f"{source!r} has no labels, which this method learns from; use a set with labels (a"
+            " TFDS set, or a folder with a subfolder per class)"
+        )
+    raise InputError(
+        f"{source!r} has {source.num_classes} classes, but the method is set to {recipe.classes};"
+        " set the method's `classes` to those of the data"
+    )
 
 
 def _check(source, batch_size, seed, workers, crop_on, process_count, start_record, share):

@@ -69,7 +69,7 @@ def photos(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarra
     """
     rng = generator(_PHOTOS, seed, split, i, size)
     label = int(rng.integers(NUM_CLASSES))
-    return {"image": _window(rng, split, label, size), "label": label}
+    return {"image": window(rng, split, label, size), "label": label}
 
 
 def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarray]:
@@ -81,8 +81,8 @@ def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, n
     Args: as `photos`.
     Returns:
       dict(image uint8 [S,S,3] (three equal channels), mask uint8 [S,S] (the class of each pixel),
-      boxes float32 [n,4] (y, x, height, width of a region in pixels), labels int64 [n]) with n = 2
-      or 3.
+      boxes float32 [n,4] (y, x, height, width of a region in pixels), box_labels int32 [n]) with
+      n = 2 or 3.
     Raises:
       ValueError: an argument is outside of its range.
     """
@@ -92,14 +92,14 @@ def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, n
     owner = _regions(rng, count, size)
     image = np.empty((size, size, 3), np.uint8)
     for k, label in enumerate(labels):
-        window = cv2.cvtColor(_window(rng, split, label, size), cv2.COLOR_RGB2GRAY)
-        np.copyto(image, window[..., None], where=(owner == k)[..., None])
+        gray = cv2.cvtColor(window(rng, split, label, size), cv2.COLOR_RGB2GRAY)
+        np.copyto(image, gray[..., None], where=(owner == k)[..., None])
     visible = [k for k in range(count) if (owner == k).any()]
     return {
         "image": image,
         "mask": labels.astype(np.uint8)[owner],
         "boxes": np.array([bounding_box(owner == k) for k in visible], np.float32),
-        "labels": labels[visible],
+        "box_labels": labels[visible].astype(np.int32),
     }
 
 
@@ -131,8 +131,9 @@ def _part(image, split):
     return np.ascontiguousarray(image[:, first:last])
 
 
-def _window(rng, split, label, size):
-    """A square window of the photograph of this class, turned and resized: uint8 [S,S,3]."""
+def window(rng: np.random.Generator, split: str, label: int, size: int) -> np.ndarray:
+    """A square window of the photograph of this class, turned and resized: uint8 [S,S,3], the
+    caller's own."""
     source = _photographs(split)[label]
     for _ in range(_DRAWS):
         side = int(rng.integers(_WINDOW[0], _WINDOW[1] + 1))

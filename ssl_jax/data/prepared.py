@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.data import decode
+from ssl_jax.data import base, decode
 
 
-class Prepared:
+class Prepared(base.Source):
     """Another source, resized to a square and/or kept in RAM once decoded.
 
     size: 0 leaves images as they are; otherwise short side to `size` (antialiased bicubic), then
@@ -20,10 +20,9 @@ class Prepared:
     def __init__(self, source: Any, *, size: int = 0, cache: bool = False):
         self._source, self._side = source, int(size)
         self._cache: dict[int, dict] | None = {} if cache else None
-        self.size = (self._side, self._side) if size else source.size
-        self.num_classes, self.has_masks = source.num_classes, source.has_masks
-        for name in ("class_names", "mask_names"):
-            setattr(self, name, getattr(source, name, None))
+        self._take_facts(source)
+        if size:
+            self.size = (self._side, self._side)
 
     def __len__(self):
         return len(self._source)
@@ -41,6 +40,17 @@ class Prepared:
 
     def name(self, i: int) -> str:
         return self._source.name(i)
+
+    def shape(self, i: int) -> tuple[int, int]:
+        """(H, W) of image i, without decoding it where the source can do so."""
+        return self.size if self.size is not None else base.shape(self._source, i)
+
+    @property
+    def unresized(self) -> Any:
+        """The source of the records as they were before they were resized; itself where none
+        are."""
+        inner = getattr(self._source, "unresized", self._source)
+        return inner if self._side or inner is not self._source else self
 
     def _read(self, i):
         record = self._source[i]

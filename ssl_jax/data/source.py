@@ -6,20 +6,29 @@ A source is any picklable object with
     s[i]             dict: "image" uint8 [H,W,3] (in memory also float32 in [0,1]), "label" int
                      (absent without labels), "mask" uint8 [H,W] (class per pixel, 255 = ignore;
                      absent without masks), "boxes" float32 [n,4] (y, x, height, width in pixels;
-                     optional). Raises decode.Unreadable if it cannot be decoded.
+                     absent without boxes, [0,4] for an image without objects), "box_labels" int32
+                     [n] (absent where boxes have no classes), "sequence" str and "frame" int
+                     (videos). Raises decode.Unreadable if it cannot be decoded.
     s.name(i)        path or id of record i, for messages
     s.num_classes    number of label classes, None without labels
     s.has_masks      whether records have "mask"
-    s.class_names    names of the label classes, s.mask_names of the classes of masks; None or
-                     absent where nobody knows them
+    s.has_boxes      whether records have "boxes"
+    s.num_box_classes   number of classes of boxes, None where they have none
+    s.class_names    names of the label classes, s.mask_names of the classes of masks, s.box_names
+                     of those of boxes; None where nobody knows them
     s.size           (H, W) if all images have this size, None if they differ or nobody knows
+    s.shape(i)       (H, W) of image i, without decoding its pixels where that is possible
+    s.sequences      {name: range of records} of a video set, else None
+    s.image_ids      ids of the images in s.annotations, a COCO JSON file; None for all other sets
     repr(s)          the same text in every process and run
 
 and safe to read from several threads. Arrays of a record are not to be written to: a cache may hand
-them out again.
+them out again. `base.Source` is one that knows nothing; a source of your own that lacks what came
+later (has_boxes, shape, ...) counts as one without boxes, and `base.shape(s, i)` decodes.
 
-Kinds of a config: `embedded`, `folder`, `tfds`. `arrays` holds images in memory, `prepared` resizes
-and keeps those of another source.
+Kinds of a config: `embedded`, `folder`, `tfds`, and known data sets in the folders of their
+official downloads (`layouts`). `arrays` holds images in memory, `prepared` resizes and keeps those
+of another source, `subset` takes some of them.
 """
 
 from collections.abc import Mapping
@@ -28,27 +37,99 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import embedded
+from ssl_jax.data import classes, embedded, layouts, subset
+from ssl_jax.data.base import Source
 from ssl_jax.data.embedded import GeneratedSource
 from ssl_jax.data.folder import Folder
 from ssl_jax.data.lookup import nearest
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.tfds import Tfds
 
-KINDS = (*embedded.SETS, "folder", "tfds")
+KINDS = (*embedded.SETS, "folder", "tfds", *layouts.KINDS)
+# What an evaluation may need of a set; sequences: videos with masks.
+NEEDS = ("labels", "masks", "boxes", "sequences")
+# What kinds have; of "folder" and "tfds" it depends on the files and keys.
+_HAVE = {
+    "photos": ("labels",),
+    "photo_collages": ("masks", "boxes"),
+    "voc": ("masks", "boxes"),
+    "moving_shapes": ("masks", "sequences"),
+    "davis": ("masks", "sequences"),
+    "coco": ("boxes",),
+    "tfds": ("labels", "masks", "boxes"),
+}
+_SEGMENTED = tuple(kind for kind in layouts.KINDS if kind not in ("coco", "davis"))
+# Keys that only some kinds use.
+_ONLY = {
+    "list": ("folder", "tfds", "coco", *_SEGMENTED),
+    "images": ("tfds",),
+    "masks": ("folder", "tfds"),
+    "mask_suffix": ("folder",),
+    "boxes": ("folder", "tfds"),
+    "class_names": ("folder", "tfds", *_SEGMENTED),
+    "class_map": ("folder", "tfds", *_SEGMENTED),
+    "reduce_zero_label": ("folder", "tfds", *_SEGMENTED),
+    "raw_labels": _SEGMENTED,
+}
 
 
 def defaults() -> dict:
-    """The keys that name a set of images: of the section `data`, and of each evaluation."""
+    """The keys that name a set of images: of the section `data`, and of each evaluation.
+
+    Training uses images alone, so what says how masks and boxes are read is free.
+    """
     return dict(
         kind=key(
             "photos",
-            'what the set is: "photos" and "photo_collages" are embedded (no download)',
+            'what the set is: "photos", "photo_collages" and "moving_shapes" are embedded (no'
+            ' download), "voc" and those that follow are official downloads',
             choices=KINDS,
         ),
         name=key("", "name of a TFDS set"),
         dir=key("", "folder of images, or TFDS data directory", free=True),
         split=key("train", 'part of the set; TFDS slices such as "train[:10%]" work'),
+        list=key(
+            "",
+            "text file with names or relative paths of images, one a line, that restricts a folder,"
+            ' a TFDS or a known set; "" = all',
+        ),
+        images=key("", 'TFDS: name of the feature with the images; "" = the usual ones'),
+        masks=key(
+            "",
+            "where masks of classes are. Folder: a folder in it or a path from /, with a file of"
+            ' the same stem for each image; TFDS: name of a feature, "" = the usual ones',
+            free=True,
+        ),
+        mask_suffix=key(
+            "", 'end of the names of mask files: "_mask" for a.jpg and a_mask.png', free=True
+        ),
+        boxes=key(
+            "",
+            "where boxes are. Folder: a folder of XML files, or a COCO JSON file, in whose name"
+            ' {split} stands for the split; TFDS: name of a sequence ("objects"), "" = the first',
+            free=True,
+        ),
+        class_names=key(
+            "", "text file with the names of the classes of masks and boxes, one a line", free=True
+        ),
+        class_map=key(
+            (),
+            "classes of the values 0, 1, ... of masks, 255 = ignore; () = the values are classes",
+            free=True,
+        ),
+        reduce_zero_label=key(
+            False,
+            "class 0 of masks is ignored, all others move down by one (VOC without background)",
+            free=True,
+        ),
+        ignore=key(
+            255, "value of mask pixels that are ignored, like 255", least=0, most=255, free=True
+        ),
+        raw_labels=key(
+            False,
+            "known sets: keep the values of the mask files (Cityscapes: 34 ids, not 19 classes)",
+            free=True,
+        ),
         length=key(
             10000,
             "number of generated images (embedded sets); records are counted in 32 bits",
@@ -77,41 +158,98 @@ def check(name: str, section: ConfigDict, folder: str) -> None:
         raise InputError(
             f'{name}.dir is ""; {name}.kind="folder" needs the folder that holds the images'
         )
+    if section.kind in layouts.KINDS and not folder:
+        raise InputError(
+            f'{name}.dir is ""; {name}.kind="{section.kind}" needs the folder of the download'
+        )
     if section.kind == "tfds" and not section.name:
         raise InputError(
             f'{name}.name is ""; {name}.kind="tfds" needs the name of a set, for example "cifar10"'
         )
+    for entry, kinds in _ONLY.items():
+        if section[entry] and section.kind not in kinds:
+            raise InputError(
+                f"{name}.{entry} is {section[entry]!r}, which means nothing for"
+                f' {name}.kind="{section.kind}"; it is for {", ".join(kinds)}'
+            )
+    classes.table(section.class_map, ignore=section.ignore)
+
+
+def may_have(section: ConfigDict, need: str) -> bool:
+    """Whether a set that this section names can have one of NEEDS; an opened one says for sure,
+    see `has`."""
+    if section.kind == "folder":
+        return need == "labels" or bool(section.get(need))
+    return need in _HAVE.get(section.kind, ("masks",))
+
+
+def has(source: Any, need: str) -> bool:
+    """Whether a source has one of NEEDS."""
+    if need == "labels":
+        return source.num_classes is not None
+    if need == "sequences":
+        return bool(getattr(source, "sequences", None))
+    return bool(getattr(source, f"has_{need}", False))
 
 
 def make_source(
-    config: ConfigDict | Mapping[str, Any], *, split: str | None = None
-) -> "GeneratedSource | Folder | Tfds | Prepared":
+    config: ConfigDict | Mapping[str, Any], *, split: str | None = None, list: str | None = None
+) -> Source:
     """The source that a `data` section of the config describes.
 
     Args:
-      config: ConfigDict or dict with `kind`, `split`; `name` (tfds), `dir` (folder, tfds), `length`
-        (generated sets); `size` (0: native) and `cache` (off if absent) for all.
+      config: ConfigDict or dict with `kind`, `split`, and the keys of `defaults` that its kind uses
+        (`class_map` may be a dict here); `cache` (off if absent) for all.
       split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split
-        ("train[:10%]").
+        ("train[:10%]"), a list of a known set.
+      list: instead of config["list"].
 
     Raises:
       InputError: names the key and what would be right.
     """
     kind = config.get("kind")
     split = split or config.get("split") or "train"
+    list = config.get("list", "") if list is None else list
     size = config.get("size", 0)
     if size < 0:
         raise InputError(f"data.size must be 0 (native) or a number of pixels, got {size}")
-    source: GeneratedSource | Folder | Tfds
-    if kind in embedded.SETS:
-        source = GeneratedSource(kind, split, config.get("length", 0), size=size or embedded.SIZE)
-    elif kind == "folder":
-        source = Folder(config.get("dir", ""), split)
-    elif kind == "tfds":
-        source = Tfds(config.get("name", ""), config.get("dir"), split)
-    else:
+    if kind not in KINDS:
         raise InputError(
             f"data.kind: one of {', '.join(KINDS)}, not {kind!r}{nearest(kind, KINDS)}"
         )
+    if kind in embedded.SETS:
+        source: Source = GeneratedSource(
+            kind, split, config.get("length", 0), size=size or embedded.SIZE
+        )
+    else:
+        source = _from_files(kind, config, split)
+    if list:
+        if kind not in _ONLY["list"]:
+            raise InputError(f'data.list: {list!r} cannot restrict data.kind="{kind}"')
+        source = subset.listed_records(source, list)
     cache = bool(config.get("cache", False))
     return Prepared(source, size=size, cache=cache) if size or cache else source
+
+
+def _from_files(kind: str, config: ConfigDict | Mapping[str, Any], split: str) -> Source:
+    """A source of a kind that is not embedded."""
+    names = config.get("class_names", "")
+    common: dict[str, Any] = dict(
+        class_names=classes.read_names(names) if names else (),
+        rules=dict(
+            class_map=config.get("class_map", ()),
+            reduce_zero_label=config.get("reduce_zero_label", False),
+            ignore=config.get("ignore", classes.IGNORE),
+        ),
+    )
+    places = {entry: config.get(entry, "") for entry in ("masks", "boxes")}
+    if kind == "folder":
+        suffix = config.get("mask_suffix", "")
+        return Folder(config.get("dir", ""), split, mask_suffix=suffix, **places, **common)
+    if kind == "tfds":
+        images = config.get("images", "")
+        return Tfds(
+            config.get("name", ""), config.get("dir"), split, images=images, **places, **common
+        )
+    raw = config.get("raw_labels", False)
+    return layouts.open_layout(kind, config.get("dir", ""), split, raw_labels=raw, **common)

@@ -2,49 +2,98 @@
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data import decode
+from ssl_jax.data import boxes as boxes_lib
+from ssl_jax.data import classes, decode
+from ssl_jax.data.base import Source
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked, listed, nearest
 
+IMAGES = ("image", "image_left")
+MASKS = ("segmentation_mask", "annotation", "segmentation_label")
+FILE_NAMES = ("file_name", "filename", "image/filename", "id", "image/id", "image_id")
 
-class Tfds:
+
+class Tfds(Source):
     """A prepared TFDS data set in random-access form (ArrayRecord), read by `tfds.data_source`
     without TensorFlow.
 
-    Uses the features `image`, `label` and `segmentation_mask`; decodes lazily and with the same
-    code as a folder."""
+    Uses the feature `label`, and those of images, masks and boxes that its arguments name; decodes
+    lazily and with the same code as a folder. Of boxes, crowds (`is_crowd`) are left out."""
 
-    def __init__(self, name: str, data_dir: str | os.PathLike | None, split: str = "train"):
+    def __init__(
+        self,
+        name: str,
+        data_dir: str | os.PathLike | None,
+        split: str = "train",
+        *,
+        images: str = "",
+        masks: str = "",
+        boxes: str = "",
+        class_names: Sequence[str] = (),
+        rules: Mapping[str, Any] | None = None,
+    ):
         """Opens the set.
 
         Args:
           name: as TFDS takes it, "name[/config][:version]".
           data_dir: the folder that holds the data sets; None or "": TFDS's own default.
           split: TFDS split, slices included.
+          images, masks: names of features; "": the first of IMAGES or MASKS that the set has.
+          boxes: name of the sequence ("objects") with a feature of boxes and maybe `label`; "": the
+            first sequence that has boxes.
+          class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
         Raises:
-          InputError: naming what exists for a wrong folder, name or split; for a set without
-          images.
+          InputError: naming what exists for a wrong folder, name, split or feature; for a set
+            without images.
         """
         self._name, self._split = name, split
-        self._records = _open_tfds(name, data_dir, split)
+        self._records, self._image, self._mask = _open_tfds(name, data_dir, split, images, masks)
         features = self._records.dataset_info.features
         label = features["label"] if "label" in features else None
         self.num_classes = getattr(label, "num_classes", None)
-        self.class_names = getattr(label, "names", None)
-        self.has_masks = "segmentation_mask" in features
-        self.size = self._declared_size(features["image"].shape)
+        self.class_names = _names(label)
+        self.has_masks = self._mask is not None
+        if self.has_masks:
+            names = _names(features[self._mask])
+            self._table, self.mask_names = classes.final(rules or {}, names, given=class_names)
+        self._objects, self._bbox = _boxes_feature(name, features, boxes)
+        self.has_boxes = self._objects is not None
+        if self.has_boxes:
+            inner = features[self._objects].feature
+            box_label = inner["label"] if "label" in inner else None
+            self.num_box_classes = getattr(box_label, "num_classes", None)
+            self.box_names = _names(box_label)
+        self._file_name = next((key for key in FILE_NAMES if key in features), None)
+        self.size = self._declared_size(features[self._image].shape)
+        self._check_first_mask()
+
+    def _check_first_mask(self):
+        """Masks of the wrong kind are found here, not after a run that left them all out."""
+        if not self.has_masks:
+            return
+        try:
+            record, name = self._read(0)
+            image = _pixels(record[self._image], name)
+        except Unreadable:
+            return  # says nothing about masks
+        try:
+            self._classes(record, name, image.shape[:2])
+        except Unreadable as error:
+            raise InputError(f"data.masks: {error}") from error
 
     def _declared_size(self, shape):
         """(H, W) of the image feature if it is fixed and record 0 keeps to it (some sets do not),
         else None.
         """
         try:
-            size = self[0]["image"].shape[:2]
+            size = self.shape(0)
         except Unreadable:
             return None
         return size if size == tuple(shape[:2]) else None
@@ -52,24 +101,79 @@ class Tfds:
     def __len__(self):
         return len(self._records)
 
-    def __getitem__(self, i):
+    def _read(self, i):
+        """(record i as TFDS gives it, its name)."""
         name = self.name(i)
         try:
-            record = self._records[int(i)]
+            return self._records[int(i)], name
         except Exception as error:  # array_record and protobuf have no common error class
             raise Unreadable(name, " ".join(str(error).split()) or type(error).__name__) from error
-        sample = {"image": _pixels(record["image"], name)}
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        record, name = self._read(i)
+        sample: dict[str, Any] = {"image": _pixels(record[self._image], name)}
+        shape = sample["image"].shape[:2]
         if self.num_classes is not None:
             sample["label"] = int(record["label"])
         if self.has_masks:
-            sample["mask"] = _classes(record["segmentation_mask"], name)
+            sample["mask"] = self._classes(record, name, shape)
+        if self.has_boxes:
+            sample |= self._boxes(record[self._objects], shape)
         return sample
+
+    def _classes(self, record, name, shape):
+        """The mask of a record whose image has this shape (H, W): uint8 [H,W]."""
+        mask = _values(record[self._mask], name)
+        if mask.shape != shape:
+            sizes = ["x".join(map(str, size)) for size in (mask.shape, shape)]
+            raise Unreadable(name, f"the mask has {sizes[0]} pixels, the image {sizes[1]}")
+        try:
+            return classes.apply(self._table, mask)
+        except ValueError as error:
+            raise Unreadable(name, str(error)) from error
+
+    def _boxes(self, objects, shape):
+        """{"boxes", "box_labels" if they have classes} of a record."""
+        # Without TensorFlow a sequence comes as a list, flat if it is empty or of one box.
+        corners = np.asarray(objects[self._bbox], np.float32).reshape(-1, 4)
+        labels = None
+        if self.num_box_classes is not None:
+            labels = np.asarray(objects["label"], np.int32).reshape(-1)
+        if "is_crowd" in objects:
+            kept = ~np.asarray(objects["is_crowd"], bool).reshape(-1)
+            corners, labels = corners[kept], None if labels is None else labels[kept]
+        found = boxes_lib.from_corners(corners, labels, shape, scale=shape)
+        return {"boxes": found.boxes} | ({} if labels is None else {"box_labels": found.labels})
+
+    def shape(self, i: int) -> tuple[int, int]:
+        """(H, W) of image i from its header; the record is read, no pixel decoded."""
+        record, name = self._read(i)
+        value = record[self._image]
+        return decode.image_shape(value, name) if isinstance(value, bytes) else value.shape[:2]
 
     def name(self, i: int) -> str:
         return f"{self._name}/{self._split}/{checked(i, len(self))}"
 
+    def list_names(self) -> list[str]:
+        """What `data.list` may name: the file name or id of each record. Reads the whole set once.
+
+        Raises InputError if records have neither.
+        """
+        if self._file_name is None:
+            raise InputError(
+                f"data.list: the records of {self._name} have no file name or id (none of"
+                f" {', '.join(FILE_NAMES)})"
+            )
+        if self._names is None:
+            values = (self._read(i)[0][self._file_name] for i in range(len(self)))
+            self._names = [v.decode() if isinstance(v, bytes) else str(v) for v in values]
+        return self._names
+
+    _names: list[str] | None = None
+
     def __repr__(self):
-        return f"Tfds({self._name!r}, {self._split!r}, images={len(self)})"
+        masks = f", {classes.told(self._table, self._mask)}" if self.has_masks else ""
+        return f"Tfds({self._name!r}, {self._split!r}, images={len(self)}{masks})"
 
 
 def _pixels(value, name):
@@ -79,16 +183,64 @@ def _pixels(value, name):
     return np.broadcast_to(np.asarray(value, np.uint8), (*value.shape[:2], 3))
 
 
-def _classes(value, name):
+def _values(value, name):
     """A mask feature, encoded or decoded ([H,W] or [H,W,1]), as uint8 [H,W]."""
     if isinstance(value, bytes):
         return decode.decode_mask(value, name)
-    return np.asarray(value, np.uint8).reshape(value.shape[:2])
+    value = np.asarray(value)
+    if value.ndim != 2 and value.shape[2:] != (1,):
+        raise Unreadable(name, f"a mask needs one channel, this one has shape {value.shape}")
+    return value.astype(np.uint8).reshape(value.shape[:2])
 
 
-def _open_tfds(name, data_dir, split):
-    """The `tfds.data_source` of an image set, its images left encoded. InputError for whatever does
-    not exist.
+def _names(feature):
+    """Names of the classes of a feature, None if it has none."""
+    names = getattr(feature, "names", None)
+    return tuple(names) if names else None
+
+
+def _feature(key, name, features, wanted, usual):
+    """The feature that `data.KEY` names, or the first usual one, or None. InputError for one that
+    does not exist."""
+    if wanted and wanted not in features:
+        raise InputError(
+            f"data.{key}: {name} has no feature {wanted!r}; its features: {listed(list(features))}"
+            f"{nearest(wanted, list(features))}"
+        )
+    return wanted or next((one for one in usual if one in features), None)
+
+
+def _boxes_feature(name, features, wanted):
+    """(sequence, its feature of boxes) that `wanted` ("objects" or "objects/bbox") names, or the
+    first there is; (None, None) for a set without boxes."""
+    found = [
+        (sequence, key)
+        for sequence, feature in features.items()
+        for key, inner in (getattr(feature, "feature", None) or {}).items()
+        if hasattr(inner, "bbox_format")
+    ]
+    if wanted:
+        found = [pair for pair in found if wanted in (pair[0], "/".join(pair))]
+        if not found:
+            raise InputError(
+                f"data.boxes: {name} has no sequence of boxes {wanted!r}; its features:"
+                f" {listed(list(features))}"
+            )
+    if not found:
+        return None, None
+    sequence, key = found[0]
+    form = features[sequence].feature[key].bbox_format
+    if getattr(form, "value", "REL_YXYX") != "REL_YXYX":
+        raise InputError(
+            f"data.boxes: the boxes {sequence}/{key} of {name} are {form.value}; only REL_YXYX, the"
+            " usual form of TFDS, is read"
+        )
+    return sequence, key
+
+
+def _open_tfds(name, data_dir, split, images, masks):
+    """(`tfds.data_source` of an image set, its images left encoded; the features of images and of
+    masks, None without these). InputError for whatever does not exist.
     """
     import tensorflow_datasets as tfds  # half a second, only for those who use it
 
@@ -117,26 +269,29 @@ def _open_tfds(name, data_dir, split):
         raise InputError(
             f"data.name: cannot open {name!r} in {folder}; found: {listed(versions)}"
         ) from error
-    if "image" not in info.features:
+    image = _feature("images", name, info.features, images, IMAGES)
+    mask = _feature("masks", name, info.features, masks, MASKS)
+    if image is None:
         raise InputError(
             f"data.name: {name} has no feature 'image'; its features: {listed(list(info.features))}"
+            "; if one of them holds images, name it in data.images"
         )
     try:
-        records = info.splits[split].num_examples
+        count = info.splits[split].num_examples
     except (ValueError, KeyError, AssertionError) as error:
         splits = listed(list(info.splits))
         raise InputError(
             f"data.split: {name} has {splits} and slices such as train[:10%], not {split!r}"
         ) from error
-    if not records:
+    if not count:
         raise InputError(f"data.split: {split!r} of {name} holds no record")
     decoders = {
         key: tfds.decode.SkipDecoding()
-        for key in ("image", "segmentation_mask")
-        if key in info.features and isinstance(info.features[key], tfds.features.Image)
+        for key, feature in info.features.items()
+        if isinstance(feature, tfds.features.Image)
     }
     try:
-        return tfds.data_source(
+        records = tfds.data_source(
             name, data_dir=folder, split=split, download=False, decoders=decoders
         )
     # NotImplementedError for TFRecord files, FileNotFoundError for missing shards.
@@ -144,6 +299,7 @@ def _open_tfds(name, data_dir, split):
         raise InputError(
             f"data.dir: {name} in {folder} cannot be read by index: {_first_sentence(error)}"
         ) from error
+    return records, image, mask
 
 
 def _prepared_sets(folder):

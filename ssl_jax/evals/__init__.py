@@ -1,4 +1,4 @@
-"""Evaluation of frozen features: k-NN, linear probe, dense retrieval, PSNR, RankMe.
+"""Evaluation of frozen features: k-NN, linear probe, retrieval, dense retrieval, videos, PSNR, ...
 
     encoder = ssl_jax.load("runs/a")
     evals.evaluate(encoder, encoder.config, tasks=("knn", "dense"))  # {"knn": 81.2, ...}
@@ -8,9 +8,36 @@ A config names its evaluations (`section`), each has a type (`registry`), and ru
 that draw them, `pictures.render` and `curves`, import matplotlib and are not imported here.
 """
 
-from ssl_jax.evals import dense, detection, features, knn, linear, pictures, psnr, rank, yolos
+from ssl_jax.evals import (
+    box_knn,
+    classify,
+    collapse,
+    davis,
+    decode,
+    dense,
+    detection,
+    features,
+    frechet,
+    imagenet9,
+    knn,
+    linear,
+    logistic,
+    metrics,
+    pictures,
+    psnr,
+    purity,
+    quality,
+    rank,
+    reconstruct,
+    retrieval,
+    segment,
+    stability,
+    tsne,
+    yolos,
+)
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
-from ssl_jax.evals.features import Extracted, extract, raw_pixels, subset
+from ssl_jax.evals.features import Extracted, extract, subset
+from ssl_jax.evals.pixels import raw_pixels
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, chosen, defaults, folder, headings, keys, named, new
 from ssl_jax.evals.table import comparison_table
@@ -24,10 +51,15 @@ __all__ = [
     "Extracted",
     "Type",
     "add",
+    "box_knn",
     "cases",
     "check",
     "chosen",
+    "classify",
+    "collapse",
     "comparison_table",
+    "davis",
+    "decode",
     "defaults",
     "dense",
     "detection",
@@ -35,19 +67,30 @@ __all__ = [
     "extract",
     "features",
     "folder",
+    "frechet",
     "headings",
+    "imagenet9",
     "keys",
     "knn",
     "linear",
+    "logistic",
+    "metrics",
     "named",
     "new",
     "pictures",
     "psnr",
+    "purity",
+    "quality",
     "rank",
     "raw_pixels",
+    "reconstruct",
     "register",
+    "retrieval",
     "run",
+    "segment",
     "sources",
+    "stability",
     "subset",
+    "tsne",
     "yolos",
 ]

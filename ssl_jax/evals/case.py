@@ -12,6 +12,7 @@ from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.features import Extracted, extract, images_of, subset
+from ssl_jax.evals.tokens import DENSE
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 
@@ -25,7 +26,8 @@ class Case:
     config: the evaluation's section. train, test: sources of its images.
     seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
     extracted: features that evaluations of this network on the same images share; filled on demand.
-    shared: whether all processes work on this, see `features.extract`.
+    shared, cache: whether all processes work on this, and where features are kept; see
+      `features.extract`.
     """
 
     encoder: Any
@@ -37,30 +39,41 @@ class Case:
     batch_size: int = 64
     extracted: dict = field(default_factory=dict)
     shared: bool = True
+    cache: str = ""
 
-    def features(self, tokens: str = "image") -> tuple[Extracted, Extracted]:
-        """Features of the training and the test images.
+    def features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
+        """Features of the training and the test images, see `part`."""
+        return self.part("train", tokens, layers), self.part("test", tokens, layers)
 
-        Every image is encoded once for all evaluations with the same data, examples and crop.
+    def part(self, name: str, tokens: str = "image", layers: int = 1) -> Extracted:
+        """Features of the training or the test images alone.
 
-        tokens: "image" (one vector each) or "patches".
+        Every image is encoded once for all evaluations with the same data, examples, crop and
+        choice.
+
+        name: "train" or "test". tokens: of `tokens.KINDS` for one vector each, or "patches".
+        layers: see `tokens.reader`.
         """
-        known = (*_images(self.config), self.config.crop, tokens)
+        known = (*_images(self.config), self.config.crop, tokens, layers, name)
         if known not in self.extracted:
-            counts = self.config.train_examples, self.config.test_examples
-            self.extracted[known] = tuple(
-                extract(
-                    self.encoder,
-                    source,
-                    batch_size=self.batch_size,
-                    indices=subset(len(source), count, self.seed),
-                    image=tokens == "image",
-                    patches=tokens == "patches",
-                    crop=self.config.crop,
-                    multiple=self.patch,
-                    shared=self.shared,
-                )
-                for source, count in zip((self.train, self.test), counts)
+            c, dense = self.config, tokens == DENSE
+            source, count = {
+                "train": (self.train, c.train_examples),
+                "test": (self.test, c.test_examples),
+            }[name]
+            self.extracted[known] = extract(
+                self.encoder,
+                source,
+                batch_size=self.batch_size,
+                indices=subset(len(source), count, self.seed),
+                image=not dense,
+                patches=dense,
+                token="image" if dense else tokens,
+                layers=layers,
+                crop=c.crop,
+                multiple=self.patch,
+                shared=self.shared,
+                cache=self.cache,
             )
         return self.extracted[known]
 
@@ -86,10 +99,17 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     for name, c in section.chosen(config, tasks).items():
         known = _images(c)
         if known not in opened:
-            parts = (c.data.split, c.train_examples), (c.data.test_split, c.test_examples)
-            opened[known] = tuple(
-                _cached(make_source(c.data, split=split), count) for split, count in parts
+            data = c.data
+            parts = (
+                (data.split, data.get("list", ""), c.train_examples),
+                (data.test_split, data.get("test_list", ""), c.test_examples),
             )
+            opened[known] = tuple(
+                _cached(make_source(data, split=split, list=names), count)
+                for split, names, count in parts
+            )
+        for source in opened[known]:
+            section.check_source(name, c, source)
         result[name] = opened[known]
     return result
 
@@ -127,6 +147,7 @@ def cases(
         batch_size=config.evals.batch_size,
         extracted={},
         shared=shared,
+        cache=config.evals.cache,
     )
     return {
         name: Case(encoder, c, *sources_of[name], **common)

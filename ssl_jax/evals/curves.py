@@ -44,7 +44,15 @@ _PLOTS = (
     _Plot(
         "Usage and agreement",
         "share",
-        lambda n: n.endswith(("usage", "agreement", "bootstrapping_ratio", "fill")),
+        lambda n: n.endswith(("usage", "agreement", "fill")),
+        noisy=True,
+    ),
+    # CrIBo figure 6, there against epochs: (Z_1 + Z_2) / (2 K) of a batch, of all K clusters of an
+    # image (share) or of those that exist (ratio).
+    _Plot(
+        "Objects whose neighbour leads back",
+        "bootstrapping ratio",
+        lambda n: n.endswith(("bootstrapping_ratio", "bootstrapping_share")),
         noisy=True,
     ),
     _Plot("Reconstruction", "PSNR, dB", lambda n: n == "psnr", noisy=True),

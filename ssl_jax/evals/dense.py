@@ -3,12 +3,13 @@ table 1).
 
 CrIBo leaves open the similarity, the votes, the level of the score and the treatment of ignored
 pixels. Here: cosine; plain votes, or softmax(similarity / 0.1); training patches whose majority
-label is "ignore" are dropped; mIoU over patches and over pixels.
+label is "ignore" are dropped; mIoU over patches and over pixels. Images may differ in size; the
+bank may be larger than the memory of a device or, in a file, of the machine.
 """
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,15 +18,23 @@ from numpy.typing import ArrayLike
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
-from ssl_jax.evals import features, knn
+from ssl_jax.evals import features, knn, store, tokens
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.metrics import ABSENT, class_iou, confusion, mean_iou
 from ssl_jax.evals.pictures import segmentation
 from ssl_jax.evals.pictures.base import IGNORE, Picture
-from ssl_jax.evals.registry import register
+from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.evals.store import Grids
 
 NEIGHBOURS = 50
 TEMPERATURE = 0.1  # of the softmax vote
-ABSENT = ("zero", "skip")
+PROTOCOLS = {
+    "cribo": Protocol(
+        "CrIBo tables 1 and 4: VOC 2012 (augmented) and ADE20K at their native sizes",
+        dict(data=dict(size=0), crop=0, k=NEIGHBOURS, subsample=(1, 8, 64, 128), runs=5),
+    )
+}
+_BLOCK = 2**18  # test patches that are searched for at a time
 _SHOWN = 6  # test images of the picture
 
 
@@ -44,16 +53,22 @@ def defaults() -> dict:
             ' 0 (as mmsegmentation), "skip" leaves it out of the mean',
             choices=ABSENT,
         ),
-        subsample=key(1, "keep one training image in this many", "images", above=0),
-        runs=key(1, "draws of that subsample, averaged", "draws", above=0),
+        subsample=key(
+            (1,),
+            "keep one training image in so many; each is reported, and the first is the score",
+            "images",
+            above=0,
+        ),
+        runs=key(5, "draws of a subsample above 1, averaged", "draws", above=0),
+        layers=tokens.layers_key(),
     )
 
 
 class Retrieval(NamedTuple):
-    """Predictions of N test images and their scores."""
+    """Predictions of N test images and their scores; lists where the images differ in size."""
 
-    predicted: np.ndarray  # [N, h, w] int32, class of each patch
-    truth: np.ndarray  # [N, h, w] int32, majority label of each patch, 255 = ignore
+    predicted: Any  # [N, h, w] int32, class of each patch
+    truth: Any  # [N, h, w] int32, majority label of each patch, 255 = ignore
     patch_iou: np.ndarray  # [c] float64, NaN for classes that do not count, see `class_iou`
     pixel_iou: np.ndarray  # the same, predictions enlarged by nearest neighbour to the masks' size
 
@@ -101,6 +116,7 @@ def nearest_streamed(
     queries: np.ndarray,
     bank: np.ndarray,
     *,
+    rows: np.ndarray | None = None,
     k: int = NEIGHBOURS,
     query_chunk: int = 2048,
     bank_chunk: int = 65536,
@@ -109,39 +125,43 @@ def nearest_streamed(
     a running top k.
 
     Args:
-      queries: [q, d], bank: [n, d], on the host. k: limited to n.
-      query_chunk, bank_chunk: rows per device call; device memory holds the queries, one piece of
+      queries: [q, d], bank: [n, d], on the host. k: limited to the rows searched.
+      rows: ascending indices of the rows of the bank to search, read piece by piece; None: all.
+      query_chunk, bank_chunk: rows per device call; device memory holds 2^18 queries, one piece of
         the bank and [query_chunk, bank_chunk] similarities at most. Results do not depend on them.
 
     Returns:
       similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities
       in order of the index.
     """
-    if not len(bank) or not len(queries):
-        raise ValueError(
-            f"nothing to retrieve: {len(queries)} queries, {len(bank)} rows in the bank"
-        )
-    k, query_chunk = min(k, len(bank)), min(query_chunk, len(queries))
-    bank_chunk = max(min(bank_chunk, len(bank)), k)
-    pieces = [
-        knn.normalize(_padded(queries, start, query_chunk))
-        for start in range(0, len(queries), query_chunk)
-    ]
+    count = len(bank) if rows is None else len(rows)
+    if not count or not len(queries):
+        raise ValueError(f"nothing to retrieve: {len(queries)} queries, {count} rows in the bank")
+    k, query_chunk = min(k, count), min(query_chunk, len(queries))
+    bank_chunk = max(min(bank_chunk, count), k)
+    similarity = np.empty((len(queries), k), np.float32)
+    index = np.empty((len(queries), k), np.int32)
     nothing = jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32)
-    best = [nothing] * len(pieces)
-    for start in range(0, len(bank), bank_chunk):
-        part = knn.normalize(_padded(bank, start, bank_chunk))
-        where = jnp.arange(bank_chunk) < len(bank) - start
-        best = [_merge(piece, part, where, start, *b, k=k) for piece, b in zip(pieces, best)]
-    similarity, index = (
-        np.concatenate([np.asarray(x) for x in xs])[: len(queries)] for xs in zip(*best)
-    )
-    return similarity, index
+    for first in range(0, len(queries), _BLOCK):
+        starts = range(first, min(first + _BLOCK, len(queries)), query_chunk)
+        pieces = [knn.normalize(_padded(queries, start, query_chunk)) for start in starts]
+        best = [nothing] * len(pieces)
+        for start in range(0, count, bank_chunk):
+            chosen = None if rows is None else rows[start : start + bank_chunk]
+            part = knn.normalize(_padded(bank, start, bank_chunk, chosen))
+            where = jnp.arange(bank_chunk) < count - start
+            best = [_merge(piece, part, where, start, *b, k=k) for piece, b in zip(pieces, best)]
+        for start, (values, found) in zip(starts, best):
+            stop = min(start + query_chunk, len(queries))
+            similarity[start:stop] = np.asarray(values)[: stop - start]
+            index[start:stop] = np.asarray(found)[: stop - start]
+    return similarity, index if rows is None else rows[index].astype(np.int32)
 
 
-def _padded(rows, start, size):
-    """`size` rows from `start` on, filled up with zeros, so that every piece has one shape."""
-    part = np.asarray(rows[start : start + size], np.float32)
+def _padded(rows, start, size, chosen=None):
+    """`size` rows from `start` on, or the chosen ones, filled up with zeros, so that every piece
+    has one shape."""
+    part = np.asarray(rows[start : start + size] if chosen is None else rows[chosen], np.float32)
     return np.pad(part, ((0, size - len(part)), (0, 0)))
 
 
@@ -174,6 +194,7 @@ def retrieve(
     num_classes: int,
     k: int = NEIGHBOURS,
     rule: str = "plain",
+    rows: np.ndarray | None = None,
     **chunks: int,
 ) -> np.ndarray:
     """Class [q] int32 of each query patch [q, d] by a vote of its k nearest bank patches [n, d]
@@ -182,97 +203,91 @@ def retrieve(
     Args:
       rule: "plain" (one vote per neighbour) or "softmax" (weights softmax(similarity / 0.1)). Equal
         scores go to the lowest class.
-      chunks: see `nearest_streamed`.
+      rows, chunks: see `nearest_streamed`.
     """
     if rule not in ("plain", "softmax"):
         raise ValueError(f'the vote is "plain" or "softmax", got {rule!r}')
-    similarity, index = nearest_streamed(queries, bank, k=k, **chunks)
-    return np.asarray(
-        _vote(
-            jnp.asarray(np.asarray(bank_labels, np.int32)[index]),
-            similarity,
-            num_classes=num_classes,
-            rule=rule,
+    labels = np.asarray(bank_labels, np.int32)
+    classes = []
+    for start in range(0, len(queries), _BLOCK):
+        similarity, index = nearest_streamed(
+            queries[start : start + _BLOCK], bank, rows=rows, k=k, **chunks
         )
-    )
-
-
-def confusion(
-    truth: ArrayLike, predicted: ArrayLike, *, num_classes: int, ignore: int = IGNORE
-) -> np.ndarray:
-    """[c, c] int64 counts, rows: truth, columns: prediction; places where the truth is `ignore` do
-    not count.
-    """
-    truth, predicted = np.asarray(truth).ravel(), np.asarray(predicted).ravel()
-    valid = truth != ignore
-    pairs = truth[valid].astype(np.int64) * num_classes + predicted[valid]
-    return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def class_iou(counts: ArrayLike, absent: str = "zero") -> np.ndarray:
-    """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix [c, c].
-
-    NaN for classes neither in the truth nor predicted. One that is only predicted is 0 with
-    absent="zero", as in mmsegmentation (`IoUMetric`), and NaN with "skip".
-    """
-    if absent not in ABSENT:
-        raise ValueError(f"absent is one of {', '.join(ABSENT)}, got {absent!r}")
-    counts = np.asarray(counts, np.float64)
-    hit, truth = np.diag(counts), counts.sum(axis=1)
-    union = truth + counts.sum(axis=0) - hit
-    counted = (union if absent == "zero" else truth) > 0
-    return np.where(counted, hit / np.maximum(union, 1), np.nan)
-
-
-def mean_iou(iou: ArrayLike) -> float:
-    """Mean (0..1) over the classes that count, those that are not NaN."""
-    counted = np.isfinite(iou)
-    if not counted.any():
-        raise ValueError("no labelled place: every pixel or patch is ignored")
-    return float(np.mean(np.asarray(iou)[counted]))
+        found = _vote(jnp.asarray(labels[index]), similarity, num_classes=num_classes, rule=rule)
+        classes.append(np.asarray(found))
+    return np.concatenate(classes)
 
 
 def segment(
-    train: np.ndarray,
-    train_masks: np.ndarray,
-    test: np.ndarray,
-    test_masks: np.ndarray,
+    train: np.ndarray | Grids,
+    train_masks: np.ndarray | Grids,
+    test: np.ndarray | Grids,
+    test_masks: np.ndarray | Grids,
     *,
     num_classes: int,
     k: int = NEIGHBOURS,
     rule: str = "plain",
     absent: str = "zero",
+    images: Sequence[int] | np.ndarray | None = None,
     **chunks: int,
 ) -> Retrieval:
     """Labels the patches of test images by retrieval from the training images.
 
     Args:
-      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore).
+      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); or Grids.
       test, test_masks: likewise for N images.
       k, rule, chunks: see `retrieve`. absent: see `class_iou`.
+      images: the training images to retrieve from; None: all.
 
     Raises:
       ValueError: every training patch is ignored, or shapes do not fit.
     """
-    dim = train.shape[-1]
-    labels = patch_labels(train_masks, train.shape[1:3], num_classes=num_classes).ravel()
+    known = labels_of(train_masks, train, num_classes=num_classes)
+    of_image = np.repeat(np.arange(len(known)), [labels.size for labels in known])
+    labels = np.concatenate([labels.ravel() for labels in known])
     valid = labels != IGNORE
+    if images is not None:
+        valid &= np.isin(of_image, images)
     if not valid.any():
         raise ValueError("every training patch is ignored")
-    bank = train.reshape(-1, dim)
-    if not valid.all():
-        bank, labels = bank[valid], labels[valid]
-    truth = patch_labels(test_masks, test.shape[1:3], num_classes=num_classes)
-    predicted = retrieve(
-        bank, labels, test.reshape(-1, dim), num_classes=num_classes, k=k, rule=rule, **chunks
-    ).reshape(truth.shape)
-    enlarged = enlarge(predicted, test_masks.shape[1:])
-    return Retrieval(
-        predicted=predicted,
-        truth=truth,
-        patch_iou=class_iou(confusion(truth, predicted, num_classes=num_classes), absent),
-        pixel_iou=class_iou(confusion(test_masks, enlarged, num_classes=num_classes), absent),
+    truth = labels_of(test_masks, test, num_classes=num_classes)
+    found = retrieve(
+        store.rows_of(train),
+        labels,
+        store.rows_of(test),
+        num_classes=num_classes,
+        k=k,
+        rule=rule,
+        rows=None if valid.all() else np.flatnonzero(valid),
+        **chunks,
     )
+    ends = np.cumsum([labels.size for labels in truth])
+    predicted = [
+        found[end - labels.size : end].reshape(labels.shape) for labels, end in zip(truth, ends)
+    ]
+    counts = np.zeros((2, num_classes, num_classes), np.int64)
+    for right, guess, mask in zip(truth, predicted, test_masks):
+        enlarged = enlarge(guess[None], mask.shape)[0]
+        counts[0] += confusion(right, guess, num_classes=num_classes)
+        counts[1] += confusion(mask, enlarged, num_classes=num_classes)
+    one_size = not isinstance(test, Grids)
+    return Retrieval(
+        predicted=np.stack(predicted) if one_size else predicted,
+        truth=np.stack(truth) if one_size else truth,
+        patch_iou=class_iou(counts[0], absent),
+        pixel_iou=class_iou(counts[1], absent),
+    )
+
+
+def labels_of(
+    masks: np.ndarray | Grids, patches: np.ndarray | Grids, *, num_classes: int
+) -> list[np.ndarray]:
+    """[h, w] majority labels of the patches of each image, see `patch_labels`."""
+    shapes = [patches[i].shape[:2] for i in range(len(patches))]
+    return [
+        patch_labels(masks[i][None], shapes[i], num_classes=num_classes)[0]
+        for i in range(len(masks))
+    ]
 
 
 def enlarge(grids: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -280,60 +295,92 @@ def enlarge(grids: np.ndarray, size: Sequence[int]) -> np.ndarray:
     return grids.repeat(size[0] // grids.shape[1], axis=1).repeat(size[1] // grids.shape[2], axis=2)
 
 
-def num_mask_classes(*masks: np.ndarray) -> int:
+def num_mask_classes(*masks: np.ndarray | Grids) -> int:
     """1 + the largest label in the masks, `ignore` left out."""
-    return 1 + max(int(np.where(m == IGNORE, 0, m).max()) for m in masks)
+
+    def largest(mask):
+        return int(np.where(mask == IGNORE, 0, mask).max(initial=0))
+
+    return 1 + max(largest(mask) for part in masks for mask in part)
 
 
-def run(case: Case) -> dict[str, float]:
-    """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level. Means over `runs` draws of
-    one training image in `subsample`, drawn from the seed (CrIBo: 5 draws).
+def _classes(case, *masks):
+    """Number of classes of the masks. Raises InputError for labels that the set does not name."""
+    seen, names = num_mask_classes(*masks), getattr(case.test, "mask_names", None)
+    if names and seen > len(names):
+        raise InputError(
+            f"a mask of {case.test!r} has class {seen - 1}, but the set names {len(names)} classes,"
+            f" 0 to {len(names) - 1}; {IGNORE} means ignore"
+        )
+    return seen
 
-    Raises InputError for a set without masks.
-    """
-    train, test = case.features("patches")
+
+def _features(case):
+    """Training and test features with masks. Raises InputError for a set without masks."""
+    train, test = case.features(tokens.DENSE, case.config.layers)
     if train.masks is None or test.masks is None:
         raise InputError(
             "dense retrieval needs masks; point the evaluation's data at a set with masks, or leave"
             " it out of evals.tasks"
         )
-    assert train.patches is not None and test.patches is not None
+    return train, test
+
+
+def run(case: Case) -> dict[str, float]:
+    """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level; both with the first
+    subsample, and `dense_1in8`, ... with each of several. A subsample above 1 is the mean over
+    `runs` draws of training images, drawn from the seed (CrIBo: 5 draws), and `_sd` their standard
+    deviation.
+
+    Raises InputError for a set without masks, or with labels that it does not name.
+    """
+    train, test = _features(case)
     c = case.config
-    scores = []
-    for draw in range(c.runs if c.subsample > 1 else 1):
-        count = max(1, len(train.masks) // c.subsample)
-        rows = features.subset(len(train.masks), count, case.seed + draw)
-        whole = len(rows) == len(train.masks)
-        patches, masks = (
-            (train.patches, train.masks) if whole else (train.patches[rows], train.masks[rows])
-        )
-        result = segment(
-            patches,
-            masks,
-            test.patches,
-            test.masks,
-            num_classes=num_mask_classes(train.masks, test.masks),
-            k=c.k,
-            rule=c.vote,
-            absent=c.absent,
-        )
-        scores.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
-    patch, pixel = np.mean(scores, axis=0)
-    return {"dense": 100.0 * float(patch), "dense_pixel": 100.0 * float(pixel)}
+    classes = _classes(case, train.masks, test.masks)
+    scores: dict[str, float] = {}
+    for part in c.subsample:
+        draws = []
+        for draw in range(c.runs if part > 1 else 1):
+            count = max(1, len(train.masks) // part)
+            images = features.subset(len(train.masks), count, case.seed + draw)
+            try:
+                result = segment(
+                    train.patches,
+                    train.masks,
+                    test.patches,
+                    test.masks,
+                    num_classes=classes,
+                    k=c.k,
+                    rule=c.vote,
+                    absent=c.absent,
+                    images=None if part == 1 else images,
+                )
+            except ValueError as error:
+                raise InputError(
+                    f"dense retrieval from one training image in {part} ({count} images): {error}"
+                ) from error
+            draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
+        patch, pixel = 100.0 * np.mean(draws, axis=0)
+        name = "dense" if part == c.subsample[0] else f"dense_1in{part}"
+        scores |= {name: float(patch), f"{name}_pixel": float(pixel)}
+        if len(draws) > 1:
+            scores[f"{name}_sd"] = float(100.0 * np.std(draws, axis=0, ddof=1)[0])
+    return scores
 
 
 def figures(case: Case) -> dict[str, Picture]:
-    """{"segmentation": the first test images, their true classes and those retrieved}."""
-    train, test = case.features("patches")
-    assert train.patches is not None and test.patches is not None
-    assert train.masks is not None and test.masks is not None
+    """{"segmentation": the first test images, their true classes and those retrieved}; nothing for
+    images of different sizes."""
+    train, test = _features(case)
+    if isinstance(test.patches, Grids):
+        return {}
     masks = test.masks[:_SHOWN]
     result = segment(
         train.patches,
         train.masks,
         test.patches[:_SHOWN],
         masks,
-        num_classes=num_mask_classes(train.masks, test.masks),
+        num_classes=_classes(case, train.masks, test.masks),
         k=case.config.k,
         rule=case.config.vote,
     )
@@ -350,4 +397,12 @@ def figures(case: Case) -> dict[str, Picture]:
     }
 
 
-register("dense", run, defaults, heading="dense mIoU", needs="masks", figures=figures)
+register(
+    "dense",
+    run,
+    defaults,
+    heading="dense mIoU",
+    needs="masks",
+    figures=figures,
+    protocols=PROTOCOLS,
+)

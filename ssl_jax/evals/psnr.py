@@ -1,5 +1,7 @@
 """How well images are rebuilt from a network's tokens, on images it was not trained on."""
 
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 from ml_collections import ConfigDict
@@ -34,26 +36,39 @@ def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
     )
 
 
+def batches(case: Case) -> Iterator[tuple[np.ndarray, int]]:
+    """Test images [B, H, W, 3] of an evaluation and how many of the B count. All have one shape,
+    so that functions of them are compiled once: the last is filled up with its last image."""
+    index = subset(len(case.test), case.config.test_examples, case.seed)
+    for start in range(0, len(index), case.batch_size):
+        rows = index[start : start + case.batch_size]
+        filled = np.append(rows, np.repeat(rows[-1:], case.batch_size - len(rows)))
+        yield case.images(case.test, filled), len(rows)
+
+
+def rebuilt(case: Case) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """`batches` with what the network makes of them: images, rebuilt [B, H, W, 3], how many count.
+
+    Raises InputError for a network that rebuilds no images.
+    """
+    for images, count in batches(case):
+        extras = case.encoder(images, extras=True).extras
+        if not extras or "rebuilt" not in extras:
+            raise InputError(
+                f"{case.config.type} needs a network that rebuilds images, as STELLAR with"
+                " stellar.weights.reconstruction above 0; leave it out of evals.tasks, or use the"
+                ' type "decode", which trains a decoder for any network'
+            )
+        yield images, pixels(case.encoder.config, extras["rebuilt"]), count
+
+
 def run(case: Case) -> dict[str, float]:
     """`psnr`: mean over the test images, in dB.
 
     Raises InputError for a network that rebuilds no images.
     """
-    index = subset(len(case.test), case.config.test_examples, case.seed)
-    values: list[float] = []
-    for start in range(0, len(index), case.batch_size):
-        rows = index[start : start + case.batch_size]
-        # one shape for all batches, so one compilation: the last is filled up with its last image
-        filled = np.append(rows, np.repeat(rows[-1:], case.batch_size - len(rows)))
-        images = case.images(case.test, filled)
-        extras = case.encoder(images, extras=True).extras
-        if not extras or "rebuilt" not in extras:
-            raise InputError(
-                "psnr needs a network that rebuilds images, as STELLAR with"
-                " stellar.weights.reconstruction above 0; leave it out of evals.tasks"
-            )
-        values.extend(psnr(images, pixels(case.encoder.config, extras["rebuilt"]))[: len(rows)])
-    return {"psnr": float(np.mean(values))}
+    values = [psnr(images, found)[:count] for images, found, count in rebuilt(case)]
+    return {"psnr": float(np.concatenate(values).mean())}
 
 
 register("psnr", run, dict, heading="PSNR", baselines=BASELINES[:1])

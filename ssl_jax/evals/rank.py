@@ -19,7 +19,7 @@ def rank_me(features: ArrayLike) -> float:
 
 def run(case: Case) -> dict[str, float]:
     """`rank`: RankMe of the test images' features (not in percent)."""
-    _, test = case.features("image")
+    test = case.part("test")
     assert test.image is not None
     return {"rank": rank_me(test.image)}
 

@@ -17,6 +17,11 @@ def no_figures(case: object) -> dict:
     return {}
 
 
+def nothing_to_check(name: str, section: object) -> None:
+    """Default `check`: every combination of the keys can work."""
+    del name, section
+
+
 class Protocol(NamedTuple):
     """The settings of a type with which a paper's number was measured.
 
@@ -35,10 +40,14 @@ class Type(NamedTuple):
       the evaluation has the name of the type; the names of all others begin with it.
     defaults() -> dict of `config.Key`: the keys of its own; data, examples and crop all types have.
     heading: of the score that has the type's name, in tables and curves; "" = not shown there.
-    needs: "labels", "masks" or "boxes" of the images, "" = images alone.
-    figures(case) -> {name: pictures.Picture}: drawn at the end of a run, of the trained network.
+    needs: "labels", "masks" or "boxes" of the images, or "sequences" of them with masks; "" =
+      images alone.
+    figures(case) -> {name: pictures.Picture or pictures.Animation}: drawn at the end of a run, of
+      the trained network.
     baselines: of BASELINES, those that the scores of a trained network are compared with.
     protocols: {name: Protocol} of the papers that use it.
+    check(name, section): refuses settings that cannot work (a file is missing), before a run is
+      started; `name` is that of the section, for the message. Raises InputError.
     """
 
     run: Callable
@@ -48,6 +57,7 @@ class Type(NamedTuple):
     figures: Callable = no_figures
     baselines: tuple[str, ...] = BASELINES
     protocols: Mapping[str, Protocol] = MappingProxyType({})
+    check: Callable = nothing_to_check
 
 
 TYPES: dict[str, Type] = {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 from ml_collections import ConfigDict
 
 from ssl_jax import evals
@@ -27,6 +28,8 @@ class Evaluation:
 
     def __init__(self, config: ConfigDict, tasks: Sequence[str] | None = None):
         self.config = config
+        # An Encoder that gets the weights; None: that of the config's method.
+        self.network: Encoder | None = None
         self.tasks = tuple(evals.chosen(config, tasks))
         # Of the trained network as last compared, for the pictures.
         self._trained: dict[str, evals.Case] = {}
@@ -42,14 +45,24 @@ class Evaluation:
 
     def __call__(self, params: Any, constants: Any = None) -> dict[str, float]:
         """All scores of a network with these weights (the teacher's or the student's tree)."""
-        return evals.run(self._cases(Encoder(self.config, params, constants)))
+        return evals.run(self._cases(self._encoder(params, constants)))
+
+    def _encoder(self, params, constants):
+        if self.network is not None:
+            return self.network.with_params(params)
+        return Encoder(self.config, params, constants)
+
+    def _untrained(self):
+        """Weights before training."""
+        if self.network is not None and self.network.init is not None:
+            return self.network.init(jax.random.key(self.config.seed))
+        return state.initial_weights(bound(self.config), self.config.seed)
 
     def compare(self, params: Any, constants: Any = None) -> dict[str, dict[str, float]]:
         """{row: scores}: of the untrained network (same seed), of raw pixels and of `params`, in
         the order of evals.ROWS. A baseline has the scores of the evaluations that name it."""
-        untrained = state.initial_weights(bound(self.config), self.config.seed)
         networks = (
-            Encoder(self.config, untrained, constants),
+            self._encoder(self._untrained(), constants),
             evals.raw_pixels(self.config.model.patch),
         )
         results = {}
@@ -59,7 +72,7 @@ class Evaluation:
             results[row] = evals.run(
                 {name: c for name, c in cases if row in types[c.config.type].baselines}
             )
-        self._trained = self._cases(Encoder(self.config, params, constants))
+        self._trained = self._cases(self._encoder(params, constants))
         return results | {evals.TRAINED: evals.run(self._trained)}
 
     def table(self, results: Mapping[str, Mapping[str, float]]) -> str:
@@ -85,25 +98,25 @@ class Evaluation:
             title = f"{config.method}, batch {config.optim.batch_size}"
             titles = evals.headings(config, self.tasks)
             paths.append(curves.draw(metrics, folder, scores=scores, shown=titles, title=title))
-        encoder = Encoder(config, params, constants)
+        encoder = self._encoder(params, constants)
         cases = self._pictured(encoder)
-        if not cases:
-            return paths
+        # Images of many sizes fill no batch, so pictures of the network are not of them.
+        alike = [case for case in cases.values() if case.test.size is not None]
 
         def images(count, scenes=True):
-            fitting = (case for case in cases.values() if _needs_masks(case) == scenes)
-            shown = next(fitting, next(iter(cases.values())))
+            fitting = (case for case in alike if _needs_masks(case) == scenes)
+            shown = next(fitting, alike[0])
             return shown.images(shown.test, range(min(count, len(shown.test))))
 
         of_any = {"attention": attention, "pca": pca} if config.model.cls else {"pca": pca}
-        for name, module in of_any.items():
+        for name, module in of_any.items() if alike else ():
             drawn = functools.partial(module.draw, encoder, images(_SHOWN))
             paths += render.draw(drawn, folder, name)
         for name, case in cases.items():
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
             prefix = "" if name == case.config.type else f"{name}_"
             paths += render.draw(figures, folder, name, prefix)
-        if wanted := pictures.wanted(config.method):
+        if alike and (wanted := pictures.wanted(config.method)):
             paths += render.draw(
                 lambda: pictures.draw(encoder, images(*wanted)),
                 folder,

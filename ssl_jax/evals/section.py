@@ -30,13 +30,14 @@ from ssl_jax.data import source
 from ssl_jax.evals import registry
 
 ALL = "all"
-# Kinds of data that do not have what a type needs, and one that does.
-_LACKING = {
-    "labels": ("photo_collages",),
-    "masks": ("photos", "folder"),
-    "boxes": ("photos", "photo_collages", "folder"),
+# An embedded kind of data that has what a type needs.
+_DEFAULT_KIND = {
+    "labels": "photos",
+    "masks": "photo_collages",
+    "boxes": "photo_collages",
+    "sequences": "moving_shapes",
+    "": "photos",
 }
-_DEFAULT_KIND = {"labels": "photos", "masks": "photo_collages", "boxes": "tfds", "": "photos"}
 
 
 def defaults() -> dict:
@@ -46,6 +47,11 @@ def defaults() -> dict:
             tasks=key((ALL,), 'names of the evaluations that are run; "all" = each one, () = none'),
             every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
             batch_size=key(64, "per forward pass", "images", above=0, most=2**20),
+            cache=key(
+                "",
+                "folder in which features are kept, for the next evaluation of the same weights and"
+                ' images; "" = none',
+            ),
             picture_size=key(
                 0,
                 "shorter side of the images in pictures, square: larger ones show more patches;"
@@ -61,7 +67,10 @@ def defaults() -> dict:
 def _keys_of(type: str) -> dict:
     """The keys of one evaluation of that type."""
     definition = registry.get(type)
-    data = source.defaults() | dict(test_split=key("test", "part of the set that is scored"))
+    data = source.defaults() | dict(
+        test_split=key("test", "part of the set that is scored"),
+        test_list=key("", 'the same as `list`, of the part that is scored; "" = all'),
+    )
     return free_on_resume(
         dict(
             type=key(type, "what is measured", choices=tuple(registry.TYPES)),
@@ -155,16 +164,31 @@ def check(config: ConfigDict) -> None:
     tasks.check("evals.tasks", config.evals.tasks)
     for name, section in chosen(config).items():
         path, needs = f"evals.{name}", registry.get(section.type).needs
+        own = _keys_of(section.type)
         for entry, value in section.items():
-            if isinstance(value, tuple) and not value:
+            # Where "none" is the default, it is a choice.
+            if isinstance(value, tuple) and not value and own[entry].default:
                 raise InputError(f"{path}.{entry} is empty; give at least one number")
-        if section.data.kind in _LACKING.get(needs, ()):
+        if needs and not source.may_have(section.data, needs):
+            hint = "a folder of classes" if needs == "labels" else f"a folder with data.{needs}"
             raise InputError(
                 f'{path}.data.kind is "{section.data.kind}", which has no {needs} of the kind that'
-                f' the type "{section.type}" needs; use "{_DEFAULT_KIND[needs]}", a TFDS set with'
-                f" {needs}, or leave {name} out of evals.tasks"
+                f' the type "{section.type}" needs; use "{_DEFAULT_KIND[needs]}", {hint}, a TFDS'
+                f" set with {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))
+        registry.get(section.type).check(path, section)
+
+
+def check_source(name: str, section: ConfigDict, opened: Any) -> None:
+    """Refuses an opened source that lacks what the evaluation `name` needs. Raises InputError."""
+    needs = registry.get(section.type).needs
+    if needs and not source.has(opened, needs):
+        where = "" if needs == "labels" else f" (see evals.{name}.data.{needs})"
+        raise InputError(
+            f'evals.{name}: the type "{section.type}" needs {needs}, which {opened!r} does not'
+            f" have{where}; use a set with {needs}, or leave {name} out of evals.tasks"
+        )
 
 
 def folder(config: ConfigDict, section: ConfigDict) -> str:

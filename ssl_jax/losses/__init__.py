@@ -14,6 +14,7 @@ from ssl_jax.losses.ibot import ibot, ibot_patch
 from ssl_jax.losses.mae import mae, normalize_patches
 from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.losses.pairings import across_views, masked_patches
+from ssl_jax.losses.segmentation import dice, pixel_cross_entropy
 from ssl_jax.losses.sop import sop, sop_patch
 from ssl_jax.losses.stellar import stellar
 
@@ -24,6 +25,7 @@ __all__ = [
     "batch_softmax",
     "cribo_images",
     "cribo_objects",
+    "dice",
     "dino",
     "dinov2",
     "flsl",
@@ -32,6 +34,7 @@ __all__ = [
     "mae",
     "masked_patches",
     "normalize_patches",
+    "pixel_cross_entropy",
     "sop",
     "sop_patch",
     "stellar",

@@ -8,7 +8,19 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax.methods import cribo, dino, dinov2, flsl, ibot, mae, massl, sop, sove, stellar
+from ssl_jax.methods import (
+    cribo,
+    dino,
+    dinov2,
+    finetune,
+    flsl,
+    ibot,
+    mae,
+    massl,
+    sop,
+    sove,
+    stellar,
+)
 from ssl_jax.methods.base import (
     Features,
     Method,
@@ -67,7 +79,7 @@ def make(config: ConfigDict) -> Method:
     return get(config.method).make(config)
 
 
-for _module in (cribo, dino, dinov2, flsl, ibot, mae, massl, sop, sove, stellar):
+for _module in (cribo, dino, dinov2, finetune, flsl, ibot, mae, massl, sop, sove, stellar):
     _name = _module.__name__.rpartition(".")[2]
     register(_name, _module.make, _module.defaults, _module.check)
 

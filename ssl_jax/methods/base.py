@@ -152,6 +152,9 @@ class Method(NamedTuple):
         Where arrays of params and carry live if not where train.sharding puts them by itself.
     health(metrics) -> list of text
         Warnings "KIND: likely cause" from one row of metrics.
+    starts_evaluated: bool
+        With weights from elsewhere (`init_from`), whether student and teacher both start from the
+        network that is evaluated there, its teacher if it has one; see train.start.
     """
 
     views: ViewRecipe
@@ -165,6 +168,7 @@ class Method(NamedTuple):
     rules: Rules = DEFAULT_RULES
     placement: tuple[tuple[str, PartitionSpec], ...] = ()
     health: Callable = no_warnings
+    starts_evaluated: bool = False
 
 
 def shapes_of_constants(method: Method) -> Any:

@@ -2,18 +2,24 @@
 
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
 from ssl_jax.methods import multicrop
 from ssl_jax.methods.base import Features, Method
-from ssl_jax.models import vit
+from ssl_jax.models import vit, zoo
+
+_ROWS = "rows"  # axis of a mesh whose devices share batches out
 
 
 class Encoder:
@@ -24,6 +30,9 @@ class Encoder:
     constants: the method's frozen arrays, or None; some extras need them.
     step: of the run at which the weights were saved, or None; for people.
     features: `Method.features` of the network; None: those of the config's method.
+    init: key -> weights of the untrained network; None: those of the config's method.
+    mesh: of one axis, whose devices share every batch out; None: where the weights are. See
+      `across`.
     """
 
     def __init__(
@@ -33,8 +42,11 @@ class Encoder:
         constants: Any = None,
         step: int | None = None,
         features: Callable | None = None,
+        init: Callable | None = None,
+        mesh: Mesh | None = None,
     ):
         self.config, self.params, self.constants, self.step = config, params, constants, step
+        self.init, self.mesh = init, mesh
         self._features = bound(config).features if features is None else features
 
     def __repr__(self) -> str:
@@ -59,12 +71,77 @@ class Encoder:
         images = jnp.asarray(images)
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
-        apply = _compiled(self._features, tuple(layers), attention, extras)
-        return apply(self.params, images, self.constants)
+        apply = _compiled(self._features, tuple(layers), attention, extras, self.mesh)
+        if self.mesh is None:
+            return apply(self.params, images, self.constants)
+        count = len(images)
+        padded = jnp.pad(images, [(0, -count % self.mesh.size), *[(0, 0)] * 3], mode="edge")
+        found = apply(
+            self.params,
+            jax.device_put(padded, NamedSharding(self.mesh, PartitionSpec(_ROWS))),
+            self.constants,
+        )
+        return found if len(padded) == count else jax.tree.map(lambda x: x[:count], found)
+
+    def apply(
+        self,
+        params: dict[str, Any],
+        images: jax.Array,
+        *,
+        layers: Sequence[int] = (),
+        keys: jax.Array | None = None,
+        drop_path: float = 0.0,
+    ) -> vit.Tokens:
+        """Tokens of the vision transformer as a pure function of weights, for training it further.
+
+        Args:
+          params: of the vision transformer, as in `backbone`.
+          images: [B, H, W, 3] float in [0, 1]; layers: as in a call.
+          keys: [B] typed PRNG keys, one per image; with them stochastic depth of rate `drop_path`.
+        """
+        network = vit.vit(dataclasses.replace(self.shape, drop_path=drop_path, mask_token=False))
+        return network.apply(params, images, keys=keys, layers=layers)
+
+    @property
+    def backbone(self) -> dict[str, Any]:
+        """The weights of the vision transformer alone."""
+        return self.params.get("backbone", self.params)  # published weights have nothing else
+
+    @property
+    def shape(self) -> vit.ViTConfig:
+        """Of the vision transformer."""
+        section = self.config.model
+        return zoo.vit_config(section if "size" in section else {"size": "custom", **section})
 
     def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
-        return Encoder(self.config, params, self.constants, self.step, self._features)
+        return Encoder(
+            self.config, params, self.constants, self.step, self._features, self.init, self.mesh
+        )
+
+    def across(self, devices: Sequence[jax.Device]) -> "Encoder":
+        """The same network with its weights on each of these devices, which share every batch
+        out."""
+        mesh = Mesh(np.asarray(devices), (_ROWS,))
+        weights = jax.device_put(
+            (self.params, self.constants), NamedSharding(mesh, PartitionSpec())
+        )
+        return Encoder(
+            self.config, weights[0], weights[1], self.step, self._features, self.init, mesh
+        )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A hash of what the features depend on: weights, constants, method and shape."""
+        config = self.config.to_dict()
+        known = {name: config.get(name) for name in ("method", "model", config["method"])}
+        found = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode())
+        leaves, _ = jax.tree_util.tree_flatten_with_path((self.params, self.constants))
+        for path, leaf in leaves:
+            array = np.asarray(leaf)
+            found.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+            found.update(np.ascontiguousarray(array).tobytes())
+        return found.hexdigest()
 
 
 def published(shape: vit.ViTConfig, params: dict[str, Any], name: str) -> Encoder:
@@ -81,7 +158,7 @@ def published(shape: vit.ViTConfig, params: dict[str, Any], name: str) -> Encode
 
     of_method = multicrop.features_of(encoder, shape, token)
     config = FrozenConfigDict(dict(method=name, model=dataclasses.asdict(shape)))
-    return Encoder(config, params, features=features)
+    return Encoder(config, params, features=features, init=encoder.init)
 
 
 @functools.lru_cache(maxsize=8)
@@ -91,10 +168,15 @@ def bound(config: FrozenConfigDict) -> Method:
 
 
 @functools.lru_cache(maxsize=32)
-def _compiled(features, layers, attention, extras):
+def _compiled(features, layers, attention, extras, mesh):
     def apply(params, images, constants):
         return features(
             params, images, layers=layers, attention=attention, extras=extras, constants=constants
         )
 
+    if mesh is not None:
+        rows, whole = PartitionSpec(_ROWS), PartitionSpec()
+        apply = jax.shard_map(
+            apply, mesh=mesh, in_specs=(whole, rows, whole), out_specs=rows, check_vma=False
+        )
     return jax.jit(apply)

@@ -82,6 +82,23 @@ def dino_head(
 
 
 @functools.cache
+def linear_head(
+    in_dim: int, out: int, norm: bool = False, init_std: float = 0.02, dtype: str = "float32"
+) -> Model:
+    """One linear layer, with `norm` behind a LayerNorm of its own: a classifier.
+
+    apply(params, x [..., in_dim]) -> float32 [..., out].
+    Parameters: "linear" (kernel, N(0, init_std^2), and bias, 0) and, if wanted, "norm".
+
+    Raises:
+      ValueError: impossible sizes.
+    """
+    _check_sizes(init_std, in_dim=in_dim, out=out)
+    build = functools.partial(_Linear, sizes=(in_dim, out), norm=norm, std=init_std, dtype=dtype)
+    return functional(build, _Linear.__call__)
+
+
+@functools.cache
 def prototypes(in_dim: int, out: int, dtype: str = "float32") -> Model:
     """The weight-normalised last layer of `dino_head` by itself, for several of them behind one
     `projection_head`.
@@ -104,6 +121,16 @@ class _Projection(nnx.Module):
 
     def __call__(self, x):
         return l2_normalize(_run_mlp(self.mlp, x))
+
+
+class _Linear(nnx.Module):
+    def __init__(self, key, sizes, norm, std, dtype):
+        self.norm = layers_lib.layer_norm(sizes[0], 1e-6) if norm else None
+        self.linear = layers_lib.linear(layers_lib.normal(key, sizes, std), dtype)
+
+    def __call__(self, x):
+        x = x if self.norm is None else self.norm(x)
+        return self.linear(x).astype(jnp.float32)
 
 
 class _Prototypes(nnx.Module):

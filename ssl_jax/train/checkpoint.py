@@ -250,7 +250,7 @@ def _raw_keys(state):
 
 
 @contextlib.contextmanager
-def full_disk_named(folder: Path):
+def full_disk_named(folder: Path) -> Iterator[None]:
     """Turns a write that failed for want of space, of a log for example, into one line: an
     InputError that names the folder.
     """

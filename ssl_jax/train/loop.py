@@ -44,8 +44,10 @@ def plan(config: ConfigDict, source: Any, keys: dict) -> Run:
     """Works out shapes and shardings of a resolved config; no array of the state is allocated.
 
     source: of the training images (see data.source). keys: as declared, see settings.keys.
+    Raises InputError for a source without the labels that the method learns from.
     """
     method = methods.make(config)
+    loader.check_labels(source, method.views)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
     optimizer, abstract = on_mesh(method, config, mesh)
     return Run(config, method, source, mesh, optimizer, method.constants(), keys, abstract)
@@ -72,7 +74,9 @@ def fresh_state(run: Run) -> state.TrainState:
         lambda constants: state.create(run.method, run.optimizer, run.config.seed, constants),
         out_shardings=shardings,
     )
-    return start.start_from(run.config, create(run.constants))
+    return start.start_from(
+        run.config, create(run.constants), evaluated=run.method.starts_evaluated
+    )
 
 
 def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:

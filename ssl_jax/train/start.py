@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import trees
-from ssl_jax.convert import fill, read, torch_in
+from ssl_jax.config import InputError
+from ssl_jax.convert import fill, own, read, torch_in
 from ssl_jax.train import checkpoint, sharding
 from ssl_jax.train.state import TrainState
 
@@ -19,7 +20,11 @@ from ssl_jax.train.state import TrainState
 _MODEL = ("gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
 
 
-def start_from(config: ConfigDict, fresh: TrainState) -> TrainState:
+# The first layer of a projection head, and where a classifier has it (methods.finetune).
+_FIRST_LAYER = {"hidden/linear/": "head/mlp/0/"}
+
+
+def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False) -> TrainState:
     """The state before step 0 with the weights that `config.init_from` names; what was taken is
     printed.
 
@@ -32,10 +37,12 @@ def start_from(config: ConfigDict, fresh: TrainState) -> TrainState:
     stage drops the teacher of the first).
 
     Args:
-      config: resolved. `init_from`: a weight file (see `read`), a Hugging Face folder, a run folder
-        of ours or one checkpoint of it; "": nothing happens. `init_only`: take nothing but what
-        lies below this path, for example "backbone".
+      config: resolved. `init_from`: a weight file (see `read`), a network that `api.save` wrote, a
+        Hugging Face folder, a run folder of ours or one checkpoint of it; "": nothing happens.
+        `init_only`: take nothing but what lies below this path, for example "backbone".
       fresh: as `train.state.create` made it, on its devices.
+      evaluated: student and teacher both start from the network that the source's authors
+        evaluate, its teacher if it has one.
 
     Returns:
       A TrainState with the shapes and shardings of `fresh`.
@@ -48,7 +55,10 @@ def start_from(config: ConfigDict, fresh: TrainState) -> TrainState:
     source = _source(config.init_from, jax.tree.leaves(fresh.params)[0].sharding.mesh)
 
     def filled(tree, part):
-        return fill.fill(tree, source.tree(part), only=config.init_only, model=config.model)
+        weights = source.tree("teacher" if evaluated else part)
+        if not config.init_only:
+            weights = _with_first_layer(tree, weights)
+        return fill.fill(tree, weights, only=config.init_only, model=config.model)
 
     goes_on = fresh.teacher is not None or source.method == config.method
     student = {**fresh.params, **({"constants": fresh.constants} if fresh.constants else {})}
@@ -57,7 +67,8 @@ def start_from(config: ConfigDict, fresh: TrainState) -> TrainState:
     reports, teacher = {"init_from": report}, None
     if fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
-        reports |= {"init_from, teacher": report} if len(source.trees) > 1 else {}
+        apart = len(source.trees) > 1 and not evaluated
+        reports |= {"init_from, teacher": report} if apart else {}
     if jax.process_index() == 0:
         for name, text in reports.items():
             print(f"{name}: {text}", flush=True)
@@ -72,6 +83,8 @@ def _source(path: str, mesh) -> fill.Source:
     folder = Path(path).expanduser()
     if folder.is_dir() and read.weight_file(folder) is None:
         return _own(folder, mesh)
+    if folder.is_file() and (network := own.read(folder)) is not None:
+        return _saved(folder, network)
     return torch_in.load(path)
 
 
@@ -85,18 +98,55 @@ def _own(path: Path, mesh) -> fill.Source:
             ("params", "teacher", "constants"),
             lambda shape: sharding.param_sharding(mesh, shape),
         )
-    title = f"{config.method} of ssl_jax, step {step}"
-    model = {name: config.model[name] for name in _MODEL if name in config.model}
-    constants = fields["constants"]
-    parts = {"student": fields["params"] | ({"constants": constants} if constants else {})}
+    parts = {"student": fields["params"] | _constants(fields["constants"])}
     if fields["teacher"] is not None:
         parts["teacher"] = fields["teacher"]
+    title = f"{config.method} of ssl_jax, step {step}"
+    return _source_of(path, title, config, parts)
+
+
+def _saved(path: Path, network: own.Saved) -> fill.Source:
+    """A network that `api.save` wrote: one tree, of a student or a teacher."""
+    config = config_lib.from_json(network.config)
+
+    def wide(array):
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        return np.asarray(array.astype(jnp.float32) if floating else array)
+
+    tree = jax.tree.map(wide, network.params | _constants(network.constants))
+    return _source_of(path, f"{config.method} of ssl_jax, saved", config, {"": tree})
+
+
+def _constants(tree) -> dict:
+    return {"constants": tree} if tree else {}
+
+
+def _source_of(path: Path, title: str, config, parts: dict) -> fill.Source:
+    model = {name: config.model[name] for name in _MODEL if name in config.model}
 
     def weights(tree):
         arrays = trees.flatten(tree)
         return fill.Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
 
     return fill.Source("", config.method, {part: weights(tree) for part, tree in parts.items()})
+
+
+def _with_first_layer(tree, weights: fill.Weights) -> fill.Weights:
+    """The weights with the first layer of their projection head where `tree` has it. Raises
+    InputError where they have neither."""
+    arrays, names = dict(weights.arrays), dict(weights.names)
+    for path in trees.flatten(tree):
+        for ours, theirs in _FIRST_LAYER.items():
+            if not path.startswith(ours) or path in arrays:
+                continue
+            other = path.replace(ours, theirs, 1)
+            if other not in arrays:
+                raise InputError(
+                    f"{weights.source} ({weights.title}) has no projection head whose first layer"
+                    " could go on in the classifier; set finetune.hidden=0"
+                )
+            arrays[path], names[path] = arrays[other], names[other]
+    return weights._replace(arrays=arrays, names=names)
 
 
 def _placed(tree, like):

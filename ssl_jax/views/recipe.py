@@ -8,6 +8,8 @@ batch size and devices do not change a sample.
 
 A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "index" [B] and "epoch"
 [B] int32; "replaced" [B] bool; and "source" [B, H, W, 3] uint8 or float32 where the device crops.
+Where the recipe asks for labels there is "label" [B] int32, to which `prepare` adds "partner" [B]
+int32, the label of the image that this one is mixed with, and "share" [B] float32 of its own.
 """
 
 import zlib
@@ -23,12 +25,20 @@ from numpy.typing import DTypeLike
 
 from ssl_jax.config import InputError, check_multiple
 from ssl_jax.views import boxes as boxes_lib
-from ssl_jax.views import crops, masks, section
+from ssl_jax.views import crops, erasing, masks, mixing, randaugment, section
+from ssl_jax.views.erasing import Erasing
 from ssl_jax.views.masks import MaskRecipe
+from ssl_jax.views.mixing import Mixing
 from ssl_jax.views.photometric import Photometric, augment, uniforms
+from ssl_jax.views.randaugment import RandAugment
 
 STREAM = 0x76696577  # "view": keeps these draws apart from other users of Philox with the same seed
-RESERVED = ("source", "source_size", "index", "epoch", "replaced", "stop")
+_AUGMENT = 0x61756764  # "augd": RandAugment's, so that it leaves crops and masks as they are
+_ERASING, _MIXING = 0x65726173, 0x6D697867  # "eras" and "mixg", folded into keys
+RESERVED = (
+    *("source", "source_size", "index", "epoch", "replaced", "stop"),
+    *("label", "partner", "share"),
+)
 
 
 class Group(NamedTuple):
@@ -68,6 +78,8 @@ class GroupRecipe:
       reuse: name of an earlier group; view v repeats the box and the flip of its view v, as far as
         it has one (STELLAR's first masked view shows the region of the main view). Further views
         are drawn as usual.
+      randaugment: of every view, on the host, or None; what the device crops does not get it.
+      erasing: of every view, after all other draws, or None.
 
     Raises:
       InputError: a value is out of range or contradicts another.
@@ -83,6 +95,8 @@ class GroupRecipe:
     mask: MaskRecipe | None = None
     inside: str = ""
     reuse: str = ""
+    randaugment: RandAugment | None = None
+    erasing: Erasing | None = None
 
     def __post_init__(self):
         section.KEYS["global_count"].check("count", self.count)
@@ -111,11 +125,25 @@ class GroupRecipe:
 
 @dataclass(frozen=True)
 class ViewRecipe:
-    """All views of one image: named groups, in order. Hashable, so it can be static under jit."""
+    """All views of one image: named groups, in order. Hashable, so it can be static under jit.
+
+    Attributes:
+      groups: (name, recipe) in order.
+      classes: number of classes of the labels that come with the images; 0 = no labels are wanted.
+      repeats: how often a batch shows each of its records, with other draws each time.
+      mix: how the images of a batch are mixed, or None. Needs labels.
+    """
 
     groups: tuple[tuple[str, GroupRecipe], ...]
+    classes: int = 0
+    repeats: int = 1
+    mix: Mixing | None = None
 
     def __post_init__(self):
+        if self.mix and not self.classes:
+            raise InputError("images can only be mixed with their labels; set classes")
+        if self.repeats < 1:
+            raise InputError(f"repeats is {self.repeats}; use at least 1")
         names = [name for name, _ in self.groups]
         if not names:
             raise InputError("a view recipe needs at least one group")
@@ -197,33 +225,53 @@ def _draw_masks(rng, group: GroupRecipe):
 
 
 def crop_host(
-    recipe: ViewRecipe, image: np.ndarray, drawn: dict[str, Drawn]
+    recipe: ViewRecipe,
+    image: np.ndarray,
+    drawn: dict[str, Drawn],
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    index: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Cuts the drawn views out of an image uint8 [H, W, 3] (InputError if not): {group: uint8 [V,
-    size, size, 3]}.
+    """Cuts the drawn views out of an image uint8 [H, W, 3] (InputError if not), and applies
+    RandAugment to those that want it: {group: uint8 [V, size, size, 3]}.
+
+    seed, epoch, index: as of `draw`; RandAugment is a pure function of them.
     """
-    return {
+    cut = {
         name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips)
         for name, group in recipe.groups
     }
+    if not any(group.randaugment for _, group in recipe.groups):
+        return cut
+    rng = np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, _AUGMENT, index]))
+    for name, group in recipe.groups:
+        if group.randaugment:
+            views = [randaugment.augment(view, group.randaugment, rng) for view in cut[name]]
+            cut[name] = np.stack(views)
+    return cut
 
 
 def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
-    """Makes the views of a batch: cuts them if the host did not, applies the photometric draws. For
-    use inside jit.
+    """Makes the views of a batch: cuts them if the host did not, applies the photometric draws,
+    erases and mixes. For use inside jit, on the whole batch.
 
-    Each view's key is fold_in(key(seed), epoch, index, group, view).
+    Each view's key is fold_in(key(seed), epoch, index, group, view); that of a batch which is mixed
+    is fold_in(key(seed), epoch, index) of its first row.
 
     Args:
       batch: see the module; images uint8 [0, 255] or float32 [0, 1]. A NaN in a float32 source
         reaches all views of its record and no other record.
 
     Returns:
-      the batch with float32 images [B, V, H, W, 3] in [0, 1] and without "source".
+      the batch with float32 images [B, V, H, W, 3] in [0, 1] (but what was erased) and without
+      "source", and with "partner" and "share" where it has labels.
     """
     out = {name: value for name, value in batch.items() if name != "source"}
     source = _rows(batch["source"]) if "source" in batch else None
-    u = uniforms(_keys(recipe, batch["epoch"], batch["index"], seed))
+    keys = _keys(recipe, batch["epoch"], batch["index"], seed)
+    u = uniforms(keys)
+    share = jnp.ones((), jnp.float32)
     first = 0
     for name, group in recipe.groups:
         views = batch[name]
@@ -234,9 +282,28 @@ def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
             rows = _rows(views.images)
         if group.photometric:
             rows = augment(rows, u[:, first : first + group.count], group.photometric)
+        if group.erasing:
+            own = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, _ERASING)))(
+                keys[:, first : first + group.count]
+            )
+            rows = erasing.erase(rows, own, group.erasing)
+        if recipe.mix:
+            rows, share = mixing.mix(rows, _batch_key(batch, seed), recipe.mix)
         first += group.count
         out[name] = views._replace(images=jnp.swapaxes(rows, -1, -2))
+    if recipe.classes:
+        label = batch["label"]
+        out["partner"] = mixing.partners(label) if recipe.mix else label
+        out["share"] = jnp.broadcast_to(share, label.shape)
     return out
+
+
+def _batch_key(batch, seed: int):
+    """One key for all of a batch, from its first row."""
+    key = jax.random.key(seed, impl="threefry2x32")
+    for part in (_MIXING, batch["epoch"][0], batch["index"][0]):
+        key = jax.random.fold_in(key, part)
+    return key
 
 
 def _rows(images):
@@ -298,6 +365,8 @@ def abstract_batch(
         "epoch": shape(of=np.int32),
         "replaced": shape(of=np.bool_),
     }
+    if recipe.classes:
+        batch["label"] = shape(of=np.int32)
     if crop_on == "device":
         assert source_size is not None
         batch["source"] = shape(*source_size, 3, of=dtype)
@@ -319,6 +388,9 @@ def abstract_views(recipe: ViewRecipe, batch_size: int) -> dict:
     for name, _ in recipe.groups:
         images = jax.ShapeDtypeStruct(batch[name].images.shape, np.float32)
         batch[name] = batch[name]._replace(images=images)
+    if recipe.classes:
+        batch["partner"] = batch["label"]
+        batch["share"] = jax.ShapeDtypeStruct((batch_size,), np.float32)
     return batch
 
 

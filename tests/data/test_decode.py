@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from ssl_jax.data import decode
 from ssl_jax.data.decode import (
@@ -211,3 +211,30 @@ def test_mask_moves_with_its_image():
 def test_central_square():
     assert decode.central_square(10, 13) == (0.0, 1.5, 10.0)
     assert decode.central_square(13, 10) == (1.5, 0.0, 10.0)
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF"])
+def test_shape_is_that_of_the_decoded_image(file_format):
+    image = Image.fromarray(SMOOTH[:, :20])
+    for orientation in range(10):
+        stream = io.BytesIO()
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        image.save(stream, file_format, **({"exif": exif} if orientation else {}))
+        data = stream.getvalue()
+        assert decode.image_shape(data) == decode_image(data).shape[:2], orientation
+
+
+def test_shape_decodes_no_pixel(monkeypatch):
+    files = [encoded(SMOOTH, file_format) for file_format in ("JPEG", "PNG")]
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: 1 / 0)
+    assert all(decode.image_shape(data) == SMOOTH.shape[:2] for data in files)
+    # Broken behind the header: only decoding finds that.
+    assert decode.image_shape(files[0][:-20]) == SMOOTH.shape[:2]
+
+
+def test_shape_of_no_image(tmp_path):
+    with pytest.raises(Unreadable, match="not an image"):
+        decode.image_shape(b"text")
+    with pytest.raises(Unreadable, match="gone.png: no such file"):
+        decode.image_shape(tmp_path / "gone.png")

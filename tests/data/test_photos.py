@@ -33,11 +33,11 @@ def test_shapes_types_and_ranges(size):
         assert set(sample) == {"image", "label"} and 0 <= sample["label"] < photos.NUM_CLASSES
         assert sample["image"].shape == (size, size, 3) and sample["image"].dtype == np.uint8
     for sample in collages(20, size=size):
-        assert set(sample) == {"image", "mask", "boxes", "labels"}
+        assert set(sample) == {"image", "mask", "boxes", "box_labels"}
         assert sample["image"].shape == (size, size, 3) and sample["image"].dtype == np.uint8
         assert sample["mask"].shape == (size, size) and sample["mask"].dtype == np.uint8
         assert sample["boxes"].dtype == np.float32
-        assert sample["boxes"].shape == (len(sample["labels"]), 4)
+        assert sample["boxes"].shape == (len(sample["box_labels"]), 4)
 
 
 def test_every_photograph_is_drawn_and_regions_are_two_or_three():
@@ -45,8 +45,8 @@ def test_every_photograph_is_drawn_and_regions_are_two_or_three():
     counts = np.bincount(labels, minlength=photos.NUM_CLASSES)
     assert counts.min() > 15 and len(counts) == len(photos.CLASS_NAMES) == photos.NUM_CLASSES
     samples = collages(100)
-    assert {len(s["labels"]) for s in samples} == {2, 3}
-    assert all(len(set(s["labels"])) == len(s["labels"]) for s in samples)
+    assert {len(s["box_labels"]) for s in samples} == {2, 3}
+    assert all(len(set(s["box_labels"])) == len(s["box_labels"]) for s in samples)
 
 
 def test_the_label_is_the_photograph(flat_colours):
@@ -62,8 +62,10 @@ def test_the_mask_says_which_photograph_a_pixel_is_from(flat_colours):
 
 def test_boxes_bound_the_regions_exactly():
     for sample in collages(60, size=64):
-        assert set(np.unique(sample["mask"])) == set(sample["labels"].tolist())
-        for (y, x, h, w), label in zip(sample["boxes"].astype(int), sample["labels"], strict=True):
+        assert set(np.unique(sample["mask"])) == set(sample["box_labels"].tolist())
+        for (y, x, h, w), label in zip(
+            sample["boxes"].astype(int), sample["box_labels"], strict=True
+        ):
             outside = sample["mask"] == label
             inside = outside[y : y + h, x : x + w].copy()
             outside[y : y + h, x : x + w] = False

@@ -78,3 +78,22 @@ def test_cache_stays_home_when_pickled():
     copy = pickle.loads(pickle.dumps(records))
     assert len(pickle.dumps(records)) == empty
     same_record(copy[3], records[3])
+
+
+def test_boxes_keep_their_classes_and_the_source_its_facts():
+    boxes = [np.array([[0, 0, 4, 4], [4, 4, 4, 4]]), np.zeros((0, 4))]
+    images = np.stack([np.zeros((8, 16, 3), np.uint8)] * 2)
+    source = ArraySource(images, boxes=boxes, box_labels=[[3, 1], []])
+    records = Prepared(source, size=4, cache=True)
+    assert records.has_boxes and records.num_box_classes == 4 and not records.has_masks
+    # The central square is columns 4 to 12, at half the size: the first box is outside.
+    np.testing.assert_array_equal(records[0]["boxes"], [[0, 0, 2, 0], [2, 0, 2, 2]])
+    assert records[0]["box_labels"].tolist() == [3, 1]
+    assert records[1]["boxes"].shape == (0, 4) and records[1]["boxes"].dtype == np.float32
+
+
+def test_shape():
+    counting = Counting([{"image": np.zeros((5, 7, 3), np.uint8)}])
+    assert Prepared(counting, size=4).shape(0) == (4, 4) and counting.reads == 0
+    assert Prepared(counting, cache=True).shape(0) == (5, 7)  # the source has no cheaper way
+    assert not Prepared(counting, size=4).has_boxes  # nor does it know of boxes

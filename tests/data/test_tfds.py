@@ -93,6 +93,80 @@ def test_tfds_names_what_exists(change, message, tfds_dir):
     assert "\n" not in str(caught.value)
 
 
+BOXES = [[[0.25, 0, 0.75, 0.5], [0.5, 0.5, 1, 1]], [], [[0, 0.25, 1, 1]], [[0, 0, 1, 1]]]
+LABELS_OF_BOXES = [[2, 0], [], [1], [0]]
+
+
+def boxed(folder, **changes):
+    write_tfds(
+        folder,
+        "boxed",
+        {"train": range(4)},
+        mask=False,
+        label=False,
+        **dict(boxes=BOXES, box_labels=LABELS_OF_BOXES) | changes,
+    )
+    return dict(kind="tfds", name="boxed", dir=folder)
+
+
+def test_boxes(tmp_path):
+    records = make_source(boxed(tmp_path))
+    assert records.has_boxes and records.num_box_classes == 3 and not records.has_masks
+    assert records.box_names == ("red", "white", "platelet")
+    # (ymin, xmin, ymax, xmax) of 8 x 8 pixels
+    expected = ([[2, 0, 4, 4], [4, 4, 4, 4]], np.zeros((0, 4)), [[0, 2, 8, 6]], [[0, 0, 8, 8]])
+    for i, boxes in enumerate(expected):
+        record = records[i]
+        np.testing.assert_array_equal(record["boxes"], boxes)
+        assert record["boxes"].dtype == np.float32 and record["box_labels"].dtype == np.int32
+        assert record["box_labels"].tolist() == LABELS_OF_BOXES[i]
+    for name in ("objects", "objects/bbox"):
+        assert make_source(boxed(tmp_path / name) | dict(boxes=name)).has_boxes
+    with pytest.raises(InputError, match="data.boxes: boxed has no sequence of boxes 'things'"):
+        make_source(dict(kind="tfds", name="boxed", dir=tmp_path, boxes="things"))
+
+
+def test_boxes_without_classes_and_crowds(tmp_path):
+    records = make_source(boxed(tmp_path, box_labels=None, crowds=[[0, 1], [], [0], [1]]))
+    assert records.num_box_classes is None and records.box_names is None
+    np.testing.assert_array_equal(records[0]["boxes"], [[2, 0, 4, 4]])
+    assert "box_labels" not in records[0] and records[3]["boxes"].shape == (0, 4)
+
+
+def test_boxes_of_another_form_are_refused(tmp_path):
+    with pytest.raises(InputError, match="data.boxes: .*REL_XYXY; only REL_YXYX"):
+        make_source(boxed(tmp_path, bbox_format="REL_XYXY"))
+
+
+@pytest.mark.parametrize(
+    "image, mask, keys",
+    [
+        ("image", "annotation", {}),
+        ("image_left", "segmentation_label", {}),
+        ("photo", "truth", dict(images="photo", masks="truth")),
+    ],
+)
+def test_other_names_of_features(image, mask, keys, tmp_path):
+    write_tfds(tmp_path, "other", {"train": range(3)}, key=image, mask_key=mask)
+    config = dict(kind="tfds", name="other", dir=tmp_path) | keys
+    same_record(make_source(config)[1], {"image": IMAGES[1], "label": 1, "mask": MASKS[1]})
+    with pytest.raises(InputError, match="data.masks: other has no feature 'truht'"):
+        make_source(config | dict(masks="truht"))
+
+
+def test_names_and_rules_of_masks(tmp_path):
+    write_tfds(tmp_path, "other", {"train": range(3)})
+    (tmp_path / "names.txt").write_text("a\nb\nc\n")
+    config = dict(kind="tfds", name="other", dir=tmp_path, reduce_zero_label=True)
+    records = make_source(config | dict(class_names=str(tmp_path / "names.txt")))
+    assert records.mask_names == ("a", "b", "c") and records.shape(2) == (8, 8)
+    expected = np.where(MASKS[2] == 0, 255, MASKS[2].astype(int) - 1)
+    np.testing.assert_array_equal(records[2]["mask"], expected)
+    (tmp_path / "names.txt").write_text("a\nb\n")
+    with pytest.raises(InputError, match="data.masks: other/train/0: .*no class"):
+        make_source(config | dict(class_names=str(tmp_path / "names.txt")))
+
+
 def test_tfds_refuses_sets_without_images_or_random_access(tmp_path):
     write_tfds(tmp_path, "no_image", {"train": range(2)}, key="picture")
     with pytest.raises(

@@ -38,8 +38,11 @@ class Source:
     def name(self, i):
         return f"record/{i}"
 
+    def shape(self, i):
+        return self._images[i].shape[:2]
+
     def __repr__(self):
-        return f"Source({self._images.shape})"
+        return f"Source({len(self)} images)"
 
 
 def images(count, height=8, width=8, seed=0):
@@ -72,5 +75,5 @@ def case(type, train, test, **changes):
     """An evaluation whose features exist already: train and test have .image or .patches, and
     .labels or .masks."""
     return SimpleNamespace(
-        config=evals.new(type, **changes), seed=0, features=lambda tokens: (train, test)
+        config=evals.new(type, **changes), seed=0, features=lambda tokens, layers=1: (train, test)
     )

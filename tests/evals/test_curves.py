@@ -41,3 +41,14 @@ def test_running_mean_keeps_constants_and_the_length():
     np.testing.assert_allclose(curves.running_mean(np.full(10, 3.0), 4), 3)
     np.testing.assert_allclose(curves.running_mean([0, 3, 6, 9], 3), [1.5, 3, 6, 7.5])
     assert len(curves.running_mean([1.0, 2.0], 5)) == 2
+
+
+def test_bootstrapping_has_a_plot_of_its_own(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        curves, "_draw_plot", lambda ax, plot, table, n: drawn.update({plot.title: n})
+    )
+    names = ("bootstrapping_ratio", "bootstrapping_share", "object_usage")
+    curves.draw({"step": np.arange(3.0)} | {name: np.ones(3) for name in names}, tmp_path)
+    assert drawn["Objects whose neighbour leads back"] == list(names[:2])
+    assert drawn["Usage and agreement"] == ["object_usage"]

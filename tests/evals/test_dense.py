@@ -167,7 +167,9 @@ def test_enlarge_is_nearest():
 def _case(train_masks=_TRAIN_MASKS, test_masks=_TEST_MASKS, **changes):
     train = SimpleNamespace(patches=_TRAIN, masks=train_masks)
     test = SimpleNamespace(patches=_TEST, masks=test_masks)
-    return fakes.case("dense", train, test, k=15, **changes)
+    case = fakes.case("dense", train, test, k=15, **changes)
+    case.test = None  # no names of classes
+    return case
 
 
 def test_metrics_are_in_percent():
@@ -182,7 +184,7 @@ def test_metrics_are_in_percent():
 
 
 def test_subsampled_banks_are_averaged_and_follow_the_seed():
-    metrics = dense.run(_case(subsample=3, runs=2))
+    metrics = dense.run(_case(subsample=(3, 1), runs=2))
     singles = []
     for seed in (0, 1):
         rows = dense.features.subset(9, 3, seed)
@@ -191,7 +193,64 @@ def test_subsampled_banks_are_averaged_and_follow_the_seed():
         )
         singles.append(dense.mean_iou(found.patch_iou))
     assert metrics["dense"] == pytest.approx(100 * np.mean(singles))
+    assert metrics["dense_sd"] == pytest.approx(100 * np.std(singles, ddof=1))
     assert singles[0] != singles[1]
+    whole = dense.run(_case())
+    assert metrics["dense_1in1"] == whole["dense"] != metrics["dense"]
+    assert metrics["dense_1in1_pixel"] == whole["dense_pixel"]
+
+
+def _grids(arrays):
+    """The same values as Grids, in which the images could differ in size."""
+    shapes = np.asarray([a.shape[:2] for a in arrays])
+    return dense.Grids(np.concatenate([a.reshape(-1, *a.shape[2:]) for a in arrays]), shapes)
+
+
+def test_images_of_different_sizes_give_the_same():
+    """The test images are cut to different sizes; each patch finds what it found before."""
+    cuts = [(4, 4), (2, 3), (3, 4), (4, 1)]
+    whole = dense.segment(_TRAIN, _TRAIN_MASKS, _TEST, _TEST_MASKS, num_classes=3, k=15)
+    test = _grids([x[:h, :w] for x, (h, w) in zip(_TEST, cuts)])
+    masks = _grids([x[: 2 * h, : 2 * w] for x, (h, w) in zip(_TEST_MASKS, cuts)])
+    train, train_masks = _grids(_TRAIN), _grids(_TRAIN_MASKS)
+    found = dense.segment(train, train_masks, test, masks, num_classes=3, k=15)
+    counts = np.zeros((3, 3), int)
+    for i, (h, w) in enumerate(cuts):
+        np.testing.assert_array_equal(found.predicted[i], whole.predicted[i][:h, :w])
+        np.testing.assert_array_equal(found.truth[i], whole.truth[i][:h, :w])
+        counts += dense.confusion(found.truth[i], found.predicted[i], num_classes=3)
+    np.testing.assert_array_equal(found.patch_iou, dense.class_iou(counts))
+
+
+def test_a_bank_in_a_file_is_searched_without_a_copy(tmp_path, monkeypatch):
+    """Pieces of the bank are read one at a time, whatever rows of it count."""
+    bank = np.lib.format.open_memmap(
+        tmp_path / "bank.npy", mode="w+", dtype=np.float32, shape=(100, 6)
+    )
+    bank[:] = _RNG.normal(size=(100, 6))
+    rows, read = np.flatnonzero(_RNG.random(100) < 0.6), []
+    padded = dense._padded
+    monkeypatch.setattr(dense, "_padded", lambda *a: read.append(padded(*a)) or read[-1])
+    monkeypatch.setattr(dense, "_BLOCK", 8)
+    queries = _TEST.reshape(-1, 6)[:20]
+    similarity, index = dense.nearest_streamed(
+        queries, bank, rows=rows, k=5, query_chunk=3, bank_chunk=7
+    )
+    assert max(len(part) for part in read) == 7
+
+    def unit(x):
+        return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+    scores = unit(queries.astype(np.float64)) @ unit(np.asarray(bank[rows], np.float64)).T
+    np.testing.assert_array_equal(index, rows[np.argsort(-scores, axis=1)[:, :5]])
+    np.testing.assert_allclose(similarity, -np.sort(-scores, axis=1)[:, :5], atol=1e-6)
+
+
+def test_labels_that_the_set_does_not_name_are_refused():
+    case = _case()
+    case.test = SimpleNamespace(mask_names=("sky", "road"))
+    with pytest.raises(InputError, match="has class 2, but the set names 2 classes, 0 to 1"):
+        dense.run(case)
 
 
 def test_a_class_that_is_only_predicted_counts_or_not():

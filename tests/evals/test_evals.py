@@ -54,6 +54,24 @@ def test_all_tasks_on_raw_pixels(config):
     assert scores == evals.evaluate(evals.raw_pixels(4), config)
 
 
+def test_a_probe_on_random_crops_encodes_them_in_every_epoch(config):
+    shapes = []
+
+    def network(images):
+        shapes.append(images.shape)
+        return evals.raw_pixels(4)(images)
+
+    config.evals.tasks = ("linear",)
+    fixed = evals.evaluate(network, config)
+    assert shapes == [(8, 16, 16, 3)] * 5  # 24 training and 10 test images in batches of 8
+    shapes.clear()
+    config.evals.linear.crop_scale, config.evals.linear.batch = (0.3, 1.0), 7
+    moving = evals.evaluate(network, config)
+    # Two epochs of 22 images (two are held out), three batches of 7 each.
+    assert shapes == [(8, 16, 16, 3)] * 5 + [(7, 16, 16, 3)] * 6
+    assert fixed.keys() == moving.keys() and fixed != moving
+
+
 def test_evaluations_that_share_data_encode_it_once(config):
     calls = []
     fn, _ = fakes.counted_features()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import features
+from ssl_jax.evals import features, pixels
 from tests.evals import fakes
 
 
@@ -76,9 +76,19 @@ def test_unreadable_records_are_skipped_and_named():
     "source, options, message",
     [
         (
-            fakes.Source(fakes.images(2), size=None),
+            fakes.Source([*fakes.images(2), fakes.images(1, 3, 8)[0]], size=None),
+            {"multiple": 4},
+            r"smaller than one patch of 4 pixels \(record/2\)",
+        ),
+        (
+            fakes.Source([*fakes.images(2), fakes.images(1, 6, 8)[0]], size=None),
+            {"crop": 8},
+            "crop is 8 pixels but record/2 has 6x8",
+        ),
+        (
+            fakes.Source([*fakes.images(2), fakes.images(1, 6, 8)[0]], size=(8, 8)),
             {},
-            "differ in size; set data.size of the evaluation",
+            r"record/2 has 6x8 pixels, another size than Source",
         ),
         (fakes.Source(fakes.images(2), broken=(0, 1)), {}, "no readable image"),
         (fakes.Source(fakes.images(2)), {"crop": 9}, "crop is 9 pixels but the images are 8x8"),
@@ -94,6 +104,105 @@ def test_what_cannot_work_is_named(source, options, message):
     fn, _ = fakes.counted_features()
     with pytest.raises(InputError, match=message):
         features.extract(fn, source, batch_size=2, **options)
+
+
+def _sized(*sizes):
+    """A source of images and masks of these sizes."""
+    images = [fakes.images(1, *size, seed=i)[0] for i, size in enumerate(sizes)]
+    masks = [np.full(size, i, np.uint8) for i, size in enumerate(sizes)]
+    return fakes.Source(images, labels=np.arange(len(sizes)), masks=masks, size=None)
+
+
+def test_images_of_different_sizes_go_by_shape_and_come_in_order():
+    source = _sized((8, 12), (9, 8), (8, 13), (8, 8), (10, 15))
+    fn, shapes = fakes.counted_features()
+    out = features.extract(fn, source, batch_size=4, patches=True, multiple=4)
+    # 8x12 has three images, which take a batch of four; 8x8 has two.
+    assert sorted(shapes) == [(2, 8, 8, 3), (4, 8, 12, 3)]
+    np.testing.assert_array_equal(out.labels, np.arange(5))
+    assert [out.patches[i].shape[:2] for i in range(5)] == [(2, 3), (2, 2), (2, 3), (2, 2), (2, 3)]
+    for i, cut in enumerate([(8, 12), (8, 8), (8, 12), (8, 8), (8, 12)]):
+        alone = fn(features.images_of(source, [i], multiple=4))
+        np.testing.assert_allclose(out.patches[i], alone.patches[0], rtol=1e-5)
+        np.testing.assert_allclose(out.image[i], alone.image[0], rtol=1e-5)
+        np.testing.assert_array_equal(out.masks[i], np.full(cut, i))
+    assert len(features.store.rows_of(out.patches)) == 6 * 3 + 4 * 2
+
+
+def test_an_unreadable_image_leaves_no_gap_among_different_sizes():
+    source = _sized((8, 12), (9, 8), (8, 13), (8, 8))
+    source._broken = {1}
+    fn, _ = fakes.counted_features()
+    out = features.extract(fn, source, batch_size=4, patches=True, multiple=4)
+    assert out.skipped == ("record/1",) and len(out.patches) == 3
+    np.testing.assert_array_equal(out.index, [0, 2, 3])
+    for row, i in enumerate(out.index):
+        alone = fn(features.images_of(source, [i], multiple=4))
+        np.testing.assert_allclose(out.patches[row], alone.patches[0], rtol=1e-5)
+        assert (out.masks[row] == i).all()
+
+
+class _Counted:
+    """A network with a digest, and the number of batches that it was given."""
+
+    def __init__(self, digest="weights"):
+        self.digest, self.batches = digest, 0
+        self._apply, _ = fakes.counted_features()
+
+    def __call__(self, images):
+        self.batches += 1
+        return self._apply(images)
+
+
+@pytest.mark.parametrize("sizes", [[(8, 8)] * 3, [(8, 8), (8, 12), (12, 8)]])
+def test_kept_features_are_found_again_with_the_same_bits(tmp_path, sizes):
+    options = dict(batch_size=2, patches=True, multiple=4)
+    source, network = _sized(*sizes), _Counted()
+    bare = features.extract(network, source, **options)
+    first = features.extract(network, source, **options, cache=tmp_path / "new")
+    seen = network.batches
+    again = features.extract(network, _sized(*sizes), **options, cache=tmp_path / "new")
+    assert network.batches == seen
+    for one, other in ((bare, first), (bare, again)):
+        for name in ("image", "labels", "index"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        for i in range(3):
+            np.testing.assert_array_equal(one.patches[i], other.patches[i])
+            np.testing.assert_array_equal(one.masks[i], other.masks[i])
+    assert isinstance(features.store.rows_of(again.patches), np.memmap)
+    # Other weights, records or choices are other entries.
+    features.extract(_Counted("others"), source, **options, cache=tmp_path / "new")
+    features.extract(network, source, **options, indices=[1, 0], cache=tmp_path / "new")
+    assert network.batches > seen and len(list((tmp_path / "new").iterdir())) == 3
+
+
+def test_a_cache_of_other_images_or_with_damage_is_refused(tmp_path):
+    options = dict(batch_size=2, cache=tmp_path)
+    network = _Counted()
+    features.extract(network, fakes.Source(fakes.images(4)), **options)
+    with pytest.raises(InputError, match="features of other images .record/0 has changed"):
+        features.extract(network, fakes.Source(fakes.images(4, seed=5)), **options)
+    (file,) = tmp_path.glob("*/image.npy")
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(InputError, match="image.npy is damaged"):
+        features.extract(network, fakes.Source(fakes.images(4)), **options)
+
+
+def test_an_extraction_that_fails_leaves_nothing_behind(tmp_path):
+    broken = fakes.Source(np.full((2, 8, 8, 3), np.nan, np.float32))
+    with pytest.raises(InputError, match="not finite"):
+        features.extract(_Counted(), broken, batch_size=2, cache=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_features_too_large_for_memory_are_a_file(monkeypatch):
+    fn, _ = fakes.counted_features()
+    source = fakes.Source(fakes.images(5), broken=(2,))
+    whole = features.extract(fn, source, batch_size=2, patches=True)
+    monkeypatch.setattr(features.store, "IN_MEMORY", 100)
+    filed = features.extract(fn, source, batch_size=2, patches=True)
+    assert isinstance(filed.patches, np.memmap) and not isinstance(whole.patches, np.memmap)
+    np.testing.assert_array_equal(filed.patches, whole.patches)
 
 
 def test_subset_is_drawn_without_repetition_from_the_seed():
@@ -119,7 +228,7 @@ def test_raw_pixels_average_down_centre_and_cut_patches():
 
 @pytest.mark.parametrize("size, cells", [(48, 16), (40, 16), (12, 16), (7, 3)])
 def test_area_weights_keep_the_mean(size, cells):
-    weights = features.area_weights(size, cells)
+    weights = pixels.area_weights(size, cells)
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)  # each cell is an average
     np.testing.assert_allclose(
         weights.sum(axis=0), cells / size, rtol=1e-5

@@ -76,15 +76,17 @@ def test_a_zero_vector_is_finite():
     assert np.isfinite(found.similarity).all()
 
 
-def test_metrics_hold_each_k_and_the_best():
+def test_metrics_hold_each_k_the_first_and_the_best():
     train = SimpleNamespace(image=_BANK, labels=_BANK_LABELS)
     test = SimpleNamespace(image=_QUERIES, labels=_QUERY_LABELS)
-    metrics = knn.run(fakes.case("knn", train, test, k=(10, 200)))
-    assert list(metrics) == ["knn", "knn_k10", "knn_k150"]
+    metrics = knn.run(fakes.case("knn", train, test, k=(10, 1, 200)))
+    assert list(metrics) == ["knn", "knn_best", "knn_k1", "knn_k10", "knn_k150"]
     assert metrics["knn_k10"] == pytest.approx(
         100 * np.mean(_reference(10).argmax(1) == _QUERY_LABELS)
     )
-    assert metrics["knn"] == max(metrics["knn_k10"], metrics["knn_k150"])
+    assert metrics["knn_best"] == max(metrics[f"knn_k{k}"] for k in (1, 10, 150))
+    assert metrics["knn_k10"] != metrics["knn_k1"] and metrics["knn"] == metrics["knn_k10"]
+    assert knn.run(fakes.case("knn", train, test, k=(1, 10)))["knn"] == metrics["knn_k1"]
     with pytest.raises(InputError, match="needs labels"):
         knn.run(fakes.case("knn", SimpleNamespace(image=_BANK, labels=None), test))
 

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from ssl_jax import evals
 from ssl_jax.config import InputError
+from ssl_jax.data import arrays
 from ssl_jax.evals import linear
 from tests.evals import fakes
 
@@ -105,7 +107,7 @@ def test_metrics_are_in_percent():
     )
     changes = dict(lrs=(1e-3, 1e-2), epochs=5, batch=64)
     metrics = linear.run(fakes.case("linear", train, test, **changes))
-    assert set(metrics) == {"linear", "linear_lr", "linear_held_out"}
+    assert set(metrics) == {"linear", "linear_lr", "linear_held_out", "linear_best"}
     assert 50 < metrics["linear"] <= 100 and metrics["linear_lr"] in (1e-3, 1e-2)
     with pytest.raises(InputError, match="needs labels"):
         linear.run(fakes.case("linear", SimpleNamespace(image=_TRAIN, labels=None), test))
@@ -116,3 +118,102 @@ def test_bad_arguments_are_refused():
         _fit(held_out=1.0)
     with pytest.raises(ValueError, match="labels"):
         _fit(num_classes=3)
+    case = fakes.case("linear", None, None, crop_scale=(1.0, 0.5))
+    with pytest.raises(InputError, match="crop_scale of the linear probe is .1.0, 0.5."):
+        linear.run(case)
+
+
+def _rows(epochs, batch, seed=0):
+    """Rows of the batches of a stream of its own, for all of the training set."""
+    rng = np.random.default_rng(seed)
+    order = np.concatenate([rng.permutation(len(_TRAIN)) for _ in range(epochs)])
+    return order.reshape(-1, batch)
+
+
+def _gradient(kernel, bias, x, y):
+    scores = x @ kernel + bias
+    p = np.exp(scores - scores.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    p[np.arange(len(y)), y] -= 1
+    return x.T @ p / len(y), p.mean(0)
+
+
+def test_sgd_with_cosine_and_larger_batches_against_float64():
+    """iBOT's form: momentum .9, the learning rate steps at each epoch, no norm; a classifier with
+    three times the batch takes the mean gradient of three minibatches."""
+    epochs, batch, rates, factors = 4, 100, (0.05, 0.5), (1, 3)
+    rows = _rows(epochs, batch)
+    probe = _fit(
+        epochs=epochs,
+        batch_size=batch,
+        learning_rates=rates,
+        batch_factors=factors,
+        optimizer="sgd",
+        schedule="cosine",
+        norm=False,
+        weight_decay=0.0,
+        held_out=0.0,
+        stream=lambda learn: ((_TRAIN[learn[r]], r) for r in rows),
+    )
+    # The stream says which of `learn` it shows; with nothing held out these are all, shuffled.
+    learn = np.asarray(jax.random.permutation(jax.random.split(jax.random.key(0), 3)[0], 600))
+    start = 0.01 * np.asarray(jax.random.normal(jax.random.split(jax.random.key(0), 3)[1], (24, 4)))
+    accuracies = []
+    for factor in factors:
+        for rate in rates:
+            kernel, bias = start.astype(np.float64), np.zeros(4)
+            speed = [np.zeros_like(kernel), np.zeros(4)]
+            for update in range(len(rows) // factor):
+                part = learn[rows[update * factor : (update + 1) * factor].ravel()]
+                found = _gradient(
+                    kernel, bias, _TRAIN[part].astype(np.float64), _TRAIN_LABELS[part]
+                )
+                epoch = update * factor // (600 // batch)
+                now = rate * 0.5 * (1 + np.cos(np.pi * epoch / epochs))
+                speed = [0.9 * s + g for s, g in zip(speed, found)]
+                kernel, bias = kernel - now * speed[0], bias - now * speed[1]
+            accuracies.append(np.mean((_TEST @ kernel + bias).argmax(1) == _TEST_LABELS))
+            if (rate, factor) == (probe.learning_rate, probe.batch_size // batch):
+                np.testing.assert_allclose(probe.params["kernel"], kernel, atol=1e-5)
+                np.testing.assert_allclose(probe.params["bias"], bias, atol=1e-5)
+    np.testing.assert_allclose(probe.test, accuracies, atol=1 / 400 + 1e-9)
+    assert probe.accuracy == probe.test.max()  # nothing held out: the test set chose
+    assert len(set(np.round(accuracies, 4))) > 1
+
+
+@pytest.mark.parametrize("optimizer", linear.OPTIMIZERS)
+def test_every_optimizer_learns(optimizer):
+    rates = {"adamw": 1e-2, "sgd": 0.1, "lars": 30.0}
+    probe = _fit(optimizer=optimizer, learning_rates=(rates[optimizer],), schedule="cosine")
+    assert probe.accuracy > 0.7
+
+
+def test_random_crops_come_with_their_images():
+    """Classes are colours, which crops keep."""
+    rng = np.random.default_rng(3)
+    labels = np.arange(60) % 3
+    images = rng.integers(0, 60, (60, 16, 16, 3)).astype(np.uint8)
+    images[np.arange(60), :, :, labels] += 120
+    source = arrays.ArraySource(images, labels)
+    found = list(
+        linear.crops.batches(
+            source, np.arange(10, 40), size=8, scale=(0.3, 0.6), batch_size=7, epochs=2, seed=1
+        )
+    )
+    assert len(found) == 2 * (30 // 7)
+    which = np.concatenate([rows for _, rows in found[:4]])
+    assert len(set(which)) == 28 and which.max() < 30
+    for crops, rows in found:
+        assert crops.shape == (7, 8, 8, 3) and 0 <= crops.min() and crops.max() <= 1
+        np.testing.assert_array_equal(crops.mean((1, 2)).argmax(1), labels[10 + rows])
+
+
+def test_protocols_are_complete():
+    for name, protocol in linear.PROTOCOLS.items():
+        section = evals.new("linear", protocol=name)
+        for key, value in protocol.changes.items():
+            assert key == "data" or section[key] == value
+    small = evals.new("linear", protocol="sop_small", epochs=3)
+    assert (small.layers, small.tokens, small.epochs, small.data.size) == (4, "cls", 3, 256)
+    with pytest.raises(InputError, match='did you mean "sop_small"'):
+        evals.new("linear", protocol="sop_smal")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax.evals.pictures import Panel, Picture, render
+from ssl_jax.evals.pictures import Animation, Panel, Picture, render
 
 GRAY = np.full((16, 24, 3), 0.5)
 
@@ -231,3 +231,27 @@ def test_a_full_disk_and_an_interrupt_are_passed_on(tmp_path, error):
 
     with pytest.raises(type(error)):
         render.draw(fails, tmp_path, "mine_pictures")
+
+
+def test_an_animation_is_a_gif_with_objects_in_colour(tmp_path):
+    image = np.full((6, 8, 3), 0.5)
+    labels = np.full((6, 8), -1)
+    labels[:3] = 1
+    frames = (Panel(image, labels=labels), Panel(np.zeros((6, 8, 3))), Panel(image, labels=labels))
+    moving = Animation("one", frames, milliseconds=70)
+    (path,) = render.draw(make(a=moving), tmp_path, "mine", "p_")
+    assert path.name == "p_a.gif"
+    with Image.open(path) as drawn:
+        assert (drawn.n_frames, drawn.size, drawn.info["duration"]) == (3, (8, 6), 70)
+        first = np.asarray(drawn.convert("RGB"))
+        drawn.seek(1)
+        assert not np.asarray(drawn.convert("RGB")).any()
+    np.testing.assert_allclose(first[4, 4], 127.5, atol=3)
+    expected = 255 * (0.25 + 0.5 * render.class_colors(2)[1])
+    np.testing.assert_allclose(first[1, 1], expected, atol=4)
+
+
+@pytest.mark.parametrize("frames", [(), (Panel(labels=np.zeros((2, 2), int)),)])
+def test_an_animation_needs_images(tmp_path, frames):
+    with pytest.raises(ValueError, match="frame"):
+        render.animation(Animation("one", frames), tmp_path, "a.gif")

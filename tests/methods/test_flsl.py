@@ -16,7 +16,7 @@ from ssl_jax import api, ops, papers, settings
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.evals import pictures
-from ssl_jax.evals.pictures import flsl as drawing
+from ssl_jax.evals.pictures import similarity
 from ssl_jax.methods import base, encoder, flsl
 from ssl_jax.methods.flsl import crops
 from ssl_jax.models import heads
@@ -372,11 +372,11 @@ def test_aggregated_similarity_by_hand():
     """
     x, y = np.eye(2, dtype=np.float32)
     close(
-        drawing.aggregated_similarity(np.stack([x, 2 * x, 5 * x, y]).reshape(1, 2, 2, 2))[0],
+        similarity.aggregated_similarity(np.stack([x, 2 * x, 5 * x, y]).reshape(1, 2, 2, 2))[0],
         [[1, 1], [1, 1 / 3]],
     )
     close(
-        drawing.aggregated_similarity(np.stack([x, x, x, -x]).reshape(1, 2, 2, 2))[0],
+        similarity.aggregated_similarity(np.stack([x, x, x, -x]).reshape(1, 2, 2, 2))[0],
         [[1, 1], [1, 0]],
     )
 

@@ -159,8 +159,7 @@ def final(workdir, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dino", "sop"])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("name, workers", [("dino", 1), ("sop", 0)])
 def test_killed_runs_end_like_an_undisturbed_one(name, workers, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     option = f"--config.data.workers={workers}"

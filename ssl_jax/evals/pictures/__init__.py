@@ -6,6 +6,30 @@ of evaluations and of every network with a class token.
 """
 
 from ssl_jax.evals.pictures import cribo, flsl, ibot, mae, sop, stellar  # noqa: F401, each registers its own
-from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture, class_name, draw, register, wanted
+from ssl_jax.evals.pictures.base import (
+    IGNORE,
+    Animation,
+    Chart,
+    Curve,
+    Panel,
+    Picture,
+    Scatter,
+    class_name,
+    draw,
+    register,
+    wanted,
+)
 
-__all__ = ["IGNORE", "Panel", "Picture", "class_name", "draw", "register", "wanted"]
+__all__ = [
+    "IGNORE",
+    "Animation",
+    "Chart",
+    "Curve",
+    "Panel",
+    "Picture",
+    "Scatter",
+    "class_name",
+    "draw",
+    "register",
+    "wanted",
+]

@@ -44,6 +44,42 @@ class Picture(NamedTuple):
     from_zero: bool = False
 
 
+class Animation(NamedTuple):
+    """Panels of one size that are shown one after the other: their images with `labels`, where
+    there are, laid over in colour. milliseconds: of each."""
+
+    title: str
+    frames: tuple[Panel, ...]
+    milliseconds: int = 100
+
+
+class Curve(NamedTuple):
+    """A line of a chart: y [n] over x [n]; what is not finite is left out."""
+
+    label: str
+    x: Any
+    y: Any
+    dashed: bool = False
+
+
+class Chart(NamedTuple):
+    """Curves over one x, with the labels of the axes."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    x: str = ""
+    y: str = ""
+
+
+class Scatter(NamedTuple):
+    """Points [n, 2 or 3], coloured by labels [n] int (None: all alike); legend: (label, text)."""
+
+    title: str
+    points: Any
+    labels: Any = None
+    legend: tuple[tuple[int, str], ...] = ()
+
+
 class _Own(NamedTuple):
     """Pictures of a method, see `register`."""
 

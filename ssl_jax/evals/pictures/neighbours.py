@@ -38,21 +38,57 @@ def picture(
     right = labels == truth[:, None]
 
     def neighbour(i, j):
-        # A check mark or a cross, for those who cannot tell red from green.
-        color, mark = (_RIGHT, "\u2713") if right[i, j] else (_WRONG, "\u2717")
-        title = f"{mark} {_short(class_name(class_names, labels[i, j]))} ({similarity[i, j]:.2f})"
-        return Panel(neighbours[i, j], title=title, frame=color)
+        name = _short(class_name(class_names, labels[i, j]))
+        return f"{name} ({similarity[i, j]:.2f})"
 
-    def query(i):
-        title = f"query: {_short(class_name(class_names, truth[i]))}"
-        return Panel(queries[i], title=title, frame=_QUERY)
-
-    return Picture(
-        "Nearest training images, with class and cosine similarity:"
+    return judged_rows(
+        list(queries),
+        list(neighbours),
+        right,
+        query_titles=[f"query: {_short(class_name(class_names, label))}" for label in truth],
+        titles=[[neighbour(i, j) for j in range(k)] for i in range(n)],
+        title="Nearest training images, with class and cosine similarity:"
         f" {100 * right.mean():.0f} % of those shown have the query's class",
-        tuple((query(i), *(neighbour(i, j) for j in range(k))) for i in range(n)),
-        legend=((_RIGHT, "same class"), (_WRONG, "other class")),
+        meaning=("same class", "other class"),
     )
+
+
+def judged_rows(
+    queries: Sequence[ArrayLike],
+    neighbours: Sequence[Sequence[ArrayLike]],
+    right: ArrayLike,
+    *,
+    query_titles: Sequence[str],
+    titles: Sequence[Sequence[str]],
+    title: str,
+    meaning: tuple[str, str],
+) -> Picture:
+    """One row per query: the query, then images in a frame that says whether they are right.
+
+    Args:
+      queries: n images [H, W, 3] in [0, 1] of any size; neighbours: k of each.
+      right: bool [n, k]. meaning: what right and wrong are called.
+    """
+    right = np.asarray(right)
+
+    def panel(i, j):
+        color, mark = judged(bool(right[i, j]))
+        return Panel(neighbours[i][j], title=f"{mark} {titles[i][j]}", frame=color)
+
+    rows = tuple(
+        (
+            Panel(query, title=query_titles[i], frame=_QUERY),
+            *(panel(i, j) for j in range(right.shape[1])),
+        )
+        for i, query in enumerate(queries)
+    )
+    return Picture(title, rows, legend=tuple(zip((_RIGHT, _WRONG), meaning)))
+
+
+def judged(right: bool) -> tuple[str, str]:
+    """Colour and sign of what is right or wrong; a sign for those who cannot tell red from
+    green."""
+    return (_RIGHT, "\u2713") if right else (_WRONG, "\u2717")
 
 
 def _short(text, limit=12):

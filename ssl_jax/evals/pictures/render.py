@@ -1,12 +1,13 @@
-"""The renderer: draws a `Picture` as a PNG.
+"""The renderer: draws a `Picture`, `Chart` or `Scatter` as a PNG, an `Animation` as a GIF.
 
 Matplotlib's Agg canvas is used directly: no display, no global state."""
 
 import contextlib
 import textwrap
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, colors, rc_context
@@ -16,8 +17,9 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
+from PIL import Image
 
-from ssl_jax.evals.pictures.base import Panel, Picture
+from ssl_jax.evals.pictures.base import Animation, Chart, Panel, Picture, Scatter
 
 # A bare dict, because matplotlib types the keys as a Literal of all names there are.
 STYLE: dict = {
@@ -50,10 +52,13 @@ _TITLE = 0.19  # inches a line of a panel's title takes
 
 
 def draw(
-    make: Callable[[], dict[str, Picture]], folder: Path, what: str, prefix: str = ""
+    make: Callable[[], Mapping[str, Picture | Chart | Scatter | Animation]],
+    folder: Path,
+    what: str,
+    prefix: str = "",
 ) -> list[Path]:
-    """Draws the pictures {name: Picture} that `make()` returns as FOLDER/PREFIXname.png; returns
-    the files written.
+    """Draws the pictures {name: Picture, Chart, Scatter or Animation} that `make()` returns as
+    FOLDER/PREFIXname.png, or .gif; returns the files written.
 
     A run is not lost to a picture: where one fails, a warning says so, the traceback goes to a file
     beside the others, and the rest is drawn. Only a disk or folder that refuses (OSError) is passed
@@ -65,7 +70,10 @@ def draw(
     with _survived(folder, what):
         for name, picture in make().items():
             with _survived(folder, f"{prefix}{name}"):
-                paths.append(grid(picture, folder, f"{prefix}{name}.png"))
+                if isinstance(picture, Animation):
+                    paths.append(animation(picture, folder, f"{prefix}{name}.gif"))
+                else:
+                    paths.append(one(picture, folder, f"{prefix}{name}.png"))
     return paths
 
 
@@ -89,6 +97,66 @@ def _survived(folder: Path, name: str):
             f" {report}",
             flush=True,
         )
+
+
+def one(picture: Picture | Chart | Scatter, folder: Path | str, name: str) -> Path:
+    """Draws one picture of any kind as FOLDER/NAME."""
+    if isinstance(picture, Chart):
+        return chart(picture, folder, name)
+    if isinstance(picture, Scatter):
+        return scatter(picture, folder, name)
+    return grid(picture, folder, name)
+
+
+def chart(picture: Chart, folder: Path | str, name: str) -> Path:
+    """Draws curves as FOLDER/NAME. Raises ValueError if no curve has a finite point."""
+    with rc_context(STYLE):
+        fig = Figure(figsize=(6.4, 4.2), layout="constrained")
+        set_title(fig, picture.title)
+        ax, drawn = fig.subplots(), 0
+        for i, curve in enumerate(picture.curves):
+            x, y = (np.asarray(v, np.float64) for v in (curve.x, curve.y))
+            finite = np.isfinite(x) & np.isfinite(y)
+            drawn += int(finite.any())
+            if finite.any():
+                style: dict = dict(
+                    linestyle="--" if curve.dashed else "-", linewidth=1.8, markersize=4
+                )
+                color = LINES[i % len(LINES)]
+                ax.plot(x[finite], y[finite], color=color, marker="o", label=curve.label, **style)
+        if not drawn:
+            raise ValueError(f'chart "{picture.title}" has no finite point')
+        ax.set(xlabel=picture.x, ylabel=picture.y)
+        ax.legend(fontsize=8)
+        return save(fig, folder, name)
+
+
+def scatter(picture: Scatter, folder: Path | str, name: str) -> Path:
+    """Draws points as FOLDER/NAME. Raises ValueError unless they are [n, 2 or 3]."""
+    points = np.asarray(picture.points, np.float64)
+    if points.ndim != 2 or points.shape[1] not in (2, 3) or not len(points):
+        raise ValueError(
+            f'points of "{picture.title}" are {points.shape}; they must be [n, 2 or 3]'
+        )
+    with rc_context(_GRID_STYLE):
+        fig = Figure(figsize=(7.6, 5.6), layout="constrained")
+        set_title(fig, picture.title)
+        flat = points.shape[1] == 2
+        ax: Any = fig.subplots() if flat else fig.add_subplot(projection="3d")
+        labels = np.zeros(len(points), int) if picture.labels is None else picture.labels
+        palette = class_colors(1 + int(np.max(labels)))
+        ax.scatter(*points.T, c=paint(labels, palette), s=7, linewidths=0)
+        ax.set_xticks([])
+        ax.set_yticks([])
+        if not flat:
+            ax.set_zticks([])
+        if picture.legend:
+            fig.legend(
+                handles=[_entry(palette, *entry) for entry in picture.legend],
+                loc="outside right center",
+                fontsize=8,
+            )
+        return save(fig, folder, name)
 
 
 def grid(picture: Picture, folder: Path | str, name: str) -> Path:
@@ -137,6 +205,35 @@ def grid(picture: Picture, folder: Path | str, name: str) -> Path:
                 title=picture.legend_title,
             )
         return save(fig, folder, name)
+
+
+def animation(animation: Animation, folder: Path | str, name: str) -> Path:
+    """Draws an animation as FOLDER/NAME, one pixel for each of the images'.
+
+    Raises:
+      ValueError: no frames, or one without an image or with labels of another size.
+    """
+    if not animation.frames:
+        raise ValueError(f'animation "{animation.title}" has no frames')
+    labels = [panel.labels for panel in animation.frames if panel.labels is not None]
+    palette = class_colors(1 + max((int(np.max(part)) for part in labels), default=0))
+    frames = []
+    for panel in animation.frames:
+        _check(panel)
+        if panel.image is None:
+            raise ValueError(f'animation "{animation.title}" has a frame without an image')
+        image = _float(panel.image)
+        if panel.labels is not None:
+            seen = np.asarray(panel.labels)[..., None] >= 0
+            image = np.where(seen, 0.5 * image + 0.5 * paint(panel.labels, palette), image)
+        frames.append(Image.fromarray((255 * image).round().astype(np.uint8)))
+    path = Path(folder) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # loop=0: over and over again
+    frames[0].save(
+        path, save_all=True, append_images=frames[1:], duration=animation.milliseconds, loop=0
+    )
+    return path
 
 
 def _check(panel: Panel) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from ssl_jax.evals import psnr
+from ssl_jax.evals.pictures import reconstructions
 from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.encoder import Encoder
 
@@ -19,25 +20,14 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     images, drawn = np.asarray(images), {}
     rebuilt, maps, share = (extras.get(name) for name in ("rebuilt", "localization", "share"))
     if rebuilt is not None:
-        drawn["reconstructions"] = _reconstructions(images, psnr.pixels(encoder.config, rebuilt))
+        pixels = psnr.pixels(encoder.config, rebuilt)
+        title = "Images rebuilt from their sparse tokens"
+        drawn["reconstructions"] = reconstructions.picture(images, pixels, title)
     if maps is not None:
         drawn["localization"] = _maps(images, maps)
         if share is not None:
             drawn["concepts"] = _concepts(images, maps, share)
     return drawn
-
-
-def _reconstructions(images, rebuilt) -> Picture:
-    def row(image, guess, decibels):
-        error = np.square(image - guess)
-        return (
-            Panel(image, title="image"),
-            Panel(guess, title=f"rebuilt, {decibels:.1f} dB"),
-            Panel(image, heat=error.mean(axis=-1), title="squared error"),
-        )
-
-    rows = tuple(row(*each) for each in zip(images, rebuilt, psnr.psnr(images, rebuilt)))
-    return Picture("Images rebuilt from their sparse tokens", rows)
 
 
 def _maps(images, localization) -> Picture:

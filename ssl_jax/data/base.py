@@ -1,0 +1,62 @@
+"""What all sources share; `source` describes the protocol."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+# What a source knows of all its records; one that wraps another has the same.
+FACTS = (
+    "num_classes",
+    "class_names",
+    "has_masks",
+    "mask_names",
+    "has_boxes",
+    "num_box_classes",
+    "box_names",
+    "size",
+    "sequences",
+    "image_ids",
+    "annotations",
+)
+
+
+class Source:
+    """A source that knows nothing yet: without labels, masks and boxes, its images of any size."""
+
+    num_classes: int | None = None
+    class_names: Sequence[str] | None = None
+    has_masks: bool = False
+    mask_names: Sequence[str] | None = None
+    has_boxes: bool = False
+    num_box_classes: int | None = None
+    box_names: Sequence[str] | None = None
+    size: tuple[int, int] | None = None
+    sequences: Mapping[str, range] | None = None
+    image_ids: Sequence[int] | None = None
+    annotations: str | None = None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def name(self, i: int) -> str:
+        raise NotImplementedError
+
+    def shape(self, i: int) -> tuple[int, int]:
+        """(H, W) of image i; decodes it where nothing is cheaper. Raises decode.Unreadable."""
+        if self.size is not None:
+            return self.size
+        height, width = self[i]["image"].shape[:2]
+        return height, width
+
+    def _take_facts(self, source: Any) -> None:
+        """The FACTS of another source, which may be no `Source` and lack some."""
+        for name in FACTS:
+            setattr(self, name, getattr(source, name, getattr(Source, name)))
+
+
+def shape(source: Any, i: int) -> tuple[int, int]:
+    """`source.shape(i)`, also of a source that has no such method."""
+    own = getattr(source, "shape", None)
+    return own(i) if own is not None else Source.shape(source, i)

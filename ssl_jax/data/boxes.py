@@ -1,0 +1,156 @@
+"""Boxes of objects from annotation files: XML by image (VOC, ILSVRC), COCO's JSON."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.config import InputError
+from ssl_jax.data.decode import Unreadable
+
+
+class Boxes(NamedTuple):
+    """The objects of an image."""
+
+    boxes: np.ndarray  # [n,4] float32: y, x, height, width in pixels
+    labels: np.ndarray | None  # [n] int32, None where boxes have no classes
+
+
+def from_corners(
+    corners: ArrayLike, labels: ArrayLike | None, shape: tuple[int, int], scale: ArrayLike = 1.0
+) -> Boxes:
+    """Boxes from their corners, cut at the border of the image; those without area are left out.
+
+    Args:
+      corners: [n,4] or flat, (top, left, bottom, right) in units of `scale`.
+      labels: [n] int or None.
+      shape: (H, W) of the image. scale: (height, width) of the unit in pixels, or one number.
+    """
+    pairs = np.asarray(corners, np.float64).reshape(-1, 2, 2) * np.asarray(scale)
+    pairs = np.clip(pairs, 0, np.asarray(shape, np.float64))
+    extent = pairs[:, 1] - pairs[:, 0]
+    kept = (extent > 0).all(axis=1)
+    boxes = np.concatenate([pairs[:, 0], extent], axis=1)[kept].astype(np.float32)
+    return Boxes(boxes, None if labels is None else np.asarray(labels, np.int32).reshape(-1)[kept])
+
+
+class XmlBoxes:
+    """An XML file for each image, as of VOC and ILSVRC; an image without one has no box.
+
+    Files are read with the images. Coordinates are scaled where the file states another size than
+    the image has, which occurs in ILSVRC.
+    """
+
+    def __init__(self, paths: Sequence[str | None], names: Sequence[str], first_pixel: int = 0):
+        """
+        Args:
+          paths: of the files, None for images without one. names: of the classes.
+          first_pixel: 0: coordinates are those of a box's corners. 1: rows and columns count from
+            1, and the last ones belong to the box (VOC).
+        """
+        self._paths, self._first = paths, first_pixel
+        self._number = {name: i for i, name in enumerate(names)}
+
+    def read(self, i: int, shape: tuple[int, int]) -> Boxes:
+        """Boxes of image i of that shape (H, W). Raises Unreadable for a broken file or a class
+        without a number."""
+        path = self._paths[i]
+        if path is None:
+            return from_corners((), (), shape)
+        height, width, objects = parse_xml(path)
+        corners, labels = [], []
+        for name, (top, left, bottom, right) in objects:
+            if name not in self._number:
+                raise Unreadable(path, f'a box of the class "{name}", which data.class_names lacks')
+            labels.append(self._number[name])
+            corners.append((top - self._first, left - self._first, bottom, right))
+        stated = height > 0 and width > 0
+        scale = (shape[0] / height, shape[1] / width) if stated else (1.0, 1.0)
+        return from_corners(corners, labels, shape, scale)
+
+
+def parse_xml(path: str) -> tuple[float, float, list[tuple[str, tuple[float, ...]]]]:
+    """(height, width, [(class, (ymin, xmin, ymax, xmax))]) of an annotation file; height and width
+    are 0 if it does not state them. Raises Unreadable."""
+    try:
+        root = ElementTree.parse(path).getroot()
+        objects = [
+            (
+                (entry.findtext("name") or "").strip(),
+                tuple(float(entry.findtext(f"bndbox/{side}", "")) for side in _SIDES),
+            )
+            for entry in root.iterfind("object")
+        ]
+        height, width = (float(root.findtext(f"size/{side}", "0")) for side in ("height", "width"))
+    except (OSError, ElementTree.ParseError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise Unreadable(path, f"no annotation of objects: {reason}") from error
+    return height, width, objects
+
+
+_SIDES = ("ymin", "xmin", "ymax", "xmax")
+
+
+class TableBoxes:
+    """Boxes of all images in memory."""
+
+    def __init__(self, corners: Sequence[ArrayLike], labels: Sequence[ArrayLike]):
+        """corners: for each image [n,4], (top, left, bottom, right) in pixels. labels: [n]."""
+        counts = [len(entry) for entry in labels]  # type: ignore[arg-type]
+        self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._corners = np.concatenate(
+            [np.asarray(entry, np.float32).reshape(-1, 4) for entry in corners]
+        )
+        self._labels = np.concatenate([np.asarray(entry, np.int32) for entry in labels])
+
+    def read(self, i: int, shape: tuple[int, int]) -> Boxes:
+        """Boxes of image i of that shape (H, W)."""
+        rows = slice(self._starts[i], self._starts[i + 1])
+        return from_corners(self._corners[rows], self._labels[rows], shape)
+
+
+class Instances(NamedTuple):
+    """What COCO's JSON says, in the order of its images' file names."""
+
+    files: tuple[str, ...]
+    ids: tuple[int, ...]  # of the images
+    names: tuple[str, ...]  # of the classes, in the order of their ids: COCO's 1..90 become 0..79
+    corners: list[np.ndarray]
+    labels: list[np.ndarray]
+
+
+def read_coco(path: str | Path) -> Instances:
+    """The objects of a COCO JSON file, without crowds. Raises InputError for any other file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            content: dict[str, Any] = json.load(file)
+        categories = sorted(content["categories"], key=lambda entry: entry["id"])
+        number = {entry["id"]: i for i, entry in enumerate(categories)}
+        images = sorted(content["images"], key=lambda entry: entry["file_name"])
+        place = {entry["id"]: i for i, entry in enumerate(images)}
+        corners: list[list] = [[] for _ in images]
+        labels: list[list] = [[] for _ in images]
+        for entry in content["annotations"]:
+            if entry.get("iscrowd"):
+                continue
+            x, y, width, height = entry["bbox"]
+            corners[place[entry["image_id"]]].append((y, x, y + height, x + width))
+            labels[place[entry["image_id"]]].append(number[entry["category_id"]])
+    except OSError as error:
+        raise InputError(f"data.boxes: {path} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"data.boxes: {path} is no COCO file of instances (images, annotations, categories):"
+            f" {type(error).__name__} {error}"
+        ) from error
+    return Instances(
+        files=tuple(entry["file_name"] for entry in images),
+        ids=tuple(entry["id"] for entry in images),
+        names=tuple(entry["name"] for entry in categories),
+        corners=[np.array(entry, np.float32).reshape(-1, 4) for entry in corners],
+        labels=[np.array(entry, np.int32) for entry in labels],
+    )

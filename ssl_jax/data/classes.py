@@ -1,0 +1,113 @@
+"""From the values of mask files to classes."""
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+
+IGNORE = 255  # in masks of records: this pixel has no class
+_NONE = -1  # in tables: no mask may have this value
+
+
+def table(
+    class_map: Mapping[int, int] | Sequence[int] = (),
+    *,
+    reduce_zero_label: bool = False,
+    ignore: int = IGNORE,
+    num_classes: int | None = None,
+    before: np.ndarray | None = None,
+) -> np.ndarray:
+    """The class of each value that a mask can have.
+
+    Args:
+      class_map: {value: class}, or the classes of the values 0, 1, 2, ...; empty: classes are the
+        values. A value that it leaves out is no class.
+      reduce_zero_label: afterwards, class 0 becomes "ignore" and all others move down by one.
+      ignore: the value that means "ignore", where `class_map` says nothing else of it. So does 255.
+      num_classes: of the result; larger ones are no class. None: nobody knows.
+      before: a table that comes first, whose classes are the values here.
+    Returns:
+      int16 [256]: a class, 255 = ignore, or -1 for a value that no mask may have.
+    Raises:
+      InputError: a value or class outside of 0..255.
+    """
+    pairs = dict(class_map if isinstance(class_map, Mapping) else enumerate(class_map))
+    for number in (*pairs, *pairs.values(), ignore):
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 255:
+            raise InputError(
+                "data.class_map and data.ignore: values and classes are integers from 0 to 255"
+                f" (255 = ignore), not {number!r}"
+            )
+    result = np.full(256, _NONE, np.int16) if pairs else np.arange(256, dtype=np.int16)
+    result[[ignore, IGNORE]] = IGNORE
+    for value, label in pairs.items():
+        result[value] = label
+    if reduce_zero_label:
+        kept = (result == IGNORE) | (result == _NONE)
+        result = np.where(kept, result, np.where(result == 0, IGNORE, result - 1))
+    if num_classes is not None:
+        result = np.where((result >= num_classes) & (result != IGNORE), _NONE, result)
+    if before is not None:
+        result = np.where(before == _NONE, _NONE, result[before])
+    return result.astype(np.int16)
+
+
+def apply(table: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Classes of a mask: uint8 [H,W] -> uint8 [H,W], 255 = ignore.
+
+    Raises ValueError for a value that the table has no class for.
+    """
+    classes = table[mask]
+    wrong = classes == _NONE
+    if wrong.any():
+        known = np.flatnonzero((table != _NONE) & (table != IGNORE))
+        span = f"{known[0]}..{known[-1]}" if len(known) else "none"
+        raise ValueError(
+            f"the mask has the value {mask[wrong][0]}, which is no class (classes: {span})"
+            " and not the one for ignored pixels; see data.class_names, data.class_map, data.ignore"
+        )
+    return classes.astype(np.uint8)
+
+
+def told(table: np.ndarray, *files: str) -> str:
+    """A short text that is the same for the same table and the same mask files: what a source says
+    of its masks in its `repr`, by which features and masks are kept and found again."""
+    text = "\n".join(files).encode() + table.astype("<i2").tobytes()
+    return f"masks={zlib.crc32(text):08x}"
+
+
+def final(
+    rules: Mapping[str, Any],
+    names: Sequence[str] | None = None,
+    *,
+    given: Sequence[str] = (),
+    before: np.ndarray | None = None,
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """The table of a set, and the names of the classes that come out.
+
+    Args:
+      rules: class_map, reduce_zero_label, ignore of `table`.
+      names: of the set's own classes. given: by the user, of the classes that come out.
+      before: see `table`.
+    """
+    known = tuple(given) or (None if rules.get("class_map") or not names else tuple(names))
+    if known and not given and rules.get("reduce_zero_label"):
+        known = known[1:]
+    return table(**rules, num_classes=len(known) if known else None, before=before), known
+
+
+def read_names(path: str | Path) -> tuple[str, ...]:
+    """The lines of a text file that are not empty. Raises InputError for one that has none."""
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text file"
+        raise InputError(f"data.class_names: {path} cannot be read: {reason}") from error
+    names = tuple(line.strip() for line in lines if line.strip())
+    if not names:
+        raise InputError(f"data.class_names: {path} holds no name; write one class a line")
+    return names

@@ -1,0 +1,131 @@
+"""Images in files, with what other files say of them: masks and boxes."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data import classes, decode
+from ssl_jax.data.base import Source
+from ssl_jax.data.boxes import Boxes
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.lookup import checked
+
+
+class ReadsBoxes(Protocol):
+    """`boxes.XmlBoxes`, `boxes.TableBoxes`."""
+
+    def read(self, i: int, shape: tuple[int, int]) -> Boxes:
+        """Boxes of image i, whose shape is (H, W)."""
+
+
+class Files(Source):
+    """Image files, each with a label, a mask file and boxes as far as they are given."""
+
+    def __init__(
+        self,
+        root: str | os.PathLike,
+        paths: Sequence[str],
+        *,
+        kind: str = "files",
+        labels: np.ndarray | None = None,
+        class_names: Sequence[str] | None = None,
+        masks: Sequence[str | None] | None = None,
+        table: np.ndarray | None = None,
+        mask_names: Sequence[str] | None = None,
+        boxes: ReadsBoxes | None = None,
+        box_names: Sequence[str] | None = None,
+        sequences: Mapping[str, range] | None = None,
+    ):
+        """
+        Args:
+          root: folder. paths: of the images, below it.
+          kind: what the set is called in messages.
+          labels: int [N]. class_names: of the labels.
+          masks: paths of the mask files; None for an image without one.
+          table: see `classes.table`; None: values are classes.
+          mask_names, box_names: of the classes. boxes: reads the boxes of an image.
+          sequences: name -> range of records, all records in this order; they know their
+            "sequence" and their "frame" in it.
+
+        Raises:
+          InputError: the first mask is none, has another size than its image, or values that are no
+            class.
+        """
+        self._root, self._paths, self._kind = str(root), tuple(paths), kind
+        self._labels, self.class_names = labels, class_names
+        self.num_classes = len(class_names) if class_names else None
+        self._masks, self.has_masks, self.mask_names = masks, masks is not None, mask_names
+        self._table = classes.table() if table is None else table
+        self._boxes, self.has_boxes, self.box_names = boxes, boxes is not None, box_names
+        self.num_box_classes = len(box_names) if box_names else None
+        self.sequences = sequences
+        videos = (sequences or {}).items()
+        self._frames = [(name, frame) for name, rows in videos for frame in range(len(rows))]
+        self._told = [] if masks is None else [classes.told(self._table, *map(str, masks))]
+        self._check_first_mask()
+
+    def _check_first_mask(self):
+        """Masks of the wrong kind are found here, not after a run that left them all out."""
+        if not self._masks or self._masks[0] is None:
+            return
+        try:
+            shape = self.shape(0)
+        except Unreadable:
+            return  # says nothing about masks
+        try:
+            self._mask(0, shape)
+        except Unreadable as error:
+            raise InputError(f"data.masks: {error}") from error
+
+    def __len__(self):
+        return len(self._paths)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        i = checked(i, len(self))
+        image = decode.decode_image(self.name(i))
+        shape = image.shape[:2]
+        record: dict[str, Any] = {"image": image}
+        if self._labels is not None:
+            record["label"] = int(self._labels[i])
+        if self._masks is not None and self._masks[i] is not None:
+            record["mask"] = self._mask(i, shape)
+        if self._boxes is not None:
+            boxes, labels = self._boxes.read(i, shape)
+            record["boxes"] = boxes
+            if labels is not None:
+                record["box_labels"] = labels
+        if self._frames:
+            record["sequence"], record["frame"] = self._frames[i]
+        return record
+
+    def _mask(self, i, shape):
+        """Classes [H,W] of image i, which has this shape."""
+        path = self._masks[i]
+        mask = decode.decode_mask(path)
+        if mask.shape != tuple(shape):
+            sizes = ["x".join(map(str, size)) for size in (mask.shape, shape)]
+            raise Unreadable(
+                path, f"the mask has {sizes[0]} pixels, its image {self.name(i)} {sizes[1]}"
+            )
+        try:
+            return classes.apply(self._table, mask)
+        except ValueError as error:
+            raise Unreadable(path, str(error)) from error
+
+    def shape(self, i: int) -> tuple[int, int]:
+        """(H, W) of image i from its header."""
+        return decode.image_shape(self.name(i))
+
+    def name(self, i: int) -> str:
+        return os.path.join(self._root, self._paths[checked(i, len(self))])
+
+    def list_names(self) -> Sequence[str]:
+        """What `data.list` may name: the relative path of each image."""
+        return self._paths
+
+    def __repr__(self):
+        known = [f"classes={self.num_classes}", *self._told, *["boxes=True"] * self.has_boxes]
+        return f"{self._kind}({self._root!r}, images={len(self)}, {', '.join(known)})"

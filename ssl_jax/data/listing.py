@@ -1,0 +1,91 @@
+"""Files below a folder: which there are, where those of a split lie, which belong together."""
+
+import os
+import posixpath
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ssl_jax.config import InputError
+from ssl_jax.data.lookup import listed
+
+_NAMED = 3  # files in an error
+
+
+def files_below(root: str | os.PathLike, extensions: tuple[str, ...]) -> list[str]:
+    """Sorted relative paths ("/" between parts) of the files with these extensions (in small
+    letters; files may have capitals). Hidden ones are left out, links to folders followed.
+
+    Raises InputError for a folder that cannot be listed.
+    """
+    root = Path(root)
+    paths, visited = [], set()
+
+    def fail(error):
+        raise InputError(f"data.dir: cannot list {error.filename}: {error.strerror}") from error
+
+    for folder, subfolders, files in os.walk(root, followlinks=True, onerror=fail):
+        real = os.path.realpath(folder)
+        subfolders[:] = (
+            [] if real in visited else [name for name in subfolders if not name.startswith(".")]
+        )
+        files = [] if real in visited else files  # a link back to a parent would never end
+        visited.add(real)
+        relative = Path(folder).relative_to(root).as_posix()
+        prefix = "" if relative == "." else relative + "/"
+        paths += [
+            prefix + name
+            for name in files
+            if name.lower().endswith(extensions) and not name.startswith(".")
+        ]
+    return sorted(paths)
+
+
+def place(root: Path, part: str, split: str) -> Path | None:
+    """Where `part` ("images") of a split lies: root/part/split or root/split/part; for "train" also
+    root/part. None if there is no such folder."""
+    places = [root / part / split, root / split / part]
+    if split == "train":
+        places.append(root / part)
+    return next((folder for folder in places if folder.is_dir()), None)
+
+
+def subfolders(root: Path) -> list[str]:
+    """Sorted names of the folders in a folder, without hidden ones."""
+    return sorted(
+        path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
+    )
+
+
+def stem(path: str) -> str:
+    """A relative path without its extension: "a/b.jpg" -> "a/b"."""
+    return posixpath.splitext(path)[0]
+
+
+def matched(images: Iterable[str], files: Sequence[str], suffix: str = "") -> list[str | None]:
+    """For each image the file of the same stem: at the same relative path, or else the only one of
+    that name in any folder; None if there is none.
+
+    suffix: follows the stem of the image in the name of the file ("_mask": a.jpg, a_mask.png).
+    """
+    by_path = {stem(path): path for path in files}
+    by_name: dict[str, list[str]] = {}
+    for path in files:
+        by_name.setdefault(posixpath.basename(stem(path)), []).append(path)
+    result: list[str | None] = []
+    for image in images:
+        wanted = stem(image) + suffix
+        alike = by_name.get(posixpath.basename(wanted), [])
+        result.append(by_path.get(wanted) or (alike[0] if len(alike) == 1 else None))
+    return result
+
+
+def refuse_missing(
+    key: str, what: str, images: Sequence[str], found: Sequence[object | None], hint: str
+) -> None:
+    """InputError that names the first images without a counterpart, if there are any."""
+    missing = [image for image, file in zip(images, found) if file is None]
+    if missing:
+        raise InputError(
+            f"{key}: {len(missing)} of {len(images)} images have no {what}: "
+            f"{listed(missing, _NAMED)}; {hint}"
+        )

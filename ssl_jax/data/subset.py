@@ -1,0 +1,92 @@
+"""Some records of another source: those that a list names."""
+
+import posixpath
+import zlib
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data import base
+from ssl_jax.data.lookup import checked, listed
+
+_NAMED = 3  # unknown names in an error
+
+
+class Subset(base.Source):
+    """The records `indices` of a source, in this order."""
+
+    def __init__(self, source: Any, indices: Sequence[int] | np.ndarray, what: str = ""):
+        """what: says in messages which records these are."""
+        self._source, self._indices = source, np.asarray(indices, np.int64)
+        number = zlib.crc32(self._indices.astype("<i8").tobytes())  # other records, another repr
+        self._what = f"{what or 'records'}, {len(self._indices)} images, {number:08x}"
+        self._take_facts(source)
+        if self.image_ids is not None:
+            self.image_ids = tuple(self.image_ids[i] for i in self._indices)
+        self.sequences = None  # their frames would no longer follow each other
+
+    def _index(self, i: int) -> int:
+        return int(self._indices[checked(i, len(self))])
+
+    def __len__(self):
+        return len(self._indices)
+
+    def __getitem__(self, i):
+        return self._source[self._index(i)]
+
+    def name(self, i: int) -> str:
+        return self._source.name(self._index(i))
+
+    def shape(self, i: int) -> tuple[int, int]:
+        """(H, W) of image i, as the source finds it."""
+        return base.shape(self._source, self._index(i))
+
+    def __repr__(self):
+        return f"Subset({self._source!r}, {self._what})"
+
+
+def listed_records(source: Any, path: str) -> Subset:
+    """The records of a source that a text file names, one a line, in the order of the source.
+
+    A line is a file name ("n01440764_10026.JPEG"), an id, or a relative path, with or without its
+    extension. Whoever has the form of SimCLR's lists of 1 % and 10 % of ImageNet can use it.
+
+    Raises:
+      InputError: no such file, a name that the source does not know or knows several times.
+    """
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text file"
+        raise InputError(f"data.list: {path} cannot be read: {reason}") from error
+    wanted = dict.fromkeys(line.strip() for line in lines if line.strip())
+    if not wanted:
+        raise InputError(f"data.list: {path} names no record; write one name a line")
+    known = _places(source.list_names(), wanted)
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise InputError(
+            f"data.list: {len(unknown)} of {len(wanted)} names in {path} are not in {source!r}:"
+            f" {listed(unknown, _NAMED)}; its names are like {source.list_names()[0]!r}"
+        )
+    twice = [name for name in wanted if known[name] < 0]
+    if twice:
+        raise InputError(
+            f"data.list: {listed(twice, _NAMED)} in {path}: several records of {source!r} have this"
+            " name; write relative paths"
+        )
+    return Subset(source, sorted({known[name] for name in wanted}), f"list={path!r}")
+
+
+def _places(names: Sequence[str], wanted: Collection[str]) -> dict[str, int]:
+    """{wanted name: its record, -1 if there are several}, without those that nothing is called."""
+    known: dict[str, int] = {}
+    for i, name in enumerate(names):
+        file = posixpath.basename(name)
+        for form in {name, file, posixpath.splitext(name)[0], posixpath.splitext(file)[0]}:
+            if form in wanted:
+                known[form] = i if known.get(form, i) == i else -1
+    return known

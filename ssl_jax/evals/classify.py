@@ -1,0 +1,95 @@
+"""Accuracy of a network's own classifier on images it was not trained on, as after fine-tuning
+(SOP and SOVE tables 1 and 3, STELLAR table 12).
+
+No part of the evaluation learns anything: of the data only the test part is looked at.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.config import InputError
+from ssl_jax.evals.case import Case
+from ssl_jax.evals.features import extract, subset
+from ssl_jax.evals.registry import BASELINES, Protocol, register
+
+_IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
+# Short side 256, the central 224 pixels: a crop ratio of .875.
+PROTOCOLS = {"imagenet": Protocol("SOP table 1, STELLAR table 12", dict(data=_IMAGENET, crop=224))}
+TOP = 5
+
+
+def accuracies(logits: ArrayLike, labels: ArrayLike, ks: tuple[int, ...] = (1, TOP)) -> list[float]:
+    """Share of rows, in [0, 1], whose label is among the k highest scores, for each k.
+
+    Equal scores share the place: a label counts as many times as a random order of the equal ones
+    would have it among the k on average, so a network that says the same of everything is at
+    chance.
+
+    Args:
+      logits: [n, c], n > 0; labels: [n] int in [0, c).
+
+    Raises:
+      ValueError: shapes do not fit or a label is out of range.
+    """
+    scores, labels = np.asarray(logits), np.asarray(labels)
+    if scores.ndim != 2 or not len(scores) or labels.shape != scores.shape[:1]:
+        raise ValueError(f"logits {scores.shape} and labels {labels.shape} do not fit [n, c], [n]")
+    if labels.min() < 0 or labels.max() >= scores.shape[1]:
+        raise ValueError(f"labels must lie in [0, {scores.shape[1]})")
+    own = scores[np.arange(len(labels)), labels][:, None]
+    above, equal = (scores > own).sum(axis=1), (scores == own).sum(axis=1)
+    return [float(np.clip((k - above) / equal, 0, 1).mean()) for k in ks]
+
+
+def run(case: Case) -> dict[str, float]:
+    """Top-1 accuracy `classify` and, of more than five classes, `classify_top5`, in percent.
+
+    Raises InputError for a network without a classifier, a set without labels, or one with other
+    classes.
+    """
+
+    def logits(images):
+        extras = case.encoder(images, extras=True).extras
+        if not extras or "logits" not in extras:
+            raise InputError(
+                "classify needs a network with a classifier, as the method finetune trains; leave"
+                " it out of evals.tasks"
+            )
+        return SimpleNamespace(image=extras["logits"])
+
+    found = extract(
+        logits,
+        case.test,
+        batch_size=case.batch_size,
+        indices=subset(len(case.test), case.config.test_examples, case.seed),
+        crop=case.config.crop,
+        multiple=case.patch,
+        shared=case.shared,
+    )
+    if found.labels is None:
+        raise InputError(
+            "classify needs labels; point the evaluation's data at a labelled set, or leave it out"
+            " of evals.tasks"
+        )
+    assert found.image is not None
+    classes = found.image.shape[1]
+    if found.labels.min() < 0 or found.labels.max() >= classes:
+        raise InputError(
+            f"{case.test!r} has the labels {found.labels.min()} to {found.labels.max()}, but the"
+            f" network was trained for 0 to {classes - 1}; evaluate it on the set it was trained on"
+        )
+    first, top = accuracies(found.image, found.labels)
+    return {"classify": 100 * first} | ({"classify_top5": 100 * top} if classes > TOP else {})
+
+
+register(
+    "classify",
+    run,
+    dict,
+    heading="top-1",
+    needs="labels",
+    baselines=BASELINES[:1],
+    protocols=PROTOCOLS,
+)

@@ -1,0 +1,48 @@
+"""Random crops of an evaluation's training images, for heads that are trained on them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.data.loader import Loader
+from ssl_jax.data.subset import Subset
+from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
+
+_GROUP = "crop"
+
+
+def batches(
+    source: Any,
+    indices: Sequence[int] | np.ndarray,
+    *,
+    size: int,
+    scale: tuple[float, float],
+    batch_size: int,
+    epochs: int,
+    seed: int,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """RandomResizedCrop and flip of the given records, epoch after epoch in random order.
+
+    Args:
+      size: side of a crop, in pixels. scale: (least, largest) share of the image's area.
+      batch_size: limited to the number of records; the last partial batch of an epoch is dropped.
+
+    Yields:
+      images [b, size, size, 3] float32 in [0, 1], and [b] int64, which of `indices` they are.
+    """
+    group = GroupRecipe(count=1, size=size, scale=scale, patch=1)
+    part, batch_size = Subset(source, indices), min(batch_size, len(indices))
+    loader = Loader(
+        part,
+        ViewRecipe(((_GROUP, group),)),
+        batch_size=batch_size,
+        seed=seed,
+        total_records=len(part) // batch_size * batch_size * epochs,
+    )
+    try:
+        for batch in loader:
+            images = batch[_GROUP].images[:, 0].astype(np.float32) / np.float32(255)
+            yield images, batch["index"].astype(np.int64)
+    finally:
+        loader.close()

@@ -1,0 +1,207 @@
+"""ImageNet-9, the backgrounds challenge (Xiao et al. 2020; SOP and SOVE table 6, as iBOT evaluates
+it): a linear classifier of ImageNet-1K names the foreground before other backgrounds.
+
+`data` are the images of ImageNet-1K that the classifier is fitted on; `head` is a classifier that
+was fitted before. The images that are scored lie in `dir`, as VARIANT/val/CLASS/*: resized and cut
+as `data.size` and `crop` say.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.config import InputError, key
+from ssl_jax.data.source import make_source
+from ssl_jax.evals import linear
+from ssl_jax.evals.case import Case
+from ssl_jax.evals.features import extract
+from ssl_jax.evals.registry import BASELINES, Protocol, register
+
+ORIGINAL = "original"
+VARIANTS = (
+    "only_fg",
+    "mixed_same",
+    "mixed_rand",
+    "mixed_next",
+    "no_fg",
+    "only_bg_b",
+    "only_bg_t",
+    ORIGINAL,
+)
+
+
+def defaults() -> dict:
+    """The keys of this type of evaluation."""
+    return dict(
+        dir=key("", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True),
+        mapping=key(
+            "",
+            'the challenge\'s "in_to_in9.json": {class of ImageNet-1K: class of ImageNet-9, or -1}',
+            free=True,
+        ),
+        head=key(
+            "",
+            "a fitted classifier, .npz with kernel [d, c] and bias [c], and scale and shift [d] of"
+            ' its layer norm if it has one; "" = fitted on data',
+            free=True,
+        ),
+        variants=key(VARIANTS, "which are scored", choices=VARIANTS),
+        **linear.defaults(),
+    )
+
+
+# The classifier is that of SOP's and SOVE's table 1, for ViT-B.
+_CHANGES = {**linear.PROTOCOLS["sop_base"].changes, "variants": VARIANTS}
+PROTOCOLS = {"sop": Protocol("SOP table 6", _CHANGES), "sove": Protocol("SOVE table 6", _CHANGES)}
+
+
+def read_mapping(path: str | Path) -> np.ndarray:
+    """[c] int: for each class of ImageNet-1K the one of ImageNet-9 it belongs to, or -1.
+
+    Raises InputError for a file that says nothing of the kind.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise InputError(
+            f'no mapping "{path}"; give `mapping` the in_to_in9.json of the backgrounds challenge'
+        )
+    try:
+        entries = {int(name): int(value) for name, value in json.loads(path.read_text()).items()}
+        mapping = np.array([entries[i] for i in range(len(entries))], np.int64)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{path} is not {{class of ImageNet-1K: class of ImageNet-9, or -1}} for the classes"
+            " 0, 1, ..."
+        ) from error
+    if not len(mapping) or mapping.max() < 0 or mapping.min() < -1:
+        raise InputError(f"{path} maps nothing, or to a class below -1")
+    return mapping
+
+
+def read_head(path: str | Path) -> dict[str, np.ndarray]:
+    """Arrays of a linear classifier: kernel [d, c], bias [c]; scale and shift [d] with a layer
+    norm.
+
+    Raises InputError for a file without them.
+    """
+    path = Path(path).expanduser()
+    if not path.is_file():
+        raise InputError(f"no classifier {path}; give `head` an .npz file with kernel and bias")
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            head = {name: np.asarray(stored[name], np.float32) for name in stored.files}
+    # zipfile, NumPy and its header parser have no common error class
+    except Exception as error:
+        raise InputError(f"{path} is no .npz file that can be read: {error}") from error
+    kernel, bias = head.get("kernel"), head.get("bias")
+    norm = [name for name in ("scale", "shift") if name in head]
+    if (
+        kernel is None
+        or bias is None
+        or kernel.ndim != 2
+        or bias.shape != kernel.shape[1:]
+        or len(norm) == 1
+        or any(head[name].shape != kernel.shape[:1] for name in norm)
+    ):
+        found = {name: list(value.shape) for name, value in head.items()}
+        raise InputError(
+            f"{path} holds {found}; a classifier is kernel [d, c] and bias [c], with scale and"
+            " shift [d] if it has a layer norm"
+        )
+    return head
+
+
+def save_head(path: str | Path, params: Mapping[str, Any]) -> None:
+    """Writes `linear.Probe.params` as a file that `read_head` reads."""
+    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in params.items()}
+    np.savez(Path(path).expanduser(), **arrays)
+
+
+def predict(head: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
+    """Class [n] int of each row [n, d]: the layer norm if the classifier has one, and the linear
+    layer."""
+    rows = linear.whiten(inputs) if "scale" in head else jnp.asarray(inputs)
+    scores = linear.logits({name: jnp.asarray(value) for name, value in head.items()}, rows)
+    return np.asarray(scores.argmax(axis=-1))
+
+
+def accuracy(predicted: np.ndarray, labels: np.ndarray, mapping: np.ndarray) -> float:
+    """Share of images whose class of ImageNet-1K [n] belongs to their class of ImageNet-9 [n],
+    0..1; a class that belongs to none is wrong."""
+    return float((mapping[predicted] == labels).mean())
+
+
+def _variant(case, name, classes):
+    """The images of a variant. Raises InputError for a folder that is not as the challenge's."""
+    c = case.config
+    data = dict(kind="folder", dir=c.dir, size=c.data.size)
+    source = make_source(data, split=f"{name}/val")
+    if source.num_classes != classes:
+        raise InputError(
+            f"{c.dir}/{name}/val has {source.num_classes or 'no'} folders of classes, the mapping"
+            f" leads to {classes}"
+        )
+    return source
+
+
+def run(case: Case) -> dict[str, float]:
+    """`imagenet9`: accuracy on the original images in percent; `imagenet9_mixed_rand` and so on: on
+    the variants; `imagenet9_bg_gap`: Mixed-Same minus Mixed-Rand; `imagenet9_head`: accuracy of a
+    classifier fitted here on the test part of `data`.
+
+    Raises InputError for a missing folder, mapping or classifier, or ones that do not fit.
+    """
+    c = case.config
+    if not c.dir:
+        raise InputError("imagenet9 needs `dir`, the folder of ImageNet-9")
+    mapping = read_mapping(c.mapping)
+    sources: dict[str, Any] = {
+        name: _variant(case, name, 1 + int(mapping.max())) for name in c.variants
+    }
+    fitted = None if c.head else linear.probe(case, len(mapping))
+    head = read_head(c.head) if fitted is None else fitted.params
+    if head["kernel"].shape[1] != len(mapping):
+        raise InputError(
+            f"the classifier knows {head['kernel'].shape[1]} classes, the mapping {len(mapping)}"
+        )
+    found = {}
+    for name, source in sources.items():
+        part = extract(
+            case.encoder,
+            source,
+            batch_size=case.batch_size,
+            token=c.tokens,
+            layers=c.layers,
+            crop=c.crop,
+            multiple=case.patch,
+            shared=case.shared,
+            cache=case.cache,
+        )
+        assert part.image is not None and part.labels is not None
+        if part.image.shape[1] != len(head["kernel"]):
+            raise InputError(
+                f"the classifier takes {len(head['kernel'])} features, the network gives"
+                f' {part.image.shape[1]} with tokens="{c.tokens}" and layers={c.layers}'
+            )
+        found[name] = 100.0 * accuracy(predict(head, part.image), part.labels, mapping)
+    scores = {"imagenet9": found[ORIGINAL]} if ORIGINAL in found else {}
+    scores |= {f"imagenet9_{name}": value for name, value in found.items()}
+    if "mixed_same" in found and "mixed_rand" in found:
+        scores["imagenet9_bg_gap"] = found["mixed_same"] - found["mixed_rand"]
+    return scores | ({} if fitted is None else {"imagenet9_head": 100.0 * fitted.accuracy})
+
+
+# A saved classifier takes no raw pixels.
+register(
+    "imagenet9",
+    run,
+    defaults,
+    heading="ImageNet-9",
+    needs="labels",
+    baselines=BASELINES[:1],
+    protocols=PROTOCOLS,
+)

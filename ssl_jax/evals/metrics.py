@@ -1,0 +1,60 @@
+"""Scores of a segmentation, from the confusion matrix of its places."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.evals.pictures.base import IGNORE
+
+ABSENT = ("zero", "skip")  # what a class that is only predicted counts as
+
+
+def confusion(
+    truth: ArrayLike, predicted: ArrayLike, *, num_classes: int, ignore: int = IGNORE
+) -> np.ndarray:
+    """[c, c] int64 counts, rows: truth, columns: prediction; places where the truth is `ignore` do
+    not count.
+    """
+    truth, predicted = np.asarray(truth).ravel(), np.asarray(predicted).ravel()
+    valid = truth != ignore
+    pairs = truth[valid].astype(np.int64) * num_classes + predicted[valid]
+    return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def class_iou(counts: ArrayLike, absent: str = "zero") -> np.ndarray:
+    """[c] intersection over union, TP / (TP + FP + FN), from a confusion matrix [c, c].
+
+    NaN for classes neither in the truth nor predicted. One that is only predicted is 0 with
+    absent="zero", as in mmsegmentation (`IoUMetric`), and NaN with "skip".
+    """
+    if absent not in ABSENT:
+        raise ValueError(f"absent is one of {', '.join(ABSENT)}, got {absent!r}")
+    counts = np.asarray(counts, np.float64)
+    hit, truth = np.diag(counts), counts.sum(axis=1)
+    union = truth + counts.sum(axis=0) - hit
+    counted = (union if absent == "zero" else truth) > 0
+    return np.where(counted, hit / np.maximum(union, 1), np.nan)
+
+
+def mean_iou(iou: ArrayLike) -> float:
+    """Mean (0..1) over the classes that count, those that are not NaN."""
+    counted = np.isfinite(iou)
+    if not counted.any():
+        raise ValueError("no labelled place: every pixel or patch is ignored")
+    return float(np.mean(np.asarray(iou)[counted]))
+
+
+def class_accuracy(counts: ArrayLike) -> np.ndarray:
+    """[c] share of a class's places that were found, TP / (TP + FN), from a confusion matrix
+    [c, c]; NaN for classes that are not in the truth. mAcc is their mean."""
+    counts = np.asarray(counts, np.float64)
+    truth = counts.sum(axis=1)
+    return np.where(truth > 0, np.diag(counts) / np.maximum(truth, 1), np.nan)
+
+
+def accuracy(counts: ArrayLike) -> float:
+    """Share (0..1) of all labelled places that were found (aAcc), from a confusion matrix [c, c].
+    Raises ValueError where no place is labelled."""
+    counts = np.asarray(counts, np.float64)
+    if not counts.sum():
+        raise ValueError("no labelled place: every pixel or patch is ignored")
+    return float(np.trace(counts) / counts.sum())

@@ -1,0 +1,52 @@
+"""Aggregated similarity: how much of its image each patch resembles, block by block (FLSL figs. 3,
+5 and 6); for any network.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ssl_jax.evals.pictures.base import Panel, Picture
+from ssl_jax.methods.base import Features
+from ssl_jax.methods.encoder import Encoder
+from ssl_jax.models import heads, zoo
+
+
+def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
+    """{"similarity": after a quarter, half, three quarters and all of the blocks}."""
+    depth = zoo.vit_config(encoder.config.model).depth
+    blocks = tuple(sorted({max(1, round(depth * part / 4)) - 1 for part in (1, 2, 3, 4)}))
+    return {"similarity": picture(np.asarray(images), encoder(images, layers=blocks), depth)}
+
+
+def aggregated_similarity(patches: jax.Array) -> jax.Array:
+    """Similarity of each patch to all of its image: s_j = sum_i cos(z_i, z_j) / max_j, not below 0
+    (FLSL section 5.5).
+
+    The larger the region that looks alike, the brighter. patches: [B, h, w, d]. Returns [B, h, w]
+    in [0, 1].
+    """
+    unit = heads.l2_normalize(patches)
+    score = jnp.einsum("bhwd,bd->bhw", unit, unit.sum(axis=(1, 2)))
+    return jnp.maximum(score / jnp.maximum(score.max(axis=(1, 2), keepdims=True), 1e-6), 0.0)
+
+
+def picture(images: np.ndarray, features: Features, depth: int) -> Picture:
+    """Aggregated similarity after each of `features.layers` (FLSL fig. 3, 5 and 6); depth: blocks
+    of the network.
+    """
+    assert features.layers is not None
+    shape = features.patches.shape
+    heat = {
+        block: np.asarray(aggregated_similarity(tokens.patches.reshape(shape)))
+        for block, tokens in features.layers.items()
+    }
+
+    def row(b, image):
+        return Panel(image, title="image"), *(
+            Panel(image, maps[b], title=f"block {block + 1} of {depth}")
+            for block, maps in heat.items()
+        )
+
+    title = "Aggregated similarity: how much of the image a patch resembles"
+    return Picture(title, tuple(row(b, image) for b, image in enumerate(images)))

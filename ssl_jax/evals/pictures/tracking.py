@@ -1,0 +1,53 @@
+"""Videos with the objects that were followed through them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ssl_jax.evals.pictures.base import IGNORE, Animation, Panel, Picture
+
+_COLUMNS = 6  # frames of a strip
+_FRAME = "#bbbbbb"
+
+Video = tuple[str, Sequence[np.ndarray], np.ndarray, np.ndarray]
+"""Name, images [H, W, 3] in [0, 1] of T frames, true and predicted masks [T, H, W] (0 =
+background, 255 = ignore)."""
+
+
+def picture(videos: Sequence[Video]) -> Picture:
+    """Two rows per video, evenly spaced frames: the objects as followed, and the truth."""
+    rows = []
+    for name, images, truth, predicted in videos:
+        chosen = np.unique(np.linspace(0, len(images) - 1, _COLUMNS).round().astype(int))
+        for masks, what in ((predicted, "followed"), (truth, "truth")):
+            rows.append(
+                tuple(
+                    Panel(
+                        images[t],
+                        labels=_objects(masks[t]),
+                        title=f"{name}: given" if t == 0 else f"{what}, frame {t}",
+                        frame=_FRAME,
+                    )
+                    for t in chosen
+                )
+            )
+    return Picture(
+        "Objects of the first frame, followed by the similarity of patch features", tuple(rows)
+    )
+
+
+def animation(
+    name: str, images: Sequence[np.ndarray], truth: np.ndarray, predicted: np.ndarray
+) -> Animation:
+    """One video with the objects as followed."""
+    del truth
+    frames = tuple(
+        Panel(image, labels=_objects(mask)) for image, mask in zip(images, predicted, strict=True)
+    )
+    return Animation(name, frames)
+
+
+def _objects(mask):
+    """Numbers of the objects from 0 on, -1 where there is none."""
+    mask = np.asarray(mask, np.int64)
+    return np.where(mask == IGNORE, -1, mask - 1)

@@ -1,0 +1,50 @@
+"""How well a network rebuilds images that it was not trained on, in every measure there is.
+
+`psnr` is the cheap form of this for scores during a run. Networks that do not rebuild whole images
+(MAE, DINO) can be compared with `decode`, which trains a decoder.
+"""
+
+from ssl_jax.evals import psnr, quality
+from ssl_jax.evals.case import Case
+from ssl_jax.evals.pictures import Picture, reconstructions
+from ssl_jax.evals.registry import BASELINES, Protocol, register
+
+_SHOWN = 6  # test images of the picture
+
+PROTOCOLS = {
+    # The jointly trained decoder on the sparse tokens; images as for all of STELLAR's evaluations.
+    "stellar": Protocol(
+        "STELLAR table 5",
+        {"data": {"size": 256}, "crop": 224, "lpips": "alex", "fid": quality.INCEPTION},
+    )
+}
+
+
+def run(case: Case) -> dict[str, float]:
+    """`reconstruct`: PSNR in dB, `reconstruct_ssim` (0 to 1), and if asked for
+    `reconstruct_lpips_*` and `reconstruct_rfid_*` (lower is better), over the test images.
+
+    Raises InputError for a network that rebuilds no images, or measures whose files are missing.
+    """
+    quality.check("reconstruct", case.config)
+    return quality.scores("reconstruct", case.config, psnr.rebuilt(case))
+
+
+def figures(case: Case) -> dict[str, Picture]:
+    """{"rebuilt": test images, rebuilt, and the error}."""
+    images, rebuilt, count = next(iter(psnr.rebuilt(case)))
+    shown = min(_SHOWN, count)
+    title = "Images rebuilt by the network's own decoder"
+    return {"rebuilt": reconstructions.picture(images[:shown], rebuilt[:shown], title)}
+
+
+register(
+    "reconstruct",
+    run,
+    quality.defaults,
+    heading="rebuilt PSNR",
+    figures=figures,
+    baselines=BASELINES[:1],
+    protocols=PROTOCOLS,
+    check=quality.check,
+)

@@ -1,0 +1,106 @@
+"""The network that segments: an encoder's patch tokens, and a head."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax.config import InputError
+from ssl_jax.evals.segment.settings import PYRAMIDS
+from ssl_jax.methods.encoder import Encoder
+from ssl_jax.models import segmentation
+from ssl_jax.train import sharding
+
+
+class Network(NamedTuple):
+    """backbone: weights of the encoder, {} where it has none (raw pixels). depth: its blocks.
+    maps(backbone, images [B, H, W, 3] in [0, 1], keys [B] or None) -> arrays [B, h, w, d], one
+      for each level that the head reads; keys draw the stochastic depth. With a mesh in context
+      each device encodes its own images.
+    head: see `models.segmentation`.
+    """
+
+    backbone: Any
+    depth: int
+    maps: Callable
+    head: segmentation.Stateful
+
+
+def make(encoder: Any, config: Any, classes: int, patch: int) -> Network:
+    """The network of an evaluation's section.
+
+    encoder: a `methods.encoder.Encoder`, or any function images -> `.patches`, whose one map is
+      taken for all levels.
+
+    Raises InputError for layers that the network does not have.
+    """
+    trained = isinstance(encoder, Encoder)
+    backbone = {"backbone": encoder.backbone} if trained else {}
+    pyramid = config.head in PYRAMIDS
+    tokens = _tokens(encoder, config) if trained else lambda _, images, keys: [encoder(images)]
+
+    def of_one(weights, inputs):
+        images, keys = inputs
+        found = tokens(weights["params"], images, keys)
+        grid = (images.shape[0], images.shape[1] // patch, images.shape[2] // patch, -1)
+        maps = [x.patches.reshape(grid) for x in found]
+        return maps * (len(segmentation.STRIDES) // len(maps)) if pyramid else maps
+
+    def maps(backbone, images, keys=None):
+        return sharding.by_image(of_one)({"params": backbone}, (images, keys))
+
+    shapes = jax.eval_shape(
+        lambda weights, images: of_one(weights, (images, None)),
+        {"params": backbone},
+        jax.ShapeDtypeStruct((1, patch, patch, 3), jnp.float32),
+    )
+    depth = encoder.shape.depth if trained else 0
+    return Network(backbone, depth, maps, _head(config, shapes, classes))
+
+
+def _tokens(encoder: Encoder, config: Any) -> Callable:
+    """(weights, images, keys) -> Tokens of each of the config's layers."""
+    shape = encoder.shape
+    layers = [i + shape.depth if i < 0 else i for i in config.layers]
+    for given, layer in zip(config.layers, layers):
+        if not 0 <= layer < shape.depth:
+            raise InputError(
+                f"layers has {given}, but the network has {shape.depth} blocks; name some of 0 to"
+                f" {shape.depth - 1}, or count from the last one with -1, -2, ..."
+            )
+    mean, std = (jnp.asarray(values, jnp.float32) for values in (shape.mean, shape.std))
+
+    def tokens(weights, images, keys):
+        if config.half:
+            images = (images - 0.5) / 0.5 * std + mean
+        found = encoder.apply(
+            weights["backbone"],
+            images,
+            layers=sorted(set(layers)),
+            keys=keys if config.drop_path else None,
+            drop_path=config.drop_path,
+        )
+        return [found.layers[i] for i in layers]
+
+    return tokens
+
+
+def _head(config: Any, maps: list, classes: int) -> segmentation.Stateful:
+    width, levels = maps[0].shape[-1], len(maps)
+    common: dict[str, Any] = dict(dropout=config.dropout)
+    channels: dict[str, Any] = {"channels": config.channels} if config.channels else {}
+    match config.head:
+        case "linear":
+            batch_norm = config.batch_norm
+            return segmentation.linear(
+                width, classes, levels=levels, batch_norm=batch_norm, **common
+            )
+        case "mask_transformer":
+            return segmentation.mask_transformer(
+                width, classes, levels=levels, **channels, **common
+            )
+        case "fpn":
+            return segmentation.fpn(width, classes, **channels, **common)
+        case _:
+            return segmentation.upernet(width, classes, **channels, **common)

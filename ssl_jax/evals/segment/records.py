@@ -1,0 +1,171 @@
+"""Records of a source as images and masks, and training batches of their crops."""
+
+import concurrent.futures
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals.pictures.base import IGNORE
+from ssl_jax.evals.segment import crops
+
+_THREADS = 4
+_AHEAD = 3  # batches in preparation
+_ORDER, _CROP = 1, 2  # keep the streams of random numbers apart
+
+
+class Records:
+    """Images uint8 [H, W, 3] and masks uint8 [H, W] of chosen records, by position.
+
+    crop: square centre crop of both, pixels; 0 = none.
+    ignored: class whose pixels count as unlabelled (later classes move up by one), -1 = none.
+    classes: how many are left, 0 = not known yet, and not checked.
+
+    Raises InputError where a record has no mask, or a label that is no class.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        indices: np.ndarray,
+        *,
+        crop: int = 0,
+        ignored: int = -1,
+        classes: int = 0,
+    ):
+        self.source, self.indices = source, np.asarray(indices, np.int64)
+        self._crop, self._ignored, self._classes = crop, ignored, classes
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """Raises data.decode.Unreadable for a broken record."""
+        index = int(self.indices[position])
+        record = self.source[index]
+        mask = record.get("mask")
+        if mask is None:
+            raise InputError(
+                f"{self.source.name(index)} has no mask; segmentation needs one of every image"
+            )
+        image, mask = _bytes(np.asarray(record["image"])), np.asarray(mask, np.uint8)
+        if image.shape[:2] != mask.shape:
+            raise InputError(
+                f"{self.source.name(index)}: the image has {image.shape[:2]} pixels, its mask"
+                f" {mask.shape}; they must be the same"
+            )
+        if self._crop:
+            image, mask = (crops.centre(array, self._crop) for array in (image, mask))
+        mask = without_class(mask, self._ignored)
+        if self._classes:
+            wrong = (mask >= self._classes) & (mask != IGNORE)
+            if wrong.any():
+                raise InputError(
+                    f"{self.source.name(index)}: label {mask[wrong][0]} of its mask is neither"
+                    f" below {self._classes}, the number of classes, nor {IGNORE} (ignore)"
+                )
+        return image, mask
+
+    def readable(self, position: int) -> tuple[np.ndarray, np.ndarray]:
+        """The record, or the next one that can be read. Raises InputError if none can."""
+        for step in range(len(self)):
+            try:
+                return self[(position + step) % len(self)]
+            except Unreadable:
+                continue
+        raise InputError(f"no readable image in {self.source!r}")
+
+    def part(self, positions: np.ndarray) -> "Records":
+        """Only those at `positions`."""
+        return Records(
+            self.source,
+            self.indices[positions],
+            crop=self._crop,
+            ignored=self._ignored,
+            classes=self._classes,
+        )
+
+
+def without_class(mask: np.ndarray, ignored: int) -> np.ndarray:
+    """The mask with one class turned to "ignore" and those above it moved up; -1: as it is."""
+    if ignored < 0:
+        return mask
+    moved = np.where((mask > ignored) & (mask != IGNORE), mask - 1, mask)
+    return np.where(mask == ignored, IGNORE, moved).astype(np.uint8)
+
+
+def labels_of(*sets: Records) -> int:
+    """1 + the largest label in all masks, which are all read."""
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        masks = [
+            pool.map(lambda i, records=records: _largest(records, i), range(len(records)))
+            for records in sets
+        ]
+        return 1 + max((top for tops in masks for top in tops), default=-1)
+
+
+def _largest(records: Records, position: int) -> int:
+    try:
+        mask = records[position][1]
+    except Unreadable:
+        return -1
+    return int(np.where(mask == IGNORE, -1, mask.astype(np.int16)).max())
+
+
+def batches(
+    records: Records,
+    recipe: crops.Recipe,
+    *,
+    batch: int,
+    steps: int,
+    seed: int,
+    rows: Sequence[int] | None = None,
+) -> Iterator[dict[str, np.ndarray]]:
+    """`steps` training batches {"image": uint8 [b, side, side, 3], "mask": uint8 [b, side, side]}.
+
+    Records come in an order drawn anew for every epoch (the end of one and the start of the next
+    may share a batch). A crop depends on seed, step, row and record alone, not on threads.
+
+    rows: of each batch that are made here (those of this process); None: all.
+    """
+    rows = range(batch) if rows is None else rows
+
+    def order(epoch):
+        return np.random.default_rng([seed, _ORDER, epoch]).permutation(len(records))
+
+    def one(step, row, position):
+        rng = np.random.default_rng([seed, _CROP, step, row, int(records.indices[position])])
+        return crops.draw(rng, *records.readable(position), recipe)
+
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+        waiting: deque = deque()
+        epoch, positions = 0, order(0)
+
+        def enqueue(step):
+            nonlocal epoch, positions
+            jobs = []
+            for row in rows:
+                place = step * batch + row
+                if place // len(records) != epoch:
+                    epoch = place // len(records)
+                    positions = order(epoch)
+                jobs.append(pool.submit(one, step, row, positions[place % len(records)]))
+            waiting.append(jobs)
+
+        for step in range(min(_AHEAD, steps)):
+            enqueue(step)
+        for step in range(steps):
+            images, masks = zip(*(job.result() for job in waiting.popleft()))
+            if step + _AHEAD < steps:
+                enqueue(step + _AHEAD)
+            yield {"image": np.stack(images), "mask": np.stack(masks)}
+
+
+def _bytes(image: np.ndarray) -> np.ndarray:
+    """Pixels as uint8; those in memory may be floats in [0, 1]."""
+    if image.dtype == np.uint8:
+        return image
+    return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)

@@ -1,0 +1,102 @@
+"""Scores of segmented videos: region similarity J and boundary accuracy F of each object (Perazzi
+et al. 2016; DAVIS 2017, Pont-Tuset et al. 2017).
+"""
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.evals.pictures.base import IGNORE
+
+TOLERANCE = 0.008  # of the diagonal: how far a boundary may be off
+_HIT = 0.5  # recall counts the frames with a value above it
+
+
+class Measured(NamedTuple):
+    """Means over the scored frames of one object, each 0..1."""
+
+    j: float
+    j_recall: float
+    f: float
+    f_recall: float
+
+
+def region_similarity(truth: ArrayLike, predicted: ArrayLike) -> float:
+    """J: intersection over union of two bool masks [H, W]; 1 if both are empty."""
+    truth, predicted = np.asarray(truth, bool), np.asarray(predicted, bool)
+    union = (truth | predicted).sum()
+    return float((truth & predicted).sum() / union) if union else 1.0
+
+
+def boundary_accuracy(
+    truth: ArrayLike, predicted: ArrayLike, tolerance: float = TOLERANCE
+) -> float:
+    """F: harmonic mean of the shares of boundary pixels that have a boundary pixel of the other
+    mask no farther away than ceil(tolerance * diagonal), in Euclidean distance.
+
+    truth, predicted: bool [H, W]. 1 if neither has a boundary, 0 if only one has.
+    """
+    ours, theirs = boundary(predicted), boundary(truth)
+    if not ours.any() or not theirs.any():
+        return float(ours.any() == theirs.any())
+    near = _disk(int(np.ceil(tolerance * np.hypot(*ours.shape))))
+    precision = (ours & _dilated(theirs, near)).sum() / ours.sum()
+    recall = (theirs & _dilated(ours, near)).sum() / theirs.sum()
+    total = precision + recall
+    return float(2 * precision * recall / total) if total else 0.0
+
+
+def boundary(mask: ArrayLike) -> np.ndarray:
+    """Pixels of a mask [H, W] that differ from the next one to the right, below, or both: bool
+    [H, W]. The border of the image is no boundary."""
+    mask = np.asarray(mask, bool)
+    # Beyond the last row and column lies a copy of them, so that no boundary is seen there.
+    padded = np.pad(mask, ((0, 1), (0, 1)), mode="edge")
+    right, below, across = padded[:-1, 1:], padded[1:, :-1], padded[1:, 1:]
+    return (mask ^ right) | (mask ^ below) | (mask ^ across)
+
+
+def _disk(radius: int) -> np.ndarray:
+    y, x = np.ogrid[-radius : radius + 1, -radius : radius + 1]
+    return (y**2 + x**2 <= radius**2).astype(np.uint8)
+
+
+def _dilated(mask: np.ndarray, near: np.ndarray) -> np.ndarray:
+    return cv2.dilate(mask.astype(np.uint8), near).astype(bool)
+
+
+def measure(truth: np.ndarray, predicted: np.ndarray) -> list[Measured]:
+    """Scores of the objects of one video.
+
+    The first frame is given and the last is left out, as in the official evaluation.
+
+    Args:
+      truth: [T, H, W] uint8, the object of each pixel: 0 = background, 255 = ignore. predicted:
+        likewise, without 255; T >= 3.
+
+    Returns:
+      One entry for each object 1..n, n the largest number in `truth`.
+
+    Raises:
+      ValueError: shapes do not fit, fewer than three frames, or no object.
+    """
+    if truth.shape != predicted.shape or truth.ndim != 3 or len(truth) < 3:
+        raise ValueError(
+            f"true {truth.shape} and predicted {predicted.shape} masks must both be [T, H, W] with"
+            " at least 3 frames: the first is given and the last does not count"
+        )
+    count = int(np.where(truth == IGNORE, 0, truth).max())
+    if not count:
+        raise ValueError("no object: all masks are background")
+    truth, predicted = truth[1:-1], predicted[1:-1]
+    predicted = np.where(truth == IGNORE, 0, predicted)
+    result = []
+    for number in range(1, count + 1):
+        pairs = [(t == number, p == number) for t, p in zip(truth, predicted)]
+        j = np.array([region_similarity(t, p) for t, p in pairs])
+        f = np.array([boundary_accuracy(t, p) for t, p in pairs])
+        means = j.mean(), (j > _HIT).mean(), f.mean(), (f > _HIT).mean()
+        result.append(Measured(*map(float, means)))
+    return result

@@ -1,0 +1,158 @@
+"""Fine-tuning: an encoder that some method pretrained goes on learning, with labels.
+
+No method of a paper here, but what their papers measure: the encoder and a linear classifier on the
+token of the image, trained end to end (BEiT's and DeiT's recipes; SOP and SOVE table 1 and 3,
+STELLAR table 12). The weights come from `init_from`. RandAugment, erasing, mixup and CutMix are
+part of the views (`views.recipe`); what is evaluated is the moving average of the weights.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from ssl_jax.methods import base, multicrop
+from ssl_jax.methods.finetune.settings import check, defaults, view_recipe
+from ssl_jax.models import heads, vit
+
+__all__ = ["check", "defaults", "image_token", "make", "rules", "targets"]
+
+
+class Outputs(NamedTuple):
+    """Scores [B, C]; label and partner [B] int32, the classes in the image, and share [B], that of
+    the first."""
+
+    scores: jax.Array
+    label: jax.Array
+    partner: jax.Array
+    share: jax.Array
+
+
+def targets(outputs: Outputs, smoothing: float) -> jax.Array:
+    """[B, C], rows sum to 1: the classes of an image by their shares, smoothed (Szegedy
+    et al. 2016, section 7)."""
+    classes, share = outputs.scores.shape[-1], outputs.share[:, None]
+    first, second = (jax.nn.one_hot(x, classes) for x in (outputs.label, outputs.partner))
+    return (1 - smoothing) * (share * first + (1 - share) * second) + smoothing / classes
+
+
+def make(config: ConfigDict) -> base.Method:
+    """Fine-tuning with the networks and settings of a resolved config."""
+    c, m = config.finetune, config.model
+    backbone = multicrop.encoders(m)
+    width = 2 * m.width if c.global_token == "concat" else m.width
+    hidden = (
+        heads.linear_head(m.width, c.hidden, init_std=m.init_std, dtype=m.dtype)
+        if c.hidden
+        else None
+    )
+    classifier = heads.linear_head(
+        c.hidden or width, c.classes, norm=c.norm, init_std=c.init_scale * m.init_std, dtype=m.dtype
+    )
+
+    def init(key):
+        """Encoder and classifier; no carry."""
+        key_backbone, key_hidden, key_classifier = jax.random.split(key, 3)
+        params = {"backbone": backbone.student.init(key_backbone)}
+        if hidden:
+            params["hidden"] = hidden.init(key_hidden)
+        return params | {"classifier": classifier.init(key_classifier)}, None
+
+    def scores(params, image):
+        """[B, C] from the token of the image [B, d]."""
+        if hidden:
+            image = jax.nn.gelu(hidden.apply(params["hidden"], image), approximate=False)
+        return classifier.apply(params["classifier"], image)
+
+    def encode(params, teacher, constants, views_of, keys, progress):
+        images = views_of["global"].images[:, 0]
+        tokens = backbone.student.apply(params["backbone"], images, keys=keys)
+        truth = (views_of[name] for name in ("label", "partner", "share"))
+        return Outputs(scores(params, image_token(tokens, c.global_token)), *truth)
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        """Cross-entropy to the smoothed shares. The accuracy is that of the class with the larger
+        share."""
+        each = optax.softmax_cross_entropy(outputs.scores, targets(outputs, c.smoothing))
+        major = jnp.where(outputs.share >= 0.5, outputs.label, outputs.partner)
+        right = outputs.scores.argmax(axis=-1) == major
+        return each.mean(), base.Output(carry, {"accuracy": right.mean(dtype=jnp.float32)})
+
+    def features(params, images, *, extras=False, constants=None, **options):
+        """extras: logits [B, C], the scores of the classes."""
+        del constants
+        tokens = backbone.teacher.apply(params["backbone"], images, **options)
+        image = image_token(tokens, c.global_token)
+        grid = (images.shape[1] // m.patch, images.shape[2] // m.patch)
+        return base.Features(
+            image=image,
+            cls=tokens.cls,
+            patches=tokens.patches.reshape(len(images), *grid, -1),
+            attention=tokens.attention,
+            layers=tokens.layers,
+            extras={"logits": scores(params, image)} if extras else {},
+        )
+
+    t = config.teacher
+    slowest = min(t.momentum, t.final_momentum)
+    left = slowest**config.run.total_steps if c.average else 0.0
+
+    def health(metrics):
+        """Warns where the classifier is worse than one that knows nothing, and where what is
+        evaluated is an average that goes too far back."""
+        warnings = []
+        loss, chance = metrics.get("loss"), math.log(c.classes)
+        if loss is not None and loss > chance + 0.1:
+            warnings.append(
+                f"worse than chance: the loss is {loss:.2f}, and {chance:.2f} for a classifier that"
+                " knows nothing; lower optim.lr or lengthen optim.warmup_epochs"
+            )
+        if left > 0.1:
+            warnings.append(
+                f"slow average: {100 * left:.0f} % of the weights evaluated at the end will be"
+                " those of the start; lower teacher.momentum, or set finetune.average=False"
+            )
+        return warnings
+
+    return base.Method(
+        views=view_recipe(config),
+        init=init,
+        encode=encode,
+        objective=objective,
+        features=features,
+        teacher_of=_all if c.average else base.no_teacher,
+        rules=rules(m.depth, c.layer_decay),
+        health=health,
+        starts_evaluated=True,
+    )
+
+
+def _all(params):
+    return params
+
+
+def image_token(tokens: vit.Tokens, kind: str) -> jax.Array:
+    """What stands for the image, one of TOKENS: [B, d], or [B, 2 d] for "concat"."""
+    if kind == "queries":
+        assert tokens.queries is not None  # see `check`
+        return tokens.queries.mean(axis=-2)
+    if kind != "concat":
+        return multicrop.global_token(tokens, kind)
+    return jnp.concatenate([multicrop.global_token(tokens, k) for k in ("cls", "mean")], axis=-1)
+
+
+def rules(depth: int, decay: float) -> base.Rules:
+    """Learning rates that shrink towards the input (BEiT, Bao et al. 2022, appendix): the factor of
+    the classifier, of its layers and of the final norm is 1, of block i (0 = the first) it is
+    decay^(depth - i), of what lies before it decay^(depth + 1). Tokens and position codes never
+    decay; of the rest matrices do."""
+    lowest = decay ** (depth + 1)
+    return (
+        ("backbone/(cls|position|registers|queries)", base.Rule(lr=lowest, decay=False)),
+        ("backbone/patch/.*", base.Rule(lr=lowest)),
+        *((f"backbone/blocks/{i}/.*", base.Rule(lr=decay ** (depth - i))) for i in range(depth)),
+        *base.DEFAULT_RULES,
+    )

@@ -1,0 +1,128 @@
+"""The section `finetune` of the config, what it refuses, and the views that follow from it."""
+
+from ml_collections import ConfigDict
+
+from ssl_jax.config import InputError, key
+from ssl_jax.methods import multicrop
+from ssl_jax.views import erasing, mixing, randaugment, recipe
+
+TOKENS = ("cls", "mean", "concat", "queries")
+
+
+def defaults() -> dict:
+    """The section `finetune` of the config: the recipe of DeiT and BEiT, for ImageNet."""
+    meaning = (
+        'the image: class token ("cls"), average of the patch tokens ("mean"), both ("concat"), or'
+        ' average of the query tokens ("queries", STELLAR)'
+    )
+    return dict(
+        classes=key(1000, "of the labels; those of the data", "classes", least=2, most=2**20),
+        global_token=key("cls", meaning, choices=TOKENS),
+        hidden=key(
+            0,
+            "width of a layer with GELU between token and classifier, which starts as the first"
+            " one of the pretrained head (iBOT's semi-supervised protocol); 0 = none",
+            least=0,
+        ),
+        norm=key(False, "a LayerNorm of its own before the classifier (STELLAR)"),
+        init_scale=key(
+            0.001, "factor on the classifier's initial weights, N(0, model.init_std^2)", above=0
+        ),
+        layer_decay=key(
+            1.0,
+            "factor on the learning rate from each block to the one before it; 1 = none",
+            above=0,
+            most=1,
+        ),
+        average=key(
+            True, "evaluate the moving average of the weights, which teacher.momentum makes"
+        ),
+        smoothing=key(0.1, "share of a target that all classes get alike", least=0, below=1),
+        mixup=key(0.8, "alpha of the Beta distribution of the share; 0 = none", least=0),
+        cutmix=key(1.0, "the same of CutMix", least=0),
+        switch_prob=key(0.5, "of CutMix instead of mixup, where both are used", least=0, most=1),
+        mix_prob=key(1.0, "probability that a batch is mixed at all", least=0, most=1),
+        erase_prob=key(
+            0.25, "probability that a rectangle of a view becomes noise", least=0, most=1
+        ),
+        randaugment=dict(
+            count=key(2, "operations on a view, on the host; 0 = none", least=0, most=20),
+            magnitude=key(9.0, "their mean strength, of 10", least=0, most=10),
+            std=key(0.5, "standard deviation of the strength", least=0, most=10),
+        ),
+        repeats=key(
+            1,
+            "how often a batch shows each of its images (repeated augmentation)",
+            "views",
+            above=0,
+            most=1000,
+        ),
+    )
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses settings that contradict each other, and views that fine-tuning has no use for.
+    Raises InputError."""
+    c, v, m = config.finetune, config.views, config.model
+    multicrop.check_no_masks(config, "fine-tuning")
+    if v.global_count != 1 or v.local_count:
+        raise InputError(
+            f"views.global_count is {v.global_count} and views.local_count {v.local_count}, but"
+            " fine-tuning has one view of each image; set views.global_count=1 and"
+            " views.local_count=0"
+        )
+    if c.global_token in ("cls", "concat") and not m.cls:
+        raise InputError(
+            f'finetune.global_token is "{c.global_token}" but model.cls is False; set'
+            ' model.cls=True or finetune.global_token="mean"'
+        )
+    if c.global_token == "queries" and not m.queries:
+        raise InputError(
+            'finetune.global_token is "queries" but model.queries is 0; set model.queries to the'
+            " number of the network's query tokens"
+        )
+    if c.hidden and c.global_token == "concat":
+        raise InputError(
+            f'finetune.hidden is {c.hidden} but finetune.global_token is "concat", and a pretrained'
+            " head reads one token; set finetune.hidden=0 or another token"
+        )
+    if c.randaugment.count and config.data.crop_on == "device":
+        raise InputError(
+            'finetune.randaugment.count is above 0 but data.crop_on is "device", where no views'
+            ' are there to augment on the host; set data.crop_on="host" or'
+            " finetune.randaugment.count=0"
+        )
+    if (c.mixup or c.cutmix) and config.optim.batch_size % 2:
+        raise InputError(
+            f"optim.batch_size is {config.optim.batch_size}, but images are mixed in pairs; use an"
+            " even number, or finetune.mixup=0 and finetune.cutmix=0"
+        )
+    if c.repeats > config.optim.batch_size // 2:
+        raise InputError(
+            f"finetune.repeats is {c.repeats}, but a batch of {config.optim.batch_size} must have"
+            " at least 2 different images; use fewer"
+        )
+
+
+def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
+    """One crop with labels and the augmentations that the config asks for."""
+    c, v, m = config.finetune, config.views, config.model
+    wanted = v.jitter_prob or v.gray_prob or v.blur_prob[0]
+    r, g, b = (round(255 * x) for x in m.mean)
+    policy = randaugment.RandAugment(**c.randaugment, fill=(r, g, b))
+    group = recipe.GroupRecipe(
+        count=1,
+        size=v.global_size,
+        scale=tuple(v.global_scale),
+        patch=m.patch,
+        flip=v.flip,
+        photometric=(recipe.photometric(v, blur_prob=v.blur_prob[0]),) if wanted else (),
+        randaugment=policy if policy.count else None,
+        erasing=erasing.Erasing(c.erase_prob, mean=tuple(m.mean), std=tuple(m.std))
+        if c.erase_prob
+        else None,
+    )
+    mix = None
+    if c.mix_prob and (c.mixup or c.cutmix):
+        mix = mixing.Mixing(c.mixup, c.cutmix, c.switch_prob, c.mix_prob)
+    return recipe.ViewRecipe((("global", group),), classes=c.classes, repeats=c.repeats, mix=mix)

@@ -1,0 +1,55 @@
+"""Networks with BatchNorm as pure functions: their running statistics are an argument and a
+result."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from ssl_jax import trees
+
+
+class Stateful(NamedTuple):
+    """A network whose running statistics are explicit.
+
+    init(key) -> (params, stats): nested dicts with string keys and float32 arrays; stats is {}
+      where no layer has any.
+    apply(params, stats, *inputs, **options) -> (outputs, stats): the statistics after the call.
+    """
+
+    init: Callable[..., tuple[dict[str, Any], dict[str, Any]]]
+    apply: Callable[..., tuple[Any, dict[str, Any]]]
+
+
+def stateful(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Stateful:
+    """Turns a module builder into a Stateful.
+
+    Args:
+      build: key -> module. call: (module, *inputs, **options) -> outputs; may write to the
+        module's BatchStat variables and to nothing else.
+    """
+
+    def parts(module):
+        return nnx.split(module, nnx.Param, nnx.BatchStat, graph=True)
+
+    def plain(state) -> dict[str, Any]:
+        return trees.nest(trees.flatten(nnx.to_pure_dict(state)))
+
+    @functools.cache
+    def graph():
+        return parts(nnx.eval_shape(build, jax.eval_shape(jax.random.key, 0), graph=True))[0]
+
+    @jax.jit  # one program in place of one for each layer
+    def init(key):
+        _, params, stats = parts(build(key))
+        return plain(params), plain(stats)
+
+    def apply(params: dict[str, Any], stats: dict[str, Any], *inputs, **options):
+        states = (nnx.restore_int_paths(tree) for tree in (params, stats))
+        module = nnx.merge(graph(), *states)
+        outputs = call(module, *inputs, **options)
+        return outputs, plain(parts(module)[2])
+
+    return Stateful(init, apply)

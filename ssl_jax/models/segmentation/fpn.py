@@ -1,0 +1,66 @@
+"""Semantic FPN (Kirillov et al. 2019, "Panoptic feature pyramid networks", section 3.1)."""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+from flax import nnx
+
+from ssl_jax.models.segmentation import parts, pyramid
+from ssl_jax.models.segmentation.batch_stats import Stateful, stateful
+
+
+@functools.cache
+def fpn(
+    width: int, classes: int, *, channels: int = 256, hidden: int = 128, dropout: float = 0.1
+) -> Stateful:
+    """A feature pyramid of `channels`; each level is brought to the finest one by convolutions with
+    BatchNorm and ReLU and twofold upsampling at `hidden` channels; their sum is classified.
+
+    apply(params, stats, maps, *, train=False, keys=None): maps, four arrays [B, h, w, width] ->
+    Logits [B, 4 h, 4 w, classes].
+    """
+    build = functools.partial(
+        _Fpn, width=width, classes=classes, channels=channels, hidden=hidden, dropout=dropout
+    )
+    return stateful(build, _Fpn.__call__)
+
+
+class _Fpn(nnx.Module):
+    def __init__(self, key, width, classes, channels, hidden, dropout):
+        keys = iter(jax.random.split(key, 20))
+        levels = range(len(pyramid.STRIDES))
+        init = nnx.initializers.glorot_uniform()
+        self.pyramid = pyramid.Pyramid(next(keys), width)
+        self.lateral = nnx.List(
+            parts.convolution(next(keys), width, channels, 1, init=init) for _ in levels
+        )
+        self.smooth = nnx.List(
+            parts.convolution(next(keys), channels, channels, 3, init=init) for _ in levels
+        )
+        # One convolution for the first two levels, then one for each doubling.
+        self.scale = nnx.List(
+            nnx.List(
+                parts.ConvNormRelu(next(keys), channels if i == 0 else hidden, hidden, 3)
+                for i in range(max(1, level))
+            )
+            for level in levels
+        )
+        self.classify = parts.classifier(next(keys), hidden, classes)
+        self.dropout = dropout
+
+    def __call__(self, maps: Sequence[jax.Array], *, train=False, keys=None) -> parts.Logits:
+        inner = [conv(x) for conv, x in zip(self.lateral, self.pyramid(maps, train))]
+        for i in range(len(inner) - 1, 0, -1):
+            inner[i - 1] = inner[i - 1] + parts.nearest(inner[i], inner[i - 1].shape[1:3])
+        sizes = [x.shape[1:3] for x in inner]
+        levels = []
+        for level, (smooth, x, convs) in enumerate(zip(self.smooth, inner, self.scale)):
+            x = smooth(x)
+            for i, conv in enumerate(convs):
+                x = conv(x, train)
+                if level:
+                    x = parts.upsample(x, sizes[level - 1 - i])
+            levels.append(x)
+        total = sum(levels[1:], levels[0])
+        return parts.Logits(self.classify(parts.drop_channels(total, self.dropout, keys)))

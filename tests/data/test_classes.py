@@ -1,0 +1,77 @@
+"""classes.py: from the values of mask files to classes."""
+
+import numpy as np
+import pytest
+
+from ssl_jax.config import InputError
+from ssl_jax.data import classes, layouts, names
+
+EVERY = np.arange(256, dtype=np.uint8)[None]
+
+
+def test_without_rules_values_are_classes():
+    np.testing.assert_array_equal(classes.apply(classes.table(), EVERY), EVERY)
+
+
+def test_class_map_ignore_and_reduce_zero_label():
+    table = classes.table((2, 0, 255), ignore=7)
+    mask = np.array([[0, 1, 2, 7, 255]], np.uint8)
+    np.testing.assert_array_equal(classes.apply(table, mask), [[2, 0, 255, 255, 255]])
+    table = classes.table({0: 0, 255: 1})  # a mask of black and white
+    np.testing.assert_array_equal(classes.apply(table, mask[:, ::4]), [[0, 1]])
+    table = classes.table(reduce_zero_label=True, num_classes=3)
+    mask = np.array([[0, 1, 3, 255]], np.uint8)
+    np.testing.assert_array_equal(classes.apply(table, mask), [[255, 0, 2, 255]])
+    before = classes.table({10: 0, 20: 1, 30: 255}, num_classes=2)
+    table = classes.table(reduce_zero_label=True, before=before)
+    mask = np.array([[10, 20, 30, 255]], np.uint8)
+    np.testing.assert_array_equal(classes.apply(table, mask), [[255, 0, 255, 255]])
+
+
+@pytest.mark.parametrize(
+    "table, value",
+    [
+        (classes.table(num_classes=3), 3),
+        (classes.table(reduce_zero_label=True, num_classes=3), 4),
+        (classes.table((1, 0)), 2),
+        (classes.table({5: 0}), 0),
+        (classes.table(before=classes.table({9: 0})), 0),
+    ],
+)
+def test_a_value_without_a_class_is_named(table, value):
+    with pytest.raises(ValueError, match=f"the value {value}, which is no class"):
+        classes.apply(table, np.array([[255, value]], np.uint8))
+
+
+@pytest.mark.parametrize("rules", [dict(class_map=(0, 256)), dict(ignore=-1), dict(class_map="ab")])
+def test_rules_are_checked(rules):
+    with pytest.raises(InputError, match="integers from 0 to 255"):
+        classes.table(**rules)
+
+
+def test_names_follow_the_rules():
+    own = ("a", "b", "c")
+    assert classes.final({}, own)[1] == own
+    assert classes.final(dict(reduce_zero_label=True), own)[1] == ("b", "c")
+    assert classes.final(dict(class_map=(1, 0, 0)), own)[1] is None
+    assert classes.final(dict(class_map=(1, 0, 0)), own, given=("x", "y"))[1] == ("x", "y")
+
+
+def test_known_sets_have_their_number_of_classes():
+    """As the papers state them; the maps reach each class once."""
+    counts = dict(VOC=21, ADE20K=150, COCO=80, COCO_STUFF=171, PASCAL_CONTEXT=60, CITYSCAPES=19)
+    for name, count in counts.items():
+        known = getattr(names, name)
+        assert len(known) == len(set(known)) == count and all(n == n.strip() for n in known)
+    for class_map, count in (
+        (layouts._ADE20K, 150),
+        (layouts._CITYSCAPES, 19),
+        (layouts._COCO_STUFF, 171),
+    ):
+        assert sorted(c for c in class_map.values() if c != 255) == list(range(count))
+    # Points of the tables that cityscapesScripts and mmsegmentation publish.
+    assert [layouts._CITYSCAPES[i] for i in (7, 11, 17, 26, 31, 33, 0, 29)] == [
+        *(0, 2, 5, 13, 16, 18, 255, 255)
+    ]
+    assert [layouts._COCO_STUFF[i] for i in (0, 12, 89, 91, 181)] == [0, 11, 79, 80, 170]
+    assert layouts._ADE20K[0] == 255 and names.ADE20K[layouts._ADE20K[13]] == "person"

@@ -1,0 +1,99 @@
+"""Meters of collapse: closed forms and brute force, and that each sees its kind of collapse."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from ssl_jax import evals
+from ssl_jax.evals import collapse, rank
+from tests.evals import fakes
+
+_RNG = np.random.default_rng(0)
+_SPREAD = _RNG.normal(size=(3000, 16))
+_ALIKE = np.ones((50, 16)) * np.linspace(1, 3, 50)[:, None]
+
+
+def _pairs(rows):
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return [(unit[i], unit[j]) for i, j in itertools.combinations(range(len(unit)), 2)]
+
+
+def test_pairs_by_brute_force():
+    rows = _RNG.normal(size=(40, 5)) + 0.7
+    pairs = _pairs(rows)
+    assert collapse.mean_cosine(rows) == pytest.approx(np.mean([x @ y for x, y in pairs]))
+    potential = np.mean([np.exp(-2 * np.square(x - y).sum()) for x, y in pairs])
+    assert collapse.uniformity(rows) == pytest.approx(np.log(potential), rel=1e-5)
+
+
+def test_uniformity_in_pieces(monkeypatch):
+    rows = _RNG.normal(size=(37, 5))
+    whole = collapse.uniformity(rows)
+    monkeypatch.setattr(collapse, "_ROWS", 10)
+    assert collapse.uniformity(rows) == pytest.approx(whole, rel=1e-5)
+
+
+def test_vectors_that_are_alike():
+    assert collapse.mean_cosine(_ALIKE) == pytest.approx(1)
+    assert collapse.deviation(_ALIKE) == pytest.approx(0, abs=1e-7)
+    assert collapse.uniformity(_ALIKE) == pytest.approx(0, abs=1e-6)
+    assert collapse.alignment(_ALIKE, 2 * _ALIKE) == pytest.approx(0)
+    # They differ in length alone: one direction. Without that nothing varies at all.
+    assert collapse.effective_rank(_ALIKE) == pytest.approx(1, abs=1e-6)
+    assert collapse.effective_rank(np.ones((9, 4))) == 0
+    assert collapse.dead(np.full((9, 4), 0.1)) == 1
+
+
+def test_vectors_that_are_spread_evenly():
+    assert collapse.mean_cosine(_SPREAD) == pytest.approx(0, abs=0.01)
+    assert collapse.deviation(_SPREAD) == pytest.approx(1, abs=0.01)
+    assert collapse.dead(_SPREAD) == 0
+    assert collapse.effective_rank(_SPREAD) == pytest.approx(16, rel=0.01)
+    opposite = collapse.alignment(_SPREAD, -_SPREAD)
+    assert opposite == pytest.approx(4)
+    assert collapse.alignment(_SPREAD, np.roll(_SPREAD, 1, axis=0)) == pytest.approx(2, abs=0.05)
+
+
+def test_dimensions_that_are_not_used():
+    few = _SPREAD * (np.arange(16) < 4)
+    assert collapse.dead(few) == 12 / 16
+    assert collapse.effective_rank(few) == pytest.approx(4, rel=0.01)
+    np.testing.assert_allclose(collapse.dead(few + 1000), 12 / 16)
+
+
+def test_a_common_direction_lowers_rankme_alone():
+    shifted = _SPREAD + 100
+    assert collapse.effective_rank(shifted) == pytest.approx(collapse.effective_rank(_SPREAD))
+    assert rank.rank_me(shifted) < 3 < 15 < rank.rank_me(_SPREAD)
+    assert collapse.mean_cosine(shifted) > 0.99
+
+
+def test_scores_of_a_case():
+    images = fakes.images(7, 16, 16)
+    source = fakes.Source(images)
+    section = evals.new("collapse")
+    case = evals.Case(evals.raw_pixels(4), section, source, source, patch=4, batch_size=3)
+    scores = evals.TYPES["collapse"].run(case)
+    vectors = np.asarray(evals.raw_pixels(4)(images / np.float32(255)).image)
+    assert scores["collapse"] == pytest.approx(100 * collapse.mean_cosine(vectors), abs=1e-3)
+    assert scores["collapse_rank"] == pytest.approx(rank.rank_me(vectors), rel=1e-4)
+    assert 0 < scores["collapse_alignment"] < 2.5
+    assert scores.keys() == {
+        "collapse",
+        *(
+            f"collapse_{name}"
+            for name in ("deviation", "dead", "rank", "effective_rank", "uniformity", "alignment")
+        ),
+        "collapse_patches",
+    }
+    whole = evals.new("collapse", scale=(1.0, 1.0))
+    same = evals.Case(evals.raw_pixels(4), whole, source, source, patch=4, batch_size=3)
+    assert evals.TYPES["collapse"].run(same)["collapse_alignment"] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_training_images_are_not_looked_at():
+    source = fakes.Source(fakes.images(4, 16, 16))
+    section = evals.new("collapse")
+    case = evals.Case(evals.raw_pixels(4), section, None, source, patch=4, batch_size=4)
+    assert evals.TYPES["collapse"].run(case)["collapse_patches"] <= 100

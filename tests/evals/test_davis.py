@@ -1,0 +1,133 @@
+"""The evaluation of videos: frame sizes, which videos, scores."""
+
+import numpy as np
+import pytest
+
+from ssl_jax import evals
+from ssl_jax.config import InputError
+from ssl_jax.data.embedded import GeneratedSource
+from ssl_jax.evals import davis, video
+from ssl_jax.evals.case import Case
+from ssl_jax.evals.pictures import Animation, Picture
+from tests.evals import fakes
+
+
+class Videos(fakes.Source):
+    """Videos of the given lengths, one after the other: a textured square that moves by one patch
+    of four pixels per frame; each of these pixels is zoom x zoom in the end."""
+
+    def __init__(self, *lengths, side=48, width=48, broken=(), zoom=1):
+        rng = np.random.default_rng(0)
+        ground, square = (rng.integers(0, 256, (s, w, 3)) for s, w in ((side, width), (12, 12)))
+        images, masks, self.sequences, start = [], [], {}, 0
+        for number, length in enumerate(lengths):
+            self.sequences[f"video {number}"] = range(start, start + length)
+            start += length
+            for t in range(length):
+                image, mask = ground.astype(np.uint8), np.zeros((side, width), np.uint8)
+                y, x = 8 + 4 * number, 4 + 4 * t
+                image[y : y + 12, x : x + 12], mask[y : y + 12, x : x + 12] = square, 1
+                images.append(image)
+                masks.append(mask)
+        images, masks = (np.stack(x).repeat(zoom, 1).repeat(zoom, 2) for x in (images, masks))
+        super().__init__(images, masks=masks, broken=broken, size=None)
+
+
+def _case(source, encoder=None, patch=4, **changes):
+    config = evals.new("davis", frames=2, **changes)
+    return Case(encoder or evals.raw_pixels(patch), config, None, source, patch=patch)
+
+
+@pytest.mark.parametrize(
+    "size, settings, expected",
+    [
+        ((480, 854), (480, 64, 16), (480, 832)),
+        ((480, 910), (480, 64, 8), (480, 896)),
+        ((1080, 1920), (480, 64, 8), (480, 832)),
+        ((1920, 1080), (480, 64, 16), (832, 480)),
+        ((480, 854), (480, 64, 14), (476, 826)),
+        ((50, 70), (0, 64, 16), (48, 64)),
+    ],
+)
+def test_frame_sizes(size, settings, expected):
+    short, multiple, patch = settings
+    assert davis.resized(size, short=short, multiple=multiple, patch=patch) == expected
+
+
+def test_whole_videos_are_taken():
+    source = Videos(5, 4, 6)
+    assert davis.sequences_of(source) == source.sequences
+    assert list(davis.sequences_of(source, 9)) == ["video 0", "video 1"]
+    assert list(davis.sequences_of(source, 8)) == ["video 0"]
+    assert list(davis.sequences_of(source, 2)) == ["video 0"]
+    with pytest.raises(InputError, match="video 1 has 2 frames"):
+        davis.sequences_of(Videos(5, 2))
+    with pytest.raises(InputError, match="needs videos"):
+        davis.sequences_of(fakes.Source(fakes.images(3)))
+
+
+def test_scores_of_features_that_match_and_of_noise():
+    source = Videos(7, 6)
+    case = _case(source)
+    scores = evals.TYPES["davis"].run(case)
+    assert set(scores) == {"davis", "davis_j", "davis_f", "davis_j_recall", "davis_f_recall"}
+    assert scores["davis_j"] > 75 and scores["davis_j_recall"] == 100
+    assert scores["davis"] == pytest.approx((scores["davis_j"] + scores["davis_f"]) / 2)
+    calls = [0]
+
+    def noise(images):
+        calls[0] += 1
+        shape = (len(images), 12, 12, 8)
+        patches = np.random.default_rng(calls[0]).normal(size=shape).astype(np.float32)
+        return evals.features.Pixels(patches[:, 0, 0], patches)
+
+    lost = evals.TYPES["davis"].run(_case(source, noise))
+    assert lost["davis_j"] < scores["davis_j"] - 25
+    # objects of all videos count alike, however long
+    parts = [
+        video.measure(f.truth, f.predicted)[0].j
+        for f in (davis.follow(case, *item) for item in source.sequences.items())
+    ]
+    assert scores["davis_j"] == pytest.approx(100 * np.mean(parts))
+
+
+def test_frames_are_resized_for_the_network_and_masks_come_back_at_their_own_size():
+    source, shapes = Videos(4, side=32, width=44, zoom=2), []
+
+    def seen(images):
+        shapes.append(images.shape)
+        return evals.raw_pixels(4)(images)
+
+    case = _case(source, seen, short_side=32, multiple=8)
+    followed = davis.follow(case, "video 0", range(4))
+    assert shapes == [(2, 32, 40, 3)] * 2
+    assert followed.predicted.shape == followed.truth.shape == (4, 64, 88)
+    np.testing.assert_array_equal(followed.predicted[0], followed.truth[0])
+    # at the right place of the larger frame, though it was narrower by a tenth for the network
+    assert video.region_similarity(followed.truth[1], followed.predicted[1]) > 0.5
+
+
+def test_figures_show_what_was_followed_without_following_again():
+    case = _case(Videos(5, 4))
+    evals.TYPES["davis"].run(case)
+    object.__setattr__(case, "encoder", None)
+    pictures = evals.TYPES["davis"].figures(case)
+    assert list(pictures) == ["tracking", "tracking_video_0", "tracking_video_1"]
+    strip, moving = pictures["tracking"], pictures["tracking_video_0"]
+    assert isinstance(strip, Picture) and [len(row) for row in strip.rows] == [5, 5, 4, 4]
+    assert isinstance(moving, Animation) and len(moving.frames) == 5
+    assert set(np.unique(moving.frames[0].labels)) == {-1, 0}
+
+
+def test_a_frame_that_cannot_be_read_is_named():
+    with pytest.raises(InputError, match="video 0 cannot be followed.*record/2"):
+        evals.TYPES["davis"].run(_case(Videos(5, broken=[2])))
+
+
+def test_the_embedded_videos_need_no_download():
+    source = GeneratedSource("moving_shapes", "test", 40, size=32)
+    assert list(source.sequences.values()) == [range(16), range(16, 32)]
+    section = evals.new("davis")
+    assert section.data.kind == "moving_shapes"
+    scores = evals.TYPES["davis"].run(_case(source))
+    assert 10 < scores["davis_j"] < 100

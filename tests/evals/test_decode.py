@@ -1,0 +1,244 @@
+"""New decoders on frozen features, scores of networks that rebuild, and the pictures of both."""
+
+import jax
+import numpy as np
+import pytest
+
+from ssl_jax import evals, settings
+from ssl_jax.config import InputError
+from ssl_jax.evals import decode, psnr, quality
+from ssl_jax.evals.pictures import reconstructions
+from ssl_jax.methods.base import Features
+from ssl_jax.models import tokenizer
+from tests.evals import fakes
+
+_RNG = np.random.default_rng(0)
+_PATCH = 4
+_SMALL = dict(width=16, depth=1, heads=2)
+
+
+def _smooth(count, side=12):
+    """uint8 images that a small decoder can learn: a colour in each corner, blended."""
+    y, x = np.mgrid[:side, :side][..., None] / (side - 1)
+    a, b, c, d = _RNG.integers(0, 256, (4, count, 1, 1, 3))
+    blended = (1 - y) * ((1 - x) * a + x * b) + y * ((1 - x) * c + x * d)
+    return blended.round().astype(np.uint8)
+
+
+_IMAGES = fakes.Source(_smooth(160))
+
+
+def _case(encoder=None, **changes):
+    section = evals.new("decode", **_SMALL | dict(epochs=12, batch=16, lr=1e-2) | changes)
+    network = evals.raw_pixels(_PATCH) if encoder is None else encoder
+    return evals.Case(Network(network), section, _IMAGES, _IMAGES, patch=_PATCH, batch_size=48)
+
+
+class Network:
+    """Patches are the pixels; or with tokens, one sparse token per column of the grid."""
+
+    def __init__(self, function):
+        self._function, self.calls = function, 0
+
+    def __call__(self, images, *, extras=False):
+        self.calls += 1
+        found = self._function(images)
+        return Features(found.image, None, found.patches, extras={} if extras else None)
+
+
+@pytest.fixture(scope="module")
+def case():
+    return _case()
+
+
+@pytest.fixture(scope="module")
+def scores(case):
+    return evals.TYPES["decode"].run(case)
+
+
+def _baseline():
+    """PSNR of the mean image."""
+    images = np.stack([_IMAGES[i]["image"] for i in range(160)]) / 255
+    return psnr.psnr(images, np.broadcast_to(images.mean(axis=0), images.shape)).mean()
+
+
+def test_a_decoder_learns_to_rebuild_what_the_features_hold(scores):
+    assert scores.keys() == {"decode", "decode_ssim"}
+    assert scores["decode"] > _baseline() + 6
+    assert 0.5 < scores["decode_ssim"] <= 1
+
+
+def test_it_cannot_from_features_that_say_nothing(scores):
+    nothing = evals.TYPES["decode"].run(_case(lambda x: _constant(x), epochs=4))
+    assert nothing["decode"] < _baseline() + 0.5 < scores["decode"] - 5
+
+
+def _constant(images):
+    found = evals.raw_pixels(_PATCH)(images)
+    return found._replace(patches=0 * found.patches + 1)
+
+
+def test_the_picture_is_of_the_same_decoder_without_new_training(case, scores):
+    calls = case.encoder.calls
+    (picture,) = evals.TYPES["decode"].figures(case).values()
+    assert case.encoder.calls == calls + 1
+    assert len(picture.rows) == 6 and picture.rows[0][1].title.startswith("rebuilt, ")
+    shown = [float(row[1].title.split()[1]) for row in picture.rows]
+    assert np.mean(shown) == pytest.approx(scores["decode"], abs=4)
+
+
+def test_everything_follows_from_the_seed():
+    first, second = (evals.TYPES["decode"].run(_case(epochs=1)) for _ in range(2))
+    assert first == second
+
+
+def test_training_is_adamw_on_the_batches_it_is_given():
+    """Its loss falls; the number of epochs, their order and the decay of weights are as asked."""
+    goal, seen = tokenizer.target("pixel", 2), []
+    images = _RNG.random((8, 4, 4, 3)).astype(np.float32)
+
+    def batches(epoch):
+        seen.append(epoch)
+        yield images.reshape(8, 4, 12), images
+
+    how = dict(grid=(2, 2), dim=12, key=jax.random.key(0), **_SMALL)
+    trained = decode.fit(batches, goal, epochs=30, lr=1e-2, **how)
+    assert seen == list(range(30)) and len(trained.losses) == 30
+    assert trained.losses[-1] < 0.3 * trained.losses[0]
+    outputs = trained.apply(trained.params, images.reshape(8, 4, 12))
+    assert outputs.shape == (8, 4, 12)
+    decayed = decode.fit(batches, goal, epochs=30, lr=1e-2, weight_decay=5.0, **how)
+    size = [sum(np.abs(x).sum() for x in jax.tree.leaves(t.params)) for t in (trained, decayed)]
+    assert size[1] < 0.8 * size[0]
+    with pytest.raises(InputError, match="no batch"):
+        decode.fit(lambda epoch: (), goal, **how)
+    with pytest.raises(InputError, match="not finite; lower lr"):
+        decode.fit(lambda e: [(images.reshape(8, 4, 12) * np.nan, images)], goal, **how)
+
+
+def test_codes_of_a_tokenizer_are_learned():
+    vqgan = tokenizer.maskgit_vqgan(32, (1, 1), 1, num_codes=5, code_width=8)
+    weights = jax.tree.map(lambda s: _RNG.normal(0, 0.2, s.shape).astype(np.float32), vqgan.shapes)
+    goal = tokenizer.target("vq", 2, vqgan)
+    images = _RNG.random((16, 8, 8, 3)).astype(np.float32)
+    codes = goal.encode({"tokenizer": weights}, images)
+    assert len(np.unique(codes)) > 1
+    latents = np.eye(5, dtype=np.float32)[codes]
+    trained = decode.fit(
+        lambda epoch: [(latents, images)],
+        goal,
+        constants={"tokenizer": weights},
+        grid=(4, 4),
+        dim=5,
+        key=jax.random.key(0),
+        epochs=25,
+        lr=1e-2,
+        **_SMALL,
+    )
+    assert trained.losses[-1] < 0.2 < trained.losses[0]
+    predicted = trained.apply(trained.params, latents).argmax(axis=-1)
+    assert (np.asarray(predicted) == codes).mean() > 0.95
+
+
+class Sparse(Network):
+    """Two tokens and their maps."""
+
+    def __call__(self, images, *, extras=False):
+        maps = np.zeros((len(images), 3, 3, 2))
+        maps[:, :, :2, 0] = maps[:, :, 2, 1] = 1
+        tokens = np.stack([np.full((len(images), 4), 3.0), np.full((len(images), 4), 7.0)], axis=1)
+        patches = np.zeros((len(images), 3, 3, 4))
+        shown = {"tokens": tokens, "localization": maps} if extras else None
+        return Features(None, None, patches, extras=shown)
+
+
+def test_what_the_decoder_gets():
+    images = np.zeros((2, 12, 12, 3), np.float32)
+    low_rank = np.asarray(decode.latents(Sparse(None), images, "sparse"))
+    assert low_rank.shape == (2, 3, 3, 4)
+    np.testing.assert_array_equal(low_rank[..., 0], [[[3, 3, 7]] * 3] * 2)
+    np.testing.assert_array_equal(decode.latents(Sparse(None), images), low_rank)
+    assert not np.any(decode.latents(Sparse(None), images, "dense"))
+    dense = Network(evals.raw_pixels(_PATCH))
+    assert decode.latents(dense, images).shape == (2, 3, 3, 48)
+    with pytest.raises(InputError, match='tokens="sparse" needs'):
+        decode.latents(dense, images, "sparse")
+
+
+def test_images_are_read_in_order_by_threads():
+    def images_of(source, rows):
+        return np.array([[source[i]] for i in rows])
+
+    parts = list(decode.read(range(100, 200), np.arange(90).reshape(9, 10), images_of))
+    np.testing.assert_array_equal(np.concatenate(parts).ravel(), np.arange(100, 190))
+    assert list(decode.read(range(5), [], images_of)) == []
+
+
+def test_impossible_decoders_are_refused(tmp_path):
+    with pytest.raises(InputError, match="evals.x.width is 30; .* heads = 4"):
+        decode.check("evals.x", evals.new("decode", width=30))
+    section = evals.new("decode", target="vq", tokenizer=str(tmp_path / "none.npz"))
+    with pytest.raises(InputError, match=r'evals.x.target="vq" needs evals.x.tokenizer: there are'):
+        decode.check("evals.x", section)
+    config = settings.base_config("dino")
+    evals.add(config, "decode", width=30)
+    with pytest.raises(InputError, match="evals.decode.width is 30"):
+        evals.check(config)
+
+
+# --- networks that rebuild by themselves
+
+
+class Rebuilder:
+    """Rebuilds images a little darker."""
+
+    def __init__(self):
+        self.config = settings.base_config("stellar")
+        self.config.stellar.target = "pixel"
+
+    def __call__(self, images, *, extras=False):
+        return Features(None, None, None, extras={"rebuilt": np.clip(images - 0.1, 0, 1)})
+
+
+def test_reconstruct_says_all_that_psnr_says_and_more():
+    images = fakes.Source(fakes.images(5, 12, 12))
+    found = {}
+    for type in ("psnr", "reconstruct"):
+        section = evals.new(type)
+        case = evals.Case(Rebuilder(), section, images, images, patch=4, batch_size=3)
+        found |= evals.TYPES[type].run(case)
+    raw = np.stack([images[i]["image"] for i in range(5)]) / np.float32(255)
+    darker = np.clip(raw - 0.1, 0, 1)
+    assert found["psnr"] == found["reconstruct"]
+    assert found["psnr"] == pytest.approx(psnr.psnr(raw, darker).mean(), abs=1e-4)
+    assert found["reconstruct_ssim"] == pytest.approx(quality.ssim(raw, darker).mean(), abs=1e-5)
+    (picture,) = evals.TYPES["reconstruct"].figures(case).values()
+    assert len(picture.rows) == 3  # of the first batch
+    np.testing.assert_allclose(picture.rows[2][1].image, darker[2])
+
+
+@pytest.mark.parametrize("type", ["psnr", "reconstruct"])
+def test_networks_that_do_not_rebuild_are_told_of_decode(type):
+    case = evals.Case(Network(evals.raw_pixels(4)), evals.new(type), _IMAGES, _IMAGES, patch=4)
+    with pytest.raises(InputError, match=f'{type} needs a network that rebuilds.*"decode"'):
+        evals.TYPES[type].run(case)
+
+
+def test_networks_are_compared_side_by_side():
+    images = _RNG.random((2, 4, 4, 3))
+    picture = reconstructions.compared(images, {"r = 1": images, "dense": 0 * images}, "By r")
+    assert [panel.title[:12] for panel in picture.rows[1][:2]] == ["image", "r = 1, 100.0"]
+    assert len(picture.rows) == 2 and len(picture.rows[0]) == 3
+
+
+# --- protocols
+
+
+@pytest.mark.parametrize("type", ["decode", "reconstruct", "stability", "tsne"])
+def test_protocols_of_papers_are_complete_sections(type):
+    for name, protocol in evals.TYPES[type].protocols.items():
+        section = evals.new(type, protocol=name, data=dict(kind="folder", dir="/some/where"))
+        assert section.data.dir == "/some/where" and protocol.source
+    if type == "decode":
+        assert (section.width, section.depth, section.epochs, section.lr) == (512, 6, 20, 1e-4)
+        assert section.data.size == 256 and section.crop == 224

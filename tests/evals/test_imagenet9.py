@@ -1,0 +1,152 @@
+"""ImageNet-9 on small folders: the mapping, classifiers from files and fitted here, the scores."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ssl_jax import evals
+from ssl_jax.config import InputError
+from ssl_jax.evals import imagenet9, linear
+from ssl_jax.evals.case import Case
+from ssl_jax.evals.features import Pixels
+from tests.evals import fakes
+
+MAPPING = {"0": 0, "1": -1, "2": 1, "3": 0}
+# what each variant shows of class 0 (red) and class 1 (green), as levels of red, green, blue
+SHOWN = {
+    "original": [(250, 0, 0), (0, 250, 0)],
+    "mixed_same": [(250, 0, 0), (0, 250, 0)],
+    "mixed_rand": [(250, 0, 0), (250, 0, 0)],
+    "only_bg_b": [(0, 0, 250), (0, 0, 250)],
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for variant, colors in SHOWN.items():
+        for name, color in zip(("00_dog", "01_bird"), colors):
+            place = tmp_path / variant / "val" / name
+            place.mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (12 + i, 16), color).save(place / f"{i}.png")
+    (tmp_path / "map.json").write_text(json.dumps(MAPPING))
+    return tmp_path
+
+
+def _head(path, **others):
+    """Red is class 3, green 2, blue 1."""
+    kernel = np.array([[0, 0, 0, 1], [0, 0, 1, 0], [0, 1, 0, 0]], np.float32)
+    np.savez(path, **dict(kernel=kernel, bias=np.zeros(4, np.float32)) | others)
+    return str(path)
+
+
+def _colors(images):
+    return Pixels(np.asarray(images).mean(axis=(1, 2)), None)
+
+
+def _case(folder, encoder=_colors, train=None, test=None, **changes):
+    config = evals.new(
+        "imagenet9",
+        **dict(
+            dir=str(folder),
+            mapping=str(folder / "map.json"),
+            variants=tuple(SHOWN),
+            data=dict(size=12),
+            crop=8,
+        )
+        | changes,
+    )
+    return Case(encoder, config, train, test, patch=4, batch_size=4)
+
+
+def test_scores_of_a_classifier_from_a_file(folder):
+    scores = evals.TYPES["imagenet9"].run(_case(folder, head=_head(folder / "head.npz")))
+    assert scores == {
+        "imagenet9": 100,
+        "imagenet9_original": 100,
+        "imagenet9_mixed_same": 100,
+        "imagenet9_mixed_rand": 50,
+        "imagenet9_only_bg_b": 0,  # a class of ImageNet-1K that is none of ImageNet-9
+        "imagenet9_bg_gap": 50,
+    }
+
+
+def test_a_classifier_that_is_fitted_here_can_be_saved_and_read(folder, monkeypatch):
+    rng = np.random.default_rng(0)
+    colors = np.array([(200, 90, 10), (10, 10, 200), (10, 200, 10), (250, 10, 10)])
+    labels = np.arange(80) % 4
+    images = np.broadcast_to(colors[labels][:, None, None], (80, 12, 12, 3))
+    images = np.clip(images + rng.normal(0, 5, images.shape), 0, 255).astype(np.uint8)
+    source = fakes.Source(images, labels=labels)
+    kept = []
+    fit = linear.fit
+
+    def keep(*args, **others):
+        kept.append(fit(*args, **others))
+        return kept[-1]
+
+    monkeypatch.setattr(linear, "fit", keep)
+    case = _case(folder, train=source, test=source, epochs=40, batch=16, lrs=(1e-2,))
+    scores = evals.TYPES["imagenet9"].run(case)
+    assert scores["imagenet9_head"] > 90 and scores["imagenet9"] == 100
+    imagenet9.save_head(folder / "own.npz", kept[0].params)
+    again = evals.TYPES["imagenet9"].run(_case(folder, head=str(folder / "own.npz")))
+    assert again == {name: value for name, value in scores.items() if name != "imagenet9_head"}
+
+
+def test_predictions_with_and_without_a_layer_norm():
+    rng = np.random.default_rng(0)
+    x, kernel, bias = rng.normal(size=(9, 6)) * 3 + 1, rng.normal(size=(6, 4)), rng.normal(size=4)
+    scale, shift = rng.normal(size=6), rng.normal(size=6)
+    head = {k: v.astype(np.float32) for k, v in dict(kernel=kernel, bias=bias).items()}
+    np.testing.assert_array_equal(imagenet9.predict(head, x), (x @ kernel + bias).argmax(1))
+    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    head |= {k: v.astype(np.float32) for k, v in dict(scale=scale, shift=shift).items()}
+    expected = ((normed * scale + shift) @ kernel + bias).argmax(1)
+    np.testing.assert_array_equal(imagenet9.predict(head, x), expected)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (dict(dir=""), "needs `dir`"),
+        (dict(mapping="nowhere.json"), "no mapping"),
+        (dict(head="nowhere.npz"), "no classifier"),
+        (dict(variants=("original", "no_fg")), "no_fg/val"),
+    ],
+)
+def test_what_is_missing_is_said_before_work_is_done(folder, change, said):
+    def never(images):
+        raise AssertionError("encoded")
+
+    with pytest.raises(InputError, match=said):
+        evals.TYPES["imagenet9"].run(_case(folder, never, **change))
+
+
+def test_what_does_not_fit_is_said(folder):
+    run = evals.TYPES["imagenet9"].run
+    for content in ({"0": 1, "2": 0}, [1], {"a": 1}, {"0": -1}, {"0": -2, "1": 0}):
+        (folder / "bad.json").write_text(json.dumps(content))
+        with pytest.raises(InputError, match="bad.json"):
+            imagenet9.read_mapping(folder / "bad.json")
+    (folder / "bad.json").write_text(json.dumps({"0": 0, "1": 1, "2": 2, "3": 0}))
+    with pytest.raises(InputError, match="2 folders of classes, the mapping leads to 3"):
+        run(_case(folder, mapping=str(folder / "bad.json")))
+    with pytest.raises(InputError, match="knows 3 classes, the mapping 4"):
+        run(_case(folder, head=_head(folder / "h.npz", kernel=np.eye(3), bias=np.zeros(3))))
+    with pytest.raises(InputError, match="takes 2 features, the network gives 3"):
+        run(_case(folder, head=_head(folder / "h.npz", kernel=np.zeros((2, 4)))))
+    for others in (dict(bias=np.zeros(3)), dict(scale=np.zeros(3)), dict(kernel=np.zeros(4))):
+        with pytest.raises(InputError, match="a classifier is kernel"):
+            imagenet9.read_head(_head(folder / "h.npz", **others))
+    (folder / "h.npz").write_text("no archive")
+    with pytest.raises(InputError, match="can be read"):
+        imagenet9.read_head(folder / "h.npz")
+
+
+def test_a_head_file_runs_no_pickle(folder):
+    np.savez(folder / "h.npz", kernel=np.array([{}], object), bias=np.zeros(4))
+    with pytest.raises(InputError, match="can be read"):
+        imagenet9.read_head(folder / "h.npz")

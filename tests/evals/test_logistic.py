@@ -1,0 +1,58 @@
+"""Logistic regression on features: what is chosen, and what it is worth."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ssl_jax.config import InputError
+from ssl_jax.evals import logistic
+from tests.evals import fakes
+
+_RNG = np.random.default_rng(0)
+_CENTRES = _RNG.normal(size=(3, 10))
+
+
+def _draw(count, scale=1.0):
+    labels = _RNG.integers(0, 3, count)
+    return scale * (_CENTRES[labels] + _RNG.normal(size=(count, 10))), labels
+
+
+_TRAIN, _LABELS = _draw(300)
+_TEST, _TEST_LABELS = _draw(3000)
+
+
+def test_near_the_best_possible_classifier():
+    """With equal priors and unit covariance the nearest centre is the best there is."""
+    distance = np.square(_TEST[:, None] - _CENTRES).sum(-1)
+    best = np.mean(distance.argmin(1) == _TEST_LABELS)
+    accuracy, _ = logistic.fit(_TRAIN, _LABELS, _TEST, _TEST_LABELS)
+    assert best - 0.03 < accuracy < best + 0.01
+
+
+def test_features_of_any_scale_are_standardised():
+    plain = logistic.fit(_TRAIN, _LABELS, _TEST, _TEST_LABELS)
+    assert logistic.fit(1e3 * _TRAIN + 5, _LABELS, 1e3 * _TEST + 5, _TEST_LABELS) == plain
+
+
+def test_the_penalty_is_chosen_without_the_test_set():
+    """Many noise dimensions and few images want a strong penalty, whatever the test labels are."""
+    rng = np.random.default_rng(1)
+    train = np.concatenate([_TRAIN[:60], rng.normal(size=(60, 200))], axis=1)
+    test = np.concatenate([_TEST[:200], rng.normal(size=(200, 200))], axis=1)
+    one = logistic.fit(train, _LABELS[:60], test, _TEST_LABELS[:200])
+    other = logistic.fit(train, _LABELS[:60], test, 2 - _TEST_LABELS[:200])
+    assert one[1] == other[1] < 10 and one[0] != other[0]
+
+
+def test_scores_and_what_is_refused():
+    train = SimpleNamespace(image=_TRAIN, labels=_LABELS)
+    test = SimpleNamespace(image=_TEST, labels=_TEST_LABELS)
+    scores = logistic.run(fakes.case("logistic", train, test, c=(1.0,)))
+    assert set(scores) == {"logistic", "logistic_c"} and scores["logistic_c"] == 1.0
+    assert 50 < scores["logistic"] <= 100
+    with pytest.raises(InputError, match="needs labels"):
+        logistic.run(fakes.case("logistic", SimpleNamespace(image=_TRAIN, labels=None), test))
+    same = SimpleNamespace(image=_TRAIN, labels=np.zeros(300, int))
+    with pytest.raises(InputError, match="all training images have one"):
+        logistic.run(fakes.case("logistic", same, test))

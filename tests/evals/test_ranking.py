@@ -1,0 +1,89 @@
+"""Average precision and precision at k on rankings worked out by hand, with ignored rows."""
+
+import numpy as np
+import pytest
+
+from ssl_jax.evals import ranking
+from ssl_jax.evals.ranking import Query
+
+
+def _query(relevant, ignored=()):
+    return Query(np.array(relevant, int), np.array(ignored, int))
+
+
+def test_ignored_rows_are_taken_out_of_the_ranking():
+    order = [4, 2, 0, 3, 1]
+    np.testing.assert_array_equal(ranking.positions(order, _query([0, 1])), [2, 4])
+    np.testing.assert_array_equal(ranking.positions(order, _query([0, 1], [2, 3])), [1, 2])
+    np.testing.assert_array_equal(ranking.positions(order, _query([4], [2])), [0])
+
+
+@pytest.mark.parametrize(
+    "places, expected",
+    [
+        ([0], 1.0),
+        ([0, 1, 2], 1.0),
+        ([1], (0 / 1 + 1 / 2) / 2),
+        ([0, 2], ((1 + 1) + (1 / 2 + 2 / 3)) / 4),
+        ([3, 4], ((0 + 1 / 4) + (1 / 4 + 2 / 5)) / 4),
+    ],
+)
+def test_average_precision_is_trapezoidal(places, expected):
+    assert ranking.average_precision(places) == pytest.approx(expected)
+
+
+def test_precision_stops_at_the_last_relevant_row():
+    assert ranking.precision_at([0, 2], 1) == 1
+    assert ranking.precision_at([0, 2], 2) == 0.5
+    assert ranking.precision_at([0, 2], 10) == pytest.approx(2 / 3)
+
+
+def _area(curve):
+    """Trapezoids under (recall, precision), by float64."""
+    return sum((r1 - r0) * (p0 + p1) / 2 for (r0, p0), (r1, p1) in zip(curve, curve[1:]))
+
+
+def test_equals_the_area_under_the_curve_walked_row_by_row():
+    rng = np.random.default_rng(0)
+    queries, gallery = rng.normal(size=(7, 5)), rng.normal(size=(40, 5))
+    parts = [rng.permutation(40) for _ in queries]
+    wanted = [_query(p[:6], p[6:14]) for p in parts]
+    expected, at_five = [], []
+    for query, want in zip(queries, wanted):
+        order = sorted(range(40), key=lambda row: -gallery[row] @ query)
+        kept = [row for row in order if row not in set(want.ignored)]
+        hits, area, flags = 0, 0.0, []
+        for place, row in enumerate(kept):
+            before = hits / place if place else 1.0
+            flags.append(row in set(want.relevant))
+            if flags[-1]:
+                hits += 1
+                area += _area([((hits - 1) / 6, before), (hits / 6, hits / (place + 1))])
+        expected.append(area)
+        last = max(place for place, right in enumerate(flags) if right) + 1
+        at_five.append(sum(flags[: min(5, last)]) / min(5, last))
+    scores = ranking.evaluate(queries, gallery, [*wanted], (5,))
+    assert scores.mean_ap == pytest.approx(np.mean(expected))
+    assert scores.precision == {5: pytest.approx(np.mean(at_five))}
+
+
+def test_queries_without_anything_to_find_do_not_count():
+    vectors = np.eye(3)
+    wanted = [_query([0]), _query([], [1]), _query([1])]
+    scores = ranking.evaluate(vectors, vectors, wanted, (1,))
+    assert scores.queries == 2
+    # the third query finds itself first, then rows 0 and 1, equal, in their order
+    assert scores.mean_ap == pytest.approx((1 + (0 / 2 + 1 / 3) / 2) / 2)
+    with pytest.raises(ValueError, match="no query"):
+        ranking.evaluate(vectors, vectors, [_query([])] * 3)
+
+
+def test_chunks_of_queries_change_nothing(monkeypatch):
+    rng = np.random.default_rng(1)
+    vectors = rng.normal(size=(20, 4))
+    wanted = [_query([(i + 1) % 20, (i + 5) % 20], [i]) for i in range(20)]
+    whole = ranking.evaluate(vectors, vectors, wanted)
+    monkeypatch.setattr(ranking, "_CHUNK", 3)
+    assert ranking.evaluate(vectors, vectors, wanted) == whole
+    with pytest.raises(ValueError, match="do not fit"):
+        ranking.evaluate(vectors, vectors[:, :3], wanted)

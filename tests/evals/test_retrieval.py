@@ -1,0 +1,190 @@
+"""Image retrieval: features at several scales, the benchmark's settings, labelled folders."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ssl_jax import evals
+from ssl_jax.config import InputError
+from ssl_jax.data.folder import Folder
+from ssl_jax.evals import native, retrieval, revisited, tokens
+from ssl_jax.evals.case import Case
+from ssl_jax.evals.features import Pixels
+from tests.evals import fakes
+
+
+def _case(source, encoder, patch=4, **changes):
+    config = evals.new("retrieval", **changes)
+    return Case(encoder, config, None, source, patch=patch, batch_size=2)
+
+
+def _colors(images):
+    """Features: the mean colour, from 0 on."""
+    return Pixels(np.asarray(images).mean(axis=(1, 2)), None)
+
+
+# --- features
+
+
+def test_images_are_shrunk_to_fit_and_never_enlarged():
+    image = fakes.images(1, 60, 100)[0]
+    assert retrieval.shrunk(image, 50).shape == (30, 50, 3)
+    assert retrieval.shrunk(image, 100) is image and retrieval.shrunk(image, 0) is image
+    small = Image.fromarray(image).resize((50, 30), Image.Resampling.LANCZOS)
+    np.testing.assert_array_equal(retrieval.shrunk(image, 50), small)
+
+
+def test_scaled_images_lose_what_fills_no_patch_at_the_bottom_and_the_right():
+    image = native.unit(fakes.images(1, 19, 30)[0])
+    np.testing.assert_array_equal(retrieval.scaled(image, 1, 4), image[:16, :28])
+    half = retrieval.scaled(image, 0.5, 4)
+    assert half.shape == (8, 12, 3)
+    # half-pixel centres: at scale 1/2, the mean of 2 x 2 pixels where the size is even
+    means = image[:18].reshape(9, 2, 15, 2, 3).mean((1, 3))
+    even = retrieval.scaled(image[:18], 0.5, 1)
+    np.testing.assert_allclose(even, means, atol=1e-6)
+    with pytest.raises(InputError, match="smaller than one patch"):
+        retrieval.scaled(image, 0.1, 4)
+
+
+def test_embedded_images_are_means_over_scales_whatever_their_sizes():
+    images = [
+        *fakes.images(3, 16, 24),
+        *fakes.images(2, 20, 12, seed=1),
+        fakes.images(1, 16, 24)[0],
+    ]
+    encoder, shapes = fakes.counted_features()
+    scales = (1.0, 2**-0.5, 0.5)
+    read = tokens.reader(encoder)
+    found = retrieval.embed(read, iter(images), scales=scales, patch=4, batch_size=2)
+    assert len(set(shapes)) == len(shapes) == 6  # each shape is compiled once
+    single = fakes.counted_features()[0]
+    for image, vector in zip(images, found, strict=True):
+        total = sum(
+            np.asarray(single(retrieval.scaled(native.unit(image), s, 4)[None]).image[0])
+            for s in scales
+        )
+        np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-5)
+
+
+# --- the benchmark
+
+COLORS = dict(red=(200, 20, 20), pink=(200, 120, 120), blue=(20, 20, 200), gray=(99, 99, 99))
+
+
+@pytest.fixture
+def benchmark(tmp_path):
+    """Six images in three shades of red, blue and gray; two queries, one with red in one corner."""
+    (tmp_path / "jpg").mkdir()
+    names = {"r0": "red", "r1": "red", "p0": "pink", "b0": "blue", "b1": "blue", "g0": "gray"}
+    for name, color in names.items():
+        height = 16 if name != "b1" else 24
+        Image.new("RGB", (24, height), COLORS[color]).save(tmp_path / "jpg" / f"{name}.png")
+    both = np.full((16, 24, 3), COLORS["blue"], np.uint8)
+    both[:8, 12:] = COLORS["red"]
+    Image.fromarray(both).save(tmp_path / "jpg" / "q.png")
+    content = dict(
+        imlist=list(names),
+        qimlist=["q", "b0"],
+        gnd=[
+            dict(bbx=[12.2, -0.4, 24, 8.1], easy=[0], hard=[2], junk=[1]),
+            dict(bbx=[0, 0, 24, 16], easy=[], hard=[4], junk=[3]),
+        ],
+    )
+    (tmp_path / "gnd.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def _run(folder, **changes):
+    data = dict(kind="folder", dir=str(folder), split="jpg", test_split="jpg")
+    case = _case(Folder(folder, "jpg"), _colors, ground_truth="gnd.json", data=data, **changes)
+    return case, evals.TYPES["retrieval"].run(case)
+
+
+def test_benchmark_with_queries_cut_out(benchmark):
+    case, scores = _run(benchmark)
+    # the red corner: r0 (easy), r1 (junk), p0 (hard), then gray and blue; b0: b1 before the rest
+    assert scores["retrieval"] == scores["retrieval_medium"] == pytest.approx(100)
+    assert scores["retrieval_hard"] == pytest.approx(100)
+    assert scores["retrieval_easy"] == pytest.approx(100)
+    assert scores["retrieval_medium_p1"] == scores["retrieval_hard_p10"] == 100
+    pictures = evals.TYPES["retrieval"].figures(case)
+    rows = pictures["retrieved"].rows
+    assert len(rows) == 2 and rows[0][0].image.shape == (8, 12, 3)
+    assert [panel.title[0] for panel in rows[0][1:3]] == ["\u2713", "\u2713"]
+
+
+def test_benchmark_with_whole_queries(benchmark):
+    _, scores = _run(benchmark, crop_queries=False)
+    # most of q is blue: gray, blue, blue come first; without r1 the ranks of r0 and p0 are 3 and 4
+    # or the other way round
+    hidden = (0 / 3 + 1 / 4 + 1 / 4 + 2 / 5) / 4
+    assert scores["retrieval"] == pytest.approx(100 * (hidden + 1) / 2)
+
+
+def test_settings_of_the_benchmark():
+    rows = np.array
+    truth = revisited.GroundTruth(
+        ("a",), ("a",), np.zeros((1, 4)), (rows([1, 2]),), (rows([3]),), (rows([4]),)
+    )
+    found = {
+        name: (set(query.relevant), set(query.ignored))
+        for name, (query,) in retrieval.settings(truth).items()
+    }
+    assert found == {"medium": ({1, 2, 3}, {4}), "hard": ({3}, {1, 2, 4}), "easy": ({1, 2}, {3, 4})}
+
+
+def test_missing_images_and_files_are_named(benchmark):
+    (benchmark / "jpg" / "p0.png").unlink()
+    with pytest.raises(InputError, match="1 images of gnd.json.*p0"):
+        _run(benchmark)
+    (benchmark / "gnd.json").unlink()
+    with pytest.raises(InputError, match="no ground truth"):
+        _run(benchmark)
+
+
+# --- labelled sets
+
+
+def test_each_image_of_a_labelled_set_looks_for_its_label_among_all_others():
+    shades = [(200, 20, 20), (190, 30, 20), (20, 20, 200), (30, 20, 190), (120, 20, 110)]
+    images = np.stack([np.full((8, 8, 3), shade, np.uint8) for shade in shades])
+    case = _case(fakes.Source(images, labels=np.array([0, 0, 1, 1, 0])), _colors)
+    scores = evals.TYPES["retrieval"].run(case)
+    # by cosine: red finds red, then the mixture: 1; blue finds blue: 1; the mixture finds both blue
+    # or both red ones first
+    vectors = np.array(shades, float) / np.linalg.norm(shades, axis=1, keepdims=True)
+    order = [i for i in np.argsort(-(vectors @ vectors[4])) if i != 4]
+    places = sorted(order.index(i) for i in (0, 1))
+    last = np.mean([((j / p if p else 1) + (j + 1) / (p + 1)) / 2 for j, p in enumerate(places)])
+    assert scores["retrieval"] == pytest.approx(100 * (4 + last) / 5)
+    assert scores["retrieval_p1"] == pytest.approx(100 * (4 + (places[0] == 0)) / 5)
+    assert set(scores) == {"retrieval", "retrieval_p1", "retrieval_p5", "retrieval_p10"}
+    rows = evals.TYPES["retrieval"].figures(case)["retrieved"].rows
+    assert [row[0].title for row in rows[:2]] == ["query: 0", "query: 1"]
+
+
+def test_unreadable_images_are_left_out_and_others_stay_with_their_labels():
+    images = np.repeat(fakes.images(3), 2, axis=0)
+    labels = np.repeat(np.arange(3), 2)
+    whole = _case(fakes.Source(images, labels=labels), _colors)
+    part = _case(fakes.Source(images, labels=labels, broken=[0]), _colors)
+    assert evals.TYPES["retrieval"].run(whole)["retrieval"] == pytest.approx(100)
+    assert evals.TYPES["retrieval"].run(part)["retrieval"] == pytest.approx(100)
+
+
+def test_sets_that_cannot_be_scored():
+    with pytest.raises(InputError, match="no label"):
+        evals.TYPES["retrieval"].run(_case(fakes.Source(fakes.images(3)), _colors))
+    with pytest.raises(InputError, match="share a label"):
+        source = fakes.Source(fakes.images(3), labels=np.arange(3))
+        evals.TYPES["retrieval"].run(_case(source, _colors))
+
+
+def test_protocols_of_the_papers():
+    section = evals.new("retrieval", protocol="paris", data=dict(dir="/data/rparis6k"))
+    assert section.ground_truth == "gnd_rparis6k.pkl" and section.fit == 512
+    assert section.scales == (1.0, 2**-0.5, 0.5) and not section.crop_queries
+    assert section.data.kind == "folder" and section.data.test_split == "jpg"

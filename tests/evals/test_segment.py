@@ -1,0 +1,490 @@
+"""Segmentation with trained heads: crops, batches, windows against naive loops, schedules, and that
+whole evaluations learn, leave frozen weights alone, and do not depend on the number of devices."""
+
+from types import SimpleNamespace
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ssl_jax import evals, trees
+from ssl_jax.config import InputError
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals import registry
+from ssl_jax.evals.pictures import render
+from ssl_jax.evals.segment import crops, inference, network, optimizer, records, settings, training
+from ssl_jax.methods import encoder as encoder_lib
+from ssl_jax.models import vit
+from ssl_jax.train import sharding
+from tests.evals import fakes
+
+_PATCH = 4
+_SHAPE = vit.ViTConfig(width=8, depth=2, heads=2, patch=_PATCH, image_size=16)
+# Short trainings at a size that compiles in seconds.
+_SMALL = dict(side=16, batch=8, steps=40, lrs=(0.03,), photometric=False, ratio=(0.8, 1.2))
+_SMALL |= dict(data=dict(kind="tfds", name="none"))
+
+
+class Scenes:
+    """Images of several sizes: a bright square with stripes (1) on a dark ground (0), a frame that
+    is not labelled (255); images in `broken` cannot be read."""
+
+    def __init__(self, count, sizes=((24, 24),), seed=0, broken=()):
+        rng = np.random.default_rng(seed)
+        self.size = sizes[0] if len(sizes) == 1 else None
+        self.num_classes, self.has_masks, self._broken = None, True, set(broken)
+        self._scenes = [self._draw(rng, sizes[i % len(sizes)]) for i in range(count)]
+
+    def _draw(self, rng, size):
+        image = rng.integers(0, 60, (*size, 3)).astype(np.uint8)
+        mask = np.zeros(size, np.uint8)
+        top, left = rng.integers(1, 9, 2)
+        box = slice(top, top + 12), slice(left, left + 12)
+        mask[box] = 1
+        image[box] = rng.integers(150, 200, image[box].shape)
+        image[box][::2] += 40
+        mask[0], mask[:, 0] = 255, 255
+        return image, mask
+
+    def __len__(self):
+        return len(self._scenes)
+
+    def __getitem__(self, i):
+        if i in self._broken:
+            raise Unreadable(self.name(i), "broken on purpose")
+        return dict(zip(("image", "mask"), self._scenes[i]))
+
+    def name(self, i):
+        return f"scene/{i}"
+
+    def __repr__(self):
+        return "Scenes"
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    params = jax.jit(vit.vit(_SHAPE).init)(jax.random.key(0))
+    return encoder_lib.published(_SHAPE, params, "tiny")
+
+
+def _case(encoder, train_set=None, test_set=None, **changes):
+    config = evals.new("segment", **(_SMALL | changes))
+    train, test = train_set or Scenes(20), test_set or Scenes(6, seed=1)
+    return evals.Case(encoder, config, train, test, patch=_PATCH, shared=False)
+
+
+# --- crops and batches
+
+
+def test_sizes_are_those_of_mmcv():
+    assert crops.fitted(375, 500, 512, 2048) == (512, 683)
+    assert crops.fitted(300, 1500, 512, 2048) == (410, 2048)  # the longer side counts
+    assert crops.fitted(300, 1500, 512, 2048, 0.5) == (205, 1024)
+    assert crops.fitted(7, 9, 0, 0) == (7, 9)
+
+
+@pytest.mark.parametrize("kind", crops.KINDS)
+def test_image_and_mask_stay_in_step(kind):
+    mask = np.arange(12, dtype=np.uint8).reshape(3, 4).repeat(20, 0).repeat(20, 1)
+    image = np.stack([20 * mask] * 3, axis=-1)
+    recipe = crops.Recipe(kind, 48, ratio=(0.4, 1.6), photometric=False)
+    padded = flipped = 0
+    for seed in range(30):
+        cut, labels = crops.draw(np.random.default_rng(seed), image, mask, recipe)
+        assert cut.shape == (48, 48, 3) and labels.shape == (48, 48) and cut.dtype == np.uint8
+        outside = labels == 255
+        assert (cut[outside] == crops.PADDING).all()
+        near = np.abs(cut[~outside][:, 0].astype(int) - 20 * labels[~outside]) < 15
+        assert near.mean() > 0.8  # but for pixels between two labels
+        inside = labels[: (~outside).sum(axis=0).max(), : (~outside).sum(axis=1).max()]
+        padded += outside.any()
+        flipped += inside[0, 0] > inside[0, -1]
+    assert 8 < flipped < 22 and (padded > 3) == (kind == "scale_crop")
+
+
+def test_no_class_fills_a_crop():
+    mask = np.zeros((100, 100), np.uint8)
+    mask[:, 80:] = 1
+    image = np.zeros((100, 100, 3), np.uint8)
+
+    def shares(limit):
+        recipe = crops.Recipe("scale_crop", 40, ratio=(1, 1), largest_class=limit)
+        for seed in range(40):
+            labels = crops.draw(np.random.default_rng(seed), image, mask, recipe)[1]
+            yield np.bincount(labels.ravel()).max() / labels.size
+
+    assert np.mean(np.fromiter(shares(1.0), float) > 0.75) > 0.6
+    assert np.mean(np.fromiter(shares(0.75), float) > 0.75) < 0.2
+
+
+class Draws:
+    """A generator whose coins fall as told (True: the operation is made), and numbers are given."""
+
+    def __init__(self, coins, numbers=()):
+        self._coins, self._numbers = iter(coins), iter(numbers)
+
+    def random(self):
+        return 0.0 if next(self._coins) else 0.9
+
+    def uniform(self, low, high):
+        value = next(self._numbers)
+        assert low <= value <= high
+        return value
+
+    integers = uniform
+
+
+def test_distortion_by_hand():
+    image = np.array([[[100, 50, 200], [250, 4, 90]]], np.uint8)
+    # coins: brightness; contrast before the colours; (contrast); saturation; hue; (contrast)
+    np.testing.assert_array_equal(crops.distort(Draws([0, 0, 0, 0, 0]), image), image)
+    bright = crops.distort(Draws([1, 0, 0, 0, 0], [10.0]), image)
+    np.testing.assert_array_equal(bright, [[[110, 60, 210], [255, 14, 100]]])
+    for coins in ([0, 1, 1, 0, 0], [0, 0, 0, 0, 1]):
+        contrast = crops.distort(Draws(coins, [0.5]), image)
+        np.testing.assert_array_equal(contrast, image // 2)
+    gray = crops.distort(Draws([0, 0, 1, 0, 0], [0.5]), image)
+    assert (np.ptp(gray, axis=-1) < np.ptp(image, axis=-1)).all()
+    turned = crops.distort(Draws([0, 0, 0, 1, 0], [-17]), image)
+    back = crops.distort(Draws([0, 0, 0, 1, 0], [17]), turned)
+    assert np.abs(turned.astype(int) - image).max() > 20
+    assert np.abs(back.astype(int) - image).max() < 8
+
+
+def test_batches_depend_on_seed_step_row_and_record_alone():
+    data = records.Records(Scenes(5, sizes=((24, 24), (20, 30))), np.arange(5))
+    recipe = crops.Recipe("scale_crop", 16)
+
+    def made(**options):
+        return list(records.batches(data, recipe, **(dict(batch=4, steps=5, seed=3) | options)))
+
+    first, again, other = made(), made(), made(seed=4)
+    assert len(first) == 5 and first[0]["image"].shape == (4, 16, 16, 3)
+    for one, two in zip(first, again):
+        np.testing.assert_array_equal(one["image"], two["image"])
+        np.testing.assert_array_equal(one["mask"], two["mask"])
+    assert not np.array_equal(first[0]["image"], other[0]["image"])
+    part = made(rows=range(2, 4))
+    np.testing.assert_array_equal(part[3]["image"], first[3]["image"][2:])
+    alone = records.Records(data.source, np.array([2]))  # the same record in every row
+    (batch,) = records.batches(alone, recipe, batch=2, steps=1, seed=3)
+    assert not np.array_equal(batch["image"][0], batch["image"][1])
+
+
+def test_an_epoch_has_every_record():
+    count = 6
+    source = fakes.Source(
+        np.arange(count, dtype=np.uint8).repeat(16 * 3).reshape(count, 4, 4, 3),
+        masks=np.zeros((count, 4, 4), np.uint8),
+    )
+    data = records.Records(source, np.arange(count))
+    recipe = crops.Recipe("scale_crop", 4, ratio=(1, 1), photometric=False)
+    seen = np.concatenate(
+        [b["image"][:, 0, 0, 0] for b in records.batches(data, recipe, batch=4, steps=3, seed=0)]
+    )
+    assert sorted(seen[:count]) == sorted(seen[count:]) == list(range(count))
+    assert list(seen[:count]) != list(seen[count:])
+
+
+def test_a_class_can_count_as_unlabelled():
+    mask = np.array([[0, 1, 2, 255]], np.uint8)
+    np.testing.assert_array_equal(records.without_class(mask, 0), [[255, 0, 1, 255]])
+    np.testing.assert_array_equal(records.without_class(mask, 1), [[0, 255, 1, 255]])
+    assert records.without_class(mask, -1) is mask
+
+
+# --- optimisation
+
+
+def test_schedule_by_hand():
+    config = evals.new("segment", power=1.0, warmup=10, final_share=0.1)
+
+    def rate(step, **changes):
+        config.update(changes)
+        return float(optimizer.learning_rate(config, 100, jnp.int32(step), jnp.float32(1.0)))
+
+    assert rate(50) == pytest.approx(0.55)
+    assert rate(100) == pytest.approx(0.1)
+    assert rate(5) == pytest.approx((0.1 + 0.9 * 0.95) * 0.5, rel=1e-4)
+    assert rate(0) == pytest.approx(1e-6, rel=0.05)
+    assert rate(50, power=0.9) == pytest.approx(0.1 + 0.9 * 0.5**0.9)
+    assert rate(50, final_lr=0.3) == pytest.approx(0.3 + 0.7 * 0.5**0.9)
+    assert rate(99, power=0.0) == pytest.approx(1.0)
+
+
+_PARAMS = {
+    "head": {"norm": {"scale": np.ones(2)}, "classify": {"kernel": np.ones((2, 2))}},
+    "backbone": {
+        "cls": np.ones((1, 2)),
+        "position": np.ones((4, 2)),
+        "norm": {"scale": np.ones(2)},
+        "blocks": {str(i): {"attn": {"kernel": np.ones((2, 2)), "bias": np.ones(2)}} for i in "01"},
+    },
+}
+
+
+def test_layers_learn_more_slowly_towards_the_image():
+    found = trees.flatten(optimizer.factors(_PARAMS, 2, 0.5))
+    assert found["head/classify/kernel"] == found["backbone/norm/scale"] == 1
+    assert found["backbone/blocks/1/attn/kernel"] == 0.5
+    assert found["backbone/blocks/0/attn/bias"] == 0.25
+    assert found["backbone/cls"] == found["backbone/position"] == 0.125
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ("matrices", {"cls", "position", "scale", "bias"}),
+        ("not_norms", {"position", "scale"}),
+        ("all", set()),
+    ],
+)
+def test_what_decays(rule, kept):
+    found = trees.flatten(optimizer.decayed(_PARAMS, rule))
+    assert {path.rsplit("/", 1)[-1] for path, decays in found.items() if not decays} == kept
+
+
+@pytest.mark.parametrize(("name", "step"), [("adamw", 1 + 0.5 * 2), ("adam", -1.0)])
+def test_first_step_by_hand(name, step):
+    """Adam's first step is the sign of the gradient; adam adds the decay to that, adamw after."""
+    gradient = 1.0 if name == "adamw" else -0.1  # -0.1 + 0.5 * 2 > 0 turns the sign
+    config = evals.new("segment", optimizer=name, weight_decay=0.5, decayed="all")
+    params = {"head": {"kernel": jnp.array([2.0])}}
+    rule = optimizer.make(config, params, 0)
+    grads = {"head": {"kernel": jnp.array([gradient])}}
+    new, _ = rule.update(grads, rule.init(params), params, 0.1)
+    expected = 2.0 - 0.1 * (step if name == "adamw" else 1.0)
+    np.testing.assert_allclose(new["head"]["kernel"], expected, rtol=1e-5)
+
+
+# --- tests by windows
+
+
+def test_windows_start_as_in_mmsegmentation():
+    assert inference.starts(683, 512, 341) == [0, 171]
+    assert inference.starts(512, 512, 341) == [0]
+    assert inference.starts(1024, 512, 341) == [0, 341, 512]
+    assert inference.starts(100, 512, 341) == [0]
+
+
+def _naive(logits, corners, window, size, target):
+    """Class of each pixel [networks, H, W]: loops over windows, OpenCV's bilinear resampling."""
+    out = []
+    for of_one in logits.swapaxes(0, 1):
+        total, seen = np.zeros((64, 64, logits.shape[-1])), np.zeros((64, 64, 1))
+        for part, (y, x) in zip(of_one, corners):
+            large = cv2.resize(part.astype(np.float64), window[::-1])
+            for i, j in np.ndindex(*window):
+                total[y + i, x + j] += large[i, j]
+                seen[y + i, x + j] += 1
+        mean = (total / np.maximum(seen, 1))[: size[0], : size[1]]
+        out.append(cv2.resize(mean, target[::-1]).argmax(axis=-1))
+    return np.stack(out)
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "target"),
+    [((26, 40), (16, 16), (39, 61)), ((10, 30), (16, 16), (20, 60)), ((12, 20), (12, 20), (9, 33))],
+    ids=["slide", "narrower than a window", "whole"],
+)
+def test_windows_join_as_in_a_naive_loop(size, window, target):
+    corners = [
+        (y, x) for y in inference.starts(size[0], window[0], 10)
+        for x in inference.starts(size[1], window[1], 10)
+    ]  # fmt: skip
+    grid = window[0] // 4, window[1] // 4
+    logits = np.random.default_rng(0).normal(size=(len(corners), 2, *grid, 5)).astype(np.float32)
+    pixels = np.zeros((len(corners), *window, 3), np.uint8)
+    found = inference.join(jnp.asarray(logits), inference.Windows(pixels, corners, size), target)
+    assert found.shape == (2, *target) and found.dtype == np.uint8
+    expected = _naive(logits, corners, window, size, target)
+    assert (found == expected).mean() > 0.999  # but for ties in float32
+
+
+def test_images_are_cut_for_each_kind_of_test():
+    image = np.random.default_rng(0).integers(0, 256, (30, 50, 3)).astype(np.uint8)
+    mask = np.arange(1500).reshape(30, 50).astype(np.uint8) % 7
+
+    def cut(test, short=20, head="linear"):
+        config = SimpleNamespace(head=head, test=test, short=short, long=0, stride=0)
+        return inference.cut(image, mask, config, 16, 4)
+
+    windows, shown, truth = cut("slide")
+    assert windows.size == (20, 33) and truth is mask and shown is image
+    assert windows.corners == [(0, 0), (0, 10), (0, 17), (4, 0), (4, 10), (4, 17)]
+    np.testing.assert_array_equal(windows.pixels[4], crops.resize(image, (20, 33))[4:20, 10:26])
+    windows, _, truth = cut("whole")
+    assert windows.size == (20, 36) and windows.pixels.shape == (1, 20, 36, 3) and truth is mask
+    assert cut("whole", head="fpn")[0].size == (24, 40)
+    windows, shown, truth = cut("center")
+    assert windows.pixels.shape == (1, 16, 16, 3) and truth.shape == (16, 16)
+    np.testing.assert_array_equal(shown, windows.pixels[0])
+    np.testing.assert_array_equal(cut("center", 30)[2], mask[7:23, 17:33])
+
+
+def test_labels_of_a_grid_are_torch_nearest():
+    masks = np.arange(2 * 6 * 9).reshape(2, 6, 9)
+    np.testing.assert_array_equal(training.grid_labels(masks, (3, 2))[1], masks[1, ::2][:, [0, 4]])
+
+
+# --- whole evaluations
+
+
+def test_raw_pixels_learn_and_are_drawn(tmp_path):
+    case = _case(
+        evals.raw_pixels(_PATCH), lrs=(0.001, 0.03), test_set=Scenes(6, seed=1, broken=(2,))
+    )
+    scores = evals.run({"segment": case})
+    assert list(scores) == [
+        "segment", "segment_class_accuracy", "segment_accuracy", "segment_lr", "segment_held_out",
+    ]  # fmt: skip
+    assert scores["segment"] > 75 and scores["segment_accuracy"] > 90
+    assert scores["segment_lr"] == pytest.approx(0.03)
+    assert scores == evals.run({"segment": case}), "trained once"
+    paths = render.draw(lambda: evals.TYPES["segment"].figures(case), tmp_path, "segment")
+    assert [path.name for path in paths] == ["segment.png", "segment_classes.png"]
+    untrainable = _case(evals.raw_pixels(_PATCH), frozen=False)
+    assert evals.run({"segment": untrainable}) == {}
+    assert evals.TYPES["segment"].figures(untrainable) == {}
+
+
+def test_frozen_weights_stay_and_trained_ones_move(encoder):
+    before = jax.tree.map(np.array, encoder.params)
+    case = _case(encoder, layers=(0, -1), batch_norm=True, dice=1.0, test="slide", steps=60)
+    assert evals.run({"segment": case})["segment"] > 50
+    frozen = evals.segment.outcome(case)
+    assert set(frozen.trained.params) == {"head"} and frozen.trained.loss.shape == (60,)
+    assert frozen.trained.loss[-1] < 0.7 * frozen.trained.loss[0]
+    case = _case(
+        encoder, frozen=False, layer_decay=0.5, drop_path=0.2, lrs=(0.01,), steps=20,
+        weight_decay=0.0,
+    )  # fmt: skip
+    trained = evals.segment.outcome(case).trained
+    assert trained.loss[-1] < trained.loss[0]
+    moved = {
+        path: np.abs(np.asarray(new) - old).max()
+        for (path, new), old in zip(
+            trees.flatten(trained.params["backbone"]).items(), jax.tree.leaves(before)
+        )
+    }
+    assert min(moved.values()) > 0
+    assert moved["patch/kernel"] < 0.5 * moved["blocks/1/mlp/fc1/kernel"]  # layer_decay
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(encoder.params)):
+        np.testing.assert_array_equal(old, new)  # those of the encoder itself, in both cases
+
+
+def test_images_of_several_sizes_and_grid_labels():
+    """STELLAR's form: BatchNorm, Dice, crops of random area, the grid of the centre crop."""
+    sizes = (24, 24), (22, 30)
+    changes = dict(registry.protocol("segment", "stellar_native").changes)
+    changes |= dict(side=16, short=20, epochs=20.0, batch=8, lrs=(0.01, 0.03))
+    config = evals.new("segment", data=dict(kind="tfds", name="none"), **changes)
+    train, test = Scenes(12, sizes), Scenes(5, sizes, seed=1)
+    case = evals.Case(evals.raw_pixels(_PATCH), config, train, test, patch=_PATCH, shared=False)
+    assert evals.run({"segment": case})["segment"] > 60
+
+
+@pytest.mark.slow
+def test_devices_change_nothing(encoder):
+    """BatchNorm and stochastic depth, trained end to end: on eight devices as on one."""
+    config = evals.new(
+        "segment", batch_norm=True, dropout=0.1, frozen=False, drop_path=0.1, steps=3, batch=8,
+        side=16, lrs=(1e-3,),
+    )  # fmt: skip
+    data = records.Records(Scenes(9), np.arange(9))
+    net = network.make(encoder, config, 2, _PATCH)
+    found = []
+    for count in (1, 8):
+        mesh = sharding.make_mesh(devices=jax.devices()[:count])
+        made = records.batches(data, crops.Recipe("scale_crop", 16), batch=8, steps=3, seed=0)
+        fitted = training.fit(net, config, made, lrs=(1e-3,), steps=3, seed=0, mesh=mesh)
+        scored = inference.score(net, fitted, data, config, side=16, patch=_PATCH, mesh=mesh)
+        found.append((fitted[0], inference.counts(scored, 1, 2, shared=False)))
+    (one, counts), (eight, others) = found
+    np.testing.assert_allclose(one.loss, eight.loss, rtol=1e-4)
+    np.testing.assert_allclose(
+        *(x.stats["norm"]["var"] for x in (one, eight)), rtol=1e-3, atol=1e-5
+    )
+    assert np.abs(counts - others).sum() <= 0.01 * counts.sum()
+
+
+@pytest.mark.slow
+def test_the_better_learning_rate_is_kept_of_a_trained_network(encoder):
+    case = _case(encoder, frozen=False, lrs=(1e-7, 0.01), steps=30, held_out=0.0)
+    scores = evals.run({"segment": case})
+    found = evals.segment.outcome(case)
+    assert scores["segment_lr"] == found.learning_rate == 0.01
+    assert "segment_held_out" not in scores and found.selection[1] > found.selection[0]
+    assert scores["segment"] == pytest.approx(100 * found.selection[1])  # of the test images
+
+
+def test_frozen_grid_on_eight_devices_as_on_one():
+    case = _case(evals.raw_pixels(_PATCH), steps=10, lrs=(0.01, 0.03), dropout=0.1, batch_norm=True)
+    net = network.make(case.encoder, case.config, 2, _PATCH)
+    data = records.Records(case.train, np.arange(20))
+    found = []
+    for count in (1, 8):
+        mesh = sharding.make_mesh(devices=jax.devices()[:count])
+        made = records.batches(data, crops.Recipe("scale_crop", 16), batch=8, steps=10, seed=0)
+        fitted = training.fit(net, case.config, made, lrs=(0.01, 0.03), steps=10, seed=0, mesh=mesh)
+        scored = inference.score(net, fitted, data, case.config, side=16, patch=_PATCH, mesh=mesh)
+        found.append((fitted, inference.counts(scored, 2, 2, shared=False)))
+    (one, counts), (eight, others) = found
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(eight)):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    assert np.abs(counts - others).sum() <= 0.002 * counts.sum()
+    # Two learning rates at once are two trainings.
+    made = records.batches(data, crops.Recipe("scale_crop", 16), batch=8, steps=10, seed=0)
+    mesh = sharding.make_mesh(devices=jax.devices()[:1])
+    alone = training.fit(net, case.config, made, lrs=(0.03,), steps=10, seed=0, mesh=mesh)
+    for a, b in zip(jax.tree.leaves(one[1]), jax.tree.leaves(alone[0])):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+# --- protocols and mistakes
+
+
+@pytest.mark.parametrize("name", settings.PROTOCOLS)
+def test_protocols_fit_their_networks(name):
+    section = evals.new("segment", protocol=name)
+    settings.check(section)
+    shape = vit.ViTConfig(width=768, depth=12, heads=12, patch=16, image_size=224)
+    params = jax.eval_shape(vit.vit(shape).init, jax.random.key(0))
+    net = network.make(encoder_lib.published(shape, params, "b"), section, 150, 16)
+    head, stats = jax.eval_shape(net.head.init, jax.random.key(0))
+    expected = {"ibot_linear": 3072, "cribo_linear4": 3072, "flsl_fpn": 128}.get(name, 768)
+    layer = "embed" if section.head == "mask_transformer" else "classify"
+    assert head[layer]["kernel"].shape[0] == expected
+    assert bool(stats) == (name.startswith("stellar") or section.head in settings.PYRAMIDS)
+    assert section.side % 16 == 0 and registry.protocol("segment", name).source
+
+
+def test_tokens_as_a_function_of_weights(encoder):
+    images = jnp.asarray(np.random.default_rng(0).random((2, 16, 16, 3)), jnp.float32)
+    keys = jax.random.split(jax.random.key(0), 2)
+    apply = jax.jit(encoder.apply, static_argnames=("layers", "drop_path"))
+    whole = encoder(images, layers=(0,))
+    found = apply(encoder.backbone, images, layers=(0,))
+    np.testing.assert_allclose(found.patches.reshape(whole.patches.shape), whole.patches, atol=1e-5)
+    np.testing.assert_allclose(found.layers[0].patches, whole.layers[0].patches, atol=1e-5)
+    dropped = apply(encoder.backbone, images, keys=keys, drop_path=0.9).patches
+    assert np.abs(np.asarray(dropped) - found.patches).max() > 1e-3
+
+
+def test_mistakes(encoder):
+    def refused(match, encoder=encoder, **changes):
+        with pytest.raises(InputError, match=match):
+            evals.run({"segment": _case(encoder, **changes)})
+
+    refused("layers has 2, but the network has 2 blocks", layers=(2,))
+    refused("head fpn reads four layers", layers=(0, 1), head="fpn")
+    refused("side is 18, not a multiple of 4", side=18)
+    refused('level="patch" scores the grid', level="patch", test="slide")
+    strange = fakes.Source(fakes.images(4, 16, 16), masks=np.full((4, 16, 16), 7, np.uint8))
+    refused("label 7 of its mask is neither below 2", classes=2, train_set=strange)
+    bare = fakes.Source(fakes.images(4))
+    refused("has no masks", train_set=bare)
+    empty = fakes.Source(fakes.images(4), masks=np.zeros((4, 8, 8), np.uint8))
+    refused("have 1 classes", train_set=empty, test_set=empty)

@@ -1,0 +1,83 @@
+"""Which vectors an evaluation looks at."""
+
+import jax
+import numpy as np
+import pytest
+
+from ssl_jax.config import InputError
+from ssl_jax.evals import pixels, tokens
+from ssl_jax.methods import encoder
+from ssl_jax.models import vit
+
+_SHAPE = dict(width=16, depth=3, heads=2, patch=4, image_size=8)
+_IMAGES = np.random.default_rng(0).random((2, 8, 8, 3)).astype(np.float32)
+
+
+def _network(**changes):
+    shape = vit.ViTConfig(**_SHAPE, **changes)
+    return encoder.published(shape, vit.vit(shape).init(jax.random.key(0)), "a ViT")
+
+
+@pytest.fixture(scope="module")
+def network():
+    return _network()
+
+
+def _blocks(network, blocks):
+    """Tokens after the given blocks, by the network alone."""
+    found = network(_IMAGES, layers=blocks)
+    return [found.layers[i] for i in blocks]
+
+
+def test_the_last_block(network):
+    found = network(_IMAGES)
+    mean = np.asarray(found.patches).mean(axis=(1, 2))
+    wanted = {
+        "image": found.image,
+        "cls": found.cls,
+        "mean": mean,
+        "cls_mean": np.concatenate([found.cls, mean], axis=1),
+        "patches": found.patches,
+    }
+    for kind, value in wanted.items():
+        np.testing.assert_allclose(tokens.reader(network, kind)(_IMAGES), value, atol=1e-6)
+
+
+def test_the_last_blocks_side_by_side(network):
+    one, two, three = _blocks(network, (0, 1, 2))
+    cls = tokens.reader(network, "cls", 2)(_IMAGES)
+    np.testing.assert_allclose(cls, np.concatenate([two.cls, three.cls], axis=1), atol=1e-6)
+    dense = np.asarray(tokens.reader(network, "patches", 3)(_IMAGES))
+    assert dense.shape == (2, 2, 2, 48)
+    wanted = np.concatenate([t.patches for t in (one, two, three)], axis=-1)
+    np.testing.assert_allclose(dense.reshape(2, 4, 48), wanted, atol=1e-6)
+    # The last of them is what the network gives out.
+    np.testing.assert_allclose(dense[..., 32:], network(_IMAGES).patches, atol=1e-6)
+
+
+def test_raw_pixels_have_one_vector_and_patches():
+    raw = pixels.raw_pixels(4)
+    for kind in tokens.KINDS:
+        np.testing.assert_array_equal(tokens.reader(raw, kind, 4)(_IMAGES), raw(_IMAGES).image)
+    dense = tokens.reader(raw, tokens.DENSE, 4)(_IMAGES)
+    np.testing.assert_array_equal(dense, raw(_IMAGES).patches)
+
+
+def test_tokens_that_do_not_exist_are_named(network):
+    with pytest.raises(InputError, match="layers is 4 but .* has 3 blocks"):
+        tokens.reader(network, "cls", 4)
+    with pytest.raises(InputError, match='"image" is of the last block alone'):
+        tokens.reader(network, "image", 2)
+    with pytest.raises(InputError, match="no sparse tokens"):
+        tokens.reader(network, "sparse")(_IMAGES)
+    with pytest.raises(InputError, match='tokens is "cls_mean" but the network has no class token'):
+        tokens.reader(_network(cls=False), "cls_mean")(_IMAGES)
+
+
+def test_several_devices_give_the_features_of_one(network):
+    spread = network.across(jax.local_devices())
+    assert spread.mesh.size == 8
+    images = np.random.default_rng(1).random((11, 8, 8, 3)).astype(np.float32)  # not a multiple
+    one, many = network(images, layers=(1,)), spread(images, layers=(1,))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), one, many)
+    assert many.image.shape == (11, 16) and spread.digest == network.digest
