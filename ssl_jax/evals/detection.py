@@ -1,5 +1,6 @@
 """Average precision of boxes as COCO defines it."""
 
+import importlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -27,6 +28,17 @@ class Boxes(NamedTuple):
     crowd: np.ndarray | None = None
 
 
+def check_installed() -> None:
+    """Raises InputError if faster-coco-eval is not installed."""
+    try:
+        importlib.import_module("faster_coco_eval")
+    except ImportError as error:
+        raise InputError(
+            "average precision needs faster-coco-eval, which is not installed; pip install"
+            " 'ssl-jax[eval]'"
+        ) from error
+
+
 def average_precision(
     predicted: Sequence[Boxes], true: Sequence[Boxes], *, classes: int
 ) -> dict[str, float]:
@@ -44,13 +56,9 @@ def average_precision(
       InputError: faster-coco-eval is not installed.
       ValueError: arrays that do not fit, labels out of range, no true box at all.
     """
-    try:
-        from faster_coco_eval import COCO, COCOeval_faster
-    except ImportError as error:
-        raise InputError(
-            "average precision needs faster-coco-eval, which is not installed; pip install"
-            " 'ssl-jax[eval]'"
-        ) from error
+    check_installed()
+    from faster_coco_eval import COCO, COCOeval_faster
+
     if len(predicted) != len(true):
         raise ValueError(f"{len(predicted)} predicted images and {len(true)} true ones")
     annotations = _entries(true, classes, scored=False)

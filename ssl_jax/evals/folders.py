@@ -18,7 +18,7 @@ class RunFolder(NamedTuple):
     config: as resolved. environment: versions, machine, command.
     results: {row: {score: number}} of the final comparison, see `registry.ROWS`.
     metrics, scores: columns of metrics.csv and evals.csv, {} without rows.
-    pictures: PNG files. failed: names of the pictures that could not be drawn.
+    pictures: PNG and GIF files. failed: names of the pictures that could not be drawn.
     """
 
     name: str
@@ -119,7 +119,7 @@ def _read(name: str, folder: Path) -> RunFolder:
         results=results,
         metrics=_columns(folder / "metrics.csv"),
         scores=_columns(folder / "evals.csv"),
-        pictures=tuple(sorted(pictures.glob("*.png"))),
+        pictures=tuple(sorted([*pictures.glob("*.png"), *pictures.glob("*.gif")])),
         failed=tuple(sorted(p.name.removesuffix(".failed.txt") for p in pictures.glob("*.txt"))),
     )
 

@@ -242,20 +242,22 @@ def _picture_title(name: str, runs) -> str:
 
 
 def _inlined(path: Path) -> dict:
-    """A picture as data URI: WebP where that is smaller, at most WIDEST pixels wide."""
-    raw, kind = path.read_bytes(), "png"
+    """A picture as data URI: WebP where that is smaller, at most WIDEST pixels wide; an animation
+    as it is."""
+    raw, kind = path.read_bytes(), path.suffix[1:]
     try:
         with Image.open(path) as image:
             size = image.size
+            moving = getattr(image, "is_animated", False)
             small = image.convert("RGB")
-        if size[0] > WIDEST:
+        if size[0] > WIDEST and not moving:
             height = round(size[1] * WIDEST / size[0])
             small = small.resize((WIDEST, height), Image.Resampling.LANCZOS)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         return dict(src="", why=f"{path.name} cannot be read: {error}", width=0, height=0)
     buffer = io.BytesIO()
     small.save(buffer, "WEBP", quality=_QUALITY)
-    if len(buffer.getvalue()) < len(raw) or small.size != size:
+    if not moving and (len(buffer.getvalue()) < len(raw) or small.size != size):
         raw, kind = buffer.getvalue(), "webp"
     data = base64.b64encode(raw).decode()
     why = f"scaled down from {size[0]} x {size[1]} pixels" if small.size != size else ""

@@ -382,8 +382,7 @@ def run(case: Case) -> dict[str, float]:
 
     Raises InputError for a network without weights, data without boxes, or a crop.
     """
-    if case.config.crop:
-        raise InputError(f"crop is {case.config.crop}, but yolos sees whole images; set it to 0")
+    check("evals.yolos", case.config)
     train_indices, test_indices = (
         subset(len(source), count, case.seed)
         for source, count in (
@@ -402,6 +401,13 @@ def run(case: Case) -> dict[str, float]:
     return {"yolos": scores.pop("ap")} | {
         f"yolos_{name.removeprefix('ap_')}": value for name, value in scores.items()
     }
+
+
+def check(name: str, section: ConfigDict) -> None:
+    """Refuses a crop, and a machine that could train but not score. Raises InputError."""
+    if section.crop:
+        raise InputError(f"{name}.crop is {section.crop}, but yolos sees whole images; set it to 0")
+    detection.check_installed()
 
 
 def _known(case: Case) -> tuple:
@@ -435,4 +441,5 @@ register(
     figures=figures,
     baselines=BASELINES[:1],
     protocols=PROTOCOLS,
+    check=check,
 )

@@ -256,6 +256,17 @@ def test_wide_pictures_are_scaled_down_and_the_rest_keep_their_size(tmp_path):
     assert Image.open(io.BytesIO(data)).size == (page.WIDEST, 50)
 
 
+def test_an_animation_stays_as_it_is(tmp_path):
+    a = run_folders.write(tmp_path / "a", pictures=())
+    frames = [Image.new("RGB", (2 * page.WIDEST, 8), color) for color in ("red", "blue")]
+    path = a / "pictures" / "davis.gif"
+    frames[0].save(path, save_all=True, append_images=frames[1:])
+    (group,) = page._pictures(folders.read([a]))
+    (image,) = group["images"]
+    assert image["src"] == "data:image/gif;base64," + base64.b64encode(path.read_bytes()).decode()
+    assert (image["width"], image["why"]) == (2 * page.WIDEST, "")
+
+
 def test_a_picture_that_cannot_be_read_is_named(tmp_path):
     a = run_folders.write(tmp_path / "a")
     (a / "pictures" / "pca.png").write_bytes(b"no picture")

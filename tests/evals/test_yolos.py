@@ -217,10 +217,16 @@ def test_what_cannot_work_is_refused(encoder):
     pixels = evals.raw_pixels(4)
     with pytest.raises(InputError, match="this network is none"):
         yolos.run(case.Case(pixels, section(), Squares(4), Squares(4)))
-    with pytest.raises(InputError, match="crop is 16, but yolos sees whole images"):
+    with pytest.raises(InputError, match="evals.yolos.crop is 16, but yolos sees whole images"):
         yolos.run(made(encoder, crop=16))
     with pytest.raises(InputError, match="position_size is 18, not a multiple of 4"):
         yolos.make(encoder, section(position_size=18), 2, jax.random.key(0))
+
+
+def test_a_machine_that_could_not_score_is_refused_before_the_training(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "faster_coco_eval", None)
+    with pytest.raises(InputError, match=r"pip install 'ssl-jax\[eval\]'"):
+        evals.TYPES["yolos"].check("evals.yolos", section())
 
 
 def test_protocol_holds_every_constant_of_the_paper():
@@ -254,5 +260,5 @@ def test_picture_of_boxes(tmp_path):
 @pytest.mark.slow
 def test_it_learns(encoder):
     """Eight images of bright rectangles are learned by heart."""
-    scores = yolos.run(made(encoder, train=8, test=8, epochs=150, lr=5e-3, clip=1.0))
+    scores = yolos.run(made(encoder, train=8, test=8, epochs=300, lr=5e-3, clip=1.0))
     assert scores["yolos_ap50"] > 60
