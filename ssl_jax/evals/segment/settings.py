@@ -1,5 +1,7 @@
 """The keys of segmentation with a trained head, and the papers' settings."""
 
+from ml_collections import ConfigDict
+
 from ssl_jax.config import InputError, key
 from ssl_jax.evals.metrics import ABSENT
 from ssl_jax.evals.registry import Protocol
@@ -143,7 +145,7 @@ def defaults() -> dict:
     )
 
 
-def check(config) -> None:
+def check(config: ConfigDict) -> None:
     """Refuses keys that contradict each other. Raises InputError."""
     c = config
     if c.head in PYRAMIDS and len(c.layers) not in (1, 4):
