@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import papers
+from ssl_jax import evals, papers
 
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs")
 # What a page leaves to the reader.
@@ -90,3 +90,12 @@ def test_the_picture_is_the_notebooks(root):
     ]
     picture = root / "docs" / "pictures" / "balanced_targets.png"
     assert picture.read_bytes() in images, "the notebook was run anew: take its picture again"
+
+
+def test_the_page_of_evaluations_names_every_protocol_there_is(root):
+    text = (root / "docs" / "evaluation.md").read_text()
+    pairs = re.findall(r"(?<=[`=])(\w+):(\w+)", text)
+    named = {pair for pair in pairs if pair[0] in evals.TYPES}
+    known = {(type, name) for type, t in evals.TYPES.items() for name in t.protocols}
+    assert named == known - {("classify", "imagenet")}
+    assert all(f"`{type}" in text for type in evals.TYPES)
