@@ -20,7 +20,7 @@ def defaults() -> dict:
     """The keys of this type of evaluation."""
     return dict(
         perplexity=key(30.0, "about how many neighbours a point has", above=1, most=10000),
-        dimensions=key(2, "of the picture", choices=(2, 3)),
+        dimensions=key(2, "of the picture", least=2, most=3),
     )
 
 
