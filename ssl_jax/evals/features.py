@@ -22,6 +22,7 @@ from ssl_jax.config import InputError
 from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import store, tokens
+from ssl_jax.evals.native import unit
 from ssl_jax.evals.pixels import Pixels, raw_pixels
 from ssl_jax.evals.store import Grids
 from ssl_jax.train import distributed
@@ -231,7 +232,7 @@ class _Work:
                 f"{self._source.name(i)} has {shape[0]}x{shape[1]} pixels, another size than"
                 f" {self._source!r} says; set data.size of the evaluation"
             )
-        record = {**record, "image": _unit(_cut(record["image"], window))}
+        record = {**record, "image": unit(_cut(record["image"], window))}
         if record.get("mask") is not None:
             record["mask"] = _cut(record["mask"], window)
         return record
@@ -403,7 +404,7 @@ def images_of(
     for i in indices:
         image = source[int(i)]["image"]
         window = _window(image.shape[:2], crop, multiple, source.name(int(i)))
-        images.append(_unit(_cut(image, window)))
+        images.append(unit(_cut(image, window)))
     least = tuple(min(sides) for sides in zip(*(image.shape[:2] for image in images)))
     return np.stack([_cut(image, _window(image.shape[:2], 0, 1, size=least)) for image in images])
 
@@ -443,15 +444,6 @@ def _window(shape, crop, multiple, name="", size=None):
 def _cut(array, window):
     top, left, height, width = window
     return np.asarray(array)[top : top + height, left : left + width]
-
-
-def _unit(image):
-    """Pixels as float32 in [0, 1]."""
-    return (
-        image.astype(np.float32) / np.float32(255)
-        if image.dtype == np.uint8
-        else image.astype(np.float32)
-    )
 
 
 def _pad(batch, size):
