@@ -7,6 +7,8 @@
                                                 configs/compare.py, some minutes
     python launch/bench.py steps --configs dino:vits16,sop:vits16 --batch 64
                                                 or of other configs, on photographs of 256 px
+    python launch/bench.py evals                extraction of features and both searches for
+    python launch/bench.py evals --camvid /data/tfds    neighbours; among CamVid's patches
 
 Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
 waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
@@ -19,6 +21,9 @@ relative to the first config; GFLOP/s and MFU count the products that the model 
 MFU as a share of the device's published peak, or where none is known of what a large product
 reaches here; "own ops" is the share of a step that goes when the method's objective is replaced by
 a sum of the networks' outputs; memory is arrays and temporaries of one device.
+
+Evals: a table and OUT/evals.json. "x" is relative to the first form of each case, the network's
+bare forward pass or our search; "same" is the share of our neighbours that faiss found too.
 """
 
 import argparse
@@ -128,12 +133,31 @@ def steps(options) -> int:
             f"{row['config']:<20}{row['ms']:>8.1f}{row['images_per_second']:>11.1f}{row['x']:>7.2f}"
             f"{row['gflops']:>9.1f}{row['mfu']:>7.1%}{row['own']:>9.1%}{row['mib']:>8.0f}"
         )
-    path = pathlib.Path(options.out) / "steps.json"
+    _write(options, "steps", rows)
+    return 0
+
+
+def evals(options) -> int:
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    import bench_evals
+
+    small = options.scale == "small"
+    rows = bench_evals.measure(options.rounds, options.seed, small=small, camvid=options.camvid)
+    print(f"{'case':<58}{'form':<18}{'ms':>10}{'x':>7}{'same':>10}")
+    for row in rows:
+        same = "-" if row["same"] is None else f"{row['same']:.6f}"
+        print(f"{row['case']:<58}{row['form']:<18}{row['ms']:>10.1f}{row['x']:>7.2f}{same:>10}")
+    _write(options, "evals", rows)
+    return 0
+
+
+def _write(options, name: str, rows: list[dict]) -> None:
+    """OUT/NAME.json."""
+    path = pathlib.Path(options.out) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     report = dict(machine=machine(), rounds=options.rounds, seed=options.seed, rows=rows)
     path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {path}")
-    return 0
 
 
 def _with_photographs(name: str):
@@ -194,15 +218,19 @@ def main(arguments=None) -> int:
     command.add_argument("--batch", type=int, default=0, help="images of a step; 0 = the config's")
     for command in commands.choices.values():
         command.add_argument("--only", default="", help="names of cases (methods), comma-separated")
+    command = commands.add_parser("evals", help="what evaluations of frozen features cost")
+    command.add_argument("--scale", choices=("paper", "small"), default="paper")
+    command.add_argument("--camvid", default="", help="folder of CamVid in TFDS's form")
+    for command in commands.choices.values():
         command.add_argument(
             "--rounds", type=int, default=5, help="timed calls of every form (turns of 10 steps)"
         )
         command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--out", default="runs/bench", help="folder of ops.json (steps.json)")
+        command.add_argument("--out", default="runs/bench", help="folder of the JSON file")
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; it must be at least 1")
-    return {"ops": ops, "steps": steps}[options.command](options)
+    return {"ops": ops, "steps": steps, "evals": evals}[options.command](options)
 
 
 if __name__ == "__main__":

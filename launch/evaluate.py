@@ -81,6 +81,18 @@ ROWS = {
         ("davis", "davis_j", "davis_f"),
         dict(data=dict(kind="davis", split="2016/val", test_split="2016/val"), short_side=240),
     ),
+    # The same images in training and test: whether a detector can be trained at all.
+    "yolos_bccd": Row(
+        "yolos",
+        "bccd, 32 images learned by heart",
+        ("yolos", "yolos_ap50"),
+        dict(
+            data=_tfds("bccd", test_split="train"),
+            **dict(train_examples=32, test_examples=32, queries=40, crop_prob=0.0),
+            **dict(sizes=(96,), test_size=96, longest=128, canvas=32),
+            **dict(epochs=400, batch=4, lr=1e-3),
+        ),
+    ),
 }
 
 
@@ -126,7 +138,8 @@ def evaluated(name: str, encoder, args) -> dict:
         config.evals[name] = evals.new(row.type, **row.changes)
         section = config.evals[name]
         section.data.dir = place
-        section.train_examples = section.test_examples = args.examples
+        if args.examples:
+            section.train_examples = section.test_examples = args.examples
         config.evals.tasks = (name,)
         settings.check_evals(config)
         evaluation = report.Evaluation(FrozenConfigDict(config))

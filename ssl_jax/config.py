@@ -49,6 +49,7 @@ class Key:
     above, least, below, most: range of a number, or of every element of a tuple.
     choices: the values allowed, or those of every element of a tuple.
     length: of a tuple; 0 = any. ordered: a pair (low, high) with low <= high.
+    element: an example of a tuple's elements where the default has none, for their type.
     free: may differ when a run is continued, because it changes where or how something is
       computed, shown or stored, and not what.
     """
@@ -63,6 +64,7 @@ class Key:
     choices: tuple = ()
     length: int = 0
     ordered: bool = False
+    element: Any = None
     free: bool = False
 
     def allows(self, value: Any) -> bool:
@@ -75,8 +77,11 @@ class Key:
 
     def check(self, name: str, value: Any) -> None:
         """Refuses a value that this key, called `name`, cannot have. Raises InputError."""
-        if _as_type(value, self.default) is None:
-            raise InputError(wrong_type(name, value, self.default))
+        example = self.default
+        if example == () and self.element is not None:
+            example = (self.element,)
+        if _as_type(value, example) is None:
+            raise InputError(wrong_type(name, value, example))
         items = value if isinstance(value, tuple | list) else (value,)
         if self.choices:
             if items is value and any("," in str(item) for item in items):

@@ -40,7 +40,10 @@ def sections() -> dict:
             " empty = all that match",
         ),
         imports=key(
-            (), "modules imported first; they register methods of yours (--import)", free=True
+            (),
+            "modules imported first; they register methods of yours (--import)",
+            element="my.module",
+            free=True,
         ),
         max_nonfinite=key(
             20,

@@ -53,6 +53,7 @@ KEYS = {
     "several": Key((10, 20), "", above=0),
     "names": Key(("knn",), "", choices=("knn", "dense")),
     "any": Key((), ""),
+    "none": Key((), "", element=0.5),
 }
 
 
@@ -91,6 +92,7 @@ KEYS = {
         ("three", (1, 1), "three is (1, 1); it must be 3 numbers, each between 0 and 1"),
         ("several", (0, 10), "several is (0, 10); it must be numbers, each above 0"),
         ("several", ("a", "b"), "several is ('a', 'b'); it must be a tuple of integers"),
+        ("none", ("a",), "none is ('a',); it must be a tuple of numbers, for example (0.5,)"),
         (
             "names",
             ("knn", "denze"),
@@ -130,6 +132,8 @@ def test_a_key_refuses(name, value, message):
         ("several", (1, 2, 3)),
         ("names", ()),
         ("any", (1, "a")),
+        ("none", ()),
+        ("none", (1, 0.2)),
     ],
 )
 def test_a_key_accepts(name, value):

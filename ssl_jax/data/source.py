@@ -115,6 +115,7 @@ def defaults() -> dict:
         class_map=key(
             (),
             "classes of the values 0, 1, ... of masks, 255 = ignore; () = the values are classes",
+            element=0,
             free=True,
         ),
         reduce_zero_label=key(

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data import decode
-from ssl_jax.evals import dense, features, knn, native, tokens
+from ssl_jax.evals import dense, features, knn, native, tokens, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import neighbours
@@ -216,7 +216,7 @@ def select(
             row = len(what)
             label = _label(record, best, source.name(i))
             what.append((i, label, points / image.shape[:2]))
-            yield (row, patches_at(points, patch, grid)), native.unit(image)
+            yield (row, patches_at(points, patch, grid)), windows.unit(image)
 
     rows: dict[int, np.ndarray] = {}
     read = tokens.reader(on_all_devices(network), tokens.DENSE)
@@ -246,7 +246,7 @@ def _seen(record, resize, crop, patch, boxes):
     size = image.shape[:2]
     if resize:
         image = decode.resize_square(image, resize)
-    kept = native.floored((crop, crop) if crop else image.shape[:2], patch)
+    kept = windows.floored((crop, crop) if crop else image.shape[:2], patch)
     if kept[0] > image.shape[0] or kept[1] > image.shape[1]:
         raise InputError(
             f"the evaluation crop is {crop} pixels but the images are"
@@ -356,7 +356,7 @@ def figures(case: Case) -> dict[str, Picture]:
         _, image = _seen(record, resize, c.crop, case.patch, c.boxes)
         panels.append(
             Panel(
-                native.unit(image),
+                windows.unit(image),
                 marks=tuple(map(tuple, result.points[i])),
                 title=f"{mark} {name}: {votes} of {predicted.shape[1]} say so",
                 frame=color,

@@ -11,8 +11,9 @@ from ssl_jax.config import flatten
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import registry, section
-from ssl_jax.evals.features import Extracted, extract, images_of, subset
+from ssl_jax.evals.features import Extracted, extract, subset
 from ssl_jax.evals.tokens import DENSE
+from ssl_jax.evals.windows import images_of
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 

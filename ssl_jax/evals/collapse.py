@@ -9,10 +9,11 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import key
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import images_of, subset
+from ssl_jax.evals.features import subset
 from ssl_jax.evals.rank import rank_me
 from ssl_jax.evals.registry import register
 from ssl_jax.evals.stability import SCALE, random_crop
+from ssl_jax.evals.windows import images_of
 
 _DEAD = 0.01  # a dimension is dead below this share of the root mean square of all deviations
 _ROWS = 1024  # of a piece in which pairs are made

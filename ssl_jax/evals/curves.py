@@ -1,8 +1,9 @@
 """Curves of a run: losses, health, schedules and scores over the step, as one PNG."""
 
 import csv
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -92,7 +93,7 @@ def draw(
     folder: Path | str,
     *,
     scores: dict[str, np.ndarray] | None = None,
-    shown: Iterable[str] = (),
+    shown: Mapping[str, str] = MappingProxyType({}),
     title: str = "Training",
     name: str = "curves.png",
 ) -> Path:
@@ -101,8 +102,8 @@ def draw(
     Args:
       metrics: {"step": [n], column: [n], ...} as from `read_metrics`; known columns are sorted into
         plots, others are left out.
-      scores: the same for scores measured during the run; those of `shown`, in percent, get a plot
-        of their own.
+      scores: the same for scores measured during the run.
+      shown: {score: heading, see `registry.Type`} of the scores that get a plot, one for each unit.
       folder: where the PNG goes; made if needed.
 
     Raises:
@@ -114,10 +115,15 @@ def draw(
     ]
     plots = [p for p in plots if p[2]]
     scores = scores or {}
-    measured = [n for n in shown if n in scores]
-    if measured:
-        plot = _Plot("Scores on frozen features", "percent", measured.__contains__)
-        plots.insert(1, (plot, scores, measured))
+    units: dict[str, list[str]] = {}
+    for score in shown:
+        if score in scores:
+            unit = shown[score].partition(", ")[2] or "percent"
+            units.setdefault(unit, []).append(score)
+    for unit, measured in reversed(units.items()):
+        several = "Scores on frozen features"
+        heading = several if len(measured) > 1 else shown[measured[0]].partition(", ")[0]
+        plots.insert(1, (_Plot(heading, unit, measured.__contains__), scores, measured))
     if not plots:
         raise InputError(f"no known curve among the columns {', '.join(metrics) or '(none)'}")
     columns = min(3 if len(plots) <= 9 else 4, len(plots))

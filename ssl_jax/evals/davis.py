@@ -14,7 +14,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import native, tokens, video
+from ssl_jax.evals import native, tokens, video, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import tracking
@@ -95,7 +95,7 @@ def resized(size: tuple[int, int], *, short: int, multiple: int, patch: int) -> 
         height, width = short * height // width // multiple * multiple, short
     elif short:
         height, width = short, short * width // height // multiple * multiple
-    return native.floored((height, width), patch)
+    return windows.floored((height, width), patch)
 
 
 def sequences_of(source: Any, frames: int = 0) -> dict[str, range]:
@@ -140,7 +140,7 @@ def follow(case: Case, name: str, records: range) -> _Followed:
             size = resized(
                 record["image"].shape[:2], short=c.short_side, multiple=c.multiple, patch=case.patch
             )
-            yield i, native.unit(cv2.resize(record["image"], size[::-1]))
+            yield i, windows.unit(cv2.resize(record["image"], size[::-1]))
 
     stream = frames()
     first = next(stream)
@@ -211,7 +211,7 @@ def figures(case: Case) -> dict[str, Picture | Animation]:
     pictures: dict[str, Picture | Animation] = {}
     strips = []
     for name, followed in shown.items():
-        images = [native.unit(case.test[i]["image"]) for i in followed.records]
+        images = [windows.unit(case.test[i]["image"]) for i in followed.records]
         strips.append((name, images, followed.truth, followed.predicted))
         safe = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
         pictures[f"tracking_{safe}"] = tracking.animation(*strips[-1])

@@ -269,7 +269,7 @@ register(
     "decode",
     run,
     defaults,
-    heading="decoded PSNR",
+    heading="decoded PSNR, dB",
     figures=figures,
     # Raw pixels as features would be copied.
     baselines=BASELINES[:1],

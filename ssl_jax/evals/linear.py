@@ -110,6 +110,7 @@ def defaults() -> dict:
             (),
             "(least, largest) share of the area of random crops to train on, which are encoded"
             " anew in every epoch; () = the evaluation crop, encoded once",
+            element=0.5,
             above=0,
             most=1,
         ),

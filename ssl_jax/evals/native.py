@@ -5,24 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
-
-
-def unit(image: np.ndarray) -> np.ndarray:
-    """Pixels as float32 in [0, 1]: uint8 divided by 255, floats as they are."""
-    image = np.asarray(image)
-    return image.astype(np.float32) / np.float32(255 if image.dtype == np.uint8 else 1)
-
-
-def floored(size: tuple[int, int], patch: int) -> tuple[int, int]:
-    """(height, width) reduced to multiples of the patch. Raises InputError where nothing is
-    left."""
-    height, width = (side // patch * patch for side in size)
-    if not height or not width:
-        raise InputError(
-            f"images of {size[0]}x{size[1]} pixels are smaller than one patch of {patch} pixels"
-        )
-    return height, width
+_WAITING = 8  # batches of images that wait for others of their shape
 
 
 def encoded(
@@ -32,7 +15,8 @@ def encoded(
 
     The last batch of a shape is filled up with its last image, to a power of two if the shape is
     rare, so that few programs are compiled. Images wait until there are `batch_size` of their
-    shape, so with several shapes the order changes; with one it does not.
+    shape, or eight batches of all shapes, so with several shapes the order changes; with one it
+    does not.
 
     Args:
       read: images [B, H, W, 3] -> features [B, ...], see `tokens.reader`.
@@ -57,11 +41,18 @@ def encoded(
 def _groups(images, size):
     """(images of one shape, to how many they are filled up)."""
     waiting, often = {}, set()
+
+    def filled(shape):
+        group = waiting.pop(shape)
+        return group, size if shape in often else min(size, 1 << (len(group) - 1).bit_length())
+
     for item in images:
         shape = item[1].shape
         waiting.setdefault(shape, []).append(item)
         if len(waiting[shape]) == size:
             often.add(shape)
-            yield waiting.pop(shape), size
-    for shape, group in waiting.items():
-        yield group, size if shape in often else min(size, 1 << (len(group) - 1).bit_length())
+            yield filled(shape)
+        elif sum(map(len, waiting.values())) >= _WAITING * size:  # memory is limited
+            yield filled(max(waiting, key=lambda other: len(waiting[other])))
+    for shape in list(waiting):
+        yield filled(shape)

@@ -42,7 +42,7 @@ register(
     "reconstruct",
     run,
     quality.defaults,
-    heading="rebuilt PSNR",
+    heading="rebuilt PSNR, dB",
     figures=figures,
     baselines=BASELINES[:1],
     protocols=PROTOCOLS,

@@ -39,7 +39,8 @@ class Type(NamedTuple):
     run(case) -> {score: number}: all scores of one network, see `Case`. The score that stands for
       the evaluation has the name of the type; the names of all others begin with it.
     defaults() -> dict of `config.Key`: the keys of its own; data, examples and crop all types have.
-    heading: of the score that has the type's name, in tables and curves; "" = not shown there.
+    heading: of the score that has the type's name, in tables and curves, with its unit after a
+      comma unless that is percent ("PSNR, dB"); "" = not shown there.
     needs: "labels", "masks" or "boxes" of the images, or "sequences" of them with masks; "" =
       images alone.
     figures(case) -> {name: pictures.Picture or pictures.Animation}: drawn at the end of a run, of

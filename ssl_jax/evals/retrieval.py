@@ -15,7 +15,7 @@ from PIL import Image
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import features, knn, native, ranking, revisited, tokens
+from ssl_jax.evals import features, knn, native, ranking, revisited, tokens, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import neighbours
@@ -93,7 +93,7 @@ def scaled(image: np.ndarray, scale: float, patch: int) -> np.ndarray:
     if scale != 1:
         size = [max(side, 1) for side in size]
         image = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR)
-    height, width = native.floored((size[0], size[1]), patch)
+    height, width = windows.floored((size[0], size[1]), patch)
     return image[:height, :width]
 
 
@@ -113,7 +113,7 @@ def embed(
 
     def views() -> Iterator[tuple[int, np.ndarray]]:
         for row, image in enumerate(images):
-            whole = native.unit(image)
+            whole = windows.unit(image)
             for scale in scales:
                 yield row, scaled(whole, scale, patch)
 
@@ -315,7 +315,7 @@ def figures(case: Case) -> dict[str, Picture]:
 
 
 def _thumbnail(image):
-    return native.unit(shrunk(image, _SIDE) if image.dtype == np.uint8 else image)
+    return windows.unit(shrunk(image, _SIDE) if image.dtype == np.uint8 else image)
 
 
 register(

@@ -19,9 +19,10 @@ from scipy import optimize, spatial
 
 from ssl_jax.config import InputError, key
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import images_of, subset
+from ssl_jax.evals.features import subset
 from ssl_jax.evals.pictures.base import Chart, Curve
 from ssl_jax.evals.registry import BASELINES, Protocol, register
+from ssl_jax.evals.windows import images_of
 
 SHIFTS, CROPS, SCALE = (0, 2, 4, 8, 16), 4, (0.36, 1.0)
 

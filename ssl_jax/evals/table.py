@@ -35,4 +35,4 @@ def comparison_table(
 
     rule = "-" * (sum(widths) + 2 * len(columns))
     head, *rows = map(padded, lines)
-    return "\n".join([head, rule, *rows, "percent; * = best of the column"])
+    return "\n".join([head, rule, *rows, "percent where no unit is named; * = best of the column"])

@@ -8,7 +8,7 @@ import numpy as np
 
 from ssl_jax import evals
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals.features import Pixels
+from ssl_jax.evals.pixels import Pixels
 
 
 class Source:

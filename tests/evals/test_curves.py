@@ -24,7 +24,7 @@ def test_curves(tmp_path):
         and np.isnan(metrics["note"]).all()
     )
     scores = {"step": np.array([0.0, 20, 40]), "knn": np.array([10.0, 40, 50])}
-    path = curves.draw(metrics, tmp_path / "new" / "folder", scores=scores, shown=("knn",))
+    path = curves.draw(metrics, tmp_path / "new" / "folder", scores=scores, shown={"knn": "k-NN"})
     is_a_picture(path)
     assert path == tmp_path / "new" / "folder" / "curves.png"
 
@@ -41,6 +41,20 @@ def test_running_mean_keeps_constants_and_the_length():
     np.testing.assert_allclose(curves.running_mean(np.full(10, 3.0), 4), 3)
     np.testing.assert_allclose(curves.running_mean([0, 3, 6, 9], 3), [1.5, 3, 6, 7.5])
     assert len(curves.running_mean([1.0, 2.0], 5)) == 2
+
+
+def test_scores_of_another_unit_have_a_plot_of_their_own(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        curves, "_draw_plot", lambda ax, plot, table, names: drawn.append((*plot[:2], names))
+    )
+    scores = {name: np.arange(3.0) for name in ("step", "knn", "linear", "psnr", "rank")}
+    shown = {"psnr": "PSNR, dB", "knn": "k-NN", "linear": "linear", "dense": "not measured"}
+    curves.draw({"step": np.arange(3.0), "loss": np.ones(3)}, tmp_path, scores=scores, shown=shown)
+    assert drawn[1:] == [
+        ("PSNR", "dB", ["psnr"]),
+        ("Scores on frozen features", "percent", ["knn", "linear"]),
+    ]
 
 
 def test_bootstrapping_has_a_plot_of_its_own(tmp_path, monkeypatch):

@@ -79,7 +79,7 @@ def test_scores_of_features_that_match_and_of_noise():
         calls[0] += 1
         shape = (len(images), 12, 12, 8)
         patches = np.random.default_rng(calls[0]).normal(size=shape).astype(np.float32)
-        return evals.features.Pixels(patches[:, 0, 0], patches)
+        return evals.pixels.Pixels(patches[:, 0, 0], patches)
 
     lost = evals.TYPES["davis"].run(_case(source, noise))
     assert lost["davis_j"] < scores["davis_j"] - 25

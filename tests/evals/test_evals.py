@@ -221,7 +221,7 @@ def networks(monkeypatch):
 
         def __call__(self, images, **_):
             mean = images.mean(axis=(1, 2)) * self.params
-            return evals.features.Pixels(mean, None)
+            return evals.pixels.Pixels(mean, None)
 
     monkeypatch.setattr(report, "Encoder", Encoder)
     monkeypatch.setattr(report, "bound", lambda config: "method")
@@ -236,7 +236,7 @@ def test_networks_of_one_config_share_one_trace(monkeypatch):
         @staticmethod
         def features(params, images, *, layers, attention, extras, constants):
             asked.append(attention)
-            return evals.features.Pixels(images.mean(axis=(1, 2)) * params["w"], None)
+            return evals.pixels.Pixels(images.mean(axis=(1, 2)) * params["w"], None)
 
     monkeypatch.setattr(encoder, "bound", lambda config: Method)
     one, two = (encoder.Encoder(None, {"w": np.float32(w)}) for w in (1, 2))

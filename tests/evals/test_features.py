@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import features, pixels
+from ssl_jax.evals import features, store, windows
+from ssl_jax.evals.pixels import Pixels, area_weights, raw_pixels
 from tests.evals import fakes
 
 
@@ -29,7 +30,7 @@ def test_padding_changes_no_feature_and_there_is_one_trace():
 def test_rows_follow_the_indices_and_pixels_are_in_0_1():
     pixels = fakes.images(6)
     seen = features.extract(
-        lambda x: features.Pixels(jnp.asarray(x).reshape(len(x), -1), jnp.zeros((len(x), 1, 1, 1))),
+        lambda x: Pixels(jnp.asarray(x).reshape(len(x), -1), jnp.zeros((len(x), 1, 1, 1))),
         fakes.Source(pixels, labels=np.arange(6)),
         batch_size=2,
         indices=[4, 0, 3],
@@ -44,7 +45,7 @@ def test_rows_follow_the_indices_and_pixels_are_in_0_1():
 
 def test_float_images_pass_unchanged():
     pixels = np.random.default_rng(0).random((2, 4, 4, 3)).astype(np.float32)
-    got = features.images_of(fakes.Source(pixels), [1])
+    got = windows.images_of(fakes.Source(pixels), [1])
     np.testing.assert_array_equal(got, pixels[1:])
 
 
@@ -58,7 +59,7 @@ def test_image_and_mask_are_cut_alike_around_the_centre():
     cropped = features.extract(fn, source, batch_size=2, patches=True, crop=8, multiple=4)
     np.testing.assert_array_equal(cropped.masks, masks[:, 1:9, 2:10])
     np.testing.assert_allclose(
-        cropped.patches, fn(features.images_of(source, [0, 1], crop=8)).patches, rtol=1e-6
+        cropped.patches, fn(windows.images_of(source, [0, 1], crop=8)).patches, rtol=1e-6
     )
 
 
@@ -122,11 +123,11 @@ def test_images_of_different_sizes_go_by_shape_and_come_in_order():
     np.testing.assert_array_equal(out.labels, np.arange(5))
     assert [out.patches[i].shape[:2] for i in range(5)] == [(2, 3), (2, 2), (2, 3), (2, 2), (2, 3)]
     for i, cut in enumerate([(8, 12), (8, 8), (8, 12), (8, 8), (8, 12)]):
-        alone = fn(features.images_of(source, [i], multiple=4))
+        alone = fn(windows.images_of(source, [i], multiple=4))
         np.testing.assert_allclose(out.patches[i], alone.patches[0], rtol=1e-5)
         np.testing.assert_allclose(out.image[i], alone.image[0], rtol=1e-5)
         np.testing.assert_array_equal(out.masks[i], np.full(cut, i))
-    assert len(features.store.rows_of(out.patches)) == 6 * 3 + 4 * 2
+    assert len(store.rows_of(out.patches)) == 6 * 3 + 4 * 2
 
 
 def test_an_unreadable_image_leaves_no_gap_among_different_sizes():
@@ -137,7 +138,7 @@ def test_an_unreadable_image_leaves_no_gap_among_different_sizes():
     assert out.skipped == ("record/1",) and len(out.patches) == 3
     np.testing.assert_array_equal(out.index, [0, 2, 3])
     for row, i in enumerate(out.index):
-        alone = fn(features.images_of(source, [i], multiple=4))
+        alone = fn(windows.images_of(source, [i], multiple=4))
         np.testing.assert_allclose(out.patches[row], alone.patches[0], rtol=1e-5)
         assert (out.masks[row] == i).all()
 
@@ -169,7 +170,7 @@ def test_kept_features_are_found_again_with_the_same_bits(tmp_path, sizes):
         for i in range(3):
             np.testing.assert_array_equal(one.patches[i], other.patches[i])
             np.testing.assert_array_equal(one.masks[i], other.masks[i])
-    assert isinstance(features.store.rows_of(again.patches), np.memmap)
+    assert isinstance(store.rows_of(again.patches), np.memmap)
     # Other weights, records or choices are other entries.
     features.extract(_Counted("others"), source, **options, cache=tmp_path / "new")
     features.extract(network, source, **options, indices=[1, 0], cache=tmp_path / "new")
@@ -199,7 +200,7 @@ def test_features_too_large_for_memory_are_a_file(monkeypatch):
     fn, _ = fakes.counted_features()
     source = fakes.Source(fakes.images(5), broken=(2,))
     whole = features.extract(fn, source, batch_size=2, patches=True)
-    monkeypatch.setattr(features.store, "IN_MEMORY", 100)
+    monkeypatch.setattr(store, "IN_MEMORY", 100)
     filed = features.extract(fn, source, batch_size=2, patches=True)
     assert isinstance(filed.patches, np.memmap) and not isinstance(whole.patches, np.memmap)
     np.testing.assert_array_equal(filed.patches, whole.patches)
@@ -216,7 +217,7 @@ def test_subset_is_drawn_without_repetition_from_the_seed():
 
 def test_raw_pixels_average_down_centre_and_cut_patches():
     x = np.random.default_rng(0).random((2, 32, 32, 3)).astype(np.float32)
-    out = features.raw_pixels(8)(x)
+    out = raw_pixels(8)(x)
     small = x.reshape(2, 16, 2, 16, 2, 3).mean(axis=(2, 4), dtype=np.float64)
     small -= small.mean(axis=(1, 2), keepdims=True)
     np.testing.assert_allclose(out.image, small.reshape(2, -1), atol=1e-6)
@@ -228,7 +229,7 @@ def test_raw_pixels_average_down_centre_and_cut_patches():
 
 @pytest.mark.parametrize("size, cells", [(48, 16), (40, 16), (12, 16), (7, 3)])
 def test_area_weights_keep_the_mean(size, cells):
-    weights = pixels.area_weights(size, cells)
+    weights = area_weights(size, cells)
     np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)  # each cell is an average
     np.testing.assert_allclose(
         weights.sum(axis=0), cells / size, rtol=1e-5

@@ -1,9 +1,7 @@
 """Streams of images of many sizes: batches of one shape, each image with its own features."""
 
 import numpy as np
-import pytest
 
-from ssl_jax.config import InputError
 from ssl_jax.evals import native
 
 
@@ -47,9 +45,14 @@ def test_no_more_is_read_than_is_needed():
     assert read == [0, 1, 2, 3]  # the batch that is worked on, and the one before
 
 
-def test_sides_are_multiples_of_the_patch():
-    assert native.floored((33, 64), 16) == (32, 64)
-    with pytest.raises(InputError, match="15x64"):
-        native.floored((15, 64), 16)
-    np.testing.assert_array_equal(native.unit(np.array([0, 255], np.uint8)), [0, 1])
-    np.testing.assert_array_equal(native.unit(np.array([0.25])), np.float32([0.25]))
+def test_few_images_wait_however_many_shapes_there_are():
+    shapes, read = [], []
+
+    def images():
+        for item in _stream(*range(4, 44), *[4] * 3):  # forty shapes
+            read.append(item[0])
+            yield item
+
+    found = native.encoded(_read(shapes), images(), batch_size=2)
+    assert next(found) == (0, 0) and len(read) <= 18
+    assert sorted([(0, 0), *found]) == [(i, i) for i in range(43)]

@@ -152,7 +152,7 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
     assert encoder == [(6, 16, 16, 3)]
     (images,) = got
     source = evaluation.sources["dense"][1]
-    expected = evals.features.images_of(source, range(16), crop=16, multiple=4)
+    expected = evals.windows.images_of(source, range(16), crop=16, multiple=4)
     np.testing.assert_array_equal(images, expected)
     config.evals.tasks = ("knn",)
     config.model.cls = False
@@ -168,7 +168,7 @@ def test_a_method_may_want_many_images_of_one_object(tmp_path, config, encoder, 
     evaluation = report.Evaluation(config)
     evaluation.draw("weights", None, tmp_path / "pictures", tmp_path)
     source = evaluation.sources["far"][1]
-    expected = evals.features.images_of(source, range(20), crop=16, multiple=4)
+    expected = evals.windows.images_of(source, range(20), crop=16, multiple=4)
     np.testing.assert_array_equal(got[0], expected)
 
 

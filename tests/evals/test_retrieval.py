@@ -9,9 +9,9 @@ from PIL import Image
 from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.data.folder import Folder
-from ssl_jax.evals import native, retrieval, revisited, tokens
+from ssl_jax.evals import retrieval, revisited, tokens, windows
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import Pixels
+from ssl_jax.evals.pixels import Pixels
 from tests.evals import fakes
 
 
@@ -37,7 +37,7 @@ def test_images_are_shrunk_to_fit_and_never_enlarged():
 
 
 def test_scaled_images_lose_what_fills_no_patch_at_the_bottom_and_the_right():
-    image = native.unit(fakes.images(1, 19, 30)[0])
+    image = windows.unit(fakes.images(1, 19, 30)[0])
     np.testing.assert_array_equal(retrieval.scaled(image, 1, 4), image[:16, :28])
     half = retrieval.scaled(image, 0.5, 4)
     assert half.shape == (8, 12, 3)
@@ -63,7 +63,7 @@ def test_embedded_images_are_means_over_scales_whatever_their_sizes():
     single = fakes.counted_features()[0]
     for image, vector in zip(images, found, strict=True):
         total = sum(
-            np.asarray(single(retrieval.scaled(native.unit(image), s, 4)[None]).image[0])
+            np.asarray(single(retrieval.scaled(windows.unit(image), s, 4)[None]).image[0])
             for s in scales
         )
         np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-5)

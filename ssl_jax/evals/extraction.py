@@ -1,0 +1,223 @@
+"""From records to arrays of features: decoded ahead, encoded in batches of one shape, put into
+rows."""
+
+import collections
+import concurrent.futures
+import contextlib
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data import base
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals import store, tokens
+from ssl_jax.evals.store import Grids
+from ssl_jax.evals.windows import cut, unit, window
+
+_THREADS = min(16, os.cpu_count() or 1)  # that decode images
+_AHEAD = 2  # batches that are decoded while the device is busy
+
+
+class Work:
+    """The records of one process on their way to arrays of features and truth.
+
+    network, source, crop, multiple: see `features.extract`. indices: of the records.
+    allocate(name, shape, dtype): makes the arrays.
+    """
+
+    def __init__(
+        self,
+        network: Callable[[np.ndarray], Any],
+        source: Any,
+        indices: np.ndarray,
+        *,
+        crop: int,
+        multiple: int,
+        allocate: store.Allocate,
+    ):
+        self._network, self._source, self._indices = network, source, indices
+        self._crop, self._multiple, self._allocate = crop, multiple, allocate
+        self._windows = self._planned()  # [N, 2]: height and width of the kept part
+        self._arrays: dict[str, Any] = {}
+
+    def _planned(self):
+        """Height and width of what is kept of each record."""
+        crop, multiple, count = self._crop, self._multiple, len(self._indices)
+        size = self._source.size
+        if size is not None:
+            return np.tile(window(size, crop, multiple).size, (count, 1))
+        if crop:
+            return np.tile(window((crop, crop), crop, multiple).size, (count, 1))
+        windows = np.zeros((count, 2), np.int64)
+        for row, i in enumerate(self._indices):
+            # An unreadable record keeps 0 x 0: it is met again, and named, when it is read.
+            with contextlib.suppress(Unreadable):
+                shape = base.shape(self._source, int(i))
+                windows[row] = window(shape, 0, multiple, self._source.name(int(i))).size
+        return windows
+
+    def run(self, names: dict[str, str], layers: int, batch_size: int) -> tuple[dict, list[str]]:
+        """({"index", "labels", "masks" and features as arrays or Grids}, names of what is
+        unreadable).
+
+        names: {name of the features: kind of token}; layers: see `tokens.reader`. batch_size:
+        images of a call.
+        """
+        network = self._network
+        readers = {name: tokens.reader(network, kind, layers) for name, kind in names.items()}
+        if layers == 1 and set(names.values()) <= {"image", tokens.DENSE}:
+            # One pass gives both.
+            readers = {"": lambda images: network(images)}
+        done = np.zeros(len(self._indices), bool)
+        labels: dict[int, int | None] = {}
+        masked = 0
+        skipped: list[str] = []
+        pending = None
+        for rows, records, missing, full in self._batches(batch_size):
+            skipped += missing
+            if not rows:
+                continue
+            images = _pad(np.stack([record["image"] for record in records]), full)
+            found = {name: read(images) for name, read in readers.items()}
+            if "" in found:
+                found = {name: getattr(found[""], name) for name in names}
+            for row, record in zip(rows, records):
+                labels[row] = record.get("label")
+                if record.get("mask") is not None:
+                    masked += 1
+                    self._put("masks", [row], record["mask"][None])
+            # The device works on this batch while the last one is stored and the next is decoded.
+            if pending is not None:
+                self._store(*pending)
+            pending = rows, found
+            done[rows] = True
+        if pending is not None:
+            self._store(*pending)
+        result = {name: self._ordered(array, done) for name, array in self._arrays.items()}
+        result["index"] = self._indices[done]
+        labelled = [labels[int(row)] for row in np.flatnonzero(done)]
+        _all_or_none("mask", len(labelled) - masked, len(labelled), self._source)
+        if _all_or_none("label", labelled.count(None), len(labelled), self._source):
+            result["labels"] = np.asarray(labelled, np.int32)
+        return result, skipped
+
+    def _batches(self, batch_size: int) -> Iterator[tuple[list[int], list[dict], list[str], int]]:
+        """(rows, their records, names of unreadable ones, images to fill up to), decoded ahead."""
+        plan = _plan(self._windows, batch_size)
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            waiting: collections.deque = collections.deque()
+
+            def ahead(count):
+                for rows, full in itertools.islice(plan, count):
+                    waiting.append((rows, full, [pool.submit(self._read, row) for row in rows]))
+
+            ahead(_AHEAD)
+            while waiting:
+                rows, full, futures = waiting.popleft()
+                ahead(1)
+                kept, records, missing = [], [], []
+                for row, future in zip(rows, futures):
+                    try:
+                        records.append(future.result())
+                        kept.append(int(row))
+                    except Unreadable:
+                        missing.append(self._source.name(int(self._indices[row])))
+                yield kept, records, missing, full
+
+    def _read(self, row):
+        """A record, its image and mask cut."""
+        i = int(self._indices[row])
+        record = self._source[i]
+        shape = record["image"].shape[:2]
+        part = window(shape, self._crop, self._multiple, self._source.name(i))
+        if part.size != tuple(self._windows[row]):
+            raise InputError(
+                f"{self._source.name(i)} has {shape[0]}x{shape[1]} pixels, another size than"
+                f" {self._source!r} says; set data.size of the evaluation"
+            )
+        record = {**record, "image": unit(cut(record["image"], part))}
+        if record.get("mask") is not None:
+            record["mask"] = cut(record["mask"], part)
+        return record
+
+    def _store(self, rows, found):
+        """Puts features of a batch where they belong."""
+        for name, values in found.items():
+            self._put(name, rows, np.asarray(values)[: len(rows)])
+
+    def _put(self, name, rows, values):
+        """Puts values [n, ...] into the given rows of an array, which the first ones make."""
+        if name not in self._arrays:
+            self._arrays[name] = self._empty(name, values)
+        array = self._arrays[name]
+        if isinstance(array, Grids):
+            for row, value in zip(rows, values):
+                array[row][:] = value
+        else:
+            array[rows] = values
+
+    def _empty(self, name, values):
+        """Room for the values of all records, from those of some: one vector each, one per pixel
+        (masks) or one per patch."""
+        count = len(self._indices)
+        if values.ndim == 2 or (self._windows == self._windows[0]).all():
+            return self._allocate(name, (count, *values.shape[1:]), values.dtype)
+        side = 1 if name == "masks" else self._multiple
+        grids = self._windows // side
+        size = int(grids.prod(axis=1).sum())
+        return Grids(self._allocate(name, (size, *values.shape[3:]), values.dtype), grids)
+
+    def _ordered(self, array, done):
+        """The array without the rows of unreadable records."""
+        if done.all():
+            return array
+        if not isinstance(array, Grids):
+            return _without_gaps(array, done)
+        of_row = np.repeat(done, array.shapes.prod(axis=1))
+        return Grids(_without_gaps(array.rows, of_row), array.shapes[done])
+
+
+def _plan(windows, batch_size):
+    """(rows, images to fill up to) of each batch: all of one shape, rows in order."""
+    shapes, kind = np.unique(windows, axis=0, return_inverse=True)
+    for number in range(len(shapes)):
+        rows = np.flatnonzero(kind.reshape(-1) == number)
+        for start in range(0, len(rows), batch_size):
+            part = rows[start : start + batch_size]
+            # Of a rare shape a smaller batch: powers of two, so that few programs are compiled.
+            full = min(batch_size, 1 << (len(part) - 1).bit_length())
+            yield part, batch_size if len(shapes) == 1 else full
+
+
+def _without_gaps(array, done):
+    """The rows that are done, moved together in place: a copy may not fit into memory."""
+    count = int(done.sum())
+    for new, old in enumerate(np.flatnonzero(done)):
+        if new != old:
+            array[new] = array[old]
+    return array[:count]
+
+
+def _pad(batch, size):
+    """Repeats the last row until there are `size`; examples are encoded one by one, so padding
+    changes no feature.
+    """
+    return (
+        np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)])
+        if len(batch) < size
+        else batch
+    )
+
+
+def _all_or_none(name, missing, count, source):
+    """Whether all records have such a value; InputError if only some have."""
+    if 0 < missing < count:
+        raise InputError(
+            f"{missing} of {count} records of {source!r} have no {name}; give all of them one, or"
+            " none"
+        )
+    return count > 0 and not missing

@@ -1,0 +1,86 @@
+"""Which part of an image an evaluation sees, and its pixels as numbers."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssl_jax.config import InputError
+
+
+class Window(NamedTuple):
+    """A part of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width)."""
+        return self.height, self.width
+
+
+def unit(image: np.ndarray) -> np.ndarray:
+    """Pixels as float32 in [0, 1]: uint8 divided by 255, floats as they are."""
+    image = np.asarray(image)
+    return image.astype(np.float32) / np.float32(255 if image.dtype == np.uint8 else 1)
+
+
+def central(shape: tuple[int, ...], size: tuple[int, int]) -> Window:
+    """The window of `size` in the middle of an image of `shape` (height, width, ...)."""
+    height, width = size
+    return Window((shape[0] - height) // 2, (shape[1] - width) // 2, height, width)
+
+
+def window(shape: tuple[int, ...], crop: int, multiple: int, name: str = "") -> Window:
+    """The central part that an evaluation keeps of an image of `shape` (height, width, ...).
+
+    crop: side of a square, 0 = everything. multiple: of both sides of what is kept. name: of the
+    image, for messages. Raises InputError for an image that is too small.
+    """
+    if crop > min(shape[:2]):
+        raise InputError(
+            f"the evaluation crop is {crop} pixels but"
+            f" {name or 'the images'} {'has' if name else 'are'} {shape[0]}x{shape[1]}; "
+            "use a larger `size` or a smaller crop"
+        )
+    size = (crop, crop) if crop else (shape[0], shape[1])
+    return central(shape, floored(size, multiple, name))
+
+
+def floored(size: tuple[int, int], patch: int, name: str = "") -> tuple[int, int]:
+    """(height, width) reduced to multiples of the patch. Raises InputError, with the name of the
+    image, where nothing is left."""
+    height, width = (side // patch * patch for side in size)
+    if not height or not width:
+        raise InputError(
+            f"images of {size[0]}x{size[1]} pixels are smaller than one patch of {patch}"
+            f" pixels{f' ({name})' if name else ''}"
+        )
+    return height, width
+
+
+def cut(array: np.ndarray, part: Window) -> np.ndarray:
+    """That part of [H, W, ...]."""
+    rows, columns = (
+        slice(part.top, part.top + part.height),
+        slice(part.left, part.left + part.width),
+    )
+    return np.asarray(array)[rows, columns]
+
+
+def images_of(
+    source: Any, indices: Iterable[int], *, crop: int = 0, multiple: int = 1
+) -> np.ndarray:
+    """Images [n, H, W, 3] float32 in [0, 1] of the given records, cut as `extract` cuts them, for
+    figures; where they differ in size, all are cut to the smallest.
+    """
+    images = []
+    for i in indices:
+        image = source[int(i)]["image"]
+        images.append(unit(cut(image, window(image.shape, crop, multiple, source.name(int(i))))))
+    heights, widths = zip(*(image.shape[:2] for image in images))
+    least = min(heights), min(widths)
+    return np.stack([cut(image, central(image.shape, least)) for image in images])
