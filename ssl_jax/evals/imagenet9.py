@@ -16,7 +16,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import linear
+from ssl_jax.evals import linear, probe
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import extract
 from ssl_jax.evals.registry import BASELINES, Protocol, register
@@ -116,7 +116,7 @@ def read_head(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def save_head(path: str | Path, params: Mapping[str, Any]) -> None:
-    """Writes `linear.Probe.params` as a file that `read_head` reads."""
+    """Writes `probe.Probe.params` as a file that `read_head` reads."""
     arrays: dict[str, Any] = {name: np.asarray(value) for name, value in params.items()}
     np.savez(Path(path).expanduser(), **arrays)
 
@@ -124,8 +124,8 @@ def save_head(path: str | Path, params: Mapping[str, Any]) -> None:
 def predict(head: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
     """Class [n] int of each row [n, d]: the layer norm if the classifier has one, and the linear
     layer."""
-    rows = linear.whiten(inputs) if "scale" in head else jnp.asarray(inputs)
-    scores = linear.logits({name: jnp.asarray(value) for name, value in head.items()}, rows)
+    rows = probe.whiten(inputs) if "scale" in head else jnp.asarray(inputs)
+    scores = probe.logits({name: jnp.asarray(value) for name, value in head.items()}, rows)
     return np.asarray(scores.argmax(axis=-1))
 
 

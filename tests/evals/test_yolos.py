@@ -10,10 +10,13 @@ from scipy.optimize import linear_sum_assignment
 from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import case, pictures, yolos, yolos_views
+from ssl_jax.evals import case, pictures, yolos
 from ssl_jax.evals.detection import Boxes
 from ssl_jax.evals.pictures import boxes as boxes_picture
 from ssl_jax.evals.pictures import render
+from ssl_jax.evals.yolos import detector as detectors
+from ssl_jax.evals.yolos import prediction, training, views
+from ssl_jax.losses import detection as losses
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.train import state
 from tests import tiny
@@ -85,7 +88,7 @@ def made(encoder, train=8, test=4, broken=(), **changes):
 def test_matching_is_the_cheapest_one():
     rng = np.random.default_rng(0)
     b, q, t, c = 6, 9, 5, 4
-    batch = yolos_views.Batch(
+    batch = views.Batch(
         image=None,
         boxes=rng.uniform(0.1, 0.5, (b, t, 4)).astype(np.float32),
         labels=rng.integers(0, c - 1, (b, t)),
@@ -94,8 +97,8 @@ def test_matching_is_the_cheapest_one():
     logits = rng.normal(size=(b, q, c)).astype(np.float32)
     boxes = rng.uniform(0.1, 0.5, (b, q, 4)).astype(np.float32)
     weights = dict(class_weight=1.0, l1_weight=5.0, giou_weight=2.0)
-    matched = yolos.match(logits, boxes, batch, weights)
-    costs = yolos.losses.matching_costs(
+    matched = training.match(logits, boxes, batch, weights)
+    costs = losses.matching_costs(
         logits, boxes, batch.labels, batch.boxes, batch.present, **weights
     )
     for i in range(b):
@@ -105,15 +108,15 @@ def test_matching_is_the_cheapest_one():
         wanted[columns] = rows
         np.testing.assert_array_equal(matched[i, :i], wanted)
         assert len(set(matched[i].tolist())) == t  # also what is not there keeps off
-    broken = yolos.match(np.full_like(logits, np.nan), boxes, batch, weights)
+    broken = training.match(np.full_like(logits, np.nan), boxes, batch, weights)
     assert broken.shape == (b, t)
 
 
 def test_optimizer_is_the_published_one(encoder):
     config = section(epochs=10, lr=1.0, weight_decay=0.5, clip=1e9, position_size=16, middle_size=8)
-    params = yolos.make(encoder, config, 2, jax.random.key(0)).params
+    params = detectors.make(encoder, config, 2, jax.random.key(0)).params
     params = jax.tree.map(jnp.ones_like, params)
-    transformation = yolos.optimizer(config, params, steps=3)
+    transformation = training.optimizer(config, params, steps=3)
     state = transformation.init(params)
     zero = jax.tree.map(jnp.zeros_like, params)
     rates, update = [], jax.jit(transformation.update)
@@ -136,7 +139,7 @@ def test_optimizer_is_the_published_one(encoder):
 def test_the_gradient_is_clipped(encoder):
     config = section(clip=0.1, lr=1.0, weight_decay=0.0)
     params = {"encoder": {"norm": {"scale": jnp.ones(3)}}}
-    transformation = yolos.optimizer(config, params, steps=1)
+    transformation = training.optimizer(config, params, steps=1)
     clip = transformation.update
     small, large = ({"encoder": {"norm": {"scale": jnp.full(3, x)}}} for x in (1.0, 100.0))
     one, two = (clip(g, transformation.init(params), params)[0] for g in (small, large))
@@ -190,18 +193,18 @@ def test_nothing_is_drawn_where_nothing_was_trained(encoder):
 def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
     """A detector that knows the answer, on a canvas with a margin and at another size."""
     source = Squares(3)
-    views = [yolos_views.plain(source[i], 48, 1000) for i in range(3)]
+    shown = [views.plain(source[i], 48, 1000) for i in range(3)]
 
     def apply(params, images):
         assert images.shape[1:3] == (64, 64)
-        boxes = np.stack([v.boxes for v in views])
+        boxes = np.stack([v.boxes for v in shown])
         centers = np.concatenate([boxes[..., :2] + boxes[..., 2:] / 2, boxes[..., 2:]], -1) / 64
-        hot = 20 * jax.nn.one_hot(np.stack([v.labels for v in views]), 3)
+        hot = 20 * jax.nn.one_hot(np.stack([v.labels for v in shown]), 3)
         return hot, jnp.asarray(centers, jnp.float32)
 
-    detector = yolos.Detector(apply, None, 2, 4, (0.5,) * 3)
+    detector = detectors.Detector(apply, None, 2, 4, (0.5,) * 3)
     config = section(test_size=48, longest=1000, canvas=32)
-    predicted, true, _ = yolos.predict(detector, source, np.arange(3), config, 3)
+    predicted, true, _ = prediction.predict(detector, source, np.arange(3), config, 3)
     for found, wanted in zip(predicted, true):
         np.testing.assert_allclose(found.boxes, wanted.boxes, atol=1e-3)
         np.testing.assert_array_equal(found.labels, wanted.labels)
@@ -220,7 +223,7 @@ def test_what_cannot_work_is_refused(encoder):
     with pytest.raises(InputError, match="evals.yolos.crop is 16, but yolos sees whole images"):
         yolos.run(made(encoder, crop=16))
     with pytest.raises(InputError, match="position_size is 18, not a multiple of 4"):
-        yolos.make(encoder, section(position_size=18), 2, jax.random.key(0))
+        detectors.make(encoder, section(position_size=18), 2, jax.random.key(0))
 
 
 def test_a_machine_that_could_not_score_is_refused_before_the_training(monkeypatch):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ssl_jax.evals import yolos_views
+from ssl_jax.evals.yolos import views
 
 CONFIG = SimpleNamespace(
     flip=0.5, crop_prob=0.7, crop_from=(80, 100), crop_sides=(50, 90), sizes=(64, 96), longest=140
@@ -55,11 +55,11 @@ def check(view):
 @pytest.mark.parametrize("seed", range(40))
 def test_boxes_follow_their_pixels(seed):
     rng = np.random.default_rng(seed)
-    check(yolos_views.drawn(record(seed), rng, CONFIG))
+    check(views.drawn(record(seed), rng, CONFIG))
 
 
 def test_a_plain_view_keeps_shape_and_boxes():
-    view = yolos_views.plain(record(), 45, 1000)
+    view = views.plain(record(), 45, 1000)
     assert view.image.shape == (45, 60, 3) and view.image.max() <= 1
     np.testing.assert_allclose(view.boxes, record()["boxes"] / 2)
     assert list(view.labels) == [0, 1, 2]
@@ -77,33 +77,33 @@ def test_a_plain_view_keeps_shape_and_boxes():
     ],
 )
 def test_sizes(size, short, longest, wanted):
-    assert yolos_views.fitted(*size, short, longest) == wanted
+    assert views.fitted(*size, short, longest) == wanted
 
 
 def test_boxes_outside_of_a_crop_are_gone_and_others_are_cut():
     image = np.zeros((100, 100, 3), np.uint8)
     boxes = np.array([(0, 0, 20, 20), (40, 40, 40, 40), (60, 10, 10, 30)], np.float32)
     made = {"image": image, "boxes": boxes, "box_labels": np.array([5, 6, 7])}
-    view = yolos_views.cut(made, (50, 20, 40, 50), (80, 100))
+    view = views.cut(made, (50, 20, 40, 50), (80, 100))
     assert list(view.labels) == [6, 7]
     np.testing.assert_allclose(view.boxes, [(0, 40, 60, 60), (20, 0, 20, 40)])
 
 
 def test_mirroring_twice_changes_nothing():
-    view = yolos_views.plain(record(), 90, 1000)
-    once = yolos_views.mirrored(view)
+    view = views.plain(record(), 90, 1000)
+    once = views.mirrored(view)
     check(once)
     assert not np.array_equal(once.boxes, view.boxes)
-    for a, b in zip(yolos_views.mirrored(once), view):
+    for a, b in zip(views.mirrored(once), view):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_every_change_happens_and_follows_from_the_generator():
-    def views(seed):
+    def seen(seed):
         rngs = [np.random.default_rng((seed, i)) for i in range(40)]
-        return [yolos_views.drawn(record(), rng, CONFIG) for rng in rngs]
+        return [views.drawn(record(), rng, CONFIG) for rng in rngs]
 
-    one, two = views(0), views(0)
+    one, two = seen(0), seen(0)
     assert all(np.array_equal(a.image, b.image) for a, b in zip(one, two))
     shapes = {view.image.shape[:2] for view in one}
     assert (64, 85) in shapes and (96, 128) in shapes and len(shapes) > 10
@@ -113,14 +113,14 @@ def test_every_change_happens_and_follows_from_the_generator():
 
 
 def test_a_batch_shares_a_canvas():
-    views = [yolos_views.plain(record(i), short, 1000) for i, short in enumerate((45, 60))]
-    views.append(views[0]._replace(boxes=np.zeros((0, 4)), labels=np.zeros(0, int)))
-    batch = yolos_views.batch(views, most=2, multiple=32, fill=(0.1, 0.2, 0.3))
+    made = [views.plain(record(i), short, 1000) for i, short in enumerate((45, 60))]
+    made.append(made[0]._replace(boxes=np.zeros((0, 4)), labels=np.zeros(0, int)))
+    batch = views.batch(made, most=2, multiple=32, fill=(0.1, 0.2, 0.3))
     assert batch.image.shape == (3, 64, 96, 3)
-    np.testing.assert_array_equal(batch.image[0, :45, :60], views[0].image)
+    np.testing.assert_array_equal(batch.image[0, :45, :60], made[0].image)
     np.testing.assert_allclose(batch.image[0, 45:], np.broadcast_to((0.1, 0.2, 0.3), (19, 96, 3)))
     assert batch.present.tolist() == [[True, True], [True, True], [False, False]]
-    y, x, h, w = views[1].boxes[1]
+    y, x, h, w = made[1].boxes[1]
     np.testing.assert_allclose(
         batch.boxes[1, 1], [(y + h / 2) / 64, (x + w / 2) / 96, h / 64, w / 96], rtol=1e-5
     )
@@ -129,4 +129,4 @@ def test_a_batch_shares_a_canvas():
 def test_boxes_without_labels_are_of_one_class():
     made = record()
     del made["box_labels"]
-    assert list(yolos_views.plain(made, 90, 1000).labels) == [0, 0, 0]
+    assert list(views.plain(made, 90, 1000).labels) == [0, 0, 0]

@@ -1,0 +1,269 @@
+"""A grid of linear classifiers on features, all trained at once on the same minibatches."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from numpy.typing import ArrayLike
+
+# STELLAR's grid: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
+LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+OPTIMIZERS = ("adamw", "sgd", "lars")
+_MOMENTUM = 0.9
+_NORM_EPS = 1e-5
+_CHUNK = 4096  # rows per call where accuracies are counted
+
+
+class Probe(NamedTuple):
+    """Result of the grid; arrays have one entry per classifier: all learning rates with the first
+    batch size, then with the second, ..."""
+
+    accuracy: float  # share of right test predictions of the selected classifier, 0..1
+    learning_rate: float  # of the selected one
+    batch_size: int  # of the selected one
+    held_out: np.ndarray  # [g] accuracy on the held-out part of the training set
+    test: np.ndarray  # [g] accuracy on the test set, to look at only: the selection does not see it
+    # of the selected classifier: {"kernel": [d, c], "bias": [c]} and, with the norm, {"scale": [d],
+    # "shift": [d]}
+    params: Any
+
+
+Stream = Callable[[np.ndarray], Iterator[tuple[ArrayLike, np.ndarray]]]
+
+
+def fit(
+    train: np.ndarray,
+    labels: ArrayLike,
+    test: np.ndarray,
+    test_labels: ArrayLike,
+    *,
+    num_classes: int,
+    key: jax.Array,
+    learning_rates: Sequence[float] = LEARNING_RATES,
+    batch_factors: Sequence[int] = (1,),
+    epochs: int = 30,
+    batch_size: int = 256,
+    weight_decay: float = 1e-4,
+    held_out: float = 0.1,
+    optimizer: str = "adamw",
+    schedule: str = "constant",
+    norm: bool = True,
+    stream: Stream | None = None,
+) -> Probe:
+    """Trains one classifier per learning rate and batch size, all on the same minibatches, and
+    tests the best on held-out data.
+
+    The highest held-out accuracy wins; a tie goes to the lower held-out cross-entropy. Everything
+    follows from `key`. A classifier with a multiple of the batch size adds up the gradients of as
+    many minibatches.
+
+    Args:
+      train: [n, d] features, labels: [n] int; test: [m, d], test_labels: [m]. Computed in float32.
+      learning_rates: of the optimizer; batch_factors: each with batches of `batch_size` times that.
+      epochs: passes over the training part; the last partial batch of each is dropped.
+      weight_decay: on all parameters. held_out: share of `train` kept for the selection, in [0, 1);
+        0: the best on the test set is selected.
+      optimizer: of OPTIMIZERS. schedule: "constant" or "cosine". norm: affine LayerNorm first.
+      stream: rows [k] of `train` to learn from -> `epochs` passes over them as batches of
+        (features [batch_size, d], which of these rows they are [batch_size]); None: the features of
+        `train`, shuffled.
+
+    Raises:
+      ValueError: fewer than 2 training rows, labels out of range, or a share outside of [0, 1).
+    """
+    labels, test_labels = np.asarray(labels, np.int32), np.asarray(test_labels, np.int32)
+    if len(train) < 2 or not 0 <= held_out < 1:
+        raise ValueError(
+            f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {len(train)} and"
+            f" {held_out}"
+        )
+    if (
+        min(labels.min(), test_labels.min()) < 0
+        or max(labels.max(), test_labels.max()) >= num_classes
+    ):
+        raise ValueError(f"labels must lie in [0, {num_classes})")
+    key_split, key_init, key_order = jax.random.split(key, 3)
+    order = np.asarray(jax.random.permutation(key_split, len(train)))
+    count = min(max(1, round(held_out * len(train))), len(train) - 1) if held_out else 0
+    choose, learn = order[:count], order[count:]
+    batch_size = min(batch_size, len(learn))
+    grid = Grid(
+        rates=jnp.tile(jnp.asarray(learning_rates, jnp.float32), len(batch_factors)),
+        factors=jnp.repeat(jnp.asarray(batch_factors, jnp.int32), len(learning_rates)),
+    )
+    trainer = Trainer(
+        optimizer=optimizer,
+        weight_decay=weight_decay,
+        accumulate=tuple(batch_factors) != (1,),
+        schedule=schedule,
+        epochs=epochs,
+        steps=len(learn) // batch_size,
+    )
+    prepare = whiten if norm else _plain
+    inputs = prepare(train)
+    start = _start(key_init, inputs.shape[1], num_classes, norm)
+    targets = jnp.asarray(labels[learn])
+    if stream is None:
+        params = _train(
+            inputs[learn], targets, grid, start, key_order, trainer=trainer, batch_size=batch_size
+        )
+    else:
+        state = trainer.init(start, grid)
+        for features, rows in stream(learn):
+            state = _step(state, prepare(features), targets[rows], grid, trainer=trainer)
+        params = state[0]
+    test_accuracy, test_loss = _score(params, prepare(test), test_labels)
+    chosen_accuracy, chosen_loss = test_accuracy, test_loss
+    if count:
+        chosen_accuracy, chosen_loss = _score(params, inputs[choose], labels[choose])
+    best = int(np.lexsort((chosen_loss, -chosen_accuracy))[0])
+    return Probe(
+        accuracy=float(test_accuracy[best]),
+        learning_rate=float(learning_rates[best % len(learning_rates)]),
+        batch_size=batch_size * int(batch_factors[best // len(learning_rates)]),
+        held_out=chosen_accuracy,
+        test=test_accuracy,
+        params=jax.tree.map(lambda x: np.asarray(x[best]), params),
+    )
+
+
+class Grid(NamedTuple):
+    """The classifiers: learning rate [g] float32 and multiple of the batch size [g] int32."""
+
+    rates: jax.Array
+    factors: jax.Array
+
+
+class Trainer(NamedTuple):
+    """How each classifier of a grid is trained; hashable, so static under jit.
+
+    steps: minibatches of an epoch. accumulate: whether factors other than 1 occur.
+    """
+
+    optimizer: str
+    weight_decay: float
+    accumulate: bool
+    schedule: str
+    epochs: int
+    steps: int
+
+    def of(self, rate: jax.Array, factor: jax.Array) -> optax.GradientTransformation:
+        """The optimizer of one classifier."""
+
+        def cosine(count):
+            epoch = count * factor // self.steps
+            return rate * 0.5 * (1 + jnp.cos(jnp.pi * epoch / self.epochs))
+
+        rate_of = rate if self.schedule == "constant" else cosine
+        decay, result = self.weight_decay, None
+        if self.optimizer == "adamw":
+            result = optax.adamw(rate_of, weight_decay=decay)
+        elif self.optimizer == "lars":
+            result = optax.lars(rate_of, weight_decay=decay, momentum=_MOMENTUM)
+        else:
+            result = optax.chain(
+                optax.add_decayed_weights(decay), optax.sgd(rate_of, momentum=_MOMENTUM)
+            )
+        if not self.accumulate:
+            return result
+        return optax.MultiSteps(result, every_k_schedule=lambda _: factor).gradient_transformation()
+
+    def init(self, start: Any, grid: Grid) -> Any:
+        """(parameters, optimizer states) of all classifiers, stacked on axis 0."""
+        return jax.vmap(lambda *one: (start, self.of(*one).init(start)))(*grid)
+
+    def step(self, state: Any, grid: Grid, inputs: jax.Array, labels: jax.Array) -> Any:
+        """The state after one minibatch."""
+
+        def loss(params):
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, inputs), labels)
+            return losses.mean()
+
+        def one(state, rate, factor):
+            params, opt_state = state
+            updates, opt_state = self.of(rate, factor).update(
+                jax.grad(loss)(params), opt_state, params
+            )
+            return optax.apply_updates(params, updates), opt_state
+
+        return jax.vmap(one)(state, *grid)
+
+
+def _start(key, dim, num_classes, norm):
+    """Parameters before training."""
+    start = {
+        "kernel": 0.01 * jax.random.normal(key, (dim, num_classes)),
+        "bias": jnp.zeros(num_classes),
+    }
+    return start | ({"scale": jnp.ones(dim), "shift": jnp.zeros(dim)} if norm else {})
+
+
+@jax.jit
+def whiten(x: jax.typing.ArrayLike) -> jax.Array:
+    """The part of LayerNorm without parameters: rows of [n, d] at mean 0 and variance 1,
+    float32.
+    """
+    x = jnp.asarray(x, jnp.float32)
+    x -= x.mean(axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(axis=-1, keepdims=True) + _NORM_EPS)
+
+
+def _plain(x):
+    return jnp.asarray(x, jnp.float32)
+
+
+def logits(params: Mapping[str, jax.Array], inputs: jax.Array) -> jax.Array:
+    """[n, c] class scores of rows [n, d]: (inputs * scale + shift) @ kernel + bias, of whitened
+    rows; inputs @ kernel + bias without the norm.
+
+    The affine part is folded into the kernel, so that the whole grid is one matrix product with the
+    shared inputs."""
+    if "scale" not in params:
+        return inputs @ params["kernel"] + params["bias"]
+    kernel = params["scale"][:, None] * params["kernel"]
+    return inputs @ kernel + (params["shift"] @ params["kernel"] + params["bias"])
+
+
+@functools.partial(jax.jit, static_argnames=("trainer", "batch_size"))
+def _train(inputs, labels, grid, start, key_order, *, trainer, batch_size):
+    """Parameters of all classifiers after training, stacked on axis 0."""
+
+    def step(state, rows):
+        return trainer.step(state, grid, inputs[rows], labels[rows]), None
+
+    def epoch(state, index):
+        order = jax.random.permutation(jax.random.fold_in(key_order, index), len(inputs))
+        rows = order[: trainer.steps * batch_size].reshape(trainer.steps, batch_size)
+        return jax.lax.scan(step, state, rows)
+
+    (params, _), _ = jax.lax.scan(epoch, trainer.init(start, grid), jnp.arange(trainer.epochs))
+    return params
+
+
+@functools.partial(jax.jit, static_argnames="trainer", donate_argnums=0)
+def _step(state, inputs, labels, grid, *, trainer):
+    return trainer.step(state, grid, inputs, labels)
+
+
+def _score(params, inputs, labels):
+    """Accuracy (0..1) and mean cross-entropy of every classifier: two arrays [g], float64."""
+    right, loss = 0.0, 0.0
+    for start in range(0, len(inputs), _CHUNK):
+        part = _score_chunk(
+            params, inputs[start : start + _CHUNK], jnp.asarray(labels[start : start + _CHUNK])
+        )
+        right, loss = (total + np.asarray(x, np.float64) for total, x in zip((right, loss), part))
+    return right / len(inputs), loss / len(inputs)
+
+
+@jax.jit
+def _score_chunk(params, inputs, labels):
+    scores = jax.vmap(logits, in_axes=(0, None))(params, inputs)  # [g, n, c]
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        scores, jnp.broadcast_to(labels, scores.shape[:2])
+    )
+    return (scores.argmax(axis=-1) == labels).sum(axis=1), losses.sum(axis=1)

@@ -1,0 +1,94 @@
+"""Object detection with YOLOS (Fang et al. 2021): the pretrained encoder gets detection tokens, is
+trained further on boxes with DETR's loss, and is scored by COCO's average precision (CrIBo tables 5
+and 6).
+
+Differs from the authors' code in: the images of a batch share a canvas, and boxes are shares of the
+canvas instead of the image without its margin; position codes are learned on a square grid of the
+same area; the margin has the mean colour. Crowd regions are neither trained on nor left out of the
+score.
+"""
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from ssl_jax.config import InputError, flatten
+from ssl_jax.evals import detection
+from ssl_jax.evals.case import Case
+from ssl_jax.evals.features import subset
+from ssl_jax.evals.pictures import boxes as boxes_picture
+from ssl_jax.evals.pictures.base import Picture
+from ssl_jax.evals.registry import BASELINES, register
+from ssl_jax.evals.yolos.prediction import predict
+from ssl_jax.evals.yolos.settings import PROTOCOLS, defaults
+from ssl_jax.evals.yolos.training import classes_of, train
+
+_SHOWN, _LEAST_SCORE = 8, 0.5  # images in the picture, and what is drawn in them
+
+
+def run(case: Case) -> dict[str, float]:
+    """`yolos`: AP of the test images in percent; `yolos_ap50`, `yolos_ap75`, and by size `_small`,
+    `_medium`, `_large` where there are boxes of that size.
+
+    Raises InputError for a network without weights, data without boxes, or a crop.
+    """
+    check("evals.yolos", case.config)
+    train_indices, test_indices = (
+        subset(len(source), count, case.seed)
+        for source, count in (
+            (case.train, case.config.train_examples),
+            (case.test, case.config.test_examples),
+        )
+    )
+    classes = max(classes_of(case.train), classes_of(case.test))
+    detector = train(case.encoder, case.train, train_indices, case.config, case.seed)
+    found = predict(detector, case.test, test_indices, case.config, case.config.batch)
+    case.extracted[_known(case)] = found
+    predicted, true, _ = found
+    if not any(len(image.boxes) for image in true):
+        raise InputError(f"no test image of {case.test!r} has a box, so there is nothing to score")
+    scores = detection.average_precision(predicted, true, classes=classes)
+    return {"yolos": scores.pop("ap")} | {
+        f"yolos_{name.removeprefix('ap_')}": value for name, value in scores.items()
+    }
+
+
+def check(name: str, section: ConfigDict) -> None:
+    """Refuses a crop, and a machine that could train but not score. Raises InputError."""
+    if section.crop:
+        raise InputError(f"{name}.crop is {section.crop}, but yolos sees whole images; set it to 0")
+    detection.check_installed()
+
+
+def _known(case: Case) -> tuple:
+    """Where the predictions of an evaluation are kept."""
+    return ("yolos", *sorted(flatten(case.config).items()))
+
+
+def figures(case: Case) -> dict[str, Picture]:
+    """{"boxes": some test images with their true and predicted boxes}; nothing where this process
+    has not trained the detector on images of this size."""
+    if _known(case) not in case.extracted:
+        return {}
+    predicted, true, kept = (part[:_SHOWN] for part in case.extracted[_known(case)])
+    return {
+        "boxes": boxes_picture.picture(
+            [np.asarray(case.test[i]["image"]) for i in kept],
+            true,
+            predicted,
+            least_score=_LEAST_SCORE,
+            class_names=getattr(case.test, "box_names", None),
+        )
+    }
+
+
+register(
+    "yolos",
+    run,
+    defaults,
+    heading="YOLOS AP",
+    needs="boxes",
+    figures=figures,
+    baselines=BASELINES[:1],
+    protocols=PROTOCOLS,
+    check=check,
+)

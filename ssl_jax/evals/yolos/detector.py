@@ -1,0 +1,56 @@
+"""The detector: a vision transformer with detection tokens."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from ssl_jax.config import InputError
+from ssl_jax.models import detection as models
+from ssl_jax.models import zoo
+
+
+class Detector(NamedTuple):
+    """A trained detector. apply: (params, images [B, H, W, 3]) -> (logits, boxes), see
+    `models.detection.yolos`."""
+
+    apply: Callable
+    params: Any
+    classes: int
+    patch: int
+    fill: tuple[float, ...]  # colour of a canvas
+
+
+def make(encoder: Any, config: ConfigDict, classes: int, rng: jax.Array) -> Detector:
+    """An untrained detector on the weights of an encoder.
+
+    encoder: a `methods.encoder.Encoder` of a vision transformer. config: the evaluation's section.
+
+    Raises InputError for a function without weights, or a grid that the patch does not divide.
+    """
+    params = getattr(encoder, "params", None)
+    if not isinstance(params, dict) or "backbone" not in params:
+        raise InputError(
+            "yolos trains a vision transformer further, and this network is none; leave it out of"
+            " evals.tasks"
+        )
+    section = encoder.config.model
+    native = zoo.vit_config(section if "size" in section else {"size": "custom", **section})
+    for name in ("position_size", "middle_size"):
+        if config[name] % native.patch:
+            raise InputError(
+                f"{name} is {config[name]}, not a multiple of {native.patch} (model.patch)"
+            )
+    learned = native.position == "learned"
+    shape = dataclasses.replace(
+        native,
+        queries=config.queries,
+        drop_path=0.0,
+        mask_token=False,
+        image_size=(learned and config.position_size) or native.image_size,
+    )
+    model = models.yolos(shape, classes, config.middle_size)
+    weights = models.pretrained(model.init(rng), shape, params["backbone"], native.image_size)
+    return Detector(model.apply, weights, classes, shape.patch, tuple(shape.mean))

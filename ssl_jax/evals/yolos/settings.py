@@ -1,0 +1,80 @@
+"""The keys of the evaluation `yolos`, and the papers' settings."""
+
+from ssl_jax.config import key
+from ssl_jax.evals.registry import Protocol
+
+
+def defaults() -> dict:
+    """The keys of this type of evaluation: a short training on small images."""
+    return dict(
+        queries=key(100, "detection tokens, the most objects in an image", "tokens", above=0),
+        epochs=key(50, "of training", "epochs", above=0),
+        batch=key(8, "images per step", "images", above=0),
+        lr=key(1e-4, "of AdamW; a cosine to 1e-7, one value an epoch", above=0),
+        weight_decay=key(
+            1e-4, "of AdamW; not on the encoder's biases, norms, tokens and position codes", least=0
+        ),
+        clip=key(0.1, "largest norm of the gradient", above=0),
+        class_weight=key(1.0, "of the class, in matching and loss", least=0),
+        l1_weight=key(5.0, "of the distance of boxes, in matching and loss", least=0),
+        giou_weight=key(2.0, "of the generalised IoU, in matching and loss", least=0),
+        no_object_weight=key(0.1, "of a token without an object, in the loss", least=0),
+        sizes=key((256, 288, 320), "shorter side, drawn for each image", "pixels", above=0),
+        longest=key(512, "longer side at most", "pixels", above=0),
+        test_size=key(320, "shorter side of test images", "pixels", above=0),
+        flip=key(0.5, "share of training images that are mirrored", least=0, most=1),
+        crop_prob=key(0.5, "share of training images that are cropped", least=0, most=1),
+        crop_from=key((256, 320, 384), "shorter side before the crop", "pixels", above=0),
+        crop_sides=key(
+            (192, 320), "sides of the crop, from and to", "pixels", above=0, length=2, ordered=True
+        ),
+        canvas=key(
+            64,
+            "sides of a batch's canvas are multiples of this and of the patch; a larger one means"
+            " fewer shapes to compile",
+            "pixels",
+            above=0,
+        ),
+        position_size=key(
+            0,
+            "square grid on which learned position codes are trained; 0 = as pretrained",
+            "pixels",
+            least=0,
+        ),
+        middle_size=key(
+            0,
+            "square grid of the learned codes added after every block but the last; 0 = none",
+            "pixels",
+            least=0,
+        ),
+    )
+
+
+_COCO = dict(
+    data=dict(kind="tfds", name="coco/2017", split="train", test_split="validation"),
+    queries=100,
+    epochs=150,
+    batch=32,
+    lr=2.5e-5,
+    weight_decay=1e-4,
+    clip=0.1,
+    class_weight=1.0,
+    l1_weight=5.0,
+    giou_weight=2.0,
+    no_object_weight=0.1,
+    sizes=tuple(range(480, 801, 16)),
+    longest=1333,
+    test_size=800,
+    flip=0.5,
+    crop_prob=0.5,
+    crop_from=(400, 500, 600),
+    crop_sides=(384, 600),
+    canvas=256,
+    # the paper's grid is 512 x 864; this square has as many codes
+    position_size=672,
+    middle_size=672,
+)
+PROTOCOLS = {
+    "coco": Protocol("CrIBo tables 5 and 6", _COCO),
+    "coco_yolos": Protocol("YOLOS (Fang et al. 2021), its batch of 8", {**_COCO, "batch": 8}),
+}
