@@ -57,26 +57,35 @@ class Case:
         """
         known = (*_images(self.config), self.config.crop, tokens, layers, name)
         if known not in self.extracted:
-            c, dense = self.config, tokens == DENSE
+            c = self.config
             source, count = {
                 "train": (self.train, c.train_examples),
                 "test": (self.test, c.test_examples),
             }[name]
-            self.extracted[known] = extract(
-                self.encoder,
-                source,
-                batch_size=self.batch_size,
-                indices=subset(len(source), count, self.seed),
-                image=not dense,
-                patches=dense,
-                token="image" if dense else tokens,
-                layers=layers,
-                crop=c.crop,
-                multiple=self.patch,
-                shared=self.shared,
-                cache=self.cache,
-            )
+            chosen = subset(len(source), count, self.seed)
+            self.extracted[known] = self.of(source, chosen, tokens, layers)
         return self.extracted[known]
+
+    def of(
+        self, source: Any, indices: np.ndarray | None, tokens: str = "image", layers: int = 1
+    ) -> Extracted:
+        """Features of these records of any source (None: of all), cut as the evaluation's own; see
+        `part`."""
+        dense = tokens == DENSE
+        return extract(
+            self.encoder,
+            source,
+            batch_size=self.batch_size,
+            indices=indices,
+            image=not dense,
+            patches=dense,
+            token="image" if dense else tokens,
+            layers=layers,
+            crop=self.config.crop,
+            multiple=self.patch,
+            shared=self.shared,
+            cache=self.cache,
+        )
 
     def images(self, source: Any, indices: Iterable[int]) -> np.ndarray:
         """Images [n, H, W, 3] float32 in [0, 1] of records of `train` or `test`, cut as they are

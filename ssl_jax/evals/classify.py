@@ -4,6 +4,7 @@
 No part of the evaluation learns anything: of the data only the test part is looked at.
 """
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import extract, subset
+from ssl_jax.evals.features import subset
 from ssl_jax.evals.registry import BASELINES, Protocol, register
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
@@ -59,15 +60,8 @@ def run(case: Case) -> dict[str, float]:
             )
         return SimpleNamespace(image=extras["logits"])
 
-    found = extract(
-        logits,
-        case.test,
-        batch_size=case.batch_size,
-        indices=subset(len(case.test), case.config.test_examples, case.seed),
-        crop=case.config.crop,
-        multiple=case.patch,
-        shared=case.shared,
-    )
+    chosen = subset(len(case.test), case.config.test_examples, case.seed)
+    found = dataclasses.replace(case, encoder=logits).of(case.test, chosen)
     if found.labels is None:
         raise InputError(
             "classify needs labels; point the evaluation's data at a labelled set, or leave it out"

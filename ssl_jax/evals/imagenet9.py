@@ -18,7 +18,6 @@ from ssl_jax.config import InputError, key
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import linear, probe
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import extract
 from ssl_jax.evals.registry import BASELINES, Protocol, register
 
 ORIGINAL = "original"
@@ -170,17 +169,7 @@ def run(case: Case) -> dict[str, float]:
         )
     found = {}
     for name, source in sources.items():
-        part = extract(
-            case.encoder,
-            source,
-            batch_size=case.batch_size,
-            token=c.tokens,
-            layers=c.layers,
-            crop=c.crop,
-            multiple=case.patch,
-            shared=case.shared,
-            cache=case.cache,
-        )
+        part = case.of(source, None, c.tokens, c.layers)
         assert part.image is not None and part.labels is not None
         if part.image.shape[1] != len(head["kernel"]):
             raise InputError(

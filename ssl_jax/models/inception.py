@@ -13,13 +13,13 @@ Untested on the real weights: none are at hand where the tests run.
 
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.config import InputError, MissingFile
+from ssl_jax.config import InputError
+from ssl_jax.models import weights
 
 WIDTH, SIDE = 2048, 299
 FILE = "pt_inception-2015-12-05-6726825d"
@@ -91,32 +91,15 @@ def shapes() -> dict[str, tuple[int, ...]]:
 def load(path: str) -> dict[str, np.ndarray]:
     """The weights of a .safetensors or .npz file with the published names; the classifier is left
     out. Raises InputError, which says what to fetch."""
-    file = Path(path)
-    if not path or not file.is_file():
-        raise MissingFile(f'there are no Inception weights at "{path}"; {FETCH}')
-    arrays = _arrays(file)
+    arrays = weights.read(path, "Inception", FETCH)
     for name, shape in shapes().items():
         if name not in arrays or arrays[name].shape != shape:
             has = f"has shape {arrays[name].shape}" if name in arrays else "is not there"
             raise InputError(
-                f"{file}: {name} {has}, and must have shape {shape}: these are not the weights of"
+                f"{path}: {name} {has}, and must have shape {shape}: these are not the weights of"
                 f" FID's Inception; {FETCH}"
             )
     return {name: np.asarray(arrays[name], np.float32) for name in shapes()}
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
-        if path.suffix == ".safetensors":
-            from safetensors import numpy as safetensors
-
-            return safetensors.load_file(path)
-    except Exception as error:  # each reader has its own for a broken file
-        raise InputError(f"cannot read the Inception weights {path}: {error}; {FETCH}") from error
-    raise InputError(f"Inception weights must be .safetensors or .npz, not {path.name}; {FETCH}")
 
 
 # The network. Names are the published ones; activations [B, H, W, C].

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import trees
-from ssl_jax.config import InputError, MissingFile
-from ssl_jax.models import position
+from ssl_jax.config import InputError
+from ssl_jax.models import position, weights
 from ssl_jax.ops import patchify, unpatchify
 
 FILE = "maskgit-vqgan-imagenet-f16-256"
@@ -88,9 +88,8 @@ def maskgit_vqgan(
 
     def load(path, decoder: bool = False):
         file = Path(path)
-        if not file.is_file():
-            raise MissingFile(f'there are no tokenizer weights at "{path}"; {FETCH}')
-        return read(file, file.stat().st_mtime_ns, decoder)
+        changed = file.stat().st_mtime_ns if file.is_file() else None
+        return read(str(path), changed, decoder)
 
     def encode(params, images, dtype="float32"):
         b, h, w = images.shape[:3]
@@ -327,8 +326,8 @@ def _ours(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[2:], shape[1], shape[0]) if len(shape) == 4 else shape
 
 
-def _read(path: Path, layout: dict[str, tuple[int, ...]]):
-    arrays = _arrays(path)
+def _read(path: str, layout: dict[str, tuple[int, ...]]):
+    arrays = weights.read(path, "tokenizer", FETCH)
     # A whole model may hold the tokenizer under a prefix ("tokenizer.", "module.tokenizer.").
     known = "encoder.conv_in.weight"
     prefix = next(
@@ -351,17 +350,3 @@ def _read(path: Path, layout: dict[str, tuple[int, ...]]):
             np.ascontiguousarray(array.transpose(2, 3, 1, 0)) if array.ndim == 4 else array
         )
     return trees.nest(flat)
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                return dict(file)
-        if path.suffix == ".safetensors":
-            from safetensors import numpy as safetensors
-
-            return safetensors.load_file(path)
-    except Exception as error:  # each reader has its own for a broken file
-        raise InputError(f"cannot read the tokenizer weights {path}: {error}; {FETCH}") from error
-    raise InputError(f"tokenizer weights must be .npz or .safetensors, not {path.name}; {FETCH}")

@@ -180,7 +180,7 @@ def test_without_weights_the_error_says_what_to_fetch(small, published, tmp_path
         ):
             small.load(path)
     (tmp_path / "a.bin").write_bytes(b"x")
-    with pytest.raises(InputError, match=r"must be .npz or .safetensors, not a.bin; fetch"):
+    with pytest.raises(InputError, match=r"must be .safetensors or .npz, not a.bin; fetch"):
         small.load(tmp_path / "a.bin")
     (tmp_path / "a.safetensors").write_bytes(b"x")
     with pytest.raises(InputError, match="cannot read the tokenizer weights"):
