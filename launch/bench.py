@@ -38,6 +38,7 @@ import zlib
 import bench_measure
 import bench_ops
 import jax
+import runs
 
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "POT", "ott-jax", "faiss-cpu", "torch")
 COLUMNS = ("op", "direction", "form", "ms", "x ops", "temporary MiB", "difference", "recall")
@@ -127,13 +128,21 @@ def steps(options) -> int:
         config.seed, config.evals.tasks = options.seed, ()
         config.optim.batch_size = options.batch or config.optim.batch_size
     rows = bench_steps.measure(configs, options.rounds)
-    print("config                    ms   images/s      x  GFLOP/s    MFU  own ops     MiB")
-    for row in rows:
-        print(
-            f"{row['config']:<20}{row['ms']:>8.1f}{row['images_per_second']:>11.1f}{row['x']:>7.2f}"
-            f"{row['gflops']:>9.1f}{row['mfu']:>7.1%}{row['own']:>9.1%}{row['mib']:>8.0f}"
+    heading = ("config", "ms", "images/s", "x", "GFLOP/s", "MFU", "own ops", "MiB")
+    cells = [
+        (
+            row["config"],
+            f"{row['ms']:.1f}",
+            f"{row['images_per_second']:.1f}",
+            f"{row['x']:.2f}",
+            f"{row['gflops']:.1f}",
+            f"{row['mfu']:.1%}",
+            f"{row['own']:.1%}",
+            f"{row['mib']:.0f}",
         )
-    _write(options, "steps", rows)
+        for row in rows
+    ]
+    _report(options, "steps", rows, [heading, *cells])
     return 0
 
 
@@ -143,21 +152,33 @@ def evals(options) -> int:
 
     small = options.scale == "small"
     rows = bench_evals.measure(options.rounds, options.seed, small=small, camvid=options.camvid)
-    print(f"{'case':<58}{'form':<18}{'ms':>10}{'x':>7}{'same':>10}")
-    for row in rows:
-        same = "-" if row["same"] is None else f"{row['same']:.6f}"
-        print(f"{row['case']:<58}{row['form']:<18}{row['ms']:>10.1f}{row['x']:>7.2f}{same:>10}")
-    _write(options, "evals", rows)
+    cells = [
+        (
+            row["case"],
+            row["form"],
+            f"{row['ms']:.0f}",
+            f"{row['x']:.2f}",
+            "-" if row["same"] is None else f"{row['same']:.6f}",
+        )
+        for row in rows
+    ]
+    _report(options, "evals", rows, [("case", "form", "ms", "x", "same"), *cells])
     return 0
 
 
-def _write(options, name: str, rows: list[dict]) -> None:
-    """OUT/NAME.json."""
+def _report(options, name: str, rows: list[dict], table: list) -> None:
+    """Prints the table, keeps the rows as OUT/NAME.json; with --write the table goes into
+    docs/benchmarks.md."""
+    text = runs.markdown(table)
+    print(text)
     path = pathlib.Path(options.out) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     report = dict(machine=machine(), rounds=options.rounds, seed=options.seed, rows=rows)
     path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {path}")
+    if options.write:
+        note = f"\nMedians of {options.rounds} rounds, seed {options.seed}. {runs.provenance()}\n"
+        runs.fill(runs.ROOT / "docs" / "benchmarks.md", name, text + note)
 
 
 def _with_photographs(name: str):
@@ -221,6 +242,10 @@ def main(arguments=None) -> int:
     command = commands.add_parser("evals", help="what evaluations of frozen features cost")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
     command.add_argument("--camvid", default="", help="folder of CamVid in TFDS's form")
+    for name in ("steps", "evals"):
+        commands.choices[name].add_argument(
+            "--write", action="store_true", help="put the table into docs/benchmarks.md"
+        )
     for command in commands.choices.values():
         command.add_argument(
             "--rounds", type=int, default=5, help="timed calls of every form (turns of 10 steps)"

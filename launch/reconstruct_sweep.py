@@ -10,8 +10,8 @@ after a kill, and one that has its results.json is not made again. The decoder's
 are kept in FOLDER/decode.json and decode.npz.
 
 Writes WORKDIR/reconstruct.md, reconstruct_by_r.png (PSNR against r) and
-reconstruct_images.png. Arguments --config.KEY=VALUE go to every run: give such a rehearsal a
---workdir of its own.
+reconstruct_images.png; --write puts the table and the curve into docs. Arguments
+--config.KEY=VALUE go to every run: give such a rehearsal a --workdir of its own.
 """
 
 import argparse
@@ -46,6 +46,7 @@ def main(argv=None) -> int:
     parser.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
     parser.add_argument("--images", type=int, default=2048, help="that a decoder is trained on")
+    parser.add_argument("--write", action="store_true", help="also write into docs/")
     args, passed_on = parser.parse_known_args(argv)
     runs.refuse_unknown(parser, passed_on)
     counts, seeds = ([int(x) for x in text.split(",")] for text in (args.tokens, args.seeds))
@@ -71,6 +72,10 @@ def main(argv=None) -> int:
         print("\n" + text)
         render.one(chart(numbers), args.workdir, "reconstruct_by_r.png")
         render.one(compared(pictures), args.workdir, "reconstruct_images.png")
+        if args.write:
+            note = f"\nSeeds {', '.join(map(str, seeds))}. {runs.provenance()}\n"
+            runs.fill(ROOT / "docs" / "results.md", "reconstruction", text + note)
+            render.one(chart(numbers), ROOT / "docs" / "pictures", "reconstruct_by_r.png")
     return 1 if failed else 0
 
 

@@ -3,6 +3,7 @@ but not judged.
 """
 
 import importlib
+import importlib.util
 import json
 
 import jax.numpy as jnp
@@ -173,9 +174,36 @@ def test_steps_are_timed_in_turns(load, tmp_path, capsys):
         1000 * compare.get_config("mae").optim.batch_size / row["ms"]
     )
     assert row["mib"] > 0 and row["own"] < 1 and 0 < row["mfu"] and row["gflops"] > 0
-    assert "mae  " in capsys.readouterr().out
+    assert "| mae | " in capsys.readouterr().out
     with pytest.raises(SystemExit, match="--only is maee; it must name some of dino"):
         bench.main(["steps", "--only", "maee"])
+
+
+def test_evaluations_are_timed_beside_the_forward_pass_and_faiss(load, tmp_path, monkeypatch):
+    bench, cases = load("bench"), load("bench_evals")
+    monkeypatch.setattr(cases, "NETWORKS", ("dino:vits16", "compare:mae"))  # the second one alone
+    command = ["evals", "--scale", "small", "--rounds", "1", "--out", str(tmp_path)]
+    assert bench.main(command) == 0
+    rows = json.loads((tmp_path / "evals.json").read_text())["rows"]
+    forms = [(row["case"].split(":")[0], row["form"]) for row in rows]
+    faiss = importlib.util.find_spec("faiss") is not None
+    assert forms == [
+        ("k-NN", "ssl_jax"),
+        *[("k-NN", "faiss flat")] * faiss,
+        ("dense retrieval", "ssl_jax"),
+        *[("dense retrieval", "faiss flat")] * faiss,
+        ("extraction", "forward pass"),
+        ("extraction", "features.extract"),
+    ]
+    assert all(row["ms"] > 0 and row["x"] > 0 for row in rows)
+    assert all(row["same"] > 0.999 for row in rows[: 4 if faiss else 2])
+
+
+def test_the_overlap_of_neighbours_does_not_look_at_their_order(load):
+    overlap = load("bench_evals").overlap
+    one = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
+    assert overlap(one, one[:, ::-1]) == 1
+    assert overlap(one, np.array([[4, 9, 8, 1], [5, 6, 7, 0]])) == 5 / 8
 
 
 def test_the_step_without_the_objective_runs_the_networks(load):

@@ -182,6 +182,10 @@ def test_tables_go_between_their_marks(runs, tmp_path):
         ("docs/results.md", "nine methods"),
         ("docs/results.md", "quickstart"),
         ("docs/results.md", "claims"),
+        ("docs/results.md", "evaluation"),
+        ("docs/results.md", "reconstruction"),
+        ("docs/benchmarks.md", "steps"),
+        ("docs/benchmarks.md", "evals"),
     ],
 )
 def test_documents_have_the_places_that_scripts_fill(runs, root, tmp_path, document, name):
