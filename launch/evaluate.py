@@ -88,9 +88,9 @@ ROWS = {
         ("yolos", "yolos_ap50"),
         dict(
             data=_tfds("bccd", test_split="train"),
-            **dict(train_examples=32, test_examples=32, queries=40, crop_prob=0.0),
+            **dict(train_examples=32, test_examples=32, queries=40, flip=0.0, crop_prob=0.0),
             **dict(sizes=(96,), test_size=96, longest=128, canvas=32),
-            **dict(epochs=400, batch=4, lr=1e-3),
+            **dict(epochs=500, batch=2, lr=3e-4),
         ),
     ),
 }

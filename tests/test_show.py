@@ -170,3 +170,13 @@ def test_a_file_of_ones_own_imports_its_neighbours(tmp_path, capsys):
     assert config_lib.load(f"{tmp_path / 'mine.py'}:photos").optim.epochs == 7.0
     assert cli.main(["ssl-jax", "show", f"--config={tmp_path / 'mine.py'}"]) == 0
     assert "run.epochs" in capsys.readouterr().out
+
+
+def test_keys_that_the_kind_of_images_has_no_use_for_are_not_shown():
+    config = config_lib.load("quickstart")
+    shown = show.text({"config file": config})
+    assert "evals.dense.data.size" in shown and "evals.dense.data.masks" not in shown
+    with config.unlocked():
+        config.evals.knn.data.update(dict(kind="folder", dir="/images"))
+    shown = show.text({"config file": config})
+    assert "evals.knn.data.masks" in shown and "evals.linear.data.masks" not in shown

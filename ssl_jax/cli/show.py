@@ -23,8 +23,9 @@ HELP = """ssl-jax show --config=NAME[:VARIANT] [--config.KEY=VALUE ...]
 ssl-jax show --row=PAPER/ROW [--config.KEY=VALUE ...]
 ssl-jax show --paper=PAPER
 
-With --config or --row: the resolved config with the origin of each value, parameters, FLOPs per
-image and the paper's numbers. With --paper: the rows of its tables, the paper's numbers and ours.
+With --config or --row: the resolved config with the origin of each value (without what the kind of
+images has no use for), parameters, FLOPs per image and the paper's numbers. With --paper: the rows
+of its tables, the paper's numbers and ours.
 
   --config=NAME[:VARIANT]   a config that comes with the package (sop:vits16, quickstart), or a
                             file of yours (configs/mine.py:large)
@@ -87,7 +88,10 @@ def text(layers: dict[str, ConfigDict]) -> str:
     for name, section in evals.named(config).items():
         default.evals[name] = evals.new(section.type)
     origin = origins({"default": default} | layers, resolved)
-    values = config_lib.flatten(resolved)
+    sections = {"data": resolved.data}
+    sections |= {f"evals.{name}.data": entry.data for name, entry in evals.named(resolved).items()}
+    unused = {f"{n}.{key}" for n, section in sections.items() for key in source.unused(section)}
+    values = {k: v for k, v in config_lib.flatten(resolved).items() if k not in unused}
     width = max(map(len, values))
     rows = [f"{key:<{width}}  {value!r:<28} {origin[key]}" for key, value in sorted(values.items())]
     return "\n".join([*rows, "", *_costs(resolved), *note, *missing])

@@ -167,13 +167,18 @@ def check(name: str, section: ConfigDict, folder: str) -> None:
         raise InputError(
             f'{name}.name is ""; {name}.kind="tfds" needs the name of a set, for example "cifar10"'
         )
-    for entry, kinds in _ONLY.items():
-        if section[entry] and section.kind not in kinds:
+    for entry in sorted(unused(section)):
+        if section[entry]:
             raise InputError(
                 f"{name}.{entry} is {section[entry]!r}, which means nothing for"
-                f' {name}.kind="{section.kind}"; it is for {", ".join(kinds)}'
+                f' {name}.kind="{section.kind}"; it is for {", ".join(_ONLY[entry])}'
             )
     classes.table(section.class_map, ignore=section.ignore)
+
+
+def unused(section: ConfigDict) -> set[str]:
+    """The keys of a section that mean nothing for its kind."""
+    return {entry for entry, kinds in _ONLY.items() if section.kind not in kinds}
 
 
 def may_have(section: ConfigDict, need: str) -> bool:
