@@ -3,9 +3,10 @@ network and raw pixels. Prints a row as each ends; --write puts the table into d
 
     python launch/evaluate.py runs/imagenette --data /data/tfds --davis /data/DAVIS --write
 
-Each evaluation is kept as WORKDIR/NAME/results.json, with its pictures, and not made again. The
-sets are CIFAR-10, Imagenette (96 px), CamVid, COCO128 and BCCD in TFDS's form, and two clips of
-DAVIS 2016 in its own. Sets that are not there are left out, and named.
+Each evaluation is kept as WORKDIR/NAME/results.json, with its pictures, and not made again;
+features are in WORKDIR/features. The sets are CIFAR-10 and Imagenette (both at 64 px), CamVid,
+COCO128 and BCCD in TFDS's form, and two clips of DAVIS 2016 in its own. Sets that are not there are
+left out, and named.
 """
 
 import argparse
@@ -40,8 +41,8 @@ def _tfds(name, **changes):
     return dict(kind="tfds", name=name, **changes)
 
 
-_CIFAR = _tfds("cifar10", size=32)
-_IMAGENETTE = _tfds("imagenette96", size=96, test_split="validation")
+_CIFAR = _tfds("cifar10", size=64)
+_IMAGENETTE = _tfds("imagenette96", size=64, test_split="validation")
 _CAMVID = _tfds("camvid", test_split="test")
 _IBOT = dict(
     optimizer="sgd",
@@ -128,7 +129,7 @@ def main(argv=None) -> int:
 def evaluated(name: str, encoder, args) -> dict:
     """{row of a comparison: scores, "seconds": number} of one evaluation."""
     folder = args.workdir / name
-    if not (folder / "results.json").is_file():
+    if not (folder / "seconds.json").is_file():  # the last file that is written
         row = ROWS[name]
         config = ConfigDict(settings.completed(encoder.config).to_dict())
         place = args.davis if row.changes["data"]["kind"] == "davis" else args.data
@@ -140,7 +141,8 @@ def evaluated(name: str, encoder, args) -> dict:
         section.data.dir = place
         if args.examples:
             section.train_examples = section.test_examples = args.examples
-        config.evals.tasks = (name,)
+        config.evals.tasks, config.evals.picture_size = (name,), 0  # pictures of what is scored
+        config.evals.cache = str(args.workdir / "features")  # several rows want the same
         settings.check_evals(config)
         evaluation = report.Evaluation(FrozenConfigDict(config))
         evaluation.open()

@@ -270,6 +270,7 @@ register(
     run,
     defaults,
     heading="decoded PSNR, dB",
+    trains=True,
     figures=figures,
     # Raw pixels as features would be copied.
     baselines=BASELINES[:1],

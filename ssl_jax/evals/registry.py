@@ -47,6 +47,8 @@ class Type(NamedTuple):
       the trained network.
     baselines: of BASELINES, those that the scores of a trained network are compared with.
     protocols: {name: Protocol} of the papers that use it.
+    trains: whether the pictures are of something that `run` trained: they are then of the images
+      that are scored, and never of larger ones.
     check(name, section): refuses settings that cannot work (a file is missing), before a run is
       started; `name` is that of the section, for the message. Raises InputError.
     """
@@ -58,6 +60,7 @@ class Type(NamedTuple):
     figures: Callable = no_figures
     baselines: tuple[str, ...] = BASELINES
     protocols: Mapping[str, Protocol] = MappingProxyType({})
+    trains: bool = False
     check: Callable = nothing_to_check
 
 

@@ -18,6 +18,7 @@ from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.train import distributed, state
 
 _SHOWN = 6  # test images in the pictures of any network
+_PICTURED = 2000  # images of each part that pictures of larger ones look at
 
 
 class Evaluation:
@@ -131,10 +132,16 @@ class Evaluation:
         if not side:
             return self._trained or self._cases(encoder)
         larger = ConfigDict(self.config.to_dict())
-        for section in evals.named(larger).values():
+        sections = evals.chosen(larger, self.tasks)
+        names = [n for n in sections if not evals.TYPES[sections[n].type].trains]
+        for section in (sections[name] for name in names):
             section.data.size, section.crop = side, 0
+            for part in ("train_examples", "test_examples"):
+                section[part] = min(section[part] or _PICTURED, _PICTURED)
         # Only one process draws.
-        return evals.cases(encoder, larger, tasks=self.tasks, shared=False)
+        cases = evals.cases(encoder, larger, tasks=names, shared=False)
+        scored = self._trained or self._cases(encoder)
+        return {name: cases.get(name, scored[name]) for name in sections}
 
     def report(self, params: Any, constants: Any, folder: Path) -> dict[str, dict[str, float]]:
         """Compares, prints the table, and leaves results.json, results.txt and pictures/*.png in

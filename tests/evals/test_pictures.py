@@ -181,6 +181,17 @@ def test_pictures_can_show_larger_images_than_are_scored(tmp_path, config, encod
     assert config.evals.dense.data.size == 24
 
 
+def test_larger_pictures_train_nothing_again_and_look_at_few_images(config):
+    config.evals.picture_size, config.evals.dense.train_examples = 32, 0
+    evals.add(config, "decode", data=dict(kind="photos", size=16, length=30), test_examples=5)
+    config.evals.tasks = ("decode", "dense")
+    cases = report.Evaluation(config)._pictured(evals.raw_pixels(4))
+    assert list(cases) == ["decode", "dense"]
+    dense, decode = cases["dense"].config, cases["decode"].config
+    assert dense.data.size == 32 and dense.train_examples == report._PICTURED
+    assert decode.data.size == 16 and decode.test_examples == 5
+
+
 def test_principal_colours_are_alike_for_patches_that_are_alike():
     rng = np.random.default_rng(0)
     kinds = rng.normal(size=(4, 12)) * 5

@@ -241,5 +241,12 @@ def draw(case: Case) -> dict:
 
 
 register(
-    "segment", run, defaults, heading="segm. mIoU", needs="masks", figures=draw, protocols=PROTOCOLS
+    "segment",
+    run,
+    defaults,
+    heading="segm. mIoU",
+    needs="masks",
+    figures=draw,
+    trains=True,
+    protocols=PROTOCOLS,
 )

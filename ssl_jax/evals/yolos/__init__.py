@@ -86,6 +86,7 @@ register(
     run,
     defaults,
     heading="YOLOS AP",
+    trains=True,
     needs="boxes",
     figures=figures,
     baselines=BASELINES[:1],
