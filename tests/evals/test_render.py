@@ -251,6 +251,12 @@ def test_an_animation_is_a_gif_with_objects_in_colour(tmp_path):
     np.testing.assert_allclose(first[1, 1], expected, atol=4)
 
 
+def test_a_large_animation_is_shrunk(tmp_path):
+    frames = tuple(Panel(np.full((300, 960, 3), x)) for x in (0.2, 0.8))
+    with Image.open(render.animation(Animation("one", frames), tmp_path, "a.gif")) as found:
+        assert found.size == (480, 150) and found.n_frames == 2
+
+
 @pytest.mark.parametrize("frames", [(), (Panel(labels=np.zeros((2, 2), int)),)])
 def test_an_animation_needs_images(tmp_path, frames):
     with pytest.raises(ValueError, match="frame"):

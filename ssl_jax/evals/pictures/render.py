@@ -48,6 +48,7 @@ _DPI = 130
 _SIDE, _WIDEST = 1.5, 16.0  # inches: of a panel; of a grid, which makes panels smaller if many
 # More rows than this stand side by side, as far as they have no more columns together.
 _ROWS, _COLUMNS = 8, 12
+_ANIMATED = 480  # pixels of the longer side of an animation, at most
 _TITLE = 0.19  # inches a line of a panel's title takes
 
 
@@ -208,7 +209,8 @@ def grid(picture: Picture, folder: Path | str, name: str) -> Path:
 
 
 def animation(animation: Animation, folder: Path | str, name: str) -> Path:
-    """Draws an animation as FOLDER/NAME, one pixel for each of the images'.
+    """Draws an animation as FOLDER/NAME, one pixel for each of the images'; larger ones than 480
+    pixels are shrunk, as a page of the report holds them all.
 
     Raises:
       ValueError: no frames, or one without an image or with labels of another size.
@@ -227,6 +229,7 @@ def animation(animation: Animation, folder: Path | str, name: str) -> Path:
             seen = np.asarray(panel.labels)[..., None] >= 0
             image = np.where(seen, 0.5 * image + 0.5 * paint(panel.labels, palette), image)
         frames.append(Image.fromarray((255 * image).round().astype(np.uint8)))
+        frames[-1].thumbnail((_ANIMATED, _ANIMATED))  # keeps smaller ones
     path = Path(folder) / name
     path.parent.mkdir(parents=True, exist_ok=True)
     # loop=0: over and over again
