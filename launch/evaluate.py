@@ -79,9 +79,6 @@ ROWS = {
         ("box_knn",),
         dict(data=_tfds("coco128", size=256, test_split="validation"), crop=224, k=(20,)),
     ),
-    "box_knn_bccd": Row(
-        "box_knn", "bccd", ("box_knn",), dict(data=_tfds("bccd", size=256), crop=224, k=(20,))
-    ),
     "davis": Row(
         "davis",
         "DAVIS 2016, two clips",
