@@ -163,6 +163,8 @@ def test_a_saved_network_is_loaded_as_it_was(saved, tmp_path):
     assert again.config == encoder.config and again.step == encoder.step == 7
     assert tiny.identical(again.params, encoder.params)
     assert own.read(file).notes == {"step": 7, "scores": {"knn": 71.5}}
+    (ordinary := tmp_path / "ordinary").touch()
+    assert file.stat().st_mode == ordinary.stat().st_mode  # others may read it
     images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
     np.testing.assert_array_equal(again(images).image, encoder(images).image)
 

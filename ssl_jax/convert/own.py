@@ -41,7 +41,8 @@ def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
 
     flat = {name: stored(array) for name, array in trees.flatten(content).items()}
     metadata = {_CONFIG: saved.config, _NOTES: json.dumps(saved.notes, sort_keys=True)}
-    safetensors.flax.save_file(flat, path, metadata=metadata)
+    # Not save_file, whose files nobody else may read.
+    path.write_bytes(safetensors.flax.save(flat, metadata=metadata))
 
 
 def read(path: str | Path) -> Saved | None:
