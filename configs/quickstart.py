@@ -76,6 +76,8 @@ def _imagenette96(config) -> None:
     views.global_size = config.model.image_size = 48
     views.local_size, views.jitter_prob = 24, 0.8
     config.optim.steps, config.checkpoint.every_steps = 4000, 500
+    with config.unlocked():
+        del config.evals.dense  # Imagenette has no masks
     for name in ("knn", "linear", "rank"):
         config.evals[name].data.update(images | dict(test_split="validation"))
     config.evals.tasks, config.evals.every_steps = ("knn", "linear"), 1000

@@ -21,7 +21,10 @@ import runs  # noqa: E402
 from configs import compare  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 
-SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear", "dense", "psnr")}
+SCORES = {
+    name: evals.TYPES[name].heading.partition(",")[0]  # without the unit
+    for name in ("knn", "linear", "dense", "psnr")
+}
 
 
 def main(argv=None) -> int:

@@ -31,7 +31,8 @@ def variants(name: str) -> tuple[str, ...]:
 
 
 WITH_VARIANTS = [name for name in NAMES if variants(name) != ("",)]
-WITH_SMALL = [name for name in NAMES if set(SMALL) & set(variants(name))]
+# The quickstart has variants of these names too, which are no presets.
+WITH_SMALL = [n for n in NAMES if n != "quickstart" and set(SMALL) & set(variants(n))]
 VIT = ("dino", "ibot", "massl", "sop", "sove")  # a plain ViT under "backbone"
 
 LENGTHS = {

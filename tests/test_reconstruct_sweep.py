@@ -46,13 +46,14 @@ def test_networks_that_are_there_are_compared(sweep, tmp_path, monkeypatch, caps
     (page.parent / "pictures").mkdir(parents=True)
     page.write_text("<!-- reconstruction -->\n<!-- end of reconstruction -->\n")
     monkeypatch.setattr(sweep, "ROOT", tmp_path)
+    monkeypatch.setattr(sweep.runs, "provenance", lambda: "Made here.")
     command = ["--tokens", "1,4", "--seeds", "0,1", "--workdir", str(tmp_path), "--write"]
     assert sweep.main(command) == 0
     rows = (tmp_path / "reconstruct.md").read_text().splitlines()
     assert "| 1 | 50.0 ± 0.0 | 13.5 ± 0.7 | 14.5 ± 0.7 | 50.0 ± 0.0 |" in rows
     assert rows[-1].startswith("| dense MAE | 50.0 ± 0.0 |") and "25.5 ± 0.7" in rows[-1]
     assert "\n".join(rows) in capsys.readouterr().out
-    assert "\n".join(rows) in page.read_text() and "Seeds 0, 1." in page.read_text()
+    assert "\n".join(rows) in page.read_text() and "Seeds 0, 1. Made here." in page.read_text()
     assert (page.parent / "pictures" / "reconstruct_by_r.png").is_file()
     for name in ("reconstruct_by_r", "reconstruct_images"):
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
