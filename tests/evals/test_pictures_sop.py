@@ -9,6 +9,7 @@ from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
 from ssl_jax.evals import pictures
+from ssl_jax.evals.pictures import sop
 from ssl_jax.methods.encoder import Encoder
 from tests.methods import embeddings_case as case
 
@@ -38,6 +39,16 @@ def indices(images, row):
         int(np.flatnonzero([np.array_equal(panel.image, image) for image in images])[0])
         for panel in row
     ]
+
+
+def test_a_few_images_at_a_time_give_the_same_embeddings(monkeypatch):
+    encoder, images = start("sop")
+    whole = sop._embeddings(encoder, images)
+    monkeypatch.setattr(sop, "_BATCH", 5)  # 12 is no multiple
+    for a, b in zip(whole, sop._embeddings(encoder, images), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    features = encoder(images, extras=True)
+    np.testing.assert_allclose(whole[0], features.extras["embedding"], atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,6 +15,7 @@ from ssl_jax.methods.sop import embeddings
 
 _ANCHORS, _NEAREST = 6, 6  # rows and columns of a picture, at most
 _IMAGES = 256  # enough that each kind of image is there several times
+_BATCH = 32  # images that are encoded at a time
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
@@ -32,14 +33,11 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
       cosine to the anchor.
     """
     config, images = encoder.config, np.asarray(images)
-    features = encoder(images, extras=True)
-    assert features.extras is not None
+    whole, patches = _embeddings(encoder, images)
     key = jax.random.key(config.seed)
-    whole = features.extras.get("embedding", features.image)
     rows = _rows(images, *_neighbours(key, whole[:, None]))
     pictures = {"neighbours": Picture("Anchors (left) and the nearest images, with cosine", rows)}
     if "patch" in embeddings.tasks(config[config.method]):
-        patches = features.extras.get("patch_embeddings", features.patches)
         count, height, width, size = patches.shape
         key = jax.random.fold_in(key, 1)
         nearest = _neighbours(key, patches.reshape(count, height * width, size))
@@ -48,6 +46,20 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
             _rows(images, *nearest, grid=(height, width)),
         )
     return pictures
+
+
+def _embeddings(encoder, images) -> tuple[jax.Array, jax.Array]:
+    """Of images [n, d] and patches [n, h, w, d], a few images at a time: attention among the many
+    patches of large images takes gigabytes."""
+    size = min(_BATCH, len(images))
+    padded = np.pad(images, [(0, -len(images) % size), *[(0, 0)] * 3], mode="edge")
+    wholes, patches = [], []
+    for start in range(0, len(padded), size):
+        features = encoder(padded[start : start + size], extras=True)
+        extras = features.extras or {}
+        wholes.append(extras.get("embedding", features.image))
+        patches.append(extras.get("patch_embeddings", features.patches))
+    return jnp.concatenate(wholes)[: len(images)], jnp.concatenate(patches)[: len(images)]
 
 
 def _neighbours(key, embeddings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
