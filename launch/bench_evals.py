@@ -22,7 +22,8 @@ KNN = (10_000, 50_000)  # queries and bank of CIFAR-10
 # 15 x 20 of 16 pixels in each.
 DENSE = (233 * 300, 101 * 300)
 NETWORKS = ("dino:vits16", "quickstart")
-_BATCH, _IMAGES = 64, 4  # batches of an extraction
+_CAMVID_SPLITS = ("test", "validation")
+_BATCH, _IMAGES = 64, 4  # images of a batch, batches of an extraction
 
 
 def measure(rounds: int, seed: int, *, small: bool = False, camvid: str = "") -> list[dict]:
@@ -47,9 +48,6 @@ def measure(rounds: int, seed: int, *, small: bool = False, camvid: str = "") ->
     for name in NETWORKS[small:]:
         rows += extraction(name, rounds, seed, 8 if small else _BATCH)
     return rows
-
-
-_CAMVID_SPLITS = ("test", "validation")
 
 
 def classified(queries, bank, k):

@@ -16,7 +16,7 @@ from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import store, tokens
 from ssl_jax.evals.store import Grids
-from ssl_jax.evals.windows import cut, unit, window
+from ssl_jax.evals.windows import cut, filled, unit, window
 
 _THREADS = min(16, os.cpu_count() or 1)  # that decode images
 _AHEAD = 2  # batches that are decoded while the device is busy
@@ -81,7 +81,7 @@ class Work:
             skipped += missing
             if not rows:
                 continue
-            images = _pad(np.stack([record["image"] for record in records]), full)
+            images = filled(np.stack([record["image"] for record in records]), full)
             found = {name: read(images) for name, read in readers.items()}
             if "" in found:
                 found = {name: getattr(found[""], name) for name in names}
@@ -200,17 +200,6 @@ def _without_gaps(array, done):
         if new != old:
             array[new] = array[old]
     return array[:count]
-
-
-def _pad(batch, size):
-    """Repeats the last row until there are `size`; examples are encoded one by one, so padding
-    changes no feature.
-    """
-    return (
-        np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), axis=0)])
-        if len(batch) < size
-        else batch
-    )
 
 
 def _all_or_none(name, missing, count, source):

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from ssl_jax.evals import windows
+
 _WAITING = 8  # batches of images that wait for others of their shape
 
 
@@ -27,10 +29,7 @@ def encoded(
     """
     pending: tuple[list, Any] = ([], ())
     for group, full in _groups(images, batch_size):
-        batch = np.stack([image for _, image in group])
-        missing = full - len(batch)
-        if missing:
-            batch = np.concatenate([batch, np.repeat(batch[-1:], missing, axis=0)])
+        batch = windows.filled(np.stack([image for _, image in group]), full)
         started = [what for what, _ in group], read(batch)
         # The device works on this batch while the host is busy with the one before and the next.
         yield from zip(pending[0], np.asarray(pending[1]))

@@ -71,6 +71,12 @@ def cut(array: np.ndarray, part: Window) -> np.ndarray:
     return np.asarray(array)[rows, columns]
 
 
+def filled(batch: np.ndarray, size: int) -> np.ndarray:
+    """The batch with its last image repeated until there are `size`; images are encoded one by one,
+    so the others' features stay."""
+    return np.pad(batch, [(0, size - len(batch)), *[(0, 0)] * (batch.ndim - 1)], mode="edge")
+
+
 def images_of(
     source: Any, indices: Iterable[int], *, crop: int = 0, multiple: int = 1
 ) -> np.ndarray:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
+from ssl_jax.evals import windows
 from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.sop import embeddings
@@ -52,7 +53,7 @@ def _embeddings(encoder, images) -> tuple[jax.Array, jax.Array]:
     """Of images [n, d] and patches [n, h, w, d], a few images at a time: attention among the many
     patches of large images takes gigabytes."""
     size = min(_BATCH, len(images))
-    padded = np.pad(images, [(0, -len(images) % size), *[(0, 0)] * 3], mode="edge")
+    padded = windows.filled(images, len(images) + -len(images) % size)
     wholes, patches = [], []
     for start in range(0, len(padded), size):
         features = encoder(padded[start : start + size], extras=True)
