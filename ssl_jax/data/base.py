@@ -16,6 +16,7 @@ FACTS = (
     "sequences",
     "image_ids",
     "annotations",
+    "left_out",
 )
 
 
@@ -33,6 +34,7 @@ class Source:
     sequences: Mapping[str, range] | None = None
     image_ids: Sequence[int] | None = None
     annotations: str | None = None
+    left_out: str = ""
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -1,5 +1,6 @@
 """From the values of mask files to classes."""
 
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -76,7 +77,7 @@ def apply(table: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def told(table: np.ndarray, *files: str) -> str:
     """A short text that is the same for the same table and the same mask files: what a source says
     of its masks in its `repr`, by which features and masks are kept and found again."""
-    text = "\n".join(files).encode() + table.astype("<i2").tobytes()
+    text = b"\n".join(map(os.fsencode, files)) + table.astype("<i2").tobytes()
     return f"masks={zlib.crc32(text):08x}"
 
 

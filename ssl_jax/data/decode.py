@@ -6,9 +6,9 @@ What becomes of the less usual files:
   good).
 - Gray, palette, CMYK, YCbCr become RGB as Pillow converts them. Alpha is dropped, as torchvision's
   loader does: the colour stored under a transparent pixel shows.
-- 16-bit gray (0..65535) is divided by 257 and rounded. 16-bit RGB PNGs lose their low byte in
-  Pillow itself.
-- Of an animation the first frame counts.
+- 16-bit gray (0..65535) is divided by 257 and rounded. 16-bit colours (PNG, TIFF) lose their low
+  byte in Pillow itself. Float pixels are refused.
+- Of an animation or a TIFF of several pages the first one counts.
 """
 
 import io

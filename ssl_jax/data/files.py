@@ -1,5 +1,6 @@
 """Images in files, with what other files say of them: masks and boxes."""
 
+import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -66,6 +67,18 @@ class Files(Source):
         self._frames = [(name, frame) for name, rows in videos for frame in range(len(rows))]
         self._told = [] if masks is None else [classes.told(self._table, *map(str, masks))]
         self._check_first_mask()
+
+    def images_alone(self) -> "Files":
+        """The same images and labels without masks and boxes."""
+        other = copy.copy(self)
+        other._masks = other._boxes = other.mask_names = other.box_names = None
+        other.has_masks, other.has_boxes, other.num_box_classes, other._told = (
+            False,
+            False,
+            None,
+            [],
+        )
+        return other
 
     def _check_first_mask(self):
         """Masks of the wrong kind are found here, not after a run that left them all out."""

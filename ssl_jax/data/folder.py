@@ -1,6 +1,7 @@
 """A folder of images as a source, with folders of masks and boxes beside it."""
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -9,29 +10,38 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data import boxes as boxes_lib
-from ssl_jax.data import classes, listing
+from ssl_jax.data import classes, decode, listing
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.files import Files, ReadsBoxes
 from ssl_jax.data.lookup import listed
 
-EXTENSIONS = (".jpeg", ".jpg", ".png", ".webp")  # in capitals as well
+# In capitals as well. A GIF is an animation or a drawing more often than a photograph.
+EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MASKS = (".bmp", ".gif", ".png", ".tif", ".tiff")  # what loses no value
+BESIDE = ("masks", "annotations")  # folders of masks that are found without being named
 _ACCEPTED = ", ".join(EXTENSIONS)
 
 
 class Folder(Files):
-    """All JPEG, PNG and WebP files below a folder, in the sorted order of their relative paths.
+    """All JPEG, PNG, WebP, TIFF and BMP files below a folder, in the sorted order of their relative
+    paths.
 
     The order is that of plain strings: "10.png" comes before "9.png", so number with leading zeros.
     If `root/split` is a folder, the images are taken from it. Without one, "train" means the whole
     folder; any other split is an error, because scores on training images would pass for test
-    scores. With masks or boxes, the images may lie in root/images (root/images/split,
+    scores. For a part that is held out take slices: "train[:90%]", "train[90%:]", see
+    `subset.sliced`. With masks or boxes, the images may lie in root/images (root/images/split,
     root/split/images) instead.
+    Masks beside the images are found without being named: with root/masks or root/annotations
+    beside it, the images are those of root/images, and if one of the two holds a mask for each of
+    them, these are their masks, as `repr` says. Masks that are missing for some image, or colours
+    instead of numbers of classes, are passed over: name the folder, and the error says why.
     Labels: where all images lie in subfolders, at least two of them, the folders of the first
     level, sorted, are the classes (deeper ones do not count); otherwise there are no labels.
     Masks and boxes: files of the same stem as the image, at the same relative path or elsewhere
     below their folder. Every image needs a mask; one without an XML file has no box.
-    Hidden files and folders are left out; links to folders are followed.
+    Hidden files and folders are left out; links to folders are followed. `left_out` counts all
+    files that are no images.
     """
 
     def __init__(
@@ -48,7 +58,7 @@ class Folder(Files):
         """
         Args:
           masks: folder of masks, below `root` or a path of its own; may be divided by splits as the
-            images are. "": none.
+            images are. "": those that are found beside the images.
           mask_suffix: end of a mask's name after the stem of its image.
           boxes: folder of XML files (VOC, ILSVRC), likewise, or a COCO JSON file, in whose name
             "{split}" stands for the split. "": none.
@@ -63,19 +73,24 @@ class Folder(Files):
         if not root:
             raise InputError("data.dir is empty: give the folder that holds the images")
         root = Path(root).expanduser()
-        beside = listing.place(root, "images", split) if masks or boxes else None
-        folder = beside or _folder_of_split(root, split)
-        mask_folder = _beside("masks", root, masks, split) if masks else None
-        paths = listing.files_below(folder, EXTENSIONS)
+        beside = listing.place(root, "images", split)
+        places = [] if masks or boxes else _mask_places(root, split)
+        folder = beside if beside and (masks or boxes or places) else _folder_of_split(root, split)
+        found = _found_beside(folder, places, mask_suffix) if places else None
+        mask_folder = _beside("masks", root, masks, split) if masks else found
+        others: Counter = Counter()
+        paths = listing.files_below(folder, EXTENSIONS, others)
         if mask_folder is not None and mask_folder.is_relative_to(folder):
             inside = mask_folder.relative_to(folder).parts
             paths = [p for p in paths if PurePosixPath(p).parts[: len(inside)] != inside]
         if not paths:
+            there = f" (there: {listing.counted(others)})" if others else ""
             raise InputError(
-                f"data.dir: no image in or below {folder}; accepted extensions: {_ACCEPTED}"
+                f"data.dir: no image in or below {folder}{there}; accepted extensions: {_ACCEPTED}"
             )
         label_names, labels = _folder_classes(paths)
-        table, mask_names = classes.final(rules or {}, given=class_names if masks else ())
+        given = class_names if mask_folder is not None else ()
+        table, mask_names = classes.final(rules or {}, given=given)
         reader, box_names = None, None
         if boxes:
             reader, box_names = _boxes(root, boxes, split, paths, class_names or label_names)
@@ -91,6 +106,8 @@ class Folder(Files):
             boxes=reader,
             box_names=box_names,
         )
+        self._told += [f"masks from {str(found)!r}"] if found is not None else []
+        self.left_out = f"{listing.counted(others)} of {folder}" if others else ""
 
 
 def mask_files(folder: Path, paths: Sequence[str], suffix: str = "") -> list[str]:
@@ -150,6 +167,41 @@ def _beside(key, root, where, split):
     return folder
 
 
+def parts(root: str | os.PathLike, divided: bool = False) -> list[str]:
+    """Names of the subfolders that can be a split. divided: masks or boxes lie in other folders, so
+    that root/images may hold the splits."""
+    root = Path(root).expanduser()
+    divided |= any((root / name).is_dir() for name in BESIDE)
+    images = listing.subfolders(root / "images") if divided and (root / "images").is_dir() else []
+    return sorted({*listing.subfolders(root), *images})
+
+
+def _mask_places(root, split):
+    """Folders beside root/images that may hold its masks."""
+    if listing.place(root, "images", split) is None:
+        return []
+    return [place for name in BESIDE if (place := listing.place(root, name, split)) is not None]
+
+
+def _found_beside(images, places, suffix):
+    """The folder that has a mask for each image; None if there is not exactly one."""
+    paths = listing.files_below(images, EXTENSIONS)
+    fitting = [place for place in places if _fits(images, place, paths, suffix)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _fits(images, folder, paths, suffix):
+    """Whether a folder has a mask for each image, the first of them with numbers of classes."""
+    found = listing.matched(paths, listing.files_below(folder, MASKS), suffix)
+    if not found or None in found:
+        return False
+    try:
+        mask = decode.decode_mask(os.path.join(folder, found[0]))
+        return mask.shape == decode.image_shape(os.path.join(images, paths[0]))
+    except Unreadable:
+        return False
+
+
 def _folder_of_split(root, split):
     """root/split if there is one, root for "train" otherwise."""
     if not root.is_dir():
@@ -160,7 +212,10 @@ def _folder_of_split(root, split):
     if split == "train":
         return root
     names = listing.subfolders(root)
-    raise InputError(f"data.split: {root} has no subfolder {split!r}; subfolders: {listed(names)}")
+    raise InputError(
+        f"data.split: {root} has no subfolder {split!r}; subfolders: {listed(names)}; a part that"
+        ' is held out can be a slice, such as "train[90%:]"'
+    )
 
 
 def _folder_classes(paths):
@@ -172,4 +227,4 @@ def _folder_classes(paths):
     if None in tops or len(found) < 2:
         return None, None
     number = {name: i for i, name in enumerate(found)}
-    return tuple(found), np.array([number[top] for top in tops], np.int32)
+    return tuple(map(listing.readable, found)), np.array([number[top] for top in tops], np.int32)

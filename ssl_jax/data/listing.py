@@ -2,6 +2,7 @@
 
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,9 +12,14 @@ from ssl_jax.data.lookup import listed
 _NAMED = 3  # files in an error
 
 
-def files_below(root: str | os.PathLike, extensions: tuple[str, ...]) -> list[str]:
+def files_below(
+    root: str | os.PathLike, extensions: tuple[str, ...], left_out: Counter | None = None
+) -> list[str]:
     """Sorted relative paths ("/" between parts) of the files with these extensions (in small
     letters; files may have capitals). Hidden ones are left out, links to folders followed.
+
+    left_out: the extensions of all other files are counted here, hidden files and folders as
+      "hidden".
 
     Raises InputError for a folder that cannot be listed.
     """
@@ -25,19 +31,26 @@ def files_below(root: str | os.PathLike, extensions: tuple[str, ...]) -> list[st
 
     for folder, subfolders, files in os.walk(root, followlinks=True, onerror=fail):
         real = os.path.realpath(folder)
-        subfolders[:] = (
-            [] if real in visited else [name for name in subfolders if not name.startswith(".")]
-        )
-        files = [] if real in visited else files  # a link back to a parent would never end
+        if real in visited:  # a link back to a parent would never end
+            subfolders[:] = files[:] = []
         visited.add(real)
+        kinds = ["hidden" for name in (*subfolders, *files) if name.startswith(".")]
+        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
         relative = Path(folder).relative_to(root).as_posix()
         prefix = "" if relative == "." else relative + "/"
-        paths += [
-            prefix + name
-            for name in files
-            if name.lower().endswith(extensions) and not name.startswith(".")
-        ]
+        for name in (name for name in files if not name.startswith(".")):
+            if name.lower().endswith(extensions):
+                paths.append(prefix + name)
+            else:
+                kinds.append(os.path.splitext(name)[1].lower() or "without extension")
+        if left_out is not None:
+            left_out.update(kinds)
     return sorted(paths)
+
+
+def counted(left_out: Counter) -> str:
+    """What was left out as text, most frequent first: "3 .heic, 1 .txt, 2 hidden"."""
+    return ", ".join(f"{count} {kind}" for kind, count in left_out.most_common())
 
 
 def place(root: Path, part: str, split: str) -> Path | None:
@@ -47,6 +60,11 @@ def place(root: Path, part: str, split: str) -> Path | None:
     if split == "train":
         places.append(root / part)
     return next((folder for folder in places if folder.is_dir()), None)
+
+
+def readable(name: str) -> str:
+    """A file name as text that can be printed: bytes that are no UTF-8 become "\\xff"."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def subfolders(root: Path) -> list[str]:

@@ -20,24 +20,38 @@ A source is any picklable object with
     s.shape(i)       (H, W) of image i, without decoding its pixels where that is possible
     s.sequences      {name: range of records} of a video set, else None
     s.image_ids      ids of the images in s.annotations, a COCO JSON file; None for all other sets
+    s.left_out       which files are no records, as text ("3 .heic, 1 .txt of /my/images"); ""
     repr(s)          the same text in every process and run
 
 and safe to read from several threads. Arrays of a record are not to be written to: a cache may hand
 them out again. `base.Source` is one that knows nothing; a source of your own that lacks what came
 later (has_boxes, shape, ...) counts as one without boxes, and `base.shape(s, i)` decodes.
 
-Kinds of a config: `embedded`, `folder`, `tfds`, and known data sets in the folders of their
+Kinds of a config: `embedded`, `folder`, a CSV list (`table`), WebDataset `tars`, `huggingface`,
+`tfds`, what a function of yours returns (`python`), and known data sets in the folders of their
 official downloads (`layouts`). `arrays` holds images in memory, `prepared` resizes and keeps those
 of another source, `subset` takes some of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import classes, embedded, layouts, subset
+from ssl_jax.data import (
+    classes,
+    embedded,
+    folder,
+    generated,
+    huggingface,
+    layouts,
+    python,
+    subset,
+    table,
+    tars,
+    tfds,
+)
 from ssl_jax.data.base import Source
 from ssl_jax.data.embedded import GeneratedSource
 from ssl_jax.data.folder import Folder
@@ -45,7 +59,16 @@ from ssl_jax.data.lookup import nearest
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.tfds import Tfds
 
-KINDS = (*embedded.SETS, "folder", "tfds", *layouts.KINDS)
+EMBEDDED = embedded.SETS
+# Kinds that are opened alike: their module, which has `parts`, and their class in it.
+_FILES = {
+    "csv": (table, table.Table),
+    "webdataset": (tars, tars.Tars),
+    "huggingface": (huggingface, huggingface.HuggingFace),
+}
+_READ = ("folder", *_FILES)  # kinds that need data.dir
+KINDS = (*EMBEDDED, *_READ, "tfds", *layouts.KINDS)
+NUMBERED = _READ  # kinds that number classes by what a part holds, if nothing else names them
 # What an evaluation may need of a set; sequences: videos with masks.
 NEEDS = ("labels", "masks", "boxes", "sequences")
 # What kinds have; of "folder" and "tfds" it depends on the files and keys.
@@ -57,18 +80,22 @@ _HAVE = {
     "davis": ("masks", "sequences"),
     "coco": ("boxes",),
     "tfds": ("labels", "masks", "boxes"),
+    **dict.fromkeys(_FILES, ("labels", "masks")),
 }
+# Kinds that read slices themselves, or whose records belong together and are not sliced.
+_OWN_SLICES = ("tfds", "davis")
 _SEGMENTED = tuple(kind for kind in layouts.KINDS if kind not in ("coco", "davis"))
 # Keys that only some kinds use.
 _ONLY = {
-    "list": ("folder", "tfds", "coco", *_SEGMENTED),
-    "images": ("tfds",),
-    "masks": ("folder", "tfds"),
+    "list": (*_READ, "tfds", "coco", *_SEGMENTED),
+    "images": (*_FILES, "tfds"),
+    "labels": tuple(_FILES),
+    "masks": (*_READ, "tfds"),
     "mask_suffix": ("folder",),
     "boxes": ("folder", "tfds"),
-    "class_names": ("folder", "tfds", *_SEGMENTED),
-    "class_map": ("folder", "tfds", *_SEGMENTED),
-    "reduce_zero_label": ("folder", "tfds", *_SEGMENTED),
+    "class_names": (*_READ, "tfds", *_SEGMENTED),
+    "class_map": (*_READ, "tfds", *_SEGMENTED),
+    "reduce_zero_label": (*_READ, "tfds", *_SEGMENTED),
     "raw_labels": _SEGMENTED,
 }
 
@@ -82,22 +109,42 @@ def defaults() -> dict:
         kind=key(
             "photos",
             'what the set is: "photos", "photo_collages" and "moving_shapes" are embedded (no'
-            ' download), "voc" and those that follow are official downloads',
+            ' download), "voc" and those that follow are official downloads;'
+            ' "python:module.function" calls a function of yours that returns the records',
             choices=KINDS,
+            prefix=python.PREFIX,
         ),
         name=key("", "name of a TFDS set"),
-        dir=key("", "folder of images, or TFDS data directory", free=True),
-        split=key("train", 'part of the set; TFDS slices such as "train[:10%]" work'),
+        dir=key(
+            "",
+            "folder of images, or TFDS data directory, CSV file or its folder, folder of tars,"
+            " folder of a Hugging Face data set",
+            free=True,
+        ),
+        split=key(
+            "train",
+            'part of the set, or a slice of it as TFDS writes them: "train[:90%]", "train[90%:]"',
+        ),
         list=key(
             "",
-            "text file with names or relative paths of images, one a line, that restricts a folder,"
-            ' a TFDS or a known set; "" = all',
+            "text file with names or relative paths of images, one a line, that restricts a set of"
+            ' files or of TFDS; "" = all',
         ),
-        images=key("", 'TFDS: name of the feature with the images; "" = the usual ones'),
+        images=key(
+            "",
+            "TFDS, Hugging Face: name of the feature with the images; CSV: of the column with their"
+            ' paths; WebDataset: extension; "" = the usual ones',
+        ),
+        labels=key(
+            "",
+            "CSV, Hugging Face: name of the column with the labels; WebDataset: extension, or key"
+            ' in the json; "" = the usual ones',
+        ),
         masks=key(
             "",
             "where masks of classes are. Folder: a folder in it or a path from /, with a file of"
-            ' the same stem for each image; TFDS: name of a feature, "" = the usual ones',
+            ' the same stem for each image, "" = masks or annotations beside images, if there are;'
+            " others: name of a feature or column, or an extension in tars",
             free=True,
         ),
         mask_suffix=key(
@@ -149,17 +196,17 @@ def defaults() -> dict:
     )
 
 
-def check(name: str, section: ConfigDict, folder: str) -> None:
+def check(name: str, section: ConfigDict, place: str) -> None:
     """Refuses a section of that name that lacks what its kind needs.
 
     Args:
-      folder: where it finds its images.
+      place: the folder where it finds its images.
     """
-    if section.kind == "folder" and not folder:
+    if section.kind in _READ and not place:
         raise InputError(
-            f'{name}.dir is ""; {name}.kind="folder" needs the folder that holds the images'
+            f'{name}.dir is ""; {name}.kind="{section.kind}" needs the folder that holds the images'
         )
-    if section.kind in layouts.KINDS and not folder:
+    if section.kind in layouts.KINDS and not place:
         raise InputError(
             f'{name}.dir is ""; {name}.kind="{section.kind}" needs the folder of the download'
         )
@@ -178,14 +225,34 @@ def check(name: str, section: ConfigDict, folder: str) -> None:
 
 def unused(section: ConfigDict) -> set[str]:
     """The keys of a section that mean nothing for its kind."""
-    return {entry for entry, kinds in _ONLY.items() if section.kind not in kinds}
+    own = python.PREFIX if python.is_one(section.kind) else section.kind
+    return {entry for entry, kinds in _ONLY.items() if own not in kinds}
+
+
+def parts(section: ConfigDict) -> Sequence[str]:
+    """Names of the parts of a set that can be opened; none for a set that is not divided."""
+    if section.kind in EMBEDDED:
+        return generated.SPLITS
+    if section.kind == "tfds":
+        return tfds.parts(section.name, section.dir)
+    if section.kind in layouts.KINDS:
+        return ("train", "val")
+    if python.is_one(section.kind):
+        return ()
+    if section.kind in _FILES:
+        found = _FILES[section.kind][0].parts(section.dir)
+    else:
+        found = folder.parts(section.dir, bool(section.masks or section.boxes))
+    return found if subset.split_name(section.split)[0] in found else ()
 
 
 def may_have(section: ConfigDict, need: str) -> bool:
     """Whether a set that this section names can have one of NEEDS; an opened one says for sure,
     see `has`."""
     if section.kind == "folder":
-        return need == "labels" or bool(section.get(need))
+        return need in ("labels", "masks") or bool(section.get(need))
+    if python.is_one(section.kind):
+        return True
     return need in _HAVE.get(section.kind, ("masks",))
 
 
@@ -199,27 +266,32 @@ def has(source: Any, need: str) -> bool:
 
 
 def make_source(
-    config: ConfigDict | Mapping[str, Any], *, split: str | None = None, list: str | None = None
+    config: ConfigDict | Mapping[str, Any],
+    *,
+    split: str | None = None,
+    list: str | None = None,
+    truth: bool = True,
 ) -> Source:
     """The source that a `data` section of the config describes.
 
     Args:
       config: ConfigDict or dict with `kind`, `split`, and the keys of `defaults` that its kind uses
         (`class_map` may be a dict here); `cache` (off if absent) for all.
-      split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split
-        ("train[:10%]"), a list of a known set.
+      split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split,
+        a list of a known set; slices ("train[:10%]") are those of `subset.sliced`, of TFDS its own.
       list: instead of config["list"].
+      truth: False: of a folder, masks and boxes are left out; training would read them for nothing.
 
     Raises:
       InputError: names the key and what would be right.
     """
-    kind = config.get("kind")
+    kind = str(config.get("kind"))
     split = split or config.get("split") or "train"
     list = config.get("list", "") if list is None else list
     size = config.get("size", 0)
     if size < 0:
         raise InputError(f"data.size must be 0 (native) or a number of pixels, got {size}")
-    if kind not in KINDS:
+    if kind not in KINDS and not python.is_one(kind):
         raise InputError(
             f"data.kind: one of {', '.join(KINDS)}, not {kind!r}{nearest(kind, KINDS)}"
         )
@@ -227,8 +299,11 @@ def make_source(
         source: Source = GeneratedSource(
             kind, split, config.get("length", 0), size=size or embedded.SIZE
         )
+    elif kind in _OWN_SLICES or not subset.split_name(split)[1]:
+        source = _from_files(kind, config, split, truth)
     else:
-        source = _from_files(kind, config, split)
+        whole = _from_files(kind, config, subset.split_name(split)[0], truth)
+        source = subset.sliced(whole, split)
     if list:
         if kind not in _ONLY["list"]:
             raise InputError(f'data.list: {list!r} cannot restrict data.kind="{kind}"')
@@ -237,8 +312,12 @@ def make_source(
     return Prepared(source, size=size, cache=cache) if size or cache else source
 
 
-def _from_files(kind: str, config: ConfigDict | Mapping[str, Any], split: str) -> Source:
+def _from_files(
+    kind: str, config: ConfigDict | Mapping[str, Any], split: str, truth: bool
+) -> Source:
     """A source of a kind that is not embedded."""
+    if python.is_one(kind):
+        return python.Called(kind, config.get("dir", ""), split)
     names = config.get("class_names", "")
     common: dict[str, Any] = dict(
         class_names=classes.read_names(names) if names else (),
@@ -251,7 +330,11 @@ def _from_files(kind: str, config: ConfigDict | Mapping[str, Any], split: str) -
     places = {entry: config.get(entry, "") for entry in ("masks", "boxes")}
     if kind == "folder":
         suffix = config.get("mask_suffix", "")
-        return Folder(config.get("dir", ""), split, mask_suffix=suffix, **places, **common)
+        images = Folder(config.get("dir", ""), split, mask_suffix=suffix, **places, **common)
+        return images if truth else images.images_alone()
+    columns = {entry: config.get(entry, "") for entry in ("images", "labels", "masks")}
+    if kind in _FILES:
+        return _FILES[kind][1](config.get("dir", ""), split, **columns, **common)
     if kind == "tfds":
         images = config.get("images", "")
         return Tfds(

@@ -1,6 +1,9 @@
-"""Some records of another source: those that a list names."""
+"""Some records of another source: those that a list names, or a slice of a split."""
 
+import hashlib
+import os
 import posixpath
+import re
 import zlib
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -44,8 +47,71 @@ class Subset(base.Source):
         """(H, W) of image i, as the source finds it."""
         return base.shape(self._source, self._index(i))
 
+    def list_names(self) -> Sequence[str]:
+        """What `data.list` may name."""
+        names = self._source.list_names()
+        return [names[i] for i in self._indices]
+
     def __repr__(self):
         return f"Subset({self._source!r}, {self._what})"
+
+
+def split_name(split: str) -> tuple[str, bool]:
+    """The name in a split, and whether the split is a slice: "train[:90%]" -> ("train", True)."""
+    name, bracket, _ = split.partition("[")
+    return name, bool(bracket)
+
+
+def remainder(split: str) -> str:
+    """What a slice at the begin or end of a part leaves of it: "train[:90%]" -> "train[90%:]"; ""
+    for all others."""
+    match = re.fullmatch(r"([^\[]+)\[(\d+%?)?:(\d+%?)?\]", split)
+    if match is None or (match[2] is None) == (match[3] is None):
+        return ""
+    name, begin, end = match.groups()
+    return f"{name}[:{begin}]" if end is None else f"{name}[{end}:]"
+
+
+def sliced(source: Any, split: str) -> Subset:
+    """The slice that a split such as "train[:90%]", "train[100:]" or "train[:10%]+train[90%:]"
+    takes of its records, in the syntax of TFDS, which reads it.
+
+    Sorted names put the images of a class side by side, so a slice counts along another order: that
+    of the hashes (BLAKE2b) of the records' names, or of their numbers where they have none. So a
+    slice holds images of all classes; [:90%] and [90%:] share no record and hold them all; it is
+    the same on every machine; and files that are added or taken away move few others to the other
+    side. The records of a slice are in the order of the source.
+
+    Raises:
+      InputError: no slice of this form, or one without a record.
+    """
+    from tensorflow_datasets.core import splits  # a second, only for those who use it
+
+    name = split_name(split)[0]
+    whole = splits.SplitInfo(name="part", shard_lengths=[len(source)], num_bytes=0)
+    # A folder may have a name that TFDS does not allow.
+    spec = re.sub(rf"(^|\+){re.escape(name)}\[", r"\1part[", split)
+    try:
+        spans = splits.AbstractSplit.from_spec(spec).to_absolute({"part": whole})
+    # Several classes of error, and their texts have several lines.
+    except Exception as error:
+        raise InputError(
+            f"data.split: {split!r} is no slice of the {len(source)} records of {name!r}; write"
+            f" {name}[:90%], {name}[100:200] or {name}[:10%]+{name}[90%:]"
+        ) from error
+    order = np.array(_hash_order(source))
+    chosen = np.concatenate([order[span.from_ : span.to] for span in spans])
+    if not len(chosen):
+        raise InputError(f"data.split: {split!r} of {source!r} holds no record")
+    return Subset(source, np.unique(chosen), f"split={split!r}")
+
+
+def _hash_order(source) -> list[int]:
+    """The records of a source by the hashes of their names."""
+    count = len(source)
+    names = source.list_names() if hasattr(source, "list_names") else list(map(str, range(count)))
+    hashes = [hashlib.blake2b(os.fsencode(name), digest_size=16).digest() for name in names]
+    return sorted(range(count), key=lambda i: (hashes[i], i))
 
 
 def listed_records(source: Any, path: str) -> Subset:

@@ -176,6 +176,13 @@ class Tfds(Source):
         return f"Tfds({self._name!r}, {self._split!r}, images={len(self)}{masks})"
 
 
+def parts(name: str, data_dir: str | os.PathLike | None) -> list[str]:
+    """Names of the splits of a set that is there."""
+    import tensorflow_datasets as tfds
+
+    return list(tfds.builder(name, data_dir=_folder(data_dir)).info.splits)
+
+
 def _pixels(value, name):
     """An image feature, encoded or decoded, as uint8 [H,W,3]."""
     if isinstance(value, bytes):
@@ -246,9 +253,7 @@ def _open_tfds(name, data_dir, split, images, masks):
 
     if not name:
         raise InputError("data.name is empty: give the name of the TFDS data set")
-    folder = Path(
-        data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    ).expanduser()
+    folder = _folder(data_dir)
     if not folder.is_dir():
         raise InputError(
             f"data.dir: {folder} does not exist; give the folder that holds the TFDS sets"
@@ -300,6 +305,12 @@ def _open_tfds(name, data_dir, split, images, masks):
             f"data.dir: {name} in {folder} cannot be read by index: {_first_sentence(error)}"
         ) from error
     return records, image, mask
+
+
+def _folder(data_dir):
+    """Where TFDS sets are looked for."""
+    place = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    return Path(place).expanduser()
 
 
 def _prepared_sets(folder):

@@ -1,15 +1,18 @@
 """folder.py: which files it finds, classes, splits, broken files."""
 
+import io
 import os
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.folder import EXTENSIONS, Folder
 from ssl_jax.data.source import make_source
-from tests.data.records import IMAGES, png, same_record, save
+from ssl_jax.data.subset import sliced
+from tests.data.records import IMAGES, MASKS, png, same_record, save
 
 
 def test_folder_with_classes(tmp_path):
@@ -97,3 +100,55 @@ def test_folder_names_a_broken_file(tmp_path):
 
 def test_accepted_extensions_are_lower_case():
     assert all(extension == extension.lower() for extension in EXTENSIONS)
+
+
+def test_more_formats_and_what_is_left_out(tmp_path):
+    for i, name in enumerate(("a.bmp", "b.TIF", "c.tiff", "d.png")):
+        save(tmp_path / name, IMAGES[i])
+    (tmp_path / "e.tif").write_bytes(_tiff16(np.full((4, 5), 257 * 7, np.uint16)))
+    for name in ("x.heic", "y.HEIC", "z.heic", "notes.txt", "README", ".hidden", "f.gif"):
+        (tmp_path / name).write_bytes(b"no image")
+    folder = Folder(tmp_path)
+    assert [os.path.basename(folder.name(i)) for i in range(len(folder))] == [
+        "a.bmp",
+        "b.TIF",
+        "c.tiff",
+        "d.png",
+        "e.tif",
+    ]
+    for i in range(4):
+        np.testing.assert_array_equal(folder[i]["image"], IMAGES[i])
+        assert folder.shape(i) == (8, 8)
+    np.testing.assert_array_equal(folder[4]["image"], np.full((4, 5, 3), 7))
+    what, place = folder.left_out.split(" of ")
+    others = ["1 .gif", "1 .txt", "1 hidden", "1 without extension"]
+    assert place == str(tmp_path) and sorted(what.split(", ")) == [*others, "3 .heic"]
+    assert folder.left_out.startswith("3 .heic, ")
+    # Other sources of the same files know it too.
+    assert make_source(dict(kind="folder", dir=tmp_path, size=4)).left_out == folder.left_out
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "1.heic").write_bytes(b"")
+    with pytest.raises(InputError, match=r"no image in or below .*only \(there: 1 .heic\); acc"):
+        Folder(tmp_path / "only")
+
+
+def _tiff16(gray):
+    stream = io.BytesIO()
+    Image.fromarray(gray).save(stream, "TIFF")
+    return stream.getvalue()
+
+
+def test_names_that_are_no_utf8(tmp_path):
+    """Linux allows any bytes; classes, prints and masks must not stumble over them."""
+    odd = os.fsdecode(b"caf\xe9")
+    for name, i in ((f"{odd}/1.png", 0), (f"{odd}/{odd}.png", 1), ("b/2.png", 2)):
+        try:
+            save(tmp_path / "images" / name, IMAGES[i])
+        except OSError:
+            pytest.skip("this file system knows only UTF-8")
+        save(tmp_path / "masks" / name, MASKS[i])
+    folder = Folder(tmp_path, masks="masks")
+    assert folder.class_names == ("b", "caf\\xe9") and folder[2]["label"] == 1
+    repr(folder).encode()
+    np.testing.assert_array_equal(folder[2]["image"], IMAGES[1])
+    assert len(sliced(folder, "train[:2]")) == 2

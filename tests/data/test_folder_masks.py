@@ -163,3 +163,44 @@ def test_boxes_in_a_coco_file(tmp_path):
     save(tmp_path / "train" / "d.jpg", IMAGES[0])
     with pytest.raises(InputError, match="1 of 4 images have no entry in instances_.*: d.jpg"):
         Folder(tmp_path, boxes="instances_{split}.json")
+
+
+FOUND = {
+    "masks": ("images/{}.jpg", "masks/{}.png"),
+    "annotations": ("images/{}.jpg", "annotations/{}.png"),
+    "classes": ("images/a/{}.jpg", "masks/a/{}.png"),
+    "split below": ("images/train/{}.jpg", "masks/train/{}.png"),
+    "split above": ("train/images/{}.jpg", "train/masks/{}.png"),
+}
+
+
+@pytest.mark.parametrize("layout", FOUND)
+def test_masks_beside_images_are_found(layout, tmp_path):
+    image, mask = FOUND[layout]
+    write(tmp_path, *({form.format(n): i for i, n in enumerate("ab")} for form in (image, mask)))
+    records = make_source(dict(kind="folder", dir=tmp_path))
+    assert len(records) == 2 and records.has_masks and records.num_classes is None
+    folder = (tmp_path / mask).parent
+    folder = folder.parent if layout == "classes" else folder
+    assert f"masks from '{folder}'" in repr(records)
+    np.testing.assert_array_equal(records[1]["mask"], MASKS[1])
+    alone = make_source(dict(kind="folder", dir=tmp_path), truth=False)
+    assert not alone.has_masks and alone[1].keys() == {"image"} and len(alone) == 2
+    assert "masks from" not in repr(alone)
+
+
+@pytest.mark.parametrize("why", ["one is missing", "two places", "colours", "another size"])
+def test_masks_that_are_not_sure_are_passed_over(why, tmp_path):
+    write(tmp_path, {f"images/{i}.png": i for i in range(3)}, {f"masks/{i}.png": i for i in (1, 2)})
+    first = {"colours": IMAGES[0], "another size": MASKS[0][:4], "two places": MASKS[0]}
+    if why in first:
+        save(tmp_path / "masks/0.png", first[why])
+    if why == "two places":
+        write(tmp_path, {}, {f"annotations/{i}.png": i for i in range(3)})
+    records = Folder(tmp_path)
+    assert len(records) == 3 and not records.has_masks and records.num_classes is None
+    if why == "two places":
+        assert Folder(tmp_path, masks="masks").has_masks
+    else:
+        with pytest.raises(InputError, match=r"data.masks: .*0.png"):
+            Folder(tmp_path, masks="masks")

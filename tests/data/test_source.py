@@ -2,6 +2,8 @@
 
 import pickle
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ssl_jax import config as config_lib
@@ -14,7 +16,8 @@ from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import make_source
 from ssl_jax.data.subset import Subset
 from ssl_jax.data.tfds import Tfds
-from tests.data.records import IMAGES, LABELS, MASKS, same_record, save, write_tfds
+from tests.data.records import IMAGES, LABELS, MASKS, png, same_record, save, write_tfds
+from tests.data.test_tars import shard
 
 
 def test_unknown_kind_names_the_nearest():
@@ -62,6 +65,8 @@ def test_sources_pickle_and_print_stably(tmp_path):
     "changes, message",
     [
         (dict(kind="voc"), 'x.dir is ""; x.kind="voc" needs the folder'),
+        (dict(kind="csv"), 'x.dir is ""; x.kind="csv" needs the folder'),
+        (dict(kind="folder", dir="d", labels="l"), "x.labels is 'l', .* for csv, webdataset, hugg"),
         (
             dict(kind="photos", masks="m"),
             "x.masks is 'm', which means nothing for x.kind=\"photos\"",
@@ -94,3 +99,22 @@ def test_what_reads_masks_otherwise_prints_otherwise(tmp_path):
     assert repr(make_source(folder)) != repr(make_source(folder | dict(masks="other")))
     first, second = (Subset(ArraySource(IMAGES), rows) for rows in ([0, 1], [0, 2]))
     assert repr(first) != repr(second)
+
+
+def test_what_reads_lists_tars_and_tables_otherwise_prints_otherwise(tmp_path):
+    for i in range(2):
+        save(tmp_path / f"{i}.png", IMAGES[i])
+        save(tmp_path / f"m{i}.png", MASKS[i])
+    (tmp_path / "x.csv").write_text("path,a,b,mask\n0.png,1,2,m0.png\n1.png,2,1,m1.png\n")
+    members = {
+        f"{i}.{end}": png(x) for end, x in (("png", IMAGES[0]), ("s.png", MASKS[0])) for i in "ab"
+    }
+    shard(
+        tmp_path / "0.tar", members | {"a.json": b'{"k": 1, "l": 0}', "b.json": b'{"k": 0, "l": 0}'}
+    )
+    columns = dict(image=[png(IMAGES[0])] * 2, a=[0, 1], b=[1, 0], mask=[png(MASKS[0])] * 2)
+    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+    for kind, *labels in (("csv", "a", "b"), ("webdataset", "k", "l"), ("huggingface", "a", "b")):
+        config = dict(kind=kind, dir=tmp_path, masks="s.png" if kind == "webdataset" else "mask")
+        ways = [dict(labels=label) for label in labels] + [dict(class_map=(1, 0, 2, 3))]
+        assert len({repr(make_source(config | way)) for way in ways}) == 3, kind

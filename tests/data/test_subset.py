@@ -1,4 +1,4 @@
-"""subset.py: lists of names that restrict a set."""
+"""subset.py: lists of names and slices that restrict a set."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import pytest
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.source import make_source
-from ssl_jax.data.subset import Subset
+from ssl_jax.data.subset import Subset, sliced
 from tests.data.records import IMAGES, same_record, save, write_tfds
 
 
@@ -95,3 +95,62 @@ def test_image_ids_follow_the_records():
     source = ArraySource(IMAGES)
     source.image_ids = tuple(range(100, 112))
     assert Subset(source, [3, 1]).image_ids == (103, 101)
+
+
+# --- slices
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    """40 images of two classes, whose names are sorted by class; pixels are their numbers."""
+    for i in range(40):
+        place = tmp_path / "numbered" / "ab"[i // 20] / f"{i:02}.png"
+        save(place, np.full((2, 2, 3), i, np.uint8))
+    return tmp_path / "numbered"
+
+
+def numbers(folder, split):
+    records = make_source(dict(kind="folder", dir=str(folder), split=split))
+    return [int(record["image"][0, 0, 0]) for record in records]
+
+
+def test_slices_of_a_folder_are_apart_and_together_everything(numbered):
+    for parts in (("train[:75%]", "train[75%:]"), ("train[:7]", "train[7:30]", "train[-10:]")):
+        found = [numbers(numbered, split) for split in parts]
+        assert sorted(sum(found, [])) == list(range(40))
+    assert [len(x) for x in found] == [7, 23, 10]
+    assert numbers(numbered, "train[:7]+train[-10:]") == sorted(found[0] + found[2])
+    # Not the first of the sorted names, which are all of one class.
+    records = make_source(dict(kind="folder", dir=str(numbered), split="train[:10]"))
+    labels = [record["label"] for record in records]
+    assert len(records) == 10 and 2 <= sum(labels) <= 8 and records.class_names == ("a", "b")
+    assert (
+        records.list_names()[0] == f"{'ab'[labels[0]]}/{numbers(numbered, 'train[:10]')[0]:02}.png"
+    )
+
+
+def test_slices_stay_where_they_are_when_files_come_and_go(numbered):
+    before = numbers(numbered, "train[:50%]")
+    assert before == numbers(numbered, "train[:50%]")
+    (numbered / "a" / "00.png").unlink()
+    save(numbered / "b" / "99.png", np.full((2, 2, 3), 99, np.uint8))
+    assert len(set(before) - set(numbers(numbered, "train[:50%]"))) <= 2
+
+
+def test_a_slice_is_of_a_part_and_of_other_kinds(images, tmp_path):
+    config = dict(kind="folder", dir=str(images))
+    assert len(make_source(config, split="val[:50%]")) == 2
+    assert "split='val[:50%]', 2 images" in repr(make_source(config, split="val[:50%]"))
+    named = listed(tmp_path, *make_source(config, split="val[:50%]").list_names()[:1])
+    assert len(make_source(config, split="val[:50%]", list=named)) == 1
+    assert len(sliced(ArraySource(IMAGES), "my-set.1[:25%]")) == 3
+
+
+@pytest.mark.parametrize("split", ["train[5]", "train[:x%]", "train[:20", "train[:50%]+val[:50%]"])
+def test_what_is_no_slice(split, images):
+    with pytest.raises(InputError, match=r"data.split: .* write train\[:90%\], train\[100:200\]"):
+        make_source(dict(kind="folder", dir=str(images), split=split))
+    with pytest.raises(InputError, match="holds no record"):
+        make_source(dict(kind="folder", dir=str(images), split="train[:0%]"))
+    with pytest.raises(InputError, match="no subfolder 'test'"):
+        make_source(dict(kind="folder", dir=str(images), split="test[:10%]"))

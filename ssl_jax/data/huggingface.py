@@ -1,0 +1,285 @@
+"""A Hugging Face data set on disk as a source: parquet files, or what `save_to_disk` wrote."""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.encoded import Encoded
+from ssl_jax.data.lookup import checked, listed, nearest
+
+IMAGES = ("image", "img", "jpg", "png", "webp", "picture", "photo")
+LABELS = ("label", "labels", "fine_label", "cls", "class", "category", "target")
+MASKS = ("mask", "annotation", "segmentation_mask", "segmentation", "seg")
+
+
+class HuggingFace(Encoded):
+    """A data set of the Hugging Face hub, as a download has it or `datasets` saved it.
+
+    Parquet files ("data/train-00000-of-00002.parquet", "train/0000.parquet") have no access to one
+    row, so their columns are held in memory, images encoded as they are. Arrow files, which
+    `Dataset.save_to_disk` writes, are mapped into memory and may be larger than it. Worker
+    processes open both anew: with several of them take Arrow files.
+    Columns are those that the arguments name, or the first with a usual name (IMAGES, LABELS,
+    MASKS); names of classes are those of the column's ClassLabel.
+    """
+
+    def __init__(
+        self,
+        place: str | os.PathLike,
+        split: str = "train",
+        *,
+        images: str = "",
+        labels: str = "",
+        masks: str = "",
+        class_names: Sequence[str] = (),
+        rules: Mapping[str, Any] | None = None,
+    ):
+        """
+        Args:
+          place: folder of the data set. images, labels, masks: names of columns.
+          class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
+
+        Raises:
+          InputError: no such split or column; a file that is broken, or
+            parquet files that are larger than half of the memory; a row without a label.
+        """
+        self._place, self._split = str(place), split
+        self._files = _files(place, split)
+        schema = _schema(self._files[0])
+        self._columns = {
+            "image": _column("images", schema, images, IMAGES),
+            "label": _column("labels", schema, labels, LABELS),
+            "mask": _column("masks", schema, masks, MASKS),
+        }
+        if self._columns["image"] is None:
+            raise InputError(
+                f"data.images: {self._files[0]} has the columns {listed(schema.names)}; name the"
+                " one with images"
+            )
+        if self._columns["label"] == self._columns["mask"] or not _is_label(schema, self._columns):
+            self._columns["label"] = None  # a column `label` of images holds masks
+        self._open()
+        features = _features(schema)
+        found = self._column_values()
+        names = features.get(self._columns["label"] or "", {}).get("names")
+        self._take(
+            found,
+            masks=self._columns["mask"] is not None,
+            class_names=names,
+            mask_names=class_names,
+            rules=rules,
+            read_from=(self._columns["label"] or "", self._columns["mask"] or ""),
+        )
+
+    def _open(self):
+        """Reads or maps the columns."""
+        used = [name for name in self._columns.values() if name is not None]
+        self._tables = _tables(self._files, used)
+        self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
+        if not self._starts[-1]:
+            raise InputError(f"data.dir: {self._files[0]} and what follows hold no row")
+
+    def _column_values(self):
+        """Labels of all rows; None where there are none, or all are negative as those of a hidden
+        test set."""
+        name = self._columns["label"]
+        if name is None:
+            return None
+        values = [value for table in self._tables for value in table[name].to_pylist()]
+        if all(value is None or (isinstance(value, int) and value < 0) for value in values):
+            return None
+        for i, value in enumerate(values):
+            if value is None or (isinstance(value, int) and value < 0):
+                raise InputError(f"data.labels: {self.name(i)}: the label in {name!r} is {value}")
+        return values
+
+    def _read(self, i: int, part: str) -> bytes:
+        table, row = self._where(i)
+        value = self._tables[table][self._columns[part]][row].as_py()
+        if isinstance(value, dict):
+            value = value.get("bytes") or value.get("path")
+        if isinstance(value, str):  # the image lies beside the table
+            try:
+                return Path(self._place).expanduser().joinpath(value).read_bytes()
+            except OSError as error:
+                raise Unreadable(self.name(i), f"{value}: {error.strerror}") from error
+        if not isinstance(value, bytes) or not value:
+            raise Unreadable(self.name(i), f"no {part} in the column {self._columns[part]!r}")
+        return value
+
+    def _where(self, i):
+        """(table, row of it) of record i."""
+        table = int(np.searchsorted(self._starts, i, side="right")) - 1
+        return table, int(i - self._starts[table])
+
+    def __len__(self):
+        return int(self._starts[-1])
+
+    def name(self, i: int) -> str:
+        table, row = self._where(checked(i, len(self)))
+        return f"{self._files[table]}, row {row}"
+
+    def __getstate__(self):
+        return {name: value for name, value in self.__dict__.items() if name != "_tables"}
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._open()
+
+    def __repr__(self):
+        size = f"images={len(self)}"
+        return f"HuggingFace({self._place!r}, {self._split!r}, {size}, {self._known})"
+
+
+def parts(place: str | os.PathLike) -> list[str]:
+    """Names of the splits of a data set on disk."""
+    place = Path(place).expanduser()
+    if (place / "state.json").is_file():
+        return []
+    folders = [path.parent.name for path in place.glob("*/state.json")]
+    files = [_split_of(path) for path in _parquet(place)]
+    return sorted({*folders, *(name for name in files if name)})
+
+
+def _parquet(place):
+    """All parquet files of a data set."""
+    found = {path for form in ("*", "*/*", "*/*/*") for path in place.glob(f"{form}.parquet")}
+    return sorted(path for path in found if not path.name.startswith("."))
+
+
+def _split_of(path):
+    """The split that a parquet file belongs to: "train-00000-of-00002", "train/0000", "train"."""
+    match = re.match(r"(.+?)-\d+(?:-of-\d+)?(?:-\w+)?$", path.stem)
+    if match:
+        return match[1]
+    return path.parent.name if path.stem.isdigit() else path.stem
+
+
+def _files(place, split) -> list[str]:
+    """The files of a split, in their order."""
+    if not place:
+        raise InputError("data.dir is empty: give the folder of the Hugging Face data set")
+    place = Path(place).expanduser()
+    if place.is_file():
+        return [str(place)]
+    for folder in (place / split, *([place] if split == "train" else [])):
+        if (folder / "state.json").is_file():
+            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            return [str(folder / entry["filename"]) for entry in state["_data_files"]]
+    files = [str(path) for path in _parquet(place) if _split_of(path) == split]
+    if not files:
+        there = listed(parts(place)) if place.is_dir() else "it is no folder"
+        raise InputError(
+            f"data.split: {place} has no parquet or Arrow files of {split!r}; splits: {there}"
+        )
+    return files
+
+
+def _pyarrow():
+    import pyarrow.parquet  # takes a second
+
+    return pyarrow
+
+
+def _opened(path):
+    """The table of an Arrow file, mapped into memory."""
+    pyarrow = _pyarrow()
+    source = pyarrow.memory_map(path)
+    return pyarrow.ipc.open_stream(source).read_all()
+
+
+def _schema(path):
+    pyarrow = _pyarrow()
+    try:
+        return (
+            pyarrow.parquet.read_schema(path)
+            if path.endswith(".parquet")
+            else pyarrow.ipc.open_stream(pyarrow.memory_map(path)).schema
+        )
+    except (OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"data.dir: {path} cannot be read: {_line(error)}") from error
+
+
+def _tables(files, columns):
+    """The columns of each file. Raises InputError for parquet files too large for the memory."""
+    pyarrow = _pyarrow()
+    parquet = [path for path in files if path.endswith(".parquet")]
+    tables = []
+    try:
+        needed, free = sum(_bytes_in_memory(path, columns) for path in parquet), _free_memory()
+        if needed > free / 2:
+            raise InputError(
+                f"data.dir: {files[0]} and what follows need {needed / 2**30:.1f} GiB of memory,"
+                f" half of what is free is {free / 2**31:.1f}; make Arrow files of them, which are"
+                ' read from disk: datasets.load_dataset("parquet", data_dir=...).save_to_disk(...)'
+            )
+        for path in files:
+            table = (
+                pyarrow.parquet.read_table(path, columns=columns)
+                if path in parquet
+                else _opened(path).select(columns)
+            )
+            tables.append(table)
+    except (OSError, KeyError, pyarrow.ArrowException) as error:
+        where = files[len(tables)]
+        raise InputError(f"data.dir: {where} cannot be read: {_line(error)}") from error
+    return tables
+
+
+def _bytes_in_memory(path, columns):
+    metadata = _pyarrow().parquet.read_metadata(path)
+    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
+    chunks = (group.column(j) for group in groups for j in range(group.num_columns))
+    # A column of images is a struct: "image.bytes".
+    return sum(
+        chunk.total_uncompressed_size
+        for chunk in chunks
+        if chunk.path_in_schema.split(".")[0] in columns
+    )
+
+
+def _free_memory():
+    """Bytes that are free; without limit where the system does not say."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 2**62
+
+
+def _features(schema):
+    """What `datasets` wrote about the columns, {} without it."""
+    text = (schema.metadata or {}).get(b"huggingface")
+    try:
+        return json.loads(text)["info"]["features"] if text else {}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _column(key, schema, wanted, usual):
+    """The column that is wanted, or the first with a usual name; None if there is none."""
+    if wanted and wanted not in schema.names:
+        raise InputError(
+            f"data.{key}: no column {wanted!r}{nearest(wanted, schema.names)}; columns:"
+            f" {listed(schema.names)}"
+        )
+    return wanted or next((name for name in usual if name in schema.names), None)
+
+
+def _is_label(schema, columns):
+    """Whether the column of labels holds numbers or texts."""
+    if columns["label"] is None:
+        return False
+    types = _pyarrow().types
+    kind = schema.field(columns["label"]).type
+    return types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
+
+
+def _line(error):
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,135 @@
+"""What a function of the user's returns as a source: `data.kind="python:module.function"`."""
+
+import importlib
+import importlib.util
+import inspect
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data import base
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.lookup import checked, nearest
+
+PREFIX = "python:"
+
+
+def is_one(kind: object) -> bool:
+    """Whether a kind names a function."""
+    return isinstance(kind, str) and kind.startswith(PREFIX)
+
+
+class Called(base.Source):
+    """The records that a function returns: an object with a length and records by index.
+
+    The function is called with those of `dir`, `split` that it has arguments for; without `split`
+    it is one part, "train", which can be sliced.
+
+    A record is a dict as of `data.source`, or a pair (image, label) as torchvision's data sets have
+    them; an image is a PIL image, or an array uint8 [H,W,3] or [H,W]. Of the object's attributes,
+    those of `data.source` are taken (`num_classes`, `class_names`, ...); `classes` are names of
+    classes, too. Without these, labels are not used.
+
+    The object is read from several threads, and pickled for worker processes.
+    """
+
+    def __init__(self, kind: str, dir: str = "", split: str = "train"):
+        """Raises InputError for a module or function that is not there, one that fails, or returns
+        something else."""
+        self._kind = kind
+        function = _function(kind)
+        wanted = inspect.signature(function).parameters
+        every = any(p.kind is p.VAR_KEYWORD for p in wanted.values())
+        given = dict(dir=dir, split=split)
+        given = {name: value for name, value in given.items() if every or name in wanted}
+        if "split" not in given and split != "train":
+            raise InputError(
+                f"data.split: {kind} takes no argument `split`, so it has the part train and slices"
+                f" of it, not {split!r}"
+            )
+        try:
+            self._records: Any = function(**given)
+        except InputError:
+            raise
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"data.kind: {kind} called with {given} raised {said}") from error
+        if not (hasattr(self._records, "__len__") and hasattr(self._records, "__getitem__")):
+            raise InputError(
+                f"data.kind: {kind} must return an object with len() and records by index, it"
+                f" returned {type(self._records).__name__}"
+            )
+        if not len(self._records):
+            raise InputError(f"data.kind: {kind} called with {given} returned no record")
+        self._given = given
+        self._take_facts(self._records)
+        self.class_names = self.class_names or getattr(self._records, "classes", None)
+        if self.num_classes is None and self.class_names:
+            self.num_classes = len(self.class_names)
+
+    def __len__(self):
+        return len(self._records)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        i = checked(i, len(self))
+        try:
+            record = self._records[i]
+            if not isinstance(record, dict):
+                image, label = record
+                record = {"image": image, "label": label}
+            record = {**record, "image": _pixels(record["image"])}
+        except Unreadable:
+            raise
+        # Whatever their reader raises for a file that is broken or gone.
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            raise Unreadable(self.name(i), said) from error
+        if self.num_classes is None:
+            record.pop("label", None)
+        elif "label" in record:
+            record["label"] = int(record["label"])
+        return record
+
+    def name(self, i: int) -> str:
+        own = getattr(self._records, "name", None)
+        return str(own(i)) if callable(own) else f"{self._kind}/{i}"
+
+    def __repr__(self):
+        given = "".join(f", {name}={value!r}" for name, value in self._given.items())
+        return f"Called({self._kind!r}{given}, images={len(self)}, classes={self.num_classes})"
+
+
+def _function(kind):
+    """The function that a kind names. Raises InputError."""
+    path = kind.removeprefix(PREFIX)
+    module, _, name = path.rpartition(".")
+    if not module or not all(part.isidentifier() for part in path.split(".")):
+        raise InputError(f'data.kind: write "{PREFIX}module.function", not {kind!r}')
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise InputError(
+            f"data.kind: no module {module!r} for {kind}; it must be installed, or its folder in"
+            " PYTHONPATH"
+        )
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        raise InputError(f"data.kind: {module} cannot be imported: {error}") from error
+    function = getattr(loaded, name, None)
+    if not callable(function):
+        there = [other for other in dir(loaded) if callable(getattr(loaded, other))]
+        raise InputError(f"data.kind: {module} has no function {name!r}{nearest(name, there)}")
+    return function
+
+
+def _pixels(image):
+    """An image of any kind as [H,W,3], uint8 or float32."""
+    pixels = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
+    if pixels.ndim == 2:
+        pixels = np.repeat(pixels[..., None], 3, axis=2)
+    if pixels.ndim != 3 or pixels.shape[-1] != 3 or pixels.dtype not in (np.uint8, np.float32):
+        raise ValueError(
+            f"an image must be uint8 [H,W,3], or float32 in [0, 1], not {pixels.dtype}"
+            f" {list(pixels.shape)}"
+        )
+    return pixels

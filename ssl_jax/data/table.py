@@ -1,0 +1,213 @@
+"""A CSV or TSV file that lists images as a source."""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ssl_jax.config import InputError
+from ssl_jax.data import classes, encoded
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.files import Files
+from ssl_jax.data.lookup import listed, nearest
+
+EXTENSIONS = (".csv", ".tsv")
+# What columns are usually called, in small letters.
+IMAGES = (
+    "path",
+    "image",
+    "image_path",
+    "file",
+    "filename",
+    "file_name",
+    "filepath",
+    "file_path",
+    "img",
+    "img_path",
+)
+LABELS = ("label", "class", "class_name", "label_name", "category", "target")
+MASKS = ("mask", "mask_path", "segmentation", "annotation")
+SPLITS = ("split", "subset", "set", "partition")
+
+
+class Table(Files):
+    """Images that a CSV or TSV file with a header line lists, one a row.
+
+    The columns of paths, labels and masks are those that the arguments name, or the first with a
+    usual name (IMAGES, LABELS, MASKS; any case). Paths are relative to the folder of the file, or
+    absolute. Labels are texts, numbered in sorted order: those of all rows of the file, so that
+    its parts agree. A column called as one of SPLITS divides the rows; so do files train.csv and
+    val.csv in one folder. Otherwise all rows are "train", of which slices can be taken.
+    """
+
+    def __init__(
+        self,
+        place: str | os.PathLike,
+        split: str = "train",
+        *,
+        images: str = "",
+        labels: str = "",
+        masks: str = "",
+        class_names: Sequence[str] = (),
+        rules: Mapping[str, Any] | None = None,
+    ):
+        """
+        Args:
+          place: the file, or a folder that holds it.
+          images, labels, masks: names of columns; "": the usual ones.
+          class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
+
+        Raises:
+          InputError: naming file and row for a row without a path or label, or with too few or too
+            many cells; file and columns for a column or split that is not there.
+        """
+        self._list = _file(place, split)
+        columns, rows = _read(self._list)
+        column = {
+            "images": _column("images", self._list, columns, images, IMAGES),
+            "labels": _column("labels", self._list, columns, labels, LABELS),
+            "masks": _column("masks", self._list, columns, masks, MASKS),
+        }
+        if column["images"] is None:
+            raise InputError(
+                f"data.images: {self._list} has the columns {listed(columns)}; name the one with"
+                " the paths of images"
+            )
+        numbers, names = encoded.numbered(_labels(self._list, rows, column["labels"]))
+        kept = _of_split(self._list, columns, rows, split)
+        self._rows = [rows[i][0] for i in kept]
+        paths = [rows[i][1][column["images"]] for i in kept]
+        for line, path in zip(self._rows, paths):
+            if not path:
+                raise InputError(f"data.dir: {self._list}, row {line}: no path of an image")
+        root, first = self._list.parent, self._list.parent / paths[0]
+        if not first.is_file():
+            raise InputError(
+                f"data.dir: {self._list}, row {self._rows[0]}: {first} is no file; paths are"
+                f" relative to {root}"
+            )
+        table, mask_names = classes.final(rules or {}, given=class_names)
+        with_masks = column["masks"] is not None
+        mask_files = [rows[i][1][column["masks"]] for i in kept] if with_masks else []
+        super().__init__(
+            root,
+            paths,
+            kind="Table",
+            labels=None if numbers is None else numbers[kept],
+            class_names=names,
+            masks=[os.path.join(root, file) if file else None for file in mask_files] or None,
+            table=table,
+            mask_names=mask_names if with_masks else None,
+        )
+        where = dict(list=self._list.name, split=split, labels=column["labels"])
+        self._told += [f"{name}={value!r}" for name, value in where.items()]
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        try:
+            return super().__getitem__(i)
+        except Unreadable as error:
+            where = f"{self._list}, row {self._rows[i]}"
+            raise Unreadable(error.name, f"{error.reason} ({where})") from error
+
+
+def parts(place: str | os.PathLike) -> list[str]:
+    """Names of the parts of a list that is there."""
+    place = Path(place).expanduser()
+    files = _files(place)
+    if len(files) != 1:
+        return sorted(file.stem for file in files)
+    columns, rows = _read(files[0])
+    column = _column("split", files[0], columns, "", SPLITS)
+    return [] if column is None else sorted({cells[column] for _, cells in rows})
+
+
+def _files(place):
+    if place.is_file():
+        return [place]
+    return sorted(path for path in place.glob("*") if path.suffix.lower() in EXTENSIONS)
+
+
+def _file(place, split) -> Path:
+    """The list of a split."""
+    if not place:
+        raise InputError("data.dir is empty: give the CSV file, or the folder that holds it")
+    place = Path(place).expanduser()
+    if not place.exists():
+        raise InputError(f"data.dir: {place} does not exist; give a CSV file, or its folder")
+    files = _files(place)
+    found = [file for file in files if file.stem == split] or (files if len(files) == 1 else [])
+    if not found:
+        names = listed([file.name for file in files])
+        raise InputError(f"data.split: {place} has no list {split}.csv; lists: {names}")
+    return found[0]
+
+
+def _read(path):
+    """(names of the columns, [(row of the file, {column: cell})]) of a CSV or TSV file."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise InputError(f"data.dir: {path} cannot be read: {reason}") from error
+    head = text.split("\n", 1)[0]
+    delimiter = max("\t,;", key=head.count)
+    reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
+    rows = []
+    try:
+        columns = [name.strip() for name in reader.fieldnames or ()]
+        reader.fieldnames = columns
+        for cells in reader:
+            if None in cells or None in cells.values():
+                raise InputError(
+                    f"data.dir: {path}, row {reader.line_num}: {len(columns)} cells are wanted, as"
+                    " the header has"
+                )
+            rows.append((reader.line_num, {name: cell.strip() for name, cell in cells.items()}))
+    except csv.Error as error:
+        raise InputError(f"data.dir: {path}, row {reader.line_num}: {error}") from error
+    if not rows:
+        raise InputError(f"data.dir: {path} lists no image below its header line")
+    return columns, rows
+
+
+def _column(key, path, columns, wanted, usual):
+    """The column that is wanted, or the first with a usual name; None if there is none."""
+    if wanted and wanted not in columns:
+        raise InputError(
+            f"data.{key}: {path} has no column {wanted!r}{nearest(wanted, columns)}; columns:"
+            f" {listed(columns)}"
+        )
+    small = {name.lower(): name for name in reversed(columns)}
+    return wanted or next((small[name] for name in usual if name in small), None)
+
+
+def _labels(path, rows, column):
+    """The texts of all labels; None without a column, or if it is empty."""
+    texts = None if column is None else [cells[column] for _, cells in rows]
+    if texts is None or not any(texts):
+        return None
+    if not all(texts):
+        line = rows[texts.index("")][0]
+        raise InputError(f"data.labels: {path}, row {line}: no label in the column {column!r}")
+    return texts
+
+
+def _of_split(path, columns, rows, split):
+    """Indices of the rows of a split."""
+    column = _column("split", path, columns, "", SPLITS)
+    if path.stem == split or (column is None and split == "train"):
+        return list(range(len(rows)))
+    if column is None:
+        raise InputError(
+            f"data.split: {path} has no column {' or '.join(SPLITS)}, so its rows are the part"
+            f' train, not {split!r}; a part that is held out can be a slice, such as "train[90%:]"'
+        )
+    kept = [i for i, (_, cells) in enumerate(rows) if cells[column] == split]
+    if not kept:
+        there = sorted({cells[column] for _, cells in rows})
+        raise InputError(
+            f"data.split: no row of {path} has {split!r} in the column {column!r}, which has"
+            f" {listed(there)}"
+        )
+    return kept

@@ -1,0 +1,226 @@
+"""WebDataset tars as a source.
+
+The package `webdataset` reads tars from begin to end; training here asks for records by index, so
+that a run continues at any record. A tar that is not compressed can do that: the standard library's
+tarfile says where each member begins, and the bytes are read from there. All headers are read once
+when a set is opened.
+"""
+
+import json
+import os
+import posixpath
+import re
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ssl_jax.config import InputError
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.encoded import Encoded
+from ssl_jax.data.listing import readable
+from ssl_jax.data.lookup import checked, listed
+
+IMAGES = ("jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "image")
+MASKS = ("seg.png", "mask.png", "segmentation.png")
+LABELS = ("label", "class", "cls", "category", "target")  # in a .json
+_PARTS = re.compile(r"(?:^|[-_.])(train|val|validation|valid|test)(?=[-_.])")
+
+
+class _Member(NamedTuple):
+    """Where a file lies in a tar."""
+
+    shard: int
+    begin: int
+    size: int
+
+
+class Tars(Encoded):
+    """Samples of WebDataset shards: members "KEY.EXTENSION" that follow each other and share KEY.
+
+    The image of a sample is its "jpg", "png", ... (IMAGES); its label the text in "cls", or LABELS
+    in its "json"; its mask "seg.png" or "mask.png". Arguments name other extensions, or the key in
+    the json. Samples without an image are left out and counted. A split is a folder of tars, or the
+    tars that have its name in theirs ("train-0000.tar"); "train" is all tars if none has.
+    """
+
+    def __init__(
+        self,
+        place: str | os.PathLike,
+        split: str = "train",
+        *,
+        images: str = "",
+        labels: str = "",
+        masks: str = "",
+        class_names: Sequence[str] = (),
+        rules: Mapping[str, Any] | None = None,
+    ):
+        """
+        Args:
+          place: a tar, or a folder of tars.
+          images, masks: extensions of members. labels: an extension, or a key in the json.
+          class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
+
+        Raises:
+          InputError: naming shard and sample for a tar that is compressed or broken, a sample
+            without label or mask where others have one.
+        """
+        self._place, self._split = str(place), split
+        self._shards = _shards(place, split)
+        wanted = {"images": images, "labels": labels, "masks": masks}
+        samples = [sample for n in range(len(self._shards)) for sample in self._index(n, wanted)]
+        there = sorted({extension for _, members, _ in samples for extension in members})
+        image = {key: _first(members, images, IMAGES) for key, members, _ in samples}
+        mask = {key: _first(members, masks, MASKS) for key, members, _ in samples}
+        kept = [sample for sample in samples if image[sample[0]] is not None]
+        if not kept:
+            raise InputError(
+                f"data.images: no sample of {self._shards[0]} has an image"
+                f" ({images or ', '.join(IMAGES)}); its extensions: {listed(there)}"
+            )
+        self._names = [key for key, _, _ in kept]
+        self._members = {"image": [image[key] for key in self._names]}
+        self._members["mask"] = [mask[key] for key in self._names]
+        missing = len(samples) - len(kept)
+        self.left_out = f"{missing} samples without an image of {place}" if missing else ""
+        found = [label for _, _, label in kept]
+        has_labels, has_masks = any(x is not None for x in found), any(self._members["mask"])
+        if labels and not has_labels:
+            raise InputError(
+                f"data.labels: no sample of {self._shards[0]} has {labels!r}, as extension or in"
+                f" its json; its extensions: {listed(there)}"
+            )
+        self._refuse_missing("labels", "label", found if has_labels else ())
+        self._refuse_missing("masks", "mask", self._members["mask"] if has_masks else ())
+        if masks and not has_masks:
+            raise InputError(
+                f"data.masks: no sample of {self._shards[0]} has the extension {masks!r}; its"
+                f" extensions: {listed(there)}"
+            )
+        self._take(
+            found if has_labels else None,
+            masks=has_masks,
+            mask_names=class_names,
+            rules=rules,
+            read_from=(labels, masks),
+        )
+
+    def _refuse_missing(self, key, what, values):
+        lacking = [self.name(i) for i, value in enumerate(values) if value is None]
+        if lacking:
+            raise InputError(
+                f"data.{key}: {len(lacking)} of {len(self)} samples have no {what}:"
+                f" {listed(lacking, 3)}"
+            )
+
+    def _index(self, number, wanted):
+        """[(key, {extension: _Member}, label)] of the samples of a shard, in its order."""
+        samples: dict[str, dict[str, _Member]] = {}
+        labels: dict[str, Any] = {}
+        try:
+            with tarfile.open(self._shards[number], "r:") as tar:
+                for info in tar:
+                    folder, name = posixpath.split(info.name)
+                    if not info.isreg() or name.startswith("."):
+                        continue
+                    stem, _, extension = name.partition(".")
+                    key, extension = readable(posixpath.join(folder, stem)), extension.lower()
+                    member = _Member(number, info.offset_data, info.size)
+                    samples.setdefault(key, {})[extension] = member
+                    if extension in ("cls", "json", wanted["labels"]):
+                        content = tar.extractfile(info)
+                        assert content is not None  # it is a regular file
+                        name = f"{self._shards[number]}/{key}.{extension}"
+                        found = _label(name, content.read(), extension, wanted["labels"])
+                        if found is not None:
+                            labels.setdefault(key, found)
+        except (OSError, tarfile.TarError) as error:
+            raise InputError(
+                f"data.dir: {self._shards[number]} cannot be read as a tar:"
+                f" {' '.join(str(error).split())}; it must not be compressed, and whole"
+            ) from error
+        return [(f"{number}/{key}", members, labels.get(key)) for key, members in samples.items()]
+
+    def _read(self, i: int, part: str) -> bytes:
+        member = self._members[part][i]
+        try:
+            with open(self._shards[member.shard], "rb") as file:
+                file.seek(member.begin)
+                data = file.read(member.size)
+        except OSError as error:
+            raise Unreadable(self.name(i), error.strerror or str(error)) from error
+        if len(data) < member.size:
+            raise Unreadable(self.name(i), "the tar has become shorter since it was opened")
+        return data
+
+    def __len__(self):
+        return len(self._names)
+
+    def name(self, i: int) -> str:
+        shard, _, key = self._names[checked(i, len(self))].partition("/")
+        return f"{self._shards[int(shard)]}/{key}"
+
+    def list_names(self) -> list[str]:
+        """What `data.list` may name: the key of each sample."""
+        return [name.partition("/")[2] for name in self._names]
+
+    def __repr__(self):
+        size = f"shards={len(self._shards)}, images={len(self)}"
+        return f"Tars({self._place!r}, {self._split!r}, {size}, {self._known})"
+
+
+def parts(place: str | os.PathLike) -> list[str]:
+    """Names of the parts that the tars of a folder have."""
+    place = Path(place).expanduser()
+    if place.is_file():
+        return []
+    named = [_PARTS.search(path.name) for path in place.glob("*.tar")]
+    folders = [path.parent.name for path in place.glob("*/*.tar")]
+    return sorted({*folders, *(match[1] for match in named if match)})
+
+
+def _shards(place, split) -> list[str]:
+    """Paths of the tars of a split."""
+    if not place:
+        raise InputError("data.dir is empty: give a tar, or the folder that holds the tars")
+    place = Path(place).expanduser()
+    if place.is_file():
+        found = [place] if split == "train" else []
+    else:
+        tars = sorted(place.glob("*.tar"))
+        inside = sorted((place / split).glob("*.tar"))
+        named = [path for path in tars if split in _PARTS.findall(path.name)]
+        divided = any(_PARTS.search(path.name) for path in tars)
+        found = inside or named or (tars if split == "train" and not divided else [])
+    if not found:
+        there = listed(parts(place)) if place.exists() else "it does not exist"
+        raise InputError(
+            f"data.split: {place} has no tar of the part {split!r}; parts: {there}; a part that is"
+            ' held out can be a slice, such as "train[90%:]"'
+        )
+    return list(map(str, found))
+
+
+def _first(members, wanted, usual):
+    """The member with the wanted extension, or the first with a usual one; None without one."""
+    names = (wanted,) if wanted else usual
+    return next((members[name] for name in names if name in members), None)
+
+
+def _label(name, content, extension, wanted):
+    """The label in a member's bytes; None if it holds none."""
+    try:
+        text = content.decode("utf-8")
+        if extension != "json":
+            return _number(text.strip()) if not wanted or wanted == extension else None
+        fields = json.loads(text)
+        keys = (wanted,) if wanted else LABELS
+        value = next((fields[key] for key in keys if key in fields), None)
+    except (UnicodeDecodeError, ValueError, TypeError) as error:
+        raise InputError(f"data.labels: {name} cannot be read: {error}") from error
+    return _number(value) if isinstance(value, str) else value
+
+
+def _number(text):
+    """A text of digits as a number, any other as it is."""
+    return int(text) if text.isdigit() else text or None
