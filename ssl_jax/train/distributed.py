@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from ssl_jax.config import InputError
+from ssl_jax.train import stop
 
 # A process that is lost ends the others after so many seconds: long enough for a busy machine.
 _HEARTBEAT = 30
@@ -80,6 +81,10 @@ def together() -> Iterator[None]:
 
     try:
         yield
+    except stop.Interrupted:
+        # Others may not have been told, and would be waited for.
+        sys.stdout.flush()
+        os._exit(stop.EXIT_PREEMPTED)
     except BaseException as error:
         where = f"process {jax.process_index()} of {jax.process_count()}"
         if isinstance(error, InputError):
@@ -197,18 +202,19 @@ class Watchdog:
         watchdog.phase("step 12")        # something happened, and this comes next
 
     When a phase lasts longer than that, its name, the process and where each of its threads stands
-    go to stderr; again after twice the time, and so on. 0 seconds: never.
+    go to stderr; again after twice the time, and so on. Of a compilation it only says that it goes
+    on. 0 seconds: never.
     """
 
     def __init__(self, seconds: float, stream: TextIO | None = None):
         self._seconds, self._stream = seconds, stream or sys.stderr
-        self._name, self._since = "start", time.monotonic()
+        self._name, self._since, self._compiling = "start", time.monotonic(), False
         self._ended = threading.Event()
         if seconds:
             threading.Thread(target=self._watch, daemon=True).start()
 
-    def phase(self, name: str) -> None:
-        self._name, self._since = name, time.monotonic()
+    def phase(self, name: str, *, compiling: bool = False) -> None:
+        self._name, self._since, self._compiling = name, time.monotonic(), compiling
 
     def close(self) -> None:
         self._ended.set()
@@ -221,20 +227,13 @@ class Watchdog:
                 limit = self._seconds
             if silent > limit:
                 warned, limit = since, 2 * limit
-                print(
-                    f"process {jax.process_index()} of {jax.process_count()}: nothing happened for"
-                    f" {silent:.0f} s in: {self._name}",
-                    file=self._stream,
-                    flush=True,
+                compiling = self._compiling
+                what = (
+                    f"still {self._name} after {silent:.0f} s; large networks take many minutes"
+                    if compiling
+                    else f"nothing happened for {silent:.0f} s in: {self._name}"
                 )
-                faulthandler.dump_traceback(file=self._stream)
-
-
-@contextlib.contextmanager
-def watched(seconds: float) -> Iterator[Watchdog]:
-    """A Watchdog that ends with the block."""
-    watchdog = Watchdog(seconds)
-    try:
-        yield watchdog
-    finally:
-        watchdog.close()
+                where = f"process {jax.process_index()} of {jax.process_count()}"
+                print(f"{where}: {what}", file=self._stream, flush=True)
+                if not compiling:
+                    faulthandler.dump_traceback(file=self._stream)

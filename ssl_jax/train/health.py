@@ -1,8 +1,13 @@
 """Is it stable, is it learning: collects each method's warnings from the metrics and says each of
-them once.
+them once; and once of a curve that rises that this is as it should be.
 """
 
+import statistics
+
 from ssl_jax.methods import Method
+
+_ROWS = 5  # whose mean is compared, so that noise does not count as a rise
+_RISE = 0.03  # relative, from which a curve rises
 
 
 class Monitor:
@@ -13,10 +18,32 @@ class Monitor:
     def __init__(self, method: Method, patience: int = 3):
         self._method, self._patience = method, patience
         self._seen: dict[str, int] = {}
+        self._rises = {name: m for name, m in method.meanings.items() if m.rises_with}
+        self._rows: list[dict] = []
+        self._lowest: dict[str, tuple[float, float]] = {}  # of a curve, and what it rises with then
 
     def __call__(self, row: dict) -> list[str]:
-        """New warnings at this row; each names the likely cause."""
+        """What is new at this row: "warning: ..." with the likely cause, and "note: ..."."""
         current = self._method.health(row)
         kinds = {text.split(":")[0]: text for text in current}
         self._seen = {kind: self._seen.get(kind, 0) + 1 for kind in kinds}
-        return [text for kind, text in kinds.items() if self._seen[kind] == self._patience]
+        new = [text for kind, text in kinds.items() if self._seen[kind] == self._patience]
+        notes = self._notes(row) if not current else []
+        return [f"warning: {text}" for text in new] + [f"note: {text}" for text in notes]
+
+    def _notes(self, row) -> list[str]:
+        self._rows = [*self._rows[1 - _ROWS :], row]
+        for name, meaning in self._rises.items():
+            if len(self._rows) < _ROWS or name not in row or meaning.rises_with not in row:
+                continue
+            mean, other = (
+                statistics.fmean(r[n] for r in self._rows) for n in (name, meaning.rises_with)
+            )
+            lowest, other_then = self._lowest.setdefault(name, (mean, other))
+            if mean < lowest:
+                self._lowest[name] = mean, other
+            elif mean > lowest + _RISE * abs(lowest) and other > other_then:
+                # Of curves that rise for the same reason the first one is enough.
+                self._rises = {n: m for n, m in self._rises.items() if m.why != meaning.why}
+                return [f"{name} rises, which is no bad sign here: {meaning.why}"]
+        return []

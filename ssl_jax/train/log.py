@@ -1,9 +1,6 @@
-"""What a run writes while it goes: metrics as CSV and JSONL, the progress line, the environment;
-TensorBoard and W&B if asked.
-"""
+"""What a run writes while it goes: metrics as CSV and JSONL, the progress line, the environment."""
 
 import csv
-import importlib
 import importlib.metadata
 import json
 import os
@@ -16,9 +13,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, free_on_resume, key
+from ssl_jax.config import free_on_resume, key
 from ssl_jax.train import distributed
 
 # Columns that depend on the clock: left out of every bit-exact comparison.
@@ -42,8 +38,12 @@ def defaults() -> dict:
     return free_on_resume(
         dict(
             every_steps=key(10, "steps from one row of metrics to the next", "steps", above=0),
-            tensorboard=key(False, "also write TensorBoard files (needs tensorboardX)"),
-            wandb=key("", "Weights & Biases project; empty = off"),
+            every_seconds=key(
+                60.0,
+                "a line at least so often, also between rows of metrics; 0 = at rows only",
+                "seconds",
+                least=0,
+            ),
             silent_seconds=key(
                 600.0,
                 "nothing happened for so long: say which process hangs, and where; 0 = never",
@@ -59,29 +59,36 @@ class Table:
 
     On resume, rows after the restored step are cut, so that a killed run ends with the same rows as
     an undisturbed one. Of several processes, the first one writes.
+
+    had, newest: the last step in the files before they were cut, and now; -1 where there is none.
     """
 
     def __init__(self, folder: Path, name: str, *, restored_step: int | None):
         self.jsonl, self.csv = folder / f"{name}.jsonl", folder / f"{name}.csv"
+        self.had = self.newest = -1
         if not distributed.is_first():
             return
-        kept = (
-            []
-            if restored_step is None
-            else [row for row in read_rows(self.jsonl) if row["step"] <= restored_step]
-        )
-        self._columns = list(kept[0]) if kept else None
-        _replace(self.jsonl, "".join(json.dumps(row) + "\n" for row in kept))
+        rows = read_rows(self.jsonl)
+        self.had = rows[-1]["step"] if rows else -1
+        self._keep([] if restored_step is None else [r for r in rows if r["step"] <= restored_step])
+
+    def _keep(self, rows):
+        self._columns = list(rows[0]) if rows else None
+        self.newest = rows[-1]["step"] if rows else -1
+        _replace(self.jsonl, "".join(json.dumps(row) + "\n" for row in rows))
         _replace(self.csv, "")
-        for row in kept:
+        for row in rows:
             self._append_csv(row)
 
     def write(self, row: dict) -> None:
-        """Appends one row; keys of the first row are the columns of the CSV, later new keys go to
-        the JSONL only.
+        """Appends one row, in place of one of its step; keys of the first row are the columns of
+        the CSV, later new keys go to the JSONL only.
         """
         if not distributed.is_first():
             return
+        if row["step"] <= self.newest:
+            self._keep([r for r in read_rows(self.jsonl) if r["step"] < row["step"]])
+        self.newest = row["step"]
         with open(self.jsonl, "a") as f:
             f.write(json.dumps(row) + "\n")
         self._append_csv(row)
@@ -119,14 +126,14 @@ def scalars(metrics: dict) -> dict[str, float]:
     }
 
 
-def progress_line(row: dict, total_steps: int, seconds_left: float) -> str:
+def progress_line(row: dict, total_steps: int, eta: str) -> str:
     """One line for the console: position, time left, loss, speed, input wait, efficiency,
     memory.
     """
     parts = [
         f"step {row['step']:>6}/{total_steps}",
         f"{100 * row['step'] / total_steps:3.0f}%",
-        f"eta {clock(seconds_left)}",
+        f"eta {eta}",
         f"loss {row['loss']:.4f}",
         f"lr {row['lr']:.2e}",
         f"{row['images_per_second']:.0f} img/s",
@@ -227,51 +234,3 @@ def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".part")
     temporary.write_text(text)
     os.replace(temporary, path)
-
-
-class Trackers:
-    """TensorBoard and Weights & Biases, each only if the config asks for it."""
-
-    def __init__(self, folder: Path, config: ConfigDict):
-        self._writers = []
-        if not distributed.is_first():
-            return
-        if config.log.tensorboard:
-            writer = _package("tensorboardX", "log.tensorboard").SummaryWriter(
-                str(folder / "tensorboard")
-            )
-            self._writers.append(
-                lambda step, row: [writer.add_scalar(k, v, step) for k, v in row.items()]
-            )
-        if config.log.wandb:
-            wandb = _package("wandb", "log.wandb")
-            run = wandb.init(
-                project=config.log.wandb,
-                dir=str(folder),
-                config=config.to_dict(),
-                resume="allow",
-                id=folder.name,
-            )
-            self._writers.append(lambda step, row: run.log(row, step=step))
-
-    def write(self, row: dict) -> None:
-        numbers = {k: v for k, v in row.items() if k != "step" and v is not None}
-        for writer in self._writers:
-            writer(row["step"], numbers)
-
-
-def check_trackers(config: ConfigDict) -> None:
-    """Raises InputError if a tracker is asked for whose package is not installed."""
-    if config.log.tensorboard:
-        _package("tensorboardX", "log.tensorboard")
-    if config.log.wandb:
-        _package("wandb", "log.wandb")
-
-
-def _package(name: str, key: str):
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InputError(
-            f"{key} is set but {name} is not installed; pip install 'ssl-jax[track]'"
-        ) from error

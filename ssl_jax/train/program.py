@@ -107,6 +107,14 @@ def read(text: str) -> Program:
     return Program(total, dict(flops), collectives)
 
 
+def where(text: str) -> dict[str, str]:
+    """{operation: line of this package, or what JAX calls it} of a compiled program's text."""
+    module = _hlo.hlo_module_from_text(text)
+    reader = _Reader(module, _lines(module.to_string()))
+    every = (i for c in module.computations() for i in c.instructions())
+    return {i.name: reader.where(i.to_string()) for i in every}
+
+
 def _found(pattern: str, text: str) -> str:
     """The part of a text that stands in the brackets of a pattern."""
     found = re.search(pattern, text, re.MULTILINE)
@@ -136,12 +144,12 @@ class _Reader:
     def _add(self, instruction, flops: Counter, sent: Counter) -> None:
         kind, text = _kind(instruction), instruction.to_string()
         if kind in ("dot", "convolution"):
-            flops[self._where(text), _operands(instruction, text)] += _flops(instruction, text)
+            flops[self.where(text), _operands(instruction, text)] += _flops(instruction, text)
         elif kind.removesuffix("-start") in COLLECTIVES:
             devices, type_ = _group(text), _type(text, kind)
             if devices != 1:
                 kind = kind.removesuffix("-start")
-                sent[kind, type_, _bytes(type_), devices, self._where(text)] += 1
+                sent[kind, type_, _bytes(type_), devices, self.where(text)] += 1
         # What a reduction adds up with is not run as a program of its own.
         runs = kind in ("fusion", "while", "conditional", "call", "async-start")
         inner = [self.costs(name) for name in _bodies(text)] if runs else []
@@ -162,7 +170,8 @@ class _Reader:
         numbers = (re.search(r"s32\[\] constant\((\d+)\)", i.to_string()) for i in condition)
         return max((int(number[1]) for number in numbers if number), default=1)
 
-    def _where(self, text: str) -> str:
+    def where(self, text: str) -> str:
+        """Line of this package that an instruction comes from, or what JAX calls it."""
         frame = re.search(r"stack_frame_id=(\d+)", text)
         name = re.search(r'op_name="([^"]*)"', text)
         return (frame and self._lines.get(frame[1])) or (name[1] if name else "")

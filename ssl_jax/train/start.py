@@ -38,8 +38,8 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
     Args:
       config: resolved. `init_from`: a weight file (see `read`), a network that `api.save` wrote, a
-        Hugging Face folder, a run folder of ours or one checkpoint of it; "": nothing happens.
-        `init_only`: take nothing but what lies below this path, for example "backbone".
+        folder of timm's or transformers', a run folder of ours or one checkpoint of it; "": nothing
+        happens. `init_only`: take nothing but what lies below this path, for example "backbone".
       fresh: as `train.state.create` made it, on its devices.
       evaluated: student and teacher both start from the network that the source's authors
         evaluate, its teacher if it has one.
@@ -80,6 +80,7 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
 
 def _source(path: str, mesh) -> fill.Source:
+    read.check_local(path)
     folder = Path(path).expanduser()
     if folder.is_dir() and read.weight_file(folder) is None:
         return _own(folder, mesh)

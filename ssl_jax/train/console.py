@@ -1,0 +1,334 @@
+"""How a run goes, for people: one live line on a terminal, else plain lines for a log file; and the
+clock behind it, in which compiling, evaluating and saving are no training.
+"""
+
+import collections
+import contextlib
+import functools
+import shlex
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console as Terminal
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ssl_jax.train import distributed, log, progress, step
+
+_WINDOW = 500  # steps whose speed tells how long the next ones take
+_BAR = 24  # characters
+_LIVE = 4  # refreshes of the live line a second
+_JOIN = 5  # seconds in which a thread ends
+_SLOW = 5  # seconds from which a step is said to be under way
+_MEASURED = 8  # evaluations, or saves, whose mean tells how long the next ones take
+
+
+class Took:
+    """How long a phase took, in seconds: whole, and what the compiler had of it."""
+
+    seconds = compiling = 0.0
+
+
+class Console:
+    """Says where a run is and measures its speed; of several processes the first one prints, and
+    each has a watchdog.
+
+        with Console(run) as console:
+            console.begin(at)
+            with console.phase("evaluating at step 50"): ...
+
+    At the latest after `log.every_seconds` without a line, a line says what is being done.
+    """
+
+    def __init__(self, run: Any):
+        self._run, config = run, run.config
+        self._total, self._batch = config.run.total_steps, config.optim.batch_size
+        self._every = config.log.every_seconds
+        self._devices = run.mesh.devices.flatten()
+        self._first = distributed.is_first()
+        self._eta = Eta(config)
+        self._lock = threading.RLock()
+        self._doing, self._detail = "starting", ""  # "" = training
+        self._opened = time.perf_counter()
+        self._doing_since = self._spoken = self._began = self._opened
+        self._apart = 0.0  # seconds since the beginning that were no training
+        self._paused: float | None = None  # since when there is no training
+        self._at = 0  # the last finished step, and its scalars
+        self._metrics: dict = {}
+        self._shown: dict | None = None  # the last row, and where the clock stood at it
+        self._row, self._row_training, self._waited, self._row_waited = 0, 0.0, 0.0, 0.0
+        self._ended = threading.Event()
+        self._live: Live | None = None
+        self._speaker: threading.Thread | None = None
+
+    def __enter__(self) -> "Console":
+        self._watchdog = distributed.Watchdog(self._run.config.log.silent_seconds)
+        if not self._first:
+            return self
+        terminal = Terminal()
+        if terminal.is_terminal and not terminal.is_dumb_terminal:
+            self._live = Live(
+                console=terminal,
+                get_renderable=self._line,
+                refresh_per_second=_LIVE,
+                transient=True,
+            )
+            self._live.start()
+        elif self._every:
+            self._speaker = threading.Thread(target=self._speak_up, daemon=True)
+            self._speaker.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._watchdog.close()
+        if self._speaker is not None:
+            # Python aborts when a thread still writes to stdout while it ends.
+            self._speaker.join(_JOIN)
+        self.restore()
+
+    def restore(self) -> None:
+        """Gives the terminal back."""
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._first:
+            with self._lock:
+                self._spoken = time.perf_counter()
+                if self._live is None:
+                    print(text, flush=True)
+                else:  # as it is: rich would break paths at the edge, and read [brackets]
+                    plain: dict = dict(markup=False, highlight=False, emoji=False)
+                    self._live.console.print(text, soft_wrap=True, **plain)
+
+    def close(self, workdir: Path, scored: bool) -> None:
+        """The last lines of a run: where its results are, and what to run next."""
+        near = workdir.is_relative_to(Path.cwd())
+        place = shlex.quote(str(workdir.relative_to(Path.cwd()) if near else workdir))
+        left = "scores in results.txt, pictures/, weights" if scored else "weights"
+        took = log.clock(time.perf_counter() - self._opened)
+        self.say(f"done after {took}: {left} in checkpoints/, all in {place}")
+        score = f"ssl-jax eval {place}" + ("" if scored else " --add=knn")
+        self.say(f"next: {score}   ssl-jax report {place}")
+
+    # --- what is being done
+
+    @contextlib.contextmanager
+    def phase(self, name: str, *, compiling: bool = False) -> Iterator[Took]:
+        """The block is `name`, which is no training; what it tells `progress` is shown."""
+        took, compiled = Took(), _compiler.seconds
+        began = time.perf_counter()
+        paused, self._paused = self._paused, began if self._paused is None else self._paused
+        before = self._doing
+        self._doing, self._doing_since = name, began
+        self._watchdog.phase(name, compiling=compiling)
+        try:
+            with progress.shown_by(self._detailed):
+                yield took
+        finally:
+            now = time.perf_counter()
+            took.seconds, took.compiling = now - began, _compiler.seconds - compiled
+            self._paused = paused
+            if paused is None:
+                self._apart += now - began
+            self._doing, self._doing_since = before, now
+            self._detail = ""
+            self._watchdog.phase("the step after")
+
+    def _detailed(self, text):
+        self._detail = text
+        self._watchdog.phase(f"{self._doing}: {text}")
+
+    def now(self, name: str) -> None:
+        """What comes next in a step, for the watchdog."""
+        self._watchdog.phase(name)
+
+    def begin(self, at: int) -> None:
+        """Training begins, after step `at`; the clock starts."""
+        self._doing = ""
+        self._began = self._doing_since = time.perf_counter()
+        self._apart = 0.0
+        self._at = self._row = at
+        self._eta.begin(at)
+
+    def waiting(self, fetch: Callable[[], Any]) -> Any:
+        """Runs `fetch` and books its time as waiting for input."""
+        began = time.perf_counter()
+        result = fetch()
+        self._waited += time.perf_counter() - began
+        return result
+
+    def finished(self, done: int, metrics: dict) -> None:
+        """A step is finished. metrics: its scalars, on the device."""
+        self._at, self._metrics = done, metrics
+        self._doing_since = time.perf_counter()
+        self._eta.step(done, self._training())
+
+    def evaluated(self, at: int, took: Took) -> None:
+        """An evaluation during training is over."""
+        self._eta.evaluated(at, took.seconds - took.compiling)
+
+    def saved(self, at: int, took: Took) -> None:
+        """A checkpoint is on its way."""
+        self._eta.saved(at, took.seconds)
+
+    # --- numbers
+
+    def _training(self) -> float:
+        """Seconds of training since the beginning."""
+        now = time.perf_counter()
+        paused = 0.0 if self._paused is None else now - self._paused
+        return now - self._began - self._apart - paused
+
+    def timing(self, done: int) -> dict:
+        """Clock columns since the last row, of training alone; `seconds` since the beginning are of
+        everything."""
+        columns = self._speed(done)
+        self._row, self._row_training, self._row_waited = done, self._training(), self._waited
+        return columns
+
+    def _speed(self, done):
+        seconds = max(self._training() - self._row_training, 1e-9)
+        rate = self._batch * (done - self._row) / seconds
+        return {
+            "images_per_second": rate,
+            "data_wait": (self._waited - self._row_waited) / seconds,
+            "mfu": self._mfu(rate),
+            "memory_mib": log.memory_mib(),
+            "seconds": time.perf_counter() - self._began,
+        }
+
+    def _mfu(self, rate):
+        """Share of the devices' peak that the model's FLOPs take; None where that is not known."""
+        peak = log.peak_flops(self._devices)
+        return None if peak is None else rate * self._flops / peak
+
+    @functools.cached_property
+    def _flops(self) -> float:
+        return step.flops_per_image(self._run.config, self._run.abstract)
+
+    # --- lines
+
+    def show(self, row: dict, remarks: Iterable[str] = ()) -> None:
+        """The line of a row of metrics, and remarks below it."""
+        self._shown = row
+        self.say(log.progress_line(row, self._total, str(self._eta)))
+        for text in remarks:
+            self.say(f"  {text}")
+
+    def _text(self) -> str:
+        """What is being done, in one line."""
+        since = log.clock(time.perf_counter() - self._doing_since)
+        if self._doing:
+            detail = f": {self._detail}" if self._detail else ""
+            return f"{self._doing}{detail} ... {since}"
+        if not self._metrics:
+            return f"step {self._at + 1}/{self._total} ... {since}"
+        row = self._shown
+        if self._at > self._row or row is None:
+            named = {name: self._metrics[name] for name in ("loss", "lr")}
+            row = {"step": self._at, **log.scalars(named), **self._speed(self._at)}
+        text = log.progress_line(row, self._total, str(self._eta))
+        slow = time.perf_counter() - self._doing_since > _SLOW
+        return f"{text}  (step {self._at + 1} ... {since})" if slow else text
+
+    def _speak_up(self):
+        """Writes a line when none was written for long; runs in a thread."""
+        while not self._ended.wait(min(1.0, self._every / 4)):
+            if time.perf_counter() - self._spoken >= self._every:
+                self.say(self._text())
+
+    def _line(self):
+        """The live line."""
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, overflow="ellipsis")
+        bar = ProgressBar(self._total, self._at, width=_BAR)
+        grid.add_row(bar, Text(" ".join(self._text().split()), no_wrap=True, overflow="ellipsis"))
+        return grid
+
+
+class Eta:
+    """Time to the end of training, from what steps, evaluations and saves have taken so far. Prints
+    itself, with what it leaves out: evaluations before one was measured, and the final report."""
+
+    def __init__(self, config: Any):
+        self._total = config.run.total_steps
+        evaluating = config.evals.every_steps if config.evals.tasks else 0
+        self._every = {"evaluation": evaluating, "save": config.checkpoint.every_steps}
+        self._report = " + report" if config.evals.tasks else ""
+        self._took: dict[str, list[float]] = {name: [] for name in self._every}
+        self._last, self._count = dict.fromkeys(self._every, 0), dict.fromkeys(self._every, 0)
+        self._steps: collections.deque = collections.deque(maxlen=_WINDOW + 1)
+
+    def begin(self, at: int) -> None:
+        self._last = dict.fromkeys(self._every, at)
+
+    def step(self, done: int, training: float) -> None:
+        """A step is finished after so many seconds of training."""
+        self._steps.append((done, training))
+
+    def evaluated(self, at: int, seconds: float) -> None:
+        self._note("evaluation", at, seconds)
+
+    def saved(self, at: int, seconds: float) -> None:
+        self._note("save", at, seconds)
+
+    def _note(self, what, at, seconds):
+        # The first one also opens files and warms up: it counts until there is another.
+        self._count[what] += 1
+        before = self._took[what] if self._count[what] != 2 else []
+        self._took[what], self._last[what] = [*before, seconds][-_MEASURED:], at
+
+    def left(self) -> tuple[float, int] | None:
+        """(seconds, evaluations that are not in them), None before two steps are finished."""
+        if len(self._steps) < 2:
+            return None
+        (first, began), (done, now) = self._steps[0], self._steps[-1]
+        seconds, unknown = (self._total - done) * (now - began) / (done - first), 0
+        for what, every in self._every.items():
+            # At the end there is a save, but no evaluation: that is part of the report.
+            due = (self._total - 1) // every + (what == "save") if every else 0
+            count = due - self._last[what] // every if every else 0
+            took = self._took[what]
+            if took:
+                seconds += count * sum(took) / len(took)
+            elif what == "evaluation":
+                unknown = count
+        return seconds, unknown
+
+    def __str__(self) -> str:
+        left = self.left()
+        if left is None:
+            return "?"
+        seconds, unknown = left
+        more = f" + {unknown} evaluation{'s' if unknown > 1 else ''}" if unknown else ""
+        return log.clock(seconds) + more + self._report
+
+
+class _Compiler:
+    """Adds up the seconds that XLA compiles in this process."""
+
+    _EVENTS = (
+        "/jax/core/compile/jaxpr_to_mlir_module_duration",
+        "/jax/core/compile/backend_compile_duration",
+    )
+
+    def __init__(self):
+        self.seconds = 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+
+    def _hear(self, event: str, seconds: float, **details: Any) -> None:
+        if event in self._EVENTS:
+            self.seconds += seconds
+
+
+_compiler = _Compiler()

@@ -1,0 +1,135 @@
+"""A trace of a few training steps, and which operations they spend their time on."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from ssl_jax.config import InputError
+from ssl_jax.train import program
+
+_SHOWN = 10
+
+
+class Steps(NamedTuple):
+    """Which steps are traced: so many from step `first` on."""
+
+    first: int
+    number: int
+
+
+def parse(text: str) -> Steps:
+    """The steps of "STEP:COUNT". Raises InputError."""
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if not found or not int(found[1]) or not int(found[2]):
+        raise InputError(
+            f'--profile is "{text}"; give the first step and how many, for example --profile=20:5'
+            " (the first steps also compile)"
+        )
+    return Steps(int(found[1]), int(found[2]))
+
+
+class Cost(NamedTuple):
+    """What an operation took in all traced steps.
+
+    name: of XLA. where: line of this package, or what JAX calls the operation. times: how often it
+    ran on all devices. seconds: of its own, without what it calls.
+    """
+
+    name: str
+    where: str
+    times: int
+    seconds: float
+
+
+class Profiler:
+    """Traces the wanted steps of a run into a folder; None: no steps."""
+
+    def __init__(self, steps: Steps | None, folder: Path):
+        self._steps, self._folder = steps, folder
+        self._began: int | None = None
+        self._last: Any = None
+
+    def close(self) -> None:
+        """Ends a trace whose last step never came."""
+        if self._steps and self._began is not None:
+            jax.profiler.stop_trace()
+
+    def before(self, step: int) -> None:
+        """Is told before a step is started; begins the trace at the first one wanted."""
+        if self._steps and self._began is None and step >= self._steps.first:
+            jax.block_until_ready(self._last)  # steps before it may still be at work
+            jax.profiler.start_trace(str(self._folder))
+            self._began = step
+
+    def after(self, step: int, result: Any, text: Callable[[], str | None]) -> str | None:
+        """Is told when a step was started; after the last one the trace is written.
+
+        result: arrays of the step's. text: gives the compiled step as text.
+
+        Returns what people should read when it is written, else None.
+        """
+        self._last = result if self._steps and self._began is None else None
+        if not self._steps or self._began is None or step + 1 < self._began + self._steps.number:
+            return None
+        jax.block_until_ready(result)
+        jax.profiler.stop_trace()
+        steps, self._steps = step + 1 - self._began, None
+        file = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+        return said(costs(file, program.where(text() or "")), steps, self._folder)
+
+
+def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
+    """The operations of a trace, the costliest first.
+
+    file: .xplane.pb, as jax.profiler writes it. lines: {operation: line} of the program.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+        for line in plane.lines:
+            # A TPU has a line for operations alone; elsewhere they say of themselves what they are.
+            all_are = line.name == "XLA Ops"
+            events = [
+                (event.start_ns, event.duration_ns, event.name)
+                for event in line.events
+                if all_are or any(name == "hlo_op" for name, _ in event.stats)
+            ]
+            for name, seconds in _own_times(events):
+                found[name].append(seconds)
+    listed = [
+        Cost(name, lines.get(name, ""), len(times), sum(times)) for name, times in found.items()
+    ]
+    return sorted(listed, key=lambda cost: -cost.seconds)
+
+
+def _own_times(events):
+    """(name, seconds) of events of one line, without the events inside them: a loop does not count
+    for what it runs."""
+    inside: list[list] = []  # [end, name, own nanoseconds], the innermost last
+    for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
+        while inside and inside[-1][0] <= start:
+            _, done, own = inside.pop()
+            yield done, own / 1e9
+        if inside:
+            inside[-1][2] -= duration
+        inside.append([start + duration, name, duration])
+    for _, done, own in inside:
+        yield done, own / 1e9
+
+
+def said(costs: list[Cost], steps: int, folder: Path) -> str:
+    """The costliest operations as a table."""
+    total = sum(cost.seconds for cost in costs) or 1.0
+    rows = [
+        f"  {100 * cost.seconds / total:5.1f} %  {1e3 * cost.seconds / steps:9.3f} ms"
+        f"  {cost.times / steps:7.0f} x  {cost.name:<32}  {cost.where}"
+        for cost in costs[:_SHOWN]
+    ]
+    head = (
+        f"profile of {steps} steps in {folder} (xprof and Perfetto open it): {len(costs)}"
+        f" operations, {1e3 * total / steps:.1f} ms a step on all devices and threads together"
+    )
+    return "\n".join([head, "  share   time a step    times    operation", *rows])

@@ -1,0 +1,197 @@
+"""Signals: what SIGTERM, SIGINT and SIGUSR1 ask of a run, and the answer at once.
+
+A run is idle while nothing of it is unsaved (start-up, compiling the first step, the final report):
+then a signal ends it there. While it is busy, a signal waits for the loop, which saves after the
+step and stops. A second SIGINT stops at once; the last checkpoint stays.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: nothing is lost; the same command continues
+EXIT_AT_ONCE = 130  # as shells call an end by SIGINT
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_PATIENCE = 3.0  # seconds that an idle process has to end by itself, before it is ended
+_SOON = 0.2  # in which it sees the signal itself, unless it is in a library
+_END = b"\0"  # no signal has this number
+
+
+class Interrupted(BaseException):
+    """A signal ended what was being done; nothing that had to be saved is lost."""
+
+
+class Stop:
+    """Whether to stop, and how.
+
+    All processes must stop at the same step, and one process must not change its mind on the way.
+    So who was told to stop marks its part of the next batch, and the metrics of that step, which
+    every process reads at the same point of the loop, say so to all: nobody waits for an answer.
+
+    whole: whether the process has nothing to do but this run, so that it may be ended.
+    """
+
+    def __init__(self, whole: bool):
+        self.told = self.agreed = False
+        # Called before the process is ended from outside the main thread: to restore a terminal.
+        self.leaving: list[Callable[[], None]] = []
+        self._whole, self._idle, self._raised = whole, True, False
+        self._leaves = ""  # what is left out when a signal comes
+        self._answer = ""
+        self._decided = threading.Event()
+
+    def idle(self) -> None:
+        """From here on nothing is unsaved: a signal raises Interrupted, also one that came
+        before."""
+        self._idle = True
+        if self.told and not self._raised:
+            self._raise()
+
+    def busy(self) -> None:
+        """From here on a signal only sets `told`."""
+        self._idle = False
+
+    def unless_told(self, work: Callable[[], None], what: str, step: int) -> None:
+        """Does `work`, such as an evaluation, and leaves it when a signal comes or came; then
+        `agreed` is set, for the loop to save the step and stop. For one process: several must stay
+        together."""
+        self._leaves, self._idle = f"leaving the {what}, saving step {step}", True
+        try:
+            if self.told:
+                self._raise()
+            work()
+        except Interrupted:
+            self.agreed = True
+        finally:
+            self._idle, self._raised, self._leaves = False, False, ""
+
+    def tell(self, batch: dict) -> dict:
+        """The batch with this process's answer."""
+        import numpy as np  # here, so that signals are heard before anything large is imported
+
+        return {**batch, "stop": np.full(len(batch["index"]), self.told)}
+
+    def hear(self, metrics: dict) -> None:
+        self.agreed |= bool(metrics.pop("stop"))
+
+    def handle(self, number: int, frame: object) -> None:
+        """Of a signal, in the main thread: between two lines of Python, so perhaps late."""
+        again = self.told and number == signal.SIGINT
+        if not self.told:
+            self.told, self._answer = True, self._what_happens(number)
+            self._decided.set()
+        if again and not self._whole:
+            raise KeyboardInterrupt
+        if self._idle and not self._raised:
+            self._raise()
+
+    def _raise(self):
+        self._raised = True  # once: not again in what cleans up behind it
+        raise Interrupted
+
+    def watch(self, received: int) -> None:
+        """Answers signals whose numbers come through a pipe: in a thread, so that the answer also
+        comes while the main thread compiles."""
+        heard = False
+        while (data := os.read(received, 1)) and data != _END:
+            number = data[0]
+            if number not in _SIGNALS:
+                continue
+            if not heard:
+                heard = True
+                # The main thread knows what it will do, unless it is deep in a library.
+                decided = self._decided.wait(_SOON)
+                answer = self._answer if decided else self._what_happens(number)
+                print(f"{signal.Signals(number).name}: {answer}", flush=True)
+                if self._whole and self._ends():
+                    ending = threading.Timer(_PATIENCE, self._end_idle)
+                    ending.daemon = True
+                    ending.start()
+            elif number == signal.SIGINT and self._whole:
+                print(
+                    "stopped at once; the last checkpoint stays, the same command continues from"
+                    f" there (exit code {EXIT_AT_ONCE})",
+                    flush=True,
+                )
+                self._end(EXIT_AT_ONCE)
+
+    def _ends(self):
+        return self._idle and not self._leaves
+
+    def _what_happens(self, number):
+        if self._ends():
+            return (
+                "stopping now, nothing is unsaved; the same command continues (exit code"
+                f" {EXIT_PREEMPTED})"
+            )
+        again = "; again to stop now" if number == signal.SIGINT else ""
+        return (self._leaves or "saving after this step") + again
+
+    def _end_idle(self):
+        # The main thread is still deep in a library, compiling for example.
+        if self._ends():
+            self._end(EXIT_PREEMPTED)
+
+    def _end(self, code):
+        """Ends the process as a kill would, which a run survives at any moment."""
+        for restore in self.leaving:
+            with contextlib.suppress(Exception):
+                restore()
+        for child in multiprocessing.active_children():
+            child.kill()
+        sys.stdout.flush()
+        os._exit(code)
+
+
+_current: Stop | None = None
+
+
+@contextlib.contextmanager
+def listening(*, whole: bool = False) -> Iterator[Stop]:
+    """Signals go to the Stop that is yielded; within another such block to that of the other.
+
+    whole: see Stop; after the block, signals end the process with EXIT_PREEMPTED. Outside the main
+    thread, where Python has no signals, nobody is told to stop.
+    """
+    global _current
+    if _current is not None:
+        _handled_by(_current)  # again: JAX takes SIGTERM for itself when processes connect
+        yield _current
+        return
+    stop = Stop(whole)
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    received, sent = os.pipe()
+    os.set_blocking(sent, False)
+    watching = threading.Thread(target=stop.watch, args=(received,), daemon=True)
+    watching.start()
+    before = _handled_by(stop)
+    woken = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
+    _current = stop
+    try:
+        yield stop
+    finally:
+        _current = None
+        stop.busy()
+        signal.set_wakeup_fd(woken)
+        for number, handler in before.items():
+            signal.signal(number, _leave if whole else handler)
+        os.write(sent, _END)
+        watching.join(_PATIENCE)  # a thread that writes to stdout while Python ends makes it abort
+        os.close(sent)
+        os.close(received)
+
+
+def _handled_by(stop):
+    """Sets the handlers; returns those before."""
+    return {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+
+
+def _leave(number: int, frame: object) -> None:
+    os._exit(EXIT_PREEMPTED)

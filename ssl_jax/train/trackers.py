@@ -1,0 +1,197 @@
+"""Trackers: TensorBoard, Weights & Biases and trackio get numbers, pictures, tables and the config
+of a run, each only if the config asks for it.
+
+A continued run goes on in the same place of a tracker, and no step comes twice: TensorBoard is told
+to drop what is past the checkpoint; the other two do not get the rows again that the killed process
+had handed over (they would be the same), which the tables of the run folder tell. Trackers write in
+the background: of a process that is killed, and not stopped, they may lack the last seconds.
+"""
+
+import importlib
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ml_collections import ConfigDict
+from PIL import Image
+
+from ssl_jax import config as config_lib
+from ssl_jax.config import InputError, key
+from ssl_jax.train import distributed, log
+
+_FLUSHED = 10  # seconds after which TensorBoard's events are in their file
+_PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
+
+
+def defaults() -> dict:
+    """The keys of trackers in the section `log`."""
+    return dict(
+        tensorboard=key(False, "also write TensorBoard files (needs tensorboardX)"),
+        wandb=key("", "Weights & Biases project; empty = off"),
+        trackio=key("", "trackio project, kept on this machine (needs trackio); empty = off"),
+        tracked_pictures=key(
+            False, "trackers get the pictures at every evaluation, not only at the end"
+        ),
+    )
+
+
+class Trackers:
+    """The trackers of a run; of several processes, the first one writes.
+
+    folder: the run's, whose trackers.json holds the names under which trackers know it.
+    start: step that the run continues from. tables: {"metrics": log.Table, "evals": ...} of the
+    run, already cut to that step.
+    """
+
+    def __init__(self, folder: Path, config: ConfigDict, start: int, tables: Mapping[str, Any]):
+        self._writers: list[Any] = []
+        if not distributed.is_first():
+            return
+        chosen = [name for name in _PACKAGES if config.log[name]]
+        self._known = folder / "trackers.json"
+        self._names = names = json.loads(self._known.read_text()) if self._known.exists() else {}
+        for name in chosen:
+            package = _package(name)
+            late = name not in names
+            names.setdefault(name, f"{folder.name}-{uuid.uuid4().hex[:8]}")
+            # What this tracker has been given before: all that was written while it was on.
+            had = {} if late else {title: table.had for title, table in tables.items()}
+            if name == "tensorboard":
+                writer: Any = _TensorBoard(package, folder / "tensorboard", start)
+            else:
+                writer = _Hosted(package, config.log[name], names[name], folder, config, had)
+            self._writers.append(writer)
+            if late:
+                log.write_json(self._known, names)
+                writer.config(config)
+                for title, table in tables.items():
+                    for row in log.read_rows(table.jsonl):
+                        writer.numbers(title, row["step"], _numbers(row))
+
+    def write(self, table: str, row: Mapping[str, Any]) -> None:
+        """A row of "metrics" or "evals"."""
+        for writer in self._writers:
+            writer.numbers(table, row["step"], _numbers(row))
+
+    def pictures(self, step: int, paths: Sequence[Path]) -> None:
+        """The PNG files among `paths`, called after their names."""
+        for writer in self._writers:
+            writer.pictures(step, {path.stem: path for path in paths if path.suffix == ".png"})
+
+    def final(
+        self, step: int, results: Mapping[str, Mapping[str, float]], paths: Sequence[Path]
+    ) -> None:
+        """The final scores {row: {score: number}} as a table, and the pictures; once in a run."""
+        if not self._writers or self._names.get("final") == step:
+            return
+        self.pictures(step, paths)
+        scores = list(dict.fromkeys(score for row in results.values() for score in row))
+        rows = [[name, *(row.get(score) for score in scores)] for name, row in results.items()]
+        for writer in self._writers:
+            writer.table("comparison", step, ["features", *scores], rows)
+        log.write_json(self._known, self._names | {"final": step})
+
+    def close(self) -> None:
+        """Waits until everything is written."""
+        for writer in self._writers:
+            writer.close()
+        self._writers = []
+
+
+def check(config: ConfigDict) -> None:
+    """Raises InputError if a tracker is asked for whose package is not installed."""
+    for name in _PACKAGES:
+        if config.log[name]:
+            _package(name)
+
+
+class _TensorBoard:
+    def __init__(self, package, folder: Path, start: int):
+        # Readers drop what an earlier file holds from this step on.
+        purged = start + 1 if start else 0
+        # Files are called after the second, and two processes may start within one.
+        suffix = f".{start}"
+        words: dict = dict(purge_step=purged, filename_suffix=suffix, flush_secs=_FLUSHED)
+        self._writer = package.SummaryWriter(str(folder), **words)
+
+    def config(self, config):
+        text = config_lib.to_json(config)
+        self._writer.add_text("config", f"```\n{text}\n```", 0)
+
+    def numbers(self, table, step, row):
+        for name, value in row.items():
+            self._writer.add_scalar(name, value, step)
+
+    def pictures(self, step, paths):
+        for name, path in paths.items():
+            pixels = np.asarray(Image.open(path).convert("RGB"))
+            self._writer.add_image(f"pictures/{name}", pixels, step, dataformats="HWC")
+
+    def table(self, name, step, columns, rows):
+        lines = [columns, ["---"] * len(columns), *([_text(x) for x in row] for row in rows)]
+        text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        self._writer.add_text(name, text, step)
+
+    def close(self):
+        self._writer.close()
+
+
+class _Hosted:
+    """Weights & Biases, or trackio, which has its functions."""
+
+    def __init__(self, package, project, name, folder, config, had):
+        self._package, self._had = package, had
+        words = dict(project=project, name=name, config=config.to_dict(), resume="allow")
+        self._own_axis = package.__name__ == "wandb"
+        if self._own_axis:
+            words |= dict(id=name, dir=str(folder))
+        self._run = package.init(**words)
+        if self._own_axis:
+            # Its own counter only grows, and would drop what is logged again at an earlier step.
+            self._run.define_metric("step")
+            self._run.define_metric("*", step_metric="step")
+
+    def config(self, config):
+        del config  # `init` has it
+
+    def numbers(self, table, step, row):
+        if step > self._had.get(table, -1):
+            self._log(step, row)
+
+    def pictures(self, step, paths):
+        images = {f"pictures/{n}": self._package.Image(str(p)) for n, p in paths.items()}
+        if images:
+            self._log(step, images)
+
+    def table(self, name, step, columns, rows):
+        self._log(step, {name: self._package.Table(columns=columns, data=rows)})
+
+    def _log(self, step, values):
+        if self._own_axis:
+            self._run.log({"step": step, **values})
+        else:
+            self._run.log(values, step=step)
+
+    def close(self):
+        self._run.finish()
+
+
+def _numbers(row):
+    return {name: value for name, value in row.items() if name != "step" and value is not None}
+
+
+def _text(value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str("" if value is None else value)
+
+
+def _package(name: str):
+    try:
+        return importlib.import_module(_PACKAGES[name])
+    except ImportError as error:
+        raise InputError(
+            f"log.{name} is set but {_PACKAGES[name]} is not installed; pip install"
+            " 'ssl-jax[track]'"
+        ) from error

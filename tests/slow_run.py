@@ -1,0 +1,38 @@
+"""Config file of a tiny run whose evaluations and pictures take long, for signals that come
+meanwhile: tests/slow_run.py:METHOD."""
+
+import time
+
+from ssl_jax import evals
+from ssl_jax.evals.pictures import Chart, Curve
+from ssl_jax.train import progress
+from tests import tiny_run
+
+PARTS, SECONDS = 12, 0.25
+
+
+def wait():
+    with progress.counter(PARTS, "parts") as add:
+        for _ in range(PARTS):
+            time.sleep(SECONDS)
+            add(1)
+
+
+def run(case):
+    wait()
+    return {"slow": float(len(case.test))}
+
+
+def figures(case):
+    wait()
+    return {"slow": Chart("slow", (Curve("slow", [0, 1], [0, 1]),))}
+
+
+def get_config(method: str):
+    # Here and not where the file is read: the collection of tests reads every file.
+    evals.register("slow", run, dict, heading="slow", figures=figures, baselines=())
+    config = tiny_run.get_config(method)
+    evals.add(config, "slow", data=dict(kind="photos", size=24))
+    config.evals.tasks, config.log.every_seconds = ("slow",), 0.5
+    config.model.cls = True
+    return config

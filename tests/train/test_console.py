@@ -1,0 +1,195 @@
+"""What a run says: line by line for a log file, live on a terminal; and a clock and a time to the
+end that count what they say."""
+
+import io
+import re
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console as Terminal
+
+from ssl_jax import api
+from ssl_jax.train import console, log, progress
+from tests import tiny, tiny_run
+
+STEP = (
+    r"step +{step}/12 +\d+%  eta (\?|\d+:\d\d{more}) \+ report  loss [\d.]+  lr \d\.\d\de[+-]\d\d"
+    r"  \d+ img/s  data-wait [\d.]+%  mem \d+ MiB"
+)
+EVAL = r"eval at step {step}: knn [\d.]+  (knn_\w+ [\d.]+  )+\(\d+\.\d s\)"
+
+
+def lines(text):
+    """Without what health says of so small a network."""
+    return [line for line in text.splitlines() if not line.startswith("  ")]
+
+
+@pytest.mark.slow
+def test_the_log_of_a_run_line_by_line(tmp_path, capsys):
+    config = tiny_run.get_config("sop")
+    config.log.every_steps, config.evals.every_steps, config.log.every_seconds = 3, 5, 0.0
+    assert api.train(config, tmp_path / "run") == 0
+    found = lines(capsys.readouterr().out)
+    steps = [STEP.format(step=step, more="") for step in (6, 9, 12)]
+    expected = [
+        r"sop on 8 x cpu \(cpu\), .*: 35 images, batch 8, steps 0 to 12 .*; run folder .*/run",
+        r"compiling the step \.\.\.",
+        r"compiled in \d+ s",
+        EVAL.format(step=0),
+        STEP.format(step=3, more=""),
+        EVAL.format(step=5),
+        *steps[:2],
+        EVAL.format(step=10),
+        steps[2],
+        r"final report: knn, beside untrained network and raw pixels",
+        r"features +k-NN",
+        r"-+",
+        r"untrained network .*",
+        r"raw pixels .*",
+        r"trained .*",
+        r"percent where no unit is named; \* = best of the column",
+        *[rf"picture: .*/run/pictures/{name}\.png" for name in ("curves", "attention", "pca")],
+        *[rf"picture: .*/{name}\.png" for name in ("neighbours", "sop_\\w+", "sop_\\w+")],
+        r"done after \d+:\d\d: scores in results\.txt, pictures/, weights in checkpoints/, all .*",
+        r"next: ssl-jax eval \S+/run   ssl-jax report \S+/run",
+    ]
+    assert len(found) == len(expected), "\n".join(found)
+    for line, pattern in zip(found, expected, strict=True):
+        assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
+    # The last scores are among those of the run.
+    scores = log.read_rows(tmp_path / "run" / "evals.jsonl")
+    assert [row["step"] for row in scores] == [0, 5, 10, 12]
+    assert f'"knn": {scores[-1]["knn"]}' in (tmp_path / "run" / "results.json").read_text()
+
+    assert api.train(config, tmp_path / "run") == 0  # once more: the report alone
+    again = lines(capsys.readouterr().out)
+    assert re.fullmatch(r"continuing from step 12 \(.*\)", again[0])
+    assert again[2] == expected[10].replace("\\", "") and again[3:] == found[11:-2] + again[-2:]
+    assert log.read_rows(tmp_path / "run" / "evals.jsonl") == scores
+
+
+# --- the time to the end
+
+
+def config(total=400, evaluations=50, saves=100, tasks=("knn",)):
+    return types.SimpleNamespace(
+        run=types.SimpleNamespace(total_steps=total),
+        evals=types.SimpleNamespace(tasks=tasks, every_steps=evaluations),
+        checkpoint=types.SimpleNamespace(every_steps=saves),
+    )
+
+
+def test_the_time_to_the_end_counts_steps_evaluations_and_saves():
+    eta = console.Eta(config())
+    eta.begin(0)
+    assert str(eta) == "?"
+    eta.evaluated(0, 30.0)
+    for done in range(1, 41):
+        eta.step(done, 5.0 + 2.0 * done)  # the first one took longer
+    # 360 steps, evaluations at 50 to 350, saves that nothing is known about yet
+    assert eta.left() == (360 * 2.0 + 7 * 30.0, 0)
+    assert str(eta) == "15:30 + report"
+    for done in range(41, 51):
+        eta.step(done, 5.0 + 2.0 * done)
+    assert eta.left()[0] == 350 * 2.0 + 7 * 30.0  # that at 50 comes after the row of step 50
+    eta.evaluated(50, 10.0)
+    assert eta.left()[0] == 350 * 2.0 + 6 * 10.0  # the first one also warmed up
+    eta.evaluated(100, 20.0)
+    eta.saved(100, 3.0)
+    assert eta.left()[0] == pytest.approx(350 * 2.0 + 5 * 15.0 + 3 * 3.0)
+
+
+def test_the_time_to_the_end_says_what_it_leaves_out():
+    eta = console.Eta(config(tasks=()))
+    eta.begin(0)
+    eta.step(1, 1.0)
+    eta.step(2, 2.0)
+    assert str(eta) == "6:38"  # no evaluation, no report
+    eta = console.Eta(config())
+    eta.begin(300)  # continued: no evaluation was measured
+    eta.step(301, 1.0)
+    eta.step(302, 2.0)
+    assert str(eta) == "1:38 + 1 evaluation + report"
+
+
+def test_the_speed_is_that_of_late():
+    eta = console.Eta(config(total=10_000, tasks=()))
+    eta.begin(0)
+    for done in range(1, 2001):
+        eta.step(done, done * 1.0 if done <= 1000 else 1000 + (done - 1000) * 0.1)
+    assert eta.left()[0] == pytest.approx(8000 * 0.1)
+
+
+# --- the clock
+
+
+@pytest.fixture
+def run(request):
+    """A prepared run, which says something every so many seconds."""
+    return api.prepare(tiny.config("dino", log__every_seconds=getattr(request, "param", 0.0)))
+
+
+def test_only_training_counts(run):
+    with console.Console(run) as shown:
+        shown.begin(0)
+        with shown.phase("evaluating at step 0") as took:
+            time.sleep(0.2)
+        time.sleep(0.05)
+        shown.waiting(lambda: time.sleep(0.05))
+        with shown.phase("saving"), shown.phase("a part of it"):
+            time.sleep(0.2)
+        columns = shown.timing(4)
+        assert 0.2 <= took.seconds < 0.3
+        assert 4 * 8 / 0.2 < columns["images_per_second"] <= 4 * 8 / 0.1
+        assert 0.25 < columns["data_wait"] <= 0.5
+        assert columns["seconds"] >= 0.5
+        time.sleep(0.05)
+        assert shown.timing(5)["images_per_second"] <= 8 / 0.05  # since the last row alone
+        assert shown.timing(6)["data_wait"] == 0
+
+
+def test_the_compiler_is_told_from_what_it_compiles(run):
+    with console.Console(run) as shown, shown.phase("evaluating") as took:
+        time.sleep(0.1)
+        seed = time.time_ns() % 997  # no program that is kept already
+        jax.jit(lambda x: jax.numpy.cos(x) * seed + jax.numpy.tanh(x))(np.ones((3, 5)))
+    assert 0 < took.compiling <= took.seconds - 0.1
+
+
+# --- what is said meanwhile
+
+
+@pytest.mark.parametrize("run", [0.2], indirect=True)
+def test_a_line_comes_at_least_so_often(run, capsys):
+    with console.Console(run) as shown:
+        with shown.phase("evaluating at step 0"), progress.part("knn", 1, 2):
+            with progress.counter(100, "images") as add:
+                add(64)
+                time.sleep(0.5)
+        shown.begin(3)
+        shown.finished(4, {"loss": np.float32(2.5), "lr": np.float32(0.1), "other": 1})
+        time.sleep(0.3)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "evaluating at step 0: knn (1 of 2), 64 of 100 images ... 0:00"
+    assert re.match(r"step +4/12 +33%  eta \?  loss 2\.5000  lr 1\.00e-01", said[-1])
+    assert 3 <= len(said) <= 5
+
+
+def test_a_terminal_has_a_live_line_and_lines_as_they_are(run, monkeypatch):
+    written = io.StringIO()
+    terminal = Terminal(file=written, force_terminal=True, width=100, _environ={"TERM": "xterm"})
+    monkeypatch.setattr(console, "Terminal", lambda: terminal)
+    path = "runs/[a]/" + 12 * "long_name/"  # neither markup nor a line break within it
+    with console.Console(run) as shown:
+        with shown.phase("compiling the step", compiling=True):
+            time.sleep(0.6)
+            shown.say(f"picture: {path}")
+        shown.begin(6)
+        time.sleep(0.4)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue())
+    assert "compiling the step ... 0:00" in text and "step 7/12" in text
+    assert f"picture: {path}\n" in text.replace("\r", "")
+    assert "\x1b[?25h" in written.getvalue()  # the cursor is shown again

@@ -1,0 +1,40 @@
+"""The watchdog: where a process hangs, and that a compilation is none."""
+
+import io
+import os
+import time
+
+from ssl_jax.train import distributed
+
+
+def watched(seconds, tmp_path, **phase):
+    with open(tmp_path / "said.txt", "w+") as stream:  # faulthandler writes to a file alone
+        watchdog = distributed.Watchdog(0.2, stream)
+        watchdog.phase("compiling the step", **phase)
+        time.sleep(seconds)
+        watchdog.close()
+        time.sleep(0.1)
+        stream.seek(0)
+        return stream.read()
+
+
+def test_a_hanging_process_says_where(tmp_path):
+    said = watched(0.5, tmp_path)
+    assert "process 0 of 1: nothing happened for 0 s in: compiling the step" in said
+    assert "test_distributed.py" in said  # the threads' places
+
+
+def test_a_compilation_goes_on(tmp_path):
+    said = watched(0.9, tmp_path, compiling=True)
+    assert "process 0 of 1: still compiling the step after" in said
+    assert "nothing happened" not in said and "test_distributed" not in said
+    assert 1 <= said.count(os.linesep) <= 3  # after 0.2, 0.4 and 0.8 seconds
+
+
+def test_a_phase_in_time_and_no_limit_say_nothing(tmp_path):
+    assert watched(0.0, tmp_path) == ""
+    stream = io.StringIO()
+    watchdog = distributed.Watchdog(0, stream)
+    watchdog.phase("step 1")
+    time.sleep(0.1)
+    assert stream.getvalue() == ""

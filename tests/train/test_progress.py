@@ -1,0 +1,36 @@
+"""What is being done is told in words, nested, and to nobody where nobody shows it."""
+
+from ssl_jax.train import progress
+
+
+def test_parts_and_counts_are_told_as_they_come():
+    told = []
+    with progress.shown_by(told.append):
+        with progress.part("raw pixels"), progress.part("knn", 1, 3):
+            with progress.counter(100, "images") as add:
+                add(64)
+                add(36)
+        with progress.part("dense", 1, 1):
+            pass
+    assert told == [
+        "raw pixels",
+        "raw pixels, knn (1 of 3)",
+        "raw pixels, knn (1 of 3), 64 of 100 images",
+        "raw pixels, knn (1 of 3), 100 of 100 images",
+        "raw pixels, knn (1 of 3)",
+        "raw pixels",
+        "",
+        "dense",
+        "",
+    ]
+
+
+def test_the_inner_listener_hears_its_own_parts_alone():
+    outer, inner = [], []
+    with progress.shown_by(outer.append), progress.part("report"):
+        with progress.shown_by(inner.append), progress.part("curves"):
+            pass
+    assert inner == ["curves", ""] and outer == ["report", ""]
+    with progress.part("unheard"), progress.counter(2, "images") as add:
+        add(2)
+    assert inner == ["curves", ""]
