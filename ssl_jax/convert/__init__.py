@@ -5,8 +5,8 @@ parameters of a method. `ssl-jax train --config.init_from=PATH` goes through tra
 """
 
 from ssl_jax.convert.fill import Report
-from ssl_jax.convert.read import weight_file
+from ssl_jax.convert.read import check_local, weight_file
 from ssl_jax.convert.tables import FAMILIES
 from ssl_jax.convert.torch_in import load_torch, load_vit
 
-__all__ = ["FAMILIES", "Report", "load_torch", "load_vit", "weight_file"]
+__all__ = ["FAMILIES", "Report", "check_local", "load_torch", "load_vit", "weight_file"]

@@ -32,7 +32,7 @@ class Weights(NamedTuple):
     arrays: dict[str, Any]
     names: dict[str, str]
     left: tuple[str, ...]
-    model: dict[str, str]
+    model: dict[str, Any]
     note: str = ""
 
 
@@ -155,21 +155,33 @@ def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[s
     """The paths to take.
 
     A head or a decoder is taken whole or not at all: with other layers it was made for another
-    objective, even where some of its shapes agree (MAE's decoder and STELLAR's). The encoder may
-    have more or fewer tokens, and "constants" is a loose list.
+    objective, even where some of its shapes agree (MAE's decoder and STELLAR's); so it is with
+    another kind of position codes. The encoder may have more or fewer tokens, and "constants" is a
+    loose list.
     """
     taken = []
     for part in dict.fromkeys(path.split("/")[0] for path in paths):
         ours = [path for path in paths if _inside(path, part)]
         theirs = [path for path in weights.arrays if _inside(path, part)]
         odd = sorted(set(ours) ^ {path for path in theirs if not path.endswith("/position")})
-        if part in ("backbone", "constants") or not odd:
+        if part == "decoder" and theirs and _has_no_positions(part, ours, weights):
+            notes.append(
+                "decoder was trained without position codes there (they are zeros, as transformers"
+                " starts ViTMAE from scratch), this one has fixed ones: left as initialised"
+            )
+        elif part in ("backbone", "constants") or not odd:
             taken += [path for path in ours if path in weights.arrays]
         elif theirs:
             notes.append(
                 f"{part} is another one there (not in both: {brief(odd, 3)}): left as initialised"
             )
     return taken
+
+
+def _has_no_positions(part: str, ours: list[str], weights: Weights) -> bool:
+    """Whether position codes are zeros there, where this network computes fixed ones."""
+    codes = weights.arrays.get(f"{part}/position")
+    return codes is not None and f"{part}/position" not in ours and not np.any(np.asarray(codes))
 
 
 def _inside(path: str, only: str) -> bool:
@@ -333,7 +345,8 @@ def _check_model(weights: Weights, model: Mapping) -> None:
     wrong = {key: value for key, value in weights.model.items() if model[key] != value}
     if wrong:
         is_now = ", ".join(f'model.{key}="{model[key]}"' for key in wrong)
-        wanted = " ".join(f"--config.model.{key}={value}" for key, value in wrong.items())
+        texts = {key: str(value).replace(" ", "") for key, value in wrong.items()}
+        wanted = " ".join(f"--config.model.{key}={text}" for key, text in texts.items())
         raise InputError(
             f"{weights.source} ({weights.title}): this model with {is_now} would misread its"
             f" weights; add {wanted}"

@@ -4,6 +4,7 @@ formats where torch is installed.
 
 import argparse
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,41 @@ from ssl_jax.config import InputError
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
 # What a Hugging Face folder calls its weights.
-_IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+
+
+_HUB = re.compile(r"(?:hf[-_]hub:|https?://(?:www\.)?huggingface\.co/)(.+)")
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # OWNER/NAME, and a relative path
+
+
+def check_local(path: str | Path) -> None:
+    """Refuses what can only be the name of weights on the network. Nothing is ever downloaded.
+
+    Raises:
+      InputError: `path` is not there, and is an address or the name of a repository; says how to
+        fetch it.
+    """
+    text = str(path)
+    if Path(text).expanduser().exists():
+        return
+    if match := _HUB.fullmatch(text):
+        raise InputError(f"{text} is on the Hugging Face hub; fetch it first: {_fetch(match[1])}")
+    if re.match("https?:/", text):
+        raise InputError(f"{text} is an address; fetch the file first: curl -L -O {text}")
+    owner = text.partition("/")[0]
+    if _NAME.fullmatch(text) and Path(text).suffix not in SUFFIXES and not Path(owner).exists():
+        raise InputError(
+            f"there is no {text} here; if it is a repository on the Hugging Face hub, fetch it"
+            f" first: {_fetch(text)}"
+        )
+
+
+def _fetch(repository: str) -> str:
+    """The command that fetches OWNER/NAME or OWNER/NAME@REVISION, and what to give then."""
+    name, _, revision = repository.strip("/").partition("@")
+    folder = name.split("/")[-1]
+    chosen = f" --revision {revision}" if revision else ""
+    return f"hf download {name}{chosen} --local-dir {folder}, and give {folder}"
 
 
 def weight_file(path: str | Path) -> Path | None:
@@ -27,9 +62,10 @@ def weight_file(path: str | Path) -> Path | None:
     Raises:
       InputError: nothing there, or a file of no known kind.
     """
+    check_local(path)
     path = Path(path).expanduser()
     if path.is_dir():
-        return next((path / name for name in _IN_FOLDER if (path / name).is_file()), None)
+        return next((path / name for name in IN_FOLDER if (path / name).is_file()), None)
     if not path.is_file():
         raise InputError(f"no such weight file: {path}")
     if path.suffix not in SUFFIXES:

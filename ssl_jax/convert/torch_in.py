@@ -22,7 +22,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import fill as fill_lib
-from ssl_jax.convert import read, rows, tables
+from ssl_jax.convert import hub, read, rows, settle, tables
 from ssl_jax.models import vit
 
 # Dictionaries and modules that checkpoints are wrapped in, in any order and number.
@@ -34,6 +34,8 @@ _PARTS = {
     "model_ema": "teacher",
     "state_dict_ema": "teacher",
 }
+# What a config.json may say and a config's `model` section must then say too.
+_ASKED = ("gelu", "position_resize", "resize_kernel", "mean", "std")
 # Beside the weights in a full checkpoint, and nothing to report.
 _STATE = re.compile(
     r"(optimi[sz]ers?|optimizer_states|.*scaler|(lr_)?schedulers?|.*loss|callbacks|loops)(\..*)?"
@@ -84,21 +86,24 @@ def load_vit(
       heads: attention heads, which shapes do not tell; None: width / 64, as in all usual sizes.
 
     Returns:
-      (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. ViTConfig.mean
-        and .std are ImageNet's; for weights that were trained with others, change them with
-        dataclasses.replace.
+      (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. Heads, mean,
+        deviation and the like are those of a config.json beside the weights; without one,
+        ViTConfig.mean and .std are ImageNet's: for weights that were trained with others, change
+        them with dataclasses.replace.
 
     Raises:
       InputError: as `load_torch`; the family cannot be told.
     """
+    described = hub.describe(path)
     source = load(path, family=family)
     if source.family == "vit":
         raise InputError(
             f"{path} holds an encoder under names that DINO, MAE and timm share: give"
             ' family="dino", "mae" or "timm"'
         )
-    weights = source.tree(part)
-    config = _vit_config(weights, heads, tables.FAMILIES[source.family].norm_eps)
+    weights, given = source.tree(part), {"heads": heads} if heads else {}
+    fields = {"norm_eps": tables.FAMILIES[source.family].norm_eps} | weights.model
+    config = _vit_config(weights, fields | described.model | given)
     shapes = jax.eval_shape(vit.vit(config).init, jax.random.key(0))
     params, report = fill_lib.fill({"backbone": shapes}, weights, only="backbone")
     if report.missing:
@@ -110,11 +115,22 @@ def load_vit(
 
 
 def load(path: str | Path, *, family: str | None = None) -> fill_lib.Source:
-    """Reads and translates a checkpoint. Raises InputError as `load_torch` does."""
+    """Reads and translates a checkpoint, with what a config.json beside it says. Raises InputError
+    as `load_torch` does."""
     file = read.weight_file(path)
     if file is None:
         raise InputError(f"the folder {path} holds no weight file")
-    return translate(read.tensors(file), family=family, source=str(path))
+    described = hub.describe(path)
+    family = family or described.family or None
+    found = translate(read.tensors(file), family=family, source=str(path))
+    asked = {key: described.model[key] for key in _ASKED if key in described.model}
+
+    def told(weights):
+        weights = settle.settle(weights, described.model)
+        note = "" if "mean" in asked else weights.note
+        return weights._replace(model=weights.model | asked, note=note)
+
+    return found._replace(trees={part: told(tree) for part, tree in found.trees.items()})
 
 
 def translate(
@@ -133,6 +149,7 @@ def translate(
             parts[part][short] = name
     if family is not None and family not in tables.FAMILIES:
         raise InputError(unknown("family of checkpoints", family, tables.FAMILIES))
+    _check_layers([short for shorts in parts.values() for short in shorts], source)
     family = family or _recognise(parts, source)
     table = tables.FAMILIES[family]
     for pattern, replacement in table.teacher:
@@ -146,6 +163,30 @@ def translate(
     return fill_lib.Source(
         family, table.method, {part: tree for part, tree in trees.items() if tree.arrays} or trees
     )
+
+
+# Layers that ours has not, by names that only they have, in all libraries.
+_UNLIKE = {
+    r"(.*\.)?(rope|rope_embed|rope_embeddings)\..*|storage_tokens|.*\.qkv\.bias_mask"
+    r"|embeddings\.patch_embeddings\.weight": (
+        "RoPE (DINOv3), which rotates queries and keys by their position, where this vision"
+        " transformer adds position codes"
+    ),
+    r".*\.mlp\.(w12|w[123]|weights_in|weights_out|gate_proj|fc1_[gx])\..*": (
+        "SwiGLU (DINOv2 giant), an MLP with a gate, where this vision transformer has a GELU"
+    ),
+    r".*\.(q_norm|k_norm)\..*": "norms of queries and keys, which this vision transformer has not",
+}
+
+
+def _check_layers(names: list[str], source: str) -> None:
+    """Refuses networks of another kind, naming what it is."""
+    for pattern, what in _UNLIKE.items():
+        found = [name for name in names if re.fullmatch(pattern, name)]
+        if found:
+            raise InputError(
+                f"{source} is of a network with {what}; it has {fill_lib.brief(found, 3)}"
+            )
 
 
 def _unwrap(name: str) -> tuple[str, str]:
@@ -244,8 +285,8 @@ def _check_extra(left, table: tables.Family, source: str) -> None:
         )
 
 
-def _vit_config(weights: fill_lib.Weights, heads: int | None, norm_eps: float) -> vit.ViTConfig:
-    """The shape of an encoder from its weights."""
+def _vit_config(weights: fill_lib.Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
+    """The shape of an encoder from its weights, and what else is known of it."""
     arrays = {
         path.removeprefix("backbone/"): array
         for path, array in weights.arrays.items()
@@ -270,16 +311,15 @@ def _vit_config(weights: fill_lib.Weights, heads: int | None, norm_eps: float) -
     )
     side = math.isqrt(arrays["patch/kernel"].shape[0] // 3)
     _, grid = fill_lib.grid_of(arrays["position"].shape[0])
+    fixed = fields.get("position") == "sincos" and fill_lib.is_sincos(arrays["position"])
     if 3 * side**2 != arrays["patch/kernel"].shape[0] or grid is None:
         raise InputError(
             f"{weights.source}: patches are not square with 3 channels, or position codes no square"
             " grid"
         )
-    settings: dict[str, Any] = weights.model  # fields of ViTConfig by name
-    return vit.ViTConfig(
+    shown: dict[str, Any] = dict(
         width=width,
         depth=depth,
-        heads=heads or max(1, width // 64),
         patch=side,
         image_size=side * grid,
         mlp_ratio=ratio,
@@ -287,8 +327,8 @@ def _vit_config(weights: fill_lib.Weights, heads: int | None, norm_eps: float) -
         registers=len(arrays.get("registers", ())),
         queries=len(arrays.get("queries", ())),
         # How a network starts to learn; any number above 0 makes room for the factors.
-        layer_scale=1.0 if "blocks/0/ls1/gamma" in arrays else 0.0,
+        layer_scale=(fields.get("layer_scale") or 1.0) if "blocks/0/ls1/gamma" in arrays else 0.0,
         mask_token="mask_token" in arrays,
-        norm_eps=norm_eps,
-        **settings,
+        position="sincos" if fixed else "learned",
     )
+    return vit.ViTConfig(**{"heads": max(1, width // 64)} | dict(fields) | shown)

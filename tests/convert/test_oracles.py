@@ -18,30 +18,6 @@ torch = pytest.importorskip("torch", reason="the oracles of weight import need t
 NATIVE, OTHERS = (32, 32), ((16, 16), (48, 24), (64, 64))
 
 
-@pytest.fixture(scope="module")
-def operators():
-    """Both libraries import torchvision, which asks for operators that it lacks beside a CPU build
-    of torch; no ViT calls them.
-    """
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
-
-
-@pytest.fixture
-def timm(operators):
-    return pytest.importorskip("timm", reason="the oracle of timm's weights", exc_type=ImportError)
-
-
-@pytest.fixture
-def transformers(operators):
-    return pytest.importorskip(
-        "transformers", reason="the oracle of Hugging Face's weights", exc_type=ImportError
-    )
-
-
 def randomised(module, scale=0.1):
     """Every weight counts: norms, biases and codes too."""
     generator = torch.Generator().manual_seed(0)
@@ -130,8 +106,37 @@ def test_hugging_face_dinov2(transformers, tmp_path, size, registers, file):
 def test_hugging_face_dinov2_with_swiglu_is_refused(transformers, tmp_path):
     config = transformers.Dinov2Config(**SHAPE | {"num_hidden_layers": 1}, use_swiglu_ffn=True)
     transformers.Dinov2Model(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match=r"no place for encoder\.layer\..*\.mlp\.weights_in"):
+    with pytest.raises(InputError, match=r"SwiGLU.*it has encoder\.layer\..*\.mlp\.weights_in"):
         convert.load_vit(tmp_path, heads=2)
+
+
+def test_dinov3_is_refused(timm, transformers, tmp_path):
+    shape = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+    config = transformers.DINOv3ViTConfig(**shape, image_size=32, patch_size=8)
+    model = transformers.AutoModel.from_config(config)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match='config.json: model_type "dinov3_vit".*RoPE'):
+        convert.load_vit(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "alone.pth")
+    with pytest.raises(InputError, match="a network with RoPE"):
+        convert.load_vit(tmp_path / "alone.pth")
+    model = timm.create_model("vit_small_patch16_dinov3", num_classes=0, depth=1)
+    torch.save(model.state_dict(), tmp_path / "timm.pth")
+    with pytest.raises(InputError, match=r"no place for blocks\..*gamma_1"):
+        convert.load_vit(tmp_path / "timm.pth")
+
+
+@pytest.mark.parametrize("kind", ["ViTMAEForPreTraining", "ViTMAEModel"])
+def test_hugging_face_models_from_scratch(transformers, tmp_path, kind):
+    """Their position codes are zeros before somebody loads published ones."""
+    config = transformers.ViTMAEConfig(**SHAPE, intermediate_size=64, mask_ratio=0.0)
+    model = getattr(transformers, kind)(config).eval()
+    model.save_pretrained(tmp_path)
+    config, params, _ = convert.load_vit(tmp_path)
+    model = getattr(model, "vit", model)
+    assert config.heads == 2 and not np.any(params["position"])
+    noise = torch.arange(16.0).expand(2, -1)
+    assert_same_tokens(config, params, NATIVE, lambda x: model(x, noise=noise).last_hidden_state)
 
 
 @SIZES

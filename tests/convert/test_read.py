@@ -2,11 +2,13 @@
 
 import argparse
 import builtins
+import re
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+import ssl_jax
 from ssl_jax.config import InputError
 from ssl_jax.convert import read
 
@@ -154,3 +156,36 @@ def test_a_damaged_pytorch_file(torch, tmp_path):
         (tmp_path / "x.pth").write_bytes(damaged)
         with pytest.raises(InputError, match=r"x\.pth"):
             read.tensors(tmp_path / "x.pth")
+
+
+REMOTE = {
+    "facebook/dino-vits16": "hf download facebook/dino-vits16 --local-dir dino-vits16, and give",
+    "hf-hub:timm/vit_small_patch16_224.dino": (
+        "hf download timm/vit_small_patch16_224.dino --local-dir vit_small_patch16_224.dino,"
+    ),
+    "hf-hub:me/net@v2": "hf download me/net --revision v2 --local-dir net,",
+    "https://huggingface.co/facebook/dinov2-base": "hf download facebook/dinov2-base --local-dir",
+    "https://dl.example.org/dino/a.pth": "curl -L -O https://dl.example.org/dino/a.pth",
+}
+
+
+@pytest.mark.parametrize(("name", "command"), REMOTE.items())
+def test_a_remote_name_is_refused_with_the_command_that_fetches_it(
+    name, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for load in (read.weight_file, ssl_jax.load):
+        with pytest.raises(InputError, match=re.escape(command)):
+            load(name)
+
+
+def test_a_name_of_this_machine_is_no_remote_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for name in ("runs/a", "other/weights.pth", "a", "./a/b"):
+        with pytest.raises(InputError) as error:
+            read.weight_file(name)
+        assert "hf download" not in str(error.value)
+    (tmp_path / "me").mkdir()
+    (tmp_path / "me" / "net").mkdir()
+    read.check_local("me/net")

@@ -295,6 +295,20 @@ def test_mae(saved):
     assert_holds(params, {path: wanted[path] for path in trees.flatten(shapes("mae"))})
 
 
+def test_a_decoder_without_positions_is_left(saved):
+    """ViTMAE of transformers, trained from scratch: its decoder never had position codes."""
+    t = published.encoder() | mae_decoder(Numbers(3))
+    t["pos_embed"][0] = np.pad(position.sincos_2d(GRID, D), ((1, 0), (0, 0)))
+    t["decoder_pos_embed"] *= 0
+    params, report = convert.load_torch(saved(t), shapes("mae"))
+    assert "decoder was trained without position codes there" in str(report)
+    assert set(report.missing) == {p for p in trees.flatten(shapes("mae")) if "decoder/" in p}
+    assert params["decoder"] == shapes("mae")["decoder"]
+    t["decoder_pos_embed"] += 0.1
+    with pytest.raises(InputError, match="not the fixed sine-cosine codes"):
+        convert.load_torch(saved(t), shapes("mae"))
+
+
 def as_timm(t: dict, prefix: str = "") -> dict:
     """Hugging Face's encoder under timm's names, for `expected_encoder`."""
     out = {
@@ -646,10 +660,7 @@ def test_other_precisions_become_float32(dtype):
     assert arrays and all(array.dtype == np.float32 for array in arrays.values())
 
 
-MORE = (
-    "blocks.1.attn.q_norm.weight blocks.0.attn.relative_position norm_pre.weight dist_token"
-    " blocks.0.mlp.w12.weight encoder.layer.0.mlp.weights_in.weight"
-)
+MORE = "blocks.0.attn.relative_position norm_pre.weight dist_token blocks.1.gamma_1"
 
 
 @pytest.mark.parametrize("name", MORE.split())
@@ -658,6 +669,24 @@ def test_a_network_with_more_parts_than_ours_is_refused(name):
         InputError, match=re.escape(re.sub(r"\.\d", ".*", name)) + ", so its features would differ"
     ):
         torch_in.translate(published.encoder() | {f"{name}": np.ones((1, 1, D), np.float32)})
+
+
+UNLIKE = {  # names of DINOv2's and DINOv3's code, of transformers and timm
+    "blocks.0.mlp.w12.weight": "SwiGLU",
+    "encoder.layer.0.mlp.weights_in.weight": "SwiGLU",
+    "layer.0.mlp.gate_proj.weight": "SwiGLU",
+    "teacher.backbone.blocks.0.0.mlp.w3.bias": "SwiGLU",
+    "rope_embed.periods": "RoPE",
+    "storage_tokens": "RoPE",
+    "embeddings.patch_embeddings.weight": "RoPE",
+    "blocks.1.attn.q_norm.weight": "norms of queries and keys",
+}
+
+
+@pytest.mark.parametrize(("name", "what"), UNLIKE.items())
+def test_a_network_of_another_kind_is_refused_by_name(name, what):
+    with pytest.raises(InputError, match=rf"a network with {what}.*it has .*{name[-6:]}"):
+        torch_in.translate(published.encoder() | {name: np.ones((1, 1, D), np.float32)})
 
 
 def test_unknown_names():

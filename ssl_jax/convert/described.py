@@ -1,0 +1,94 @@
+"""What is known of a network beside its weights: read from a folder's config.json, or to be written
+into one."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.models import vit
+
+SECTION = "ssl_jax"  # our own entry of a config.json
+# Fields of ViTConfig that change how a network is trained or computed, never what it computes.
+_FREE = ("drop_path", "init_std", "position_std", "scan", "attention", "remat", "mask_token")
+
+
+class Described(NamedTuple):
+    """What a config.json says beyond the shapes of the tensors; empty where there is none.
+
+    family: key of tables.FAMILIES, or "" if the names have to tell.
+    model: fields of models.vit.ViTConfig.
+    image: what stands for the image, see `methods.encoder.published`; "" = unknown.
+    method: that trained it, "" = unknown.
+    """
+
+    family: str = ""
+    model: dict[str, Any] = {}
+    image: str = ""
+    method: str = ""
+
+
+class Network(NamedTuple):
+    """A vision transformer to be written.
+
+    shape: of the network. params: {path: float32 array} of it. image: "cls", "mean" or "queries",
+      the tokens whose average the method calls the image; "" = something else. method: its name.
+    """
+
+    shape: vit.ViTConfig
+    params: dict[str, np.ndarray]
+    image: str
+    method: str
+
+
+class Folder(NamedTuple):
+    """A network as a library has it.
+
+    tensors: by the library's names. config: of config.json. others: further files, {name: JSON}.
+    library: its name. model: its class or architecture. remarks: where it computes something else
+    or asks for something, one sentence each.
+    """
+
+    tensors: dict[str, np.ndarray]
+    config: dict[str, Any]
+    others: dict[str, Any]
+    library: str
+    model: str
+    remarks: list[str]
+
+
+def section(network: Network) -> dict[str, Any]:
+    """Our own entry of config.json, from which `own_words` gives the network back."""
+    model = {
+        field.name: getattr(network.shape, field.name)
+        for field in dataclasses.fields(vit.ViTConfig)
+        if field.name not in _FREE and getattr(network.shape, field.name) != field.default
+    }
+    return {"method": network.method, "image": network.image, "model": model}
+
+
+def own_words(config: dict[str, Any], described: Described) -> Described:
+    """`described` with what our own entry of the same config.json says. Raises InputError if it is
+    not as `section` writes it."""
+    entry = config.get(SECTION)
+    if entry is None:
+        return described
+    names = {field.name for field in dataclasses.fields(vit.ViTConfig)}
+    if not isinstance(entry, dict) or not isinstance(entry.get("model"), dict):
+        raise InputError(f'its "{SECTION}" is no entry that this package writes')
+    if strange := sorted(set(entry["model"]) - names):
+        raise InputError(
+            f'its "{SECTION}" has model.{strange[0]}, which this version does not know'
+        )
+    written = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in entry["model"].items()
+    }
+    defaults = {
+        field.name: field.default
+        for field in dataclasses.fields(vit.ViTConfig)
+        if field.name not in _FREE and field.default is not dataclasses.MISSING
+    }
+    image, method = (entry.get(name, "") for name in ("image", "method"))
+    return described._replace(model=defaults | written, image=image, method=method)

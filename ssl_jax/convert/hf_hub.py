@@ -1,0 +1,179 @@
+"""transformers' folders: config.json and preprocessor_config.json in both directions, and which of
+its models a network is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.convert import rows, tables
+from ssl_jax.convert.described import Described, Folder, Network
+
+_GELU = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
+# model_type: (its class, family of its tensors).
+_MODELS = {
+    "vit": ("ViTModel", "hf"),
+    "ijepa": ("IJepaModel", "hf"),
+    "vit_mae": ("ViTMAEModel", "hf"),
+    "dinov2": ("Dinov2Model", "hf_dinov2"),
+    "dinov2_with_registers": ("Dinov2WithRegistersModel", "hf_dinov2_registers"),
+}
+_ELSEWHERE = {  # model types of networks that look like ViTs
+    "dinov3_vit": "RoPE instead of position codes",
+    "eva02": "RoPE instead of position codes",
+    "clip": "a norm in front of the blocks",
+    "siglip": "a pooling head of its own",
+}
+
+
+def write(network: Network, crop: float) -> Folder:
+    """The folder that `transformers.AutoModel.from_pretrained(FOLDER)` loads.
+
+    crop: part of the shorter side that evaluations keep.
+
+    Raises InputError for what no model of transformers computes.
+    """
+    c, arrays, kind = network.shape, dict(network.params), _kind(network)
+    name, family = _MODELS[kind]
+    config = dict(
+        model_type=kind,
+        architectures=[name],
+        hidden_size=c.width,
+        num_hidden_layers=c.depth,
+        num_attention_heads=c.heads,
+        hidden_act=_GELU[c.gelu],
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        layer_norm_eps=c.norm_eps,
+        image_size=c.image_size,
+        patch_size=c.patch,
+        num_channels=c.in_channels,
+        qkv_bias=True,
+        torch_dtype="float32",
+    )
+    extra: dict[str, np.ndarray] = {}
+    if kind in ("vit", "ijepa"):
+        config |= dict(intermediate_size=c.hidden)
+    if kind == "vit":  # a pooler that hands the class token on
+        extra["pooler.dense.weight"] = np.eye(c.width, dtype=np.float32)
+        extra["pooler.dense.bias"] = np.zeros(c.width, np.float32)
+        config |= dict(pooler_act="linear", pooler_output_size=c.width)
+    if family != "hf":
+        config |= dict(mlp_ratio=c.hidden // c.width, use_swiglu_ffn=False, layerscale_value=1.0)
+    if kind == "dinov2":
+        config |= dict(use_mask_token=False)
+    if kind == "dinov2_with_registers":
+        config |= dict(num_register_tokens=len(arrays["backbone/registers"]))
+        # It always owns a mask vector and LayerScale; a factor of 1 changes no bit.
+        arrays["backbone/mask_token"] = np.zeros((1, c.width), np.float32)
+        for i in range(c.depth):
+            for branch in ("ls1", "ls2"):
+                ones = np.ones(c.width, np.float32)
+                arrays.setdefault(f"backbone/blocks/{i}/{branch}/gamma", ones)
+    tensors, _ = rows.write(tables.FAMILIES[family].rows, arrays)
+    others = {"preprocessor_config.json": _preparation(network, crop)}
+    return Folder(
+        tensors | extra, config, others, "transformers", name, _remarks(network, kind, family)
+    )
+
+
+def _kind(network: Network) -> str:
+    """The model_type that computes this network. Raises InputError if there is none."""
+    c, registers = network.shape, "backbone/registers" in network.params
+    if not c.cls:
+        wanted = [
+            text
+            for text, there in (
+                ("LayerScale (model.layer_scale)", c.layer_scale > 0),
+                ("registers or query tokens", registers),
+            )
+            if there
+        ]
+        if wanted:
+            raise InputError(
+                f"no model of transformers has {' and '.join(wanted)} without a class token"
+                " (model.cls=False); export --to timm, whose ViT has"
+            )
+        return "ijepa"
+    if not registers and not c.layer_scale:
+        return "vit"
+    if c.hidden % c.width:
+        raise InputError(
+            f"model.mlp_ratio is {c.mlp_ratio:g}, but transformers' models with LayerScale or"
+            " registers take whole numbers only; export --to timm"
+        )
+    return "dinov2_with_registers" if registers else "dinov2"
+
+
+def _preparation(network: Network, crop: float) -> dict[str, Any]:
+    """preprocessor_config.json: shorter side, central square, mean and deviation."""
+    c = network.shape
+    return dict(
+        image_processor_type="BitImageProcessor",
+        do_convert_rgb=True,
+        do_resize=True,
+        size={"shortest_edge": round(c.image_size / crop)},
+        resample=3,  # bicubic
+        do_center_crop=True,
+        crop_size={"height": c.image_size, "width": c.image_size},
+        do_rescale=True,
+        rescale_factor=1 / 255,
+        do_normalize=True,
+        image_mean=list(c.mean),
+        image_std=list(c.std),
+    )
+
+
+def _remarks(network: Network, kind: str, family: str) -> list[str]:
+    c, rule = network.shape, tables.FAMILIES[family].model
+    said = []
+    if any(getattr(c, key) != rule[key] for key in ("position_resize", "resize_kernel")):
+        kernel = "antialiased bicubic" if "antialias" in rule["resize_kernel"] else "bicubic"
+        said.append(
+            f"At sizes other than {c.image_size} x {c.image_size} features differ a little:"
+            f" {_MODELS[kind][0]} resizes position codes by a{'n' * (kernel[0] == 'a')} {kernel}"
+            f' kernel, this network was made for position_resize="{c.position_resize}",'
+            f' resize_kernel="{c.resize_kernel}".'
+        )
+    if family == "hf":
+        said.append(
+            f"Images of another size than {c.image_size} x {c.image_size} need"
+            " model(images, interpolate_pos_encoding=True)."
+        )
+    return said
+
+
+def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described | None:
+    """What config.json and preprocessor_config.json ({} = there is none) of transformers say; None
+    if the first is none of its.
+
+    Raises InputError for a model that this package does not have.
+    """
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        return None
+    if kind in _ELSEWHERE:
+        raise InputError(
+            f'model_type "{kind}" is another network than this package\'s: {_ELSEWHERE[kind]}'
+        )
+    model: dict[str, Any] = {
+        ours: tuple(preparation[theirs])
+        for ours, theirs in (("mean", "image_mean"), ("std", "image_std"))
+        if preparation.get(theirs) and preparation.get("do_normalize", True)
+    }
+    if model and not preparation.get("do_rescale", True):
+        raise InputError(
+            "preprocessor_config.json normalises pixels of 0 to 255 (do_rescale is false); this"
+            " package normalises pixels of 0 to 1"
+        )
+    activation = config.get("hidden_act", "gelu")
+    known = {**{theirs: ours for ours, theirs in _GELU.items()}, "gelu_new": "tanh"}
+    if activation not in known:
+        raise InputError(f'hidden_act is "{activation}"; known are {", ".join(sorted(known))}')
+    model["gelu"] = known[activation]
+    if "num_attention_heads" in config:
+        model["heads"] = config["num_attention_heads"]
+    if "layer_norm_eps" in config:
+        model["norm_eps"] = config["layer_norm_eps"]
+    return Described(_MODELS[kind][1] if kind in _MODELS else "", model, "")

@@ -1,0 +1,121 @@
+"""Folders of weights as timm and transformers have them, with what config.json says."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from ssl_jax import trees
+from ssl_jax.config import InputError, unknown
+from ssl_jax.convert import card, hf_hub, read, timm_hub
+from ssl_jax.convert.described import SECTION, Described, Network, own_words, section
+from ssl_jax.models import position, vit
+
+TARGETS = {"timm": timm_hub.write, "hf": hf_hub.write}
+_CONFIG, _WEIGHTS, _PREPARATION = "config.json", "model.safetensors", "preprocessor_config.json"
+_FILES = {_CONFIG, _WEIGHTS, _PREPARATION, "README.md"}
+# What evaluations see of an image: a square of 224 where the shorter side is 256.
+_CROP = 224 / 256
+
+
+def describe(path: str | Path) -> Described:
+    """What the config.json of a folder of weights says; `path` is the folder, or its weight file.
+
+    Raises:
+      InputError: config.json is no JSON, or is that of a network which this package does not have.
+    """
+    file = read.weight_file(path)
+    if file is None or file.name not in read.IN_FOLDER:
+        return Described()
+    config = _json(file.parent / _CONFIG)
+    try:
+        described = timm_hub.read(config) or hf_hub.read(config, _json(file.parent / _PREPARATION))
+        return own_words(config, described or Described())
+    except InputError as error:
+        raise InputError(f"{file.parent / _CONFIG}: {error}") from error
+
+
+def _json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"{file} is no JSON: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def write(
+    path: str | Path,
+    shape: vit.ViTConfig,
+    params: Mapping[str, Any],
+    *,
+    to: str,
+    image: str,
+    about: card.About,
+) -> list[str]:
+    """Writes a vision transformer as a folder of weights, config.json and README.md.
+
+    Args:
+      path: a folder that is new, empty, or holds an earlier export.
+      shape, params: of `models.vit.vit`.
+      to: key of TARGETS.
+      image: "cls", "mean" or "queries", see `described.Network`.
+      about: for the README.
+
+    Returns:
+      Sentences: what the library computes otherwise, what is not in it.
+
+    Raises:
+      InputError: another key; a folder that holds something else; a network that the library
+        cannot compute.
+    """
+    if to not in TARGETS:
+        raise InputError(unknown("library", to, TARGETS))
+    path = Path(path).expanduser()
+    if path.is_file():
+        raise InputError(f"{path} is a file; --to {to} writes a folder")
+    if path.is_dir() and (others := {file.name for file in path.iterdir()} - _FILES):
+        raise InputError(
+            f"{path} holds {min(others)}; export to a folder that is new, empty or an earlier"
+            " export"
+        )
+    if shape.in_channels != 3:
+        raise InputError(
+            f"model.in_channels is {shape.in_channels}; only networks of 3 channels are exported"
+        )
+    network = Network(shape, _learned(shape, params), image, about.method)
+    folder = TARGETS[to](network, _CROP)
+    path.mkdir(parents=True, exist_ok=True)
+    config = folder.config | {SECTION: section(network)}
+    for name, content in {_CONFIG: config, **folder.others}.items():
+        (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    tensors = {name: np.ascontiguousarray(array) for name, array in folder.tensors.items()}
+    # Not save_file, whose files nobody else may read. transformers wants to be told the format.
+    content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+    (path / _WEIGHTS).write_bytes(content)
+    (path / "README.md").write_text(card.text(path.name, network, folder, about), encoding="utf-8")
+    return folder.remarks
+
+
+def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """{path: float32 array} with computed position codes as learned ones and query tokens as
+    registers: learned tokens without a position are the same thing wherever they stand. The mask
+    vector is a student's, and left out.
+    """
+    flat = {path: np.asarray(leaf, np.float32) for path, leaf in trees.flatten(params).items()}
+    flat.pop("mask_token", None)
+    if shape.position == "sincos":
+        codes = np.zeros((shape.cls + shape.grid**2, shape.width), np.float32)
+        codes[int(shape.cls) :] = position.sincos_2d(shape.grid, shape.width)
+        flat["position"] = codes
+    tokens = [flat.pop(name) for name in ("registers", "queries") if name in flat]
+    if tokens:
+        flat["registers"] = np.concatenate(tokens)
+    wrong = [path for path, array in flat.items() if not np.isfinite(array).all()]
+    if wrong:
+        raise InputError(f"{wrong[0]} holds numbers that are not finite: nothing is exported")
+    return {f"backbone/{path}": array for path, array in flat.items()}

@@ -1,0 +1,138 @@
+"""timm's folders: config.json in both directions, and what its ViT computes otherwise."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.convert import rows, tables
+from ssl_jax.convert.described import Described, Folder, Network
+
+# An architecture of about this width; `model_args` say the rest.
+_ARCHITECTURES = {
+    192: "vit_tiny_patch16_224",
+    384: "vit_small_patch16_224",
+    768: "vit_base_patch16_224",
+    1024: "vit_large_patch16_224",
+    1280: "vit_huge_patch14_224",
+}
+_GELU = {"erf": "gelu", "tanh": "gelu_tanh"}
+_POOLS = {"cls": "token", "mean": "avg"}
+_EPS = 1e-6  # of its LayerNorms; no argument that JSON can hold changes it
+# Settings that belong to an architecture and that neither tensors nor config.json show.
+_UNLIKE = {"quickgelu": "its MLPs have another activation", "rope": "it rotates queries and keys"}
+
+
+def write(network: Network, crop: float) -> Folder:
+    """The folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` loads.
+
+    crop: part of the shorter side that evaluations keep.
+
+    Raises InputError for what timm's ViT cannot compute.
+    """
+    c, arrays = network.shape, dict(network.params)
+    if c.norm_eps > _EPS:
+        raise InputError(
+            f"model.norm_eps is {c.norm_eps:g}, but timm's vision transformers have {_EPS:g}, which"
+            " no config changes; export --to hf, whose config holds it"
+        )
+    learned = arrays.get("backbone/registers", np.zeros((0, c.width), np.float32))
+    if len(learned):  # timm adds a code to every token in front of the patches
+        codes = arrays["backbone/position"]
+        arrays["backbone/position"] = np.concatenate(
+            [codes[: int(c.cls)], np.zeros_like(learned), codes[int(c.cls) :]]
+        )
+    tensors, _ = rows.write(tables.FAMILIES["timm"].rows, arrays)
+    pool = _POOLS.get(network.image, "token" if c.cls else "avg")
+    nearest = min(_ARCHITECTURES, key=lambda width: abs(width - c.width))
+    arguments = dict(
+        img_size=c.image_size,
+        patch_size=c.patch,
+        embed_dim=c.width,
+        depth=c.depth,
+        num_heads=c.heads,
+        mlp_ratio=c.mlp_ratio,
+        class_token=c.cls,
+        reg_tokens=len(learned),
+        init_values=c.layer_scale or None,
+        act_layer=_GELU[c.gelu],
+        global_pool=pool,
+        fc_norm=False,  # the last norm comes before the average
+        dynamic_img_size=True,
+    )
+    config = dict(
+        architecture=_ARCHITECTURES[nearest],
+        num_classes=0,
+        num_features=c.width,
+        global_pool=pool,
+        model_args={name: value for name, value in arguments.items() if value is not None},
+        pretrained_cfg=dict(
+            tag="ssl_jax",
+            custom_load=False,
+            input_size=[c.in_channels, c.image_size, c.image_size],
+            fixed_input_size=False,
+            interpolation="bicubic",
+            crop_pct=crop,
+            crop_mode="center",
+            mean=list(c.mean),
+            std=list(c.std),
+            num_classes=0,
+            pool_size=None,
+            first_conv="patch_embed.proj",
+            classifier="head",
+        ),
+    )
+    return Folder(tensors, config, {}, "timm", _ARCHITECTURES[nearest], _remarks(network))
+
+
+def _remarks(network: Network) -> list[str]:
+    c, said = network.shape, []
+    if (c.position_resize, c.resize_kernel) != ("exact", "antialias-0.5"):
+        said.append(
+            f"At sizes other than {c.image_size} x {c.image_size} features differ a little: timm"
+            " resizes position codes by an antialiased bicubic kernel, this network was made for"
+            f' position_resize="{c.position_resize}", resize_kernel="{c.resize_kernel}".'
+        )
+    if c.norm_eps != _EPS:
+        said.append(
+            f"timm adds {_EPS:g} to variances, not {c.norm_eps:g}: for trained weights the"
+            " difference is below the rounding of float32."
+        )
+    return said
+
+
+def read(config: Mapping[str, Any]) -> Described | None:
+    """What a config.json of timm says; None if it is none.
+
+    Raises InputError for an architecture whose difference no tensor shows.
+    """
+    name = config.get("architecture")
+    if not isinstance(name, str):
+        return None
+    for word, reason in _UNLIKE.items():
+        if word in name:
+            raise InputError(f"timm's {name} is another network than this package's: {reason}")
+    # Old folders have one level; in newer ones the inner says how images were prepared.
+    prepared = config.get("pretrained_cfg", config)
+    arguments = config.get("model_args", {})
+    model: dict[str, Any] = {
+        key: tuple(prepared[key])
+        for key in ("mean", "std")
+        if prepared.get(key) and len(prepared[key]) == 3
+    }
+    if "num_heads" in arguments:
+        model["heads"] = arguments["num_heads"]
+    elif "so400m" in name:
+        model["heads"] = 16
+    tanh = "siglip" in name or "so400m" in name
+    activation = arguments.get("act_layer", "gelu_tanh" if tanh else "gelu")
+    if activation not in _GELU.values():
+        raise InputError(
+            f'act_layer is "{activation}"; known are {" and ".join(sorted(_GELU.values()))}'
+        )
+    model["gelu"] = next(ours for ours, theirs in _GELU.items() if theirs == activation)
+    pool = arguments.get("global_pool", config.get("global_pool", ""))
+    image = next((ours for ours, theirs in _POOLS.items() if theirs == pool), "")
+    return Described("timm" if re.match("vit|deit", name) else "", model, image)
