@@ -37,6 +37,7 @@ from ssl_jax.evals import (
 )
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
 from ssl_jax.evals.features import Extracted, extract, subset
+from ssl_jax.evals.follow import follow, settle
 from ssl_jax.evals.pixels import raw_pixels
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, chosen, defaults, folder, headings, keys, named, new
@@ -67,6 +68,7 @@ __all__ = [
     "extract",
     "features",
     "folder",
+    "follow",
     "frechet",
     "headings",
     "imagenet9",
@@ -88,6 +90,7 @@ __all__ = [
     "retrieval",
     "run",
     "segment",
+    "settle",
     "sources",
     "stability",
     "subset",

@@ -14,6 +14,7 @@ from ssl_jax.evals import registry, section
 from ssl_jax.evals.features import Extracted, extract, subset
 from ssl_jax.evals.tokens import DENSE
 from ssl_jax.evals.windows import images_of
+from ssl_jax.train import progress
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 
@@ -120,6 +121,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
             )
         for source in opened[known]:
             section.check_source(name, c, source)
+        section.check_classes(name, c, *opened[known])
         result[name] = opened[known]
     return result
 
@@ -169,9 +171,11 @@ def run(cases: Mapping[str, Case]) -> dict[str, float]:
     """All scores of `cases`, as one flat dict in their order; percent, except where a type says
     otherwise."""
     scores = {}
-    for name, case in cases.items():
+    for number, (name, case) in enumerate(cases.items(), start=1):
         type = case.config.type
-        for score, value in registry.get(type).run(case).items():
+        with progress.part(name, number, len(cases)):
+            found = registry.get(type).run(case)
+        for score, value in found.items():
             scores[registry.score_name(name, type, score)] = value
     return scores
 

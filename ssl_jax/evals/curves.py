@@ -1,7 +1,8 @@
 """Curves of a run: losses, health, schedules and scores over the step, as one PNG."""
 
 import csv
-from collections.abc import Callable, Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -13,8 +14,10 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.pictures.render import LINES, STYLE, save, set_title
+from ssl_jax.methods.base import Meaning
 
 _SMOOTHING = 0.05  # width of the running mean, as share of the curve
+_NOTE = 70  # characters of a line of what is said below a plot
 
 
 class _Plot(NamedTuple):
@@ -94,6 +97,7 @@ def draw(
     *,
     scores: dict[str, np.ndarray] | None = None,
     shown: Mapping[str, str] = MappingProxyType({}),
+    meanings: Mapping[str, Meaning] = MappingProxyType({}),
     title: str = "Training",
     name: str = "curves.png",
 ) -> Path:
@@ -104,6 +108,8 @@ def draw(
         plots, others are left out.
       scores: the same for scores measured during the run.
       shown: {score: heading, see `registry.Type`} of the scores that get a plot, one for each unit.
+      meanings: of columns, see `methods.base.Meaning`: an entropy gets the line of log K, a curve
+        that may rise while all is well a sentence.
       folder: where the PNG goes; made if needed.
 
     Raises:
@@ -134,6 +140,7 @@ def draw(
         axes = fig.subplots(rows, columns, squeeze=False).ravel()
         for ax, (plot, table, names) in zip(axes, plots):
             _draw_plot(ax, plot, table, names)
+            _explain(ax, [meanings[name] for name in names if name in meanings])
         for ax in axes[len(plots) :]:
             ax.axis("off")
         return save(fig, folder, name)
@@ -160,6 +167,18 @@ def _draw_plot(ax, plot, table, names):
         ax.ticklabel_format(axis="y", useOffset=False)
     if len(names) > 1:
         ax.legend(fontsize=8)
+
+
+def _explain(ax, meanings: Sequence[Meaning]) -> None:
+    """Draws log K where the curves of an axes are entropies, and says why one may rise."""
+    for classes in sorted({m.classes for m in meanings if m.classes}):
+        height = np.log(classes)
+        ax.axhline(height, color="#777777", linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+        place = dict(xy=(0, height), xytext=(3, -3), xycoords=("axes fraction", "data"))
+        ax.annotate(f"log {classes}", va="top", textcoords="offset points", fontsize=8, **place)
+    for why in dict.fromkeys(m.why for m in meanings if m.why):
+        note = textwrap.fill(f"may rise while learning goes well: {why}", _NOTE)
+        ax.set_xlabel(f"step\n{note}", fontsize=7)
 
 
 def running_mean(values: ArrayLike, window: int) -> np.ndarray:

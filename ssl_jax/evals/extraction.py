@@ -17,6 +17,7 @@ from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import store, tokens
 from ssl_jax.evals.store import Grids
 from ssl_jax.evals.windows import cut, filled, unit, window
+from ssl_jax.train import progress
 
 _THREADS = min(16, os.cpu_count() or 1)  # that decode images
 _AHEAD = 2  # batches that are decoded while the device is busy
@@ -26,7 +27,7 @@ class Work:
     """The records of one process on their way to arrays of features and truth.
 
     network, source, crop, multiple: see `features.extract`. indices: of the records.
-    allocate(name, shape, dtype): makes the arrays.
+    allocate(name, shape, dtype): makes the arrays. masks: whether they are kept.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class Work:
         crop: int,
         multiple: int,
         allocate: store.Allocate,
+        masks: bool = True,
     ):
         self._network, self._source, self._indices = network, source, indices
         self._crop, self._multiple, self._allocate = crop, multiple, allocate
+        self._masks = masks
         self._windows = self._planned()  # [N, 2]: height and width of the kept part
         self._arrays: dict[str, Any] = {}
 
@@ -67,36 +70,32 @@ class Work:
         names: {name of the features: kind of token}; layers: see `tokens.reader`. batch_size:
         images of a call.
         """
-        network = self._network
-        readers = {name: tokens.reader(network, kind, layers) for name, kind in names.items()}
-        if layers == 1 and set(names.values()) <= {"image", tokens.DENSE}:
-            # One pass gives both.
-            readers = {"": lambda images: network(images)}
+        read = tokens.readers(self._network, names, layers)
         done = np.zeros(len(self._indices), bool)
         labels: dict[int, int | None] = {}
         masked = 0
         skipped: list[str] = []
         pending = None
-        for rows, records, missing, full in self._batches(batch_size):
-            skipped += missing
-            if not rows:
-                continue
-            images = filled(np.stack([record["image"] for record in records]), full)
-            found = {name: read(images) for name, read in readers.items()}
-            if "" in found:
-                found = {name: getattr(found[""], name) for name in names}
-            for row, record in zip(rows, records):
-                labels[row] = record.get("label")
-                if record.get("mask") is not None:
-                    masked += 1
-                    self._put("masks", [row], record["mask"][None])
-            # The device works on this batch while the last one is stored and the next is decoded.
+        with progress.counter(len(self._indices), "images") as add:
+            for rows, records, missing, full in self._batches(batch_size):
+                add(len(rows) + len(missing))
+                skipped += missing
+                if not rows:
+                    continue
+                images = filled(np.stack([record["image"] for record in records]), full)
+                found = read(images)
+                for row, record in zip(rows, records):
+                    labels[row] = record.get("label")
+                    if record.get("mask") is not None:
+                        masked += 1
+                        self._put("masks", [row], record["mask"][None])
+                # The device works on this batch while the last is stored and the next is decoded.
+                if pending is not None:
+                    self._store(*pending)
+                pending = rows, found
+                done[rows] = True
             if pending is not None:
                 self._store(*pending)
-            pending = rows, found
-            done[rows] = True
-        if pending is not None:
-            self._store(*pending)
         result = {name: self._ordered(array, done) for name, array in self._arrays.items()}
         result["index"] = self._indices[done]
         labelled = [labels[int(row)] for row in np.flatnonzero(done)]
@@ -140,6 +139,8 @@ class Work:
                 f" {self._source!r} says; set data.size of the evaluation"
             )
         record = {**record, "image": unit(cut(record["image"], part))}
+        if not self._masks:
+            record.pop("mask", None)
         if record.get("mask") is not None:
             record["mask"] = cut(record["mask"], part)
         return record
@@ -161,10 +162,10 @@ class Work:
             array[rows] = values
 
     def _empty(self, name, values):
-        """Room for the values of all records, from those of some: one vector each, one per pixel
-        (masks) or one per patch."""
+        """Room for the values of all records, from those of some: as many for each record, or one
+        per pixel (masks) or patch."""
         count = len(self._indices)
-        if values.ndim == 2 or (self._windows == self._windows[0]).all():
+        if (values.ndim < 4 and name != "masks") or (self._windows == self._windows[0]).all():
             return self._allocate(name, (count, *values.shape[1:]), values.dtype)
         side = 1 if name == "masks" else self._multiple
         grids = self._windows // side

@@ -109,7 +109,7 @@ def extract(
                 " for)"
             )
         for name in names:
-            _check_finite(name, rows[name], rows["index"], source)
+            check_finite(name, rows[name], rows["index"], source)
         if kept and not alone and distributed.is_first():
             writer = stack.enter_context(kept.writing())
         if writer:
@@ -185,7 +185,7 @@ def subset(length: int, count: int, seed: int) -> np.ndarray:
     return np.sort(rng.choice(length, count, replace=False))
 
 
-def _check_finite(name, values, kept, source):
+def check_finite(name: str, values: Any, kept: np.ndarray, source: Any) -> None:
     """Refuses features that are not finite; a few images at a time, since they may be a file."""
     bad: list[int] = []
     for start in range(0, len(kept), 256):

@@ -70,7 +70,7 @@ def _template():
         import jinja2
     except ImportError as error:
         raise InputError(
-            "the report needs jinja2, which is not installed; pip install 'ssl-jax[eval]'"
+            "the report needs jinja2, which is not installed; pip install 'ssl-jax[train]'"
         ) from error
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

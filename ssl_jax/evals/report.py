@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import evals
 from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import attention, pca
 from ssl_jax.methods.encoder import Encoder, bound
-from ssl_jax.train import distributed, state
+from ssl_jax.train import distributed, progress, state
 
 _SHOWN = 6  # test images in the pictures of any network
 _PICTURED = 2000  # images of each part that pictures of larger ones look at
@@ -32,7 +32,7 @@ class Evaluation:
         # An Encoder that gets the weights; None: that of the config's method.
         self.network: Encoder | None = None
         self.tasks = tuple(evals.chosen(config, tasks))
-        # Of the trained network as last compared, for the pictures.
+        # Of the network last scored, until its pictures are drawn.
         self._trained: dict[str, evals.Case] = {}
 
     @functools.cached_property
@@ -44,9 +44,15 @@ class Evaluation:
         """Opens the data sources. Raises InputError where one cannot be opened."""
         _ = self.sources
 
-    def __call__(self, params: Any, constants: Any = None) -> dict[str, float]:
-        """All scores of a network with these weights (the teacher's or the student's tree)."""
-        return evals.run(self._cases(self._encoder(params, constants)))
+    def __call__(
+        self, params: Any, constants: Any = None, *, drawn: bool = False
+    ) -> dict[str, float]:
+        """All scores of a network with these weights (the teacher's or the student's tree).
+
+        drawn: whether `draw` is called next: it then finds the features."""
+        cases = self._cases(self._encoder(params, constants))
+        self._trained = cases if drawn else {}
+        return evals.run(cases)
 
     def _encoder(self, params, constants):
         if self.network is not None:
@@ -63,18 +69,19 @@ class Evaluation:
         """{row: scores}: of the untrained network (same seed), of raw pixels and of `params`, in
         the order of evals.ROWS. A baseline has the scores of the evaluations that name it."""
         networks = (
-            self._encoder(self._untrained(), constants),
-            evals.raw_pixels(self.config.model.patch),
+            lambda: self._encoder(self._untrained(), constants),
+            lambda: evals.raw_pixels(self.config.model.patch),
         )
         results = {}
         for row, network in zip(evals.BASELINES, networks, strict=True):
-            cases = self._cases(network).items()
             types = evals.TYPES
-            results[row] = evals.run(
-                {name: c for name, c in cases if row in types[c.config.type].baselines}
-            )
-        self._trained = self._cases(self._encoder(params, constants))
-        return results | {evals.TRAINED: evals.run(self._trained)}
+            with progress.part(row):
+                cases = self._cases(network()).items()
+                results[row] = evals.run(
+                    {name: c for name, c in cases if row in types[c.config.type].baselines}
+                )
+        with progress.part("the trained network"):
+            return results | {evals.TRAINED: self(params, constants, drawn=True)}
 
     def table(self, results: Mapping[str, Mapping[str, float]]) -> str:
         """The result of `compare` as text."""
@@ -98,7 +105,10 @@ class Evaluation:
         if metrics is not None:
             title = f"{config.method}, batch {config.optim.batch_size}"
             titles = evals.headings(config, self.tasks)
-            paths.append(curves.draw(metrics, folder, scores=scores, shown=titles, title=title))
+            words = dict(scores=scores, shown=titles, title=title)
+            with progress.part("curves"):
+                meanings = bound(FrozenConfigDict(config)).meanings
+                paths.append(curves.draw(metrics, folder, meanings=meanings, **words))
         encoder = self._encoder(params, constants)
         cases = self._pictured(encoder)
         # Images of many sizes fill no batch, so pictures of the network are not of them.
@@ -124,6 +134,7 @@ class Evaluation:
                 f"{config.method}_pictures",
                 f"{config.method}_",
             )
+        self._trained = {}
         return paths
 
     def _pictured(self, encoder) -> dict:
@@ -144,20 +155,28 @@ class Evaluation:
         return {name: cases.get(name, scored[name]) for name in sections}
 
     def report(self, params: Any, constants: Any, folder: Path) -> dict[str, dict[str, float]]:
-        """Compares, prints the table, and leaves results.json, results.txt and pictures/*.png in
-        `folder`. Returns the comparison."""
+        """`compare` and `publish`; returns the comparison."""
         if not self.tasks:
             return {}
         results = self.compare(params, constants)
-        table = self.table(results)
-        if not distributed.is_first():
-            return results
-        (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n")
-        (folder / "results.txt").write_text(table + "\n")
-        print(table, flush=True)
-        for path in self.draw(params, constants, folder / "pictures", folder):
-            print(f"picture: {path}", flush=True)
+        self.publish(results, params, constants, folder)
         return results
+
+    def publish(
+        self, results: Mapping[str, Mapping[str, float]], params: Any, constants: Any, folder: Path
+    ) -> list[Path]:
+        """Prints the table of a comparison, and leaves results.json, results.txt and pictures/*.png
+        in `folder`; of several processes, the first one. Returns the pictures."""
+        if not distributed.is_first():
+            return []
+        table = self.table(results)
+        for name, text in (("results.json", json.dumps(results, indent=2)), ("results.txt", table)):
+            (folder / name).write_text(text + "\n")
+        print(table, flush=True)
+        paths = self.draw(params, constants, folder / "pictures", folder)
+        for path in paths:
+            print(f"picture: {path}", flush=True)
+        return paths
 
 
 def _table(path: Path):

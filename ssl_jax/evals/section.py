@@ -11,7 +11,8 @@ the config is validated. Once a config is loaded, its names are fixed and its ke
 others: `--config.evals.knn.k="(20,)"`, `--config.evals.birds.data.size=64`.
 
 `evals.tasks` says which of the evaluations are run, as does `ssl-jax eval RUN --task=knn,birds`;
-only the data of those are checked and opened. An empty `data.dir` is that of training where the
+only the data of those are checked and opened. `data.kind="training"` is the set that the section
+`data` names, whatever that is (see `follow`). An empty `data.dir` is that of training where the
 kind of data is the same.
 
 All of this may change when a run is continued. The keys of evaluations belong to a config, not to
@@ -25,13 +26,15 @@ from typing import Any
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax.config import InputError, Key, free_on_resume, key, unknown, with_defaults
+from ssl_jax.config import InputError, Key, free_on_resume, key, unknown
 from ssl_jax.data import source
+from ssl_jax.data.lookup import listed
 from ssl_jax.evals import registry
 
 ALL = "all"
+TRAINING = "training"  # kind of data of an evaluation: what the run is trained on
 # An embedded kind of data that has what a type needs.
-_DEFAULT_KIND = {
+DEFAULT_KIND = {
     "labels": "photos",
     "masks": "photo_collages",
     "boxes": "photo_collages",
@@ -67,7 +70,14 @@ def defaults() -> dict:
 def _keys_of(type: str) -> dict:
     """The keys of one evaluation of that type."""
     definition = registry.get(type)
-    data = source.defaults() | dict(
+    data = source.defaults()
+    data["kind"] = dataclasses.replace(
+        data["kind"],
+        default=DEFAULT_KIND[definition.needs],
+        meaning=f'{data["kind"].meaning}; "{TRAINING}" is the set of the section data',
+        choices=(TRAINING, *data["kind"].choices),
+    )
+    data |= dict(
         test_split=key("test", "part of the set that is scored"),
         test_list=key("", 'the same as `list`, of the part that is scored; "" = all'),
     )
@@ -75,7 +85,7 @@ def _keys_of(type: str) -> dict:
         dict(
             type=key(type, "what is measured", choices=tuple(registry.TYPES)),
             # `split` is what a classifier learns from, or the memory in which neighbours are found.
-            data=with_defaults(data, {"kind": _DEFAULT_KIND[definition.needs]}),
+            data=data,
             train_examples=key(0, "use so many of the training part; 0 = all", "images", least=0),
             test_examples=key(0, "the same of the test part", "images", least=0),
             crop=key(
@@ -159,7 +169,8 @@ def keys(config: ConfigDict) -> dict[str, Key]:
 
 def check(config: ConfigDict) -> None:
     """Refuses names in `evals.tasks` that do not exist, empty lists of values to try, and data
-    that lack what an evaluation needs. Raises InputError."""
+    that lack what an evaluation needs (of the training set, `follow.settle` looks). Raises
+    InputError."""
     tasks = dataclasses.replace(defaults()["tasks"], choices=(*named(config), ALL))
     tasks.check("evals.tasks", config.evals.tasks)
     for name, section in chosen(config).items():
@@ -169,11 +180,13 @@ def check(config: ConfigDict) -> None:
             # Where "none" is the default, it is a choice.
             if isinstance(value, tuple) and not value and own[entry].default:
                 raise InputError(f"{path}.{entry} is empty; give at least one number")
+        if section.data.kind == TRAINING:
+            continue
         if needs and not source.may_have(section.data, needs):
             hint = "a folder of classes" if needs == "labels" else f"a folder with data.{needs}"
             raise InputError(
                 f'{path}.data.kind is "{section.data.kind}", which has no {needs} of the kind that'
-                f' the type "{section.type}" needs; use "{_DEFAULT_KIND[needs]}", {hint}, a TFDS'
+                f' the type "{section.type}" needs; use "{DEFAULT_KIND[needs]}", {hint}, a TFDS'
                 f" set with {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))
@@ -184,11 +197,32 @@ def check_source(name: str, section: ConfigDict, opened: Any) -> None:
     """Refuses an opened source that lacks what the evaluation `name` needs. Raises InputError."""
     needs = registry.get(section.type).needs
     if needs and not source.has(opened, needs):
-        where = "" if needs == "labels" else f" (see evals.{name}.data.{needs})"
+        raise lacking(name, section, opened)
+
+
+def check_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None:
+    """Refuses two parts of a set whose classes are not the same where labels are numbered by what
+    a part holds. Raises InputError."""
+    if section.data.kind not in source.NUMBERED or registry.get(section.type).needs != "labels":
+        return
+    ours, theirs = (set(part.class_names or ()) for part in (train, test))
+    if ours and theirs and ours != theirs:
+        only = {section.data.split: ours - theirs, section.data.test_split: theirs - ours}
+        said = "; ".join(f"only {part} has {listed(sorted(x))}" for part, x in only.items() if x)
         raise InputError(
-            f'evals.{name}: the type "{section.type}" needs {needs}, which {opened!r} does not'
-            f" have{where}; use a set with {needs}, or leave {name} out of evals.tasks"
+            f"evals.{name}: the parts of {section.data.dir} have other classes ({said}); each part"
+            " needs all of them"
         )
+
+
+def lacking(name: str, section: ConfigDict, opened: Any) -> InputError:
+    """The error that a source lacks what the evaluation `name` needs."""
+    needs = registry.get(section.type).needs
+    where = "" if needs == "labels" else f" (see evals.{name}.data.{needs})"
+    return InputError(
+        f'evals.{name}: the type "{section.type}" needs {needs}, which {opened!r} does not'
+        f" have{where}; use a set with {needs}, or leave {name} out of evals.tasks"
+    )
 
 
 def folder(config: ConfigDict, section: ConfigDict) -> str:

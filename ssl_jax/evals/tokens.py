@@ -1,6 +1,7 @@
 """Which vectors of a network an evaluation looks at."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from ssl_jax.config import InputError, Key, key
 
 KINDS = ("image", "cls", "mean", "cls_mean", "sparse")
 DENSE = "patches"
+SPARSE_TOKENS = "sparse_tokens"  # all of them, not their mean
 
 
 def keys() -> dict[str, Key]:
@@ -43,19 +45,28 @@ def reader(network: Any, kind: str = "image", layers: int = 1) -> Callable[[Any]
     Args:
       network: a `methods.encoder.Encoder`, or any function with a result that has `.image` [B, d]
         and `.patches` [B, h, w, d]: raw pixels have no other tokens, so theirs are taken.
-      kind: one of KINDS for one vector [B, d] per image, or "patches" for [B, h, w, d].
+      kind: one of KINDS for one vector [B, d] per image, "patches" for [B, h, w, d], or
+        "sparse_tokens" for [B, r, d].
       layers: the last blocks whose vectors are put side by side.
 
     Raises:
       InputError: the network lacks such tokens, or has fewer blocks.
     """
+    read = readers(network, {kind: kind}, layers)
+    return lambda images: read(images)[kind]
+
+
+def readers(
+    network: Any, kinds: Mapping[str, str], layers: int = 1
+) -> Callable[[Any], dict[str, jax.Array]]:
+    """The same for {name: kind}, all from one pass through the network."""
     config = getattr(network, "config", None)
     if config is None:
-        return lambda images: _plain(network(images), kind)
+        return _each(network, kinds, _plain)
     if layers == 1:
-        sparse = kind == "sparse"
-        return lambda images: _last(network(images, **({"extras": True} if sparse else {})), kind)
-    if kind == "image":
+        extras = {"extras": True} if set(kinds.values()) & {"sparse", SPARSE_TOKENS} else {}
+        return _each(functools.partial(network, **extras), kinds, _last)
+    if "image" in kinds.values():
         raise InputError(
             f'layers is {layers}, but "image" is of the last block alone; choose tokens "cls",'
             ' "mean", "cls_mean" or "sparse"'
@@ -65,10 +76,19 @@ def reader(network: Any, kind: str = "image", layers: int = 1) -> Callable[[Any]
         raise InputError(f"layers is {layers} but {network} has {depth} blocks")
     blocks = tuple(range(depth - layers, depth))
 
-    def read(images):
-        found = network(images, layers=blocks)
+    def side_by_side(found, kind):
         grid = found.patches.shape[1:3]
         return jnp.concatenate([_of_block(found.layers[i], kind, grid) for i in blocks], axis=-1)
+
+    return _each(functools.partial(network, layers=blocks), kinds, side_by_side)
+
+
+def _each(network, kinds, choose):
+    """The function from images to {name: choose(result, kind)}."""
+
+    def read(images):
+        found = network(images)
+        return {name: choose(found, kind) for name, kind in kinds.items()}
 
     return read
 
@@ -96,10 +116,12 @@ def _chosen(kind, cls, patches, sparse):
         return patches
     if kind in ("cls", "cls_mean") and cls is None:
         raise InputError(f'tokens is "{kind}" but the network has no class token; use "mean"')
-    if kind == "sparse" and sparse is None:
+    if kind in ("sparse", SPARSE_TOKENS) and sparse is None:
         raise InputError('tokens is "sparse" but the network has no sparse tokens; use "image"')
     if kind == "cls":
         return cls
+    if kind == SPARSE_TOKENS:
+        return sparse
     if kind == "sparse":
         return sparse.mean(axis=1)
     mean = patches.mean(axis=(1, 2))

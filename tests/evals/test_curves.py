@@ -5,6 +5,7 @@ import pytest
 
 from ssl_jax.config import InputError
 from ssl_jax.evals import curves
+from ssl_jax.methods.base import Meaning, entropies
 from tests.evals.test_pictures import is_a_picture
 
 
@@ -66,3 +67,25 @@ def test_bootstrapping_has_a_plot_of_its_own(tmp_path, monkeypatch):
     curves.draw({"step": np.arange(3.0)} | {name: np.ones(3) for name in names}, tmp_path)
     assert drawn["Objects whose neighbour leads back"] == list(names[:2])
     assert drawn["Usage and agreement"] == ["object_usage"]
+
+
+def test_entropies_have_their_limit_and_a_rise_its_reason(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(curves, "save", lambda fig, folder, name: figures.append(fig))
+    names = ("loss", "grad_norm", "cls_teacher_entropy", "patch_marginal_entropy", "free_entropy")
+    metrics = {"step": np.arange(3.0)} | {name: np.ones(3) for name in names}
+    why = "the more anchors are in use, the more there is to choose among " * 3
+    meanings = entropies(cls=512, patch=64) | {"loss": Meaning(rises_with="usage", why=why)}
+    curves.draw(metrics, tmp_path, meanings=meanings)
+    axes = {ax.get_title(loc="left"): ax for ax in figures[0].axes}
+    entropy = axes["Entropy of the targets"]
+    limits = [line.get_ydata()[0] for line in entropy.lines if line.get_linestyle() != "-"]
+    assert limits == pytest.approx([np.log(64), np.log(512)])
+    assert [text.get_text() for text in entropy.texts] == ["log 64", "log 512"]
+    below = axes["Loss"].get_xlabel()
+    assert " ".join(below.split()) == f"step may rise while learning goes well: {why.strip()}"
+    assert max(map(len, below.splitlines())) <= 70
+    for ax in (axes["Gradient norm"], axes["Loss"]):
+        assert not ax.texts and all(line.get_linestyle() == "-" for line in ax.lines)
+    curves.draw(metrics, tmp_path)  # of a method that says nothing
+    assert not any(ax.texts for ax in figures[1].axes)

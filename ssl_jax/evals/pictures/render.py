@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from ssl_jax.evals.pictures.base import Animation, Chart, Panel, Picture, Scatter
+from ssl_jax.train import progress
 
 # A bare dict, because matplotlib types the keys as a Literal of all names there are.
 STYLE: dict = {
@@ -68,7 +69,7 @@ def draw(
     what: `make` is called if it fails as a whole.
     """
     paths = []
-    with _survived(folder, what):
+    with progress.part(what), _survived(folder, what):
         for name, picture in make().items():
             with _survived(folder, f"{prefix}{name}"):
                 if isinstance(picture, Animation):

@@ -1,0 +1,164 @@
+"""Evaluations of the images that a run is trained on: `data.kind="training"`.
+
+Configs that come with the package evaluate on the set they train on. So with
+`--config.data.kind=folder --config.data.dir=/my/images` they evaluate on that folder, and what it
+has decides which of them can be run.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from ssl_jax.config import InputError
+from ssl_jax.data import source, subset
+from ssl_jax.evals import registry, section
+from ssl_jax.evals.section import TRAINING
+
+# Parts that people keep apart, in the order in which they are tried.
+HELD_OUT = ("val", "validation", "valid", "test")
+_KEPT, _SCORED = "[:80%]", "[80%:]"  # of a set without such a part
+# What says how a set is read: an evaluation may say it itself.
+_READING = (
+    "name",
+    "dir",
+    "images",
+    "labels",
+    "masks",
+    "mask_suffix",
+    "boxes",
+    "class_names",
+    "class_map",
+    "reduce_zero_label",
+    "raw_labels",
+)
+
+
+def follow(config: ConfigDict) -> None:
+    """Writes the set of the section `data` into evaluations with data.kind="training"; reads no
+    file.
+
+    They keep keys of their own that are set, and take the size if they have none. Where an embedded
+    set lacks what an evaluation needs, another embedded one that has it is taken. The part that a
+    classifier learns from is that of training, unless it is set.
+    """
+    data = config.data
+    for each in _followers(config).values():
+        own, needs = each.data, registry.get(each.type).needs
+        own.kind = data.kind
+        if data.kind in source.EMBEDDED:
+            if needs and not source.may_have(data, needs):
+                own.kind = section.DEFAULT_KIND[needs]
+            continue
+        for name in (*_READING, "size"):
+            own[name] = own[name] or data[name]
+        own.ignore = data.ignore if own.ignore == 255 else own.ignore
+        own.split = data.split if own.split == "train" else own.split
+
+
+def settle(
+    config: ConfigDict, records: Any = None, given: Collection[str] = ()
+) -> tuple[ConfigDict, list[str]]:
+    """The config with evaluations that its training set can carry, and what to say about it.
+
+    Of the evaluations that are run, those with data.kind="training" are looked at: one that needs
+    labels (masks, boxes) which the set lacks is left out; without any label, `rank` takes their
+    place. Scored is data.test_split; if the set has no such part, the first of HELD_OUT that it
+    has, else a fifth of it, or what data.split leaves.
+
+    Args:
+      records: the training set as `data.source.make_source` opens it; None: only its kind is looked
+        at, and splits stay as they are.
+      given: keys that were set by hand. What they ask for is run, or an error.
+
+    Raises:
+      InputError: the set lacks what an evaluation needs that was asked for; no part can be scored.
+    """
+    config = ConfigDict(config.to_dict())
+    chosen, followers = section.chosen(config), _followers(config)
+    left_out: dict[str, list[str]] = {}  # what the set lacks -> names of evaluations
+    for name in (name for name in chosen if name in followers):
+        if _carries(config, chosen[name], records):
+            continue
+        if "evals.tasks" in given or any(key.startswith(f"evals.{name}.data.") for key in given):
+            raise section.lacking(name, chosen[name], records or config.data.kind)
+        left_out.setdefault(registry.get(chosen[name].type).needs, []).append(name)
+    notes = []
+    if left_out:
+        gone = [name for names in left_out.values() for name in names]
+        kept = [name for name in chosen if name not in gone]
+        if not any(registry.get(chosen[name].type).needs == "labels" for name in kept):
+            like = chosen[(left_out.get("labels") or gone)[0]]
+            kept += [] if "rank" in kept else [_rank(config, like)]
+        config.evals.tasks = tuple(kept)
+        lacks = " and ".join(
+            f"no {needs} (left out: {', '.join(names)})" for needs, names in left_out.items()
+        )
+        notes.append(f"evaluations: {', '.join(kept)}; {_where(config.data)} has {lacks}")
+    followers = _followers(config)
+    follow(config)
+    if records is not None:
+        notes += _choose_parts(config, followers, given)
+    section.check(config)
+    return config, notes
+
+
+def _followers(config) -> dict:
+    """{name: section} of the evaluations of the training set."""
+    named = section.named(config).items()
+    return {name: each for name, each in named if each.data.kind == TRAINING}
+
+
+def _where(data) -> str:
+    """The training set, in messages."""
+    return data.name or data.dir or data.kind
+
+
+def _carries(config, each, records) -> bool:
+    """Whether the training set has what an evaluation needs."""
+    needs = registry.get(each.type).needs
+    if not needs or config.data.kind in source.EMBEDDED:
+        return True  # `follow` finds an embedded set that has it
+    if needs in each.data and each.data[needs]:
+        return True  # the evaluation itself says where they are
+    return source.may_have(config.data, needs) if records is None else source.has(records, needs)
+
+
+def _rank(config, like) -> str:
+    """The name of an evaluation that needs images alone, made like another one if there is none."""
+    if "rank" not in section.named(config):
+        copied = {name: like[name] for name in ("train_examples", "test_examples", "crop")}
+        data = dict(kind=TRAINING, size=like.data.size, test_split=like.data.test_split)
+        config.evals.rank = section.new("rank", data=data, **copied)
+    return "rank"
+
+
+def _choose_parts(config, followers, given) -> list[str]:
+    """Gives each follower a part that is scored; returns what to say about it."""
+    parts, chosen = source.parts(config.data), section.chosen(config)
+    notes: dict[str, None] = {}
+    for name, each in followers.items():
+        if f"evals.{name}.data.test_split" in given:
+            continue
+        wanted = (each.data.test_split, *HELD_OUT)
+        found = next((part for part in wanted if part in parts and part != each.data.split), None)
+        if found is not None:
+            each.data.test_split = found
+            continue
+        trained, left = config.data.split, subset.remainder(config.data.split)
+        if subset.split_name(trained)[1] and not left:
+            if name not in chosen:
+                continue
+            raise InputError(
+                f"evals.{name}.data.test_split: {_where(config.data)} has no part"
+                f" {', '.join(HELD_OUT)}, and data.split={trained!r} leaves no slice; name the part"
+                " that is scored"
+            )
+        if f"evals.{name}.data.split" not in given:
+            each.data.split = trained if left else trained + _KEPT
+        each.data.test_split = left or trained + _SCORED
+        seen = "" if left else ", of which training sees the images and no label"
+        why = f"{_where(config.data)} has no part {', '.join(HELD_OUT)}"
+        note = f"evaluations: scored is {each.data.test_split}{seen}; {why}"
+        notes |= {note: None} if name in chosen else {}
+    return list(notes)
