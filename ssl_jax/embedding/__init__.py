@@ -1,0 +1,117 @@
+"""A data set as vectors: what `ssl_jax.embed` and `ssl-jax embed` write.
+
+`parts` encodes so many images at a time, `files` puts the parts together into one file.
+"""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError, check_choice
+from ssl_jax.data.arrays import ArraySource
+from ssl_jax.data.base import Source
+from ssl_jax.data.prepared import Prepared
+from ssl_jax.data.source import make_source
+from ssl_jax.embedding import files, parts
+from ssl_jax.evals import tokens as kinds
+from ssl_jax.methods.encoder import Encoder
+
+# What an image becomes, as people name it, and as `evals.tokens` does.
+TOKENS = {
+    "image": "image",
+    "cls": "cls",
+    "mean": "mean",
+    "patches": kinds.DENSE,
+    "sparse": kinds.SPARSE_TOKENS,
+}
+DTYPES = ("float32", "float16")
+
+
+def plan(
+    encoder: Encoder,
+    source: Any,
+    *,
+    tokens: Sequence[str] = ("image",),
+    layers: int = 1,
+    batch_size: int = 64,
+    dtype: str = "float32",
+) -> parts.Plan:
+    """What is to be computed; see `ssl_jax.embed`. Raises InputError for what cannot be."""
+    for name in tokens:
+        check_choice("tokens", name, TOKENS)
+    check_choice("dtype", dtype, DTYPES)
+    for what, number in dict(layers=layers, batch_size=batch_size).items():
+        if number < 1:
+            raise InputError(f"{what} is {number}; it must be 1 or more")
+    if not tokens:
+        raise InputError(f"tokens is empty; give some of {', '.join(TOKENS)}")
+    chosen = {name: TOKENS[name] for name in dict.fromkeys(tokens)}
+    return parts.Plan(encoder, source, chosen, layers, batch_size, np.dtype(dtype))
+
+
+def opened(data: Any, size: int | None, encoder: Encoder) -> Any:
+    """The source of `data`: a folder of images, a mapping with the keys of a `data` section, an
+    array of images or a source; see `ssl_jax.embed`."""
+    if isinstance(data, str | Path):
+        data = dict(kind="folder", dir=str(data))
+    if isinstance(data, Mapping):
+        side = encoder.shape.image_size if size is None else size
+        return make_source({**data, "size": side})
+    if not isinstance(data, Source) and not hasattr(data, "name"):
+        data = ArraySource(np.asarray(data))
+    return Prepared(data, size=size) if size else data
+
+
+def in_memory(what: parts.Plan) -> dict[str, np.ndarray]:
+    """All arrays of an embedding."""
+    return files.joined([part for _, part in _computed(what)], what)
+
+
+def to_file(
+    what: parts.Plan, out: str | Path, *, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """Writes an embedding to one file, part after part; returns its path.
+
+    What is done lies in a folder beside it, OUT.parts, from which the same call goes on, and which
+    is gone when the file is there.
+
+    progress: is told after each part how many images of how many are done.
+    """
+    out = Path(out).expanduser()
+    write = files.writer(out)
+    if out.exists():
+        raise InputError(f"{out} is there already; choose another name")
+    if not out.parent.is_dir():
+        raise InputError(f"{out} cannot be written: there is no folder {out.parent}")
+    kept = parts.Kept(out.with_name(out.name + ".parts"), what.described())
+    for stop, _ in _computed(what, kept):
+        if progress is not None:
+            progress(stop, len(what.source))
+    temporary = out.with_name(out.name + ".part")
+    try:
+        write(temporary, kept.all(), what)
+        temporary.replace(out)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+    shutil.rmtree(kept.folder)
+    return out
+
+
+def _computed(
+    what: parts.Plan, kept: parts.Kept | None = None
+) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+    """(images done, part) of all parts in their order; those that are kept are not computed."""
+    count, step = len(what.source), what.images_of_a_part()
+    for start in range(0, count, step):
+        stop = min(start + step, count)
+        part = kept.read(start) if kept else None
+        if part is None:
+            part = what.compute(start, stop)
+            if kept:
+                kept.write(start, part)
+        yield stop, part
