@@ -4,6 +4,7 @@ and the train step."""
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -122,6 +123,18 @@ def no_warnings(metrics: Mapping[str, float]) -> list[str]:
     return []
 
 
+class Meaning(NamedTuple):
+    """What to know about a column of metrics beyond its name.
+
+    classes: K of an entropy over K classes, in nats: it is at most log K.
+    rises_with, why: it may rise while learning goes well, when that other column rises too; why.
+    """
+
+    classes: int = 0
+    rises_with: str = ""
+    why: str = ""
+
+
 class Method(NamedTuple):
     """A method with its networks and settings bound: no function takes a config, all are pure.
 
@@ -152,6 +165,8 @@ class Method(NamedTuple):
         Where arrays of params and carry live if not where train.sharding puts them by itself.
     health(metrics) -> list of text
         Warnings "KIND: likely cause" from one row of metrics.
+    meanings: {column of metrics: Meaning}
+        Of those that are easily misread.
     starts_evaluated: bool
         With weights from elsewhere (`init_from`), whether student and teacher both start from the
         network that is evaluated there, its teacher if it has one; see train.start.
@@ -168,6 +183,7 @@ class Method(NamedTuple):
     rules: Rules = DEFAULT_RULES
     placement: tuple[tuple[str, PartitionSpec], ...] = ()
     health: Callable = no_warnings
+    meanings: Mapping[str, Meaning] = MappingProxyType({})
     starts_evaluated: bool = False
 
 
@@ -194,6 +210,15 @@ def spread_warnings(metrics: Mapping[str, float]) -> list[str]:
             f"(spread {value:.3f} of 1); raise teacher.momentum or lower optim.lr"
         ]
     return []
+
+
+def entropies(**classes: int) -> dict[str, Meaning]:
+    """The meanings of the entropies that `assignment_warnings` reads, {prefix: K}."""
+    return {
+        f"{prefix}_{name}": Meaning(classes=count)
+        for prefix, count in classes.items()
+        for name in ("teacher_entropy", "marginal_entropy")
+    }
 
 
 def assignment_warnings(metrics: Mapping[str, float], prefix: str, num_classes: int) -> list[str]:

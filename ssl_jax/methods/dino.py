@@ -98,4 +98,5 @@ def make(config: ConfigDict) -> base.Method:
             "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=c.norm_last_layer
         ),
         health=lambda metrics: base.assignment_warnings(metrics, "cls", c.prototypes),
+        meanings=base.entropies(cls=c.prototypes),
     )

@@ -200,6 +200,7 @@ def make(config: ConfigDict) -> base.Method:
         teacher_of=multicrop.without_mask_token,
         rules=_rules(config),
         health=health,
+        meanings=base.entropies(cls=c.cls.prototypes, patch=c.patch.prototypes),
     )
 
 

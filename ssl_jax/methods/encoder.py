@@ -113,6 +113,28 @@ class Encoder:
         section = self.config.model
         return zoo.vit_config(section if "size" in section else {"size": "custom", **section})
 
+    @functools.cached_property
+    def image_token(self) -> str:
+        """What `Features.image` is: the class token ("cls"), the average of the patch tokens
+        ("mean") or of the query tokens ("queries"); "" = nothing of these.
+
+        Asked of the network, on two random images of 2 x 2 patches: a method may call anything the
+        image.
+        """
+        side = 2 * self.shape.patch
+        images = jax.random.uniform(jax.random.key(0), (2, side, side, self.shape.in_channels))
+        wanted = self(images).image
+        tokens = jax.jit(self.apply)(self.backbone, images)
+        there = {"cls": tokens.cls, "mean": tokens.patches, "queries": tokens.queries}
+        distance = {
+            kind: jnp.abs(multicrop.global_token(tokens, kind) - wanted).max()
+            for kind, token in there.items()
+            if token is not None and token.shape[-1] == wanted.shape[-1]
+        }
+        nearest = min(distance, key=lambda kind: float(distance[kind]), default="")
+        # bfloat16 may round the two passes in two ways.
+        return nearest if nearest and distance[nearest] < 0.02 * jnp.abs(wanted).max() else ""
+
     def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
         return Encoder(
@@ -144,14 +166,14 @@ class Encoder:
         return found.hexdigest()
 
 
-def published(shape: vit.ViTConfig, params: dict[str, Any], name: str) -> Encoder:
+def published(shape: vit.ViTConfig, params: dict[str, Any], name: str, image: str = "") -> Encoder:
     """An Encoder of published weights: a vision transformer that belongs to no method of ours.
 
-    The image is the class token, or the average of the patch tokens where there is none.
-
-    shape: of the network; params: of `vit.vit(shape)`. name: whose weights, for people.
+    shape: of the network; params: of `vit.vit(shape)`. name: whose weights, for people. image: what
+    is the image, see `multicrop.global_token`; "": the class token, or the average of the patch
+    tokens where there is none.
     """
-    encoder, token = vit.vit(shape), "cls" if shape.cls else "mean"
+    encoder, token = vit.vit(shape), image or ("cls" if shape.cls else "mean")
 
     def features(params, images, **options):
         return of_method({"backbone": params}, images, **options)

@@ -221,4 +221,5 @@ def make(config: ConfigDict) -> base.Method:
             fixed_gain=c.norm_last_layer,
         ),
         health=health,
+        meanings=base.entropies(**prototypes),
     )

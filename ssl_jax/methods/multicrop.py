@@ -82,7 +82,11 @@ def split_keys(keys: jax.Array, count: int) -> jax.Array:
 
 
 def global_token(tokens: vit.Tokens, kind: str) -> jax.Array:
-    """[..., d]: the class token ("cls") or the average of the patch tokens ("mean")."""
+    """[..., d]: the class token ("cls"), or the average of the patch tokens ("mean") or of the
+    query tokens ("queries")."""
+    if kind == "queries":
+        assert tokens.queries is not None
+        return tokens.queries.mean(axis=-2)
     if kind != "cls":
         return tokens.patches.mean(axis=-2)
     assert tokens.cls is not None  # see `check_token`

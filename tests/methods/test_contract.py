@@ -72,6 +72,20 @@ def test_one_trace_and_no_hidden_transfer(name):
     assert len(traces) == 1
 
 
+@pytest.mark.parametrize("name", MOST)
+def test_meanings_are_of_metrics_and_every_entropy_has_its_limit(name):
+    run = run_of(name)
+    batch = batches_of(name, 1)[0]
+    _, metrics = jax.eval_shape(
+        step.make_step(run.method, run.optimizer, run.config), run.abstract, batch
+    )
+    meanings = run.method.meanings
+    assert set(meanings) <= set(metrics)
+    assert {m.rises_with for m in meanings.values()} - {""} <= set(metrics)
+    limited = {n for n in metrics if n.endswith(("teacher_entropy", "marginal_entropy"))}
+    assert limited == {n for n, meaning in meanings.items() if meaning.classes > 1}
+
+
 MESHES = [
     pytest.param(name, 8, 1, marks=() if name in ("dino", "sop") else pytest.mark.slow)
     for name in (*NAMES, *tiny.VARIANTS)

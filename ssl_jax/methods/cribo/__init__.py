@@ -169,6 +169,7 @@ def make(config: ConfigDict) -> base.Method:
         ),
         placement=(("carry/memory/(rows/.*|valid)", PartitionSpec(("data", "fsdp"))),),
         health=functools.partial(health, prototypes=c.prototypes),
+        meanings=base.entropies(image=c.prototypes, object=c.prototypes),
     )
 
 

@@ -136,9 +136,6 @@ def _all(params):
 
 def image_token(tokens: vit.Tokens, kind: str) -> jax.Array:
     """What stands for the image, one of TOKENS: [B, d], or [B, 2 d] for "concat"."""
-    if kind == "queries":
-        assert tokens.queries is not None  # see `check`
-        return tokens.queries.mean(axis=-2)
     if kind != "concat":
         return multicrop.global_token(tokens, kind)
     return jnp.concatenate([multicrop.global_token(tokens, k) for k in ("cls", "mean")], axis=-1)

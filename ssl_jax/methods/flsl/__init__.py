@@ -209,6 +209,7 @@ def make(config: ConfigDict) -> base.Method:
             "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=True
         ),
         health=health,
+        meanings=base.entropies(mode=c.prototypes),
     )
 
 

@@ -19,6 +19,12 @@ from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads
 from ssl_jax.views import recipe
 
+_RISES = base.Meaning(
+    rises_with="cls_usage",
+    why="the more anchors are in use (cls_usage), the more a prediction has to choose among; the"
+    " scores of evaluations tell how it goes",
+)
+
 
 class Outputs(NamedTuple):
     """Embeddings of unit length, d wide, of the views of each image.
@@ -145,6 +151,8 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
         teacher_of=multicrop.without_mask_token,
         health=health,
+        meanings=base.entropies(**{name: c[name].anchors for name in tasks(c)})
+        | {"loss": _RISES, "cls_loss": _RISES},
     )
 
 

@@ -242,4 +242,5 @@ def make(config: ConfigDict) -> base.Method:
         teacher_of=teacher_of,
         rules=((".*", base.Rule(decay=True if c.decay == "all" else "matrices")),),
         health=health,
+        meanings=base.entropies(token=c.prototypes, cls=c.prototypes),
     )
