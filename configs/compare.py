@@ -34,6 +34,7 @@ METHODS = tuple(TARGETS)
 # What the views and the network could give, for comparison; methods of launch/bounds.py, which
 # --import=launch.bounds registers.
 BOUNDS = {"infonce": ("knn",), "supervised": ("knn", "linear")}
+VARIANTS = METHODS  # without those of --import=launch.bounds
 TITLES = {
     "dino": "DINO",
     "ibot": "iBOT",

@@ -36,7 +36,7 @@ def imagenet(config, variant: str) -> None:
     model.scan, model.remat, model.dtype = True, "block", "bfloat16"
     optim.batch_size, optim.epochs, optim.warmup_epochs = 1024, EPOCHS[variant], 10.0
     # The papers evaluate the central 224 pixels of images with a short side of 256.
-    images = dict(kind="tfds", name=data.name, test_split="validation", size=256)
+    images = dict(kind="training", test_split="validation", size=256)
     evals.add(config, *_LABELLED, data=images, crop=224)
     config.evals.tasks = ("knn",)
 
@@ -46,8 +46,8 @@ def small(config, variant: str) -> None:
     {"cifar10": _cifar10, "imagenette96": _imagenette96}.get(variant, _photos)(config)
     if variant == "photo_collages":
         config.data.kind = "photo_collages"
-        # Patches are scored on scenes, whole images on `photos`, which have one label each.
-        evals.add(config, "dense", data=dict(kind="photo_collages", size=64), **_COUNTS)
+        # Patches are scored on these scenes, whole images on `photos`, which have one label each.
+        evals.add(config, "dense", data=dict(kind="training", size=64), **_COUNTS)
         config.evals.tasks = ("knn", "linear", "dense")
 
 
@@ -75,18 +75,16 @@ def massl_base(config) -> None:
 def _cifar10(config) -> None:
     _small(config, patch=4, image_size=32, local_size=16)
     config.views.global_scale, config.views.local_scale = (0.3, 1.0), (0.1, 0.3)
-    images = dict(kind="tfds", name="cifar10")
-    config.data.update(images)
-    evals.add(config, *_LABELLED, data=images)
+    config.data.update(dict(kind="tfds", name="cifar10"))
+    evals.add(config, *_LABELLED, data=dict(kind="training"))
 
 
 def _imagenette96(config) -> None:
     _small(config, patch=12, image_size=96, local_size=48)
     # `size` changes nothing for the 96 px set, and makes those that TFDS knows fit, as
     # data.name=imagenette/160px-v2.
-    images = dict(kind="tfds", name="imagenette96", size=96)
-    config.data.update(images)
-    evals.add(config, *_LABELLED, data=images | dict(test_split="validation"))
+    config.data.update(dict(kind="tfds", name="imagenette96", size=96))
+    evals.add(config, *_LABELLED, data=dict(kind="training", test_split="validation"))
 
 
 def _photos(config) -> None:
@@ -94,7 +92,7 @@ def _photos(config) -> None:
     config.views.global_scale, config.views.local_scale = (0.3, 1.0), (0.1, 0.3)
     config.data.kind, config.data.length, config.data.size = "photos", 16384, 64
     config.optim.epochs = 20
-    evals.add(config, *_LABELLED, data=dict(kind="photos", size=64), **_COUNTS)
+    evals.add(config, *_LABELLED, data=dict(kind="training", size=64), **_COUNTS)
 
 
 def _small(config, *, patch: int, image_size: int, local_size: int) -> None:

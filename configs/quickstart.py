@@ -59,9 +59,10 @@ def get_config(variant: str = "photos"):
     optim.weight_decay, optim.final_weight_decay = 0.04, 0.1
     config.checkpoint.every_steps, config.log.every_steps = 100, 20
     counts = dict(train_examples=2000, test_examples=2000)
-    evals.add(config, "knn", "linear", "rank", data=dict(kind="photos", size=32), **counts)
+    evals.add(config, "knn", "linear", "rank", data=dict(kind="training", size=32), **counts)
     counts = dict(train_examples=500, test_examples=500)
-    evals.add(config, "dense", data=dict(kind="photo_collages", size=64), **counts)
+    # Of the photographs, collages have masks.
+    evals.add(config, "dense", data=dict(kind="training", size=64), **counts)
     config.evals.tasks, config.evals.every_steps = ("knn", "linear", "dense"), 800
     config.evals.linear.epochs, config.evals.picture_size = 100, 96
     if variant == "imagenette96":
@@ -70,8 +71,7 @@ def get_config(variant: str = "photos"):
 
 
 def _imagenette96(config) -> None:
-    images = dict(kind="tfds", name="imagenette96", size=96)
-    config.data.update(images)
+    config.data.update(dict(kind="tfds", name="imagenette96", size=96))
     views = config.views
     views.global_size = config.model.image_size = 48
     views.local_size, views.jitter_prob = 24, 0.8
@@ -79,5 +79,5 @@ def _imagenette96(config) -> None:
     with config.unlocked():
         del config.evals.dense  # Imagenette has no masks
     for name in ("knn", "linear", "rank"):
-        config.evals[name].data.update(images | dict(test_split="validation"))
+        config.evals[name].data.update(dict(size=96, test_split="validation"))
     config.evals.tasks, config.evals.every_steps = ("knn", "linear"), 1000

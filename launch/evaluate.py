@@ -94,7 +94,7 @@ ROWS = {
             data=_tfds("bccd", test_split="train"),
             **dict(train_examples=32, test_examples=32, queries=40, flip=0.0, crop_prob=0.0),
             **dict(sizes=(96,), test_size=96, longest=128, canvas=32),
-            **dict(epochs=500, batch=2, lr=3e-4),
+            **dict(epochs=1100, batch=2, lr=3e-4),
         ),
     ),
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Trains one config on all GPUs of this machine. Needs the package with a GPU build of JAX
-# (pip install -e ".[gpu]") in the active environment.
+# (pip install -e ".[train,gpu]") in the active environment.
 #
 #   bash launch/gpu.sh --config=sop:vits16 --config.data.dir=/data/tfds --workdir=/runs/a
 #

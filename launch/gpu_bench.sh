@@ -2,8 +2,8 @@
 # Times the train step of every method on the GPUs of this machine, with the papers' settings
 # (ViT-S/16; MAE and STELLAR ViT-B/16), and DINO's beside the same step in PyTorch, eager and
 # compiled, if torch is installed. Needs the package with a GPU build of JAX (pip install -e
-# ".[gpu]") in the active environment, and no data: the pictures come with the package. At most 40
-# minutes; tables in runs/bench.
+# ".[train,gpu]") in the active environment, and no data: the pictures come with the package. At most
+# 40 minutes; tables in runs/bench.
 #
 #   bash launch/gpu_bench.sh                 64 images a GPU
 #   BATCH=128 bash launch/gpu_bench.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains every method on CIFAR-10 and Imagenette on one GPU, in 40 minutes; leaves a table, curves,
-# pictures and weights. Needs the package with a GPU build of JAX (pip install -e ".[gpu]") in the
-# active environment, and both sets prepared for TFDS (cifar10, imagenette96).
+# pictures and weights. Needs the package with a GPU build of JAX (pip install -e ".[train,gpu]") in
+# the active environment, and both sets prepared for TFDS (cifar10, imagenette96).
 #
 #   bash launch/gpu_results.sh /data/tfds                      results in runs/gpu
 #   bash launch/gpu_results.sh /data/tfds --minutes 20 --methods sop,dino

@@ -23,7 +23,7 @@ on_all() { gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --
 archive="$(mktemp -d)/ssl_jax.tar.gz"
 git archive --format=tar.gz --prefix=ssl_jax/ --output="$archive" HEAD
 gcloud compute tpus tpu-vm scp "$archive" "$name": --zone="$zone" --worker=all
-on_all "tar xzf ssl_jax.tar.gz && pip install --quiet -e './ssl_jax[tpu]'"
+on_all "tar xzf ssl_jax.tar.gz && pip install --quiet -e './ssl_jax[train,tpu]'"
 
 command="$(printf '%q ' python3 -m ssl_jax train --distributed "$@")"
 on_all "cd ssl_jax && exec $command"

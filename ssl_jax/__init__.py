@@ -2,23 +2,27 @@
 
 `from ssl_jax import ops, losses` gives pure functions on arrays and imports nothing but JAX and
 NumPy. The public modules are imported on first use, so that asking for one does not pay for the
-others.
+others. All but these two need more libraries: `pip install 'ssl-jax[train]'`.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
+from ssl_jax import extras
+
 if TYPE_CHECKING:
     from ssl_jax import convert, evals, losses, methods, models, ops
-    from ssl_jax.api import load, save
+    from ssl_jax.api import embed, export, load, save
     from ssl_jax.methods import register
 
 __version__ = "0.2.0"
-_FUNCTIONS = {"load": "api", "register": "methods", "save": "api"}
+_FUNCTIONS = dict.fromkeys(("embed", "export", "load", "save"), "api") | {"register": "methods"}
 __all__ = [
     "__version__",
     "convert",
+    "embed",
     "evals",
+    "export",
     "load",
     "losses",
     "methods",
@@ -31,11 +35,16 @@ __all__ = [
 
 def __getattr__(name: str):
     """The public module or function of that name, imported on first use. Raises AttributeError for
-    any other name."""
-    if name in _FUNCTIONS:
-        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
+    any other name, and ModuleNotFoundError that names the extra where libraries are missing."""
     if name in __all__:
-        return importlib.import_module(f"{__name__}.{name}")
+        try:
+            module = importlib.import_module(f"{__name__}.{_FUNCTIONS.get(name, name)}")
+        except ModuleNotFoundError as error:
+            line = extras.missing(error)
+            if line is None:
+                raise
+            raise ModuleNotFoundError(f"ssl_jax.{name}: {line}", name=error.name) from error
+        return getattr(module, name) if name in _FUNCTIONS else module
     public = ", ".join(__all__[1:])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public are {public}")
 

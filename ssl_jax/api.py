@@ -1,48 +1,70 @@
 """What people do with the package: train a config, load what was learned."""
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import convert, methods, settings
+from ssl_jax import convert, embedding, evals, methods, settings
 from ssl_jax.config import InputError, unknown
-from ssl_jax.convert import own
+from ssl_jax.convert import card, hub, own
 from ssl_jax.data import source
 from ssl_jax.evals import report
 from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
-from ssl_jax.train import checkpoint, loop
+from ssl_jax.models import zoo
+from ssl_jax.train import checkpoint, distributed, loop, profile
 
-_ZOO = Path(__file__).resolve().parent.parent / "zoo"
+EXPORTS = (*hub.TARGETS, "safetensors", "npz")
+_PACKAGE = Path(__file__).resolve().parent
+_ZOO = _PACKAGE / "zoo" if (_PACKAGE / "zoo").is_dir() else _PACKAGE.parent / "zoo"
 
 
-def prepare(config: ConfigDict, records: Any = None) -> loop.Run:
+def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()) -> loop.Run:
     """Checks the whole config and plans the run; raises InputError before anything is allocated.
 
-    records: a source of your own (protocol of data.source, for example data.arrays.ArraySource)
-    instead of the one that `config.data` names.
+    Of the evaluations of the training set, those that it cannot carry are left out, which is said;
+    see `evals.settle`.
+
+    Args:
+      records: a source of your own (protocol of data.source, for example data.arrays.ArraySource)
+        instead of the one that `config.data` names; evaluations go on with what the config names.
+      given: keys that were set by hand; an evaluation that they ask for is never left out.
     """
     definition = methods.get(config.method)
     settings.validate(config, num_devices=jax.device_count())
     definition.check(config)
-    records = source.make_source(config.data) if records is None else records
+    opened = source.make_source(config.data) if records is None else None
+    if opened is not None and (opened.has_masks or opened.has_boxes):
+        records = source.make_source(config.data, truth=False)
+    records = opened if records is None else records
+    config, notes = evals.settle(config, opened, given)
+    for note in notes if distributed.is_first() else ():
+        print(note, flush=True)
     config = settings.resolve(config, num_records=len(records), num_devices=jax.device_count())
     return loop.plan(config, records, settings.keys(config.method))
 
 
-def train(config: ConfigDict, workdir: str | Path, records: Any = None) -> int:
+def train(
+    config: ConfigDict,
+    workdir: str | Path,
+    records: Any = None,
+    given: Collection[str] = (),
+    steps: profile.Steps | None = None,
+) -> int:
     """Trains to the end of the plan, continuing whatever `workdir` holds; evaluates and draws.
 
-    records: as in `prepare`.
+    records, given: as in `prepare`. steps: some that are traced, into the run's folder `profile`.
 
     Returns loop.EXIT_DONE or loop.EXIT_PREEMPTED. Raises InputError for a config, data set,
     checkpoint or disk that cannot work; nothing is written before those checks.
     """
-    run = prepare(config, records)
+    run = prepare(config, records, given)._replace(traced=steps)
     return loop.train(run, workdir, report.Evaluation(run.config))
 
 
@@ -53,8 +75,9 @@ def load(path: str | Path, *, family: str | None = None, heads: int | None = Non
 
     Args:
       path: a run folder (its newest complete checkpoint), one step's folder; a file that `save`
-        wrote, or "zoo/NAME", one of the networks that come with a checkout; or published weights: a
-        .safetensors, .npz or (with torch) .pth file, or a Hugging Face folder.
+        wrote, or "zoo/NAME", one of the networks that come with the package; or published weights:
+        a .safetensors, .npz or (with torch) .pth file, or a folder of timm's or transformers', such
+        as `export` writes.
       family: of published weights whose names several families share: "dino", "mae" or "timm".
       heads: attention heads of published weights; None: width / 64, as in all usual sizes.
 
@@ -64,12 +87,14 @@ def load(path: str | Path, *, family: str | None = None, heads: int | None = Non
     Raises:
       InputError: nothing of that kind there, or damaged or unknown weights.
     """
-    place = _in_zoo(path) or Path(path).expanduser()
+    place = place_of(path)
     if place.is_file() and (network := own.read(place)) is not None:
         return _restored(network)
     if place.is_file() or (place.is_dir() and convert.weight_file(place) is not None):
         shape, params, report = convert.load_vit(place, family=family, heads=heads)
-        return encoder.published(shape, jax.tree.map(jnp.asarray, params), report.title)
+        known = hub.describe(place)
+        name = f"{known.method} as {report.title}" if known.method else report.title
+        return encoder.published(shape, jax.tree.map(jnp.asarray, params), name, known.image)
     config = saved_config(place)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     with checkpoint.opened(place) as (saved, step):
@@ -78,19 +103,109 @@ def load(path: str | Path, *, family: str | None = None, heads: int | None = Non
     return Encoder(config, weights, trees["constants"], step)
 
 
-def save(encoder: Encoder, path: str | Path, *, dtype: str = "float32", **notes: Any) -> None:
-    """Writes a network to one .safetensors file, from which `load` makes an equal Encoder.
+@overload
+def embed(
+    encoder: Encoder | str | Path, data: Any, out: None = None, **options: Any
+) -> dict[str, np.ndarray]: ...
+
+
+@overload
+def embed(encoder: Encoder | str | Path, data: Any, out: str | Path, **options: Any) -> Path: ...
+
+
+def embed(
+    encoder: Encoder | str | Path,
+    data: Any,
+    out: str | Path | None = None,
+    *,
+    size: int | None = None,
+    **options: Any,
+) -> dict[str, np.ndarray] | Path:
+    """Vectors of images: `embed("runs/a", "/my/images")["image"]` is [N, d].
 
     Args:
-      encoder: of a run; published weights already are a file.
-      dtype: of the stored weights; "bfloat16" halves the file and moves features by about 1 %.
+      encoder: a network, or what `load` takes.
+      data: a folder of images; a mapping with keys of the config's section `data`
+        (dict(kind="tfds", name="cifar10", dir=..., split="test")); images [N, H, W, 3], uint8 or
+        float32 in [0, 1]; or a source (see `data.source`).
+      out: a file, .npz or .parquet, which is written part after part and may be larger than memory;
+        the same call goes on where it was stopped. None: everything is returned.
+      size: pixels of the shorter side, before a square centre crop; 0: as stored, cut to multiples
+        of the patch. None: as in training, for a folder or a mapping, else 0.
+      tokens: some of "image" (what the method means by it), "cls", "mean" (of the patch tokens),
+        "patches" and "sparse" (STELLAR's tokens); default ("image",).
+      layers: of so many last blocks, side by side. batch_size: images of a forward pass, on all
+        devices of this process together. dtype: "float32" or "float16".
+
+    Returns:
+      {name: array} over the N readable images in their order: each of `tokens`, float [N, d],
+      [N, r, d] for sparse tokens, [N, h, w, d] for patches ([all patches, d] beside
+      "patches_shapes" [N, 2] where grids differ); "names" [N]; "sizes" [N, 2], height and width in
+      pixels; "labels" [N] and "class_names" where there are any; "index" [N] in the source;
+      "skipped", names of unreadable images; "about", JSON. With `out`: its path.
+
+    Raises:
+      InputError: no such data, tokens that the network lacks, or a file that is there already.
+    """
+    encoder = encoder if isinstance(encoder, Encoder) else load(encoder)
+    plan = embedding.plan(encoder, embedding.opened(data, size, encoder), **options)
+    return embedding.in_memory(plan) if out is None else embedding.to_file(plan, out)
+
+
+def save(encoder: Encoder, path: str | Path, *, dtype: str = "float32", **notes: Any) -> None:
+    """Writes a network to one file, from which `load` makes an equal Encoder.
+
+    Args:
+      path: ends in .safetensors or .npz.
+      dtype: of the stored weights; "bfloat16" halves a .safetensors file and moves features by
+        about 1 %.
       notes: what else people should know, as JSON: scores, command, licence.
 
-    Raises InputError for a name that does not end in .safetensors.
+    Raises InputError for another name.
     """
-    notes = {"step": encoder.step, **notes}
+    notes, params = {"step": encoder.step, **notes}, encoder.params
+    if _is_published(encoder.config):  # no config says what the image is
+        notes["image"], params = encoder.image_token, {"backbone": encoder.backbone}
     config = config_lib.to_json(encoder.config)
-    own.write(path, own.Saved(config, encoder.params, encoder.constants, notes), dtype=dtype)
+    own.write(path, own.Saved(config, params, encoder.constants, notes), dtype=dtype)
+
+
+def export(
+    encoder: Encoder, path: str | Path, *, to: str, about: card.About | None = None
+) -> list[str]:
+    """Writes a network for other libraries: a folder of weights under their names with config.json
+    and README.md, or one file under our names.
+
+    `load` gives an equal network back.
+
+    Args:
+      path: a folder for "timm" and "hf", a file for "safetensors" and "npz".
+      to: "timm" (`timm.create_model("local-dir:FOLDER", pretrained=True)`), "hf"
+        (`transformers.AutoModel.from_pretrained(FOLDER)`), "safetensors" or "npz".
+      about: data, scores and command for the README, or the notes of the file.
+
+    Returns:
+      Sentences: where the library computes something else, and what is not in it.
+
+    Raises:
+      InputError: another kind; a folder that holds something else; a network that the library
+        cannot compute, with the key of `model` that it cannot have.
+    """
+    if to not in EXPORTS:
+        raise InputError(unknown("kind of export", to, EXPORTS))
+    about = about or card.About(encoder.config.method, step=encoder.step)
+    if to in hub.TARGETS:
+        token = encoder.image_token
+        said = hub.write(path, encoder.shape, encoder.backbone, to=to, image=token, about=about)
+        others = sorted(set(encoder.params) - {"backbone"}) if "backbone" in encoder.params else []
+        if others:
+            said = [*said, f"Not in it, as no part of the encoder: {', '.join(others)}."]
+        return said
+    if Path(path).suffix != f".{to}":
+        raise InputError(f"{path}: a network exported to {to} is a file that ends in .{to}")
+    noted = dict(scores=about.results, command=about.command, data=about.data, **about.notes)
+    save(encoder, path, **{name: value for name, value in noted.items() if value})
+    return []
 
 
 def _restored(network: own.Saved) -> Encoder:
@@ -100,9 +215,28 @@ def _restored(network: own.Saved) -> Encoder:
         floating = jnp.issubdtype(array.dtype, jnp.floating)
         return array.astype(jnp.float32) if floating else array
 
-    config = _completed(network.config)
     params, constants = jax.tree.map(wide, (network.params, network.constants))
+    stored = config_lib.from_json(network.config)
+    if _is_published(stored):
+        shape = zoo.vit_config({"size": "custom", **stored.model})
+        image = network.notes.get("image", "")
+        return encoder.published(shape, params["backbone"], stored.method, image)
+    config = _completed(network.config)
     return Encoder(config, params, constants, network.notes.get("step"))
+
+
+def _is_published(config: FrozenConfigDict) -> bool:
+    """Whether it is that of `encoder.published`, which no run has had."""
+    return "data" not in config
+
+
+def place_of(path: str | Path) -> Path:
+    """The file or folder that `path` means, "zoo/NAME" and "~" resolved. Raises InputError for a
+    name that the zoo does not have, and for one that can only be on the network."""
+    if file := _in_zoo(path):
+        return file
+    convert.check_local(path)
+    return Path(path).expanduser()
 
 
 def _in_zoo(path: str | Path) -> Path | None:
@@ -115,9 +249,7 @@ def _in_zoo(path: str | Path) -> Path | None:
     if not file.is_file():
         names = [f"zoo/{other.stem}" for other in sorted(_ZOO.glob("*.safetensors"))]
         raise InputError(
-            unknown("network", str(path), names)
-            if names
-            else f"no {path}: {_ZOO} holds no network; the zoo comes with a checkout"
+            unknown("network", str(path), names) if names else f"no {path}: {_ZOO} holds no network"
         )
     return file
 

@@ -47,7 +47,8 @@ class Key:
     default: also gives the type; an integer may stand for a float, a list for a tuple.
     meaning: a phrase for people; unit: of the value, as "pixels" or "images".
     above, least, below, most: range of a number, or of every element of a tuple.
-    choices: the values allowed, or those of every element of a tuple.
+    choices: the values allowed, or those of every element of a tuple. prefix: other texts that
+      begin with it are allowed as well.
     length: of a tuple; 0 = any. ordered: a pair (low, high) with low <= high.
     element: an example of a tuple's elements where the default has none, for their type.
     free: may differ when a run is continued, because it changes where or how something is
@@ -62,6 +63,7 @@ class Key:
     below: float | None = None
     most: float | None = None
     choices: tuple = ()
+    prefix: str = ""
     length: int = 0
     ordered: bool = False
     element: Any = None
@@ -89,7 +91,8 @@ class Key:
                 example = f'--config.{name}="{self.choices[:2]}"'
                 raise InputError(f"{name} is {value}; for several write {example}")
             for item in items:
-                check_choice(name, item, self.choices)
+                if not (self.prefix and str(item).startswith(self.prefix)):
+                    check_choice(name, item, self.choices)
         if any(isinstance(item, float) and not math.isfinite(item) for item in items):
             raise InputError(f"{name} is {value}; it must be finite")
         fits = (
@@ -128,6 +131,8 @@ class Key:
                 each = " and ".join(f"{word} {x}" for word, x in words.items())
         if not isinstance(self.default, tuple):
             return each
+        if isinstance((self.default or (self.element,))[0], str):
+            return "names"
         if self.ordered:
             what = "(low, high) with low <= high"
         else:

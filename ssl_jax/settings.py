@@ -16,7 +16,7 @@ from ssl_jax import evals, methods
 from ssl_jax.config import COMPUTED, OPEN, InputError, Key, key, unknown
 from ssl_jax.data import loader, source
 from ssl_jax.models import zoo
-from ssl_jax.train import checkpoint, log, optim, schedule, sharding
+from ssl_jax.train import checkpoint, log, optim, schedule, sharding, trackers
 from ssl_jax.views import section as views
 
 _LAST_STEP = 2**31 - 1  # steps are counted in 32 bits
@@ -59,7 +59,7 @@ def sections() -> dict:
         teacher=schedule.defaults(),
         mesh=sharding.defaults(),
         checkpoint=checkpoint.defaults(),
-        log=log.defaults(),
+        log=log.defaults() | config_lib.free_on_resume(trackers.defaults()),
         evals=evals.defaults(),
     )
 
@@ -192,8 +192,8 @@ def check_keys(config: ConfigDict) -> None:
 
 def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> FrozenConfigDict:
     """Works out what a valid config implies: the model's shape, where evaluations find their images
-    (`evals.NAME.data.dir` left empty is `data.dir` if the kind is the same) and the section `run`.
-    Resolving again gives the same.
+    (`evals.follow`; `evals.NAME.data.dir` left empty is `data.dir` if the kind is the same) and the
+    section `run`. Resolving again gives the same.
 
     run.num_records       images in the training set
     run.steps_per_epoch   num_records // batch_size (the last partial batch is dropped)
@@ -240,6 +240,7 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
         )
     data, fsdp = sharding.mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
     config.model.width, config.model.depth, config.model.heads = zoo.model_shape(config.model)
+    evals.follow(config)
     for section in evals.named(config).values():
         section.data.dir = evals.folder(config, section)
     config[COMPUTED] = ConfigDict(

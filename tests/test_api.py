@@ -192,13 +192,27 @@ def test_constants_are_saved_too(tmp_path):
 
 
 def test_a_network_needs_the_suffix_of_its_format(saved, tmp_path):
-    with pytest.raises(InputError, match=r"network\.npz: a network is saved as \.safetensors"):
-        ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / "network.npz")
+    with pytest.raises(InputError, match=r"network\.pth: a network is saved as \.safetensors"):
+        ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / "network.pth")
+
+
+def test_a_network_in_npz_is_the_same(saved, tmp_path):
+    encoder, file = ssl_jax.load(saved[0]), tmp_path / "network.npz"
+    ssl_jax.save(encoder, file, scores={"knn": 71.5})
+    again = ssl_jax.load(file)
+    assert again.config == encoder.config and again.step == 7
+    assert tiny.identical(again.params, encoder.params)
+    assert own.read(file).notes == {"step": 7, "scores": {"knn": 71.5}}
+    with pytest.raises(InputError, match=r"\.npz has no bfloat16"):
+        ssl_jax.save(encoder, file, dtype="bfloat16")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"network\.npz cannot be read as \.npz"):
+        ssl_jax.load(file)
 
 
 def test_the_zoo_names_what_it_has(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(api, "_ZOO", tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="the zoo comes with a checkout"):
+    with pytest.raises(InputError, match="elsewhere holds no network"):
         ssl_jax.load("zoo/dino_photos")
     (tmp_path / "elsewhere").mkdir()
     ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / "elsewhere" / "dino_photos.safetensors")

@@ -19,7 +19,8 @@ from PIL import Image
 
 from ssl_jax import api, cli, evals, settings
 from ssl_jax import config as config_lib
-from ssl_jax.cli import cache, show
+from ssl_jax.cli import arguments as arguments_lib
+from ssl_jax.cli import cache, platforms, show
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import checkpoint, log, loop
@@ -128,7 +129,7 @@ def test_settings_that_cannot_work(refused, tmp_path, settings, message):
 
 
 COMMANDS = {
-    "no command": ((), "no command; give one of train, eval, show"),
+    "no command": ((), "no command; give one of train, eval"),
     "unknown command": (("trian", CONFIG), 'unknown command "trian"; did you mean "train"?'),
     "no config": (("train", "--workdir=RUN"), "train needs --config=NAME"),
     "two configs": (
@@ -153,7 +154,23 @@ COMMANDS = {
         ("train", CONFIG, "--workdir=RUN", "--config.optim.lr"),
         "Missing value for flag --config.optim.lr",
     ),
-    "show without config": (("show",), "show needs --config=NAME"),
+    "show without config": (("show", "--config.seed=1"), "show needs --config=NAME"),
+    "keys that nothing is called": (("show", "--keys=xyz"), 'no key with "xyz" in its name'),
+    "keys and one argument too many": (("show", "--keys", "sop"), 'unexpected argument "sop"'),
+    "a name from elsewhere": (
+        ("train", CONFIG, "--workdir=RUN", "--config.learning-rate=1"),
+        'unknown config key "learning-rate"; here it is optim.lr',
+    ),
+    "a profile that is none": (("train", CONFIG, "--workdir=RUN", "--profile=5"), "--profile is"),
+    "a platform that is none": (("show", CONFIG, "--platform=gpus"), "did you mean"),
+    "a platform whose package is missing": (
+        ("show", CONFIG, "--platform", "gpu"),
+        "pip install 'ssl-jax[gpu]'",
+    ),
+    "scores into a folder that is not there": (
+        ("eval", "RUN", "--out=nowhere/scores.json"),
+        "no folder nowhere",
+    ),
     "show of what cannot work": (
         ("show", CONFIG, "--config.views.local_size=9"),
         "views.local_size is 9",
@@ -180,6 +197,14 @@ COMMANDS = {
     ),
     "a row for eval": (("eval", "RUN", "--row=sop/table10/K1024"), "are for train and show"),
     "unknown short name": (("train", "--config=sopp", "--workdir=RUN"), 'did you mean "sop"?'),
+    "export of nothing": (("export", "--to=timm"), "export needs a NETWORK first"),
+    "export to nothing": (("export", "RUN"), "export needs --to=FORMAT, one of timm, hf"),
+    "export to what is not known": (
+        ("export", "RUN", "--to=safetensor", "--out=RUN"),
+        'unknown --to "safetensor"; did you mean "safetensors"?',
+    ),
+    "export nowhere": (("export", "RUN", "--to=npz"), "export needs --out=FILE.npz"),
+    "export of two": (("export", "RUN", "RUN", "--to=npz"), "unexpected argument"),
     "eval of nothing": (("eval",), "eval needs a NETWORK"),
     "eval of what is not there": (("eval", "RUN"), "no such checkpoint or run folder"),
 }
@@ -226,7 +251,7 @@ def test_help_is_no_error(capsys, arguments):
 def test_every_command_explains_itself(capsys, command):
     assert cli.main(["ssl-jax", command, "--help"]) == 0
     out, err = capsys.readouterr()
-    assert out.startswith(f"ssl-jax {command} ") and not err
+    assert out.startswith(f"ssl-jax {command}") and not err
     examples = out.partition("Examples:\n")[2]
     assert f"  ssl-jax {command} " in examples and "Exit codes: 0 done; 2 bad input" in examples
 
@@ -246,7 +271,9 @@ def test_compiled_programs_are_kept_unless_told_otherwise(monkeypatch, tmp_path,
 
 def test_a_run_of_a_row_has_its_config_and_numbers(monkeypatch, tmp_path):
     started = []
-    monkeypatch.setattr(api, "train", lambda config, workdir: started.append(config) or 0)
+    monkeypatch.setattr(
+        api, "train", lambda config, workdir, **options: started.append(config) or 0
+    )
     arguments = ["--row=sop/table10/K1024", "--config.optim.lr=1", f"--workdir={tmp_path / 'run'}"]
     assert cli.main(["ssl-jax", "train", *arguments]) == 0
     (config,) = started
@@ -280,6 +307,20 @@ def test_a_folder_of_truncated_images(refused, tmp_path):
     assert count and 1 <= int(count[1]) <= 16, error
     assert ".jpg (" in error
     assert not (tmp_path / "run").exists()
+
+
+def test_evaluations_that_were_asked_for_are_not_left_out(refused, tmp_path):
+    for i in range(10):
+        path = tmp_path / "images" / f"{i}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.full((24, 24, 3), i, np.uint8)).save(path)
+    options = ("--config.data.kind=folder", f"--config.data.dir={path.parent}")
+    error = refused(
+        "train", "--config=quickstart", *options, "--config.evals.tasks=knn", "--workdir=RUN"
+    )
+    assert "evals.knn: " in error and "needs labels" in error
+    error = refused("train", "--config=quickstart", *options, f"--workdir={tmp_path / 'run'}")
+    assert "optim.batch_size is 64, but the set has only 10 images" in error  # only later
 
 
 def test_an_empty_folder(refused, tmp_path):
@@ -551,6 +592,38 @@ def test_eval_of_one_file_repeats_the_run(finished, tmp_path, capsys):
     assert capsys.readouterr().out == of_file
 
 
+def test_export_of_a_run_tells_of_it(finished, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["ssl-jax", "export", str(finished), "--to", "timm", "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith(f'timm.create_model("local-dir:{out}", pretrained=True)\n')
+    assert "Not in it, as no part of the encoder: head" in said
+    card = (out / "README.md").read_text()
+    results = json.loads((finished / "results.json").read_text())
+    for row in results:
+        assert row in card
+    numbers = " | ".join(f"{scores['knn']:.4g}" for scores in results.values())
+    assert f"| knn | {numbers} |" in card
+    assert "| trained on | photo_collages, crops of 16 px, " in card and "```bash\n" in card
+    assert "workdir" not in card
+    again, encoder = api.load(out), api.load(finished)
+    for ours, theirs in zip(*map(jax.tree.leaves, (encoder.backbone, again.backbone)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # One checkpoint of it that is not the last: the scores are not its own.
+    older = min((finished / "checkpoints").glob("[0-9]*"), key=lambda path: int(path.name))
+    out = tmp_path / "older"
+    assert cli.main(["ssl-jax", "export", str(older), "--to=hf", f"--out={out}"]) == 0
+    assert "## Scores" not in (out / "README.md").read_text()
+
+
+def test_export_of_a_file_keeps_its_notes(finished, tmp_path, capsys):
+    arguments = ["ssl-jax", "export", str(finished), "--to=npz", f"--out={tmp_path / 'a.npz'}"]
+    assert cli.main(arguments) == 0
+    arguments = ["ssl-jax", "export", str(tmp_path / "a.npz"), "--to=hf", f"--out={tmp_path / 'b'}"]
+    assert cli.main(arguments) == 0
+    assert "| knn | " in (tmp_path / "b" / "README.md").read_text()
+
+
 def test_eval_of_published_weights(tmp_path, capsys):
     """They belong to no method and no run; the untrained network is one of their shape."""
     np.savez(tmp_path / "weights.npz", **published.encoder(d=64))
@@ -600,7 +673,10 @@ def test_a_run_folder_says_what_was_run(finished):
         == jax.__version__
     )
     assert [row["step"] for row in log.read_rows(finished / "metrics.jsonl")] == list(range(1, 13))
-    assert [row["step"] for row in log.read_rows(finished / "evals.jsonl")] == [0, 4, 8]
+    scores = log.read_rows(finished / "evals.jsonl")
+    assert [row["step"] for row in scores] == [0, 4, 8, 12]
+    results = json.loads((finished / "results.json").read_text())
+    assert {"step": 12, **results["trained"]} == scores[-1]  # the last ones belong to the curves
 
 
 def test_show_names_origins_and_costs(capsys):
@@ -676,3 +752,48 @@ def test_nothing_but_nan_stops_the_run(tmp_path):
     config = tiny.config("sop", max_nonfinite=2)
     with pytest.raises(InputError, match=r"2 steps in a row \(the last: 2\) had a non-finite loss"):
         api.train(config, tmp_path / "run", records=with_nan(range(32)))
+
+
+def test_names_from_elsewhere_are_of_keys_that_exist():
+    known = set(settings.keys())
+    for own, names in arguments_lib._SYNONYMS.items():
+        assert own in known | {"--workdir"}
+        assert not known & {f"{own.rpartition('.')[0]}.{name}" for name in names.split()}
+
+
+def test_a_flag_may_stand_before_its_value(capsys):
+    assert cli.main(["ssl-jax", "show", "--config", "sop:photos", "--config.seed", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert cli.main(["ssl-jax", "show", "--config=sop:photos", "--config.seed=3"]) == 0
+    assert shown == capsys.readouterr().out
+
+
+def test_version(capsys):
+    assert cli.main(["ssl-jax", "--version"]) == 0
+    versions = capsys.readouterr().out
+    assert f"jax {jax.__version__}" in versions and "ssl-jax" in versions
+
+
+def test_a_device_that_is_not_there_is_one_line(capsys, monkeypatch):
+    """JAX says so when it is first used; any other RuntimeError keeps its traceback."""
+    texts = iter(["Unable to initialize backend 'cuda': no driver\nmore", "something else"])
+
+    def run(argv):
+        raise RuntimeError(next(texts))
+
+    monkeypatch.setattr("ssl_jax.cli.show.run", run)
+    assert cli.main(["ssl-jax", "show"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("ssl-jax: Unable to initialize backend 'cuda': no driver; check the")
+    with pytest.raises(RuntimeError, match="something else"):
+        cli.main(["ssl-jax", "show"])
+
+
+def test_platform_is_what_jax_uses(monkeypatch):
+    used = {}
+    monkeypatch.setattr("jax.config.update", used.__setitem__)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "jax_cuda13_plugin")
+    assert platforms.choose(["eval", "--platform=gpu", "x"]) == ["eval", "x"]
+    assert used == {"jax_platforms": "cuda,cpu"}
+    platforms.choose(["--platform=cpu"])
+    assert used == {"jax_platforms": "cpu"}

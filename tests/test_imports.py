@@ -10,11 +10,14 @@ import sys
 
 import pytest
 
+from ssl_jax import extras
+
 PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
 
 # Left to right; a dotted name stands for that module of its package. The loader turns records into
 # views, so it stands right of both.
 ORDER = (
+    "extras",
     "trees",
     "config",
     "papers",
@@ -25,6 +28,8 @@ ORDER = (
     "models",
     "losses",
     "methods",
+    "train.stop",
+    "train.progress",
     "train.distributed",
     "train.optim",
     "train.schedule",
@@ -32,9 +37,11 @@ ORDER = (
     "train.state",
     "train.step",
     "evals",
+    "embedding",
     "train.checkpoint",
     "convert",
     "train.log",
+    "train.trackers",
     "train.health",
     "settings",
     "train",
@@ -172,6 +179,39 @@ def test_numerics_load_no_framework():
         "cv2",
         "PIL",
     }
+
+
+def test_numerics_work_without_what_the_extras_bring():
+    blocked = [name for names in extras.EXTRAS.values() for name in names]
+    loaded_after(
+        f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
+        "import jax.numpy as jnp; from ssl_jax import losses, ops\n"
+        "x = jnp.eye(4); assert ops.sinkhorn_knopp(x, temperature=1.0).shape == (4, 4)\n"
+        "terms = losses.dino(x[None].repeat(2, 0), x[None].repeat(2, 0), jnp.zeros(4),"
+        " student_temperature=0.1, teacher_temperature=0.1); assert terms['loss'] > 0"
+    )
+
+
+def test_root_says_which_extra_is_missing():
+    code = "import sys; sys.modules['flax'] = None\nimport ssl_jax; ssl_jax.load"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    line = "ModuleNotFoundError: ssl_jax.load: flax is not installed: pip install 'ssl-jax[train]'"
+    assert done.stderr.splitlines()[-1] == line
+
+
+def test_root_hides_no_other_error(monkeypatch):
+    """A module that no extra brings is a fault of ours, and stays what it is."""
+    import ssl_jax
+
+    error = ModuleNotFoundError("No module named 'ssl_jax.gone'", name="ssl_jax.gone")
+
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(ssl_jax.importlib, "import_module", fail)
+    with pytest.raises(ModuleNotFoundError) as caught:
+        ssl_jax.__getattr__("models")
+    assert caught.value is error
 
 
 def test_root_is_lazy_and_complete():

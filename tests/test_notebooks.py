@@ -19,7 +19,7 @@ def outputs(notebook: dict) -> list[dict]:
 
 
 def test_there_are_notebooks():
-    assert "losses_from_the_papers" in [path.stem for path in NOTEBOOKS]
+    assert {"losses_from_the_papers", "what_the_features_know"} <= {p.stem for p in NOTEBOOKS}
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_runs(path, tmp_path, monkeypatch):
         "the committed outputs are of another version"
     )
     # The processor's time, which a busy machine does not stretch; two cores need about half of it.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 120
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 200
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -57,9 +57,13 @@ def test_committed_outputs(path):
     assert not [
         o for o in outputs(notebook) if o["output_type"] == "error" or o.get("name") == "stderr"
     ]
-    pictures = [o for o in outputs(notebook) if "image/png" in o.get("data", {})]
-    assert len(pictures) >= 5
-    readable = re.sub(r'"image/png": "[^"]*"', "", text)
+    pictures = [
+        o for o in outputs(notebook) if {"image/png", "image/jpeg"} & set(o.get("data", ()))
+    ]
+    assert pictures
+    *_, last = (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert last["outputs"][-1] in pictures, "it ends in a picture"
+    readable = re.sub(r'"image/(png|jpeg)": "[^"]*"', "", text)
     assert not re.search(
         r"(?<![\w./])/(home|root|tmp|usr|opt|Users|content)/|\b\d{4}-\d{2}-\d{2}T\d{2}:", readable
     )

@@ -1,18 +1,17 @@
-"""Promises of the repository itself: exact, anonymous requirements; a complete wheel; configs that
-state their cost.
+"""Promises of the repository itself: exact, anonymous requirements, extras that hold what is
+imported, configs that state their cost.
 """
 
 import ast
-import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
-import zipfile
 
 import pytest
 from packaging.requirements import Requirement
+
+from ssl_jax import extras
 
 PYTHONS = ("3.11", "3.12", "3.13")
 CALLED = ("__init__", "__call__")  # methods that people call though their names are special
@@ -97,30 +96,61 @@ def test_setup_states_what_it_supports(metadata):
     assert metadata["name"] == "ssl-jax"
     assert metadata["python_requires"] == ">=3.11"
     assert "jax>=0.10,<0.13" in metadata["install_requires"]
-    assert {"gpu", "tpu", "convert", "eval", "track", "dev"} <= set(metadata["extras_require"])
-    assert metadata["entry_points"] == {"console_scripts": ["ssl-jax=ssl_jax.cli:main"]}
+    assert {"train", "gpu", "tpu", "convert", "eval", "track", "docs", "dev"} <= set(
+        metadata["extras_require"]
+    )
+    assert metadata["entry_points"] == {"console_scripts": ["ssl-jax=ssl_jax.__main__:main"]}
+
+
+# What is imported under another name than it is installed by.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "absl": "absl-py",
+    "cv2": "opencv-python-headless",
+    "orbax": "orbax-checkpoint",
+    "skimage": "scikit-image",
+    "sklearn": "scikit-learn",
+}
+CORE = ("ops", "losses", "extras", "__init__", "__main__")  # works without any extra
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    return {canonical(Requirement(text).name) for text in requirements}
 
 
 def test_run_time_imports_are_required(root, metadata):
-    """What the package imports without condition is in install_requires."""
-    distribution = {
-        "PIL": "pillow",
-        "cv2": "opencv-python-headless",
-        "sklearn": "scikit-learn",
-        "absl": "absl-py",
-    }
-    distribution["orbax"] = "orbax-checkpoint"
-    required = {canonical(Requirement(text).name) for text in metadata["install_requires"]}
+    """What the package imports without condition is in install_requires, or in [train]."""
+    core = distributions(metadata["install_requires"])
+    train = core | distributions(metadata["extras_require"]["train"])
     for path in (root / "ssl_jax").rglob("*.py"):
+        place = path.relative_to(root / "ssl_jax").with_suffix("").parts[0]
         for node in ast.parse(path.read_text(encoding="utf-8")).body:  # the top level of the module
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             for name in (
                 {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"ssl_jax"}
             ):
-                assert canonical(distribution.get(name, name)) in required, (
-                    f"{path.name} imports {name}"
-                )
+                assert canonical(DISTRIBUTIONS.get(name, name)) in (
+                    core if place in CORE else train
+                ), f"{path.name} imports {name}"
+
+
+def test_the_base_installs_nothing_but_arrays(metadata):
+    assert distributions(metadata["install_requires"]) == {"jax", "jaxlib", "jaxtyping", "numpy"}
+
+
+def test_extras_hold_what_the_missing_message_promises(metadata):
+    required = metadata["extras_require"]
+    for extra, libraries in extras.EXTRAS.items():
+        names = {canonical(DISTRIBUTIONS.get(name, name)) for name in libraries}
+        added = distributions(required[extra])
+        if extra != "train":
+            assert added > distributions(required["train"])  # useful alone
+            added -= distributions(required["train"])
+        assert names == added, extra
+    # These two say which device, for whatever else is installed.
+    for device, name in (("gpu", "cuda12"), ("tpu", "tpu")):
+        assert required[device] == [f"jax[{name}]>=0.10,<0.13"]
 
 
 def test_version_is_readable(metadata):
@@ -128,41 +158,6 @@ def test_version_is_readable(metadata):
 
     assert re.fullmatch(r"\d+\.\d+\.\d+", ssl_jax.__version__)
     assert metadata["version"] == ssl_jax.__version__
-
-
-def test_wheel_ships_all_modules_configs_papers_and_py_typed(root, tmp_path):
-    pytest.importorskip("setuptools", minversion="70.1")  # the first that builds wheels by itself
-    copy = tmp_path / "checkout"
-    for name in ("ssl_jax", "configs"):
-        shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.py", "pyproject.toml", "LICENSE"):
-        shutil.copy(root / name, copy)
-    build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
-    subprocess.run(
-        [sys.executable, "-c", build, str(tmp_path)], cwd=copy, check=True, capture_output=True
-    )
-    (wheel,) = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    modules = {path.relative_to(root).as_posix() for path in (root / "ssl_jax").rglob("*.py")}
-    tables = {path.relative_to(root).as_posix() for path in (root / "ssl_jax").rglob("*.toml")}
-    configs = {f"ssl_jax/configs/{path.name}" for path in (root / "configs").glob("*.py")}
-    assert len(tables) == 10 and {"ssl_jax/configs/sop.py"} < configs
-    others = {"ssl_jax/py.typed", "ssl_jax/papers/ours.json", "ssl_jax/evals/page.html"}
-    assert modules | tables | configs | others <= names
-    assert any(name.endswith("LICENSE") for name in names)
-    # What is in it works away from the checkout.
-    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    code = "from ssl_jax import config; print(config.__file__, config.load('sop:vits16').expected)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.startswith(str(tmp_path / "site")) and "75.3 (paper, table 1)" in done.stdout
-    assert not {name for name in names if name.startswith(("tests", "configs"))}
 
 
 def is_config(path) -> bool:

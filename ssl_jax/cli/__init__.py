@@ -1,32 +1,48 @@
 """`ssl-jax COMMAND`: one module per command, over absl flags and ml_collections config_flags."""
 
+import contextlib
 import errno
 import importlib
+import importlib.metadata
+import io
 import os
+import platform
 import sys
 
 from absl import flags
 
+from ssl_jax.cli import completion, platforms
 from ssl_jax.config import InputError, unknown
+from ssl_jax.train import stop
 
 EXIT_INPUT = 2  # bad input: one line on stderr
 # Modules of this package, each with HELP and run(argv).
-COMMANDS = ("train", "eval", "show", "plan", "report")
+COMMANDS = ("train", "eval", "embed", "export", "show", "plan", "report")
 
 OVERVIEW = """ssl-jax: self-supervised vision in JAX
 
   ssl-jax train --config=sop:vits16 --workdir=runs/a   pretrains, or continues a run
   ssl-jax eval runs/a                                  scores a run beside its baselines
+  ssl-jax embed runs/a /my/images --out=vectors.npz    images as vectors, in one file
+  ssl-jax export runs/a --to=timm --out=exported/a     a network for timm or transformers
   ssl-jax show --config=sop:vits16                     a config, its origin and its cost
   ssl-jax show --paper=sop                             the rows of a paper's tables
   ssl-jax report runs/a runs/b                         one HTML page that compares runs
   ssl-jax plan --config=sop:vits16 --devices=8         what a step would take on 8 devices
 
-ssl-jax COMMAND --help explains each.
+  ssl-jax show                                         configs and papers that come with it
 
-Exit codes: 0 done; 2 bad input (one line says what and what would be right); 75 saved after
-SIGTERM, SIGINT or SIGUSR1, start again to continue; 1 unexpected error.
+ssl-jax COMMAND --help explains each; ssl-jax --version says which versions are at work.
+--platform=gpu (or tpu, cpu) with any command: fail where there is none, never fall back.
+Completion of commands, configs and keys in a shell: eval "$(register-python-argcomplete ssl-jax)"
+
+Exit codes: 0 done; 2 bad input (one line says what and what would be right); 75 stopped by
+SIGTERM, SIGINT or SIGUSR1 with nothing lost, start again to continue; 130 stopped at once by a
+second SIGINT; 1 unexpected error.
 """
+
+# Flags that are read before absl sees the others; "--config x" is "--config=x" for them too.
+_EARLY = ("--config", "--row", "--paper", "--import", "--platform", "--add", "--out", "--family")
 
 # A disk or a path that refuses: one line says enough, a traceback says no more.
 _ERRNOS = (
@@ -43,11 +59,21 @@ _ERRNOS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. `argv` includes the program's name."""
+    whole = argv is None  # this process has nothing else to do
     argv = list(sys.argv if argv is None else argv)[1:]
+    completion.answer(COMMANDS)
+    for stream in (sys.stdout, sys.stderr):  # names of files need not be text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    # From the first second to the last: importing JAX alone takes some.
+    told = stop.listening(whole=whole) if argv[:1] == ["train"] else contextlib.nullcontext()
     try:
-        code = _run(argv)
+        with told:
+            code = _run(argv)
         sys.stdout.flush()
         return code
+    except stop.Interrupted:
+        return stop.EXIT_PREEMPTED
     except BrokenPipeError:
         if argv[0] == "train":
             raise
@@ -57,11 +83,23 @@ def main(argv: list[str] | None = None) -> int:
     except (InputError, flags.Error, OSError) as error:
         if isinstance(error, OSError) and error.errno not in _ERRNOS:
             raise
-        print(f"ssl-jax: {' '.join(str(error).split())}", file=sys.stderr)
-        return EXIT_INPUT
+        return _refused(str(error))
+    except RuntimeError as error:
+        if not (line := platforms.refusal(error)):
+            raise
+        return _refused(line)
+
+
+def _refused(text: str) -> int:
+    print(f"ssl-jax: {' '.join(text.split())}", file=sys.stderr)
+    return EXIT_INPUT
 
 
 def _run(argv: list[str]) -> int:
+    if argv == ["--version"]:
+        print(_version())
+        return 0
+    argv = platforms.choose(_joined(argv))
     help_wanted = bool({"-h", "--help"} & set(argv))
     if argv[:1] == ["help"] or (help_wanted and argv[0] not in COMMANDS):
         print(OVERVIEW, end="")
@@ -78,3 +116,21 @@ def _run(argv: list[str]) -> int:
         print(text, end="")
         return 0
     return command.run(argv)
+
+
+def _version() -> str:
+    """Of what decides how a run goes."""
+    names = ("ssl-jax", "jax", "jaxlib", "flax", "optax")
+    found = [f"{name} {importlib.metadata.version(name)}" for name in names]
+    return ", ".join([*found, f"Python {platform.python_version()}"])
+
+
+def _joined(argv: list[str]) -> list[str]:
+    """The arguments, a value after one of _EARLY put to its name."""
+    joined: list[str] = []
+    for argument in argv:
+        if joined and joined[-1] in _EARLY and not argument.startswith("-"):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined

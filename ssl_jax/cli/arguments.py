@@ -2,17 +2,51 @@
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, papers
 from ssl_jax.config import InputError
 
+if TYPE_CHECKING:
+    from ssl_jax import papers
+
 _START = re.compile("--?(config|row)=(.*)", re.DOTALL)
+_KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
 _IMPORT = re.compile("--?import=(.*)", re.DOTALL)
+
+# What other codebases call keys that have another name here.
+_SYNONYMS = {
+    "optim.lr": "learning_rate base_lr blr",
+    "optim.final_lr": "min_lr end_lr",
+    "optim.batch_size": "bs batch global_batch_size batch_size_per_gpu per_device_batch_size",
+    "optim.epochs": "max_epochs num_epochs total_epochs",
+    "optim.steps": "max_steps num_steps total_steps iterations",
+    "optim.weight_decay": "wd decay",
+    "optim.clip": "clip_grad grad_clip max_grad_norm",
+    "optim.chunks": "accum accum_iter grad_accum accumulate_grad_batches",
+    "optim.name": "optimizer opt",
+    "teacher.momentum": "momentum_teacher ema ema_decay tau",
+    "data.dir": "data_path data_dir root train_dir path",
+    "data.kind": "dataset dataset_name",
+    "data.workers": "num_workers nworkers",
+    "views.global_size": "img_size input_size crop_size resolution",
+    "views.local_count": "local_crops_number n_local_crops",
+    "views.local_scale": "local_crops_scale",
+    "views.global_scale": "global_crops_scale",
+    "model.size": "arch backbone model_name architecture",
+    "model.patch": "patch_size",
+    "model.dtype": "fp16 bf16 amp precision mixed_precision",
+    "model.remat": "checkpointing gradient_checkpointing grad_ckpt",
+    "model.drop_path": "drop_path_rate stochastic_depth",
+    "init_from": "pretrained ckpt_path finetune_from",
+    "log.every_steps": "log_every print_freq log_interval",
+    "checkpoint.every_steps": "save_every saveckp_freq save_freq",
+    "evals.every_steps": "eval_every eval_freq",
+    "--workdir": "output_dir out_dir save_dir logdir",
+}
 
 
 def names_a_config(argument: str) -> bool:
@@ -28,7 +62,7 @@ class Start(NamedTuple):
     """
 
     layers: dict[str, ConfigDict]
-    row: papers.Row | None
+    row: "papers.Row | None"
     rest: list[str]
 
 
@@ -38,6 +72,8 @@ def start(argv: list[str]) -> Start:
     `argv` has the command first. Raises InputError if the config is missing, named twice or
     unknown, or a module cannot be imported.
     """
+    from ssl_jax import methods, papers
+
     imports = tuple(match[1] for match in map(_IMPORT.match, argv) if match)
     methods.import_modules(imports)
     argv = [argument for argument in argv if not _IMPORT.match(argument)]
@@ -76,7 +112,7 @@ def parse(
     """
     known = config_lib.flatten(config)
     for argument in argv[1:]:
-        match = re.match(r"--?(?:no)?config\.([^=]+)", argument)
+        match = re.match(_KEY, argument)
         if match and match[1] not in known:
             raise InputError(_no_key(match[1], known))
     values = flags.FlagValues()
@@ -99,6 +135,33 @@ def parse(
     return values, values["config"].value
 
 
+def given(argv: list[str]) -> set[str]:
+    """The dotted keys that arguments --config.KEY=VALUE set."""
+    matches = (re.match(_KEY, argument) for argument in argv)
+    return {match[1] for match in matches if match}
+
+
+def early(argv: list[str], *names: str) -> tuple[dict[str, str], list[str]]:
+    """({name: value} of flags --name=value that are read before the config is known, the other
+    arguments)."""
+    found, rest = {}, []
+    for argument in argv:
+        name, equals, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-") and equals and name in names:
+            found[name] = value
+        else:
+            rest.append(argument)
+    return found, rest
+
+
+@overload
+def number(value: str, flag: str) -> int: ...
+
+
+@overload
+def number(value: str | None, flag: str) -> int | None: ...
+
+
 def number(value: str | None, flag: str) -> int | None:
     """The whole number that a flag was given; None stays None. Raises InputError."""
     if value is None:
@@ -113,4 +176,8 @@ def _no_key(key: str, known) -> str:
     inside = [k for k in known if k.startswith(key + ".")]
     if inside:
         return f'"{key}" is a section; set one of its keys: {", ".join(inside)}'
+    last = key.rpartition(".")[2].lower().replace("-", "_")
+    own = next((own for own, names in _SYNONYMS.items() if last in names.split()), None)
+    if own:
+        return f'unknown config key "{key}"; here it is {own}'
     return config_lib.unknown("config key", key, known)

@@ -1,5 +1,7 @@
 """`ssl-jax eval`: scores a network beside its baselines."""
 
+import contextlib
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 
 HELP = """ssl-jax eval NETWORK [--task=NAME,...] [--add=TYPE[:PROTOCOL],...]
-             [--config.evals.KEY=VALUE ...] [--out=FOLDER] [--family=NAME]
+             [--config.evals.KEY=VALUE ...] [--out=PLACE] [--family=NAME]
 
 Scores a network beside the untrained one and raw pixels.
 
@@ -23,6 +25,7 @@ Scores a network beside the untrained one and raw pixels.
                             or with a paper's settings; called TYPE or TYPE_PROTOCOL
   --config.evals.KEY=VALUE  changes one key of the section evals; all others belong to the network
   --out=FOLDER              also leave results.json, results.txt and pictures there
+  --out=FILE.json           leave the scores alone there
   --family=NAME             of published weights whose names several families share
 
 Types and protocols: {types}
@@ -70,8 +73,11 @@ def run(argv: list[str]) -> int:
             "--config=NAME and --row=ROW are for train and show; eval takes the config that the"
             " checkpoint holds"
         )
-    given, rest = _given(argv[2:], "add", "out", "family")
-    place = Path(argv[1]).expanduser()
+    given, rest = arguments.early(argv[2:], "add", "out", "family")
+    out = Path(given["out"]).expanduser() if given.get("out") else None
+    if out and out.suffix == ".json" and not out.parent.is_dir():
+        raise InputError(f"--out is {out}, but there is no folder {out.parent}")
+    place = api.place_of(argv[1])
     if place.is_dir() and convert.weight_file(place) is None:
         # A run: what is wrong with its evaluations is said before its weights are read.
         encoder, stored = None, settings.completed(api.saved_config(place))
@@ -86,6 +92,7 @@ def run(argv: list[str]) -> int:
                 f"{key} belongs to the checkpoint and cannot be changed; only keys of the section"
                 " evals can"
             )
+    evals.follow(config)
     tasks = tuple(evals.chosen(config, values.task or added or None))
     if not tasks:
         names = ", ".join(evals.named(config)) or "its config has none"
@@ -100,28 +107,31 @@ def run(argv: list[str]) -> int:
     evaluation.open()  # a wrong folder shows here, before the weights are read
     evaluation.network = encoder = encoder or api.load(argv[1])
     print(encoder)
-    if given.get("out"):
-        folder = Path(given["out"]).expanduser()
-        folder.mkdir(parents=True, exist_ok=True)
-        results = evaluation.report(encoder.params, encoder.constants, folder)
-    else:
-        results = evaluation.compare(encoder.params, encoder.constants)
-        print(evaluation.table(results))
+    with _shown_on_a_terminal():
+        if out and out.suffix != ".json":
+            out.mkdir(parents=True, exist_ok=True)
+            results = evaluation.report(encoder.params, encoder.constants, out)
+        else:
+            results = evaluation.compare(encoder.params, encoder.constants)
+            print(evaluation.table(results))
+            if out:
+                out.write_text(json.dumps(results, indent=2) + "\n")
     for name, scores in results.items():
         print(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
     return os.EX_OK
 
 
-def _given(argv: list[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """({name: value} of --name=value, the other arguments)."""
-    found, rest = {}, []
-    for argument in argv:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and equals and name in names:
-            found[name] = value
-        else:
-            rest.append(argument)
-    return found, rest
+@contextlib.contextmanager
+def _shown_on_a_terminal():
+    """A line that says what is being evaluated; elsewhere nothing."""
+    import rich.console
+    from rich.markup import escape
+
+    from ssl_jax.train import progress
+
+    with rich.console.Console(stderr=True).status("evaluating") as status:
+        with progress.shown_by(lambda text: status.update(escape(text or "evaluating"))):
+            yield
 
 
 def _add(config: ConfigDict, wanted: str) -> list[str]:

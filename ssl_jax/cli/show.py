@@ -5,7 +5,7 @@ nothing is allocated.
 import itertools
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 from absl import flags
@@ -13,30 +13,36 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, papers, settings
-from ssl_jax.cli import arguments
+from ssl_jax.cli import arguments, catalogue
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
 from ssl_jax.train import optim, state, step
 
-HELP = """ssl-jax show --config=NAME[:VARIANT] [--config.KEY=VALUE ...]
+HELP = """ssl-jax show
+ssl-jax show --config=NAME[:VARIANT] [--config.KEY=VALUE ...]
 ssl-jax show --row=PAPER/ROW [--config.KEY=VALUE ...]
 ssl-jax show --paper=PAPER
+ssl-jax show --keys[=TEXT] [--config=NAME[:VARIANT]]
 
-With --config or --row: the resolved config with the origin of each value (without what the kind of
-images has no use for), parameters, FLOPs per image and the paper's numbers. With --paper: the rows
-of its tables, the paper's numbers and ours.
+By itself: the configs and papers that come with the package. With --config or --row: the resolved
+config with the origin of each value (without what the kind of images has no use for), parameters,
+FLOPs per image and the paper's numbers. With --paper: the rows of its tables, the paper's numbers
+and ours. With --keys: what each key means, its default and range.
 
   --config=NAME[:VARIANT]   a config that comes with the package (sop:vits16, quickstart), or a
                             file of yours (configs/mine.py:large)
   --row=PAPER/ROW           one row that --paper=PAPER lists
   --paper=PAPER             as a rule a method: sop, cribo, ...
   --config.KEY=VALUE        changes one key
+  --keys[=TEXT]             of every method and evaluation, or those of a config; with TEXT those
+                            whose name or meaning contains it
 
 Examples:
   ssl-jax show --config=sop:vits16 --config.optim.batch_size=512
   ssl-jax show --paper=stellar
   ssl-jax show --row=sop/table10/K1024
+  ssl-jax show --keys=temperature
 
 Exit codes: 0 done; 2 bad input; 1 unexpected error.
 """
@@ -47,13 +53,21 @@ _ASSUMED_STEPS = 1000  # of an epoch, where the data are not here
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns the exit code."""
+    if argv[1:] == []:
+        print(catalogue.overview())
+        return 0
+    wanted = [argument for argument in argv if re.match("--?keys(=|$)", argument)]
+    if wanted:
+        others = [argument for argument in argv if argument not in wanted]
+        print(catalogue.keys(others, wanted[-1].partition("=")[2]))
+        return 0
     if any(re.match("--?paper(=|$)", argument) for argument in argv):
         print(table(papers.load(_paper(argv))))
         return 0
     layers, row, rest = arguments.start(argv)
     *_, config = layers.values()
     _, config = arguments.parse(rest, config)
-    print(text(layers | {"command line": config}))
+    print(text(layers | {"command line": config}, arguments.given(rest)))
     if row:
         print("\n".join([f"{row.name}: {row.place}", *([row.note] if row.note else [])]))
     return 0
@@ -70,11 +84,12 @@ def _paper(argv: list[str]) -> str:
     return values.paper
 
 
-def text(layers: dict[str, ConfigDict]) -> str:
+def text(layers: dict[str, ConfigDict], given: Collection[str] = ()) -> str:
     """The report on a config.
 
     Args:
       layers: {origin: config}, each changing the one before: "config file", ..., "command line".
+      given: keys of the command line, see `evals.settle`.
 
     Raises:
       InputError: it cannot work.
@@ -82,10 +97,10 @@ def text(layers: dict[str, ConfigDict]) -> str:
     *_, config = layers.values()
     settings.validate(config, num_devices=jax.device_count())
     missing = _missing(config)
-    records, note = _num_records(config)
+    config, records, note = _with_data(config, given)
     resolved = settings.resolve(config, num_records=records, num_devices=jax.device_count())
     default = settings.base_config(config.method)
-    for name, section in evals.named(config).items():
+    for name, section in evals.named(resolved).items():
         default.evals[name] = evals.new(section.type)
     origin = origins({"default": default} | layers, resolved)
     sections = {"data": resolved.data}
@@ -129,16 +144,20 @@ def _missing(config) -> list[str]:
     return []
 
 
-def _num_records(config) -> tuple[int, list[str]]:
-    """Number of training images, and what to say about it: a recipe can be looked at on a machine
-    without the data.
+def _with_data(config, given) -> tuple[ConfigDict, int, list[str]]:
+    """The config with the evaluations that its images can carry, the number of training images, and
+    what to say about them: a recipe can be looked at on a machine without the data.
     """
     try:
-        return len(source.make_source(config.data)), []
+        records = source.make_source(config.data)
     except InputError as error:
-        return config.optim.batch_size * _ASSUMED_STEPS, [
-            f"steps assume {_ASSUMED_STEPS} an epoch, the data cannot be opened: {error}"
-        ]
+        return (
+            config,
+            config.optim.batch_size * _ASSUMED_STEPS,
+            [f"steps assume {_ASSUMED_STEPS} an epoch, the data cannot be opened: {error}"],
+        )
+    config, notes = evals.settle(config, records, given)
+    return config, len(records), notes
 
 
 def _costs(config) -> list[str]:

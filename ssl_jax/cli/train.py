@@ -1,6 +1,6 @@
 """`ssl-jax train`: pretrains, or continues a run."""
 
-from ssl_jax.cli import arguments, cache
+from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 
 HELP = """ssl-jax train --config=NAME[:VARIANT] --workdir=FOLDER [--config.KEY=VALUE ...]
@@ -15,6 +15,8 @@ Pretrains. The same command continues a run that was stopped or killed.
   --config.KEY=VALUE        changes one key (ssl-jax show --config=NAME lists them)
   --import=MODULE           imports a module first, which may register a method of yours
   --config.init_from=PATH   starts a new run from published weights or another run's
+  --profile=STEP:COUNT      traces COUNT steps from STEP on into the run's folder `profile`, and
+                            prints the ten costliest operations
   --distributed             several processes, which find each other under SLURM, Open MPI, on TPU
                             slices and GKE
   --coordinator=ADDRESS:PORT --num-processes=N --process-id=I
@@ -28,8 +30,10 @@ Examples:
   ssl-jax train --row=sop/table10/K1024 --config.data.dir=/data/tfds --workdir=runs/k1024
   ssl-jax train --import=mine.method --config=mine/config.py --workdir=runs/mine
 
-Exit codes: 0 done; 2 bad input; 75 saved after SIGTERM, SIGINT or SIGUSR1, start again to continue;
-1 unexpected error.
+Ctrl-C saves after the step and stops, a second one stops at once.
+
+Exit codes: 0 done; 2 bad input; 75 stopped by SIGTERM, SIGINT or SIGUSR1 with nothing lost, start
+again to continue; 130 stopped at once by a second SIGINT; 1 unexpected error.
 """
 
 
@@ -38,7 +42,7 @@ def run(argv: list[str]) -> int:
     layers, _, rest = arguments.start(argv)
     *_, config = layers.values()
     place = ("coordinator", "num-processes", "process-id")
-    flags = dict(workdir=None, distributed=False) | dict.fromkeys(place)
+    flags = dict(workdir=None, profile=None, distributed=False) | dict.fromkeys(place)
     values, config = arguments.parse(rest, config, **flags)
     if not values.workdir:
         raise InputError("--workdir=FOLDER is missing: where checkpoints, metrics and pictures go")
@@ -47,8 +51,10 @@ def run(argv: list[str]) -> int:
             f"--workdir is {values.workdir}; it must be a folder, such as a bucket that is mounted"
         )
     from ssl_jax import api
-    from ssl_jax.train import distributed
+    from ssl_jax.cli import cache
+    from ssl_jax.train import distributed, profile
 
+    steps = profile.parse(values.profile) if values.profile else None
     cache.keep_programs()
     coordinator, count, index = (values[name].value for name in place)
     if values.distributed or any((coordinator, count, index)):
@@ -58,4 +64,4 @@ def run(argv: list[str]) -> int:
             arguments.number(index, "process-id"),
         )
     with distributed.together():
-        return api.train(config, values.workdir)
+        return api.train(config, values.workdir, given=arguments.given(rest), steps=steps)

