@@ -23,7 +23,7 @@ ruff format --check --quiet . || { status=$?; say "ruff format would change file
 mypy --no-error-summary || status=$?
 # The "+" forms: bash 3.2 (macOS) takes an empty array for an unset variable.
 python -m pytest -q -n "${SSL_JAX_TEST_WORKERS:-2}" --dist worksteal \
-  --durations 10 --durations-min 5 \
+  --durations 40 --durations-min 5 \
   ${select[@]+"${select[@]}"} ${arguments[@]+"${arguments[@]}"} || status=$?
 say "$((SECONDS - started)) s$([ "$status" = 0 ] || echo ', FAILED')"
 exit "$status"

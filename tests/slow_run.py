@@ -4,33 +4,38 @@ meanwhile: tests/slow_run.py:METHOD."""
 import time
 
 from ssl_jax import evals
+from ssl_jax.config import key
 from ssl_jax.evals.pictures import Chart, Curve
 from ssl_jax.train import progress
 from tests import tiny_run
 
-PARTS, SECONDS = 12, 0.25
+PARTS = 12
 
 
-def wait():
+def defaults():
+    return dict(seconds=key(0.25, "what each of the 12 parts takes", "seconds", least=0))
+
+
+def wait(case):
     with progress.counter(PARTS, "parts") as add:
         for _ in range(PARTS):
-            time.sleep(SECONDS)
+            time.sleep(case.config.seconds)
             add(1)
 
 
 def run(case):
-    wait()
+    wait(case)
     return {"slow": float(len(case.test))}
 
 
 def figures(case):
-    wait()
+    wait(case)
     return {"slow": Chart("slow", (Curve("slow", [0, 1], [0, 1]),))}
 
 
 def get_config(method: str):
     # Here and not where the file is read: the collection of tests reads every file.
-    evals.register("slow", run, dict, heading="slow", figures=figures, baselines=())
+    evals.register("slow", run, defaults, heading="slow", figures=figures, baselines=())
     config = tiny_run.get_config(method)
     evals.add(config, "slow", data=dict(kind="photos", size=24))
     config.evals.tasks, config.log.every_seconds = ("slow",), 0.5

@@ -1,0 +1,1 @@
+"""Faults thrown at real runs until they are done: `python -m tests.chaos --help`."""
