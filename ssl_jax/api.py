@@ -97,10 +97,13 @@ def load(path: str | Path, *, family: str | None = None, heads: int | None = Non
         return encoder.published(shape, jax.tree.map(jnp.asarray, params), name, known.image)
     config = saved_config(place)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    with checkpoint.opened(place) as (saved, step):
+
+    def weights(saved, step):
         trees = saved.read(step, ("params", "teacher", "constants"), lambda shape: device)
-    weights = trees["params"] if trees["teacher"] is None else trees["teacher"]
-    return Encoder(config, weights, trees["constants"], step)
+        network = trees["params"] if trees["teacher"] is None else trees["teacher"]
+        return Encoder(config, network, trees["constants"], step)
+
+    return checkpoint.newest(place, weights)
 
 
 @overload
@@ -257,9 +260,7 @@ def _in_zoo(path: str | Path) -> Path | None:
 def saved_config(path: str | Path) -> FrozenConfigDict:
     """The resolved config inside a checkpoint, see `settings.completed`; `path` is a run folder or
     one step's folder."""
-    with checkpoint.opened(path) as (saved, step):
-        text = saved.meta(step)["config"]
-    return _completed(text)
+    return _completed(checkpoint.newest(path, lambda saved, step: saved.meta(step)["config"]))
 
 
 def _completed(text: str) -> FrozenConfigDict:

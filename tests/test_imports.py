@@ -38,6 +38,7 @@ ORDER = (
     "train.step",
     "evals",
     "embedding",
+    "train.checksums",
     "train.checkpoint",
     "convert",
     "train.log",

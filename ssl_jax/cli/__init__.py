@@ -17,7 +17,7 @@ from ssl_jax.train import stop
 
 EXIT_INPUT = 2  # bad input: one line on stderr
 # Modules of this package, each with HELP and run(argv).
-COMMANDS = ("train", "eval", "embed", "export", "show", "plan", "report")
+COMMANDS = ("train", "eval", "embed", "export", "show", "plan", "report", "check")
 
 OVERVIEW = """ssl-jax: self-supervised vision in JAX
 
@@ -29,6 +29,7 @@ OVERVIEW = """ssl-jax: self-supervised vision in JAX
   ssl-jax show --paper=sop                             the rows of a paper's tables
   ssl-jax report runs/a runs/b                         one HTML page that compares runs
   ssl-jax plan --config=sop:vits16 --devices=8         what a step would take on 8 devices
+  ssl-jax check runs/a                                 whether its checkpoints are intact
 
   ssl-jax show                                         configs and papers that come with it
 

@@ -4,21 +4,28 @@ asynchronously and atomically.
 
 import contextlib
 import errno
+import hashlib
+import json
 import logging
 import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
 
 from ssl_jax.config import InputError, free_on_resume, key
+from ssl_jax.train import checksums
 from ssl_jax.train.state import TrainState
 
+T = TypeVar("T")
+
 _ITEMS = ("state", "meta")
+# Of `meta`: the checksum of each array, and that of all else in it.
+_SUMS, _DIGEST = "checksums", "digest"
 # Bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not
 # full.
 _OVERHEAD = 2**20
@@ -37,12 +44,18 @@ def defaults() -> dict:
     )
 
 
+class Damaged(InputError):
+    """A checkpoint is not what was saved: files are missing or cut short, bits have changed, or its
+    parts are of different ones."""
+
+
 class Checkpoints:
     """The checkpoints of one run, in `folder`/<step>.
 
     A save is written beside its final name and renamed when complete, so a kill at any moment
     leaves the last complete one to be found. At most `keep` newest are kept, and those at multiples
-    of `keep_every` steps (0 = none) for good.
+    of `keep_every` steps (0 = none) for good. Each holds checksums of all it is made of, which are
+    compared when it is read.
     """
 
     def __init__(
@@ -70,6 +83,10 @@ class Checkpoints:
         """Step of the newest complete checkpoint, or None."""
         return self._manager.latest_step()
 
+    def steps(self) -> list[int]:
+        """Steps of all complete checkpoints, in order."""
+        return sorted(self._manager.all_steps())
+
     def save(self, state: TrainState, meta: dict) -> None:
         """Starts saving `state` under its step. Returns when the arrays are copied; writing goes on
         in the background.
@@ -82,8 +99,11 @@ class Checkpoints:
             return
         with _readable_errors(self.folder):
             self._manager.check_for_errors()
+            tree = state._asdict()
+            meta = {**meta, _SUMS: checksums.of(tree)}
             args = ocp.args.Composite(
-                state=ocp.args.StandardSave(state._asdict()), meta=ocp.args.JsonSave(meta)
+                state=ocp.args.StandardSave(tree),
+                meta=ocp.args.JsonSave({**meta, _DIGEST: _digest(meta)}),
             )
             if not self._manager.save(step, args=args):
                 raise InputError(
@@ -92,20 +112,60 @@ class Checkpoints:
                 )
 
     def meta(self, step: int) -> dict:
-        """The `meta` that was saved: config, data position, versions."""
+        """The `meta` that was saved: config, data position, versions, checksums. Raises Damaged,
+        also if something was changed in it."""
         with self._damage_named(step):
-            return self._manager.restore(
+            found = self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             ).meta
+            digest = found.pop(_DIGEST, None)
+            # Checkpoints of versions without checksums have neither.
+            if (digest or _SUMS in found) and digest != _digest(found):
+                raise ValueError("its config or data position is not the one that was saved")
+            return found
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Reads the state of `step` onto the shapes and shardings of `abstract`
-        (ShapeDtypeStructs), whatever mesh wrote it.
+        (ShapeDtypeStructs), whatever mesh wrote it. Raises Damaged, or InputError if an intact
+        checkpoint does not fit.
         """
+        sums = self.meta(step).get(_SUMS)
         with self._damage_named(step):
             _check_files(self.folder / str(step) / "state")
-            args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract._asdict()))
-            return TrainState(**self._manager.restore(step, args=args).state)
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract._asdict()))
+        try:
+            tree = self._manager.restore(step, args=args).state
+        except Exception as error:
+            self.check(step)
+            raise InputError(
+                f"checkpoint {self.folder / str(step)} is intact, but not of such a network:"
+                f" {_first_line(error)}"
+            ) from error
+        with self._damage_named(step):
+            _compare(checksums.of(tree), sums)
+        return TrainState(**tree)
+
+    def check(self, step: int) -> int:
+        """Reads everything of `step` onto one device; the number of arrays that had a checksum.
+        Raises Damaged."""
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        self.read(step, TrainState._fields, lambda shape: here)
+        return len(self.meta(step).get(_SUMS, ()))
+
+    def set_aside(self, step: int) -> Path:
+        """Moves the checkpoint of `step` out of the way, next to the others' folder; returns where
+        it is then."""
+        place = aside(self.folder) / str(step)
+        count = 1
+        while place.exists():
+            count += 1
+            place = place.with_name(f"{step}-{count}")
+        with _readable_errors(self.folder):
+            place.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process did
+                (self.folder / str(step)).rename(place)
+        self._manager.reload()
+        return place
 
     def read(
         self,
@@ -114,13 +174,21 @@ class Checkpoints:
         sharding_of: Callable[[tuple[int, ...]], jax.sharding.Sharding],
     ) -> dict:
         """Reads fields of the saved TrainState, {"params": tree, ...}, whatever the others are.
+        Every process reads for itself.
 
-        sharding_of: of an array's shape.
+        sharding_of: of an array's shape. Raises Damaged.
         """
         folder = self.folder / str(step) / "state"
+        sums = self.meta(step).get(_SUMS)
+        alone = ocp.options.MultiprocessingOptions(
+            primary_host=jax.process_index(),
+            active_processes={jax.process_index()},
+            barrier_sync_key_prefix=f"process{jax.process_index()}",
+        )
         with self._damage_named(step):
             _check_files(folder)
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
+            with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
                 tree = reader.metadata(folder).item_metadata.tree
                 wanted = jax.tree.map(
                     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x.shape)),
@@ -132,12 +200,14 @@ class Checkpoints:
                     ),
                     wanted,
                 )
-                return reader.restore(
+                tree = reader.restore(
                     folder,
                     args=ocp.args.PyTreeRestore(
                         item=wanted, restore_args=arguments, partial_restore=True
                     ),
                 )
+            _compare(checksums.of(tree), sums)
+            return tree
 
     def wait(self) -> None:
         """Blocks until everything is on disk. Raises InputError if a save failed."""
@@ -158,21 +228,31 @@ class Checkpoints:
             )
         missing = [item for item in _ITEMS if not (path / item).is_dir()]
         if missing:
-            raise InputError(
-                f"checkpoint {path} lacks {missing}; move that folder away to go on from the one"
-                " before"
-            )
+            raise Damaged(f"checkpoint {path} lacks {' and '.join(missing)}")
         try:
             yield
         except Exception as error:
-            reason = (
-                f"{type(error).__name__}:"
-                f" {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
-            )
-            raise InputError(
-                f"checkpoint {path} cannot be read; move that folder away to go on from the one"
-                f" before ({reason[:300]})"
-            ) from error
+            raise Damaged(f"checkpoint {path} is damaged: {_first_line(error)}") from error
+
+
+def _first_line(error):
+    """What an error says, without its class where we raised it ourselves."""
+    lines = str(error).strip().splitlines() or [""]
+    own = type(error) in (ValueError, FileNotFoundError)
+    return (lines[0] if own else f"{type(error).__name__}: {lines[0]}")[:300]
+
+
+def _digest(meta):
+    return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
+
+
+def _compare(found: dict[str, str], saved: dict[str, str] | None) -> None:
+    """Raises ValueError that names arrays with another checksum than was saved; None: there is
+    none."""
+    wrong = [name for name in found if saved is not None and saved.get(name) != found[name]]
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise ValueError(f"{', '.join(wrong[:3])}{more} not as saved (by checksum)")
 
 
 def _check_files(folder: Path) -> None:
@@ -195,29 +275,42 @@ def _check_files(folder: Path) -> None:
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
     """Splits what a user gives (run folder, its checkpoints folder, or one step's folder) into
-    (checkpoints folder, step or None).
+    (checkpoints folder, step or None). The name of a run folder may be a number.
     """
     path = Path(path).absolute()
     if not path.is_dir():
         raise InputError(f"no such checkpoint or run folder: {path}")
-    if path.name.isdigit():
+    if path.name.isdigit() and not (path / "checkpoints").is_dir():
         return path.parent, int(path.name)
     return (path, None) if path.name == "checkpoints" else (path / "checkpoints", None)
 
 
-@contextlib.contextmanager
-def opened(path: str | Path) -> Iterator[tuple[Checkpoints, int]]:
-    """(Checkpoints, step) of a run folder, or of one step's folder; nothing there is changed.
+def aside(folder: Path) -> Path:
+    """Where damaged checkpoints of a checkpoints folder go."""
+    return folder.with_name("damaged")
 
-    Raises InputError if there is no complete checkpoint.
+
+def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
+    """work(checkpoints, step) for the newest intact checkpoint of a run folder, or for the one
+    whose folder is given; nothing there is changed. A damaged one is named, and the one before it
+    is taken.
+
+    Raises InputError if there is no complete checkpoint, Damaged if none is intact.
     """
     folder, step = locate(path)
     saved = Checkpoints(folder, create=False)
     try:
-        step = saved.latest() if step is None else step
-        if step is None:
+        steps = saved.steps() if step is None else [step]
+        if not steps:
             raise InputError(f"{folder} holds no complete checkpoint")
-        yield saved, step
+        for place, step in enumerate(reversed(steps), 1):
+            try:
+                return work(saved, step)
+            except Damaged as error:
+                if place == len(steps):
+                    raise
+                print(f"warning: {error}; taking an older one", file=sys.stderr, flush=True)
+        raise AssertionError("unreachable")
     finally:
         saved.close()
 
@@ -300,11 +393,14 @@ def _readable_errors(folder: Path):
 def _quiet():
     """Leaves only what is raised. Orbax logs every save, and a file that cannot be written makes
     its threads print hundreds of tracebacks (arrays still under way report to an event loop that is
-    closed by then) around the one error that reaches the caller."""
+    closed by then) around the one error that reaches the caller. One that cannot be read does the
+    same to those read beside it."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings(
-        "ignore", message="coroutine 'async_serialize.*was never awaited", category=RuntimeWarning
+        "ignore",
+        message="coroutine '(async_serialize|_read_array_index).*was never awaited",
+        category=RuntimeWarning,
     )
     if not hasattr(sys.unraisablehook, "drops_late_reports"):
         sys.unraisablehook = _without_late_reports(sys.unraisablehook)
@@ -312,10 +408,8 @@ def _quiet():
 
 def _without_late_reports(hook):
     def filtered(unraisable):
-        if not (
-            isinstance(unraisable.exc_value, RuntimeError)
-            and "Event loop is closed" in str(unraisable.exc_value)
-        ):
+        text = str(unraisable.exc_value)
+        if not text.startswith(("Event loop is closed", "Encountered error while reading array")):
             hook(unraisable)
 
     filtered.drops_late_reports = True

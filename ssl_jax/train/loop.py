@@ -22,6 +22,7 @@ from ssl_jax.train import (
     distributed,
     guards,
     health,
+    lock,
     log,
     optim,
     profile,
@@ -102,17 +103,25 @@ def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
     Raises InputError for a data set, checkpoint or disk that cannot work; nothing is written before
     those checks.
     """
-    with stop.listening() as asked, Console(run) as console:
-        asked.leaving.append(console.restore)
+    with stop.listening() as asked, Console(run) as console, contextlib.ExitStack() as held:
+        asked.leaving += [console.restore, held.close]
         try:
-            return _train(run, Path(workdir).absolute(), evaluation, console, asked)
+            return _train(run, Path(workdir).absolute(), evaluation, console, asked, held)
         except stop.Interrupted:
             if jax.process_count() > 1:
                 raise  # the others may go on: see distributed.together
             return EXIT_PREEMPTED
 
 
-def _train(run: Run, workdir: Path, evaluation: Evaluation, console: Console, asked: Stop) -> int:
+def _train(
+    run: Run,
+    workdir: Path,
+    evaluation: Evaluation,
+    console: Console,
+    asked: Stop,
+    held: contextlib.ExitStack,
+) -> int:
+    """held: is closed at the end, however it comes, with the lock of the run folder in it."""
     if jax.process_count() > 1:
         asked.busy()  # a signal waits for the first step, at which all stop
     trackers.check(run.config)
@@ -120,6 +129,9 @@ def _train(run: Run, workdir: Path, evaluation: Evaluation, console: Console, as
         distributed.agree(_facts(run))
     with console.phase("opening the images of the evaluations"):
         evaluation.open()  # a wrong folder shows here, not after the training
+    existed = distributed.told(workdir.is_dir())[0]
+    if existed:
+        _lock(workdir, console, held)
     with console.phase("reading the newest checkpoint"):
         saved = _open_checkpoints(workdir, run, create=False)
         distributed.agree({"newest checkpoint": saved and saved.latest(), "workdir": str(workdir)})
@@ -138,12 +150,28 @@ def _train(run: Run, workdir: Path, evaluation: Evaluation, console: Console, as
                 _existing_parent(workdir), run.abstract, copies=run.config.checkpoint.keep + 1
             )
         workdir.mkdir(parents=True, exist_ok=True)
+        if not existed:
+            _lock(workdir, console, held)
         saved = saved or _open_checkpoints(workdir, run, create=True)
         _record_run(workdir, run, begin, console)
         with checkpoint.full_disk_named(workdir):
             return _loop(run, workdir, saved, current, batches, batch, evaluation, console, asked)
     finally:
         batches.close()
+
+
+def _lock(workdir: Path, console: Console, held: contextlib.ExitStack) -> None:
+    """Of several processes, the first one takes the lock of the run folder for all. Raises
+    InputError in all where it is taken."""
+    refused = ""
+    if distributed.is_first():
+        try:
+            with checkpoint.full_disk_named(workdir), console.phase("waiting for the run folder"):
+                held.callback(lock.Lock(workdir, console.say).release)
+        except InputError as error:
+            refused = str(error)
+    if refused := "".join(distributed.told(refused)):
+        raise InputError(refused)
 
 
 def _loop(
@@ -331,12 +359,30 @@ def _open_checkpoints(workdir: Path, run: Run, *, create: bool):
 
 
 def _restore(saved, run: Run, console: Console):
-    """The newest complete checkpoint, after checking that it belongs to this config; (None, 0) if
-    there is none.
+    """The newest intact checkpoint, after checking that it belongs to this config, and its data
+    position; (None, 0) if there is none. Damaged ones are moved out of the way.
+
+    Raises InputError where all are damaged.
     """
-    newest = saved.latest()
-    if newest is None:
-        return None, 0
+    while (newest := saved.latest()) is not None:
+        try:
+            return _restored(saved, newest, run, console)
+        except checkpoint.Damaged as error:
+            console.say(f"{error}; it is kept as {saved.set_aside(newest)}")
+            if jax.process_count() > 1:
+                # Others may have read what they needed of it, and must not go on with it.
+                console.say("the same command continues from the one before")
+                raise stop.Interrupted from error
+    if (damaged := checkpoint.aside(saved.folder)).is_dir():
+        raise InputError(
+            f"{saved.folder.parent} has no intact checkpoint to continue from, the damaged ones are"
+            f" in {damaged}: put an intact copy into {saved.folder}, or begin anew in another"
+            " --workdir"
+        )
+    return None, 0
+
+
+def _restored(saved, newest, run, console):
     meta = saved.meta(newest)
     differing = config_lib.compare_for_resume(
         config_lib.from_json(meta["config"]), run.config, run.keys

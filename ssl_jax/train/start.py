@@ -92,13 +92,17 @@ def _source(path: str, mesh) -> fill.Source:
 def _own(path: Path, mesh) -> fill.Source:
     """A run folder of ours or one step of it: the trees "student" (with constants, as far as there
     are any) and "teacher"."""
-    with checkpoint.opened(path) as (saved, step):
+
+    def taken(saved, step):
         config = config_lib.from_json(saved.meta(step)["config"])
         fields = saved.read(
             step,
             ("params", "teacher", "constants"),
             lambda shape: sharding.param_sharding(mesh, shape),
         )
+        return step, config, fields
+
+    step, config, fields = checkpoint.newest(path, taken)
     parts = {"student": fields["params"] | _constants(fields["constants"])}
     if fields["teacher"] is not None:
         parts["teacher"] = fields["teacher"]

@@ -39,9 +39,12 @@ def differences(run: Path, whole: Path) -> Differences:
 
 
 def _arrays(folder: Path) -> dict[str, np.ndarray]:
-    with checkpoint.opened(folder) as (saved, step):
-        one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        fields = saved.read(step, TrainState._fields, lambda shape: one)
+    one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    def fields_of(saved, step):
+        return saved.read(step, TrainState._fields, lambda shape: one), step
+
+    fields, step = checkpoint.newest(folder, fields_of)
     leaves, _ = jax.tree_util.tree_flatten_with_path(fields)
     found = {jax.tree_util.keystr(path, simple=True, separator="/"): _bits(x) for path, x in leaves}
     return found | {"step of the checkpoint": np.array(step)}

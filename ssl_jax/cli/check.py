@@ -1,0 +1,50 @@
+"""`ssl-jax check`: whether the checkpoints of a run are what was saved."""
+
+from absl import flags
+
+from ssl_jax.config import InputError
+
+HELP = """ssl-jax check RUN [RUN ...]
+
+Reads every checkpoint of a run and compares all it holds with the checksums that were saved with
+it: arrays, config, position in the data. Nothing is changed; it needs the memory of one checkpoint,
+not the devices of the run.
+
+  RUN    a run folder, or the folder of one checkpoint; as many as wanted
+
+Examples:
+  ssl-jax check runs/a
+  ssl-jax check runs/a/checkpoints/4000
+
+Training continues from the newest intact checkpoint by itself, and keeps damaged ones in the run's
+folder damaged/.
+
+Exit codes: 0 all are intact; 2 bad input, or one is damaged; 1 unexpected error.
+"""
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command; returns the exit code."""
+    folders = flags.FlagValues()(argv)[1:]
+    if not folders:
+        raise InputError("check needs a run folder, for example: ssl-jax check runs/a")
+
+    from ssl_jax.train import checkpoint
+
+    damaged = 0
+    for path in folders:
+        folder, step = checkpoint.locate(path)
+        saved = checkpoint.Checkpoints(folder, create=False)
+        steps = saved.steps() if step is None else [step]
+        if not steps:
+            raise InputError(f"{folder} holds no complete checkpoint")
+        for step in steps:
+            try:
+                count = saved.check(step)
+                found = f"intact, {count} arrays" if count else "readable; it has no checksums"
+                print(f"{folder / str(step)}: {found}", flush=True)
+            except checkpoint.Damaged as error:
+                damaged += 1
+                print(error, flush=True)
+        saved.close()
+    return 2 if damaged else 0
