@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import secrets
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -26,8 +28,6 @@ class Lock:
 
     say: gets a line when another process's lock is waited for or taken over. dead, beat: seconds
     without a sign of life, and between two of them.
-
-    Raises InputError if another process trains there.
     """
 
     def __init__(
@@ -39,16 +39,21 @@ class Lock:
         beat: float = _BEAT,
     ):
         self.path, self._say, self._dead = workdir / FILE, say, dead
-        self._mine = _myself()
+        self._beats, self._mine, self._made = beat, _myself(), False
+        self._ended = threading.Event()
+
+    def take(self) -> "Lock":
+        """Raises InputError if another process trains there."""
         while not self._created():
             self._wait_for_the_other()
-        self._ended = threading.Event()
-        threading.Thread(target=self._live, args=(beat,), daemon=True).start()
+        threading.Thread(target=self._live, daemon=True).start()
+        return self
 
     def _created(self):
         """Whether the file could be made; not where there is one."""
         try:
             with self.path.open("x") as file:
+                self._made = True
                 json.dump(self._mine, file)
             return True
         except FileExistsError:
@@ -90,14 +95,14 @@ class Lock:
 
     def _age(self):
         """Seconds since then, by the same clock."""
-        now = self.path.with_name(f".{FILE}.now")
-        now.touch()
+        with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{FILE}.") as now:
+            made = os.fstat(now.fileno()).st_mtime
         with contextlib.suppress(FileNotFoundError):
-            return max(0.0, now.stat().st_mtime - self.path.stat().st_mtime)
+            return max(0.0, made - self.path.stat().st_mtime)
         return 0.0
 
-    def _live(self, beat):
-        while not self._ended.wait(beat):
+    def _live(self):
+        while not self._ended.wait(self._beats):
             with contextlib.suppress(OSError):
                 os.utime(self.path)
 
@@ -107,7 +112,8 @@ class Lock:
             return
         self._ended.set()
         with contextlib.suppress(OSError):
-            if _read(self.path) == self._mine:
+            # Empty: a signal came while it was being written.
+            if self._made and _read(self.path) in (self._mine, {}):
                 self.path.unlink()
 
 
@@ -117,6 +123,7 @@ def _myself() -> dict:
         "boot": _text(Path("/proc/sys/kernel/random/boot_id")),
         "process": os.getpid(),
         "started": _started(os.getpid()),
+        "lock": secrets.token_hex(8),  # of several in one process
     }
 
 

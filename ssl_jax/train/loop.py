@@ -167,7 +167,9 @@ def _lock(workdir: Path, console: Console, held: contextlib.ExitStack) -> None:
     if distributed.is_first():
         try:
             with checkpoint.full_disk_named(workdir), console.phase("waiting for the run folder"):
-                held.callback(lock.Lock(workdir, console.say).release)
+                taken = lock.Lock(workdir, console.say)
+                held.callback(taken.release)  # first: a signal may come at any time
+                taken.take()
         except InputError as error:
             refused = str(error)
     if refused := "".join(distributed.told(refused)):

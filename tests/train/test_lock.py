@@ -32,12 +32,12 @@ def written(tmp_path, **others):
 
 
 def test_one_at_a_time_and_gone_at_the_end(tmp_path, said):
-    first = Lock(tmp_path, said.append)
+    first = Lock(tmp_path, said.append).take()
     with pytest.raises(InputError, match=f"process {os.getpid()} on .* trains in {tmp_path}; wait"):
-        Lock(tmp_path, said.append)
+        Lock(tmp_path, said.append).take()
     first.release()
     assert list(tmp_path.iterdir()) == [] and said == []
-    second = Lock(tmp_path, said.append)
+    second = Lock(tmp_path, said.append).take()
     first.release()  # again: not the other's
     assert (tmp_path / FILE).exists()
     second.release()
@@ -45,11 +45,11 @@ def test_one_at_a_time_and_gone_at_the_end(tmp_path, said):
 
 def test_a_process_of_this_machine_that_is_gone(tmp_path, said):
     program = "import os, pathlib, sys; from ssl_jax.train.lock import Lock"
-    program += "; Lock(pathlib.Path(sys.argv[1])); os._exit(1)"
+    program += "; Lock(pathlib.Path(sys.argv[1])).take(); os._exit(1)"
     subprocess.run([sys.executable, "-c", program, tmp_path], check=False)
     other = json.loads((tmp_path / FILE).read_text())["process"]
     began = time.monotonic()
-    Lock(tmp_path, said.append).release()
+    Lock(tmp_path, said.append).take().release()
     assert time.monotonic() - began < 5
     (line,) = said
     assert line.startswith(f"process {other} on ") and "is gone without having ended" in line
@@ -57,7 +57,7 @@ def test_a_process_of_this_machine_that_is_gone(tmp_path, said):
 
 def test_a_number_of_a_process_that_is_used_again(tmp_path, said):
     written(tmp_path, started="1")  # this process's number, but another one
-    Lock(tmp_path, said.append).release()
+    Lock(tmp_path, said.append).take().release()
     assert "is gone" in said[0]
 
 
@@ -65,7 +65,7 @@ def test_a_number_of_a_process_that_is_used_again(tmp_path, said):
 def test_one_of_another_machine_is_waited_for_until_it_must_be_gone(content, tmp_path, said):
     (tmp_path / FILE).write_text(content)
     began = time.monotonic()
-    Lock(tmp_path, said.append, dead=0.5).release()
+    Lock(tmp_path, said.append, dead=0.5).take().release()
     assert 0.3 < time.monotonic() - began < 10
     assert "if it is gone, this run begins in" in said[0] and "is gone" in said[1]
 
@@ -74,7 +74,7 @@ def test_an_old_one_of_another_machine_is_taken_over_at_once(tmp_path, said):
     path = written(tmp_path, **ELSEWHERE)
     os.utime(path, (time.time() - 1000,) * 2)
     began = time.monotonic()
-    Lock(tmp_path, said.append, dead=100).release()
+    Lock(tmp_path, said.append, dead=100).take().release()
     assert time.monotonic() - began < 10
     assert said == ["process 12 on node7 is gone without having ended its run, which goes on here"]
 
@@ -83,15 +83,15 @@ def test_one_of_another_machine_that_lives_refuses(tmp_path, said):
     path = written(tmp_path, **ELSEWHERE)
     threading.Timer(0.3, lambda: os.utime(path)).start()
     with pytest.raises(InputError, match="process 12 on node7 trains in"):
-        Lock(tmp_path, said.append, dead=20)
+        Lock(tmp_path, said.append, dead=20).take()
     path.unlink()
     written(tmp_path, **ELSEWHERE)
     threading.Timer(0.3, path.unlink).start()  # it ends: no reason to wait longer
-    Lock(tmp_path, said.append, dead=100).release()
+    Lock(tmp_path, said.append, dead=100).take().release()
 
 
 def test_it_shows_signs_of_life(tmp_path, said):
-    held = Lock(tmp_path, said.append, beat=0.02)
+    held = Lock(tmp_path, said.append, beat=0.02).take()
     first = (tmp_path / FILE).stat().st_mtime_ns
     until = time.monotonic() + 10
     while (tmp_path / FILE).stat().st_mtime_ns == first and time.monotonic() < until:
@@ -103,7 +103,7 @@ def test_it_shows_signs_of_life(tmp_path, said):
 def test_a_run_in_a_folder_in_use_is_refused_before_anything_is_written(tmp_path, capsys):
     run = tmp_path / "run"
     run.mkdir()
-    held = Lock(run)
+    held = Lock(run).take()
     arguments = ["ssl-jax", "train", "--config=tests/tiny_run.py:mae", f"--workdir={run}"]
     assert cli.main(arguments) == 2
     err = capsys.readouterr().err
