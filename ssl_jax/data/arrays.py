@@ -11,8 +11,8 @@ from ssl_jax.data.lookup import checked
 
 
 class ArraySource(Source):
-    """Images in memory: uint8 [N,H,W,3], or float32 [N,H,W,3] in [0,1] (not checked: NaN may be
-    tested with it).
+    """Images in memory: uint8 [N,H,W,3], or float32 [N,H,W,3] in [0,1] (checked when a record is
+    used; NaN may be tested with it).
     """
 
     def __init__(

@@ -23,27 +23,20 @@ import atexit
 import functools
 import itertools
 import math
-import multiprocessing
-import multiprocessing.connection
-import os
-import signal
-import threading
 from typing import Any
 
-import grain
 import jax
 import numpy as np
-from absl import flags
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.values import check_range
+from ssl_jax.data.workers import Ahead
 from ssl_jax.views import recipe as recipes
 
 _ORDER = 0x0DE7  # keeps the streams of the data order apart from all others made of (seed, epoch)
 _ENDLESS = 2**40  # batches
 _NAMED = 5  # unreadable records named in an error
-_THREADS = 2  # in the main process; more only fight for the interpreter lock
-_WORKER_BUFFER = 2  # finished units that wait in each worker process
 _UNIT = 16  # rows of a unit in a worker process, at most
 
 
@@ -89,7 +82,7 @@ class Loader:
 
     A few batches are prepared ahead: by two threads (workers=0), or by `workers` spawned processes.
     These need an `if __name__ == "__main__"` guard in the caller's script, and each fills its own
-    cache. Call `close()` at the end.
+    cache; one that the system kills is replaced, and no batch changes. Call `close()` at the end.
     """
 
     def __init__(
@@ -127,7 +120,7 @@ class Loader:
             source, batch_size, seed, workers, crop_on, process_count, start_record, max_unreadable
         )
         self.steps_per_epoch = len(source) // batch_size
-        self._source, self._share, self._workers = source, max_unreadable, workers
+        self._source, self._share = source, max_unreadable
         self._batch_size, self._record = batch_size, start_record
         self._replaced: dict[int, None] = {}  # record index -> None, over all workers
         self._closed = False
@@ -140,7 +133,7 @@ class Loader:
             source, recipe, seed, batch_size, rows, crop_on == "device", max_unreadable, length
         )
         self.source_size = batches.image_size
-        self._iterator = _iterate(batches, start_record // batch_size * self._units, workers)
+        self._ahead = Ahead(batches, start_record // batch_size * self._units, workers)
         if workers:
             # Before multiprocessing's own clean-up, which would wait for the workers.
             atexit.register(self.close)
@@ -155,7 +148,7 @@ class Loader:
         if self._closed:
             raise StopIteration
         try:
-            units = [self._unit() for _ in range(self._units)]
+            units = self._ahead.take(self._units)
             batch = units[0]
             if len(units) > 1:
                 batch = jax.tree.map(lambda *x: np.concatenate(x), *units)
@@ -165,13 +158,6 @@ class Loader:
             raise
         self._record += self._batch_size
         return batch
-
-    def _unit(self) -> dict:
-        """The next rows. Workers send shared memory, of which a machine may have little: copied, it
-        is free again at once.
-        """
-        unit = next(self._iterator)
-        return jax.tree.map(np.array, unit) if self._workers else unit
 
     def state(self) -> dict:
         """{"record": next global record}: the `start_record` of a new loader with any workers and
@@ -185,8 +171,7 @@ class Loader:
             return
         self._closed = True
         atexit.unregister(self.close)
-        self._iterator.close()
-        self._iterator = None
+        self._ahead.close()
 
     def _count(self, batch):
         """Adds up over all workers what each of them replaced."""
@@ -281,7 +266,8 @@ class _Batches:
         raise InputError(f"no record of {self._source!r} can be read")
 
     def _check_images(self, images, indices):
-        """Images must be uint8 for crops on the host, and of one size for crops on the device."""
+        """Images must be uint8 for crops on the host, of one size and in range for crops on the
+        device."""
         if not self._on_device:
             if any(image.dtype != np.uint8 for image in images):
                 raise InputError(
@@ -290,6 +276,7 @@ class _Batches:
                 )
             return
         for i, image in zip(indices, images, strict=True):
+            check_range(image, self._source.name(i))
             if image.shape[:2] != self.image_size:
                 actual, expected = (
                     "x".join(map(str, size)) for size in (image.shape[:2], self.image_size)
@@ -389,37 +376,3 @@ def _group(name, drawn, crops):
     return recipes.Group(
         images, *(None if column[0] is None else np.stack(column) for column in columns)
     )
-
-
-def _iterate(batches, start, workers):
-    """grain iterator over batches[start:], prepared ahead by threads or worker processes."""
-    if not flags.FLAGS.is_parsed():
-        # grain reads absl flags, which raises where nobody parsed any (notebooks, tests)
-        flags.FLAGS.mark_as_parsed()
-    dataset = grain.MapDataset.source(batches)[start:]
-    if not workers:
-        return iter(
-            dataset.to_iter_dataset(
-                grain.ReadOptions(num_threads=_THREADS, prefetch_buffer_size=_THREADS)
-            )
-        )
-    dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-    options = grain.MultiprocessingOptions(
-        num_workers=workers, per_worker_buffer_size=_WORKER_BUFFER
-    )
-    return iter(dataset.mp_prefetch(options, worker_init_fn=_start_worker))
-
-
-def _start_worker(index, count):
-    """In a worker: leave signals to the main process (which saves, then closes), and end when it
-    does, however.
-    """
-    del index, count
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent():
-    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
-    os._exit(1)

@@ -14,6 +14,7 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.values import check_range
 from ssl_jax.evals import store, tokens
 from ssl_jax.evals.store import Grids
 from ssl_jax.evals.windows import cut, filled, unit, window
@@ -131,6 +132,7 @@ class Work:
         """A record, its image and mask cut."""
         i = int(self._indices[row])
         record = self._source[i]
+        check_range(record["image"], self._source.name(i))
         shape = record["image"].shape[:2]
         part = window(shape, self._crop, self._multiple, self._source.name(i))
         if part.size != tuple(self._windows[row]):

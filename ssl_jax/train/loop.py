@@ -223,6 +223,7 @@ def _loop(
         asked.busy()
         # Metrics of steps the device may still be busy with: at most two.
         in_flight: collections.deque[tuple[int, dict]] = collections.deque()
+        refused: InputError | None = None  # what the data ended the run with
         while at < total:
             console.now(f"step {at + 1}")
             assert batch is not None
@@ -235,7 +236,12 @@ def _loop(
             unreadable.note(batch)
             in_flight.append((at, metrics))
             console.now(f"reading the batch of step {at + 1}")
-            batch = console.waiting(lambda: next(batches)) if at < total else None
+            try:
+                batch = console.waiting(lambda: next(batches)) if at < total else None
+            except InputError as error:
+                if jax.process_count() > 1:
+                    raise  # a save takes all processes, and the others go on
+                refused, asked.agreed = error, True
             if jax.process_count() == 1:
                 asked.agreed |= asked.told  # nobody else to be told
             console.now(f"the result of step {in_flight[0][0]}")
@@ -251,7 +257,7 @@ def _loop(
                     rows.write(row)
                     tracked.write("metrics", row)
                     console.show(row, monitor(row))
-            if eval_every and at % eval_every == 0 and at < total:
+            if eval_every and at % eval_every == 0 and at < total and refused is None:
                 if jax.process_count() > 1:
                     evaluate(at)
                 else:
@@ -263,6 +269,9 @@ def _loop(
             if asked.agreed and at < total:
                 with console.phase(f"saving step {at}"):
                     saved.wait()
+                if refused is not None:
+                    console.say(f"saved step {at} in {saved.folder}")
+                    raise refused
                 console.say(
                     f"signal received: saved step {at} in {saved.folder}; the same command"
                     f" continues (exit code {EXIT_PREEMPTED})"

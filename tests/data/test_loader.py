@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from ssl_jax.config import InputError
-from ssl_jax.data import loader
+from ssl_jax.data import loader, workers
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.folder import Folder
@@ -303,7 +303,7 @@ def test_prefetch_is_bounded_and_close_ends_the_threads():
     next(batches)
     assert threads() - before
     time.sleep(0.5)
-    assert records.reads <= 4 * (1 + loader._THREADS)
+    assert records.reads <= 4 * (1 + workers.THREADS)
     batches.close()
     batches.close()
     assert wait_until(lambda: not threads() - before)

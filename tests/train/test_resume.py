@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import numpy as np
 import pytest
 
 from ssl_jax import api
+from ssl_jax.config import InputError
+from ssl_jax.data import loader
+from ssl_jax.data.arrays import ArraySource
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.methods import METHODS
 from ssl_jax.train import checkpoint, log, loop, sharding, step
 from tests import tiny
@@ -197,6 +202,80 @@ def test_sigterm_saves_at_the_next_step_and_exits_75(tmp_path):
     rows = log.read_rows(tmp_path / "a" / "metrics.jsonl")
     assert saved.latest() == rows[-1]["step"] < 12
     saved.close()
+
+
+class Fading(ArraySource):
+    """Float images of which, while `bad` holds, none can be read after the first 60 reads."""
+
+    bad, reads = False, 0
+
+    def __getitem__(self, i):
+        self.reads += 1
+        if self.bad and self.reads > 60:
+            raise Unreadable(self.name(i), "the disk is gone")
+        return super().__getitem__(i)
+
+
+@pytest.mark.slow
+def test_data_that_end_a_run_cost_no_step(tmp_path, capsys):
+    images = np.random.default_rng(0).random((32, 24, 24, 3), np.float32)
+    records, config = Fading(images), tiny.config("dino", checkpoint__every_steps=100)
+    api.train(config, tmp_path / "whole", records=records)
+    records.bad, records.reads = True, 0
+    with pytest.raises(InputError, match="data.max_unreadable=0.01: already .*the disk is gone"):
+        api.train(config, tmp_path / "cut", records=records)
+    rows = log.read_rows(tmp_path / "cut" / "metrics.jsonl")
+    step = rows[-1]["step"]
+    assert 5 < step < 12 and f"saved step {step} in " in capsys.readouterr().out
+    records.bad = False
+    api.train(config, tmp_path / "cut", records=records)
+    assert f"continuing from step {step}" in capsys.readouterr().out
+    ends = []
+    for name in ("whole", "cut"):
+        saved = checkpoint.Checkpoints(tmp_path / name / "checkpoints", create=False)
+        assert saved.latest() == 12
+        ends.append(saved.restore(12, api.prepare(config, records=records).abstract))
+        saved.close()
+    assert tiny.identical(*ends)
+
+
+@pytest.mark.slow
+def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(tmp_path):
+    """The system kills a data worker again and again: the step is saved, the exit code is 2."""
+    (tmp_path / "deadly.py").write_text(
+        textwrap.dedent("""
+            import os, signal
+            import numpy as np
+
+            class Images:
+                def __len__(self):
+                    return 35
+
+                def __getitem__(self, i):
+                    if i == int(os.environ.get("DEADLY", -1)):
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return {"image": np.full((24, 24, 3), 7 * i, np.uint8)}
+
+            def images():
+                return Images()
+            """)
+    )
+    last = int(loader.permutation(35, 0, 0)[31])  # of the first epoch
+    kind = ("--config.data.kind=python:deadly.images", "--config.data.workers=1")
+    more = dict(cwd=ROOT, capture_output=True, text=True, timeout=600)
+    paths = os.pathsep.join([str(ROOT), str(tmp_path)])
+    environ = {**environment(), "PYTHONPATH": paths, "DEADLY": str(last)}
+    options = (*kind, "--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
+    run = subprocess.run(command("dino", tmp_path / "a", *options), env=environ, **more)
+    assert run.returncode == 2, run.stderr
+    assert run.stdout.count("a data worker died (SIGKILL)") == 2
+    assert "saved step 3 in " in run.stdout
+    said = [line for line in run.stderr.splitlines() if line.startswith("ssl-jax: ")]
+    assert len(said) == 1 and "data.workers=1: 3 times in a row" in said[0]
+    assert "Traceback" not in run.stderr
+    del environ["DEADLY"]
+    run = subprocess.run(command("dino", tmp_path / "a", *options), env=environ, **more)
+    assert run.returncode == 0 and "continuing from step 3" in run.stdout
 
 
 def test_rows_past_the_restored_step_are_cut(tmp_path):

@@ -1,0 +1,131 @@
+"""Elements of a sequence made ahead: by threads of this process, or by worker processes, which
+start again when one of them dies.
+"""
+
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import signal
+import threading
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from absl import flags
+
+from ssl_jax.config import InputError
+
+THREADS = 2  # in the main process; more only fight for the interpreter lock
+_WORKER_BUFFER = 2  # finished elements that wait in each worker process
+_DEATHS = 3  # in a row, without anything taken between them, that are no accident
+# What grain says of a worker that ended without an exception of its own.
+_DIED = re.compile(r"Worker process was terminated unexpectedly with exit code (-?\d+)")
+
+
+class Ahead:
+    """The elements of `sequence` from `start` on, in order, made ahead by `workers` processes
+    (0 = by threads of this one).
+
+    A worker process that dies, as the system ends one when memory runs out, takes what it made
+    ahead with it. All workers then start again at the first element that was not taken yet: which
+    elements come, and in which order, does not change.
+    """
+
+    def __init__(self, sequence: Any, start: int, workers: int):
+        """sequence: with a length and elements by index, which are pytrees of arrays; picklable."""
+        self._sequence, self._next, self._workers = sequence, start, workers
+        self._iterator: Any = _iterate(sequence, start, workers)
+
+    def take(self, count: int) -> list[Any]:
+        """The next `count` elements, pytrees of arrays. StopIteration where fewer are left; raises
+        what making one raised; InputError when workers die again and again.
+        """
+        for deaths in itertools.count(1):
+            if self._iterator is None:
+                raise StopIteration
+            try:
+                taken = [self._element() for _ in range(count)]
+                self._next += count
+                return taken
+            except RuntimeError as error:
+                died = _DIED.match(str(error))
+                if died is None:
+                    raise
+                self._begin_again(_how(int(died[1])), deaths)
+        raise AssertionError("unreachable")
+
+    def _element(self):
+        """The next one. Workers send shared memory, of which a machine may have little: copied, it
+        is free again at once.
+        """
+        element = next(self._iterator)
+        return jax.tree.map(np.array, element) if self._workers else element
+
+    def _begin_again(self, how, deaths):
+        self.close()
+        if deaths == _DEATHS:
+            raise InputError(
+                f"data.workers={self._workers}: {deaths} times in a row a worker process died"
+                f" before one batch was read (the last one by {how}): if memory runs out, lower"
+                " data.workers or data.max_pixels; otherwise an image or its library ends the"
+                " process"
+            )
+        print(
+            f"  warning: a data worker died ({how}); all of them start again where they were, and"
+            " no batch changes. If memory runs out, lower data.workers",
+            flush=True,
+        )
+        self._iterator = _iterate(self._sequence, self._next, self._workers)
+
+    def close(self) -> None:
+        """Stops threads and processes and lets go of what they made; nothing can be taken any
+        more.
+        """
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None:
+            iterator.close()
+
+
+def _how(code):
+    """What ended a process, by its exit code: "SIGKILL", "exit code 1"."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"exit code {code}"
+
+
+def _iterate(sequence, start, workers):
+    """grain iterator over sequence[start:], prepared ahead by threads or worker processes."""
+    if not flags.FLAGS.is_parsed():
+        # grain reads absl flags, which raises where nobody parsed any (notebooks, tests)
+        flags.FLAGS.mark_as_parsed()
+    dataset = grain.MapDataset.source(sequence)[start:]
+    if not workers:
+        return iter(
+            dataset.to_iter_dataset(
+                grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=THREADS)
+            )
+        )
+    dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    options = grain.MultiprocessingOptions(
+        num_workers=workers, per_worker_buffer_size=_WORKER_BUFFER
+    )
+    return iter(dataset.mp_prefetch(options, worker_init_fn=_start_worker))
+
+
+def _start_worker(index, count):
+    """In a worker: leave signals to the main process (which saves, then closes), and end when it
+    does, however.
+    """
+    del index, count
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent():
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)
