@@ -434,7 +434,7 @@ def compare_for_resume(
     old, new = fingerprint(saved, declared), fingerprint(current, declared)
 
     def off(value):
-        return isinstance(value, bool | str | tuple) and not value
+        return isinstance(value, bool | int | str | tuple) and not value
 
     new = {name: value for name, value in new.items() if name in old or not off(value)}
 

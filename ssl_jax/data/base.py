@@ -3,6 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from ssl_jax.data import decode
+
 # What a source knows of all its records; one that wraps another has the same.
 FACTS = (
     "num_classes",
@@ -35,6 +39,25 @@ class Source:
     image_ids: Sequence[int] | None = None
     annotations: str | None = None
     left_out: str = ""
+    # How encoded images are read, see `decode.decode_image`.
+    max_pixels: int = decode.MAX_PIXELS
+    short_side: int = 0
+
+    def _decoded(self, data: bytes | str, name: str | None = None) -> np.ndarray:
+        """An encoded image, uint8 [H,W,3]. Raises decode.Unreadable."""
+        return decode.decode_image(
+            data, name, max_pixels=self.max_pixels, short_side=self.short_side
+        )
+
+    def _decoded_mask(self, data: bytes | str, name: str | None = None) -> np.ndarray:
+        """An encoded mask, uint8 [H,W]. Raises decode.Unreadable."""
+        return decode.decode_mask(data, name, max_pixels=self.max_pixels)
+
+    def _shape_of(self, data: bytes | str, name: str | None = None) -> tuple[int, int]:
+        """(H, W) of an encoded image. Raises decode.Unreadable."""
+        return decode.image_shape(
+            data, name, max_pixels=self.max_pixels, short_side=self.short_side
+        )
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -62,3 +85,12 @@ def shape(source: Any, i: int) -> tuple[int, int]:
     """`source.shape(i)`, also of a source that has no such method."""
     own = getattr(source, "shape", None)
     return own(i) if own is not None else Source.shape(source, i)
+
+
+def why_unreadable(source: Any, i: int) -> str:
+    """The reason why record i cannot be read, in one line; reads it once more."""
+    try:
+        source[i]
+    except decode.Unreadable as error:
+        return error.reason
+    return "readable now"

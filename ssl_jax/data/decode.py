@@ -9,15 +9,23 @@ What becomes of the less usual files:
 - 16-bit gray (0..65535) is divided by 257 and rounded. 16-bit colours (PNG, TIFF) lose their low
   byte in Pillow itself. Float pixels are refused.
 - Of an animation or a TIFF of several pages the first one counts.
+- One with more pixels than `max_pixels` is refused from its header, before a pixel is decoded.
 """
 
 import io
 import os
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
+
+# Pillow's own, where it warns; it refuses what has twice as many.
+MAX_PIXELS = 89_478_485
+warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `max_pixels` says more
 
 # No other parser ever sees a file of a user's folder.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
@@ -49,22 +57,33 @@ class Unreadable(Exception):
         return f"{self.name}: {self.reason}"
 
 
-def decode_image(data: bytes | str | os.PathLike, name: str | None = None) -> np.ndarray:
+def decode_image(
+    data: bytes | str | os.PathLike,
+    name: str | None = None,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    short_side: int = 0,
+) -> np.ndarray:
     """An encoded image as RGB.
 
     Args:
       data: the encoded bytes, or the path of a file.
       name: how to call the image in an error; the path by default.
+      max_pixels: H * W that an image may have; 0 = no limit.
+      short_side: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which its
+        shorter side still has so many pixels; 0 = as stored.
     Returns:
       uint8 [H,W,3].
     Raises:
-      Unreadable: missing, empty, truncated or broken file, or a format that is none of BMP, GIF,
-      JPEG, PNG, TIFF, WebP.
+      Unreadable: missing, empty, truncated or broken file, a format that is none of BMP, GIF, JPEG,
+      PNG, TIFF, WebP, or more than `max_pixels`.
     """
-    return _decode(data, name, _rgb)
+    return _decode(data, name, _rgb, max_pixels, short_side)
 
 
-def decode_mask(data: bytes | str | os.PathLike, name: str | None = None) -> np.ndarray:
+def decode_mask(
+    data: bytes | str | os.PathLike, name: str | None = None, *, max_pixels: int = MAX_PIXELS
+) -> np.ndarray:
     """An encoded label mask as class numbers: the values of a gray image, the indices (not colours)
     of a palette image.
 
@@ -75,18 +94,25 @@ def decode_mask(data: bytes | str | os.PathLike, name: str | None = None) -> np.
       Unreadable: as `decode_image`; also for a mask with more than one channel or with values above
       255.
     """
-    return _decode(data, name, _indices)
+    return _decode(data, name, _indices, max_pixels)
 
 
-def image_shape(data: bytes | str | os.PathLike, name: str | None = None) -> tuple[int, int]:
+def image_shape(
+    data: bytes | str | os.PathLike,
+    name: str | None = None,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    short_side: int = 0,
+) -> tuple[int, int]:
     """(H, W) of what `decode_image` would give, from the header of the file: no pixel is decoded
     (but of a TIFF, and of a PNG with EXIF data, which may come after the pixels).
 
     Args: as `decode_image`.
     Raises:
-      Unreadable: no image file; what is broken behind the header is not seen.
+      Unreadable: no image file, or more than `max_pixels`; what is broken behind the header is not
+      seen.
     """
-    return _decode(data, name, _shape)
+    return _decode(data, name, _shape, max_pixels, short_side)
 
 
 def resize_square(image: np.ndarray, size: int) -> np.ndarray:
@@ -128,7 +154,7 @@ def _corners(square):
     return x, y, x + side, y + side
 
 
-def _decode(data, name, convert):
+def _decode(data, name, convert: Callable[[Any], Any], max_pixels: int, short_side: int = 0) -> Any:
     name = name or ("<bytes>" if isinstance(data, bytes) else os.fspath(data))
     try:
         if not isinstance(data, bytes):
@@ -136,11 +162,25 @@ def _decode(data, name, convert):
                 data = file.read()
         if not data:
             raise OSError("the file is empty")
+        _raise_limit(max_pixels)
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+            if max_pixels and image.width * image.height > max_pixels:
+                raise ValueError(
+                    f"{image.height}x{image.width} pixels, more than data.max_pixels={max_pixels}"
+                )
+            if short_side:
+                image.draft(None, (short_side, short_side))  # does nothing but for a JPEG
             return convert(image)
     # Broken files raise OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
     except Exception as error:
         raise Unreadable(name, _reason(error)) from error
+
+
+def _raise_limit(max_pixels):
+    """Pillow has one limit for the whole process: it goes up where more is asked for."""
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and not 0 < max_pixels <= limit:
+        Image.MAX_IMAGE_PIXELS = max_pixels or None
 
 
 def _reason(error):
@@ -151,6 +191,8 @@ def _reason(error):
         return "no such file"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, Image.DecompressionBombError):
+        return f"more pixels than data.max_pixels allows: {error}"
     return " ".join(str(error).split()) or type(error).__name__
 
 

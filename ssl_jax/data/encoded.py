@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data import classes, decode
+from ssl_jax.data import classes
 from ssl_jax.data.base import Source
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked
@@ -50,7 +50,7 @@ class Encoded(Source):
     def _check_first_mask(self):
         """Masks of the wrong kind are found here, not after a run that left them all out."""
         try:
-            image = decode.decode_image(self._read(0, "image"), self.name(0))
+            image = self._decoded(self._read(0, "image"), self.name(0))
         except Unreadable:
             return  # says nothing about masks
         try:
@@ -64,7 +64,7 @@ class Encoded(Source):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
-        image = decode.decode_image(self._read(i, "image"), self.name(i))
+        image = self._decoded(self._read(i, "image"), self.name(i))
         record: dict[str, Any] = {"image": image}
         if self._labels is not None:
             record["label"] = int(self._labels[i])
@@ -75,7 +75,7 @@ class Encoded(Source):
     def _mask(self, i, shape):
         """Classes [H,W] of image i, which has this shape."""
         name = f"{self.name(i)}, mask"
-        mask = decode.decode_mask(self._read(i, "mask"), name)
+        mask = self._decoded_mask(self._read(i, "mask"), name)
         if mask.shape != tuple(shape):
             sizes = ["x".join(map(str, size)) for size in (mask.shape, shape)]
             raise Unreadable(name, f"the mask has {sizes[0]} pixels, its image {sizes[1]}")
@@ -86,7 +86,7 @@ class Encoded(Source):
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i from its header."""
-        return decode.image_shape(self._read(checked(i, len(self)), "image"), self.name(i))
+        return self._shape_of(self._read(checked(i, len(self)), "image"), self.name(i))
 
 
 def numbered(

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data import classes, decode
+from ssl_jax.data import classes
 from ssl_jax.data.base import Source
 from ssl_jax.data.boxes import Boxes
 from ssl_jax.data.decode import Unreadable
@@ -98,7 +98,7 @@ class Files(Source):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
-        image = decode.decode_image(self.name(i))
+        image = self._decoded(self.name(i))
         shape = image.shape[:2]
         record: dict[str, Any] = {"image": image}
         if self._labels is not None:
@@ -117,7 +117,7 @@ class Files(Source):
     def _mask(self, i, shape):
         """Classes [H,W] of image i, which has this shape."""
         path = self._masks[i]
-        mask = decode.decode_mask(path)
+        mask = self._decoded_mask(path)
         if mask.shape != tuple(shape):
             sizes = ["x".join(map(str, size)) for size in (mask.shape, shape)]
             raise Unreadable(
@@ -130,7 +130,7 @@ class Files(Source):
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i from its header."""
-        return decode.image_shape(self.name(i))
+        return self._shape_of(self.name(i))
 
     def name(self, i: int) -> str:
         return os.path.join(self._root, self._paths[checked(i, len(self))])

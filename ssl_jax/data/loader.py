@@ -29,6 +29,7 @@ import jax
 import numpy as np
 
 from ssl_jax.config import InputError, key
+from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.values import check_range
 from ssl_jax.data.workers import Ahead
@@ -44,6 +45,15 @@ def defaults() -> dict:
     """The keys of the section `data` that say how images are read, beside those of the source."""
     return dict(
         cache=key(False, "keep decoded images in memory (uint8; for sets that fit)", free=True),
+        decode_size=key(
+            0,
+            "JPEGs are decoded at 1/2, 1/4 or 1/8 of their size, the smallest at which the shorter"
+            " side still has so many pixels: faster, but crops see what that leaves (sets whose"
+            " images share one size stay as they are); 0 = as stored",
+            "pixels",
+            least=0,
+            most=16384,
+        ),
         max_unreadable=key(
             0.01,
             "share of records that may be unreadable before the run stops",
@@ -350,7 +360,7 @@ def _check_share(source, bad, share):
     if len(bad) <= share * len(source):
         return
     named = [
-        f"{source.name(i)} ({reason or _reason(source, i)})"
+        f"{source.name(i)} ({reason or base.why_unreadable(source, i)})"
         for i, reason in list(bad.items())[:_NAMED]
     ]
     more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
@@ -359,14 +369,6 @@ def _check_share(source, bad, share):
         f" read: {', '.join(named)}{more}; repair them or move them away, or raise"
         " data.max_unreadable"
     )
-
-
-def _reason(source, i):
-    try:
-        source[i]
-    except Unreadable as error:
-        return error.reason
-    return "readable now"
 
 
 def _group(name, drawn, crops):

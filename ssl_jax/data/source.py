@@ -41,6 +41,7 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError, key
 from ssl_jax.data import (
     classes,
+    decode,
     embedded,
     folder,
     generated,
@@ -193,6 +194,15 @@ def defaults() -> dict:
             least=0,
             most=16384,
         ),
+        max_pixels=key(
+            decode.MAX_PIXELS,
+            "an image with more counts as unreadable before it is decoded, which takes 3 bytes and"
+            " more for each; 0 = no limit",
+            "pixels",
+            least=0,
+            most=2**40,
+            free=True,
+        ),
     )
 
 
@@ -276,7 +286,7 @@ def make_source(
 
     Args:
       config: ConfigDict or dict with `kind`, `split`, and the keys of `defaults` that its kind uses
-        (`class_map` may be a dict here); `cache` (off if absent) for all.
+        (`class_map` may be a dict here); `cache` and `decode_size` (off if absent) for all.
       split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split,
         a list of a known set; slices ("train[:10%]") are those of `subset.sliced`, of TFDS its own.
       list: instead of config["list"].
@@ -318,6 +328,25 @@ def _from_files(
     """A source of a kind that is not embedded."""
     if python.is_one(kind):
         return python.Called(kind, config.get("dir", ""), split)
+    source = _opened(kind, config, split, truth)
+    source.max_pixels = config.get("max_pixels", decode.MAX_PIXELS)
+    _set_decode_size(source, config.get("decode_size", 0), truth)
+    return source
+
+
+def _set_decode_size(source, side, truth):
+    """Masks and boxes are of images as they are stored, and so is a size that all images share."""
+    if not (source.has_masks or source.has_boxes):
+        source.short_side = 0 if source.size else side
+    elif side and not truth:
+        raise InputError(
+            f"data.decode_size={side} is for images without masks and boxes, not for {source!r};"
+            " set it to 0"
+        )
+
+
+def _opened(kind: str, config: ConfigDict | Mapping[str, Any], split: str, truth: bool) -> Source:
+    """The same, of no function of the user's."""
     names = config.get("class_names", "")
     common: dict[str, Any] = dict(
         class_names=classes.read_names(names) if names else (),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data import boxes as boxes_lib
-from ssl_jax.data import classes, decode
+from ssl_jax.data import classes
 from ssl_jax.data.base import Source
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked, listed, nearest
@@ -80,7 +80,7 @@ class Tfds(Source):
             return
         try:
             record, name = self._read(0)
-            image = _pixels(record[self._image], name)
+            image = self._pixels(record[self._image], name)
         except Unreadable:
             return  # says nothing about masks
         try:
@@ -111,7 +111,7 @@ class Tfds(Source):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         record, name = self._read(i)
-        sample: dict[str, Any] = {"image": _pixels(record[self._image], name)}
+        sample: dict[str, Any] = {"image": self._pixels(record[self._image], name)}
         shape = sample["image"].shape[:2]
         if self.num_classes is not None:
             sample["label"] = int(record["label"])
@@ -121,9 +121,24 @@ class Tfds(Source):
             sample |= self._boxes(record[self._objects], shape)
         return sample
 
+    def _pixels(self, value, name):
+        """An image feature, encoded or decoded, as uint8 [H,W,3]."""
+        if isinstance(value, bytes):
+            return self._decoded(value, name)
+        return np.broadcast_to(np.asarray(value, np.uint8), (*value.shape[:2], 3))
+
+    def _values(self, value, name):
+        """A mask feature, encoded or decoded ([H,W] or [H,W,1]), as uint8 [H,W]."""
+        if isinstance(value, bytes):
+            return self._decoded_mask(value, name)
+        value = np.asarray(value)
+        if value.ndim != 2 and value.shape[2:] != (1,):
+            raise Unreadable(name, f"a mask needs one channel, this one has shape {value.shape}")
+        return value.astype(np.uint8).reshape(value.shape[:2])
+
     def _classes(self, record, name, shape):
         """The mask of a record whose image has this shape (H, W): uint8 [H,W]."""
-        mask = _values(record[self._mask], name)
+        mask = self._values(record[self._mask], name)
         if mask.shape != shape:
             sizes = ["x".join(map(str, size)) for size in (mask.shape, shape)]
             raise Unreadable(name, f"the mask has {sizes[0]} pixels, the image {sizes[1]}")
@@ -149,7 +164,7 @@ class Tfds(Source):
         """(H, W) of image i from its header; the record is read, no pixel decoded."""
         record, name = self._read(i)
         value = record[self._image]
-        return decode.image_shape(value, name) if isinstance(value, bytes) else value.shape[:2]
+        return self._shape_of(value, name) if isinstance(value, bytes) else value.shape[:2]
 
     def name(self, i: int) -> str:
         return f"{self._name}/{self._split}/{checked(i, len(self))}"
@@ -181,23 +196,6 @@ def parts(name: str, data_dir: str | os.PathLike | None) -> list[str]:
     import tensorflow_datasets as tfds
 
     return list(tfds.builder(name, data_dir=_folder(data_dir)).info.splits)
-
-
-def _pixels(value, name):
-    """An image feature, encoded or decoded, as uint8 [H,W,3]."""
-    if isinstance(value, bytes):
-        return decode.decode_image(value, name)
-    return np.broadcast_to(np.asarray(value, np.uint8), (*value.shape[:2], 3))
-
-
-def _values(value, name):
-    """A mask feature, encoded or decoded ([H,W] or [H,W,1]), as uint8 [H,W]."""
-    if isinstance(value, bytes):
-        return decode.decode_mask(value, name)
-    value = np.asarray(value)
-    if value.ndim != 2 and value.shape[2:] != (1,):
-        raise Unreadable(name, f"a mask needs one channel, this one has shape {value.shape}")
-    return value.astype(np.uint8).reshape(value.shape[:2])
 
 
 def _names(feature):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data import base
+from ssl_jax.data import base, listing
 from ssl_jax.evals import store
 from ssl_jax.evals.extraction import Work
 from ssl_jax.evals.features import check_finite, on_all_devices
@@ -85,7 +85,7 @@ class Plan:
             index=index,
             names=_text([self.names[int(i)] for i in index]),
             sizes=sizes.reshape(-1, 2),
-            skipped=_text(skipped),
+            skipped=_text([listing.readable(name) for name in skipped]),
         )
         if "labels" in rows:
             part["labels"] = rows["labels"]

@@ -11,7 +11,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError
-from ssl_jax.data import source, subset
+from ssl_jax.data import decode, source, subset
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.section import TRAINING
 
@@ -52,6 +52,8 @@ def follow(config: ConfigDict) -> None:
             continue
         for name in (*_READING, "size"):
             own[name] = own[name] or data[name]
+        if own.max_pixels == decode.MAX_PIXELS:
+            own.max_pixels = data.max_pixels
         own.ignore = data.ignore if own.ignore == 255 else own.ignore
         own.split = data.split if own.split == "train" else own.split
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data import listing
+from ssl_jax.data import base, listing
 
 
 class NonFinite:
@@ -39,25 +39,31 @@ class NonFinite:
 
 class Unreadable:
     """Lists records whose image could not be read (the next readable one took their place) in
-    unreadable.txt.
+    unreadable.txt: name, tab, reason.
     """
 
     def __init__(self, workdir: Path, records: Any):
         self._path, self._records = workdir / "unreadable.txt", records
         known = self._path.read_text("utf-8") if self._path.exists() else ""
-        self._known = set(known.splitlines())
+        self._known = {line.split("\t")[0] for line in known.splitlines()}
 
     def note(self, batch: Mapping[str, Any]) -> None:
         """Adds those of a batch."""
-        for index in np.asarray(batch["index"])[np.asarray(batch["replaced"])]:
-            name = listing.readable(self._records.name(int(index)))
+        for index in np.asarray(batch["index"])[np.asarray(batch["replaced"])].tolist():
+            name = _in_line(self._records.name(index))
             if name not in self._known:
                 self._known.add(name)
+                reason = _in_line(base.why_unreadable(self._records, index))
                 # A short line at once: processes append to one file without mixing theirs.
                 with open(self._path, "a", encoding="utf-8") as f:
-                    f.write(name + "\n")
+                    f.write(f"{name}\t{reason}\n")
                 print(
-                    f"  warning: cannot read {name}; the next readable image takes its place (list:"
-                    f" {self._path})",
+                    f"  warning: cannot read {name} ({reason}); the next readable image takes its"
+                    f" place (list: {self._path})",
                     flush=True,
                 )
+
+
+def _in_line(text):
+    """Text as it can stand in a column of a line; names of files may hold any bytes."""
+    return listing.readable(text).replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

@@ -238,3 +238,49 @@ def test_shape_of_no_image(tmp_path):
         decode.image_shape(b"text")
     with pytest.raises(Unreadable, match="gone.png: no such file"):
         decode.image_shape(tmp_path / "gone.png")
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF"])
+def test_more_pixels_than_allowed_are_named_before_they_are_decoded(file_format, monkeypatch):
+    data, count = encoded(SMOOTH, file_format), 40 * 30
+    assert decode_image(data, max_pixels=count).shape == (40, 30, 3)
+    assert decode_image(data, max_pixels=0).shape == (40, 30, 3)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: 1 / 0)
+    for read in (decode_image, decode_mask, decode.image_shape):
+        with pytest.raises(Unreadable, match="a: 40x30 pixels, more than data.max_pixels=1199"):
+            read(data, "a", max_pixels=count - 1)
+
+
+def test_pillows_own_limit_goes_up_where_more_is_asked_for(monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 500)  # 1000 are refused by Pillow itself
+    data = encoded(SMOOTH)
+    with pytest.raises(Unreadable, match="a: more pixels than data.max_pixels allows: .*1200 pix"):
+        decode_image(data, "a", max_pixels=500)
+    assert Image.MAX_IMAGE_PIXELS == 500
+    assert decode_image(data, max_pixels=1200).shape == (40, 30, 3)
+    assert Image.MAX_IMAGE_PIXELS == 1200
+    assert decode_image(data, max_pixels=0).shape == (40, 30, 3)
+
+
+@pytest.mark.parametrize(
+    "side, shape", [(49, (128, 96)), (48, (64, 48)), (13, (32, 24)), (1, (16, 12))]
+)
+def test_jpegs_decode_scaled_down_to_a_shorter_side(side, shape):
+    smooth = np.asarray(Image.fromarray(SMOOTH).resize((96, 128)))  # 128 high
+    data = encoded(smooth, "JPEG", quality=95)
+    whole = decode_image(data)
+    image = decode_image(data, short_side=side)
+    assert image.shape == (*shape, 3) and min(shape) >= side
+    assert decode.image_shape(data, short_side=side) == shape
+    averaged = np.asarray(Image.fromarray(whole).resize(shape[::-1], Image.Resampling.BOX))
+    assert np.abs(image.astype(int) - averaged).mean() < 2
+    np.testing.assert_array_equal(decode_image(encoded(smooth), short_side=side), smooth)  # a PNG
+
+
+def test_a_scaled_jpeg_is_turned_upright():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(np.zeros((90, 130, 3), np.uint8), "JPEG", exif=exif)
+    assert decode_image(data, short_side=45).shape == (65, 45, 3)
+    assert decode.image_shape(data, short_side=45) == (65, 45)
+    assert decode_image(data, short_side=46).shape == (130, 90, 3)

@@ -2,14 +2,17 @@
 
 import pickle
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data import photos, source
 from ssl_jax.data.arrays import ArraySource
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.embedded import GeneratedSource
 from ssl_jax.data.folder import Folder
 from ssl_jax.data.prepared import Prepared
@@ -118,3 +121,34 @@ def test_what_reads_lists_tars_and_tables_otherwise_prints_otherwise(tmp_path):
         config = dict(kind=kind, dir=tmp_path, masks="s.png" if kind == "webdataset" else "mask")
         ways = [dict(labels=label) for label in labels] + [dict(class_map=(1, 0, 2, 3))]
         assert len({repr(make_source(config | way)) for way in ways}) == 3, kind
+
+
+@pytest.mark.parametrize("kind", ["folder", "csv", "webdataset"])
+def test_an_image_that_is_too_large_is_named_by_every_kind(kind, tmp_path):
+    save(tmp_path / "0.png", IMAGES[0])  # 12 x 12
+    save(tmp_path / "1.png", np.zeros((30, 20, 3), np.uint8))
+    (tmp_path / "list.csv").write_text("path\n0.png\n1.png\n")
+    files = {f"{i}.png": (tmp_path / f"{i}.png").read_bytes() for i in (0, 1)}
+    shard(tmp_path / "a.tar", files)
+    section = dict(kind=kind, dir=str(tmp_path))
+    opened = make_source({**section, "max_pixels": 599})
+    same_record(opened[0], make_source(section)[0])
+    for read in (opened.__getitem__, opened.shape):
+        with pytest.raises(Unreadable, match=r"1.*: 30x20 pixels, more than data.max_pixels=599"):
+            read(1)
+    for limit in (600, 0):
+        assert make_source({**section, "max_pixels": limit})[1]["image"].shape == (30, 20, 3)
+
+
+def test_a_decode_size_is_for_images_alone(tmp_path):
+    Image.new("RGB", (64, 48)).save(tmp_path / "0.jpg")
+    section = dict(kind="folder", dir=str(tmp_path), decode_size=24)
+    opened = make_source(section, truth=False)
+    assert opened[0]["image"].shape == (24, 32, 3) and opened.shape(0) == (24, 32)
+    assert make_source({**section, "size": 16})[0]["image"].shape == (16, 16, 3)
+    Image.new("L", (64, 48)).save(tmp_path / "0_mask.png")
+    (tmp_path / "list.csv").write_text("path,mask\n0.jpg,0_mask.png\n")
+    masked = {**section, "kind": "csv"}
+    assert make_source(masked)[0]["image"].shape == (48, 64, 3)  # as an evaluation has it
+    with pytest.raises(InputError, match="data.decode_size=24 is for images without masks"):
+        make_source(masked, truth=False)

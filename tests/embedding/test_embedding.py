@@ -1,6 +1,7 @@
 """A data set as vectors: what the arrays are, and that a stop loses nothing."""
 
 import json
+import os
 
 import jax
 import numpy as np
@@ -73,6 +74,27 @@ def test_native_sizes(network, folder):
     image = decode.decode_image(str(folder / "a/1.png"))
     middle = network(image[None, :8, :16]).patches  # of 9 x 17 pixels, the central 8 x 16
     np.testing.assert_allclose(found["patches"][9:17], middle.reshape(8, 16), atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "parquet"])
+def test_names_that_are_no_utf8_are_listed(network, folder, tmp_path, suffix, capsys):
+    odd = os.fsdecode(b"caf\xe9")
+    try:
+        for name in (f"b/{odd}5.png", f"b/{odd}6.png"):
+            _picture(folder / name)
+    except OSError:
+        pytest.skip("this file system knows only UTF-8")
+    (folder / f"b/{odd}6.png").write_bytes(b"no image")
+    out = ssl_jax.embed(network, folder, tokens=("image",), out=tmp_path / f"x.{suffix}")
+    if suffix == "npz":
+        with np.load(out) as found:
+            names, skipped = found["names"].tolist(), found["skipped"].tolist()
+    else:
+        table = parquet.read_table(out)
+        names = table["name"].to_pylist()
+        skipped = json.loads(table.schema.metadata[b"skipped"])
+    assert names[-1] == "b/caf\\xe95.png" and len(names) == 5
+    assert [name.rpartition("/")[2] for name in skipped] == ["2.png", "caf\\xe96.png"]
 
 
 def test_arrays_and_half_precision(network):

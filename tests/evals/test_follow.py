@@ -54,8 +54,8 @@ def test_of_an_embedded_set(config):
 
 
 def test_without_labels_rank_is_left(config, tmp_path):
-    result, notes = settled(own(config, write(tmp_path, ".")))
-    assert result.evals.tasks == ("rank",)
+    result, notes = settled(own(config, write(tmp_path, "."), max_pixels=1000))
+    assert result.evals.tasks == ("rank",) and result.evals.rank.data.max_pixels == 1000
     rank = result.evals.rank
     assert (rank.type, rank.data.kind, rank.data.dir) == ("rank", "folder", str(tmp_path))
     assert (rank.data.size, rank.test_examples) == (16, 7)  # as knn
