@@ -27,7 +27,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
 
-from tests import finite  # noqa: E402
+from tests import damaged, finite  # noqa: E402
 
 # grain reads an absl flag; where nobody has parsed flags (pytest's command line is not absl's) that
 # raises UnparsedFlagAccessError.
@@ -80,12 +80,14 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    finite.tally = finite.Tally()
+    finite.tally, damaged.tally = finite.Tally(), damaged.Tally()
     try:
         return (yield)
     finally:
         if finite.tally.cases or finite.tally.others:
             item.user_properties.append(("property_cases", dataclasses.asdict(finite.tally)))
+        if damaged.tally.mutated:
+            item.user_properties.append(("damaged_images", dataclasses.asdict(damaged.tally)))
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -95,12 +97,10 @@ def pytest_terminal_summary(terminalreporter):
         for r in group
         if getattr(r, "when", None) == "call"
     ]
-    tallies = [
-        (r.nodeid, value)
-        for r in reports
-        for name, value in r.user_properties
-        if name == "property_cases"
-    ]
+    images = [value for _, value in _told(reports, "damaged_images")]
+    if images:
+        terminalreporter.write_line(damaged.counts(damaged.summed(images)))
+    tallies = _told(reports, "property_cases")
     if not tallies:
         return
     total = {name: sum(tally[name] for _, tally in tallies) for name in ("cases", "values", "bad")}
@@ -113,3 +113,8 @@ def pytest_terminal_summary(terminalreporter):
             terminalreporter.write_line(
                 f"  not in this count: {tally['others']:,} cases of {nodeid}, without assert_finite"
             )
+
+
+def _told(reports, what):
+    """[(node, value)] of what tests said under that name."""
+    return [(r.nodeid, value) for r in reports for name, value in r.user_properties if name == what]

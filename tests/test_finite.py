@@ -49,7 +49,7 @@ def run(root, folder, *options) -> str:
     """What pytest prints for the properties above, as if they were tests of ops."""
     (folder / "tests" / "ops").mkdir(parents=True, exist_ok=True)
     shutil.copy(root / "pyproject.toml", folder)
-    for name in ("conftest.py", "finite.py"):
+    for name in ("conftest.py", "finite.py", "damaged.py"):
         shutil.copy(root / "tests" / name, folder / "tests")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")

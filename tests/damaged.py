@@ -1,0 +1,294 @@
+"""Damaged images, counted: files of every format, mutated, are decoded in a process of their own,
+in bounded time and memory.
+
+tests/data/test_damaged.py tries some, and conftest.py prints the counts at the end of a run; more:
+
+    python -m tests.damaged --examples=20000 --seed=0
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import io
+import multiprocessing
+import pathlib
+import re
+import struct
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import hypothesis
+import numpy as np
+from hypothesis import strategies as st
+from PIL import Image
+
+from ssl_jax.data import decode
+
+SECONDS = 2.0  # for one image
+MAX_PIXELS = 1_000_000  # of an image: 1 MB for each channel
+MEMORY = 64  # MiB above what the process has after reading good images
+HEIGHT, WIDTH = 37, 53  # found again in the headers
+_SIZES = (0, 1, 2, 255, 1000, 1001, 65535, 2**24 - 1, 2**31 - 1, 2**32 - 1)
+
+
+@dataclasses.dataclass
+class Tally:
+    mutated: int = 0
+    decoded: int = 0
+    unreadable: int = 0  # named
+    crashes: int = 0  # anything else: dead, too slow, too large, another exception
+
+
+tally = Tally()  # of the test that runs
+
+
+def counts(totals: dict[str, int]) -> str:
+    """One line of a Tally's numbers."""
+    return (
+        f"images: {totals['mutated']:,} mutated, {totals['decoded']:,} decoded,"
+        f" {totals['unreadable']:,} named unreadable, {totals['crashes']:,} crashes"
+    )
+
+
+def summed(totals: Iterable[dict[str, int]]) -> dict[str, int]:
+    """The numbers of several Tallies together."""
+    total: collections.Counter[str] = collections.Counter()
+    for each in totals:
+        total.update(each)
+    return dict(total)
+
+
+@functools.cache
+def files() -> dict[str, bytes]:
+    """Good files, {what: content}."""
+    y, x = np.mgrid[:HEIGHT, :WIDTH]
+    smooth = np.stack([5 * y, 4 * x, 2 * (x + y)], axis=-1).astype(np.uint8)
+    colour = Image.fromarray(smooth)
+    gray, alpha = colour.convert("L"), colour.convert("RGBA")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    made: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+        "jpeg": (colour, {}),
+        "jpeg progressive exif": (colour, dict(progressive=True, exif=exif)),
+        "jpeg gray": (gray, {}),
+        "jpeg cmyk": (colour.convert("CMYK"), {}),
+        "png": (colour, {}),
+        "png palette": (colour.convert("P"), {}),
+        "png alpha exif": (alpha, dict(exif=exif)),
+        "png 16": (Image.fromarray(smooth[..., 0] * np.uint16(257)), {}),
+        "webp": (colour, {}),
+        "webp lossless": (alpha, dict(lossless=True)),
+        "webp exif": (colour, dict(exif=exif)),
+        "tiff": (colour, {}),
+        "tiff lzw": (colour, dict(compression="tiff_lzw")),
+        "tiff deflate": (gray, dict(compression="tiff_adobe_deflate")),
+        "tiff jpeg": (colour, dict(compression="jpeg")),
+        "bmp": (colour, {}),
+        "bmp palette": (colour.convert("P"), {}),
+        "gif": (colour.convert("P"), {}),
+    }
+    result = {}
+    for what, (image, options) in made.items():
+        stream = io.BytesIO()
+        image.save(stream, what.split()[0], **options)
+        result[what] = stream.getvalue()
+    return result
+
+
+@functools.cache
+def size_fields(data: bytes) -> tuple[tuple[int, str], ...]:
+    """Where a file says its height and width: (offset, format of struct)."""
+    return tuple(
+        (i, kind)
+        for kind in ("<H", ">H", "<I", ">I")
+        for side in (HEIGHT, WIDTH, HEIGHT - 1, WIDTH - 1)
+        for i in range(len(data))
+        if data.startswith(struct.pack(kind, side), i)
+    )
+
+
+def with_checksums(png: bytes) -> bytes:
+    """A PNG whose chunks have right checksums again, as far as there are chunks: else the first
+    changed bit is all that a reader sees."""
+    result, at = bytearray(png), 8
+    while at + 12 <= len(png):
+        end = at + 8 + int.from_bytes(png[at : at + 4], "big")
+        if end + 4 > len(png):
+            break
+        result[end : end + 4] = zlib.crc32(png[at + 4 : end]).to_bytes(4, "big")
+        at = end + 4
+    return bytes(result)
+
+
+# Of two digits, since hypothesis likes large numbers less; in the header more often.
+_DIGIT = st.integers(0, 255)
+_OFFSETS = st.one_of(_DIGIT, *[st.builds(lambda a, b: 256 * a + b, _DIGIT, _DIGIT)] * 2)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, formats: Sequence[str]) -> bytes:
+    """A file of one of the formats with one to six changes: bits, bytes, cuts, insertions,
+    repetitions, and other sizes in its header."""
+    what = draw(st.sampled_from([name for name in files() if name.split()[0] in formats]))
+    data = bytearray(files()[what])
+    if draw(st.booleans()) and (fields := size_fields(files()[what])):
+        for offset, kind in draw(st.lists(st.sampled_from(fields), min_size=1, max_size=2)):
+            most = 2 ** (8 * struct.calcsize(kind)) - 1
+            struct.pack_into(kind, data, offset, min(draw(st.sampled_from(_SIZES)), most))
+    kinds = st.sampled_from(("bit", "byte", "cut", "end", "insert", "repeat"))
+    count = draw(st.sampled_from((1, 1, 1, 2, 3, 6)))
+    for kind in draw(st.lists(kinds, min_size=count, max_size=count)):
+        at = draw(_OFFSETS) % max(len(data), 1)
+        if not data:
+            break
+        if kind == "bit":
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "byte":
+            data[at] = draw(st.sampled_from((0, 1, 0x7F, 0x80, 0xFE, 0xFF)))
+        elif kind == "cut":
+            del data[at : at + draw(st.integers(1, 64))]
+        elif kind == "end":
+            del data[at:]
+        elif kind == "insert":
+            data[at:at] = draw(st.binary(min_size=1, max_size=32))
+        else:
+            data[at:at] = data[at : at + draw(st.integers(1, 300))]
+    if what.startswith("png") and draw(st.booleans()):
+        return with_checksums(bytes(data))
+    return bytes(data)
+
+
+class Reader:
+    """Decodes in a process of its own, which is started again when it dies or hangs."""
+
+    def __init__(self, outcome: Callable[[bytes], tuple[str, str]] | None = None):
+        """outcome: of a file, in that process; `_outcome` by default."""
+        self._outcome, self._process = outcome or _outcome, None
+
+    def read(self, data: bytes) -> tuple[str, str]:
+        """("decoded" or "unreadable" or "crashed", details)."""
+        if self._process is None:
+            self._start()
+        try:
+            self._pipe.send_bytes(data)
+            if not self._pipe.poll(SECONDS + 3):  # the machine may be busy
+                self.close()
+                return "crashed", "hangs"
+            outcome, details, seconds, peak = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            code = self._process.exitcode
+            self.close()
+            return "crashed", f"the process died with exit code {code}"
+        if seconds > SECONDS:
+            return "crashed", f"took {seconds:.1f} s of computing"
+        if peak > self._usual + MEMORY:
+            self.close()
+            return "crashed", f"took {peak - self._usual} MiB"
+        return outcome, details
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, self._outcome), daemon=True)
+        self._process.start()
+        other.close()
+        for good in files().values():
+            self._pipe.send_bytes(good)
+            outcome, details, _, self._usual = self._pipe.recv()
+            assert outcome == "decoded", details
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+        self._process = None
+
+
+def _serve(pipe: Any, outcome_of: Callable[[bytes], tuple[str, str]]) -> None:
+    """In the process of its own: one answer for each file."""
+    warnings.simplefilter("ignore")  # of Pillow, about EXIF data
+    while True:
+        try:
+            data = pipe.recv_bytes()
+        except EOFError:
+            return
+        began = time.process_time()
+        outcome, details = outcome_of(data)
+        took = time.process_time() - began
+        pipe.send((outcome, details, took, _peak()))
+
+
+def _peak() -> int:
+    """The most memory that this process ever had, in MiB; getrusage knows only that of the process
+    that started it, where that had more."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) // 1024
+
+
+def _outcome(data: bytes) -> tuple[str, str]:
+    try:
+        image = decode.decode_image(data, "an image", max_pixels=MAX_PIXELS)
+        shape = decode.image_shape(data, "an image", max_pixels=MAX_PIXELS)
+    except decode.Unreadable as error:
+        one_line = error.name == "an image" and error.reason and "\n" not in str(error)
+        return ("unreadable", error.reason) if one_line else ("crashed", f"badly said: {error!r}")
+    except BaseException as error:
+        return "crashed", repr(error)
+    right = image.dtype == np.uint8 and image.shape == (*shape, 3) and image.size <= 3 * MAX_PIXELS
+    return ("decoded", str(shape)) if right else ("crashed", f"{image.dtype} {image.shape} {shape}")
+
+
+def tried(reader: Reader, data: bytes) -> str:
+    """What became of a file, counted; the reason if it is unreadable."""
+    outcome, details = reader.read(data)
+    tally.mutated += 1
+    tally.decoded += outcome == "decoded"
+    tally.unreadable += outcome == "unreadable"
+    tally.crashes += outcome == "crashed"
+    assert outcome != "crashed", details
+    return details if outcome == "unreadable" else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tries many, and prints the counts of each format and the reasons that were named."""
+    parser = argparse.ArgumentParser(description="decodes damaged images")
+    parser.add_argument("--examples", type=int, default=20000, help="of each format")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args(arguments)
+    reader, every = Reader(), []
+    for name in sorted({what.split()[0] for what in files()}):
+        reasons = _many(reader, name, given.examples, given.seed)
+        every.append(dataclasses.asdict(tally))
+        print(f"{name}: {counts(every[-1])}; {len(reasons)} reasons", flush=True)
+    reader.close()
+    print(f"all: {counts(summed(every))}")
+
+
+def _many(reader: Reader, file_format: str, examples: int, seed: int) -> collections.Counter[str]:
+    """Tries so many files of a format, counted in a new `tally`; how often which reason came."""
+    globals()["tally"] = Tally()
+    reasons: collections.Counter[str] = collections.Counter()
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(data=mutated((file_format,)))
+    def case(data: bytes) -> None:
+        reasons[re.sub(r"\d+", "N", tried(reader, data))] += 1
+
+    case()
+    return reasons
+
+
+if __name__ == "__main__":
+    main()
