@@ -265,3 +265,68 @@ def test_scripts_parse(root, script):
 
 def test_ci_runs_the_whole_suite(root):
     assert "bash launch/test.sh --slow" in (root / ".ci" / "run").read_text()
+
+
+def unsafe_reads(source: str) -> list[int]:
+    """Lines of Python source that read a file in a way that may run what is in it: pickle without
+    restrictions, torch.load without weights_only=True, np.load of Python objects, and their kin.
+    """
+    lines = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in PICKLES:
+            names = {alias.name for alias in node.names}
+            lines += [node.lineno] * bool(names & {"load", "loads", "Unpickler", "*"})
+        if isinstance(node, ast.Import):
+            lines += [node.lineno for alias in node.names if alias.name in PICKLES - {"pickle"}]
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        unsafe = (
+            called in ("pickle.load", "pickle.loads", "pickle.Unpickler", "eval", "exec")
+            or called.endswith(("read_pickle", "unsafe_load", "yaml.load"))
+            or (called == "torch.load" and given.get("weights_only") != "True")
+            or (called in ("torch.jit.load", "torch.hub.load"))
+            or given.get("allow_pickle", "False") != "False"
+            or (called in ("np.load", "numpy.load") and len(node.args) > 2)
+            or given.get("trust_remote_code", "False") != "False"
+        )
+        lines += [node.lineno] * unsafe
+    return lines
+
+
+# Modules whose `load` runs what a file says.
+PICKLES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "pickle.load(f)",
+        "import dill",
+        "from pickle import loads",
+        "torch.load(f)",
+        "torch.load(f, weights_only=False)",
+        "np.load(f, allow_pickle=True)",
+        "np.load(f, allow_pickle=given)",
+        "np.load(f, None, True)",
+        "eval(f.read())",
+    ],
+)
+def test_unsafe_reads_are_seen(line):
+    assert unsafe_reads(f"import numpy\n{line}\n") == [2]
+
+
+def test_nothing_runs_what_a_file_says(root):
+    """Weights come by safetensors, npz without Python objects, or torch's weights_only."""
+    found = {
+        f"{path.relative_to(root)}:{line}"
+        for folder in ("ssl_jax", "launch", "zoo", "configs")
+        for path in (root / folder).rglob("*.py")
+        for line in unsafe_reads(path.read_text(encoding="utf-8"))
+    }
+    assert found == set()
+    # A pickle of an official download is read by a class that knows builtins and arrays alone.
+    guarded = ast.parse((root / "ssl_jax/evals/revisited.py").read_text(encoding="utf-8"))
+    own = [node for node in ast.walk(guarded) if isinstance(node, ast.ClassDef)]
+    assert [node.name for node in own if "find_class" in ast.unparse(node)] == ["_Restricted"]
