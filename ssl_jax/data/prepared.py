@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from ssl_jax.config import InputError
 from ssl_jax.data import base, decode
 
 
@@ -54,11 +55,14 @@ class Prepared(base.Source):
 
     def _read(self, i):
         record = self._source[i]
-        return (
-            _square(record, self._side)
-            if self._side and record["image"].shape[:2] != self.size
-            else record
-        )
+        if not self._side or record["image"].shape[:2] == self.size:
+            return record
+        if record["image"].dtype != np.uint8:
+            raise InputError(
+                f"data.size={self._side}: {self.name(i)} is {record['image'].dtype}, and only uint8"
+                " images are resized; give it as uint8, or in that size"
+            )
+        return _square(record, self._side)
 
     def __getstate__(self):
         # A worker process fills a cache of its own.

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
@@ -97,3 +98,11 @@ def test_shape():
     assert Prepared(counting, size=4).shape(0) == (4, 4) and counting.reads == 0
     assert Prepared(counting, cache=True).shape(0) == (5, 7)  # the source has no cheaper way
     assert not Prepared(counting, size=4).has_boxes  # nor does it know of boxes
+
+
+def test_float_images_are_not_resized():
+    floats = ArraySource((IMAGES / 255).astype(np.float32))
+    side = IMAGES.shape[1]
+    np.testing.assert_array_equal(Prepared(floats, size=side)[1]["image"], floats[1]["image"])
+    with pytest.raises(InputError, match="data.size=5: array/1 is float32, .* only uint8"):
+        Prepared(floats, size=5)[1]

@@ -49,6 +49,14 @@ def test_float_images_pass_unchanged():
     np.testing.assert_array_equal(got, pixels[1:])
 
 
+def test_float_images_outside_of_0_1_are_named():
+    pixels = np.random.default_rng(0).random((2, 4, 4, 3)).astype(np.float32)
+    pixels[1] *= 255
+    fn, _ = fakes.counted_features(patch=4)
+    with pytest.raises(InputError, match="1.* has float values .* divide them by 255"):
+        features.extract(fn, fakes.Source(pixels), batch_size=2)
+
+
 def test_image_and_mask_are_cut_alike_around_the_centre():
     masks = np.arange(2 * 10 * 13).reshape(2, 10, 13).astype(np.uint8)
     source = fakes.Source(fakes.images(2, 10, 13), masks=masks)
