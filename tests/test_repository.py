@@ -29,11 +29,14 @@ def metadata(root, monkeypatch) -> dict:
 
 @pytest.fixture
 def lock(root) -> list[str]:
-    """The lines of requirements.lock without comments."""
-    lines = (
-        line.partition("#")[0].strip()
-        for line in (root / "requirements.lock").read_text().splitlines()
-    )
+    """The requirements of requirements.lock, without comments and hashes."""
+    return [" ".join(re.split(r" +--hash=", text)[0].split()) for text in locked(root)]
+
+
+def locked(root) -> list[str]:
+    """The requirements of requirements.lock with their hashes, one a line."""
+    text = (root / "requirements.lock").read_text().replace("\\\n", "")
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return [line for line in lines if line]
 
 
@@ -65,6 +68,15 @@ def test_lock_holds_only_exact_versions(lock):
     assert lock
     for line in lock:
         assert re.fullmatch(r"[a-z0-9.-]+==[0-9][0-9a-z.]*( ; .+)?", line), line
+
+
+def test_lock_has_the_hashes_of_every_file(root):
+    """Whatever an index serves under a name and version, only what was published is installed."""
+    for line in locked(root):
+        hashes = re.split(r" +--hash=", line)[1:]
+        assert hashes, f"{line}: compile requirements.lock again, with --generate-hashes"
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", text) for text in hashes), line
+        assert len(set(hashes)) == len(hashes)
 
 
 def test_lock_names_no_place(root):
