@@ -162,18 +162,38 @@ def _decode(data, name, convert: Callable[[Any], Any], max_pixels: int, short_si
                 data = file.read()
         if not data:
             raise OSError("the file is empty")
+        _check_pixels(_webp_shape(data), max_pixels)
         _raise_limit(max_pixels)
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            if max_pixels and image.width * image.height > max_pixels:
-                raise ValueError(
-                    f"{image.height}x{image.width} pixels, more than data.max_pixels={max_pixels}"
-                )
+            _check_pixels((image.height, image.width), max_pixels)
             if short_side:
                 image.draft(None, (short_side, short_side))  # does nothing but for a JPEG
             return convert(image)
     # Broken files raise OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
     except Exception as error:
         raise Unreadable(name, _reason(error)) from error
+
+
+def _check_pixels(shape, max_pixels):
+    height, width = shape
+    if max_pixels and height * width > max_pixels:
+        raise ValueError(f"{height}x{width} pixels, more than data.max_pixels={max_pixels}")
+
+
+def _webp_shape(data):
+    """(H, W) that a WebP's header names, (0, 0) for all else: to open one, Pillow takes eight bytes
+    for each of its pixels already. The layouts are those of RFC 9649 and RFC 6386."""
+    kind = data[12:16] if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else b""
+    if kind == b"VP8X":
+        sides = (int.from_bytes(data[at : at + 3], "little") + 1 for at in (27, 24))
+    elif kind == b"VP8 ":
+        sides = (int.from_bytes(data[at : at + 2], "little") & 0x3FFF for at in (28, 26))
+    elif kind == b"VP8L":
+        both = int.from_bytes(data[21:25], "little")
+        sides = ((both >> shift & 0x3FFF) + 1 for shift in (14, 0))
+    else:
+        return 0, 0
+    return tuple(sides)
 
 
 def _raise_limit(max_pixels):

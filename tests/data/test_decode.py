@@ -284,3 +284,14 @@ def test_a_scaled_jpeg_is_turned_upright():
     assert decode_image(data, short_side=45).shape == (65, 45, 3)
     assert decode.image_shape(data, short_side=45) == (65, 45)
     assert decode_image(data, short_side=46).shape == (130, 90, 3)
+
+
+@pytest.mark.parametrize("options", [{}, dict(lossless=True), dict(exif=b"Exif\0\0more")])
+def test_a_webp_is_measured_before_it_is_opened(options, monkeypatch):
+    """Pillow's decoder would take eight bytes for each pixel of its header."""
+    data = encoded(SMOOTH, "WEBP", **options)
+    assert decode._webp_shape(data) == decode_image(data).shape[:2] == (40, 30)
+    assert decode._webp_shape(encoded(SMOOTH)) == decode._webp_shape(b"") == (0, 0)
+    monkeypatch.setattr(Image, "open", lambda *a, **k: 1 / 0)
+    with pytest.raises(Unreadable, match="a: 40x30 pixels, more than data.max_pixels=1199"):
+        decode_image(data, "a", max_pixels=1199)
