@@ -18,7 +18,7 @@ from ssl_jax.evals import report
 from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import zoo
-from ssl_jax.train import checkpoint, distributed, loop, profile
+from ssl_jax.train import checkpoint, distributed, extension, loop, profile
 
 EXPORTS = (*hub.TARGETS, "safetensors", "npz")
 _PACKAGE = Path(__file__).resolve().parent
@@ -56,14 +56,17 @@ def train(
     records: Any = None,
     given: Collection[str] = (),
     steps: profile.Steps | None = None,
+    extend: int | None = None,
 ) -> int:
     """Trains to the end of the plan, continuing whatever `workdir` holds; evaluates and draws.
 
     records, given: as in `prepare`. steps: some that are traced, into the run's folder `profile`.
+    extend: lengthens the run in `workdir` to so many steps in all; see docs/resuming.md.
 
     Returns loop.EXIT_DONE or loop.EXIT_PREEMPTED. Raises InputError for a config, data set,
     checkpoint or disk that cannot work; nothing is written before those checks.
     """
+    config = extension.planned(config, workdir, extend)
     run = prepare(config, records, given)._replace(traced=steps)
     return loop.train(run, workdir, report.Evaluation(run.config))
 

@@ -7,6 +7,7 @@ implies.
     settings.resolve(config, num_records=1_281_167, num_devices=8).run.total_steps
 """
 
+import itertools
 import math
 
 from ml_collections import ConfigDict, FrozenConfigDict
@@ -197,7 +198,8 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
 
     run.num_records       images in the training set
     run.steps_per_epoch   num_records // batch_size (the last partial batch is dropped)
-    run.total_steps       optim.steps, or epochs * steps_per_epoch rounded
+    run.total_steps       optim.steps, or epochs * steps_per_epoch rounded; of a run that was
+                          lengthened the last of optim.extended
     run.epochs            total_steps / steps_per_epoch
     run.warmup_steps      warmup_epochs * steps_per_epoch rounded; at most optim.steps
     run.peak_lr           lr * batch_size / base_batch
@@ -208,7 +210,8 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
 
     Raises:
       InputError: the set is smaller than a batch, the run is shorter than a step or longer than
-        2**31 - 1 steps, the warm-up is longer than the run, a contradiction in the model's size.
+        2**31 - 1 steps, the warm-up is longer than the run, further ends do not come one after the
+        other, a contradiction in the model's size.
     """
     config = ConfigDict(config.to_dict())  # ConfigDict(config) would share its sections
     o = config.optim
@@ -218,7 +221,8 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
             f"optim.batch_size is {o.batch_size}, but the set has only {num_records} images; use at"
             f" most {num_records}"
         )
-    total = o.steps or round(o.epochs * steps_per_epoch)
+    ends = schedule.ends(o, steps_per_epoch)
+    total = ends[0]  # of the plan, before it was lengthened
     if total == 0:
         raise InputError(
             f"optim.epochs is {o.epochs}, less than one step of {steps_per_epoch} an epoch; "
@@ -238,6 +242,11 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
             f" {total} steps; use at most {math.floor(1000 * total / steps_per_epoch) / 1000:g}, or"
             " a longer run"
         )
+    if any(later <= end for end, later in itertools.pairwise(ends)):
+        raise InputError(
+            f"optim.extended is {o.extended}; it must be steps in ascending order, above the"
+            f" {total} of the plan"
+        )
     data, fsdp = sharding.mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
     config.model.width, config.model.depth, config.model.heads = zoo.model_shape(config.model)
     evals.follow(config)
@@ -247,8 +256,8 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
         dict(
             num_records=num_records,
             steps_per_epoch=steps_per_epoch,
-            total_steps=total,
-            epochs=total / steps_per_epoch,
+            total_steps=ends[-1],
+            epochs=ends[-1] / steps_per_epoch,
             warmup_steps=warmup,
             peak_lr=o.lr * o.batch_size / o.base_batch,
             batch_per_device=o.batch_size // (data * fsdp),

@@ -162,6 +162,14 @@ COMMANDS = {
         'unknown config key "learning-rate"; here it is optim.lr',
     ),
     "a profile that is none": (("train", CONFIG, "--workdir=RUN", "--profile=5"), "--profile is"),
+    "a length that is none": (
+        ("train", CONFIG, "--workdir=RUN", "--extend=2e3"),
+        "--extend is '2e3'; it must be a whole number",
+    ),
+    "nothing to lengthen": (
+        ("train", CONFIG, "--workdir=RUN", "--extend=2000"),
+        "run holds no checkpoint; start the run without --extend",
+    ),
     "a platform that is none": (("show", CONFIG, "--platform=gpus"), "did you mean"),
     "a platform whose package is missing": (
         ("show", CONFIG, "--platform", "gpu"),

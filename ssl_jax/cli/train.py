@@ -14,6 +14,8 @@ Pretrains. The same command continues a run that was stopped or killed.
   --workdir=FOLDER          checkpoints, metrics and pictures go there
   --config.KEY=VALUE        changes one key (ssl-jax show --config=NAME lists them)
   --import=MODULE           imports a module first, which may register a method of yours
+  --extend=STEPS            lengthens the run in that folder to so many steps in all; the other
+                            arguments stay as they were
   --config.init_from=PATH   starts a new run from published weights or another run's
   --profile=STEP:COUNT      traces COUNT steps from STEP on into the run's folder `profile`, and
                             prints the ten costliest operations
@@ -29,6 +31,7 @@ Examples:
       --workdir=runs/a
   ssl-jax train --row=sop/table10/K1024 --config.data.dir=/data/tfds --workdir=runs/k1024
   ssl-jax train --import=mine.method --config=mine/config.py --workdir=runs/mine
+  ssl-jax train --config=quickstart --workdir=runs/quickstart --extend=3000
 
 Ctrl-C saves after the step and stops, a second one stops at once.
 
@@ -42,7 +45,7 @@ def run(argv: list[str]) -> int:
     layers, _, rest = arguments.start(argv)
     *_, config = layers.values()
     place = ("coordinator", "num-processes", "process-id")
-    flags = dict(workdir=None, profile=None, distributed=False) | dict.fromkeys(place)
+    flags = dict(distributed=False) | dict.fromkeys(("workdir", "profile", "extend", *place))
     values, config = arguments.parse(rest, config, **flags)
     if not values.workdir:
         raise InputError("--workdir=FOLDER is missing: where checkpoints, metrics and pictures go")
@@ -55,6 +58,7 @@ def run(argv: list[str]) -> int:
     from ssl_jax.train import distributed, profile
 
     steps = profile.parse(values.profile) if values.profile else None
+    extend = arguments.number(values.extend, "extend")
     cache.keep_programs()
     coordinator, count, index = (values[name].value for name in place)
     if values.distributed or any((coordinator, count, index)):
@@ -64,4 +68,6 @@ def run(argv: list[str]) -> int:
             arguments.number(index, "process-id"),
         )
     with distributed.together():
-        return api.train(config, values.workdir, given=arguments.given(rest), steps=steps)
+        return api.train(
+            config, values.workdir, given=arguments.given(rest), steps=steps, extend=extend
+        )

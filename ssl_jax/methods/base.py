@@ -47,6 +47,8 @@ class Progress(NamedTuple):
 
     step: int32, batches seen before this one. epoch: int32, step // steps_per_epoch (the last
     partial batch of an epoch is dropped). epoch_fraction: float32, step / steps_per_epoch.
+    total_steps: at which what rises or falls over the run is at its end, where it stays if the run
+    is lengthened.
     """
 
     step: jax.Array
@@ -57,7 +59,7 @@ class Progress(NamedTuple):
 
     @property
     def total_epochs(self) -> float:
-        """Length of the run in epochs; may be a fraction."""
+        """`total_steps` in epochs; may be a fraction."""
         return self.total_steps / self.steps_per_epoch
 
 

@@ -53,13 +53,19 @@ class Checkpoints:
     """The checkpoints of one run, in `folder`/<step>.
 
     A save is written beside its final name and renamed when complete, so a kill at any moment
-    leaves the last complete one to be found. At most `keep` newest are kept, and those at multiples
-    of `keep_every` steps (0 = none) for good. Each holds checksums of all it is made of, which are
-    compared when it is read.
+    leaves the last complete one to be found. At most `keep` newest are kept, and for good those at
+    multiples of `keep_every` steps (0 = none) and at the steps `kept`. Each holds checksums of all
+    it is made of, which are compared when it is read.
     """
 
     def __init__(
-        self, folder: str | Path, *, keep: int = 2, keep_every: int = 0, create: bool = True
+        self,
+        folder: str | Path,
+        *,
+        keep: int = 2,
+        keep_every: int = 0,
+        kept: tuple[int, ...] = (),
+        create: bool = True,
     ):
         self.folder = Path(folder).absolute()
         if not create and not self.folder.is_dir():
@@ -71,8 +77,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(
                 self.folder,
                 options=ocp.CheckpointManagerOptions(
-                    max_to_keep=keep,
-                    keep_period=keep_every or None,
+                    preservation_policy=_preserved(keep, keep_every, kept),
                     create=create,
                     cleanup_tmp_directories=create,
                 ),
@@ -253,6 +258,13 @@ def _compare(found: dict[str, str], saved: dict[str, str] | None) -> None:
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise ValueError(f"{', '.join(wrong[:3])}{more} not as saved (by checksum)")
+
+
+def _preserved(keep, keep_every, kept):
+    """Orbax's policy for what is not removed."""
+    policy = ocp.checkpoint_managers
+    every = (policy.EveryNSteps(keep_every),) if keep_every else ()
+    return policy.AnyPreservationPolicy([policy.LatestN(keep), policy.CustomSteps(kept), *every])
 
 
 def _check_files(folder: Path) -> None:

@@ -20,12 +20,14 @@ from ssl_jax.evals.report import Evaluation
 from ssl_jax.train import (
     checkpoint,
     distributed,
+    extension,
     guards,
     health,
     lock,
     log,
     optim,
     profile,
+    schedule,
     sharding,
     start,
     state,
@@ -154,6 +156,8 @@ def _train(
             _lock(workdir, console, held)
         saved = saved or _open_checkpoints(workdir, run, create=True)
         _record_run(workdir, run, begin, console)
+        if begin in _former_ends(run) and distributed.is_first():
+            extension.set_aside(workdir, begin)
         with checkpoint.full_disk_named(workdir):
             return _loop(run, workdir, saved, current, batches, batch, evaluation, console, asked)
     finally:
@@ -364,9 +368,15 @@ def _open_checkpoints(workdir: Path, run: Run, *, create: bool):
     folder = workdir / "checkpoints"
     if not create and not folder.is_dir():
         return None
+    c = run.config.checkpoint
     return checkpoint.Checkpoints(
-        folder, keep=run.config.checkpoint.keep, keep_every=run.config.checkpoint.keep_every
+        folder, keep=c.keep, keep_every=c.keep_every, kept=_former_ends(run)
     )
+
+
+def _former_ends(run: Run) -> tuple[int, ...]:
+    """Steps at which the run ended before it was lengthened."""
+    return schedule.ends(run.config.optim, run.config.run.steps_per_epoch)[:-1]
 
 
 def _restore(saved, run: Run, console: Console):
@@ -395,9 +405,9 @@ def _restore(saved, run: Run, console: Console):
 
 def _restored(saved, newest, run, console):
     meta = saved.meta(newest)
-    differing = config_lib.compare_for_resume(
-        config_lib.from_json(meta["config"]), run.config, run.keys
-    )
+    stored = config_lib.from_json(meta["config"])
+    longer = extension.lengthened(stored, run.config)
+    differing = config_lib.compare_for_resume(longer, run.config, run.keys)
     if differing:
         raise InputError(
             f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use"
@@ -405,6 +415,12 @@ def _restored(saved, newest, run, console):
         )
     current = saved.restore(newest, run.abstract)
     console.say(f"continuing from step {newest} ({saved.folder / str(newest)})")
+    if longer is not stored:
+        before, after = stored.run.total_steps, run.config.run.total_steps
+        console.say(
+            f"lengthened from {before} to {after} steps: from step {before} on, learning rate,"
+            " weight decay and teacher momentum take their cosines anew, without a warm-up"
+        )
     return current, meta["record"]
 
 
@@ -420,7 +436,7 @@ def meta(config: ConfigDict, at: int) -> dict:
 def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:
     if not distributed.is_first():
         return
-    (workdir / "config.json").write_text(config_lib.to_json(run.config))
+    log.write_json(workdir / "config.json", run.config.to_dict())
     log.write_json(workdir / "environment.json", log.environment())
     c = run.config
     devices = jax.devices()

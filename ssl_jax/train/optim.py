@@ -295,6 +295,15 @@ def defaults() -> dict:
             least=0,
             most=2**31 - 1,
         ),
+        extended=key(
+            (),
+            "further ends of the run, see --extend; from each end to the next, learning rate,"
+            " weight decay and teacher momentum take their cosines anew",
+            "steps from the start of the run",
+            element=1,
+            above=0,
+            most=2**31 - 1,
+        ),
         lr=key(
             5e-4,
             "peak learning rate for a batch of base_batch; scaled by batch_size / base_batch",

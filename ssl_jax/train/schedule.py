@@ -1,9 +1,15 @@
-"""Learning rate, weight decay and teacher momentum of a run as functions of the step."""
+"""Learning rate, weight decay and teacher momentum of a run as functions of the step.
 
+A run that was lengthened (`optim.extended`) has several ends. At each but the last the three begin
+their cosines anew, without a warm-up (warm restarts, Loshchilov & Hutter 2017).
+"""
+
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from ml_collections import ConfigDict
@@ -32,22 +38,35 @@ class Schedules(NamedTuple):
         return {name: getattr(self, name)(step) for name in self._fields}
 
 
+def ends(optim: ConfigDict, steps_per_epoch: int) -> tuple[int, ...]:
+    """Steps at which the cosines of a run end: that of its plan, then those it was lengthened to;
+    the last is the end of the run. 0 where the plan is shorter than half a step.
+
+    optim: the section of the config.
+    """
+    return (optim.steps or round(optim.epochs * steps_per_epoch), *optim.extended)
+
+
 def schedules(config: ConfigDict) -> Schedules:
     """The schedules of a resolved config; weight decay and momentum have no warm-up, as in DINO."""
     o, t, run = config.optim, config.teacher, config.run
+    first, *later = ends(o, run.steps_per_epoch)
+
+    def cosine(step, base, end, warmup=0):
+        value = warmup_cosine(step, base=base, end=end, total=first, warmup=warmup)
+        for began, ended in itertools.pairwise((first, *later)):
+            again = warmup_cosine(step - began, base=base, end=end, total=ended - began)
+            value = jnp.where(step < began, value, again)
+        return value
 
     def lr(step):
-        return warmup_cosine(
-            step, base=run.peak_lr, end=o.final_lr, total=run.total_steps, warmup=run.warmup_steps
-        )
+        return cosine(step, run.peak_lr, o.final_lr, run.warmup_steps)
 
     def weight_decay(step):
-        return warmup_cosine(
-            step, base=o.weight_decay, end=o.final_weight_decay, total=run.total_steps
-        )
+        return cosine(step, o.weight_decay, o.final_weight_decay)
 
     def momentum(step):
-        return warmup_cosine(step, base=t.momentum, end=t.final_momentum, total=run.total_steps)
+        return cosine(step, t.momentum, t.final_momentum)
 
     return Schedules(lr, weight_decay, momentum)
 

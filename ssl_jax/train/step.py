@@ -159,7 +159,7 @@ def progress_at(step: jax.Array, config: ConfigDict) -> Progress:
         epoch=step // per_epoch,
         epoch_fraction=step / per_epoch,
         steps_per_epoch=per_epoch,
-        total_steps=config.run.total_steps,
+        total_steps=schedule.ends(config.optim, per_epoch)[0],
     )
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from ssl_jax import ops, settings
 from ssl_jax.train import schedule
@@ -117,6 +118,25 @@ def test_schedules_of_a_config(resolved):
         np.testing.assert_allclose(
             np.asarray(got[name], np.float64), values, rtol=2e-6, err_msg=name
         )
+
+
+def test_a_lengthened_run_takes_its_cosines_anew_at_each_end(resolved):
+    values = ConfigDict(resolved.to_dict())
+    values.optim.extended = (160, 170)
+    longer = settings.resolve(values, num_records=640, num_devices=1)
+    assert longer.run.total_steps == 170 and longer.run.warmup_steps == 20
+    steps = np.arange(180)
+    got = jax.jit(schedule.schedules(longer).at)(steps)
+    before = jax.jit(schedule.schedules(resolved).at)(steps[:100])
+    for name, first, last in (
+        ("lr", 1e-3 * 64 / 256, 1e-6),
+        ("weight_decay", 0.04, 0.4),
+        ("momentum", 0.996, 1.0),
+    ):
+        # The plan so far stays to the bit: nothing done was done otherwise.
+        np.testing.assert_array_equal(got[name][:100], before[name])
+        later = (reference(first, last, 60), reference(first, last, 10), np.full(10, last))
+        np.testing.assert_allclose(got[name][100:], np.concatenate(later), rtol=2e-6, err_msg=name)
 
 
 def test_table(resolved):

@@ -1,0 +1,109 @@
+"""`--extend`: a run goes on past its end.
+
+The further ends of a run are the key `optim.extended`; the run's config.json and each checkpoint
+hold it. So a run that was lengthened has the plan of a fresh one with that key, and what the
+schedules do at the ends is a matter of the plan (`train.schedule`).
+"""
+
+import os
+from pathlib import Path
+
+from ml_collections import ConfigDict, FrozenConfigDict
+
+from ssl_jax import config as config_lib
+from ssl_jax.config import InputError
+
+# What `publish` of evals.report leaves at the end of a run; the scores stand last, as what says
+# that there is something to be set aside.
+_RESULTS = ("pictures", "results.txt", "results.json")
+_PLAN = ("epochs", "steps", "batch_size")  # of `optim`: what sets the first end
+
+
+def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> ConfigDict:
+    """The config with all ends of the run: those that the run in `workdir` was lengthened to
+    before, and `extend`.
+
+    config: valid or not, not resolved. extend: steps that the run shall have in all; None: no more
+    than it has. An end that the run was lengthened to before changes nothing, so that the same
+    command continues.
+
+    Raises:
+      InputError: with `extend`, where `workdir` holds no checkpoint, where the run has so many
+        steps already, or where the config's plan is another than the run's.
+    """
+    workdir = Path(workdir)
+    if extend is not None and not (done := _steps(workdir)):
+        raise InputError(
+            f"--extend={extend}: {workdir} holds no checkpoint; start the run without --extend"
+        )
+    recorded = _recorded(workdir)
+    if recorded is None:
+        return config if extend is None else _with(config, (*config.optim.extended, extend))
+    plan = recorded.optim
+    before = tuple(plan.get("extended", ()))
+    other = next((name for name in _PLAN if config.optim[name] != plan[name]), None)
+    if extend is None or extend in before:
+        longer = other is None and _goes_on(tuple(config.optim.extended), before)
+        return _with(config, before) if longer else config
+    if other:
+        raise InputError(
+            f"--extend={extend}: optim.{other} is {plan[other]} in {workdir}, {config.optim[other]}"
+            " here; --extend lengthens the plan of the run, leave the key as it was"
+        )
+    total = recorded.run.total_steps
+    if extend <= total:
+        raise InputError(
+            f"--extend is {extend}, but {workdir} is at step {max(done)} of {total}; --extend says"
+            f" how many steps the run shall have in all, use more than {total}"
+        )
+    return _with(config, (*before, extend))
+
+
+def lengthened(stored: FrozenConfigDict, config: ConfigDict) -> FrozenConfigDict:
+    """The config of a checkpoint with the further ends of `config`, if they only add to its own."""
+    before, after = tuple(stored.optim.get("extended", ())), tuple(config.optim.extended)
+    return FrozenConfigDict(_with(stored, after)) if _goes_on(before, after) else stored
+
+
+def set_aside(workdir: Path, step: int) -> None:
+    """Moves the results of the end at `step` into `workdir`/finished_at_STEP, where they are kept.
+
+    A kill at any moment leaves the rest to the next call. Where there are none, or that folder has
+    some, nothing happens.
+    """
+    folder, last = workdir / f"finished_at_{step}", _RESULTS[-1]
+    if not (workdir / last).exists() or (folder / last).exists():
+        return
+    folder.mkdir(exist_ok=True)
+    for name in _RESULTS:
+        if (workdir / name).exists():
+            os.replace(workdir / name, folder / name)
+
+
+def _steps(workdir: Path) -> list[int]:
+    """Steps of the complete checkpoints in a run folder."""
+    folder = workdir / "checkpoints"
+    names = os.listdir(folder) if folder.is_dir() else ()
+    return [int(name) for name in names if name.isdigit()]
+
+
+def _recorded(workdir: Path) -> FrozenConfigDict | None:
+    """The config that a run folder was last trained with, None without a readable one: what matters
+    is compared with the checkpoint's anyway."""
+    try:
+        config = config_lib.from_json((workdir / "config.json").read_text(encoding="utf-8"))
+        _ = [config.optim[name] for name in _PLAN], config.run.total_steps
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+    return config
+
+
+def _goes_on(before: tuple, after: tuple) -> bool:
+    """Whether `after` has the ends of `before`, and more."""
+    return before == after[: len(before)] and before != after
+
+
+def _with(config, extended: tuple) -> ConfigDict:
+    changed = ConfigDict(config.to_dict())  # ConfigDict(config) would share its sections
+    changed.optim.extended = extended
+    return changed
