@@ -1,16 +1,24 @@
 """The program `ssl-jax`, also as `python -m ssl_jax`."""
 
+import contextlib
 import sys
 
 from ssl_jax import extras
+from ssl_jax.train import stop
 
 
 def main() -> int:
     """Runs the command line; returns its exit code, 2 with one line if an extra is missing."""
+    # Before anything that takes time to import: a signal is heard from Python's own start on.
+    train = sys.argv[1:2] == ["train"]
+    told = stop.listening(whole=True) if train else contextlib.nullcontext()
     try:
-        from ssl_jax import cli
+        with told:
+            from ssl_jax import cli
 
-        return cli.main()
+            return cli.main()
+    except stop.Interrupted:
+        return stop.EXIT_PREEMPTED
     except ModuleNotFoundError as error:
         line = extras.missing(error)
         if line is None:

@@ -60,14 +60,12 @@ _ERRNOS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. `argv` includes the program's name."""
-    whole = argv is None  # this process has nothing else to do
     argv = list(sys.argv if argv is None else argv)[1:]
     completion.answer(COMMANDS)
     for stream in (sys.stdout, sys.stderr):  # names of files need not be text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    # From the first second to the last: importing JAX alone takes some.
-    told = stop.listening(whole=whole) if argv[:1] == ["train"] else contextlib.nullcontext()
+    told = stop.listening() if argv[:1] == ["train"] else contextlib.nullcontext()
     try:
         with told:
             code = _run(argv)

@@ -239,6 +239,29 @@ def test_a_process_ends_also_from_within_a_library(state, work, signals, code, s
     assert process.returncode == code and said in out
 
 
+EARLY = """
+import os, signal, sys, time
+class Told:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ssl_jax.cli":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+sys.meta_path.insert(0, Told())
+sys.argv = ["ssl-jax", "train"]
+from ssl_jax.__main__ import main
+assert not {"absl", "ml_collections", "numpy", "jax"} & set(sys.modules)
+sys.exit(main())
+"""
+
+
+def test_the_program_hears_signals_before_it_imports_what_takes_long():
+    done = subprocess.run(
+        [sys.executable, "-c", EARLY], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (75, "")
+    assert "SIGTERM: stopping now, nothing is unsaved" in done.stdout
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
     run = Process(tmp_path / "run")
