@@ -495,19 +495,24 @@ def test_a_checkpoint_with_missing_files(refused, copy, damage):
         path = largest if damage == "some data" else newest / DAMAGES[damage]
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = files(copy)
-    for arguments in (("eval", copy), ("eval", newest), ("train", CONFIG, f"--workdir={copy}")):
-        error = refused(*arguments)
-        assert (
-            str(newest) in error and "move that folder away to go on from the one before" in error
-        )
+    error = refused("eval", newest)
+    assert f"checkpoint {newest} is damaged: " in error or f"checkpoint {newest} lacks" in error
     assert files(copy) == before
 
 
-def test_the_checkpoint_before_a_damaged_one_goes_on(finished, copy, capsys):
-    shutil.rmtree(copy / "checkpoints" / "12")
-    assert cli.main(["ssl-jax", "train", CONFIG, f"--workdir={copy}"]) == loop.EXIT_DONE
-    assert "continuing from step 10" in capsys.readouterr().out
+def test_the_checkpoint_before_a_damaged_one_goes_on(finished, copy, capfd, refused):
+    shutil.rmtree(copy / "checkpoints" / "12" / "state")
+    arguments = ["train", CONFIG, f"--workdir={copy}"]
+    assert cli.main(["ssl-jax", *arguments]) == loop.EXIT_DONE
+    out = capfd.readouterr().out
+    assert f"checkpoints/12 lacks state; it is kept as {copy}/damaged/12\n" in out
+    assert "continuing from step 10" in out
     assert (copy / "results.json").read_bytes() == (finished / "results.json").read_bytes()
+    for step in (10, 12):
+        shutil.rmtree(copy / "checkpoints" / str(step) / "meta")
+    for _ in range(2):  # never from nothing, where there was something
+        assert "has no intact checkpoint to continue from" in refused(*arguments)
+    assert sorted(p.name for p in (copy / "damaged").iterdir()) == ["10", "12", "12-2"]
 
 
 @pytest.mark.parametrize(

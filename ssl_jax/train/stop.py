@@ -5,6 +5,7 @@ then a signal ends it there. While it is busy, a signal waits for the loop, whic
 step and stops. A second SIGINT stops at once; the last checkpoint stays.
 """
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -163,6 +164,8 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         _handled_by(_current)  # again: JAX takes SIGTERM for itself when processes connect
         yield _current
         return
+    if whole:
+        atexit.register(_deaf)
     stop = Stop(whole)
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -195,3 +198,9 @@ def _handled_by(stop):
 
 def _leave(number: int, frame: object) -> None:
     os._exit(EXIT_PREEMPTED)
+
+
+def _deaf() -> None:
+    """In the last moments of the process, after which Python would let a signal kill it."""
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

@@ -262,6 +262,31 @@ def test_the_program_hears_signals_before_it_imports_what_takes_long():
     assert "SIGTERM: stopping now, nothing is unsaved" in done.stdout
 
 
+ENDING = """
+import sys, time
+from ssl_jax.train import stop
+
+class Late:
+    def __del__(self):
+        print("ending", flush=True)
+        time.sleep(3)
+
+late = Late()
+with stop.listening(whole=True):
+    pass
+sys.exit(7)
+"""
+
+
+def test_a_signal_while_python_ends_changes_no_exit_code():
+    process = subprocess.Popen(
+        [sys.executable, "-c", ENDING], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "ending\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 7
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_leaves_a_run_that_goes_on(tmp_path):
     run = Process(tmp_path / "run")
