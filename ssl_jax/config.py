@@ -182,11 +182,11 @@ def build(keys: Mapping) -> ConfigDict:
 
 def check_choice(name: str, value: object, choices: Collection) -> None:
     """Raises InputError, naming the nearest choice, if `value` is none of `choices`."""
-    if value not in choices:
+    if value not in list(choices):  # by comparison: a value need not be hashable
         close = nearest(str(value), [str(choice) for choice in choices])
         hint = f'; did you mean "{close}"?' if close else ""
         listed = ", ".join(map(str, choices))
-        raise InputError(f'{name} is "{value}"; it must be one of {listed}{hint}')
+        raise InputError(f'{name} is "{str(value).strip()}"; it must be one of {listed}{hint}')
 
 
 def check_multiple(name: str, value: int, unit: int, why: str) -> None:
@@ -342,7 +342,7 @@ def read_module(path: Path) -> types.ModuleType:
     folder: `from . import shared`.
 
     Raises:
-      InputError: not a .py file, or no get_config in it.
+      InputError: not a .py file, no Python, no get_config in it, or it imports what is not there.
     """
     path = path.resolve()
     # A package of that folder under a name of our own, so that it works wherever the folder is.
@@ -354,7 +354,12 @@ def read_module(path: Path) -> types.ModuleType:
     if spec is None or spec.loader is None:
         raise InputError(f"{path} is no Python file; the name of a config file ends in .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise InputError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+    except ImportError as error:
+        raise InputError(f"{path}: {error}; install it, or put its folder on PYTHONPATH") from error
     if not callable(getattr(module, "get_config", None)):
         raise InputError(f"{path} defines no get_config(arg)")
     return module

@@ -27,7 +27,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
 
-from tests import damaged, finite  # noqa: E402
+from tests import damaged, finite, values_of_keys  # noqa: E402
 
 # grain reads an absl flag; where nobody has parsed flags (pytest's command line is not absl's) that
 # raises UnparsedFlagAccessError.
@@ -100,6 +100,9 @@ def pytest_terminal_summary(terminalreporter):
     images = [value for _, value in _told(reports, "damaged_images")]
     if images:
         terminalreporter.write_line(damaged.counts(damaged.summed(images)))
+    values = [value for _, value in _told(reports, "tried_values")]
+    if values:
+        terminalreporter.write_line(values_of_keys.counts(values))
     tallies = _told(reports, "property_cases")
     if not tallies:
         return

@@ -287,3 +287,19 @@ def test_unknown_names_the_nearest_and_lists_a_few():
         == 'unknown method "zzz" (known: dino, sop)'
     )
     assert config_lib.unknown("key", "zzz", [f"k{i}" for i in range(20)]) == 'unknown key "zzz"'
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("def get_config(:", r"mine.py, line 1: invalid syntax"),
+        ("import no_such_module", r"mine.py: No module named 'no_such_module'; install it, or"),
+        ("from math import nothing", r"mine.py: cannot import name 'nothing' from 'math'"),
+        ("x = 1", "defines no get_config"),
+        ("\0", "mine.py.*null bytes|null bytes"),
+    ],
+)
+def test_a_config_file_that_is_none_is_named(text, message, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(InputError, match=message):
+        config_lib.load(str(tmp_path / "mine.py"))

@@ -68,6 +68,8 @@ class Checkpoints:
         create: bool = True,
     ):
         self.folder = Path(folder).absolute()
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{self.folder} is a file; it must be the folder of the checkpoints")
         if not create and not self.folder.is_dir():
             raise InputError(
                 f"no checkpoints in {self.folder.parent}: the folder {self.folder.name}/ is missing"

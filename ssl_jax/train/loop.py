@@ -366,7 +366,7 @@ def open_loader(run: Run, record: int = 0) -> loader.Loader:
 
 def _open_checkpoints(workdir: Path, run: Run, *, create: bool):
     folder = workdir / "checkpoints"
-    if not create and not folder.is_dir():
+    if not create and not folder.exists():
         return None
     c = run.config.checkpoint
     return checkpoint.Checkpoints(

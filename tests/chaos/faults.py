@@ -15,6 +15,7 @@ from ssl_jax.train.stop import EXIT_AT_ONCE, EXIT_PREEMPTED
 from tests.chaos.processes import Attempt
 
 DONE, REFUSED, KILLED = 0, 2, -signal.SIGKILL
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 DAY = 86400.0
 
 
@@ -59,9 +60,11 @@ def phases(attempt: Attempt, chance: random.Random) -> dict[str, Callable[[], bo
     seen = len(attempt.lines)
     checkpoints = attempt.workdir / "checkpoints"
 
+    trains = attempt.says("img/s")  # what a killed save left before is no save
+
     def saving():
         names = os.listdir(checkpoints) if checkpoints.is_dir() else ()
-        return any("tmp" in name for name in names)
+        return any("tmp" in name for name in names) and trains()
 
     return {
         "start-up": lambda: time.monotonic() > delay,

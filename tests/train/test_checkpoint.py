@@ -191,6 +191,15 @@ def test_a_run_folder_may_be_called_by_a_number(written, tmp_path):
     assert "delete" not in str(raised.value)
 
 
+def test_a_file_instead_of_the_folder_is_refused_before_training(tmp_path, capsys):
+    (tmp_path / "checkpoints").write_text("")
+    arguments = ["--config=tests/tiny_run.py:mae", f"--workdir={tmp_path}"]
+    assert cli.main(["ssl-jax", "train", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert err.endswith("/checkpoints is a file; it must be the folder of the checkpoints\n")
+    assert "step" not in out and [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
+
+
 def cli_check(path):
     return checkpoint.newest(path, lambda saved, step: saved.check(step))
 
