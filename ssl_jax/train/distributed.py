@@ -21,6 +21,8 @@ from ssl_jax.train import stop
 # A process that is lost ends the others after so many seconds: long enough for a busy machine.
 _HEARTBEAT = 30
 _LAST = 24 * 3600  # seconds that the others wait at the end, while process 0 draws
+# What is said where a process that is gone was waited for.
+_LOST = ("Gloo", "Connection closed by peer", "Connection reset by peer", "heartbeat")
 _SENT = 2**26  # bytes of features that are exchanged at a time
 
 
@@ -89,6 +91,13 @@ def together() -> Iterator[None]:
         where = f"process {jax.process_index()} of {jax.process_count()}"
         if isinstance(error, InputError):
             print(f"ssl-jax: {where}: {' '.join(str(error).split())}", file=sys.stderr)
+        elif any(word in str(error) for word in _LOST):
+            first = str(error).strip().splitlines()[0]
+            print(
+                f"ssl-jax: {where}: another process is gone ({first[:200]}); start all again, and"
+                " the run goes on from its newest checkpoint",
+                file=sys.stderr,
+            )
         else:
             traceback.print_exc()
             print(f"ssl-jax: {where} failed", file=sys.stderr)

@@ -7,11 +7,13 @@ step and stops. A second SIGINT stops at once; the last checkpoint stays.
 
 import atexit
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: nothing is lost; the same command continues
@@ -80,7 +82,7 @@ class Stop:
     def hear(self, metrics: dict) -> None:
         self.agreed |= bool(metrics.pop("stop"))
 
-    def handle(self, number: int, frame: object) -> None:
+    def handle(self, number: int, frame: types.FrameType | None) -> None:
         """Of a signal, in the main thread: between two lines of Python, so perhaps late."""
         again = self.told and number == signal.SIGINT
         if not self.told:
@@ -88,7 +90,7 @@ class Stop:
             self._decided.set()
         if again and not self._whole:
             raise KeyboardInterrupt
-        if self._idle and not self._raised:
+        if self._idle and not self._raised and not _forgotten(frame):
             self._raise()
 
     def _raise(self):
@@ -194,6 +196,17 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
 def _handled_by(stop):
     """Sets the handlers; returns those before."""
     return {number: signal.signal(number, stop.handle) for number in _SIGNALS}
+
+
+def _forgotten(frame: types.FrameType | None) -> bool:
+    """Whether Python would print and forget an exception raised there: where it collects garbage.
+    Then the process is ended a little later, see `Stop.watch`."""
+    callbacks = [getattr(function, "__code__", None) for function in gc.callbacks]
+    while frame is not None:
+        if frame.f_code in callbacks or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _leave(number: int, frame: object) -> None:

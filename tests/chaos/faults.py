@@ -29,7 +29,8 @@ class Place(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """codes: exit codes it may end with, beside 0; none: any that is not 0. before: done while the
+    """codes: exit codes it may end with, beside 0; none: any that is not 0. phases: in which it may
+    strike; none: in all. before: done while the
     run is stopped. strike: done to the running processes. Where there is no strike, the attempt is
     ended by SIGTERM at a later step, so that the next one can begin."""
 
@@ -37,6 +38,7 @@ class Fault(NamedTuple):
     before: Callable[[Place, random.Random], None] | None = None
     strike: Callable[[Attempt, random.Random], None] | None = None
     jump: float = 0.0  # seconds
+    phases: tuple[str, ...] = ()
     needs: Callable[[Place], bool] = lambda place: True
 
 

@@ -97,7 +97,7 @@ def _attempt(lane: Lane, place: faults.Place, chance: random.Random, *, undistur
         fault.before(place, chance)
     attempt = Attempt(lane.config, place.workdir, lane.options, lane.processes, fault.jump)
     conditions = faults.phases(attempt, chance)
-    phase = chance.choice(list(conditions)) if fault.strike else "step"
+    phase = chance.choice(fault.phases or list(conditions)) if fault.strike else "step"
     struck = not undisturbed and attempt.until(conditions[phase], lane.patience)
     if struck:
         strike = fault.strike or (lambda attempt, _: attempt.signal(signal.SIGTERM))

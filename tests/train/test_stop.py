@@ -262,6 +262,29 @@ def test_the_program_hears_signals_before_it_imports_what_takes_long():
     assert "SIGTERM: stopping now, nothing is unsaved" in done.stdout
 
 
+def test_a_signal_while_garbage_is_collected_is_not_forgotten(capfd):
+    """Python prints and forgets what is raised there; the thread ends the process instead."""
+    import gc
+
+    sent = []
+
+    def collected(phase, info):
+        if not sent:
+            sent.append(phase)
+            send(signal.SIGTERM)
+
+    gc.callbacks.append(collected)
+    try:
+        with stop.listening() as asked:
+            gc.collect()
+            assert asked.told and sent
+            with pytest.raises(stop.Interrupted):  # at the next place where it can be
+                asked.idle()
+    finally:
+        gc.callbacks.remove(collected)
+    assert "Traceback" not in capfd.readouterr().err
+
+
 ENDING = """
 import sys, time
 from ssl_jax.train import stop
