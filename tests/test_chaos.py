@@ -132,15 +132,14 @@ def test_a_run_that_cannot_be_is_told_at_once(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_faults_change_nothing(method, tmp_path, monkeypatch, capsys):
-    """Dying without notice, and a damaged checkpoint, then what chance brings."""
-    count, of = (8, "sop") if method == "sop" else (2, f"{method}")
-    arguments = [f"--faults={count}", f"--method={of}", f"--out={tmp_path}", "--minutes=10"]
+    count = 6 if method == "sop" else 1
+    arguments = [f"--faults={count}", f"--method={method}", f"--out={tmp_path}", "--minutes=15"]
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert chaos.main(arguments) == 0, capsys.readouterr().out
     text = capsys.readouterr().out
     assert f"{count} faults on 1 configurations ({method}-1), {count} survived" in text
-    # Started again, it has nothing left to do.
-    began = time.monotonic()
-    assert chaos.main(arguments) == 0 and time.monotonic() - began < 60
-    assert "complete" not in capsys.readouterr().out
+    assert "equal" in text and "0 of them different" in text
+    if method == "sop":  # started again, it has nothing left to do
+        monkeypatch.setattr(lane, "Attempt", None)
+        assert chaos.main(arguments) == 0
