@@ -23,7 +23,7 @@ def defaults() -> dict:
         cls=dict(
             anchors=key(16384, "rows of a block", least=2),
             tasks=key(8, "blocks used in a step", least=1),
-            memory=key(131072, "rows of the memory", least=1),
+            memory=key(131072, "rows of the memory", least=1, below=2**31),
         ),
     )
 

@@ -25,6 +25,7 @@ from ssl_jax.train import (
     health,
     lock,
     log,
+    memory,
     optim,
     profile,
     schedule,
@@ -127,6 +128,7 @@ def _train(
     if jax.process_count() > 1:
         asked.busy()  # a signal waits for the first step, at which all stop
     trackers.check(run.config)
+    memory.check(run.abstract, jax.local_devices())
     with console.phase("asking whether all processes agree"):
         distributed.agree(_facts(run))
     with console.phase("opening the images of the evaluations"):

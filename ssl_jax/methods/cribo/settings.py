@@ -54,7 +54,9 @@ def defaults() -> dict:
             True, "column marginals follow cluster sizes (published runs); False: uniform (paper)"
         ),
         hard=key(True, "one cluster per token, or soft assignments"),
-        memory=key(25000, "S, images whose objects are remembered", unit="images", least=1),
+        memory=key(
+            25000, "S, images whose objects are remembered", unit="images", least=1, below=2**31
+        ),
         cycle=key(True, "only cycle-consistent neighbours count; False: all (table 8)"),
         group=key(
             128,

@@ -1,0 +1,71 @@
+"""Whether the memory of the devices can hold what a run keeps, before any of it is made."""
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ssl_jax.config import InputError
+from ssl_jax.train.state import TrainState
+
+_CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may have of the machine's memory
+_NAMED = 3  # arrays named in the error
+
+
+def check(abstract: TrainState, devices: Sequence[jax.Device]) -> None:
+    """Refuses a training state that the devices cannot hold.
+
+    What a step needs beside it is not counted, so what passes may still be too much, and nothing
+    that fits is refused.
+
+    Args:
+      abstract: ShapeDtypeStructs with shardings. devices: of this process.
+
+    Raises:
+      InputError: says what is needed and what there is, and names the largest arrays.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(abstract._asdict())
+    sizes = {jax.tree_util.keystr(p, simple=True, separator="/"): _bytes(x) for p, x in leaves}
+    needed, limit = sum(sizes.values()), of(devices)
+    if limit is None or needed <= limit:
+        return
+    shapes = {jax.tree_util.keystr(p, simple=True, separator="/"): x.shape for p, x in leaves}
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_NAMED]
+    named = ", ".join(f"{name} {list(shapes[name])}" for name in largest)
+    raise InputError(
+        f"the training state takes {needed / 2**30:,.1f} GiB on each device, which has"
+        f" {limit / 2**30:,.1f} GiB; its largest arrays are {named}: make them smaller, or share"
+        " them out over more devices (mesh.fsdp)"
+    )
+
+
+def of(devices: Sequence[jax.Device]) -> float | None:
+    """Bytes that each of these devices has; None where nothing says so. Simulated devices share
+    the machine's memory."""
+    reported = (devices[0].memory_stats() or {}).get("bytes_limit")
+    if devices[0].platform != "cpu":
+        return reported
+    host = _host()
+    return None if host is None else host / len(devices)
+
+
+def _host():
+    """Bytes of memory that this machine has, or its container may use."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+    try:
+        return min(total, int(_CGROUP.read_text()))
+    except (OSError, ValueError):  # "max": no limit
+        return total
+
+
+def _bytes(x: Any) -> int:
+    """Of an array's part on one device."""
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return 0  # a few bytes
+    return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
