@@ -233,8 +233,12 @@ FAULTS = {
     "SIGUSR1": Fault(STOPS, strike=_signal(signal.SIGUSR1)),
     "Ctrl-C": Fault(STOPS, strike=_signal(signal.SIGINT)),
     "Ctrl-C twice": Fault((*STOPS, EXIT_AT_ONCE), strike=_signal(signal.SIGINT, again=True)),
+    # Before they have found each other, the first waits five minutes for one that is gone.
     "one process dies": Fault(
-        (), strike=_signal(signal.SIGKILL, one=True), needs=lambda place: place.processes > 1
+        (),
+        strike=_signal(signal.SIGKILL, one=True),
+        phases=("compiling", "step", "save", "evaluation", "drawing"),
+        needs=_several,
     ),
     "flipped bit": Fault(STOPS, before=_to_newest(flip), needs=_two_left),
     "file cut short": Fault(STOPS, before=_to_newest(cut), needs=_two_left),
