@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import logging
+import re
 import shutil
 import sys
 import warnings
@@ -24,6 +25,7 @@ from ssl_jax.train.state import TrainState
 T = TypeVar("T")
 
 _ITEMS = ("state", "meta")
+_ELSEWHERE = "resource_exhausted|out of memory|permission.denied|unavailable|deadline_exceeded"
 # Of `meta`: the checksum of each array, and that of all else in it.
 _SUMS, _DIGEST = "checksums", "digest"
 # Bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not
@@ -143,6 +145,8 @@ class Checkpoints:
         try:
             tree = self._manager.restore(step, args=args).state
         except Exception as error:
+            if _elsewhere(error):
+                raise
             self.check(step)
             raise InputError(
                 f"checkpoint {self.folder / str(step)} is intact, but not of such a network:"
@@ -153,9 +157,13 @@ class Checkpoints:
         return TrainState(**tree)
 
     def check(self, step: int) -> int:
-        """Reads everything of `step` onto one device; the number of arrays that had a checksum.
-        Raises Damaged."""
-        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        """Reads everything of `step` into the machine's memory; the number of arrays that had a
+        checksum. Raises Damaged."""
+        try:
+            device = jax.local_devices(backend="cpu")[0]
+        except RuntimeError:  # JAX was told to leave the CPU alone
+            device = jax.local_devices()[0]
+        here = jax.sharding.SingleDeviceSharding(device)
         self.read(step, TrainState._fields, lambda shape: here)
         return len(self.meta(step).get(_SUMS, ()))
 
@@ -239,7 +247,15 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
+            if _elsewhere(error):
+                raise
             raise Damaged(f"checkpoint {path} is damaged: {_first_line(error)}") from error
+
+
+def _elsewhere(error):
+    """Whether it is no fault of the checkpoint, which must not be moved out of the way for it."""
+    said = re.search(_ELSEWHERE, str(error), re.IGNORECASE)
+    return isinstance(error, MemoryError | PermissionError) or bool(said)
 
 
 def _first_line(error):

@@ -150,6 +150,23 @@ def test_an_intact_one_of_another_network_is_no_damage(copy):
     saved.close()
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), PermissionError("x")],
+)
+def test_what_is_no_fault_of_a_checkpoint_is_no_damage(error, run, copy, monkeypatch):
+    """It would be moved out of the way."""
+
+    def fail(tree):
+        raise error
+
+    saved = opened(copy)
+    monkeypatch.setattr(checksums, "of", fail)
+    with pytest.raises(type(error)):
+        saved.restore(4, run.abstract)
+    saved.close()
+
+
 def test_the_newest_intact_one_is_taken(copy, capsys, run):
     faults.cut(max(files(copy, "state"), key=lambda p: p.stat().st_size), random.Random(0))
     took = checkpoint.newest(copy, lambda saved, step: (saved.check(step), step))
