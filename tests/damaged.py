@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import io
 import multiprocessing
+import os
 import pathlib
 import re
 import struct
@@ -20,6 +21,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from unittest import mock
 
 import hypothesis
 import numpy as np
@@ -195,7 +197,10 @@ class Reader:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, self._outcome), daemon=True)
-        self._process.start()
+        with mock.patch.dict(os.environ):
+            for name in [n for n in os.environ if n.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+                del os.environ[name]  # with those of launch/cpu.sh, glibc takes more than it needs
+            self._process.start()
         other.close()
         for good in files().values():
             self._pipe.send_bytes(good)
