@@ -261,7 +261,8 @@ def test_every_command_explains_itself(capsys, command):
     out, err = capsys.readouterr()
     assert out.startswith(f"ssl-jax {command}") and not err
     examples = out.partition("Examples:\n")[2]
-    assert f"  ssl-jax {command} " in examples and "Exit codes: 0 done; 2 bad input" in examples
+    assert f"  ssl-jax {command} " in examples and "Exit codes: 0 done" in examples
+    assert "; 2 bad input" in examples
 
 
 @pytest.mark.parametrize("given, kept", [(None, True), ("", False), ("/elsewhere", False)])

@@ -12,14 +12,14 @@ not the devices of the run.
 
   RUN    a run folder, or the folder of one checkpoint; as many as wanted
 
+Training continues from the newest intact checkpoint by itself, and keeps damaged ones in the run's
+folder damaged/.
+
 Examples:
   ssl-jax check runs/a
   ssl-jax check runs/a/checkpoints/4000
 
-Training continues from the newest intact checkpoint by itself, and keeps damaged ones in the run's
-folder damaged/.
-
-Exit codes: 0 all are intact; 2 bad input, or one is damaged; 1 unexpected error.
+Exit codes: 0 done, all are intact; 2 bad input, or one is damaged; 1 unexpected error.
 """
 
 

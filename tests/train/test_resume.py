@@ -165,7 +165,7 @@ def final(workdir, name):
 
 @pytest.mark.slow
 def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path):
-    """At chosen moments; tests.chaos chooses at random, for all methods."""
+    """At chosen moments; tests.chaos chooses at random."""
     name, workers = "dino", 1
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     option = f"--config.data.workers={workers}"
