@@ -5,17 +5,14 @@ tests are loaded.
 import os
 import pathlib
 
+from tests import compiling
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DEVICES = "--xla_force_host_platform_device_count=8"
-# Compiling is most of what tests of tiny shapes cost. Most of LLVM's optimisations are left out;
-# those of XLA, which decide what is computed in which order, are not.
-QUICK = "--xla_backend_optimization_level=1 --xla_llvm_disable_expensive_passes=true"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["MPLBACKEND"] = "Agg"
-for flag in (DEVICES, *QUICK.split()):
-    if flag.partition("=")[0] not in os.environ.get("XLA_FLAGS", ""):
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+os.environ["XLA_FLAGS"] = compiling.flags(8, os.environ.get("XLA_FLAGS", ""))
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
@@ -88,6 +85,12 @@ def pytest_runtest_call(item):
             item.user_properties.append(("property_cases", dataclasses.asdict(finite.tally)))
         if damaged.tally.mutated:
             item.user_properties.append(("damaged_images", dataclasses.asdict(damaged.tally)))
+
+
+def pytest_runtest_logreport(report):
+    """Tells of a failure as it happens: of a run that is cut off, nothing is told at the end."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)
 
 
 def pytest_terminal_summary(terminalreporter):

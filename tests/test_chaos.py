@@ -11,7 +11,7 @@ import pytest
 
 from ssl_jax import api
 from ssl_jax.train import checkpoint, loop
-from tests import tiny
+from tests import compiling, tiny
 from tests.chaos import __main__ as chaos
 from tests.chaos import clock, compare, faults, lane, processes, table
 
@@ -132,7 +132,7 @@ def test_a_run_that_cannot_be_is_told_at_once(tmp_path):
 @pytest.mark.parametrize("method, count", [("sop", 6), ("cribo", 1)])
 def test_faults_change_nothing(method, count, tmp_path, monkeypatch, capsys):
     arguments = [f"--faults={count}", f"--method={method}", f"--out={tmp_path}", "--minutes=15"]
-    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("XLA_FLAGS", compiling.flags())
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert chaos.main(arguments) == 0, capsys.readouterr().out
     text = capsys.readouterr().out

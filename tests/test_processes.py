@@ -3,7 +3,6 @@ one that is gone.
 """
 
 import csv
-import os
 import signal
 import socket
 import subprocess
@@ -13,7 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from tests.conftest import QUICK, ROOT
+from tests import compiling
+from tests.conftest import ROOT
 
 DEVICES = 8  # of all processes together
 STEPS = 20
@@ -24,7 +24,6 @@ def start(method, workdir, processes, of=None):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    devices = f"--xla_force_host_platform_device_count={DEVICES // processes} {QUICK}"
     command = [sys.executable, "-m", "ssl_jax", "train", f"--config=tests/tiny_run.py:{method}"]
     command += [
         f"--workdir={workdir}",
@@ -39,7 +38,7 @@ def start(method, workdir, processes, of=None):
             subprocess.Popen(
                 [*command, *place, *(of or {}).get(index, ())],
                 cwd=ROOT,
-                env=os.environ | {"XLA_FLAGS": devices, "JAX_PLATFORMS": "cpu"},
+                env=compiling.environment(DEVICES // processes),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -16,6 +16,7 @@ from ssl_jax import cli
 from ssl_jax.config import InputError
 from ssl_jax.train import lock
 from ssl_jax.train.lock import FILE, Lock
+from tests import compiling
 
 ELSEWHERE = {"host": "node7", "boot": "b", "process": 12, "started": "3"}
 
@@ -117,7 +118,7 @@ def test_killed_it_begins_again_and_reading_is_possible_meanwhile(tmp_path, caps
     run = tmp_path / "run"
     command = [sys.executable, "-m", "ssl_jax", "train", "--config=tests/tiny_run.py:mae"]
     command += [f"--workdir={run}", "--config.optim.epochs=500.0"]
-    process = subprocess.Popen(command, env={**os.environ, "XLA_FLAGS": ""})
+    process = subprocess.Popen(command, env=compiling.environment())
     until = time.monotonic() + 200
     while not (run / "checkpoints" / "2").is_dir() and time.monotonic() < until:
         time.sleep(0.05)
@@ -126,7 +127,7 @@ def test_killed_it_begins_again_and_reading_is_possible_meanwhile(tmp_path, caps
     assert f"process {process.pid} on" in capsys.readouterr().err
     process.send_signal(signal.SIGKILL)
     process.wait()
-    again = subprocess.Popen([*command], env={**os.environ, "XLA_FLAGS": ""}, stdout=-1, text=True)
+    again = subprocess.Popen([*command], env=compiling.environment(), stdout=-1, text=True)
     for line in again.stdout:
         if "is gone without having ended its run" in line:
             again.send_signal(signal.SIGTERM)

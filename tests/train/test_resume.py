@@ -21,7 +21,7 @@ from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.methods import METHODS
 from ssl_jax.train import checkpoint, log, loop, sharding, step
-from tests import tiny
+from tests import compiling, tiny
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = sorted(METHODS)
@@ -95,17 +95,11 @@ def command(name, workdir, *extra):
     ]
 
 
-def environment():
-    # Processes of their own with one device, as a user would have; they share the compilation cache
-    # of the tests.
-    return {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
-
-
 def undisturbed(name, workdir, *extra):
     subprocess.run(
         command(name, workdir, *extra),
         cwd=ROOT,
-        env=environment(),
+        env=compiling.environment(),
         check=True,
         capture_output=True,
         timeout=300,
@@ -115,7 +109,8 @@ def undisturbed(name, workdir, *extra):
 def killed_when(condition, name, workdir, *extra) -> bool:
     """Starts the run and kills it once `condition(workdir)` holds; False if it ended first."""
     quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    process = subprocess.Popen(command(name, workdir, *extra), cwd=ROOT, env=environment(), **quiet)
+    environ = compiling.environment()
+    process = subprocess.Popen(command(name, workdir, *extra), cwd=ROOT, env=environ, **quiet)
     # For a run that hangs: a machine that is busy with other work can take minutes.
     deadline = time.monotonic() + 900
     while process.poll() is None and time.monotonic() < deadline:
@@ -243,7 +238,7 @@ def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(tmp_path):
     kind = ("--config.data.kind=python:deadly.images", "--config.data.workers=1")
     more = dict(cwd=ROOT, capture_output=True, text=True, timeout=600)
     paths = os.pathsep.join([str(ROOT), str(tmp_path)])
-    environ = {**environment(), "PYTHONPATH": paths, "DEADLY": str(last)}
+    environ = compiling.environment(PYTHONPATH=paths, DEADLY=str(last))
     options = (*kind, "--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
     run = subprocess.run(command("dino", tmp_path / "a", *options), env=environ, **more)
     assert run.returncode == 2, run.stderr

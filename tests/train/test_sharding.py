@@ -2,7 +2,6 @@
 test.
 """
 
-import os
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from ssl_jax.config import InputError
 from ssl_jax.train import sharding
+from tests import compiling
 
 P = PartitionSpec
 
@@ -173,7 +173,6 @@ def test_replicated():
 PROCESS = """
 import sys
 import jax, numpy as np
-jax.config.update("jax_num_cpu_devices", 2)
 index, port = int(sys.argv[1]), sys.argv[2]
 jax.distributed.initialize(f"localhost:{port}", 2, index)
 from ssl_jax.train import sharding
@@ -201,10 +200,7 @@ def test_two_processes(root):
     with socket.socket() as s:
         s.bind(("localhost", 0))
         port = str(s.getsockname()[1])
-    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(root),
-    }
+    env = compiling.environment(2, PYTHONPATH=str(root))
     command = [sys.executable, "-c", PROCESS]
     running = [
         subprocess.Popen(

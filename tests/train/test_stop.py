@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ssl_jax.train import checkpoint, log, stop
+from tests import compiling
 from tests.conftest import ROOT
 
 
@@ -92,7 +93,7 @@ class Process:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
+            env=compiling.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

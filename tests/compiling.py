@@ -1,0 +1,29 @@
+"""How the tests compile: quickly, for compiling is most of what tests of tiny shapes cost.
+
+LLVM's optimisations, which make a program faster, are left out. So are XLA's fusion emitters: they
+write the loops of a program, and writing them takes longer than running them. The passes that
+decide what is computed, and in which order, are those of every run.
+
+Processes that a test starts inherit JAX_DISABLE_MOST_OPTIMIZATIONS from conftest.py.
+"""
+
+import os
+
+_FLAGS = (
+    "--xla_cpu_use_fusion_emitters=false",
+    # where a test asks for `optimized`
+    "--xla_backend_optimization_level=1",
+    "--xla_llvm_disable_expensive_passes=true",
+)
+
+
+def flags(devices=1, others=""):
+    """XLA_FLAGS of a process with so many simulated devices; `others` keep their values."""
+    wanted = (f"--xla_force_host_platform_device_count={devices}", *_FLAGS)
+    missing = [flag for flag in wanted if flag.partition("=")[0] not in others]
+    return " ".join([*others.split(), *missing])
+
+
+def environment(devices=1, **variables):
+    """Of a process of its own with so many devices; it shares the tests' compilation cache."""
+    return {**os.environ, "XLA_FLAGS": flags(devices), "JAX_PLATFORMS": "cpu", **variables}
