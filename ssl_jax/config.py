@@ -102,6 +102,8 @@ class Key:
         )
         if not fits:
             raise InputError(f"{name} is {value}; it must be {self.range()}")
+        if self.below is None and self.most is None and any(map(_beyond, items)):
+            raise InputError(f"{name} is {value}; it must be at most {_MOST}")
 
     def _holds(self, number) -> bool:
         return (
@@ -138,6 +140,13 @@ class Key:
         else:
             what = f"{self.length} numbers" if self.length else "numbers"
         return f"{what}, each {each}" if each else what
+
+
+_MOST = 2**31 - 1  # of an integer without another limit: arrays, steps and loops count in 32 bits
+
+
+def _beyond(number) -> bool:
+    return isinstance(number, int) and number > _MOST
 
 
 def _number(x) -> str:

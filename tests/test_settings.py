@@ -201,6 +201,7 @@ REFUSED = [
     # Numbers that would only show as a traceback, a full memory or an endless start.
     ({"data.size": 10**9}, r"data.size is 1000000000; it must be between 0 and 16384"),
     ({"data.length": 10**30}, r"data.length is 1000.*; it must be .* at most 2147483647"),
+    ({"log.every_steps": 2**31}, r"log.every_steps is 2147483648; it must be at most 2147483647"),
     ({"data.workers": 10**9}, r"data.workers is 1000000000; it must be between 0 and 1024"),
     ({"views.global_count": 10**9}, r"views.global_count is 1000000000"),
     ({"views.local_count": 10**9}, r"views.local_count is 1000000000"),

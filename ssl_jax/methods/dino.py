@@ -18,12 +18,16 @@ from ssl_jax.views import recipe
 def defaults() -> dict:
     """The section `dino` of the config: the published values for ViT-S/16 on ImageNet."""
     return dict(
-        head_hidden=key(2048, "width of the head's two hidden layers", least=1),
-        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1),
-        prototypes=key(65536, "K, rows of the weight-normalised last layer", least=2),
+        head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
+        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
+        prototypes=key(65536, "K, rows of the weight-normalised last layer", least=2, most=2**24),
         norm_last_layer=key(True, "gain of the last layer fixed at 1, or (False) learned"),
         freeze_last_layer_epochs=key(
-            1, "the last layer and its moments do not move before", unit="epochs", least=0
+            1,
+            "the last layer and its moments do not move before",
+            unit="epochs",
+            least=0,
+            most=10**6,
         ),
         global_token=multicrop.token_key(),
         **multicrop.temperature_keys(),

@@ -23,15 +23,19 @@ def defaults() -> dict:
 
     def head(prototypes):
         return dict(
-            prototypes=key(65536, prototypes, least=2),
-            bottleneck=key(256, "width before the prototypes, L2-normalised", least=1),
+            prototypes=key(65536, prototypes, least=2, most=2**24),
+            bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
         )
 
     return dict(
-        head_hidden=key(2048, "width of a head's two hidden layers", least=1),
+        head_hidden=key(2048, "width of a head's two hidden layers", least=1, most=65536),
         separate_head=key(True, "patches have a head of their own, or (False) the class token's"),
         freeze_last_layer_epochs=key(
-            1, "the last layers and their moments do not move before", unit="epochs", least=0
+            1,
+            "the last layers and their moments do not move before",
+            unit="epochs",
+            least=0,
+            most=10**6,
         ),
         global_token=multicrop.token_key(),
         **multicrop.temperature_keys(),

@@ -25,12 +25,16 @@ def defaults() -> dict:
     )
     center_momentum = key(0.9, "of the moving average of teacher logits", least=0, below=1)
     return dict(
-        head_hidden=key(2048, "width of the head's two hidden layers", least=1),
-        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1),
+        head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
+        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
         shared_head=key("all", shared, choices=("all", "mlp", "none")),
         norm_last_layer=key(False, "gain of the last layer fixed at 1, or (False) learned"),
         freeze_last_layer_epochs=key(
-            1, "the last layers and their moments do not move before", unit="epochs", least=0
+            1,
+            "the last layers and their moments do not move before",
+            unit="epochs",
+            least=0,
+            most=10**6,
         ),
         global_token=multicrop.token_key(),
         student_temperature=key(0.1, "tau_s, of both losses", above=0),
@@ -38,13 +42,15 @@ def defaults() -> dict:
         centering=key(True, "False: the ablation that collapses"),
         cls=dict(
             weight=key(1.0, "lambda_1", least=0),
-            prototypes=key(8192, "K, of the class token", least=2),
+            prototypes=key(8192, "K, of the class token", least=2, most=2**24),
             **multicrop.target_temperature_keys(),
             center_momentum=center_momentum,
         ),
         patch=dict(
             weight=key(1.0, "lambda_2; 0 switches masks and patch loss off: DINO", least=0),
-            prototypes=key(0, "K of the patches; 0 = as many as cls.prototypes", least=0),
+            prototypes=key(
+                0, "K of the patches; 0 = as many as cls.prototypes", least=0, most=2**24
+            ),
             **multicrop.target_temperature_keys(),
             center_momentum=center_momentum,
         ),

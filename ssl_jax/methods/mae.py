@@ -27,9 +27,9 @@ def defaults() -> dict:
         '"pixel (w/o norm)"'
     )
     return dict(
-        decoder_width=key(512, "channels of the decoder's tokens", least=1),
-        decoder_depth=key(8, "its blocks", least=1),
-        decoder_heads=key(16, "its attention heads", least=1),
+        decoder_width=key(512, "channels of the decoder's tokens", least=1, most=65536),
+        decoder_depth=key(8, "its blocks", least=1, most=1000),
+        decoder_heads=key(16, "its attention heads", least=1, most=4096),
         normalize_pixels=key(True, normalize),
         global_token=multicrop.token_key(),
     )

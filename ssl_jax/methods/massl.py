@@ -21,8 +21,8 @@ def defaults() -> dict:
     return dict(
         **embeddings.shared_keys(),
         cls=dict(
-            anchors=key(16384, "rows of a block", least=2),
-            tasks=key(8, "blocks used in a step", least=1),
+            anchors=key(16384, "rows of a block", least=2, most=2**24),
+            tasks=key(8, "blocks used in a step", least=1, most=1000),
             memory=key(131072, "rows of the memory", least=1, below=2**31),
         ),
     )

@@ -46,7 +46,8 @@ def cross_entropy(
     Reference: DINO eq. 2; SOP eq. 2.
     """
     target_probs, logits = wide(target_probs, logits)
-    return _cross(target_probs, jax.nn.log_softmax(sharpen(logits, temperature), axis=-1))
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    return _cross(target_probs, jax.nn.log_softmax(sharpen(logits - top, temperature), axis=-1))
 
 
 @checked

@@ -16,14 +16,20 @@ WEIGHTS = ("global_weight", "cross_view_weight", "cross_image_weight")
 def defaults() -> dict:
     """The section `cribo` of the config: the published values for ViT-S/16 on ImageNet."""
     return dict(
-        head_hidden=key(2048, "width of the hidden layers that images and objects share", least=1),
-        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1),
-        prototypes=key(65536, "P, of each of the two last layers", least=2),
+        head_hidden=key(
+            2048, "width of the hidden layers that images and objects share", least=1, most=65536
+        ),
+        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
+        prototypes=key(65536, "P, of each of the two last layers", least=2, most=2**24),
         norm_last_layer=key(
             False, "gain fixed at 1 (published ViT-B); False: it learns and decays (ViT-S)"
         ),
         freeze_last_layer_epochs=key(
-            1, "the last layers and their moments do not move before", unit="epochs", least=0
+            1,
+            "the last layers and their moments do not move before",
+            unit="epochs",
+            least=0,
+            most=10**6,
         ),
         **multicrop.temperature_keys(),
         center_momentum=key(0.9, "of both centers", least=0, below=1),
@@ -32,7 +38,7 @@ def defaults() -> dict:
         cross_image_weight=key(
             1.0, "of the loss over an object and its neighbour, L_ci; 0: no memory", least=0
         ),
-        clusters=key(32, "K, candidate objects per image", least=1),
+        clusters=key(32, "K, candidate objects per image", least=1, most=10**4),
         clustering=key(
             "sinkhorn",
             '"kmeans" has neither balance nor positions (table 12)',
@@ -43,8 +49,8 @@ def defaults() -> dict:
             -1.0, "lambda_pos in the last epoch, linear in between; -1 = constant", least=-1
         ),
         cluster_temperature=key(0.05, "1 / lambda", above=0),
-        cluster_iters=key(5, "rounds of assignment and update", least=1),
-        sinkhorn_iters=key(5, "scalings per round", least=1),
+        cluster_iters=key(5, "rounds of assignment and update", least=1, most=1000),
+        sinkhorn_iters=key(5, "scalings per round", least=1, most=1000),
         normalize=key(
             "image",
             'costs are brought to [0, 1] per image, or over the "batch" (official code)',
@@ -64,6 +70,7 @@ def defaults() -> dict:
             " 0 = the batch",
             unit="images",
             least=0,
+            most=2**24,
         ),
         counts=key(
             "own",
@@ -71,13 +78,14 @@ def defaults() -> dict:
             " (official code)",
             choices=("own", "first"),
         ),
-        start_epoch=key(1, "first epoch with L_ci", unit="epochs", least=0),
+        start_epoch=key(1, "first epoch with L_ci", unit="epochs", least=0, most=10**6),
         chunk=key(
             0,
             "images whose logits are held at a time; 0 = by the number of logits",
             unit="images",
             least=0,
             free=True,
+            most=2**24,
         ),
     )
 

@@ -23,6 +23,7 @@ def defaults() -> dict:
             "width of a layer with GELU between token and classifier, which starts as the first"
             " one of the pretrained head (iBOT's semi-supervised protocol); 0 = none",
             least=0,
+            most=65536,
         ),
         norm=key(False, "a LayerNorm of its own before the classifier (STELLAR)"),
         init_scale=key(

@@ -43,8 +43,10 @@ def defaults() -> dict:
         ),
         ca_sharpness_start=key(-1.0, "the same of tau_ca x D", least=-1),
         normalize=key(False, "scale tokens to |z|^2 = D: attention by true cosines (eq. 4)"),
-        window=key(2, "one query per window x window patches of a global student view", least=1),
-        local_window=key(2, "the same of a local view", least=1),
+        window=key(
+            2, "one query per window x window patches of a global student view", least=1, most=1000
+        ),
+        local_window=key(2, "the same of a local view", least=1, most=1000),
         random_position=key(True, "any patch of a window, or (False) the upper left one"),
         nested=key(True, "student views are crops of the teacher's; False: this collapses"),
         student_scale=key(
@@ -61,11 +63,17 @@ def defaults() -> dict:
             " blur with views.blur_prob[1] and solarize (published code)",
             choices=("either", "both"),
         ),
-        head_hidden=key(2048, "width of the head's two hidden layers", least=1),
-        head_bottleneck=key(256, "width before the centroids, L2-normalised", least=1),
-        prototypes=key(4096, "K, centroids: rows of the last layer, with gain 1", least=2),
+        head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
+        head_bottleneck=key(256, "width before the centroids, L2-normalised", least=1, most=65536),
+        prototypes=key(
+            4096, "K, centroids: rows of the last layer, with gain 1", least=2, most=2**24
+        ),
         freeze_last_layer_epochs=key(
-            1, "the last layer and its moments do not move before", unit="epochs", least=0
+            1,
+            "the last layer and its moments do not move before",
+            unit="epochs",
+            least=0,
+            most=10**6,
         ),
         **multicrop.temperature_keys(),
         targets=key(

@@ -47,16 +47,16 @@ def defaults() -> dict:
         ),
         cls=dict(
             weight=key(1.0, "lambda_1", least=0),
-            anchors=key(4096, "K, SOPs of a task", least=2),
-            members=key(9, "embeddings per SOP, the anchor included", least=1),
-            tasks=key(4, "T_C, independent draws of anchors per step", least=1),
+            anchors=key(4096, "K, SOPs of a task", least=2, most=2**24),
+            members=key(9, "embeddings per SOP, the anchor included", least=1, most=1000),
+            tasks=key(4, "T_C, independent draws of anchors per step", least=1, most=1000),
             memory=key(65536, "N_C, rows of the class memory", least=1, below=2**31),
         ),
         patch=dict(
             weight=key(1.0, "lambda_2; 0 switches masks and patch loss off", least=0),
-            anchors=key(512, "K, SOPs of a task", least=2),
-            members=key(1, "embeddings per SOP, the anchor included", least=1),
-            tasks=key(1, "T_P, independent draws of anchors per step", least=1),
+            anchors=key(512, "K, SOPs of a task", least=2, most=2**24),
+            members=key(1, "embeddings per SOP, the anchor included", least=1, most=1000),
+            tasks=key(1, "T_P, independent draws of anchors per step", least=1, most=1000),
             memory=key(8192, "N_p, rows of the patch memory", least=1, below=2**31),
         ),
     )

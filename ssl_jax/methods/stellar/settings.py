@@ -36,12 +36,12 @@ def defaults() -> dict:
         localization_temperature=key(
             0.06, "of the softmax over tokens; 0 = plain inner products / sqrt(width)", least=0
         ),
-        prototypes=key(16384, "K of each head", least=2),
-        head_hidden=key(2048, "width of a head's hidden layer", least=1),
-        head_out=key(256, "width of the L2-normalised embedding", least=1),
+        prototypes=key(16384, "K of each head", least=2, most=2**24),
+        head_hidden=key(2048, "width of a head's hidden layer", least=1, most=65536),
+        head_out=key(256, "width of the L2-normalised embedding", least=1, most=65536),
         target_temperature=key(0.06, "of the Sinkhorn targets", above=0),
         temperature=key(0.12, "of the predictions", above=0),
-        sinkhorn_iterations=key(3, "scalings of Sinkhorn-Knopp", least=1),
+        sinkhorn_iterations=key(3, "scalings of Sinkhorn-Knopp", least=1, most=1000),
         matching=key(
             "sinkhorn",
             'of token sets: "sinkhorn" (argmax of the plan) or "hungarian" (one to one)',
@@ -50,10 +50,10 @@ def defaults() -> dict:
         matching_epsilon=key(
             0.1, "entropic weight, in units of the distance of tokens; smaller is sharper", above=0
         ),
-        matching_iterations=key(5, "scalings of the matching", least=1),
-        decoder_width=key(512, "channels of the decoder's tokens", least=2),
-        decoder_depth=key(6, "its blocks", least=1),
-        decoder_heads=key(8, "its attention heads", least=1),
+        matching_iterations=key(5, "scalings of the matching", least=1, most=1000),
+        decoder_width=key(512, "channels of the decoder's tokens", least=2, most=65536),
+        decoder_depth=key(6, "its blocks", least=1, most=1000),
+        decoder_heads=key(8, "its attention heads", least=1, most=4096),
         weights=dict(
             reconstruction=key(10.0, "a1 of eq. 6; 10 for pixels, .05 for codes", least=0),
             cluster=key(1.0, "a2", least=0),
