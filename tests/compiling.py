@@ -11,7 +11,7 @@ import os
 
 _FLAGS = (
     "--xla_cpu_use_fusion_emitters=false",
-    # where a test asks for `optimized`
+    # for tests that compute longer than they compile, see the fixture `optimized`
     "--xla_backend_optimization_level=1",
     "--xla_llvm_disable_expensive_passes=true",
 )

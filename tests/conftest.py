@@ -49,6 +49,14 @@ def toy_method(monkeypatch):
     return toy.METHOD
 
 
+@pytest.fixture
+def optimized():
+    """Programs are compiled to be fast: for a test that computes longer than it compiles."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 # Every program that XLA compiles for a CPU keeps some ten memory maps, and Linux gives a process
 # 65530 of them: beyond that the compiler crashes. So compiled programs are dropped in time, and
 # with them what a test module keeps in functools caches.

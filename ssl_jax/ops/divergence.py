@@ -47,7 +47,8 @@ def cross_entropy(
     """
     target_probs, logits = wide(target_probs, logits)
     top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    return _cross(target_probs, jax.nn.log_softmax(sharpen(logits - top, temperature), axis=-1))
+    x = sharpen(logits - top, temperature)  # the largest is exactly 0
+    return _cross(target_probs, x - jnp.log(jnp.exp(x).sum(axis=-1, keepdims=True)))
 
 
 @checked

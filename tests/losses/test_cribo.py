@@ -391,8 +391,8 @@ def test_finite_and_right_for_every_input(dtype, scale, chunk, kind, seed):
         x.dtype == dtype for x in gradients.values()
     )
     want, slopes = reference(given | {name: np.asarray(x, np.float32) for name, x in low.items()})
-    for name in want:
-        close(terms[name], want[name], absolute=2e-5)
+    for name in want:  # logits of 1e5 have steps of 0.008
+        close(terms[name], want[name], absolute=2e-5 if scale <= 1 else 8e-3)
     if scale <= 1:
         for name, slope in gradients.items():
             close(slope, slopes[name], relative=max(1e-5, float(jnp.finfo(dtype).eps)))

@@ -380,8 +380,8 @@ def test_finite_and_right_for_every_input(dtype, scale, targets, duplicates, see
     )
     if scale:  # zero vectors have no direction: the loops divide by 0
         want = loops(*(np.asarray(x, np.float32) for x in low), 0.03, 1.0, 5.0, 0.1, 0.04, targets)
-        for name in want:
-            close(terms[name], want[name], absolute=1e-5)
+        for name in want:  # logits of 1e5 have steps of 0.008
+            close(terms[name], want[name], absolute=1e-5 if scale <= 1 else 8e-3)
 
 
 def test_vmap_and_remat_agree():

@@ -11,6 +11,8 @@ from ssl_jax.train import log, loop, sharding, step
 
 STEPS = 160
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 
 def collages_config(name, **changes):
     """A small network on 32 px views of collages: large enough to show what happens, small enough

@@ -517,6 +517,7 @@ def test_rows_come_with_the_views_of_the_code_and_of_the_paper():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized")
 def test_without_the_volume_term_everything_gets_one_centroid():
     """What keeps the centroids in use is gamma. Information of a target about its token, marginal
     minus mean entropy, after 160 steps of a small network on collages: measured 1.40 nats with all
