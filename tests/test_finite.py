@@ -49,8 +49,9 @@ def run(root, folder, *options) -> str:
     """What pytest prints for the properties above, as if they were tests of ops."""
     (folder / "tests" / "ops").mkdir(parents=True, exist_ok=True)
     shutil.copy(root / "pyproject.toml", folder)
-    for name in ("conftest.py", "finite.py", "damaged.py"):
-        shutil.copy(root / "tests" / name, folder / "tests")
+    for path in (root / "tests").glob("*.py"):  # conftest.py and what it imports
+        if not path.name.startswith("test_"):
+            shutil.copy(path, folder / "tests")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
     }
@@ -65,9 +66,9 @@ def run(root, folder, *options) -> str:
         "tests/ops",
         *options,
     ]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True
-    ).stdout
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode != 4, done.stderr  # pytest could not be started
+    return done.stdout
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")], ids=["one process", "xdist"])
