@@ -242,7 +242,8 @@ def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(tmp_path):
     options = (*kind, "--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
     run = subprocess.run(command("dino", tmp_path / "a", *options), env=environ, **more)
     assert run.returncode == 2, run.stderr
-    assert run.stdout.count("a data worker died (SIGKILL)") == 2
+    # once more where the first died before its last batch was taken
+    assert run.stdout.count("a data worker died (SIGKILL)") in (2, 3)
     assert "saved step 3 in " in run.stdout
     said = [line for line in run.stderr.splitlines() if line.startswith("ssl-jax: ")]
     assert len(said) == 1 and "data.workers=1: 3 times in a row" in said[0]
