@@ -18,6 +18,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 import dataclasses  # noqa: E402
+import functools  # noqa: E402
 import gc  # noqa: E402
 
 import jax  # noqa: E402
@@ -55,6 +56,15 @@ def optimized():
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture
+def compiled_as_for_users(monkeypatch):
+    """Programs use XLA's fusion emitters, as outside the tests: for a test that two programs which
+    differ elsewhere round the same sums alike.
+    """
+    options = {"xla_cpu_use_fusion_emitters": True}
+    monkeypatch.setattr(jax, "jit", functools.partial(jax.jit, compiler_options=options))
 
 
 # Every program that XLA compiles for a CPU keeps some ten memory maps, and Linux gives a process

@@ -874,7 +874,7 @@ def check(config):
             {"cribo.clusters": 33},
             "cribo.clusters is 33, but two views of 16 px have 32 tokens; use at most 32",
         ),
-        ({"cribo.clusters": 0}, "cribo.clusters is 0; it must be 1 or more"),
+        ({"cribo.clusters": 0}, "cribo.clusters is 0; it must be between 1 and 10000"),
         ({"cribo.memory": 0}, "cribo.memory is 0"),
         ({"cribo.sinkhorn_iters": 0}, "cribo.sinkhorn_iters is 0"),
         ({"cribo.group": -1}, "cribo.group is -1"),

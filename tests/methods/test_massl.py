@@ -126,8 +126,14 @@ def test_it_masks_nothing():
             ),
         ),
         (dict(views__mask="block"), 'views.mask is "block" but MaSSL masks nothing'),
-        (dict(section__cls__anchors=1), "massl.cls.anchors is 1; it must be 2 or more"),
-        (dict(section__cls__memory=0), "massl.cls.memory is 0; it must be 1 or more"),
+        (
+            dict(section__cls__anchors=1),
+            "massl.cls.anchors is 1; it must be between 2 and 16777216",
+        ),
+        (
+            dict(section__cls__memory=0),
+            "massl.cls.memory is 0; it must be at least 1 and below 2147483648",
+        ),
         (dict(views__global_count=3), "views.global_count is 3; MASSL needs exactly 2"),
     ],
 )

@@ -130,8 +130,8 @@ def test_sove_is_sop_with_other_settings():
             ),
         ),
         (dict(section__patch__anchors=11), "NAME.patch.memory is 10, too small for 11 anchors"),
-        (dict(section__patch__tasks=0), "NAME.patch.tasks is 0; it must be 1 or more"),
-        (dict(section__cls__anchors=1), "NAME.cls.anchors is 1; it must be 2 or more"),
+        (dict(section__patch__tasks=0), "NAME.patch.tasks is 0; it must be between 1 and 1000"),
+        (dict(section__cls__anchors=1), "NAME.cls.anchors is 1; it must be between 2 and 16777216"),
         (
             dict(section__final_teacher_temperature=0.0),
             "NAME.final_teacher_temperature is 0.0; it must be above 0",

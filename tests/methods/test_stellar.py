@@ -581,7 +581,7 @@ def test_health_names_what_is_wrong():
             dict(stellar__localization_temperature=-0.1),
             "stellar.localization_temperature is -0.1; it must be 0 or more",
         ),
-        (dict(stellar__prototypes=1), "stellar.prototypes is 1; it must be 2 or more"),
+        (dict(stellar__prototypes=1), "stellar.prototypes is 1; it must be between 2 and 16777216"),
         (dict(stellar__sinkhorn_iterations=0), "stellar.sinkhorn_iterations is 0"),
         (
             dict(stellar__decoder_heads=3),

@@ -102,7 +102,7 @@ def killed_at(number, monkeypatch, *arguments):
 
 @pytest.mark.slow
 def test_lengthened_twice_and_killed_it_equals_a_fresh_run_with_that_plan(
-    tmp_path, monkeypatch, capsys
+    tmp_path, monkeypatch, capsys, compiled_as_for_users
 ):
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     killed_at(4, monkeypatch, settings(), run)
@@ -135,7 +135,9 @@ def test_lengthened_twice_and_killed_it_equals_a_fresh_run_with_that_plan(
 
 
 @pytest.mark.slow
-def test_with_constant_schedules_it_equals_a_fresh_run_of_that_length(tmp_path):
+def test_with_constant_schedules_it_equals_a_fresh_run_of_that_length(
+    tmp_path, compiled_as_for_users
+):
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     assert train(constant(), run) == 0
     first, config = (run / "results.json").read_text(), (run / "config.json").read_text()

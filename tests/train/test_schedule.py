@@ -120,7 +120,7 @@ def test_schedules_of_a_config(resolved):
         )
 
 
-def test_a_lengthened_run_takes_its_cosines_anew_at_each_end(resolved):
+def test_a_lengthened_run_takes_its_cosines_anew_at_each_end(resolved, compiled_as_for_users):
     values = ConfigDict(resolved.to_dict())
     values.optim.extended = (160, 170)
     longer = settings.resolve(values, num_records=640, num_devices=1)

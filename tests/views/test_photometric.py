@@ -236,16 +236,15 @@ def test_the_draw_between_the_pairs_is_one_of_its_own_per_view():
     )
     unused = Photometric(blur_prob=0.5, solarize_prob=0.2, alternative=(1.0, 1.0))
     always = Photometric(blur_prob=1.0, alternative_prob=1.0, alternative=(0.1, 0.4))
-    np.testing.assert_array_equal(AUGMENT(x, u, (unused, always)), plain)
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)  # other programs
+    same(AUGMENT(x, u, (unused, always)), plain)
     other = u[..., -1] < 0.5
     mixed = Photometric(
         blur_prob=0.5, solarize_prob=0.2, alternative_prob=0.5, alternative=(0.1, 0.4)
     )
     both = AUGMENT(x, u, (mixed, mixed))
     first, second = plain[:, 0], AUGMENT(x[:, :1], u[:, :1], (always,))[:, 0]
-    np.testing.assert_array_equal(
-        both[:, 0], jnp.where(other[:, 0, None, None, None], second, first)
-    )
+    same(both[:, 0], jnp.where(other[:, 0, None, None, None], second, first))
 
 
 def test_jitter_strengths_are_the_stated_ones():
