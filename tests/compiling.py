@@ -14,14 +14,15 @@ _FLAGS = (
     # for tests that compute longer than they compile, see the fixture `optimized`
     "--xla_backend_optimization_level=1",
     "--xla_llvm_disable_expensive_passes=true",
-    # Simulated devices that wait for each other on a busy machine: XLA ends the process after 40 s.
-    "--xla_cpu_collective_call_terminate_timeout_seconds=600",
 )
+# Simulated devices wait for each other; on a busy machine for longer than the 40 s after which XLA
+# ends the process.
+PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
 
 
 def flags(devices=1, others=""):
     """XLA_FLAGS of a process with so many simulated devices; `others` keep their values."""
-    wanted = (f"--xla_force_host_platform_device_count={devices}", *_FLAGS)
+    wanted = (f"--xla_force_host_platform_device_count={devices}", PATIENT, *_FLAGS)
     missing = [flag for flag in wanted if flag.partition("=")[0] not in others]
     return " ".join([*others.split(), *missing])
 
