@@ -1,12 +1,10 @@
 """Damaged images, counted: files of every format, mutated, are decoded in a process of their own,
 in bounded time and memory.
 
-tests/data/test_damaged.py tries some, and conftest.py prints the counts at the end of a run; more:
-
-    python -m tests.damaged --examples=20000 --seed=0
+tests/data/test_damaged.py tries some, and conftest.py prints the counts at the end of a run;
+`python -m tests.fuzz` tries many.
 """
 
-import argparse
 import collections
 import dataclasses
 import functools
@@ -260,22 +258,7 @@ def tried(reader: Reader, data: bytes) -> str:
     return details if outcome == "unreadable" else ""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Tries many, and prints the counts of each format and the reasons that were named."""
-    parser = argparse.ArgumentParser(description="decodes damaged images")
-    parser.add_argument("--examples", type=int, default=20000, help="of each format")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args(arguments)
-    reader, every = Reader(), []
-    for name in sorted({what.split()[0] for what in files()}):
-        reasons = _many(reader, name, given.examples, given.seed)
-        every.append(dataclasses.asdict(tally))
-        print(f"{name}: {counts(every[-1])}; {len(reasons)} reasons", flush=True)
-    reader.close()
-    print(f"all: {counts(summed(every))}")
-
-
-def _many(reader: Reader, file_format: str, examples: int, seed: int) -> collections.Counter[str]:
+def many(reader: Reader, file_format: str, examples: int, seed: int) -> collections.Counter[str]:
     """Tries so many files of a format, counted in a new `tally`; how often which reason came."""
     globals()["tally"] = Tally()
     reasons: collections.Counter[str] = collections.Counter()
@@ -293,7 +276,3 @@ def _many(reader: Reader, file_format: str, examples: int, seed: int) -> collect
 
     case()
     return reasons
-
-
-if __name__ == "__main__":
-    main()

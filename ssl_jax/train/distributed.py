@@ -81,11 +81,14 @@ def together() -> Iterator[None]:
         return
     from jax.experimental import multihost_utils
 
+    # The first coordinates: were it gone before others that are told as well, JAX would abort them.
+    wait = stop.leave_last() if is_first() else 0.0
     try:
         yield
     except stop.Interrupted:
         # Others may not have been told, and would be waited for.
         sys.stdout.flush()
+        time.sleep(wait)
         os._exit(stop.EXIT_PREEMPTED)
     except BaseException as error:
         where = f"process {jax.process_index()} of {jax.process_count()}"

@@ -20,7 +20,7 @@ EXIT_PREEMPTED = 75  # EX_TEMPFAIL: nothing is lost; the same command continues
 EXIT_AT_ONCE = 130  # as shells call an end by SIGINT
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_PATIENCE = 3.0  # seconds that an idle process has to end by itself, before it is ended
+PATIENCE = 3.0  # seconds that an idle process has to end by itself, before it is ended
 _SOON = 0.2  # in which it sees the signal itself, unless it is in a library
 _END = b"\0"  # no signal has this number
 
@@ -41,6 +41,7 @@ class Stop:
 
     def __init__(self, whole: bool):
         self.told = self.agreed = False
+        self.patience = PATIENCE
         # Called before the process is ended from outside the main thread: to restore a terminal.
         self.leaving: list[Callable[[], None]] = []
         self._whole, self._idle, self._raised = whole, True, False
@@ -112,7 +113,7 @@ class Stop:
                 answer = self._answer if decided else self._what_happens(number)
                 print(f"{signal.Signals(number).name}: {answer}", flush=True)
                 if self._whole and self._ends():
-                    ending = threading.Timer(_PATIENCE, self._end_idle)
+                    ending = threading.Timer(self.patience, self._end_idle)
                     ending.daemon = True
                     ending.start()
             elif number == signal.SIGINT and self._whole:
@@ -188,9 +189,17 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         for number, handler in before.items():
             signal.signal(number, _leave if whole else handler)
         os.write(sent, _END)
-        watching.join(_PATIENCE)  # a thread that writes to stdout while Python ends makes it abort
+        watching.join(PATIENCE)  # a thread that writes to stdout while Python ends makes it abort
         os.close(sent)
         os.close(received)
+
+
+def leave_last() -> float:
+    """Of the process that others cannot do without: it ends after them. Returns the seconds that it
+    leaves them."""
+    if _current is not None:
+        _current.patience = 1.5 * PATIENCE
+    return 1.5 * PATIENCE
 
 
 def _handled_by(stop):

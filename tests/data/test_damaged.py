@@ -93,11 +93,3 @@ class Answer:
 
     def __init__(self, *answer):
         self.read = lambda data: answer
-
-
-def test_a_run_prints_the_counts(capsys):
-    damaged.main(["--examples=3", "--seed=1"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 7 and all(", 0 crashes" in line for line in lines)
-    assert re.match(r"all: images: [12]\d mutated, \d+ decoded, \d+ named unreadable", lines[-1])
-    damaged.tally = damaged.Tally()

@@ -1,10 +1,13 @@
-"""The watchdog: where a process hangs, and that a compilation is none."""
+"""The watchdog: where a process hangs, and that a compilation is none; who leaves last."""
 
 import io
 import os
 import time
 
-from ssl_jax.train import distributed
+import jax
+import pytest
+
+from ssl_jax.train import distributed, stop
 
 
 def watched(seconds, tmp_path, **phase):
@@ -38,3 +41,27 @@ def test_a_phase_in_time_and_no_limit_say_nothing(tmp_path):
     watchdog.phase("step 1")
     time.sleep(0.1)
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_first_process_told_to_stop_leaves_after_the_others(index, monkeypatch):
+    """Were it gone before them, they would be aborted while they end."""
+    done = []
+
+    def leave(code):
+        done.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: index)
+    monkeypatch.setattr(distributed.time, "sleep", done.append)
+    monkeypatch.setattr(distributed.os, "_exit", leave)
+    with stop.listening() as asked, pytest.raises(SystemExit), distributed.together():
+        others = asked.patience
+        raise stop.Interrupted
+    waited, code = done
+    assert code == stop.EXIT_PREEMPTED
+    if index == 0:
+        assert waited == others > stop.PATIENCE
+    else:
+        assert waited == 0 and others == stop.PATIENCE
