@@ -7,6 +7,7 @@ that reads it, as a `Key` in the dict that the function `defaults()` of that mod
 
 import dataclasses
 import difflib
+import errno
 import importlib.util
 import inspect
 import json
@@ -35,6 +36,27 @@ class MissingFile(InputError):
     """A file that the user must fetch is not there. The config may be right: it can be shown, but
     not trained.
     """
+
+
+# What a disk, a name or rights may do to a program.
+_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+)
+
+
+def refusal(error: BaseException) -> str:
+    """The line that says it all, of an error that is no fault of the program: bad input, or a disk
+    or a name that does not do; "" of any other.
+    """
+    ours = isinstance(error, InputError) or (isinstance(error, OSError) and error.errno in _DISK)
+    return " ".join(str(error).split()) if ours else ""
 
 
 # --- keys

@@ -1,7 +1,6 @@
 """`ssl-jax COMMAND`: one module per command, over absl flags and ml_collections config_flags."""
 
 import contextlib
-import errno
 import importlib
 import importlib.metadata
 import io
@@ -12,7 +11,7 @@ import sys
 from absl import flags
 
 from ssl_jax.cli import completion, platforms
-from ssl_jax.config import InputError, unknown
+from ssl_jax.config import InputError, refusal, unknown
 from ssl_jax.train import stop
 
 EXIT_INPUT = 2  # bad input: one line on stderr
@@ -45,18 +44,6 @@ second SIGINT; 1 unexpected error.
 # Flags that are read before absl sees the others; "--config x" is "--config=x" for them too.
 _EARLY = ("--config", "--row", "--paper", "--import", "--platform", "--add", "--out", "--family")
 
-# A disk or a path that refuses: one line says enough, a traceback says no more.
-_ERRNOS = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EEXIST,
-    errno.ENOTDIR,
-    errno.EISDIR,
-)
-
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns its exit code. `argv` includes the program's name."""
@@ -79,10 +66,12 @@ def main(argv: list[str] | None = None) -> int:
         # The reader, `head` for example, has enough. Python must not flush what is left at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (InputError, flags.Error, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in _ERRNOS:
-            raise
+    except flags.Error as error:
         return _refused(str(error))
+    except (InputError, OSError) as error:
+        if not (line := refusal(error)):
+            raise
+        return _refused(line)
     except RuntimeError as error:
         if not (line := platforms.refusal(error)):
             raise

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import jax
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, refusal
 from ssl_jax.train import stop
 
 # A process that is lost ends the others after so many seconds: long enough for a busy machine.
@@ -92,8 +92,9 @@ def together() -> Iterator[None]:
         os._exit(stop.EXIT_PREEMPTED)
     except BaseException as error:
         where = f"process {jax.process_index()} of {jax.process_count()}"
-        if isinstance(error, InputError):
-            print(f"ssl-jax: {where}: {' '.join(str(error).split())}", file=sys.stderr)
+        line = refusal(error)
+        if line:
+            print(f"ssl-jax: {where}: {line}", file=sys.stderr)
         elif any(word in str(error) for word in _LOST):
             first = str(error).strip().splitlines()[0]
             print(
@@ -106,7 +107,7 @@ def together() -> Iterator[None]:
             print(f"ssl-jax: {where} failed", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(2 if isinstance(error, InputError) else 1)
+        os._exit(2 if line else 1)
     multihost_utils.sync_global_devices("end")
 
 

@@ -15,6 +15,7 @@ from ssl_jax.train.stop import EXIT_AT_ONCE, EXIT_PREEMPTED
 from tests.chaos.processes import Attempt
 
 DONE, REFUSED, KILLED = 0, 2, -signal.SIGKILL
+LEFT = (1, -signal.SIGABRT)  # of a process that lost another
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 DAY = 86400.0
 

@@ -109,6 +109,8 @@ def _attempt(lane: Lane, place: faults.Place, chance: random.Random, *, undistur
     allowed = (0, *fault.codes) if hit else (0,)
     if not text:  # in Python's own start, before any line of ours: as documented
         allowed += tuple(-number for number in faults.SIGNALS)
+    if lane.processes > 1 and faults.REFUSED in fault.codes and faults.REFUSED in (codes or ()):
+        allowed += faults.LEFT  # one was refused and is gone, as the others notice
     expected = codes is not None and (
         (hit and not fault.codes) or all(code in allowed for code in codes)
     )

@@ -1,5 +1,6 @@
 """The watchdog: where a process hangs, and that a compilation is none; who leaves last."""
 
+import errno
 import io
 import os
 import time
@@ -7,6 +8,7 @@ import time
 import jax
 import pytest
 
+from ssl_jax.config import InputError
 from ssl_jax.train import distributed, stop
 
 
@@ -65,3 +67,29 @@ def test_the_first_process_told_to_stop_leaves_after_the_others(index, monkeypat
         assert waited == others > stop.PATIENCE
     else:
         assert waited == 0 and others == stop.PATIENCE
+
+
+@pytest.mark.parametrize(
+    "error, code, said",
+    [
+        (OSError(errno.EROFS, "Read-only file system", "runs/a"), 2, "Read-only file system"),
+        (InputError("data.dir is\nnot there"), 2, "process 1 of 2: data.dir is not there\n"),
+        (ValueError("no fault of the user"), 1, "Traceback"),
+    ],
+    ids=["disk", "input", "fault"],
+)
+def test_a_process_that_fails_ends_at_once_and_says_why(error, code, said, monkeypatch, capfd):
+    codes = []
+
+    def leave(code):
+        codes.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(distributed.os, "_exit", leave)
+    with pytest.raises(SystemExit), distributed.together():
+        raise error
+    told = capfd.readouterr().err
+    assert codes == [code] and said in told
+    assert ("Traceback" in told) == (code == 1)
