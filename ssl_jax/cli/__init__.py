@@ -73,9 +73,9 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return _refused(line)
     except RuntimeError as error:
-        if not (line := platforms.refusal(error)):
+        if not (why := platforms.refusal(error)):
             raise
-        return _refused(line)
+        return _refused(why)
 
 
 def _refused(text: str) -> int:

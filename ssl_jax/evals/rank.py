@@ -51,12 +51,4 @@ def figures(case: Case) -> dict[str, Picture]:
     return {"neighbours": neighbours.unjudged(shown_queries, images, similarity)}
 
 
-# Raw pixels have thousands of dimensions, so their rank is no measure for that of features.
-register(
-    "rank",
-    run,
-    dict,
-    heading="RankMe, dimensions",
-    figures=figures,
-    baselines=("untrained network",),
-)
+register("rank", run, dict, heading="RankMe, dimensions", figures=figures)
