@@ -177,8 +177,10 @@ class Checkpoints:
             place = place.with_name(f"{step}-{count}")
         with _readable_errors(self.folder):
             place.parent.mkdir(exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # another process did
+            try:
                 (self.folder / str(step)).rename(place)
+            except FileNotFoundError:  # another process did
+                place = place.parent
         self._manager.reload()
         return place
 
@@ -237,9 +239,11 @@ class Checkpoints:
     def _damage_named(self, step: int):
         path = self.folder / str(step)
         if not path.is_dir():
+            known = list(self._manager.all_steps())
+            if step in known:
+                raise Damaged(f"checkpoint {path} is gone: another process put it aside")
             raise InputError(
-                f"no checkpoint of step {step} in {self.folder}; complete ones:"
-                f" {list(self._manager.all_steps())}"
+                f"no checkpoint of step {step} in {self.folder}; complete ones: {known}"
             )
         missing = [item for item in _ITEMS if not (path / item).is_dir()]
         if missing:

@@ -191,6 +191,20 @@ def test_a_damaged_one_is_kept_aside(copy):
     saved.close()
 
 
+def test_one_that_another_process_put_aside_meanwhile_is_damaged_too(copy):
+    saved, other = opened(copy), opened(copy)
+    assert saved.latest() == 4
+    other.set_aside(4)
+    with pytest.raises(checkpoint.Damaged, match="checkpoints/4 is gone: another process put it"):
+        saved.meta(4)
+    assert saved.set_aside(4) == copy / "damaged" and saved.latest() == 0
+    with pytest.raises(InputError, match=r"no checkpoint of step 7 in .*; complete ones: \[0\]"):
+        saved.meta(7)
+    assert [path.name for path in (copy / "damaged").iterdir()] == ["4"]
+    saved.close()
+    other.close()
+
+
 def read(saved):
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     fields = saved.read(0, TrainState._fields, lambda shape: here)
