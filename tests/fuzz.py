@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = "\n".join((runs.markdown(keys), runs.markdown(images)))
     print(text)
     if given.write:
-        command = f"`python -m tests.fuzz --images {given.images} --seed {given.seed}`"
+        options = f"--values {given.values} --images {given.images} --seed {given.seed}"
+        command = f"`python -m tests.fuzz {options}`"
         runs.fill(given.write, "fuzz", f"{text}\n{command}. {runs.provenance()}\n")
     wrong = sum(sum(row[-2:]) for row in keys[1:]) + sum(row[4] for row in images[1:])
     return int(wrong > 0)

@@ -48,13 +48,18 @@ class Ahead:
                 raise StopIteration
             try:
                 taken = [self._element() for _ in range(count)]
-                self._next += count
-                return taken
             except RuntimeError as error:
                 died = _DIED.match(str(error))
                 if died is None:
                     raise
-                self._begin_again(_how(int(died[1])), deaths)
+                self._begin_again(_how(int(died[1])), deaths, count)
+                continue
+            self._next += count
+            if deaths == _DEATHS:  # the last try made no more than these
+                self.close()
+                if self._next < len(self._sequence):
+                    self._iterator = _iterate(self._sequence, self._next, self._workers)
+            return taken
         raise AssertionError("unreachable")
 
     def _element(self):
@@ -64,7 +69,7 @@ class Ahead:
         element = next(self._iterator)
         return jax.tree.map(np.array, element) if self._workers else element
 
-    def _begin_again(self, how, deaths):
+    def _begin_again(self, how, deaths, count):
         self.close()
         if deaths == _DEATHS:
             raise InputError(
@@ -78,7 +83,11 @@ class Ahead:
             " no batch changes. If memory runs out, lower data.workers",
             flush=True,
         )
-        self._iterator = _iterate(self._sequence, self._next, self._workers)
+        wanted = self._sequence
+        if deaths == _DEATHS - 1:
+            # The last try makes nothing ahead: what dies there takes nothing with it that is good.
+            wanted = _Beginning(wanted, self._next + count)
+        self._iterator = _iterate(wanted, self._next, self._workers)
 
     def close(self) -> None:
         """Stops threads and processes and lets go of what they made; nothing can be taken any
@@ -87,6 +96,19 @@ class Ahead:
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator.close()
+
+
+class _Beginning:
+    """The first elements of a sequence."""
+
+    def __init__(self, sequence, length):
+        self._sequence, self._length = sequence, min(length, len(sequence))
+
+    def __len__(self):
+        return self._length
+
+    def __getitem__(self, i):
+        return self._sequence[i]
 
 
 def _how(code):

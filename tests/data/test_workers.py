@@ -52,12 +52,12 @@ def dying(monkeypatch):
 
 
 def test_what_was_not_taken_comes_again(dying, capsys):
-    made = dying(5, 4, 13, None)
+    made = dying(5, 4, None, 13, None)
     ahead = Ahead(NUMBERS, 3, 1)
     taken = [ahead.take(3) for _ in range(4)]
     assert [int(x) for part in taken for x in part] == list(range(3, 15))
-    # Each from the first element of the three that were not complete.
-    assert [it.closed for it in made] == [True, True, True, False]
+    # Each from the first element of the three that were not complete; the third is a last try.
+    assert [it.closed for it in made] == [True, True, True, True, False]
     out = capsys.readouterr().out
     assert out.count("a data worker died (SIGKILL)") == 3 and out.count("\n") == 3
 
@@ -75,6 +75,21 @@ def test_a_worker_that_dies_again_and_again_ends_it(dying):
     dying(5, 9, 12, 16, None, code=3)  # each time something was taken in between
     ahead = Ahead(NUMBERS, 3, 1)
     assert len([ahead.take(4) for _ in range(4)]) == 4
+
+
+def test_the_last_try_makes_nothing_ahead(dying, monkeypatch):
+    """So an element that kills its worker does not take those before it with it."""
+    dying(3, 3, None, None)
+    lengths, iterate = [], workers._iterate
+
+    def noted(sequence, start, count):
+        lengths.append((start, len(sequence)))
+        return iterate(sequence, start, count)
+
+    monkeypatch.setattr(workers, "_iterate", noted)
+    ahead = Ahead(NUMBERS, 3, 1)
+    assert [int(x) for part in (ahead.take(4), ahead.take(4)) for x in part] == list(range(3, 11))
+    assert lengths == [(3, 40), (3, 40), (3, 7), (7, 40)]
 
 
 def test_how_it_died_is_named(dying):

@@ -3,7 +3,6 @@ middle of a save.
 """
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -243,17 +242,15 @@ def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(tmp_path):
     options = (*kind, "--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
     run = subprocess.run(command("dino", tmp_path / "a", *options), env=environ, **more)
     assert run.returncode == 2, run.stderr
-    # more where one died before its last batch was taken
+    # more where one died ahead, before its last batch was taken
     assert run.stdout.count("a data worker died (SIGKILL)") >= 2
-    # Read ahead, the image may take the batches before its own with it.
-    saved = re.search(r"saved step ([123]) in ", run.stdout)
-    assert saved, run.stdout
+    assert "saved step 3 in " in run.stdout
     said = [line for line in run.stderr.splitlines() if line.startswith("ssl-jax: ")]
     assert len(said) == 1 and "data.workers=1: 3 times in a row" in said[0]
     assert "Traceback" not in run.stderr
     del environ["DEADLY"]
     run = subprocess.run(command("dino", tmp_path / "a", *options), env=environ, **more)
-    assert run.returncode == 0 and f"continuing from step {saved[1]}" in run.stdout
+    assert run.returncode == 0 and "continuing from step 3" in run.stdout
 
 
 def test_rows_past_the_restored_step_are_cut(tmp_path):
