@@ -52,12 +52,12 @@ class Lock:
     def _created(self):
         """Whether the file could be made; not where there is one."""
         try:
+            self._made = True  # before: a signal may come at once
             with self.path.open("x") as file:
-                self._made = True
                 json.dump(self._mine, file)
-            return True
         except FileExistsError:
-            return False
+            self._made = False
+        return self._made
 
     def _wait_for_the_other(self):
         """Takes the lock of a process that is gone out of the way. Raises InputError if it is
@@ -83,8 +83,8 @@ class Lock:
                     return
                 if self._beat() != beat:
                     raise refused
-        self._say(f"{who} is gone without having ended its run, which goes on here")
         self.path.unlink(missing_ok=True)
+        self._say(f"{who} is gone without having ended its run, which goes on here")
 
     def _beat(self):
         """The time of the newest sign of life, by the disk's clock; None without a lock."""
