@@ -35,9 +35,11 @@ def place(tmp_path, monkeypatch):
         (folder / name).write_text(script)
         (folder / name).chmod(0o755)
 
-    stand_in.calls = lambda name: [
-        json.loads(line) for line in (tmp_path / f"{name}.calls").read_text().splitlines()
-    ]
+    def calls(name):
+        file = tmp_path / f"{name}.calls"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    stand_in.calls = calls
     return stand_in
 
 
@@ -62,20 +64,38 @@ def test_scripts_can_be_read(script):
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("code, again", [(0, False), (75, True), (2, False)])
-def test_slurm_queues_a_job_again_that_has_saved(place, code, again):
+# What SLURM 22.05 says of a job whose processes have just ended.
+_TIME_NEAR = "JobState=RUNNING Reason=None EndTime=2026-01-01T00:00:00 PreemptTime=None"
+_PREEMPTED = "JobState=RUNNING Reason=None EndTime=Unknown PreemptTime=2026-01-01T00:00:00"
+_NO_PLACE = "JobState=COMPLETING Reason=None PreemptTime=2026-01-01T00:00:00"
+_TIME_UP = "JobState=COMPLETING Reason=TimeLimit PreemptTime=None"
+_CANCELLED = "JobState=COMPLETING Reason=None PreemptTime=None"
+
+
+@pytest.mark.parametrize(
+    "code, job, again",
+    [
+        (0, _TIME_NEAR, False),
+        (2, _TIME_NEAR, False),
+        (75, _TIME_NEAR, True),
+        (75, _PREEMPTED, True),
+        (75, _NO_PLACE, True),
+        (75, _TIME_UP, True),
+        (75, _CANCELLED, False),
+    ],
+)
+def test_slurm_queues_a_job_again_that_has_saved(place, code, job, again):
     place("srun", f"exit {code}")
-    place("scontrol")
+    place("scontrol", f'[ "$1" = show ] && echo "JobId=17 {job} Partition=a"; exit 0')
     arguments = ["--config=sop:vits16", "--workdir=/a b"]
     done = bash("slurm.sbatch", *arguments, SLURM_JOB_ID="17", PYTHON="py")
     assert done.returncode == code
     (call,) = place.calls("srun")
     assert call[-5:] == ["ssl_jax", "train", "--distributed", *arguments]
-    if again:
-        assert place.calls("scontrol") == [["requeue", "17"]] and "saved" in done.stdout
-    else:
-        with pytest.raises(FileNotFoundError):
-            place.calls("scontrol")
+    asked = [["show", "job", "--oneliner", "17"]] if code == 75 else []
+    assert place.calls("scontrol") == [*asked, *([["requeue", "17"]] if again else [])]
+    assert ("saved" in done.stdout) == (code == 75)
+    assert ("cancelled" in done.stdout) == (code == 75 and not again)
 
 
 def test_a_signal_to_the_job_does_not_end_it_before_its_processes(place):
@@ -83,7 +103,7 @@ def test_a_signal_to_the_job_does_not_end_it_before_its_processes(place):
     place("srun", "kill -TERM $PPID; sleep 1; exit 75")
     place("scontrol")
     assert bash("slurm.sbatch", "--config=a", SLURM_JOB_ID="17").returncode == 75
-    assert place.calls("scontrol") == [["requeue", "17"]]
+    assert place.calls("scontrol")[-1] == ["requeue", "17"]
 
 
 def test_a_job_of_an_array_takes_its_line(place, tmp_path):
