@@ -7,6 +7,8 @@ import numpy as np
 
 from ssl_jax.data import decode
 
+_NAMED = 5  # unreadable records in an error
+
 # What a source knows of all its records; one that wraps another has the same.
 FACTS = (
     "num_classes",
@@ -94,3 +96,16 @@ def why_unreadable(source: Any, i: int) -> str:
     except decode.Unreadable as error:
         return error.reason
     return "readable now"
+
+
+def named_unreadable(source: Any, bad: Mapping[int, str | None]) -> str:
+    """Some unreadable records for a message: "a.png (truncated), ... and 3 more".
+
+    bad: {index: reason, or None to ask again}.
+    """
+    named = [
+        f"{source.name(i)} ({reason or why_unreadable(source, i)})"
+        for i, reason in list(bad.items())[:_NAMED]
+    ]
+    more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+    return ", ".join(named) + more

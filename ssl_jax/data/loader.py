@@ -37,7 +37,6 @@ from ssl_jax.views import recipe as recipes
 
 _ORDER = 0x0DE7  # keeps the streams of the data order apart from all others made of (seed, epoch)
 _ENDLESS = 2**40  # batches
-_NAMED = 5  # unreadable records named in an error
 _UNIT = 16  # rows of a unit in a worker process, at most
 
 
@@ -359,14 +358,9 @@ def _check_share(source, bad, share):
     """
     if len(bad) <= share * len(source):
         return
-    named = [
-        f"{source.name(i)} ({reason or base.why_unreadable(source, i)})"
-        for i, reason in list(bad.items())[:_NAMED]
-    ]
-    more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     raise InputError(
         f"data.max_unreadable={share:g}: already {len(bad)} of {len(source)} records cannot be"
-        f" read: {', '.join(named)}{more}; repair them or move them away, or raise"
+        f" read: {base.named_unreadable(source, bad)}; repair them or move them away, or raise"
         " data.max_unreadable"
     )
 

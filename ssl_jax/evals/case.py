@@ -12,6 +12,7 @@ from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.features import Extracted, extract, subset
+from ssl_jax.evals.telling import Telling
 from ssl_jax.evals.tokens import DENSE
 from ssl_jax.evals.windows import images_of
 from ssl_jax.train import progress
@@ -116,7 +117,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
                 (data.test_split, data.get("test_list", ""), c.test_examples),
             )
             opened[known] = tuple(
-                _cached(make_source(data, split=split, list=names), count)
+                Telling(_cached(make_source(data, split=split, list=names), count))
                 for split, names, count in parts
             )
         for source in opened[known]:

@@ -267,7 +267,10 @@ def _loop(
                 if jax.process_count() > 1:
                     evaluate(at)
                 else:
-                    asked.unless_told(functools.partial(evaluate, at), "evaluation", at)
+                    try:
+                        asked.unless_told(functools.partial(evaluate, at), "evaluation", at)
+                    except InputError as error:  # an image is broken since the evaluation before
+                        refused, asked.agreed = error, True
             if at == total or asked.agreed or at % config.checkpoint.every_steps == 0:
                 with console.phase(f"saving step {at}") as took:
                     saved.save(current, meta(config, at))

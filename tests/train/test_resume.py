@@ -19,9 +19,10 @@ from ssl_jax.config import InputError
 from ssl_jax.data import loader
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals import report
 from ssl_jax.methods import METHODS
 from ssl_jax.train import checkpoint, log, loop, sharding, step
-from tests import compiling, tiny
+from tests import compiling, tiny, tiny_run
 
 ROOT = Path(__file__).parent.parent.parent
 NAMES = sorted(METHODS)
@@ -211,6 +212,27 @@ def test_data_that_end_a_run_cost_no_step(tmp_path, capsys):
         ends.append(saved.restore(12, api.prepare(config, records=records).abstract))
         saved.close()
     assert tiny.identical(*ends)
+
+
+def test_an_evaluation_that_is_refused_costs_no_step(tmp_path, monkeypatch, capsys):
+    """Its images were in order before the run; the last checkpoint may be hours old."""
+    at = []
+
+    def scored(self, *network, drawn):
+        at.append(1)
+        if len(at) == 2:
+            raise InputError("1 of 20 images to evaluate cannot be used")
+        return {"knn": 1.0}
+
+    monkeypatch.setattr(report.Evaluation, "__call__", scored)
+    config = tiny_run.get_config("dino")
+    config.checkpoint.every_steps = 100
+    with pytest.raises(InputError, match="1 of 20"):
+        api.train(config, tmp_path)
+    assert f"saved step 4 in {tmp_path}/checkpoints" in capsys.readouterr().out
+    saved = checkpoint.Checkpoints(tmp_path / "checkpoints", create=False)
+    assert saved.latest() == 4
+    saved.close()
 
 
 @pytest.mark.slow
