@@ -19,20 +19,21 @@ sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 import runs  # noqa: E402
 
 # Config, then changes. With mesh.fsdp the weights are cut as well.
-PRESETS = {
-    "dino:vits16": (),
-    "ibot:vitb16": (),
-    "massl:vitb16": (),
-    "mae:vitl16": (),
-    "flsl:vits8": (),
-    "sove:vits16": (),
-    "sop:vits16": (),
-    "sop:vitl16": ("mesh.fsdp=8",),
-    "cribo:vits16_in1k": (),
-    "cribo:vitb16_in1k": (),
-    "stellar:vitb16": ("stellar.target=pixel",),
-    "stellar:vith14": ("stellar.target=pixel", "mesh.fsdp=8"),
-}
+PRESETS = (
+    ("dino:vits16",),
+    ("ibot:vitb16",),
+    ("massl:vitb16",),
+    ("mae:vitl16",),
+    ("flsl:vits8",),
+    ("sove:vits16",),
+    ("sop:vits16",),
+    ("sop:vitl16", "mesh.fsdp=8"),
+    ("cribo:vits16_in1k",),
+    ("cribo:vitb16_in1k",),
+    ("stellar:vitb16", "stellar.target=pixel"),
+    ("stellar:vith14", "stellar.target=pixel", "mesh.fsdp=8"),
+    ("stellar:vith14", "stellar.target=pixel", "mesh.fsdp=8", "optim.chunks=2"),
+)
 IMAGES = 1281167  # of ImageNet
 _HEADING = (
     *("config", "devices", "memory GiB", "TFLOP", "sent MiB: summed, gathered, scattered, other"),
@@ -49,8 +50,9 @@ def main(argv=None) -> int:
     parser.add_argument("--write", action="store_true", help="put it into docs/clusters.md")
     parser.add_argument("--out", default="runs/plans", type=Path, help="folder of what plan says")
     args, passed_on = parser.parse_known_args(argv)
-    names = args.only.split(",") if args.only else list(PRESETS)
-    runs.refuse_unknown(parser, passed_on, configs=(names, PRESETS))
+    known = {name for name, *_ in PRESETS}
+    names = args.only.split(",") if args.only else known
+    runs.refuse_unknown(parser, passed_on, configs=(names, known))
     places = [[f"--topology={slice_}"] for slice_ in args.topology]
     if args.devices:
         places.append([f"--devices={args.devices}", f"--device={args.device}"])
@@ -59,12 +61,14 @@ def main(argv=None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     rows, failed = [], []
     for place in places:
-        for name in names:
-            plan = planned(name, place, passed_on, args.out)
+        for preset in PRESETS:
+            if preset[0] not in names:
+                continue
+            plan = planned(preset, place, passed_on, args.out)
             if plan is None:
-                failed.append(f"{name} {' '.join(place)}")
+                failed.append(" ".join([*preset, *place]))
             else:
-                rows.append(row(name, plan))
+                rows.append(row(preset, plan))
                 print(" | ".join(rows[-1]), flush=True)
     text = runs.markdown([_HEADING, *rows])
     print(f"\n{text}", end="")
@@ -75,11 +79,13 @@ def main(argv=None) -> int:
     return 1 if failed else 0
 
 
-def planned(name: str, place: list[str], more: list[str], folder: Path) -> dict | None:
-    """What plan says, from a file if it was asked before."""
-    file = folder / f"{'_'.join([name, *place, *more]).replace(':', '_').replace('/', '_')}.json"
+def planned(preset: tuple[str, ...], place: list[str], more: list[str], folder: Path):
+    """What plan says, from a file if it was asked before; None if it failed."""
+    name, *changes = preset
+    parts = "_".join([*preset, *place, *more])
+    file = folder / f"{parts.replace(':', '_').replace('/', '_')}.json"
     if not file.exists():
-        changes = [f"--config.{change}" for change in PRESETS[name]]
+        changes = [f"--config.{change}" for change in changes]
         command = [sys.executable, "-m", "ssl_jax", "plan", f"--config={name}", *place, *changes]
         command += [f"--images={IMAGES}", "--json", *more]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -90,7 +96,7 @@ def planned(name: str, place: list[str], more: list[str], folder: Path) -> dict 
     return json.loads(file.read_text())
 
 
-def row(name: str, plan: dict) -> list[str]:
+def row(preset: tuple[str, ...], plan: dict) -> list[str]:
     """Cells of the table."""
     sent, memory = dict(plan["sent"]), sum(plan["memory"].values())
     kinds = ("all-reduce", "all-gather", "reduce-scatter")
@@ -99,7 +105,7 @@ def row(name: str, plan: dict) -> list[str]:
     fits = "" if memory < plan["memory_of_device"] else " (does not fit)"
     mesh = plan["mesh"]
     return [
-        " ".join([name, *(change for change in PRESETS[name] if "target" not in change)]),
+        " ".join(part for part in preset if "target" not in part),
         f"{mesh['data'] * mesh['fsdp']} x {plan['device']}",
         f"{memory / 2**30:.1f} of {plan['memory_of_device'] / 2**30:.0f}{fits}",
         f"{sum(plan['flops'].values()) / 1e12:.3g}",

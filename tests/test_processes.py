@@ -12,6 +12,8 @@ import time
 import numpy as np
 import pytest
 
+from ssl_jax import cli
+from ssl_jax.methods import METHODS
 from tests import compiling
 from tests.conftest import ROOT
 
@@ -19,8 +21,8 @@ DEVICES = 8  # of all processes together
 STEPS = 20
 
 
-def start(method, workdir, processes, of=None):
-    """The processes of a run; `of`: {process: arguments for it alone}."""
+def start(method, workdir, processes, of=None, steps=STEPS, more=()):
+    """The processes of a run; `of`: {process: arguments for it alone}; more: for all."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -28,7 +30,8 @@ def start(method, workdir, processes, of=None):
     command += [
         f"--workdir={workdir}",
         "--config.mesh.data=0",
-        f"--config.optim.epochs={STEPS / 4}",
+        f"--config.optim.epochs={steps / 4}",
+        *more,
     ]
     found = []
     for index in range(processes):
@@ -110,9 +113,23 @@ def test_two_processes_train_as_one(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_moves_from_eight_processes_to_two_and_one(whole, tmp_path):
-    """Told to stop, then with a process lost; the losses stay those of one."""
-    for processes, number in ((8, signal.SIGTERM), (2, signal.SIGKILL), (1, None)):
+@pytest.mark.parametrize("method", [name for name in sorted(METHODS) if name != "dino"])
+def test_four_processes_train_as_one_device(method, tmp_path):
+    more = ("--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
+    config = f"--config=tests/tiny_run.py:{method}"
+    alone = ["ssl-jax", "train", config, f"--workdir={tmp_path / 'one'}", *more]
+    assert cli.main([*alone, "--config.mesh.data=1", "--config.optim.epochs=2.5"]) == 0
+    results = ended(start(method, tmp_path / "four", 4, steps=10, more=more))
+    assert [code for code, _ in results] == [0] * 4, results
+    np.testing.assert_allclose(losses(tmp_path / "four"), losses(tmp_path / "one"), rtol=5e-6)
+    assert len(losses(tmp_path / "four")) == 10
+
+
+@pytest.mark.slow
+def test_a_run_moves_from_eight_processes_to_four_one_and_two(whole, tmp_path):
+    """Told to stop, with a process lost, told again; the losses stay those of one."""
+    stages = ((8, signal.SIGTERM), (4, signal.SIGKILL), (1, signal.SIGTERM), (2, None))
+    for processes, number in stages:
         since = time.time()
         running = start("dino", tmp_path, processes)
         if number:
