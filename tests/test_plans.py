@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "launch"))
-import plans  # noqa: E402
+import plans
 
 PLAN = {
     "mesh": {"data": 32, "fsdp": 8},
