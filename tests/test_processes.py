@@ -112,26 +112,31 @@ def test_two_processes_train_as_one(whole, tmp_path):
     assert "eval at step" not in silent and "img/s" not in silent
 
 
+# Which number of processes each method is tried with in every run of the tests; all were tried with
+# both.
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [name for name in sorted(METHODS) if name != "dino"])
-def test_four_processes_train_as_one_device(method, tmp_path):
+@pytest.mark.parametrize(
+    "method, processes", [(n, 2 + 2 * (i % 2)) for i, n in enumerate(sorted(METHODS), 1)]
+)
+def test_processes_train_as_one_device(method, processes, tmp_path):
     more = ("--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
-    config = f"--config=tests/tiny_run.py:{method}"
-    alone = ["ssl-jax", "train", config, f"--workdir={tmp_path / 'one'}", *more]
-    assert cli.main([*alone, "--config.mesh.data=1", "--config.optim.epochs=2.5"]) == 0
-    results = ended(start(method, tmp_path / "four", 4, steps=10, more=more))
-    assert [code for code, _ in results] == [0] * 4, results
-    np.testing.assert_allclose(losses(tmp_path / "four"), losses(tmp_path / "one"), rtol=5e-6)
-    assert len(losses(tmp_path / "four")) == 10
+    alone = ["ssl-jax", "train", f"--config=tests/tiny_run.py:{method}", *more]
+    alone += [f"--workdir={tmp_path / 'one'}", "--config.mesh.data=1", "--config.optim.epochs=2.5"]
+    assert cli.main(alone) == 0
+    results = ended(start(method, tmp_path / "all", processes, steps=10, more=more))
+    assert [code for code, _ in results] == [0] * processes, results
+    np.testing.assert_allclose(losses(tmp_path / "all"), losses(tmp_path / "one"), rtol=5e-6)
+    assert len(losses(tmp_path / "all")) == 10
 
 
 @pytest.mark.slow
 def test_a_run_moves_from_eight_processes_to_four_one_and_two(whole, tmp_path):
-    """Told to stop, with a process lost, told again; the losses stay those of one."""
-    stages = ((8, signal.SIGTERM), (4, signal.SIGKILL), (1, signal.SIGTERM), (2, None))
-    for processes, number in stages:
+    """Told to stop, with a process lost, told again, each time with weights cut otherwise; the
+    losses stay those of one."""
+    stages = ((8, 1, signal.SIGTERM), (4, 2, signal.SIGKILL), (1, 8, signal.SIGTERM), (2, 4, None))
+    for processes, fsdp, number in stages:
         since = time.time()
-        running = start("dino", tmp_path, processes)
+        running = start("dino", tmp_path, processes, more=(f"--config.mesh.fsdp={fsdp}",))
         if number:
             wait_for_a_row(tmp_path, running, since)
             running[-1].send_signal(number)

@@ -130,6 +130,8 @@ _CHANGES = {
 # (method, changes).
 VARIANTS = {
     "cribo_batch": ("cribo", {"cribo.normalize": "batch"}),
+    # 120 objects: a memory that eight devices share.
+    "cribo_cut": ("cribo", {"cribo.memory": 24}),
     "cribo_kmeans": ("cribo", {"cribo.clustering": "kmeans"}),
     "dinov2_ema": (
         "dinov2",

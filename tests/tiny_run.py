@@ -1,7 +1,11 @@
 """Config file of a tiny run for command-line tests: tests/tiny_run.py:METHOD."""
 
 from ssl_jax import evals
+from ssl_jax.train import sharding
 from tests import tiny
+
+
+sharding._MIN_SIZE = 64  # so that mesh.fsdp cuts the tiny networks
 
 
 def get_config(method: str):

@@ -108,17 +108,18 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def param_sharding(
-    mesh: Mesh, shape: tuple[int, ...], *, min_size: int = _MIN_SIZE
+    mesh: Mesh, shape: tuple[int, ...], *, min_size: int | None = None
 ) -> NamedSharding:
     """Cuts the largest dimension that `fsdp` divides (the first of equals); no such dimension or a
     small array: whole.
 
     Args:
-      shape: of the array. min_size: arrays with fewer elements stay whole.
+      shape: of the array. min_size: arrays with fewer elements stay whole; None: 4096.
     """
+    least = _MIN_SIZE if min_size is None else min_size
     fsdp = mesh.shape["fsdp"]
     candidates = [i for i, n in enumerate(shape) if n and n % fsdp == 0]
-    if fsdp == 1 or not candidates or np.prod(shape) < min_size:
+    if fsdp == 1 or not candidates or np.prod(shape) < least:
         return replicated(mesh)
     cut = max(candidates, key=lambda i: (shape[i], -i))
     return NamedSharding(
@@ -131,7 +132,7 @@ def state_shardings(
     abstract_state: Any,
     placement: tuple[tuple[str, PartitionSpec], ...] = (),
     *,
-    min_size: int = _MIN_SIZE,
+    min_size: int | None = None,
 ) -> Any:
     """A sharding per leaf of a TrainState (or a dict with its field names) of arrays or
     ShapeDtypeStructs.

@@ -22,6 +22,14 @@ MOST = [
 ]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_arrays_are_cut():
+    """With mesh.fsdp; the tiny networks have no others."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sharding, "_MIN_SIZE", 64)
+        yield
+
+
 @functools.cache
 def run_of(name, *, float_source=False, **changes):
     return api.prepare(tiny.config(name, **changes), tiny.float_source() if float_source else None)
@@ -89,10 +97,14 @@ def test_meanings_are_of_metrics_and_every_entropy_has_its_limit(name):
 MESHES = [
     pytest.param(name, 8, 1, marks=() if name in ("dino", "sop") else pytest.mark.slow)
     for name in (*NAMES, *tiny.VARIANTS)
+] + [
+    pytest.param(name, *mesh, marks=() if (name, mesh) == ("sop", (2, 4)) else pytest.mark.slow)
+    for name in (*NAMES, "cribo_cut")
+    for mesh in ((1, 8), (2, 4))
 ]
 
 
-@pytest.mark.parametrize("name, data, fsdp", [*MESHES, ("sop", 1, 8), ("sop", 2, 4)])
+@pytest.mark.parametrize("name, data, fsdp", MESHES)
 def test_eight_devices_give_the_losses_of_one(name, data, fsdp):
     one, state_one = follow(name, 10)
     eight, state_eight = follow(name, 10, mesh_data=data, mesh_fsdp=fsdp)
@@ -101,6 +113,14 @@ def test_eight_devices_give_the_losses_of_one(name, data, fsdp):
         jax.tree.leaves(state_one.carry), jax.tree.leaves(state_eight.carry), strict=True
     ):
         np.testing.assert_allclose(np.asarray(a, np.float32), np.asarray(b, np.float32), atol=2e-3)
+    assert cut(state_eight.params) == cut(state_eight.opt_state) == (fsdp > 1)
+    if name == "cribo_cut":
+        assert cut(state_eight.carry)
+
+
+def cut(tree):
+    """Whether devices hold different parts of some array."""
+    return not all(x.sharding.is_fully_replicated for x in jax.tree.leaves(tree))
 
 
 @pytest.mark.parametrize("name", MOST)

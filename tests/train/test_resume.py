@@ -71,7 +71,8 @@ def check_resume(name, tmp_path, cuts):
 
 
 @pytest.mark.parametrize("name", ["sop"])
-def test_a_checkpoint_moves_between_meshes(name, tmp_path):
+def test_a_checkpoint_moves_between_meshes(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(sharding, "_MIN_SIZE", 64)  # so that the tiny network is cut
     one = api.prepare(tiny.config(name))
     eight = api.prepare(tiny.config(name, mesh_data=2, mesh_fsdp=4))
     saved = checkpoint.Checkpoints(tmp_path / "checkpoints")
