@@ -107,7 +107,7 @@ def row(preset: tuple[str, ...], plan: dict) -> list[str]:
     return [
         " ".join(part for part in preset if "target" not in part),
         f"{mesh['data'] * mesh['fsdp']} x {plan['device']}",
-        f"{memory / 2**30:.1f} of {plan['memory_of_device'] / 2**30:.0f}{fits}",
+        f"{memory / 2**30:.1f} of {plan['memory_of_device'] / 2**30:.4g}{fits}",
         f"{sum(plan['flops'].values()) / 1e12:.3g}",
         ", ".join(f"{part / 2**20:,.0f}" for part in parts),
         plan["bound"],

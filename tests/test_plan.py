@@ -52,10 +52,34 @@ def test_seconds_by_hand():
     """2 MB all-reduced by 4 of 8 devices: 2 x 3/4 of it is sent; 1 TFLOP of each kind."""
     sent = [program.Collective("all-reduce", "f32[500000]", 2e6, 4, "", 1)]
     sent += [program.Collective("all-gather", "f32[500000]", 2e6, 0, "", 3)]
-    machine = estimate.Machine({"bf16": 1e14, "f32": 5e13}, 1e9, 1e9)
-    found = estimate.seconds(program.Program({"bf16": 1e12, "f32": 1e12}, {}, sent), machine, 8)
+    machine = estimate.Machine({"bf16": 1e14, "f32": 5e13}, 1e9, 1e8, 1e9)
+    step = program.Program({"bf16": 1e12, "f32": 1e12}, {}, sent, moved=3e6)
+    found = estimate.seconds(step, machine, 8, held=1e6)
     assert found["compute"] == pytest.approx(0.03)
+    assert found["memory"] == pytest.approx(5e6 / 1e8)
     assert found["communication"] == pytest.approx((1.5 * 2e6 + 3 * 7 / 8 * 2e6) / 1e9)
+
+
+def test_recomputation_that_memory_makes_needless_is_named(result):
+    assert "compute less twice" not in plan.text(result)  # remat is "none"
+    assert 'model.remat="dots"' in plan.text(result | {"remat": "block"})
+    assert 'model.remat="none"' in plan.text(result | {"remat": "dots"})
+    full = {"remat": "block", "memory_of_device": 1.5 * sum(result["memory"].values())}
+    assert "compute less twice" not in plan.text(result | full)
+
+
+def test_a_step_that_the_compiler_of_a_device_refuses(config, monkeypatch):
+    """What libtpu says of one that is too large for a v5e."""
+
+    def refused(lowered, **options):
+        raise jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO"
+            " temporaries (322.86G) exceeds available HBM (15.75G)."
+        )
+
+    monkeypatch.setattr(program, "compile", refused)
+    with pytest.raises(estimate.TooLarge, match=r"\(322.86G\) .* To make it fit: model.remat"):
+        plan.report(config, jax.devices(), "v5e")
 
 
 def test_one_device_is_refused(config):

@@ -4,7 +4,6 @@ from ssl_jax import evals
 from ssl_jax.train import sharding
 from tests import tiny
 
-
 sharding._MIN_SIZE = 64  # so that mesh.fsdp cuts the tiny networks
 
 

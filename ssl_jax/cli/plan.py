@@ -109,7 +109,11 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
     machine = estimate.MACHINES[name]
     step = estimate.compile(config, mesh)
     seconds = estimate.seconds(
-        step.program, machine, mesh.size, simulated=devices[0].platform == "cpu"
+        step.program,
+        machine,
+        mesh.size,
+        held=sum(step.memory[name] for name in estimate.FIELDS),
+        simulated=devices[0].platform == "cpu",
     )
     slowest = max(seconds.values())
     batch, steps = config.optim.batch_size, config.run.total_steps
@@ -118,6 +122,7 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
         "device": name,
         "mesh": dict(mesh.shape),
         "batch": batch,
+        "remat": config.model.remat,
         "memory": step.memory,
         "memory_of_device": machine.memory,
         "flops": step.program.flops,
@@ -153,7 +158,10 @@ def largest_batch(config: ConfigDict, devices: list, name: str, result: dict) ->
     if other.optim.batch_size == batch:
         other.optim.batch_size = 2 * batch
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, devices=devices)
-    memory = estimate.compile(other, mesh).memory
+    try:
+        memory = estimate.compile(other, mesh).memory
+    except estimate.TooLarge:  # the double of a batch of one image a device
+        return batch
     grows = (_total(memory) - _total(result["memory"])) / (other.optim.batch_size - batch)
     free = result["memory_of_device"] - _total(result["memory"])
     return max(0, int((batch + free / max(grows, 1.0)) // count * count))
@@ -174,7 +182,7 @@ def text(result: dict) -> str:
         "",
         "memory of one device",
         *(f"  {name:<14} {number / _MIB:>10,.0f} MiB" for name, number in memory.items()),
-        f"  {'all':<14} {needed / _MIB:>10,.0f} MiB of {there / _GIB:.0f} GiB: "
+        f"  {'all':<14} {needed / _MIB:>10,.0f} MiB of {there / _GIB:.4g} GiB: "
         + ("fits" if needed < there else "DOES NOT FIT"),
         "",
         "products of one device and step",
@@ -219,6 +227,9 @@ def suggestions(result: dict) -> list[str]:
             "batch": "a smaller optim.batch_size",
         }.get(held, "a larger mesh.fsdp")
         lines.append(f"  to make it fit: {remedy} (most is {held})")
+    elif result["remat"] != "none" and 2 * _total(memory) < result["memory_of_device"]:
+        less = "none" if result["remat"] == "dots" else "dots"
+        lines.append(f'  memory is left to compute less twice: model.remat="{less}"')
     if result["bound"] == "communication":
         lines.append("  to wait less: a larger optim.batch_size, or a smaller mesh.fsdp")
     return lines

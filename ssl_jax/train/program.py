@@ -55,12 +55,13 @@ class Program(NamedTuple):
 
     flops: {type of the operands: FLOPs of matrix products and convolutions}: "bf16", "f32" (as
     precise as the platform's default), "f32 x3", "f32 exact". where: the same by (line, type).
-    collectives: in order of their volume.
+    collectives: in order of their volume. moved: bytes that these products read and write.
     """
 
     flops: dict[str, float]
     where: dict[tuple[str, str], float]
     collectives: list[Collective]
+    moved: float = 0.0
 
     def volume(self, kind: str = "") -> float:
         """Bytes of all collectives, or of one kind."""
@@ -98,13 +99,13 @@ def read(text: str) -> Program:
     module = _hlo.hlo_module_from_text(text)
     text = module.to_string()  # which numbers the lines of source anew
     reader = _Reader(module, _lines(text))
-    flops, sent = reader.costs(_found(r"^ENTRY %?([^\s(]+)", text))
+    flops, sent, moved = reader.costs(_found(r"^ENTRY %?([^\s(]+)", text))
     total: dict[str, float] = {}
     for (_, kind), number in flops.items():
         total[kind] = total.get(kind, 0.0) + number
     collectives = [Collective(*(*key, times)) for key, times in sent.items()]
     collectives.sort(key=lambda c: -c.bytes * c.times)
-    return Program(total, dict(flops), collectives)
+    return Program(total, dict(flops), collectives, float(moved.total()))
 
 
 def where(text: str) -> dict[str, str]:
@@ -129,22 +130,24 @@ class _Reader:
     def __init__(self, module, lines: dict[str, str]):
         self._computations = {c.name: list(c.instructions()) for c in module.computations()}
         self._lines = lines
-        self._known: dict[str, tuple[Counter, Counter]] = {}
+        self._known: dict[str, tuple[Counter, Counter, Counter]] = {}
 
-    def costs(self, name: str) -> tuple[Counter, Counter]:
-        """{(line, operands): FLOPs} and {(kind, type, bytes, line): times} of a computation."""
+    def costs(self, name: str) -> tuple[Counter, Counter, Counter]:
+        """{(line, operands): FLOPs}, {(kind, type, bytes, line): times} and {kind: bytes moved by
+        products} of a computation."""
         if name not in self._known:
-            flops: Counter = Counter()
-            sent: Counter = Counter()
+            found: tuple[Counter, Counter, Counter] = Counter(), Counter(), Counter()
             for instruction in self._computations[name]:
-                self._add(instruction, flops, sent)
-            self._known[name] = flops, sent
+                self._add(instruction, *found)
+            self._known[name] = found
         return self._known[name]
 
-    def _add(self, instruction, flops: Counter, sent: Counter) -> None:
+    def _add(self, instruction, flops: Counter, sent: Counter, moved: Counter) -> None:
         kind, text = _kind(instruction), instruction.to_string()
         if kind in ("dot", "convolution"):
             flops[self.where(text), _operands(instruction, text)] += _flops(instruction, text)
+            arrays = [instruction, *instruction.operands()[:2]]
+            moved[kind] += round(sum(_bytes(_type(i.to_string(), _kind(i))) for i in arrays))
         elif kind.removesuffix("-start") in COLLECTIVES:
             devices, type_ = _group(text), _type(text, kind)
             if devices != 1:
@@ -157,7 +160,7 @@ class _Reader:
             inner = [max(inner, key=lambda costs: sum(costs[0].values()))]
         times = self._trips(instruction, text) if kind == "while" else 1
         for part in inner:
-            for total, costs in zip((flops, sent), part, strict=True):
+            for total, costs in zip((flops, sent, moved), part, strict=True):
                 for key, number in costs.items():
                     total[key] += times * number
 

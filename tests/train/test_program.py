@@ -30,6 +30,7 @@ def test_a_loop_counts_as_often_as_it_runs(mesh):
 
     found = compiled(mesh, loss, ((5, 32, 32), jnp.float32, ()), BATCH)
     assert found.flops == {"f32": 5 * 2 * 64 * 32 * 32 / 8}
+    assert found.moved == 5 * 4 * (8 * 32 + 32 * 32 + 8 * 32)  # images, weights, results
     assert [(c.kind, c.type, c.bytes, c.times) for c in found.collectives] == [
         ("all-reduce", "f32[]", 4, 1)
     ]
