@@ -18,6 +18,8 @@ _FLAGS = (
 # Simulated devices wait for each other; on a busy machine for longer than the 40 s after which XLA
 # ends the process.
 PATIENT = "--xla_cpu_collective_call_terminate_timeout_seconds=600"
+# NPROC: threads in which they do. With one for each core all can wait, and none is left to go on.
+THREADS = "64"
 
 
 def flags(devices=1, others=""):
@@ -29,4 +31,5 @@ def flags(devices=1, others=""):
 
 def environment(devices=1, **variables):
     """Of a process of its own with so many devices; it shares the tests' compilation cache."""
-    return {**os.environ, "XLA_FLAGS": flags(devices), "JAX_PLATFORMS": "cpu", **variables}
+    known = {**os.environ, "XLA_FLAGS": flags(devices), "JAX_PLATFORMS": "cpu", "NPROC": THREADS}
+    return {**known, **variables}

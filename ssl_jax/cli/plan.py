@@ -135,6 +135,8 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
             for kind in sorted({c.kind for c in step.program.collectives})
         },
         "sent_where": [c._asdict() for c in step.program.collectives[:_LINES]],
+        "moved": step.program.moved,
+        "seconds_moved": step.program.moved / machine.memory_rate,
         "seconds": seconds,
         "bound": max(seconds, key=seconds.__getitem__),
         "images_per_second": batch / slowest,
@@ -208,6 +210,8 @@ def text(result: dict) -> str:
         f"  bound by {result['bound']}: at most {result['images_per_second']:,.0f} images/s,"
         f" {result['steps']:,} steps in {result['hours']:,.2f} h,"
         f" {result['device_hours']:,.1f} device-hours",
+        f"  products read and write {result['moved'] / _GIB:,.1f} GiB a step:"
+        f" {1000 * result['seconds_moved']:,.2f} ms if none of it stays on the chip",
         *suggestions(result),
     ]
     if "largest_batch" in result:

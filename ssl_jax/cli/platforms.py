@@ -1,6 +1,7 @@
 """`--platform=gpu`: devices of this kind or an error, never a silent CPU."""
 
 import importlib.util
+import os
 
 from ssl_jax.config import InputError, check_choice
 
@@ -21,11 +22,20 @@ def choose(argv: list[str]) -> list[str]:
     Whether there is such a device shows when JAX is first used, see `refusal`. Raises InputError
     for an unknown name, or one whose package is missing.
     """
+    _give_threads_to_simulated_devices()
     rest = [argument for argument in argv if not argument.startswith("--platform=")]
     for argument in argv:
         if argument.startswith("--platform="):
             _use(argument.partition("=")[2])
     return rest
+
+
+def _give_threads_to_simulated_devices() -> None:
+    """Where one processor stands for several devices. They wait for each other in threads of one
+    pool, which by itself has one for each core: all of them can wait, and none is left to go on."""
+    simulated = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if simulated or "JAX_NUM_CPU_DEVICES" in os.environ:
+        os.environ.setdefault("NPROC", "64")  # XLA reads it when it makes the pool
 
 
 def _use(name):

@@ -10,9 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, flatten
+from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import subset
+from ssl_jax.evals.pictures import confusion
+from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import BASELINES, Protocol, register
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
@@ -50,6 +53,27 @@ def run(case: Case) -> dict[str, float]:
     Raises InputError for a network without a classifier, a set without labels, or one with other
     classes.
     """
+    found = _scored(case)
+    first, top = accuracies(found.image, found.labels)
+    many = found.image.shape[1] > TOP
+    return {"classify": 100 * first} | ({"classify_top5": 100 * top} if many else {})
+
+
+def figures(case: Case) -> dict[str, Picture]:
+    """{"classify_classes": what each class is taken for}."""
+    found = _scored(case)
+    counts = metrics.confusion(
+        found.labels, found.image.argmax(axis=1), num_classes=found.image.shape[1], ignore=-1
+    )
+    names = getattr(case.test, "class_names", None)
+    return {"classify_classes": confusion.picture(counts, names=names)}
+
+
+def _scored(case):
+    """The test images with the scores of the classifier as their features; once for each case."""
+    known = ("classify", *sorted(flatten(case.config).items()))
+    if known in case.extracted:
+        return case.extracted[known]
 
     def logits(images):
         extras = case.encoder(images, extras=True).extras
@@ -74,8 +98,8 @@ def run(case: Case) -> dict[str, float]:
             f"{case.test!r} has the labels {found.labels.min()} to {found.labels.max()}, but the"
             f" network was trained for 0 to {classes - 1}; evaluate it on the set it was trained on"
         )
-    first, top = accuracies(found.image, found.labels)
-    return {"classify": 100 * first} | ({"classify_top5": 100 * top} if classes > TOP else {})
+    case.extracted[known] = found
+    return found
 
 
 register(
@@ -84,6 +108,7 @@ register(
     dict,
     heading="top-1",
     needs="labels",
+    figures=figures,
     baselines=BASELINES[:1],
     protocols=PROTOCOLS,
 )

@@ -135,4 +135,4 @@ def run(case: Case) -> dict[str, float]:
     }
 
 
-register("collapse", run, defaults)
+register("collapse", run, defaults, one_size=True)

@@ -271,6 +271,7 @@ register(
     defaults,
     heading="decoded PSNR, dB",
     trains=True,
+    one_size=True,
     figures=figures,
     # Raw pixels as features would be copied.
     baselines=BASELINES[:1],

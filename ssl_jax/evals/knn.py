@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
-from ssl_jax.evals import tokens
+from ssl_jax.evals import metrics, tokens
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures import neighbours
+from ssl_jax.evals.pictures import confusion, neighbours
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import Protocol, register
 
@@ -185,26 +185,38 @@ def run(case: Case) -> dict[str, float]:
 
 def figures(case: Case) -> dict[str, Picture]:
     """{"neighbours": some test images with their nearest training images}: the first image of each
-    class, then the second, ..."""
+    class, then the second, ...; {"knn_classes": what each class is taken for}."""
     train, test = case.features(case.config.tokens, case.config.layers)
     assert train.image is not None and test.image is not None
     assert train.labels is not None and test.labels is not None
     labels = test.labels[:1000]
     turn = [np.sum(labels[:i] == label) for i, label in enumerate(labels)]
     queries = np.lexsort((labels, turn))[:_QUERIES]
-    classes = 1 + int(train.labels.max())
+    classes = 1 + int(max(train.labels.max(), test.labels.max()))
     nearest = classify(
         train.image, train.labels, test.image[queries], num_classes=classes, ks=(_SHOWN,)
     )
+    c, names = case.config, getattr(case.test, "class_names", None)
+    voted = classify(
+        train.image,
+        train.labels,
+        test.image,
+        num_classes=classes,
+        ks=c.k[:1],
+        temperature=c.temperature,
+    )
+    (predicted,) = voted.predictions.values()
+    counts = metrics.confusion(test.labels, predicted, num_classes=classes, ignore=-1)
     return {
+        "knn_classes": confusion.picture(counts, names=names),
         "neighbours": neighbours.picture(
             case.images(case.test, test.index[queries]),
             [case.images(case.train, train.index[row]) for row in nearest.index],
             nearest.similarity,
             test.labels[queries],
             train.labels[nearest.index],
-            class_names=getattr(case.test, "class_names", None),
-        )
+            class_names=names,
+        ),
     }
 
 

@@ -8,14 +8,17 @@ cosine, several layers, the best on the test set), both on random crops.
 """
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, flatten, key
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import crops, tokens
+from ssl_jax.evals import crops, metrics, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
-from ssl_jax.evals.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit
+from ssl_jax.evals.pictures import confusion
+from ssl_jax.evals.pictures.base import Picture
+from ssl_jax.evals.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, logits, whiten
 from ssl_jax.evals.registry import Protocol, register
 
 _SCALED_TO = 256  # features, of learning rates that grow with the batch
@@ -106,13 +109,20 @@ def defaults() -> dict:
 
 
 def probe(case: Case, num_classes: int = 0) -> Probe:
-    """The probe that an evaluation with the keys of `linear` trains and tests.
+    """The probe that an evaluation with the keys of `linear` trains and tests; once for each case.
 
     num_classes: 0: as many as the labels say.
 
     Raises InputError for a set without labels or with more classes, and for a crop_scale that is no
     range.
     """
+    known = ("linear", num_classes, *sorted(flatten(case.config).items()))
+    if known not in case.extracted:
+        case.extracted[known] = _probe(case, num_classes)
+    return case.extracted[known]
+
+
+def _probe(case, num_classes):
     c = case.config
     if len(c.crop_scale) not in (0, 2) or tuple(sorted(c.crop_scale)) != tuple(c.crop_scale):
         raise InputError(
@@ -171,6 +181,20 @@ def run(case: Case) -> dict[str, float]:
     return scores
 
 
+def figures(case: Case) -> dict[str, Picture]:
+    """{"linear_classes": what each class of the test images is taken for}."""
+    c, found = case.config, probe(case)
+    test = case.part("test", c.tokens, c.layers)
+    assert test.image is not None and test.labels is not None
+    inputs = whiten(test.image) if c.norm else jnp.asarray(test.image, jnp.float32)
+    predicted = np.asarray(logits(found.params, inputs)).argmax(axis=1)
+    counts = metrics.confusion(
+        test.labels, predicted, num_classes=len(found.params["bias"]), ignore=-1
+    )
+    names = getattr(case.test, "class_names", None)
+    return {"linear_classes": confusion.picture(counts, names=names)}
+
+
 def _crops(case: Case, records: np.ndarray) -> Stream:
     """Features of random crops of the training images, which are at their stored size."""
     c = case.config
@@ -196,4 +220,13 @@ def _crops(case: Case, records: np.ndarray) -> Stream:
     return stream
 
 
-register("linear", run, defaults, heading="linear", needs="labels", protocols=PROTOCOLS)
+register(
+    "linear",
+    run,
+    defaults,
+    heading="linear",
+    needs="labels",
+    figures=figures,
+    trains=True,
+    protocols=PROTOCOLS,
+)

@@ -71,4 +71,4 @@ def run(case: Case) -> dict[str, float]:
     return {"psnr": float(np.concatenate(values).mean())}
 
 
-register("psnr", run, dict, heading="PSNR, dB", baselines=BASELINES[:1])
+register("psnr", run, dict, heading="PSNR, dB", one_size=True, baselines=BASELINES[:1])

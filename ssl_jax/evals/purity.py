@@ -238,4 +238,4 @@ def figures(case: Case) -> dict[str, Picture]:
     return drawn
 
 
-register("purity", run, defaults, heading="purity", needs="masks", figures=figures)
+register("purity", run, defaults, heading="purity", needs="masks", one_size=True, figures=figures)

@@ -43,6 +43,7 @@ register(
     run,
     quality.defaults,
     heading="rebuilt PSNR, dB",
+    one_size=True,
     figures=figures,
     baselines=BASELINES[:1],
     protocols=PROTOCOLS,

@@ -43,6 +43,7 @@ class Type(NamedTuple):
       comma unless that is percent ("PSNR, dB"); "" = not shown there.
     needs: "labels", "masks" or "boxes" of the images, or "sequences" of them with masks; "" =
       images alone.
+    one_size: whether the images must have one size, all as they are read or all after the crop.
     figures(case) -> {name: pictures.Picture or pictures.Animation}: drawn at the end of a run, of
       the trained network.
     baselines: of BASELINES, those that the scores of a trained network are compared with.
@@ -57,6 +58,7 @@ class Type(NamedTuple):
     defaults: Callable
     heading: str = ""
     needs: str = ""
+    one_size: bool = False
     figures: Callable = no_figures
     baselines: tuple[str, ...] = BASELINES
     protocols: Mapping[str, Protocol] = MappingProxyType({})

@@ -195,9 +195,15 @@ def check(config: ConfigDict) -> None:
 
 def check_source(name: str, section: ConfigDict, opened: Any) -> None:
     """Refuses an opened source that lacks what the evaluation `name` needs. Raises InputError."""
-    needs = registry.get(section.type).needs
-    if needs and not source.has(opened, needs):
+    type = registry.get(section.type)
+    if type.needs and not source.has(opened, type.needs):
         raise lacking(name, section, opened)
+    if type.one_size and not section.crop and opened.size is None:
+        raise InputError(
+            f'evals.{name}: the type "{section.type}" needs images of one size, and those of'
+            f" {opened!r} have their own; set evals.{name}.data.size or evals.{name}.crop, in"
+            " pixels"
+        )
 
 
 def check_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None:

@@ -335,6 +335,7 @@ register(
     run,
     defaults,
     heading="stability",
+    one_size=True,
     figures=figures,
     baselines=BASELINES,
     protocols=PROTOCOLS,

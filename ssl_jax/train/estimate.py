@@ -165,8 +165,8 @@ def seconds(
 ) -> dict[str, float]:
     """{"compute", "memory", "communication": seconds a step}.
 
-    Memory: of what products read and write, as if all else were fused with them, and of reading and
-    writing the state once.
+    Memory: of reading and writing the state once. What products read and write (`program.moved`)
+    may stay on the chip.
 
     held: bytes of the state on a device. simulated: compiled for a CPU, which multiplies float32 as
     it is where `machine` takes three passes (`ops.numerics.precision_of`).
@@ -183,5 +183,8 @@ def seconds(
         # What a device sends in a ring, as a part of what it holds afterwards.
         parts = {"all-reduce": 2 * share, "reduce-scatter": count - 1, "collective-permute": 1.0}
         total += parts.get(one.kind, share) * one.bytes * one.times
-    memory = (of_one.moved + 2 * held) / machine.memory_rate
-    return {"compute": compute, "memory": memory, "communication": total / machine.link_rate}
+    return {
+        "compute": compute,
+        "memory": 2 * held / machine.memory_rate,
+        "communication": total / machine.link_rate,
+    }

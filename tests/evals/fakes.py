@@ -75,5 +75,8 @@ def case(type, train, test, **changes):
     """An evaluation whose features exist already: train and test have .image or .patches, and
     .labels or .masks."""
     return SimpleNamespace(
-        config=evals.new(type, **changes), seed=0, features=lambda tokens, layers=1: (train, test)
+        config=evals.new(type, **changes),
+        seed=0,
+        extracted={},
+        features=lambda tokens, layers=1: (train, test),
     )

@@ -75,6 +75,14 @@ def test_scores_of_a_network_in_percent():
     source = fakes.Source(pixels, labels=LABELS)
     scores = run(knows(pixels, wrong=(0, 5, 9)), source)
     assert scores == {"classify": pytest.approx(100 * 8 / 11), "classify_top5": 100.0}
+    case = case_lib.Case(
+        knows(pixels, wrong=(0, 5, 9)), evals.new("classify"), source, source, batch_size=4
+    )
+    (rows,) = classify.figures(case)["classify_classes"].rows
+    bars = np.asarray(rows[0].labels).reshape(7, -1, 120)
+    for label in range(7):
+        right = np.mean([i not in (0, 5, 9) for i in np.flatnonzero(LABELS == label)])
+        assert (bars[label] >= 0).any(axis=0).sum() == round(120 * right)
     # Unreadable records are left out; with five classes or fewer the top 5 say nothing.
     broken = fakes.Source(pixels, labels=LABELS, broken=(1,))
     assert run(knows(pixels, wrong=(0, 5, 9)), broken)["classify"] == pytest.approx(100 * 7 / 10)

@@ -9,6 +9,7 @@ from ssl_jax import evals, settings
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import report
 from ssl_jax.methods import encoder
+from tests.data.records import save
 from tests.evals import fakes
 
 HEADINGS = dict(knn="k-NN", linear="linear", dense="dense mIoU")
@@ -285,3 +286,23 @@ def test_the_table_is_aligned_and_marks_the_best():
 def test_columns_without_a_value_are_left_out():
     text = evals.comparison_table({"trained": {"knn": 5.0}}, HEADINGS)
     assert "linear" not in text and "5.0*" in text
+
+
+@pytest.mark.parametrize(
+    "type", ["collapse", "decode", "psnr", "purity", "reconstruct", "stability"]
+)
+def test_types_that_compare_positions_want_images_of_one_size(type, tmp_path):
+    for part, sizes in (("train", (16, 16, 24)), ("val", (16, 24))):
+        for i, size in enumerate(sizes):
+            path = tmp_path / "images" / part / f"{i}.png"
+            save(path, np.zeros((size, 16, 3), np.uint8))
+            save(tmp_path / "masks" / part / path.name, np.zeros((size, 16), np.uint8))
+    c = settings.base_config("dino")
+    images = dict(kind="folder", dir=str(tmp_path), split="train", test_split="val", size=0)
+    evals.add(c, type, data=images)
+    with pytest.raises(InputError, match=f'"{type}" needs images of one size.*evals.{type}.crop'):
+        evals.sources(c, (type,))
+    c.evals[type].crop = 16
+    assert evals.sources(c, (type,))
+    c.evals[type].update(dict(crop=0, data=dict(images, size=16)))
+    assert evals.sources(c, (type,))

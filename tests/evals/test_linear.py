@@ -28,6 +28,17 @@ def test_metrics_are_in_percent():
         linear.run(fakes.case("linear", SimpleNamespace(image=train.image, labels=None), test))
 
 
+def test_the_picture_of_classes_is_of_the_probe_that_was_scored(monkeypatch):
+    source = fakes.Source(fakes.images(40), labels=np.arange(40) % 3)
+    config = evals.new("linear", lrs=(1e-2,), epochs=3, batch=8, held_out=0.0)
+    case = evals.Case(evals.raw_pixels(4), config, source, source, patch=4)
+    right = linear.run(case)["linear"]
+    monkeypatch.setattr(linear, "fit", None)  # it is not trained again
+    said = dict(linear.figures(case)["linear_classes"].legend)
+    shares = [float(said[label].split()[-1]) for label in np.arange(40) % 3]
+    assert np.mean(shares) == pytest.approx(right, abs=0.1)
+
+
 def test_random_crops_come_with_their_images():
     """Classes are colours, which crops keep."""
     rng = np.random.default_rng(3)

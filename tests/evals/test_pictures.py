@@ -143,7 +143,9 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
         "attention.png",
         "pca.png",
         "segmentation.png",
+        "far_knn_classes.png",
         "far_neighbours.png",
+        "knn_classes.png",
         "neighbours.png",
         "dino_own.png",
     ]
@@ -157,7 +159,12 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
     config.evals.tasks = ("knn",)
     config.model.cls = False
     paths = report.Evaluation(config).draw("weights", None, folder, tmp_path / "nothing")
-    assert [p.name for p in paths] == ["pca.png", "neighbours.png", "dino_own.png"]
+    assert [p.name for p in paths] == [
+        "pca.png",
+        "knn_classes.png",
+        "neighbours.png",
+        "dino_own.png",
+    ]
     assert len(got) == 2 and not np.array_equal(got[1], got[0])
 
 
@@ -232,6 +239,11 @@ def test_figures_call_classes_by_the_names_of_their_source(config):
     rows = evals.knn.figures(cases["knn"])["neighbours"].rows
     assert all(row[0].title.startswith("query: photograph ") for row in rows)
     assert all("photograph " in panel.title for panel in rows[0][1:])
+    right = evals.run({"knn": cases["knn"]})["knn"]
+    said = dict(evals.knn.figures(cases["knn"])["knn_classes"].legend)
+    labels = cases["knn"].part("test").labels
+    shares = [float(said[label].split()[-1]) for label in labels]
+    assert np.mean(shares) == pytest.approx(right, abs=0.1)
 
 
 def test_nothing_is_drawn_without_evaluations(tmp_path, config, encoder, monkeypatch):

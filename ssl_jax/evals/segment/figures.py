@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.evals import metrics
+from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture, class_name
 from ssl_jax.evals.segment.inference import Scored
 
 SHOWN = 6  # test images
 _LEGEND = 24  # with more classes than this, those with most pixels are named
 _FRAME = "#bbbbbb"
-_BAND = 12  # pixels of a class in the picture of classes
 
 
 def make(
@@ -24,7 +24,13 @@ def make(
     """
     return {
         "segment": images(scored, config.head, len(counts), names),
-        "segment_classes": classes(counts, config.absent, names),
+        "segment_classes": confusion.picture(
+            counts,
+            metrics.class_iou(counts, config.absent),
+            names=names,
+            title="IoU of each class, and its pixels by predicted class",
+            measure="IoU",
+        ),
     }
 
 
@@ -58,36 +64,4 @@ def images(scored: Sequence[Scored], head: str, count: int, names: Sequence[str]
         background=named.index("background") if "background" in named else None,
         legend=(*((c, class_name(names, c)) for c in entries), *unlabelled),
         legend_title="class",
-    )
-
-
-def classes(counts: np.ndarray, absent: str, names: Sequence[str] | None) -> Picture:
-    """A bar of each class's IoU, and on the same rows where its pixels went."""
-    iou, pixels = metrics.class_iou(counts, absent), counts.sum(axis=1)
-    count = len(counts)
-    bars = np.full((count, _BAND, 10 * _BAND), -1)
-    for i, value in enumerate(np.nan_to_num(iou)):
-        bars[i, 1:-1, : round(value * bars.shape[-1])] = i
-    shares = counts / np.maximum(pixels, 1)[:, None]
-    order = np.argsort(-pixels, kind="stable")[:_LEGEND]
-
-    def entry(i):
-        value = "not there" if np.isnan(iou[i]) else f"{100 * iou[i]:.1f}"
-        return int(i), f"{class_name(names, i)} {value}"
-
-    return Picture(
-        "IoU of each class, and its pixels by predicted class",
-        (
-            (
-                Panel(labels=bars.reshape(-1, bars.shape[-1]), title="IoU, 0 to 100", frame=_FRAME),
-                Panel(
-                    heat=shares.repeat(_BAND, 0).repeat(max(1, 10 * _BAND // count), 1),
-                    title="truth (rows), predicted (columns)",
-                    frame=_FRAME,
-                ),
-            ),
-        ),
-        legend=tuple(entry(i) for i in sorted(order)),
-        legend_title="IoU, percent",
-        from_zero=True,
     )
