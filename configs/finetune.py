@@ -39,7 +39,7 @@ TFDS has no iNaturalist 2019: give a folder with train/CLASS/*.jpg and val/CLASS
 STELLAR: linear layer behind a LayerNorm on the mean of the sparse tokens, AdamW without a schedule,
 crops of .2-1 and flips alone, 75 epochs; a tenth of the training part is held out (evaluation
 held_out) to choose learning rate and batch, which are not published: 5e-5 at 1024 is ours.
-Not here: its fine-tuning on ADE20K.
+Its fine-tuning on ADE20K is the evaluation segment:stellar_finetune.
 """
 
 from ssl_jax import evals, settings

@@ -550,6 +550,7 @@ def test_eval_of_a_run_that_saved_nothing(refused, tmp_path):
         (["--config.evals.tasks=()"], "give --task=NAME"),
         (["--add=linar"], 'unknown type of evaluation "linar"; did you mean "linear"?'),
         (["--add=linear:sop"], 'unknown protocol of the type "linear" "sop"'),
+        (["--add=dense:cribo"], "needs to know its images: --config.evals.dense_cribo.data.kind="),
         (["--add=knn"], "--add=knn: the config has an evaluation knn already"),
         ([CONFIG], "eval takes the config that the checkpoint holds"),
     ],

@@ -84,7 +84,7 @@ def run(argv: list[str]) -> int:
     else:
         encoder = api.load(argv[1], family=given.get("family") or None)
         stored = settings.completed(encoder.config)
-    added = _add(stored, given.get("add", ""))
+    added = _add(stored, given.get("add", ""), rest)
     values, config = arguments.parse(argv[:1] + rest, stored, task=[])
     for key in config_lib.changed(stored, config):
         if not key.startswith("evals."):
@@ -134,9 +134,14 @@ def _shown_on_a_terminal():
             yield
 
 
-def _add(config: ConfigDict, wanted: str) -> list[str]:
-    """Adds the evaluations of --add to the config; returns their names."""
+def _add(config: ConfigDict, wanted: str, arguments: list[str]) -> list[str]:
+    """Adds the evaluations of --add to the config; returns their names.
+
+    arguments: the others. Raises InputError for a paper's protocol whose images are nowhere said:
+    those of this package would give a score that looks like the paper's.
+    """
     from ssl_jax import evals
+    from ssl_jax.evals import registry
 
     names = []
     for entry in filter(None, wanted.split(",")):
@@ -147,6 +152,15 @@ def _add(config: ConfigDict, wanted: str) -> list[str]:
                 f"--add={entry}: the config has an evaluation {name} already; choose it by"
                 f" --task={name}, its settings by --config.evals.{name}.KEY=VALUE"
             )
+        if protocol:
+            paper, key = registry.protocol(type, protocol), f"--config.evals.{name}.data."
+            said = "kind" in paper.changes.get("data", {})
+            said = said or any(argument.startswith(f"{key}kind=") for argument in arguments)
+            if registry.get(type).needs in ("masks", "boxes") and not said:
+                raise InputError(
+                    f"--add={entry} ({paper.source}) needs to know its images: {key}kind=KIND and"
+                    f" {key}dir=FOLDER, maybe {key}split=TRAIN and {key}test_split=TEST"
+                )
         config.evals[name] = evals.new(type, protocol=protocol)
         names.append(name)
     return names

@@ -1,8 +1,11 @@
 """J and F on masks made by hand, and F against a search through all pairs of boundary pixels."""
 
+import os
+
 import numpy as np
 import pytest
 
+from ssl_jax.data.source import make_source
 from ssl_jax.evals import video
 
 
@@ -69,6 +72,26 @@ def test_boundary_accuracy_equals_a_search_through_all_pairs(seed):
         expected = _naive(truth, predicted, tolerance)
         assert video.boundary_accuracy(truth, predicted, tolerance) == pytest.approx(expected)
     assert 0 < _naive(truth, predicted) < 1
+
+
+def test_a_real_sequence_perturbed():
+    """Masks of DAVIS as "predictions" of the frames after them, and moved by some pixels."""
+    folder = os.environ.get("SSL_JAX_DATA", "")
+    if not os.path.isdir(os.path.join(folder, "DAVIS")):
+        pytest.skip("set SSL_JAX_DATA to a folder that holds DAVIS")
+    places = dict(kind="davis", dir=os.path.join(folder, "DAVIS"), split="2016/val")
+    source = make_source(places)
+    records = list(source.sequences.values())[0]
+    masks = [source[i]["mask"] == 1 for i in list(records)[:9:4]]
+    for truth, later in zip(masks, masks[1:]):
+        for predicted in (later, np.roll(truth, (3, -5), (0, 1)), truth):
+            union = (truth | predicted).sum()
+            assert video.region_similarity(truth, predicted) == pytest.approx(
+                (truth & predicted).sum() / union
+            )
+            expected = _naive(truth, predicted)
+            assert video.boundary_accuracy(truth, predicted) == pytest.approx(expected)
+        assert 0 < _naive(truth, later) < 1 == _naive(truth, truth)
 
 
 def test_boundary_accuracy_of_nothing():
