@@ -9,6 +9,7 @@
                                                 or of other configs, on photographs of 256 px
     python launch/bench.py evals                extraction of features and both searches for
     python launch/bench.py evals --camvid /data/tfds    neighbours; among CamVid's patches
+    python launch/bench.py loader               decoding and views, of one core
 
 Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
 waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
@@ -24,6 +25,9 @@ a sum of the networks' outputs; memory is arrays and temporaries of one device.
 
 Evals: a table and OUT/evals.json. "x" is relative to the first form of each case, the network's
 bare forward pass or our search; "same" is the share of our neighbours that faiss found too.
+
+Loader: a table and OUT/loader.json, from the processor's seconds in interleaved rounds; "cores" is
+how many make 1000 images a second.
 """
 
 import argparse
@@ -38,6 +42,7 @@ import zlib
 import bench_measure
 import bench_ops
 import jax
+
 import runs
 
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "POT", "ott-jax", "faiss-cpu", "torch")
@@ -166,6 +171,21 @@ def evals(options) -> int:
     return 0
 
 
+def loader(options) -> int:
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    import bench_loader
+
+    small = dict(configs=("quickstart",), sizes=((48, 64),)) if options.scale == "small" else {}
+    rows = bench_loader.measure(options.rounds, **small)
+    cells = [
+        (row["case"], row["form"], f"{row['rate']:,.0f}", f"{row['x']:.2f}", f"{row['cores']:.1f}")
+        for row in rows
+    ]
+    heading = ("case", "form", "images/s of a core", "x", "cores for 1000 images/s")
+    _report(options, "loader", rows, [heading, *cells])
+    return 0
+
+
 def _report(options, name: str, rows: list[dict], table: list) -> None:
     """Prints the table, keeps the rows as OUT/NAME.json; with --write the table goes into
     docs/benchmarks.md."""
@@ -242,7 +262,9 @@ def main(arguments=None) -> int:
     command = commands.add_parser("evals", help="what evaluations of frozen features cost")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
     command.add_argument("--camvid", default="", help="folder of CamVid in TFDS's form")
-    for name in ("steps", "evals"):
+    command = commands.add_parser("loader", help="what a core does for an image")
+    command.add_argument("--scale", choices=("paper", "small"), default="paper")
+    for name in ("steps", "evals", "loader"):
         commands.choices[name].add_argument(
             "--write", action="store_true", help="put the table into docs/benchmarks.md"
         )
@@ -255,7 +277,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; it must be at least 1")
-    return {"ops": ops, "steps": steps, "evals": evals}[options.command](options)
+    return {"ops": ops, "steps": steps, "evals": evals, "loader": loader}[options.command](options)
 
 
 if __name__ == "__main__":

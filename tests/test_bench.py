@@ -36,6 +36,22 @@ def load(root, monkeypatch):
     return importlib.import_module
 
 
+def test_loader_reports_every_form(load, tmp_path, capsys):
+    bench = load("bench")
+    assert bench.main(["loader", "--scale", "small", "--rounds", "1", "--out", str(tmp_path)]) == 0
+    rows = json.loads((tmp_path / "loader.json").read_text())["rows"]
+    assert [(row["case"], row["form"]) for row in rows] == [
+        ("JPEG of 48 x 64", "ours"),
+        ("JPEG of 48 x 64", "ours, data.decode_size=256"),
+        ("JPEG of 48 x 64", "OpenCV"),
+        ("views of quickstart", "crop_on=host"),
+        ("views of quickstart", "crop_on=device"),
+    ]
+    assert all(row["cores"] == pytest.approx(1000 / row["rate"]) for row in rows)
+    assert rows[0]["x"] == rows[3]["x"] == 1
+    assert "cores for 1000 images/s" in capsys.readouterr().out
+
+
 def run(bench, folder, only) -> tuple[int, dict]:
     status = bench.main(
         ["ops", "--scale", "small", "--rounds", "1", "--only", only, "--out", str(folder)]

@@ -106,8 +106,9 @@ def test_pieces_of_a_batch_add_up_their_gradient_once():
 
 
 @pytest.mark.slow
-def test_a_device_sends_no_more_when_there_are_more_of_them():
-    few, many = measured("sop:vits16"), measured("sop:vits16", 256)
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_device_sends_no_more_when_there_are_more_of_them(name):
+    few, many = measured(name), measured(name, 256)
     assert volume(many) <= 1.05 * volume(few)
     assert many["flops"] <= 1.1 * many["fair"]
     assert sum(many["memory"].values()) <= 1.05 * sum(few["memory"].values())

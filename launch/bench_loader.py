@@ -1,0 +1,100 @@
+"""Times what a core does for an image: decoding, and the views of a method."""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+from skimage import data as photographs
+
+from ssl_jax import api
+from ssl_jax import config as config_lib
+from ssl_jax.data import decode
+from ssl_jax.train import loop
+
+# Height and width of files: the usual one of ImageNet, and a camera's.
+SIZES = ((375, 500), (1536, 2048))
+CONFIGS = ("mae:vitb16", "dino:vits16", "stellar:vitb16")
+_NEEDED = 1000  # images a second
+_FILES, _BATCHES = 16, 4
+
+
+def measure(rounds: int, *, configs=CONFIGS, sizes=SIZES, batch: int = 16) -> list[dict]:
+    """A row per form of each case: medians over interleaved rounds of the processor's seconds,
+    which other work on the machine does not change.
+
+    Keys of a row: case, form, rate (images a second of one core), x (time relative to the first
+    form of the case), cores (for 1000 images a second).
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in sizes:
+            files = _files(Path(folder) / "x".join(map(str, size)), size)
+            rows += _rows(f"JPEG of {size[0]} x {size[1]}", decoding(files), rounds, len(files))
+        first = Path(folder) / "x".join(map(str, sizes[0]))
+        for name in configs:
+            calls = {f"crop_on={x}": _views(name, first, x, batch) for x in ("host", "device")}
+            rows += _rows(f"views of {name}", calls, rounds, _BATCHES * batch)
+    return rows
+
+
+def _files(folder: Path, size) -> list[Path]:
+    """Photographs that come with scikit-image, as JPEG files of one size."""
+    folder.mkdir()
+    images = [photographs.astronaut(), photographs.chelsea(), photographs.coffee()]
+    for i in range(_FILES):
+        image = Image.fromarray(images[i % len(images)]).rotate(90 * (i % 4), expand=True)
+        image.resize(size[::-1], Image.Resampling.BICUBIC).save(folder / f"{i}.jpg", quality=90)
+    return sorted(folder.iterdir())
+
+
+def decoding(files: list[Path]) -> dict:
+    """{form: decodes all files, from memory}."""
+    encoded = [file.read_bytes() for file in files]
+
+    def ours(short_side):
+        return lambda: [decode.decode_image(data, short_side=short_side) for data in encoded]
+
+    def opencv():
+        return [cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR) for data in encoded]
+
+    return {"ours": ours(0), "ours, data.decode_size=256": ours(256), "OpenCV": opencv}
+
+
+def _views(name: str, folder: Path, crop_on: str, batch: int):
+    """Makes some batches of a config's views of the files, in this process."""
+    config = config_lib.load(name)
+    size = 256 if crop_on == "device" else 0
+    config.data.update(dict(kind="folder", dir=str(folder), workers=0, crop_on=crop_on, size=size))
+    config.evals.tasks, config.optim.batch_size = (), batch
+    if config.method == "stellar":
+        config.stellar.target = "pixel"  # codes need a tokenizer's file
+    config.optim.steps = _BATCHES  # so that no more are made ahead
+    run = api.prepare(config)
+
+    def call():
+        batches = loop.open_loader(run)
+        for _ in range(_BATCHES):
+            next(batches)
+        batches.close()
+
+    return call
+
+
+def _rows(case: str, calls: dict, rounds: int, images: int) -> list[dict]:
+    seconds: dict[str, list[float]] = {form: [] for form in calls}
+    for round_ in range(rounds + 1):
+        for form, call in calls.items():
+            start = time.process_time()
+            call()
+            if round_:  # the first warms up
+                seconds[form].append((time.process_time() - start) / images)
+    taken = {form: statistics.median(times) for form, times in seconds.items()}
+    first = next(iter(taken.values()))
+    return [
+        dict(case=case, form=form, rate=1 / each, x=each / first, cores=_NEEDED * each)
+        for form, each in taken.items()
+    ]
