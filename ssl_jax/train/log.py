@@ -1,6 +1,7 @@
 """What a run writes while it goes: metrics as CSV and JSONL, the progress line, the environment."""
 
 import csv
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -186,12 +187,23 @@ def versions() -> dict[str, str | None]:
         "numpy",
         "ml_collections",
         "pillow",
+        "opencv-python-headless",
+        "scipy",
+        "tensorflow-datasets",
     ):
         try:
             result[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             result[name] = None
     return result
+
+
+def code() -> str:
+    """A digest of the package's sources, which differ between two commits of one version."""
+    folder, digest = Path(__file__).parent.parent, hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def environment() -> dict:

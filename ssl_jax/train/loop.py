@@ -342,7 +342,8 @@ def _network(current) -> tuple[Any, Any]:
 def _facts(run: Run) -> dict:
     """What all processes of a run must have in common."""
     values = config_lib.flatten(run.config)
-    return values | log.versions() | {"number of images": len(run.source)}
+    known = {"number of images": len(run.source), "code of ssl_jax": log.code()}
+    return values | log.versions() | known
 
 
 def _due(at: int, config) -> bool:

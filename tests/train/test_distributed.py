@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.train import distributed, stop
+from ssl_jax.train import distributed, log, stop
 
 
 def watched(seconds, tmp_path, **phase):
@@ -93,3 +93,15 @@ def test_a_process_that_fails_ends_at_once_and_says_why(error, code, said, monke
     told = capfd.readouterr().err
     assert codes == [code] and said in told
     assert ("Traceback" in told) == (code == 1)
+
+
+def test_two_commits_of_one_version_are_told_apart(monkeypatch, tmp_path):
+    (tmp_path / "train").mkdir()
+    monkeypatch.setattr(log, "__file__", str(tmp_path / "train" / "log.py"))
+    (tmp_path / "a.py").write_text("x = 1\n")
+    first = log.code()
+    assert first == log.code() and len(first) == 12
+    (tmp_path / "a.py").write_text("x = 2\n")
+    second = log.code()
+    (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert len({first, second, log.code()}) == 3
