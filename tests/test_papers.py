@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import papers
+from ssl_jax import evals, papers
 from ssl_jax.config import InputError
 
 ROW = """
@@ -119,3 +119,14 @@ def test_numbers_of_rows_are_written_in_the_papers_only(name, root):
     text = (root / "configs" / f"{name}.py").read_text()
     numbers = [row.expected["knn"].split()[0] for row in papers.load(name) if "knn" in row.expected]
     assert not [n for n in numbers if re.fullmatch(r"\d\d\.\d+", n) and n in text]
+
+
+@pytest.mark.parametrize("name", papers.names())
+def test_a_score_of_a_linear_layer_names_its_protocol(name):
+    """In brackets: one of this package's, or a paper's own that it does not have."""
+    known = {p for type in ("linear", "segment", "knn") for p in evals.TYPES[type].protocols}
+    for row in papers.load(name):
+        for score in row.expected:
+            if "linear" in score or "layers" in score:
+                (named,) = re.findall(r"linear[^(]*\(([\w, ]+)\)|layers \((\w+)\)", score)
+                assert set("".join(named).split(", ")) <= known | {"MAE", "DINOv2"}, score
