@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax import ops
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, flatten, key
 from ssl_jax.evals import features, knn, store, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.metrics import ABSENT, class_iou, confusion, mean_iou
 from ssl_jax.evals.pictures import segmentation
 from ssl_jax.evals.pictures.base import IGNORE, Picture
+from ssl_jax.evals.pictures.confusion import picture as picture_of_classes
 from ssl_jax.evals.registry import Protocol, register
 from ssl_jax.evals.store import Grids
 
@@ -71,6 +72,7 @@ class Retrieval(NamedTuple):
     truth: Any  # [N, h, w] int32, majority label of each patch, 255 = ignore
     patch_iou: np.ndarray  # [c] float64, NaN for classes that do not count, see `class_iou`
     pixel_iou: np.ndarray  # the same, predictions enlarged by nearest neighbour to the masks' size
+    patch_counts: np.ndarray  # [c, c] int64, patches by true (row) and predicted class
 
 
 def patch_labels(
@@ -276,6 +278,7 @@ def segment(
         truth=np.stack(truth) if one_size else truth,
         patch_iou=class_iou(counts[0], absent),
         pixel_iou=class_iou(counts[1], absent),
+        patch_counts=counts[0],
     )
 
 
@@ -359,6 +362,7 @@ def run(case: Case) -> dict[str, float]:
                 raise InputError(
                     f"dense retrieval from one training image in {part} ({count} images): {error}"
                 ) from error
+            case.extracted.setdefault(_known(case), result)  # the first one, for the pictures
             draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
         patch, pixel = 100.0 * np.mean(draws, axis=0)
         name = "dense" if part == c.subsample[0] else f"dense_1in{part}"
@@ -369,32 +373,49 @@ def run(case: Case) -> dict[str, float]:
 
 
 def figures(case: Case) -> dict[str, Picture]:
-    """{"segmentation": the first test images, their true classes and those retrieved}; nothing for
-    images of different sizes."""
+    """{"segmentation": the first test images, their true classes and those retrieved;
+    "dense_classes": IoU of each class and what its patches are taken for, if it was scored}."""
     train, test = _features(case)
-    if isinstance(test.patches, Grids):
+    c, shown = case.config, range(min(_SHOWN, len(test.patches)))
+    images = [case.images(case.test, [i])[0] for i in test.index[: len(shown)]]
+    masks = [test.masks[i] for i in shown]
+    names = getattr(case.test, "mask_names", None)
+    scored = case.extracted.get(_known(case))
+    if scored is None and isinstance(test.patches, Grids):
         return {}
-    masks = test.masks[:_SHOWN]
-    result = segment(
+    result = scored or segment(
         train.patches,
         train.masks,
         test.patches[:_SHOWN],
-        masks,
+        test.masks[:_SHOWN],
         num_classes=_classes(case, train.masks, test.masks),
-        k=case.config.k,
-        rule=case.config.vote,
+        k=c.k,
+        rule=c.vote,
     )
-    return {
+    pictures = {
         "segmentation": segmentation.picture(
-            case.images(case.test, test.index[:_SHOWN]),
+            images,
             masks,
-            result.truth,
-            result.predicted,
-            title=f"Dense retrieval: the class of each patch from its {case.config.k} nearest"
-            " training patches",
-            class_names=getattr(case.test, "mask_names", None),
+            [result.truth[i] for i in shown],
+            [result.predicted[i] for i in shown],
+            title=f"Dense retrieval: the class of each patch from its {c.k} nearest training"
+            " patches",
+            class_names=names,
         )
     }
+    if scored:
+        pictures["dense_classes"] = picture_of_classes(
+            scored.patch_counts,
+            scored.patch_iou,
+            names=names,
+            title="IoU of each class, and what its patches are taken for",
+            measure="IoU",
+        )
+    return pictures
+
+
+def _known(case):
+    return ("dense", *sorted(flatten(case.config).items()))
 
 
 register(

@@ -10,6 +10,7 @@ from ssl_jax import evals, settings
 from ssl_jax.evals import pictures, report
 from ssl_jax.evals.pictures import Panel, Picture, attention, neighbours, pca, render, segmentation
 from ssl_jax.methods.base import Features
+from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
 
@@ -229,6 +230,28 @@ def test_the_pca_picture_has_each_image_above_its_colours():
     assert [len(row) for row in picture.rows] == [6, 6, 2, 2]
     np.testing.assert_array_equal(picture.rows[2][1].image, images[7])
     assert picture.rows[3][1].image.shape == (4, 4, 3)
+
+
+def test_dense_pictures_of_images_of_their_own_sizes():
+    rng = np.random.default_rng(0)
+    sizes = ((8, 12), (12, 8), (8, 8))
+    images = [rng.random((*size, 3), np.float32) for size in sizes]
+    masks = [np.full(size, i % 2, np.uint8) for i, size in enumerate(sizes)]
+
+    class Mixed(fakes.Source):
+        def __getitem__(self, i):
+            return {"image": images[i], "mask": masks[i]}
+
+    source = Mixed(np.zeros((3, 8, 8, 3)), masks=masks, size=None)
+    source.shape = lambda i: sizes[i]
+    case = evals.Case(evals.raw_pixels(4), evals.new("dense", k=1), source, source, patch=4)
+    assert evals.dense.figures(case) == {}
+    assert evals.run({"dense": case})["dense"] == pytest.approx(100)
+    found = evals.dense.figures(case)
+    assert [panel.image.shape for panel, *_ in found["segmentation"].rows] == [
+        (*size, 3) for size in sizes
+    ]
+    assert [text for _, text in found["dense_classes"].legend] == ["0 100.0", "1 100.0"]
 
 
 def test_figures_call_classes_by_the_names_of_their_source(config):

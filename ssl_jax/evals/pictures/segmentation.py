@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture, class_name
 
@@ -12,10 +11,10 @@ _LEGEND = 24  # with more classes than this, the legend has those that appear
 
 
 def picture(
-    images: ArrayLike,
-    masks: ArrayLike,
-    truth: ArrayLike,
-    predicted: ArrayLike,
+    images: Sequence[np.ndarray] | np.ndarray,
+    masks: Sequence[np.ndarray] | np.ndarray,
+    truth: Sequence[np.ndarray] | np.ndarray,
+    predicted: Sequence[np.ndarray] | np.ndarray,
     *,
     title: str,
     class_names: Sequence[str] | None = None,
@@ -23,16 +22,15 @@ def picture(
     """One row per image: the image, its mask, the true class of each patch, the predicted class.
 
     Args:
-      images: [n, H, W, 3] in [0, 1]. masks: [n, H, W] int, 255 = ignore. truth: [n, h, w] int, 255
-        = ignore. predicted: [n, h, w] int.
+      images: n of [H, W, 3] in [0, 1]. masks: n of [H, W] int, 255 = ignore. truth: n of [h, w]
+        int, 255 = ignore. predicted: n of [h, w] int. Sizes may differ from image to image.
       class_names: names of all classes; None: numbers. One called "background" is light gray.
     """
-    images, masks, truth, predicted = map(np.asarray, (images, masks, truth, predicted))
-    if masks.shape != images.shape[:3] or not len(images) == len(truth) == len(predicted):
-        raise ValueError(
-            f"images {images.shape}, masks {masks.shape}, truth {truth.shape} and predictions"
-            f" {predicted.shape} do not fit"
-        )
+    given = dict(images=images, masks=masks, truth=truth, predictions=predicted)
+    shapes = {name: [np.shape(array) for array in arrays] for name, arrays in given.items()}
+    sides = [shape[:2] for shape in shapes["images"]]
+    if shapes["masks"] != sides or not len(sides) == len(truth) == len(predicted):
+        raise ValueError(", ".join(f"{n} {found}" for n, found in shapes.items()) + " do not fit")
 
     def classes(labels, title):
         labels = np.where(labels == IGNORE, -1, labels.astype(np.int64))
@@ -48,7 +46,7 @@ def picture(
             classes(predicted[i], f"retrieved, {right:.0f} % right"),
         )
 
-    used = set(np.unique(masks)) | set(np.unique(predicted))
+    used = {int(c) for part in (*masks, *predicted) for c in np.unique(part)}
     names = list(class_names or ())
     count = max([len(names), *(1 + int(c) for c in used - {IGNORE})])
     entries = [c for c in range(count) if count <= _LEGEND or c in used]
