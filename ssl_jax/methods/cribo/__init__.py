@@ -135,7 +135,9 @@ def make(config: ConfigDict) -> base.Method:
             metrics["memory_fill"] = ops.memory_valid(memory).mean()
             if not c.cycle:
                 cycle = jnp.broadcast_to(valid & exists, cycle.shape)
-            retrieved = dict(neighbours=embed(teacher, neighbours), cycle=cycle, counts=c.counts)
+            # Images first: devices share the head's work by them.
+            near = multicrop.views_first(embed(teacher, neighbours))
+            retrieved = dict(neighbours=near, cycle=cycle, counts=c.counts)
             new["memory"] = objects.remembered(found, valid)
         terms = losses.cribo_objects(
             student,

@@ -66,7 +66,7 @@ def retrieve(
       group: images among which the way back is searched; 0 = all.
 
     Returns:
-      neighbours [2, B, K, d], raw rows of the memory; consistent [2, B, K] bool; exists, bool:
+      neighbours [B, 2, K, d], raw rows of the memory; consistent [2, B, K] bool; exists, bool:
       whether the memory holds any object.
     """
     rows, exists = memory["rows"], ops.memory_valid(memory) & memory["rows"]["valid"]
@@ -86,7 +86,7 @@ def retrieve(
         near = devices.take(rows[own], cycle.index.reshape(-1), cut=True)
         neighbours.append(near.reshape(*cycle.index.shape, -1))
         consistent.append(cycle.consistent)
-    return jnp.stack(neighbours), jnp.stack(consistent), exists.any()
+    return jnp.stack(neighbours, axis=1), jnp.stack(consistent), exists.any()
 
 
 def remembered(objects: jax.Array, valid: jax.Array) -> base.Push:
