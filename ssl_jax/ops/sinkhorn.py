@@ -29,7 +29,8 @@ from ssl_jax.ops.arguments import require, require_inside
 from ssl_jax.ops.checked import Count, Positive, checked
 from ssl_jax.ops.numerics import product, sharpen, softmax_parts
 
-# Scores of one pass over rows: on CPUs what stays in the cache, elsewhere what keeps a device busy.
+# Scores of one pass over rows, of a device: on CPUs what stays in the cache, elsewhere what keeps it
+# busy.
 _ENTRIES_CPU, _ENTRIES = 2**20, 2**24
 
 
@@ -234,7 +235,8 @@ def sinkhorn_cross_entropy(
 
 def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
     """Number of passes over rows of `width` numbers, and by how many rows to pad them."""
-    entries = _ENTRIES_CPU if devices.platform() == "cpu" else _ENTRIES
+    # Of each device, so that all have rows in every pass: else rows would be sent to and fro.
+    entries = (_ENTRIES_CPU if devices.platform() == "cpu" else _ENTRIES) * devices.count()
     passes, per_pass = over.divide(rows, chunk or max(1, entries // max(width, 1)))
     return passes, passes * per_pass - rows
 
