@@ -29,7 +29,7 @@ from ssl_jax.ops.arguments import require, require_inside
 from ssl_jax.ops.checked import Count, Positive, checked
 from ssl_jax.ops.numerics import product, sharpen, softmax_parts
 
-# Scores of one pass over rows, of a device: on CPUs what stays in the cache, elsewhere what keeps it
+# Scores of a device in one pass over rows: on CPUs what stays in the cache, elsewhere what keeps it
 # busy.
 _ENTRIES_CPU, _ENTRIES = 2**20, 2**24
 
