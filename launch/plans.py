@@ -32,7 +32,6 @@ PRESETS = (
     ("cribo:vitb16_in1k",),
     ("stellar:vitb16", "stellar.target=pixel"),
     ("stellar:vith14", "stellar.target=pixel", "mesh.fsdp=8"),
-    ("stellar:vith14", "stellar.target=pixel", "mesh.fsdp=8", "optim.chunks=2"),
 )
 IMAGES = 1281167  # of ImageNet
 _HEADING = (

@@ -134,9 +134,21 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
         of_one = _with_hidden(of_one, needed - sum(of_one.flops.values()))
     memory = {name: _held(getattr(state, name)) for name in FIELDS}
     memory["batch"] = _held(batch)
-    used = compiled.memory_analysis()
-    memory["temporary"] = used.temp_size_in_bytes if used else 0.0
+    memory["temporary"] = _temporary(compiled.memory_analysis())
     return Step(memory, of_one)
+
+
+def _temporary(used: Any) -> float:
+    """Bytes of intermediate results that live at once.
+
+    used: what XLA says of a program; its "temp_size" is the space of all of them, of which TPUs
+    need less: they compile programs for which it exceeds their memory.
+    """
+    if not used:
+        return 0.0
+    kept = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+    peak = getattr(used, "peak_memory_in_bytes", 0)
+    return max(0.0, float(peak - kept)) if peak else float(used.temp_size_in_bytes)
 
 
 def _with_hidden(of_one: program.Program, missing: float) -> program.Program:

@@ -8,6 +8,7 @@ import math
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -133,3 +134,14 @@ def test_products_in_fused_kernels_are_added():
     whole = estimate._with_hidden(shown, 2.0)
     assert whole.flops == {"bf16": 5.0, "f32": 1.0}
     assert whole.where["fused attention", "bf16"] == 2.0 and whole.where["a.py:1", "bf16"] == 3.0
+
+
+@pytest.mark.parametrize(
+    "peak, temporary", [(700, 140), (500, 0), (0, 900)], ids=["shared", "small", "unknown"]
+)
+def test_temporaries_are_those_that_live_at_once(peak, temporary):
+    sizes = dict(argument=300, output=280, alias=20, temp=900)
+    used = SimpleNamespace(**{f"{name}_size_in_bytes": n for name, n in sizes.items()})
+    used.peak_memory_in_bytes = peak
+    assert estimate._temporary(used) == temporary
+    assert estimate._temporary(None) == 0
