@@ -41,7 +41,7 @@ def start(method, workdir, processes, of=None, steps=STEPS, more=()):
             subprocess.Popen(
                 [*command, *place, *(of or {}).get(index, ())],
                 cwd=ROOT,
-                env=compiling.environment(DEVICES // processes),
+                env=compiling.environment(DEVICES // processes, TINY_RUN_CUTS_FROM="64"),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

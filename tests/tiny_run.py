@@ -1,10 +1,13 @@
 """Config file of a tiny run for command-line tests: tests/tiny_run.py:METHOD."""
 
+import os
+
 from ssl_jax import evals
 from ssl_jax.train import sharding
 from tests import tiny
 
-sharding._MIN_SIZE = 64  # so that mesh.fsdp cuts the tiny networks
+# Of a process of its own: so that mesh.fsdp cuts the tiny networks.
+sharding._MIN_SIZE = int(os.environ.get("TINY_RUN_CUTS_FROM", sharding._MIN_SIZE))
 
 
 def get_config(method: str):
