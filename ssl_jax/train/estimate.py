@@ -117,12 +117,13 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut), batch)
     places = jax.tree.map(lambda x: x.sharding, state)
     train_step = step.compile_step(step.make_step(method, optimizer, config), mesh, places)
+    memory = {name: _held(getattr(state, name)) for name in FIELDS}
     try:
         compiled, of_one = program.compile(train_step.lower(state, batch), **options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        held = sum(_held(getattr(state, name)) for name in FIELDS) / 2**30
+        held = sum(memory.values()) / 2**30
         reason = str(error).partition("RESOURCE_EXHAUSTED: ")[2].partition("\n")[0]
         raise TooLarge(
             f"the step does not fit a device, which holds {held:.2f} GiB of the state as well:"
@@ -132,7 +133,6 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     if mesh.devices.flat[0].platform == "tpu":  # may have fused attention
         needed = step.flops_per_image(config, state) * config.optim.batch_size / mesh.size
         of_one = _with_hidden(of_one, needed - sum(of_one.flops.values()))
-    memory = {name: _held(getattr(state, name)) for name in FIELDS}
     memory["batch"] = _held(batch)
     memory["temporary"] = _temporary(compiled.memory_analysis())
     return Step(memory, of_one)
