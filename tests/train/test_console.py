@@ -52,7 +52,8 @@ def test_the_log_of_a_run_line_by_line(tmp_path, capsys):
         r"trained .*",
         r"percent where no unit is named; \* = best of the column",
         *[rf"picture: .*/run/pictures/{name}\.png" for name in ("curves", "attention", "pca")],
-        *[rf"picture: .*/{name}\.png" for name in ("neighbours", "sop_\\w+", "sop_\\w+")],
+        *[rf"picture: .*/{name}\.png" for name in ("knn_classes", "neighbours")],
+        *[rf"picture: .*/{name}\.png" for name in ("sop_neighbours", "sop_patch_neighbours")],
         r"done after \d+:\d\d: scores in results\.txt, pictures/, weights in checkpoints/, all .*",
         r"next: ssl-jax eval \S+/run   ssl-jax report \S+/run",
     ]
