@@ -15,8 +15,9 @@ Values are those of the published arguments: two views of scale .25-1 and no loc
 images and for objects, tau_s .1, tau_t .04 -> .07, K = 32 and lambda_pos = 1 on ImageNet, K = 64
 and lambda_pos = 2 on COCO, S = 25000 images, both center momenta .9, weight decay .04 -> .4, EMA
 .996 -> 1, AdamW. The way back of a cycle is searched among the images of a device: 128, 64 for
-ViT-B, 32 on COCO. ViT-B: the gain is fixed, clip .3, last layers frozen for 3 epochs, float32.
-Published runs of ViT-S were in float16, ours are in bfloat16.
+ViT-B, 32 on COCO. ViT-B: the gain is fixed, clip .3, last layers frozen for 3 epochs. Ours are in
+bfloat16, the published runs of ViT-S in float16 and those of ViT-B in float32, which takes three
+passes on a GPU or TPU (model.dtype=float32).
 
 Where paper and official code differ: costs of the clustering are normalised per image
 (cribo.normalize=batch: over the batch, here the global one, there that of a device), each view of
@@ -55,7 +56,6 @@ def get_config(variant: str = "vits16_in1k"):
         cribo.clusters, cribo.position_weight, cribo.group = 64, 2.0, 32
     if variant == "vitb16_in1k":
         optim.lr, optim.final_lr, optim.clip, optim.clip_by = 7.5e-4, 2e-6, 0.3, "tensor"
-        config.model.dtype = "float32"
         cribo.norm_last_layer, cribo.freeze_last_layer_epochs = True, 3
         cribo.teacher_temperature_epochs, cribo.group = 50.0, 64
     if variant in presets.SMALL:

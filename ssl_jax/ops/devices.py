@@ -136,7 +136,6 @@ def by_bank(
         return search(queries, *bank)
 
     def share(queries, bank):
-        queries = jax.lax.all_gather(queries, axes, tiled=True)
         values, index = search(queries, *bank)
         index = index + jax.lax.axis_index(axes).astype(index.dtype) * bank[0].shape[0]
         parts = [x.reshape(count_, -1, x.shape[-1]) for x in (values, index)]
@@ -150,8 +149,8 @@ def by_bank(
         return -values[:, :k], index[:, :k]
 
     size, count_ = queries.shape[0], count()
-    cut = PartitionSpec(axes)
-    shared = jax.shard_map(share, in_specs=(cut, cut), out_specs=cut, check_vma=False)
+    cut, uncut = PartitionSpec(axes), PartitionSpec()
+    shared = jax.shard_map(share, in_specs=(uncut, cut), out_specs=cut, check_vma=False)
     values, index = shared(passes.pad(queries, -size % count_), bank)
     return values[:size], index[:size]
 

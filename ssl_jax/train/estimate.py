@@ -130,9 +130,6 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
             f' {reason} To make it fit: model.remat="block", a larger optim.chunks, more devices or'
             " a smaller optim.batch_size"
         ) from error
-    if mesh.devices.flat[0].platform == "tpu":  # may have fused attention
-        needed = step.flops_per_image(config, state) * config.optim.batch_size / mesh.size
-        of_one = _with_hidden(of_one, needed - sum(of_one.flops.values()))
     memory["batch"] = _held(batch)
     memory["temporary"] = _temporary(compiled.memory_analysis())
     return Step(memory, of_one)
@@ -149,15 +146,6 @@ def _temporary(used: Any) -> float:
     kept = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
     peak = getattr(used, "peak_memory_in_bytes", 0)
     return max(0.0, float(peak - kept)) if peak else float(used.temp_size_in_bytes)
-
-
-def _with_hidden(of_one: program.Program, missing: float) -> program.Program:
-    """With the products that the step needs and the program does not show: those of fused
-    attention, which is in 16 bits."""
-    if missing <= 0:
-        return of_one
-    flops = of_one.flops | {"bf16": of_one.flops.get("bf16", 0.0) + missing}
-    return of_one._replace(flops=flops, where=of_one.where | {("fused attention", "bf16"): missing})
 
 
 def _held(tree: Any) -> float:

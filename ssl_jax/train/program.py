@@ -32,6 +32,9 @@ COLLECTIVES = (
     "ragged-all-to-all",
     "collective-permute",
 )
+# Matrix products per pair of tokens in JAX's flash attention for TPUs, which hides them: scores and
+# their sum over values; backward, each kernel also works out the scores anew.
+_FLASH = {"bwd_dq": 3, "bwd_dkv": 4, "": 2}
 
 
 class Collective(NamedTuple):
@@ -147,7 +150,11 @@ class _Reader:
         if kind in ("dot", "convolution"):
             flops[self.where(text), _operands(instruction, text)] += _flops(instruction, text)
             arrays = [instruction, *instruction.operands()[:2]]
-            moved[kind] += round(sum(_bytes(_type(i.to_string(), _kind(i))) for i in arrays))
+            moved[kind] += round(sum(_bytes(_type_of(i)) for i in arrays))
+        elif kind == "custom-call" and "flash_attention" in text:
+            flops[self.where(text), _operands(instruction, text)] += _flash_flops(instruction, text)
+            moved[kind] += round(_bytes(_type(text, kind)))
+            moved[kind] += round(sum(_bytes(_type_of(i)) for i in instruction.operands()))
         elif kind.removesuffix("-start") in COLLECTIVES:
             devices, type_ = _group(text), _type(text, kind)
             if devices != 1:
@@ -217,6 +224,10 @@ def _type(text: str, kind: str) -> str:
     return text.split(" = ", 1)[1].split(f" {kind}(", 1)[0]
 
 
+def _type_of(instruction) -> str:
+    return _type(instruction.to_string(), _kind(instruction))
+
+
 def _arrays(type_: str) -> list[tuple[str, int, tuple[int, ...]]]:
     """(name, bits, shape) of each array in a type."""
     found = _ARRAY.findall(type_)
@@ -229,7 +240,7 @@ def _bytes(type_: str) -> float:
 
 def _shape_of(instruction) -> tuple[str, tuple[int, ...]]:
     """(type name, shape) of what an instruction gives."""
-    ((name, _, shape), *_) = _arrays(_type(instruction.to_string(), _kind(instruction)))
+    ((name, _, shape), *_) = _arrays(_type_of(instruction))
     return name, shape
 
 
@@ -253,6 +264,14 @@ def _flops(instruction, text: str) -> int:
         kernel = _found(r"dim_labels=\w+_(\w+)->", text)
         summed = math.prod(right) // right[kernel.index("o")]
     return 2 * math.prod(out) * summed
+
+
+def _flash_flops(instruction, text: str) -> int:
+    """2 x products of a kernel of flash attention; its first operands are q and k, [B, heads, N,
+    width]."""
+    (_, queries), (_, keys) = map(_shape_of, instruction.operands()[:2])
+    products = next(number for part, number in _FLASH.items() if part in text)
+    return 2 * products * math.prod(queries) * keys[2]
 
 
 def _lines(text: str) -> dict[str, str]:

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from ssl_jax.train import estimate, program
+from ssl_jax.train import estimate
 from tests.conftest import ROOT
 
 # The full-size preset of each method, with what is sent beyond its gradient, as a share of that:
 # CrIBo's objects, which look for neighbours in a memory that is cut over the devices; STELLAR's
 # prototypes, whose gradient the main view and the others give one after another.
 PRESETS = {
-    "cribo:vits16_in1k": 1.7,
+    "cribo:vits16_in1k": 0.6,
     "dino:vits16": 0.05,
     "dinov2:vitl16": 0.05,
     "flsl:vits16": 0.05,
@@ -126,14 +126,6 @@ def test_cut_weights_move_and_activations_stay():
     assert volume(found, "all-gather") <= 1.2 * (2 * found["params"] / 2)
     assert volume(found, "reduce-scatter") <= 1.05 * found["params"] / 8
     assert volume(found, "all-reduce") <= 0.05 * found["params"]
-
-
-def test_products_in_fused_kernels_are_added():
-    shown = program.Program({"bf16": 3.0, "f32": 1.0}, {("a.py:1", "bf16"): 3.0}, [])
-    assert estimate._with_hidden(shown, -1.0) is shown
-    whole = estimate._with_hidden(shown, 2.0)
-    assert whole.flops == {"bf16": 5.0, "f32": 1.0}
-    assert whole.where["fused attention", "bf16"] == 2.0 and whole.where["a.py:1", "bf16"] == 3.0
 
 
 @pytest.mark.parametrize(

@@ -80,3 +80,30 @@ def test_a_convolution(mesh):
         )
 
     assert compiled(mesh, convolve, BATCH).flops == {"f32": 2 * 8 * (2 * 6 * 6) * 9}
+
+
+_TOKENS = "bf16[2,6,256,64]"
+
+
+def _kernel(name, results, operands):
+    """As libtpu has it after the partitioner, without the kernel itself."""
+    return (
+        f'{name} = {results} custom-call({operands}), custom_call_target="tpu_custom_call",'
+        f' metadata={{op_name="jit(flash_attention)/{name[1:]}/pallas_call"}}\n'
+    )
+
+
+def test_products_of_flash_attention_are_seen():
+    text = (
+        f"HloModule attention\nENTRY %main (q: {_TOKENS}, v: {_TOKENS}) -> {_TOKENS} {{\n"
+        f"%q = {_TOKENS} parameter(0)\n%v = {_TOKENS} parameter(1)\n"
+        + _kernel("%forward", f"({_TOKENS}, f32[2,6,256,128])", "%q, %q, %v")
+        + _kernel("%flash_mha_bwd_dkv_block_q", f"({_TOKENS}, {_TOKENS})", "%q, %q, %v, %v")
+        + f'%other = {_TOKENS} custom-call(%q, %v), custom_call_target="Sharding"\n'
+        + f"ROOT {_kernel('%flash_mha_bwd_dq_block_q', _TOKENS, '%q, %q, %v, %v')}}}\n"
+    )
+    found = program.read(text)
+    scores = 2 * 2 * 6 * 256 * 256 * 64  # one product of each pair of tokens
+    assert found.flops == {"bf16": (2 + 4 + 3) * scores}
+    array, statistics = 2 * 6 * 256 * 64 * 2, 2 * 6 * 256 * 128 * 4
+    assert found.moved == (4 * array + statistics) + (6 * array) + (5 * array)

@@ -22,6 +22,7 @@ from ssl_jax.methods.cribo import objects
 from ssl_jax.methods.cribo.levels import Level
 from ssl_jax.methods.cribo.settings import check, defaults, position_weight
 from ssl_jax.models import heads
+from ssl_jax.ops import devices
 from ssl_jax.views import boxes, recipe
 
 __all__ = ["Outputs", "check", "defaults", "make"]
@@ -130,7 +131,9 @@ def make(config: ConfigDict) -> base.Method:
         retrieved = {}
         if retrieves:
             memory = carry["memory"]
-            neighbours, cycle, exists = objects.retrieve(found, valid, memory, group=c.group)
+            # Both searches and the memory need all objects: they are sent once.
+            every = devices.whole(found)
+            neighbours, cycle, exists = objects.retrieve(every, valid, memory, group=c.group)
             metrics |= objects.bootstrapping(cycle, valid)
             metrics["memory_fill"] = ops.memory_valid(memory).mean()
             if not c.cycle:
@@ -138,7 +141,7 @@ def make(config: ConfigDict) -> base.Method:
             # Images first: devices share the head's work by them.
             near = multicrop.views_first(embed(teacher, neighbours))
             retrieved = dict(neighbours=near, cycle=cycle, counts=c.counts)
-            new["memory"] = objects.remembered(found, valid)
+            new["memory"] = objects.remembered(every, valid)
         terms = losses.cribo_objects(
             student,
             target,
