@@ -287,10 +287,7 @@ class _Result(NamedTuple):
     points: np.ndarray  # [M, P, 2]
 
 
-def _found(case: Case) -> _Result:
-    known = "box_knn", repr(case.train), repr(case.test), repr(case.config)
-    if known in case.extracted:
-        return case.extracted[known]
+def _result(case: Case) -> _Result:
     c = case.config
     parts = []
     for source, count in ((case.train, c.train_examples), (case.test, c.test_examples)):
@@ -320,8 +317,7 @@ def _found(case: Case) -> _Result:
     )
     first = c.k[0] if c.k[0] in predicted else max(predicted)  # more than there are: all
     predicted = {first: predicted[first], **predicted}
-    case.extracted[known] = _Result(predicted, test.labels, test.index, test.points)
-    return case.extracted[known]
+    return _Result(predicted, test.labels, test.index, test.points)
 
 
 def run(case: Case) -> dict[str, float]:
@@ -331,7 +327,7 @@ def run(case: Case) -> dict[str, float]:
 
     Raises InputError for a set without boxes.
     """
-    result = _found(case)
+    result = case.once("box_knn", _result)
     accuracy = {
         f"box_knn_k{k}": 100.0 * float((p == result.labels[:, None]).any(axis=1).mean())
         for k, p in result.predicted.items()
@@ -343,7 +339,7 @@ def run(case: Case) -> dict[str, float]:
 def figures(case: Case) -> dict[str, Picture]:
     """{"box_neighbours": the first test images, the points whose patches voted, and how many of
     them name the class}."""
-    result, c = _found(case), case.config
+    result, c = case.once("box_knn", _result), case.config
     k, predicted = next(iter(result.predicted.items()))
     panels = []
     for i in range(min(_SHOWN, len(result.labels))):

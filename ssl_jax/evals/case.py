@@ -1,6 +1,6 @@
 """Evaluations at work: one `Case` for each, on one network."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ class Case:
       that gives `.image` and `.patches`.
     config: the evaluation's section. train, test: sources of its images.
     seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
-    extracted: features that evaluations of this network on the same images share; filled on demand.
+    extracted: features that evaluations of this network on the same images share, and what one
+      evaluation works out `once`; filled on demand.
     shared, cache: whether all processes work on this, and where features are kept; see
       `features.extract`.
     """
@@ -88,6 +89,17 @@ class Case:
             shared=self.shared,
             cache=self.cache,
         )
+
+    def own(self, name: str, *more: Any) -> tuple:
+        """Where results of this evaluation alone are in `extracted`."""
+        return (name, *sorted(flatten(self.config).items()), *more)
+
+    def once(self, name: str, make: Callable[["Case"], Any], *more: Any) -> Any:
+        """make(self), worked out once for the scores and the pictures of this evaluation."""
+        known = self.own(name, *more)
+        if known not in self.extracted:
+            self.extracted[known] = make(self)
+        return self.extracted[known]
 
     def images(self, source: Any, indices: Iterable[int]) -> np.ndarray:
         """Images [n, H, W, 3] float32 in [0, 1] of records of `train` or `test`, cut as they are

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError, flatten
+from ssl_jax.config import InputError
 from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import subset
@@ -53,7 +53,7 @@ def run(case: Case) -> dict[str, float]:
     Raises InputError for a network without a classifier, a set without labels, or one with other
     classes.
     """
-    found = _scored(case)
+    found = case.once("classify", _scored)
     first, top = accuracies(found.image, found.labels)
     many = found.image.shape[1] > TOP
     return {"classify": 100 * first} | ({"classify_top5": 100 * top} if many else {})
@@ -61,7 +61,7 @@ def run(case: Case) -> dict[str, float]:
 
 def figures(case: Case) -> dict[str, Picture]:
     """{"classify_classes": what each class is taken for}."""
-    found = _scored(case)
+    found = case.once("classify", _scored)
     counts = metrics.confusion(
         found.labels, found.image.argmax(axis=1), num_classes=found.image.shape[1], ignore=-1
     )
@@ -70,10 +70,7 @@ def figures(case: Case) -> dict[str, Picture]:
 
 
 def _scored(case):
-    """The test images with the scores of the classifier as their features; once for each case."""
-    known = ("classify", *sorted(flatten(case.config).items()))
-    if known in case.extracted:
-        return case.extracted[known]
+    """The test images with the scores of the classifier as their features."""
 
     def logits(images):
         extras = case.encoder(images, extras=True).extras
@@ -98,7 +95,6 @@ def _scored(case):
             f"{case.test!r} has the labels {found.labels.min()} to {found.labels.max()}, but the"
             f" network was trained for 0 to {classes - 1}; evaluate it on the set it was trained on"
         )
-    case.extracted[known] = found
     return found
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from ssl_jax import config as config_lib
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
@@ -241,10 +240,7 @@ def rebuilt(
 
 def _trained(case: Case) -> tuple[Decoder, tokenizer.Target]:
     """`train`, once for the scores and the picture of an evaluation."""
-    known = ("decode", *sorted(config_lib.flatten(case.config).items()))
-    if known not in case.extracted:
-        case.extracted[known] = train(case)
-    return case.extracted[known]
+    return case.once("decode", train)
 
 
 def run(case: Case) -> dict[str, float]:

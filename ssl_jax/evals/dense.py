@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax import ops
-from ssl_jax.config import InputError, flatten, key
+from ssl_jax.config import InputError, key
 from ssl_jax.evals import features, knn, store, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.metrics import ABSENT, class_iou, confusion, mean_iou
@@ -362,7 +362,7 @@ def run(case: Case) -> dict[str, float]:
                 raise InputError(
                     f"dense retrieval from one training image in {part} ({count} images): {error}"
                 ) from error
-            case.extracted.setdefault(_known(case), result)  # the first one, for the pictures
+            case.extracted.setdefault(case.own("dense"), result)  # the first one, for the pictures
             draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
         patch, pixel = 100.0 * np.mean(draws, axis=0)
         name = "dense" if part == c.subsample[0] else f"dense_1in{part}"
@@ -380,7 +380,7 @@ def figures(case: Case) -> dict[str, Picture]:
     images = [case.images(case.test, [i])[0] for i in test.index[: len(shown)]]
     masks = [test.masks[i] for i in shown]
     names = getattr(case.test, "mask_names", None)
-    scored = case.extracted.get(_known(case))
+    scored = case.extracted.get(case.own("dense"))
     if scored is None and isinstance(test.patches, Grids):
         return {}
     result = scored or segment(
@@ -412,10 +412,6 @@ def figures(case: Case) -> dict[str, Picture]:
             measure="IoU",
         )
     return pictures
-
-
-def _known(case):
-    return ("dense", *sorted(flatten(case.config).items()))
 
 
 register(

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.config import InputError, flatten, key
+from ssl_jax.config import InputError, key
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import crops, metrics, tokens
 from ssl_jax.evals.case import Case
@@ -116,10 +116,7 @@ def probe(case: Case, num_classes: int = 0) -> Probe:
     Raises InputError for a set without labels or with more classes, and for a crop_scale that is no
     range.
     """
-    known = ("linear", num_classes, *sorted(flatten(case.config).items()))
-    if known not in case.extracted:
-        case.extracted[known] = _probe(case, num_classes)
-    return case.extracted[known]
+    return case.once("linear", lambda _: _probe(case, num_classes), num_classes)
 
 
 def _probe(case, num_classes):

@@ -185,10 +185,8 @@ def _compared(case: Case):
     )
     if (labels == IGNORE).all():
         raise InputError("no labelled patch: every pixel of the masks is ignored (255)")
-    known = ("purity", case.config.to_json())
-    if known not in case.extracted:
-        case.extracted[known] = clusters(case, test.index, test.patches)
-    return test, case.extracted[known], labels
+    found = case.once("purity", lambda _: clusters(case, test.index, test.patches))
+    return test, found, labels
 
 
 def run(case: Case) -> dict[str, float]:

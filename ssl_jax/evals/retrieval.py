@@ -171,11 +171,8 @@ def cut_out(image: np.ndarray, box: np.ndarray) -> np.ndarray:
 
 def _gallery(case: Case) -> _Gallery:
     """Computed once for `run` and `figures`."""
-    known = "retrieval", repr(case.test), repr(case.config)
-    if known not in case.extracted:
-        make = _benchmark_gallery if case.config.ground_truth else _labelled_gallery
-        case.extracted[known] = make(case)
-    return case.extracted[known]
+    make = _benchmark_gallery if case.config.ground_truth else _labelled_gallery
+    return case.once("retrieval", make)
 
 
 def _benchmark_gallery(case: Case) -> _Gallery:

@@ -252,28 +252,22 @@ def _padded(case: Case) -> Callable[[np.ndarray], Parts]:
 
 def _measured(case: Case) -> tuple[Shifted, tuple[float, float]]:
     """Means over all test images, of batches weighted by their size."""
-    known = ("stability", case.config.to_json())
-    if known not in case.extracted:
-        moved: list[Shifted] = []
-        crops: list[tuple[float, float]] = []
-        weights: list[int] = []
-        for number, images in enumerate(_pieces(case)):
-            if len(images) < 2:
-                if weights:
-                    continue  # a single image has no other to be compared with
-                raise InputError("stability compares images: it needs at least 2")
-            c, window, function = case.config, _window(case, images.shape[1:3]), _padded(case)
-            moved.append(shifted(function, images, c.shifts, window, case.patch))
-            seed = np.random.SeedSequence((case.seed, number)).generate_state(1)[0]
-            how = dict(crops=c.crops, scale=c.scale, size=window, seed=int(seed))
-            crops.append(cropped(function, images, **how))
-            weights.append(len(images))
-        means: Any = (np.average(np.stack(x), axis=0, weights=weights) for x in zip(*moved))
-        case.extracted[known] = (
-            Shifted(*means),
-            tuple(np.average(crops, axis=0, weights=weights).tolist()),
-        )
-    return case.extracted[known]
+    moved: list[Shifted] = []
+    crops: list[tuple[float, float]] = []
+    weights: list[int] = []
+    for number, images in enumerate(_pieces(case)):
+        if len(images) < 2:
+            if weights:
+                continue  # a single image has no other to be compared with
+            raise InputError("stability compares images: it needs at least 2")
+        c, window, function = case.config, _window(case, images.shape[1:3]), _padded(case)
+        moved.append(shifted(function, images, c.shifts, window, case.patch))
+        seed = np.random.SeedSequence((case.seed, number)).generate_state(1)[0]
+        how = dict(crops=c.crops, scale=c.scale, size=window, seed=int(seed))
+        crops.append(cropped(function, images, **how))
+        weights.append(len(images))
+    means: Any = (np.average(np.stack(x), axis=0, weights=weights) for x in zip(*moved))
+    return Shifted(*means), tuple(np.average(crops, axis=0, weights=weights).tolist())
 
 
 def run(case: Case) -> dict[str, float]:
@@ -286,7 +280,7 @@ def run(case: Case) -> dict[str, float]:
 
     A network that says the same of all images is stable too: compare with `_other`.
     """
-    moved, (same, different) = _measured(case)
+    moved, (same, different) = case.once("stability", _measured)
     shifts = np.array(case.config.shifts)
     some = shifts > 0
     values = {
@@ -306,7 +300,7 @@ def run(case: Case) -> dict[str, float]:
 
 def figures(case: Case) -> dict[str, Chart]:
     """{"shifts": both curves against the shift}."""
-    moved, _ = _measured(case)
+    moved, _ = case.once("stability", _measured)
     shifts = np.array(case.config.shifts)
     whole = np.isfinite(moved.follows)
     curves = (

@@ -1,6 +1,7 @@
 """In-memory sources and features for the tests of the evaluations."""
 
-from types import SimpleNamespace
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 
 from ssl_jax import evals
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals.case import Case
 from ssl_jax.evals.pixels import Pixels
 
 
@@ -71,12 +73,18 @@ def counted_features(patch=4, dim=5):
     return apply, shapes
 
 
-def case(type, train, test, **changes):
+@dataclass(frozen=True)
+class _Given(Case):
+    """parts: the features of the training and of the test images."""
+
+    parts: Any = None
+
+    def part(self, name, tokens="image", layers=1):
+        return self.parts[name]
+
+
+def case(type, train, test, source=None, **changes):
     """An evaluation whose features exist already: train and test have .image or .patches, and
-    .labels or .masks."""
-    return SimpleNamespace(
-        config=evals.new(type, **changes),
-        seed=0,
-        extracted={},
-        features=lambda tokens, layers=1: (train, test),
-    )
+    .labels or .masks. source: of the test images."""
+    parts = dict(train=train, test=test)
+    return _Given(None, evals.new(type, **changes), None, source, parts=parts)

@@ -223,8 +223,9 @@ def test_the_class_of_the_largest_box_is_found(box_labels):
 def test_one_right_feature_is_enough(monkeypatch):
     predicted = np.array([[0, 1, 1], [1, 1, 1], [2, 0, 2]])
     result = box_knn._Result({5: predicted}, np.array([0, 0, 2]), np.arange(3), None)
-    monkeypatch.setattr(box_knn, "_found", lambda case: result)
-    assert evals.TYPES["box_knn"].run(None)["box_knn"] == pytest.approx(200 / 3)
+    monkeypatch.setattr(box_knn, "_result", lambda case: result)
+    scores = evals.TYPES["box_knn"].run(fakes.case("box_knn", None, None))
+    assert scores["box_knn"] == pytest.approx(200 / 3)
 
 
 def test_sets_that_cannot_be_scored():

@@ -167,9 +167,7 @@ def test_enlarge_is_nearest():
 def _case(train_masks=_TRAIN_MASKS, test_masks=_TEST_MASKS, **changes):
     train = SimpleNamespace(patches=_TRAIN, masks=train_masks)
     test = SimpleNamespace(patches=_TEST, masks=test_masks)
-    case = fakes.case("dense", train, test, k=15, **changes)
-    case.test = None  # no names of classes
-    return case
+    return fakes.case("dense", train, test, k=15, **changes)
 
 
 def test_metrics_are_in_percent():
@@ -247,8 +245,7 @@ def test_a_bank_in_a_file_is_searched_without_a_copy(tmp_path, monkeypatch):
 
 
 def test_labels_that_the_set_does_not_name_are_refused():
-    case = _case()
-    case.test = SimpleNamespace(mask_names=("sky", "road"))
+    case = _case(source=SimpleNamespace(mask_names=("sky", "road")))
     with pytest.raises(InputError, match="has class 2, but the set names 2 classes, 0 to 1"):
         dense.run(case)
 

@@ -17,9 +17,7 @@ _ROWS = (6 * np.eye(3, 8)[_LABELS] + 0.3 * _RNG.normal(size=(60, 8))).astype(np.
 
 def _case(**changes):
     test = features.Extracted(_ROWS, None, _LABELS, None, np.arange(60), 3, ())
-    case = fakes.case("tsne", test, test, perplexity=8, **changes)
-    case.extracted, case.test, case.part = {}, None, lambda name, tokens: test
-    return case
+    return fakes.case("tsne", test, test, perplexity=8, **changes)
 
 
 def test_groups_stay_together_and_the_seed_decides():

@@ -162,7 +162,7 @@ def test_a_run_scores_and_draws(done):
     one, scores = done
     assert set(scores) >= {"yolos", "yolos_ap50", "yolos_ap75", "yolos_small"}
     assert all(0 <= value <= 100 for value in scores.values())
-    predicted, true, kept = one.extracted[yolos._known(one)]
+    predicted, true, kept = one.extracted[one.own("yolos")]
     assert kept == [0, 1, 2] and len(predicted) == 3
     for found, wanted, index in zip(predicted, true, kept):
         np.testing.assert_array_equal(wanted.boxes, Squares(4)[index]["boxes"])
@@ -179,7 +179,7 @@ def test_a_run_is_the_same_again_and_on_several_devices(done, encoder, monkeypat
     again = made(encoder, broken=(3,))
     monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
     alone = yolos.run(again)
-    before, after = (c.extracted[yolos._known(c)][0] for c in (one, again))
+    before, after = (c.extracted[c.own("yolos")][0] for c in (one, again))
     for a, b in zip(before, after):
         np.testing.assert_allclose(a.boxes, b.boxes, atol=1e-2)
         np.testing.assert_allclose(a.scores, b.scores, atol=1e-3)

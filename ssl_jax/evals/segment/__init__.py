@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ssl_jax.config import InputError, check_multiple, flatten
+from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import subset
@@ -71,10 +71,7 @@ def _applies(case: Case) -> bool:
 
 def outcome(case: Case) -> Outcome:
     """Trains, selects the learning rate and counts the test pixels; once for each case."""
-    known = ("segment", *sorted(flatten(case.config).items()))
-    if known not in case.extracted:
-        case.extracted[known] = _outcome(case)
-    return case.extracted[known]
+    return case.once("segment", _outcome)
 
 
 def _outcome(case: Case) -> Outcome:

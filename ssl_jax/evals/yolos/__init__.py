@@ -11,7 +11,7 @@ score.
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, flatten
+from ssl_jax.config import InputError
 from ssl_jax.evals import detection
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import subset
@@ -42,7 +42,7 @@ def run(case: Case) -> dict[str, float]:
     classes = max(classes_of(case.train), classes_of(case.test))
     detector = train(case.encoder, case.train, train_indices, case.config, case.seed)
     found = predict(detector, case.test, test_indices, case.config, case.config.batch)
-    case.extracted[_known(case)] = found
+    case.extracted[case.own("yolos")] = found
     predicted, true, _ = found
     if not any(len(image.boxes) for image in true):
         raise InputError(f"no test image of {case.test!r} has a box, so there is nothing to score")
@@ -59,17 +59,13 @@ def check(name: str, section: ConfigDict) -> None:
     detection.check_installed()
 
 
-def _known(case: Case) -> tuple:
-    """Where the predictions of an evaluation are kept."""
-    return ("yolos", *sorted(flatten(case.config).items()))
-
-
 def figures(case: Case) -> dict[str, Picture]:
     """{"boxes": some test images with their true and predicted boxes}; nothing where this process
     has not trained the detector on images of this size."""
-    if _known(case) not in case.extracted:
+    found = case.extracted.get(case.own("yolos"))
+    if found is None:
         return {}
-    predicted, true, kept = (part[:_SHOWN] for part in case.extracted[_known(case)])
+    predicted, true, kept = (part[:_SHOWN] for part in found)
     return {
         "boxes": boxes_picture.picture(
             [np.asarray(case.test[i]["image"]) for i in kept],
