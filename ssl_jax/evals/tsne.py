@@ -46,6 +46,7 @@ def embed(
 def _points(case: Case):
     test = case.part("test", "image")
     image, c = test.image, case.config
+    assert image is not None
     how = dict(perplexity=c.perplexity, dimensions=c.dimensions, seed=case.seed)
     return test, case.once("tsne", lambda _: embed(image, **how))
 
