@@ -51,7 +51,7 @@ def get_config(variant: str = "vitl16"):
             part.bottleneck, part.prototypes = 128, 1024
         return config
     views.global_scale, views.local_scale, views.local_count = (0.32, 1.0), (0.05, 0.32), 8
-    model.layer_scale = 1e-5
+    model.layer_scale, model.remat = 1e-5, "block"
     optim.batch_size = optim.base_batch = 2048
     optim.lr = 4e-3 * math.sqrt(optim.base_batch / 1024)
     optim.epochs, optim.warmup_epochs = 200.0, 20.0

@@ -47,7 +47,7 @@ def get_config(variant: str = "vitb16"):
     config.teacher.momentum = config.teacher.final_momentum = 0.996
     if variant in FULL:
         views.global_count, views.local_count, views.local_scale = 8, 8, (0.06, 0.36)
-        model.queries, model.drop_path = 16, 0.0
+        model.queries, model.drop_path, model.remat = 16, 0.0, "block"
         optim.batch_size = optim.base_batch = 2048
         optim.epochs, optim.lr = FULL[variant]
         optim.final_lr, optim.warmup_epochs = optim.lr, 0.0
