@@ -81,7 +81,7 @@ def _compare(case: Case, direction: str, calls: dict, memory: dict, rounds: int)
         judged[name] = _judge(case, _hold(view, output), wanted, False)
         del output
     del wanted
-    seconds = time_interleaved(calls, rounds)
+    seconds = medians(time_interleaved(calls, rounds))
     rows = []
     for name in calls:
         row = dict(size=case.size, direction=direction, form=name)
@@ -109,9 +109,13 @@ def _hold(view, output):
     return None if output is None else jax.tree.map(np.asarray, view(output))
 
 
-def time_interleaved(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, float]:
-    """Median seconds per call. Every round runs all calls, each round starting with another: drift
-    hits all alike. skip: rounds that do not count.
+def medians(seconds: dict) -> dict[str, float]:
+    return {name: float(np.median(values)) for name, values in seconds.items()}
+
+
+def time_interleaved(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, list[float]]:
+    """Seconds of each call in each round. A round runs all calls, each round starting with another:
+    drift hits all alike. skip: rounds that do not count.
     """
     seconds, names = {name: [] for name in calls}, list(calls)
     for number in range(rounds):
@@ -120,7 +124,7 @@ def time_interleaved(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, fl
             start = time.perf_counter()
             calls[name]()
             seconds[name].append(time.perf_counter() - start)
-    return {name: float(np.median(values[skip:])) for name, values in seconds.items()}
+    return {name: values[skip:] for name, values in seconds.items()}
 
 
 def memory_rise(call) -> tuple[Any, int | None]:

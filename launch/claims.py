@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 import bench_steps  # noqa: E402
 import claims_measure as measures  # noqa: E402
 import claims_papers  # noqa: E402
-import runs  # noqa: E402
 
+import runs  # noqa: E402
 from ssl_jax import config as config_lib  # noqa: E402
 from ssl_jax import papers  # noqa: E402
 from ssl_jax.cli import arguments  # noqa: E402
@@ -47,7 +47,7 @@ RULE = (
     " seeds (15 of them in the paper's favour) and in 18 with three, so a single row says little.\n"
 )
 _HEADING = ("claim", "measured", "ours", "difference", "verdict")
-_ROUNDS, _STEPS = 8, 10  # of turns in which steps are timed
+_ROUNDS = 8  # in which steps are timed
 
 
 def main(argv=None) -> int:
@@ -173,21 +173,17 @@ def number(name: str, results: dict, folder: Path, network: str) -> float:
 
 
 def costs(claim, passed_on=()) -> dict[str, list[dict[int, float]]]:
-    """Of a claim about the cost of a step, the same with rounds in place of seeds: the median step
-    of a round in percent of the last variant's."""
+    """Of a claim about the cost of a step, the same with rounds in place of seeds: a step of that
+    round in percent of the last variant's."""
     configs = {}
     for variant in claim.variants:
         config = config_lib.load(f"compare:{variant.method}")
         config.update_from_flattened_dict(variant.changes)
         _, configs[variant.name] = arguments.parse(["claims", *passed_on], config)
-    taken = bench_steps.measure(configs, _ROUNDS, _STEPS)
-    medians = [
-        [statistics.median(seconds[i * _STEPS :][:_STEPS]) for i in range(_ROUNDS)]
-        for seconds in taken.values()
-    ]
+    taken = list(bench_steps.times(configs, _ROUNDS).values())
     shares = [
-        {i: 100 * own / last for i, (own, last) in enumerate(zip(mine, medians[-1]))}
-        for mine in medians
+        {i: 100 * own / last for i, (own, last) in enumerate(zip(mine, taken[-1]))}
+        for mine in taken
     ]
     return {measures.COST: shares}
 

@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 import bench_steps  # noqa: E402
-import runs  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
+import runs  # noqa: E402
 import ssl_jax  # noqa: E402
 from configs import compare  # noqa: E402
 from ssl_jax import config as config_lib  # noqa: E402
@@ -32,7 +32,7 @@ from ssl_jax.evals import curves  # noqa: E402
 SETS = ("cifar10", "imagenette96")
 SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear")}
 _SHARE = 0.75  # of the time that goes to steps; the rest to compilation, evaluation and pictures
-_ROUNDS, _STEPS = 3, 10  # of turns in which steps are timed
+_ROUNDS = 3  # in which steps are timed
 
 
 def main(argv=None) -> int:
@@ -77,7 +77,7 @@ def planned(names, minutes: float, workdir: Path, passed_on=()) -> dict[str, int
         configs = {}
         for name in missing:
             _, configs[name] = arguments.parse(["real_sets", *passed_on], config_lib.load(name))
-        taken = bench_steps.measure(configs, _ROUNDS, _STEPS)
+        taken = bench_steps.times(configs, _ROUNDS)
         seconds = 60 * minutes * _SHARE / len(names)
         for name, times in taken.items():
             known[name] = max(1, round(seconds / statistics.median(times)))

@@ -11,6 +11,7 @@ from ssl_jax import api
 from ssl_jax.methods.encoder import Encoder
 from tests import tiny
 from tests.conftest import ROOT
+from tests.test_claims import replace
 from tests.test_compare import cells
 from tests.test_compare import finished as finished_run
 
@@ -23,17 +24,16 @@ def script():
 
 
 def test_every_run_gets_an_equal_share_of_the_time(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        script.bench_steps,
-        "measure",
-        lambda configs, *_: dict(zip(configs, ([0.1, 0.1, 9.0], [0.5, 0.5, 0.5]))),
-    )
+    def times(configs, rounds):
+        return dict(zip(configs, ([0.1, 0.1, 9.0], [0.5, 0.5, 0.5])))
+
+    replace(script.bench_steps, times, monkeypatch)
     names = ["dino:cifar10", "mae:cifar10"]
     plan = script.planned(names, 10.0, tmp_path)
     share = 600 * 0.75 / 2
     assert plan == {"dino:cifar10": round(share / 0.1), "mae:cifar10": round(share / 0.5)}
     # after a kill: the same numbers, and no timing
-    monkeypatch.setattr(script.bench_steps, "measure", lambda *_: 1 / 0)
+    monkeypatch.setattr(script.bench_steps, "times", lambda *_: 1 / 0)
     assert script.planned(names, 99.0, tmp_path) == plan
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import flatten
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import registry, section
@@ -60,13 +61,25 @@ class Case:
         """
         known = (*_images(self.config), self.config.crop, tokens, layers, name)
         if known not in self.extracted:
-            c = self.config
-            source, count = {
-                "train": (self.train, c.train_examples),
-                "test": (self.test, c.test_examples),
-            }[name]
-            chosen = subset(len(source), count, self.seed)
-            self.extracted[known] = self.of(source, chosen, tokens, layers)
+            self.extracted[known] = self.of(*self._chosen(name), tokens, layers)
+        return self.extracted[known]
+
+    def _chosen(self, name: str) -> tuple[Any, np.ndarray]:
+        """The source of the training or the test images, and which of its records are used."""
+        c = self.config
+        source, count = {
+            "train": (self.train, c.train_examples),
+            "test": (self.test, c.test_examples),
+        }[name]
+        return source, subset(len(source), count, self.seed)
+
+    def records(self, name: str) -> np.ndarray:
+        """Numbers of the training ("train") or test images, without those that cannot be read: for
+        evaluations that read images themselves."""
+        known = (*_images(self.config), "records", name)
+        if known not in self.extracted:
+            source, chosen = self._chosen(name)
+            self.extracted[known] = chosen[[_readable(source, i) for i in chosen]]
         return self.extracted[known]
 
     def of(
@@ -107,6 +120,14 @@ class Case:
         return images_of(source, indices, crop=self.config.crop, multiple=self.patch)
 
 
+def _readable(source: Any, record: int) -> bool:
+    try:
+        source[int(record)]
+    except Unreadable:
+        return False
+    return True
+
+
 def _images(config) -> tuple:
     """What says which images an evaluation uses."""
     data = sorted(flatten(config.data).items())
@@ -129,7 +150,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
                 (data.test_split, data.get("test_list", ""), c.test_examples),
             )
             opened[known] = tuple(
-                Telling(_cached(make_source(data, split=split, list=names), count))
+                Telling(_cached(make_source(data, split=split, list=names), count), count)
                 for split, names, count in parts
             )
         for source in opened[known]:

@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import key
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import subset
 from ssl_jax.evals.rank import rank_me
 from ssl_jax.evals.registry import register
 from ssl_jax.evals.stability import SCALE, random_crop
@@ -98,7 +97,7 @@ def _unit(features):
 
 def _views(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Features [N, d] of two random crops of each test image."""
-    index = subset(len(case.test), case.config.test_examples, case.seed)
+    index = case.records("test")
     rng = np.random.Generator(np.random.Philox(key=case.seed))
     found: tuple[list, list] = ([], [])
     for start in range(0, len(index), case.batch_size):

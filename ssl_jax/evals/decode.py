@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import subset
 from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register
 from ssl_jax.losses.stellar import reconstruction
@@ -199,7 +198,7 @@ def read(source: Any, batches: Iterable[np.ndarray], images_of: Callable) -> Ite
 def train(case: Case) -> tuple[Decoder, tokenizer.Target]:
     """The decoder of an evaluation, trained on its training images, and its goal."""
     c = case.config
-    index = subset(len(case.train), c.train_examples, case.seed)
+    index = case.records("train")
     size = min(c.batch, len(index))
     goal = tokenizer.target(c.target, case.patch)
     first = case.images(case.train, index[:1])

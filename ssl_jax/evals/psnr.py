@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import subset
 from ssl_jax.evals.registry import BASELINES, register
 from ssl_jax.models import tokenizer
 
@@ -39,7 +38,7 @@ def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
 def batches(case: Case) -> Iterator[tuple[np.ndarray, int]]:
     """Test images [B, H, W, 3] of an evaluation and how many of the B count. All have one shape,
     so that functions of them are compiled once: the last is filled up with its last image."""
-    index = subset(len(case.test), case.config.test_examples, case.seed)
+    index = case.records("test")
     for start in range(0, len(index), case.batch_size):
         rows = index[start : start + case.batch_size]
         filled = np.append(rows, np.repeat(rows[-1:], case.batch_size - len(rows)))

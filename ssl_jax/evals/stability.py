@@ -19,7 +19,6 @@ from scipy import optimize, spatial
 
 from ssl_jax.config import InputError, key
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import subset
 from ssl_jax.evals.pictures.base import Chart, Curve
 from ssl_jax.evals.registry import BASELINES, Protocol, register
 from ssl_jax.evals.windows import images_of
@@ -234,7 +233,7 @@ def _window(case: Case, size: tuple[int, int]) -> tuple[int, int]:
 
 def _pieces(case: Case):
     """Test images as they are stored, with the margin, a batch at a time."""
-    index = subset(len(case.test), case.config.test_examples, case.seed)
+    index = case.records("test")
     for start in range(0, len(index), case.batch_size):
         yield images_of(case.test, index[start : start + case.batch_size])
 

@@ -16,10 +16,13 @@ class Telling(base.Source):
     `s[i]` raises decode.Unreadable as the other's does, for the evaluation to leave the record out;
     with more than one in a hundred it raises InputError, as scores of what is left are not those of
     the set.
+
+    examples: how many records an evaluation reads; 0 = all.
     """
 
-    def __init__(self, source: Any, known: dict[int, str] | None = None):
+    def __init__(self, source: Any, examples: int = 0, known: dict[int, str] | None = None):
         self._source, self._lock = source, threading.Lock()
+        self._examples = min(examples or len(source), len(source))
         self._known = {} if known is None else known  # {record: reason}
         self._take_facts(source)
 
@@ -44,16 +47,16 @@ class Telling(base.Source):
     def unresized(self) -> Any:
         """See `Prepared.unresized`; tells as well."""
         inner = getattr(self._source, "unresized", self._source)
-        return self if inner is self._source else Telling(inner, self._known)
+        return self if inner is self._source else Telling(inner, self._examples, self._known)
 
     def _tell(self, i, reason):
         with self._lock:  # threads read ahead
             if i in self._known:
                 return
             self._known[i] = reason
-            if len(self._known) > _SHARE * len(self):
+            if len(self._known) > _SHARE * self._examples:
                 raise InputError(
-                    f"{len(self._known)} of {len(self)} images to evaluate cannot be used:"
+                    f"{len(self._known)} of {self._examples} images to evaluate cannot be used:"
                     f" {base.named_unreadable(self, self._known)}; repair them or move them away"
                 )
             print(f"  warning: without {self.name(i)}, which cannot be used ({reason})", flush=True)

@@ -45,6 +45,27 @@ def test_records_before_they_are_resized_are_counted_with_the_others(capsys):
     assert Telling(stored).unresized is not stored  # tells, too
 
 
+def test_a_sample_is_judged_by_its_own_size():
+    source = Telling(fakes.Source(fakes.images(1000), broken=(3, 7)), examples=100)
+    read(source, 3)
+    with pytest.raises(InputError, match="2 of 100 images"):
+        source[7]
+
+
+@pytest.mark.parametrize("type", ["collapse", "stability"])
+def test_evaluations_that_read_images_themselves_leave_out_what_cannot_be_read(type):
+    images = fakes.images(9, 16, 16)
+    changes = dict(shifts=(4,)) if type == "stability" else {}
+    section = evals.new(type, data=dict(kind="training", size=16), **changes)
+
+    def scores(source):
+        case = evals.Case(evals.raw_pixels(4), section, source, source, patch=4, batch_size=4)
+        return evals.TYPES[type].run(case)
+
+    whole = scores(fakes.Source(np.delete(images, 3, axis=0)))
+    assert scores(fakes.Source(images, broken=(3,))) == pytest.approx(whole)
+
+
 @pytest.mark.parametrize("type", ["dense", "segment"])
 @pytest.mark.parametrize(
     "size, value, message",
