@@ -81,13 +81,17 @@ def main(argv=None) -> int:
     for i in ids:
         if i not in numbers:
             finish(i, costs(CLAIMS[i], passed_on))
-    rows = [row for i in ids for row in judged(CLAIMS[i], numbers[i])]
-    text = runs.markdown([_HEADING, *rows])
     args.workdir.mkdir(parents=True, exist_ok=True)
+    numbers = kept(numbers, args.workdir / "claims.json")
+    rows = [row for i in numbers for row in judged(CLAIMS[i], numbers[i])]
+    text = runs.markdown([_HEADING, *rows])
     (args.workdir / "claims.md").write_text(text)
     print("\n" + text)
     if args.write:
-        note = f"\n{RULE}\nSeeds {', '.join(map(str, seeds))}. {runs.provenance()}\n"
+        missing = ", ".join(i for i in CLAIMS if i not in numbers)
+        note = f"\nNot run yet: {missing}.\n" if missing else ""
+        commit = runs.commit_of(run.folder for mine in wanted.values() for run in mine.values())
+        note += f"\n{RULE}\nSeeds {', '.join(map(str, seeds))}. {runs.provenance(commit)}\n"
         runs.fill(ROOT / "docs" / "results.md", "claims", text + note)
         beside = json.dumps(ours(numbers), indent=2, ensure_ascii=False)
         papers.OURS.write_text(beside + "\n", encoding="utf-8")
@@ -97,6 +101,19 @@ def main(argv=None) -> int:
 def line(claim: str, measured: str, numbers: str, difference: str, verdict: str) -> str:
     """One row of the running report."""
     return f"{claim:<22}{measured:<34}{verdict:<16}{difference:<18}{numbers}"
+
+
+def kept(numbers: dict, file: Path) -> dict:
+    """The numbers of these claims and of those measured before, in the order of the claims; kept in
+    a file, so that claims can be measured a few at a time."""
+    known = json.loads(file.read_text()) if file.exists() else {}
+    for found in known.values():
+        for name, of_variants in found.items():
+            found[name] = [{int(seed): x for seed, x in mine.items()} for mine in of_variants]
+    known |= {i: found for i, found in numbers.items() if any(map(any, found.values()))}
+    known = {i: known[i] for i in CLAIMS if i in known}
+    file.write_text(json.dumps(known, indent=2) + "\n")
+    return known
 
 
 # --- runs

@@ -73,6 +73,11 @@ def pictures(config, split: str = "test", *, beyond: int = 0):
     return make_source(data, split=split)
 
 
+def scenes(config):
+    """The same at the size of that evaluation, at which networks of different sizes compare."""
+    return make_source(config.evals.dense.data, split="test")
+
+
 # --- STELLAR: what and where
 
 
@@ -200,7 +205,7 @@ def modes(encoder) -> dict[str, float]:
 def _purity_of(function, config) -> float:
     found = extract(
         function,
-        pictures(config),
+        scenes(config),
         batch_size=config.evals.batch_size,
         indices=range(_PICTURES),
         image=False,

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 import runs  # noqa: E402
-
 from configs import compare  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 
@@ -69,7 +68,7 @@ def main(argv=None) -> int:
         (args.workdir / "table.md").write_text(text)
         print("\n" + text)
         if args.write:
-            write(text, results)
+            write(text, results, runs.commit_of(run.folder for run in wanted))
     return 1 if failed else 0
 
 
@@ -144,10 +143,11 @@ def margin(mine, key: str) -> str:
     return f"{SCORES[key]} {runs.spread(values, '+')} ({min(values):+.1f})"
 
 
-def write(text: str, results: dict) -> None:
-    """Puts the table into docs/results.md, and its short form into README.md."""
+def write(text: str, results: dict, commit: str) -> None:
+    """Puts the table into docs/results.md, and its short form into README.md. commit: of the
+    runs."""
     seeds = sorted({seed for _, seed in results})
-    note = f"\nSeeds {', '.join(map(str, seeds))}. {runs.provenance()}\n"
+    note = f"\nSeeds {', '.join(map(str, seeds))}. {runs.provenance(commit)}\n"
     runs.fill(ROOT / "docs" / "results.md", "nine methods", text + note)
     runs.fill(ROOT / "README.md", "nine methods", runs.markdown(short_table(results)))
 

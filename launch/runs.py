@@ -136,6 +136,16 @@ def refuse_unknown(parser, passed_on, **groups) -> None:
         parser.error(f"{', '.join(unknown)}: {', '.join(listed)}")
 
 
+def commit_of(folders) -> str:
+    """The commits that runs were made with, from their environment.json; "" if none says."""
+    found = {}
+    for folder in folders:
+        file = Path(folder) / "environment.json"
+        if file.exists() and (commit := json.loads(file.read_text()).get("git")):
+            found[commit[:7]] = None
+    return ", ".join(found)
+
+
 def provenance(commit: str = "") -> str:
     """Where and with what these numbers were made, as one sentence.
 

@@ -226,6 +226,7 @@ def test_a_run_that_fails_leaves_its_claim_open(tmp_path, capsys, monkeypatch):
 def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
     for run in claims.runs_of(claims.CLAIMS["sop-members"], [0, 1], tmp_path).values():
         finished(run, trained={"knn": 50.0})
+        (run.folder / "environment.json").write_text(json.dumps({"git": "0123456789"}))
     documents = tmp_path / "docs"
     documents.mkdir()
     (documents / "results.md").write_text("Text.\n<!-- claims -->\n<!-- end of claims -->\n")
@@ -240,6 +241,19 @@ def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
     assert papers.find("sop/table8/MIM1-CLS1").ours == number
     written = (documents / "results.md").read_text()
     assert "| k-NN |" in written and "standard error" in written and "Seeds 0, 1." in written
+    assert "Commit 0123456;" in written  # of the runs
+    assert "Not run yet: stellar-A, " in written and "sop-members," not in written
+
+    # Another claim joins it.
+    for run in claims.runs_of(claims.CLAIMS["sop-contributions"], [0, 1], tmp_path).values():
+        finished(run, trained={"knn": 49.0})
+    assert claims.main(["--claims=sop-contributions", "--workdir", str(tmp_path), "--write"]) == 0
+    written = (documents / "results.md").read_text()
+    assert written.count("| k-NN |") == 2 and "sop-contributions," not in written
+    assert written.index("one-hot") < written.index("anchor alone")
+    assert {"sop/table8/MIM1-CLS1", "sop/table9/one-hot"} <= json.loads(
+        papers.OURS.read_text()
+    ).keys()
 
 
 @pytest.mark.parametrize("argument", ["--claims=sop-ancors", "--optim.steps=7"])
