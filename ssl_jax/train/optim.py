@@ -91,8 +91,9 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
       An Optimizer. Its state is that of optax.partition: "epoch_E" holds moments (float32) and
       count of the parameters that are frozen until epoch E, "never" is empty. `update` takes lr and
       weight_decay as scalars and `epoch` as an int32 scalar. It returns metrics grad_norm (before
-      clipping), clipped (share of clipping groups that were clipped) and update_norm (of the change
-      of the parameters, decay included), all over the parameters trained at this epoch.
+      clipping) and update_norm (of the change of the parameters, decay included), both over the
+      parameters trained at this epoch, and clipped, the share of all clipping groups that were
+      clipped (those still frozen never are).
 
     Raises:
       InputError: a parameter without a rule, an impossible rule, an unknown name.
