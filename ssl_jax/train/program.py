@@ -245,9 +245,12 @@ def _shape_of(instruction) -> tuple[str, tuple[int, ...]]:
 
 
 def _operands(instruction, text: str) -> str:
-    """ "bf16", "f32", or what the program asks for beyond the default: "f32 exact", or three passes
-    of bfloat16, "f32 x3"."""
-    name, _ = _shape_of(instruction.operands()[0])
+    """The wider of the two types: "bf16", "f32", or of this one what the program asks for beyond the
+    default: "f32 exact", or three passes of bfloat16, "f32 x3"."""
+    names = [_shape_of(operand)[0] for operand in instruction.operands()[:2]]
+    name = max(names, key=lambda name: int(re.sub(r"\D", "", name)[:2] or 8))
+    if name != "f32":
+        return name
     if "operand_precision={highest" in text:
         return f"{name} exact"
     return f"{name} x3" if "operand_precision={high" in text or "f32_x3" in text else name
