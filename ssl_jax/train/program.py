@@ -245,8 +245,8 @@ def _shape_of(instruction) -> tuple[str, tuple[int, ...]]:
 
 
 def _operands(instruction, text: str) -> str:
-    """The wider of the two types: "bf16", "f32", or of this one what the program asks for beyond the
-    default: "f32 exact", or three passes of bfloat16, "f32 x3"."""
+    """The wider of the two types, "bf16" or "f32"; of the latter what the program asks for beyond
+    the default: "f32 exact", or three passes of bfloat16, "f32 x3"."""
     names = [_shape_of(operand)[0] for operand in instruction.operands()[:2]]
     name = max(names, key=lambda name: int(re.sub(r"\D", "", name)[:2] or 8))
     if name != "f32":
