@@ -42,7 +42,6 @@ import zlib
 import bench_measure
 import bench_ops
 import jax
-
 import runs
 
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "POT", "ott-jax", "faiss-cpu", "torch")

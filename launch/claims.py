@@ -29,8 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 import bench_steps  # noqa: E402
 import claims_measure as measures  # noqa: E402
 import claims_papers  # noqa: E402
-
 import runs  # noqa: E402
+
 from ssl_jax import config as config_lib  # noqa: E402
 from ssl_jax import papers  # noqa: E402
 from ssl_jax.cli import arguments  # noqa: E402

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 import runs  # noqa: E402
+
 from configs import compare  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 

@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 import bench_steps  # noqa: E402
+import runs  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 
-import runs  # noqa: E402
 import ssl_jax  # noqa: E402
 from configs import compare  # noqa: E402
 from ssl_jax import config as config_lib  # noqa: E402
