@@ -65,7 +65,7 @@ def search(name: str, queries, bank, k: int, rounds: int, ours) -> list[dict]:
     index = {form: call()[1] for form, call in calls.items()}  # also warms up
     case = f"{name}: {len(queries)} in {len(bank)} x {bank.shape[1]}, k {k}"
     same = {form: overlap(index["ssl_jax"], found) for form, found in index.items()}
-    return _rows(case, bench_measure.medians(bench_measure.time_interleaved(calls, rounds)), same)
+    return _rows(case, bench_measure.time_interleaved(calls, rounds), same)
 
 
 def overlap(one: np.ndarray, other: np.ndarray) -> float:
@@ -101,7 +101,7 @@ def extraction(name: str, rounds: int, seed: int, batch: int) -> list[dict]:
     for call in calls.values():
         call()
     case = f"extraction: {name}, {batch * _IMAGES} images of {size} px"
-    return _rows(case, bench_measure.medians(bench_measure.time_interleaved(calls, rounds)), {})
+    return _rows(case, bench_measure.time_interleaved(calls, rounds), {})
 
 
 def untrained(name: str, seed: int) -> tuple[Encoder, object]:

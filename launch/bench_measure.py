@@ -81,7 +81,7 @@ def _compare(case: Case, direction: str, calls: dict, memory: dict, rounds: int)
         judged[name] = _judge(case, _hold(view, output), wanted, False)
         del output
     del wanted
-    seconds = medians(time_interleaved(calls, rounds))
+    seconds = time_interleaved(calls, rounds)
     rows = []
     for name in calls:
         row = dict(size=case.size, direction=direction, form=name)
@@ -109,11 +109,13 @@ def _hold(view, output):
     return None if output is None else jax.tree.map(np.asarray, view(output))
 
 
-def medians(seconds: dict) -> dict[str, float]:
+def time_interleaved(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, float]:
+    """Median seconds per call; see `in_rounds`."""
+    seconds = in_rounds(calls, rounds, skip=skip)
     return {name: float(np.median(values)) for name, values in seconds.items()}
 
 
-def time_interleaved(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, list[float]]:
+def in_rounds(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, list[float]]:
     """Seconds of each call in each round. A round runs all calls, each round starting with another:
     drift hits all alike. skip: rounds that do not count.
     """

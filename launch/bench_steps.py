@@ -26,7 +26,7 @@ def measure(configs: dict, rounds: int) -> list[dict]:
     steps = {name: _Step(config) for name, config in configs.items()}
     calls = {name: one.turn for name, one in steps.items()}
     calls |= {(name, "networks"): _Step(config, own=False).turn for name, config in configs.items()}
-    seconds = bench_measure.medians(bench_measure.time_interleaved(calls, rounds + 1, skip=1))
+    seconds = bench_measure.time_interleaved(calls, rounds + 1, skip=1)
     first, rows = next(iter(configs)), []
     peak = peak_flops()
     for name, one in steps.items():
@@ -50,8 +50,8 @@ def measure(configs: dict, rounds: int) -> list[dict]:
 def times(configs: dict, rounds: int) -> dict[str, list[float]]:
     """{name: seconds of a step in each round} of {name: config}, the mean of 10 steps each."""
     calls = {name: _Step(config).turn for name, config in configs.items()}
-    found = bench_measure.time_interleaved(calls, rounds + 1, skip=1)
-    return {name: [second / STEPS for second in values] for name, values in found.items()}
+    seconds = bench_measure.in_rounds(calls, rounds + 1, skip=1)
+    return {name: [turn / STEPS for turn in turns] for name, turns in seconds.items()}
 
 
 def peak_flops() -> float:

@@ -61,7 +61,8 @@ def main(argv=None) -> int:
         print(row(*cells(name, result)), flush=True)
     if finished:
         text = runs.markdown(table(finished))
-        (args.workdir / "table.md").write_text(f"{text}\n{runs.provenance()} {device()}\n")
+        commit = runs.commit_of(run_of(name, plan[name], args.workdir).folder for name in finished)
+        (args.workdir / "table.md").write_text(f"{text}\n{runs.provenance(commit)} {device()}\n")
         print("\n" + text)
         print(f"picture: {draw(finished, args.workdir)}")
     return 1 if failed else 0

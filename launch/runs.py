@@ -138,12 +138,9 @@ def refuse_unknown(parser, passed_on, **groups) -> None:
 
 def commit_of(folders) -> str:
     """The commits that runs were made with, from their environment.json; "" if none says."""
-    found = {}
-    for folder in folders:
-        file = Path(folder) / "environment.json"
-        if file.exists() and (commit := json.loads(file.read_text()).get("git")):
-            found[commit[:7]] = None
-    return ", ".join(found)
+    files = [Path(folder) / "environment.json" for folder in folders]
+    commits = [json.loads(file.read_text()).get("git") for file in files if file.exists()]
+    return ", ".join(dict.fromkeys(commit[:7] for commit in commits if commit))
 
 
 def provenance(commit: str = "") -> str:

@@ -2,6 +2,7 @@
 
 import importlib
 import subprocess
+from unittest import mock
 
 import jax
 import pytest
@@ -11,7 +12,6 @@ from ssl_jax import api
 from ssl_jax.methods.encoder import Encoder
 from tests import tiny
 from tests.conftest import ROOT
-from tests.test_claims import replace
 from tests.test_compare import cells
 from tests.test_compare import finished as finished_run
 
@@ -27,9 +27,9 @@ def test_every_run_gets_an_equal_share_of_the_time(script, tmp_path, monkeypatch
     def times(configs, rounds):
         return dict(zip(configs, ([0.1, 0.1, 9.0], [0.5, 0.5, 0.5])))
 
-    replace(script.bench_steps, times, monkeypatch)
     names = ["dino:cifar10", "mae:cifar10"]
-    plan = script.planned(names, 10.0, tmp_path)
+    with mock.patch.object(script.bench_steps, "times", autospec=True, side_effect=times):
+        plan = script.planned(names, 10.0, tmp_path)
     share = 600 * 0.75 / 2
     assert plan == {"dino:cifar10": round(share / 0.1), "mae:cifar10": round(share / 0.5)}
     # after a kill: the same numbers, and no timing

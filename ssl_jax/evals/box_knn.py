@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data import decode
-from ssl_jax.evals import dense, features, knn, native, tokens, windows
+from ssl_jax.evals import dense, knn, native, tokens, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import neighbours
@@ -290,13 +290,14 @@ class _Result(NamedTuple):
 def _result(case: Case) -> _Result:
     c = case.config
     parts = []
-    for source, count in ((case.train, c.train_examples), (case.test, c.test_examples)):
+    for name in ("train", "test"):
+        source, records = case.chosen(name)
         stored, resize = _unresized(source, c.data.size)
         parts.append(
             select(
                 case.encoder,
                 stored,
-                features.subset(len(source), count, case.seed),
+                records,
                 patch=case.patch,
                 batch_size=case.batch_size,
                 resize=resize,

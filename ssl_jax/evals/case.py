@@ -1,6 +1,6 @@
 """Evaluations at work: one `Case` for each, on one network."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from ssl_jax.evals import registry, section
 from ssl_jax.evals.features import Extracted, extract, subset
 from ssl_jax.evals.telling import Telling
 from ssl_jax.evals.tokens import DENSE
-from ssl_jax.evals.windows import images_of
+from ssl_jax.evals.windows import image_of, images_of, stacked
 from ssl_jax.train import progress
 
 _CACHE_BYTES = 2**30  # of decoded images per source
@@ -61,26 +61,18 @@ class Case:
         """
         known = (*_images(self.config), self.config.crop, tokens, layers, name)
         if known not in self.extracted:
-            self.extracted[known] = self.of(*self._chosen(name), tokens, layers)
+            self.extracted[known] = self.of(*self.chosen(name), tokens, layers)
         return self.extracted[known]
 
-    def _chosen(self, name: str) -> tuple[Any, np.ndarray]:
-        """The source of the training or the test images, and which of its records are used."""
+    def chosen(self, name: str) -> tuple[Any, np.ndarray]:
+        """The source of the training ("train") or the test images, and which of its records are
+        used."""
         c = self.config
         source, count = {
             "train": (self.train, c.train_examples),
             "test": (self.test, c.test_examples),
         }[name]
         return source, subset(len(source), count, self.seed)
-
-    def records(self, name: str) -> np.ndarray:
-        """Numbers of the training ("train") or test images, without those that cannot be read: for
-        evaluations that read images themselves."""
-        known = (*_images(self.config), "records", name)
-        if known not in self.extracted:
-            source, chosen = self._chosen(name)
-            self.extracted[known] = chosen[[_readable(source, i) for i in chosen]]
-        return self.extracted[known]
 
     def of(
         self, source: Any, indices: np.ndarray | None, tokens: str = "image", layers: int = 1
@@ -119,13 +111,22 @@ class Case:
         for `features`."""
         return images_of(source, indices, crop=self.config.crop, multiple=self.patch)
 
-
-def _readable(source: Any, record: int) -> bool:
-    try:
-        source[int(record)]
-    except Unreadable:
-        return False
-    return True
+    def batches(self, *, whole: bool = False) -> Iterator[np.ndarray]:
+        """The test images [b, H, W, 3] float32 in [0, 1] without those that cannot be read,
+        `batch_size` at a time; cut as they are for `features`, or whole."""
+        how = {} if whole else dict(crop=self.config.crop, multiple=self.patch)
+        source, records = self.chosen("test")
+        waiting: list[np.ndarray] = []
+        for i in records:
+            try:
+                waiting.append(image_of(source, i, **how))
+            except Unreadable:
+                continue
+            if len(waiting) == self.batch_size:
+                yield stacked(waiting)
+                waiting = []
+        if waiting:
+            yield stacked(waiting)
 
 
 def _images(config) -> tuple:

@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError
 from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import subset
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import BASELINES, Protocol, register
@@ -81,8 +80,7 @@ def _scored(case):
             )
         return SimpleNamespace(image=extras["logits"])
 
-    chosen = subset(len(case.test), case.config.test_examples, case.seed)
-    found = dataclasses.replace(case, encoder=logits).of(case.test, chosen)
+    found = dataclasses.replace(case, encoder=logits).of(*case.chosen("test"))
     if found.labels is None:
         raise InputError(
             "classify needs labels; point the evaluation's data at a labelled set, or leave it out"

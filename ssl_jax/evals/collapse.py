@@ -12,7 +12,7 @@ from ssl_jax.evals.case import Case
 from ssl_jax.evals.rank import rank_me
 from ssl_jax.evals.registry import register
 from ssl_jax.evals.stability import SCALE, random_crop
-from ssl_jax.evals.windows import images_of
+from ssl_jax.evals.windows import filled, window
 
 _DEAD = 0.01  # a dimension is dead below this share of the root mean square of all deviations
 _ROWS = 1024  # of a piece in which pairs are made
@@ -97,17 +97,14 @@ def _unit(features):
 
 def _views(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Features [N, d] of two random crops of each test image."""
-    index = case.records("test")
     rng = np.random.Generator(np.random.Philox(key=case.seed))
     found: tuple[list, list] = ([], [])
-    for start in range(0, len(index), case.batch_size):
-        rows = index[start : start + case.batch_size]
-        size = case.images(case.test, rows[:1]).shape[1:3]
-        images = images_of(case.test, rows)
+    for images in case.batches(whole=True):
+        size = window(images[0].shape, case.config.crop, case.patch).size
         for view in found:
             crops = np.stack([random_crop(rng, x, size, case.config.scale) for x in images])
-            filled = np.concatenate([crops, np.repeat(crops[-1:], case.batch_size - len(rows), 0)])
-            view.append(np.asarray(case.encoder(filled).image)[: len(rows)])
+            features = case.encoder(filled(crops, case.batch_size))
+            view.append(np.asarray(features.image)[: len(images)])
     first, second = (np.concatenate(x) for x in found)
     return first, second
 

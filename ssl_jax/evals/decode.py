@@ -18,6 +18,7 @@ import optax
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import Picture, reconstructions
@@ -195,10 +196,19 @@ def read(source: Any, batches: Iterable[np.ndarray], images_of: Callable) -> Ite
             yield np.concatenate([future.result() for future in ahead])
 
 
+def _readable(source: Any, record: int) -> bool:
+    try:
+        source[int(record)]
+    except Unreadable:
+        return False
+    return True
+
+
 def train(case: Case) -> tuple[Decoder, tokenizer.Target]:
     """The decoder of an evaluation, trained on its training images, and its goal."""
     c = case.config
-    index = case.records("train")
+    source, chosen = case.chosen("train")
+    index = chosen[[_readable(source, i) for i in chosen]]
     size = min(c.batch, len(index))
     goal = tokenizer.target(c.target, case.patch)
     first = case.images(case.train, index[:1])

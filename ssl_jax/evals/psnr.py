@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, register
+from ssl_jax.evals.windows import filled
 from ssl_jax.models import tokenizer
 
 _LEAST_ERROR = 1e-10  # 100 dB
@@ -38,11 +39,8 @@ def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
 def batches(case: Case) -> Iterator[tuple[np.ndarray, int]]:
     """Test images [B, H, W, 3] of an evaluation and how many of the B count. All have one shape,
     so that functions of them are compiled once: the last is filled up with its last image."""
-    index = case.records("test")
-    for start in range(0, len(index), case.batch_size):
-        rows = index[start : start + case.batch_size]
-        filled = np.append(rows, np.repeat(rows[-1:], case.batch_size - len(rows)))
-        yield case.images(case.test, filled), len(rows)
+    for images in case.batches():
+        yield filled(images, case.batch_size), len(images)
 
 
 def rebuilt(case: Case) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:

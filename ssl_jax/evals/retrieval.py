@@ -15,7 +15,7 @@ from PIL import Image
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import features, knn, native, ranking, revisited, tokens, windows
+from ssl_jax.evals import knn, native, ranking, revisited, tokens, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import neighbours
@@ -204,7 +204,7 @@ def _benchmark_gallery(case: Case) -> _Gallery:
 
 def _labelled_gallery(case: Case) -> _Gallery:
     records, labels = [], []
-    for i in features.subset(len(case.test), case.config.test_examples, case.seed):
+    for i in case.chosen("test")[1]:
         try:
             record = case.test[int(i)]
         except Unreadable:

@@ -21,7 +21,7 @@ from ssl_jax.config import InputError, key
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import Chart, Curve
 from ssl_jax.evals.registry import BASELINES, Protocol, register
-from ssl_jax.evals.windows import images_of
+from ssl_jax.evals.windows import filled
 
 SHIFTS, CROPS, SCALE = (0, 2, 4, 8, 16), 4, (0.36, 1.0)
 
@@ -231,20 +231,12 @@ def _window(case: Case, size: tuple[int, int]) -> tuple[int, int]:
     return window[0], window[1]
 
 
-def _pieces(case: Case):
-    """Test images as they are stored, with the margin, a batch at a time."""
-    index = case.records("test")
-    for start in range(0, len(index), case.batch_size):
-        yield images_of(case.test, index[start : start + case.batch_size])
-
-
 def _padded(case: Case) -> Callable[[np.ndarray], Parts]:
     """`parts` of any number of images up to a batch, with one shape for the network."""
 
     def function(images):
-        count = len(images)
-        filled = np.concatenate([images, np.repeat(images[-1:], case.batch_size - count, axis=0)])
-        return Parts(*(x[:count] for x in parts(case.encoder, filled)))
+        found = parts(case.encoder, filled(images, case.batch_size))
+        return Parts(*(x[: len(images)] for x in found))
 
     return function
 
@@ -254,7 +246,7 @@ def _measured(case: Case) -> tuple[Shifted, tuple[float, float]]:
     moved: list[Shifted] = []
     crops: list[tuple[float, float]] = []
     weights: list[int] = []
-    for number, images in enumerate(_pieces(case)):
+    for number, images in enumerate(case.batches(whole=True)):  # with the margin
         if len(images) < 2:
             if weights:
                 continue  # a single image has no other to be compared with

@@ -1,6 +1,6 @@
 """Which part of an image an evaluation sees, and its pixels as numbers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,10 +83,17 @@ def images_of(
     """Images [n, H, W, 3] float32 in [0, 1] of the given records, cut as `extract` cuts them, for
     figures; where they differ in size, all are cut to the smallest.
     """
-    images = []
-    for i in indices:
-        image = source[int(i)]["image"]
-        images.append(unit(cut(image, window(image.shape, crop, multiple, source.name(int(i))))))
+    return stacked([image_of(source, i, crop=crop, multiple=multiple) for i in indices])
+
+
+def image_of(source: Any, i: int, *, crop: int = 0, multiple: int = 1) -> np.ndarray:
+    """Image [H, W, 3] float32 in [0, 1] of one record; see `images_of`."""
+    image = source[int(i)]["image"]
+    return unit(cut(image, window(image.shape, crop, multiple, source.name(int(i)))))
+
+
+def stacked(images: Sequence[np.ndarray]) -> np.ndarray:
+    """[n, H, W, 3] of images [H, W, 3]; where they differ in size, all are cut to the smallest."""
     heights, widths = zip(*(image.shape[:2] for image in images))
     least = min(heights), min(widths)
     return np.stack([cut(image, central(image.shape, least)) for image in images])

@@ -147,14 +147,12 @@ class _Reader:
 
     def _add(self, instruction, flops: Counter, sent: Counter, moved: Counter) -> None:
         kind, text = _kind(instruction), instruction.to_string()
-        if kind in ("dot", "convolution"):
-            flops[self.where(text), _operands(instruction, text)] += _flops(instruction, text)
-            arrays = [instruction, *instruction.operands()[:2]]
+        flash = kind == "custom-call" and "flash_attention" in text
+        if kind in ("dot", "convolution") or flash:
+            count = (_flash_flops if flash else _flops)(instruction, text)
+            flops[self.where(text), _operands(instruction, text)] += count
+            arrays = [instruction, *instruction.operands()]
             moved[kind] += round(sum(_bytes(_type_of(i)) for i in arrays))
-        elif kind == "custom-call" and "flash_attention" in text:
-            flops[self.where(text), _operands(instruction, text)] += _flash_flops(instruction, text)
-            moved[kind] += round(_bytes(_type(text, kind)))
-            moved[kind] += round(sum(_bytes(_type_of(i)) for i in instruction.operands()))
         elif kind.removesuffix("-start") in COLLECTIVES:
             devices, type_ = _group(text), _type(text, kind)
             if devices != 1:
@@ -247,8 +245,8 @@ def _shape_of(instruction) -> tuple[str, tuple[int, ...]]:
 def _operands(instruction, text: str) -> str:
     """The wider of the two types, "bf16" or "f32"; of the latter what the program asks for beyond
     the default: "f32 exact", or three passes of bfloat16, "f32 x3"."""
-    names = [_shape_of(operand)[0] for operand in instruction.operands()[:2]]
-    name = max(names, key=lambda name: int(re.sub(r"\D", "", name)[:2] or 8))
+    arrays = [_arrays(_type_of(operand))[0] for operand in instruction.operands()[:2]]
+    name, *_ = max(arrays, key=lambda array: array[1])
     if name != "f32":
         return name
     if "operand_precision={highest" in text:

@@ -52,14 +52,25 @@ def test_a_sample_is_judged_by_its_own_size():
         source[7]
 
 
-@pytest.mark.parametrize("type", ["collapse", "stability"])
-def test_evaluations_that_read_images_themselves_leave_out_what_cannot_be_read(type):
+@pytest.mark.parametrize(
+    "type, changes",
+    [
+        ("collapse", {}),
+        ("stability", dict(shifts=(4,))),
+        ("decode", dict(epochs=2, batch=4, width=16, depth=1, heads=2, tokens="dense")),
+    ],
+)
+def test_evaluations_that_read_images_themselves_leave_out_what_cannot_be_read(type, changes):
     images = fakes.images(9, 16, 16)
-    changes = dict(shifts=(4,)) if type == "stability" else {}
     section = evals.new(type, data=dict(kind="training", size=16), **changes)
 
+    pixels = evals.raw_pixels(4)
+
+    def network(images, extras=False):
+        return pixels(images)
+
     def scores(source):
-        case = evals.Case(evals.raw_pixels(4), section, source, source, patch=4, batch_size=4)
+        case = evals.Case(network, section, source, source, patch=4, batch_size=4)
         return evals.TYPES[type].run(case)
 
     whole = scores(fakes.Source(np.delete(images, 3, axis=0)))

@@ -16,7 +16,6 @@ import numpy as np
 from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import subset
 from ssl_jax.evals.registry import register
 from ssl_jax.evals.segment import crops, figures, inference, network, records, settings, training
 from ssl_jax.evals.segment.settings import PROTOCOLS, defaults
@@ -168,14 +167,8 @@ def _records(case: Case) -> tuple[records.Records, records.Records, int]:
     names = getattr(case.train, "mask_names", None)
     known = c.classes or (len(names) - (c.ignored >= 0) if names else 0)
     train, test = (
-        records.Records(
-            source,
-            subset(len(source), count, case.seed),
-            crop=c.crop,
-            ignored=c.ignored,
-            classes=known,
-        )
-        for source, count in ((case.train, c.train_examples), (case.test, c.test_examples))
+        records.Records(*case.chosen(name), crop=c.crop, ignored=c.ignored, classes=known)
+        for name in ("train", "test")
     )
     known = known or records.labels_of(train, test)
     if known < 2:

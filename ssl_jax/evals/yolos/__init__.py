@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError
 from ssl_jax.evals import detection
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import subset
 from ssl_jax.evals.pictures import boxes as boxes_picture
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import BASELINES, register
@@ -32,13 +31,7 @@ def run(case: Case) -> dict[str, float]:
     Raises InputError for a network without weights, data without boxes, or a crop.
     """
     check("evals.yolos", case.config)
-    train_indices, test_indices = (
-        subset(len(source), count, case.seed)
-        for source, count in (
-            (case.train, case.config.train_examples),
-            (case.test, case.config.test_examples),
-        )
-    )
+    train_indices, test_indices = (case.chosen(name)[1] for name in ("train", "test"))
     classes = max(classes_of(case.train), classes_of(case.test))
     detector = train(case.encoder, case.train, train_indices, case.config, case.seed)
     found = predict(detector, case.test, test_indices, case.config, case.config.batch)
