@@ -388,7 +388,12 @@ def read_module(path: Path) -> types.ModuleType:
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise InputError(f"{error.filename}, line {error.lineno}: {error.msg}") from error
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise InputError(f"{error.filename or path}{line}: {error.msg}") from error
+    except ValueError as error:
+        if "null bytes" not in str(error):  # a SyntaxError since Python 3.11.4
+            raise
+        raise InputError(f"{path}: {error}") from error
     except ImportError as error:
         raise InputError(f"{path}: {error}; install it, or put its folder on PYTHONPATH") from error
     if not callable(getattr(module, "get_config", None)):

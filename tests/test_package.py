@@ -42,7 +42,9 @@ def dist(tmp_path_factory):
     build("sdist", copy, out)
     (sdist,) = out.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(place / "unpacked", filter="data")
+        # Python before 3.11.4 has no filters.
+        options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(place / "unpacked", **options)
     (folder,) = (place / "unpacked").iterdir()
     build("wheel", folder, out)
     return out
