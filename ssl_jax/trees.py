@@ -1,7 +1,20 @@
-"""Nested dicts of arrays by path: {"blocks": {"0": b}} and {"blocks/0": b} are the same tree."""
+"""Nested dicts of arrays by path: {"norm": {"bias": b}} and {"norm/bias": b} are the same tree.
 
+Transformer blocks are held stacked: "blocks/norm1/bias" is [depth, width], so a network has few
+arrays however deep it is. Files, rules and messages name each block, "blocks/0/norm1/bias" [width];
+`per_block` and `stacked` lead from one form to the other.
+"""
+
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_STACKED = re.compile(r"((?:.*/)?blocks)/(?!\d+/)(.+)")
+_BLOCK = re.compile(r"((?:.*/)?blocks)/(\d+)/(.+)")
 
 
 def flatten(tree: Mapping, prefix: str = "") -> dict[str, Any]:
@@ -36,3 +49,55 @@ def map_with_path(function: Callable, tree: Mapping, prefix: str = "") -> dict[s
         else function(f"{prefix}{key}", value)
         for key, value in tree.items()
     }
+
+
+def in_stack(path: str) -> tuple[str, str] | None:
+    """("backbone/blocks", "norm1/bias") for the path of stacked blocks, None for another."""
+    match = _STACKED.fullmatch(path)
+    return (match[1], match[2]) if match else None
+
+
+def per_block(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """{path: array} with an array of its own for each block of a stack."""
+    return _apart(flat, lambda leaf, i: leaf[i])
+
+
+def shapes(tree: Mapping) -> dict[str, jax.ShapeDtypeStruct]:
+    """{path: shape and type} of a nested dict of arrays or ShapeDtypeStructs, for each block of a
+    stack by itself."""
+    flat = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in flatten(tree).items()}
+    return _apart(flat, lambda leaf, i: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype))
+
+
+def stacked(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `per_block`, for arrays. Raises ValueError if a stack lacks a block."""
+    found: dict[str, Any] = {}
+    blocks: dict[str, dict[int, Any]] = {}
+    for path, leaf in flat.items():
+        if match := _BLOCK.fullmatch(path):
+            name = f"{match[1]}/{match[3]}"
+            found[name] = blocks.setdefault(name, {})
+            blocks[name][int(match[2])] = leaf
+        else:
+            found[path] = leaf
+    for name, rows in blocks.items():
+        if sorted(rows) != list(range(len(rows))):
+            raise ValueError(f"{name}: there are blocks {sorted(rows)}; wanted all from 0 on")
+        found[name] = _stack([rows[i] for i in range(len(rows))])
+    return found
+
+
+def _apart(flat, row: Callable) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path, leaf in flat.items():
+        if stack := in_stack(path):
+            blocks, inner = stack
+            found |= {f"{blocks}/{i}/{inner}": row(leaf, i) for i in range(leaf.shape[0])}
+        else:
+            found[path] = leaf
+    return found
+
+
+def _stack(rows):
+    on_host = all(isinstance(row, np.ndarray | np.generic) for row in rows)
+    return np.stack(rows) if on_host else jnp.stack(rows)

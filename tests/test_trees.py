@@ -1,4 +1,9 @@
-"""Trees by path."""
+"""Trees by path, and blocks in a stack or one by one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
 
 from ssl_jax import trees
 
@@ -20,3 +25,26 @@ def test_map_with_path_keeps_the_tree():
     paths = trees.map_with_path(lambda path, leaf: (path, leaf), TREE | {"empty": {}})
     assert paths["blocks"]["2"]["x"] == ("blocks/2/x", 4) and paths["empty"] == {}
     assert trees.flatten(paths) == {path: (path, leaf) for path, leaf in FLAT.items()}
+
+
+@pytest.mark.parametrize("numpy", [np, jnp])
+def test_blocks_in_a_stack_and_one_by_one(numpy):
+    x = numpy.arange(22 * 3).reshape(22, 3)
+    flat = {"backbone/blocks/norm1/bias": x, "blocks/ls1/gamma": x[:2], "cls": x, "myblocks/a": x}
+    apart = trees.per_block(flat)
+    assert len(apart) == 22 + 2 + 1 + 1
+    np.testing.assert_array_equal(apart["backbone/blocks/10/norm1/bias"], x[10])
+    np.testing.assert_array_equal(apart["blocks/1/ls1/gamma"], x[1])
+    assert {p: s.shape for p, s in trees.shapes(flat).items()} == {
+        path: leaf.shape for path, leaf in apart.items()
+    }
+    assert trees.per_block(apart) == apart, "what is apart stays so"
+    again = trees.stacked(dict(reversed(apart.items())))
+    assert again.keys() == flat.keys()
+    jax.tree.map(np.testing.assert_array_equal, again, flat)
+    assert all(isinstance(leaf, type(x)) for leaf in again.values())
+
+
+def test_a_stack_that_lacks_a_block_is_named():
+    with pytest.raises(ValueError, match=r"blocks/norm/bias: there are blocks \[0, 2\]"):
+        trees.stacked({"blocks/0/norm/bias": np.ones(2), "blocks/2/norm/bias": np.ones(2)})

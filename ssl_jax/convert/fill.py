@@ -111,7 +111,7 @@ def fill(
         named); another number of blocks; numbers that are not finite; a model that computes
         something else with these weights.
     """
-    wanted = trees.flatten(params)
+    wanted = trees.shapes(params)
     notes: list[str] = []
     if only and not any(_inside(path, only) for path in wanted):
         raise InputError(
@@ -148,7 +148,23 @@ def fill(
     matched = {path: weights.names[path] for path in taken}
     notes += [weights.note] if weights.note else []
     report = Report(weights.source, weights.title, matched, left, missing, tuple(notes))
-    return trees.map_with_path(lambda path, leaf: taken.get(path, leaf), params), report
+    return _filled(params, taken, weights.source), report
+
+
+def _filled(params: Mapping, taken: Mapping[str, Any], source: str) -> dict:
+    """`params` with the arrays that were taken."""
+    try:
+        whole = trees.stacked(taken)
+    except ValueError as error:
+        raise InputError(f"{source} is incomplete: {error}") from error
+
+    def leaf_of(path, leaf):
+        array = whole.get(path, leaf)
+        if array.shape != leaf.shape:
+            raise InputError(f"{source} is incomplete: it has {path} for {len(array)} blocks alone")
+        return array
+
+    return trees.map_with_path(leaf_of, params)
 
 
 def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[str]:

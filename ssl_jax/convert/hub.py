@@ -107,6 +107,7 @@ def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.nd
     vector is a student's, and left out.
     """
     flat = {path: np.asarray(leaf, np.float32) for path, leaf in trees.flatten(params).items()}
+    flat = trees.per_block(flat)
     flat.pop("mask_token", None)
     if shape.position == "sincos":
         codes = np.zeros((shape.cls + shape.grid**2, shape.width), np.float32)

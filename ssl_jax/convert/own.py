@@ -45,7 +45,7 @@ def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
         array = jnp.asarray(array)
         return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
-    flat = {name: stored(array) for name, array in trees.flatten(content).items()}
+    flat = {name: stored(array) for name, array in trees.per_block(trees.flatten(content)).items()}
     metadata = {_CONFIG: saved.config, _NOTES: json.dumps(saved.notes, sort_keys=True)}
     if path.suffix == ".npz":
         arrays: dict[str, Any] = {name: np.asarray(array) for name, array in flat.items()}
@@ -63,7 +63,10 @@ def read(path: str | Path) -> Saved | None:
     if found is None:
         return None
     flat, config, notes = found
-    tree: dict[str, Any] = trees.nest(flat)
+    try:
+        tree: dict[str, Any] = trees.nest(trees.stacked(flat))
+    except ValueError as error:
+        raise InputError(f"{path} is incomplete: {error}") from error
     return Saved(config, tree["params"], tree.get("constants"), json.loads(notes))
 
 

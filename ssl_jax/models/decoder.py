@@ -52,7 +52,8 @@ def decoder(
         has no output.
 
     Returns:
-      Model with parameters "embed", "mask_token" [1, width], "blocks/i", "norm", "out", and
+      Model with parameters "embed", "mask_token" [1, width], "blocks" (each array
+      [depth, ...]), "norm", "out", and
       apply(params, tokens, codes, *, keep=None) -> float32 [B, n, out_dim]:
         tokens [B, m, in_dim], or [B, 1 + m, in_dim] with `cls`; any float type;
         codes [n, width], position codes of all n cells, row by row;
@@ -133,7 +134,7 @@ class _Decoder(nnx.Module):
         self.embed = layers_lib.linear(layers_lib.normal(keys[0], (in_dim, width), init_std), dtype)
         if mask_token:
             self.mask_token = nnx.Param(layers_lib.normal(keys[1], (1, width), init_std))
-        self.blocks = nnx.List([block(jax.random.fold_in(keys[2], i)) for i in range(depth)])
+        self.blocks = layers_lib.stacked(block, keys[2], depth)
         self.norm = layers_lib.layer_norm(width, norm_eps)
         self.out = layers_lib.linear(layers_lib.normal(keys[3], (width, out_dim), init_std), dtype)
         self.lead, self.remat = lead, remat  # tokens in front that have no cell
@@ -145,13 +146,7 @@ class _Decoder(nnx.Module):
         if keep is not None:
             cells = self._fill(cells, keep, codes.shape[0])
         x = jnp.concatenate([first, cells + codes.astype(jnp.float32)], axis=1)
-        for block in self.blocks:
-            graphdef, state = nnx.split(block, graph=True)
-
-            def body(state, x, graphdef=graphdef):
-                return nnx.merge(graphdef, state)(x)[0]
-
-            x = layers_lib.recomputed(body, self.remat)(state, x)
+        x = layers_lib.run(self.blocks, x, remat=self.remat)
         return self.out(self.norm(x[:, lead:])).astype(jnp.float32)
 
     def _fill(self, cells, keep, n: int):

@@ -208,6 +208,63 @@ class Block(nnx.Module):
         return x, weights
 
 
+def stacked(build: Callable[[jax.Array], Block], key: jax.Array, depth: int) -> Block:
+    """`depth` blocks in one module, whose parameters are [depth, ...]; block i starts as
+    build(fold_in(key, i)). To be used through `run` and `block_of` alone."""
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(depth))
+    graphdef = nnx.split(nnx.eval_shape(build, keys[0], graph=True), graph=True)[0]
+    return nnx.merge(graphdef, jax.vmap(lambda key: nnx.split(build(key), graph=True)[1])(keys))
+
+
+def block_of(blocks: Block, i: int) -> Block:
+    """Block i of a stack."""
+    graphdef, state = nnx.split(blocks, graph=True)
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[i], state))
+
+
+def run(
+    blocks: Block,
+    x: jax.Array,
+    scales: jax.Array | None = None,
+    codes: jax.Array | None = None,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    scan: bool = False,
+    remat: str = "none",
+) -> jax.Array:
+    """x after blocks start .. stop - 1 of a stack (stop None: the last).
+
+    scales: of drop-path, [depth, 2, B] or None. codes: added to the tokens after each block,
+      [depth, N, width] or None. scan: one compiled block, in a loop. remat: see `recomputed`.
+    """
+    graphdef, state = nnx.split(blocks, graph=True)
+    inputs = (state, scales, codes)
+    depth = jax.tree.leaves(inputs)[0].shape[0]
+    stop = depth if stop is None else stop
+
+    def body(x, inputs):
+        state, scale, code = inputs
+        x, _ = nnx.merge(graphdef, state)(x, scale)
+        return x if code is None else x + code, None
+
+    body = recomputed(body, remat, in_scan=scan)
+    if scan:
+        part = jax.tree.map(lambda leaf: leaf[start:stop], inputs)
+        return jax.lax.scan(body, x, part)[0]
+    for one in _apart(inputs, depth)[start:stop]:
+        x, _ = body(x, one)
+    return x
+
+
+def _apart(tree, depth: int) -> list:
+    """The `depth` rows of a tree of stacked arrays. Split in one piece, as the gradient is then put
+    together in one, not added up from as many arrays of zeros."""
+    leaves, structure = jax.tree.flatten(tree)
+    rows = zip(*(jax.lax.split(leaf, (1,) * depth) for leaf in leaves), strict=True)
+    return [structure.unflatten([leaf[0] for leaf in row]) for row in rows]
+
+
 def recomputed(body: Callable, remat: str, *, in_scan: bool = False) -> Callable:
     """`body`, which recomputes in its backward pass what `remat`, one of REMAT, says.
 

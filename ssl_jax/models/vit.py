@@ -230,7 +230,8 @@ def vit(config: ViTConfig) -> Model:
 
     Parameters: "patch" (kernel [patch * patch * channels, d], rows ordered by row, column, channel
     within the patch), "cls" [1, d], "position" [(1 if cls) + n, d] (class token's code first),
-    "registers" [r, d], "queries" [q, d], "mask_token" [1, d], "blocks/i/...", "norm".
+    "registers" [r, d], "queries" [q, d], "mask_token" [1, d], "blocks" (of all blocks: each array
+    is [depth, ...]), "norm".
     """
     model = functional(functools.partial(_ViT, config=config), _ViT.__call__)
 
@@ -301,7 +302,7 @@ class _ViT(nnx.Module):
             layer_scale=c.layer_scale,
             attention_kind=c.attention,
         )
-        self.blocks = nnx.List([block(jax.random.fold_in(keys[4], i)) for i in range(c.depth)])
+        self.blocks = layers_lib.stacked(block, keys[4], c.depth)
         self.norm = layers_lib.layer_norm(d, c.norm_eps)
 
     def __call__(
@@ -330,14 +331,11 @@ class _ViT(nnx.Module):
     def queries_after(self, images: jax.Array, middle: jax.Array | None) -> jax.Array:
         """The query tokens [B, q, d] after the final norm, with codes [depth - 1, N, d] added to
         all tokens after every block but the last."""
-        x, depth = self._embed(images, None, None), self.config.depth
-        if middle is None:
-            x = self._run(x, None, 0, depth)
-        else:
-            for i in range(depth):
-                x = self._run(x, None, i, i + 1)
-                x = x + middle[i] if i < depth - 1 else x
-        return self.norm(x[:, x.shape[1] - self.config.queries :])
+        c = self.config
+        codes = None if middle is None else jnp.pad(middle, ((0, 1), (0, 0), (0, 0)))
+        x = self._embed(images, None, None)
+        x = layers_lib.run(self.blocks, x, codes=codes, scan=c.scan, remat=c.remat)
+        return self.norm(x[:, x.shape[1] - c.queries :])
 
     def _embed(self, images, masks, keep):
         """Images [B, H, W, C] -> tokens [B, N, d] (float32) before the first block."""
@@ -392,33 +390,19 @@ class _ViT(nnx.Module):
             x = self._run(x, scales, start, stop)
             outputs[stop - 1], start = x, stop
         if attention:
-            x, weights = self.blocks[depth - 1](
-                x, None if scales is None else scales[depth - 1], return_weights=True
-            )
+            last = layers_lib.block_of(self.blocks, depth - 1)
+            x, weights = last(x, None if scales is None else scales[depth - 1], return_weights=True)
             outputs[depth - 1] = x
         return x, {i: outputs[i] for i in sorted(layers)}, weights
 
     def _run(self, x, scales, start: int, stop: int):
-        """Blocks start .. stop - 1, one after the other or as a scan over their stacked
-        parameters.
-        """
+        """Blocks start .. stop - 1."""
         if start == stop:
             return x
-        graphdef = nnx.split(self.blocks[start], graph=True)[0]
-        states = [nnx.split(self.blocks[i], graph=True)[1] for i in range(start, stop)]
-
-        def body(x, inputs):
-            state, scale = inputs
-            return nnx.merge(graphdef, state)(x, scale)[0], None
-
-        body = layers_lib.recomputed(body, self.config.remat, in_scan=self.config.scan)
-        if self.config.scan:
-            stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-            inputs = (stacked, None if scales is None else scales[start:stop])
-            return jax.lax.scan(body, x, inputs)[0]
-        for i, state in zip(range(start, stop), states, strict=True):
-            x, _ = body(x, (state, None if scales is None else scales[i]))
-        return x
+        scan, remat = self.config.scan, self.config.remat
+        return layers_lib.run(
+            self.blocks, x, scales, start=start, stop=stop, scan=scan, remat=remat
+        )
 
 
 def _check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:

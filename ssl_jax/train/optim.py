@@ -2,10 +2,12 @@
 
 A method's rules say for each parameter by which factor its learning rate is scaled, whether it
 decays, from which epoch it is trained, and which gradients are clipped together. Two things are
-written here because optax does them otherwise: clipping as torch does it, and the bias correction
-of Adam, which loses digits in optax.
+ours because optax does them otherwise: clipping as torch does it (clip.py), and the bias correction
+of Adam, which loses digits in optax. Stacked blocks are updated by one transformation, mapped over
+them: each as if it were alone, with rules of its own.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -13,11 +15,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from ssl_jax import trees
 from ssl_jax.config import InputError, check_choice, key
 from ssl_jax.methods.base import NEVER, Rule, Rules
+from ssl_jax.train import clip as clip_lib
+
+_OTHERS = "others"  # parameters that are in no stack of blocks
 
 
 class Optimizer(NamedTuple):
@@ -29,15 +36,10 @@ class Optimizer(NamedTuple):
     update: Callable[..., tuple[Any, Any, dict[str, jax.Array]]]
 
 
-def by_path(tree: Any) -> dict[str, Any]:
-    """{"a/b/c": leaf} of a pytree, in the order of its leaves."""
-    pairs = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in pairs}
-
-
 def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
     """{path: Rule} of every parameter, in the order of the leaves: the first rule whose pattern
-    matches the whole path ("a/b/kernel").
+    matches the whole path ("a/b/kernel"). Each block of a stack has paths of its own
+    ("backbone/blocks/0/norm1/scale").
 
     Args:
       rules: ordered (regular expression, Rule).
@@ -48,7 +50,7 @@ def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
     """
     assigned: dict[str, Rule] = {}
     missing = []
-    for path in by_path(params):
+    for path in trees.shapes(params):
         rule = next((rule for pattern, rule in rules if re.fullmatch(pattern, path)), None)
         if rule is None:
             missing.append(path)
@@ -73,7 +75,7 @@ def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
 
 
 def is_decayed(path: str, leaf: jax.Array | jax.ShapeDtypeStruct, rule: Rule) -> bool:
-    """Whether weight decay moves this parameter."""
+    """Whether weight decay moves this parameter. The path of one block is with the leaf of one."""
     if rule.decay == "matrices":
         return len(leaf.shape) >= 2 and path.rsplit("/", 1)[-1] != "bias"
     return rule.decay
@@ -88,56 +90,154 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
       params: nested dict of arrays or ShapeDtypeStructs; only paths and shapes are read.
 
     Returns:
-      An Optimizer. Its state is that of optax.partition: "epoch_E" holds moments (float32) and
-      count of the parameters that are frozen until epoch E, "never" is empty. `update` takes lr and
-      weight_decay as scalars and `epoch` as an int32 scalar. It returns metrics grad_norm (before
-      clipping) and update_norm (of the change of the parameters, decay included), both over the
-      parameters trained at this epoch, and clipped, the share of all clipping groups that were
-      clipped (those still frozen never are).
+      An Optimizer. Its state is that of optax.partition for each of "others", "backbone_blocks" and
+      so on, where the state of a stack is [depth, ...] like its parameters: "epoch_E" holds moments
+      (float32) and count of the parameters that are frozen until epoch E, "never" is empty.
+      `update` takes lr and weight_decay as scalars and `epoch` as an int32 scalar. It returns
+      metrics grad_norm (before clipping) and update_norm (of the change of the parameters, decay
+      included), both over the parameters trained at this epoch, and clipped, the share of all
+      clipping groups that were clipped (those still frozen never are).
 
     Raises:
-      InputError: a parameter without a rule, an impossible rule, an unknown name.
+      InputError: a parameter without a rule, an impossible rule, an unknown name, a stack of blocks
+        of which only some decay.
     """
     check_choice("optim.name", config.name, _TRANSFORMATIONS)
-    assigned = assign_rules(rules, params)
     structure = jax.tree.structure(params)
-    decayed = jax.tree.unflatten(
-        structure, [is_decayed(path, x, assigned[path]) for path, x in by_path(params).items()]
+    leaves = _leaves(rules, params)
+    clip = clip_lib.make(
+        {path: _clip_groups(path, leaf.rules, config.clip_by) for path, leaf in leaves.items()},
+        {path: leaf.starts for path, leaf in leaves.items()},
+        config.clip,
     )
-    factors = jax.tree.unflatten(structure, [rule.lr for rule in assigned.values()])
-    starts = [_start(rule) for rule in assigned.values()]
-    labels = jax.tree.unflatten(structure, map(_label, starts))
-    groups = _clip_groups(assigned, config.clip_by)
+    parts = {name: dict(own) for name, own in _divided(leaves).items()}
 
-    def transformation(lr, weight_decay, epoch):
-        """The optax transformation of one step; its state does not depend on the arguments."""
+    def of_part(name, function, *trees_of_it):
+        """function(the optax transformation of a part, trees ...), for each block by itself."""
+        own = parts[name]
+        starts = {leaf.label: leaf.starts for leaf in own.values()}
+        if name == _OTHERS:
+            return function({label: start[0] for label, start in starts.items()}, *trees_of_it)
+        return jax.vmap(function)(starts, *trees_of_it)
+
+    def transformation(name, starts, lr, weight_decay, epoch):
+        """The optax transformation of one step; its state does not depend on the arguments.
+
+        starts: {label: first epoch} of one block.
+        """
+        decayed = trees.nest({path: leaf.decayed for path, leaf in parts[name].items()})
+        labels = trees.nest({path: leaf.label for path, leaf in parts[name].items()})
         inner = _TRANSFORMATIONS[config.name](config, lr, weight_decay, decayed)
-        by_label = {_label(start): _from_epoch(inner, start, epoch) for start in set(starts)}
+        by_label = {x: _from_epoch(inner, x, start, epoch) for x, start in starts.items()}
         return optax.partition(by_label, labels)
 
     def init(params):
-        return transformation(0.0, 0.0, 0).init(optax.tree.cast(params, jnp.float32))
+        flat = trees.flatten(optax.tree.cast(params, jnp.float32))
+
+        def begin(name, starts, own):
+            return transformation(name, starts, 0.0, 0.0, 0).init(own)
+
+        return {
+            name: of_part(name, functools.partial(begin, name), trees.nest(own))
+            for name, own in _divided(flat).items()
+        }
 
     def update(grads, opt_state, params, *, lr, weight_decay, epoch):
-        grads = optax.tree.cast(grads, jnp.float32)
-        squares = [
-            jnp.square(g).sum() if start == 0 else jnp.where(epoch >= start, jnp.square(g).sum(), 0)
-            for g, start in zip(jax.tree.leaves(grads), starts, strict=True)
-        ]
-        clip, clipped = _clip_factors(squares, groups, config.clip)
-        grads = optax.tree.mul(grads, structure.unflatten(clip))
-        updates, opt_state = transformation(lr, weight_decay, epoch).update(
-            grads, opt_state, optax.tree.cast(params, jnp.float32)
+        clipped = clip(trees.flatten(optax.tree.cast(grads, jnp.float32)), epoch)
+        before = _divided(trees.flatten(optax.tree.cast(params, jnp.float32)))
+
+        def step(name, starts, grads, state, params):
+            change = transformation(name, starts, lr, weight_decay, epoch)
+            return change.update(grads, state, params)
+
+        updates, states = {}, {}
+        for name, own in _divided(clipped.gradients).items():
+            changes, states[name] = of_part(
+                name,
+                functools.partial(step, name),
+                trees.nest(own),
+                opt_state[name],
+                trees.nest(before[name]),
+            )
+            updates[name] = trees.flatten(changes)
+        scaled = structure.unflatten(
+            updates[name][inner] * _along(leaf.lr, updates[name][inner])
+            for path, leaf in leaves.items()
+            for name, inner in [_place(path)]
         )
-        updates = optax.tree.mul(updates, factors)
         metrics = {
-            "grad_norm": jnp.sqrt(sum(squares)),
-            "clipped": clipped,
-            "update_norm": optax.tree.norm(updates),
+            "grad_norm": clipped.norm,
+            "clipped": clipped.share,
+            "update_norm": optax.tree.norm(scaled),
         }
-        return optax.apply_updates(params, updates), opt_state, metrics
+        return optax.apply_updates(params, scaled), states, metrics
 
     return Optimizer(init, update)
+
+
+# --- leaves and stacks
+
+
+class _Leaf(NamedTuple):
+    """How one array is treated. rules: of each block of a stack, or the only one."""
+
+    rules: tuple[Rule, ...]
+    decayed: bool
+
+    @property
+    def starts(self) -> np.ndarray:
+        """First epochs at which it is trained, or NEVER: float32 [number of rules]."""
+        return np.array([_start(rule) for rule in self.rules], np.float32)
+
+    @property
+    def lr(self) -> np.ndarray:
+        """Factors on the learning rate, float32 [number of rules]."""
+        return np.array([rule.lr for rule in self.rules], np.float32)
+
+    @property
+    def label(self) -> str:
+        names = ["never" if s == NEVER else str(int(s)) for s in self.starts]
+        if len(set(names)) > 1:
+            return f"epochs_{'_'.join(names)}"
+        return names[0] if names[0] == "never" else f"epoch_{names[0]}"
+
+
+def _leaves(rules: Rules, params: Any) -> dict[str, _Leaf]:
+    """{path: _Leaf} in the order of the leaves."""
+    assigned, leaves = assign_rules(rules, params), {}
+    for path, leaf in trees.flatten(params).items():
+        blocks = trees.shapes({path: leaf})
+        own = {name: assigned[name] for name in blocks}
+        decayed = {name: is_decayed(name, blocks[name], rule) for name, rule in own.items()}
+        if len(set(decayed.values())) > 1:
+            yes = next(name for name, value in decayed.items() if value)
+            no = next(name for name, value in decayed.items() if not value)
+            raise InputError(
+                f"by its optimizer rule {yes} decays, by another {no} does not; blocks are stored"
+                " together, so give them one value of decay"
+            )
+        leaves[path] = _Leaf(tuple(own.values()), any(decayed.values()))
+    return leaves
+
+
+def _place(path: str) -> tuple[str, str]:
+    """("backbone_blocks", "norm1/scale") of a stacked parameter, or ("others", path)."""
+    stack = trees.in_stack(path)
+    return (stack[0].replace("/", "_"), stack[1]) if stack else (_OTHERS, path)
+
+
+def _divided(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """{part: {path within it: leaf}}."""
+    parts: dict[str, dict[str, Any]] = {}
+    for path, leaf in flat.items():
+        name, inner = _place(path)
+        parts.setdefault(name, {})[inner] = leaf
+    return parts
+
+
+def _along(factors: np.ndarray, array: jax.Array):
+    """Factors of the rows of a stack, or the one of an array, so that they can be multiplied."""
+    return factors[0] if len(factors) == 1 else factors.reshape(-1, *(1,) * (array.ndim - 1))
 
 
 # --- update rules: name -> optax transformation, from the section `optim`, lr, weight decay and the
@@ -202,17 +302,26 @@ def _start(rule: Rule):
     return NEVER if rule.freeze_epochs == NEVER else math.ceil(rule.freeze_epochs)
 
 
-def _label(start) -> str:
-    return "never" if start == NEVER else f"epoch_{start}"
-
-
-def _from_epoch(inner, start, epoch):
+def _from_epoch(inner, label, start, epoch):
     """`inner` from epoch `start` on; before it the step is 0 and the state of `inner` stays."""
-    if start == 0:
+    if label == "epoch_0":
         return inner
-    if start == NEVER:
+    if label == "never":
         return optax.set_to_zero()
     return optax.transforms.conditionally_mask(inner, lambda step: epoch >= start)
+
+
+def _clip_groups(path: str, rules: tuple[Rule, ...], clip_by: str) -> tuple[str | None, ...]:
+    """By whose norm an array, or each block of a stack, is clipped; None: it is not."""
+
+    def name(i, rule):
+        if clip_by == "none" or rule.freeze_epochs == NEVER:
+            return None
+        if rule.clip_group is not None:
+            return f"group {rule.clip_group}"
+        return f"tensor {path} {i}" if clip_by == "tensor" else "global"
+
+    return tuple(name(i, rule) for i, rule in enumerate(rules))
 
 
 # --- what optax does otherwise
@@ -240,38 +349,6 @@ def _scale_by_adam(beta1, beta2, eps):
 def _bias_correction(beta: float, count):
     """1 - beta^count, without the cancellation."""
     return 1.0 if beta == 0 else -jnp.expm1(count * math.log(beta))
-
-
-def _clip_groups(assigned: dict[str, Rule], clip_by: str) -> list[list[int]]:
-    """Positions of the leaves that are clipped by a joint norm; no groups if nothing is clipped."""
-    if clip_by == "none":
-        return []
-    groups: dict[str, list[int]] = {}
-    for position, (path, rule) in enumerate(assigned.items()):
-        if rule.freeze_epochs == NEVER:
-            continue
-        own = f"tensor {path}" if clip_by == "tensor" else "global"
-        name = own if rule.clip_group is None else f"group {rule.clip_group}"
-        groups.setdefault(name, []).append(position)
-    return list(groups.values())
-
-
-def _clip_factors(squares, groups, limit):
-    """Factors min(1, limit / (norm + 1e-6)) per leaf, as torch's clip_grad_norm_, and the share of
-    groups clipped.
-
-    `squares`: squared norm of each leaf, 0 for what is frozen. The 1e-6 also guards a zero
-    gradient.
-    """
-    factors = [1.0] * len(squares)
-    clipped = []
-    for positions in groups:
-        norm = jnp.sqrt(sum(squares[i] for i in positions))
-        factor = jnp.minimum(1.0, limit / (norm + 1e-6))
-        clipped.append(factor < 1.0)
-        for i in positions:
-            factors[i] = factor
-    return factors, jnp.stack(clipped).mean(dtype=jnp.float32) if clipped else jnp.zeros(())
 
 
 # --- config

@@ -32,7 +32,9 @@ def found(params, left=(), model=None, **changes) -> fill.Weights:
     """Weights that hold `params` + 1, under the names "their.PATH"; changes: other arrays by path
     (None: absent).
     """
-    arrays = {path: array + 1 for path, array in trees.flatten(params).items()} | changes
+    arrays = {
+        path: array + 1 for path, array in trees.per_block(trees.flatten(params)).items()
+    } | changes
     arrays = {path: array for path, array in arrays.items() if array is not None}
     names = {path: f"their.{path}" for path in arrays}
     return fill.Weights(
@@ -45,7 +47,7 @@ def test_everything_fits():
     new, report = fill.fill(params, found(params), model=MODEL)
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(a + 1, b), params, new)
     assert (
-        set(report.matched) == set(trees.flatten(params))
+        set(report.matched) == set(trees.shapes(params))
         and not report.left
         and not report.missing
         and not report.notes
@@ -138,7 +140,7 @@ def test_a_wrong_shape_names_the_tensor_both_shapes_and_the_likely_cause(path, s
     params = tree(queries=3)
     with pytest.raises(InputError) as error:
         fill.fill(params, found(params, **{path: np.ones(shape)}))
-    wanted = trees.flatten(params)[path].shape
+    wanted = trees.shapes(params)[path].shape
     assert (
         f"x.pth: their.{path} would give {path} the shape {shape}, but this model has {wanted}: "
         in str(error.value)
@@ -352,8 +354,6 @@ def test_the_report_is_short_for_a_large_network():
     params = tree(depth=24)
     report = fill.fill(
         params,
-        found(
-            params, **{path: None for path in trees.flatten(params) if re.search("/bias$", path)}
-        ),
+        found(params, **{path: None for path in trees.shapes(params) if re.search("/bias$", path)}),
     )[1]
     assert len(str(report)) < 600 and "backbone/blocks/*/attn/qkv/bias x 24" in str(report)

@@ -220,7 +220,7 @@ _PARAMS = {
         "cls": np.ones((1, 2)),
         "position": np.ones((4, 2)),
         "norm": {"scale": np.ones(2)},
-        "blocks": {str(i): {"attn": {"kernel": np.ones((2, 2)), "bias": np.ones(2)}} for i in "01"},
+        "blocks": {"attn": {"kernel": np.ones((2, 2, 2)), "bias": np.ones((2, 2))}},
     },
 }
 
@@ -228,8 +228,8 @@ _PARAMS = {
 def test_layers_learn_more_slowly_towards_the_image():
     found = trees.flatten(optimizer.factors(_PARAMS, 2, 0.5))
     assert found["head/classify/kernel"] == found["backbone/norm/scale"] == 1
-    assert found["backbone/blocks/1/attn/kernel"] == 0.5
-    assert found["backbone/blocks/0/attn/bias"] == 0.25
+    assert found["backbone/blocks/attn/kernel"].tolist() == [[[0.25]], [[0.5]]]
+    assert found["backbone/blocks/attn/bias"].tolist() == [[0.25], [0.5]]
     assert found["backbone/cls"] == found["backbone/position"] == 0.125
 
 
@@ -370,7 +370,7 @@ def test_frozen_weights_stay_and_trained_ones_move(encoder):
         )
     }
     assert min(moved.values()) > 0
-    assert moved["patch/kernel"] < 0.5 * moved["blocks/1/mlp/fc1/kernel"]  # layer_decay
+    assert moved["patch/kernel"] < 0.5 * moved["blocks/mlp/fc1/kernel"]  # layer_decay
     for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(encoder.params)):
         np.testing.assert_array_equal(old, new)  # those of the encoder itself, in both cases
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ssl_jax import api
 from ssl_jax import config as config_lib
+from ssl_jax import trees as names
 from ssl_jax.train import loop, state, step
 from ssl_jax.views import photometric, recipe
 from tests import tiny
@@ -48,7 +49,8 @@ def flatten(tree, prefix: str) -> dict:
     """{"prefix/a/b": leaf} of any pytree; names of fields count like keys of a dict."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     keystr = jax.tree_util.keystr
-    return {f"{prefix}/{keystr(p, simple=True, separator='/')}": leaf for p, leaf in leaves}
+    flat = {f"{prefix}/{keystr(p, simple=True, separator='/')}": leaf for p, leaf in leaves}
+    return names.per_block(flat)  # as they were stored
 
 
 def prepare(name: str):
@@ -96,6 +98,8 @@ def state_from(run, at: int, flat: dict, key):
             for path, value in flat.items()
             if path.startswith("params/decoder/") and run.config.method == "stellar"
         }
+
+    left = names.stacked(left)
 
     def filled(field):
         def leaf(path, like):

@@ -92,7 +92,7 @@ def shapes(**changes):
 def test_learning_rates_shrink_towards_the_input():
     params = shapes(model__registers=2, finetune__hidden=8, finetune__norm=True)
     assigned = optim.assign_rules(rules(2, 0.5), params)
-    flat = optim.by_path(params)
+    flat = trees.shapes(params)
     lrs = {path: rule.lr for path, rule in assigned.items()}
     for path, lr in lrs.items():
         before = ("backbone/patch", "backbone/cls", "backbone/position", "backbone/registers")
@@ -192,7 +192,7 @@ def sop(monkeypatch):
     parts = {"student": numbers(sop_shapes(), 3), "teacher": numbers(sop_shapes(), 4)}
 
     def weights(tree):
-        arrays = trees.flatten(tree)
+        arrays = trees.per_block(trees.flatten(tree))
         return fill.Weights("x", "sop", arrays, {path: path for path in arrays}, (), {})
 
     found = {part: weights(tree) for part, tree in parts.items()}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods
+from ssl_jax import methods, trees
 from ssl_jax.config import InputError
 from ssl_jax.evals import pictures
 from ssl_jax.losses.mae import normalize_patches
@@ -173,7 +173,7 @@ def test_decay_goes_by_rank_as_published():
     assigned = optim.assign_rules(bound().rules, params)
     decayed = {
         path
-        for path, leaf in optim.by_path(params).items()
+        for path, leaf in trees.shapes(params).items()
         if optim.is_decayed(path, leaf, assigned[path])
     }
     assert {

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods, ops, papers, settings
+from ssl_jax import methods, ops, papers, settings, trees
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import stellar as drawing
@@ -327,7 +327,7 @@ def test_order_of_the_queries_moves_tokens_and_maps_and_nothing_else():
 def test_gradient_reaches_everything_that_learns():
     method = bound()
     _, _, gradients = forward(method, init(method))
-    for path, leaf in optim.by_path(gradients).items():
+    for path, leaf in trees.flatten(gradients).items():
         assert np.isfinite(leaf).all() and np.any(leaf), path
 
 
@@ -341,7 +341,7 @@ def test_frozen_arrays_are_no_parameters_and_decay_follows_the_config():
         ones, optimizer.init(params), params, lr=0.1, weight_decay=0.1, epoch=jnp.int32(0)
     )
     assert set(constants) == {"fourier"}
-    assert not any("fourier" in path for path in optim.by_path((after, opt_state)))
+    assert not any("fourier" in path for path in trees.flatten(after))
     assert np.any(after["backbone"]["cls"] != params["backbone"]["cls"])
     norm = "backbone/norm/scale"
     decayed = {
@@ -424,7 +424,7 @@ def test_codes_are_rebuilt_and_the_tokenizer_is_a_constant(codes):
     assert outputs.rebuilt.shape == (4, 16, 11) and outputs.target.shape == (4, 16)
     assert np.isfinite(metrics["reconstruction_loss"]) and 0 <= metrics["code_accuracy"] <= 1
     assert set(constants) == {"fourier", "tokenizer"}
-    assert not any("quantize" in path for path in optim.by_path(gradients))
+    assert not any("quantize" in path for path in trees.flatten(gradients))
     images = np.random.default_rng(0).random((2, 16, 16, 3)).astype(np.float32)
     drawn = pictures.draw(Encoder(config, params, constants), images)
     assert set(drawn) == {"reconstructions", "localization", "concepts"}

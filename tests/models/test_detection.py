@@ -49,7 +49,7 @@ def test_middle_codes_come_after_every_block_but_the_last(images, changes):
     module = vit.vit(shape).module(params["encoder"])
     x = module._embed(images, None, None)
     for i in range(3):
-        x, _ = module.blocks[i](x)
+        x, _ = layers.block_of(module.blocks, i)(x)
         if i < 2:
             codes = params["middle"][i]
             patches = position.resize_codes(

@@ -94,7 +94,7 @@ def reference(params, images, c, *, masks=None, keep=None, keys=None):
         if c.queries:
             x = np.concatenate([x, p["queries"]])
         for i in range(c.depth):
-            block = p["blocks"][str(i)]
+            block = jax.tree.map(lambda a: a[i], p["blocks"])  # noqa: B023
             q, k, v = np.split(linear(norm(x, block["norm1"]), block["attn"]["qkv"]), 3, axis=1)
             heads, maps = [], []
             for h in range(c.heads):
@@ -174,24 +174,24 @@ def test_parameter_names_shapes_and_initial_values():
     assert (
         shapes["cls"] == shapes["mask_token"] == (1, 64)
     )  # two-dimensional: decayed, as in the published code
-    assert sorted(params["blocks"]) == ["0", "1", "2"]
-    assert shapes["blocks"]["0"]["attn"]["qkv"] == {"kernel": (64, 192), "bias": (192,)}
-    assert shapes["blocks"]["2"]["mlp"] == {
-        "fc1": {"kernel": (64, 256), "bias": (256,)},
-        "fc2": {"kernel": (256, 64), "bias": (64,)},
+    assert shapes["blocks"]["attn"]["qkv"] == {"kernel": (3, 64, 192), "bias": (3, 192)}
+    assert shapes["blocks"]["mlp"] == {
+        "fc1": {"kernel": (3, 64, 256), "bias": (3, 256)},
+        "fc2": {"kernel": (3, 256, 64), "bias": (3, 64)},
     }
     assert not np.any(params["mask_token"]) and not np.any(params["patch"]["bias"])
     np.testing.assert_allclose(
-        np.std(params["blocks"]["1"]["mlp"]["fc1"]["kernel"]), 0.02, rtol=0.05
+        np.std(params["blocks"]["mlp"]["fc1"]["kernel"], axis=(1, 2)), 0.02, rtol=0.05
     )
     np.testing.assert_allclose(np.std(params["position"]), 0.02, rtol=0.1)
     np.testing.assert_allclose(np.std(params["patch"]["kernel"]), 1 / np.sqrt(3 * 48), rtol=0.05)
-    assert not np.array_equal(*(params["blocks"][i]["attn"]["proj"]["kernel"] for i in "01"))
+    assert not np.array_equal(*params["blocks"]["attn"]["proj"]["kernel"][:2])
     shallow = vit.vit(config(depth=1, **wide)).init(
         jax.random.key(0)
     )  # a block's draw does not depend on the depth
     assert all(
-        jax.tree.leaves(jax.tree.map(np.array_equal, shallow["blocks"]["0"], params["blocks"]["0"]))
+        np.array_equal(one[0], all[0])
+        for one, all in zip(*map(jax.tree.leaves, (shallow["blocks"], params["blocks"])))
     )
 
 
@@ -200,9 +200,9 @@ def test_options_add_parameters_and_change_no_draw():
     rich = vit.vit(config(queries=2, registers=3, layer_scale=1e-5)).init(jax.random.key(0))
     registers = rich.pop("registers")
     assert registers.shape == (3, 16) and 0 < np.abs(registers).max() < 1e-5
-    for block in rich["blocks"].values():
-        for name in ("ls1", "ls2"):
-            np.testing.assert_array_equal(block.pop(name)["gamma"], np.full(16, 1e-5, np.float32))
+    for name in ("ls1", "ls2"):
+        gamma = rich["blocks"].pop(name)["gamma"]
+        np.testing.assert_array_equal(gamma, np.full((3, 16), 1e-5, np.float32))
     jax.tree.map(np.testing.assert_array_equal, rich, plain)
 
 
@@ -267,7 +267,8 @@ def test_layers_and_attention_are_extras_that_change_nothing():
     assert np.abs(rich.layers[0].cls - rich.cls).max() > 1e-2
     np.testing.assert_allclose(rich.attention.sum(-1), 1, atol=1e-6)
     short = vit.vit(config(depth=1))
-    first = run(short, {**params, "blocks": {"0": params["blocks"]["0"]}}, images)
+    only = jax.tree.map(lambda leaf: leaf[:1], params["blocks"])
+    first = run(short, {**params, "blocks": only}, images)
     np.testing.assert_allclose(all_tokens(rich.layers[0]), all_tokens(first), atol=1e-6)
 
 

@@ -12,6 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
+from ssl_jax import trees
 from ssl_jax.config import InputError
 from ssl_jax.methods.base import DEFAULT_RULES, NEVER, Rule
 from ssl_jax.settings import base_config
@@ -50,6 +51,22 @@ def tree(seed=0, scale=1.0):
     }
 
 
+def stack(seed=0, *, depth=3):
+    """The same with blocks, stacked."""
+    draw = np.random.default_rng(seed).normal
+    params = tree(seed)
+    params["backbone"]["blocks"] = {
+        "attn": {
+            "qkv": {
+                "kernel": jnp.asarray(draw(size=(depth, 4, 6)), jnp.float32),
+                "bias": jnp.asarray(draw(size=(depth, 6)), jnp.float32),
+            }
+        },
+        "norm": {"scale": jnp.asarray(draw(size=(depth, 4)), jnp.float32)},
+    }
+    return params
+
+
 def flat(values) -> dict[str, np.ndarray]:
     pairs = jax.tree_util.tree_leaves_with_path(values)
     return {
@@ -66,7 +83,7 @@ def moments(opt_state, name: str) -> dict[str, np.ndarray]:
 def counts(opt_state) -> dict[str, int]:
     """{group: updates it has counted}."""
     return {
-        path.split("/")[1]: int(x) for path, x in flat(opt_state).items() if path.endswith("/count")
+        path.split("/")[2]: int(x) for path, x in flat(opt_state).items() if path.endswith("/count")
     }
 
 
@@ -513,8 +530,69 @@ def test_every_state_is_saved_and_restored(name, tmp_path):
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     for a, b in zip(jax.tree.leaves(restored.opt_state), jax.tree.leaves(opt_state), strict=True):
         assert a.dtype == b.dtype and np.asarray(a).tobytes() == np.asarray(b).tobytes()
-    where = {path: x.sharding for path, x in optim.by_path(restored.opt_state).items()}
-    assert any("fsdp" in s.spec for path, s in where.items() if path.endswith("qkv/kernel"))
+    leaves = jax.tree_util.tree_leaves_with_path(restored.opt_state)
+    kernels = [x for path, x in leaves if jax.tree_util.keystr(path[-2:]) == "['qkv']['kernel']"]
+    assert kernels and all("fsdp" in x.sharding.spec for x in kernels)
+
+
+def apart(params):
+    """The same parameters, each block in a branch of its own."""
+    return trees.nest(trees.per_block(trees.flatten(params)))
+
+
+_BY_BLOCK = (
+    ("backbone/blocks/0/.*", Rule(lr=0.25, freeze_epochs=NEVER)),
+    ("backbone/blocks/1/attn/.*", Rule(lr=0.5, freeze_epochs=1)),
+    ("backbone/blocks/2/.*", Rule(lr=0.5, clip_group="last")),
+    ("backbone/cls", Rule(decay=False, clip_group="last")),
+    ("head/.*", Rule(freeze_epochs=2)),
+    *DEFAULT_RULES,
+)
+
+
+@pytest.mark.parametrize("rules", [DEFAULT_RULES, _BY_BLOCK], ids=["one rule", "by block"])
+@pytest.mark.parametrize("name", NAMES)
+def test_stacked_blocks_move_as_if_each_were_alone(name, rules):
+    """Every update rule, with clipping by tensor, by group and over all."""
+    for clip_by in ("tensor", "global"):
+        config = settings(name=name, clip_by=clip_by, clip=0.5)
+        grads = [stack(seed + 1) for seed in range(3)]
+        outcomes = []
+        for params, given in ((stack(), grads), (apart(stack()), map(apart, grads))):
+            optimizer = optim.make(config, rules, params)
+            update, opt_state, found = jax.jit(optimizer.update), optimizer.init(params), []
+            for epoch, g in enumerate(given):
+                params, opt_state, metrics = update(
+                    g, opt_state, params, lr=0.1, weight_decay=0.3, epoch=jnp.int32(epoch)
+                )
+                found.append((apart(params), metrics))
+            outcomes.append(found)
+        for one, other in zip(jax.tree.leaves(outcomes[0]), jax.tree.leaves(outcomes[1])):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+        first, last = outcomes[0][0][0], outcomes[0][2][0]
+        still = np.array_equal(flat(last)["backbone/blocks/0/norm/scale"], flat(stack())[_SCALE][0])
+        assert still == (rules is _BY_BLOCK)
+        assert not np.array_equal(flat(last)["head/last/gain"], flat(first)["head/last/gain"])
+
+
+_SCALE = "backbone/blocks/norm/scale"
+
+
+def test_the_state_of_a_stack_is_stacked_and_never_trained_blocks_have_none():
+    optimizer = optim.make(settings(), DEFAULT_RULES, stack())
+    state = flat(optimizer.init(stack()))
+    assert {x.shape for path, x in state.items() if path.startswith("backbone_blocks/")} == {
+        *((3,), (3, 4, 6), (3, 6), (3, 4))
+    }
+    frozen = (("backbone/blocks/.*", Rule(freeze_epochs=NEVER)), *DEFAULT_RULES)
+    state = flat(optim.make(settings(), frozen, stack()).init(stack()))
+    assert state and not any(path.startswith("backbone_blocks/") for path in state)
+
+
+def test_blocks_of_which_only_some_decay_are_refused():
+    rules = (("backbone/blocks/1/norm/.*", Rule(decay=True)), *DEFAULT_RULES)
+    with pytest.raises(InputError, match=r"blocks/1/norm/scale decays, by another .*blocks/0/norm"):
+        optim.make(settings(), rules, stack())
 
 
 def test_an_unknown_name_is_refused_with_the_nearest():

@@ -1,12 +1,12 @@
 """Adam and AdamW with a polynomial schedule, a linear warm-up and a learning rate per block, as in
 mmsegmentation and iBOT."""
 
-import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from ssl_jax import trees
@@ -34,18 +34,20 @@ def learning_rate(config: Any, steps: int, step: jax.Array, base: jax.Array) -> 
 
 
 def factors(params: Any, depth: int, decay: float) -> Any:
-    """Factor on the learning rate of each parameter of {"head": ..., "backbone": ...}.
+    """Factor on the learning rate of each parameter of {"head": ..., "backbone": ...}, one per
+    block where they are stacked.
 
     Block i of the backbone has decay^(depth - i), what lies before the blocks decay^(depth + 1);
     its final norm and the head have 1 (BEiT, iBOT).
     """
 
     def factor(path, leaf):
-        del leaf
         if not path.startswith("backbone/") or path.startswith("backbone/norm/"):
             return 1.0
-        block = re.match(r"backbone/blocks/(\d+)/", path)
-        return decay ** (depth - int(block[1]) if block else depth + 1)
+        if path.startswith("backbone/blocks/"):
+            of_blocks = decay ** (depth - np.arange(depth, dtype=np.float32))
+            return of_blocks.reshape(-1, *(1,) * (len(leaf.shape) - 1))
+        return decay ** (depth + 1)
 
     return trees.map_with_path(factor, params)
 
@@ -59,7 +61,8 @@ def decayed(params: Any, rule: str) -> Any:
             return True
         if rule == "not_norms":
             return names[-1] != "position" and not any("norm" in name for name in names)
-        return len(leaf.shape) >= 2 and names[-1] not in _TOKENS
+        rank = len(leaf.shape) - (trees.in_stack(path) is not None)
+        return rank >= 2 and names[-1] not in _TOKENS
 
     return trees.map_with_path(of, params)
 

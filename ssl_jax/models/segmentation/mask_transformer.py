@@ -52,20 +52,18 @@ class _MaskTransformer(nnx.Module):
         std = channels**-0.5
         self.embed = layers.linear(layers.normal(keys[0], (width, channels), 0.02), jnp.float32)
         self.classes = nnx.Param(layers.normal(keys[1], (classes, channels), 0.02))
-        self.blocks = nnx.List(
-            layers.Block(
-                jax.random.fold_in(keys[2], i),
-                channels,
-                heads,
-                4 * channels,
-                init_std=0.02,
-                eps=_EPS,
-                approximate=False,
-                dtype=jnp.float32,
-                attention_kind="xla",
-            )
-            for i in range(depth)
+        block = functools.partial(
+            layers.Block,
+            width=channels,
+            heads=heads,
+            hidden=4 * channels,
+            init_std=0.02,
+            eps=_EPS,
+            approximate=False,
+            dtype=jnp.float32,
+            attention_kind="xla",
         )
+        self.blocks = layers.stacked(block, keys[2], depth)
         self.norm = layers.layer_norm(channels, _EPS)
         self.patch_projection = nnx.Param(layers.normal(keys[3], (channels, channels), std))
         self.class_projection = nnx.Param(layers.normal(keys[4], (channels, channels), std))
@@ -82,9 +80,7 @@ class _MaskTransformer(nnx.Module):
         count, channels = self.classes[...].shape
         tokens = jnp.broadcast_to(self.classes[...], (batch, count, channels))
         x = jnp.concatenate([x, tokens], axis=1)
-        for block in self.blocks:
-            x, _ = block(x)
-        x = self.norm(x)
+        x = self.norm(layers.run(self.blocks, x))
         patches = heads.l2_normalize(x[:, :-count] @ self.patch_projection[...])
         tokens = heads.l2_normalize(x[:, -count:] @ self.class_projection[...])
         masks = self.class_norm(jnp.einsum("bnd,bcd->bnc", patches, tokens))

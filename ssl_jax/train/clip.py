@@ -1,0 +1,59 @@
+"""Clipping of gradients as torch's clip_grad_norm_ does it: of each tensor by itself, of groups of
+them, or of all together."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Clipped(NamedTuple):
+    """gradients: {path: array}. norm: of all of them before clipping, those that are frozen left
+    out. share: of the groups, how many were clipped."""
+
+    gradients: dict[str, jax.Array]
+    norm: jax.Array
+    share: jax.Array
+
+
+def make(
+    groups: Mapping[str, tuple[str | None, ...]], starts: Mapping[str, np.ndarray], limit: float
+) -> Callable[[Mapping[str, Any], jax.Array], Clipped]:
+    """Builds clip(gradients {path: float32 array}, epoch).
+
+    Args:
+      groups: {path: names}; tensors with one name are clipped by their joint norm, None = not
+        clipped. One name for an array, or one for each row of a stack, which counts as a tensor.
+      starts: {path: [number of names]}, the first epoch at which each is trained; before it, its
+        norm is 0.
+      limit: largest norm. The factor is min(1, limit / (norm + 1e-6)).
+    """
+    names = [name for own in groups.values() for name in own]
+    distinct = list(dict.fromkeys(name for name in names if name is not None))
+    index = np.array([distinct.index(name) if name is not None else -1 for name in names])
+    member = index == np.arange(len(distinct))[:, None]
+    ends = np.cumsum([len(own) for own in groups.values()])
+
+    def clip(gradients, epoch) -> Clipped:
+        squares = []
+        for path, own in groups.items():
+            gradient, start = gradients[path], starts[path]
+            square = jnp.square(gradient).reshape(len(own), -1).sum(1)
+            squares.append(jnp.where(epoch >= start, square, 0) if start.any() else square)
+        every = jnp.concatenate(squares)
+        norms = jnp.sqrt(jnp.where(member, every, 0).sum(1))
+        factors = jnp.minimum(1.0, limit / (norms + 1e-6))
+        # What belongs to no group has index -1.
+        by_path = jnp.split(jnp.append(factors, 1.0)[index], ends[:-1])
+        clipped = {
+            path: (gradients[path].reshape(len(own), -1) * factor[:, None]).reshape(
+                gradients[path].shape
+            )
+            for (path, own), factor in zip(groups.items(), by_path, strict=True)
+        }
+        share = (factors < 1.0).mean() if distinct else jnp.zeros(())
+        return Clipped(clipped, jnp.sqrt(every.sum()), share)
+
+    return clip
