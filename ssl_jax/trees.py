@@ -57,6 +57,11 @@ def in_stack(path: str) -> tuple[str, str] | None:
     return (match[1], match[2]) if match else None
 
 
+def rank(path: str, leaf: Any) -> int:
+    """Dimensions of a parameter; of stacked blocks, those of one block's."""
+    return len(leaf.shape) - (in_stack(path) is not None)
+
+
 def per_block(flat: Mapping[str, Any]) -> dict[str, Any]:
     """{path: array} with an array of its own for each block of a stack."""
     return _apart(flat, lambda leaf, i: leaf[i])

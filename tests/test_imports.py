@@ -31,6 +31,7 @@ ORDER = (
     "train.stop",
     "train.progress",
     "train.distributed",
+    "train.clip",
     "train.optim",
     "train.schedule",
     "train.sharding",

@@ -39,6 +39,7 @@ def test_blocks_in_a_stack_and_one_by_one(numpy):
         path: leaf.shape for path, leaf in apart.items()
     }
     assert trees.per_block(apart) == apart, "what is apart stays so"
+    assert [trees.rank(path, leaf) for path, leaf in flat.items()] == [1, 1, 2, 2]
     again = trees.stacked(dict(reversed(apart.items())))
     assert again.keys() == flat.keys()
     jax.tree.map(np.testing.assert_array_equal, again, flat)

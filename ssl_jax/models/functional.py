@@ -1,7 +1,7 @@
 """The bridge between flax NNX modules (inside this folder) and plain nested dicts of arrays
 (everywhere else).
 
-Optimizers, checkpoints and sharding rules see `{"blocks": {"0": {"attn": ...}}}` and nothing of
+Optimizers, checkpoints and sharding rules see `{"blocks": {"attn": ...}}` and nothing of
 flax. `Model.module(params)` takes the module out, for code that is written in flax.
 """
 

@@ -262,7 +262,7 @@ def _apart(tree, depth: int) -> list:
     together in one, not added up from as many arrays of zeros."""
     leaves, structure = jax.tree.flatten(tree)
     rows = zip(*(jax.lax.split(leaf, (1,) * depth) for leaf in leaves), strict=True)
-    return [structure.unflatten([leaf[0] for leaf in row]) for row in rows]
+    return [jax.tree.unflatten(structure, [leaf[0] for leaf in row]) for row in rows]
 
 
 def recomputed(body: Callable, remat: str, *, in_scan: bool = False) -> Callable:

@@ -143,9 +143,9 @@ def test_only_training_counts(run):
         with shown.phase("saving"), shown.phase("a part of it"):
             time.sleep(0.2)
         columns = shown.timing(4)
-        assert 0.2 <= took.seconds < 0.3
+        assert 0.2 <= took.seconds < 0.4
         assert 4 * 8 / 0.2 < columns["images_per_second"] <= 4 * 8 / 0.1
-        assert 0.25 < columns["data_wait"] <= 0.5
+        assert 0.25 < columns["data_wait"] < 0.75
         assert columns["seconds"] >= 0.5
         time.sleep(0.05)
         assert shown.timing(5)["images_per_second"] <= 8 / 0.05  # since the last row alone

@@ -61,8 +61,7 @@ def decayed(params: Any, rule: str) -> Any:
             return True
         if rule == "not_norms":
             return names[-1] != "position" and not any("norm" in name for name in names)
-        rank = len(leaf.shape) - (trees.in_stack(path) is not None)
-        return rank >= 2 and names[-1] not in _TOKENS
+        return trees.rank(path, leaf) >= 2 and names[-1] not in _TOKENS
 
     return trees.map_with_path(of, params)
 

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
+from ssl_jax import trees
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals.yolos import views
@@ -34,11 +35,11 @@ def optimizer(config: ConfigDict, params: Any, steps: int) -> optax.GradientTran
         return _LEAST_LR + (config.lr - _LEAST_LR) * 0.5 * (1 + jnp.cos(jnp.pi * share))
 
     def decays(path, leaf):
-        names = [entry.key for entry in path]
+        names = path.split("/")
         tokens = {"cls", "position", "queries", "registers"}
-        return names[0] != "encoder" or (leaf.ndim > 1 and names[1] not in tokens)
+        return names[0] != "encoder" or (trees.rank(path, leaf) > 1 and names[1] not in tokens)
 
-    mask = jax.tree_util.tree_map_with_path(decays, params)
+    mask = trees.map_with_path(decays, params)
     return optax.chain(
         optax.clip_by_global_norm(config.clip),
         optax.adamw(rate, weight_decay=config.weight_decay, mask=mask),
