@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import jax
 import orbax.checkpoint as ocp
 
+from ssl_jax import trees
 from ssl_jax.config import InputError, free_on_resume, key
 from ssl_jax.train import checksums
 from ssl_jax.train.state import TrainState
@@ -25,6 +26,7 @@ from ssl_jax.train.state import TrainState
 T = TypeVar("T")
 
 _ITEMS = ("state", "meta")
+_NETWORKS = ("params", "teacher")  # fields of the state
 _ELSEWHERE = "resource_exhausted|out of memory|permission.denied|unavailable|deadline_exceeded"
 # Of `meta`: the checksum of each array, and that of all else in it.
 _SUMS, _DIGEST = "checksums", "digest"
@@ -149,8 +151,9 @@ class Checkpoints:
                 raise
             self.check(step)
             raise InputError(
-                f"checkpoint {self.folder / str(step)} is intact, but not of such a network:"
-                f" {_first_line(error)}"
+                f"checkpoint {self.folder / str(step)} is intact, but of another network or"
+                " version, and cannot be continued; a new run (another --workdir) can take its"
+                f" weights with --config.init_from={self.folder.parent}: {_first_line(error)}"
             ) from error
         with self._damage_named(step):
             _compare(checksums.of(tree), sums)
@@ -224,7 +227,7 @@ class Checkpoints:
                     ),
                 )
             _compare(checksums.of(tree), sums)
-            return tree
+        return {name: _stacked(x) if name in _NETWORKS else x for name, x in tree.items()}
 
     def wait(self) -> None:
         """Blocks until everything is on disk. Raises InputError if a save failed."""
@@ -254,6 +257,11 @@ class Checkpoints:
             if _elsewhere(error):
                 raise
             raise Damaged(f"checkpoint {path} is damaged: {_first_line(error)}") from error
+
+
+def _stacked(tree):
+    """A network's weights with stacked blocks; earlier versions wrote each block by itself."""
+    return tree and trees.nest(trees.stacked(trees.flatten(tree)))
 
 
 def _elsewhere(error):

@@ -8,7 +8,8 @@ import shutil
 import jax
 import pytest
 
-from ssl_jax import api, cli
+from ssl_jax import api, cli, trees
+from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.train import checkpoint, checksums, loop
 from ssl_jax.train.state import TrainState
@@ -141,10 +142,32 @@ def test_one_without_checksums_is_read(run, copy, capsys):
     assert "readable; it has no checksums" in capsys.readouterr().out
 
 
+def test_one_with_each_block_by_itself_is_loaded_and_not_continued(run, written, tmp_path):
+    """As versions before stacked blocks wrote it."""
+
+    def apart(tree):
+        return trees.nest(trees.per_block(trees.flatten(tree)))
+
+    config = config_lib.to_json(run.config)
+    old = written[1]._replace(params=apart(written[1].params))
+    saved = checkpoint.Checkpoints(tmp_path / "run" / "checkpoints")
+    saved.save(old, META | {"config": config})
+    saved.wait()
+    assert "0" in old.params["backbone"]["blocks"]
+    encoder = api.load(tmp_path / "run")
+    expected = written[1].params["backbone"]
+    assert tiny.identical(encoder.params["backbone"], expected)
+    with pytest.raises(InputError, match=f"--config.init_from={tmp_path}/run: "):
+        saved.restore(0, run.abstract)
+    saved.close()
+
+
 def test_an_intact_one_of_another_network_is_no_damage(copy):
     other = api.prepare(tiny.config("dino"))
     saved = opened(copy)
-    with pytest.raises(InputError, match="4 is intact, but not of such a network") as raised:
+    with pytest.raises(
+        InputError, match="4 is intact, but of another network or version"
+    ) as raised:
         saved.restore(4, other.abstract)
     assert not isinstance(raised.value, checkpoint.Damaged)
     saved.close()
