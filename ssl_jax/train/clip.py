@@ -40,7 +40,9 @@ def make(
         squares = []
         for path, own in groups.items():
             gradient, start = gradients[path], starts[path]
-            square = jnp.square(gradient).reshape(len(own), -1).sum(1)
+            rows = 1 if len(own) > 1 else 0
+            # Never reshaped: a gradient that is cut over devices would be gathered for it.
+            square = jnp.square(gradient).sum(range(rows, gradient.ndim)).reshape(-1)
             squares.append(jnp.where(epoch >= start, square, 0) if start.any() else square)
         every = jnp.concatenate(squares)
         norms = jnp.sqrt(jnp.where(member, every, 0).sum(1))
@@ -48,12 +50,15 @@ def make(
         # What belongs to no group has index -1.
         by_path = jnp.split(jnp.append(factors, 1.0)[index], ends[:-1])
         clipped = {
-            path: (gradients[path].reshape(len(own), -1) * factor[:, None]).reshape(
-                gradients[path].shape
-            )
-            for (path, own), factor in zip(groups.items(), by_path, strict=True)
+            path: gradients[path] * along(factor, gradients[path])
+            for path, factor in zip(groups, by_path, strict=True)
         }
         share = (factors < 1.0).mean() if distinct else jnp.zeros(())
         return Clipped(clipped, jnp.sqrt(every.sum()), share)
 
     return clip
+
+
+def along(factors: jax.Array | np.ndarray, array: jax.Array) -> Any:
+    """Factors of the rows of a stack, or the one of an array, so that they can be multiplied."""
+    return factors[0] if len(factors) == 1 else factors.reshape(-1, *(1,) * (array.ndim - 1))

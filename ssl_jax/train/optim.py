@@ -161,7 +161,7 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
             )
             updates[name] = trees.flatten(changes)
         scaled = structure.unflatten(
-            updates[name][inner] * _along(leaf.lr, updates[name][inner])
+            updates[name][inner] * clip_lib.along(leaf.lr, updates[name][inner])
             for path, leaf in leaves.items()
             for name, inner in [_place(path)]
         )
@@ -233,11 +233,6 @@ def _divided(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
         name, inner = _place(path)
         parts.setdefault(name, {})[inner] = leaf
     return parts
-
-
-def _along(factors: np.ndarray, array: jax.Array):
-    """Factors of the rows of a stack, or the one of an array, so that they can be multiplied."""
-    return factors[0] if len(factors) == 1 else factors.reshape(-1, *(1,) * (array.ndim - 1))
 
 
 # --- update rules: name -> optax transformation, from the section `optim`, lr, weight decay and the
