@@ -62,9 +62,14 @@ def rank(path: str, leaf: Any) -> int:
     return len(leaf.shape) - (in_stack(path) is not None)
 
 
-def per_block(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """{path: array} with an array of its own for each block of a stack."""
-    return _apart(flat, lambda leaf, i: leaf[i])
+def along(factors: Any, leaf: Any) -> Any:
+    """Factors of the rows of a stack, or the one of another array, so that they can multiply it."""
+    return factors[0] if len(factors) == 1 else factors.reshape(-1, *(1,) * (len(leaf.shape) - 1))
+
+
+def per_block(tree: Mapping) -> dict[str, Any]:
+    """{path: array} of a nested dict of arrays, each block of a stack by itself."""
+    return _apart(flatten(tree), lambda leaf, i: leaf[i])
 
 
 def shapes(tree: Mapping) -> dict[str, jax.ShapeDtypeStruct]:

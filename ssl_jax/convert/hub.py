@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import safetensors.numpy
 
@@ -106,8 +107,7 @@ def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.nd
     registers: learned tokens without a position are the same thing wherever they stand. The mask
     vector is a student's, and left out.
     """
-    flat = {path: np.asarray(leaf, np.float32) for path, leaf in trees.flatten(params).items()}
-    flat = trees.per_block(flat)
+    flat = trees.per_block(jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params))
     flat.pop("mask_token", None)
     if shape.position == "sincos":
         codes = np.zeros((shape.cls + shape.grid**2, shape.width), np.float32)

@@ -45,7 +45,7 @@ def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
         array = jnp.asarray(array)
         return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
-    flat = {name: stored(array) for name, array in trees.per_block(trees.flatten(content)).items()}
+    flat = {name: stored(array) for name, array in trees.per_block(content).items()}
     metadata = {_CONFIG: saved.config, _NOTES: json.dumps(saved.notes, sort_keys=True)}
     if path.suffix == ".npz":
         arrays: dict[str, Any] = {name: np.asarray(array) for name, array in flat.items()}

@@ -382,27 +382,20 @@ class _ViT(nnx.Module):
 
         With scan, the stack is cut only where an output is asked for.
         """
-        depth = self.config.depth
+        c, depth = self.config, self.config.depth
         # The last block runs by itself if it has to show its weights.
         stacked = depth - 1 if attention else depth
         outputs, start, weights = {}, 0, None
         for stop in sorted({i + 1 for i in layers if i < stacked} | {stacked}):
-            x = self._run(x, scales, start, stop)
+            x = layers_lib.run(
+                self.blocks, x, scales, start=start, stop=stop, scan=c.scan, remat=c.remat
+            )
             outputs[stop - 1], start = x, stop
         if attention:
             last = layers_lib.block_of(self.blocks, depth - 1)
             x, weights = last(x, None if scales is None else scales[depth - 1], return_weights=True)
             outputs[depth - 1] = x
         return x, {i: outputs[i] for i in sorted(layers)}, weights
-
-    def _run(self, x, scales, start: int, stop: int):
-        """Blocks start .. stop - 1."""
-        if start == stop:
-            return x
-        scan, remat = self.config.scan, self.config.remat
-        return layers_lib.run(
-            self.blocks, x, scales, start=start, stop=stop, scan=scan, remat=remat
-        )
 
 
 def _check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:

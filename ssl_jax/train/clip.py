@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ssl_jax import trees
+
 
 class Clipped(NamedTuple):
     """gradients: {path: array}. norm: of all of them before clipping, those that are frozen left
@@ -31,9 +33,10 @@ def make(
       limit: largest norm. The factor is min(1, limit / (norm + 1e-6)).
     """
     names = [name for own in groups.values() for name in own]
-    distinct = list(dict.fromkeys(name for name in names if name is not None))
-    index = np.array([distinct.index(name) if name is not None else -1 for name in names])
-    member = index == np.arange(len(distinct))[:, None]
+    distinct = dict.fromkeys(name for name in names if name is not None)
+    numbers: dict[str | None, int] = {name: number for number, name in enumerate(distinct)}
+    index = np.array([numbers.get(name, -1) for name in names])
+    member = index == np.arange(len(numbers))[:, None]
     ends = np.cumsum([len(own) for own in groups.values()])
 
     def clip(gradients, epoch) -> Clipped:
@@ -50,15 +53,10 @@ def make(
         # What belongs to no group has index -1.
         by_path = jnp.split(jnp.append(factors, 1.0)[index], ends[:-1])
         clipped = {
-            path: gradients[path] * along(factor, gradients[path])
+            path: gradients[path] * trees.along(factor, gradients[path])
             for path, factor in zip(groups, by_path, strict=True)
         }
-        share = (factors < 1.0).mean() if distinct else jnp.zeros(())
+        share = (factors < 1.0).mean() if numbers else jnp.zeros(())
         return Clipped(clipped, jnp.sqrt(every.sum()), share)
 
     return clip
-
-
-def along(factors: jax.Array | np.ndarray, array: jax.Array) -> Any:
-    """Factors of the rows of a stack, or the one of an array, so that they can be multiplied."""
-    return factors[0] if len(factors) == 1 else factors.reshape(-1, *(1,) * (array.ndim - 1))

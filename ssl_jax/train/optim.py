@@ -110,21 +110,20 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
         {path: leaf.starts for path, leaf in leaves.items()},
         config.clip,
     )
-    parts = {name: dict(own) for name, own in _divided(leaves).items()}
+    parts = _divided(leaves)
 
-    def of_part(name, function, *trees_of_it):
-        """function(the optax transformation of a part, trees ...), for each block by itself."""
-        own = parts[name]
-        starts = {leaf.label: leaf.starts for leaf in own.values()}
+    def of_part(name, function, *own):
+        """function(name, starts, trees of that part ...), in a stack of each block by itself.
+
+        starts: {label: first epoch}.
+        """
+        starts = {leaf.label: leaf.starts for leaf in parts[name].values()}
         if name == _OTHERS:
-            return function({label: start[0] for label, start in starts.items()}, *trees_of_it)
-        return jax.vmap(function)(starts, *trees_of_it)
+            return function(name, {label: start[0] for label, start in starts.items()}, *own)
+        return jax.vmap(functools.partial(function, name))(starts, *own)
 
     def transformation(name, starts, lr, weight_decay, epoch):
-        """The optax transformation of one step; its state does not depend on the arguments.
-
-        starts: {label: first epoch} of one block.
-        """
+        """The optax transformation of one step for a part; its state depends on the name alone."""
         decayed = trees.nest({path: leaf.decayed for path, leaf in parts[name].items()})
         labels = trees.nest({path: leaf.label for path, leaf in parts[name].items()})
         inner = _TRANSFORMATIONS[config.name](config, lr, weight_decay, decayed)
@@ -137,10 +136,7 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
         def begin(name, starts, own):
             return transformation(name, starts, 0.0, 0.0, 0).init(own)
 
-        return {
-            name: of_part(name, functools.partial(begin, name), trees.nest(own))
-            for name, own in _divided(flat).items()
-        }
+        return {name: of_part(name, begin, trees.nest(own)) for name, own in _divided(flat).items()}
 
     def update(grads, opt_state, params, *, lr, weight_decay, epoch):
         clipped = clip(trees.flatten(optax.tree.cast(grads, jnp.float32)), epoch)
@@ -153,15 +149,11 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
         updates, states = {}, {}
         for name, own in _divided(clipped.gradients).items():
             changes, states[name] = of_part(
-                name,
-                functools.partial(step, name),
-                trees.nest(own),
-                opt_state[name],
-                trees.nest(before[name]),
+                name, step, trees.nest(own), opt_state[name], trees.nest(before[name])
             )
             updates[name] = trees.flatten(changes)
         scaled = structure.unflatten(
-            updates[name][inner] * clip_lib.along(leaf.lr, updates[name][inner])
+            updates[name][inner] * trees.along(leaf.lr, updates[name][inner])
             for path, leaf in leaves.items()
             for name, inner in [_place(path)]
         )

@@ -130,7 +130,7 @@ def _source_of(path: Path, title: str, config, parts: dict) -> fill.Source:
     model = {name: config.model[name] for name in _MODEL if name in config.model}
 
     def weights(tree):
-        arrays = trees.per_block(trees.flatten(tree))
+        arrays = trees.per_block(tree)
         return fill.Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
 
     return fill.Source("", config.method, {part: weights(tree) for part, tree in parts.items()})

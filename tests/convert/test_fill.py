@@ -32,9 +32,7 @@ def found(params, left=(), model=None, **changes) -> fill.Weights:
     """Weights that hold `params` + 1, under the names "their.PATH"; changes: other arrays by path
     (None: absent).
     """
-    arrays = {
-        path: array + 1 for path, array in trees.per_block(trees.flatten(params)).items()
-    } | changes
+    arrays = {path: array + 1 for path, array in trees.per_block(params).items()} | changes
     arrays = {path: array for path, array in arrays.items() if array is not None}
     names = {path: f"their.{path}" for path in arrays}
     return fill.Weights(

@@ -146,7 +146,7 @@ def expected_last(t: dict, name: str, path: str) -> dict:
 
 
 def assert_holds(tree, expected: dict) -> None:
-    got = trees.per_block(trees.flatten(tree))
+    got = trees.per_block(tree)
     assert set(got) == set(expected)
     for path, array in expected.items():
         np.testing.assert_array_equal(got[path], array, err_msg=path)

@@ -192,7 +192,7 @@ def sop(monkeypatch):
     parts = {"student": numbers(sop_shapes(), 3), "teacher": numbers(sop_shapes(), 4)}
 
     def weights(tree):
-        arrays = trees.per_block(trees.flatten(tree))
+        arrays = trees.per_block(tree)
         return fill.Weights("x", "sop", arrays, {path: path for path in arrays}, (), {})
 
     found = {part: weights(tree) for part, tree in parts.items()}

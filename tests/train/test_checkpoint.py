@@ -146,7 +146,7 @@ def test_one_with_each_block_by_itself_is_loaded_and_not_continued(run, written,
     """As versions before stacked blocks wrote it."""
 
     def apart(tree):
-        return trees.nest(trees.per_block(trees.flatten(tree)))
+        return trees.nest(trees.per_block(tree))
 
     config = config_lib.to_json(run.config)
     old = written[1]._replace(params=apart(written[1].params))

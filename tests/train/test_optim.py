@@ -537,7 +537,7 @@ def test_every_state_is_saved_and_restored(name, tmp_path):
 
 def apart(params):
     """The same parameters, each block in a branch of its own."""
-    return trees.nest(trees.per_block(trees.flatten(params)))
+    return trees.nest(trees.per_block(params))
 
 
 _BY_BLOCK = (

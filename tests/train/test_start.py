@@ -123,7 +123,7 @@ def test_buffers_are_its_own(kind, monkeypatch):
     also where both trees start from one.
     """
     _, plain = fresh()
-    arrays = {path: kind(x) for path, x in trees.per_block(trees.flatten(plain.params)).items()}
+    arrays = {path: kind(x) for path, x in trees.per_block(plain.params).items()}
     weights = fill.Weights("x", "x", arrays, {path: path for path in arrays}, (), {})
     monkeypatch.setattr(torch_in, "load", lambda path: fill.Source("dino", "", {"": weights}))
     _, start = fresh(init_from="x")

@@ -45,8 +45,7 @@ def factors(params: Any, depth: int, decay: float) -> Any:
         if not path.startswith("backbone/") or path.startswith("backbone/norm/"):
             return 1.0
         if path.startswith("backbone/blocks/"):
-            of_blocks = decay ** (depth - np.arange(depth, dtype=np.float32))
-            return of_blocks.reshape(-1, *(1,) * (len(leaf.shape) - 1))
+            return trees.along(decay ** (depth - np.arange(depth, dtype=np.float32)), leaf)
         return decay ** (depth + 1)
 
     return trees.map_with_path(factor, params)
