@@ -4,10 +4,11 @@ its runs end, then the table.
     python launch/claims.py --claims sop-anchors,stellar-C --seeds 0,1,2
 
 A run is `ssl-jax train --config=compare:METHOD --config.KEY=VALUE ... --config.seed=SEED` in
-WORKDIR/METHOD+KEY=VALUE-SEED, in a process of its own; it resumes after a kill, and one that has
-its results.json is not made again. Claims share runs with each other and with launch/compare.py.
-Costs of steps are measured at the end, in turns. Arguments --config.KEY=VALUE go to every run: give
-such a rehearsal a --workdir of its own.
+WORKDIR/METHOD+KEY=VALUE-SEED, in a process of its own; it resumes after a kill. Its numbers go to
+WORKDIR/records.jsonl (or --records), and a run that stands there, or has its results.json, is not
+made again. Claims share runs with each other and with launch/compare.py. Costs of steps are
+measured at the end, in turns. Arguments --config.KEY=VALUE go to every run: give such a rehearsal a
+--workdir of its own.
 
 The rule: a claim is judged by the difference of its first and last variant with the same seed. It
 holds if all seeds have the paper's sign and the mean difference is more than twice its standard
@@ -30,13 +31,14 @@ import bench_steps  # noqa: E402
 import claims_measure as measures  # noqa: E402
 import claims_papers  # noqa: E402
 import runs  # noqa: E402
+from records import Records, train_all  # noqa: E402
 
 from ssl_jax import config as config_lib  # noqa: E402
 from ssl_jax import papers  # noqa: E402
 from ssl_jax.cli import arguments  # noqa: E402
 from ssl_jax.config import InputError  # noqa: E402
 
-CLAIMS = {claim.id: claim for claim in claims_papers.CLAIMS}
+CLAIMS = {claim.id: claim for claims in claims_papers.PAPERS.values() for claim in claims}
 HOLDS, FAILS, OPEN, SHOWN = "holds", "does not", "cannot be told", "shown only"
 RULE = (
     "Each difference is first minus last variant with the same seed (of costs: in the same round);"
@@ -55,12 +57,18 @@ def main(argv=None) -> int:
     parser.add_argument("--claims", default=",".join(CLAIMS), help="comma-separated; default: all")
     parser.add_argument("--seeds", default="0,1", help="comma-separated")
     parser.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
+    parser.add_argument("--records", type=Path, help="file of the numbers of runs made before")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
-    parser.add_argument("--write", action="store_true", help="put the table into docs and papers")
+    parser.add_argument("--finished", action="store_true", help="train nothing: what is there")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs and papers")
     args, passed_on = parser.parse_known_args(argv)
     ids, seeds = args.claims.split(","), [int(seed) for seed in args.seeds.split(",")]
     runs.refuse_unknown(parser, passed_on, claims=(ids, CLAIMS))
-    wanted = {i: runs_of(CLAIMS[i], seeds, args.workdir, passed_on) for i in ids}
+    records = Records(args.records or args.workdir / "records.jsonl")
+    of_claims = {i: runs_of(claim, seeds, args.workdir, passed_on) for i, claim in CLAIMS.items()}
+    wanted = distinct(of_claims[i] for i in ids)
+    if args.finished:
+        wanted = [run for run in wanted if run.done or run.folder.name in records]
     numbers: dict[str, dict] = {}
 
     def finish(i: str, found: dict) -> None:
@@ -70,50 +78,35 @@ def main(argv=None) -> int:
 
     print(line(*_HEADING))
     ended, failed = set(), []
-    for run, there in runs.train_all(distinct(wanted.values()), args.jobs):
+    for run, record in train_all(wanted, args.jobs, records):
         ended.add(run)
-        if not there:
+        if record is None:
             failed.append(run)
             print(f"{run.folder.name}: FAILED, see {run.folder}.log", flush=True)
-        for i, mine in wanted.items():
+        for i in ids:
+            mine = of_claims[i]
             if mine and i not in numbers and ended >= set(mine.values()):
-                finish(i, measured(CLAIMS[i], mine))
+                finish(i, measured(CLAIMS[i], mine, records))
     for i in ids:
-        if i not in numbers:
-            finish(i, costs(CLAIMS[i], passed_on))
+        if not of_claims[i] and not args.finished:
+            finish(i, costs(CLAIMS[i], records, passed_on))
+    # The tables have all that is known, whether or not it was asked for now.
+    for i, mine in of_claims.items():
+        if i not in numbers and known(CLAIMS[i], mine, records):
+            numbers[i] = measured(CLAIMS[i], mine, records) if mine else costs(CLAIMS[i], records)
+    numbers = {i: numbers[i] for i in CLAIMS if i in numbers}
+    text = runs.markdown([_HEADING, *rows_of(numbers)])
     args.workdir.mkdir(parents=True, exist_ok=True)
-    numbers = kept(numbers, args.workdir / "claims.json")
-    rows = [row for i in numbers for row in judged(CLAIMS[i], numbers[i])]
-    text = runs.markdown([_HEADING, *rows])
     (args.workdir / "claims.md").write_text(text)
     print("\n" + text)
     if args.write:
-        missing = ", ".join(i for i in CLAIMS if i not in numbers)
-        note = f"\nNot run yet: {missing}.\n" if missing else ""
-        commit = runs.commit_of(run.folder for mine in wanted.values() for run in mine.values())
-        note += f"\n{RULE}\nSeeds {', '.join(map(str, seeds))}. {runs.provenance(commit)}\n"
-        runs.fill(ROOT / "docs" / "results.md", "claims", text + note)
-        beside = json.dumps(ours(numbers), indent=2, ensure_ascii=False)
-        papers.OURS.write_text(beside + "\n", encoding="utf-8")
+        write(numbers, of_claims, records)
     return 1 if failed else 0
 
 
 def line(claim: str, measured: str, numbers: str, difference: str, verdict: str) -> str:
     """One row of the running report."""
     return f"{claim:<22}{measured:<34}{verdict:<16}{difference:<18}{numbers}"
-
-
-def kept(numbers: dict, file: Path) -> dict:
-    """The numbers of these claims and of those measured before, in the order of the claims; kept in
-    a file, so that claims can be measured a few at a time."""
-    known = json.loads(file.read_text()) if file.exists() else {}
-    for found in known.values():
-        for name, of_variants in found.items():
-            found[name] = [{int(seed): x for seed, x in mine.items()} for mine in of_variants]
-    known |= {i: found for i, found in numbers.items() if any(map(any, found.values()))}
-    known = {i: known[i] for i in CLAIMS if i in known}
-    file.write_text(json.dumps(known, indent=2) + "\n")
-    return known
 
 
 # --- runs
@@ -166,40 +159,54 @@ def distinct(of_claims) -> list[runs.Run]:
 # --- numbers
 
 
-def measured(claim, mine: dict) -> dict[str, list[dict[int, float]]]:
-    """{measure: [{seed: number} of each variant]}, of the runs that have results."""
+def known(claim, mine: dict, records: Records) -> bool:
+    """Whether each variant has a run on record, or the cost was measured."""
+    if not mine:
+        return claim.id in records
+    there = {index for (index, _), run in mine.items() if run.folder.name in records}
+    return len(there) == len(claim.variants)
+
+
+def measured(claim, mine: dict, records: Records) -> dict[str, list[dict[int, float]]]:
+    """{measure: [{seed: number} of each variant]}, of the runs that are on record."""
     numbers = {name: [{} for _ in claim.variants] for name in claim.measures}
     for (index, seed), run in mine.items():
-        if not run.done:
+        if run.folder.name not in records:
             continue
-        results = runs.read(run.folder)
         for name in claim.measures:
-            value = number(name, results, run.folder, claim.variants[index].network)
+            value = number(name, run, records, claim.variants[index].network)
             if math.isfinite(value):
                 numbers[name][index][seed] = value
     return numbers
 
 
-def number(name: str, results: dict, folder: Path, network: str) -> float:
-    """One measure of one network; NaN, with a line that says why, where it has none."""
+def number(name: str, run: runs.Run, records: Records, network: str) -> float:
+    """One measure of one network; NaN, with a line that says why, where it has none. What had to
+    be computed goes on record."""
+    record = records[run.folder.name]
     try:
-        return measures.MEASURES[name].of(results, folder, network)
+        value = measures.MEASURES[name].of(record, run.folder, network)
     except (InputError, KeyError) as error:
-        print(f"{folder.name}: no {name}: {error}", flush=True)
+        print(f"{run.folder.name}: no {name}: {error}", flush=True)
         return math.nan
+    records[run.folder.name] = record
+    return value
 
 
-def costs(claim, passed_on=()) -> dict[str, list[dict[int, float]]]:
+def costs(claim, records: Records, passed_on=()) -> dict[str, list[dict[int, float]]]:
     """Of a claim about the cost of a step, the same with rounds in place of seeds: a step of that
     round in percent of the last variant's."""
-    configs = {}
-    for variant in claim.variants:
-        config = config_lib.load(f"compare:{variant.method}")
-        config.update_from_flattened_dict(variant.changes)
-        _, configs[variant.name] = arguments.parse(["claims", *passed_on], config)
-    taken = list(bench_steps.times(configs, _ROUNDS).values())
+    if claim.id not in records:
+        configs = {}
+        for variant in claim.variants:
+            config = config_lib.load(f"compare:{variant.method}")
+            config.update_from_flattened_dict(variant.changes)
+            _, configs[variant.name] = arguments.parse(["claims", *passed_on], config)
+        seconds = bench_steps.times(configs, _ROUNDS)
+        records[claim.id] = {"seconds": seconds, "made": runs.made()}
+    *_, last = taken = [records[claim.id]["seconds"][variant.name] for variant in claim.variants]
     shares = [
-        {i: 100 * own / last for i, (own, last) in enumerate(zip(mine, taken[-1]))}
+        {i: 100 * own / of_last for i, (own, of_last) in enumerate(zip(mine, last))}
         for mine in taken
     ]
     return {measures.COST: shares}
@@ -271,6 +278,60 @@ def heading(name: str) -> str:
     return "cost of a step, %" if name == measures.COST else measures.MEASURES[name].heading
 
 
+def rows_of(numbers: dict) -> list[list[str]]:
+    """The rows of all these claims."""
+    return [row for i, found in numbers.items() for row in judged(CLAIMS[i], found)]
+
+
+# --- documents
+
+
+def write(numbers: dict, of_claims: dict, records: Records) -> None:
+    """Puts a table for each paper of which there are numbers, and the rule, into docs/results.md,
+    and our numbers beside the papers'."""
+    document = ROOT / "docs" / "results.md"
+    runs.fill(document, "rule of claims", RULE)
+    for paper, claims in claims_papers.PAPERS.items():
+        mine = {claim.id: numbers[claim.id] for claim in claims if claim.id in numbers}
+        if mine:
+            missing = [claim.id for claim in claims if claim.id not in mine]
+            used = dict.fromkeys(name for i in mine for name in names_of(i, of_claims[i]))
+            made = [records[name]["made"] for name in used if name in records]
+            runs.fill(document, f"claims: {paper}", section(mine, missing, made))
+    rows = json.loads(papers.OURS.read_text(encoding="utf-8")) if papers.OURS.exists() else {}
+    for row, found in ours(numbers).items():
+        rows[row] = rows.get(row, {}) | found
+    text = json.dumps(dict(sorted(rows.items())), indent=2, ensure_ascii=False)
+    papers.OURS.write_text(text + "\n", encoding="utf-8")
+
+
+def names_of(i: str, mine: dict) -> list[str]:
+    """Under which a claim's numbers are on record."""
+    return [run.folder.name for run in mine.values()] or [i]
+
+
+def section(numbers: dict, missing: list[str], made: list[dict]) -> str:
+    """The table of a paper's claims and what goes with it."""
+    rows = rows_of(numbers)
+    said = [row[-1] for row in rows]
+    counts = ", ".join(f"{said.count(v)} {v}" for v in (HOLDS, FAILS, OPEN, SHOWN) if v in said)
+    seeds = {
+        seed
+        for found in numbers.values()
+        for name, of_variants in found.items()
+        if name != measures.COST
+        for of_variant in of_variants
+        for seed in of_variant
+    }
+    notes = [f"Verdicts: {counts}."]
+    if missing:
+        notes.append(f"Not run yet: {', '.join(missing)}.")
+    if seeds:
+        notes.append(f"Seeds {', '.join(map(str, sorted(seeds)))}.")
+    notes.append(runs.provenance_of(made))
+    return runs.markdown([_HEADING, *rows]) + f"\n{' '.join(notes)}\n"
+
+
 def ours(numbers: dict) -> dict[str, dict[str, str]]:
     """{row of the papers: {score: our number}} of the variants that name one."""
     rows: dict[str, dict[str, str]] = {}
@@ -280,7 +341,7 @@ def ours(numbers: dict) -> dict[str, dict[str, str]]:
                 if variant.row and mine:
                     text = f"{runs.spread(mine.values())} (small scale, see docs/results.md)"
                     rows.setdefault(variant.row, {})[name] = text
-    return dict(sorted(rows.items()))
+    return rows
 
 
 if __name__ == "__main__":

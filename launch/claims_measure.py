@@ -1,9 +1,8 @@
 """What claims are measured in: scores and meters that a run has written, and probes of its network
-that are computed here, on pictures that it was not trained on, and kept in FOLDER/probes.json.
+that are computed here, on pictures that it was not trained on, and kept in its record.
 """
 
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -28,42 +27,41 @@ _DECODER = dict(images=2048, batch=64, epochs=19, lr=1e-3)
 
 
 class Measure(NamedTuple):
-    """heading: with the unit. of(run, folder, network) -> number, NaN where there is none."""
+    """heading: with the unit. of(record, folder, network) -> number, NaN where there is none;
+    record: of the run, see launch/records.py."""
 
     heading: str
     of: Callable
 
 
-def score(run: dict, folder: Path, network: str, name: str) -> float:
+def score(record: dict, folder: Path, network: str, name: str) -> float:
     """Of results.json."""
-    return run.get(network, {}).get(name, float("nan"))
+    return record.get(network, {}).get(name, float("nan"))
 
 
-def information(run: dict, folder: Path, network: str) -> float:
+def information(record: dict, folder: Path, network: str) -> float:
     """How much a target says about its image at the end, in nats: the entropy of the mean target of
     a batch minus the mean entropy of a target. 0 = all targets are alike, or uniform."""
-    return run["end"]["cls_marginal_entropy"] - run["end"]["cls_teacher_entropy"]
+    return record["end"]["cls_marginal_entropy"] - record["end"]["cls_teacher_entropy"]
 
 
-def bootstrapping(run: dict, folder: Path, network: str) -> float:
+def bootstrapping(record: dict, folder: Path, network: str) -> float:
     """Share of CrIBo's objects whose neighbour leads back to them, at the end."""
-    return 100 * run["end"]["bootstrapping_ratio"]
+    return 100 * record["end"]["bootstrapping_ratio"]
 
 
-def probe(run: dict, folder: Path, network: str, function: Callable, name: str) -> float:
+def probe(record: dict, folder: Path, network: str, function: Callable, name: str) -> float:
     """The number of that name among those of a probe, function(encoder) -> {name: number}, of the
-    trained or the untrained network."""
-    path = folder / "probes.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
-    if name not in known.get(network, {}):
+    trained or the untrained network; kept in the record."""
+    known = record.setdefault("probes", {}).setdefault(network, {})
+    if name not in known:
         encoder = ssl_jax.load(folder)
         if network == "untrained":
             seed = encoder.config.seed
             weights = state.initial_weights(methods.make(encoder.config), seed)
             encoder = encoder.with_params(weights)
-        known[network] = known.get(network, {}) | function(encoder)
-        path.write_text(json.dumps(known, indent=2) + "\n")
-    return known[network][name]
+        known.update(function(encoder))
+    return known[name]
 
 
 def pictures(config, split: str = "test", *, beyond: int = 0):

@@ -393,4 +393,11 @@ _DINO = (
     ),
 )
 
-CLAIMS = (*_STELLAR, *_SOP, *_FLSL, *_CRIBO, *_DINO)
+# {table in docs/results.md: its claims}
+PAPERS = {
+    "STELLAR": _STELLAR,
+    "SOP, SOVE and MaSSL": _SOP,
+    "FLSL": _FLSL,
+    "CrIBo": _CRIBO,
+    "DINO": _DINO,
+}

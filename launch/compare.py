@@ -4,8 +4,9 @@ ends, then the table.
     python launch/compare.py --methods sop,dino --seeds 0,1 --config.optim.steps=500
 
 A run is `ssl-jax train --config=compare:METHOD --config.seed=SEED` in WORKDIR/METHOD-SEED, in a
-process of its own; it resumes after a kill, and one that has its results.json is not made again.
-Arguments --config.KEY=VALUE go to every run. What a step costs: launch/bench.py steps.
+process of its own; it resumes after a kill. Its numbers go to WORKDIR/records.jsonl (or --records),
+and a run that stands there, or has its results.json, is not made again. Arguments
+--config.KEY=VALUE go to every run. What a step costs: launch/bench.py steps.
 """
 
 import argparse
@@ -17,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 
 import runs  # noqa: E402
+from records import Records, train_all  # noqa: E402
 
 from configs import compare  # noqa: E402
 from ssl_jax import evals  # noqa: E402
@@ -36,6 +38,7 @@ def main(argv=None) -> int:
     )
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated")
     parser.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
+    parser.add_argument("--records", type=Path, help="file of the numbers of runs made before")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
     parser.add_argument("--write", action="store_true", help="put the table into README and docs")
     parser.add_argument("--finished", action="store_true", help="train nothing: what is there")
@@ -52,14 +55,16 @@ def main(argv=None) -> int:
         for seed in map(int, args.seeds.split(","))
         for method in methods
     }
+    records = Records(args.records or args.workdir / "records.jsonl")
     if args.finished:
-        wanted = {run: name for run, name in wanted.items() if run.done}
+        there = (run for run in wanted if run.done or run.folder.name in records)
+        wanted = {run: wanted[run] for run in there}
     print(line("run", SCORES, "ms a step"))
     results, failed = {}, []
-    for run, there in runs.train_all(wanted, args.jobs):
-        if there:
-            result = results[wanted[run]] = runs.read(run.folder)
-            print(line(run.folder.name, result["trained"], f"{result['ms']:.0f}"), flush=True)
+    for run, record in train_all(wanted, args.jobs, records):
+        if record:
+            results[wanted[run]] = record
+            print(line(run.folder.name, record["trained"], f"{record['ms']:.0f}"), flush=True)
         else:
             failed.append(run)
             print(f"{run.folder.name}: FAILED, see {run.folder}.log", flush=True)
@@ -69,7 +74,7 @@ def main(argv=None) -> int:
         (args.workdir / "table.md").write_text(text)
         print("\n" + text)
         if args.write:
-            write(text, results, runs.commit_of(run.folder for run in wanted))
+            write(text, results)
     return 1 if failed else 0
 
 
@@ -144,11 +149,11 @@ def margin(mine, key: str) -> str:
     return f"{SCORES[key]} {runs.spread(values, '+')} ({min(values):+.1f})"
 
 
-def write(text: str, results: dict, commit: str) -> None:
-    """Puts the table into docs/results.md, and its short form into README.md. commit: of the
-    runs."""
+def write(text: str, results: dict) -> None:
+    """Puts the table into docs/results.md, and its short form into README.md."""
     seeds = sorted({seed for _, seed in results})
-    note = f"\nSeeds {', '.join(map(str, seeds))}. {runs.provenance(commit)}\n"
+    made = runs.provenance_of(result["made"] for result in results.values())
+    note = f"\nSeeds {', '.join(map(str, seeds))}. {made}\n"
     runs.fill(ROOT / "docs" / "results.md", "nine methods", text + note)
     runs.fill(ROOT / "README.md", "nine methods", runs.markdown(short_table(results)))
 

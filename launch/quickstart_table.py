@@ -21,13 +21,12 @@ def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, one for each seed")
     parser.add_argument("--document", type=Path, default=ROOT / "docs" / "results.md")
-    parser.add_argument("--commit", default="", help="of the runs; default: the one checked out")
     args = parser.parse_args(argv)
     results = [runs.read(folder) for folder in args.folders]
     text = runs.markdown(table(results))
     minutes = ", ".join(f"{result['minutes']:.0f}" for result in results)
     text += f"\nRuns with different seeds: {len(results)}; minutes of training: {minutes}."
-    runs.fill(args.document, "quickstart", f"{text} {runs.provenance(args.commit)}\n")
+    runs.fill(args.document, "quickstart", f"{text} {runs.provenance(*args.folders)}\n")
     print(text)
     return 0
 

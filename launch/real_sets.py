@@ -61,8 +61,9 @@ def main(argv=None) -> int:
         print(row(*cells(name, result)), flush=True)
     if finished:
         text = runs.markdown(table(finished))
-        commit = runs.commit_of(run_of(name, plan[name], args.workdir).folder for name in finished)
-        (args.workdir / "table.md").write_text(f"{text}\n{runs.provenance(commit)} {device()}\n")
+        folders = (run_of(name, plan[name], args.workdir).folder for name in finished)
+        note = f"{runs.provenance(*folders)} {device()}"
+        (args.workdir / "table.md").write_text(f"{text}\n{note}\n")
         print("\n" + text)
         print(f"picture: {draw(finished, args.workdir)}")
     return 1 if failed else 0

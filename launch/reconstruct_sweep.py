@@ -73,8 +73,8 @@ def main(argv=None) -> int:
         render.one(chart(numbers), args.workdir, "reconstruct_by_r.png")
         render.one(compared(pictures), args.workdir, "reconstruct_images.png")
         if args.write:
-            commit = runs.commit_of(run.folder for run in wanted.values())
-            note = f"\nSeeds {', '.join(map(str, seeds))}. {runs.provenance(commit)}\n"
+            made = runs.provenance(*(run.folder for run in wanted.values()))
+            note = f"\nSeeds {', '.join(map(str, seeds))}. {made}\n"
             runs.fill(ROOT / "docs" / "results.md", "reconstruction", text + note)
             render.one(chart(numbers), ROOT / "docs" / "pictures", "reconstruct_by_r.png")
     return 1 if failed else 0

@@ -136,28 +136,46 @@ def refuse_unknown(parser, passed_on, **groups) -> None:
         parser.error(f"{', '.join(unknown)}: {', '.join(listed)}")
 
 
-def commit_of(folders) -> str:
-    """The commits that runs were made with, from their environment.json; "" if none says."""
-    files = [Path(folder) / "environment.json" for folder in folders]
-    commits = [json.loads(file.read_text()).get("git") for file in files if file.exists()]
-    return ", ".join(dict.fromkeys(commit[:7] for commit in commits if commit))
-
-
-def provenance(commit: str = "") -> str:
-    """Where and with what these numbers were made, as one sentence.
-
-    commit: of the runs, if it is not the one that is checked out.
-    """
+def made(folder: Path | None = None) -> dict:
+    """With what a run on this machine was made, of its environment.json; without a folder, with
+    what is checked out and installed."""
     import jax
 
-    if not commit:
-        command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
-        commit = result.stdout.strip() or "unknown"
+    file = Path(folder or "", "environment.json")
+    there = json.loads(file.read_text()) if folder and file.exists() else {}
+    return {
+        "commit": (there.get("git") or _checked_out())[:7],
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": there.get("python", platform.python_version()),
+        "jax": there.get("versions", {}).get("jax", jax.__version__),
+    }
+
+
+def provenance(*folders: Path) -> str:
+    """Where and with what runs were made, as one sentence; without folders, of what was measured
+    just now."""
+    return provenance_of([made(folder) for folder in folders] or [made()])
+
+
+def provenance_of(all_made) -> str:
+    """The same from what `made` says of each."""
+    all_made = list(all_made)
+
+    def each(form: str) -> str:
+        return ", ".join(dict.fromkeys(form.format(**one) for one in all_made))
+
     return (
-        f"Commit {commit}; {_processor()}, {os.cpu_count()} cores; Python"
-        f" {platform.python_version()}, jax {jax.__version__}."
+        f"Commit {each('{commit}')}; {each('{processor}, {cores} cores')}; Python"
+        f" {each('{python}')}, jax {each('{jax}')}."
     )
+
+
+def _checked_out() -> str:
+    """The commit that is checked out."""
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or "unknown"
 
 
 def _processor() -> str:

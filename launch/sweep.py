@@ -44,10 +44,9 @@ def main(argv=None) -> int:
     parser.add_argument("--slurm", help="submit them as an array; further options of sbatch, or ''")
     parser.add_argument("--table", nargs="+", type=Path, help="only the table of these run folders")
     parser.add_argument("--write", metavar="MARK", help="also put it into docs/results.md there")
-    parser.add_argument("--commit", default="", help="of the runs, if another is checked out")
     args, passed_on = parser.parse_known_args(argv)
     if args.table:
-        report(args.table, args.write, args.commit)
+        report(args.table, args.write)
         return 0
     runs.refuse_unknown(parser, passed_on)
     if not args.config or bool(args.grid) == bool(args.list):
@@ -72,7 +71,7 @@ def main(argv=None) -> int:
     finished = [run.folder for run in wanted if run not in failed]
     if finished:
         print()
-        (args.workdir / "table.md").write_text(report(finished, args.write, args.commit))
+        (args.workdir / "table.md").write_text(report(finished, args.write))
     return 1 if failed else 0
 
 
@@ -94,12 +93,12 @@ def submit(wanted: list[runs.Run], folder: Path, options: str) -> int:
     return subprocess.run([*command, "launch/slurm.sbatch"], cwd=ROOT, env=environment).returncode
 
 
-def report(folders: list[Path], mark: str | None = None, commit: str = "") -> str:
+def report(folders: list[Path], mark: str | None = None) -> str:
     """Prints the table; writes it between two marks of docs/results.md if there is a name."""
     text = runs.markdown(table(folders))
     print(text, end="")
     if mark:
-        runs.fill(ROOT / "docs" / "results.md", mark, f"{text}\n{runs.provenance(commit)}\n")
+        runs.fill(ROOT / "docs" / "results.md", mark, f"{text}\n{runs.provenance(*folders)}\n")
     return text
 
 

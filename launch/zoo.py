@@ -32,18 +32,17 @@ def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("networks", nargs="*", help="NAME=RUN_FOLDER; none: only the list anew")
     parser.add_argument("--command", default="", help="that made the runs, if the same for all")
-    parser.add_argument("--commit", default="", help="of the runs, if another is checked out")
     args = parser.parse_args(argv)
     for network in args.networks:
         name, _, folder = network.partition("=")
         if not name or not Path(folder, "results.json").is_file():
             parser.error(f"{network}: give NAME=FOLDER of a run that has its results.json")
-        print(keep(name, Path(folder), args.command, args.commit))
+        print(keep(name, Path(folder), args.command))
     runs.fill(ZOO / "README.md", "networks", runs.markdown(table()))
     return 0
 
 
-def keep(name: str, folder: Path, command: str = "", commit: str = "") -> Path:
+def keep(name: str, folder: Path, command: str = "") -> Path:
     """Writes zoo/NAME.safetensors."""
     encoder, result = ssl_jax.load(folder), runs.read(folder)
     config = without_places(encoder.config)
@@ -58,7 +57,7 @@ def keep(name: str, folder: Path, command: str = "", commit: str = "") -> Path:
         seed=config.seed,
         minutes=round(result["minutes"], 1),
         command=command,
-        made=runs.provenance(commit),
+        made=runs.provenance(folder),
     )
     return file
 

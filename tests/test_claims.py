@@ -95,7 +95,7 @@ def test_seeds_are_paired():
 
 
 def test_claims_are_whole():
-    assert len(claims.CLAIMS) == len(claims.claims_papers.CLAIMS)
+    assert len(claims.CLAIMS) == sum(map(len, claims.claims_papers.PAPERS.values()))
     for claim in claims.CLAIMS.values():
         assert claim.says and any(claim.measures.values()), claim.id
         assert set(claim.measures) <= {*measures.MEASURES, measures.COST}, claim.id
@@ -171,6 +171,7 @@ def finished(run, *, trained, untrained=None, end=None):
     run.folder.mkdir(parents=True)
     scores = {"untrained network": untrained or trained, "trained": trained}
     (run.folder / "results.json").write_text(json.dumps(scores))
+    (run.folder / "environment.json").write_text(json.dumps({"git": "0123456789"}))
     (run.folder / "config.json").write_text(
         json.dumps({"optim": {"batch_size": 64}, "views": {"global_size": 32}})
     )
@@ -226,15 +227,18 @@ def test_a_run_that_fails_leaves_its_claim_open(tmp_path, capsys, monkeypatch):
 def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
     for run in claims.runs_of(claims.CLAIMS["sop-members"], [0, 1], tmp_path).values():
         finished(run, trained={"knn": 50.0})
-        (run.folder / "environment.json").write_text(json.dumps({"git": "0123456789"}))
     documents = tmp_path / "docs"
     documents.mkdir()
-    (documents / "results.md").write_text("Text.\n<!-- claims -->\n<!-- end of claims -->\n")
+    names = ["rule of claims", *(f"claims: {paper}" for paper in claims.claims_papers.PAPERS)]
+    marks = "".join(f"<!-- {name} -->\nold\n<!-- end of {name} -->\n" for name in names)
+    (documents / "results.md").write_text(f"Text.\n{marks}")
     monkeypatch.setattr(claims, "ROOT", tmp_path)
     monkeypatch.setattr(papers, "OURS", tmp_path / "ours.json")
+    papers.OURS.write_text(json.dumps({"dino/SOP-table7/DINO": {"knn": "60.0"}}))
     assert claims.main(["--claims", "sop-members", "--workdir", str(tmp_path), "--write"]) == 0
     number = {"knn": "50.0 ± 0.0 (small scale, see docs/results.md)"}
     assert json.loads(papers.OURS.read_text()) == {
+        "dino/SOP-table7/DINO": {"knn": "60.0"},  # of a run that is not on record
         "sop/table7/default": number,
         "sop/table8/MIM1-CLS1": number,
     }
@@ -242,7 +246,9 @@ def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
     written = (documents / "results.md").read_text()
     assert "| k-NN |" in written and "standard error" in written and "Seeds 0, 1." in written
     assert "Commit 0123456;" in written  # of the runs
-    assert "Not run yet: stellar-A, " in written and "sop-members," not in written
+    assert "Not run yet: sop-anchors, " in written and "sop-members," not in written
+    assert "Verdicts: 1 cannot be told." in written
+    assert written.count("\nold\n") == 4  # tables of papers without numbers stay as they are
 
     # Another claim joins it.
     for run in claims.runs_of(claims.CLAIMS["sop-contributions"], [0, 1], tmp_path).values():
@@ -257,6 +263,24 @@ def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
     ).keys()
 
 
+def test_numbers_outlive_the_folders_of_their_runs(tmp_path, capsys, monkeypatch):
+    """Nothing is trained again for what is on record, in whatever folder."""
+    mine = claims.runs_of(claims.CLAIMS["sop-members"], [0, 1], tmp_path / "runs")
+    for (index, seed), run in mine.items():
+        finished(run, trained={"knn": 50.0 + 3 * index + seed / 3})
+    file = tmp_path / "records.jsonl"
+    command = ["--claims=sop-members", f"--records={file}", f"--workdir={tmp_path / 'runs'}"]
+    assert claims.main(command) == 0
+    text = (tmp_path / "runs" / "claims.md").read_text()
+    monkeypatch.setattr(claims.runs, "train", lambda *a, **k: pytest.fail("trained again"))
+    for less in (command[:2], [command[1], "--finished"]):
+        assert claims.main([*less, f"--workdir={tmp_path / 'new'}"]) == 0
+        assert (tmp_path / "new" / "claims.md").read_text() == text
+    file.write_text(file.read_text() + "[1]\n")
+    with pytest.raises(claims.InputError, match="line 5 is no record"):
+        claims.main(command)
+
+
 @pytest.mark.parametrize("argument", ["--claims=sop-ancors", "--optim.steps=7"])
 def test_what_it_does_not_know_is_refused_by_name(tmp_path, capsys, argument):
     with pytest.raises(SystemExit):
@@ -264,7 +288,7 @@ def test_what_it_does_not_know_is_refused_by_name(tmp_path, capsys, argument):
     assert argument.removeprefix("--claims=") in capsys.readouterr().err
 
 
-def test_costs_are_in_percent_of_the_last_variant_round_by_round():
+def test_costs_are_in_percent_of_the_last_variant_round_by_round(tmp_path):
     def times(configs, rounds):
         assert configs["SOP"].views.mask_ratio == configs["iBOT"].views.mask_ratio == (0.3, 0.3)
         assert configs["SOP"].optim.steps == 5
@@ -274,8 +298,11 @@ def test_costs_are_in_percent_of_the_last_variant_round_by_round():
         }
 
     claim = claims.CLAIMS["sop-cost"]
-    with mock.patch.object(claims.bench_steps, "times", autospec=True, side_effect=times):
-        numbers = claims.costs(claim, ["--config.optim.steps=5"])
+    records = claims.Records(tmp_path / "records.jsonl")
+    with mock.patch.object(claims.bench_steps, "times", autospec=True, side_effect=times) as timed:
+        numbers = claims.costs(claim, records, ["--config.optim.steps=5"])
+        again = claims.costs(claim, claims.Records(records.file))  # on record
+    assert timed.call_count == 1 and again == numbers
     assert numbers["cost"][0] == pytest.approx(dict.fromkeys(range(8), 110.0))
     (row,) = claims.judged(claim, numbers)
     assert row[2:4] == ["SOP 110.0 ± 0.0, iBOT 100.0 ± 0.0", "+10.0 ± 0.0"]
@@ -324,7 +351,7 @@ def test_a_claim_from_nothing_to_its_verdict(tmp_path):
     assert claims.main([*command, "--workdir", str(tmp_path)]) == 0
     text = (tmp_path / "claims.md").read_text()
     assert "untrained" in cells(text, "tokens kept, %")[0]
-    probes = json.loads((tmp_path / "stellar-0" / "probes.json").read_text())
+    probes = json.loads((tmp_path / "records.jsonl").read_text())["probes"]
     assert probes.keys() == {"trained", "untrained"} and probes["trained"].keys() == {
         "what",
         "where",

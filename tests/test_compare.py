@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs import compare as recipes
+from launch.claims_papers import PAPERS
 from ssl_jax import api
 
 
@@ -31,6 +32,7 @@ def finished(folder, *, trained, untrained, raw, speed, batch=64, size=32):
     folder.mkdir(parents=True)
     scores = {"untrained network": untrained, "raw pixels": raw, "trained": trained}
     (folder / "results.json").write_text(json.dumps(scores))
+    (folder / "environment.json").write_text(json.dumps({"git": "0123456789"}))
     config = {"optim": {"batch_size": batch}, "views": {"global_size": size}}
     (folder / "config.json").write_text(json.dumps(config))
     rows = [{"step": 10 * i, "images_per_second": s, "loss": 5 - i} for i, s in enumerate(speed)]
@@ -181,7 +183,8 @@ def test_tables_go_between_their_marks(runs, tmp_path):
         ("README.md", "nine methods"),
         ("docs/results.md", "nine methods"),
         ("docs/results.md", "quickstart"),
-        ("docs/results.md", "claims"),
+        ("docs/results.md", "rule of claims"),
+        *(("docs/results.md", f"claims: {paper}") for paper in PAPERS),
         ("docs/results.md", "evaluation"),
         ("docs/results.md", "reconstruction"),
         ("docs/benchmarks.md", "steps"),

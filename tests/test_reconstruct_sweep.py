@@ -46,7 +46,7 @@ def test_networks_that_are_there_are_compared(sweep, tmp_path, monkeypatch, caps
     (page.parent / "pictures").mkdir(parents=True)
     page.write_text("<!-- reconstruction -->\n<!-- end of reconstruction -->\n")
     monkeypatch.setattr(sweep, "ROOT", tmp_path)
-    monkeypatch.setattr(sweep.runs, "provenance", lambda commit: "Made here.")
+    monkeypatch.setattr(sweep.runs, "provenance", lambda *folders: "Made here.")
     command = ["--tokens", "1,4", "--seeds", "0,1", "--workdir", str(tmp_path), "--write"]
     assert sweep.main(command) == 0
     rows = (tmp_path / "reconstruct.md").read_text().splitlines()
