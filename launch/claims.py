@@ -90,7 +90,7 @@ def main(argv=None) -> int:
     for i in ids:
         if not of_claims[i] and not args.finished:
             finish(i, costs(CLAIMS[i], records, passed_on))
-    # The tables have all that is known, whether or not it was asked for now.
+    # The tables have all that is known without more work, whether or not it was asked for now.
     for i, mine in of_claims.items():
         if i not in numbers and known(CLAIMS[i], mine, records):
             numbers[i] = measured(CLAIMS[i], mine, records) if mine else costs(CLAIMS[i], records)
@@ -160,10 +160,18 @@ def distinct(of_claims) -> list[runs.Run]:
 
 
 def known(claim, mine: dict, records: Records) -> bool:
-    """Whether each variant has a run on record, or the cost was measured."""
+    """Whether the numbers of each variant are on record, with one seed at least, or the costs."""
     if not mine:
         return claim.id in records
-    there = {index for (index, _), run in mine.items() if run.folder.name in records}
+    there = {
+        index
+        for (index, _), run in mine.items()
+        if run.folder.name in records
+        and all(
+            measures.on_record(name, records[run.folder.name], claim.variants[index].network)
+            for name in claim.measures
+        )
+    }
     return len(there) == len(claim.variants)
 
 

@@ -76,6 +76,11 @@ def scenes(config):
     return make_source(config.evals.dense.data, split="test")
 
 
+def on_record(name: str, record: dict, network: str) -> bool:
+    """Whether a measure of that name needs no more computing."""
+    return name not in PROBES or name in record.get("probes", {}).get(network, {})
+
+
 # --- STELLAR: what and where
 
 
@@ -215,10 +220,16 @@ def _purity_of(function, config) -> float:
     return 100 * purity.modes(tokens, labels.reshape(len(labels), -1))
 
 
-def _probe(heading: str, function: Callable, name: str) -> Measure:
-    return Measure(heading, functools.partial(probe, function=function, name=name))
-
-
+# {name: (heading, probe)}
+PROBES = {
+    "what": ("tokens kept, %", shifts),
+    "where": ("maps that move, %", shifts),
+    "crops": ("tokens kept, %", crops),
+    "psnr_dense": ("PSNR from the dense map", decoders),
+    "dense_gain": ("PSNR from the dense map, more", decoders),
+    "purity": ("purity of modes, %", modes),
+    "purity_gain": ("purity, more than after block 1, %", modes),
+}
 MEASURES = {
     **{
         name: Measure(evals.TYPES[name].heading, functools.partial(score, name=name))
@@ -226,12 +237,9 @@ MEASURES = {
     },
     "information": Measure("information of a target, nats", information),
     "bootstrapping": Measure("neighbours that lead back, %", bootstrapping),
-    "what": _probe("tokens kept, %", shifts, "what"),
-    "where": _probe("maps that move, %", shifts, "where"),
-    "crops": _probe("tokens kept, %", crops, "crops"),
-    "psnr_dense": _probe("PSNR from the dense map", decoders, "psnr_dense"),
-    "dense_gain": _probe("PSNR from the dense map, more", decoders, "dense_gain"),
-    "purity": _probe("purity of modes, %", modes, "purity"),
-    "purity_gain": _probe("purity, more than after block 1, %", modes, "purity_gain"),
+    **{
+        name: Measure(heading, functools.partial(probe, function=function, name=name))
+        for name, (heading, function) in PROBES.items()
+    },
 }
 COST = "cost"  # of a step, in percent of the last variant's; measured apart from training

@@ -351,6 +351,7 @@ def test_a_claim_from_nothing_to_its_verdict(tmp_path):
     assert claims.main([*command, "--workdir", str(tmp_path)]) == 0
     text = (tmp_path / "claims.md").read_text()
     assert "untrained" in cells(text, "tokens kept, %")[0]
+    assert "PSNR from the dense map" not in text  # of the same run, but nobody asked for its probe
     probes = json.loads((tmp_path / "records.jsonl").read_text())["probes"]
     assert probes.keys() == {"trained", "untrained"} and probes["trained"].keys() == {
         "what",
