@@ -4,8 +4,9 @@ run ends, and leaves tables, curves of score against minutes, pictures and weigh
     python launch/real_sets.py --data /data/tfds --minutes 40
 
 The step of every run is timed first, methods in turns; then each run gets so many steps that all
-together take the time. Runs are in WORKDIR/METHOD-SET and are resumed, or left out where they have
-results; the weights of a finished one are in WORKDIR/METHOD-SET.safetensors (bfloat16), which
+together take the time. Runs are in WORKDIR/METHOD-SET and are resumed; their numbers go to
+WORKDIR/records.jsonl (or --records), and a run that stands there, or has its results.json, is not
+made again. The weights of a finished one are in WORKDIR/METHOD-SET.safetensors (bfloat16), which
 ssl_jax.load reads. Arguments --config.KEY=VALUE go to every run.
 """
 
@@ -21,13 +22,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
 import bench_steps  # noqa: E402
 import runs  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
+from records import Records, train_all  # noqa: E402
 
 import ssl_jax  # noqa: E402
 from configs import compare  # noqa: E402
 from ssl_jax import config as config_lib  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 from ssl_jax.cli import arguments  # noqa: E402
-from ssl_jax.evals import curves  # noqa: E402
 
 SETS = ("cifar10", "imagenette96")
 SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear")}
@@ -42,30 +43,40 @@ def main(argv=None) -> int:
     parser.add_argument("--methods", default=",".join(compare.METHODS), help="comma-separated")
     parser.add_argument("--sets", default=",".join(SETS), help="comma-separated; default: all")
     parser.add_argument("--workdir", default="runs/real_sets", type=Path, help="where the runs go")
+    parser.add_argument("--records", type=Path, help="file of the numbers of runs made before")
+    parser.add_argument("--write", action="store_true", help="put table and curves into docs")
     args, passed_on = parser.parse_known_args(argv)
     methods, sets = args.methods.split(","), args.sets.split(",")
     runs.refuse_unknown(parser, passed_on, methods=(methods, compare.METHODS), sets=(sets, SETS))
     passed_on = [f"--config.data.dir={args.data}", *passed_on]
     names = [f"{method}:{images}" for images in sets for method in methods]
+    records = Records(args.records or args.workdir / "records.jsonl")
     plan = planned(names, args.minutes, args.workdir, passed_on)
+    wanted = {run_of(name, steps, args.workdir, passed_on): name for name, steps in plan.items()}
     print(row("run", SCORES.values(), "margin", "ms a step", "minutes"), flush=True)
     finished, failed = {}, []
-    for name, steps in plan.items():
-        run = run_of(name, steps, args.workdir, passed_on)
-        if not runs.train(run):
+    for run, record in train_all(wanted, 1, records):
+        name = wanted[run]
+        if record is None:
             failed.append(name)
             print(f"{name}: FAILED, see {run.folder}.log", flush=True)
             continue
-        result = finished[name] = runs.read(run.folder)
-        keep(run.folder, result)
-        print(row(*cells(name, result)), flush=True)
+        finished[name] = record
+        if run.done:
+            keep(run.folder, record)
+        print(row(*cells(name, record)), flush=True)
     if finished:
+        made = runs.provenance_of(record["made"] for record in finished.values())
         text = runs.markdown(table(finished))
-        folders = (run_of(name, plan[name], args.workdir).folder for name in finished)
-        note = f"{runs.provenance(*folders)} {device()}"
-        (args.workdir / "table.md").write_text(f"{text}\n{note}\n")
+        note = f"\n{made} {device()}\n"
+        args.workdir.mkdir(parents=True, exist_ok=True)
+        (args.workdir / "table.md").write_text(text + note)
         print("\n" + text)
-        print(f"picture: {draw(finished, args.workdir)}")
+        print(f"picture: {draw(finished, args.workdir / 'curves.png')}")
+        if args.write:
+            draw(finished, ROOT / "docs" / "pictures" / "real_sets.png")
+            picture = "\n![k-NN against minutes of training](pictures/real_sets.png)\n"
+            runs.fill(ROOT / "docs" / "results.md", "real sets", text + note + picture)
     return 1 if failed else 0
 
 
@@ -134,22 +145,20 @@ def table(finished: dict) -> list[list[str]]:
     return rows
 
 
-def draw(finished: dict, workdir: Path) -> Path:
-    """WORKDIR/curves.png: k-NN against minutes of training, a panel for each set, a line for each
-    method; the dashed line is raw pixels."""
+def draw(finished: dict, path: Path) -> Path:
+    """k-NN against minutes of training, a panel for each set, a line for each method; the dashed
+    line is raw pixels."""
     sets = list(dict.fromkeys(name.split(":")[1] for name in finished))
     figure = Figure(figsize=(6 * len(sets), 4), layout="constrained")
     for axes, images in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets):
-        for name, result in finished.items():
+        for name, record in finished.items():
             method, of = name.split(":")
             if of == images:
-                rows = curves.read_metrics(workdir / f"{method}-{images}" / "evals.csv")
-                minutes = rows["step"] * result["ms"] / 60000
-                axes.plot(minutes, rows["knn"], marker="o", label=compare.TITLES[method])
-                axes.axhline(result["raw"]["knn"], color="gray", linestyle="--", linewidth=1)
+                minutes = [step * record["ms"] / 60000 for step in record["curve"]["step"]]
+                axes.plot(minutes, record["curve"]["knn"], marker="o", label=compare.TITLES[method])
+                axes.axhline(record["raw"]["knn"], color="gray", linestyle="--", linewidth=1)
         axes.set(title=images, xlabel="minutes of training", ylabel="k-NN, %")
         axes.legend()
-    path = workdir / "curves.png"
     figure.savefig(path, dpi=120)
     return path
 

@@ -70,4 +70,6 @@ def _short(value):
         return {name: x for name, x in kept.items() if x is not None}
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_short(x) for x in value]
     return value

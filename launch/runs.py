@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
+from ssl_jax import evals
+
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}
 _LAST = 20  # rows of metrics.csv that stand for the end of a run
@@ -75,7 +77,7 @@ def train_all(wanted, jobs: int = 1):
 def read(folder: Path) -> dict:
     """Of a finished run: {"untrained", "raw", "trained": {score: number}; "end": {metric: its mean
     over the last 20 rows}; "ms": median milliseconds of a step; "minutes": of training; "size": of
-    large views, pixels}."""
+    large views, pixels; "curve": {"step" and scores: their numbers on the way}}."""
     scores = json.loads((folder / "results.json").read_text())
     config = json.loads((folder / "config.json").read_text())
     rows = list(csv.DictReader((folder / "metrics.csv").open()))
@@ -91,6 +93,18 @@ def read(folder: Path) -> dict:
         "end": end,
         "ms": 1000 * seconds,
         "minutes": steps * seconds / 60,
+        "curve": curve(folder / "evals.csv"),
+    }
+
+
+def curve(file: Path) -> dict[str, list[float]]:
+    """Steps, and the scores that every row has; {} without such a file."""
+    rows = list(csv.DictReader(file.open())) if file.exists() else []
+    names = [name for name in rows[0] if all(row[name] for row in rows)] if rows else []
+    return {
+        name: [float(row[name]) for row in rows]
+        for name in names
+        if name == "step" or name in evals.TYPES
     }
 
 

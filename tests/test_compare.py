@@ -187,6 +187,7 @@ def test_tables_go_between_their_marks(runs, tmp_path):
         *(("docs/results.md", f"claims: {paper}") for paper in PAPERS),
         ("docs/results.md", "evaluation"),
         ("docs/results.md", "reconstruction"),
+        ("docs/results.md", "real sets"),
         ("docs/benchmarks.md", "steps"),
         ("docs/benchmarks.md", "evals"),
     ],

@@ -1,6 +1,7 @@
 """launch/real_sets.py: the time is shared out, nothing is done twice, weights are kept."""
 
 import importlib
+import json
 import subprocess
 from unittest import mock
 
@@ -72,6 +73,8 @@ def test_tables_weights_and_failures(script, tmp_path, monkeypatch, capsys):
     assert cells(text, "dino:cifar10")[:4] == ["60.0", "65.0", "+14.0", "100.0"]
     assert cells(text, "raw pixels, cifar10")[:2] == ["46.0", "37.0"]
     assert (tmp_path / "curves.png").stat().st_size > 5000
+    record = json.loads((tmp_path / "records.jsonl").read_text())
+    assert record["run"] == "dino-cifar10" and record["curve"]["knn"] == [30, 55, 60]
     monkeypatch.undo()
     kept = ssl_jax.load(tmp_path / "dino-cifar10.safetensors")
     assert kept.config.method == "dino"
