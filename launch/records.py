@@ -16,23 +16,14 @@ from ssl_jax.config import InputError
 
 
 class Records:
-    """{name of a run: its record}, kept in a file.
+    """{name of a run: its record}, kept in a file, which scripts beside each other may share.
 
     Raises InputError if the file is there and not such a file.
     """
 
     def __init__(self, file: Path):
         self.file = file
-        self._of: dict[str, dict] = {}
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        for number, line in enumerate(lines, 1):
-            try:
-                record = json.loads(line)
-                self._of[record.pop("run")] = record
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise InputError(
-                    f'{file}, line {number} is no record: expected {{"run": NAME, ...}}'
-                ) from None
+        self._of = _read(file)
 
     def __contains__(self, name: str) -> bool:
         return name in self._of
@@ -41,13 +32,28 @@ class Records:
         return self._of[name]
 
     def __setitem__(self, name: str, record: dict) -> None:
-        """Keeps a record, and the file with all of them, in the order of their names."""
-        self._of[name] = record
+        """Keeps a record, and the file with it and all that is there by now, ordered by name."""
+        self._of |= _read(self.file) | {name: record}
         lines = [json.dumps({"run": name} | self._of[name]) for name in sorted(self._of)]
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        new = self.file.with_name(self.file.name + ".new")
+        new = self.file.with_name(f"{self.file.name}.{os.getpid()}")
         new.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         os.replace(new, self.file)
+
+
+def _read(file: Path) -> dict[str, dict]:
+    """The records of a file; none if it is not there."""
+    found = {}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            found[record.pop("run")] = record
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                f'{file}, line {number} is no record: expected {{"run": NAME, ...}}'
+            ) from None
+    return found
 
 
 def train_all(wanted, jobs: int, records: Records):

@@ -281,6 +281,16 @@ def test_numbers_outlive_the_folders_of_their_runs(tmp_path, capsys, monkeypatch
         claims.main(command)
 
 
+def test_two_scripts_can_share_a_file_of_records(tmp_path):
+    first, second = (claims.Records(tmp_path / "records.jsonl") for _ in range(2))
+    first["a"] = {"minutes": 1.0}
+    second["b"] = {"minutes": 2.0}
+    first["a"] = {"minutes": 3.0}
+    again = claims.Records(first.file)
+    assert [again[name]["minutes"] for name in "ab"] == [3.0, 2.0]
+    assert [file.name for file in tmp_path.iterdir()] == ["records.jsonl"]
+
+
 @pytest.mark.parametrize("argument", ["--claims=sop-ancors", "--optim.steps=7"])
 def test_what_it_does_not_know_is_refused_by_name(tmp_path, capsys, argument):
     with pytest.raises(SystemExit):
