@@ -5,6 +5,7 @@
 #
 #   bash launch/gpu_results.sh /data/tfds                      results in runs/gpu
 #   bash launch/gpu_results.sh /data/tfds --minutes 20 --methods sop,dino
+#   bash launch/gpu_results.sh /data/tfds --steps 5000 --jobs 8      runs beside each other
 #
 # Started again, it continues where it stopped, also after a kill. Further arguments:
 # python launch/real_sets.py --help

@@ -2,12 +2,15 @@
 run ends, and leaves tables, curves of score against minutes, pictures and weights.
 
     python launch/real_sets.py --data /data/tfds --minutes 40
+    python launch/real_sets.py --data /data/tfds --steps 5000 --jobs 8
 
 The step of every run is timed first, methods in turns; then each run gets so many steps that all
-together take the time. Runs are in WORKDIR/METHOD-SET and are resumed; their numbers go to
-WORKDIR/records.jsonl (or --records), and a run that stands there, or has its results.json, is not
-made again. The weights of a finished one are in WORKDIR/METHOD-SET.safetensors (bfloat16), which
-ssl_jax.load reads. Arguments --config.KEY=VALUE go to every run.
+together take the time, unless --steps says how many. Several --jobs share the device: one run does
+not keep a large one busy, and minutes are then those beside the others. Runs are in
+WORKDIR/METHOD-SET and are resumed; their numbers go to WORKDIR/records.jsonl (or --records), and a
+run that stands there, or has its results.json, is not made again. The weights of a finished one are
+in WORKDIR/METHOD-SET.safetensors (bfloat16), which ssl_jax.load reads. Arguments --config.KEY=VALUE
+go to every run.
 """
 
 import argparse
@@ -38,24 +41,34 @@ _ROUNDS = 3  # in which steps are timed
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", required=True, help="folder of the TFDS sets")
+    parser.add_argument("--data", default="", help="folder of the TFDS sets")
     parser.add_argument("--minutes", type=float, default=40.0, help="for all runs together")
+    parser.add_argument("--steps", type=int, help="of every run, in place of --minutes")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, on the same device")
     parser.add_argument("--methods", default=",".join(compare.METHODS), help="comma-separated")
     parser.add_argument("--sets", default=",".join(SETS), help="comma-separated; default: all")
     parser.add_argument("--workdir", default="runs/real_sets", type=Path, help="where the runs go")
     parser.add_argument("--records", type=Path, help="file of the numbers of runs made before")
     parser.add_argument("--write", action="store_true", help="put table and curves into docs")
+    parser.add_argument("--finished", action="store_true", help="train nothing: what is there")
     args, passed_on = parser.parse_known_args(argv)
     methods, sets = args.methods.split(","), args.sets.split(",")
     runs.refuse_unknown(parser, passed_on, methods=(methods, compare.METHODS), sets=(sets, SETS))
+    if not (args.data or args.finished):
+        parser.error("give --data, the folder of the TFDS sets, or --finished")
     passed_on = [f"--config.data.dir={args.data}", *passed_on]
     names = [f"{method}:{images}" for images in sets for method in methods]
     records = Records(args.records or args.workdir / "records.jsonl")
-    plan = planned(names, args.minutes, args.workdir, passed_on)
+    plan = {name: 0 for name in names if is_there(name, args.workdir, records)}
+    missing = [name for name in names if name not in plan and not args.finished]
+    if args.steps:
+        plan |= dict.fromkeys(missing, args.steps)
+    else:
+        plan |= planned(missing, args.minutes, args.workdir, passed_on)
     wanted = {run_of(name, steps, args.workdir, passed_on): name for name, steps in plan.items()}
     print(row("run", SCORES.values(), "margin", "ms a step", "minutes"), flush=True)
     finished, failed = {}, []
-    for run, record in train_all(wanted, 1, records):
+    for run, record in train_all(wanted, args.jobs, records):
         name = wanted[run]
         if record is None:
             failed.append(name)
@@ -65,10 +78,11 @@ def main(argv=None) -> int:
         if run.done:
             keep(run.folder, record)
         print(row(*cells(name, record)), flush=True)
+    finished = {name: finished[name] for name in names if name in finished}
     if finished:
         made = runs.provenance_of(record["made"] for record in finished.values())
         text = runs.markdown(table(finished))
-        note = f"\n{made} {device()}\n"
+        note = f"\nSeed 0. {made}\n"
         args.workdir.mkdir(parents=True, exist_ok=True)
         (args.workdir / "table.md").write_text(text + note)
         print("\n" + text)
@@ -78,6 +92,12 @@ def main(argv=None) -> int:
             picture = "\n![k-NN against minutes of training](pictures/real_sets.png)\n"
             runs.fill(ROOT / "docs" / "results.md", "real sets", text + note + picture)
     return 1 if failed else 0
+
+
+def is_there(name: str, workdir: Path, records: Records) -> bool:
+    """Whether the run of a config is on record or finished."""
+    run = run_of(name, 0, workdir)
+    return run.folder.name in records or run.done
 
 
 def planned(names, minutes: float, workdir: Path, passed_on=()) -> dict[str, int]:
@@ -161,14 +181,6 @@ def draw(finished: dict, path: Path) -> Path:
         axes.legend()
     figure.savefig(path, dpi=120)
     return path
-
-
-def device() -> str:
-    """The accelerator, as a sentence."""
-    import jax
-
-    first = jax.devices()[0]
-    return f"{jax.device_count()} x {first.device_kind}."
 
 
 if __name__ == "__main__":

@@ -157,10 +157,12 @@ def made(folder: Path | None = None) -> dict:
 
     file = Path(folder or "", "environment.json")
     there = json.loads(file.read_text()) if folder and file.exists() else {}
+    devices = there.get("devices") or [f"{d.platform} {d.device_kind}" for d in jax.devices()]
     return {
         "commit": (there.get("git") or _checked_out())[:7],
         "processor": _processor(),
         "cores": os.cpu_count(),
+        "accelerators": _accelerators(devices),
         "python": there.get("python", platform.python_version()),
         "jax": there.get("versions", {}).get("jax", jax.__version__),
     }
@@ -179,10 +181,18 @@ def provenance_of(all_made) -> str:
     def each(form: str) -> str:
         return ", ".join(dict.fromkeys(form.format(**one) for one in all_made))
 
+    accelerators = {one["accelerators"] for one in all_made if one.get("accelerators")}
     return (
-        f"Commit {each('{commit}')}; {each('{processor}, {cores} cores')}; Python"
+        f"Commit {each('{commit}')}; {each('{processor}, {cores} cores')}"
+        f"{''.join(f', {name}' for name in sorted(accelerators))}; Python"
         f" {each('{python}')}, jax {each('{jax}')}."
     )
+
+
+def _accelerators(devices: list[str]) -> str:
+    """ "8 x NVIDIA H100" of eight names as "gpu NVIDIA H100"; "" of a CPU."""
+    names = [name.partition(" ")[2] for name in devices if not name.startswith("cpu ")]
+    return f"{len(names)} x {names[0]}" if names else ""
 
 
 def _checked_out() -> str:

@@ -80,11 +80,46 @@ def test_tables_weights_and_failures(script, tmp_path, monkeypatch, capsys):
     assert kept.config.method == "dino"
 
 
-@pytest.mark.parametrize("argument", ["--methods=dyno", "--sets=cifar100", "--steps=7"])
+def test_steps_given_are_not_planned_and_what_is_on_record_needs_no_data(
+    script, tmp_path, monkeypatch, capsys
+):
+    """DINO's run is on record, so MAE's alone is trained, beside others; then nothing is."""
+    record = {
+        **{kind: {"knn": 50.0, "linear": 55.0} for kind in ("trained", "untrained", "raw")},
+        "ms": 10.0,
+        "minutes": 1.0,
+        "curve": {"step": [0, 5], "knn": [30, 50]},
+        "made": {"commit": "abc", "processor": "P", "cores": 2, "python": "3", "jax": "0"},
+    }
+    record["made"]["accelerators"] = "1 x GPU"
+    file = tmp_path / "all.jsonl"
+    file.write_text(json.dumps({"run": "dino-cifar10"} | record) + "\n")
+    asked = []
+
+    def train_all(wanted, jobs, records):
+        asked.append(([(run.config, run.arguments[0]) for run in wanted], jobs))
+        return [(run, records["dino-cifar10"]) for run in wanted if run.config == "dino:cifar10"]
+
+    monkeypatch.setattr(script, "train_all", train_all)
+    monkeypatch.setattr(script, "planned", lambda names, *_: {} if not names else 1 / 0)
+    arguments = ["--methods=mae,dino", "--sets=cifar10", f"--workdir={tmp_path}"]
+    arguments += [f"--records={file}", "--steps=7", "--jobs=3"]
+    with pytest.raises(SystemExit):
+        script.main(arguments)
+    assert "--data" in capsys.readouterr().err
+    assert script.main([*arguments, "--data=/data"]) == 0
+    assert sorted(asked[-1][0])[1] == ("mae:cifar10", "--config.optim.steps=7")
+    assert len(asked[-1][0]) == 2 and asked[-1][1] == 3
+    assert script.main([*arguments, "--finished"]) == 0
+    assert [name for name, _ in asked[-1][0]] == ["dino:cifar10"]
+    assert "P, 2 cores, 1 x GPU; Python 3" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize("argument", ["--methods=dyno", "--sets=cifar100", "--epochs=7"])
 def test_what_it_does_not_know_is_refused_by_name(script, tmp_path, capsys, argument):
     with pytest.raises(SystemExit):
         script.main([argument, "--data=/data", f"--workdir={tmp_path}"])
-    assert argument.split("=")[1 if "steps" not in argument else 0] in capsys.readouterr().err
+    assert argument.split("=")[1 if "epochs" not in argument else 0] in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["gpu_results.sh", "real_sets.sh"])
