@@ -5,7 +5,6 @@ on the chip: cuDNN's on NVIDIA GPUs, JAX's Pallas flash attention on TPUs.
 """
 
 import math
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,11 +44,23 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, kind: str = "auto") -> jax.
     kind: one of KINDS; "cudnn" and "flash" raise where the device does not have them.
     """
     chosen = choose(kind, q.shape[1], q.shape[-1], q.dtype)
-    if chosen == "flash":
-        return _flash(q, k, v)
-    kernel: Literal["cudnn", "xla"] = "cudnn" if chosen == "cudnn" else "xla"
+    return {"flash": _flash, "cudnn": _cudnn}.get(chosen, _xla)(q, k, v)
+
+
+def _xla(q, k, v):
     with jax.default_matmul_precision(numerics.precision_of(q.dtype)):
-        return jax.nn.dot_product_attention(q, k, v, implementation=kernel)
+        return jax.nn.dot_product_attention(q, k, v, implementation="xla")
+
+
+def _cudnn(q, k, v):
+    """JAX lets cuDNN differentiate an even number of tokens only: an odd one gets another, which no
+    token sees."""
+    count = q.shape[1]
+    if odd := count % 2:
+        q, k, v = (jnp.pad(x, ((0, 0), (0, odd), (0, 0), (0, 0))) for x in (q, k, v))
+    seen = jnp.full(len(q), count, jnp.int32) if odd else None
+    out = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=seen, implementation="cudnn")
+    return out[:, :count]
 
 
 def _flash(q, k, v):

@@ -1,11 +1,17 @@
 """Attention kernels: which one is taken where, and that they agree with plain XLA."""
 
+import os
+import shutil
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ssl_jax.models import attention
+from tests.conftest import ROOT
 
 
 def on(platform: str):
@@ -32,25 +38,76 @@ def test_auto(platform, tokens, width, dtype, chosen):
         assert attention.choose("xla", tokens, width, dtype) == "xla"
 
 
+def outcome(kind, arrays):
+    """Value and gradients of a function of the attention."""
+
+    def loss(*arrays):
+        return jnp.sin(attention.attend(*arrays, kind).astype(jnp.float32)).sum()
+
+    return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*arrays))
+
+
+def same_outcome(got, want, tolerance):
+    for a, b in zip(got, want, strict=True):
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        np.testing.assert_allclose(a, b, atol=tolerance * max(1, np.abs(b).max()))
+
+
+def arrays_of(tokens, dtype):
+    shape = (2, tokens, 2, 64)
+    return [jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(0), 3)]
+
+
 @pytest.mark.parametrize(
     "tokens, dtype, tolerance", [(197, jnp.float32, 3e-6), (130, jnp.bfloat16, 0.02)]
 )
 def test_the_tpu_kernel_interpreted_agrees(tokens, dtype, tolerance):
     """Tokens that fill no block: the padding takes part in nothing, nor does it get a gradient."""
     pltpu = pytest.importorskip("jax.experimental.pallas.tpu")
-    shape = (2, tokens, 2, 64)
-    keys = jax.random.split(jax.random.key(0), 3)
-    arrays = [jax.random.normal(key, shape, dtype) for key in keys]
-
-    def outcome(kind):
-        def loss(*arrays):
-            return jnp.sin(attention.attend(*arrays, kind).astype(jnp.float32)).sum()
-
-        return jax.tree.leaves(jax.value_and_grad(loss, (0, 1, 2))(*arrays))
-
-    want = outcome("xla")
+    arrays = arrays_of(tokens, dtype)
+    want = outcome("xla", arrays)
     with pltpu.force_tpu_interpret_mode():
-        got = outcome("flash")
-    for a, b in zip(got, want, strict=True):
-        a, b = (np.asarray(x, np.float32) for x in (a, b))
-        np.testing.assert_allclose(a, b, atol=tolerance * max(1, np.abs(b).max()))
+        got = outcome("flash", arrays)
+    same_outcome(got, want, tolerance)
+
+
+@pytest.mark.parametrize("tokens", [64, 65])
+def test_cudnn_gets_what_jax_lets_it_differentiate(tokens, monkeypatch):
+    """JAX refuses an odd number of tokens: one more goes in, which takes part in nothing."""
+    plain, counts = jax.nn.dot_product_attention, []
+
+    def kernel(q, k, v, *, implementation, **others):
+        if implementation == "cudnn":
+            counts.append(q.shape[1])
+        return plain(q, k, v, implementation="xla", **others)
+
+    arrays = arrays_of(tokens, jnp.bfloat16)
+    want = outcome("xla", arrays)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
+    same_outcome(outcome("cudnn", arrays), want, 0.02)
+    assert counts and all(count % 2 == 0 and count >= tokens for count in counts)
+
+
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU")
+def test_cudnn_agrees_on_a_gpu():
+    """cuDNN's own kernel, in a process that sees the GPU: the tests are kept on the CPU."""
+    code = """
+import sys
+import jax
+try:
+    jax.devices("gpu")
+except RuntimeError:
+    sys.exit(77)
+from tests.models import test_attention as t
+for tokens in (64, 65, 197):
+    arrays = t.arrays_of(tokens, "bfloat16")
+    t.same_outcome(t.outcome("cudnn", arrays), t.outcome("xla", arrays), 0.02)
+"""
+    environment = os.environ | {"JAX_PLATFORMS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    if result.returncode == 77:
+        pytest.skip("this JAX is not built for GPUs")
+    assert result.returncode == 0, result.stderr
