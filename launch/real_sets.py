@@ -88,10 +88,17 @@ def main(argv=None) -> int:
         print("\n" + text)
         print(f"picture: {draw(finished, args.workdir / 'curves.png')}")
         if args.write:
-            draw(finished, ROOT / "docs" / "pictures" / "real_sets.png")
-            picture = "\n![k-NN against minutes of training](pictures/real_sets.png)\n"
-            runs.fill(ROOT / "docs" / "results.md", "real sets", text + note + picture)
+            write(finished, text + note)
     return 1 if failed else 0
+
+
+def write(finished: dict, text: str) -> None:
+    """Puts table and curves into docs/results.md, in the section of the device of the runs."""
+    on_gpu = any(record["made"].get("accelerators") for record in finished.values())
+    section, file = ("real sets, GPU", "real_sets_gpu") if on_gpu else ("real sets", "real_sets")
+    draw(finished, ROOT / "docs" / "pictures" / f"{file}.png")
+    picture = f"\n![k-NN against minutes of training](pictures/{file}.png)\n"
+    runs.fill(ROOT / "docs" / "results.md", section, text + picture)
 
 
 def is_there(name: str, workdir: Path, records: Records) -> bool:
@@ -166,17 +173,17 @@ def table(finished: dict) -> list[list[str]]:
 
 
 def draw(finished: dict, path: Path) -> Path:
-    """k-NN against minutes of training, a panel for each set, a line for each method; the dashed
-    line is raw pixels."""
+    """k-NN against minutes of training, a panel for each set, a line for each method."""
     sets = list(dict.fromkeys(name.split(":")[1] for name in finished))
     figure = Figure(figsize=(6 * len(sets), 4), layout="constrained")
     for axes, images in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets):
-        for name, record in finished.items():
-            method, of = name.split(":")
-            if of == images:
-                minutes = [step * record["ms"] / 60000 for step in record["curve"]["step"]]
-                axes.plot(minutes, record["curve"]["knn"], marker="o", label=compare.TITLES[method])
-                axes.axhline(record["raw"]["knn"], color="gray", linestyle="--", linewidth=1)
+        mine = {name: one for name, one in finished.items() if name.endswith(f":{images}")}
+        for name, record in mine.items():
+            minutes = [step * record["ms"] / 60000 for step in record["curve"]["step"]]
+            label = compare.TITLES[name.split(":")[0]]
+            axes.plot(minutes, record["curve"]["knn"], marker="o", label=label)
+        raw = statistics.fmean(record["raw"]["knn"] for record in mine.values())
+        axes.axhline(raw, color="gray", linestyle="--", linewidth=1, label=runs.ROWS["raw"])
         axes.set(title=images, xlabel="minutes of training", ylabel="k-NN, %")
         axes.legend()
     figure.savefig(path, dpi=120)
