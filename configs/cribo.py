@@ -6,10 +6,10 @@
 Variants: vits16_in1k (or vits16), vits16_coco, vitb16_in1k (or vitb16); small: cifar10,
 imagenette96, photos, photo_collages.
 Hardware: full size: 8 GPUs of 80 GB (the memory alone takes 2.5 to 5 GB on each) or a TPU v4-32;
-small: one GPU, or hours on a CPU.
+small: minutes to hours on a CPU.
 Expected time: 28 minutes for an epoch of vitb16_in1k on 8 dies of MI250x (table 10); not measured
-by us, nor any small variant.
-Expected number: `ssl-jax show --paper=cribo`. The small variants were not measured.
+by us.
+Expected number: `ssl-jax show --paper=cribo`. Small variants: docs/results.md.
 
 Values are those of the published arguments: two views of scale .25-1 and no local ones, P 65536 for
 images and for objects, tau_s .1, tau_t .04 -> .07, K = 32 and lambda_pos = 1 on ImageNet, K = 64
@@ -27,29 +27,28 @@ nothing if that is 0), cluster marginals follow the clusters as in the published
 
 Not here: the supervised oracles of table 11, which need the masks of COCO-Stuff (VOC and ADE20K:
 clusters and criterion from labels 52.5, 21.2; clusters 52.3, 20.2; criterion 59.5, 23.4; neither,
-our vits16_coco, 58.1, 23.4). Small variants: fewer clusters, since a view has 25 or 64 patches; a
-memory of 16 batches, so that it is full before the first epoch is (as published, where it takes 25
-batches of 1024 or 98 of 256); gradients clipped at 3 as by DINO, because a short warm-up is steep.
+our vits16_coco, 58.1, 23.4).
 """
 
 from ssl_jax import evals
 
-from . import presets
+from . import presets, small
 
 FULL = {"vits16_in1k": "vits16", "vits16_coco": "vits16", "vitb16_in1k": "vitb16"}  # -> network
 SHORT = {"vits16": "vits16_in1k", "vitb16": "vitb16_in1k"}
-VARIANTS = (*FULL, *SHORT, *presets.SMALL)
+VARIANTS = (*FULL, *SHORT, *small.VARIANTS)
 
 
 def get_config(variant: str = "vits16_in1k"):
     variant = SHORT.get(variant, variant)
+    if variant in small.VARIANTS:
+        return small.recipe("cribo", variant)
     config = presets.start("cribo", variant, VARIANTS)
     optim, cribo = config.optim, config.cribo
-    presets.shared(config, FULL.get(variant, variant))
+    presets.imagenet(config, FULL[variant])
     config.views.local_count = 0
-    if variant in FULL:
-        optim.final_lr, optim.clip_by = 1e-5, "none"
-        _dense_retrieval(config)
+    optim.final_lr, optim.clip_by = 1e-5, "none"
+    _dense_retrieval(config)
     if variant == "vits16_coco":
         config.data.name = "coco/2017"
         optim.batch_size, optim.epochs = 256, 300.0
@@ -58,10 +57,6 @@ def get_config(variant: str = "vits16_in1k"):
         optim.lr, optim.final_lr, optim.clip, optim.clip_by = 7.5e-4, 2e-6, 0.3, "tensor"
         cribo.norm_last_layer, cribo.freeze_last_layer_epochs = True, 3
         cribo.teacher_temperature_epochs, cribo.group = 50.0, 64
-    if variant in presets.SMALL:
-        cribo.head_hidden, cribo.head_bottleneck, cribo.prototypes = 512, 128, 1024
-        cribo.teacher_temperature_epochs, cribo.memory = 5.0, 2048
-        cribo.clusters = 16 if variant in ("cifar10", "imagenette96") else 8
     return config
 
 

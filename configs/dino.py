@@ -5,9 +5,10 @@
 
 Variants: vits16, vitb16, vitl16; vits16_ablation (300 epochs, no multi-crop, as in SOP's table 7);
 small: cifar10, imagenette96, photos, photo_collages.
-Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.
-Expected time: 180 hours for vits16 (SOP, table B.1); not measured by us, nor any small variant.
-Expected number: `ssl-jax show --paper=dino`. vitl16 was not published, small ones not measured.
+Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: minutes to hours on a CPU.
+Expected time: 180 hours for vits16 (SOP, table B.1); not measured by us.
+Expected number: `ssl-jax show --paper=dino`. vitl16 was not published. Small variants:
+docs/results.md.
 
 Values follow the paper and the published arguments: crops .25-1 / .05-.25, K 65536, tau_s .1, tau_t
 .04 -> .07 in 30 epochs, center momentum .9, lr 5e-4 x batch / 256, weight decay .04 -> .4, EMA .996
@@ -16,25 +17,24 @@ final lr 1e-5. ViT-B: gain fixed, clip .3 per tensor, final lr 2e-6, tau_t rises
 layer frozen for three.
 """
 
-from . import presets
+from . import presets, small
 
-VARIANTS = (*presets.VARIANTS, "vits16_ablation")
+VARIANTS = (*presets.SIZES, "vits16_ablation", *small.VARIANTS)
 
 
 def get_config(variant: str = "vits16"):
+    if variant in small.VARIANTS:
+        return small.recipe("dino", variant)
     config = presets.start("dino", variant, VARIANTS)
     dino, optim = config.dino, config.optim
     size = variant.removesuffix("_ablation")
-    presets.shared(config, size)
+    presets.imagenet(config, size)
     if size == "vits16":
         dino.norm_last_layer = False
         optim.clip_by, optim.final_lr = "none", 1e-5
-    elif size in presets.SIZES:
+    else:
         optim.lr, optim.final_lr, optim.clip = 7.5e-4, 2e-6, 0.3
         dino.teacher_temperature_epochs, dino.freeze_last_layer_epochs = 50.0, 3
-    else:  # ten classes; a run is short, so the teacher's temperature rises early
-        dino.head_hidden, dino.head_bottleneck, dino.prototypes = 512, 128, 1024
-        dino.teacher_temperature_epochs = 5.0
     if variant == "vits16_ablation":
         presets.ablation(config)
     return config

@@ -5,9 +5,9 @@
 
 Variants: vits16, vitb16, vitl16; vits16_ablation (300 epochs, no multi-crop, as in SOP's table 7);
 small: cifar10, imagenette96, photos, photo_collages.
-Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.
-Expected time: 193.4 hours for vits16 (SOP, table B.1); not measured by us, nor any small variant.
-Expected number: `ssl-jax show --paper=ibot`. The small variants were not measured.
+Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: minutes to hours on a CPU.
+Expected time: 193.4 hours for vits16 (SOP, table B.1); not measured by us.
+Expected number: `ssl-jax show --paper=ibot`. Small variants: docs/results.md.
 
 Values are those of the command published for ViT-S/16: crops .25-1 and ten of .05-.25, one head of
 8192 prototypes for class token and patches with a gain that learns, tau_s .1, both tau_t .04 -> .07
@@ -20,23 +20,22 @@ a descendant, for ViT-B, with the gain fixed as the published code advises. Not 
 76.2, linear 79.3).
 """
 
-from . import presets
+from . import presets, small
 
-VARIANTS = (*presets.VARIANTS, "vits16_ablation")
+VARIANTS = (*presets.SIZES, "vits16_ablation", *small.VARIANTS)
 
 
 def get_config(variant: str = "vits16"):
+    if variant in small.VARIANTS:
+        return small.recipe("ibot", variant)
     config = presets.start("ibot", variant, VARIANTS)
     ibot, views = config.ibot, config.views
     size = variant.removesuffix("_ablation")
-    presets.shared(config, size)
+    presets.imagenet(config, size)
     views.mask, views.mask_ratio, views.mask_prob = "block", (0.1, 0.5), 0.5
     if size in ("vitb16", "vitl16"):
         presets.massl_base(config)
         ibot.teacher_temperature_epochs, ibot.norm_last_layer = 50.0, True
-    if size in presets.SMALL:  # ten classes, a short run
-        ibot.head_hidden, ibot.head_bottleneck, ibot.cls.prototypes = 512, 128, 1024
-        ibot.teacher_temperature_epochs, ibot.norm_last_layer = 5.0, True
     if variant == "vits16_ablation":
         presets.ablation(config)
     return config

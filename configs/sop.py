@@ -5,20 +5,17 @@
 
 Variants: vits16, vitb16, vitl16; vits16_ablation (the paper's ablations: 300 epochs, no
 multi-crop); small: cifar10, imagenette96, photos, photo_collages.
-Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.
-Expected time: 193.5 hours for vits16 (table B.1); not measured by us, nor any small variant.
-Expected number: `ssl-jax show --paper=sop`. The small variants were not measured.
+Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: minutes to hours on a CPU.
+Expected time: 193.5 hours for vits16 (table B.1); not measured by us.
+Expected number: `ssl-jax show --paper=sop`. Small variants: docs/results.md.
 
 Not published: the arguments of the published models, the batch size, crop scales and the
 temperatures of the ablations. Not here: Swin-T (k-NN 77.2, linear 79.4), for want of that network.
-Small variants scale down the class memory with the batch (64 batches, as at a batch of 1024),
-anchors and head with the ten classes, network and crops with the images; temperatures of the
-teacher stay at .04, as in the official code.
 """
 
-from . import presets
+from . import presets, small
 
-VARIANTS = (*presets.VARIANTS, "vits16_ablation")
+VARIANTS = (*presets.SIZES, "vits16_ablation", *small.VARIANTS)
 
 
 def get_config(variant: str = "vits16"):
@@ -27,21 +24,16 @@ def get_config(variant: str = "vits16"):
 
 def recipe(method: str, variant: str):
     """The config of SOP, or of SOVE, whose section has the same keys."""
+    if variant in small.VARIANTS:
+        return small.recipe(method, variant)
     config = presets.start(method, variant, VARIANTS)
     views, section = config.views, config[method]
     size = variant.removesuffix("_ablation")
-    presets.shared(config, size)
+    presets.imagenet(config, size)
     views.mask, views.mask_ratio, views.mask_prob = "block", (0.3, 0.3), 1.0
     if size in ("vitb16", "vitl16"):  # not published: those of its predecessor MaSSL for ViT-B
         presets.massl_base(config)
         section.teacher_temperature_epochs = 50.0
-    if size in presets.SMALL:
-        section.head_hidden, section.head_out = 512, 128
-        section.teacher_temperature = section.final_teacher_temperature = 0.04
-        section.teacher_temperature_epochs = 0.0
-        cls, patch = section.cls, section.patch
-        cls.anchors, cls.members, cls.tasks, cls.memory = 512, 9, 2, 8192
-        patch.anchors, patch.members, patch.tasks, patch.memory = 128, 1, 1, 2048
     if variant == "vits16_ablation":
         presets.ablation(config)
         config.teacher.momentum, section.cls.tasks = 0.994, 2

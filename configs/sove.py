@@ -4,24 +4,20 @@
     ssl-jax train --config=sove:photos --workdir=runs/sove_photos
 
 Variants: those of sop.
-Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: one GPU, or hours on a CPU.
+Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: minutes to hours on a CPU.
 Expected time: not published; SOP, the same algorithm, needs 193.5 hours for vits16. Not measured by
-us, nor any small variant.
-Expected number: `ssl-jax show --paper=sove`. The small variants were not measured.
+us.
+Expected number: `ssl-jax show --paper=sove`. Small variants: docs/results.md.
 
 Not published: the arguments of the published models, the batch size, and what the ablations share:
 their default scores differently from table to table. Not here: Swin-T (k-NN 77.0, linear 79.3),
-for want of that network. Small variants are SOP's with twice the anchors: an eighth of the class
-memory, as 8192 of 65536.
+for want of that network.
 """
 
-from . import presets, sop
+from . import sop
 
 VARIANTS = sop.VARIANTS
 
 
 def get_config(variant: str = "vits16"):
-    config = sop.recipe("sove", variant)
-    if variant in presets.SMALL:
-        config.sove.cls.anchors = 1024
-    return config
+    return sop.recipe("sove", variant)

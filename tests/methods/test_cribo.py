@@ -1021,7 +1021,7 @@ def test_published_variants_have_numbers_and_small_ones_have_none(name):
 def test_small_presets_can_run(name):
     run = api.prepare(load(name))
     memory = run.abstract.carry["memory"]["rows"]["first"]
-    assert memory.shape == (2048 * 8, 192)
-    assert 2048 < run.config.run.num_records, (
+    assert memory.shape == (512 * 12, 96)
+    assert 512 < run.config.run.num_records, (
         "L_ci starts with the second epoch, when the memory is full"
     )

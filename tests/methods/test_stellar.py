@@ -761,6 +761,6 @@ def test_small_presets_rebuild_pixels_and_claim_nothing(variant):
     assert config.optim.batch_size * config.model.queries >= 2 * config.stellar.prototypes
     groups = dict(view_recipe(config).groups)
     assert (
-        set(groups) == {"global", "masked", "local"}
+        set(groups) == {"global", "masked"}
         and groups["masked"].mask.kept(groups["masked"].patches) >= 5
     )
