@@ -4,7 +4,7 @@ run ends, and leaves tables, curves of score against minutes, pictures and weigh
     python launch/real_sets.py --data /data/tfds --minutes 40
     python launch/real_sets.py --data /data/tfds --steps 5000 --jobs 8
 
-The step of every run is timed first, methods in turns; then each run gets so many steps that all
+The step of every method is timed first, in turns; then each run gets so many steps that all
 together take the time, unless --steps says how many. Several --jobs share the device: one run does
 not keep a large one busy, and minutes are then those beside the others. Runs are in
 WORKDIR/METHOD-SET and are resumed; their numbers go to WORKDIR/records.jsonl (or --records), and a
@@ -108,19 +108,24 @@ def is_there(name: str, workdir: Path, records: Records) -> bool:
 
 
 def planned(names, minutes: float, workdir: Path, passed_on=()) -> dict[str, int]:
-    """{name: steps} such that each run takes an equal share of the time. Kept in WORKDIR/plan.json,
-    so that a script that was killed goes on with the same numbers."""
+    """{name: steps} such that each run takes an equal share of the time. A method is timed on one
+    set, as its views are the same on all. Kept in WORKDIR/plan.json, so that a script that was
+    killed goes on with the same numbers."""
     file = workdir / "plan.json"
     known = json.loads(file.read_text()) if file.exists() else {}
     missing = [name for name in names if name not in known]
     if missing:
         configs = {}
         for name in missing:
-            _, configs[name] = arguments.parse(["real_sets", *passed_on], config_lib.load(name))
+            method = name.partition(":")[0]
+            if method not in configs:
+                _, config = arguments.parse(["real_sets", *passed_on], config_lib.load(name))
+                configs[method] = config
         taken = bench_steps.times(configs, _ROUNDS)
         seconds = 60 * minutes * _SHARE / len(names)
-        for name, times in taken.items():
-            known[name] = max(1, round(seconds / statistics.median(times)))
+        for name in missing:
+            of_step = statistics.median(taken[name.partition(":")[0]])
+            known[name] = max(1, round(seconds / of_step))
         workdir.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(known, indent=2) + "\n")
     return {name: known[name] for name in names}

@@ -26,13 +26,14 @@ def script():
 
 def test_every_run_gets_an_equal_share_of_the_time(script, tmp_path, monkeypatch):
     def times(configs, rounds):
-        return dict(zip(configs, ([0.1, 0.1, 9.0], [0.5, 0.5, 0.5])))
+        return {"dino": [0.1, 0.1, 9.0], "mae": [0.5, 0.5, 0.5]}
 
-    names = ["dino:cifar10", "mae:cifar10"]
+    names = ["dino:cifar10", "mae:cifar10", "dino:imagenette96"]
     with mock.patch.object(script.bench_steps, "times", autospec=True, side_effect=times):
         plan = script.planned(names, 10.0, tmp_path)
-    share = 600 * 0.75 / 2
-    assert plan == {"dino:cifar10": round(share / 0.1), "mae:cifar10": round(share / 0.5)}
+    share = 600 * 0.75 / 3
+    dino, mae = round(share / 0.1), round(share / 0.5)
+    assert plan == {"dino:cifar10": dino, "mae:cifar10": mae, "dino:imagenette96": dino}
     # after a kill: the same numbers, and no timing
     monkeypatch.setattr(script.bench_steps, "times", lambda *_: 1 / 0)
     assert script.planned(names, 99.0, tmp_path) == plan
