@@ -71,6 +71,7 @@ def main(argv=None) -> int:
     results = {name: results[name] for name in wanted.values() if name in results}
     if results:
         text = runs.markdown(table(results))
+        args.workdir.mkdir(parents=True, exist_ok=True)
         (args.workdir / "table.md").write_text(text)
         print("\n" + text)
         if args.write:

@@ -94,6 +94,9 @@ def test_the_table_has_means_spreads_and_margins(compare, tmp_path, capsys, monk
     both = ["--methods", "dino,stellar", "--seeds", "0,1,2", "--workdir", str(tmp_path)]
     assert compare.main([*both, "--finished"]) == 0  # seed 2 is not made
     assert (tmp_path / "table.md").read_text() == text
+    elsewhere = [f"--records={tmp_path / 'records.jsonl'}", f"--workdir={tmp_path / 'new'}"]
+    assert compare.main([*both, *elsewhere, "--finished"]) == 0  # folders are not needed
+    assert (tmp_path / "new" / "table.md").read_text() == text
 
 
 def test_the_short_table_has_the_untrained_network_in_brackets(compare):
