@@ -10,9 +10,9 @@ Hardware: 2 CPU cores.
 Expected time: under 8 minutes; imagenette96 an hour.
 Expected number: see docs/results.md, which also has the baselines.
 
-Everything is scaled down from the paper's ViT-S/16 on ImageNet: the network and the crops, so that
-a step takes a fraction of a second; memory, anchors and batch together, so that the memory holds
-some sixty batches. What a run this short needs beside it:
+The recipe is SOP's of configs/small.py, scaled down from the paper's ViT-S/16 on ImageNet: the
+network and the crops, so that a step takes a fraction of a second; memory, anchors and batch
+together, so that the memory holds some sixty batches. What a run this short needs beside it:
 - the initialiser at 1/sqrt(width), because .02 leaves a narrow network with almost constant
   outputs, and position codes at the same scale;
 - no jitter of colours, as brightness and hue tell photographs apart: k-NN is 6 points better after
@@ -25,8 +25,10 @@ some sixty batches. What a run this short needs beside it:
 On Imagenette colours are jittered as in the papers and crops are larger, for the objects' sake.
 """
 
-from ssl_jax import evals, settings
+from ssl_jax import evals
 from ssl_jax.config import InputError, unknown
+
+from . import small
 
 VARIANTS = ("photos", "imagenette96")
 
@@ -34,30 +36,8 @@ VARIANTS = ("photos", "imagenette96")
 def get_config(variant: str = "photos"):
     if variant not in VARIANTS:
         raise InputError(unknown("variant", variant, VARIANTS))
-    config = settings.base_config("sop")
-    data, views, model, optim, sop = (
-        config[name] for name in ("data", "views", "model", "optim", "sop")
-    )
-    data.kind, data.length, data.size = "photos", 16384, 64
-    data.crop_on, data.cache = "device", True
-    views.global_size, views.global_scale = 32, (0.2, 1.0)
-    views.local_count, views.local_size, views.local_scale = 4, 16, (0.05, 0.2)
-    views.jitter_prob = 0.0
-    views.mask, views.mask_prob, views.mask_ratio = "block", 0.5, (0.1, 0.4)
-    views.blur_prob, views.solarize_prob = (0.0, 0.0, 0.0), 0.0
-    model.size, model.width, model.depth, model.heads = "custom", 96, 4, 3
-    model.patch, model.image_size = 8, 32
-    model.init_std = model.position_std = 0.1
-    sop.head_hidden, sop.head_out, sop.student_temperature = 256, 64, 0.15
-    sop.teacher_temperature = sop.final_teacher_temperature = 0.015
-    sop.teacher_temperature_epochs = 0.0
-    sop.global_token = "mean"
-    sop.cls.anchors, sop.cls.members, sop.cls.tasks, sop.cls.memory = 512, 5, 1, 4096
-    sop.patch.weight, sop.patch.members = 0.2, 3
-    config.teacher.momentum = 0.99
-    optim.batch_size, optim.steps, optim.lr, optim.warmup_epochs = 64, 1600, 4e-3, 0.5
-    optim.weight_decay, optim.final_weight_decay = 0.04, 0.1
-    config.checkpoint.every_steps, config.log.every_steps = 100, 20
+    config = small.start("sop", variant)
+    config.optim.steps = 1600
     counts = dict(train_examples=2000, test_examples=2000)
     evals.add(config, "knn", "linear", "rank", data=dict(kind="training", size=32), **counts)
     counts = dict(train_examples=500, test_examples=500)
@@ -71,11 +51,7 @@ def get_config(variant: str = "photos"):
 
 
 def _imagenette96(config) -> None:
-    config.data.update(dict(kind="tfds", name="imagenette96", size=96))
-    views = config.views
-    views.global_size = config.model.image_size = 48
-    views.local_size, views.jitter_prob = 24, 0.8
-    config.optim.steps, config.checkpoint.every_steps = 4000, 500
+    config.optim.steps = 4000
     with config.unlocked():
         del config.evals.dense  # Imagenette has no masks
     for name in ("knn", "linear", "rank"):

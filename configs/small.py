@@ -1,11 +1,13 @@
 """Recipes for small images, which learn something in minutes to hours of a CPU: the variants of
-VARIANTS of every method, and what configs/compare.py compares. Not a config by itself.
+VARIANTS of every method, the quickstart, and what configs/compare.py compares. Not a config by
+itself.
 
 Network (a quarter of the width and a third of the depth of ViT-S), batch, optimizer and photometric
 draws are the same for all (`_shared`). What belongs to a method (size and number of views, jitter,
 masks, class token, heads, temperatures, memories) is in `CHANGES`: the paper's values, scaled to
 seventeen classes and 16 to 64 patches, with temperatures that keep targets informative from a
-random start. They were found on the photographs; docs/results.md says what was tried.
+random start. They were found on the photographs; docs/results.md says what was tried. DINOv2 was not
+measured.
 
 On real sets colours are jittered as in the papers, and crops have 48 pixels at least, those of
 CIFAR-10 enlarged, so that they have 36 patches.
@@ -47,7 +49,7 @@ def start(method: str, variant: str):
     if variant in REAL:
         _real(config, variant)
     else:
-        config.data.kind, config.data.length, config.data.size = variant, 16384, 64
+        config.data.kind, config.data.size = variant, 64
     config.model.image_size = config.views.global_size
     return config
 
@@ -139,6 +141,7 @@ def _shared(config) -> None:
     """Network, optimizer and views: those of the quickstart."""
     data, views, model, optim = config.data, config.views, config.model, config.optim
     data.crop_on, data.cache = "device", True
+    data.length = 16384  # of generated pictures
     views.global_size, views.global_scale, views.local_count = 32, (0.2, 1.0), 0
     views.flip, views.jitter_prob, views.gray_prob = 0.5, 0.0, 0.2
     views.blur_prob, views.solarize_prob = (0.0, 0.0, 0.0), 0.0
