@@ -6,8 +6,8 @@ Network (a quarter of the width and a third of the depth of ViT-S), batch, optim
 draws are the same for all (`_shared`). What belongs to a method (size and number of views, jitter,
 masks, class token, heads, temperatures, memories) is in `CHANGES`: the paper's values, scaled to
 seventeen classes and 16 to 64 patches, with temperatures that keep targets informative from a
-random start. They were found on the photographs; docs/results.md says what was tried. DINOv2 was not
-measured.
+random start. They were found on the photographs; docs/results.md says what was tried.
+DINOv2's was not measured.
 
 On real sets colours are jittered as in the papers, and crops have 48 pixels at least, those of
 CIFAR-10 enlarged, so that they have 36 patches.
@@ -16,7 +16,7 @@ CIFAR-10 enlarged, so that they have 36 patches.
 from ssl_jax import evals, settings
 
 VARIANTS = ("cifar10", "imagenette96", "photos", "photo_collages")
-# Set -> pixels of an image, test split, epochs (an hour of 2 cores for DINO).
+# Set -> pixels of an image, test split, epochs (some hour of 2 cores, by what the quickstart took).
 REAL = {"cifar10": (48, "test", 10.0), "imagenette96": (96, "validation", 50.0)}
 
 
