@@ -82,7 +82,7 @@ def main(argv=None) -> int:
     if finished:
         made = runs.provenance_of(record["made"] for record in finished.values())
         text = runs.markdown(table(finished))
-        note = f"\nSeed 0. {made}\n"
+        note = f"\n{made}\n"
         args.workdir.mkdir(parents=True, exist_ok=True)
         (args.workdir / "table.md").write_text(text + note)
         print("\n" + text)
