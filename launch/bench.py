@@ -58,23 +58,13 @@ def machine() -> dict:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     device = jax.devices()[0]
     return dict(
-        processor=_processor(),
+        processor=runs.processor(),
         cores=cores,
         system=platform.platform(),
         python=platform.python_version(),
         device=f"{device.platform}: {device.device_kind} x {jax.device_count()}",
         versions={package: version(package) for package in PACKAGES},
     )
-
-
-def _processor() -> str:
-    try:
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        return next(
-            line.partition(":")[2].strip() for line in lines if line.startswith("model name")
-        )
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
 
 
 def ops(options) -> int:

@@ -160,7 +160,7 @@ def made(folder: Path | None = None) -> dict:
     devices = there.get("devices") or [f"{d.platform} {d.device_kind}" for d in jax.devices()]
     return {
         "commit": (there.get("git") or _checked_out())[:7],
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "accelerators": _accelerators(devices),
         "python": there.get("python", platform.python_version()),
@@ -202,7 +202,7 @@ def _checked_out() -> str:
     return result.stdout.strip() or "unknown"
 
 
-def _processor() -> str:
+def processor() -> str:
     """The name of the processor as Linux has it, else of its kind."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
