@@ -11,7 +11,7 @@ from ssl_jax.evals.features import subset
 from ssl_jax.evals.knn import normalize
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture
-from ssl_jax.evals.registry import register
+from ssl_jax.evals.registry import BASELINES, register
 
 _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 _SEARCHED = 10000  # training images among which these are looked for, at most
@@ -51,4 +51,5 @@ def figures(case: Case) -> dict[str, Picture]:
     return {"neighbours": neighbours.unjudged(shown_queries, images, similarity)}
 
 
-register("rank", run, dict, heading="RankMe, dimensions", figures=figures)
+# Of pixels it would count other dimensions, of which there are thousands.
+register("rank", run, dict, heading="RankMe, dimensions", figures=figures, baselines=BASELINES[:1])
