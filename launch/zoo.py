@@ -22,6 +22,7 @@ import ssl_jax  # noqa: E402
 from ssl_jax import config as config_lib  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 from ssl_jax.convert import own  # noqa: E402
+from ssl_jax.data import source  # noqa: E402
 from ssl_jax.methods.encoder import Encoder  # noqa: E402
 
 ZOO = ROOT / "zoo"
@@ -87,7 +88,7 @@ def table() -> list[list[str]]:
             [
                 f"`zoo/{file.stem}`",
                 config["method"],
-                f"{data.get('name') or data['kind']}, {config['views']['global_size']} px",
+                f"{source.title(data['kind'], data['name'])}, {config['views']['global_size']} px",
                 f"{model['width']} wide, {model['depth']} blocks, patch {model['patch']}",
                 *(f"{scores[score]:.1f}" if score in scores else "-" for score in _SCORES),
                 str(config["seed"]),

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests import compiling
 from tests.conftest import ROOT
@@ -52,6 +53,26 @@ def test_runs(path, tmp_path, monkeypatch):
         notebook, timeout=1200, kernel_name="python3", resources=resources
     ).execute()
     assert kinds(notebook) == wanted, "the committed outputs are of another version"
+
+
+@pytest.mark.parametrize("repository", ["", "/a/checkout", "git+https://x.org/ssl_jax"])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_first_cell_installs_what_the_others_import(path, repository, monkeypatch):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    code = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "code"))
+    assert 'REPOSITORY = ""' in code
+    commands = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("subprocess.run", lambda command, check: commands.append(command))
+    monkeypatch.chdir(ROOT / "notebooks")
+    exec(code.replace('REPOSITORY = ""', f"REPOSITORY = {repository!r}"), {})
+    ((*program, wanted),) = commands
+    assert program[1:4] == ["-m", "pip", "install"]
+    if repository.startswith("git+"):
+        named = Requirement(wanted)
+        assert (named.name, named.extras, named.url) == ("ssl-jax", {"train"}, repository)
+    else:
+        assert wanted == f"{repository or ROOT}[train]"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -103,13 +103,15 @@ def about(path: str, encoder: Any) -> Any:
 
 def _data(config: dict) -> str:
     """In words, without the folders of this machine."""
+    from ssl_jax.data import source
+
     data, views, optim = (config.get(name, {}) for name in ("data", "views", "optim"))
     if not data:
         return ""
-    name = data.get("name") or data.get("kind")
+    name = source.title(data.get("kind", ""), data.get("name", ""))
     size, steps = views.get("global_size"), config.get("run", {}).get("total_steps")
     images = f"{steps} steps of {optim.get('batch_size')} images" if steps else ""
-    return ", ".join(filter(None, (str(name), f"crops of {size} px" if size else "", images)))
+    return ", ".join(filter(None, (name, f"crops of {size} px" if size else "", images)))
 
 
 def _command(words: list[str]) -> str:

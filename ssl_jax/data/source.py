@@ -101,6 +101,11 @@ _ONLY = {
 }
 
 
+def title(kind: str, name: str) -> str:
+    """A set in one word, without folders: `data.name` of a TFDS set, which other kinds ignore."""
+    return name if kind == "tfds" else kind
+
+
 def defaults() -> dict:
     """The keys that name a set of images: of the section `data`, and of each evaluation.
 

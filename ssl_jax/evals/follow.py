@@ -113,7 +113,7 @@ def _followers(config) -> dict:
 
 def _where(data) -> str:
     """The training set, in messages."""
-    return data.name or data.dir or data.kind
+    return (data.name if data.kind == "tfds" else data.dir) or data.kind
 
 
 def _carries(config, each, records) -> bool:

@@ -18,6 +18,7 @@ from PIL import Image
 
 import ssl_jax
 from ssl_jax.config import COMPUTED, InputError, flatten
+from ssl_jax.data import source
 from ssl_jax.evals import charts, comparison
 from ssl_jax.evals.comparison import ABSENT
 from ssl_jax.evals.folders import RunFolder
@@ -124,7 +125,7 @@ def _network(config: Mapping[str, Any]) -> str:
 
 
 def _images(config: Mapping[str, Any]) -> str:
-    name = str(config.get("data.name") or config.get("data.kind", ABSENT))
+    name = source.title(config.get("data.kind", ""), config.get("data.name", "")) or ABSENT
     count = config.get(f"{COMPUTED}.num_records")
     return f"{name}, {count:,} images" if isinstance(count, int) else name
 

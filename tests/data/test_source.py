@@ -16,7 +16,7 @@ from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.embedded import GeneratedSource
 from ssl_jax.data.folder import Folder
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.data.source import make_source
+from ssl_jax.data.source import make_source, title
 from ssl_jax.data.subset import Subset
 from ssl_jax.data.tfds import Tfds
 from tests.data.records import IMAGES, LABELS, MASKS, png, same_record, save, write_tfds
@@ -26,6 +26,10 @@ from tests.data.test_tars import shard
 def test_unknown_kind_names_the_nearest():
     with pytest.raises(InputError, match="data.kind: .*did you mean 'folder'"):
         make_source(dict(kind="foldr"))
+
+
+def test_a_title_is_of_the_set_that_is_read():
+    assert title("tfds", "cifar10") == "cifar10" and title("folder", "cifar10") == "folder"
 
 
 def test_sources_know_the_names_of_their_classes():

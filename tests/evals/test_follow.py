@@ -24,7 +24,8 @@ def config():
 
 
 def own(config, folder, **data):
-    config.data.update(dict(kind="folder", dir=str(folder), size=8, **data))
+    """On a folder, from a config that names a TFDS set."""
+    config.data.update(dict(kind="folder", name="imagenette96", dir=str(folder), size=8, **data))
     return config
 
 
