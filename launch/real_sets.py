@@ -66,7 +66,7 @@ def main(argv=None) -> int:
     else:
         plan |= planned(missing, args.minutes, args.workdir, passed_on)
     wanted = {run_of(name, steps, args.workdir, passed_on): name for name, steps in plan.items()}
-    print(row("run", SCORES.values(), "margin", "ms a step", "minutes"), flush=True)
+    print(row("run", SCORES.values(), "margin", "steps", "ms a step", "minutes"), flush=True)
     finished, failed = {}, []
     for run, record in train_all(wanted, args.jobs, records):
         name = wanted[run]
@@ -152,10 +152,11 @@ def keep(folder: Path, result: dict) -> None:
 
 
 def cells(name: str, result: dict) -> tuple:
-    """Of one run: name, scores, margin in k-NN, milliseconds, minutes."""
+    """Of one run: name, scores, margin in k-NN, steps, milliseconds, minutes."""
     scores = [f"{result['trained'][key]:.1f}" for key in SCORES]
     margin = f"{runs.margin(result, 'knn'):+.1f}"
-    return name, scores, margin, f"{result['ms']:.1f}", f"{result['minutes']:.1f}"
+    steps = f"{result['curve']['step'][-1]:.0f}"
+    return name, scores, margin, steps, f"{result['ms']:.1f}", f"{result['minutes']:.1f}"
 
 
 def row(name: str, scores, *others: str) -> str:
@@ -165,7 +166,7 @@ def row(name: str, scores, *others: str) -> str:
 
 def table(finished: dict) -> list[list[str]]:
     """Rows of cells: a line for each run, and the baselines of each set."""
-    rows = [["run", *SCORES.values(), "margin in k-NN", "ms a step", "minutes"]]
+    rows = [["run", *SCORES.values(), "margin in k-NN", "steps", "ms a step", "minutes"]]
     for name, result in finished.items():
         first, scores, *others = cells(name, result)
         rows.append([first, *scores, *others])
@@ -173,7 +174,7 @@ def table(finished: dict) -> list[list[str]]:
         mine = [result for name, result in finished.items() if name.endswith(f":{images}")]
         for kind in ("untrained", "raw"):
             scores = [runs.spread(result[kind][key] for result in mine) for key in SCORES]
-            rows.append([f"{runs.ROWS[kind]}, {images}", *scores, "", "", ""])
+            rows.append([f"{runs.ROWS[kind]}, {images}", *scores, "", "", "", ""])
     return rows
 
 
