@@ -13,7 +13,7 @@ Expected time: not published; not measured by us either.
 Expected number: `ssl-jax show --paper=stellar`. They hold for runs that start from MAE and rebuild
 the codes of the tokenizer; without its weights these presets say what to fetch. With
 --config.stellar.target=pixel --config.stellar.weights.reconstruction=10 pixels are rebuilt instead:
-another model, for which no published number holds. Small variants rebuild pixels.
+another model, for which no published number holds. Small variants rebuild pixels: docs/results.md.
 
 The random prior of table 6 is two runs, the second from the weights that the first trained (the
 student's, not its teacher's; a fresh optimizer):
