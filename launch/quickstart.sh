@@ -3,14 +3,18 @@
 # Python >= 3.11 and pip, makes its own .venv.
 #
 #   bash launch/quickstart.sh                    results in runs/quickstart
-#   bash launch/quickstart.sh FOLDER [--config.KEY=VALUE ...]
+#   bash launch/quickstart.sh [FOLDER] [--config.KEY=VALUE ...]
 #
 # Started again, it continues where it stopped, also after a kill.
 
-workdir="${1:-}"
-case "$workdir" in "" | /*) ;; *) workdir="$PWD/$workdir" ;; esac
+workdir=runs/quickstart # of this checkout
+case "${1:-}" in
+  "" | -*) ;;
+  /*) workdir="$1" && shift ;;
+  *) workdir="$PWD/$1" && shift ;;
+esac
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 source launch/cpu.sh
 
 # exec: signals reach the program itself, which saves and stops at the next step.
-exec python -m ssl_jax train --config=quickstart --workdir="${workdir:-runs/quickstart}" "${@:2}"
+exec python -m ssl_jax train --config=quickstart --workdir="$workdir" "$@"

@@ -5,6 +5,7 @@ commands.
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,27 @@ def test_scripts_can_be_read(script):
     places = ("--external-sources", "--source-path=launch", "--source-path=.")
     done = subprocess.run([shellcheck, *places, script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "given, folder, rest",
+    [
+        ((), "runs/quickstart", []),
+        (("mine",), "{here}/mine", []),
+        (("/my/run", "--config.seed=1"), "/my/run", ["--config.seed=1"]),
+        (("--config.seed=1",), "runs/quickstart", ["--config.seed=1"]),
+    ],
+)
+def test_the_quickstart_takes_a_folder_keys_or_both(given, folder, rest, place, tmp_path):
+    """A copy of the script whose environment is this one."""
+    (tmp_path / "launch").mkdir()
+    shutil.copy(LAUNCH / "quickstart.sh", tmp_path / "launch")
+    for name in ("environment.sh", "cpu.sh"):
+        (tmp_path / "launch" / name).write_text("cd /\n")
+    place("python")
+    subprocess.run(["bash", "launch/quickstart.sh", *given], cwd=tmp_path, check=True)
+    head = ["-m", "ssl_jax", "train", "--config=quickstart"]
+    assert place.calls("python") == [[*head, f"--workdir={folder.format(here=tmp_path)}", *rest]]
 
 
 # What SLURM 22.05 says of a job whose processes have just ended.

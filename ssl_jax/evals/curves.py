@@ -166,7 +166,7 @@ def _draw_plot(ax, plot, table, names):
     else:
         ax.ticklabel_format(axis="y", useOffset=False)
     if len(names) > 1:
-        ax.legend(fontsize=8)
+        ax.legend(fontsize=8, ncols=1 + (len(names) > 4))
 
 
 def _explain(ax, meanings: Sequence[Meaning]) -> None:
