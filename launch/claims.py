@@ -296,18 +296,24 @@ def rows_of(numbers: dict) -> list[list[str]]:
 
 def write(numbers: dict, of_claims: dict, records: Records) -> None:
     """Puts a table for each paper of which there are numbers, and the rule, into docs/results.md,
-    and our numbers beside the papers'."""
+    and our numbers beside the papers'. A table with more rows than there are now stays."""
     document = ROOT / "docs" / "results.md"
     runs.fill(document, "rule of claims", RULE)
+    written = {}
     for paper, claims in claims_papers.PAPERS.items():
         mine = {claim.id: numbers[claim.id] for claim in claims if claim.id in numbers}
         if mine:
             missing = [claim.id for claim in claims if claim.id not in mine]
             used = dict.fromkeys(name for i in mine for name in names_of(i, of_claims[i]))
             made = [records[name]["made"] for name in used if name in records]
-            runs.fill(document, f"claims: {paper}", section(mine, missing, made))
+            text, place = section(mine, missing, made), f"claims: {paper}"
+            if text.count("\n| ") < runs.filled(document, place).count("\n| "):
+                print(f"{place}: the table in {document} has more rows, and stays as it is")
+                continue
+            runs.fill(document, place, text)
+            written |= mine
     rows = json.loads(papers.OURS.read_text(encoding="utf-8")) if papers.OURS.exists() else {}
-    for row, found in ours(numbers).items():
+    for row, found in ours(written).items():
         rows[row] = rows.get(row, {}) | found
     text = json.dumps(dict(sorted(rows.items())), indent=2, ensure_ascii=False)
     papers.OURS.write_text(text + "\n", encoding="utf-8")

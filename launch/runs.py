@@ -213,9 +213,21 @@ def processor() -> str:
 def fill(document: Path, name: str, text: str) -> None:
     """Replaces what stands between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of a
     document. Raises ValueError if they are not there once, in this order."""
+    before, _, after = _around(document, name)
+    document.write_text(before + text + after, encoding="utf-8")
+
+
+def filled(document: Path, name: str) -> str:
+    """What stands there. Raises ValueError as `fill`."""
+    return _around(document, name)[1]
+
+
+def _around(document: Path, name: str) -> tuple[str, str, str]:
+    """A document up to the end of the first line, between them, and from the second line on."""
     old = document.read_text(encoding="utf-8")
     start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
     if old.count(start) != 1 or old.count(end) != 1 or old.index(start) > old.index(end):
         raise ValueError(f"{document} needs one line {start.strip()} and one {end.strip()} below")
     before, rest = old.split(start)
-    document.write_text(before + start + text + end + rest.split(end)[1], encoding="utf-8")
+    inside, after = rest.split(end)
+    return before + start, inside, end + after

@@ -224,7 +224,7 @@ def test_a_run_that_fails_leaves_its_claim_open(tmp_path, capsys, monkeypatch):
     assert cells(text, "k-NN") == ["DINO 60.0 ± 0.0, no sharpening 30.0", "+30.0", "cannot be told"]
 
 
-def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
+def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch, capsys):
     for run in claims.runs_of(claims.CLAIMS["sop-members"], [0, 1], tmp_path).values():
         finished(run, trained={"knn": 50.0})
     documents = tmp_path / "docs"
@@ -261,6 +261,17 @@ def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
     assert {"sop/table8/MIM1-CLS1", "sop/table9/one-hot"} <= json.loads(
         papers.OURS.read_text()
     ).keys()
+
+    # With the runs of one claim alone, as on another machine, the table of both stays.
+    numbers = papers.OURS.read_text()
+    other = tmp_path / "other"
+    for run in claims.runs_of(claims.CLAIMS["sop-members"], [0, 1], other).values():
+        finished(run, trained={"knn": 51.0})
+    capsys.readouterr()
+    assert claims.main(["--claims=sop-members", "--workdir", str(other), "--write"]) == 0
+    assert "claims: SOP, SOVE and MaSSL: the table in " in capsys.readouterr().out
+    assert (documents / "results.md").read_text() == written
+    assert papers.OURS.read_text() == numbers
 
 
 def test_numbers_outlive_the_folders_of_their_runs(tmp_path, capsys, monkeypatch):
