@@ -16,7 +16,8 @@ CIFAR-10 enlarged, so that they have 36 patches.
 from ssl_jax import evals, settings
 
 VARIANTS = ("cifar10", "imagenette96", "photos", "photo_collages")
-# Set -> pixels of an image, test split, epochs: 4000 steps, half an hour to 70 minutes of a core.
+# Set -> pixels of an image, test split, epochs: some 4000 steps, on Imagenette half an hour
+# to 70 minutes of a core.
 REAL = {"cifar10": (48, "test", 5.0), "imagenette96": (96, "validation", 27.0)}
 
 
