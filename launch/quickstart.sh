@@ -9,7 +9,8 @@
 
 workdir=runs/quickstart # of this checkout
 case "${1:-}" in
-  "" | -*) ;;
+  "") [ $# = 0 ] || shift ;;
+  -*) ;;
   /*) workdir="$1" && shift ;;
   *) workdir="$PWD/$1" && shift ;;
 esac

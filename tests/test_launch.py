@@ -72,6 +72,7 @@ def test_scripts_can_be_read(script):
         (("mine",), "{here}/mine", []),
         (("/my/run", "--config.seed=1"), "/my/run", ["--config.seed=1"]),
         (("--config.seed=1",), "runs/quickstart", ["--config.seed=1"]),
+        (("", "--config.seed=1"), "runs/quickstart", ["--config.seed=1"]),
     ],
 )
 def test_the_quickstart_takes_a_folder_keys_or_both(given, folder, rest, place, tmp_path):
