@@ -35,6 +35,8 @@ from ssl_jax.cli import arguments  # noqa: E402
 
 SETS = ("cifar10", "imagenette96")
 SCORES = {name: evals.TYPES[name].heading for name in ("knn", "linear")}
+_WITH_MARGIN = [f"{name} (margin)" for name in SCORES.values()]
+HEADING = ("run", *_WITH_MARGIN, "steps", "ms a step", "minutes")
 _SHARE = 0.75  # of the time that goes to steps; the rest to compilation, evaluation and pictures
 _ROUNDS = 3  # in which steps are timed
 
@@ -66,7 +68,7 @@ def main(argv=None) -> int:
     else:
         plan |= planned(missing, args.minutes, args.workdir, passed_on)
     wanted = {run_of(name, steps, args.workdir, passed_on): name for name, steps in plan.items()}
-    print(row("run", SCORES.values(), "margin", "steps", "ms a step", "minutes"), flush=True)
+    print(row(*HEADING), flush=True)
     finished, failed = {}, []
     for run, record in train_all(wanted, args.jobs, records):
         name = wanted[run]
@@ -151,30 +153,27 @@ def keep(folder: Path, result: dict) -> None:
     ssl_jax.save(encoder, folder.with_name(folder.name + ".safetensors"), dtype="bfloat16", **notes)
 
 
-def cells(name: str, result: dict) -> tuple:
-    """Of one run: name, scores, margin in k-NN, steps, milliseconds, minutes."""
-    scores = [f"{result['trained'][key]:.1f}" for key in SCORES]
-    margin = f"{runs.margin(result, 'knn'):+.1f}"
+def cells(name: str, result: dict) -> list[str]:
+    """Of one run: name, scores with their margins, steps, milliseconds, minutes."""
+    trained = result["trained"]
+    scores = [f"{trained[key]:.1f} ({runs.margin(result, key):+.1f})" for key in SCORES]
     steps = f"{result['curve']['step'][-1]:.0f}"
-    return name, scores, margin, steps, f"{result['ms']:.1f}", f"{result['minutes']:.1f}"
+    return [name, *scores, steps, f"{result['ms']:.1f}", f"{result['minutes']:.1f}"]
 
 
-def row(name: str, scores, *others: str) -> str:
+def row(name: str, *others: str) -> str:
     """One line of the running report."""
-    return f"{name:<24}" + "".join(f"{cell:>12}" for cell in (*scores, *others))
+    return f"{name:<24}" + "".join(f"{cell:>17}" for cell in others)
 
 
 def table(finished: dict) -> list[list[str]]:
     """Rows of cells: a line for each run, and the baselines of each set."""
-    rows = [["run", *SCORES.values(), "margin in k-NN", "steps", "ms a step", "minutes"]]
-    for name, result in finished.items():
-        first, scores, *others = cells(name, result)
-        rows.append([first, *scores, *others])
+    rows = [list(HEADING), *(cells(name, result) for name, result in finished.items())]
     for images in dict.fromkeys(name.split(":")[1] for name in finished):
         mine = [result for name, result in finished.items() if name.endswith(f":{images}")]
         for kind in ("untrained", "raw"):
             scores = [runs.spread(result[kind][key] for result in mine) for key in SCORES]
-            rows.append([f"{runs.ROWS[kind]}, {images}", *scores, "", "", "", ""])
+            rows.append([f"{runs.ROWS[kind]}, {images}", *scores, "", "", ""])
     return rows
 
 

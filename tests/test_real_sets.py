@@ -71,7 +71,7 @@ def test_tables_weights_and_failures(script, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "mae:cifar10: FAILED, see" in out
     text = (tmp_path / "table.md").read_text()
-    assert cells(text, "dino:cifar10")[:5] == ["60.0", "65.0", "+14.0", "100", "100.0"]
+    assert cells(text, "dino:cifar10")[:4] == ["60.0 (+14.0)", "65.0 (+28.0)", "100", "100.0"]
     assert cells(text, "raw pixels, cifar10")[:2] == ["46.0", "37.0"]
     assert (tmp_path / "curves.png").stat().st_size > 5000
     record = json.loads((tmp_path / "records.jsonl").read_text())
