@@ -3,6 +3,7 @@ machine.
 """
 
 import statistics
+import sys
 import time
 
 import bench_measure
@@ -23,9 +24,10 @@ def measure(configs: dict, rounds: int) -> list[dict]:
     step that is left out when the method's objective is replaced by a sum of the networks' outputs.
     mib: arrays and temporaries of the step on one device.
     """
-    steps = {name: _Step(config) for name, config in configs.items()}
+    steps = {name: _compiled(name, config) for name, config in configs.items()}
     calls = {name: one.turn for name, one in steps.items()}
-    calls |= {(name, "networks"): _Step(config, own=False).turn for name, config in configs.items()}
+    for name, config in configs.items():
+        calls[name, "networks"] = _compiled(f"{name}, networks only", config, own=False).turn
     seconds = bench_measure.time_interleaved(calls, rounds + 1, skip=1)
     first, rows = next(iter(configs)), []
     peak = peak_flops()
@@ -49,7 +51,7 @@ def measure(configs: dict, rounds: int) -> list[dict]:
 
 def times(configs: dict, rounds: int) -> dict[str, list[float]]:
     """{name: seconds of a step in each round} of {name: config}, the mean of 10 steps each."""
-    calls = {name: _Step(config).turn for name, config in configs.items()}
+    calls = {name: _compiled(name, config).turn for name, config in configs.items()}
     seconds = bench_measure.in_rounds(calls, rounds + 1, skip=1)
     return {name: [turn / STEPS for turn in turns] for name, turns in seconds.items()}
 
@@ -71,6 +73,14 @@ def peak_flops() -> float:
         return time.perf_counter() - start
 
     return 2 * size**3 / statistics.median(seconds() for _ in range(10))
+
+
+def _compiled(name: str, config, **options) -> "_Step":
+    """The step of a config; says how long it took, as large ones take minutes."""
+    start = time.perf_counter()
+    made = _Step(config, **options)
+    print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    return made
 
 
 class _Step:

@@ -86,16 +86,17 @@ def test_pictures_are_small(root):
     assert pictures and max(path.stat().st_size for path in pictures) < 200_000
 
 
-def test_the_picture_is_the_notebooks(root):
-    """The README shows an output of the notebook, to the byte."""
-    notebook = json.loads((root / "notebooks" / "losses_from_the_papers.ipynb").read_text())
+@pytest.mark.parametrize("picture", ["patch_colours", "neighbours"])
+def test_the_picture_is_the_notebooks(root, picture):
+    """README and results show outputs of the notebook, to the byte."""
+    notebook = json.loads((root / "notebooks" / "what_the_features_know.ipynb").read_text())
     images = [
-        base64.b64decode(output["data"]["image/png"])
+        base64.b64decode(output["data"]["image/jpeg"])
         for cell in notebook["cells"]
         for output in cell.get("outputs", ())
-        if "image/png" in output.get("data", {})
+        if "image/jpeg" in output.get("data", {})
     ]
-    picture = root / "docs" / "pictures" / "balanced_targets.png"
+    picture = root / "docs" / "pictures" / f"{picture}.jpg"
     assert picture.read_bytes() in images, "the notebook was run anew: take its picture again"
 
 

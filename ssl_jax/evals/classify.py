@@ -14,7 +14,7 @@ from ssl_jax.config import InputError
 from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import Picture
+from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.registry import BASELINES, Protocol, register
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
@@ -58,7 +58,7 @@ def run(case: Case) -> dict[str, float]:
     return {"classify": 100 * first} | ({"classify_top5": 100 * top} if many else {})
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case) -> dict[str, Classes]:
     """{"classify_classes": what each class is taken for}."""
     found = case.once("classify", _scored)
     counts = metrics.confusion(

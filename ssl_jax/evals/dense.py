@@ -22,7 +22,7 @@ from ssl_jax.evals import features, knn, store, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.metrics import ABSENT, class_iou, confusion, mean_iou
 from ssl_jax.evals.pictures import segmentation
-from ssl_jax.evals.pictures.base import IGNORE, Picture
+from ssl_jax.evals.pictures.base import IGNORE, Classes, Picture
 from ssl_jax.evals.pictures.confusion import picture as picture_of_classes
 from ssl_jax.evals.registry import Protocol, register
 from ssl_jax.evals.store import Grids
@@ -372,7 +372,7 @@ def run(case: Case) -> dict[str, float]:
     return scores
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case) -> dict[str, Picture | Classes]:
     """{"segmentation": the first test images, their true classes and those retrieved;
     "dense_classes": IoU of each class and what its patches are taken for, if it was scored}."""
     train, test = _features(case)
@@ -392,7 +392,7 @@ def figures(case: Case) -> dict[str, Picture]:
         k=c.k,
         rule=c.vote,
     )
-    pictures = {
+    pictures: dict[str, Picture | Classes] = {
         "segmentation": segmentation.picture(
             images,
             masks,

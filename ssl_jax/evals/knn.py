@@ -16,7 +16,7 @@ from ssl_jax.config import InputError, key
 from ssl_jax.evals import metrics, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion, neighbours
-from ssl_jax.evals.pictures.base import Picture
+from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register
 
 KS = (20, 10, 100, 200)
@@ -183,7 +183,7 @@ def run(case: Case) -> dict[str, float]:
     return {"knn": first, **best, **accuracy}
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case) -> dict[str, Picture | Classes]:
     """{"neighbours": some test images with their nearest training images}: the first image of each
     class, then the second, ...; {"knn_classes": what each class is taken for}."""
     train, test = case.features(case.config.tokens, case.config.layers)

@@ -17,7 +17,7 @@ from ssl_jax.evals import crops, metrics, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import Picture
+from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, logits, whiten
 from ssl_jax.evals.registry import Protocol, register
 
@@ -178,7 +178,7 @@ def run(case: Case) -> dict[str, float]:
     return scores
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case) -> dict[str, Classes]:
     """{"linear_classes": what each class of the test images is taken for}."""
     c, found = case.config, probe(case)
     test = case.part("test", c.tokens, c.layers)

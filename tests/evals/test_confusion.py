@@ -1,42 +1,57 @@
-"""The picture of what each class is taken for."""
+"""The picture of how each class fared and what it is taken for."""
 
+import matplotlib.figure
 import numpy as np
 import pytest
 
-from ssl_jax.evals.pictures import confusion
+from ssl_jax.evals.pictures import confusion, render
 
 COUNTS = np.array([[3, 1, 0], [0, 0, 0], [2, 0, 6]])
 
 
-def widths(picture, count):
-    """Length of each class's bar, as a share, and the class it is coloured by."""
-    bars = np.asarray(picture.rows[0][0].labels).reshape(count, -1, 120)
-    lengths = [(bar >= 0).any(axis=0).sum() / 120 for bar in bars]
-    return lengths, [{int(x) for x in np.unique(bar)} - {-1} for bar in bars]
-
-
-def test_bars_and_shares():
+def test_values_are_the_shares_that_are_right_unless_others_are_given():
     picture = confusion.picture(COUNTS, names=["ant", "bee", "cat"])
-    lengths, colours = widths(picture, 3)
-    assert lengths == [0.75, 0, 0.75] and colours == [{0}, set(), {2}]
-    assert [text for _, text in picture.legend] == ["ant 75.0", "bee not there", "cat 75.0"]
-    heat = np.asarray(picture.rows[0][1].heat)
-    assert heat.shape == (36, 120)
-    np.testing.assert_allclose(heat[::12, ::40], [[0.75, 0.25, 0], [0, 0, 0], [0.25, 0, 0.75]])
+    np.testing.assert_allclose(picture.values, [0.75, np.nan, 0.75])
+    np.testing.assert_allclose(picture.shares, [[0.75, 0.25, 0], [0, 0, 0], [0.25, 0, 0.75]])
+    assert picture.names == ("ant", "bee", "cat")
+    others = confusion.picture(COUNTS, np.array([0.5, np.nan, 1.0]), measure="IoU")
+    np.testing.assert_allclose(others.values, [0.5, np.nan, 1.0])
+    assert others.names == ("0", "1", "2") and others.measure == "IoU"
 
 
-def test_other_values_and_no_names():
-    picture = confusion.picture(COUNTS, np.array([0.5, np.nan, 1.0]), measure="IoU")
-    assert widths(picture, 3)[0] == [0.5, 0, 1.0]
-    assert [text for _, text in picture.legend] == ["0 50.0", "1 not there", "2 100.0"]
-    assert picture.legend_title == "IoU, percent"
+@pytest.fixture
+def drawn(monkeypatch, tmp_path):
+    """draw(picture) -> its axes (bars, matrix, scale), after it was written."""
+    figures = []
+    monkeypatch.setattr(
+        render, "Figure", lambda **k: figures.append(matplotlib.figure.Figure(**k)) or figures[-1]
+    )
+
+    def draw(picture):
+        path = render.one(picture, tmp_path, "classes.png")
+        assert path.stat().st_size > 5000
+        return figures[-1].axes
+
+    return draw
 
 
-@pytest.mark.parametrize("count", [40, 1000])
-def test_many_classes_stay_small_and_the_largest_are_named(count):
-    counts = np.diag(np.arange(count))
-    picture = confusion.picture(counts)
-    assert [label for label, _ in picture.legend] == list(range(count - 24, count))
-    for panel in picture.rows[0]:
-        shown = panel.labels if panel.heat is None else panel.heat
-        assert shown.shape[0] <= 2000
+def labels(axis):
+    return [text.get_text() for text in axis.get_ticklabels()]
+
+
+def test_bars_and_matrix_show_the_numbers(drawn):
+    bars, matrix, _ = drawn(confusion.picture(COUNTS, names=["ant", "bee", "cat"]))
+    assert [bar.get_width() for bar in bars.patches] == [75, 0, 75]
+    assert [text.get_text().strip() for text in bars.texts] == ["75.0", "not there", "75.0"]
+    assert labels(bars.yaxis) == labels(matrix.xaxis) == ["ant", "bee", "cat"]
+    shown = matrix.images[0].get_array()
+    np.testing.assert_allclose(shown, [[75, 25, 0], [0, 0, 0], [25, 0, 75]])
+    assert bars.get_ylim() == matrix.get_ylim() == (2.5, -0.5)  # row by row, the first on top
+
+
+@pytest.mark.parametrize("count, named", [(40, 40), (100, 34), (1000, 40)])
+def test_of_many_classes_every_so_many_are_named(drawn, count, named):
+    bars, matrix, _ = drawn(confusion.picture(np.diag(np.arange(count))))
+    assert len(labels(bars.yaxis)) == len(labels(matrix.xaxis)) == named
+    assert len(bars.patches) == count and len(bars.texts) == (count if count == named else 0)
+    assert max(bars.figure.get_size_inches()) < 13

@@ -80,6 +80,17 @@ class Scatter(NamedTuple):
     legend: tuple[tuple[int, str], ...] = ()
 
 
+class Classes(NamedTuple):
+    """How classes fared: values [c] in 0..1, called `measure`, NaN for a class that is not there,
+    and shares [c, c] of the examples of a class (row) by the class that they were taken for."""
+
+    title: str
+    values: np.ndarray
+    shares: np.ndarray
+    names: tuple[str, ...]
+    measure: str
+
+
 class _Own(NamedTuple):
     """Pictures of a method, see `register`."""
 

@@ -1,4 +1,4 @@
-"""The renderer: draws a `Picture`, `Chart` or `Scatter` as a PNG, an `Animation` as a GIF.
+"""The renderer: draws a picture of any kind of `base` as a PNG, an `Animation` as a GIF.
 
 Matplotlib's Agg canvas is used directly: no display, no global state."""
 
@@ -19,7 +19,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from ssl_jax.evals.pictures.base import Animation, Chart, Panel, Picture, Scatter
+from ssl_jax.evals.pictures.base import Animation, Chart, Classes, Panel, Picture, Scatter
 from ssl_jax.train import progress
 
 # A bare dict, because matplotlib types the keys as a Literal of all names there are.
@@ -51,16 +51,17 @@ _SIDE, _WIDEST = 1.5, 16.0  # inches: of a panel; of a grid, which makes panels 
 _ROWS, _COLUMNS = 8, 12
 _ANIMATED = 480  # pixels of the longer side of an animation, at most
 _TITLE = 0.19  # inches a line of a panel's title takes
+_NAMED, _ROW, _BARS = 40, 0.19, 2.2  # classes that are all named; inches: of each, of bars
 
 
 def draw(
-    make: Callable[[], Mapping[str, Picture | Chart | Scatter | Animation]],
+    make: Callable[[], Mapping[str, Picture | Chart | Scatter | Classes | Animation]],
     folder: Path,
     what: str,
     prefix: str = "",
 ) -> list[Path]:
-    """Draws the pictures {name: Picture, Chart, Scatter or Animation} that `make()` returns as
-    FOLDER/PREFIXname.png, or .gif; returns the files written.
+    """Draws the pictures {name: one of any kind} that `make()` returns as FOLDER/PREFIXname.png, or
+    .gif; returns the files written.
 
     A run is not lost to a picture: where one fails, a warning says so, the traceback goes to a file
     beside the others, and the rest is drawn. Only a disk or folder that refuses (OSError) is passed
@@ -101,12 +102,14 @@ def _survived(folder: Path, name: str):
         )
 
 
-def one(picture: Picture | Chart | Scatter, folder: Path | str, name: str) -> Path:
+def one(picture: Picture | Chart | Scatter | Classes, folder: Path | str, name: str) -> Path:
     """Draws one picture of any kind as FOLDER/NAME."""
     if isinstance(picture, Chart):
         return chart(picture, folder, name)
     if isinstance(picture, Scatter):
         return scatter(picture, folder, name)
+    if isinstance(picture, Classes):
+        return classes(picture, folder, name)
     return grid(picture, folder, name)
 
 
@@ -158,6 +161,35 @@ def scatter(picture: Scatter, folder: Path | str, name: str) -> Path:
                 loc="outside right center",
                 fontsize=8,
             )
+        return save(fig, folder, name)
+
+
+def classes(picture: Classes, folder: Path | str, name: str) -> Path:
+    """Draws a bar for each class and the matrix of what it was taken for as FOLDER/NAME. Of more
+    than 40 classes every so many are named, and bars have no numbers."""
+    count = len(picture.names)
+    step = -(-count // _NAMED)
+    named = range(0, count, step), picture.names[::step]
+    side = _ROW * max(min(count, _NAMED), 8)  # inches, of the matrix
+    longest = 0.09 * max(map(len, named[1]))  # of a name
+    with rc_context(_GRID_STYLE):
+        size = longest + _BARS + side + 0.9, longest + side + 0.9
+        fig = Figure(figsize=size, layout="constrained")
+        set_title(fig, picture.title)
+        left, right = fig.subplots(1, 2, width_ratios=(_BARS, side), sharey=True)
+        percent = 100 * np.nan_to_num(picture.values)
+        left.barh(range(count), percent, 0.75 if step == 1 else 1.0, color=LINES[0])
+        left.set(xlim=(0, 100), title=f"{picture.measure}, %")
+        left.set_yticks(*named)
+        for i, value in enumerate(percent if step == 1 else ()):
+            text = "not there" if np.isnan(picture.values[i]) else f"{value:.1f}"
+            color, side_of_end = ("white", "right") if value > 70 else ("black", "left")
+            left.text(value, i, f" {text} ", color=color, ha=side_of_end, va="center", fontsize=8)
+        map_of = dict(cmap="inferno", vmin=0, vmax=100, aspect="auto", interpolation="nearest")
+        shares = right.imshow(100 * picture.shares, **map_of)
+        right.set_title("taken for, % of the row")
+        right.set_xticks(*named, rotation=90)
+        fig.colorbar(shares, ax=right, shrink=0.6, pad=0.02)
         return save(fig, folder, name)
 
 

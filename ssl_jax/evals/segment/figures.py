@@ -7,7 +7,7 @@ import numpy as np
 
 from ssl_jax.evals import metrics
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture, class_name
+from ssl_jax.evals.pictures.base import IGNORE, Classes, Panel, Picture, class_name
 from ssl_jax.evals.segment.inference import Scored
 
 SHOWN = 6  # test images
@@ -17,7 +17,7 @@ _FRAME = "#bbbbbb"
 
 def make(
     scored: Sequence[Scored], counts: np.ndarray, config: Any, names: Sequence[str] | None
-) -> dict[str, Picture]:
+) -> dict[str, Picture | Classes]:
     """{"segment": images; "segment_classes": IoU of each class beside the confusion matrix}.
 
     scored: some test images, with one prediction each. counts: [c, c] of all test pixels.
