@@ -191,6 +191,7 @@ def test_tables_go_between_their_marks(runs, tmp_path):
         ("docs/results.md", "evaluation"),
         ("docs/results.md", "reconstruction"),
         ("docs/results.md", "real sets"),
+        ("docs/results.md", "real sets, GPU"),
         ("docs/benchmarks.md", "steps"),
         ("docs/benchmarks.md", "evals"),
     ],

@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import os
 import subprocess
+import sys
 from unittest import mock
 
 import jax
@@ -13,6 +15,7 @@ from ssl_jax import api
 from ssl_jax.methods.encoder import Encoder
 from tests import tiny
 from tests.conftest import ROOT
+from tests.data.records import write_tfds
 from tests.test_compare import cells
 from tests.test_compare import finished as finished_run
 
@@ -128,3 +131,31 @@ def test_the_scripts_want_the_folder_of_the_data(root, name):
     command = ["bash", str(root / "launch" / name)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2 and "FOLDER_OF_TFDS_SETS" in result.stderr
+
+
+@pytest.mark.slow
+def test_the_gpu_script_times_trains_scores_and_keeps_weights(root, tmp_path):
+    """As a user runs it, on ten pictures of 8 pixels that stand for Imagenette; then again."""
+    write_tfds(tmp_path, "imagenette96", {"train": range(10), "validation": [10, 11]}, mask=False)
+    small = ["optim.batch_size=8", "model.depth=1", "views.local_count=0", "dino.prototypes=16"]
+    command = ["bash", str(root / "launch" / "gpu_results.sh"), str(tmp_path)]
+    command += [
+        "--methods=dino",
+        "--sets=imagenette96",
+        "--minutes=0.01",
+        f"--workdir={tmp_path / 'runs'}",
+    ]
+    command += [f"--config.{change}" for change in small]
+    environment = os.environ | {"PYTHON": sys.executable}
+    for _ in range(2):
+        result = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment
+        )
+        log = tmp_path / "runs" / "dino-imagenette96.log"
+        assert result.returncode == 0, result.stdout + result.stderr
+        scores = cells(result.stdout, "dino:imagenette96")
+        assert float(scores[0].split()[0]) in (0, 50, 100) and int(scores[2]) >= 1
+    assert (tmp_path / "runs" / "curves.png").stat().st_size > 5000
+    kept = ssl_jax.load(tmp_path / "runs" / "dino-imagenette96.safetensors")
+    assert kept.config.model.depth == 1
+    assert log.read_text().count("compiling the step") == 1  # the second time nothing was trained
