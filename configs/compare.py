@@ -30,8 +30,8 @@ TARGETS = {
 }
 METHODS = tuple(TARGETS)
 # What the views and the network could give, for comparison; methods of launch/bounds.py, which
-# --import=launch.bounds registers.
-BOUNDS = {"infonce": ("knn",), "supervised": ("knn", "linear")}
+# --import=launch.bounds registers. masks: `supervised`, by the masks of collages, for dense scores.
+BOUNDS = {"infonce": ("knn",), "supervised": ("knn", "linear"), "masks": ("dense",)}
 VARIANTS = METHODS  # without those of --import=launch.bounds
 TITLES = {
     "dino": "DINO",
@@ -45,8 +45,18 @@ TITLES = {
     "stellar": "STELLAR",
     "infonce": "InfoNCE (a bound)",
     "supervised": "supervised (a bound)",
+    "masks": "supervised by masks (a bound)",
 }
 STEPS = 1000
+
+
+def _with_masks():
+    """Patches of collages are classified by their masks."""
+    config = small.start("supervised", "photo_collages")
+    config.supervised.truth = "mask"
+    config.views.global_size = config.model.image_size = 64
+    config.views.global_scale = (0.25, 1.0)
+    return config
 
 
 def _evaluations(config) -> None:
@@ -67,7 +77,7 @@ def get_config(method: str = "sop"):
     """`method`: one of METHODS or BOUNDS."""
     if method not in (*METHODS, *BOUNDS):
         raise InputError(unknown("method", method, (*METHODS, *BOUNDS)))
-    config = small.start(method, "photos")
+    config = _with_masks() if method == "masks" else small.start(method, "photos")
     config.optim.steps = STEPS
     _evaluations(config)
     return config

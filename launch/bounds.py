@@ -1,5 +1,5 @@
-"""Two bounds for small runs, as methods of their own: `infonce`, contrastive learning with the
-batch as negatives, and `supervised`, the same network, views and steps with the labels.
+"""Bounds for small runs, as methods of their own: `infonce`, contrastive learning with the batch as
+negatives, and `supervised`, the same network, views and steps with the labels or the masks.
 
     ssl-jax train --import=launch.bounds --config=compare:infonce --workdir=runs/infonce
 
