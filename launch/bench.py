@@ -270,4 +270,4 @@ def main(arguments=None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

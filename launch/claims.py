@@ -359,4 +359,4 @@ def ours(numbers: dict) -> dict[str, dict[str, str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

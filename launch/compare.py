@@ -160,4 +160,4 @@ def write(text: str, results: dict) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

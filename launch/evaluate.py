@@ -184,4 +184,4 @@ def table(found: dict) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

@@ -117,4 +117,4 @@ def row(preset: tuple[str, ...], plan: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

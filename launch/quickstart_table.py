@@ -44,4 +44,4 @@ def table(results: list[dict]) -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

@@ -196,4 +196,4 @@ def draw(finished: dict, path: Path) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

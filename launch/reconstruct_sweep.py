@@ -166,4 +166,4 @@ def compared(of_names: dict) -> Picture:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

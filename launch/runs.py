@@ -15,10 +15,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ssl_jax import evals
+from ssl_jax.config import refusal
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}
 _LAST = 20  # rows of metrics.csv that stand for the end of a run
+
+
+def start(main) -> None:
+    """Ends the process with what a script's `main()` returns; bad input is one line and status 2,
+    as of ssl-jax."""
+    try:
+        sys.exit(main())
+    except Exception as error:
+        if not (line := refusal(error)):
+            raise
+        print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)
+        sys.exit(2)
 
 
 class Run(NamedTuple):

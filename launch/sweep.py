@@ -152,4 +152,4 @@ def differing(configs: list[dict]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

@@ -100,4 +100,4 @@ def table() -> list[list[str]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    runs.start(main)

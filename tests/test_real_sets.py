@@ -133,6 +133,17 @@ def test_the_scripts_want_the_folder_of_the_data(root, name):
     assert result.returncode == 2 and "FOLDER_OF_TFDS_SETS" in result.stderr
 
 
+def test_data_that_are_not_there_are_one_line(root, tmp_path):
+    script = root / "launch" / "real_sets.py"
+    command = [sys.executable, str(script), "--data", str(tmp_path / "none"), "--methods=dino"]
+    command += ["--sets=imagenette96", f"--workdir={tmp_path / 'runs'}"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if "real_sets.py: " in line]
+    assert f"data.dir: {tmp_path / 'none'} does not exist" in line
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.slow
 def test_the_gpu_script_times_trains_scores_and_keeps_weights(root, tmp_path):
     """As a user runs it, on ten pictures of 8 pixels that stand for Imagenette; then again."""
