@@ -16,9 +16,9 @@ CIFAR-10 enlarged, so that they have 36 patches.
 from ssl_jax import evals, settings
 
 VARIANTS = ("cifar10", "imagenette96", "photos", "photo_collages")
-# Set -> pixels of an image, test split, epochs: some 4000 steps, on Imagenette half an hour
-# to 70 minutes of a core.
-REAL = {"cifar10": (48, "test", 5.0), "imagenette96": (96, "validation", 27.0)}
+# Set -> pixels of an image, test split, epochs: some 3000 steps and 4000, half an hour to 70 minutes
+# of a core.
+REAL = {"cifar10": (48, "test", 4.0), "imagenette96": (96, "validation", 27.0)}
 
 
 def recipe(method: str, variant: str):
