@@ -10,6 +10,7 @@ import pytest
 import ssl_jax
 from ssl_jax import config as config_lib
 from ssl_jax.convert import own
+from ssl_jax.data.source import make_source
 from ssl_jax.methods.encoder import Encoder
 from tests import tiny
 
@@ -31,14 +32,22 @@ def test_the_list_is_that_of_the_files(zoo, root, files):
     assert listed == zoo.runs.markdown(zoo.table()), "run `python launch/zoo.py`"
 
 
-def test_each_network_tells_images_apart(files):
-    images = np.random.default_rng(0).random((3, 32, 32, 3), np.float32)
-    images[1] *= np.linspace(0, 1, 32)[:, None]  # noise that fades
+def test_each_network_tells_photographs_apart(files):
+    """By the nearest of 200 windows of their left parts; chance is 6 of 100."""
+
+    def windows(split, length):
+        source = make_source(dict(kind="photos", split=split, length=length, size=32))
+        records = [source[i] for i in range(length)]
+        return (np.stack([record[key] for record in records]) for key in ("image", "label"))
+
+    images, labels = windows("train", 200)
+    queries, truth = windows("test", 100)
     for file in files:
         encoder = ssl_jax.load(f"zoo/{file.stem}")
-        image = np.asarray(encoder(images).image)
-        assert np.isfinite(image).all()
-        assert np.abs(image[0] - image[1]).max() > 2 * np.abs(image[0] - image[2]).max()
+        bank, asked = (np.asarray(encoder(x).image) for x in (images, queries))
+        assert np.isfinite(bank).all() and np.isfinite(asked).all()
+        bank, asked = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (bank, asked))
+        assert (labels[(asked @ bank.T).argmax(1)] == truth).sum() > 45, file
 
 
 def test_files_say_where_they_come_from_and_nothing_of_the_machine(files):
