@@ -16,8 +16,8 @@ CIFAR-10 enlarged, so that they have 36 patches.
 from ssl_jax import evals, settings
 
 VARIANTS = ("cifar10", "imagenette96", "photos", "photo_collages")
-# Set -> pixels of an image, test split, epochs: some 3000 steps and 4000, half an hour to 70 minutes
-# of a core.
+# Set -> pixels of an image, test split, epochs: some 3000 steps and 4000, half an hour to 70
+# minutes of a core.
 REAL = {"cifar10": (48, "test", 4.0), "imagenette96": (96, "validation", 27.0)}
 
 
