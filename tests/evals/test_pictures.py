@@ -251,7 +251,8 @@ def test_dense_pictures_of_images_of_their_own_sizes():
     assert [panel.image.shape for panel, *_ in found["segmentation"].rows] == [
         (*size, 3) for size in sizes
     ]
-    assert [text for _, text in found["dense_classes"].legend] == ["0 100.0", "1 100.0"]
+    classes = found["dense_classes"]
+    assert classes.names == ("0", "1") and list(classes.values) == [1, 1]
 
 
 def test_figures_call_classes_by_the_names_of_their_source(config):
@@ -263,10 +264,10 @@ def test_figures_call_classes_by_the_names_of_their_source(config):
     assert all(row[0].title.startswith("query: photograph ") for row in rows)
     assert all("photograph " in panel.title for panel in rows[0][1:])
     right = evals.run({"knn": cases["knn"]})["knn"]
-    said = dict(evals.knn.figures(cases["knn"])["knn_classes"].legend)
-    labels = cases["knn"].part("test").labels
-    shares = [float(said[label].split()[-1]) for label in labels]
-    assert np.mean(shares) == pytest.approx(right, abs=0.1)
+    classes = evals.knn.figures(cases["knn"])["knn_classes"]
+    assert classes.names == tuple(f"photograph {i}" for i in range(17))
+    shares = classes.values[cases["knn"].part("test").labels]
+    assert 100 * np.mean(shares) == pytest.approx(right)
 
 
 def test_nothing_is_drawn_without_evaluations(tmp_path, config, encoder, monkeypatch):
