@@ -32,6 +32,16 @@ def test_the_list_is_that_of_the_files(zoo, root, files):
     assert listed == zoo.runs.markdown(zoo.table()), "run `python launch/zoo.py`"
 
 
+def test_each_network_tells_images_apart(files):
+    images = np.random.default_rng(0).random((3, 32, 32, 3), np.float32)
+    images[1] *= np.linspace(0, 1, 32)[:, None]  # noise that fades
+    for file in files:
+        encoder = ssl_jax.load(f"zoo/{file.stem}")
+        image = np.asarray(encoder(images).image)
+        assert np.isfinite(image).all()
+        assert np.abs(image[0] - image[1]).max() > 2 * np.abs(image[0] - image[2]).max()
+
+
 def test_each_network_tells_photographs_apart(files):
     """By the nearest of 200 windows of their left parts; chance is 6 of 100."""
 
