@@ -18,15 +18,15 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-import dataclasses  # noqa: E402
 import functools  # noqa: E402
 import gc  # noqa: E402
+import resource  # noqa: E402
+import time  # noqa: E402
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
-
-from tests import damaged, finite, values_of_keys  # noqa: E402
 
 # grain reads an absl flag; where nobody has parsed flags (pytest's command line is not absl's) that
 # raises UnparsedFlagAccessError.
@@ -75,71 +75,56 @@ MAPS = pathlib.Path("/proc/self/maps")
 MOST_MAPS = 20000
 
 
-def pytest_runtest_teardown(item):
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
-        for value in vars(item.module).values():
-            getattr(value, "cache_clear", lambda: None)()
-        jax.clear_caches()
-        gc.collect()
+STARTED = pytest.StashKey[float]()
+
+# Examples of a property test: few for a quick answer, the same ones each time; many and new ones at
+# night. `launch/test.sh` chooses.
+FAST = dict(deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck))
+hypothesis.settings.register_profile("quick", max_examples=5, derandomize=True, **FAST)
+hypothesis.settings.register_profile("ci", max_examples=15, derandomize=True, **FAST)
+hypothesis.settings.register_profile("nightly", max_examples=200, **FAST)
+hypothesis.settings.load_profile(os.environ.get("SSL_JAX_TEST_PROFILE", "ci"))
 
 
-# The corpus of the property tests: counted where a test runs, carried by its report (xdist's
-# processes too), summed here.
-CORPUS = ("tests/ops/", "tests/losses/")
+def cpu_seconds() -> float:
+    """Of this process and of those it has waited for."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def pytest_itemcollected(item):
-    test = getattr(item, "obj", None)
-    if item.nodeid.startswith(CORPUS) and getattr(test, "is_hypothesis_test", False):
-        test.hypothesis.inner_test = finite.counted(test.hypothesis.inner_test)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    item.stash[STARTED] = cpu_seconds()
+    return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    finite.tally, damaged.tally = finite.Tally(), damaged.Tally()
+    started = cpu_seconds()
     try:
         return (yield)
     finally:
-        if finite.tally.cases or finite.tally.others:
-            item.user_properties.append(("property_cases", dataclasses.asdict(finite.tally)))
-        if damaged.tally.mutated:
-            item.user_properties.append(("damaged_images", dataclasses.asdict(damaged.tally)))
+        item.user_properties.append(("cpu_call", f"{cpu_seconds() - started:.2f}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    """Tells the JUnit file what a test took, see tests/tiers.py; drops programs where they are
+    many."""
+    try:
+        return (yield)
+    finally:
+        marked = any(item.get_closest_marker(name) for name in ("slow", "nightly"))
+        item.user_properties.append(("cpu", f"{cpu_seconds() - item.stash[STARTED]:.2f}"))
+        item.user_properties.append(("marked", str(marked)))
+        if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+            for value in vars(item.module).values():
+                getattr(value, "cache_clear", lambda: None)()
+            jax.clear_caches()
+            gc.collect()
 
 
 def pytest_runtest_logreport(report):
     """Tells of a failure as it happens: of a run that is cut off, nothing is told at the end."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\nFAILED {report.nodeid}\n{report.longreprtext}", flush=True)
-
-
-def pytest_terminal_summary(terminalreporter):
-    reports = [
-        r
-        for group in terminalreporter.stats.values()
-        for r in group
-        if getattr(r, "when", None) == "call"
-    ]
-    images = [value for _, value in _told(reports, "damaged_images")]
-    if images:
-        terminalreporter.write_line(damaged.counts(damaged.summed(images)))
-    values = [value for _, value in _told(reports, "tried_values")]
-    if values:
-        terminalreporter.write_line(values_of_keys.counts(values))
-    tallies = _told(reports, "property_cases")
-    if not tallies:
-        return
-    total = {name: sum(tally[name] for _, tally in tallies) for name in ("cases", "values", "bad")}
-    terminalreporter.write_line(
-        f"property tests: {total['cases']:,} cases, {total['values']:,} values, {total['bad']:,} of"
-        " them not finite"
-    )
-    for nodeid, tally in tallies:
-        if tally["others"]:
-            terminalreporter.write_line(
-                f"  not in this count: {tally['others']:,} cases of {nodeid}, without assert_finite"
-            )
-
-
-def _told(reports, what):
-    """[(node, value)] of what tests said under that name."""
-    return [(r.nodeid, value) for r in reports for name, value in r.user_properties if name == what]
