@@ -1,8 +1,7 @@
 """Damaged images, counted: files of every format, mutated, are decoded in a process of their own,
 in bounded time and memory.
 
-tests/data/test_damaged.py tries some, and conftest.py prints the counts at the end of a run;
-`python -m tests.fuzz` tries many.
+tests/data/test_damaged.py tries some, `python -m tests.fuzz` many.
 """
 
 import collections
@@ -17,7 +16,7 @@ import struct
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -43,23 +42,7 @@ class Tally:
     crashes: int = 0  # anything else: dead, too slow, too large, another exception
 
 
-tally = Tally()  # of the test that runs
-
-
-def counts(totals: dict[str, int]) -> str:
-    """One line of a Tally's numbers."""
-    return (
-        f"images: {totals['mutated']:,} mutated, {totals['decoded']:,} decoded,"
-        f" {totals['unreadable']:,} named unreadable, {totals['crashes']:,} crashes"
-    )
-
-
-def summed(totals: Iterable[dict[str, int]]) -> dict[str, int]:
-    """The numbers of several Tallies together."""
-    total: collections.Counter[str] = collections.Counter()
-    for each in totals:
-        total.update(each)
-    return dict(total)
+tally = Tally()  # of the latest files
 
 
 @functools.cache
@@ -165,9 +148,7 @@ def mutated(draw: st.DrawFn, formats: Sequence[str]) -> bytes:
 class Reader:
     """Decodes in a process of its own, which is started again when it dies or hangs."""
 
-    def __init__(self, outcome: Callable[[bytes], tuple[str, str]] | None = None):
-        """outcome: of a file, in that process; `_outcome` by default."""
-        self._outcome, self._process = outcome or _outcome, None
+    _process: Any = None
 
     def read(self, data: bytes) -> tuple[str, str]:
         """("decoded" or "unreadable" or "crashed", details)."""
@@ -194,7 +175,7 @@ class Reader:
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, self._outcome), daemon=True)
+        self._process = context.Process(target=_serve, args=(other,), daemon=True)
         with mock.patch.dict(os.environ):
             for name in [n for n in os.environ if n.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
                 del os.environ[name]  # with those of launch/cpu.sh, glibc takes more than it needs
@@ -213,7 +194,7 @@ class Reader:
         self._process = None
 
 
-def _serve(pipe: Any, outcome_of: Callable[[bytes], tuple[str, str]]) -> None:
+def _serve(pipe: Any) -> None:
     """In the process of its own: one answer for each file."""
     warnings.simplefilter("ignore")  # of Pillow, about EXIF data
     while True:
@@ -222,7 +203,7 @@ def _serve(pipe: Any, outcome_of: Callable[[bytes], tuple[str, str]]) -> None:
         except EOFError:
             return
         began = time.process_time()
-        outcome, details = outcome_of(data)
+        outcome, details = _outcome(data)
         took = time.process_time() - began
         pipe.send((outcome, details, took, _peak()))
 

@@ -1,5 +1,6 @@
 """What people do with the package: load what a run learned, and train a method of their own."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_a_method_from_outside_trains_resumes_evaluates_and_loads(tmp_path, monk
 def test_a_module_that_is_not_there_is_named(capsys):
     arguments = ["--import=no_such_module", "--config=dino:photos", "--workdir=x"]
     assert cli.main(["ssl-jax", "train", *arguments]) == 2
-    assert 'no module "no_such_module" to import' in capsys.readouterr().err
+    assert "no_such_module" in capsys.readouterr().err
 
 
 def test_published_weights_load_in_one_line(tmp_path):
@@ -155,9 +156,9 @@ def test_published_weights_load_in_one_line(tmp_path):
     assert "DINO" in repr(encoder)
 
 
-def test_a_saved_network_is_loaded_as_it_was(saved, tmp_path):
-    encoder = ssl_jax.load(saved[0])
-    file = tmp_path / "network.safetensors"
+@pytest.mark.parametrize("name", ["network.safetensors", "network.npz"])
+def test_a_saved_network_is_loaded_as_it_was(saved, tmp_path, name):
+    encoder, file = ssl_jax.load(saved[0]), tmp_path / name
     ssl_jax.save(encoder, file, scores={"knn": 71.5})
     again = ssl_jax.load(file)
     assert again.config == encoder.config and again.step == encoder.step == 7
@@ -167,6 +168,9 @@ def test_a_saved_network_is_loaded_as_it_was(saved, tmp_path):
     assert file.stat().st_mode == ordinary.stat().st_mode  # others may read it
     images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
     np.testing.assert_array_equal(again(images).image, encoder(images).image)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(InputError, match=name):
+        ssl_jax.load(file)
 
 
 def test_a_network_saved_in_bfloat16_is_half_the_size_and_nearly_the_same(saved, tmp_path):
@@ -178,8 +182,7 @@ def test_a_network_saved_in_bfloat16_is_half_the_size_and_nearly_the_same(saved,
     assert small < 0.7 * large
     again = ssl_jax.load(files[1])
     assert {leaf.dtype for leaf in jax.tree.leaves(again.params)} == {np.dtype("float32")}
-    for a, b in zip(jax.tree.leaves(again.params), jax.tree.leaves(encoder.params)):
-        np.testing.assert_allclose(a, b, rtol=2**-8, atol=1e-30)
+    chex.assert_trees_all_close(again.params, encoder.params, rtol=2**-8, atol=1e-30)
 
 
 def test_constants_are_saved_too(tmp_path):
@@ -191,31 +194,19 @@ def test_constants_are_saved_too(tmp_path):
     assert tiny.identical(again.constants, constants)
 
 
-def test_a_network_needs_the_suffix_of_its_format(saved, tmp_path):
-    with pytest.raises(InputError, match=r"network\.pth: a network is saved as \.safetensors"):
-        ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / "network.pth")
-
-
-def test_a_network_in_npz_is_the_same(saved, tmp_path):
-    encoder, file = ssl_jax.load(saved[0]), tmp_path / "network.npz"
-    ssl_jax.save(encoder, file, scores={"knn": 71.5})
-    again = ssl_jax.load(file)
-    assert again.config == encoder.config and again.step == 7
-    assert tiny.identical(again.params, encoder.params)
-    assert own.read(file).notes == {"step": 7, "scores": {"knn": 71.5}}
-    with pytest.raises(InputError, match=r"\.npz has no bfloat16"):
-        ssl_jax.save(encoder, file, dtype="bfloat16")
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(InputError, match=r"network\.npz cannot be read as \.npz"):
-        ssl_jax.load(file)
+@pytest.mark.parametrize("name, dtype", [("a.pth", "float32"), ("a.npz", "bfloat16")])
+def test_a_network_needs_a_format_that_can_hold_it(saved, tmp_path, name, dtype):
+    with pytest.raises(InputError, match=r"\.npz"):
+        ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / name, dtype=dtype)
 
 
 def test_the_zoo_names_what_it_has(saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(api, "_ZOO", tmp_path / "elsewhere")
-    with pytest.raises(InputError, match="elsewhere holds no network"):
+    folder = tmp_path / "elsewhere"
+    monkeypatch.setattr(api, "_ZOO", folder)
+    with pytest.raises(InputError, match="elsewhere"):
         ssl_jax.load("zoo/dino_photos")
-    (tmp_path / "elsewhere").mkdir()
-    ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / "elsewhere" / "dino_photos.safetensors")
+    folder.mkdir()
+    ssl_jax.save(ssl_jax.load(saved[0]), folder / "dino_photos.safetensors")
     assert ssl_jax.load("zoo/dino_photos").config.method == "dino"
-    with pytest.raises(InputError, match=r'zoo/dino_photo".*did you mean.*zoo/dino_photos'):
+    with pytest.raises(InputError, match="zoo/dino_photos"):
         ssl_jax.load("zoo/dino_photo")

@@ -1,4 +1,6 @@
-"""`ssl-jax plan`: figures of a tiny step on eight simulated devices, and its refusals."""
+"""`ssl-jax plan`: figures of a tiny step on eight simulated devices, and its refusals; and
+launch/plans.py, the table of the papers' presets.
+"""
 
 import json
 import subprocess
@@ -13,6 +15,10 @@ from ssl_jax.cli import plan
 from ssl_jax.config import InputError
 from ssl_jax.train import estimate, loop, program, sharding, step
 from tests import tiny
+from tests.conftest import ROOT
+
+sys.path.insert(0, str(ROOT / "launch"))
+import plans
 
 
 @pytest.fixture(scope="module")
@@ -37,16 +43,19 @@ def test_the_figures_are_those_of_the_step(config, result):
     assert params <= result["sent"]["all-reduce"] < 1.1 * params
     assert result["steps"] == config.run.total_steps
     assert result["device_hours"] == pytest.approx(8 * result["hours"])
-
-
-def test_the_report_for_people(result):
-    text = plan.text(result)
-    assert "dino on 8 x v5e (data 8, fsdp 1), batch 8: 1 images each" in text
-    assert "if none of it stays on the chip" in text
-    assert "fits" in text and "bound by" in text and "train/sharding.py:" in text
-    small = result | {"memory_of_device": 1.0}
-    assert "DOES NOT FIT" in plan.text(small) and "to make it fit: " in plan.text(small)
     assert json.loads(json.dumps(result)).keys() == result.keys()
+
+
+def test_the_report_for_people_says_what_would_fit(result):
+    text, small = plan.text(result), plan.text(result | {"memory_of_device": 1.0})
+    assert "v5e" in text and "DOES NOT FIT" not in text
+    assert "DOES NOT FIT" in small and "to make it fit" in small
+    # Recomputation that memory makes needless is named.
+    assert 'model.remat="dots"' in plan.text(result | {"remat": "block"})
+    assert 'model.remat="none"' in plan.text(result | {"remat": "dots"})
+    full = {"remat": "block", "memory_of_device": 1.5 * sum(result["memory"].values())}
+    for needed in (text, plan.text(result | full)):
+        assert "compute less" not in needed
 
 
 def test_seconds_by_hand():
@@ -61,15 +70,7 @@ def test_seconds_by_hand():
     assert found["communication"] == pytest.approx((1.5 * 2e6 + 3 * 7 / 8 * 2e6) / 1e9)
 
 
-def test_recomputation_that_memory_makes_needless_is_named(result):
-    assert "compute less twice" not in plan.text(result)  # remat is "none"
-    assert 'model.remat="dots"' in plan.text(result | {"remat": "block"})
-    assert 'model.remat="none"' in plan.text(result | {"remat": "dots"})
-    full = {"remat": "block", "memory_of_device": 1.5 * sum(result["memory"].values())}
-    assert "compute less twice" not in plan.text(result | full)
-
-
-def test_a_step_that_the_compiler_of_a_device_refuses(config, monkeypatch):
+def test_steps_that_cannot_be_planned(config, monkeypatch):
     """What libtpu says of one that is too large for a v5e."""
 
     def refused(lowered, **options):
@@ -78,40 +79,75 @@ def test_a_step_that_the_compiler_of_a_device_refuses(config, monkeypatch):
             " temporaries (322.86G) exceeds available HBM (15.75G)."
         )
 
+    single = ConfigDict(config.to_dict())
+    single.mesh.data = 1
+    with pytest.raises(InputError, match=r"mesh\.data"):
+        plan.report(single, jax.devices(), "v5e")
     monkeypatch.setattr(program, "compile", refused)
-    with pytest.raises(estimate.TooLarge, match=r"\(322.86G\) .* To make it fit: model.remat"):
+    with pytest.raises(estimate.TooLarge, match=r"322\.86G.*model\.remat"):
         plan.report(config, jax.devices(), "v5e")
 
 
-def test_one_device_is_refused(config):
-    single = ConfigDict(config.to_dict())
-    single.mesh.data = 1
-    with pytest.raises(InputError, match="mesh.data=0 takes all 8 devices"):
-        plan.report(single, jax.devices(), "v5e")
-
-
 @pytest.mark.parametrize(
-    "arguments, message",
+    "arguments, named",
     [
-        ([], "give one of --topology=SLICE"),
-        (["--topology=v5e:2x2", "--devices=2"], "give one of --topology=SLICE"),
-        (["--devices=two"], "--devices is 'two'; it must be a whole number"),
-        (["--devices=0"], "--devices is 0; it must be 1 or more"),
-        (["--devices=8", "--device=H1000"], "H100"),
-        (["--topology=v9:2x2"], 'unknown TPU "v9"'),
+        ([], "--topology"),
+        (["--topology=v5e:2x2", "--devices=2"], "--topology"),
+        (["--devices=two"], "--devices"),
+        (["--devices=0"], "--devices"),
+        (["--devices=8", "--device=H1000"], "H1000"),
+        (["--topology=v9:2x2"], "v9"),
     ],
 )
-def test_refusals(arguments, message):
-    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+def test_refusals(arguments, named):
+    with pytest.raises(InputError, match=named):
         plan.run(["plan", "--config=quickstart", *arguments])
 
 
 @pytest.mark.slow
-def test_the_command(root):
-    command = [sys.executable, "-m", "ssl_jax", "plan", "--config=quickstart", "--devices=4"]
-    done = subprocess.run(
-        [*command, "--json", "--largest-batch"], cwd=root, capture_output=True, text=True
-    )
+def test_the_command():
+    command = [sys.executable, "-m", "ssl_jax", "plan", "--devices=4", "--json"]
+    command += ["--config=tests/tiny_run.py:dino", "--config.mesh.data=0", "--largest-batch"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["mesh"] == {"data": 4, "fsdp": 1} and found["largest_batch"] > found["batch"]
+
+
+PLAN = {
+    "mesh": {"data": 32, "fsdp": 8},
+    "device": "v5e",
+    "memory": {"params": 2**30, "temporary": 3 * 2**30},
+    "memory_of_device": 16 * 2**30,
+    "flops": {"bf16": 1.5e12, "f32 x3": 0.5e12},
+    "sent": {"all-reduce": 2**20, "all-gather": 5 * 2**20, "all-to-all": 2**21},
+    "bound": "compute",
+    "seconds": {"compute": 0.02, "communication": 0.01},
+    "images_per_second": 51200,
+    "device_hours": 1234.5,
+}
+
+
+def test_presets_are_asked_in_turn_and_what_fails_is_asked_again(tmp_path, monkeypatch, capsys):
+    preset = ("stellar:vith14", "stellar.target=pixel", "mesh.fsdp=8")
+    expected = ["stellar:vith14 mesh.fsdp=8", "256 x v5e", "4.0 of 16", "2", "1, 5, 0, 2"]
+    assert plans.row(preset, PLAN) == [*expected, "compute", "20.0", "51,200", "1,234"]
+    assert "does not fit" in plans.row(preset, PLAN | {"memory_of_device": 2**31})[2]
+    asked = []
+
+    def run(command, **_):
+        asked.append(command[4])
+        failed = "--config=sove:vits16" in command
+        out = "" if failed else json.dumps(PLAN)
+        return plans.subprocess.CompletedProcess(command, int(failed), out, "no memory")
+
+    monkeypatch.setattr(plans.subprocess, "run", run)
+    arguments = ["--topology", "v5e:16x16", f"--out={tmp_path}", "--only"]
+    assert plans.main([*arguments, "sove:vits16,stellar:vith14"]) == 1
+    assert asked == ["--config=sove:vits16", "--config=stellar:vith14"]
+    out, err = capsys.readouterr()
+    assert out.count("| stellar:vith14 mesh.fsdp=8 |") == 1 and "sove:vits16" in err
+    assert plans.main([*arguments, "sove:vits16,stellar:vith14"]) == 1
+    assert len(asked) == 3  # only what failed
+    with pytest.raises(SystemExit):
+        plans.main([*arguments, "no:such"])

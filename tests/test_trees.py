@@ -1,5 +1,6 @@
 """Trees by path, and blocks in a stack or one by one."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,14 +12,10 @@ TREE = {"norm": {"scale": 1, "bias": 2}, "blocks": {"10": {"x": 3}, "2": {"x": 4
 FLAT = {"blocks/10/x": 3, "blocks/2/x": 4, "cls": 5, "norm/bias": 2, "norm/scale": 1}
 
 
-def test_flatten_sorts_the_keys_of_every_level():
+def test_flatten_sorts_the_keys_of_every_level_and_nest_is_its_inverse():
     assert list(trees.flatten(TREE).items()) == list(FLAT.items())
     assert trees.flatten({1: {2: "x"}, 3: {}}) == {"1/2": "x"}
-
-
-def test_nest_is_the_inverse():
-    assert trees.nest(FLAT) == TREE
-    assert trees.nest({}) == {}
+    assert trees.nest(FLAT) == TREE and trees.nest({}) == {}
 
 
 def test_map_with_path_keeps_the_tree():
@@ -35,17 +32,15 @@ def test_blocks_in_a_stack_and_one_by_one(numpy):
     assert len(apart) == 22 + 2 + 1 + 1
     np.testing.assert_array_equal(apart["backbone/blocks/10/norm1/bias"], x[10])
     np.testing.assert_array_equal(apart["blocks/1/ls1/gamma"], x[1])
-    assert {p: s.shape for p, s in trees.shapes(flat).items()} == {
-        path: leaf.shape for path, leaf in apart.items()
-    }
+    shapes = {path: leaf.shape for path, leaf in apart.items()}
+    assert {path: shape.shape for path, shape in trees.shapes(flat).items()} == shapes
     assert trees.per_block(apart) == apart, "what is apart stays so"
     assert [trees.rank(path, leaf) for path, leaf in flat.items()] == [1, 1, 2, 2]
     again = trees.stacked(dict(reversed(apart.items())))
-    assert again.keys() == flat.keys()
-    jax.tree.map(np.testing.assert_array_equal, again, flat)
-    assert all(isinstance(leaf, type(x)) for leaf in again.values())
+    chex.assert_trees_all_equal(again, flat)
+    assert all(isinstance(leaf, type(x)) for leaf in jax.tree.leaves(again))
 
 
 def test_a_stack_that_lacks_a_block_is_named():
-    with pytest.raises(ValueError, match=r"blocks/norm/bias: there are blocks \[0, 2\]"):
+    with pytest.raises(ValueError, match="blocks/norm/bias"):
         trees.stacked({"blocks/0/norm/bias": np.ones(2), "blocks/2/norm/bias": np.ones(2)})

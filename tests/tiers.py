@@ -56,6 +56,9 @@ def main(arguments=None) -> int:
     every = [test for _, tests in tiers.values() for test in tests]
     for test in sorted(every, key=lambda test: -test["cpu"])[:SHOWN]:
         console.print(f"{test['cpu']:6.1f} CPU s  {test['name']}", highlight=False)
+    for test in every:
+        if test["outcome"] in ("failure", "error"):
+            console.print(f"failed: {test['name']}", highlight=False)
     late = [test for test in every if test["called"] > LIMIT and not test["marked"]]
     for test in late:
         console.print(

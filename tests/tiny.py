@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from ssl_jax import methods, settings
+from ssl_jax.data import source
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import loop
 from ssl_jax.views import recipe
@@ -225,10 +226,12 @@ def random_batch(views: recipe.ViewRecipe, count=4) -> dict:
     }
 
 
-def float_source():
-    """32 float images in [0, 1] with labels of 17 classes, through which a test can inject NaN."""
-    images = np.random.default_rng(0).random((32, 24, 24, 3), np.float32)
-    return ArraySource(images, labels=np.arange(32) % 17)
+def float_source(data):
+    """The images of a section `data` in [0, 1], through which a test can inject NaN."""
+    records = [source.make_source(data)[i] for i in range(data.length)]
+    images = np.stack([record["image"] for record in records]).astype(np.float32) / 255
+    labels = [record["label"] for record in records] if "label" in records[0] else None
+    return ArraySource(images, labels)
 
 
 def batches(run: loop.Run, count: int) -> list[dict]:

@@ -1,6 +1,4 @@
-"""What the tests of all keys try, counted: values that nobody should give, and what became of
-them. conftest.py prints the sums at the end of a run.
-"""
+"""Values that nobody should give to a key of a config, and what becomes of them, counted."""
 
 import dataclasses
 import math
@@ -28,38 +26,27 @@ class Tally:
     values: int = 0
     refused: int = 0
     accepted: int = 0
-    built: int = 0  # of those accepted, of which the whole training step was put together
     others: int = 0  # errors that are no InputError
     hangs: int = 0  # longer than PATIENCE
 
 
-def counts(tallies: list[dict]) -> str:
-    total = Tally(*map(sum, zip(*(tally.values() for tally in tallies), strict=True)))
-    return (
-        f"keys: {total.keys:,} with {total.values:,} values, {total.refused:,} refused,"
-        f" {total.accepted:,} accepted ({total.built:,} of them built), {total.others} other"
-        f" errors, {total.hangs} hangs"
-    )
-
-
-def subjects(method: str) -> Iterator[tuple[ConfigDict, dict]]:
+def subjects(method: str) -> Iterator[tuple[ConfigDict, list[str]]]:
     """Configs and the keys of each that are tried: those of the method's own; for "dino" also the
     general ones, and those of every type of evaluation."""
     config = tiny.config(method)
     known = settings.keys(method)
     if method != "dino":
-        yield config, {name: key for name, key in known.items() if name.startswith(f"{method}.")}
+        yield config, [name for name in known if name.startswith(f"{method}.")]
         return
     # What they name is loaded.
-    yield config, {name: key for name, key in known.items() if name not in ("method", "imports")}
+    yield config, [name for name in known if name not in ("method", "imports")]
     for type in evals.TYPES:
         config = tiny.config(method)
         for name in evals.named(config):
             del config.evals[name]
         config.evals.tasks = ()
         config.evals[type] = evals.new(type)
-        own = f"evals.{type}."
-        yield config, {n: key for n, key in evals.keys(config).items() if n.startswith(own)}
+        yield config, [name for name in evals.keys(config) if name.startswith(f"evals.{type}.")]
 
 
 def changed(config: ConfigDict, name: str, value) -> ConfigDict:
@@ -81,39 +68,40 @@ def build(config) -> None:
     assert all(math.prod(x.shape) > 0 for x in jax.tree.leaves(state.params))
 
 
-def try_all(method, values_of, built, chance) -> tuple[Tally, list[str]]:
-    """values_of: key -> values to try. built: share of the accepted ones that are built."""
+def try_all(method, values: int, built: float, chance) -> tuple[Tally, list[str]]:
+    """values: of each key, drawn from VALUES. built: share of the accepted ones whose network is
+    built. Returns what is wrong too."""
     tally, wrong = Tally(), []
-    for config, known in subjects(method):
-        for name, key in known.items():
+    for config, names in subjects(method):
+        for name in names:
             tally.keys += 1
-            for value in values_of(key):
-                wrong += attempt(method, config, name, value, tally, chance.random() < built)
+            for value in chance.sample(VALUES, values):
+                tally.values += 1
+                if bad := attempt(config, name, value, tally, chance.random() < built):
+                    wrong.append(f"{method}: {name} = {value!r}: {bad}")
     return tally, wrong
 
 
-def attempt(method, config, name, value, tally, built) -> list[str]:
+def attempt(config, name, value, tally, built) -> str:
     """What is wrong with what became of a value; counted in the tally."""
-    tally.values += 1
-    case, began = f"{method}: {name} = {value!r}", time.process_time()
+    began = time.process_time()
     try:
         other = changed(config, name, value)
         tiny.check(other)
         settings.resolve(other, num_records=10**6, num_devices=1)
         tally.accepted += 1
         taken = time.process_time() - began
-        if built and name.startswith((f"{method}.", "model.", "optim.")):
-            tally.built += 1
+        if built and name.startswith((f"{config.method}.", "model.", "optim.")):
             build(other)
     except InputError as error:
         tally.refused += 1
         taken = time.process_time() - began
         if len(str(error).splitlines()) != 1:
-            return [f"{case}: not one line: {error}"]
+            return f"not one line: {error}"
     except Exception as error:
         tally.others += 1
-        return [f"{case}: {type(error).__name__}: {str(error)[:200]}"]
+        return f"{type(error).__name__}: {str(error)[:200]}"
     if taken > PATIENCE:
         tally.hangs += 1
-        return [f"{case}: {taken:.1f} s"]
-    return []
+        return f"{taken:.1f} s"
+    return ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ssl_jax import trees
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
 
@@ -36,12 +37,13 @@ def config(name: str) -> vit.ViTConfig:
 
 def network(name: str, image: str = "") -> encoder_lib.Encoder:
     """An encoder of that shape with random weights; image: see `encoder.published`."""
-    shape = config(name)
-    params = vit.vit(shape).init(jax.random.key(0))
-    leaves, tree = jax.tree.flatten(params)
-    rng = np.random.default_rng(1)
-    leaves = [np.asarray(x + 0.1 * rng.standard_normal(x.shape), np.float32) for x in leaves]
-    return encoder_lib.published(shape, jax.tree.unflatten(tree, leaves), "random", image)
+    shape, rng = config(name), np.random.default_rng(1)
+
+    def leaf(path, x):
+        return np.float32(path.endswith(("scale", "gamma")) + 0.1 * rng.standard_normal(x.shape))
+
+    params = trees.map_with_path(leaf, jax.eval_shape(vit.vit(shape).init, jax.random.key(0)))
+    return encoder_lib.published(shape, params, "random", image)
 
 
 def pictures(size: tuple[int, int]) -> np.ndarray:

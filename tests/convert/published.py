@@ -1,13 +1,14 @@
 """Random checkpoints under published names, and what their networks compute, in float64 NumPy on
 PyTorch's layouts.
 
-Written from the architectures, without our tables: [out, in] matrices, patches by convolution, one
-function per naming."""
+Written from the architectures, without our tables: [out, in] matrices, patches by convolution."""
 
 import math
 
 import numpy as np
 from scipy.special import erf
+
+from ssl_jax.models import position
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 D, HEADS, DEPTH, PATCH, GRID, HIDDEN = 16, 2, 2, 4, 4, 32
@@ -41,20 +42,6 @@ def timm_blocks(numbers, name: str, depth: int, d: int, hidden: int) -> dict:
         out |= norm(numbers, f"{block}.norm2", d)
         out |= linear(numbers, f"{block}.mlp.fc1", d, hidden)
         out |= linear(numbers, f"{block}.mlp.fc2", hidden, d)
-    return out
-
-
-def hf_blocks(numbers, name: str, depth: int, d: int, hidden: int) -> dict:
-    out = {}
-    for i in range(depth):
-        block = f"{name}.{i}"
-        for part in ("query", "key", "value"):
-            out |= linear(numbers, f"{block}.attention.attention.{part}", d, d)
-        out |= linear(numbers, f"{block}.attention.output.dense", d, d)
-        out |= linear(numbers, f"{block}.intermediate.dense", d, hidden)
-        out |= linear(numbers, f"{block}.output.dense", hidden, d)
-        out |= norm(numbers, f"{block}.layernorm_before", d)
-        out |= norm(numbers, f"{block}.layernorm_after", d)
     return out
 
 
@@ -92,47 +79,39 @@ def dinov2(seed: int = 0, *, registers: int = 0, block: str = "blocks.{i}") -> d
     return out | ({"register_tokens": numbers(1, registers, D)} if registers else {})
 
 
-def hf_dinov2(seed: int = 0, *, registers: int = 0) -> dict:
-    """The same under Hugging Face's published names."""
-    renamed = {
-        "patch_embed.proj": "embeddings.patch_embeddings.projection",
-        "cls_token": "embeddings.cls_token",
-        "pos_embed": "embeddings.position_embeddings",
-        "mask_token": "embeddings.mask_token",
-        "register_tokens": "embeddings.register_tokens",
-        "attn.proj": "attention.output.dense",
-        "ls1.gamma": "layer_scale1.lambda1",
-        "ls2.gamma": "layer_scale2.lambda1",
-    }
+# What Hugging Face calls the parts of timm's encoders and of DINOv2's.
+_HF = {
+    "patch_embed.proj": "embeddings.patch_embeddings.projection",
+    "cls_token": "embeddings.cls_token",
+    "pos_embed": "embeddings.position_embeddings",
+    "mask_token": "embeddings.mask_token",
+    "register_tokens": "embeddings.register_tokens",
+    "attn.proj": "attention.output.dense",
+    "blocks.": "encoder.layer.",
+}
+_HF_VIT = {
+    "norm1": "layernorm_before",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+}
+_HF_DINOV2 = {"ls1.gamma": "layer_scale1.lambda1", "ls2.gamma": "layer_scale2.lambda1"}
+
+
+def as_hf(tensors: dict, prefix: str = "") -> dict:
+    """An encoder, or blocks and a norm, under Hugging Face's published names."""
+    scaled = any(".ls1." in name for name in tensors)
     out = {}
-    for name, tensor in dinov2(seed, registers=registers).items():
-        for theirs, hf in renamed.items():
+    for name, tensor in tensors.items():
+        for theirs, hf in (_HF | (_HF_DINOV2 if scaled else _HF_VIT)).items():
             name = name.replace(theirs, hf)
-        name = name.replace("blocks.", "encoder.layer.")
-        if name.startswith("norm."):
-            name = f"layer{name}"
+        name = prefix + (f"layer{name}" if name.startswith("norm.") else name)
         if ".attn.qkv." in name:
             for part, piece in zip(("query", "key", "value"), np.split(tensor, 3), strict=True):
                 out[name.replace("attn.qkv", f"attention.attention.{part}")] = piece
         else:
             out[name] = tensor
     return out
-
-
-def hf_encoder(seed: int = 0, prefix: str = "") -> dict:
-    """The same under Hugging Face's published names."""
-    numbers = Numbers(seed)
-    out = {
-        f"{prefix}embeddings.cls_token": numbers(1, 1, D),
-        f"{prefix}embeddings.position_embeddings": numbers(1, 1 + GRID**2, D),
-        f"{prefix}embeddings.patch_embeddings.projection.weight": numbers(D, 3, PATCH, PATCH),
-        f"{prefix}embeddings.patch_embeddings.projection.bias": numbers(D),
-    }
-    return (
-        out
-        | hf_blocks(numbers, f"{prefix}encoder.layer", DEPTH, D, HIDDEN)
-        | norm(numbers, f"{prefix}layernorm", D)
-    )
 
 
 def dino_head(
@@ -159,6 +138,52 @@ def dino_head(
 
 def prefixed(prefix: str, tensors: dict) -> dict:
     return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+def mae_decoder(seed: int = 3, width: int = 24) -> dict:
+    numbers = Numbers(seed)
+    codes = np.pad(position.sincos_2d(GRID, width), ((1, 0), (0, 0)))
+    return {
+        "mask_token": numbers(1, 1, width),
+        "decoder_pos_embed": codes[None].astype(np.float32),
+        **linear(numbers, "decoder_embed", D, width),
+        **timm_blocks(numbers, "decoder_blocks", 2, width, 4 * width),
+        **norm(numbers, "decoder_norm", width),
+        **linear(numbers, "decoder_pred", width, 3 * PATCH**2),
+    }
+
+
+def mae(seed: int = 0) -> dict:
+    """Encoder and decoder, with the fixed codes of both."""
+    t = encoder(seed) | mae_decoder(seed + 3)
+    t["pos_embed"][0] = np.pad(position.sincos_2d(GRID, D), ((1, 0), (0, 0)))
+    return t
+
+
+def stellar_encoder(seed: int = 0, heads=("clustering_head", "cls_cluster_head")) -> dict:
+    numbers = Numbers(seed)
+    t = as_hf(encoder(seed), "encoder.") | linear(numbers, "encoder.pooler.dense", D, D)
+    t["sparse_tokens"] = numbers(3, D)
+    for head in heads:
+        t |= linear(numbers, f"{head}.predictor.layers.0", D, 32)
+        t |= linear(numbers, f"{head}.predictor.layers.2", 32, 16)
+        t[f"{head}.layer.weight"] = numbers(6, 16)
+    return t
+
+
+def stellar_decoder(seed: int = 50) -> tuple[dict, dict]:
+    """(blocks and norm under timm's names, all of the decoder that rebuilds pixels)."""
+    numbers = Numbers(seed)
+    timm = timm_blocks(numbers, "blocks", 2, 24, 96) | norm(numbers, "norm", 24)
+    return timm, {
+        **as_hf(timm, "decoder."),
+        **linear(numbers, "dense_proj", D, D),
+        **linear(numbers, "sparse_proj", D, D),
+        **linear(numbers, "decoder_proj", D, 24),
+        "position_embedding.positional_encoding_gaussian_matrix": numbers(2, 12),
+        "reconstruction_head.weight": numbers(24, 3, PATCH, PATCH),  # ConvTranspose2d
+        "reconstruction_head.bias": numbers(3),
+    }
 
 
 # --- what the networks compute
@@ -201,33 +226,25 @@ def _linear(x, t, name):
     return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
 
 
-def forward(
-    tensors: dict, images: np.ndarray, *, offset: float, eps: float, names: str = "timm"
-) -> np.ndarray:
-    """Tokens [B, (1 +) n, d] after the final norm, for images [B, H, W, 3] in [0, 1]. names: "timm"
-    or "hf".
+def forward(tensors: dict, images: np.ndarray, *, offset: float, eps: float) -> np.ndarray:
+    """Tokens [B, (1 +) n, d] after the final norm, for images [B, H, W, 3] in [0, 1], of an encoder
+    under timm's names.
     """
     t = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
-    hf = names == "hf"
-    start = "embeddings.patch_embeddings.projection" if hf else "patch_embed.proj"
-    cls = t.get("embeddings.cls_token" if hf else "cls_token")
-    codes = t["embeddings.position_embeddings" if hf else "pos_embed"][0]
-    kernel = t[f"{start}.weight"]
+    cls, codes, kernel = t.get("cls_token"), t["pos_embed"][0], t["patch_embed.proj.weight"]
     d, p = kernel.shape[0], kernel.shape[-1]
     b, height, width, _ = images.shape
     x = np.moveaxis((images - MEAN) / STD, -1, 1).reshape(b, 3, height // p, p, width // p, p)
-    x = np.einsum("bchpwq,dcpq->bhwd", x, kernel).reshape(b, -1, d) + t[f"{start}.bias"]
+    x = np.einsum("bchpwq,dcpq->bhwd", x, kernel).reshape(b, -1, d) + t["patch_embed.proj.bias"]
     x = x + resized(codes[cls is not None :], height // p, width // p, offset=offset)
     if cls is not None:
         x = np.concatenate([np.broadcast_to(cls[0] + codes[:1], (b, 1, d)), x], axis=1)
     if "register_tokens" in t:
         extra = np.broadcast_to(t["register_tokens"], (b, *t["register_tokens"].shape[1:]))
         x = np.concatenate([x[:, :1], extra, x[:, 1:]], axis=1)
-    block = "encoder.layer" if hf else "blocks"
-    depth = len({name.split(f"{block}.")[1].split(".")[0] for name in t if name.startswith(block)})
-    for i in range(depth):
-        x = _hf_block(x, t, f"{block}.{i}", eps) if hf else _timm_block(x, t, f"{block}.{i}", eps)
-    return _norm(x, t, "layernorm" if hf else "norm", eps)
+    for i in range(len({name.split(".")[1] for name in t if name.startswith("blocks")})):
+        x = _block(x, t, f"blocks.{i}", eps)
+    return _norm(x, t, "norm", eps)
 
 
 def _attend(q, k, v):
@@ -242,7 +259,7 @@ def _gelu(x):
     return 0.5 * x * (1 + erf(x / math.sqrt(2)))
 
 
-def _timm_block(x, t, name, eps):
+def _block(x, t, name, eps):
     q, k, v = np.split(
         _linear(_norm(x, t, f"{name}.norm1", eps), t, f"{name}.attn.qkv"), 3, axis=-1
     )
@@ -250,13 +267,3 @@ def _timm_block(x, t, name, eps):
     x = x + ls1 * _linear(_attend(q, k, v), t, f"{name}.attn.proj")
     hidden = _gelu(_linear(_norm(x, t, f"{name}.norm2", eps), t, f"{name}.mlp.fc1"))
     return x + ls2 * _linear(hidden, t, f"{name}.mlp.fc2")
-
-
-def _hf_block(x, t, name, eps):
-    y = _norm(x, t, f"{name}.layernorm_before", eps)
-    mixed = _attend(
-        *(_linear(y, t, f"{name}.attention.attention.{part}") for part in ("query", "key", "value"))
-    )
-    x = x + _linear(mixed, t, f"{name}.attention.output.dense")
-    y = _gelu(_linear(_norm(x, t, f"{name}.layernorm_after", eps), t, f"{name}.intermediate.dense"))
-    return x + _linear(y, t, f"{name}.output.dense")

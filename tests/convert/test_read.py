@@ -1,8 +1,7 @@
-"""File formats: with and without torch, wrapped and damaged."""
+"""File formats: with and without torch, wrapped and damaged; names of what is elsewhere."""
 
 import argparse
-import builtins
-import re
+import sys
 
 import numpy as np
 import pytest
@@ -21,88 +20,60 @@ def assert_same(got, wanted=TENSORS):
         np.testing.assert_array_equal(got[name], array)
 
 
-def test_safetensors(tmp_path):
-    safetensors.numpy.save_file(TENSORS, tmp_path / "x.safetensors")
-    assert_same(read.tensors(read.weight_file(tmp_path / "x.safetensors")))
+def write(path):
+    if path.suffix == ".npz":
+        np.savez(path, **{name.replace(".", "/"): array for name, array in TENSORS.items()})
+    else:
+        safetensors.numpy.save_file(TENSORS, path)
+    return path
 
 
-def test_npz(tmp_path):
-    np.savez(
-        tmp_path / "x.npz", **{name.replace(".", "/"): array for name, array in TENSORS.items()}
-    )
-    assert_same(read.tensors(read.weight_file(tmp_path / "x.npz")))
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+@pytest.mark.parametrize("torch", [True, False])
+def test_files_are_read_without_torch(tmp_path, monkeypatch, suffix, torch):
+    if not torch:
+        monkeypatch.setitem(sys.modules, "torch", None)
+    assert_same(read.tensors(read.weight_file(write(tmp_path / f"x{suffix}"))))
 
 
-def test_neither_needs_torch(tmp_path, monkeypatch):
-    """Nor does anything else of the import."""
-    import_module = builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name.split(".")[0] == "torch":
-            raise ImportError("no torch")
-        return import_module(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
-    test_safetensors(tmp_path)
-    test_npz(tmp_path)
+def test_pytorchs_files_need_torch(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
     (tmp_path / "x.pth").touch()
-    with pytest.raises(
-        InputError,
-        match=(
-            r"x\.pth is in PyTorch's format: install torch \(pip install 'ssl-jax\[convert\]'\), or"
-            r" save it"
-        ),
-    ):
+    with pytest.raises(InputError, match=r"x\.pth.*ssl-jax\[convert\]"):
         read.tensors(tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_a_hugging_face_folder(tmp_path, name):
+    assert read.weight_file(tmp_path) is None
     (tmp_path / name).touch()
     assert read.weight_file(tmp_path) == tmp_path / name
 
 
-def test_a_folder_without_weights(tmp_path):
-    assert read.weight_file(tmp_path) is None
-
-
-def test_no_such_file(tmp_path):
-    with pytest.raises(InputError, match="no such weight file: .*x.pth"):
-        read.weight_file(tmp_path / "x.pth")
-
-
-def test_a_file_of_another_kind(tmp_path):
+@pytest.mark.parametrize("name", ["x.pth", "x.onnx"])
+def test_no_such_file_or_a_file_of_another_kind(tmp_path, name):
     (tmp_path / "x.onnx").touch()
-    with pytest.raises(
-        InputError,
-        match=r"x\.onnx is no weight file by its name; known are \.safetensors, \.npz, \.pth",
-    ):
-        read.weight_file(tmp_path / "x.onnx")
+    with pytest.raises(InputError, match=name):
+        read.weight_file(tmp_path / name)
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", bytes(range(256))],
-)
+@pytest.mark.parametrize("content", [b"", LFS, bytes(range(256)), None])
 def test_damaged_files(tmp_path, suffix, content):
-    (tmp_path / f"x{suffix}").write_bytes(content)
-    with pytest.raises(InputError, match=f"x{suffix} cannot be read as {suffix}: ") as error:
-        read.tensors(tmp_path / f"x{suffix}")
+    """None: cut short."""
+    path = write(tmp_path / f"x{suffix}")
+    path.write_bytes(path.read_bytes()[:-4] if content is None else content)
+    with pytest.raises(InputError, match=f"x{suffix}") as error:
+        read.tensors(path)
     assert "\n" not in str(error.value)
-
-
-def test_a_truncated_file(tmp_path):
-    safetensors.numpy.save_file(TENSORS, tmp_path / "x.safetensors")
-    content = (tmp_path / "x.safetensors").read_bytes()
-    (tmp_path / "x.safetensors").write_bytes(content[:-4])
-    with pytest.raises(InputError, match="cannot be read"):
-        read.tensors(tmp_path / "x.safetensors")
 
 
 def test_pickled_arrays_in_an_npz_are_not_loaded(tmp_path):
     np.savez(tmp_path / "x.npz", a=np.array([{}], object))
-    with pytest.raises(InputError, match="cannot be read as .npz"):
+    with pytest.raises(InputError, match="x.npz"):
         read.tensors(tmp_path / "x.npz")
 
 
@@ -133,37 +104,23 @@ def test_pytorch_files_with_command_line_and_optimizer(torch, tmp_path):
     assert_same(read.tensors(tmp_path / "x.pth"), wanted | {"optimizer.state.0.step": np.array(1)})
 
 
-def test_a_pickle_never_runs(torch, tmp_path):
-    torch.save({"model": {"a": torch.ones(2)}, "extra": Anything()}, tmp_path / "x.pt")
-    with pytest.raises(
-        InputError,
-        match=(
-            r"x\.pt is damaged, or holds more than tensors and plain values.*save its state dict"
-            r" alone"
-        ),
-    ):
-        read.tensors(tmp_path / "x.pt")
-
-
-def test_a_damaged_pytorch_file(torch, tmp_path):
-    torch.save({"a": torch.ones(1000)}, tmp_path / "x.pth")
-    content = (tmp_path / "x.pth").read_bytes()
-    for damaged in (
-        b"",
-        content[: len(content) // 2],
-        b"version https://git-lfs.github.com/spec/v1\n",
-    ):
-        (tmp_path / "x.pth").write_bytes(damaged)
+def test_a_pickle_never_runs_and_damaged_files_are_named(torch, tmp_path):
+    path = tmp_path / "x.pth"
+    torch.save({"model": {"a": torch.ones(2)}, "extra": Anything()}, path)
+    pickle = path.read_bytes()
+    torch.save({"a": torch.ones(1000)}, path)
+    for damaged in (pickle, b"", path.read_bytes()[:1000], LFS):
+        path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"x\.pth"):
-            read.tensors(tmp_path / "x.pth")
+            read.tensors(path)
 
+
+# --- elsewhere
 
 REMOTE = {
-    "facebook/dino-vits16": "hf download facebook/dino-vits16 --local-dir dino-vits16, and give",
-    "hf-hub:timm/vit_small_patch16_224.dino": (
-        "hf download timm/vit_small_patch16_224.dino --local-dir vit_small_patch16_224.dino,"
-    ),
-    "hf-hub:me/net@v2": "hf download me/net --revision v2 --local-dir net,",
+    "facebook/dino-vits16": "hf download facebook/dino-vits16 --local-dir dino-vits16",
+    "hf-hub:timm/vit.dino": "hf download timm/vit.dino --local-dir vit.dino",
+    "hf-hub:me/net@v2": "hf download me/net --revision v2 --local-dir net",
     "https://huggingface.co/facebook/dinov2-base": "hf download facebook/dinov2-base --local-dir",
     "https://dl.example.org/dino/a.pth": "curl -L -O https://dl.example.org/dino/a.pth",
 }
@@ -175,7 +132,7 @@ def test_a_remote_name_is_refused_with_the_command_that_fetches_it(
 ):
     monkeypatch.chdir(tmp_path)
     for load in (read.weight_file, ssl_jax.load):
-        with pytest.raises(InputError, match=re.escape(command)):
+        with pytest.raises(InputError, match=command):
             load(name)
 
 
@@ -186,6 +143,5 @@ def test_a_name_of_this_machine_is_no_remote_one(tmp_path, monkeypatch):
         with pytest.raises(InputError) as error:
             read.weight_file(name)
         assert "hf download" not in str(error.value)
-    (tmp_path / "me").mkdir()
-    (tmp_path / "me" / "net").mkdir()
+    (tmp_path / "me" / "net").mkdir(parents=True)
     read.check_local("me/net")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import tarfile
 
 import numpy as np
 from array_record.python import array_record_module
@@ -23,6 +24,17 @@ def png(array):
     return stream.getvalue()
 
 
+def shard(path, members):
+    """A tar of {name: bytes or text}."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            content = content.encode() if isinstance(content, str) else content
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
 def write_tfds(
     folder,
     name,
@@ -39,42 +51,42 @@ def write_tfds(
     box_labels=None,
     crowds=None,
     bbox_format="REL_YXYX",
+    broken=False,
 ):
     """A TFDS data set folder/name/1.0.0 in ArrayRecord form.
 
     splits: {split: indices into IMAGES}. file_name: with {} for the index; "": not stored.
+    broken: the last image of each split is a file that was cut off.
     boxes: for each image [n,4] (ymin, xmin, ymax, xmax) in 0-1; box_labels, crowds: [n].
     """
     from tensorflow_datasets.proto import tf_example_pb2
 
     place = folder / name / "1.0.0"
     place.mkdir(parents=True)
-    image_class = "tensorflow_datasets.core.features.image_feature.Image"
 
-    def feature(channels):
+    def image(channels):
         shape = {"dimensions": [str(size), str(size), str(channels)]}
-        return {
-            "image": {"dtype": "uint8", "encodingFormat": "png", "shape": shape},
-            "pythonClassName": image_class,
-        }
+        encoded = {"dtype": "uint8", "encodingFormat": "png", "shape": shape}
+        return feature("image_feature.Image", image=encoded)
 
-    features = {key: feature(3)}
+    features = {key: image(3)}
     if mask:
-        features[mask_key] = feature(1)
+        features[mask_key] = image(1)
     if label:
-        label_class = "tensorflow_datasets.core.features.class_label_feature.ClassLabel"
-        features["label"] = {"classLabel": {"numClasses": "3"}, "pythonClassName": label_class}
+        features["label"] = CLASSES
     if file_name:
-        text_class = "tensorflow_datasets.core.features.text_feature.Text"
-        features["file_name"] = {"text": {}, "pythonClassName": text_class}
+        features["file_name"] = feature("text_feature.Text", text={})
     if boxes is not None:
-        features["objects"] = _objects(bbox_format, box_labels is not None, crowds is not None)
-    nested = {"features": features}
-    dict_class = "tensorflow_datasets.core.features.features_dict.FeaturesDict"
-    (place / "features.json").write_text(
-        json.dumps({"featuresDict": nested, "pythonClassName": dict_class})
-    )
-    template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+        inner = {"bbox": feature("bounding_boxes.BBoxFeature", boundingBox=_box(bbox_format))}
+        if box_labels is not None:
+            inner["label"] = CLASSES
+            (place / "objects-label.labels.txt").write_text("red\nwhite\nplatelet\n")
+        if crowds is not None:
+            flag = {"dtype": "bool", "encoding": "none", "shape": {}}
+            inner["is_crowd"] = feature("tensor_feature.Tensor", tensor=flag)
+        entry = {"feature": _dict(inner), "length": "-1"}
+        features["objects"] = feature("sequence_feature.Sequence", sequence=entry)
+    (place / "features.json").write_text(json.dumps(_dict(features)))
     entries = []
     for split, indices in splits.items():
         path = place / f"{name}-{split}.{file_format}-00000-of-00001"
@@ -82,7 +94,8 @@ def write_tfds(
         for i in indices:
             example = tf_example_pb2.Example()
             fields = example.features.feature
-            fields[key].bytes_list.value.append(png(IMAGES[i]))
+            cut = 60 if broken and i == indices[-1] else None
+            fields[key].bytes_list.value.append(png(IMAGES[i])[:cut])
             if mask:
                 fields[mask_key].bytes_list.value.append(png(MASKS[i]))
             if label:
@@ -91,44 +104,32 @@ def write_tfds(
                 fields["file_name"].bytes_list.value.append(file_name.format(i).encode())
             if boxes is not None:
                 fields["objects/bbox"].float_list.value.extend(np.ravel(boxes[i]).tolist())
-            if box_labels is not None:
-                fields["objects/label"].int64_list.value.extend(box_labels[i])
-            if crowds is not None:
-                fields["objects/is_crowd"].int64_list.value.extend(crowds[i])
+            for column, values in (("label", box_labels), ("is_crowd", crowds)):
+                if values is not None:
+                    fields[f"objects/{column}"].int64_list.value.extend(values[i])
             writer.write(example.SerializeToString())
         writer.close()
-        entry = {
-            "filepathTemplate": template,
-            "name": split,
-            "numBytes": "1",
-            "shardLengths": [str(len(indices))],
-        }
-        entries.append(entry)
-    if boxes is not None and box_labels is not None:
-        (place / "objects-label.labels.txt").write_text("red\nwhite\nplatelet\n")
+        template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+        known = {"filepathTemplate": template, "name": split, "numBytes": "1"}
+        entries.append(known | {"shardLengths": [str(len(indices))]})
     info = {"fileFormat": file_format, "name": name, "splits": entries, "version": "1.0.0"}
     (place / "dataset_info.json").write_text(json.dumps(info))
 
 
-def _objects(bbox_format, labels, crowds):
-    """The feature `objects` of TFDS's `coco`."""
-    core = "tensorflow_datasets.core.features"
-    box = {"bboxFormat": bbox_format, "dtype": "float32", "shape": {"dimensions": ["4"]}}
-    inner = {"bbox": {"boundingBox": box, "pythonClassName": f"{core}.bounding_boxes.BBoxFeature"}}
-    if labels:
-        name = f"{core}.class_label_feature.ClassLabel"
-        inner["label"] = {"classLabel": {"numClasses": "3"}, "pythonClassName": name}
-    if crowds:
-        tensor = {"dtype": "bool", "encoding": "none", "shape": {}}
-        inner["is_crowd"] = {"tensor": tensor, "pythonClassName": f"{core}.tensor_feature.Tensor"}
-    nested = {
-        "featuresDict": {"features": inner},
-        "pythonClassName": f"{core}.features_dict.FeaturesDict",
-    }
-    return {
-        "sequence": {"feature": nested, "length": "-1"},
-        "pythonClassName": f"{core}.sequence_feature.Sequence",
-    }
+def feature(name, **content):
+    """An entry of features.json."""
+    return {"pythonClassName": f"tensorflow_datasets.core.features.{name}", **content}
+
+
+CLASSES = feature("class_label_feature.ClassLabel", classLabel={"numClasses": "3"})
+
+
+def _box(bbox_format):
+    return {"bboxFormat": bbox_format, "dtype": "float32", "shape": {"dimensions": ["4"]}}
+
+
+def _dict(features):
+    return feature("features_dict.FeaturesDict", featuresDict={"features": features})
 
 
 def same_record(a, b):
@@ -154,22 +155,16 @@ def xml(size, objects):
 
 def coco_json():
     """Three images of 8 x 8, one of them without objects; a crowd; ids that are not in order."""
-
-    def entry(number, image, category, box, crowd=0):
-        known = dict(id=number, image_id=image, category_id=category, bbox=box, iscrowd=crowd)
-        return known | dict(area=box[2] * box[3])
-
+    keys = ("id", "image_id", "category_id", "bbox", "iscrowd", "area")
+    annotations = [
+        (1, 9, 1, [0, 0, 2, 2], 0, 4),
+        (2, 4, 90, [1, 2, 3, 4], 0, 12),
+        (3, 4, 1, [0, 0, 8, 8], 1, 64),
+        (4, 9, 90, [5, 4, 1, 1], 0, 1),
+    ]
+    images = [(9, "b.jpg"), (4, "a.jpg"), (2, "c.jpg")]
     return dict(
-        images=[
-            dict(id=9, file_name="b.jpg", height=8, width=8),
-            dict(id=4, file_name="a.jpg", height=8, width=8),
-            dict(id=2, file_name="c.jpg", height=8, width=8),
-        ],
-        annotations=[
-            entry(1, 9, 1, [0, 0, 2, 2]),
-            entry(2, 4, 90, [1, 2, 3, 4]),
-            entry(3, 4, 1, [0, 0, 8, 8], crowd=1),
-            entry(4, 9, 90, [5, 4, 1, 1]),
-        ],
+        images=[dict(id=i, file_name=name, height=8, width=8) for i, name in images],
+        annotations=[dict(zip(keys, row)) for row in annotations],
         categories=[dict(id=90, name="toothbrush"), dict(id=1, name="person")],
     )

@@ -1,141 +1,70 @@
-"""folder.py: which files it finds, classes, splits, broken files."""
+"""folder.py: which files it finds, classes, splits, masks and boxes beside the images."""
 
-import io
+import json
 import os
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.folder import EXTENSIONS, Folder
+from ssl_jax.data.folder import Folder
 from ssl_jax.data.source import make_source
 from ssl_jax.data.subset import sliced
-from tests.data.records import IMAGES, MASKS, png, same_record, save
+from tests.data.records import IMAGES, MASKS, coco_json, png, same_record, save, xml
+from tests.data.sets import COCO_NAMES, put
 
 
-def test_folder_with_classes(tmp_path):
-    for i, name in enumerate(["b/2.png", "a/x.PNG", "b/1.webp", "c/deep/er/y.Jpeg", "a/z.jpg"]):
-        save(tmp_path / name, IMAGES[i])
-    for name in ["a/notes.txt", "a/.hidden.png", ".cache/x.png", "README.png.md"]:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"not an image")
-    folder = Folder(tmp_path)
-    names = [os.path.relpath(folder.name(i), tmp_path) for i in range(len(folder))]
-    assert names == ["a/x.PNG", "a/z.jpg", "b/1.webp", "b/2.png", "c/deep/er/y.Jpeg"]
-    assert folder.class_names == ("a", "b", "c") and folder.num_classes == 3
-    assert [folder[i]["label"] for i in range(5)] == [0, 0, 1, 1, 2]
-    np.testing.assert_array_equal(folder[0]["image"], IMAGES[1])
-    assert not folder.has_masks and folder.size is None and "mask" not in folder[0]
-    assert len(list(folder)) == 5  # iteration ends
+def write(root, images, masks=()):
+    """{relative path: number of the image or mask} below root."""
+    for path, i in images.items():
+        save(root / path, IMAGES[i])
+    for path, i in dict(masks).items():
+        save(root / path, MASKS[i])
+
+
+def files(folder, root):
+    return [os.path.relpath(folder.name(i), root) for i in range(len(folder))]
 
 
 @pytest.mark.parametrize(
     "names", [["1.png", "2.png"], ["1.png", "a/2.png", "b/3.png"], ["only/1.png", "only/2.png"]]
 )
-def test_folder_without_classes(names, tmp_path):
-    for i, name in enumerate(names):
-        save(tmp_path / name, IMAGES[i])
+def test_folders_without_classes(names, tmp_path):
+    write(tmp_path, {name: i for i, name in enumerate(names)})
     folder = Folder(tmp_path)
     assert folder.num_classes is None and folder.class_names is None and len(folder) == len(names)
     assert folder[0].keys() == {"image"}
 
 
-def test_folder_splits(tmp_path):
-    for i, name in enumerate(["train/a/1.png", "train/b/2.png", "val/a/3.png", "val/b/4.png"]):
-        save(tmp_path / name, IMAGES[i])
-    train, val = (
-        make_source(dict(kind="folder", dir=tmp_path, split=split)) for split in ("train", "val")
-    )
-    np.testing.assert_array_equal(train[1]["image"], IMAGES[1])
-    np.testing.assert_array_equal(val[1]["image"], IMAGES[3])
-    assert [len(s) for s in (train, val)] == [2, 2] and val[1]["label"] == 1
-    with pytest.raises(
-        InputError, match="data.split: .* no subfolder 'test'; subfolders: train, val"
-    ):
-        make_source(dict(kind="folder", dir=tmp_path, split="train"), split="test")
-
-
-def test_folder_follows_links_but_not_in_circles(tmp_path):
-    save(tmp_path / "elsewhere" / "1.png", IMAGES[0])
-    save(tmp_path / "root" / "a" / "2.png", IMAGES[1])
-    (tmp_path / "root" / "b").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "root" / "a" / "loop").symlink_to(tmp_path / "root")
-    folder = Folder(tmp_path / "root")
-    assert sorted(os.path.basename(folder.name(i)) for i in range(len(folder))) == [
-        "1.png",
-        "2.png",
-    ]
-
-
-@pytest.mark.parametrize("make", [lambda p: p / "gone", lambda p: p, lambda p: p / "file"])
-def test_folder_that_cannot_be(make, tmp_path):
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "sub").mkdir()
-    with pytest.raises(InputError) as caught:
-        make_source(dict(kind="folder", dir=str(make(tmp_path))))
-    message = str(caught.value)
-    assert (
-        "data.dir" in message
-        and str(make(tmp_path)) in message
-        and ".webp" in message
-        and "\n" not in message
-    )
-
-
-def test_folder_needs_a_dir():
-    with pytest.raises(InputError, match="data.dir is empty"):
-        make_source(dict(kind="folder", dir=""))
-
-
-def test_folder_names_a_broken_file(tmp_path):
-    save(tmp_path / "1.png", IMAGES[0])
-    (tmp_path / "2.png").write_bytes(png(IMAGES[1])[:60])
+def test_formats_and_what_is_left_out(tmp_path):
+    found = ["a.bmp", "b.TIF", "c.tiff", "d.png"]
+    write(tmp_path, {name: i for i, name in enumerate(found)})
+    save(tmp_path / "e.tif", np.full((4, 5), 257 * 7, np.uint16))
+    others = ("x.heic", "y.HEIC", "z.heic", "notes.txt", "README", "f.gif", "g.png.md")
+    for name in (*others, ".hidden.png", ".cache/x.png"):
+        put(tmp_path / name, b"no image")
     folder = Folder(tmp_path)
-    with pytest.raises(Unreadable, match="2.png"):
-        folder[1]
-    same_record(folder[0], {"image": IMAGES[0]})
-
-
-def test_accepted_extensions_are_lower_case():
-    assert all(extension == extension.lower() for extension in EXTENSIONS)
-
-
-def test_more_formats_and_what_is_left_out(tmp_path):
-    for i, name in enumerate(("a.bmp", "b.TIF", "c.tiff", "d.png")):
-        save(tmp_path / name, IMAGES[i])
-    (tmp_path / "e.tif").write_bytes(_tiff16(np.full((4, 5), 257 * 7, np.uint16)))
-    for name in ("x.heic", "y.HEIC", "z.heic", "notes.txt", "README", ".hidden", "f.gif"):
-        (tmp_path / name).write_bytes(b"no image")
-    folder = Folder(tmp_path)
-    assert [os.path.basename(folder.name(i)) for i in range(len(folder))] == [
-        "a.bmp",
-        "b.TIF",
-        "c.tiff",
-        "d.png",
-        "e.tif",
-    ]
+    assert files(folder, tmp_path) == [*found, "e.tif"]
     for i in range(4):
         np.testing.assert_array_equal(folder[i]["image"], IMAGES[i])
-        assert folder.shape(i) == (8, 8)
     np.testing.assert_array_equal(folder[4]["image"], np.full((4, 5, 3), 7))
     what, place = folder.left_out.split(" of ")
-    others = ["1 .gif", "1 .txt", "1 hidden", "1 without extension"]
-    assert place == str(tmp_path) and sorted(what.split(", ")) == [*others, "3 .heic"]
-    assert folder.left_out.startswith("3 .heic, ")
+    counts = {"3 .heic", "1 .gif", "1 .txt", "1 .md", "1 without extension"}
+    assert place == str(tmp_path) and counts < set(what.split(", "))
     # Other sources of the same files know it too.
     assert make_source(dict(kind="folder", dir=tmp_path, size=4)).left_out == folder.left_out
-    (tmp_path / "only").mkdir()
-    (tmp_path / "only" / "1.heic").write_bytes(b"")
-    with pytest.raises(InputError, match=r"no image in or below .*only \(there: 1 .heic\); acc"):
+    put(tmp_path / "only" / "1.heic", b"")
+    with pytest.raises(InputError, match="1 .heic"):
         Folder(tmp_path / "only")
 
 
-def _tiff16(gray):
-    stream = io.BytesIO()
-    Image.fromarray(gray).save(stream, "TIFF")
-    return stream.getvalue()
+def test_links_are_followed_but_not_in_circles(tmp_path):
+    write(tmp_path, {"elsewhere/1.png": 0, "root/a/2.png": 1})
+    (tmp_path / "root" / "b").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "root" / "a" / "loop").symlink_to(tmp_path / "root")
+    names = files(Folder(tmp_path / "root"), tmp_path / "root")
+    assert sorted(map(os.path.basename, names)) == ["1.png", "2.png"]
 
 
 def test_names_that_are_no_utf8(tmp_path):
@@ -143,12 +72,148 @@ def test_names_that_are_no_utf8(tmp_path):
     odd = os.fsdecode(b"caf\xe9")
     for name, i in ((f"{odd}/1.png", 0), (f"{odd}/{odd}.png", 1), ("b/2.png", 2)):
         try:
-            save(tmp_path / "images" / name, IMAGES[i])
+            write(tmp_path, {f"images/{name}": i}, {f"masks/{name}": i})
         except OSError:
             pytest.skip("this file system knows only UTF-8")
-        save(tmp_path / "masks" / name, MASKS[i])
     folder = Folder(tmp_path, masks="masks")
     assert folder.class_names == ("b", "caf\\xe9") and folder[2]["label"] == 1
     repr(folder).encode()
     np.testing.assert_array_equal(folder[2]["image"], IMAGES[1])
     assert len(sliced(folder, "train[:2]")) == 2
+
+
+# Layout: (images, masks, `masks` of the config, `mask_suffix`); "": found without being named.
+LAYOUTS = {
+    "images/x.png, masks/x.png": ("images/{}.png", "masks/{}.png", "masks", ""),
+    "deeper": ("images/a/{}.png", "masks/a/{}.png", "masks", ""),
+    "masks in one folder": ("images/a/{}.png", "masks/{}.png", "masks", ""),
+    "split below": ("images/train/{}.png", "masks/train/{}.png", "masks", ""),
+    "split above": ("train/images/{}.png", "train/masks/{}.png", "masks", ""),
+    "beside the images": ("{}.png", "labels/{}.png", "labels", ""),
+    "suffix": ("images/{}.png", "masks/{}_mask.png", "masks", "_mask"),
+    "another extension": ("train/{}.png", "gt/train/{}.tif", "gt", ""),
+    "found": ("images/{}.png", "masks/{}.png", "", ""),
+    "found annotations": ("images/{}.png", "annotations/{}.png", "", ""),
+    "found deeper": ("images/a/{}.png", "masks/a/{}.png", "", ""),
+    "found split below": ("images/train/{}.png", "masks/train/{}.png", "", ""),
+    "found split above": ("train/images/{}.png", "train/masks/{}.png", "", ""),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_masks_are_found_by_stem(layout, tmp_path):
+    image, mask, masks, suffix = LAYOUTS[layout]
+    write(tmp_path, *({form.format(n): i for i, n in enumerate("ab")} for form in (image, mask)))
+    config = dict(kind="folder", dir=tmp_path, mask_suffix=suffix)
+    for place in (masks, *[str(tmp_path / masks)] * bool(masks and (tmp_path / masks).is_dir())):
+        records = make_source(config | dict(masks=place))
+        assert len(records) == 2 and records.has_masks and records.num_classes is None
+        for i in range(2):
+            same_record(records[i], {"image": IMAGES[i], "mask": MASKS[i]})
+    if not masks:
+        alone = make_source(config, truth=False)
+        assert not alone.has_masks and alone[1].keys() == {"image"} and len(alone) == 2
+
+
+@pytest.mark.parametrize("why", ["one is missing", "two places", "colours", "another size"])
+def test_masks_that_are_not_sure_are_passed_over(why, tmp_path):
+    write(tmp_path, {f"images/{i}.png": i for i in range(3)}, {f"masks/{i}.png": i for i in (1, 2)})
+    first = {"colours": IMAGES[0], "another size": MASKS[0][:4], "two places": MASKS[0]}
+    if why in first:
+        save(tmp_path / "masks/0.png", first[why])
+    if why == "two places":
+        write(tmp_path, {}, {f"annotations/{i}.png": i for i in range(3)})
+    records = Folder(tmp_path)
+    assert len(records) == 3 and not records.has_masks and records.num_classes is None
+    if why == "two places":
+        assert Folder(tmp_path, masks="masks").has_masks
+    else:
+        with pytest.raises(InputError, match="data.masks: .*0.png"):
+            Folder(tmp_path, masks="masks")
+
+
+def test_splits_keep_apart_what_has_the_same_name(tmp_path):
+    images = {"images/train/1.png": 0, "images/val/1.png": 1}
+    write(tmp_path, images, {"masks/train/1.png": 0, "masks/val/1.png": 1})
+    for i, split in enumerate(("train", "val")):
+        same_record(
+            Folder(tmp_path, split, masks="masks")[0], {"image": IMAGES[i], "mask": MASKS[i]}
+        )
+    with pytest.raises(InputError, match="data.split"):
+        Folder(tmp_path, "test", masks="masks")
+
+
+def test_names_of_classes(tmp_path):
+    write(tmp_path, {"images/1.png": 0}, {"masks/1.png": 0})
+    config = dict(kind="folder", dir=tmp_path, masks="masks", reduce_zero_label=True)
+    put(tmp_path / "names.txt", "sky\n\nroad \ncar\n")
+    records = make_source(config | dict(class_names=str(tmp_path / "names.txt")))
+    assert records.mask_names == ("sky", "road", "car")
+    with pytest.raises(InputError, match="gone.txt"):
+        make_source(config | dict(class_names=str(tmp_path / "gone.txt")))
+
+
+def test_missing_masks_are_named(tmp_path):
+    write(tmp_path, {f"images/{i}.png": i for i in range(5)}, {"masks/0.png": 0})
+    with pytest.raises(InputError, match="data.masks: 4 of 5 .* 1.png, 2.png, 3.png and 1 more"):
+        Folder(tmp_path, masks="masks")
+    with pytest.raises(InputError, match="data.masks: .*gone"):
+        Folder(tmp_path, masks="gone")
+
+
+@pytest.mark.parametrize(
+    "mask, named",
+    [
+        (MASKS[0][:, :6], "8x6 .*8x8"),
+        (IMAGES[0], "RGB"),
+        (np.full((8, 8), 3, np.uint8), "3"),
+        (np.full((8, 8), 300, np.uint16), "300"),
+    ],
+)
+def test_masks_of_the_wrong_kind(mask, named, tmp_path):
+    """The first is refused at once; a later one is a record that cannot be read."""
+    names = ("sky", "road", "car")
+    write(tmp_path, {"images/1.png": 0})
+    save(tmp_path / "masks/1.png", mask)
+    with pytest.raises(InputError, match=f"data.masks: .*masks/1.png: .*{named}"):
+        Folder(tmp_path, masks="masks", class_names=names)
+    write(tmp_path, {"images/0.png": 0})
+    save(tmp_path / "masks/0.png", MASKS[0] % 3)
+    records = Folder(tmp_path, masks="masks", class_names=names)
+    records[0]
+    with pytest.raises(Unreadable, match=f"masks/1.png: .*{named}"):
+        records[1]
+
+
+def test_boxes_of_ilsvrcs_validation_set(tmp_path):
+    """Images by class, XML files in one folder."""
+    write(tmp_path, {f"val/n{i}/ILSVRC2012_val_{i}.JPEG": i for i in (1, 2)})
+    put(tmp_path / "boxes/val/ILSVRC2012_val_2.xml", xml((8, 8), [("n2", (1, 2, 3, 8))]))
+    records = make_source(dict(kind="folder", dir=tmp_path, split="val", boxes="boxes"))
+    np.testing.assert_array_equal(records[1]["boxes"], [[1, 2, 2, 6]])
+    assert records[0]["boxes"].shape == (0, 4) and records[0]["box_labels"].shape == (0,)
+    assert records[1]["box_labels"].tolist() == [1]
+
+
+def test_boxes_of_a_flat_folder(tmp_path):
+    """Without folders of classes and without a file of names, the annotations name the classes."""
+    for i, name in enumerate(("dog", "cat")):
+        put(tmp_path / "images" / f"{i}.png", png(IMAGES[i]))
+        put(tmp_path / "xml" / f"{i}.xml", xml((8, 8), [(name, (0, 0, 4, 4))]))
+    records = Folder(tmp_path, boxes="xml")
+    assert records.box_names == ("cat", "dog") and records.num_classes is None
+    assert [records[i]["box_labels"].tolist() for i in range(2)] == [[1], [0]]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="data.boxes: .*0.xml"):
+        Folder(tmp_path, boxes="empty")
+
+
+def test_boxes_in_a_coco_file(tmp_path):
+    write(tmp_path, {f"train/{name}.jpg": 0 for name in "abc"})
+    put(tmp_path / "instances_train.json", json.dumps(coco_json()))
+    records = Folder(tmp_path, boxes="instances_{split}.json")
+    assert records.box_names == COCO_NAMES
+    np.testing.assert_array_equal(records[0]["boxes"], [[2, 1, 4, 3]])
+    write(tmp_path, {"train/d.jpg": 0})
+    with pytest.raises(InputError, match="1 of 4 .*d.jpg"):
+        Folder(tmp_path, boxes="instances_{split}.json")

@@ -1,158 +1,234 @@
-"""source.py: the kind that a config names, and what sources of all kinds keep to."""
+"""What sources of all kinds keep to."""
 
+import concurrent.futures
 import pickle
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.data import photos, source
-from ssl_jax.data.arrays import ArraySource
+from ssl_jax.data import base, source
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.embedded import GeneratedSource
-from ssl_jax.data.folder import Folder
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.data.source import make_source, title
+from ssl_jax.data.source import make_source
 from ssl_jax.data.subset import Subset
-from ssl_jax.data.tfds import Tfds
-from tests.data.records import IMAGES, LABELS, MASKS, png, same_record, save, write_tfds
-from tests.data.test_tars import shard
+from tests.data import records
+from tests.data.sets import MAKERS
+
+FILES = [name for name in MAKERS if name not in (*source.EMBEDDED, "arrays")]
+ENCODED = [name for name in FILES if name != "python"]
+OF_FOLDERS = [name for name in ENCODED if " " not in name]
+# Classes of masks can be changed.
+RULED = ["folder with masks", *(name for name in OF_FOLDERS if name not in ("coco", "davis"))]
+TYPES = dict(image=np.uint8, mask=np.uint8, boxes=np.float32, box_labels=np.int32)
 
 
-def test_unknown_kind_names_the_nearest():
-    with pytest.raises(InputError, match="data.kind: .*did you mean 'folder'"):
-        make_source(dict(kind="foldr"))
+def test_every_kind_has_a_case():
+    assert {name.split()[0] for name in MAKERS} == {*source.KINDS, "python", "arrays"}
 
 
-def test_a_title_is_of_the_set_that_is_read():
-    assert title("tfds", "cifar10") == "cifar10" and title("folder", "cifar10") == "folder"
+def opened(case, **changes):
+    return make_source(case.config | changes) if isinstance(case.config, dict) else case.config
 
 
-def test_sources_know_the_names_of_their_classes():
-    windows = Prepared(GeneratedSource("photos", "train", 2), cache=True)
-    assert windows.class_names == photos.CLASS_NAMES and windows.num_classes == 17
-    assert windows.mask_names is None
-    collages = GeneratedSource("photo_collages", "train", 2)
-    assert collages.class_names is None and collages.mask_names == photos.CLASS_NAMES
-    assert collages.box_names == photos.CLASS_NAMES and collages.num_box_classes == 17
-    assert collages.has_boxes and not windows.has_boxes and collages.shape(1) == (64, 64)
-    assert len(collages[0]["box_labels"]) == len(collages[0]["boxes"])
-    arrays = Prepared(ArraySource(IMAGES, LABELS), size=8)
-    assert arrays.class_names is None and arrays.mask_names is None
+@pytest.fixture(scope="module", params=MAKERS)
+def case(request, tmp_path_factory):
+    return MAKERS[request.param](tmp_path_factory.mktemp("set"), False)
 
 
-def test_sources_pickle_and_print_stably(tmp_path):
-    write_tfds(tmp_path / "sets", "tiny_shapes", {"train": range(10), "test": [10, 11]})
-    save(tmp_path / "images" / "a" / "1.png", IMAGES[0])
-    save(tmp_path / "images" / "b" / "2.png", IMAGES[1])
-    everything = [
-        Folder(tmp_path / "images"),
-        Tfds("tiny_shapes", tmp_path / "sets", "test"),
-        ArraySource(IMAGES, LABELS, MASKS),
-        GeneratedSource("photos", "train", 9, size=32),
-        Prepared(Folder(tmp_path / "images"), size=6, cache=True),
-        Subset(ArraySource(IMAGES), [3, 1]),
-    ]
-    for records in everything:
-        copy = pickle.loads(pickle.dumps(records))
-        assert (
-            repr(copy) == repr(records)
-            and " at 0x" not in repr(records)
-            and "\n" not in repr(records)
-        )
-        assert len(copy) == len(records) and copy.name(1) == records.name(1)
-        same_record(copy[1], records[1])
+@pytest.fixture(scope="module")
+def images(case):
+    return opened(case)
 
 
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (dict(kind="voc"), 'x.dir is ""; x.kind="voc" needs the folder'),
-        (dict(kind="csv"), 'x.dir is ""; x.kind="csv" needs the folder'),
-        (dict(kind="folder", dir="d", labels="l"), "x.labels is 'l', .* for csv, webdataset, hugg"),
-        (
-            dict(kind="photos", masks="m"),
-            "x.masks is 'm', which means nothing for x.kind=\"photos\"",
-        ),
-        (dict(kind="voc", dir="d", boxes="b"), "x.boxes is 'b', .* it is for folder, tfds"),
-        (dict(kind="davis", dir="d", list="l"), "x.list is 'l', which means nothing"),
-        (dict(kind="folder", dir="d", class_map=(0, 300)), "integers from 0 to 255"),
-        (dict(kind="folder", dir="d", class_map=("a",)), "integers from 0 to 255"),
-    ],
-)
-def test_sections_that_cannot_work_are_refused(changes, message):
-    section = config_lib.build(source.defaults())
-    section.update(changes)
-    with pytest.raises(InputError, match=message):
-        source.check("x", section, section.dir)
+def test_records(case, images):
+    assert len(images) == len(case.records) == len(list(images))
+    for i, expected in enumerate(case.records):
+        record = images[np.int64(i)]
+        records.same_record(record, expected)
+        for key, dtype in TYPES.items():
+            assert key not in record or record[key].dtype == dtype, key
+        assert type(record.get("label", 0)) is int
+        assert images.shape(i) == base.shape(images, i) == expected["image"].shape[:2]
+    for i in (-1, len(images)):
+        with pytest.raises(IndexError):
+            images[i]
 
 
-def test_what_reads_masks_otherwise_prints_otherwise(tmp_path):
-    """Kept features, and the masks beside them, are found by what a source prints."""
-    for i in range(3):
-        save(tmp_path / "images" / f"{i}.png", IMAGES[i])
-        save(tmp_path / "masks" / f"{i}.png", MASKS[i])
-        save(tmp_path / "other" / f"{i}.png", MASKS[i])
-    write_tfds(tmp_path, "tiny_shapes", {"train": range(3)})
-    folder = dict(kind="folder", dir=tmp_path, masks="masks")
-    tfds = dict(kind="tfds", name="tiny_shapes", dir=tmp_path)
-    rules = ({}, dict(reduce_zero_label=True), dict(class_map=(1, 0, 2, 3)), dict(ignore=3))
-    for config in (folder, tfds):
-        assert len({repr(make_source(config | rule)) for rule in rules}) == len(rules)
-    assert repr(make_source(folder)) != repr(make_source(folder | dict(masks="other")))
-    first, second = (Subset(ArraySource(IMAGES), rows) for rows in ([0, 1], [0, 2]))
-    assert repr(first) != repr(second)
+def test_facts(case, images):
+    expected = {fact: getattr(base.Source, fact) for fact in base.FACTS} | case.facts
+    for wrapped, other in (
+        (images, {}),
+        (Prepared(images, cache=True), {}),
+        (Prepared(images, size=16), dict(size=(16, 16))),
+        (Subset(images, range(len(images))), dict(sequences=None)),
+    ):
+        for fact, value in (expected | other).items():
+            found = getattr(wrapped, fact)
+            assert (tuple(found) if isinstance(value, tuple) else found) == value, fact
+    parts = dict(labels="label", masks="mask", boxes="boxes", sequences="sequence")
+    for need, key in parts.items():
+        assert source.has(images, need) == (key in images[0]) or key == "sequence"
+        if isinstance(case.config, dict):
+            section = config_lib.build(source.defaults())
+            section.update(case.config | dict(dir=str(case.config.get("dir", ""))))
+            assert source.may_have(section, need) or not source.has(images, need), need
 
 
-def test_what_reads_lists_tars_and_tables_otherwise_prints_otherwise(tmp_path):
-    for i in range(2):
-        save(tmp_path / f"{i}.png", IMAGES[i])
-        save(tmp_path / f"m{i}.png", MASKS[i])
-    (tmp_path / "x.csv").write_text("path,a,b,mask\n0.png,1,2,m0.png\n1.png,2,1,m1.png\n")
-    members = {
-        f"{i}.{end}": png(x) for end, x in (("png", IMAGES[0]), ("s.png", MASKS[0])) for i in "ab"
-    }
-    shard(
-        tmp_path / "0.tar", members | {"a.json": b'{"k": 1, "l": 0}', "b.json": b'{"k": 0, "l": 0}'}
+def test_names(case, images, tmp_path):
+    assert len({images.name(i) for i in range(len(images))}) == len(images)
+    if hasattr(images, "list_names") and case.config["kind"] != "davis":
+        names = images.list_names()
+        assert len(set(names)) == len(names) == len(images)
+        (tmp_path / "list.txt").write_text(f"{names[-1]}\n")
+        one = opened(case, list=str(tmp_path / "list.txt"))
+        assert len(one) == 1 and one.name(0) == images.name(len(images) - 1)
+
+
+def test_copies_and_threads_read_the_same(case, images):
+    copy = pickle.loads(pickle.dumps(images))
+    assert repr(copy) == repr(images) == repr(opened(case))
+    assert " at 0x" not in repr(images) and "\n" not in repr(images)
+    assert len(copy) == len(images) and copy.name(1) == images.name(1)
+    rows = [*range(len(images))] * 4
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for i, record in zip(rows, pool.map(copy.__getitem__, rows), strict=True):
+            records.same_record(record, case.records[i])
+
+
+def test_subsets_and_what_is_kept_in_memory(case, images):
+    last = len(images) - 1
+    for some in (
+        Subset(images, [last, 0]),
+        Prepared(Subset(images, [last, 0]), cache=True),
+        Subset(Prepared(images, cache=True), [last, 0]),
+    ):
+        assert [some.name(i) for i in range(2)] == [images.name(last), images.name(0)]
+        for i, row in enumerate((last, 0, last)):
+            records.same_record(some[i % 2], case.records[row])
+        assert some.shape(0) == case.records[last]["image"].shape[:2]
+        assert repr(pickle.loads(pickle.dumps(some))) == repr(some)
+    assert repr(Subset(images, [last, 0])) != repr(Subset(images, [0, last]))
+    small = Prepared(images, size=4)[last]
+    assert small["image"].shape == (4, 4, 3) and small.get("mask", small["image"]).shape[:2] == (
+        4,
+        4,
     )
-    columns = dict(image=[png(IMAGES[0])] * 2, a=[0, 1], b=[1, 0], mask=[png(MASKS[0])] * 2)
-    pq.write_table(pa.table(columns), tmp_path / "train.parquet")
-    for kind, *labels in (("csv", "a", "b"), ("webdataset", "k", "l"), ("huggingface", "a", "b")):
-        config = dict(kind=kind, dir=tmp_path, masks="s.png" if kind == "webdataset" else "mask")
-        ways = [dict(labels=label) for label in labels] + [dict(class_map=(1, 0, 2, 3))]
-        assert len({repr(make_source(config | way)) for way in ways}) == 3, kind
 
 
-@pytest.mark.parametrize("kind", ["folder", "csv", "webdataset"])
-def test_an_image_that_is_too_large_is_named_by_every_kind(kind, tmp_path):
-    save(tmp_path / "0.png", IMAGES[0])  # 12 x 12
-    save(tmp_path / "1.png", np.zeros((30, 20, 3), np.uint8))
-    (tmp_path / "list.csv").write_text("path\n0.png\n1.png\n")
-    files = {f"{i}.png": (tmp_path / f"{i}.png").read_bytes() for i in (0, 1)}
-    shard(tmp_path / "a.tar", files)
-    section = dict(kind=kind, dir=str(tmp_path))
-    opened = make_source({**section, "max_pixels": 599})
-    same_record(opened[0], make_source(section)[0])
-    for read in (opened.__getitem__, opened.shape):
-        with pytest.raises(Unreadable, match=r"1.*: 30x20 pixels, more than data.max_pixels=599"):
+@pytest.mark.parametrize("name", [name for name in FILES if name != "davis"])
+def test_slices_are_apart_and_together_everything(name, tmp_path):
+    case = MAKERS[name](tmp_path, False)
+    parts = [opened(case, split=f"train[{part}]") for part in (":1", "1:")]
+    whole = opened(case)
+    assert [len(part) for part in parts] == [1, len(whole) - 1]
+    where = {record["image"].tobytes(): i for i, record in enumerate(case.records)}
+    found = [where[record["image"].tobytes()] for part in parts for record in part]
+    assert sorted(found) == list(range(len(whole)))
+    for part in parts:
+        assert part.class_names == whole.class_names and part.mask_names == whole.mask_names
+    with pytest.raises(InputError, match="data.split"):
+        opened(case, split="train[:x%]")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_image_that_cannot_be_read_is_named(name, tmp_path):
+    case = MAKERS[name](tmp_path, True)
+    images, last = opened(case), len(case.records) - 1
+    for some, i in (
+        (images, last),
+        (Prepared(images, cache=True), last),
+        (Subset(images, [last]), 0),
+    ):
+        with pytest.raises(Unreadable) as caught:
+            some[i]
+        assert caught.value.name == images.name(last) and caught.value.reason
+        assert "\n" not in str(caught.value)
+    records.same_record(images[0], case.records[0])
+
+
+@pytest.mark.parametrize("name", ENCODED)
+def test_an_image_that_is_too_large_is_named(name, tmp_path):
+    case = MAKERS[name](tmp_path, False)
+    height, width = case.records[0]["image"].shape[:2]
+    images = opened(case, max_pixels=height * width - 1)
+    for read in (images.__getitem__, *[images.shape] * (images.size is None)):
+        with pytest.raises(Unreadable, match=f"{height}x{width}.*data.max_pixels") as caught:
             read(1)
-    for limit in (600, 0):
-        assert make_source({**section, "max_pixels": limit})[1]["image"].shape == (30, 20, 3)
+        assert caught.value.name == images.name(1)
+    for limit in (height * width, 0):
+        records.same_record(opened(case, max_pixels=limit)[1], case.records[1])
+
+
+@pytest.mark.parametrize("name", OF_FOLDERS + ["folder of classes"])
+def test_places_and_parts_that_are_not_there_are_named(name, tmp_path):
+    case = MAKERS[name](tmp_path / "set", False)
+    (tmp_path / "empty").mkdir()
+    dirs = [tmp_path / "gone", tmp_path / "empty", *[""] * (name != "tfds")]
+    for change, key in [(dict(dir=str(path)), "data.(dir|name|split)") for path in dirs] + [
+        (dict(split="nosuch"), "data.split")
+    ]:
+        with pytest.raises(InputError, match=key) as caught:
+            opened(case, **change)
+        assert "\n" not in str(caught.value), change
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_what_reads_masks_otherwise_prints_otherwise(name, tmp_path):
+    """Kept features, and the masks beside them, are found by what a source prints."""
+    case = MAKERS[name](tmp_path, False)
+    class_map = (1, 0, *range(2, 182))
+    rules = ({}, dict(reduce_zero_label=True), dict(class_map=class_map), dict(ignore=3))
+    images = [opened(case, **rule) for rule in rules]
+    assert len(set(map(repr, images))) == len(rules)
+    classes = case.records[0]["mask"]
+    if name not in ("ade20k", "cityscapes", "coco_stuff"):  # whose files hold other numbers
+        swapped = np.array([*class_map, *range(182, 256)])[classes]
+        ignored = np.where(classes == 3, 255, classes)
+        for found, expected in zip(images[1:], (classes - np.uint8(1), swapped, ignored)):
+            expected = np.where(classes == 255, 255, expected)
+            np.testing.assert_array_equal(found[0]["mask"], expected)
+
+
+@pytest.mark.parametrize("name", ["csv", "webdataset", "huggingface"])
+def test_other_labels(name, tmp_path):
+    case = MAKERS[name](tmp_path, False)
+    images = opened(case, labels="other")
+    assert [record["label"] for record in images] == [0, 1, 0, 1] and images.num_classes == 2
+    assert repr(images) != repr(opened(case))
+    for key in ("images", "labels", "masks"):
+        with pytest.raises(InputError, match=f"data.{key}"):
+            opened(case, **{key: "nosuch"})
+
+
+def test_other_masks_and_records_print_otherwise(tmp_path):
+    case = MAKERS["folder with masks"](tmp_path, False)
+    (tmp_path / "other").symlink_to(tmp_path / "masks")
+    assert repr(opened(case)) != repr(opened(case, masks="other"))
+    alone = make_source(case.config, truth=False)
+    assert repr(alone) != repr(opened(case))
+    rows = [repr(Subset(alone, rows)) for rows in ([0, 1], [0, 2], [1, 0])]
+    assert len(set(rows)) == 3
 
 
 def test_a_decode_size_is_for_images_alone(tmp_path):
-    Image.new("RGB", (64, 48)).save(tmp_path / "0.jpg")
+    records.save(tmp_path / "0.jpg", np.zeros((48, 64, 3), np.uint8))
     section = dict(kind="folder", dir=str(tmp_path), decode_size=24)
-    opened = make_source(section, truth=False)
-    assert opened[0]["image"].shape == (24, 32, 3) and opened.shape(0) == (24, 32)
+    images = make_source(section, truth=False)
+    assert images[0]["image"].shape == (24, 32, 3) and images.shape(0) == (24, 32)
     assert make_source({**section, "size": 16})[0]["image"].shape == (16, 16, 3)
-    Image.new("L", (64, 48)).save(tmp_path / "0_mask.png")
+    records.save(tmp_path / "0_mask.png", np.zeros((48, 64), np.uint8))
     (tmp_path / "list.csv").write_text("path,mask\n0.jpg,0_mask.png\n")
     masked = {**section, "kind": "csv"}
     assert make_source(masked)[0]["image"].shape == (48, 64, 3)  # as an evaluation has it
-    with pytest.raises(InputError, match="data.decode_size=24 is for images without masks"):
+    with pytest.raises(InputError, match="data.decode_size"):
         make_source(masked, truth=False)
+
+
+def test_unknown_kinds_are_refused_and_titles():
+    for kind in ("foldr", "pyhton:a.b"):
+        with pytest.raises(InputError, match="data.kind"):
+            make_source(dict(kind=kind))
+    assert source.title("tfds", "cifar10") == "cifar10"
+    assert source.title("folder", "cifar10") == "folder"

@@ -7,7 +7,7 @@ from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.source import make_source
 from ssl_jax.data.subset import Subset, sliced
-from tests.data.records import IMAGES, same_record, save, write_tfds
+from tests.data.records import IMAGES, same_record, save
 
 
 @pytest.fixture
@@ -19,9 +19,10 @@ def images(tmp_path):
     return tmp_path / "set"
 
 
-def listed(tmp_path, *lines):
-    (tmp_path / "list.txt").write_text("\n".join(lines) + "\n")
-    return str(tmp_path / "list.txt")
+def listed(images, *lines, **config):
+    (images.parent / "list.txt").write_text("\n".join(lines) + "\n")
+    config = dict(kind="folder", dir=str(images)) | config
+    return make_source(config | dict(list=str(images.parent / "list.txt")))
 
 
 @pytest.mark.parametrize(
@@ -33,62 +34,39 @@ def listed(tmp_path, *lines):
         ("n3/n3_7", "n1/n1_2  "),
     ],
 )
-def test_a_list_restricts_a_folder(lines, images, tmp_path):
-    config = dict(kind="folder", dir=str(images), list=listed(tmp_path, *lines))
-    records, whole = make_source(config), make_source(config, list="")
+def test_a_list_restricts_a_folder(lines, images):
+    records, whole = listed(images, *lines), make_source(dict(kind="folder", dir=str(images)))
     assert (len(records), len(whole)) == (2, 4)
     assert records.num_classes == 3 and records.class_names == whole.class_names
     for i, j in enumerate((1, 3)):
         same_record(records[i], whole[j])
-        assert records.name(i) == whole.name(j) and records.shape(i) == (8, 8)
-    with pytest.raises(IndexError):
-        records[2]
     # The test part has a list of its own, or none.
-    assert len(make_source(config, split="val", list="")) == 4
-    assert make_source(config | dict(size=4))[0]["image"].shape == (4, 4, 3)
+    assert (
+        len(make_source(dict(kind="folder", dir=str(images), list="x"), split="val", list="")) == 4
+    )
+    assert listed(images, *lines, size=4)[0]["image"].shape == (4, 4, 3)
 
 
 @pytest.mark.parametrize(
-    "lines, message",
+    "lines, config, named",
     [
-        (
-            ("n1_1.JPEG", "n9_1.JPEG", "x"),
-            "2 of 3 names in .* are not in .*: n9_1.JPEG, x; .*n1/n1",
-        ),
-        (("", " "), "names no record"),
+        (("n1_1.JPEG", "n9_1.JPEG", "x"), {}, "n9_1.JPEG, x"),
+        (("", " "), {}, "list.txt"),
+        (("a",), dict(kind="photos", length=3), "photos"),
     ],
 )
-def test_lists_that_do_not_fit(lines, message, images, tmp_path):
-    with pytest.raises(InputError, match=f"data.list: .*{message}"):
-        make_source(dict(kind="folder", dir=str(images), list=listed(tmp_path, *lines)))
+def test_lists_that_do_not_fit(lines, config, named, images):
+    with pytest.raises(InputError, match=f"data.list: .*{named}"):
+        listed(images, *lines, **config)
+    with pytest.raises(InputError, match="data.list: .*gone.txt"):
+        make_source(dict(kind="folder", dir=str(images), list=str(images / "gone.txt")))
 
 
-def test_names_must_be_unique(images, tmp_path):
+def test_names_must_be_unique(images):
     save(images / "train" / "n2" / "n1_1.JPEG", IMAGES[0])
-    config = dict(kind="folder", dir=str(images))
-    with pytest.raises(InputError, match="data.list: n1_1.JPEG .* several records"):
-        make_source(config | dict(list=listed(tmp_path, "n1_1.JPEG")))
-    assert len(make_source(config | dict(list=listed(tmp_path, "n2/n1_1.JPEG")))) == 1
-
-
-def test_no_list_and_sets_without_names(images, tmp_path):
-    with pytest.raises(InputError, match="data.list: .*gone.txt cannot be read"):
-        make_source(dict(kind="folder", dir=str(images), list=str(tmp_path / "gone.txt")))
-    with pytest.raises(InputError, match='cannot restrict data.kind="photos"'):
-        make_source(dict(kind="photos", length=3, list=listed(tmp_path, "a")))
-    write_tfds(tmp_path, "nameless", {"train": range(3)})
-    config = dict(kind="tfds", name="nameless", dir=tmp_path, list=listed(tmp_path, "a"))
-    with pytest.raises(InputError, match="nameless have no file name or id"):
-        make_source(config)
-
-
-def test_a_list_restricts_a_tfds_set(tmp_path):
-    write_tfds(tmp_path, "named", {"train": range(6)}, file_name="pic_{}.png")
-    config = dict(kind="tfds", name="named", dir=tmp_path)
-    records = make_source(config | dict(list=listed(tmp_path, "pic_4.png", "pic_1.png")))
-    assert len(records) == 2 and records.has_masks and records.size == (8, 8)
-    np.testing.assert_array_equal(records[0]["image"], IMAGES[1])
-    np.testing.assert_array_equal(records[1]["image"], IMAGES[4])
+    with pytest.raises(InputError, match="data.list: n1_1.JPEG"):
+        listed(images, "n1_1.JPEG")
+    assert len(listed(images, "n2/n1_1.JPEG")) == 1
 
 
 def test_image_ids_follow_the_records():
@@ -124,9 +102,12 @@ def test_slices_of_a_folder_are_apart_and_together_everything(numbered):
     records = make_source(dict(kind="folder", dir=str(numbered), split="train[:10]"))
     labels = [record["label"] for record in records]
     assert len(records) == 10 and 2 <= sum(labels) <= 8 and records.class_names == ("a", "b")
-    assert (
-        records.list_names()[0] == f"{'ab'[labels[0]]}/{numbers(numbered, 'train[:10]')[0]:02}.png"
-    )
+    first = numbers(numbered, "train[:10]")[0]
+    assert records.list_names()[0] == f"{'ab'[labels[0]]}/{first:02}.png"
+
+    named = listed(numbered, *records.list_names()[:1], split="train[:10]")
+    assert len(named) == 1
+    assert len(sliced(ArraySource(IMAGES), "my-set.1[:25%]")) == 3
 
 
 def test_slices_stay_where_they_are_when_files_come_and_go(numbered):
@@ -137,20 +118,13 @@ def test_slices_stay_where_they_are_when_files_come_and_go(numbered):
     assert len(set(before) - set(numbers(numbered, "train[:50%]"))) <= 2
 
 
-def test_a_slice_is_of_a_part_and_of_other_kinds(images, tmp_path):
-    config = dict(kind="folder", dir=str(images))
-    assert len(make_source(config, split="val[:50%]")) == 2
-    assert "split='val[:50%]', 2 images" in repr(make_source(config, split="val[:50%]"))
-    named = listed(tmp_path, *make_source(config, split="val[:50%]").list_names()[:1])
-    assert len(make_source(config, split="val[:50%]", list=named)) == 1
-    assert len(sliced(ArraySource(IMAGES), "my-set.1[:25%]")) == 3
-
-
-@pytest.mark.parametrize("split", ["train[5]", "train[:x%]", "train[:20", "train[:50%]+val[:50%]"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        *("train[5]", "train[:x%]", "train[:20", "train[:50%]+val[:50%]"),
+        *("train[:0%]", "test[:10%]"),
+    ],
+)
 def test_what_is_no_slice(split, images):
-    with pytest.raises(InputError, match=r"data.split: .* write train\[:90%\], train\[100:200\]"):
+    with pytest.raises(InputError, match="data.split"):
         make_source(dict(kind="folder", dir=str(images), split=split))
-    with pytest.raises(InputError, match="holds no record"):
-        make_source(dict(kind="folder", dir=str(images), split="train[:0%]"))
-    with pytest.raises(InputError, match="no subfolder 'test'"):
-        make_source(dict(kind="folder", dir=str(images), split="test[:10%]"))

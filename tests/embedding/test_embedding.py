@@ -3,6 +3,7 @@
 import json
 import os
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -46,11 +47,6 @@ def folder(tmp_path):
     return tmp_path / "images"
 
 
-def _of(network, folder, name, size=8):
-    image = decode.resize_square(decode.decode_image(str(folder / name)), size)
-    return network(image[None])
-
-
 def test_a_folder_in_memory(network, folder):
     found = ssl_jax.embed(network, folder, tokens=("image", "mean", "patches"), batch_size=2)
     assert found["names"].tolist() == ["a/0.png", "a/1.png", "b/3.png", "b/4.png"]
@@ -59,7 +55,8 @@ def test_a_folder_in_memory(network, folder):
     assert found["index"].tolist() == [0, 1, 3, 4]
     assert found["sizes"].tolist() == [[12, 12]] * 4  # as stored, not as resized
     assert [name.rpartition("/")[2] for name in found["skipped"]] == ["2.png"]
-    alone = _of(network, folder, "b/3.png")
+    image = decode.resize_square(decode.decode_image(str(folder / "b/3.png")), 8)
+    alone = network(image[None])
     np.testing.assert_allclose(found["image"][2], alone.image[0], atol=1e-5)
     np.testing.assert_allclose(found["patches"][2], alone.patches[0], atol=1e-5)
     np.testing.assert_allclose(found["mean"][2], alone.patches[0].mean(axis=(0, 1)), atol=1e-5)
@@ -77,7 +74,7 @@ def test_native_sizes(network, folder):
 
 
 @pytest.mark.parametrize("suffix", ["npz", "parquet"])
-def test_names_that_are_no_utf8_are_listed(network, folder, tmp_path, suffix, capsys):
+def test_names_that_are_no_utf8_are_listed(network, folder, tmp_path, suffix):
     odd = os.fsdecode(b"caf\xe9")
     try:
         for name in (f"b/{odd}5.png", f"b/{odd}6.png"):
@@ -91,8 +88,7 @@ def test_names_that_are_no_utf8_are_listed(network, folder, tmp_path, suffix, ca
             names, skipped = found["names"].tolist(), found["skipped"].tolist()
     else:
         table = parquet.read_table(out)
-        names = table["name"].to_pylist()
-        skipped = json.loads(table.schema.metadata[b"skipped"])
+        names, skipped = table["name"].to_pylist(), json.loads(table.schema.metadata[b"skipped"])
     assert names[-1] == "b/caf\\xe95.png" and len(names) == 5
     assert [name.rpartition("/")[2] for name in skipped] == ["2.png", "caf\\xe96.png"]
 
@@ -104,26 +100,23 @@ def test_arrays_and_half_precision(network):
     np.testing.assert_allclose(found["cls"], network(images).cls, atol=2e-3)
 
 
-def test_sparse_tokens_are_all_of_them():
-    def sparse(images):
-        return np.stack([images.mean(axis=(1, 2)), images.max(axis=(1, 2))], axis=1)
-
-    network = encoder.published(SHAPE, vit.vit(SHAPE).init(jax.random.key(0)), "a ViT")
+def test_sparse_tokens_are_all_of_them(network):
     images = np.random.default_rng(0).random((3, 8, 8, 3)).astype(np.float32)
-    work = embedding.plan(network, embedding.opened(images, 0, network), tokens=("sparse",))
-    with pytest.raises(InputError, match="no sparse tokens"):
-        embedding.in_memory(work)
+    with pytest.raises(InputError, match="sparse"):
+        ssl_jax.embed(network, images, tokens=("sparse",))
 
     class Sparse(encoder.Encoder):
         def __call__(self, images, **options):
-            found = network(images)
-            return found._replace(extras={"tokens": np.asarray(sparse(np.asarray(images)))})
+            tokens = np.stack([images.mean(axis=(1, 2)), images.max(axis=(1, 2))], axis=1)
+            return network(images)._replace(extras={"tokens": tokens})
+
+        def across(self, devices):
+            return self
 
     other = Sparse(network.config, network.params, features=network._features)
-    other.across = lambda devices: other
-    found = ssl_jax.embed(other, images, tokens=("sparse",))
-    assert found["sparse"].shape == (3, 2, 3)
-    np.testing.assert_allclose(found["sparse"], sparse(images), atol=1e-6)
+    found = ssl_jax.embed(other, images, tokens=("sparse",))["sparse"]
+    expected = np.stack([images.mean(axis=(1, 2)), images.max(axis=(1, 2))], axis=1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_records_without_file_names_have_those_of_messages(network, monkeypatch):
@@ -138,24 +131,16 @@ def test_records_without_file_names_have_those_of_messages(network, monkeypatch)
 
 
 @pytest.mark.parametrize("size", [8, 0])
-def test_npz_is_what_memory_has(network, folder, tmp_path, small_parts, size):
+def test_files_hold_what_memory_has(network, folder, tmp_path, small_parts, size):
     _picture(folder / "a/1.png", height=9, width=17, seed=1)
     options = dict(tokens=("image", "patches"), batch_size=2, size=size)
     wanted = ssl_jax.embed(network, folder, **options)
     out = ssl_jax.embed(network, folder, tmp_path / "x.npz", **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "x.npz"]
     with np.load(out, allow_pickle=False) as found:
+        chex.assert_trees_all_equal({name: found[name] for name in wanted}, wanted)
         assert set(found.files) == set(wanted)
-        for name, array in wanted.items():
-            np.testing.assert_array_equal(found[name], array)
         assert json.loads(str(found["about"]))["digest"] == network.digest
-
-
-@pytest.mark.parametrize("size", [8, 0])
-def test_parquet_is_what_memory_has(network, folder, tmp_path, small_parts, size):
-    _picture(folder / "a/1.png", height=9, width=17, seed=1)
-    options = dict(tokens=("image", "patches"), batch_size=2, size=size)
-    wanted = ssl_jax.embed(network, folder, **options)
     table = parquet.read_table(ssl_jax.embed(network, folder, tmp_path / "x.parquet", **options))
     rows = table.to_pylist()
     assert [row["name"] for row in rows] == wanted["names"].tolist()
@@ -186,22 +171,15 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
     with pytest.raises(KeyboardInterrupt):
         embedding.to_file(plan, out)
     assert not out.exists()
-    told = []
-    embedding.to_file(plan, out, progress=lambda done, count: told.append((done, count)))
+    other = embedding.plan(network, embedding.opened(folder, 4, network), **options)
+    with pytest.raises(InputError, match=r"x\.npz\.parts"):
+        embedding.to_file(other, out)  # the parts that are there are of other images
+    progress = []
+    embedding.to_file(plan, out, progress=lambda done, count: progress.append((done, count)))
     assert computed == [0, 2, 2, 4]  # the first part was there
-    assert told == [(2, 5), (4, 5), (5, 5)]
+    assert progress == [(2, 5), (4, 5), (5, 5)]
     with np.load(out) as found:
         np.testing.assert_array_equal(found["image"], wanted["image"])
-
-
-def test_parts_of_another_embedding_are_refused(network, folder, tmp_path, small_parts):
-    out = tmp_path / "x.npz"
-    plan = embedding.plan(network, embedding.opened(folder, None, network), batch_size=2)
-    kept = parts.Kept(tmp_path / "x.npz.parts", plan.described())
-    kept.write(0, plan.compute(0, 2))
-    other = embedding.plan(network, embedding.opened(folder, 4, network), batch_size=2)
-    with pytest.raises(InputError, match=r"x\.npz\.parts holds parts of another.*\(data differ\)"):
-        embedding.to_file(other, out)
 
 
 def test_a_part_without_readable_images(network, folder, tmp_path, small_parts):
@@ -212,77 +190,64 @@ def test_a_part_without_readable_images(network, folder, tmp_path, small_parts):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "named"),
     [
-        (dict(tokens=("patch",)), 'tokens is "patch".*did you mean "patches"'),
-        (dict(dtype="int8"), "dtype is"),
-        (dict(layers=0), "layers is 0"),
-        (dict(out="x.csv"), r"ends in \.npz or \.parquet"),
-        (dict(out="nowhere/x.npz"), "no folder"),
+        (dict(tokens=("patch",)), "tokens"),
+        (dict(dtype="int8"), "dtype"),
+        (dict(layers=0), "layers"),
+        (dict(out="x.csv"), "x.csv"),
+        (dict(out="nowhere/x.npz"), "nowhere"),
+        (dict(out="mine.npz"), "mine.npz"),  # a file is never replaced
     ],
 )
-def test_bad_input(network, folder, tmp_path, changes, message):
+def test_bad_input(network, folder, tmp_path, changes, named):
+    (tmp_path / "mine.npz").write_text("mine")
     if "out" in changes:
         changes = changes | {"out": tmp_path / changes["out"]}
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=named):
         ssl_jax.embed(network, folder, **changes)
+    assert (tmp_path / "mine.npz").read_text() == "mine"
 
 
-def test_a_file_is_never_replaced(network, folder, tmp_path):
-    (tmp_path / "x.npz").write_text("mine")
-    with pytest.raises(InputError, match=r"x\.npz is there already"):
-        ssl_jax.embed(network, folder, tmp_path / "x.npz")
-    assert (tmp_path / "x.npz").read_text() == "mine"
+@pytest.fixture
+def command(network, monkeypatch):
+    """`ssl-jax embed`; reading weights is tested elsewhere."""
+    monkeypatch.setattr("ssl_jax.api.load", lambda path, family: network)
+    return lambda *arguments: cli.main(["ssl-jax", "embed", *map(str, arguments)])
 
 
-class TestCommand:
-    """`ssl-jax embed`."""
+def test_command_with_a_folder(command, folder, tmp_path):
+    assert command("x", folder, "--out", tmp_path / "x.npz", "--tokens=cls,mean") == 0
+    with np.load(tmp_path / "x.npz") as found:
+        assert found["cls"].shape == found["mean"].shape == (4, 16)
 
-    def run(self, *arguments):
-        return cli.main(["ssl-jax", "embed", *map(str, arguments)])
 
-    @pytest.fixture(autouse=True)
-    def network_of_a_file(self, network, monkeypatch):
-        """Reading weights is tested elsewhere."""
-        monkeypatch.setattr("ssl_jax.api.load", lambda path, family: network)
+def test_command_with_another_kind_of_data(command, tmp_path):
+    data = ("--config.data.kind=photos", "--config.data.length=3", "--size=16")
+    assert command("x", f"--out={tmp_path / 'x.npz'}", *data, "--dtype=float16") == 0
+    with np.load(tmp_path / "x.npz") as found:
+        assert found["image"].shape == (3, 16) and found["image"].dtype == np.float16
+        assert len(found["labels"]) == 3
 
-    def test_folder(self, network, folder, tmp_path, capsys):
-        assert self.run("x", folder, "--out", tmp_path / "x.npz", "--tokens=cls,mean") == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert lines[0].startswith("a ViT, Prepared(Folder(") and lines[0].endswith(": 5 images")
-        assert lines[1] == "5 of 5 images" and lines[2].endswith(" MiB")
-        with np.load(tmp_path / "x.npz") as found:
-            assert found["cls"].shape == found["mean"].shape == (4, 16)
 
-    def test_another_kind_of_data(self, tmp_path):
-        out = f"--out={tmp_path / 'x.npz'}"
-        data = ("--config.data.kind=photos", "--config.data.length=3")
-        assert self.run("x", out, *data, "--size=16", "--dtype=float16") == 0
-        with np.load(tmp_path / "x.npz") as found:
-            assert found["image"].shape == (3, 16) and found["image"].dtype == np.float16
-            assert len(found["labels"]) == 3
+def test_command_that_is_stopped(command, folder, tmp_path, monkeypatch):
+    def stopped(*arguments, **options):
+        raise KeyboardInterrupt
 
-    def test_stopped(self, folder, tmp_path, capsys, monkeypatch):
-        def stopped(*arguments, **options):
-            raise KeyboardInterrupt
+    monkeypatch.setattr(embedding, "to_file", stopped)
+    assert command("x", folder, f"--out={tmp_path / 'x.npz'}") == 75
 
-        monkeypatch.setattr(embedding, "to_file", stopped)
-        assert self.run("x", folder, f"--out={tmp_path / 'x.npz'}") == 75
-        assert "the same command goes on" in capsys.readouterr().out
 
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ((), "needs a NETWORK first"),
-            (("x", "--out=x.npz"), "needs the folder that holds the images"),
-            (("x", "here"), "--out=FILE is missing"),
-            (("x", "here", "--out=x.npz", "--layers=two"), "--layers is 'two'"),
-            (
-                ("x", "here", "--out=x.npz", "--config.data.size=3"),
-                'unknown config key "data.size"',
-            ),
-        ],
-    )
-    def test_bad_input(self, capsys, arguments, message):
-        assert self.run(*arguments) == 2
-        assert message in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "NETWORK"),
+        (("x", "--out=x.npz"), "folder"),
+        (("x", "here"), "--out"),
+        (("x", "here", "--out=x.npz", "--layers=two"), "--layers"),
+        (("x", "here", "--out=x.npz", "--config.data.size=3"), "data.size"),
+    ],
+)
+def test_command_with_bad_input(command, capsys, arguments, named):
+    assert command(*arguments) == 2
+    assert named in capsys.readouterr().err

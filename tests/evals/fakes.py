@@ -14,34 +14,32 @@ from ssl_jax.evals.pixels import Pixels
 
 
 class Source:
-    """Images [N, H, W, 3] with optional labels [N] and masks [N, H, W]; the records in `broken` are
-    unreadable.
-    """
+    """Images [N, H, W, 3] or a list of them, with labels [N], masks [N, H, W], boxes and their
+    labels where they are given; the records in `broken` are unreadable. others: attributes."""
 
-    def __init__(self, images, labels=None, masks=None, broken=(), size="same"):
-        self._images, self._labels, self._masks, self._broken = images, labels, masks, set(broken)
-        self.size = images.shape[1:3] if size == "same" else size
+    def __init__(self, images, labels=None, masks=None, broken=(), size="same", **others):
+        self._parts = dict(image=images, label=labels, mask=masks)
+        self._parts |= {name: others.pop(name, None) for name in ("boxes", "box_labels")}
+        sizes = {image.shape[:2] for image in images}
+        self.size = size if size != "same" else sizes.pop() if len(sizes) == 1 else None
+        self._broken = set(broken)
         self.num_classes = None if labels is None else int(np.max(labels)) + 1
         self.has_masks = masks is not None
+        vars(self).update(others)
 
     def __len__(self):
-        return len(self._images)
+        return len(self._parts["image"])
 
     def __getitem__(self, i):
         if i in self._broken:
             raise Unreadable(self.name(i), "broken on purpose")
-        record = {"image": self._images[i]}
-        if self._labels is not None:
-            record["label"] = int(self._labels[i])
-        if self._masks is not None:
-            record["mask"] = self._masks[i]
-        return record
+        return {name: part[i] for name, part in self._parts.items() if part is not None}
 
     def name(self, i):
         return f"record/{i}"
 
     def shape(self, i):
-        return self._images[i].shape[:2]
+        return self._parts["image"][i].shape[:2]
 
     def __repr__(self):
         return f"Source({len(self)} images)"

@@ -14,24 +14,15 @@ _SPREAD = _RNG.normal(size=(3000, 16))
 _ALIKE = np.ones((50, 16)) * np.linspace(1, 3, 50)[:, None]
 
 
-def _pairs(rows):
+def test_pairs_by_brute_force_and_in_pieces(monkeypatch):
+    rows = _RNG.normal(size=(37, 5)) + 0.7
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    return [(unit[i], unit[j]) for i, j in itertools.combinations(range(len(unit)), 2)]
-
-
-def test_pairs_by_brute_force():
-    rows = _RNG.normal(size=(40, 5)) + 0.7
-    pairs = _pairs(rows)
+    pairs = list(itertools.combinations(unit, 2))
     assert collapse.mean_cosine(rows) == pytest.approx(np.mean([x @ y for x, y in pairs]))
     potential = np.mean([np.exp(-2 * np.square(x - y).sum()) for x, y in pairs])
-    assert collapse.uniformity(rows) == pytest.approx(np.log(potential), rel=1e-5)
-
-
-def test_uniformity_in_pieces(monkeypatch):
-    rows = _RNG.normal(size=(37, 5))
-    whole = collapse.uniformity(rows)
-    monkeypatch.setattr(collapse, "_ROWS", 10)
-    assert collapse.uniformity(rows) == pytest.approx(whole, rel=1e-5)
+    for size in (collapse._ROWS, 10):
+        monkeypatch.setattr(collapse, "_ROWS", size)
+        assert collapse.uniformity(rows) == pytest.approx(np.log(potential), rel=1e-5)
 
 
 def test_vectors_that_are_alike():
@@ -70,30 +61,20 @@ def test_a_common_direction_lowers_rankme_alone():
 
 
 def test_scores_of_a_case():
+    """The training images are not looked at."""
     images = fakes.images(7, 16, 16)
-    source = fakes.Source(images)
-    section = evals.new("collapse")
-    case = evals.Case(evals.raw_pixels(4), section, source, source, patch=4, batch_size=3)
-    scores = evals.TYPES["collapse"].run(case)
-    vectors = np.asarray(evals.raw_pixels(4)(images / np.float32(255)).image)
+    source, raw = fakes.Source(images), evals.raw_pixels(4)
+
+    def run(**changes):
+        section = evals.new("collapse", **changes)
+        case = evals.Case(raw, section, None, source, patch=4, batch_size=3)
+        return evals.TYPES["collapse"].run(case)
+
+    scores = run()
+    vectors = np.asarray(raw(images / np.float32(255)).image)
     assert scores["collapse"] == pytest.approx(100 * collapse.mean_cosine(vectors), abs=1e-3)
     assert scores["collapse_rank"] == pytest.approx(rank.rank_me(vectors), rel=1e-4)
-    assert 0 < scores["collapse_alignment"] < 2.5
-    assert scores.keys() == {
-        "collapse",
-        *(
-            f"collapse_{name}"
-            for name in ("deviation", "dead", "rank", "effective_rank", "uniformity", "alignment")
-        ),
-        "collapse_patches",
-    }
-    whole = evals.new("collapse", scale=(1.0, 1.0))
-    same = evals.Case(evals.raw_pixels(4), whole, source, source, patch=4, batch_size=3)
-    assert evals.TYPES["collapse"].run(same)["collapse_alignment"] == pytest.approx(0, abs=1e-6)
-
-
-def test_the_training_images_are_not_looked_at():
-    source = fakes.Source(fakes.images(4, 16, 16))
-    section = evals.new("collapse")
-    case = evals.Case(evals.raw_pixels(4), section, None, source, patch=4, batch_size=4)
-    assert evals.TYPES["collapse"].run(case)["collapse_patches"] <= 100
+    assert 0 < scores["collapse_alignment"] < 2.5 and scores["collapse_patches"] <= 100
+    names = ("deviation", "dead", "rank", "effective_rank", "uniformity", "alignment", "patches")
+    assert scores.keys() == {"collapse", *(f"collapse_{name}" for name in names)}
+    assert run(scale=(1.0, 1.0))["collapse_alignment"] == pytest.approx(0, abs=1e-6)

@@ -69,27 +69,21 @@ def test_a_decoder_learns_to_rebuild_what_the_features_hold(scores):
 
 
 def test_it_cannot_from_features_that_say_nothing(scores):
-    nothing = evals.TYPES["decode"].run(_case(lambda x: _constant(x), epochs=4))
+    def constant(images):
+        found = evals.raw_pixels(_PATCH)(images)
+        return found._replace(patches=0 * found.patches + 1)
+
+    nothing = evals.TYPES["decode"].run(_case(constant, epochs=4))
     assert nothing["decode"] < _baseline() + 0.5 < scores["decode"] - 5
-
-
-def _constant(images):
-    found = evals.raw_pixels(_PATCH)(images)
-    return found._replace(patches=0 * found.patches + 1)
 
 
 def test_the_picture_is_of_the_same_decoder_without_new_training(case, scores):
     calls = case.encoder.calls
     (picture,) = evals.TYPES["decode"].figures(case).values()
     assert case.encoder.calls == calls + 1
-    assert len(picture.rows) == 6 and picture.rows[0][1].title.startswith("rebuilt, ")
-    shown = [float(row[1].title.split()[1]) for row in picture.rows]
-    assert np.mean(shown) == pytest.approx(scores["decode"], abs=4)
-
-
-def test_everything_follows_from_the_seed():
-    first, second = (evals.TYPES["decode"].run(_case(epochs=1)) for _ in range(2))
-    assert first == second
+    pairs = [[panel.image for panel in row[:2]] for row in picture.rows]
+    shown = [psnr.psnr(*(np.asarray(x)[None] for x in pair)) for pair in pairs]
+    assert len(shown) == 6 and np.mean(shown) == pytest.approx(scores["decode"], abs=4)
 
 
 def test_training_is_adamw_on_the_batches_it_is_given():
@@ -110,12 +104,12 @@ def test_training_is_adamw_on_the_batches_it_is_given():
     decayed = decode.fit(batches, goal, epochs=30, lr=1e-2, weight_decay=5.0, **how)
     size = [sum(np.abs(x).sum() for x in jax.tree.leaves(t.params)) for t in (trained, decayed)]
     assert size[1] < 0.8 * size[0]
-    with pytest.raises(InputError, match="no batch"):
-        decode.fit(lambda epoch: (), goal, **how)
-    with pytest.raises(InputError, match="not finite; lower lr"):
-        decode.fit(lambda e: [(images.reshape(8, 4, 12) * np.nan, images)], goal, **how)
+    for made in ((), [(images.reshape(8, 4, 12) * np.nan, images)]):
+        with pytest.raises(InputError, match="batch|lr"):
+            decode.fit(lambda _, made=made: made, goal, **how)
 
 
+@pytest.mark.slow
 def test_codes_of_a_tokenizer_are_learned():
     vqgan = tokenizer.maskgit_vqgan(32, (1, 1), 1, num_codes=5, code_width=8)
     weights = jax.tree.map(lambda s: _RNG.normal(0, 0.2, s.shape).astype(np.float32), vqgan.shapes)
@@ -124,17 +118,9 @@ def test_codes_of_a_tokenizer_are_learned():
     codes = goal.encode({"tokenizer": weights}, images)
     assert len(np.unique(codes)) > 1
     latents = np.eye(5, dtype=np.float32)[codes]
-    trained = decode.fit(
-        lambda epoch: [(latents, images)],
-        goal,
-        constants={"tokenizer": weights},
-        grid=(4, 4),
-        dim=5,
-        key=jax.random.key(0),
-        epochs=25,
-        lr=1e-2,
-        **_SMALL,
-    )
+    how = dict(grid=(4, 4), dim=5, key=jax.random.key(0), epochs=25, lr=1e-2, **_SMALL)
+    batches, constants = [(latents, images)], {"tokenizer": weights}
+    trained = decode.fit(lambda epoch: batches, goal, constants=constants, **how)
     assert trained.losses[-1] < 0.2 < trained.losses[0]
     predicted = trained.apply(trained.params, latents).argmax(axis=-1)
     assert (np.asarray(predicted) == codes).mean() > 0.95
@@ -161,7 +147,7 @@ def test_what_the_decoder_gets():
     assert not np.any(decode.latents(Sparse(None), images, "dense"))
     dense = Network(evals.raw_pixels(_PATCH))
     assert decode.latents(dense, images).shape == (2, 3, 3, 48)
-    with pytest.raises(InputError, match='tokens="sparse" needs'):
+    with pytest.raises(InputError, match="tokens"):
         decode.latents(dense, images, "sparse")
 
 
@@ -172,21 +158,6 @@ def test_images_are_read_in_order_by_threads():
     parts = list(decode.read(range(100, 200), np.arange(90).reshape(9, 10), images_of))
     np.testing.assert_array_equal(np.concatenate(parts).ravel(), np.arange(100, 190))
     assert list(decode.read(range(5), [], images_of)) == []
-
-
-def test_impossible_decoders_are_refused(tmp_path):
-    with pytest.raises(InputError, match="evals.x.width is 30; .* heads = 4"):
-        decode.check("evals.x", evals.new("decode", width=30))
-    section = evals.new("decode", target="vq", tokenizer=str(tmp_path / "none.npz"))
-    with pytest.raises(InputError, match=r'evals.x.target="vq" needs evals.x.tokenizer: there are'):
-        decode.check("evals.x", section)
-    config = settings.base_config("dino")
-    evals.add(config, "decode", width=30)
-    with pytest.raises(InputError, match="evals.decode.width is 30"):
-        evals.check(config)
-
-
-# --- networks that rebuild by themselves
 
 
 class Rebuilder:
@@ -218,27 +189,15 @@ def test_reconstruct_says_all_that_psnr_says_and_more():
 
 
 @pytest.mark.parametrize("type", ["psnr", "reconstruct"])
-def test_networks_that_do_not_rebuild_are_told_of_decode(type):
+def test_networks_that_do_not_rebuild_are_refused(type):
     case = evals.Case(Network(evals.raw_pixels(4)), evals.new(type), _IMAGES, _IMAGES, patch=4)
-    with pytest.raises(InputError, match=f'{type} needs a network that rebuilds.*"decode"'):
+    with pytest.raises(InputError, match=type):
         evals.TYPES[type].run(case)
 
 
 def test_networks_are_compared_side_by_side():
     images = _RNG.random((2, 4, 4, 3))
     picture = reconstructions.compared(images, {"r = 1": images, "dense": 0 * images}, "By r")
-    assert [panel.title[:12] for panel in picture.rows[1][:2]] == ["image", "r = 1, 100.0"]
-    assert len(picture.rows) == 2 and len(picture.rows[0]) == 3
-
-
-# --- protocols
-
-
-@pytest.mark.parametrize("type", ["decode", "reconstruct", "stability", "tsne"])
-def test_protocols_of_papers_are_complete_sections(type):
-    for name, protocol in evals.TYPES[type].protocols.items():
-        section = evals.new(type, protocol=name, data=dict(kind="folder", dir="/some/where"))
-        assert section.data.dir == "/some/where" and protocol.source
-    if type == "decode":
-        assert (section.width, section.depth, section.epochs, section.lr) == (512, 6, 20, 1e-4)
-        assert section.data.size == 256 and section.crop == 224
+    assert [len(row) for row in picture.rows] == [3, 3]
+    for shown, expected in zip(picture.rows[1], (images[1], images[1], 0 * images[1])):
+        np.testing.assert_array_equal(shown.image, expected)

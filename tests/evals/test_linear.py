@@ -1,7 +1,5 @@
 """The linear probe as an evaluation: its scores, its random crops, the papers' settings."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -10,22 +8,6 @@ from ssl_jax.config import InputError
 from ssl_jax.data import arrays
 from ssl_jax.evals import linear
 from tests.evals import fakes
-
-
-def test_metrics_are_in_percent():
-    rng = np.random.default_rng(0)
-    labels = np.arange(1000) % 4
-    features = (0.8 * rng.normal(size=(4, 24))[labels] + rng.normal(size=(1000, 24))).astype("f4")
-    train, test = (
-        SimpleNamespace(image=features[rows], labels=labels[rows])
-        for rows in (slice(600), slice(600, None))
-    )
-    changes = dict(lrs=(1e-3, 1e-2), epochs=5, batch=64)
-    metrics = linear.run(fakes.case("linear", train, test, **changes))
-    assert set(metrics) == {"linear", "linear_lr", "linear_held_out", "linear_best"}
-    assert 50 < metrics["linear"] <= 100 and metrics["linear_lr"] in (1e-3, 1e-2)
-    with pytest.raises(InputError, match="needs labels"):
-        linear.run(fakes.case("linear", SimpleNamespace(image=train.image, labels=None), test))
 
 
 def test_the_picture_of_classes_is_of_the_probe_that_was_scored(monkeypatch):
@@ -58,18 +40,7 @@ def test_random_crops_come_with_their_images():
         np.testing.assert_array_equal(crops.mean((1, 2)).argmax(1), labels[10 + rows])
 
 
-def test_protocols_are_complete():
-    for name, protocol in linear.PROTOCOLS.items():
-        section = evals.new("linear", protocol=name)
-        for key, value in protocol.changes.items():
-            assert key == "data" or section[key] == value
-    small = evals.new("linear", protocol="sop_small", epochs=3)
-    assert (small.layers, small.tokens, small.epochs, small.data.size) == (4, "cls", 3, 256)
-    with pytest.raises(InputError, match='did you mean "sop_small"'):
-        evals.new("linear", protocol="sop_smal")
-
-
 def test_a_crop_scale_that_is_no_range_is_refused():
     case = fakes.case("linear", None, None, crop_scale=(1.0, 0.5))
-    with pytest.raises(InputError, match="crop_scale of the linear probe is .1.0, 0.5."):
+    with pytest.raises(InputError, match="crop_scale"):
         linear.run(case)

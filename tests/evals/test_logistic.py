@@ -45,14 +45,12 @@ def test_the_penalty_is_chosen_without_the_test_set():
     assert one[1] == other[1] < 10 and one[0] != other[0]
 
 
-def test_scores_and_what_is_refused():
+def test_scores_and_training_images_of_one_class():
     train = SimpleNamespace(image=_TRAIN, labels=_LABELS)
     test = SimpleNamespace(image=_TEST, labels=_TEST_LABELS)
     scores = logistic.run(fakes.case("logistic", train, test, c=(1.0,)))
     assert set(scores) == {"logistic", "logistic_c"} and scores["logistic_c"] == 1.0
     assert 50 < scores["logistic"] <= 100
-    with pytest.raises(InputError, match="needs labels"):
-        logistic.run(fakes.case("logistic", SimpleNamespace(image=_TRAIN, labels=None), test))
     same = SimpleNamespace(image=_TRAIN, labels=np.zeros(300, int))
-    with pytest.raises(InputError, match="all training images have one"):
+    with pytest.raises(InputError):
         logistic.run(fakes.case("logistic", same, test))

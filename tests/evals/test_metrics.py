@@ -29,11 +29,18 @@ def test_as_mmsegmentation_counts_absent_classes():
     counts = metrics.confusion(truth, predicted, num_classes=4)
     np.testing.assert_allclose(metrics.class_iou(counts), [3 / 5, 1 / 2, 0, np.nan])
     assert metrics.mean_iou(metrics.class_iou(counts)) == pytest.approx((0.6 + 0.5) / 3)
+    skipped = metrics.class_iou(counts, "skip")  # only predicted: no part of either
+    np.testing.assert_allclose(skipped, [3 / 5, 1 / 2, np.nan, np.nan])
+    assert metrics.mean_iou(skipped) == pytest.approx((0.6 + 0.5) / 2)
+    with pytest.raises(ValueError, match="none"):
+        metrics.class_iou(counts, "none")
     np.testing.assert_allclose(metrics.class_accuracy(counts), [3 / 4, 1 / 2, np.nan, np.nan])
     assert metrics.mean_iou(metrics.class_accuracy(counts)) == pytest.approx(0.625)
     assert metrics.accuracy(counts) == pytest.approx(4 / 6)
 
 
 def test_nothing_labelled():
-    with pytest.raises(ValueError, match="every pixel or patch is ignored"):
+    with pytest.raises(ValueError):
         metrics.accuracy(np.zeros((2, 2)))
+    with pytest.raises(ValueError):
+        metrics.mean_iou(metrics.class_iou(np.zeros((2, 2))))

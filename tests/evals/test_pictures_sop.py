@@ -13,8 +13,6 @@ from ssl_jax.evals.pictures import sop
 from ssl_jax.methods.encoder import Encoder
 from tests.methods import embeddings_case as case
 
-NAMES = ("sop", "sove", "massl")
-
 
 @functools.cache
 def start(name, with_head=True, **changes):
@@ -26,6 +24,10 @@ def start(name, with_head=True, **changes):
         params = {"backbone": params["backbone"]}
     images = np.random.default_rng(0).random((12, 16, 16, 3), np.float32)
     return encoder.with_params(params), images
+
+
+def slow(*arguments):
+    return pytest.param(*arguments, marks=pytest.mark.slow)
 
 
 def unit(embeddings):
@@ -41,18 +43,9 @@ def indices(images, row):
     ]
 
 
-def test_a_few_images_at_a_time_give_the_same_embeddings(monkeypatch):
-    encoder, images = start("sop")
-    whole = sop._embeddings(encoder, images)
-    monkeypatch.setattr(sop, "_BATCH", 5)  # 12 is no multiple
-    for a, b in zip(whole, sop._embeddings(encoder, images), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-5)
-    features = encoder(images, extras=True)
-    np.testing.assert_allclose(whole[0], features.extras["embedding"], atol=1e-5)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("with_head", [True, False])
+@pytest.mark.parametrize(
+    "name, with_head", [("sop", True), slow("sop", False), slow("sove", True), slow("massl", True)]
+)
 def test_a_row_shows_an_anchor_and_its_nearest_images(name, with_head):
     encoder, images = start(name, with_head)
     picture = pictures.draw(encoder, images)["neighbours"]
@@ -65,13 +58,12 @@ def test_a_row_shows_an_anchor_and_its_nearest_images(name, with_head):
     for row, panels in zip(rows, picture.rows, strict=True):
         cosine = embedding[others] @ embedding[row[0]]
         assert row[1:] == others[np.argsort(-cosine)][:6].tolist()
-        assert [panel.title for panel in panels[1:]] == [
-            f"{s:.2f}" for s in np.sort(cosine)[::-1][:6]
-        ]
-        assert panels[0].title.startswith("anchor") and all(panel.marks == () for panel in panels)
+        shown = [float(panel.title) for panel in panels[1:]]
+        np.testing.assert_allclose(shown, np.sort(cosine)[::-1][:6], atol=0.0051)
+        assert all(panel.marks == () for panel in panels)
 
 
-@pytest.mark.parametrize("name", ["sop", "sove"])
+@pytest.mark.parametrize("name", ["sop", slow("sove")])
 def test_patches_are_marked_and_come_from_other_images(name):
     encoder, images = start(name)
     picture = pictures.draw(encoder, images)["patch_neighbours"]
@@ -81,10 +73,8 @@ def test_patches_are_marked_and_come_from_other_images(name):
         shown = indices(images, row)
         assert len(set(shown)) == len(shown) and not anchors & set(shown[1:])
         places = [tuple(int(4 * x) for x in panel.marks[0]) for panel in row]  # a grid of 4 x 4
-        assert all(
-            panel.marks == (((y + 0.5) / 4, (x + 0.5) / 4),)
-            for panel, (y, x) in zip(row, places, strict=True)
-        )
+        for panel, (y, x) in zip(row, places, strict=True):
+            assert panel.marks == (((y + 0.5) / 4, (x + 0.5) / 4),)
         cosine = patches.reshape(12, 16, -1) @ patches[shown[0], *places[0]]
         best = {image: cosine[image].max() for image in range(12) if image not in anchors}
         assert shown[1:] == sorted(best, key=best.get, reverse=True)[:6]
@@ -92,24 +82,15 @@ def test_patches_are_marked_and_come_from_other_images(name):
             assert cosine[image, 4 * y + x] == best[image] and panel.title == f"{best[image]:.2f}"
 
 
-def test_pictures_depend_on_the_seed_alone_and_two_images_are_enough():
+@pytest.mark.slow
+def test_pictures_depend_on_the_seed_alone_and_two_images_are_enough(monkeypatch):
     encoder, images = start("massl")
-    first, second = (pictures.draw(encoder, images)["neighbours"] for _ in range(2))
+    (first,) = pictures.draw(encoder, images).values()  # MaSSL has no patches
+    monkeypatch.setattr(sop, "_BATCH", 5)  # 12 is no multiple
+    second = pictures.draw(encoder, images)["neighbours"]
     assert [indices(images, r) for r in first.rows] == [indices(images, r) for r in second.rows]
     other = pictures.draw(start("massl", seed=1)[0], images)["neighbours"]
-    assert [indices(images, r)[0] for r in first.rows] != [
-        indices(images, r)[0] for r in other.rows
-    ]
+    anchors = ([indices(images, row)[0] for row in picture.rows] for picture in (first, other))
+    assert next(anchors) != next(anchors)
     (row,) = pictures.draw(encoder, images[:2])["neighbours"].rows
     assert sorted(indices(images, row)) == [0, 1]
-
-
-def test_massl_has_no_patches():
-    assert set(pictures.draw(*start("massl"))) == {"neighbours"}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_panels_are_plain_arrays(name):
-    for picture in pictures.draw(*start(name)).values():
-        assert isinstance(picture, pictures.Picture) and picture.title
-        assert all(isinstance(panel.image, np.ndarray) for row in picture.rows for panel in row)

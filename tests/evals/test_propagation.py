@@ -21,9 +21,7 @@ def _naive(target, sources, labels, radius, top, temperature):
         for x in range(width):
             found = [
                 (float(target[y, x] @ sources[s, b, a]), labels[s, b, a])
-                for s in range(len(sources))
-                for b in range(height)
-                for a in range(width)
+                for s, b, a in np.ndindex(len(sources), height, width)
                 if abs(b - y) <= radius and abs(a - x) <= radius
             ]
             found.sort(key=lambda pair: -pair[0])
@@ -39,15 +37,9 @@ def test_equals_a_search_through_all_patches(radius, top):
     target, sources = _unit(rng.normal(size=(6, 11, 4))), _unit(rng.normal(size=(3, 6, 11, 4)))
     labels = rng.dirichlet(np.ones(3), (3, 6, 11))
     expected = _naive(target, sources[:2], labels[:2], radius, top, 0.1)
-    result = propagation.propagate(
-        jnp.asarray(target, jnp.float32),
-        jnp.asarray(sources, jnp.float32),
-        jnp.asarray(labels, jnp.float32),
-        jnp.array([True, True, False]),
-        radius=radius,
-        top=top,
-        temperature=0.1,
-    )
+    arrays = (jnp.asarray(x, jnp.float32) for x in (target, sources, labels))
+    how = dict(radius=radius, top=top, temperature=0.1)
+    result = propagation.propagate(*arrays, jnp.array([True, True, False]), **how)
     np.testing.assert_allclose(result, expected, atol=2e-5)
 
 
@@ -59,13 +51,11 @@ def test_of_equal_patches_the_first_source_and_the_upper_left_count():
     np.testing.assert_array_equal(result[..., 0], [[0, 0, 1], [0, 0, 1], [3, 3, 4]])
 
 
-def test_hardened_stretches_each_channel():
+def test_hardened_stretches_each_channel_and_enlarges_it():
     soft = jnp.array([[[0.9, 0.2, 0.0], [0.7, 0.3, 0.0]]])
     # background .9, .7 becomes 1, 0; the object .2, .3 becomes 0, 1; the third stays 0
     np.testing.assert_array_equal(propagation.hardened(soft, (1, 2)), [[0, 1]])
-
-
-def test_hardened_enlarges_bilinearly():
+    # Enlarged bilinearly.
     rng = np.random.default_rng(0)
     soft = rng.random((3, 4, 2)).astype(np.float32)
     large = np.stack(
@@ -109,9 +99,7 @@ def test_follows_a_moving_shape():
         assert ((truth == 1) & (predicted == 1)).sum() / union > 0.7
     # frames further away than the sources reach: the shape is lost
     near = Settings(previous=1, radius=1, top=5, temperature=0.1)
-    jumps = np.stack(
-        list(propagation.track(features[::4], masks[0], frame=(64, 64), settings=near))
-    )
+    jumps = [*propagation.track(features[::4], masks[0], frame=(64, 64), settings=near)]
     assert ((masks[8] == 1) & (jumps[2] == 1)).sum() < 0.3 * (masks[8] == 1).sum()
 
 

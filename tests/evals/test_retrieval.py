@@ -25,9 +25,6 @@ def _colors(images):
     return Pixels(np.asarray(images).mean(axis=(1, 2)), None)
 
 
-# --- features
-
-
 def test_images_are_shrunk_to_fit_and_never_enlarged():
     image = fakes.images(1, 60, 100)[0]
     assert retrieval.shrunk(image, 50).shape == (30, 50, 3)
@@ -45,16 +42,13 @@ def test_scaled_images_lose_what_fills_no_patch_at_the_bottom_and_the_right():
     means = image[:18].reshape(9, 2, 15, 2, 3).mean((1, 3))
     even = retrieval.scaled(image[:18], 0.5, 1)
     np.testing.assert_allclose(even, means, atol=1e-6)
-    with pytest.raises(InputError, match="smaller than one patch"):
+    with pytest.raises(InputError, match="patch"):
         retrieval.scaled(image, 0.1, 4)
 
 
 def test_embedded_images_are_means_over_scales_whatever_their_sizes():
-    images = [
-        *fakes.images(3, 16, 24),
-        *fakes.images(2, 20, 12, seed=1),
-        fakes.images(1, 16, 24)[0],
-    ]
+    images = [*fakes.images(3, 16, 24), *fakes.images(2, 20, 12, seed=1)]
+    images += [*fakes.images(1, 16, 24)]
     encoder, shapes = fakes.counted_features()
     scales = (1.0, 2**-0.5, 0.5)
     read = tokens.reader(encoder)
@@ -68,8 +62,6 @@ def test_embedded_images_are_means_over_scales_whatever_their_sizes():
         )
         np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-5)
 
-
-# --- the benchmark
 
 COLORS = dict(red=(200, 20, 20), pink=(200, 120, 120), blue=(20, 20, 200), gray=(99, 99, 99))
 
@@ -103,49 +95,36 @@ def _run(folder, **changes):
     return case, evals.TYPES["retrieval"].run(case)
 
 
-def test_benchmark_with_queries_cut_out(benchmark):
+def test_benchmark(benchmark):
     case, scores = _run(benchmark)
     # the red corner: r0 (easy), r1 (junk), p0 (hard), then gray and blue; b0: b1 before the rest
-    assert scores["retrieval"] == scores["retrieval_medium"] == pytest.approx(100)
-    assert scores["retrieval_hard"] == pytest.approx(100)
-    assert scores["retrieval_easy"] == pytest.approx(100)
-    assert scores["retrieval_medium_p1"] == scores["retrieval_hard_p10"] == 100
-    pictures = evals.TYPES["retrieval"].figures(case)
-    rows = pictures["retrieved"].rows
+    for name in ("", "_medium", "_hard", "_easy", "_medium_p1", "_hard_p10"):
+        assert scores[f"retrieval{name}"] == pytest.approx(100)
+    rows = evals.TYPES["retrieval"].figures(case)["retrieved"].rows
     assert len(rows) == 2 and rows[0][0].image.shape == (8, 12, 3)
-    assert [panel.title[0] for panel in rows[0][1:3]] == ["\u2713", "\u2713"]
-
-
-def test_benchmark_with_whole_queries(benchmark):
+    assert rows[0][1].frame == rows[0][2].frame  # both right
+    # With whole queries most of q is blue: gray, blue, blue come first; without r1 the ranks of r0
+    # and p0 are 3 and 4, or the other way round.
     _, scores = _run(benchmark, crop_queries=False)
-    # most of q is blue: gray, blue, blue come first; without r1 the ranks of r0 and p0 are 3 and 4
-    # or the other way round
     hidden = (0 / 3 + 1 / 4 + 1 / 4 + 2 / 5) / 4
     assert scores["retrieval"] == pytest.approx(100 * (hidden + 1) / 2)
 
 
 def test_settings_of_the_benchmark():
-    rows = np.array
-    truth = revisited.GroundTruth(
-        ("a",), ("a",), np.zeros((1, 4)), (rows([1, 2]),), (rows([3]),), (rows([4]),)
-    )
-    found = {
-        name: (set(query.relevant), set(query.ignored))
-        for name, (query,) in retrieval.settings(truth).items()
-    }
-    assert found == {"medium": ({1, 2, 3}, {4}), "hard": ({3}, {1, 2, 4}), "easy": ({1, 2}, {3, 4})}
+    parts = ((np.array(rows),) for rows in ([1, 2], [3], [4]))
+    truth = revisited.GroundTruth(("a",), ("a",), np.zeros((1, 4)), *parts)
+    expected = {"medium": ({1, 2, 3}, {4}), "hard": ({3}, {1, 2, 4}), "easy": ({1, 2}, {3, 4})}
+    for name, (query,) in retrieval.settings(truth).items():
+        assert (set(query.relevant), set(query.ignored)) == expected[name]
 
 
 def test_missing_images_and_files_are_named(benchmark):
     (benchmark / "jpg" / "p0.png").unlink()
-    with pytest.raises(InputError, match="1 images of gnd.json.*p0"):
+    with pytest.raises(InputError, match="p0"):
         _run(benchmark)
     (benchmark / "gnd.json").unlink()
-    with pytest.raises(InputError, match="no ground truth"):
+    with pytest.raises(InputError, match="gnd.json"):
         _run(benchmark)
-
-
-# --- labelled sets
 
 
 def test_each_image_of_a_labelled_set_looks_for_its_label_among_all_others():
@@ -162,29 +141,9 @@ def test_each_image_of_a_labelled_set_looks_for_its_label_among_all_others():
     assert scores["retrieval"] == pytest.approx(100 * (4 + last) / 5)
     assert scores["retrieval_p1"] == pytest.approx(100 * (4 + (places[0] == 0)) / 5)
     assert set(scores) == {"retrieval", "retrieval_p1", "retrieval_p5", "retrieval_p10"}
-    rows = evals.TYPES["retrieval"].figures(case)["retrieved"].rows
-    assert [row[0].title for row in rows[:2]] == ["query: 0", "query: 1"]
 
 
-def test_unreadable_images_are_left_out_and_others_stay_with_their_labels():
-    images = np.repeat(fakes.images(3), 2, axis=0)
-    labels = np.repeat(np.arange(3), 2)
-    whole = _case(fakes.Source(images, labels=labels), _colors)
-    part = _case(fakes.Source(images, labels=labels, broken=[0]), _colors)
-    assert evals.TYPES["retrieval"].run(whole)["retrieval"] == pytest.approx(100)
-    assert evals.TYPES["retrieval"].run(part)["retrieval"] == pytest.approx(100)
-
-
-def test_sets_that_cannot_be_scored():
-    with pytest.raises(InputError, match="no label"):
-        evals.TYPES["retrieval"].run(_case(fakes.Source(fakes.images(3)), _colors))
-    with pytest.raises(InputError, match="share a label"):
+def test_a_set_in_which_no_two_images_share_a_label_is_refused():
+    with pytest.raises(InputError, match="label"):
         source = fakes.Source(fakes.images(3), labels=np.arange(3))
         evals.TYPES["retrieval"].run(_case(source, _colors))
-
-
-def test_protocols_of_the_papers():
-    section = evals.new("retrieval", protocol="paris", data=dict(dir="/data/rparis6k"))
-    assert section.ground_truth == "gnd_rparis6k.pkl" and section.fit == 512
-    assert section.scales == (1.0, 2**-0.5, 0.5) and not section.crop_queries
-    assert section.data.kind == "folder" and section.data.test_split == "jpg"

@@ -1,5 +1,6 @@
 """Ground truth of the retrieval benchmark: read without running what a pickle says."""
 
+import codecs
 import json
 import os
 import pickle
@@ -37,26 +38,29 @@ def _same(truth):
             assert rows.dtype == np.int64
 
 
+_SCALARS = {**CONTENT["gnd"][0], "bbx": [np.float32(1.5), np.int64(2), 30, 40]}
+
+
 @pytest.mark.parametrize("protocol", [0, 2, 4])
-@pytest.mark.parametrize("content", [CONTENT, _with_arrays(), _with_arrays(">i4")])
-def test_reads_pickles_of_lists_and_of_arrays(tmp_path, content, protocol):
+@pytest.mark.parametrize(
+    "content",
+    [
+        CONTENT,
+        _with_arrays(),
+        _with_arrays(">i4"),
+        {**CONTENT, "gnd": [_SCALARS, CONTENT["gnd"][1]]},
+    ],
+    ids=["lists", "arrays", "big-endian", "scalars"],
+)
+def test_reads_pickles(tmp_path, content, protocol):
     path = tmp_path / "gnd_roxford5k.pkl"
-    path.write_bytes(pickle.dumps(content, protocol))
+    data = pickle.dumps(content, protocol)
+    path.write_bytes(data)
     _same(revisited.read(path))
-
-
-def test_reads_what_an_older_numpy_wrote(tmp_path):
-    path = tmp_path / "gnd.pkl"
-    data = pickle.dumps(_with_arrays(), 2)
+    # As an older NumPy wrote it.
     path.write_bytes(data.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
-    _same(revisited.read(path))
-
-
-def test_reads_numpy_scalars(tmp_path):
-    path = tmp_path / "gnd.pkl"
-    first = {**CONTENT["gnd"][0], "bbx": [np.float32(1.5), np.int64(2), 30, 40]}
-    path.write_bytes(pickle.dumps({**CONTENT, "gnd": [first, CONTENT["gnd"][1]]}))
-    _same(revisited.read(path))
+    if protocol == 2:
+        _same(revisited.read(path))
 
 
 def test_reads_json(tmp_path):
@@ -79,49 +83,34 @@ class _Runs:
         ((os.mkdir, ("RAN",)), "mkdir"),
         ((eval, ("1 + 1",)), "eval"),
         ((np.load, ("x",)), "numpy"),
-        ((__import__("codecs").decode, (b"78", "hex")), "decode"),
+        ((codecs.decode, (b"78", "hex")), "decode"),
     ],
 )
 def test_runs_nothing(tmp_path, monkeypatch, what, named):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "gnd.pkl"
     path.write_bytes(pickle.dumps({**CONTENT, "qimlist": _Runs(what)}))
-    with pytest.raises(InputError, match=f"no ground truth.*{named}"):
+    with pytest.raises(InputError, match=named):
         revisited.read(path)
     assert not (tmp_path / "RAN").exists()
 
 
-def test_refuses_arrays_of_objects_and_other_encodings(tmp_path):
-    path = tmp_path / "gnd.pkl"
-    path.write_bytes(pickle.dumps({**CONTENT, "imlist": np.array(["a", None], object)}, 2))
-    with pytest.raises(InputError, match="no ground truth"):
-        revisited.read(path)
+_OBJECTS = pickle.dumps({**CONTENT, "imlist": np.array(["a", None], object)}, 2)
+
+
+@pytest.mark.parametrize("data", [_OBJECTS, pickle.dumps(CONTENT)[:40], None])
+def test_refuses_what_is_no_ground_truth(tmp_path, data):
+    if data is not None:
+        (tmp_path / "gnd.pkl").write_bytes(data)
+    with pytest.raises(InputError, match="gnd.pkl"):
+        revisited.read(tmp_path / "gnd.pkl")
 
 
 @pytest.mark.parametrize(
-    "change, said",
-    [
-        (dict(qimlist=["b"]), "1 queries but 2 entries"),
-        (dict(imlist=["a", "b"]), "rows 2..2 of 2 images"),
-        (dict(gnd=[{}, {}]), "bbx|easy"),
-    ],
+    "change", [dict(qimlist=["b"]), dict(imlist=["a", "b"]), dict(gnd=[{}, {}])]
 )
-def test_refuses_another_content(tmp_path, change, said):
+def test_refuses_another_content(tmp_path, change):
     path = tmp_path / "gnd.json"
     path.write_text(json.dumps(CONTENT | change))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match="gnd.json"):
         revisited.read(path)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(InputError, match="gnd_roxford5k.pkl"):
-        revisited.read(tmp_path / "gnd.pkl")
-    (tmp_path / "cut.pkl").write_bytes(pickle.dumps(CONTENT)[:40])
-    with pytest.raises(InputError, match="no ground truth"):
-        revisited.read(tmp_path / "cut.pkl")
-
-
-def test_arrays_keep_the_order_of_their_axes():
-    array = np.asfortranarray(np.arange(6).reshape(2, 3))
-    for protocol in (2, 4):
-        np.testing.assert_array_equal(revisited._plain(pickle.dumps([array], protocol))[0], array)

@@ -1,5 +1,8 @@
 """YOLOS as an evaluation: its matching, its optimizer, a whole run on tiny images."""
 
+import sys
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,56 +10,34 @@ import pytest
 from ml_collections import FrozenConfigDict
 from scipy.optimize import linear_sum_assignment
 
-from ssl_jax import evals
+from ssl_jax import evals, trees
 from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import case, pictures, yolos
-from ssl_jax.evals.detection import Boxes
-from ssl_jax.evals.pictures import boxes as boxes_picture
-from ssl_jax.evals.pictures import render
+from ssl_jax.evals import case, yolos
 from ssl_jax.evals.yolos import detector as detectors
 from ssl_jax.evals.yolos import prediction, training, views
 from ssl_jax.losses import detection as losses
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.train import state
 from tests import tiny
+from tests.evals import fakes
 
 
-class Squares:
-    """Bright rectangles on gray, wide ones of class 0 and high ones of class 1; sizes differ."""
-
-    has_boxes, num_box_classes, box_names, size = True, 2, ("wide", "high"), None
+class Squares(fakes.Source):
+    """Bright rectangles on gray, wide ones of class 0 and high ones of class 1."""
 
     def __init__(self, count, broken=()):
-        self._count, self._broken = count, broken
-
-    def __len__(self):
-        return self._count
-
-    def __getitem__(self, i):
-        if i in self._broken:
-            raise Unreadable(self.name(i), "broken on purpose")
-        rng = np.random.default_rng(i)
-        image = np.full((32, 40, 3), 90, np.uint8)
-        boxes, labels = [], []
-        for left in (2, 21):
-            label = int(rng.integers(2))
-            h, w = ((6, 14), (14, 6))[label]
-            y, x = int(rng.integers(2, 14)), left + int(rng.integers(0, 4))
-            image[y : y + h, x : x + w] = (250, 40, 60) if label else (40, 250, 200)
-            boxes.append((y, x, h, w))
-            labels.append(label)
-        return {
-            "image": image,
-            "boxes": np.array(boxes, np.float32),
-            "box_labels": np.array(labels, np.int32),
-        }
-
-    def name(self, i):
-        return f"squares/{i}"
-
-    def __repr__(self):
-        return f"Squares({self._count})"
+        images = np.full((count, 32, 40, 3), 90, np.uint8)
+        boxes, labels = np.empty((count, 2, 4), np.float32), np.empty((count, 2), np.int32)
+        for i, image in enumerate(images):
+            rng = np.random.default_rng(i)
+            for j, left in enumerate((2, 21)):
+                labels[i, j] = label = int(rng.integers(2))
+                h, w = ((6, 14), (14, 6))[label]
+                y, x = int(rng.integers(2, 14)), left + int(rng.integers(0, 4))
+                image[y : y + h, x : x + w] = (250, 40, 60) if label else (40, 250, 200)
+                boxes[i, j] = y, x, h, w
+        known = dict(has_boxes=True, num_box_classes=2, box_names=("wide", "high"))
+        super().__init__(images, boxes=boxes, box_labels=labels, broken=broken, **known)
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +47,8 @@ def encoder():
 
 
 def section(**changes):
-    small = dict(
-        queries=8,
-        epochs=2,
-        batch=4,
-        sizes=(32,),
-        longest=40,
-        test_size=32,
-        crop_prob=0.0,
-        canvas=8,
-        flip=0.0,
-    )
-    return evals.new("yolos", **(small | changes))
+    small = dict(queries=8, epochs=2, batch=4, sizes=(32,), longest=40, test_size=32)
+    return evals.new("yolos", **(small | dict(crop_prob=0.0, canvas=8, flip=0.0) | changes))
 
 
 def made(encoder, train=8, test=4, broken=(), **changes):
@@ -125,69 +96,44 @@ def test_optimizer_is_the_published_one(encoder):
         rates.append(-float(updates["classes"]["0"]["kernel"][0, 0]) / 0.5)
     wanted = [1e-7 + (1 - 1e-7) * 0.5 * (1 + np.cos(np.pi * e / 10)) for e in range(10)]
     np.testing.assert_allclose(rates, np.repeat(wanted, 3), rtol=1e-5)
-    names = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): bool((leaf != 0).any())
-        for path, leaf in jax.tree_util.tree_flatten_with_path(updates)[0]
-    }
-    spared = {name for name, decays in names.items() if not decays}
+    names = trees.flatten(updates)
+    spared = {name for name, leaf in names.items() if not (leaf != 0).any()}
     assert {"encoder/cls", "encoder/position", "encoder/queries"} < spared
-    assert not {name for name in spared if name.endswith("kernel")}
     assert {n for n in names if n.startswith("encoder") and n.endswith(("bias", "scale"))} < spared
-    assert not {name for name in spared if not name.startswith("encoder")}
+    assert all(n.startswith("encoder") and not n.endswith("kernel") for n in spared)
 
 
-def test_the_gradient_is_clipped(encoder):
-    config = section(clip=0.1, lr=1.0, weight_decay=0.0)
+def test_the_gradient_is_clipped():
     params = {"encoder": {"norm": {"scale": jnp.ones(3)}}}
+    config = section(clip=0.1, lr=1.0, weight_decay=0.0)
     transformation = training.optimizer(config, params, steps=1)
-    clip = transformation.update
-    small, large = ({"encoder": {"norm": {"scale": jnp.full(3, x)}}} for x in (1.0, 100.0))
-    one, two = (clip(g, transformation.init(params), params)[0] for g in (small, large))
-    np.testing.assert_allclose(
-        one["encoder"]["norm"]["scale"], two["encoder"]["norm"]["scale"], rtol=1e-5
-    )
-    first = transformation.update(small, transformation.init(params), params)[1]
-    moment = jax.tree.leaves(first)[1:]
-    assert any(np.isclose(np.linalg.norm(m), 0.01, rtol=1e-4) for m in moment if m.shape == (3,))
+    start, large = transformation.init(params), jax.tree.map(lambda x: 100 * x, params)
+    one, two = (transformation.update(grads, start, params) for grads in (params, large))
+    chex.assert_trees_all_close(one[0], two[0], rtol=1e-5)
+    moments = [leaf for leaf in jax.tree.leaves(one[1]) if leaf.shape == (3,)]
+    assert any(np.isclose(np.linalg.norm(m), 0.01, rtol=1e-4) for m in moments)
 
 
-@pytest.fixture(scope="module")
-def done(encoder):
-    """A run, its scores, and what it printed."""
-    one = made(encoder, broken=(3,))
-    return one, yolos.run(one)
-
-
-def test_a_run_scores_and_draws(done):
-    one, scores = done
+@pytest.mark.slow
+def test_a_run_is_scored_and_the_same_on_several_devices(encoder, monkeypatch):
+    assert len(jax.local_devices()) == 8  # of which 4 share the batch
+    one, again = (made(encoder, broken=(3,)) for _ in range(2))
+    scores = yolos.run(one)
     assert set(scores) >= {"yolos", "yolos_ap50", "yolos_ap75", "yolos_small"}
     assert all(0 <= value <= 100 for value in scores.values())
-    predicted, true, kept = one.extracted[one.own("yolos")]
-    assert kept == [0, 1, 2] and len(predicted) == 3
-    for found, wanted, index in zip(predicted, true, kept):
+    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
+    assert yolos.run(again)["yolos"] == pytest.approx(scores["yolos"], abs=1)
+    (predicted, true, kept), (others, *_) = (c.extracted[c.own("yolos")] for c in (one, again))
+    assert kept == [0, 1, 2] and len(predicted) == len(others) == 3
+    for found, other, wanted, index in zip(predicted, others, true, kept):
         np.testing.assert_array_equal(wanted.boxes, Squares(4)[index]["boxes"])
         assert found.boxes.shape == (8, 4) and set(found.labels) <= {0, 1}
-        assert (found.boxes >= 0).all() and (found.boxes[:, :2] <= (32, 40)).all()
+        assert (found.boxes >= 0).all()
         assert (found.boxes[:, :2] + found.boxes[:, 2:] <= (32 + 1e-3, 40 + 1e-3)).all()
-    drawn = yolos.figures(one)["boxes"]
-    assert isinstance(drawn, pictures.Picture) and len(drawn.rows) == 3
-
-
-def test_a_run_is_the_same_again_and_on_several_devices(done, encoder, monkeypatch):
-    one, scores = done
-    assert len(jax.local_devices()) == 8  # of which 4 share the batch
-    again = made(encoder, broken=(3,))
-    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
-    alone = yolos.run(again)
-    before, after = (c.extracted[c.own("yolos")][0] for c in (one, again))
-    for a, b in zip(before, after):
-        np.testing.assert_allclose(a.boxes, b.boxes, atol=1e-2)
-        np.testing.assert_allclose(a.scores, b.scores, atol=1e-3)
-    assert alone["yolos"] == pytest.approx(scores["yolos"], abs=1)
-
-
-def test_nothing_is_drawn_where_nothing_was_trained(encoder):
-    assert yolos.figures(made(encoder)) == {}
+        np.testing.assert_allclose(found.boxes, other.boxes, atol=1e-2)
+        np.testing.assert_allclose(found.scores, other.scores, atol=1e-3)
+    assert len(yolos.figures(one)["boxes"].rows) == 3
+    assert yolos.figures(made(encoder)) == {}  # nothing was trained
 
 
 def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
@@ -211,53 +157,17 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
     assert evals.detection.average_precision(predicted, true, classes=2)["ap"] == 100
 
 
-def test_what_cannot_work_is_refused(encoder):
-    class Bare(Squares):
-        has_boxes = False
-
-    with pytest.raises(InputError, match="yolos needs boxes, and Squares"):
-        yolos.run(case.Case(encoder, section(), Bare(4), Bare(4)))
-    pixels = evals.raw_pixels(4)
-    with pytest.raises(InputError, match="this network is none"):
-        yolos.run(case.Case(pixels, section(), Squares(4), Squares(4)))
-    with pytest.raises(InputError, match="evals.yolos.crop is 16, but yolos sees whole images"):
+def test_what_cannot_work_is_refused(encoder, monkeypatch):
+    with pytest.raises(InputError, match="network"):
+        yolos.run(case.Case(evals.raw_pixels(4), section(), Squares(4), Squares(4)))
+    with pytest.raises(InputError, match="evals.yolos.crop"):
         yolos.run(made(encoder, crop=16))
-    with pytest.raises(InputError, match="position_size is 18, not a multiple of 4"):
+    with pytest.raises(InputError, match="position_size"):
         detectors.make(encoder, section(position_size=18), 2, jax.random.key(0))
-
-
-def test_a_machine_that_could_not_score_is_refused_before_the_training(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "faster_coco_eval", None)
-    with pytest.raises(InputError, match=r"pip install 'ssl-jax\[eval\]'"):
+    # Before the training.
+    monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
+    with pytest.raises(InputError, match=r"ssl-jax\[eval\]"):
         evals.TYPES["yolos"].check("evals.yolos", section())
-
-
-def test_protocol_holds_every_constant_of_the_paper():
-    paper = evals.new("yolos", protocol="coco")
-    assert (paper.epochs, paper.batch, paper.lr, paper.clip) == (150, 32, 2.5e-5, 0.1)
-    assert (paper.class_weight, paper.l1_weight, paper.giou_weight) == (1, 5, 2)
-    assert paper.sizes[0] == 480 and paper.sizes[-1] == 800 and paper.test_size == 800
-    assert paper.data.name == "coco/2017" and paper.no_object_weight == 0.1
-    named = set(yolos.defaults()) | {"data"}
-    for protocol in yolos.PROTOCOLS.values():
-        assert set(protocol.changes) == named
-    assert evals.new("yolos", protocol="coco_yolos").batch == 8
-
-
-def test_picture_of_boxes(tmp_path):
-    image = np.zeros((30, 60, 3), np.uint8)
-    true = [Boxes(np.array([[5, 10, 20, 30]]), np.array([1]))]
-    found = [
-        Boxes(np.array([[5, 10, 20, 30], [0, 0, 5, 5]]), np.array([1, 0]), np.array([0.9, 0.1]))
-    ]
-    picture = boxes_picture.picture([image], true, found, class_names=("a", "b"))
-    left, right = picture.rows[0]
-    np.testing.assert_array_equal(left.image, right.image)
-    scale = left.image.shape[1] / 60
-    y, x = round(5 * scale), round(10 * scale)
-    assert left.image[y, x].max() == 1 and left.image[0, 0].max() == 0
-    assert [text for _, text in picture.legend] == ["b"] and right.title == "1 predicted"
-    assert render.grid(picture, tmp_path, "boxes.png").exists()
 
 
 @pytest.mark.slow

@@ -136,25 +136,353 @@ def sop_patch(student, teacher, members, weights, masks, tau_s, tau_t):
     return loss, gradient, kl
 
 
-# DINO, eq. 2 to 4
+# Parts that several objectives share
 
 
-def dino(student, teacher, center, tau_s, tau_t, momentum):
-    """Loss, its gradient with respect to student logits [S, B, K], and the new center."""
-    num_student, batch, _ = student.shape
-    num_teacher = teacher.shape[0]
-    pairs = [(s, t) for s in range(num_student) for t in range(num_teacher) if s != t]
-    loss, gradient = 0.0, np.zeros(student.shape)
-    for s, t in pairs:
-        for b in range(batch):
-            q = np.exp(log_softmax((teacher[t, b].astype(np.float64) - center) / tau_t))
-            log_p = log_softmax(student[s, b].astype(np.float64) / tau_s)
-            loss -= (q * log_p).sum() / (len(pairs) * batch)
-            gradient[s, b] += (np.exp(log_p) - q) / tau_s / (len(pairs) * batch)
-    mean = np.mean(
-        [teacher[t, b] for t in range(num_teacher) for b in range(batch)], axis=0, dtype=np.float64
+def meters(q):
+    """What `losses.assignment_meters` tells of targets q [..., K]; of no target: 0."""
+    q = q.reshape(-1, q.shape[-1])
+    if not len(q):
+        return dict.fromkeys(("teacher_entropy", "marginal_entropy", "usage"), 0.0)
+    return {
+        "teacher_entropy": entropy(q).mean(),
+        "marginal_entropy": entropy(q.mean(axis=0)),
+        "usage": usage(q),
+    }
+
+
+def centered(teacher, center, tau):
+    return np.exp(log_softmax((teacher - center) / tau))
+
+
+def cross(q, logits, tau):
+    """H(q, softmax(logits / tau)) of the last axis, and its gradient with respect to the logits."""
+    log_p = log_softmax(logits / tau)
+    return -(q * log_p).sum(axis=-1), (np.exp(log_p) - q) / tau
+
+
+def sinkhorn(scores, tau, iterations=3):
+    """Balanced assignments of the rows of [..., K]: columns divided by their sum, then rows, from
+    exp(scores / tau); in logarithms.
+    """
+    log_q = scores.reshape(-1, scores.shape[-1]) / tau
+    for _ in range(iterations):
+        log_q = log_q - log_sum_exp(log_q, 0)[None]
+        log_q = log_q - log_sum_exp(log_q, 1)[:, None]
+    return np.exp(log_q).reshape(scores.shape)
+
+
+def koleo(tokens):
+    """Minus the mean log of half the distance of a token of [..., r, d] to its nearest one."""
+    total, sets = 0.0, tokens.reshape(-1, *tokens.shape[-2:])
+    for rows in sets:
+        u = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+        for i in range(len(u)):
+            others = [j for j in range(len(u)) if j != i]
+            if others:
+                near = max(others, key=lambda j: u[i] @ u[j])
+                total -= np.log(np.linalg.norm(u[i] - u[near] + 1e-8) / 2 + 1e-8)
+    return total / (len(sets) * len(sets[0]))
+
+
+# DINO, eq. 2 and 3; iBOT, eq. 2; DINOv2, section 4
+
+
+def dino(student_logits, teacher_logits, center, student_temperature, teacher_temperature):
+    """Terms, and the gradient of the loss with respect to student_logits [S, B, K]."""
+    q = centered(teacher_logits, center, teacher_temperature)
+    local = range(len(q), len(student_logits))
+    groups = {"local_loss": local, "global_loss": range(len(q)), "loss": range(len(student_logits))}
+    terms, gradient = meters(q), np.zeros(student_logits.shape)
+    for name, views in groups.items():
+        pairs = [(s, t) for s in views for t in range(len(q)) if s != t]
+        for s, t in pairs:
+            h, slope = cross(q[t], student_logits[s], student_temperature)
+            terms[name] = terms.get(name, 0) + h.mean() / len(pairs)
+            if name == "loss":
+                gradient[s] += slope / (len(pairs) * len(h))
+    terms["kl"] = terms["loss"] - terms["teacher_entropy"]
+    return terms, {"student_logits": gradient}
+
+
+def ibot_patch(
+    student_logits, teacher_logits, masks, center, student_temperature, teacher_temperature
+):
+    """Terms, and the gradient of the loss with respect to student_logits [V, B, n, K]."""
+    q = centered(teacher_logits, center, teacher_temperature)
+    h, slope = cross(q, student_logits, student_temperature)
+    share = masks / np.maximum(1, masks.sum(axis=-1, keepdims=True)) / masks[..., 0].size
+    kl = ((h - entropy(q)) * masks).sum() / max(1, masks.sum())
+    terms = {"loss": (share * h).sum(), "kl": kl, "masked": masks.mean(), **meters(q)}
+    return terms, {"student_logits": share[..., None] * slope}
+
+
+def ibot(student_cls, teacher_cls, student_patch, teacher_patch, masks, cls_center, center,
+         student_temperature, teacher_temperatures, weights):  # fmt: skip
+    taus = [(student_temperature, tau) for tau in teacher_temperatures]
+    cls, by_cls = dino(student_cls, teacher_cls, cls_center, *taus[0])
+    patch, by_patch = ibot_patch(student_patch, teacher_patch, masks, center, *taus[1])
+    terms = {f"cls_{name}": value for name, value in cls.items()}
+    terms |= {f"patch_{name}": value for name, value in patch.items()}
+    terms["loss"] = weights[0] * cls["loss"] + weights[1] * patch["loss"]
+    gradients = {"student_cls": weights[0] * by_cls["student_logits"]}
+    return terms, gradients | {"student_patch": weights[1] * by_patch["student_logits"]}
+
+
+def dinov2(tokens, temperatures, weights, **x):
+    tau_s, tau_t = temperatures
+
+    def center(rows):
+        """-tau_t times Sinkhorn's factors of columns, up to a constant that no softmax sees."""
+        rows = rows.reshape(-1, rows.shape[-1])
+        return rows[0] - tau_t * np.log(sinkhorn(rows, tau_t)[0])
+
+    centers = center(x["teacher_cls"]), center(x["teacher_patch"][x["masks"]])
+    x |= dict(zip(("cls_center", "center"), centers))
+    terms, gradients = ibot(
+        **x, student_temperature=tau_s, teacher_temperatures=(tau_t, tau_t), weights=weights[:2]
     )
-    return loss, gradient, momentum * center + (1 - momentum) * mean
+    terms["koleo"] = batch_koleo(tokens)["loss"]
+    terms["loss"] += weights[2] * terms["koleo"]
+    slope = slopes(lambda x: batch_koleo(x)["loss"], tokens)
+    return terms, gradients | {"tokens": weights[2] * slope}
+
+
+def batch_koleo(tokens):
+    return {"loss": sum(koleo(view) for view in tokens)}
+
+
+# CrIBo, eq. 5 to 10
+
+
+def cribo_images(student, teacher, center, tau_s, tau_t):
+    """Terms, and the gradient of the loss with respect to student [2, B, P]."""
+    q = centered(teacher, center, tau_t)
+    h, slope = cross(q, student[::-1], tau_s)
+    return {"loss": h.mean(), **meters(q)}, slope[::-1] / h.size
+
+
+def cribo_objects(student, teacher, valid, center, tau_s, tau_t, weights, neighbours=None,
+                  cycle=None, counts="own"):  # fmt: skip
+    """Terms, and the gradient of their weighted sum with respect to student [2, B, K, P]."""
+    q = centered(teacher, center, tau_t)
+    h, slope = cross(q, student[::-1], tau_s)
+    share = valid / (2 * max(1, valid.sum()))
+    terms = {"cross_view_loss": (share * h).sum(), **meters(q[:, valid])}
+    terms["loss"] = weights[0] * terms["cross_view_loss"]
+    gradient = weights[0] * share[..., None] * slope
+    if cycle is not None:
+        h, slope = cross(centered(neighbours, center, tau_t), student[::-1], tau_s)
+        closed = cycle & valid
+        number = closed.sum(axis=(1, 2), keepdims=True)
+        number = number if counts == "own" else number[[0, 0]]
+        share = np.where(number, closed / (2 * np.maximum(1, number)), 0)
+        terms["cross_image_loss"] = (share * h).sum()
+        terms["loss"] += weights[1] * terms["cross_image_loss"]
+        gradient = gradient + weights[1] * share[..., None] * slope
+    return terms, gradient[::-1]
+
+
+def cribo(function, chunk=None, **x):
+    """Of `function`, for embeddings times prototypes where there are any, else for logits."""
+    embeddings = x["student"]
+    own, others = (x.pop(f"{who}_prototypes", None) for who in ("student", "teacher"))
+    for name, prototypes in (("student", own), ("teacher", others), ("neighbours", others)):
+        if prototypes is not None and name in x:
+            x[name] = x[name] @ prototypes
+    terms, slope = function(**x)
+    if own is None:
+        return terms, {"student": slope}
+    rows = (x.reshape(-1, x.shape[-1]) for x in (embeddings, slope))
+    by_prototype = np.einsum("nd,np->dp", *rows)
+    return terms, {"student": slope @ own.T, "student_prototypes": by_prototype}
+
+
+# FLSL, eq. 8, 11 and 13
+
+
+def batch_softmax(teacher_logits, temperature):
+    """Softmax over the tokens, then over the centroids."""
+    flat = teacher_logits.reshape(-1, teacher_logits.shape[-1]) / temperature
+    return {"log_targets": log_softmax(log_softmax(flat.T).T).reshape(teacher_logits.shape)}
+
+
+def flsl(tokens, modes, student_logits, log_targets, weights, temperature, prior=None):
+    """The equations, token by token."""
+    arrays = tokens, modes, student_logits, log_targets
+    tokens, modes, student, log_targets = (x.reshape(-1, x.shape[-1]) for x in arrays)
+    tau = temperature
+    n, k = student.shape
+    intra, inter, mean = 0.0, 0.0, np.zeros(k)
+    for q, z, s, t in zip(tokens, modes, student, log_targets):
+        intra += (2 - 2 * (q @ z) / (np.linalg.norm(q) * np.linalg.norm(z))) / n
+        inter += cross(np.exp(t), s, tau)[0] / n
+        mean += np.exp(log_softmax(s / tau)) / n
+    prior = np.full(k, 1 / k) if prior is None else prior
+    volume = -entropy(mean) - mean @ np.log(prior)
+    terms = {"intra_loss": intra, "inter_loss": inter, "volume_loss": volume}
+    terms["loss"] = np.dot(weights, list(terms.values()))
+    terms |= meters(np.exp(log_targets))
+    return terms | {"kl": inter - terms["teacher_entropy"], "prediction_entropy": entropy(mean)}
+
+
+# MAE, section 3
+
+PATCH = ("rows", "mean", "scale")
+
+
+def normalized(patch):
+    """A patch minus its mean, over the root of its unbiased variance; that mean and that root."""
+    mean = patch.sum() / len(patch)
+    scale = np.sqrt(((patch - mean) ** 2).sum() / (len(patch) - 1) + 1e-6)
+    return (patch - mean) / scale, mean, scale
+
+
+def normalize_patches(pixels):
+    parts = zip(*map(normalized, pixels.reshape(-1, pixels.shape[-1])))
+    lead = pixels.shape[:-1]
+    return {name: np.stack(part).reshape(*lead, -1) for name, part in zip(PATCH, parts)}
+
+
+def mae(predicted, pixels, mask, normalize_pixels):
+    """Terms, and the gradient of the loss with respect to predicted [B, n, P]."""
+    loss, gradient, flat = 0.0, np.zeros(predicted.shape), 0.0
+    for b, i in zip(*np.nonzero(mask)):
+        target = normalized(pixels[b, i])[0] if normalize_pixels else pixels[b, i]
+        error = predicted[b, i] - target
+        loss += (error**2).mean() / mask.sum()
+        flat += ((target - target.mean()) ** 2).mean() / mask.sum()
+        gradient[b, i] = 2 * error / len(target) / mask.sum()
+    explained = 1 - loss / flat if flat else 0
+    terms = {"loss": loss, "variance": flat, "explained": explained, "masked": mask.mean()}
+    return terms, {"predicted": gradient}
+
+
+# STELLAR, eq. 3 to 6
+
+
+PARTS = {  # weight -> its terms
+    "reconstruction": ["reconstruction_loss"],
+    "cluster": ["cluster_loss", "cls_cluster_loss"],
+    "align": ["align_loss", "cls_align_loss", "cls_local_loss"],
+    "koleo": ["koleo", "masked_koleo"],
+}
+PUBLISHED = {"reconstruction": 10.0, "cluster": 1.0, "align": 1.0, "koleo": 0.1}
+
+
+def stellar(constants=None, *, weights, target_temperature, temperature, **x):
+    """Terms of what is there of the arrays of `cases.stellar`; the targets are made of
+    `constants`, the same arrays as a rule.
+    """
+    constants, tau_t, tau_s = constants or x, target_temperature, temperature
+    if weights is None:
+        codes = x["target"].dtype.kind == "i"
+        weights = PUBLISHED | ({"reconstruction": 0.05} if codes else {})
+
+    def product(rows, kind, of=x):
+        prototypes = of.get(f"{kind}_prototypes")
+        return rows if prototypes is None else rows @ prototypes.T
+
+    terms = {}
+    for kind, prefix in (("token", ""), ("cls", "cls_")):
+        main, scores = x.get(f"{kind}_logits"), constants.get(f"teacher_{kind}_logits")
+        teacher = scores is not None
+        if main is None and not teacher:
+            continue
+        q = sinkhorn(scores if teacher else product(constants[f"{kind}_logits"], kind, constants),
+                     tau_t)  # fmt: skip
+        terms |= {f"{kind}_{name}": value for name, value in meters(q).items()}
+        images = np.arange(len(q))
+        if main is not None:
+            own = q[images[:, None], x["token_matches"]] if teacher and kind == "token" else q
+            terms[f"{prefix}cluster_loss"] = cross(own, product(main, kind), tau_s)[0].mean()
+        for view, term in (("masked", "align"), ("local", "local")):
+            rows = x.get(f"{view}_{kind}_logits")
+            if rows is not None:
+                cell = images[:, None, None]
+                goal = q[cell, x["matches"]] if kind == "token" else q[:, None]
+                logits = product(rows, kind)
+                terms[f"{prefix}{term}_loss"] = cross(goal, logits, tau_s)[0].mean()
+                if view == "masked":
+                    same = logits.argmax(axis=-1) == goal.argmax(axis=-1)
+                    terms["cls_agreement" if prefix else "match_agreement"] = same.mean()
+    for name, term in (("tokens", "koleo"), ("masked_tokens", "masked_koleo")):
+        if name in x:
+            terms[term] = koleo(x[name])
+    if "reconstruction" in x:
+        guess, goal = x["reconstruction"], x["target"]
+        if goal.dtype.kind == "i":
+            picked = np.take_along_axis(log_softmax(guess), goal[..., None], axis=-1)
+            terms["reconstruction_loss"] = -picked.mean()
+            terms["code_accuracy"] = (guess.argmax(axis=-1) == goal).mean()
+        else:
+            error = np.square(guess - goal).mean(axis=(1, 2))
+            terms["reconstruction_loss"] = error.mean()
+            terms["psnr"] = np.mean(-10 * np.log10(np.maximum(error, 1e-10)))
+    terms["loss"] = sum(
+        weights[part] * terms.get(name, 0) for part, names in PARTS.items() for name in names
+    )
+    return terms
+
+
+# DETR, eq. 1 and 2; losses of segmentation
+
+
+def generalized_iou(a, b):
+    """GIoU of two boxes (centre row, centre column, height, width)."""
+    low = np.maximum(a[:2] - a[2:] / 2, b[:2] - b[2:] / 2)
+    high = np.minimum(a[:2] + a[2:] / 2, b[:2] + b[2:] / 2)
+    shared = np.prod(np.maximum(high - low, 0))
+    union = a[2] * a[3] + b[2] * b[3] - shared
+    least = np.minimum(a[:2] - a[2:] / 2, b[:2] - b[2:] / 2)
+    around = np.prod(np.maximum(a[:2] + a[2:] / 2, b[:2] + b[2:] / 2) - least)
+    return shared / union - (around - union) / around
+
+
+def matching_costs(logits, boxes, labels, targets, present):
+    costs = np.zeros((*logits.shape[:2], labels.shape[1]))
+    for b, q, t in np.ndindex(costs.shape):
+        if present[b, t]:
+            probability = np.exp(log_softmax(logits[b, q]))[labels[b, t]]
+            distance = np.abs(boxes[b, q] - targets[b, t]).sum()
+            overlap = generalized_iou(boxes[b, q], targets[b, t])
+            costs[b, q, t] = 5 * distance - probability - 2 * overlap
+    return {"costs": costs}
+
+
+def detr(logits, boxes, labels, targets, present, matched):
+    total = weight = l1 = giou = 0.0
+    nothing = logits.shape[-1] - 1
+    for b, rows in enumerate(logits):
+        answers = {matched[b, t]: t for t in np.flatnonzero(present[b])}
+        for q, row in enumerate(rows):
+            wanted, w = (labels[b, answers[q]], 1.0) if q in answers else (nothing, 0.1)
+            total -= w * log_softmax(row)[wanted]
+            weight += w
+        for q, t in answers.items():
+            l1 += np.abs(boxes[b, q] - targets[b, t]).sum()
+            giou += 1 - generalized_iou(boxes[b, q], targets[b, t])
+    count = max(1, present.sum())
+    terms = {"class_loss": total / weight, "l1_loss": l1 / count, "giou_loss": giou / count}
+    return {"loss": np.dot((1, 5, 2), list(terms.values())), **terms}
+
+
+def pixel_cross_entropy(logits, labels, average):
+    there = labels != 255
+    total = -sum(log_softmax(x)[c] for x, c in zip(logits[there], labels[there]))
+    return {"loss": total / max(1, labels.size if average == "all" else there.sum())}
+
+
+def dice(logits, labels):
+    there = labels != 255
+    p, labels, values = np.exp(log_softmax(logits[there])), labels[there], []
+    for c in set(labels):
+        hit, both = 0.0, 0.0
+        for row, label in zip(p, labels):
+            hit += row[c] * (label == c)
+            both += row[c] + (label == c)
+        values.append(1 - 2 * hit / both)
+    return {"loss": np.mean(values) if values else 0.0}
 
 
 # Helpers of the tests
@@ -176,3 +504,16 @@ def close(got, want, relative=1e-5, absolute=1e-6):
     bound = max(relative * np.abs(want).max(initial=0), absolute)
     worst = np.abs(got - want).max(initial=0)
     assert worst <= bound, f"off by {worst}, allowed {bound}"
+
+
+def slopes(function, x, step=1e-5):
+    """Central differences of a float64 function of x."""
+    gradient = np.zeros(np.shape(x))
+    for place in np.ndindex(gradient.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = np.array(x, np.float64)
+            moved[place] += sign * step
+            ends.append(function(moved))
+        gradient[place] = (ends[0] - ends[1]) / (2 * step)
+    return gradient

@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax import config as config_lib
-from ssl_jax import methods, ops, settings
+from ssl_jax import ops, settings
 from ssl_jax.methods import base
 from ssl_jax.methods.sop import embeddings
 from tests.losses import reference
@@ -41,15 +40,6 @@ def config_of(name, **changes):
     for key, value in changes.items():
         c.update_from_flattened_dict({key.replace("section", name).replace("__", "."): value})
     return c
-
-
-def check(config) -> None:
-    """Checks the method's section as a run does: each key, then what keys demand of each other."""
-    definition = methods.get(config.method)
-    for name, key in config_lib.flatten(definition.defaults()).items():
-        value = config_lib.flatten(config[config.method])[name]
-        key.check(f"{config.method}.{name}", value)
-    definition.check(config)
 
 
 def outputs_of(config, seed=0) -> embeddings.Outputs:

@@ -7,10 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import config as config_lib
-from ssl_jax import convert, losses, methods, ops, settings, trees
-from ssl_jax.config import InputError
-from ssl_jax.evals import pictures
+from ssl_jax import convert, losses, methods, ops, trees
 from ssl_jax.methods import base, dinov2, multicrop
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.train import optim
@@ -18,6 +15,8 @@ from ssl_jax.views import recipe
 from tests import tiny
 from tests.convert import published
 from tests.losses.reference import close
+
+pytestmark = pytest.mark.slow
 
 BATCH, TAU = 4, 0.04 + 0.03 * 5 / 7  # of step 5 in a warm-up of 2 epochs of 4 steps
 PROGRESS = base.Progress(jnp.int32(5), jnp.int32(1), jnp.float32(1.25), 4, 40)
@@ -164,29 +163,7 @@ def test_learning_rates_fall_towards_the_input_and_networks_are_clipped_apart():
     assert all(rule.clip_group is None for _, rule in by_tensor)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"dinov2__separate_head": False},
-            r"dinov2.patch.prototypes is 20 but dinov2.cls.prototypes is 24.*separate_head=True",
-        ),
-        ({"views__mask": "none"}, 'views.mask is "none".*no patch of a 16 px view is masked'),
-        ({"model__cls": False}, 'global_token is "cls" but model.cls is False'),
-    ],
-)
-def test_contradictions_are_refused(changes, message):
-    with pytest.raises(InputError, match=message):
-        dinov2.check(tiny.config("dinov2", **changes))
-
-
-def test_patch_loss_cannot_be_switched_off_by_a_weight_of_0():
-    with pytest.raises(InputError, match="dinov2.patch.weight is 0"):
-        settings.check_keys(tiny.config("dinov2", dinov2__patch__weight=0.0))
-
-
-@pytest.mark.parametrize("registers", [0, 3])
-def test_published_weights_fill_backbone_and_both_heads(tmp_path, registers):
+def test_published_weights_fill_backbone_and_both_heads(tmp_path, registers=3):
     tensors = published.prefixed("teacher.backbone.", published.dinov2(registers=registers))
     for seed, head in enumerate(("dino_head", "ibot_head")):
         layers = published.dino_head(seed)
@@ -207,37 +184,3 @@ def test_published_weights_fill_backbone_and_both_heads(tmp_path, registers):
     np.testing.assert_array_equal(filled["patch_head"]["last"]["direction"], wanted)
     wanted = tensors["teacher.backbone.blocks.1.ls2.gamma"]
     np.testing.assert_array_equal(filled["backbone"]["blocks"]["ls2"]["gamma"][1], wanted)
-
-
-def test_its_picture_shows_the_prototypes_of_patches():
-    method = bound()
-    params = method.init(jax.random.key(0))[0]
-
-    class Encoder:
-        config = resolved()
-
-        def __call__(self, images, extras):
-            return method.features(params, images, extras=extras)
-
-    images = np.random.default_rng(0).random((2, 16, 16, 3), np.float32)
-    (picture,) = pictures.draw(Encoder(), images).values()
-    assert [len(row) for row in picture.rows] == [2, 2]
-    labels = np.stack([row[1].labels for row in picture.rows])
-    assert labels.shape == (2, 4, 4) and 0 <= labels.min() and labels.max() < 20
-
-
-def test_the_fast_setup_is_the_published_one():
-    c = config_lib.load("dinov2:vitl16")
-    steps = 1_281_167 // c.optim.batch_size
-    lengths = (
-        c.optim.epochs,
-        c.optim.warmup_epochs,
-        c.dinov2.teacher_temperature_epochs,
-        c.dinov2.freeze_last_layer_epochs,
-    )
-    assert [steps * epochs for epochs in lengths] == [125_000, 12_500, 37_500, 1250]
-    assert c.optim.lr * c.optim.batch_size / c.optim.base_batch == pytest.approx(4e-3 * 2**0.5)
-    assert (c.dinov2.centering, c.dinov2.separate_head, c.model.patch) == ("ema", False, 16)
-    released = config_lib.load("dinov2:vitl14")
-    assert (released.dinov2.centering, released.dinov2.separate_head) == ("sinkhorn", True)
-    assert released.views.local_size % released.model.patch == 0

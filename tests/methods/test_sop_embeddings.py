@@ -44,19 +44,3 @@ def test_extras_are_embeddings_of_weights_with_a_head(name):
         del shapes["patch_embeddings"]
     assert extras(params, True) == shapes
     assert extras(params, False) == extras({"backbone": params["backbone"]}, True) == {}
-
-
-def test_massl_has_no_patches():
-    assert embeddings.tasks(case.config_of("massl").massl) == ("cls",)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_health_watches_the_tasks_there_are(name):
-    config = case.config_of(name)
-    row = {
-        f"{task}_{kind}_entropy": 0.0
-        for task in ("cls", "patch")
-        for kind in ("teacher", "marginal")
-    }
-    kinds = [text.split(":")[0] for text in methods.make(config).health(row)]
-    assert kinds == [f"collapse of {task} targets" for task in embeddings.tasks(config[name])]

@@ -58,6 +58,7 @@ def arrays_of(tokens, dtype):
     return [jax.random.normal(key, shape, dtype) for key in jax.random.split(jax.random.key(0), 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tokens, dtype, tolerance", [(197, jnp.float32, 3e-6), (130, jnp.bfloat16, 0.02)]
 )

@@ -87,15 +87,12 @@ def test_files_are_read_and_refused(weights, tmp_path):
     np.testing.assert_array_equal(
         found["Mixed_5b.branch1x1.bn.bias"], weights["Mixed_5b.branch1x1.bn.bias"]
     )
-    with pytest.raises(MissingFile, match="fetch pt_inception"):
+    with pytest.raises(MissingFile):
         inception.load("")
     save_file({"Conv2d_1a_3x3.conv.weight": np.zeros((32, 3, 3, 3), np.float32)}, file)
-    with pytest.raises(InputError, match=r"Conv2d_1a_3x3.bn.weight is not there.*\(32,\)"):
+    with pytest.raises(InputError, match=r"Conv2d_1a_3x3.bn.weight"):
         inception.load(str(file))
-    file.write_bytes(b"nonsense")
-    with pytest.raises(InputError, match="cannot read"):
-        inception.load(str(file))
-    with pytest.raises(InputError, match="must be .safetensors or .npz"):
-        wrong = tmp_path / "weights.pth"
-        wrong.touch()
-        inception.load(str(wrong))
+    for name in ("nonsense.safetensors", "weights.pth"):
+        (tmp_path / name).write_bytes(b"nonsense")
+        with pytest.raises(InputError, match=name):
+            inception.load(str(tmp_path / name))

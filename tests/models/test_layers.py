@@ -39,14 +39,12 @@ def test_drop_path_rates_rise_linearly_and_keep_the_mean():
         np.testing.assert_allclose(
             np.unique(scales[block]), [1] if rate == 0 else [0, 1 / (1 - rate)], rtol=1e-6
         )
-        np.testing.assert_allclose(
-            (scales[block] == 0).mean(axis=-1), rate, atol=0.03
-        )  # 4 standard errors
+        # 4 standard errors
+        np.testing.assert_allclose((scales[block] == 0).mean(axis=-1), rate, atol=0.03)
         np.testing.assert_allclose(scales[block].mean(), 1, atol=0.05)
     dropped = scales == 0
-    agreement = (
-        dropped[4, 0] & dropped[4, 1]
-    ).mean()  # branches are drawn independently: 0.4 * 0.4
+    # Branches are drawn independently: 0.4 * 0.4.
+    agreement = (dropped[4, 0] & dropped[4, 1]).mean()
     assert abs(agreement - 0.16) < 0.03
 
 
@@ -63,5 +61,5 @@ def test_init_distributions():
     assert abs(values.std() - 0.02) < 2e-4 and np.abs(values).max() < 0.12
     flat = np.asarray(layers.uniform(jax.random.key(0), (100, 400)))
     assert np.abs(flat).max() <= 0.1 and abs(flat.std() - 0.1 / np.sqrt(3)) < 1e-3
-    with pytest.raises(ValueError, match="init_std is 0"):
+    with pytest.raises(ValueError, match="init_std"):
         layers.check_init_std(0)

@@ -37,22 +37,23 @@ def test_section_and_overrides():
     config = zoo.vit_config(section, drop_path=0.0)
     assert (config.width, config.depth, config.heads, config.patch) == (384, 12, 6, 8)
     assert config.drop_path == 0.0 and config.mean == (0.5, 0.5, 0.5)
-    assert vit.vit(config) is vit.vit(
-        zoo.vit_config(section, drop_path=0.0)
-    )  # hashable, and one network per config
+    # Hashable, and one network per config.
+    assert vit.vit(config) is vit.vit(zoo.vit_config(section, drop_path=0.0))
     custom = zoo.vit_config(dict(size="custom", width=96, depth=2, heads=3, patch=4, image_size=32))
     assert (custom.width, custom.depth, custom.heads) == (96, 2, 3)
 
 
-def test_errors_name_key_and_choice():
-    with pytest.raises(
-        ValueError, match='model.size is "xl"; it must be one of ti, s, b, l, h, custom'
-    ):
-        zoo.vit_config({"size": "xl"})
-    with pytest.raises(ValueError, match='model.width is 200 but model.size "s" has 384'):
-        zoo.vit_config({"size": "s", "width": 200, "patch": 16, "image_size": 224})
-    with pytest.raises(ValueError, match='unknown key of the model "model.colour"'):
-        zoo.vit_config({"size": "s", "colour": 1, "patch": 16, "image_size": 224})
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"size": "xl"}, "model.size"),
+        ({"width": 200}, "model.width"),
+        ({"colour": 1}, "model.colour"),
+    ],
+)
+def test_errors_name_the_key(changes, key):
+    with pytest.raises(ValueError, match=key):
+        zoo.vit_config({"size": "s", "patch": 16, "image_size": 224} | changes)
 
 
 def test_the_section_has_every_field_but_what_the_method_sets():
@@ -64,26 +65,3 @@ def test_the_section_has_every_field_but_what_the_method_sets():
     section.update(norm_eps=1e-12, mean=(0.5,) * 3, std=(0.5,) * 3, registers=4, layer_scale=1e-5)
     changed = zoo.vit_config(section)
     assert (changed.norm_eps, changed.mean, changed.registers) == (1e-12, (0.5,) * 3, 4)
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        (
-            {"size": "custom", "width": 100, "depth": 2, "heads": 3},
-            r"model.width is 100, not a mult",
-        ),
-        ({"image_size": 225}, r"model.image_size is 225, not a multiple of 16 \(model.patch\)"),
-        ({"mean": (0.5,)}, r"model.mean is \(0.5,\); it must hold one number for each of the 3"),
-        (
-            {"in_channels": 1, "mean": (0.5,), "std": (0.5,)},
-            "model.in_channels is 1, but images of every data set have 3 channels",
-        ),
-    ],
-)
-def test_keys_that_contradict_each_other(changes, message):
-    config = ml_collections.ConfigDict({"model": config_lib.build(zoo.defaults())})
-    zoo.check(config)
-    config.model.update(changes)
-    with pytest.raises(config_lib.InputError, match=message):
-        zoo.check(config)

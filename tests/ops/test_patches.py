@@ -23,16 +23,3 @@ def test_there_and_back(lead):
     back = ops.unpatchify(ops.patchify(images, 2), 2, (4, 2))
     assert back.dtype == np.uint8
     np.testing.assert_array_equal(back, images)
-
-
-def test_errors():
-    with pytest.raises(ValueError, match=r"size of the images is \(6, 5\); it must be multiples"):
-        ops.patchify(np.ones((6, 5, 3)), 3)
-    with pytest.raises(ValueError, match="patch is 0; it must be at least 1"):
-        ops.patchify(np.ones((6, 6, 3)), 0)
-    with pytest.raises(ValueError, match=r"shape of images is \(6, 6\)"):
-        ops.patchify(np.ones((6, 6)), 3)
-    with pytest.raises(ValueError, match=r"number of patches is 5; it must be 2 \* 3"):
-        ops.unpatchify(np.ones((5, 12)), 2, (2, 3))
-    with pytest.raises(ValueError, match="last axis of patches is 13; it must be a multiple of 2"):
-        ops.unpatchify(np.ones((6, 13)), 2, (2, 3))

@@ -1,5 +1,5 @@
-"""What a run says: line by line for a log file, live on a terminal; and a clock and a time to the
-end that count what they say."""
+"""What a run says, to a log file and live on a terminal; and a clock and a time to the end that
+count what they say."""
 
 import io
 import re
@@ -12,65 +12,8 @@ import pytest
 from rich.console import Console as Terminal
 
 from ssl_jax import api
-from ssl_jax.train import console, log, progress
-from tests import tiny, tiny_run
-
-STEP = (
-    r"step +{step}/12 +\d+%  eta (\?|\d+:\d\d{more}) \+ report  loss [\d.]+  lr \d\.\d\de[+-]\d\d"
-    r"  \d+ img/s  data-wait [\d.]+%  mem \d+ MiB"
-)
-EVAL = r"eval at step {step}: knn [\d.]+  (knn_\w+ [\d.]+  )+\(\d+\.\d s\)"
-
-
-def lines(text):
-    """Without what health says of so small a network."""
-    return [line for line in text.splitlines() if not line.startswith("  ")]
-
-
-@pytest.mark.slow
-def test_the_log_of_a_run_line_by_line(tmp_path, capsys):
-    config = tiny_run.get_config("sop")
-    config.log.every_steps, config.evals.every_steps, config.log.every_seconds = 3, 5, 0.0
-    assert api.train(config, tmp_path / "run") == 0
-    found = lines(capsys.readouterr().out)
-    steps = [STEP.format(step=step, more="") for step in (6, 9, 12)]
-    expected = [
-        r"sop on 8 x cpu \(cpu\), .*: 35 images, batch 8, steps 0 to 12 .*; run folder .*/run",
-        r"compiling the step \.\.\.",
-        r"compiled in \d+ s",
-        EVAL.format(step=0),
-        STEP.format(step=3, more=""),
-        EVAL.format(step=5),
-        *steps[:2],
-        EVAL.format(step=10),
-        steps[2],
-        r"final report: knn, beside untrained network and raw pixels",
-        r"features +k-NN",
-        r"-+",
-        r"untrained network .*",
-        r"raw pixels .*",
-        r"trained .*",
-        r"percent where no unit is named; \* = best of the column",
-        *[rf"picture: .*/run/pictures/{name}\.png" for name in ("curves", "attention", "pca")],
-        *[rf"picture: .*/{name}\.png" for name in ("knn_classes", "neighbours")],
-        *[rf"picture: .*/{name}\.png" for name in ("sop_neighbours", "sop_patch_neighbours")],
-        r"done after \d+:\d\d: scores in results\.txt, pictures/, weights in checkpoints/, all .*",
-        r"next: ssl-jax eval \S+/run   ssl-jax report \S+/run",
-    ]
-    assert len(found) == len(expected), "\n".join(found)
-    for line, pattern in zip(found, expected, strict=True):
-        assert re.fullmatch(pattern, line), f"{line!r} is not {pattern!r}"
-    # The last scores are among those of the run.
-    scores = log.read_rows(tmp_path / "run" / "evals.jsonl")
-    assert [row["step"] for row in scores] == [0, 5, 10, 12]
-    assert f'"knn": {scores[-1]["knn"]}' in (tmp_path / "run" / "results.json").read_text()
-
-    assert api.train(config, tmp_path / "run") == 0  # once more: the report alone
-    again = lines(capsys.readouterr().out)
-    assert re.fullmatch(r"continuing from step 12 \(.*\)", again[0])
-    assert again[2] == expected[10].replace("\\", "") and again[3:] == found[11:-2] + again[-2:]
-    assert log.read_rows(tmp_path / "run" / "evals.jsonl") == scores
-
+from ssl_jax.train import console, progress
+from tests import tiny
 
 # --- the time to the end
 
@@ -103,17 +46,19 @@ def test_the_time_to_the_end_counts_steps_evaluations_and_saves():
     assert eta.left()[0] == pytest.approx(350 * 2.0 + 5 * 15.0 + 3 * 3.0)
 
 
-def test_the_time_to_the_end_says_what_it_leaves_out():
-    eta = console.Eta(config(tasks=()))
-    eta.begin(0)
-    eta.step(1, 1.0)
-    eta.step(2, 2.0)
-    assert str(eta) == "6:38"  # no evaluation, no report
-    eta = console.Eta(config())
-    eta.begin(300)  # continued: no evaluation was measured
-    eta.step(301, 1.0)
-    eta.step(302, 2.0)
-    assert str(eta) == "1:38 + 1 evaluation + report"
+@pytest.mark.parametrize(
+    "settings, at, expected",
+    [
+        ({"tasks": ()}, 0, "6:38"),  # no evaluation, no report
+        ({}, 300, "1:38 + 1 evaluation + report"),  # continued: no evaluation was measured
+    ],
+)
+def test_the_time_to_the_end_says_what_it_leaves_out(settings, at, expected):
+    eta = console.Eta(config(**settings))
+    eta.begin(at)
+    eta.step(at + 1, 1.0)
+    eta.step(at + 2, 2.0)
+    assert str(eta) == expected
 
 
 def test_the_speed_is_that_of_late():
@@ -190,9 +135,8 @@ def test_a_line_comes_at_least_so_often(run, capsys):
         shown.finished(4, {"loss": np.float32(2.5), "lr": np.float32(0.1), "other": 1})
         time.sleep(0.3)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "evaluating at step 0: knn (1 of 2), 64 of 100 images ... 0:00"
-    assert re.match(r"step +4/12 +33%  eta \?  loss 2\.5000  lr 1\.00e-01", said[-1])
-    assert 3 <= len(said) <= 5
+    assert "knn" in said[0] and "64 of 100" in said[0]
+    assert "4/12" in said[-1] and "2.5000" in said[-1] and 3 <= len(said) <= 5
 
 
 def test_a_terminal_has_a_live_line_and_lines_as_they_are(run, monkeypatch):
@@ -207,6 +151,6 @@ def test_a_terminal_has_a_live_line_and_lines_as_they_are(run, monkeypatch):
         shown.begin(6)
         time.sleep(0.4)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue())
-    assert "compiling the step ... 0:00" in text and "step 7/12" in text
+    assert "compiling the step" in text and "7/12" in text
     assert f"picture: {path}\n" in text.replace("\r", "")
     assert "\x1b[?25h" in written.getvalue()  # the cursor is shown again

@@ -1,5 +1,6 @@
 """What the papers' presets take on many devices, read from programs cut for simulated ones: a fair
-share of the products, and nothing sent that need not be.
+share of the products, and nothing sent that need not be. The contract asks the tiny configs the
+same; of full size one stays here, the others are compiled at night.
 """
 
 import functools
@@ -82,8 +83,13 @@ def shapes(type_):
     return [[int(n) for n in s.split(",") if n] for s in re.findall(r"\w+\[([\d,]*)\]", type_)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "sop:vits16" else pytest.mark.nightly)
+        for name in PRESETS
+    ],
+)
 def test_eight_devices_share_a_paper_s_step(name):
     found = measured(name)
     assert found["flops"] <= 1.1 * found["fair"]
@@ -101,12 +107,12 @@ def test_eight_devices_share_a_paper_s_step(name):
                 assert math.prod(shape) < found["batch"] * 3 * 96 * 96, one
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pieces_of_a_batch_add_up_their_gradient_once():
     assert volume(measured("sop:vits16", chunks=2)) <= 1.01 * volume(measured("sop:vits16"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_device_sends_no_more_when_there_are_more_of_them(name):
     few, many = measured(name), measured(name, 256)
@@ -115,7 +121,7 @@ def test_a_device_sends_no_more_when_there_are_more_of_them(name):
     assert sum(many["memory"].values()) <= 1.05 * sum(few["memory"].values())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cut_weights_move_and_activations_stay():
     """ViT-L/16 with weights cut over eight devices: gathered in bfloat16, the gradient scattered as
     it is added up.

@@ -12,6 +12,7 @@ from ssl_jax.config import InputError
 from ssl_jax.evals.registry import TRAINED
 from ssl_jax.train import checkpoint, extension, log, loop, step
 from tests import tiny
+from tests.process import runs
 
 
 class Scores:
@@ -54,28 +55,8 @@ def train(config, workdir, extend=None):
     return loop.train(api.prepare(extension.planned(config, workdir, extend)), workdir, Scores())
 
 
-def outcome(workdir):
-    """Bits of the last state; rows of metrics and scores without what the clock says; results."""
-    run = api.prepare(settings())
-    saved = checkpoint.Checkpoints(workdir / "checkpoints", create=False)
-    state = saved.restore(saved.latest(), run.abstract)
-    saved.close()
-    metrics, scores = (
-        [
-            {k: v for k, v in row.items() if k not in log.TIMING}
-            for row in log.read_rows(workdir / f"{table}.jsonl")
-        ]
-        for table in ("metrics", "evals")
-    )
-    return state, metrics, scores, (workdir / "results.json").read_text()
-
-
 def steps(workdir):
     return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir())
-
-
-def written(workdir):
-    return json.loads((workdir / "config.json").read_text())
 
 
 class Killed(BaseException):
@@ -102,35 +83,33 @@ def killed_at(number, monkeypatch, *arguments):
 
 @pytest.mark.slow
 def test_lengthened_twice_and_killed_it_equals_a_fresh_run_with_that_plan(
-    tmp_path, monkeypatch, capsys, compiled_as_for_users
+    tmp_path, monkeypatch, compiled_as_for_users
 ):
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     killed_at(4, monkeypatch, settings(), run)
     killed_at(4, monkeypatch, settings(), run, 11)  # before anything of the new plan is saved
-    assert steps(run) == [2] and written(run)["optim"]["extended"] == [11]
-    said = "lengthened from 6 to 11 steps: from step 6 on, learning rate"
-    assert said in capsys.readouterr().out
+    assert steps(run) == [2]
+    assert json.loads((run / "config.json").read_text())["optim"]["extended"] == [11]
     killed_at(10, monkeypatch, settings(), run)  # the first command goes on with the new plan
-    capsys.readouterr()
     assert train(settings(), run, 11) == 0  # and so does that with --extend
-    assert "lengthened from" not in capsys.readouterr().out
     assert not list(run.glob("finished_at*"))  # at step 6 it did not end
     second = (run / "results.json").read_text()
 
     assert train(settings(), run, 14) == 0
-    state, metrics, scores, third = outcome(run)
+    metrics = runs.rows(run)
     assert [row["step"] for row in metrics] == list(range(1, 15))
-    assert [row["step"] for row in scores] == [0, 2, 4, 6, 8, 10, 11, 12, 14]
-    assert second != third
+    scored = [row["step"] for row in runs.rows(run, "evals")]
+    assert scored == [0, 2, 4, 6, 8, 10, 11, 12, 14]
+    assert second != (run / "results.json").read_text()
     for name in ("results.json", "results.txt", "pictures/curves.png"):
         assert (run / "finished_at_11" / name).read_text() == second
     assert steps(run) == [6, 11, 12, 14]  # the newest two, and the former ends for good
 
     assert train(settings(optim__extended=(11, 14)), fresh) == 0
-    state_fresh, metrics_fresh, scores_fresh, results_fresh = outcome(fresh)
-    assert tiny.identical(state, state_fresh)
-    assert (metrics, third) == (metrics_fresh, results_fresh)
-    assert [row for row in scores if row["step"] != 11] == scores_fresh
+    kept = [row for row in log.read_rows(run / "evals.jsonl") if row["step"] != 11]
+    (run / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+    found = runs.differences(run, fresh)
+    assert found.names == () and found.rows == 14 + 8
     assert np.ptp([row["lr"] for row in metrics[4:]]) > 1e-4  # the plan is none of constants
 
 
@@ -141,20 +120,19 @@ def test_with_constant_schedules_it_equals_a_fresh_run_of_that_length(
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     assert train(constant(), run) == 0
     first, config = (run / "results.json").read_text(), (run / "config.json").read_text()
-    for changes, said in (
-        ({"dino__prototypes": 32}, "dino.prototypes is 24 there, 32 here"),
-        ({"teacher__momentum": 0.8}, "teacher.momentum is 0.9 there, 0.8 here"),
+    for changes, key in (
+        ({"dino__prototypes": 32}, "dino.prototypes"),
+        ({"teacher__momentum": 0.8}, "teacher.momentum"),
     ):
-        with pytest.raises(InputError, match=f"holds a run with other settings: {said}"):
+        with pytest.raises(InputError, match=key):
             train(constant(**changes), run, 10)
     assert (run / "config.json").read_text() == config and (run / "results.json").exists()
 
     assert train(constant(), run, 10) == 0
     assert (run / "finished_at_6" / "results.json").read_text() == first
     assert train(constant(optim__epochs=2.5), fresh) == 0
-    lengthened, longer = outcome(run), outcome(fresh)
-    assert tiny.identical(lengthened[0], longer[0]) and int(longer[0].step) == 10
-    assert lengthened[1:] == longer[1:]
+    found = runs.differences(run, fresh)
+    assert found.names == () and found.rows > 10 and runs.newest(fresh) == 10
 
 
 def test_a_plan_in_steps_keeps_its_warm_up_and_ramps(tmp_path):
@@ -170,39 +148,34 @@ def test_a_plan_in_steps_keeps_its_warm_up_and_ramps(tmp_path):
 def finished(tmp_path_factory):
     """A run folder as far as its plan is concerned; nothing is trained in it."""
     folder = tmp_path_factory.mktemp("finished")
-    config = tiny.resolved(settings())
-    log.write_json(folder / "config.json", config.to_dict())
+    log.write_json(folder / "config.json", tiny.resolved(settings()).to_dict())
     for number in (4, 6):
         (folder / "checkpoints" / str(number)).mkdir(parents=True)
     return folder
 
 
 @pytest.mark.parametrize(
-    "extend, changes, said",
+    "extend, changes, named",
     [
-        (5, {}, r"--extend is 5, but .* is at step 6 of 6; .* use more than 6"),
-        (6, {}, r"--extend is 6, .* more than 6"),
-        (9, {"optim__steps": 9}, r"optim\.steps is 0 in .*, 9 here; .* leave the key as it was"),
-        (9, {"optim__epochs": 3.0}, r"optim\.epochs is 1\.5 in .*, 3\.0 here"),
-        (9, {"optim__batch_size": 4}, r"optim\.batch_size is 8 in .*, 4 here"),
+        (5, {}, "--extend"),
+        (6, {}, "--extend"),
+        (9, {"optim__steps": 9}, "optim.steps"),
+        (9, {"optim__epochs": 3.0}, "optim.epochs"),
+        (9, {"optim__batch_size": 4}, "optim.batch_size"),
     ],
 )
-def test_refuses_what_lengthens_nothing(finished, extend, changes, said):
-    with pytest.raises(InputError, match=said) as caught:
+def test_refuses_what_lengthens_nothing(finished, extend, changes, named):
+    with pytest.raises(InputError, match=named):
         extension.planned(settings(**changes), finished, extend)
-    assert "\n" not in str(caught.value)
 
 
-def test_refuses_a_folder_without_checkpoints(tmp_path):
+def test_refuses_a_folder_without_checkpoints_and_ends_out_of_order(tmp_path):
     (tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp-0").mkdir(parents=True)
     for folder in (tmp_path / "none", tmp_path):
-        with pytest.raises(InputError, match="--extend=9: .* holds no checkpoint; .* without --ex"):
+        with pytest.raises(InputError, match="--extend"):
             extension.planned(settings(), folder, 9)
-
-
-def test_further_ends_must_come_one_after_the_other():
     for ends in ((6,), (9, 9), (9, 8)):
-        with pytest.raises(InputError, match=r"optim\.extended is .*; .* above the 6 of the plan"):
+        with pytest.raises(InputError, match="optim.extended"):
             tiny.resolved(settings(optim__extended=ends))
 
 

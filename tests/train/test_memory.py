@@ -17,27 +17,16 @@ class Device:
         return self._stats or None
 
 
-@pytest.fixture(scope="module")
-def run():
-    return api.prepare(tiny.config("sop"))
-
-
-def size(state):
-    return sum(memory._bytes(x) for x in jax.tree.leaves(state))
-
-
-def test_what_just_fits_passes_and_a_byte_more_does_not(run):
-    needed = size(run.abstract)
-    count = sum(x.size for x in jax.tree.leaves(run.abstract.params))
+def test_what_just_fits_passes_and_a_byte_more_does_not():
+    state = api.prepare(tiny.config("sop")).abstract
+    needed = sum(memory._bytes(x) for x in jax.tree.leaves(state))
+    count = sum(x.size for x in jax.tree.leaves(state.params))
     assert needed > 4 * 3 * count  # student, teacher, moments
-    memory.check(run.abstract, [Device("gpu", bytes_limit=needed)])
-    with pytest.raises(InputError, match="takes 0.0 GiB on each device.*largest arrays are .*fsdp"):
-        memory.check(run.abstract, [Device("gpu", bytes_limit=needed - 1)])
-
-
-def test_where_nothing_is_known_nothing_is_refused(run):
+    memory.check(state, [Device("gpu", bytes_limit=needed)])
+    with pytest.raises(InputError, match="fsdp"):
+        memory.check(state, [Device("gpu", bytes_limit=needed - 1)])
     assert memory.of([Device("tpu")]) is None
-    memory.check(run.abstract, [Device("tpu")])
+    memory.check(state, [Device("tpu")])  # where nothing is known nothing is refused
 
 
 def test_simulated_devices_share_the_machine(monkeypatch, tmp_path):
@@ -65,5 +54,5 @@ def test_a_run_is_refused_before_it_writes(tmp_path, capsys, monkeypatch):
     arguments = ["--config=tests/tiny_run.py:sop", key, f"--workdir={tmp_path / 'run'}"]
     assert cli.main(["ssl-jax", "train", *arguments]) == 2
     error = capsys.readouterr().err
-    assert "carry/" in error and "[2000000000, 16]" in error and error.count("\n") == 1
+    assert "carry/" in error and error.count("\n") == 1
     assert not (tmp_path / "run").exists()

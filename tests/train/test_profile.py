@@ -13,7 +13,7 @@ from ssl_jax.train import profile, program
 def test_steps_of_the_flag():
     assert profile.parse("20:5") == (20, 5)
     for text in ("20", "0:5", "20:0", "a:b", ""):
-        with pytest.raises(InputError, match="--profile is"):
+        with pytest.raises(InputError, match="--profile"):
             profile.parse(text)
 
 
@@ -50,21 +50,17 @@ def test_a_trace_of_some_steps(tmp_path):
     assert any(cost.where.startswith("ops/") for cost in found), "lines of this package"
 
 
-def test_nothing_is_traced_unless_asked(tmp_path):
+def test_only_steps_that_are_done_and_asked_for_are_traced(tmp_path):
     profiler = profile.Profiler(None, tmp_path)
     profiler.before(1)
     assert profiler.after(1, jnp.zeros(1), str) is None and not list(tmp_path.iterdir())
     profiler.close()
-
-
-def test_a_run_that_is_past_the_first_step_traces_the_next_ones(tmp_path):
-    step = jax.jit(lambda x: jnp.sort(x @ x.T, axis=0))
-    x = jnp.ones((8, 8))
+    step, x = jax.jit(lambda x: jnp.sort(x @ x.T, axis=0)), jnp.ones((8, 8))
     profiler = profile.Profiler(profile.Steps(1, 2), tmp_path)
-    for at in (11, 12):
+    for at in (11, 12):  # a run that is past the first one traces the next ones
         profiler.before(at)
         text = profiler.after(at, step(x), step.lower(x).compile().as_text)
-    assert text.startswith("profile of 2 steps")
+    assert "2 steps" in text
 
 
 def test_a_run_that_ends_first_ends_the_trace(tmp_path):

@@ -35,11 +35,10 @@ def test_warmup_cosine_equals_float64(base, end, total, warmup, start):
     ours = jax.jit(
         lambda t: ops.warmup_cosine(t, base=base, end=end, total=total, warmup=warmup, start=start)
     )
-    values = np.asarray(ours(np.arange(total)), np.float64)
-    assert ours(np.arange(total)).dtype == jnp.float32
-    np.testing.assert_allclose(
-        values, reference(base, end, total, warmup, start), rtol=2e-6, atol=0
-    )
+    values = ours(np.arange(total))
+    assert values.dtype == jnp.float32
+    exact = reference(base, end, total, warmup, start)
+    np.testing.assert_allclose(np.asarray(values, np.float64), exact, rtol=2e-6, atol=0)
 
 
 def test_relative_error_stays_small_at_the_end_of_a_long_run():
@@ -48,17 +47,16 @@ def test_relative_error_stays_small_at_the_end_of_a_long_run():
     """
     total = 1_000_000
     last = np.arange(total - 2000, total)
-    exact = (
-        np.sin(0.5 * np.pi * (total - last) / total) ** 2
-    )  # the same function by the half-angle formula
+    exact = np.sin(0.5 * np.pi * (total - last) / total) ** 2  # the same by the half-angle formula
     np.testing.assert_allclose(exact, reference(1.0, 0.0, total)[last], rtol=1e-5)
     got = np.asarray(ops.warmup_cosine(last, base=1.0, end=0.0, total=total), np.float64)
     np.testing.assert_allclose(got, exact, rtol=1e-6)
 
 
-def test_end_points():
+@pytest.mark.parametrize("kind", [int, np.int32, jnp.int32])
+def test_end_points(kind):
     def value(t):
-        return float(ops.warmup_cosine(t, base=1.0, end=0.1, total=100, warmup=10))
+        return float(ops.warmup_cosine(kind(t), base=1.0, end=0.1, total=100, warmup=10))
 
     assert value(0) == 0.0
     assert value(9) == value(10) == 1.0  # the warm-up reaches the peak, and the cosine starts there
@@ -66,35 +64,25 @@ def test_end_points():
     assert value(100) == value(137) == pytest.approx(0.1)  # and never left after it
 
 
-@pytest.mark.parametrize("step", [3, np.int32(3), jnp.int32(3)])
-def test_steps_of_every_kind(step):
-    assert float(ops.warmup_cosine(step, base=1.0, end=0.0, total=10, warmup=5)) == 0.75
-
-
-def test_linear_warmup_is_linspace_then_constant():
-    exact = np.concatenate([np.linspace(0.04, 0.07, 30), np.full(20, 0.07)])
-    got = ops.linear_warmup(jnp.arange(50), start=0.04, end=0.07, warmup=30)
-    np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=1e-6)
-
-
 @pytest.mark.parametrize(
-    ("warmup", "expected"), [(0, [2.0, 2.0, 2.0]), (1, [1.0, 2.0, 2.0]), (2, [1.0, 2.0, 2.0])]
+    "warmup, expected",
+    [
+        (0, np.full(50, 0.07)),
+        (1, np.r_[0.04, np.full(49, 0.07)]),
+        (2, np.r_[0.04, np.full(49, 0.07)]),
+        (30, np.r_[np.linspace(0.04, 0.07, 30), np.full(20, 0.07)]),
+    ],
 )
-def test_short_warmups(warmup, expected):
-    assert ops.linear_warmup(jnp.arange(3), start=1.0, end=2.0, warmup=warmup).tolist() == expected
+def test_linear_warmup_is_linspace_then_constant(warmup, expected):
+    """Also of a traced length: a method multiplies its epochs with progress.steps_per_epoch."""
+    run = jax.jit(lambda t, w: ops.linear_warmup(t, start=0.04, end=0.07, warmup=w))
+    got = np.asarray(run(np.arange(50), np.int32(warmup)), np.float64)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    same = ops.linear_warmup(np.arange(50), start=0.04, end=0.07, warmup=warmup)
+    np.testing.assert_allclose(np.asarray(same, np.float64), expected, rtol=1e-6)
 
 
-def test_linear_warmup_takes_a_traced_length():
-    """A method multiplies its epochs with progress.steps_per_epoch, which may be traced."""
-    run = jax.jit(lambda t, w: ops.linear_warmup(t, start=1.0, end=3.0, warmup=w))
-    assert [float(run(jnp.int32(1), jnp.int32(w))) for w in (0, 3, 5)] == [3.0, 2.0, 1.5]
-
-
-def test_piecewise_constant_by_epoch():
-    """DINO's temperature: the same function of the epoch stays constant within it."""
-    steps = jnp.arange(12)
-    got = ops.linear_warmup(steps // 4, start=0.0, end=1.0, warmup=3)
-    assert got.tolist() == [0.0] * 4 + [0.5] * 4 + [1.0] * 4
+SECTIONS = {"lr": (1e-3 * 64 / 256, 1e-6), "weight_decay": (0.04, 0.4), "momentum": (0.996, 1.0)}
 
 
 @pytest.fixture
@@ -106,18 +94,15 @@ def resolved():
 
 def test_schedules_of_a_config(resolved):
     plan = schedule.schedules(resolved)
-    steps = np.arange(100)
-    exact = {
-        "lr": reference(1e-3 * 64 / 256, 1e-6, 100, 20),
-        "weight_decay": reference(0.04, 0.4, 100),
-        "momentum": reference(0.996, 1.0, 100),
-    }
-    got = jax.jit(plan.at)(steps)
-    assert set(got) == set(exact)
-    for name, values in exact.items():
-        np.testing.assert_allclose(
-            np.asarray(got[name], np.float64), values, rtol=2e-6, err_msg=name
-        )
+    got = jax.jit(plan.at)(np.arange(100))
+    assert set(got) == set(SECTIONS)
+    for name, (first, last) in SECTIONS.items():
+        exact = reference(first, last, 100, 20 if name == "lr" else 0)
+        np.testing.assert_allclose(np.asarray(got[name], np.float64), exact, rtol=2e-6)
+    table = schedule.table(resolved, points=11)
+    assert table["step"][0] == 0 and table["step"][-1] == 99 and len(table["step"]) == 11
+    np.testing.assert_array_equal(table["lr"], np.asarray(plan.lr(table["step"])))
+    assert len(schedule.table(resolved)["step"]) == 100  # no more points than steps
 
 
 def test_a_lengthened_run_takes_its_cosines_anew_at_each_end(resolved, compiled_as_for_users):
@@ -125,23 +110,10 @@ def test_a_lengthened_run_takes_its_cosines_anew_at_each_end(resolved, compiled_
     values.optim.extended = (160, 170)
     longer = settings.resolve(values, num_records=640, num_devices=1)
     assert longer.run.total_steps == 170 and longer.run.warmup_steps == 20
-    steps = np.arange(180)
-    got = jax.jit(schedule.schedules(longer).at)(steps)
-    before = jax.jit(schedule.schedules(resolved).at)(steps[:100])
-    for name, first, last in (
-        ("lr", 1e-3 * 64 / 256, 1e-6),
-        ("weight_decay", 0.04, 0.4),
-        ("momentum", 0.996, 1.0),
-    ):
+    got = jax.jit(schedule.schedules(longer).at)(np.arange(180))
+    before = jax.jit(schedule.schedules(resolved).at)(np.arange(100))
+    for name, (first, last) in SECTIONS.items():
         # The plan so far stays to the bit: nothing done was done otherwise.
         np.testing.assert_array_equal(got[name][:100], before[name])
         later = (reference(first, last, 60), reference(first, last, 10), np.full(10, last))
-        np.testing.assert_allclose(got[name][100:], np.concatenate(later), rtol=2e-6, err_msg=name)
-
-
-def test_table(resolved):
-    table = schedule.table(resolved, points=11)
-    assert table["step"][0] == 0 and table["step"][-1] == 99 and len(table["step"]) == 11
-    plan = schedule.schedules(resolved)
-    np.testing.assert_array_equal(table["lr"], np.asarray(plan.lr(table["step"])))
-    assert len(schedule.table(resolved)["step"]) == 100  # no more points than steps
+        np.testing.assert_allclose(got[name][100:], np.concatenate(later), rtol=2e-6)

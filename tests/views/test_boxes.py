@@ -1,7 +1,6 @@
 """Crop boxes: bounds and statistics of the draw, patch positions, composition, overlap."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,8 +14,8 @@ def draws(n, height, width, **kwargs):
     )
 
 
-@pytest.mark.parametrize("size", [(64, 64), (32, 90), (7, 5), (1, 1), (3, 400)])
-@pytest.mark.parametrize("scale", [(0.05, 0.25), (0.25, 1.0), (1.0, 1.0)])
+@pytest.mark.parametrize("size", [(64, 64), (7, 5), (1, 1), (3, 400)])
+@pytest.mark.parametrize("scale", [(0.05, 0.25), (1.0, 1.0)])
 def test_boxes_lie_inside_the_image(size, scale):
     b = draws(300, *size, scale=scale)
     assert (b == b.round()).all()
@@ -30,15 +29,13 @@ def test_area_ratio_and_place_are_distributed_as_stated():
     assert 0.098 < area.min() < 0.102 and 0.395 < area.max() < 0.405
     assert area.mean() == pytest.approx(0.25, abs=0.006)  # 4 sigma: 0.3 / sqrt(12 * 4000) * 4
     assert np.mean(area < 0.175) == pytest.approx(0.25, abs=0.03)
-    assert (
-        ratio.mean() == pytest.approx(0, abs=0.012) and np.abs(ratio).max() < np.log(4 / 3) + 0.02
-    )
+    assert ratio.mean() == pytest.approx(0, abs=0.012)
+    assert np.abs(ratio).max() < np.log(4 / 3) + 0.02
     assert ratio.std() == pytest.approx(2 * np.log(4 / 3) / np.sqrt(12), rel=0.04)
     for start, length in ((b[:, 0], b[:, 2]), (b[:, 1], b[:, 3])):
         place = (start + 0.5) / (400 - length + 1)
-        assert place.mean() == pytest.approx(0.5, abs=0.02) and place.std() == pytest.approx(
-            1 / np.sqrt(12), rel=0.05
-        )
+        assert place.mean() == pytest.approx(0.5, abs=0.02)
+        assert place.std() == pytest.approx(1 / np.sqrt(12), rel=0.05)
 
 
 def test_the_whole_range_of_places_is_reached():
@@ -55,12 +52,9 @@ def test_fallback_is_the_largest_centred_box_within_the_ratio(size, box):
 
 
 def test_an_image_no_attempt_fits_gets_the_fallback():
-    assert boxes.random_resized_crop(np.random.default_rng(0), 10, 200, scale=(1.0, 1.0)) == (
-        0,
-        93,
-        10,
-        13,
-    )
+    rng = np.random.default_rng(0)
+    fallback = (0, 93, 10, 13)
+    assert boxes.random_resized_crop(rng, 10, 200, scale=(1.0, 1.0)) == fallback
 
 
 def test_patch_positions_are_the_mean_coordinates_of_the_patches():
@@ -74,9 +68,7 @@ def test_patch_positions_are_the_mean_coordinates_of_the_patches():
         crop = crop[:, ::-1] if flip else crop
         want = crop.reshape(2, h // 2, 3, w // 3, 2).mean((1, 3)).reshape(6, 2)
         np.testing.assert_allclose(got, want, atol=1e-5)
-    device = jax.jit(boxes.patch_positions, static_argnums=2)(
-        jnp.asarray(b), jnp.asarray(flips), (2, 3)
-    )
+    device = jax.jit(boxes.patch_positions, static_argnums=2)(b, flips, (2, 3))
     np.testing.assert_allclose(device, ours, atol=1e-5)
 
 

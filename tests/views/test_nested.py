@@ -41,30 +41,19 @@ def test_a_crop_of_a_mirrored_view_shows_what_a_crop_of_the_mirrored_picture_sho
     image = np.stack(
         [127 + 100 * np.sin(x / 9), 127 + 100 * np.cos(y / 8), 127 + 60 * np.sin((x + y) / 12)], -1
     ).astype(np.uint8)
-    plain = ViewRecipe(
-        (
-            ("teacher", TEACHER),
-            ("student", GroupRecipe(2, 8, (0.3, 0.8), patch=4, flip=0.0, inside="teacher")),
-        )
-    )
+    inner = GroupRecipe(2, 8, (0.3, 0.8), patch=4, flip=0.0, inside="teacher")
+    plain = ViewRecipe((("teacher", TEACHER), ("student", inner)))
     mirrored = 0
     for views in drawn(plain, 30):
         once = recipe.crop_host(plain, image, views)
         for v in range(2):
             # Undo the composition: the inner box in pixels of the outer view as it is shown.
-            outer, inner, flip = (
-                views["teacher"].boxes[v],
-                views["student"].boxes[v],
-                views["teacher"].flips[v],
-            )
-            assert (
-                views["student"].flips[v] == flip
-            )  # no flip of its own: it inherits the outer one
+            outer, inner = (views[name].boxes[v] for name in ("teacher", "student"))
+            flip = views["teacher"].flips[v]
+            assert views["student"].flips[v] == flip  # without one of its own, it has the outer one
             box = (inner - [*outer[:2], 0, 0]) / [outer[2], outer[3], outer[2], outer[3]] * 16
             box[1] = 16 - box[1] - box[3] if flip else box[1]
-            twice = crops.crops_host(
-                once["teacher"][v], box[None].astype(np.float32), 8, np.array([False])
-            )[0]
+            twice = crops.crop_host(once["teacher"][v], box.astype(np.float32), 8, False)
             assert np.abs(twice.astype(int) - once["student"][v]).mean() < 6
             mirrored += flip
     assert 10 < mirrored < 50
@@ -74,19 +63,16 @@ def test_nesting_leaves_the_outer_draws_alone_and_a_flip_of_ones_own_adds_to_it(
     alone = ViewRecipe((("teacher", TEACHER),))
     for a, b in zip(drawn(alone, 20), drawn(NESTED, 20), strict=True):
         np.testing.assert_array_equal(a["teacher"].boxes, b["teacher"].boxes)
-    same = np.mean(
-        [views["student"].flips[:2] == views["teacher"].flips for views in drawn(NESTED)]
-    )
+    pairs = [(views["student"].flips[:2], views["teacher"].flips) for views in drawn(NESTED)]
+    same = np.mean([a == b for a, b in pairs])
     assert same == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_shared_crop_repeats_box_and_flip_of_the_first_views_only():
-    shared = GroupRecipe(
-        3, 16, (0.3, 0.8), patch=4, mask=MaskRecipe("random", (0.5, 0.5), drop=True), reuse="main"
-    )
-    for views in drawn(
-        ViewRecipe((("main", GroupRecipe(1, 16, (0.3, 0.8), patch=4)), ("masked", shared))), 20
-    ):
+    mask = MaskRecipe("random", (0.5, 0.5), drop=True)
+    shared = GroupRecipe(3, 16, (0.3, 0.8), patch=4, mask=mask, reuse="main")
+    main = GroupRecipe(1, 16, (0.3, 0.8), patch=4)
+    for views in drawn(ViewRecipe((("main", main), ("masked", shared))), 20):
         np.testing.assert_array_equal(views["masked"].boxes[0], views["main"].boxes[0])
         assert views["masked"].flips[0] == views["main"].flips[0]
         assert not np.array_equal(views["masked"].boxes[1], views["main"].boxes[0])
@@ -96,10 +82,6 @@ def test_a_shared_crop_repeats_box_and_flip_of_the_first_views_only():
 @pytest.mark.parametrize("key", ["inside", "reuse"])
 @pytest.mark.parametrize("other", ["student", "locals"])
 def test_a_group_may_only_refer_to_one_before_it(key, other):
-    with pytest.raises(InputError, match=f'group "student": {key} is "{other}"'):
-        ViewRecipe(
-            (
-                ("teacher", TEACHER),
-                ("student", GroupRecipe(1, 8, (0.3, 0.8), patch=4, **{key: other})),
-            )
-        )
+    student = GroupRecipe(1, 8, (0.3, 0.8), patch=4, **{key: other})
+    with pytest.raises(InputError, match=key):
+        ViewRecipe((("teacher", TEACHER), ("student", student)))

@@ -1,0 +1,120 @@
+"""The Markdown pages are true: links lead somewhere, what commands name exists, examples run, and
+the README's commands do what it says.
+"""
+
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from ssl_jax import cli, evals, papers
+from ssl_jax import config as config_lib
+from tests.conftest import ROOT
+from tests.data.records import save, write_tfds
+
+# What a page leaves to the reader.
+MINE = re.compile(r"mine|METHOD|NAME|PAPER|VARIANT|path/to|\.\.\.")
+
+
+def read_pages() -> dict:
+    """{path: text} of all pages."""
+    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    return {path: path.read_text() for path in (*paths, *sorted((ROOT / "docs").rglob("*.md")))}
+
+
+PAGES = read_pages()
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every `ssl-jax` command of a page, in blocks and within sentences."""
+    text = text.replace("\\\n", " ")
+    lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+    words = [shlex.split(line, comments=True) for line in lines if "ssl-jax" in line]
+    return [line[line.index("ssl-jax") :] for line in words if "ssl-jax" in line]
+
+
+def test_links_lead_somewhere():
+    for path, text in PAGES.items():
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            if not target.startswith("http"):
+                assert (path.parent / target.partition("#")[0]).exists(), f"{path.name}: {target}"
+
+
+def test_commands_name_what_exists():
+    checked = 0
+    for path, text in PAGES.items():
+        for words in commands(text):
+            options = dict(word.lstrip("-").split("=", 1) for word in words if "=" in word)
+            if any(MINE.search(options.get(name, "")) for name in ("config", "row", "paper")):
+                continue
+            known = {}
+            if "paper" in options:
+                assert papers.load(options["paper"]), path.name
+            if "row" in options:
+                known = config_lib.flatten(papers.find(options["row"]).load())
+            if "config" in options:
+                known = config_lib.flatten(config_lib.load(options["config"]))
+            keys = {key.removeprefix("config.") for key in options if key.startswith("config.")}
+            assert not known or keys <= known.keys(), f"{path.name}: {keys - known.keys()}"
+            checked += bool(known)
+    assert checked >= 5
+
+
+def test_examples_run():
+    """Every Python block that imports what it makes arrays with."""
+    examples = [b for text in PAGES.values() for b in blocks(text, "python")]
+    examples = [b for b in examples if re.search(r"^import (jax|numpy)", b, re.MULTILINE)]
+    examples = [b for b in examples if "np.load(" not in b]  # of what a command before it wrote
+    assert len(examples) >= 4
+    for example in examples:
+        exec(compile(example, "example", "exec"), {})
+
+
+def test_the_page_of_evaluations_names_every_protocol_there_is():
+    text = PAGES[ROOT / "docs" / "evaluation.md"]
+    pairs = re.findall(r"(?<=[`=])(\w+):(\w+)", text)
+    named = {pair for pair in pairs if pair[0] in evals.TYPES}
+    known = {(type, name) for type, t in evals.TYPES.items() for name in t.protocols}
+    assert named == known - {("classify", "imagenet")}
+    assert all(f"`{type}" in text for type in evals.TYPES)
+
+
+# As little as `ssl-jax train` can do.
+TINY = """
+    optim.steps=1 optim.batch_size=8 mesh.data=1 evals.tasks=() data.name=shapes data.workers=0
+    model.size=custom model.width=24 model.heads=2 model.depth=1 model.image_size=32
+    views.global_size=32 views.local_count=0 sop.head_hidden=16 sop.head_out=8
+    sop.cls.anchors=16 sop.patch.anchors=16
+""".split()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_run_in_their_order(tmp_path, monkeypatch):
+    text = PAGES[ROOT / "README.md"]
+    images = np.random.default_rng(0).integers(0, 256, (24, 32, 32, 3), np.uint8)
+    for i, image in enumerate(images):
+        save(tmp_path / "images" / f"{i:02}.png", image)
+    splits = {"train": range(12), "validation": range(12)}
+    write_tfds(tmp_path / "tfds", "shapes", splits, mask=False)
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    for words in commands(text):
+        words = [re.sub("/my/|/data/", f"{tmp_path}/", word) for word in words]
+        tiny = [f"--config.{key}" for key in TINY] * (words[1] == "train")
+        assert cli.main([*words, *tiny]) == 0, words
+        ran.append(words[1])
+    assert {"train", "show", "embed", "export", "report"} <= set(ran)
+    vectors = np.load("vectors.npz")
+    assert vectors["image"].shape == (24, 24) and len(vectors["names"]) == 24
+    assert (tmp_path / "exported" / "mine" / "model.safetensors").is_file()
+    assert (tmp_path / "report.html").is_file()
+    (code,) = [block for block in blocks(text, "python") if "ssl_jax.load" in block]
+    names = {"images": images[:2]}
+    exec(compile(code, "example", "exec"), names)
+    np.testing.assert_allclose(names["features"].image, vectors["image"][:2], atol=1e-5)

@@ -1,0 +1,181 @@
+"""launch/*.sh, *.sbatch and *.yaml: what they start, where stand-ins take the place of a cluster's
+commands.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ssl_jax import cli
+from tests.conftest import ROOT
+
+LAUNCH = ROOT / "launch"
+SCRIPTS = sorted([*LAUNCH.glob("*.sh"), *LAUNCH.glob("*.sbatch")])
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Commands by name that write their arguments, one JSON list a line, to NAME.calls and then run
+    a shell line."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def stand_in(name, line="exit 0"):
+        file = str(tmp_path / f"{name}.calls")
+        write = f"import json, sys; print(json.dumps(sys.argv[1:]), file=open({file!r}, 'a'))"
+        script = f'#!/bin/bash\n{sys.executable} -c {shlex.quote(write)} "$@"\n{line}\n'
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
+
+    def calls(name):
+        file = tmp_path / f"{name}.calls"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    stand_in.calls = calls
+    return stand_in
+
+
+def bash(script, *arguments, **environment):
+    return subprocess.run(
+        ["bash", LAUNCH / script, *arguments],
+        env=os.environ | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_scripts_can_be_read():
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    if not shellcheck.exists():
+        pytest.skip("shellcheck is not installed")
+    places = ("--external-sources", "--source-path=launch", "--source-path=.")
+    command = [shellcheck, *places, *SCRIPTS, ROOT / ".ci" / "run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    "given, folder, rest",
+    [
+        ((), "runs/quickstart", []),
+        (("mine",), "{here}/mine", []),
+        (("/my/run", "--config.seed=1"), "/my/run", ["--config.seed=1"]),
+        (("--config.seed=1",), "runs/quickstart", ["--config.seed=1"]),
+        (("", "--config.seed=1"), "runs/quickstart", ["--config.seed=1"]),
+    ],
+)
+def test_the_quickstart_takes_a_folder_keys_or_both(given, folder, rest, place, tmp_path):
+    """A copy of the script whose environment is this one."""
+    (tmp_path / "launch").mkdir()
+    shutil.copy(LAUNCH / "quickstart.sh", tmp_path / "launch")
+    for name in ("environment.sh", "cpu.sh"):
+        (tmp_path / "launch" / name).write_text("cd /\n")
+    place("python")
+    subprocess.run(["bash", "launch/quickstart.sh", *given], cwd=tmp_path, check=True)
+    head = ["-m", "ssl_jax", "train", "--config=quickstart"]
+    assert place.calls("python") == [[*head, f"--workdir={folder.format(here=tmp_path)}", *rest]]
+
+
+# What SLURM 22.05 says of a job whose processes have just ended.
+_TIME_NEAR = "JobState=RUNNING Reason=None EndTime=2026-01-01T00:00:00 PreemptTime=None"
+_PREEMPTED = "JobState=RUNNING Reason=None EndTime=Unknown PreemptTime=2026-01-01T00:00:00"
+_NO_PLACE = "JobState=COMPLETING Reason=None PreemptTime=2026-01-01T00:00:00"
+_TIME_UP = "JobState=COMPLETING Reason=TimeLimit PreemptTime=None"
+_CANCELLED = "JobState=COMPLETING Reason=None PreemptTime=None"
+
+
+@pytest.mark.parametrize(
+    "code, job, again",
+    [
+        (0, _TIME_NEAR, False),
+        (2, _TIME_NEAR, False),
+        (75, _TIME_NEAR, True),
+        (75, _PREEMPTED, True),
+        (75, _NO_PLACE, True),
+        (75, _TIME_UP, True),
+        (75, _CANCELLED, False),
+    ],
+)
+def test_slurm_queues_a_job_again_that_has_saved(place, code, job, again):
+    place("srun", f"exit {code}")
+    place("scontrol", f'[ "$1" = show ] && echo "JobId=17 {job} Partition=a"; exit 0')
+    arguments = ["--config=sop:vits16", "--workdir=/a b"]
+    done = bash("slurm.sbatch", *arguments, SLURM_JOB_ID="17", PYTHON="py")
+    assert done.returncode == code
+    (call,) = place.calls("srun")
+    assert call[-5:] == ["ssl_jax", "train", "--distributed", *arguments]
+    asked = [["show", "job", "--oneliner", "17"]] if code == 75 else []
+    assert place.calls("scontrol") == [*asked, *([["requeue", "17"]] if again else [])]
+
+
+def test_a_signal_to_the_job_does_not_end_it_before_its_processes(place):
+    """A preemption signals the script as well; it must still queue the job again."""
+    place("srun", "kill -TERM $PPID; sleep 1; exit 75")
+    place("scontrol")
+    assert bash("slurm.sbatch", "--config=a", SLURM_JOB_ID="17").returncode == 75
+    assert place.calls("scontrol")[-1] == ["requeue", "17"]
+
+
+def test_a_job_of_an_array_takes_its_line(place, tmp_path):
+    place("srun")
+    lines = [["--config=a"], ["--config=b", "--workdir=/a b", "--config.data.dir=it's"]]
+    (tmp_path / "runs.txt").write_text("".join(f"{shlex.join(line)}\n" for line in lines))
+    place_of = dict(RUNS=str(tmp_path / "runs.txt"), SLURM_ARRAY_TASK_ID="1", SLURM_JOB_ID="17")
+    assert bash("slurm.sbatch", "--more=x y", **place_of).returncode == 0
+    (call,) = place.calls("srun")
+    assert call[call.index("--distributed") + 1 :] == [*lines[1], "--more=x y"]
+
+
+def test_a_tpu_slice_gets_the_checkout_and_the_same_command_on_every_host(place):
+    place("gcloud")
+    place("py")
+    arguments = ["--config=sop:vitl16", "--workdir=/mnt/a b"]
+    done = bash("tpu_pod.sh", "slice", "us-central1-a", *arguments)
+    assert done.returncode == 0, done.stderr
+    copied, installed, trained = place.calls("gcloud")
+    assert copied[3] == "scp" and copied[4].endswith(".tar.gz")
+    assert all("--worker=all" in call for call in (copied, installed, trained))
+    (command,) = (part for part in trained if part.startswith("--command="))
+    words = shlex.split(command.removeprefix("--command="))
+    assert words[-4:] == ["train", "--distributed", *arguments]
+    # One machine starts the program itself.
+    assert bash("gpu.sh", *arguments, PYTHON="py").returncode == 0
+    assert place.calls("py") == [["-m", "ssl_jax", "train", *arguments]]
+
+
+@pytest.mark.parametrize(
+    "script", ["slurm.sbatch", "tpu_pod.sh", "gpu.sh", "gpu_results.sh", "real_sets.sh"]
+)
+def test_without_arguments_a_script_says_how_it_is_used(script):
+    done = bash(script, PYTHON="py")
+    assert done.returncode == 2 and "usage: " in done.stderr
+
+
+def test_clusters_name_what_the_program_knows():
+    """Commands in the YAML files are those of the program, with configs that exist."""
+    job = yaml.safe_load((LAUNCH / "gke.yaml").read_text())
+    pods = job["spec"]["replicatedJobs"][0]["template"]["spec"]
+    (container,) = pods["template"]["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "ssl_jax", "train", "--distributed"]
+    assert "train" in cli.COMMANDS
+    flags = dict(argument[2:].split("=", 1) for argument in container["args"])
+    assert flags.keys() <= {"config", "config.data.dir", "workdir"}
+    size = pods["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
+    chips = int(container["resources"]["limits"]["google.com/tpu"])
+    wide, high = map(int, size.split("x"))
+    assert pods["parallelism"] == pods["completions"] == wide * high // chips
+
+    task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+    for name in task["envs"]:
+        assert f"${name}" in task["run"]
+    assert task["num_nodes"] > 1 and "--process-id=" in task["run"]

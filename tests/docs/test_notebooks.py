@@ -1,0 +1,107 @@
+"""The notebooks run from the first cell to the last, and what is committed of their outputs is
+small and tells nothing of a machine.
+"""
+
+import json
+import re
+import subprocess
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests import compiling
+from tests.conftest import ROOT
+
+NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
+FIRST = ("what_the_features_know", "your_own_images")  # that a reader meets
+LARGEST = 600_000  # bytes: pictures for those who read without running
+
+
+def changed() -> set[str]:
+    """Notebooks that the working tree or the last commit changed; none where git cannot say."""
+    command = ["git", "-C", str(ROOT), "diff", "--name-only", "HEAD~1", "--", "notebooks"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return set()
+    return {line.rpartition("/")[2].removesuffix(".ipynb") for line in done.stdout.split()}
+
+
+def cells(path) -> list[dict]:
+    """The cells of code of a notebook."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def kinds(notebook: dict) -> list[tuple[bool, list[str]]]:
+    """Of each cell, whether it prints and what else it gives. What is printed comes in one piece or
+    in several; and warnings depend on the machine, as XLA's of a slow compilation do."""
+    given = [cell.get("outputs", []) for cell in notebook["cells"]]
+    printed = [any(o.get("name") == "stdout" for o in outputs) for outputs in given]
+    others = [[o["output_type"] for o in x if o["output_type"] != "stream"] for x in given]
+    return list(zip(printed, others))
+
+
+OFTEN = {*FIRST, *changed()}
+MARKED = [
+    pytest.param(name, marks=pytest.mark.slow if name in OFTEN else pytest.mark.nightly)
+    for name in NOTEBOOKS
+]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_runs(name, tmp_path, monkeypatch):
+    """In a kernel of this interpreter, elsewhere: a notebook needs nothing but the package."""
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("XLA_FLAGS", compiling.flags())
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # the kernel's own: pictures become outputs
+    notebook = nbformat.read(NOTEBOOKS[name], as_version=4)
+    wanted = kinds(notebook)
+    for cell in notebook["cells"]:  # fewer steps than a reader waits for
+        cell["source"] = re.sub(r"^STEPS = \d+", "STEPS = 10", cell["source"], flags=re.MULTILINE)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client = nbclient.NotebookClient(
+        notebook, timeout=1200, kernel_name="python3", resources=resources
+    )
+    client.execute()
+    assert kinds(notebook) == wanted, "the committed outputs are of another version"
+
+
+@pytest.mark.parametrize("repository", ["", "/a/checkout", "git+https://x.org/ssl_jax"])
+def test_the_first_cell_installs_what_the_others_import(repository, monkeypatch):
+    codes = {"".join(cells(path)[0]["source"]) for path in NOTEBOOKS.values()}
+    (code,) = codes  # the same in all
+    ran = []
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("subprocess.run", lambda command, check: ran.append(command))
+    monkeypatch.chdir(ROOT / "notebooks")
+    assert 'REPOSITORY = ""' in code
+    exec(code.replace('REPOSITORY = ""', f"REPOSITORY = {repository!r}"), {})
+    ((*program, wanted),) = ran
+    assert program[1:4] == ["-m", "pip", "install"]
+    if repository.startswith("git+"):
+        named = Requirement(wanted)
+        assert (named.name, named.extras, named.url) == ("ssl-jax", {"train"}, repository)
+    else:
+        assert wanted == f"{repository or ROOT}[train]"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS.values(), ids=NOTEBOOKS)
+def test_committed_outputs(path):
+    text = path.read_text(encoding="utf-8")
+    assert len(text.encode()) < LARGEST
+    # Colab and Jupyter have one of that name.
+    assert json.loads(text)["metadata"]["kernelspec"]["name"] == "python3"
+    code = cells(path)
+    counts = [cell["execution_count"] for cell in code]
+    assert counts == list(range(1, len(counts) + 1)), "run it anew from the first cell"
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
+    last = code[-1]["outputs"][-1]
+    assert {"image/png", "image/jpeg"} & set(last.get("data", ())), "it ends in a picture"
+    readable = re.sub(r'"image/(png|jpeg)": "[^"]*"', "", text)
+    assert not re.search(
+        r"(?<![\w./])/(home|root|tmp|usr|opt|Users|content)/|\b\d{4}-\d{2}-\d{2}T\d{2}:", readable
+    )

@@ -1,0 +1,125 @@
+"""What people install: the wheel is built from the sdist, is complete, and works away from the
+checkout; the citation file says whom to cite.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+import pytest
+import yaml
+
+import ssl_jax
+from ssl_jax import extras
+from tests.conftest import ROOT
+
+slow = pytest.mark.slow
+
+
+def build(kind: str, folder, out) -> None:
+    """Builds the "wheel" or "sdist" of a folder without the network."""
+    code = f"import sys, setuptools.build_meta as b; b.build_{kind}(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(out)]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """(sdist, wheel), the wheel built from the unpacked sdist."""
+    pytest.importorskip("setuptools", minversion="77")
+    place = tmp_path_factory.mktemp("build")
+    copy, out = place / "checkout", place / "dist"
+    skip = ".* runs build dist __pycache__ *.egg-info".split()
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*skip))
+    build("sdist", copy, out)
+    (sdist,) = out.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        # Python before 3.11.4 has no filters.
+        options = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(place / "unpacked", **options)
+    (folder,) = (place / "unpacked").iterdir()
+    build("wheel", folder, out)
+    (wheel,) = out.glob("*.whl")
+    return sdist, wheel
+
+
+def run(command, place, cwd, check=True) -> subprocess.CompletedProcess:
+    """A command that finds the package in a place, and not in the checkout."""
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        check=check,
+        capture_output=True,
+        text=True,
+    )
+
+
+@slow
+def test_sdist_and_wheel_hold_what_is_needed_and_no_more(dist):
+    with tarfile.open(dist[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "configs/sop.py"} < names
+    assert not [name for name in names if name.startswith(("tests", ".", "runs"))]
+
+    def files(pattern, place=""):
+        found = {place + path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)}
+        assert found, pattern
+        return found
+
+    names = set(zipfile.ZipFile(dist[1]).namelist())
+    wanted = files("ssl_jax/**/*.py") | files("ssl_jax/**/*.toml")
+    wanted |= files("configs/*.py", "ssl_jax/") | files("zoo/*.safetensors", "ssl_jax/")
+    wanted |= {"ssl_jax/py.typed", "ssl_jax/papers/ours.json", "ssl_jax/evals/page.html"}
+    assert wanted <= names and any(name.endswith("LICENSE") for name in names)
+    assert not [name for name in names if name.startswith(("tests", "configs", "zoo"))]
+
+
+@slow
+def test_an_installed_wheel_is_a_program(dist, tmp_path):
+    """Installed by pip into an empty folder and used from another one."""
+    pytest.importorskip("pip")
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target"]
+    subprocess.run([*pip, str(site), str(dist[1])], check=True, capture_output=True)
+    done = run(
+        [sys.executable, site / "bin" / "ssl-jax", "show", "--config=sop:vits16"], site, elsewhere
+    )
+    assert re.search(r"^sop\.cls\.anchors +4096 ", done.stdout, re.MULTILINE)
+    assert done.stderr == ""
+    code = "import ssl_jax; ssl_jax.load('zoo/sop_quickstart'); print(ssl_jax.__file__)"
+    assert run([sys.executable, "-c", code], site, elsewhere).stdout.startswith(str(site))
+    # Where the extra is not installed, one line says so.
+    blocked = [name for names in extras.EXTRAS.values() for name in names]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked})); from ssl_jax import __main__;"
+        " sys.argv = ['ssl-jax', 'train', '--config=sop']; sys.exit(__main__.main())"
+    )
+    done = run([sys.executable, "-c", code], site, elsewhere, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "ssl-jax[train]" in line
+
+
+def test_citation_names_this_package_and_the_papers():
+    """As of https://citation-file-format.github.io, version 1.2.0."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
+    assert citation["version"] == ssl_jax.__version__ and citation["license"] == "Apache-2.0"
+    for entry in (citation, *citation["references"]):
+        assert entry["title"] and entry["authors"]
+        for author in entry["authors"]:
+            # A person or an entity, as the schema has them, and not both.
+            assert set(author) <= {"family-names", "given-names", "name", "alias"}
+            assert ("name" in author) != ("family-names" in author)
+    titles = " ".join(reference["title"] for reference in citation["references"])
+    pages = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    for method in ("STELLAR", "SOP", "SOVE", "FLSL", "CrIBo"):
+        (row,) = re.findall(rf"^\| \[{method}\]\(.*$", pages, re.MULTILINE)
+        title = row.split("|")[3].partition(",")[0].strip()
+        assert title in titles, f"{title} is not cited"

@@ -1,0 +1,330 @@
+"""The scripts of launch/ that train runs and write tables: compare.py, sweep.py,
+reconstruct_sweep.py, quickstart_table.py, evaluate.py, and what they share, runs.py. Runs that are
+there are not made again, failures are named, tables hold the right numbers.
+"""
+
+import json
+import shlex
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from configs import compare as recipes
+from ssl_jax import config as config_lib
+from ssl_jax import evals, settings
+from tests.docs.scripts import TINY, cells, finished, load, page
+
+compare, runs, evaluate = load("compare"), load("runs"), load("evaluate")
+sweep, reconstruct = load("sweep"), load("reconstruct_sweep")
+
+
+@pytest.fixture
+def untrained(monkeypatch):
+    """Nothing may be trained."""
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("trained again"))
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "named"),
+    [
+        ("bench", "ops --only=no_such_op", "no_such_op"),
+        ("bench", "steps --only=maee", "maee"),
+        ("claims", "--claims=sop-ancors", "sop-ancors"),
+        ("compare", "--methods=dyno", "dyno"),
+        ("evaluate", "zoo/sop_quickstart --rows=knn_mnist", "knn_mnist"),
+        ("real_sets", "--sets=cifar100 --data=x", "cifar100"),
+        ("real_sets", "--methods=dino", "--data"),
+        ("real_sets", "--methods=dino --sets=imagenette96 --data=none", "none"),
+        ("reconstruct_sweep", "--tokens=0,1", "--tokens"),
+        ("sweep", "--config=quickstart --x", "--x"),
+        ("sweep", "--config=quickstart", "--grid"),
+        ("zoo", "name=nowhere", "nowhere"),
+    ],
+)
+def test_what_a_script_does_not_know_is_refused_by_name(
+    script, words, named, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        runs.start(lambda: load(script).main(words.split()))
+    assert ended.value.code not in (0, None)
+    assert named in f"{ended.value.code} {capsys.readouterr().err.splitlines()[-1:]}"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("script", "words", "table", "names"),
+    [
+        ("compare", "--methods=dino,infonce --seeds=0 --jobs=2", "table.md", ["k-NN"]),
+        ("sweep", "--config=quickstart --grid=optim.lr=0.1,0.2", "table.md", ["0.1", "0.2"]),
+        ("reconstruct_sweep", "--tokens=2 --images=64", "reconstruct.md", ["2", "dense MAE"]),
+    ],
+)
+def test_a_script_end_to_end(script, words, table, names, tmp_path):
+    """Networks are trained for one step."""
+    assert load(script).main([*words.split(), f"--workdir={tmp_path}", *TINY]) == 0
+    text = (tmp_path / table).read_text()
+    assert all(cells(text, name)[0] != "-" for name in names)
+
+
+# --- runs.py
+
+
+def test_runs_share_the_cores_and_all_end(tmp_path, monkeypatch):
+    """Two at a time, each on half of the cores; what is finished is not started."""
+    monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(runs.shutil, "which", lambda name: name)
+    started = []
+
+    def run(command, **kwargs):
+        folder = Path(next(a for a in command if a.startswith("--workdir=")).partition("=")[2])
+        started.append((folder.name, command[2]))
+        (folder / "results.json").write_text("{}")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    wanted = [runs.Run("compare:dino", tmp_path / name) for name in "abcd"]
+    wanted[0].folder.mkdir()
+    (wanted[0].folder / "results.json").write_text("{}")
+    assert dict(runs.train_all(wanted, jobs=2)) == dict.fromkeys(wanted, True)
+    assert sorted(name for name, _ in started) == ["b", "c", "d"]
+    assert {cores for _, cores in started} <= {"0,2", "1,3"}
+
+
+def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
+    results = ["quickstart", "rule of claims", "evaluation", "reconstruction", "nine methods"]
+    results += [
+        "real sets",
+        "real sets, GPU",
+        *(f"claims: {x}" for x in load("claims_papers").PAPERS),
+    ]
+    places = {"README.md": ["nine methods"], "docs/benchmarks.md": ["steps", "evals"]}
+    for document, names in (places | {"docs/results.md": results}).items():
+        for name in names:
+            runs.filled(root / document, name)
+    document = page(tmp_path / "page.md", "a", "b")
+    before = document.read_text()
+    runs.fill(document, "a", runs.markdown([["x", "y"], [1, 2]]))
+    table = "<!-- a -->\n| x | y |\n| --- | --- |\n| 1 | 2 |\n"
+    assert document.read_text() == before.replace("<!-- a -->\nold\n", table)
+    with pytest.raises(ValueError, match="other"):
+        runs.fill(document, "other", "")
+
+
+def test_the_quickstart_table_has_margins_over_the_better_baseline(tmp_path):
+    for seed, knn in ((0, 70.0), (1, 74.0)):
+        finished(
+            tmp_path / f"run-{seed}",
+            trained={"knn": knn, "linear": 75.0, "dense": 28.0},
+            untrained={"knn": 52.0 + seed, "linear": 60.0, "dense": 20.0},
+            raw={"knn": 28.0, "linear": 9.0, "dense": 27.0},
+        )
+    document = page(tmp_path / "page.md", "quickstart")
+    folders = [str(tmp_path / f"run-{seed}") for seed in (0, 1)]
+    assert load("quickstart_table").main([*folders, f"--document={document}"]) == 0
+    margins = ["+19.5 ± 2.1 (+18.0)", "+15.0 ± 0.0 (+15.0)", "+1.0 ± 0.0 (+1.0)"]
+    assert cells(document.read_text(), "margin (worst seed)") == margins
+    assert cells(document.read_text(), "trained") == ["72.0 ± 2.8", "75.0 ± 0.0", "28.0 ± 0.0"]
+
+
+# --- compare.py
+
+
+@pytest.mark.usefixtures("untrained")
+def test_the_comparison_has_means_spreads_and_margins(tmp_path):
+    # The first row of metrics holds compilation: 1 image a second must not count.
+    for seed, knn in ((0, 20.0), (1, 24.0)):
+        scores = dict(trained={"knn": knn}, untrained={"knn": 11.0}, raw={"knn": 13.0 + seed})
+        finished(tmp_path / f"dino-{seed}", **scores)
+        finished(
+            tmp_path / f"stellar-{seed}",
+            trained={"knn": 15.0, "dense": 22.0, "psnr": 14.0},
+            untrained={"knn": 12.0, "dense": 17.0, "psnr": 2.0},
+            raw={"knn": 13.0, "dense": 18.0},
+            speed=[1, 160, 160],
+            size=64,
+        )
+    command = ["--methods=dino,stellar", "--seeds=0,1,2", "--finished"]  # seed 2 is not made
+    assert compare.main([*command, f"--workdir={tmp_path}"]) == 0
+    text = (tmp_path / "table.md").read_text()
+    # k-NN, linear, dense, PSNR, margin, seeds: the better baseline of dino is 13 with seed 0 and 14
+    # with seed 1; PSNR has no baseline of raw pixels.
+    margin = "k-NN +8.5 ± 2.1 (+7.0)"
+    assert cells(text, "DINO, 32 px") == ["22.0 ± 2.8", "-", "-", "-", margin, "2"]
+    margins = "k-NN +2.0 ± 0.0 (+2.0), dense mIoU +4.0 ± 0.0 (+4.0), PSNR +12.0 ± 0.0 (+12.0)"
+    numbers = ["15.0 ± 0.0", "-", "22.0 ± 0.0", "14.0 ± 0.0", margins, "2"]
+    assert cells(text, "STELLAR, 64 px") == numbers
+    # Baselines are of the runs that saw images of that size.
+    assert cells(text, "raw pixels, 32 px")[0] == "13.5 ± 0.7"
+    assert cells(text, "raw pixels, 64 px")[0] == "13.0 ± 0.0"
+    assert runs.read(tmp_path / "dino-0")["ms"] == pytest.approx(1000 * 64 / 400)
+    # The short table has the untrained network in brackets.
+    same = {"linear": 2.0, "dense": 3.0}
+    scores = [dict(zip(("trained", "untrained", "raw"), x)) for x in ((20, 10, 1), (22, 11, 1))]
+    results = [{kind: {"knn": x} | same for kind, x in one.items()} for one in scores]
+    assert compare.short_table({("sop", i): one for i, one in enumerate(results)})[1:] == [
+        ["SOP", "21.0 ± 1.4 (10.5)", "2.0 ± 0.0 (2.0)", "3.0 ± 0.0 (3.0)"],
+        ["raw pixels", "1.0 ± 0.0", "2.0 ± 0.0", "3.0 ± 0.0"],
+    ]
+
+
+def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
+    commands = []
+
+    def run(command, **kwargs):
+        commands.append(command)
+        if "--config.seed=1" in command:
+            (tmp_path / "dino-1").rmdir()
+            finished(tmp_path / "dino-1", trained={"knn": 20.0}, raw={"knn": 13.0})
+
+    monkeypatch.setattr(subprocess, "run", run)
+    command = ["--methods=dino", "--seeds=0,1", f"--workdir={tmp_path}", "--config.optim.steps=7"]
+    assert compare.main(command) == 1
+    assert f"{tmp_path}/dino-0.log" in capsys.readouterr().out
+    assert cells((tmp_path / "table.md").read_text(), "DINO, 32 px")[0] == "20.0"
+    assert len(commands) == 2 and all("--config.optim.steps=7" in command for command in commands)
+
+
+def test_every_recipe_shares_images_batch_and_network():
+    """Whole pictures are scored at the size of a view."""
+    keys = [f"optim.{key}" for key in ("batch_size", "lr", "warmup_epochs", "weight_decay")]
+    keys += [f"model.{key}" for key in ("width", "depth", "heads", "patch", "init_std")]
+    keys += ["model.position_std"]
+    tasks = ("data.", *(f"evals.{name}." for name in ("knn", "linear", "rank", "dense")))
+
+    def shared(method):
+        config = settings.resolve(recipes.get_config(method), num_records=4096, num_devices=1)
+        flat = config_lib.flatten(config)
+        for name in ("knn", "linear", "rank"):
+            assert flat.pop(f"evals.{name}.data.size") == config.views.global_size
+        return {key: x for key, x in flat.items() if key in keys or key.startswith(tasks)}
+
+    assert all(shared(method) == shared("dino") for method in recipes.METHODS)
+
+
+# --- sweep.py
+
+
+def test_grids_lists_and_what_differs(tmp_path):
+    assert sweep.of_grid(["a.b=1,2", "seed=0"]) == [("a.b=1", "seed=0"), ("a.b=2", "seed=0")]
+    (tmp_path / "list").write_text("a=1 b=2,3  # a pair\n\n# nothing\nc='x y'\n")
+    assert sweep.of_list(tmp_path / "list") == [("a=1", "b=2,3"), ("c=x y",)]
+    first = {"seed": 0, "model.width": 96, "run.total_steps": 5}
+    second = {"seed": 1, "model.width": 96, "run.total_steps": 6, "sop.anchors": "fixed"}
+    assert sweep.differing([first, second]) == ["seed", "sop.anchors"]
+
+
+def run_folder(folder, rate, knn):
+    finished(folder, trained={"knn": knn}, untrained={"knn": 10.0}, raw={"knn": 5.0})
+    config = {"optim": {"batch_size": 64, "lr": rate}, "views": {"global_size": 32}}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.usefixtures("untrained")
+def test_a_sweep_shows_what_differs(tmp_path, capsys):
+    for rate, knn in (("1e-3", 40.0), ("2e-3", 50.0)):
+        run_folder(tmp_path / f"optim.lr={rate}", float(rate), knn)
+    grid = ["--config=quickstart", "--grid", "optim.lr=1e-3,2e-3", f"--workdir={tmp_path}"]
+    assert sweep.main(grid) == 0
+    text = (tmp_path / "table.md").read_text()
+    assert cells(text, "optim.lr") == ["k-NN"]
+    assert (cells(text, "0.001"), cells(text, "0.002")) == (["40.0"], ["50.0"])
+    assert cells(text, "untrained network") == ["10.0 ± 0.0"]
+    assert cells(text, "raw pixels") == ["5.0 ± 0.0"]
+    capsys.readouterr()
+    assert sweep.main(["--table", *(str(f) for f in sorted(tmp_path.glob("*/")))]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_an_array_of_jobs(tmp_path, monkeypatch):
+    """One line for each run that has no results; a run that has is left out."""
+    queued = []
+
+    def sbatch(command, **options):
+        queued.append((command, Path(options["env"]["RUNS"]).read_text()))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", sbatch)
+    run_folder(tmp_path / "optim.lr=1,data.dir=_a b", 1.0, 40.0)
+    grid = ["--config=sop:vits16", "--grid", "optim.lr=1,2", "--grid", "data.dir=/a b"]
+    assert sweep.main([*grid, f"--workdir={tmp_path}", "--slurm=--time=1:00:00"]) == 0
+    ((command, text),) = queued
+    assert command[:2] == ["sbatch", "--array=0-0"] and "--time=1:00:00" in command
+    folder = f"{tmp_path}/optim.lr=2,data.dir=_a b"
+    keys = ["--config.optim.lr=2", "--config.data.dir=/a b"]
+    assert shlex.split(text) == ["--config=sop:vits16", f"--workdir={folder}", *keys]
+
+
+# --- reconstruct_sweep.py
+
+
+@pytest.mark.usefixtures("untrained")
+def test_reconstructions_are_compared(tmp_path, monkeypatch):
+    """Scores of decoders are kept, so no network is loaded."""
+    monkeypatch.setattr(reconstruct, "case_of", lambda *a: pytest.fail("measured again"))
+    monkeypatch.setattr(reconstruct, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "provenance", lambda *folders: "Made here.")
+    psnr = {"1": 14.0, "16": 16.0, reconstruct.DENSE: 25.0}
+    wanted = reconstruct.wanted_runs([1, 16], [0, 1], tmp_path)
+    names = ["stellar+model.queries=1", "stellar", "mae"]  # those of claims and compare
+    assert [run.folder.name for run in wanted.values()] == [f"{n}-{s}" for n in names for s in "01"]
+    for (name, seed), run in wanted.items():
+        finished(run.folder, trained={"knn": 50.0, "psnr": 13.0 + seed})
+        known = {"images": 2048, "decode": psnr[name] + seed, "decode_ssim": 0.5}
+        (run.folder / "decode.json").write_text(json.dumps(known))
+        np.savez(run.folder / "decode.npz", **dict.fromkeys(("images", "rebuilt"), np.eye(3)[None]))
+    monkeypatch.setattr(reconstruct.reconstructions, "compared", lambda *a: "images")
+    monkeypatch.setattr(reconstruct.render, "one", lambda figure, folder, name: None)
+    document = page(tmp_path / "docs" / "results.md", "reconstruction")
+    command = ["--tokens=1,16", "--seeds=0,1", f"--workdir={tmp_path}", "--write"]
+    assert reconstruct.main(command) == 0
+    text = (tmp_path / "reconstruct.md").read_text()
+    assert cells(text, "1") == ["50.0 ± 0.0", "13.5 ± 0.7", "14.5 ± 0.7", "50.0 ± 0.0"]
+    assert cells(text, "dense MAE")[2] == "25.5 ± 0.7"
+    assert f"{text}\nSeeds 0, 1. Made here." in document.read_text()
+    scores = {("8", 0): {"decode": 18.0}, ("2", 0): {"decode": 15.0}, ("2", 1): {"decode": 16.0}}
+    new, own, dense = reconstruct.chart(scores | {("dense MAE", 0): {"decode": 22.0}}).curves
+    assert new.x == [2, 8] and new.y == [15.5, 18.0] and dense.y == [22.0, 22.0]
+    assert np.isnan(own.y).all()
+
+
+# --- evaluate.py
+
+
+def test_every_row_is_an_evaluation_that_can_work():
+    config = settings.base_config("sop")
+    for name, row in evaluate.ROWS.items():
+        config.evals[name] = evals.new(row.type, **row.changes)
+        config.evals[name].data.dir = "/data"
+    config.evals.tasks = tuple(evaluate.ROWS)
+    settings.check_evals(ConfigDict(config))
+    yolos = config.evals.yolos_bccd
+    # Learned by heart: the images of the test are those of the training.
+    assert yolos.data.split == yolos.data.test_split
+    assert yolos.train_examples == yolos.test_examples == 32
+
+
+@pytest.mark.slow
+def test_evaluations_are_shown_kept_and_written(tmp_path, monkeypatch, capsys):
+    """One that needs no download, and two whose sets are not there."""
+    data = dict(kind="photos", size=32)
+    row = evaluate.Row("knn", "photographs", ("knn", "knn_k10"), dict(data=data, k=(5, 10)))
+    monkeypatch.setitem(evaluate.ROWS, "knn_photos", row)
+    monkeypatch.setattr(evaluate, "ROOT", tmp_path)
+    document = page(tmp_path / "docs" / "results.md", "evaluation")
+    command = ["zoo/sop_quickstart", f"--data={tmp_path}", f"--workdir={tmp_path}", "--write"]
+    command += ["--rows=knn_photos,knn_cifar10,davis", "--examples=60"]
+    assert evaluate.main(command) == 0
+    results = json.loads((tmp_path / "knn_photos" / "results.json").read_text())
+    assert set(results) == {"untrained network", "raw pixels", "trained"}
+    shown = [f"{r['knn_photos_knn']:.1f} / {r['knn_photos_knn_k10']:.1f}" for r in results.values()]
+    assert cells(document.read_text(), "knn_photos")[2:5] == shown
+    assert "\nold\n" not in document.read_text()
+    lines = capsys.readouterr().out.splitlines()
+    for name in ("knn_cifar10", "davis"):
+        assert any(line.startswith(f"{name}: left out") for line in lines)
+    monkeypatch.setattr(evaluate.report, "Evaluation", lambda *_: pytest.fail("made again"))
+    assert evaluate.main([*command[:-2], "--rows=knn_photos"]) == 0

@@ -1,0 +1,61 @@
+"""Networks in float64 NumPy, one image and one head at a time, and parameters for them."""
+
+import jax
+import numpy as np
+from scipy.special import erf
+
+
+def randomised(model, seed=0, scale=0.3):
+    """Parameters large enough that every bias, scale and code matters."""
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    return jax.tree.map(lambda s: np.float32(rng.normal(size=s.shape) * scale), shapes)
+
+
+def float64(params):
+    return jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+
+
+def linear(x, w):
+    return x @ w["kernel"] + w["bias"]
+
+
+def norm(x, w, eps=1e-6):
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    return (x - mean) / np.sqrt(var + eps) * w["scale"] + w["bias"]
+
+
+def gelu(x, kind="erf"):
+    inner = np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+    return 0.5 * x * (1 + (inner if kind == "tanh" else erf(x / np.sqrt(2))))
+
+
+def blocks(params, x, heads, kind="erf", eps=1e-6, scales=None):
+    """Tokens [N, d] after all blocks, and the attention [h, N, N] of the last one.
+
+    scales: [depth, 2], of the two branches of a block (drop-path).
+    """
+    d = x.shape[1] // heads
+    for i in range(len(params["norm1"]["scale"])):
+        p = jax.tree.map(lambda a: a[i], params)  # noqa: B023
+        q, k, v = np.split(linear(norm(x, p["norm1"], eps), p["attn"]["qkv"]), 3, axis=1)
+        mixed, maps = [], []
+        for h in range(heads):
+            part = slice(h * d, (h + 1) * d)
+            scores = np.exp(q[:, part] @ k[:, part].T / np.sqrt(d))
+            maps.append(scores / scores.sum(1, keepdims=True))
+            mixed.append(maps[-1] @ v[:, part])
+        first, second = (1, 1) if scales is None else scales[i]
+        if "ls1" in p:
+            first, second = first * p["ls1"]["gamma"], second * p["ls2"]["gamma"]
+        x = x + first * linear(np.concatenate(mixed, 1), p["attn"]["proj"])
+        hidden = gelu(linear(norm(x, p["norm2"], eps), p["mlp"]["fc1"]), kind)
+        x = x + second * linear(hidden, p["mlp"]["fc2"])
+    return x, maps
+
+
+def mlp(params, x):
+    """Linear layers with GELU between them."""
+    for i in range(len(params)):
+        x = linear(gelu(x) if i else x, params[str(i)])
+    return x

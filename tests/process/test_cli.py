@@ -1,0 +1,141 @@
+"""The program as a process: exit codes, pipes, a shell that asks, a disk that fills up."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from ssl_jax import cli
+from ssl_jax.cli import completion
+from ssl_jax.train import loop
+from tests.conftest import ROOT
+
+CONFIG = f"--config={ROOT / 'tests' / 'tiny_run.py'}:sop"
+SMALL = ("model.depth=1", "views.local_count=0", "evals.tasks=()")
+TINY = [CONFIG, *(f"--config.{change}" for change in SMALL)]
+
+
+def python(*arguments, **options) -> subprocess.CompletedProcess:
+    options = dict(stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=300) | options
+    environment = {**os.environ, "XLA_FLAGS": ""}
+    return subprocess.run([sys.executable, *arguments], env=environment, **options)
+
+
+def test_bad_input_ends_with_two_and_one_line(tmp_path):
+    command = ["train", CONFIG, "--config.model.ptach=8", f"--workdir={tmp_path / 'run'}"]
+    done = python("-m", "ssl_jax", *command, stdout=subprocess.PIPE)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("ssl-jax: ") and done.stderr.count("\n") == 1
+    assert "model.patch" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_reader_that_closes_early_is_no_error():
+    """As in `ssl-jax show ... | head -1`: the pipe is closed before anything is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = python("-m", "ssl_jax", "show", "--paper=sop", stdout=writer)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_writes_that_a_full_disk_left_undone_warn_of_nothing():
+    """Python warns of each when it ends, behind the one line of the error."""
+    code = (
+        "from ssl_jax.train import checkpoint; checkpoint._quiet()\n"
+        "async def async_serialize_from_host(): pass\n"
+        "async def other(): pass\n"
+        "async_serialize_from_host(); other()\n"
+    )
+    done = python("-c", code)
+    assert "async_serialize" not in done.stderr
+    assert "coroutine 'other' was never awaited" in done.stderr
+
+
+COMPLETED = {
+    "ssl-jax ev": {"eval"},
+    "ssl-jax train --config=stel": {"--config=stellar"},
+    "ssl-jax train --config=quickstart:": {"photos", "imagenette96"},
+    "ssl-jax train --config=sop:photos --config.sop.cls.w": {"--config.sop.cls.weight"},
+    "ssl-jax embed runs/a --config.data.k": {"--config.data.kind"},
+}
+# As argcomplete's shell code asks: the line in the environment, the answer in a file.
+ASK = """
+import os, sys
+from ssl_jax import cli
+for i, line in enumerate(sys.argv[2:]):
+    if os.fork() == 0:
+        words = dict(COMP_LINE=line, COMP_POINT=str(len(line)), COMP_TYPE="9", _ARGCOMPLETE="1")
+        os.environ |= words | {
+            "_ARGCOMPLETE_IFS": "\\n",
+            "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+            "_ARGCOMPLETE_COMP_WORDBREAKS": " \\t\\n",
+            "_ARGCOMPLETE_STDOUT_FILENAME": f"{sys.argv[1]}/{i}",
+        }
+        cli.main(["ssl-jax"])
+    os.wait()
+"""
+
+
+@pytest.mark.slow
+def test_completion(tmp_path):
+    assert python("-c", ASK, str(tmp_path), *COMPLETED).returncode == 0
+    for i, (line, wanted) in enumerate(COMPLETED.items()):
+        answer = (tmp_path / str(i)).read_text().split("\n")
+        assert {word.rpartition(":")[2].removesuffix(" ") for word in answer} == wanted, line
+
+
+def test_completed_flags_are_those_that_the_help_explains():
+    assert "--coordinator" in completion.flags("train")
+    assert {"--out", "--tokens", "--size"} <= set(completion.flags("embed"))
+    for command in cli.COMMANDS:
+        assert "--help" not in completion.flags(command)  # argparse has it already
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of its own, and a function that resizes it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(folder)]
+    if (
+        os.name != "posix"
+        or os.geteuid() != 0
+        or shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
+        pytest.skip("only root may mount a small tmpfs, and not in every container")
+
+    def resize(size):
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
+
+    try:
+        yield folder, resize
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_keeps_the_last_checkpoint(small_disk, capfd):
+    """The second start is let through as if another program wrote meanwhile; with room again, the
+    same command ends as it should have.
+    """
+    folder, resize = small_disk
+    command = ["ssl-jax", "train", *TINY, f"--workdir={folder / 'run'}"]
+    assert cli.main(command) == cli.EXIT_INPUT
+    line = capfd.readouterr().err
+    assert line.count("\n") == 1 and str(folder) in line and not list(folder.iterdir())
+    code = (
+        "from ssl_jax import cli; from ssl_jax.train import checkpoint;"
+        " checkpoint.check_space = lambda *a, **k: None;"
+        f" raise SystemExit(cli.main({command}))"
+    )
+    # A process of its own: pytest would catch what Orbax's threads print.
+    done = python("-c", code, stdout=subprocess.PIPE)
+    assert done.returncode == cli.EXIT_INPUT
+    assert done.stderr.count("\n") == 1 and "no space left" in done.stderr, done.stderr
+    resize("64m")
+    assert cli.main(command) == loop.EXIT_DONE
+    assert "continuing from step" in capfd.readouterr().out
+    assert (folder / "run" / "checkpoints" / "12").is_dir()

@@ -1,0 +1,108 @@
+"""The lock of a run folder: whose it is, when it is taken over, and that it does not outlast its
+run; test_disturbed.py kills a run that holds one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from ssl_jax import cli
+from ssl_jax.config import InputError
+from ssl_jax.train import lock
+from ssl_jax.train.lock import FILE, Lock
+
+ELSEWHERE = {"host": "node7", "boot": "b", "process": 12, "started": "3"}
+TAKE = """
+import os, pathlib, sys
+from ssl_jax.train.lock import Lock
+Lock(pathlib.Path(sys.argv[1])).take()
+os._exit(1)
+"""
+
+
+def written(tmp_path, **others):
+    """A lock file as another process left it."""
+    (tmp_path / FILE).write_text(json.dumps(lock._myself() | others))
+    return tmp_path / FILE
+
+
+def taken(tmp_path, within=5, **options):
+    """What a lock says that is taken in time, and is released again."""
+    said, began = [], time.monotonic()
+    Lock(tmp_path, said.append, **options).take().release()
+    assert time.monotonic() - began < within
+    assert not (tmp_path / FILE).exists()
+    return said
+
+
+def test_one_at_a_time_and_gone_at_the_end(tmp_path):
+    first = Lock(tmp_path).take()
+    with pytest.raises(InputError, match=f"process {os.getpid()} on .*{tmp_path}"):
+        Lock(tmp_path).take()
+    first.release()
+    assert list(tmp_path.iterdir()) == []
+    second = Lock(tmp_path).take()
+    first.release()  # again: not the other's
+    assert (tmp_path / FILE).exists()
+    second.release()
+
+
+def test_a_process_of_this_machine_that_is_gone(tmp_path):
+    subprocess.run([sys.executable, "-c", TAKE, tmp_path], check=False)
+    other = json.loads((tmp_path / FILE).read_text())["process"]
+    (line,) = taken(tmp_path)
+    assert line.startswith(f"process {other} on ")
+
+
+def test_a_number_of_a_process_that_is_used_again(tmp_path):
+    written(tmp_path, started="1")  # this process's number, but another one
+    assert len(taken(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("content", [json.dumps(ELSEWHERE), "", "[]", '{"host"'])
+def test_one_of_another_machine_is_waited_for_until_it_must_be_gone(content, tmp_path):
+    (tmp_path / FILE).write_text(content)
+    began = time.monotonic()
+    said = taken(tmp_path, within=10, dead=0.5)
+    assert time.monotonic() - began > 0.3 and len(said) == 2
+
+
+def test_an_old_one_of_another_machine_is_taken_over_at_once(tmp_path):
+    path = written(tmp_path, **ELSEWHERE)
+    os.utime(path, (time.time() - 1000,) * 2)
+    (line,) = taken(tmp_path, within=10, dead=100)
+    assert line.startswith("process 12 on node7 ")
+
+
+def test_one_of_another_machine_that_lives_refuses(tmp_path):
+    path = written(tmp_path, **ELSEWHERE)
+    threading.Timer(0.3, lambda: os.utime(path)).start()
+    with pytest.raises(InputError, match="process 12 on node7"):
+        Lock(tmp_path, dead=20).take()
+    threading.Timer(0.3, path.unlink).start()  # it ends: no reason to wait longer
+    taken(tmp_path, within=50, dead=100)
+
+
+def test_it_shows_signs_of_life(tmp_path):
+    held = Lock(tmp_path, beat=0.02).take()
+    first = (tmp_path / FILE).stat().st_mtime_ns
+    until = time.monotonic() + 10
+    while (tmp_path / FILE).stat().st_mtime_ns == first and time.monotonic() < until:
+        time.sleep(0.01)
+    assert (tmp_path / FILE).stat().st_mtime_ns > first
+    held.release()
+
+
+def test_a_run_in_a_folder_in_use_is_refused_before_anything_is_written(tmp_path, capsys):
+    held = Lock(tmp_path).take()
+    arguments = ["ssl-jax", "train", "--config=tests/tiny_run.py:mae", f"--workdir={tmp_path}"]
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert f"trains in {tmp_path}" in err and err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    held.release()

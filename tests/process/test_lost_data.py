@@ -1,0 +1,100 @@
+"""Data that end a run, or an evaluation of it, cost no step that was done."""
+
+import numpy as np
+import pytest
+
+from ssl_jax import api
+from ssl_jax.config import InputError
+from ssl_jax.data import loader
+from ssl_jax.data.arrays import ArraySource
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals import report
+from tests import compiling, tiny, tiny_run
+from tests.process import runs
+
+
+class Fading(ArraySource):
+    """Float images of which, while `bad` holds, none can be read after the first 60 reads."""
+
+    bad, reads = False, 0
+
+    def __getitem__(self, i):
+        self.reads += 1
+        if self.bad and self.reads > 60:
+            raise Unreadable(self.name(i), "the disk is gone")
+        return super().__getitem__(i)
+
+
+@pytest.mark.slow
+def test_data_that_end_a_run_cost_no_step(tmp_path):
+    images = np.random.default_rng(0).random((32, 24, 24, 3), np.float32)
+    records, config = Fading(images), tiny.config("dino", checkpoint__every_steps=100)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    api.train(config, whole, records=records)
+    records.bad, records.reads = True, 0
+    with pytest.raises(InputError, match=r"data\.max_unreadable"):
+        api.train(config, cut, records=records)
+    step = runs.rows(cut)[-1]["step"]
+    assert 5 < step < 12 and runs.newest(cut) == step
+    records.bad = False
+    api.train(config, cut, records=records)
+    found = runs.differences(cut, whole)
+    assert found.names == () and found.rows == 12
+
+
+def test_an_evaluation_that_is_refused_costs_no_step(tmp_path, monkeypatch):
+    """Its images were in order before the run; the last checkpoint may be hours old."""
+    at = []
+
+    def scored(self, *network, drawn):
+        at.append(1)
+        if len(at) == 2:
+            raise InputError("1 of 20 images to evaluate cannot be used")
+        return {"knn": 1.0}
+
+    monkeypatch.setattr(report.Evaluation, "__call__", scored)
+    config = tiny_run.get_config("dino")
+    config.checkpoint.every_steps = 100
+    with pytest.raises(InputError, match="1 of 20"):
+        api.train(config, tmp_path)
+    assert runs.newest(tmp_path) == 4
+
+
+DEADLY = """
+import os, signal
+import numpy as np
+
+class Images:
+    def __len__(self):
+        return 35
+
+    def __getitem__(self, i):
+        if i == int(os.environ["DEADLY"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"image": np.full((24, 24, 3), 7 * i, np.uint8)}
+
+def images():
+    return Images()
+"""
+
+
+@pytest.mark.slow
+def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(tmp_path):
+    """The system kills a data worker again and again: the step is saved, the exit code is 2."""
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    options = ("--config.data.kind=python:deadly.images", "--config.data.workers=1")
+    options += ("--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
+    options += ("--config.log.every_steps=5",)
+
+    def trained(deadly):
+        env = compiling.environment(PYTHONPATH=f"{runs.ROOT}:{tmp_path}", DEADLY=str(deadly))
+        return runs.Run("tests/tiny_run.py:dino", tmp_path / "run", *options, env=env)
+
+    run = trained(loader.permutation(35, 0, 0)[31])  # the last of the first epoch
+    assert run.ended() == (2,), run.text()
+    assert sum(line.startswith("ssl-jax: ") for line in run.lines) == 1
+    assert "data.workers=1" in run.text() and "Traceback" not in run.text()
+    assert runs.newest(tmp_path / "run") == 3
+    run = trained(-1)
+    assert run.ended() == (0,) and "continuing from step 3" in run.text()
+    assert [row["step"] for row in runs.rows(tmp_path / "run")] == [5, 10, 12]  # the last one too
