@@ -45,7 +45,7 @@ class Case:
     axes: dict = dataclasses.field(default_factory=dict)
     wide: tuple = ()
     empty: Callable | None = None
-    values: tuple = (1e-5, 0.0625)  # twice the step of a score of 4e4 / 0.1
+    values: tuple = (1e-5, 0.25)  # twice the step of a score of 4e4 / 0.02
     relative: float = 1e-5
     half: bool = True
     gathers: bool = False
