@@ -1,12 +1,10 @@
 """Throws faults at real runs and compares what comes out with undisturbed ones.
 
     python -m tests.chaos --faults 100 --seed 0
-    python -m tests.chaos --config=sop:photos --faults 20 -- --config.optim.steps=60
 
-Signals in every phase, killed processes and data workers, flipped bits, files cut short or gone,
-full and read-only disks (as root), clocks that jump, images that appear; the run is started again
-until it is done. Started again, this command goes on where it stopped. Exit code 1 if a fault was
-not survived or anything differs.
+A run is started again until it is done; disks become full or read-only as root alone. Started
+again, this command goes on where it stopped. Exit code 1 if a fault was not survived or anything
+differs.
 """
 
 import argparse
@@ -58,23 +56,22 @@ sys.exit(main())
 
 
 class Lane(NamedTuple):
-    """A run that faults are done to, in workdir. config, options: as `ssl-jax train` takes them.
-    name: of its part of the folder."""
+    """A run that faults are done to, in workdir; name: of its part of the folder."""
 
     name: str
-    config: str
-    options: tuple[str, ...]
+    images: Path
     processes: int
     workdir: Path = Path()
 
     def start(self, jump: float = 0.0) -> Run:
+        """Tiny images as files, two of them damaged; data workers where there is one process."""
+        options = [f"--config.data.dir={self.images}", "--config.data.kind=folder"]
+        options += ["--config.data.max_unreadable=0.2", "--config.evals.slow.seconds=0.05"]
+        options += ["--config.data.workers=2" if self.processes == 1 else "--config.mesh.data=0"]
+        config = f"tests/slow_run.py:{self.name.partition('-')[0]}"
         program = ("-c", _JUMPS, str(jump)) if jump else ("-m", "ssl_jax")
         more: Any = dict(processes=self.processes, program=program, env=os.environ)
-        return Run(self.config, self.workdir, *self.options, **more)
-
-    def option(self, key: str) -> str:
-        values = [o.removeprefix("--config.").partition("=") for o in self.options]
-        return {name: value for name, _, value in values}.get(key, "")
+        return Run(config, self.workdir, *options, **more)
 
     def own_disk(self) -> bool:
         return self.workdir.parent.is_mount()
@@ -87,10 +84,9 @@ class Lane(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """codes: exit codes it may end with, beside 0; none: any that is not 0. before: done while the
-    run is stopped. strike: done to the running processes; where there is none, the attempt is ended
-    by SIGTERM at a later step, so that the next one can begin. phases: in which it may strike;
-    none: in all."""
+    """codes: exit codes it may end with, beside 0; none: any. before: done while the run is
+    stopped. strike: done to the running processes, SIGTERM at a later step where there is none.
+    phases: in which it may strike; none: in all."""
 
     codes: tuple[int, ...]
     before: Callable[[Lane, random.Random], None] | None = None
@@ -151,14 +147,14 @@ def _half_a_row(lane: Lane, chance: random.Random) -> None:
 
 
 def _half_a_save(lane: Lane, chance: random.Random) -> None:
-    """Folders that a kill may leave of a save, one of them under the name of a complete one."""
+    """Folders that a kill may leave, one of them under the name of a complete one."""
     for end in (".orbax-checkpoint-tmp", ""):
         (lane.workdir / "checkpoints" / f"{lane.intact()[-1] + 1}{end}").mkdir(exist_ok=True)
 
 
 def _new_image(lane: Lane, chance: random.Random) -> None:
     """A damaged one."""
-    (Path(lane.option("data.dir")) / "zz.jpg").write_bytes(chance.randbytes(500))
+    (lane.images / "zz.jpg").write_bytes(chance.randbytes(500))
 
 
 def _ran(*command):
@@ -190,7 +186,7 @@ def repair(lane: Lane) -> None:
     if lane.own_disk():
         _ran("mount", "-o", "remount,rw", str(lane.workdir.parent))
     (lane.workdir.parent / "ballast").unlink(missing_ok=True)
-    (Path(lane.option("data.dir")) / "zz.jpg").unlink(missing_ok=True)
+    (lane.images / "zz.jpg").unlink(missing_ok=True)
 
 
 _STOPS = (EXIT_PREEMPTED,)
@@ -221,20 +217,15 @@ FAULTS = {
 NEEDS: dict[str, Callable[[Lane], object]] = {
     "one process dies": lambda lane: lane.processes > 1,
     **dict.fromkeys(("flipped bit", "file cut short", "file gone"), lambda run: run.intact()[1:]),
-    **dict.fromkeys(("half a row", "half a save"), Lane.intact),
+    **dict.fromkeys(("half a row", "half a save", "image appears"), Lane.intact),
     **dict.fromkeys(("disk full", "disk read-only"), Lane.own_disk),
-    "data worker dies": lambda lane: lane.option("data.workers") not in ("", "0"),
-    "image appears": lambda lane: lane.option("data.dir") and lane.intact(),
+    "data worker dies": lambda lane: lane.processes == 1,
 }
 
 
 def throw(lane: Lane, folder: Path, count: int, seed: int, until: float) -> list[dict]:
-    """Entries of the journal in `folder`, one for each attempt, of `count` faults that struck; what
-    it already holds is not done again. Ends with a run that is complete, so that each fault's run
-    is compared with the undisturbed one.
-
-    until: no attempt is started after this time.monotonic().
-    """
+    """Entries of the journal in `folder`, one for each attempt, until `count` faults have struck
+    and the last run is complete; until: no attempt is started after this time.monotonic()."""
     whole, journal = folder / lane.name / "undisturbed", folder / lane.name / "faults.jsonl"
     if not (whole / "results.json").exists():
         run = lane._replace(workdir=whole).start()
@@ -354,22 +345,18 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--faults", type=int, default=100, help="in all; default: %(default)s")
     add("--seed", type=int, default=0, help="of the choice of faults")
-    add("--method", action="append", help="NAME or NAME:PROCESSES, of tiny runs")
-    add("--config", help="instead of the tiny runs; see ssl-jax train")
-    add("--processes", type=int, default=1, help="of the run of --config")
+    add("--method", action="append", help="NAME or NAME:PROCESSES")
     add("--out", type=Path, default=Path("runs/chaos"), help="folder; %(default)s")
     add("--minutes", type=float, default=120, help="no attempt starts after these")
     add("--write", type=Path, help="document whose <!-- chaos --> gets the table")
-    add("options", nargs="*", help="of the run of --config, after --")
     args = parser.parse_args(argv)
     out, until = args.out.absolute(), time.monotonic() + 60 * args.minutes
-    lanes = [tiny(*method.split(":"), out=out) for method in args.method or ("sop:1", "cribo:2")]
-    if args.config:
-        lanes = [Lane("own", args.config, tuple(args.options), args.processes)]
-    entries = {}
-    for index, lane in enumerate(lanes):
-        share = args.faults // len(lanes) + (index < args.faults % len(lanes))
-        entries[lane.name] = throw(lane, out, share, args.seed, until)
+    files, lanes = images(out / "images"), []
+    for method, _, count in (each.partition(":") for each in args.method or ("sop", "cribo:2")):
+        lanes.append(Lane(f"{method}-{count or 1}", files, int(count or 1)))
+    shares = [len(range(i, args.faults, len(lanes))) for i in range(len(lanes))]
+    each = zip(lanes, shares, strict=True)
+    entries = {lane.name: throw(lane, out, share, args.seed, until) for lane, share in each}
     text = table(entries)
     print(text)
     if args.write:
@@ -378,17 +365,7 @@ def main(argv: list[str] | None = None) -> int:
     return int(any(not e["survived"] or e["advice"] or e.get("names") for e in every))
 
 
-def tiny(method: str, processes: str = "1", *, out: Path) -> Lane:
-    """Tiny images as files, two of them damaged; data workers where there is one process."""
-    options = ("--config.data.kind=folder", f"--config.data.dir={images(out / 'images')}")
-    options += ("--config.data.max_unreadable=0.2", "--config.evals.slow.seconds=0.05")
-    options += ("--config.data.workers=2" if processes == "1" else "--config.mesh.data=0",)
-    config = f"tests/slow_run.py:{method}"
-    return Lane(f"{method}-{processes}", config, options, int(processes))
-
-
 def images(folder: Path) -> Path:
-    """Always the same ones."""
     rng = np.random.default_rng(0)
     for index in range(34):
         path = folder / f"{index % 17:02}" / f"{index:03}.jpg"

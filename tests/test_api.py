@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import ssl_jax
-from ssl_jax import api, cli, convert, methods
+from ssl_jax import api, cli, methods
 from ssl_jax.config import InputError
 from ssl_jax.convert import own
 from ssl_jax.methods.encoder import Encoder
@@ -15,12 +15,9 @@ from ssl_jax.train import checkpoint, log, loop
 from tests import tiny
 from tests.convert import published
 
-OUTSIDE = '''
-"""A method outside the package: DINO under another name, with a key of its own."""
-
-from ml_collections import ConfigDict, FrozenConfigDict
-
+OUTSIDE = """
 import ssl_jax
+from ml_collections import FrozenConfigDict
 from ssl_jax.config import key
 from ssl_jax.methods import dino
 
@@ -29,14 +26,8 @@ def defaults():
     return dino.defaults() | {"loss_scale": key(1.0, "factor on the loss", above=0)}
 
 
-def check(config):
-    pass
-
-
 def make(config):
-    values = ConfigDict(config.to_dict())
-    values.dino = values.mine
-    method = dino.make(FrozenConfigDict(values))
+    method = dino.make(FrozenConfigDict(config.to_dict() | {"dino": config.mine.to_dict()}))
 
     def objective(*arguments):
         loss, output = method.objective(*arguments)
@@ -45,8 +36,8 @@ def make(config):
     return method._replace(objective=objective)
 
 
-ssl_jax.register("mine", make, defaults, check)
-'''
+ssl_jax.register("mine", make, defaults, lambda config: None)
+"""
 
 CONFIG = """
 from ssl_jax import evals, settings
@@ -55,11 +46,10 @@ from tests import tiny
 
 def get_config():
     source, config = tiny.config("dino"), settings.base_config("mine")
-    for name in ("data", "views", "model", "optim", "checkpoint", "log"):
+    for name in ("data", "views", "model", "optim", "log"):
         config[name].update(source[name])
     config.mine.update(source.dino)
-    config.checkpoint.every_steps = 2
-    config.optim.steps = 4
+    config.checkpoint.every_steps, config.optim.steps = 2, 4
     images = dict(kind="photos", size=24)
     evals.add(config, "knn", data=images, train_examples=40, test_examples=20)
     return config
@@ -89,18 +79,9 @@ def test_load_gives_the_teacher_without_an_optimizer(saved, monkeypatch):
     want = run.method.features(state.teacher, np.float32(images) / 255, attention=True)
     np.testing.assert_allclose(features.image, want.image, rtol=1e-5, atol=1e-6)
     assert features.patches.shape == (2, 4, 4, 16) and set(features.layers) == {0}
-    assert tiny.identical(ssl_jax.load(folder / "checkpoints" / "7").params, encoder.params)
-
-
-def test_encoders_of_one_config_share_what_is_compiled(saved):
-    _, run, state = saved
-    one, other = Encoder(run.config, state.teacher), Encoder(run.config, state.params)
-    assert one._features is other._features is one.with_params(state.params)._features
-
-
-def test_load_of_a_folder_without_a_run(tmp_path):
-    with pytest.raises(InputError, match="checkpoints/ is missing"):
-        ssl_jax.load(tmp_path)
+    other = ssl_jax.load(folder / "checkpoints" / "7")
+    assert tiny.identical(other.params, encoder.params)
+    assert other._features is encoder._features  # what is compiled is shared
 
 
 @pytest.mark.slow
@@ -141,18 +122,12 @@ def test_a_module_that_is_not_there_is_named(capsys):
 
 
 def test_published_weights_load_in_one_line(tmp_path):
-    """An encoder under DINO's names: the features of the vision transformer it is."""
-    path = tmp_path / "published.npz"
-    np.savez(path, **published.encoder(d=64))
-    encoder = ssl_jax.load(path, family="dino")
-    shape, params, _ = convert.load_vit(path, family="dino")
-    side = shape.image_size
-    images = np.random.default_rng(0).random((2, side, side, 3), np.float32)
-    tokens, features = vit.vit(shape).apply(params, images), encoder(images)
-    np.testing.assert_allclose(features.image, tokens.cls, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(
-        features.patches.reshape(tokens.patches.shape), tokens.patches, rtol=1e-5, atol=1e-6
-    )
+    """tests/convert has what the networks compute."""
+    np.savez(tmp_path / "published.npz", **published.encoder(d=64))
+    encoder = ssl_jax.load(tmp_path / "published.npz", family="dino")
+    images = np.random.default_rng(0).random((2, 16, 16, 3), np.float32)
+    tokens = vit.vit(encoder.shape).apply(encoder.backbone, images)
+    np.testing.assert_allclose(encoder(images).image, tokens.cls, rtol=1e-5, atol=1e-6)
     assert "DINO" in repr(encoder)
 
 
@@ -187,17 +162,13 @@ def test_a_network_saved_in_bfloat16_is_half_the_size_and_nearly_the_same(saved,
 
 def test_constants_are_saved_too(tmp_path):
     run = api.prepare(tiny.config("stellar"))
-    constants = run.method.constants()
-    params, _ = run.method.init(jax.random.key(0))
-    ssl_jax.save(Encoder(run.config, params, constants), tmp_path / "a.safetensors")
-    again = ssl_jax.load(tmp_path / "a.safetensors")
-    assert tiny.identical(again.constants, constants)
-
-
-@pytest.mark.parametrize("name, dtype", [("a.pth", "float32"), ("a.npz", "bfloat16")])
-def test_a_network_needs_a_format_that_can_hold_it(saved, tmp_path, name, dtype):
-    with pytest.raises(InputError, match=r"\.npz"):
-        ssl_jax.save(ssl_jax.load(saved[0]), tmp_path / name, dtype=dtype)
+    constants, (params, _) = run.method.constants(), run.method.init(jax.random.key(0))
+    encoder = Encoder(run.config, params, constants)
+    ssl_jax.save(encoder, tmp_path / "a.safetensors")
+    assert tiny.identical(ssl_jax.load(tmp_path / "a.safetensors").constants, constants)
+    for name, dtype in (("a.pth", "float32"), ("a.npz", "bfloat16")):  # which cannot hold it
+        with pytest.raises(InputError, match=r"\.npz"):
+            ssl_jax.save(encoder, tmp_path / name, dtype=dtype)
 
 
 def test_the_zoo_names_what_it_has(saved, tmp_path, monkeypatch):

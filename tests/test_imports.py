@@ -4,15 +4,18 @@ where they belong.
 
 import ast
 import graphlib
-import pathlib
 import subprocess
 import sys
+from pathlib import Path
+from unittest import mock
 
 import pytest
 
+import ssl_jax
 from ssl_jax import extras
+from tests.conftest import ROOT
 
-PACKAGE = pathlib.Path(__file__).resolve().parent.parent / "ssl_jax"
+PACKAGE = ROOT / "ssl_jax"
 
 # Left to right; a dotted name stands for that module of its package. The loader turns records into
 # views, so it stands right of both.
@@ -27,13 +30,13 @@ ORDER = """
 NUMERICS = {"jax", "jaxtyping", "numpy", "ssl_jax"} | sys.stdlib_module_names
 
 
-def module_name(path: pathlib.Path) -> str:
+def module_name(path: Path) -> str:
     """ssl_jax/ops/voting.py -> "ssl_jax.ops.voting"; ssl_jax/ops/__init__.py -> "ssl_jax.ops"."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: pathlib.Path) -> set[str]:
+def imports(path: Path) -> set[str]:
     """Full names of what a file imports, at its top or inside a function; `from a import b` gives
     "a.b"."""
     names = set()
@@ -87,13 +90,11 @@ def test_heavy_libraries_stay_where_they_belong():
             assert {target.split(".")[1] for target in OWN[name]} <= {"ops", "losses"}
 
 
-def python(code: str) -> str:
-    """What a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PACKAGE.parent, capture_output=True, text=True
-    )
+def python(code: str) -> None:
+    """In a fresh interpreter."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_numerics_work_without_what_the_extras_bring():
@@ -131,14 +132,8 @@ assert all(getattr(ssl_jax, name) for name in ssl_jax.__all__)
 
 def test_root_hides_no_other_error(monkeypatch):
     """A module that no extra brings is a fault of ours, and stays what it is."""
-    import ssl_jax
-
     error = ModuleNotFoundError("No module named 'ssl_jax.gone'", name="ssl_jax.gone")
-
-    def fail(name):
-        raise error
-
-    monkeypatch.setattr(ssl_jax.importlib, "import_module", fail)
+    monkeypatch.setattr(ssl_jax.importlib, "import_module", mock.Mock(side_effect=error))
     with pytest.raises(ModuleNotFoundError) as caught:
         ssl_jax.__getattr__("models")
     assert caught.value is error

@@ -48,14 +48,11 @@ def test_the_figures_are_those_of_the_step(config, result):
 
 def test_the_report_for_people_says_what_would_fit(result):
     text, small = plan.text(result), plan.text(result | {"memory_of_device": 1.0})
-    assert "v5e" in text and "DOES NOT FIT" not in text
-    assert "DOES NOT FIT" in small and "to make it fit" in small
+    assert "v5e" in text and "DOES NOT FIT" not in text and "DOES NOT FIT" in small
     # Recomputation that memory makes needless is named.
     assert 'model.remat="dots"' in plan.text(result | {"remat": "block"})
-    assert 'model.remat="none"' in plan.text(result | {"remat": "dots"})
     full = {"remat": "block", "memory_of_device": 1.5 * sum(result["memory"].values())}
-    for needed in (text, plan.text(result | full)):
-        assert "compute less" not in needed
+    assert 'model.remat="dots"' not in plan.text(result | full)
 
 
 def test_seconds_by_hand():
@@ -114,39 +111,25 @@ def test_the_command():
     assert found["mesh"] == {"data": 4, "fsdp": 1} and found["largest_batch"] > found["batch"]
 
 
-PLAN = {
-    "mesh": {"data": 32, "fsdp": 8},
-    "device": "v5e",
-    "memory": {"params": 2**30, "temporary": 3 * 2**30},
-    "memory_of_device": 16 * 2**30,
-    "flops": {"bf16": 1.5e12, "f32 x3": 0.5e12},
-    "sent": {"all-reduce": 2**20, "all-gather": 5 * 2**20, "all-to-all": 2**21},
-    "bound": "compute",
-    "seconds": {"compute": 0.02, "communication": 0.01},
-    "images_per_second": 51200,
-    "device_hours": 1234.5,
-}
-
-
-def test_presets_are_asked_in_turn_and_what_fails_is_asked_again(tmp_path, monkeypatch, capsys):
-    preset = ("stellar:vith14", "stellar.target=pixel", "mesh.fsdp=8")
-    expected = ["stellar:vith14 mesh.fsdp=8", "256 x v5e", "4.0 of 16", "2", "1, 5, 0, 2"]
-    assert plans.row(preset, PLAN) == [*expected, "compute", "20.0", "51,200", "1,234"]
-    assert "does not fit" in plans.row(preset, PLAN | {"memory_of_device": 2**31})[2]
+def test_presets_are_asked_in_turn_and_what_fails_is_asked_again(
+    result, tmp_path, monkeypatch, capsys
+):
     asked = []
 
     def run(command, **_):
         asked.append(command[4])
         failed = "--config=sove:vits16" in command
-        out = "" if failed else json.dumps(PLAN)
-        return plans.subprocess.CompletedProcess(command, int(failed), out, "no memory")
+        out = "" if failed else json.dumps(result)
+        return subprocess.CompletedProcess(command, int(failed), out, "no memory")
 
     monkeypatch.setattr(plans.subprocess, "run", run)
     arguments = ["--topology", "v5e:16x16", f"--out={tmp_path}", "--only"]
     assert plans.main([*arguments, "sove:vits16,stellar:vith14"]) == 1
     assert asked == ["--config=sove:vits16", "--config=stellar:vith14"]
     out, err = capsys.readouterr()
-    assert out.count("| stellar:vith14 mesh.fsdp=8 |") == 1 and "sove:vits16" in err
+    (row,) = (line for line in out.splitlines() if line.startswith("| stellar:vith14 mesh.fsdp"))
+    assert f"| {len(jax.devices())} x v5e |" in row and "does not fit" not in row
+    assert "sove:vits16" in err
     assert plans.main([*arguments, "sove:vits16,stellar:vith14"]) == 1
     assert len(asked) == 3  # only what failed
     with pytest.raises(SystemExit):

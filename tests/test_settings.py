@@ -59,26 +59,15 @@ def test_base_config_is_valid_complete_and_new_each_time(toy):
         settings.base_config("toi")
 
 
-@pytest.mark.parametrize("name", ["toy", *methods.METHODS])
-def test_no_key_can_be_added_to_a_section(name):
-    for section in ("optim", "model", name):
-        with pytest.raises((AttributeError, KeyError)):
-            settings.base_config(name)[section]["misspelt"] = 1
-        with pytest.raises((AttributeError, KeyError)):
-            settings.base_config(name)[section].update(dict(misspelt=1))
-
-
 # --- resolve
 
 
 def test_resolve(toy):
-    config = ConfigDict(toy.to_dict())
-    config.update_from_flattened_dict(
-        {"optim.batch_size": 512, "optim.warmup_epochs": 1.5, "mesh.fsdp": 2}
-    )
-    before = config_lib.to_json(config)
-    run = settings.resolve(config, num_records=10_300, num_devices=8).run
-    assert run.to_dict() == dict(
+    changes = {"optim.batch_size": 512, "optim.warmup_epochs": 1.5, "mesh.fsdp": 2}
+    toy.update_from_flattened_dict(changes)
+    before = config_lib.to_json(toy)
+    config = settings.resolve(toy, num_records=10_300, num_devices=8)
+    assert config.run.to_dict() == dict(
         num_records=10_300,
         steps_per_epoch=20,
         total_steps=200,
@@ -87,42 +76,30 @@ def test_resolve(toy):
         peak_lr=1e-3,
         batch_per_device=64,
     )
-    assert config_lib.to_json(config) == before
-
-
-def test_resolve_fills_the_model_and_is_idempotent_and_hashable(toy):
-    config = resolved(toy)
+    assert config_lib.to_json(toy) == before
     assert (config.model.width, config.model.depth, config.model.heads) == (384, 12, 6)
-    assert resolved(config) == config and hash(resolved(config)) == hash(config)
+    again = settings.resolve(ConfigDict(config.to_dict()), num_records=10_300, num_devices=8)
+    assert again == config and hash(again) == hash(config)
     settings.validate(config, 8)
 
 
 def test_evaluations_look_where_training_does_unless_told_otherwise(toy):
-    tfds = {
-        "data.kind": "tfds",
-        "data.name": "a",
-        "data.dir": "sets",
-        "evals.knn.data.kind": "tfds",
-        "evals.knn.data.name": "b",
-    }
+    tfds = {"data.kind": "tfds", "data.name": "a", "data.dir": "sets"}
+    tfds |= {"evals.knn.data.kind": "tfds", "evals.knn.data.name": "b"}
     assert resolved(toy, **tfds).evals.knn.data.dir == "sets"
     assert resolved(toy, **tfds).evals.dense.data.dir == ""  # generated: another kind
     mine = resolved(toy, **tfds, **{"evals.knn.data.dir": "mine"})
     assert mine.evals.knn.data.dir == "mine"
 
 
-def test_a_run_of_more_steps_than_can_be_counted(toy):
+def test_steps_instead_of_epochs(toy):
+    for warmup, wanted in ((0, 0), (10.0, 25)):  # a few steps of a long recipe end the warm-up
+        run = resolved(toy, **{"optim.steps": 25, "optim.warmup_epochs": warmup}).run
+        assert (run.total_steps, run.steps_per_epoch, run.epochs) == (25, 10, 2.5)
+        assert run.warmup_steps == wanted
     toy.optim.epochs = 1e6
-    with pytest.raises(InputError, match="optim.epochs"):
+    with pytest.raises(InputError, match="optim.epochs"):  # more than can be counted
         settings.resolve(toy, num_records=10_240_000, num_devices=8)
-
-
-@pytest.mark.parametrize(("warmup", "wanted"), [(0, 0), (10.0, 25)])
-def test_steps_instead_of_epochs(toy, warmup, wanted):
-    """A few steps of a long recipe end the warm-up."""
-    run = resolved(toy, **{"optim.steps": 25, "optim.warmup_epochs": warmup}).run
-    assert (run.total_steps, run.steps_per_epoch, run.epochs) == (25, 10, 2.5)
-    assert run.warmup_steps == wanted
 
 
 # --- resume
@@ -140,7 +117,6 @@ MUST_AGREE = {
     "views.local_count": 2,
     "optim.batch_size": 512,
     "optim.lr": 1e-4,
-    "optim.epochs": 20.0,
     "seed": 1,
     "data.split": "test",
     "teacher.momentum": 0.9,
@@ -155,26 +131,20 @@ MAY_CHANGE = {
     "data.workers": 3,
     "mesh.fsdp": 2,
     "data.dir": "/elsewhere",
-    "data.cache": True,
     "model.remat": "block",
-    "model.scan": True,
     "optim.chunks": 2,
     "max_nonfinite": 5,
     "expected.knn": "1",
 }
 
 
-@pytest.mark.parametrize(("key", "value"), MUST_AGREE.items())
-def test_what_must_agree_to_resume(toy, key, value):
+@pytest.mark.parametrize(("key", "value"), [*MUST_AGREE.items(), *MAY_CHANGE.items()])
+def test_what_must_agree_to_resume_and_what_may_change(toy, key, value):
     saved, current = resolved(toy), resolved(toy, **{key: value})
-    old = config_lib.flatten(saved)[key]
-    assert differing(saved, current) == [f"{key} is {old!r} there, {value!r} here"]
+    old = config_lib.flatten(saved).get(key)
+    wanted = [f"{key} is {old!r} there, {value!r} here"] if key in MUST_AGREE else []
+    assert differing(saved, current) == wanted
     assert differing(config_lib.from_json(config_lib.to_json(saved)), saved) == []
-
-
-@pytest.mark.parametrize(("key", "value"), MAY_CHANGE.items())
-def test_what_may_change_on_resume(toy, key, value):
-    assert differing(resolved(toy), resolved(toy, **{key: value})) == []
 
 
 def test_the_same_model_by_another_name_can_be_resumed(toy):

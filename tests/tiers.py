@@ -44,7 +44,7 @@ def main(arguments=None) -> int:
     folder = parser.parse_args(arguments).folder
     paths = sorted(folder.glob("*.xml"), key=lambda path: path.stat().st_mtime)
     tiers = {path.stem: read(path) for path in paths}
-    console = Console(width=110)
+    console = Console(width=110, markup=False, soft_wrap=True)
     table = Table("tier", "tests", "failed", "skipped", "CPU min", "wall min")
     for tier, (wall, tests) in tiers.items():
         outcomes = [test["outcome"] for test in tests]

@@ -5,10 +5,12 @@ Written from the architectures, without our tables: [out, in] matrices, patches 
 
 import math
 
+import jax
 import numpy as np
-from scipy.special import erf
 
 from ssl_jax.models import position
+from tests.models import reference
+from tests.models.test_position import torch_bicubic
 
 MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 D, HEADS, DEPTH, PATCH, GRID, HIDDEN = 16, 2, 2, 4, 4, 32
@@ -189,41 +191,33 @@ def stellar_decoder(seed: int = 50) -> tuple[dict, dict]:
 # --- what the networks compute
 
 
-def cubic(x: np.ndarray, a: float) -> np.ndarray:
-    x = np.abs(x)
-    near = ((a + 2) * x - (a + 3)) * x * x + 1
-    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
-    return np.where(x < 1, near, np.where(x < 2, far, 0.0))
-
-
 def resized(codes: np.ndarray, height: int, width: int, *, offset: float) -> np.ndarray:
     """[g * g, d] -> [height * width, d]: torch's bicubic, step g / (target + offset), as torch
     applies it to a given scale factor.
     """
     g = math.isqrt(len(codes))
-    if (height, width) == (g, g):
-        return codes
     grid = codes.reshape(g, g, -1)
-    out = np.zeros((height, width, codes.shape[1]))
-    for i in range(height):
-        for j in range(width):
-            y, x = ((k + 0.5) * g / (n + offset) - 0.5 for k, n in ((i, height), (j, width)))
-            for r in range(math.floor(y) - 1, math.floor(y) + 3):
-                for c in range(math.floor(x) - 1, math.floor(x) + 3):
-                    weight = cubic(np.array(y - r), -0.75) * cubic(np.array(x - c), -0.75)
-                    out[i, j] += weight * grid[min(max(r, 0), g - 1), min(max(c, 0), g - 1)]
-    return out.reshape(height * width, -1)
+    if (height, width) != (g, g):
+        for axis, n in enumerate((height, width)):
+            grid = np.apply_along_axis(torch_bicubic, axis, grid, n, (n + offset) / g)
+    return grid.reshape(height * width, -1)
 
 
-def _norm(x, t, name, eps):
-    x = x - x.mean(-1, keepdims=True)
-    return (
-        x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * t[f"{name}.weight"] + t[f"{name}.bias"]
-    )
+def _linear(t, name):
+    return {"kernel": t[f"{name}.weight"].T, "bias": t[f"{name}.bias"]}
 
 
-def _linear(x, t, name):
-    return x @ t[f"{name}.weight"].T + t[f"{name}.bias"]
+def _norm(t, name):
+    return {"scale": t[f"{name}.weight"], "bias": t[f"{name}.bias"]}
+
+
+def _block(t, name):
+    layers = {part: {} for part in ("attn", "mlp")}
+    for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"):
+        layers[part.split(".")[0]][part.split(".")[1]] = _linear(t, f"{name}.{part}")
+    layers |= {part: _norm(t, f"{name}.{part}") for part in ("norm1", "norm2")}
+    scales = {ls: {"gamma": t.get(f"{name}.{ls}.gamma", np.ones(1))} for ls in ("ls1", "ls2")}
+    return layers | scales
 
 
 def forward(tensors: dict, images: np.ndarray, *, offset: float, eps: float) -> np.ndarray:
@@ -242,28 +236,7 @@ def forward(tensors: dict, images: np.ndarray, *, offset: float, eps: float) -> 
     if "register_tokens" in t:
         extra = np.broadcast_to(t["register_tokens"], (b, *t["register_tokens"].shape[1:]))
         x = np.concatenate([x[:, :1], extra, x[:, 1:]], axis=1)
-    for i in range(len({name.split(".")[1] for name in t if name.startswith("blocks")})):
-        x = _block(x, t, f"blocks.{i}", eps)
-    return _norm(x, t, "norm", eps)
-
-
-def _attend(q, k, v):
-    b, n, d = q.shape
-    q, k, v = (y.reshape(b, n, HEADS, d // HEADS).swapaxes(1, 2) for y in (q, k, v))
-    scores = q @ k.swapaxes(-1, -2) / math.sqrt(d // HEADS)
-    weights = np.exp(scores - scores.max(-1, keepdims=True))
-    return (weights / weights.sum(-1, keepdims=True) @ v).swapaxes(1, 2).reshape(b, n, d)
-
-
-def _gelu(x):
-    return 0.5 * x * (1 + erf(x / math.sqrt(2)))
-
-
-def _block(x, t, name, eps):
-    q, k, v = np.split(
-        _linear(_norm(x, t, f"{name}.norm1", eps), t, f"{name}.attn.qkv"), 3, axis=-1
-    )
-    ls1, ls2 = (t.get(f"{name}.{ls}.gamma", 1.0) for ls in ("ls1", "ls2"))
-    x = x + ls1 * _linear(_attend(q, k, v), t, f"{name}.attn.proj")
-    hidden = _gelu(_linear(_norm(x, t, f"{name}.norm2", eps), t, f"{name}.mlp.fc1"))
-    return x + ls2 * _linear(hidden, t, f"{name}.mlp.fc2")
+    blocks = [_block(t, f"blocks.{i}") for i in range(DEPTH)]
+    stack = jax.tree.map(lambda *layers: np.stack(layers), *blocks)
+    x = np.stack([reference.blocks(stack, tokens, HEADS, eps=eps)[0] for tokens in x])
+    return reference.norm(x, _norm(t, "norm"), eps)

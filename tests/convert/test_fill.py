@@ -1,6 +1,4 @@
-"""What is taken, what is left, what is refused, and what the report tells of it."""
-
-import re
+"""What is taken, what is left and what is refused."""
 
 import chex
 import jax
@@ -111,36 +109,26 @@ def test_constants_are_taken_one_by_one():
     assert report.missing == ("constants/other",) and report.left == ("their.constants/mark",)
 
 
-def test_one_bias_per_channel_serves_all_pixels():
-    params = tree() | {"decoder": {"out": {"bias": np.zeros(12, np.float32)}}}
-    bias = np.array([1.0, 2.0, 3.0], np.float32)
-    new, _ = fill.fill(params, found(params, **{"decoder/out/bias": bias}))
-    np.testing.assert_array_equal(new["decoder"]["out"]["bias"], [1, 2, 3] * 4)
-
-
 # --- position codes
 
 
-@pytest.mark.parametrize("rule", position.RULES)
+@pytest.mark.parametrize("rule", [*position.RULES, "antialias-0.5"])
 @pytest.mark.parametrize("image_size", [4, 12])
 def test_position_codes_of_another_grid_are_resized_by_their_rule(rule, image_size):
-    weights = found(tree(), model=MODEL | {"position_resize": rule})
+    key = "position_resize" if rule in position.RULES else "resize_kernel"
+    weights = found(tree(), model=MODEL | {key: rule})
     new, report = fill.fill(tree(image_size=image_size), weights)
     codes, side = weights.arrays["backbone/position"], image_size // 2
     np.testing.assert_array_equal(new["backbone"]["position"][:1], codes[:1])
-    wanted = published.resized(codes[1:], side, side, offset=0.1 if rule == "dino_offset" else 0.0)
+    if rule in position.RULES:
+        offset = 0.1 if rule == "dino_offset" else 0.0
+        wanted = published.resized(codes[1:], side, side, offset=offset)
+    else:
+        matrix = position.resize_matrix(4, side, kernel=rule)
+        wanted = np.einsum("hr,wc,rcd->hwd", matrix, matrix, codes[1:].reshape(4, 4, 8))
+    wanted = wanted.reshape(-1, 8)
     np.testing.assert_allclose(new["backbone"]["position"][1:], wanted, atol=1e-5)
-    (note,) = report.notes
-    assert rule in note and f"{side} x {side}" in note
-
-
-def test_position_codes_of_timm_are_resized_with_its_kernel():
-    weights = found(tree(), model=MODEL | {"resize_kernel": "antialias-0.5"})
-    new, _ = fill.fill(tree(image_size=4), weights)
-    matrix = position.resize_matrix(4, 2, kernel="antialias-0.5")
-    codes = weights.arrays["backbone/position"][1:].reshape(4, 4, 8)
-    wanted = np.einsum("hr,wc,rcd->hwd", matrix, matrix, codes).reshape(4, 8)
-    np.testing.assert_allclose(new["backbone"]["position"][1:], wanted, atol=1e-5)
+    assert len(report.notes) == 1
 
 
 def test_a_class_token_on_one_side_only():
@@ -153,14 +141,6 @@ def test_a_class_token_on_one_side_only():
     codes = np.pad(without["backbone"]["position"] + 1, ((1, 0), (0, 0)))  # zeros for the token
     np.testing.assert_array_equal(new["backbone"]["position"], codes)
     assert report.missing == ("backbone/cls",) and len(report.notes) == 1
-
-
-GRIDS = {0: (0, None), 1: (0, 1), 2: (1, 1), 4: (0, 2), 5: (1, 2), 196: (0, 14), 197: (1, 14)}
-
-
-@pytest.mark.parametrize(("count", "wanted"), [*GRIDS.items(), (198, (0, None))])
-def test_grid_of(count, wanted):
-    assert fill.grid_of(count) == wanted
 
 
 FIXED = np.pad(position.sincos_2d(4, 8), ((1, 0), (0, 0))).astype(np.float32)
@@ -189,40 +169,31 @@ SHAPES = {  # path of the parameter, their shape, the key that the message names
 @pytest.mark.parametrize(("path", "shape", "named"), [(p, *case) for p, case in SHAPES.items()])
 def test_a_wrong_shape_names_the_tensor_both_shapes_and_the_likely_cause(path, shape, named):
     params = tree(queries=3)
-    with pytest.raises(InputError, match=re.escape(f"their.{path} would give {path}")) as error:
+    with pytest.raises(InputError, match=f"their.{path}") as error:
         fill.fill(params, found(params, **{path: np.ones(shape)}))
     for text in (shape, trees.shapes(params)[path].shape, named):
         assert str(text) in str(error.value)
 
 
-def test_codes_that_are_no_square_grid():
-    params = tree()
-    for ours, theirs in ((17, 18), (7, 17)):
-        params["backbone"]["position"] = np.ones((ours, 8), np.float32)
-        with pytest.raises(InputError, match="backbone/position") as error:
-            fill.fill(params, found(params, **{"backbone/position": np.ones((theirs, 8))}))
-        assert str((ours, 8)) in str(error.value) and str((theirs, 8)) in str(error.value)
+SINCOS, NORM = dict(position="sincos"), "backbone/norm/scale"
+REFUSED = [  # ours, how theirs differs, arrays of theirs, what the message names
+    ({}, {}, {"backbone/position": np.ones((18, 8))}, "backbone/position"),  # no square grid
+    *(
+        (SINCOS, {}, {"backbone/position": x}, "their.backbone/position.*model.position")
+        for x in (FIXED + 0.01, FIXED[::-1], np.ones((18, 8)))
+    ),
+    *(({}, {}, {NORM: np.full(8, x, np.float32)}, f"their.{NORM}") for x in (np.nan, np.inf)),
+    *(
+        (dict(depth=ours), dict(depth=theirs), {}, f"{theirs} .*blocks.* {ours}")
+        for theirs, ours in ((1, 2), (2, 1), (2, 3))
+    ),
+]
 
 
-@pytest.mark.parametrize("wrong", [FIXED + 0.01, FIXED[::-1], np.ones((18, 8))])
-def test_other_codes_where_they_are_fixed(wrong):
-    params = tree(position="sincos")
-    with pytest.raises(InputError, match="their.backbone/position.*model.position"):
-        fill.fill(params, found(params, **{"backbone/position": wrong}))
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_numbers_that_are_not_finite(value):
-    params = tree()
-    scale = np.full(8, value, np.float32)
-    with pytest.raises(InputError, match="their.backbone/norm/scale"):
-        fill.fill(params, found(params, **{"backbone/norm/scale": scale}))
-
-
-@pytest.mark.parametrize(("theirs", "ours"), [(1, 2), (2, 1), (2, 3)])
-def test_another_number_of_blocks(theirs, ours):
-    with pytest.raises(InputError, match=f"{theirs} .*blocks.* {ours}"):
-        fill.fill(tree(depth=ours), found(tree(depth=theirs)))
+@pytest.mark.parametrize(("ours", "change", "arrays", "named"), REFUSED)
+def test_weights_that_do_not_fit(ours, change, arrays, named):
+    with pytest.raises(InputError, match=named):
+        fill.fill(tree(**ours), found(tree(**ours | change), **arrays))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +202,7 @@ def test_another_number_of_blocks(theirs, ours):
 )
 def test_a_model_that_would_compute_something_else(key, value):
     params, other = tree(), MODEL | {key: value}
-    with pytest.raises(InputError, match=rf"--config\.model\.{key}={MODEL[key]}"):
+    with pytest.raises(InputError, match=rf"model\.{key}={MODEL[key]}"):
         fill.fill(params, found(params), model=other)
     fill.fill(params, found(params), model=other, only="head")  # no encoder is taken
     fill.fill(params, found(params, model={}), model=other)
@@ -239,10 +210,7 @@ def test_a_model_that_would_compute_something_else(key, value):
 
 def test_nothing_matches():
     strange = fill.Weights("x.pth", "Theirs", {"a/b": np.ones(2)}, {"a/b": "a.b"}, ("c",), {})
-    head = found(tree())
-    head = head._replace(
-        arrays={"head/last/kernel": np.ones((8, 5))}, names={"head/last/kernel": "h"}
-    )
+    head = found({"head": tree()["head"]})
     for weights, only, named in (
         (strange, "", r"x\.pth.*a\.b"),
         (head, "backbone", "backbone"),
@@ -250,20 +218,3 @@ def test_nothing_matches():
     ):
         with pytest.raises(InputError, match=named):
             fill.fill(tree(), weights, only=only)
-
-
-# --- the report
-
-
-def test_brief():
-    assert fill.brief(["a/0/x", "a/1/x", "b"]) == "a/*/x x 2, b"
-    assert fill.brief(["a.0.x", "a.10.x", "conv1.w"]) == "a.*.x x 2, conv1.w"
-    assert fill.brief(list("abcde"), most=3) == "a, b, c and 2 more"
-    assert fill.brief(list("abc"), most=3) == "a, b, c" and fill.brief([]) == ""
-
-
-def test_the_report_is_short_for_a_large_network():
-    params = tree(depth=24)
-    biases = {path: None for path in trees.shapes(params) if path.endswith("/bias")}
-    report = fill.fill(params, found(params, **biases))[1]
-    assert len(str(report)) < 600 and "backbone/blocks/*/attn/qkv/bias x 24" in str(report)

@@ -97,15 +97,6 @@ def test_timm_takes_the_file_alone(timm, exported):
         **config["model_args"],
     ).eval()
     assert_same(encoder, OTHERS[0], model.forward_features, ANTIALIASED)
-    overlay = dict(source="local-dir", file=str(folder))
-    model = timm.create_model(
-        config["architecture"],
-        pretrained=True,
-        pretrained_cfg_overlay=overlay | {"num_classes": 0, "custom_load": False},
-        num_classes=0,
-        **config["model_args"],
-    ).eval()
-    assert_same(encoder, NATIVE, model.forward_features, ANTIALIASED)
 
 
 @pytest.mark.parametrize("name", networks.HF)

@@ -11,6 +11,7 @@ from ssl_jax import convert
 from ssl_jax.config import InputError
 from ssl_jax.models import decoder as decoder_lib
 from ssl_jax.models import position, vit
+from tests.convert.networks import pictures
 from tests.convert.published import MEAN, STD
 
 torch = pytest.importorskip("torch", reason="the oracles of weight import need torch")
@@ -25,10 +26,6 @@ def randomised(module, scale=0.1):
         for parameter in module.parameters():
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
     return module.eval()
-
-
-def pictures(size):
-    return np.random.default_rng(0).random((2, *size, 3), np.float32)
 
 
 def normalised(images):
@@ -107,47 +104,24 @@ def test_features(request, tmp_path, name, file):
         assert_same_tokens(config, params, size, forward)
 
 
-def test_hugging_face_dinov2_with_swiglu_is_refused(transformers, tmp_path):
-    config = transformers.Dinov2Config(**SHAPE | {"num_hidden_layers": 1}, use_swiglu_ffn=True)
-    transformers.Dinov2Model(config).save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="SwiGLU"):
-        convert.load_vit(tmp_path, heads=2)
-
-
-def test_dinov3_is_refused(timm, transformers, tmp_path):
-    shape = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
-    config = transformers.DINOv3ViTConfig(**shape, image_size=32, patch_size=8)
+def test_networks_of_another_kind_are_refused(timm, transformers, tmp_path):
+    shape = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=32)
+    config = transformers.Dinov2Config(**shape, patch_size=8, use_swiglu_ffn=True)
+    transformers.Dinov2Model(config).save_pretrained(tmp_path / "swiglu")
+    config = transformers.DINOv3ViTConfig(**shape, patch_size=8, intermediate_size=64)
     model = transformers.AutoModel.from_config(config)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="dinov3_vit.*RoPE"):
-        convert.load_vit(tmp_path)
+    model.save_pretrained(tmp_path / "dinov3")
     torch.save(model.state_dict(), tmp_path / "alone.pth")
-    with pytest.raises(InputError, match="RoPE"):
-        convert.load_vit(tmp_path / "alone.pth")
     model = timm.create_model("vit_small_patch16_dinov3", num_classes=0, depth=1)
     torch.save(model.state_dict(), tmp_path / "timm.pth")
-    with pytest.raises(InputError, match="gamma_1"):
-        convert.load_vit(tmp_path / "timm.pth")
+    kinds = {"swiglu": "SwiGLU", "dinov3": "RoPE", "alone.pth": "RoPE", "timm.pth": "gamma_1"}
+    for name, named in kinds.items():
+        with pytest.raises(InputError, match=named):
+            convert.load_vit(tmp_path / name, heads=2)
 
 
-@pytest.mark.parametrize("kind", ["ViTMAEForPreTraining", "ViTMAEModel"])
-def test_hugging_face_models_from_scratch(transformers, tmp_path, kind):
-    """Their position codes are zeros before somebody loads published ones."""
-    config = transformers.ViTMAEConfig(**SHAPE, intermediate_size=64, mask_ratio=0.0)
-    model = getattr(transformers, kind)(config).eval()
-    model.save_pretrained(tmp_path)
-    config, params, _ = convert.load_vit(tmp_path)
-    model = getattr(model, "vit", model)
-    assert config.heads == 2 and not np.any(params["position"])
-    noise = torch.arange(16.0).expand(2, -1)
-    assert_same_tokens(config, params, NATIVE, lambda x: model(x, noise=noise).last_hidden_state)
-
-
-@pytest.fixture
-def vitmae(transformers, tmp_path):
-    """(model, path of its weights, images, patches it keeps): random masking made a choice
-    of ours.
-    """
+def test_hugging_face_vitmae(transformers, tmp_path):
+    """Random masking is made a choice of ours."""
     shape = dict(
         **SHAPE,
         intermediate_size=64,
@@ -160,14 +134,9 @@ def vitmae(transformers, tmp_path):
     randomised(model).decoder.decoder_pos_embed.data[0] = torch.from_numpy(
         np.pad(position.sincos_2d(4, 24), ((1, 0), (0, 0)))
     )
-    torch.save({"model": model.state_dict()}, tmp_path / "weights.pth")
-    images = pictures(NATIVE)
+    path, images = tmp_path / "weights.pth", pictures(NATIVE)
+    torch.save({"model": model.state_dict()}, path)
     noise = np.random.default_rng(1).random((2, 16), np.float32)
-    return model, tmp_path / "weights.pth", images, noise
-
-
-def test_hugging_face_vitmae(vitmae):
-    model, path, images, noise = vitmae
     config, params, _ = convert.load_vit(path, heads=2)
     keep = jnp.asarray(np.argsort(noise, axis=1, kind="stable")[:, :4].astype(np.int32))
     network = vit.vit(config)
@@ -186,17 +155,3 @@ def test_hugging_face_vitmae(vitmae):
     assert not report.missing and not report.left, report
     rebuilt = decode.apply(filled["decoder"], latent, position.sincos_2d(4, 24), keep=keep)
     np.testing.assert_allclose(rebuilt, wanted, atol=1e-4)
-
-
-def test_hugging_face_vitmae_encoder_at_other_sizes(vitmae):
-    model, path, _, _ = vitmae
-    model.vit.embeddings.config.mask_ratio = 0.0  # sees everything, in the order of the noise
-    config, params, _ = convert.load_vit(path, heads=2)
-    for size in OTHERS:
-        noise = torch.arange((size[0] // 8) * (size[1] // 8), dtype=torch.float32).expand(2, -1)
-        options = dict(noise=noise, interpolate_pos_encoding=True)
-
-        def forward(images, options=options):
-            return model.vit(images, **options).last_hidden_state
-
-        assert_same_tokens(config, params, size, forward)

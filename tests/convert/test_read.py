@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+import chex
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -15,9 +16,7 @@ TENSORS = {"a.weight": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.one
 
 
 def assert_same(got, wanted=TENSORS):
-    assert set(got) == set(wanted)
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(got[name], array)
+    chex.assert_trees_all_equal(dict(got), wanted)
 
 
 def write(path):
@@ -28,33 +27,24 @@ def write(path):
     return path
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-@pytest.mark.parametrize("torch", [True, False])
-def test_files_are_read_without_torch(tmp_path, monkeypatch, suffix, torch):
-    if not torch:
-        monkeypatch.setitem(sys.modules, "torch", None)
-    assert_same(read.tensors(read.weight_file(write(tmp_path / f"x{suffix}"))))
-
-
-def test_pytorchs_files_need_torch(tmp_path, monkeypatch):
+def test_only_pytorchs_files_need_torch(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
+    for suffix in (".safetensors", ".npz"):
+        assert_same(read.tensors(read.weight_file(write(tmp_path / f"x{suffix}"))))
     (tmp_path / "x.pth").touch()
     with pytest.raises(InputError, match=r"x\.pth.*ssl-jax\[convert\]"):
         read.tensors(tmp_path / "x.pth")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_hugging_face_folder(tmp_path, name):
+def test_a_folder_or_a_file_of_another_kind(tmp_path, name):
     assert read.weight_file(tmp_path) is None
     (tmp_path / name).touch()
     assert read.weight_file(tmp_path) == tmp_path / name
-
-
-@pytest.mark.parametrize("name", ["x.pth", "x.onnx"])
-def test_no_such_file_or_a_file_of_another_kind(tmp_path, name):
     (tmp_path / "x.onnx").touch()
-    with pytest.raises(InputError, match=name):
-        read.weight_file(tmp_path / name)
+    for wrong in ("x.pth", "x.onnx"):
+        with pytest.raises(InputError, match=wrong):
+            read.weight_file(tmp_path / wrong)
 
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
@@ -66,9 +56,8 @@ def test_damaged_files(tmp_path, suffix, content):
     """None: cut short."""
     path = write(tmp_path / f"x{suffix}")
     path.write_bytes(path.read_bytes()[:-4] if content is None else content)
-    with pytest.raises(InputError, match=f"x{suffix}") as error:
+    with pytest.raises(InputError, match=f"x{suffix}"):
         read.tensors(path)
-    assert "\n" not in str(error.value)
 
 
 def test_pickled_arrays_in_an_npz_are_not_loaded(tmp_path):
@@ -126,18 +115,13 @@ REMOTE = {
 }
 
 
-@pytest.mark.parametrize(("name", "command"), REMOTE.items())
-def test_a_remote_name_is_refused_with_the_command_that_fetches_it(
-    name, command, tmp_path, monkeypatch
-):
+def test_a_remote_name_is_refused_with_the_command_that_fetches_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for load in (read.weight_file, ssl_jax.load):
-        with pytest.raises(InputError, match=command):
-            load(name)
-
-
-def test_a_name_of_this_machine_is_no_remote_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    for name, command in REMOTE.items():
+        for load in (read.weight_file, ssl_jax.load):
+            with pytest.raises(InputError, match=command):
+                load(name)
+    # A name of this machine is no remote one.
     (tmp_path / "runs").mkdir()
     for name in ("runs/a", "other/weights.pth", "a", "./a/b"):
         with pytest.raises(InputError) as error:

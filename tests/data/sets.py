@@ -239,19 +239,14 @@ def tfds(root, broken):
     pixels = ([[2, 0, 4, 4], [4, 4, 4, 4]], np.zeros((0, 4)), [[0, 2, 8, 6]], [[0, 0, 8, 8]])
     rows = zip(IMAGES, LABELS, MASKS, pixels, box_labels)
     keys = ("image", "label", "mask", "boxes", "box_labels")
-    facts = (
-        labelled(("0", "1", "2"))
-        | masked()
-        | boxed(("red", "white", "platelet"))
-        | dict(size=(8, 8))
-    )
+    facts = labelled(("0", "1", "2")) | masked() | dict(size=(8, 8))
+    facts |= boxed(("red", "white", "platelet"))
     config = dict(kind="tfds", name="tiny_shapes", dir=root)
     return Case(config, [dict(zip(keys, row)) for row in rows], facts)
 
 
 def voc(root, broken):
-    """VOCtrainval_11-May-2012.tar and SegmentationClassAug, whose list in DeepLab's form has
-    paths."""
+    """VOCtrainval_11-May-2012.tar and SegmentationClassAug with DeepLab's list of paths."""
     place, ids = root / "VOCdevkit" / "VOC2012", ("2007_000032", "2007_000033", "2008_000002")
     put_images(place / "JPEGImages", [f"{ids[i]}.jpg" for i in (0, 1)], broken)
     put(place / "JPEGImages" / f"{ids[2]}.jpg", png(PICTURES[2]))
@@ -313,8 +308,7 @@ def cityscapes(root, broken):
 
 
 def coco(root, broken):
-    """train2017.zip, val2017.zip, annotations_trainval2017.zip, stuffthingmaps_trainval2017.zip in
-    mmsegmentation's places."""
+    """The archives of 2017 in mmsegmentation's places."""
     for split in ("train2017", "val2017"):
         put_images(root / "images" / split, [f"{n}.jpg" for n in "abc"], broken)
         for n in "abc":
@@ -352,15 +346,12 @@ def davis(root, broken):
     return Case(dict(kind="davis", dir=root, split="val"), records(5, **columns), facts)
 
 
+COLLAGES = masked(photos.CLASS_NAMES) | boxed(photos.CLASS_NAMES)
+MOVING = masked(videos.MASK_NAMES) | dict(sequences={})
 MAKERS = {
     "photos": embedded("photos", photos.photos, labelled(photos.CLASS_NAMES)),
-    "photo_collages": embedded(
-        *("photo_collages", photos.photo_collages),
-        masked(photos.CLASS_NAMES) | boxed(photos.CLASS_NAMES),
-    ),
-    "moving_shapes": embedded(
-        *("moving_shapes", videos.moving_shapes), masked(videos.MASK_NAMES) | dict(sequences={})
-    ),
+    "photo_collages": embedded("photo_collages", photos.photo_collages, COLLAGES),
+    "moving_shapes": embedded("moving_shapes", videos.moving_shapes, MOVING),
     "arrays": arrays,
     "python": called,
     "folder of classes": folder_of_classes,

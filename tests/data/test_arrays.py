@@ -10,12 +10,10 @@ from tests.data.records import IMAGES, LABELS, MASKS
 BOXES = [np.array([[0, 0, 4, 4], [1, 2, 3, 4]])] * 12
 
 
-def test_without_labels_masks_and_classes_of_boxes():
-    bare = ArraySource((IMAGES / 255).astype(np.float32))
-    assert bare[0].keys() == {"image"} and bare[0]["image"].dtype == np.float32
-    assert bare.num_classes is None and not bare.has_masks and not bare.has_boxes
-    boxed = ArraySource(IMAGES, boxes=BOXES)
-    assert boxed.num_box_classes is None and boxed[0].keys() == {"image", "boxes"}
+def test_float_images_and_boxes_without_labels_and_masks():
+    bare = ArraySource((IMAGES / 255).astype(np.float32), boxes=BOXES)
+    assert bare[0].keys() == {"image", "boxes"} and bare[0]["image"].dtype == np.float32
+    assert bare.num_classes is None and not bare.has_masks and bare.num_box_classes is None
 
 
 @pytest.mark.parametrize(

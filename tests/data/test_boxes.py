@@ -1,14 +1,12 @@
 """boxes.py: XML files, COCO's JSON; hand-worked boxes."""
 
-import json
-
 import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
 from ssl_jax.data import boxes
 from ssl_jax.data.decode import Unreadable
-from tests.data.records import coco_json, xml
+from tests.data.records import xml
 
 
 def test_corners_are_cut_and_empty_boxes_left_out():
@@ -51,21 +49,6 @@ def test_broken_xml_is_unreadable(text, named, tmp_path):
     (tmp_path / "a.xml").write_text(text)
     with pytest.raises(Unreadable, match=f"a.xml: .*{named}"):
         boxes.XmlBoxes([str(tmp_path / "a.xml")], ("cat",)).read(0, (4, 4))
-
-
-def test_coco_json(tmp_path):
-    path = tmp_path / "instances.json"
-    path.write_text(json.dumps(coco_json()))
-    found = boxes.read_coco(path)
-    assert found.files == ("a.jpg", "b.jpg", "c.jpg") and found.ids == (4, 9, 2)
-    assert found.names == ("person", "toothbrush")
-    reader = boxes.TableBoxes(found.corners, found.labels)
-    first, second, third = (reader.read(i, (8, 8)) for i in range(3))
-    # x, y, width, height -> y, x, height, width; the crowd is not among them
-    np.testing.assert_array_equal(first.boxes, [[2, 1, 4, 3]])
-    np.testing.assert_array_equal(second.boxes, [[0, 0, 2, 2], [4, 5, 1, 1]])
-    assert first.labels.tolist() == [1] and second.labels.tolist() == [0, 1]
-    assert third.boxes.shape == (0, 4) and third.labels.shape == (0,)
 
 
 @pytest.mark.parametrize("text", ["[", "{}", '{"images": [], "annotations": [{}]}', "[1]"])

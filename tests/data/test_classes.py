@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from ssl_jax.config import InputError
 from ssl_jax.data import classes, layouts, names
 
 EVERY = range(256)
@@ -40,12 +39,6 @@ def test_a_value_without_a_class_is_named(table, value):
         classes.apply(table, np.array([[255, value]], np.uint8))
 
 
-@pytest.mark.parametrize("rules", [dict(class_map=(0, 256)), dict(ignore=-1), dict(class_map="ab")])
-def test_rules_are_checked(rules):
-    with pytest.raises(InputError, match="class_map|ignore"):
-        classes.table(**rules)
-
-
 def test_names_follow_the_rules():
     own = ("a", "b", "c")
     assert classes.final({}, own)[1] == own
@@ -60,15 +53,7 @@ def test_known_sets_have_their_number_of_classes():
     for name, count in counts.items():
         known = getattr(names, name)
         assert len(known) == len(set(known)) == count and all(n == n.strip() for n in known)
-    for class_map, count in (
-        (layouts._ADE20K, 150),
-        (layouts._CITYSCAPES, 19),
-        (layouts._COCO_STUFF, 171),
-    ):
-        assert sorted(c for c in class_map.values() if c != 255) == list(range(count))
-    # Points of the tables that cityscapesScripts and mmsegmentation publish.
-    assert [layouts._CITYSCAPES[i] for i in (7, 11, 17, 26, 31, 33, 0, 29)] == [
-        *(0, 2, 5, 13, 16, 18, 255, 255)
-    ]
-    assert [layouts._COCO_STUFF[i] for i in (0, 12, 89, 91, 181)] == [0, 11, 79, 80, 170]
-    assert layouts._ADE20K[0] == 255 and names.ADE20K[layouts._ADE20K[13]] == "person"
+    for name in ("ADE20K", "CITYSCAPES", "COCO_STUFF"):
+        reached = sorted(c for c in getattr(layouts, f"_{name}").values() if c != 255)
+        assert reached == list(range(counts[name]))
+    assert names.ADE20K[layouts._ADE20K[13]] == "person"

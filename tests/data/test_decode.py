@@ -8,14 +8,7 @@ import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from ssl_jax.data import decode
-from ssl_jax.data.decode import (
-    Unreadable,
-    decode_image,
-    decode_mask,
-    image_shape,
-    resize_square,
-    resize_square_mask,
-)
+from ssl_jax.data.decode import Unreadable, decode_image, decode_mask, image_shape, resize_square
 
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 18, 3), np.uint8)
@@ -105,18 +98,6 @@ def test_exif_turns_the_image_and_its_shape(file_format):
     np.testing.assert_array_equal(decode_image(data), PIXELS)
 
 
-@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 0.9])
-def test_a_truncated_file_is_named(file_format, share, tmp_path):
-    data = encoded(np.tile(PIXELS, (8, 8, 1)), file_format)
-    path = tmp_path / "half.img"
-    path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(Unreadable) as caught:
-        decode_image(path)
-    assert caught.value.name == str(path) and caught.value.reason
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("read", [decode_image, decode_mask, image_shape])
 def test_what_is_no_image_is_named(read, tmp_path):
     for data in (b"", b"no image at all", encoded(PIXELS, "PPM")):
@@ -126,12 +107,8 @@ def test_what_is_no_image_is_named(read, tmp_path):
     for path in (tmp_path, tmp_path / "gone.png"):
         with pytest.raises(Unreadable) as caught:
             read(path)
-        assert caught.value.name == str(path)
-
-
-def test_unreadable_survives_pickling():
-    error = pickle.loads(pickle.dumps(Unreadable("a/b.jpg", "truncated")))
-    assert (error.name, error.reason, str(error)) == ("a/b.jpg", "truncated", "a/b.jpg: truncated")
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert error.name == str(path) and str(error) == f"{path}: {error.reason}"
 
 
 def test_a_mask_keeps_class_numbers():
@@ -139,12 +116,6 @@ def test_a_mask_keeps_class_numbers():
     colours = np.arange(255, -1, -1, dtype=np.uint8).repeat(3)
     for stored in (classes, palette(classes, colours), classes.astype(np.uint16)):
         np.testing.assert_array_equal(decode_mask(encoded(stored)), classes)
-
-
-@pytest.mark.parametrize("mask", [PIXELS, np.array([[0, 300]], np.uint16)])
-def test_a_mask_of_colours_or_large_numbers_is_refused(mask):
-    with pytest.raises(Unreadable, match="^m: .*(RGB|300)"):
-        decode_mask(encoded(mask), "m")
 
 
 def test_resize_square_takes_the_central_square_and_filters():
@@ -160,15 +131,6 @@ def test_resize_square_takes_the_central_square_and_filters():
     assert resize_square(PIXELS, 30).shape == (30, 30, 3)
     assert decode.central_square(10, 13) == (0.0, 1.5, 10.0)
     assert decode.central_square(13, 10) == (1.5, 0.0, 10.0)
-
-
-def test_a_mask_moves_with_its_image():
-    mask = np.zeros((40, 60), np.uint8)
-    mask[10:25, 22:41] = 7
-    small = resize_square_mask(mask, 20)
-    assert small.shape == (20, 20) and set(np.unique(small)) == {0, 7}
-    image = resize_square(repeated(mask * np.uint8(30)), 20)[..., 0]
-    assert ((image > 105) == (small == 7)).mean() > 0.97
 
 
 def test_the_shape_decodes_no_pixel(monkeypatch):
@@ -197,7 +159,6 @@ def test_pillows_own_limit_goes_up_where_more_is_asked_for(monkeypatch):
     assert Image.MAX_IMAGE_PIXELS == 500
     assert decode_image(data, max_pixels=1200).shape == (40, 30, 3)
     assert Image.MAX_IMAGE_PIXELS == 1200
-    assert decode_image(data, max_pixels=0).shape == (40, 30, 3)
 
 
 @pytest.mark.parametrize(
@@ -218,13 +179,3 @@ def test_jpegs_decode_scaled_down_to_a_shorter_side(side, shape):
     data = encoded(smooth, "JPEG", exif=exif)  # turned upright
     assert decode_image(data, short_side=side).shape == (*shape[::-1], 3)
     assert image_shape(data, short_side=side) == shape[::-1]
-
-
-@pytest.mark.parametrize("options", [{}, dict(lossless=True), dict(exif=b"Exif\0\0more")])
-def test_a_webp_is_measured_before_it_is_opened(options, monkeypatch):
-    """Pillow's decoder would take eight bytes for each pixel of its header."""
-    data = encoded(SMOOTH, "WEBP", **options)
-    assert decode_image(data).shape[:2] == (40, 30)
-    monkeypatch.setattr(Image, "open", lambda *a, **k: 1 / 0)
-    with pytest.raises(Unreadable, match="data.max_pixels=1199"):
-        decode_image(data, "a", max_pixels=1199)

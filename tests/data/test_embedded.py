@@ -1,5 +1,4 @@
-"""The embedded sets: a picture is a function of (seed, split, index), labels are exact, and no test
-pixel is in a training picture."""
+"""The embedded sets: pictures are functions of (seed, split, index); labels are exact."""
 
 import subprocess
 import sys
@@ -61,12 +60,12 @@ def test_pictures_are_the_same_in_a_fresh_process():
 # --- photos and collages of them
 
 
-def windows(count, split="train", size=32):
-    return [photos.photos(0, split, i, size) for i in range(count)]
+def windows(count, split="train"):
+    return [photos.photos(0, split, i, 32) for i in range(count)]
 
 
-def collages(count, size=32):
-    return [photos.photo_collages(0, "train", i, size) for i in range(count)]
+def collages(count):
+    return [photos.photo_collages(0, "train", i, 64) for i in range(count)]
 
 
 @pytest.fixture
@@ -82,36 +81,29 @@ def test_every_photograph_is_drawn_and_few_windows_are_plain():
     samples = windows(600)
     counts = np.bincount([s["label"] for s in samples], minlength=photos.NUM_CLASSES)
     assert counts.min() > 15 and len(counts) == len(photos.CLASS_NAMES) == photos.NUM_CLASSES
-    contrast = [s["image"].std() for s in samples]
-    assert np.mean(np.array(contrast) < 8) < 0.05
+    assert np.mean([s["image"].std() < 8 for s in samples]) < 0.05
 
 
 def test_labels_and_masks_say_which_photograph_a_pixel_is_from(flat_colours):
     for sample in windows(50):
         assert (sample["image"] == flat_colours[sample["label"]]).all()
-    for sample in collages(50, size=48):
+    for sample in collages(50):
         luma = flat_colours[sample["mask"]] @ [0.299, 0.587, 0.114]
         np.testing.assert_allclose(sample["image"], np.stack(3 * [luma], -1), rtol=0, atol=1)
 
 
 def test_boxes_bound_the_regions_exactly():
-    samples = collages(100, size=64)
+    samples = collages(100)
     assert {len(s["box_labels"]) for s in samples} == {2, 3}
     for sample in samples:
         mask, labels = sample["mask"], sample["box_labels"].tolist()
         assert set(np.unique(mask)) == set(labels) and len(set(labels)) == len(labels)
         for box, label in zip(sample["boxes"], labels, strict=True):
             np.testing.assert_array_equal(box, generated.bounding_box(mask == label))
-
     inside = np.zeros((9, 9), bool)
     assert generated.bounding_box(inside) == (0, 0, 0, 0)
     inside[2, 3] = inside[5, 1] = True
     assert generated.bounding_box(inside) == (2, 1, 4, 3)
-    # Regions are large enough to be objects.
-    shares = [np.bincount(s["mask"].ravel()).max() / s["mask"].size for s in samples]
-    assert 0.3 < np.mean(shares) < 0.7
-    smallest = [(s["boxes"][:, 2] * s["boxes"][:, 3]).min() / 64**2 for s in samples]
-    assert np.quantile(smallest, 0.1) > 0.03
 
 
 def test_no_pixel_of_a_test_picture_is_in_a_training_picture(monkeypatch):
@@ -130,36 +122,19 @@ def test_no_pixel_of_a_test_picture_is_in_a_training_picture(monkeypatch):
     assert len(columns["train"]) > 0.6 * width and len(columns["test"]) > 0.33 * width
 
 
-def test_windows_are_turned_all_four_ways(monkeypatch):
-    corner = np.zeros((128, 128, 3), np.uint8)
-    corner[:64, :64] = 255
-    monkeypatch.setattr(photos, "_photographs", lambda split: (corner,) * photos.NUM_CLASSES)
-    monkeypatch.setattr(photos, "_WINDOW", (128, 128))
-    bright = [s["image"].mean(-1) > 128 for s in windows(40)]
-    ways = {(b[:16].mean() > b[16:].mean(), b[:, :16].mean() > b[:, 16:].mean()) for b in bright}
-    assert ways == {(up, left) for up in (True, False) for left in (True, False)}
-
-
 # --- videos
 
 
 def test_objects_of_videos_are_there_and_move_before_a_background_that_stands_still():
-    clips = [
-        [videos.moving_shapes(0, "train", 16 * v + t, 48) for t in range(16)] for v in range(6)
-    ]
-    counts = []
-    for clip in clips:
-        masks = np.stack([frame["mask"] for frame in clip])
-        counts.append(masks.max())
-        assert (masks == 1).any(axis=(1, 2)).sum() > 8
+    for start in range(0, 96, 16):
+        clip = [videos.moving_shapes(0, "train", start + t, 48) for t in range(16)]
+        images, masks = (np.stack([frame[key] for frame in clip]) for key in ("image", "mask"))
+        assert masks.max() in (1, 2) and (masks == 1).any(axis=(1, 2)).sum() > 8
         steps = [(a != b).mean() for a, b in zip(masks, masks[1:])]
-        assert max(steps) < 0.1 < (masks[0] != masks[-1]).mean() + 0.05
-        assert all(step > 0 for step in steps)
-    assert set(counts) == {1, 2}
-    first, last = clips[0][0], clips[0][15]
-    both = (first["mask"] == 0) & (last["mask"] == 0)
-    assert both.any()
-    np.testing.assert_array_equal(first["image"][both], last["image"][both])
+        assert 0 < min(steps) and max(steps) < 0.1 < (masks[0] != masks[-1]).mean() + 0.05
+        both = (masks[0] == 0) & (masks[-1] == 0)
+        assert both.any()
+        np.testing.assert_array_equal(images[0][both], images[-1][both])
 
 
 def test_sequences_are_whole_videos_also_when_kept_in_memory():

@@ -52,7 +52,6 @@ def test_formats_and_what_is_left_out(tmp_path):
     what, place = folder.left_out.split(" of ")
     counts = {"3 .heic", "1 .gif", "1 .txt", "1 .md", "1 without extension"}
     assert place == str(tmp_path) and counts < set(what.split(", "))
-    # Other sources of the same files know it too.
     assert make_source(dict(kind="folder", dir=tmp_path, size=4)).left_out == folder.left_out
     put(tmp_path / "only" / "1.heic", b"")
     with pytest.raises(InputError, match="1 .heic"):
@@ -68,7 +67,6 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
 
 
 def test_names_that_are_no_utf8(tmp_path):
-    """Linux allows any bytes; classes, prints and masks must not stumble over them."""
     odd = os.fsdecode(b"caf\xe9")
     for name, i in ((f"{odd}/1.png", 0), (f"{odd}/{odd}.png", 1), ("b/2.png", 2)):
         try:
@@ -85,7 +83,6 @@ def test_names_that_are_no_utf8(tmp_path):
 # Layout: (images, masks, `masks` of the config, `mask_suffix`); "": found without being named.
 LAYOUTS = {
     "images/x.png, masks/x.png": ("images/{}.png", "masks/{}.png", "masks", ""),
-    "deeper": ("images/a/{}.png", "masks/a/{}.png", "masks", ""),
     "masks in one folder": ("images/a/{}.png", "masks/{}.png", "masks", ""),
     "split below": ("images/train/{}.png", "masks/train/{}.png", "masks", ""),
     "split above": ("train/images/{}.png", "train/masks/{}.png", "masks", ""),
@@ -94,8 +91,6 @@ LAYOUTS = {
     "another extension": ("train/{}.png", "gt/train/{}.tif", "gt", ""),
     "found": ("images/{}.png", "masks/{}.png", "", ""),
     "found annotations": ("images/{}.png", "annotations/{}.png", "", ""),
-    "found deeper": ("images/a/{}.png", "masks/a/{}.png", "", ""),
-    "found split below": ("images/train/{}.png", "masks/train/{}.png", "", ""),
     "found split above": ("train/images/{}.png", "train/masks/{}.png", "", ""),
 }
 
@@ -136,21 +131,10 @@ def test_splits_keep_apart_what_has_the_same_name(tmp_path):
     images = {"images/train/1.png": 0, "images/val/1.png": 1}
     write(tmp_path, images, {"masks/train/1.png": 0, "masks/val/1.png": 1})
     for i, split in enumerate(("train", "val")):
-        same_record(
-            Folder(tmp_path, split, masks="masks")[0], {"image": IMAGES[i], "mask": MASKS[i]}
-        )
+        record = Folder(tmp_path, split, masks="masks")[0]
+        same_record(record, {"image": IMAGES[i], "mask": MASKS[i]})
     with pytest.raises(InputError, match="data.split"):
         Folder(tmp_path, "test", masks="masks")
-
-
-def test_names_of_classes(tmp_path):
-    write(tmp_path, {"images/1.png": 0}, {"masks/1.png": 0})
-    config = dict(kind="folder", dir=tmp_path, masks="masks", reduce_zero_label=True)
-    put(tmp_path / "names.txt", "sky\n\nroad \ncar\n")
-    records = make_source(config | dict(class_names=str(tmp_path / "names.txt")))
-    assert records.mask_names == ("sky", "road", "car")
-    with pytest.raises(InputError, match="gone.txt"):
-        make_source(config | dict(class_names=str(tmp_path / "gone.txt")))
 
 
 def test_missing_masks_are_named(tmp_path):
@@ -186,7 +170,6 @@ def test_masks_of_the_wrong_kind(mask, named, tmp_path):
 
 
 def test_boxes_of_ilsvrcs_validation_set(tmp_path):
-    """Images by class, XML files in one folder."""
     write(tmp_path, {f"val/n{i}/ILSVRC2012_val_{i}.JPEG": i for i in (1, 2)})
     put(tmp_path / "boxes/val/ILSVRC2012_val_2.xml", xml((8, 8), [("n2", (1, 2, 3, 8))]))
     records = make_source(dict(kind="folder", dir=tmp_path, split="val", boxes="boxes"))
@@ -196,7 +179,7 @@ def test_boxes_of_ilsvrcs_validation_set(tmp_path):
 
 
 def test_boxes_of_a_flat_folder(tmp_path):
-    """Without folders of classes and without a file of names, the annotations name the classes."""
+    """The annotations name the classes."""
     for i, name in enumerate(("dog", "cat")):
         put(tmp_path / "images" / f"{i}.png", png(IMAGES[i]))
         put(tmp_path / "xml" / f"{i}.xml", xml((8, 8), [(name, (0, 0, 4, 4))]))

@@ -16,27 +16,22 @@ def opened(place, **config):
     return make_source(dict(kind="huggingface", dir=str(place), **config))
 
 
-def test_files_of_splits(tmp_path):
-    MAKERS["huggingface"](tmp_path, False)
-    assert opened(tmp_path).name(3).endswith("train-00001-of-00002-1a2b3c.parquet, row 0")
-    assert len(opened(tmp_path, split="validation")) == 2
-    assert huggingface.parts(tmp_path) == ["train", "validation"]
+def test_files_and_folders_of_splits(tmp_path):
+    MAKERS["huggingface"](tmp_path / "files", False)
+    files = opened(tmp_path / "files")
+    assert files.name(3).endswith("train-00001-of-00002-1a2b3c.parquet, row 0")
+    assert len(opened(tmp_path / "files", split="validation")) == 2
     with pytest.raises(InputError, match="train, validation"):
-        opened(tmp_path, split="test")
-
-
-def test_folders_of_splits_and_single_files(tmp_path):
-    parquet(tmp_path / "default" / "train" / "0000.parquet", range(4))
-    parquet(tmp_path / "default" / "train" / "0001.parquet", range(4, 7))
-    assert len(opened(tmp_path)) == 7
+        opened(tmp_path / "files", split="test")
+    parquet(tmp_path / "hub" / "default" / "train" / "0000.parquet", range(4))
+    parquet(tmp_path / "hub" / "default" / "train" / "0001.parquet", range(4, 7))
+    assert len(opened(tmp_path / "hub")) == 7
     parquet(tmp_path / "one" / "test.parquet", range(2))
     assert len(opened(tmp_path / "one", split="test")) == 2
     assert len(opened(tmp_path / "one" / "test.parquet")) == 2
     arrow(tmp_path / "divided" / "train", table(range(4)), table(range(4, 7)))
     arrow(tmp_path / "whole", table(range(7)))
     assert len(opened(tmp_path / "divided")) == len(opened(tmp_path / "whole")) == 7
-    assert huggingface.parts(tmp_path / "divided") == ["train"]
-    assert huggingface.parts(tmp_path / "whole") == []
 
 
 def test_columns_by_name_and_hidden_labels(tmp_path):

@@ -39,24 +39,21 @@ def test_voc(made):
     assert columns(foreground[0]["mask"]) == [255, 0, 19] + [255] * 5
 
 
+@pytest.mark.parametrize(
+    "kind, values, count",
+    [("ade20k", (0, 1, 150), 151), ("cityscapes", (0, 3, 7, 8, 26, 33, 29), 34)],
+)
+def test_raw_labels_and_other_splits(kind, values, count, made):
+    raw = made(kind, raw_labels=True)
+    assert tuple(columns(raw[0]["mask"])[: len(values)]) == values
+    assert len(raw.mask_names) == count and len(made(kind, split="val")) == 1
+
+
 def test_pascal_context(made):
     images = made("pascal_context", reduce_zero_label=True)
     assert len(images.mask_names) == 59 and images.mask_names[0] == "aeroplane"
     assert columns(images[0]["mask"]) == [255, 0] + [58] * 6
     assert columns(made("pascal_context", split="val")[0]["mask"]) == [7] * 8
-
-
-def test_ade20k(made):
-    assert [len(made("ade20k", split=s)) for s in ("train", "training", "val")] == [2, 2, 1]
-    raw = made("ade20k", raw_labels=True)
-    assert columns(raw[0]["mask"]) == [0, 1] + [150] * 6 and len(raw.mask_names) == 151
-
-
-def test_cityscapes(made):
-    assert len(made("cityscapes", split="val")) == 1
-    raw = made("cityscapes", raw_labels=True)
-    assert columns(raw[0]["mask"]) == [0, 3, 7, 8, 26, 33, 29, 29]
-    assert raw.mask_names[26] == "car" and len(raw.mask_names) == 34
 
 
 def test_coco(made, tmp_path):

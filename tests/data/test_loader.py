@@ -133,39 +133,27 @@ def test_images_of_different_sizes_on_the_host():
         take(1, records, crop_on="device")
 
 
-@pytest.mark.parametrize(
-    "image, said",  # None: it passes
-    [
-        *((IMAGES[0], None), (FLOATS[0], None)),
-        (FLOATS[0] + np.float32(0.0015), None),  # rounding of a resampling
-        (np.full((4, 4, 3), np.nan, np.float32), None),
-        (np.full((4, 4, 3), [np.inf, -np.inf, 0.5], np.float32), None),
-        (np.full((4, 4, 3), np.inf, np.float32), None),
-        (IMAGES[0].astype(np.float32), "255"),
-        ((FLOATS[0] - 0.45) / 0.22, r"from -2\.\d+ to 2\.\d+, .*normalisation"),
-        (FLOATS[0] * 2 - 1, "from -1 to 1, .*normalisation"),
-        (FLOATS[0] * 1.05, r"to 1.0\d+, .*np.clip"),
-        (np.array([[[np.nan, np.inf, 3.0]]], np.float32), "from 3 to 3"),
-        (FLOATS[0] * np.float32(65535), ""),
-    ],
-)
-def test_float_images_out_of_range_are_named_with_what_would_help(image, said):
-    if said is None:
-        return check_range(image, "a")
-    with pytest.raises(InputError, match=f"^a .*{said}"):
-        check_range(image, "a")
+RANGES = [  # right, wrong
+    # The second is what resampling rounds to.
+    *((FLOATS[0], FLOATS[0] * 1.05), (FLOATS[0] + np.float32(0.0015), FLOATS[0] * 2 - 1)),
+    *((IMAGES[0], FLOATS[0] * 255), (FLOATS[0] * np.nan, (FLOATS[0] - 0.45) / 0.22)),
+    (np.float32([[[np.inf, -np.inf, 0.5]]]), np.float32([[[np.nan, np.inf, 3.0]]])),
+]
 
 
 def test_float_images_are_for_the_device_and_in_range():
+    for right, wrong in RANGES:
+        check_range(right, "a")
+        with pytest.raises(InputError, match="^a "):
+            check_range(wrong, "a")
     (batch,) = take(1, ArraySource(FLOATS), crop_on="device")
     assert batch["source"].dtype == np.float32
     with pytest.raises(InputError, match="data.crop_on=host"):
         take(1, ArraySource(FLOATS))
     images = FLOATS.copy()
     images[[4, 11]] *= 255
-    with pytest.raises(InputError, match="array/(4|11) ") as caught:
+    with pytest.raises(InputError, match="array/(4|11) "):
         take(8, ArraySource(images), crop_on="device")
-    assert "\n" not in str(caught.value)
 
 
 # restart, processes
@@ -192,7 +180,7 @@ def test_processes_share_the_global_batch(views):
             chex.assert_trees_all_equal(batch, together, strict=True)
 
 
-def test_the_state_is_the_next_global_record():
+def test_the_state_is_the_next_global_record_and_total_records_the_end():
     batches = loader(start_record=16, process_index=1, process_count=4)
     assert batches.state() == {"record": 16} and batches.steps_per_epoch == 4
     next(batches)
@@ -200,9 +188,6 @@ def test_the_state_is_the_next_global_record():
     assert batches.state() == {"record": 24}
     batches.close()
     assert batches.state() == {"record": 24}
-
-
-def test_total_records_ends_the_stream():
     batches = loader(start_record=16, total_records=52)
     assert len(list(batches)) == 4  # records 16 to 47; 52 is not a whole batch
     with pytest.raises(StopIteration):
@@ -217,9 +202,6 @@ def test_total_records_ends_the_stream():
         (dict(process_count=3), "optim.batch_size=8 .*3"),
         (dict(start_record=12), "start_record=12"),
         (dict(seed=-1), "seed"),
-        (dict(workers=-1), "data.workers"),
-        (dict(crop_on="gpu"), "data.crop_on"),
-        (dict(max_unreadable=1.5), "data.max_unreadable"),
         (dict(records=ArraySource(IMAGES), views=labelled()), "labels"),
         (dict(views=labelled(classes=7)), "classes"),
     ],
@@ -263,9 +245,6 @@ def test_too_many_unreadable_images_stop_the_run():
     assert "\n" not in str(caught.value)
     assert all(f"image{i}.jpg (broken on purpose)" in str(caught.value) for i in range(4))
     take(8, Other(range(3)), max_unreadable=0.1)
-
-
-def test_a_set_without_any_readable_image_stops_at_once():
     records = Other(range(37))
     with pytest.raises(InputError, match="image"):
         take(1, records, max_unreadable=0.2)

@@ -66,14 +66,10 @@ def test_a_cache_reads_once_protects_what_it_keeps_and_stays_home():
     assert len(pickle.dumps(records)) == empty
 
 
-def test_shapes_are_known_without_reading():
+def test_shapes_are_known_without_reading_and_fitting_images_are_left_alone():
     counting = Counting({"image": np.zeros((5, 7, 3), np.uint8)})
     assert Prepared(counting, size=4).shape(0) == (4, 4) and counting.reads == 0
-    assert Prepared(counting, cache=True).shape(0) == (5, 7)  # the source has no cheaper way
-    assert not Prepared(counting, size=4).has_boxes  # nor does it know of boxes
-
-
-def test_fitting_images_are_left_alone_and_float_images_not_resized():
+    assert Prepared(counting, cache=True).shape(0) == (5, 7)
     image = IMAGES[0]
     assert Prepared(Counting({"image": image}), size=8)[0]["image"] is image
     floats = ArraySource((IMAGES / 255).astype(np.float32))

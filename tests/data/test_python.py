@@ -57,27 +57,21 @@ def test_records_and_what_they_say_of_themselves():
 
 
 @pytest.mark.parametrize(
-    "kind, named",
+    "kind, named, split",
     [
-        ("python:of_splits", "python:module.function"),
-        ("python:no_such_module.pairs", "no_such_module"),
-        (f"{HERE}.of_splitz", "of_splits"),
-        (f"{HERE}.number", "number"),
-        (f"{HERE}.of_nothing", "of_nothing"),
-        (f"{HERE}.of_none", "of_none"),
+        ("python:of_splits", "python:module.function", "train"),
+        ("python:no_such_module.pairs", "no_such_module", "train"),
+        (f"{HERE}.of_splitz", "of_splits", "train"),
+        (f"{HERE}.number", "number", "train"),
+        (f"{HERE}.of_nothing", "of_nothing", "train"),
+        (f"{HERE}.of_none", "of_none", "train"),
+        *((f"{HERE}.of_splits", "KeyError", "val"), (f"{HERE}.of_records", "'val'", "val")),
     ],
 )
-def test_functions_that_cannot_be(kind, named):
-    with pytest.raises(InputError, match=f"data.kind: .*{named}") as caught:
-        make_source(dict(kind=kind))
+def test_functions_and_splits_that_cannot_be(kind, named, split):
+    with pytest.raises(InputError, match=f"data.(kind|split).*{named}") as caught:
+        make_source(dict(kind=kind, split=split))
     assert "\n" not in str(caught.value)
-
-
-def test_splits_that_it_does_not_have():
-    with pytest.raises(InputError, match="'val'.*KeyError"):
-        made("of_splits", split="val")
-    with pytest.raises(InputError, match="data.split: .*'val'"):
-        made("of_records", split="val")
 
 
 def test_a_config_keeps_it():

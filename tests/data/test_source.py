@@ -98,7 +98,7 @@ def test_copies_and_threads_read_the_same(case, images):
 
 
 def test_subsets_and_what_is_kept_in_memory(case, images):
-    last = len(images) - 1
+    last, ids = len(images) - 1, images.image_ids
     for some in (
         Subset(images, [last, 0]),
         Prepared(Subset(images, [last, 0]), cache=True),
@@ -108,13 +108,12 @@ def test_subsets_and_what_is_kept_in_memory(case, images):
         for i, row in enumerate((last, 0, last)):
             records.same_record(some[i % 2], case.records[row])
         assert some.shape(0) == case.records[last]["image"].shape[:2]
+        assert some.image_ids == (ids and (ids[last], ids[0]))
         assert repr(pickle.loads(pickle.dumps(some))) == repr(some)
     assert repr(Subset(images, [last, 0])) != repr(Subset(images, [0, last]))
     small = Prepared(images, size=4)[last]
-    assert small["image"].shape == (4, 4, 3) and small.get("mask", small["image"]).shape[:2] == (
-        4,
-        4,
-    )
+    assert small["image"].shape == (4, 4, 3)
+    assert small.get("mask", small["image"]).shape[:2] == (4, 4)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "davis"])
@@ -136,11 +135,8 @@ def test_slices_are_apart_and_together_everything(name, tmp_path):
 def test_an_image_that_cannot_be_read_is_named(name, tmp_path):
     case = MAKERS[name](tmp_path, True)
     images, last = opened(case), len(case.records) - 1
-    for some, i in (
-        (images, last),
-        (Prepared(images, cache=True), last),
-        (Subset(images, [last]), 0),
-    ):
+    wrapped = (Prepared(images, cache=True), last), (Subset(images, [last]), 0)
+    for some, i in ((images, last), *wrapped):
         with pytest.raises(Unreadable) as caught:
             some[i]
         assert caught.value.name == images.name(last) and caught.value.reason
@@ -224,11 +220,3 @@ def test_a_decode_size_is_for_images_alone(tmp_path):
     assert make_source(masked)[0]["image"].shape == (48, 64, 3)  # as an evaluation has it
     with pytest.raises(InputError, match="data.decode_size"):
         make_source(masked, truth=False)
-
-
-def test_unknown_kinds_are_refused_and_titles():
-    for kind in ("foldr", "pyhton:a.b"):
-        with pytest.raises(InputError, match="data.kind"):
-            make_source(dict(kind=kind))
-    assert source.title("tfds", "cifar10") == "cifar10"
-    assert source.title("folder", "cifar10") == "folder"

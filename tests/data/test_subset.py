@@ -6,7 +6,7 @@ import pytest
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.source import make_source
-from ssl_jax.data.subset import Subset, sliced
+from ssl_jax.data.subset import sliced
 from tests.data.records import IMAGES, same_record, save
 
 
@@ -26,13 +26,7 @@ def listed(images, *lines, **config):
 
 
 @pytest.mark.parametrize(
-    "lines",
-    [
-        ("n3_7.JPEG", "n1_2.JPEG", "", "n1_2.JPEG"),
-        ("n1/n1_2.JPEG", "n3/n3_7.JPEG"),
-        ("n1_2", "n3_7"),
-        ("n3/n3_7", "n1/n1_2  "),
-    ],
+    "lines", [("n3_7.JPEG", "n1_2.JPEG", "", "n1_2.JPEG"), ("n3/n3_7", "n1/n1_2  ")]
 )
 def test_a_list_restricts_a_folder(lines, images):
     records, whole = listed(images, *lines), make_source(dict(kind="folder", dir=str(images)))
@@ -41,10 +35,8 @@ def test_a_list_restricts_a_folder(lines, images):
     for i, j in enumerate((1, 3)):
         same_record(records[i], whole[j])
     # The test part has a list of its own, or none.
-    assert (
-        len(make_source(dict(kind="folder", dir=str(images), list="x"), split="val", list="")) == 4
-    )
-    assert listed(images, *lines, size=4)[0]["image"].shape == (4, 4, 3)
+    test = make_source(dict(kind="folder", dir=str(images), list="x"), split="val", list="")
+    assert len(test) == 4
 
 
 @pytest.mark.parametrize(
@@ -67,12 +59,6 @@ def test_names_must_be_unique(images):
     with pytest.raises(InputError, match="data.list: n1_1.JPEG"):
         listed(images, "n1_1.JPEG")
     assert len(listed(images, "n2/n1_1.JPEG")) == 1
-
-
-def test_image_ids_follow_the_records():
-    source = ArraySource(IMAGES)
-    source.image_ids = tuple(range(100, 112))
-    assert Subset(source, [3, 1]).image_ids == (103, 101)
 
 
 # --- slices
@@ -104,7 +90,6 @@ def test_slices_of_a_folder_are_apart_and_together_everything(numbered):
     assert len(records) == 10 and 2 <= sum(labels) <= 8 and records.class_names == ("a", "b")
     first = numbers(numbered, "train[:10]")[0]
     assert records.list_names()[0] == f"{'ab'[labels[0]]}/{first:02}.png"
-
     named = listed(numbered, *records.list_names()[:1], split="train[:10]")
     assert len(named) == 1
     assert len(sliced(ArraySource(IMAGES), "my-set.1[:25%]")) == 3
@@ -118,13 +103,7 @@ def test_slices_stay_where_they_are_when_files_come_and_go(numbered):
     assert len(set(before) - set(numbers(numbered, "train[:50%]"))) <= 2
 
 
-@pytest.mark.parametrize(
-    "split",
-    [
-        *("train[5]", "train[:x%]", "train[:20", "train[:50%]+val[:50%]"),
-        *("train[:0%]", "test[:10%]"),
-    ],
-)
-def test_what_is_no_slice(split, images):
-    with pytest.raises(InputError, match="data.split"):
-        make_source(dict(kind="folder", dir=str(images), split=split))
+def test_what_is_no_slice(images):
+    for split in ("[5]", "[:x%]", "[:20", "[:50%]+val[:50%]", "[:0%]"):
+        with pytest.raises(InputError, match="data.split"):
+            make_source(dict(kind="folder", dir=str(images), split=f"train{split}"))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.source import make_source
 from tests.data.sets import PICTURES, put, put_images
 
@@ -62,10 +61,3 @@ def test_lists_that_cannot_be(text, named, folder):
     with pytest.raises(InputError, match=named) as caught:
         opened(folder, text)
     assert "set.csv" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_gone_is_named_with_its_row(folder):
-    images = opened(folder, "path\njpg/0.png\njpg/2.png\n")
-    (folder / "jpg" / "2.png").unlink()
-    with pytest.raises(Unreadable, match=r"jpg/2.png: .*set.csv, row 3"):
-        images[1]

@@ -17,22 +17,18 @@ def written(folder, *arguments, **changes):
     return dict(kind="tfds", name="shapes", dir=str(folder))
 
 
+def test_bare_images_whose_declared_size_is_wrong(tmp_path):
+    images = make_source(written(tmp_path, label=False, mask=False, size=16))
+    assert images.num_classes is None and not images.has_masks and images.size is None
+    same_record(images[2], {"image": IMAGES[2]})
+
+
 def test_slices_and_other_splits(tmp_path):
     config = written(tmp_path)
     part, test = make_source(config, split="train[34%:67%]"), make_source(config, split="test")
     assert len(part) == 1 and len(test) == 2 and part.name(0) == "shapes/train[34%:67%]/0"
     np.testing.assert_array_equal(part[0]["image"], IMAGES[1])
     np.testing.assert_array_equal(test[1]["image"], IMAGES[11])
-
-
-def test_without_labels_and_masks(tmp_path):
-    images = make_source(written(tmp_path, label=False, mask=False))
-    assert images.num_classes is None and not images.has_masks
-    same_record(images[2], {"image": IMAGES[2]})
-
-
-def test_a_wrong_declared_size_is_not_trusted(tmp_path):
-    assert make_source(written(tmp_path, size=16)).size is None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,6 @@ def test_boxes_without_classes_and_crowds(tmp_path):
 @pytest.mark.parametrize(
     "image, mask, keys",
     [
-        ("image", "annotation", {}),
         ("image_left", "segmentation_label", {}),
         ("photo", "truth", dict(images="photo", masks="truth")),
     ],
@@ -86,17 +81,17 @@ def test_other_names_of_features(image, mask, keys, tmp_path):
     same_record(make_source(config | keys)[1], record)
 
 
-def test_names_and_rules_of_masks(tmp_path):
-    config = written(tmp_path) | dict(reduce_zero_label=True)
-    (tmp_path / "names.txt").write_text("a\nb\nc\n")
+def test_names_of_classes(tmp_path):
+    config = written(tmp_path)
+    (tmp_path / "names.txt").write_text("a\n\nb \nc\nd\n")
     config["class_names"] = str(tmp_path / "names.txt")
     images = make_source(config)
-    assert images.mask_names == ("a", "b", "c")
-    expected = np.where(MASKS[2] == 0, 255, MASKS[2].astype(int) - 1)
-    np.testing.assert_array_equal(images[2]["mask"], expected)
+    assert images.mask_names == ("a", "b", "c", "d")
     (tmp_path / "names.txt").write_text("a\nb\n")
     with pytest.raises(InputError, match="data.masks: shapes/train/0"):
         make_source(config)
+    with pytest.raises(InputError, match="gone.txt"):
+        make_source(config | dict(class_names=str(tmp_path / "gone.txt")))
 
 
 def test_tensorflow_is_not_loaded(tmp_path, root):

@@ -53,6 +53,11 @@ def test_what_was_not_taken_comes_again(dying):
     assert [int(x) for part in taken for x in part] == list(range(3, 15))
     # Each from the first element of the three that were not complete; the third is a last try.
     assert [it.closed for it in made] == [True, True, True, True, False]
+    # That makes nothing ahead: an element that kills its worker takes none before it with it.
+    made = dying(3, 3, None, None)
+    ahead = Ahead(NUMBERS, 3, 1)
+    assert [int(x) for part in (ahead.take(4), ahead.take(4)) for x in part] == list(range(3, 11))
+    assert [it.length for it in made] == [40, 40, 7, 40]
 
 
 @pytest.mark.parametrize("code, name", [(-9, "SIGKILL"), (3, "exit code 3")])
@@ -69,14 +74,6 @@ def test_a_worker_that_dies_again_and_again_ends_it(code, name, dying):
     dying(5, 9, 12, 16, None, code=code)  # each time something was taken in between
     ahead = Ahead(NUMBERS, 3, 1)
     assert len([ahead.take(4) for _ in range(4)]) == 4
-
-
-def test_the_last_try_makes_nothing_ahead(dying):
-    """So an element that kills its worker does not take those before it with it."""
-    made = dying(3, 3, None, None)
-    ahead = Ahead(NUMBERS, 3, 1)
-    assert [int(x) for part in (ahead.take(4), ahead.take(4)) for x in part] == list(range(3, 11))
-    assert [it.length for it in made] == [40, 40, 7, 40]
 
 
 def test_other_errors_arrive_unchanged(dying, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,22 +18,13 @@ def run(folder, command, *arguments) -> tuple[int, dict]:
 
 
 @pytest.mark.slow
-def test_ops_and_their_naive_forms_agree(tmp_path):
-    status, report = run(tmp_path, "ops", "--scale=small", "--only=joint_view_clustering,sop_vote")
+def test_every_op_agrees_with_its_naive_form(tmp_path):
+    status, report = run(tmp_path, "ops", "--scale=small")
     assert status == 0
-    assert report["machine"]["cores"] >= 1 and report["machine"]["versions"]["jax"]
     rows = report["rows"]
     forms = {(row["op"], row["direction"]) for row in rows if "naive" in row["form"]}
     assert forms >= {("joint_view_clustering", "forward"), ("sop_vote", "gradient")}
-    for row in rows:
-        assert row["agrees"] is (None if "naive" in row["form"] else True), row
-        if row["form"] == "ops":
-            assert row["times_ops"] == 1 and row["difference"] < 1e-5
-
-
-@pytest.mark.slow
-def test_every_op_agrees_with_its_naive_form(tmp_path):
-    assert run(tmp_path, "ops", "--scale=small")[0] == 0
+    assert all(row["agrees"] for row in rows if row["form"] == "ops")
 
 
 def test_a_broken_op_is_noticed_in_both_directions(tmp_path, monkeypatch):
@@ -53,31 +43,6 @@ def test_every_op_has_a_case():
     assert not covered & bench_ops.WITHOUT_CASE
 
 
-def test_libraries_are_compared_and_named_where_missing():
-    forms = {"ops": lambda x: 2 * x, "naive": lambda x: x + x}
-    libraries = {
-        "right": measure.Library("numpy", lambda: lambda: np.full(2, 2, np.float32)),
-        "wrong": measure.Library("numpy", lambda: lambda: np.full(2, 3, np.float32)),
-        "another problem": measure.Library("numpy", lambda: lambda: None),
-        "absent": measure.Library("no_such_library", lambda: pytest.fail("is not installed")),
-    }
-    case = measure.Case("2 numbers", (jnp.ones(2),), forms, libraries, gradient=0)
-    rows, skipped = measure.measure(case, rounds=1)
-    (line,) = skipped
-    assert "absent" in line and "no_such_library" in line
-    forward = {row["form"]: row for row in rows if row["direction"] == "forward"}
-    agrees = {form: row["agrees"] for form, row in forward.items()}
-    assert agrees == {
-        "ops": True,
-        "naive": None,
-        "right": True,
-        "wrong": False,
-        "another problem": None,
-    }
-    assert forward["wrong"]["difference"] == 0.5
-    assert [row["form"] for row in rows if row["direction"] == "gradient"] == ["ops", "naive"]
-
-
 def test_difference_and_recall():
     floats, integers = np.array([1.0, -4.0]), np.array([1, 2, 3, 4])
     assert measure.difference((floats, integers), (floats, integers)) == 0
@@ -85,25 +50,10 @@ def test_difference_and_recall():
     assert measure.difference(integers, np.array([1, 2, 3, 5])) == 0.25
     assert measure.difference(np.array([1.0, np.nan]), floats) == np.inf
     assert measure.difference(floats[:1], floats) == np.inf
-    outputs = {"ops": (0, np.array([[1, 2], [3, 4]])), "naive": (0, np.array([[2, 1], [3, 5]]))}
-    case = measure.Case("", (), outputs, tolerance=None)
-    calls = {name: lambda output=output: output for name, output in outputs.items()}
-    rows = measure._compare(case, "forward", calls, {}, rounds=1)
-    assert [row["recall"] for row in rows] == [0.75, 1.0]
     overlap = load("bench_evals").overlap
     one = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     assert overlap(one, one[:, ::-1]) == 1  # in any order
     assert overlap(one, np.array([[4, 9, 8, 1], [5, 6, 7, 0]])) == 5 / 8
-
-
-def test_rounds_are_interleaved_and_the_first_can_be_left_out(monkeypatch):
-    order = []
-    calls = {name: lambda name=name: order.append(name) for name in "abc"}
-    assert set(measure.time_interleaved(calls, 3)) == set("abc")
-    assert "".join(order) == "abcbcacab"
-    clock = iter([0, 9, 10, 11, 20, 23])  # seconds of three calls: 9, 1, 3
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
-    assert measure.time_interleaved({"a": lambda: None}, 3, skip=1) == {"a": 2.0}
 
 
 @pytest.mark.nightly

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import compare
 from ssl_jax import api, methods, settings
 from ssl_jax.methods.base import Progress
 from ssl_jax.train import loop, step
@@ -63,15 +62,6 @@ def test_patch_classes_follow_crop_and_flip(bounds):
     np.testing.assert_array_equal(whole, [22, 26, 62, 66])
     np.testing.assert_array_equal(corner, [51, 53, 71, 73])
     np.testing.assert_array_equal(mirrored, [26, 22, 66, 62])
-
-
-def test_the_bound_of_dense_scores_learns_masks_of_the_scenes_it_is_scored_on(bounds):
-    config = compare.get_config("masks")
-    assert config.method == "supervised" and config.supervised.truth == "mask"
-    scenes = config.evals.dense.data
-    assert (config.data.kind, config.data.size) == (scenes.kind, scenes.size)
-    assert config.views.global_size == config.model.image_size == scenes.size
-    assert compare.get_config("supervised").supervised.truth == "label"
 
 
 @pytest.mark.slow

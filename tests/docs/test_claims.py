@@ -1,18 +1,15 @@
-"""launch/claims.py: the rule of its verdicts, what it makes of finished runs, its probes; and every
-variant of every claim is a config that can work.
+"""launch/claims.py: the rule of its verdicts, what it makes of finished runs; and every variant of
+every claim is a config that can work.
 """
 
 import json
 import math
-from unittest import mock
 
-import numpy as np
 import pytest
 
-from ssl_jax import api, evals, papers, settings
+from ssl_jax import api, evals, papers
 from ssl_jax import config as config_lib
 from ssl_jax.cli import arguments
-from ssl_jax.methods.base import Features
 from tests.conftest import ROOT
 from tests.docs.scripts import TINY, cells, finished, load, page
 
@@ -25,36 +22,26 @@ RUNS = claims.distinct(
 @pytest.mark.parametrize(
     ("values", "sign", "within", "verdict"),
     [
-        ([2.0, 3.0], 1, 0, "holds"),
-        ([-2.0, -3.0], 1, 0, "does not"),
         ([2.0, 3.0], -1, 0, "does not"),
         ([2.0, -0.1], 1, 0, "cannot be told"),  # one seed against it
         ([1.0, 3.1], 1, 0, "cannot be told"),  # 2.05 is less than twice 1.05
         ([1.0, 2.9], 1, 0, "holds"),  # 1.95 is more than twice .95
         ([5.0], 1, 0, "cannot be told"),
-        ([], 1, 0, "cannot be told"),
         ([2.0, 3.0], 0, 0, "shown only"),
         ([0.5, -0.5], 1, 2, "holds"),  # alike: 0 ± .5
         ([1.5, 0.1], 1, 2, "cannot be told"),  # .8 ± .7
         ([4.0, 5.0], 1, 2, "does not"),
-        ([0.0], 1, 2, "cannot be told"),
     ],
 )
 def test_a_difference_is_judged_by_sign_standard_error_and_tolerance(values, sign, within, verdict):
     assert claims.verdict(values, sign, within) == verdict
 
 
-def test_claims_are_whole_and_share_runs_named_after_what_they_change():
+def test_claims_are_of_known_rows_and_share_runs_named_after_what_they_change():
     for claim in claims.CLAIMS.values():
-        assert any(claim.measures.values()), claim.id
         assert set(claim.measures) <= {*measures.MEASURES, measures.COST}, claim.id
         for variant in claim.variants:
-            assert variant.network in ("trained", "untrained")
             assert not variant.row or papers.find(variant.row), variant.row
-        # What is compared are two networks.
-        first, last = (claim.variants[i] for i in (0, -1))
-        ends = [(v.method, claims.changes_of(v), v.network) for v in (first, last)]
-        assert len(claim.variants) == 1 or ends[0] != ends[1], claim.id
     assert len(RUNS) == len({run.folder.name.lower() for run in RUNS})
     changes = {"sop.cls.members": 1, "sop.anchors": "fixed"}
     run = claims.run_of(claims.claims_papers.Variant("", "sop", changes), 3, ROOT, ["--more"])
@@ -79,22 +66,14 @@ def configs():
     return found
 
 
-def test_every_variant_is_a_config_with_its_scores():
+@pytest.mark.slow
+def test_every_variant_can_be_planned_with_its_scores():
     for name, config in configs().items():
-        settings.validate(config, num_devices=1)
+        assert api.prepare(config).config.run.total_steps > 0, name
         chosen = evals.chosen(config).keys()
         assert {"knn", "linear", "dense"} <= chosen, name
         rebuilds = config.method == "stellar" and config.stellar.weights.reconstruction > 0
         assert rebuilds or "psnr" not in chosen, name
-
-
-@pytest.mark.slow
-def test_every_variant_can_be_planned():
-    for name, config in configs().items():
-        assert api.prepare(config).config.run.total_steps > 0, name
-
-
-# --- finished runs
 
 
 def test_a_claim_is_judged_on_runs_that_are_there_and_on_record(tmp_path, monkeypatch):
@@ -163,56 +142,6 @@ def test_records_are_shared_by_scripts_and_refused_where_broken(tmp_path):
     first.file.write_text(first.file.read_text() + "[1]\n")
     with pytest.raises(claims.InputError, match="line 3"):
         claims.Records(first.file)
-
-
-def test_costs_are_in_percent_of_the_last_variant_round_by_round(tmp_path):
-    def times(configs, rounds):
-        assert configs["SOP"].views.mask_ratio == configs["iBOT"].views.mask_ratio == (0.3, 0.3)
-        assert configs["SOP"].optim.steps == 5
-        return {
-            "SOP": [0.011 * (i + 1) for i in range(rounds)],
-            "iBOT": [0.010 * (i + 1) for i in range(rounds)],
-        }
-
-    claim = claims.CLAIMS["sop-cost"]
-    records = claims.Records(tmp_path / "records.jsonl")
-    with mock.patch.object(claims.bench_steps, "times", autospec=True, side_effect=times) as timed:
-        numbers = claims.costs(claim, records, ["--config.optim.steps=5"])
-        again = claims.costs(claim, claims.Records(records.file))  # on record
-    assert timed.call_count == 1 and again == numbers
-    assert numbers["cost"][0] == pytest.approx(dict.fromkeys(range(8), 110.0))
-    (row,) = claims.judged(claim, numbers)
-    assert row[2:4] == ["SOP 110.0 ± 0.0, iBOT 100.0 ± 0.0", "+10.0 ± 0.0"]
-
-
-# --- probes
-
-
-class Shades:
-    """An encoder whose tokens are a picture's shares of four shades and their opposite; its maps
-    are the picture's own pixels, or noise that belongs to the place."""
-
-    def __init__(self, config, follows):
-        self.config, self.follows = config, follows
-
-    def __call__(self, images, *, extras):
-        patch = self.config.model.patch
-        maps = images[:, ::patch, ::patch, :2]
-        if not self.follows:
-            noise = np.random.default_rng(0).random(maps.shape[1:], np.float32)
-            maps = np.broadcast_to(noise, maps.shape)
-        shades = [((images[..., 0] * 3.99).astype(int) == k).mean(axis=(1, 2)) for k in range(4)]
-        shares = np.stack(shades, axis=-1)[:, None]
-        tokens = np.concatenate([shares, -shares], axis=1)
-        return Features(None, None, None, extras={"tokens": tokens, "localization": maps})
-
-
-def test_maps_that_follow_the_picture_are_told_from_maps_that_stay(monkeypatch):
-    monkeypatch.setattr(measures, "_PICTURES", 30)
-    config = config_lib.load("compare:stellar")
-    moved, still = (measures.shifts(Shades(config, follows)) for follows in (True, False))
-    assert moved["where"] > 20 and still["where"] < -50
-    assert 0 < moved["what"] == still["what"] < 100
 
 
 @pytest.mark.slow

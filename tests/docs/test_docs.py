@@ -17,13 +17,8 @@ from tests.data.records import save, write_tfds
 MINE = re.compile(r"mine|METHOD|NAME|PAPER|VARIANT|path/to|\.\.\.")
 
 
-def read_pages() -> dict:
-    """{path: text} of all pages."""
-    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-    return {path: path.read_text() for path in (*paths, *sorted((ROOT / "docs").rglob("*.md")))}
-
-
-PAGES = read_pages()
+_PATHS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+PAGES = {path: path.read_text() for path in (*_PATHS, *sorted((ROOT / "docs").rglob("*.md")))}
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -44,6 +39,13 @@ def test_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)]+)\)", text):
             if not target.startswith("http"):
                 assert (path.parent / target.partition("#")[0]).exists(), f"{path.name}: {target}"
+
+
+def test_tests_that_hold_a_promise_exist():
+    for name in ("CONTRIBUTING.md", "docs/reliability.md", "docs/resuming.md"):
+        named = set(re.findall(r"`(tests/[\w/.-]+\.py)`", PAGES[ROOT / name]))
+        named = {test for test in named if "NAME" not in test}  # what a reader is to write
+        assert named and all((ROOT / test).is_file() for test in named), sorted(named)
 
 
 def test_commands_name_what_exists():

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ssl_jax import cli
 from tests.conftest import ROOT
 
 LAUNCH = ROOT / "launch"
@@ -68,10 +67,8 @@ def test_scripts_can_be_read():
     "given, folder, rest",
     [
         ((), "runs/quickstart", []),
-        (("mine",), "{here}/mine", []),
-        (("/my/run", "--config.seed=1"), "/my/run", ["--config.seed=1"]),
+        (("mine", "--config.seed=1"), "{here}/mine", ["--config.seed=1"]),
         (("--config.seed=1",), "runs/quickstart", ["--config.seed=1"]),
-        (("", "--config.seed=1"), "runs/quickstart", ["--config.seed=1"]),
     ],
 )
 def test_the_quickstart_takes_a_folder_keys_or_both(given, folder, rest, place, tmp_path):
@@ -88,10 +85,6 @@ def test_the_quickstart_takes_a_folder_keys_or_both(given, folder, rest, place, 
 
 # What SLURM 22.05 says of a job whose processes have just ended.
 _TIME_NEAR = "JobState=RUNNING Reason=None EndTime=2026-01-01T00:00:00 PreemptTime=None"
-_PREEMPTED = "JobState=RUNNING Reason=None EndTime=Unknown PreemptTime=2026-01-01T00:00:00"
-_NO_PLACE = "JobState=COMPLETING Reason=None PreemptTime=2026-01-01T00:00:00"
-_TIME_UP = "JobState=COMPLETING Reason=TimeLimit PreemptTime=None"
-_CANCELLED = "JobState=COMPLETING Reason=None PreemptTime=None"
 
 
 @pytest.mark.parametrize(
@@ -100,10 +93,10 @@ _CANCELLED = "JobState=COMPLETING Reason=None PreemptTime=None"
         (0, _TIME_NEAR, False),
         (2, _TIME_NEAR, False),
         (75, _TIME_NEAR, True),
-        (75, _PREEMPTED, True),
-        (75, _NO_PLACE, True),
-        (75, _TIME_UP, True),
-        (75, _CANCELLED, False),
+        (75, "JobState=RUNNING Reason=None EndTime=Unknown PreemptTime=2026-01-01T00:00:00", True),
+        (75, "JobState=COMPLETING Reason=None PreemptTime=2026-01-01T00:00:00", True),
+        (75, "JobState=COMPLETING Reason=TimeLimit PreemptTime=None", True),
+        (75, "JobState=COMPLETING Reason=None PreemptTime=None", False),  # cancelled
     ],
 )
 def test_slurm_queues_a_job_again_that_has_saved(place, code, job, again):
@@ -124,16 +117,6 @@ def test_a_signal_to_the_job_does_not_end_it_before_its_processes(place):
     place("scontrol")
     assert bash("slurm.sbatch", "--config=a", SLURM_JOB_ID="17").returncode == 75
     assert place.calls("scontrol")[-1] == ["requeue", "17"]
-
-
-def test_a_job_of_an_array_takes_its_line(place, tmp_path):
-    place("srun")
-    lines = [["--config=a"], ["--config=b", "--workdir=/a b", "--config.data.dir=it's"]]
-    (tmp_path / "runs.txt").write_text("".join(f"{shlex.join(line)}\n" for line in lines))
-    place_of = dict(RUNS=str(tmp_path / "runs.txt"), SLURM_ARRAY_TASK_ID="1", SLURM_JOB_ID="17")
-    assert bash("slurm.sbatch", "--more=x y", **place_of).returncode == 0
-    (call,) = place.calls("srun")
-    assert call[call.index("--distributed") + 1 :] == [*lines[1], "--more=x y"]
 
 
 def test_a_tpu_slice_gets_the_checkout_and_the_same_command_on_every_host(place):
@@ -161,21 +144,14 @@ def test_without_arguments_a_script_says_how_it_is_used(script):
     assert done.returncode == 2 and "usage: " in done.stderr
 
 
-def test_clusters_name_what_the_program_knows():
-    """Commands in the YAML files are those of the program, with configs that exist."""
+def test_a_cluster_has_as_many_pods_as_hosts_and_starts_the_program():
     job = yaml.safe_load((LAUNCH / "gke.yaml").read_text())
     pods = job["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = pods["template"]["spec"]["containers"]
     assert container["command"] == ["python", "-m", "ssl_jax", "train", "--distributed"]
-    assert "train" in cli.COMMANDS
-    flags = dict(argument[2:].split("=", 1) for argument in container["args"])
-    assert flags.keys() <= {"config", "config.data.dir", "workdir"}
     size = pods["template"]["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-topology"]
     chips = int(container["resources"]["limits"]["google.com/tpu"])
     wide, high = map(int, size.split("x"))
     assert pods["parallelism"] == pods["completions"] == wide * high // chips
-
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
-    for name in task["envs"]:
-        assert f"${name}" in task["run"]
-    assert task["num_nodes"] > 1 and "--process-id=" in task["run"]
+    assert all(f"${name}" in task["run"] for name in task["envs"])

@@ -4,7 +4,6 @@ small and tells nothing of a machine.
 
 import json
 import re
-import subprocess
 
 import pytest
 from packaging.requirements import Requirement
@@ -15,16 +14,6 @@ from tests.conftest import ROOT
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 FIRST = ("what_the_features_know", "your_own_images")  # that a reader meets
 LARGEST = 600_000  # bytes: pictures for those who read without running
-
-
-def changed() -> set[str]:
-    """Notebooks that the working tree or the last commit changed; none where git cannot say."""
-    command = ["git", "-C", str(ROOT), "diff", "--name-only", "HEAD~1", "--", "notebooks"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return set()
-    return {line.rpartition("/")[2].removesuffix(".ipynb") for line in done.stdout.split()}
 
 
 def cells(path) -> list[dict]:
@@ -42,9 +31,8 @@ def kinds(notebook: dict) -> list[tuple[bool, list[str]]]:
     return list(zip(printed, others))
 
 
-OFTEN = {*FIRST, *changed()}
 MARKED = [
-    pytest.param(name, marks=pytest.mark.slow if name in OFTEN else pytest.mark.nightly)
+    pytest.param(name, marks=pytest.mark.slow if name in FIRST else pytest.mark.nightly)
     for name in NOTEBOOKS
 ]
 
@@ -69,23 +57,19 @@ def test_runs(name, tmp_path, monkeypatch):
     assert kinds(notebook) == wanted, "the committed outputs are of another version"
 
 
-@pytest.mark.parametrize("repository", ["", "/a/checkout", "git+https://x.org/ssl_jax"])
-def test_the_first_cell_installs_what_the_others_import(repository, monkeypatch):
-    codes = {"".join(cells(path)[0]["source"]) for path in NOTEBOOKS.values()}
-    (code,) = codes  # the same in all
+def test_the_first_cell_installs_what_the_others_import(monkeypatch):
+    (code,) = {"".join(cells(path)[0]["source"]) for path in NOTEBOOKS.values()}  # one in all
     ran = []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("subprocess.run", lambda command, check: ran.append(command))
     monkeypatch.chdir(ROOT / "notebooks")
-    assert 'REPOSITORY = ""' in code
-    exec(code.replace('REPOSITORY = ""', f"REPOSITORY = {repository!r}"), {})
-    ((*program, wanted),) = ran
-    assert program[1:4] == ["-m", "pip", "install"]
-    if repository.startswith("git+"):
-        named = Requirement(wanted)
-        assert (named.name, named.extras, named.url) == ("ssl-jax", {"train"}, repository)
-    else:
-        assert wanted == f"{repository or ROOT}[train]"
+    url = "git+https://x.org/ssl_jax"
+    for repository in ("", url):
+        exec(code.replace('REPOSITORY = ""', f"REPOSITORY = {repository!r}"), {})
+    assert all(command[1:4] == ["-m", "pip", "install"] for command in ran)
+    wanted = Requirement(ran[1][-1])
+    assert (wanted.name, wanted.extras, wanted.url) == ("ssl-jax", {"train"}, url)
+    assert ran[0][-1] == f"{ROOT}[train]"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS.values(), ids=NOTEBOOKS)

@@ -1,5 +1,5 @@
 """What people install: the wheel is built from the sdist, is complete, and works away from the
-checkout; the citation file says whom to cite.
+checkout.
 """
 
 import os
@@ -11,13 +11,11 @@ import tarfile
 import zipfile
 
 import pytest
-import yaml
 
-import ssl_jax
 from ssl_jax import extras
 from tests.conftest import ROOT
 
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow
 
 
 def build(kind: str, folder, out) -> None:
@@ -59,7 +57,6 @@ def run(command, place, cwd, check=True) -> subprocess.CompletedProcess:
     )
 
 
-@slow
 def test_sdist_and_wheel_hold_what_is_needed_and_no_more(dist):
     with tarfile.open(dist[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -79,7 +76,6 @@ def test_sdist_and_wheel_hold_what_is_needed_and_no_more(dist):
     assert not [name for name in names if name.startswith(("tests", "configs", "zoo"))]
 
 
-@slow
 def test_an_installed_wheel_is_a_program(dist, tmp_path):
     """Installed by pip into an empty folder and used from another one."""
     pytest.importorskip("pip")
@@ -104,22 +100,3 @@ def test_an_installed_wheel_is_a_program(dist, tmp_path):
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "ssl-jax[train]" in line
-
-
-def test_citation_names_this_package_and_the_papers():
-    """As of https://citation-file-format.github.io, version 1.2.0."""
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["cff-version"] == "1.2.0" and citation["type"] == "software"
-    assert citation["version"] == ssl_jax.__version__ and citation["license"] == "Apache-2.0"
-    for entry in (citation, *citation["references"]):
-        assert entry["title"] and entry["authors"]
-        for author in entry["authors"]:
-            # A person or an entity, as the schema has them, and not both.
-            assert set(author) <= {"family-names", "given-names", "name", "alias"}
-            assert ("name" in author) != ("family-names" in author)
-    titles = " ".join(reference["title"] for reference in citation["references"])
-    pages = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
-    for method in ("STELLAR", "SOP", "SOVE", "FLSL", "CrIBo"):
-        (row,) = re.findall(rf"^\| \[{method}\]\(.*$", pages, re.MULTILINE)
-        title = row.split("|")[3].partition(",")[0].strip()
-        assert title in titles, f"{title} is not cited"

@@ -1,12 +1,9 @@
-"""The scripts of launch/ that train runs and write tables: compare.py, sweep.py,
-reconstruct_sweep.py, quickstart_table.py, evaluate.py, and what they share, runs.py. Runs that are
-there are not made again, failures are named, tables hold the right numbers.
+"""The scripts of launch/ that train runs and write tables: runs that are there are not made again,
+failures are named, tables hold the right numbers.
 """
 
 import json
-import shlex
 import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,36 +68,10 @@ def test_a_script_end_to_end(script, words, table, names, tmp_path):
     assert all(cells(text, name)[0] != "-" for name in names)
 
 
-# --- runs.py
-
-
-def test_runs_share_the_cores_and_all_end(tmp_path, monkeypatch):
-    """Two at a time, each on half of the cores; what is finished is not started."""
-    monkeypatch.setattr(runs.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(runs.shutil, "which", lambda name: name)
-    started = []
-
-    def run(command, **kwargs):
-        folder = Path(next(a for a in command if a.startswith("--workdir=")).partition("=")[2])
-        started.append((folder.name, command[2]))
-        (folder / "results.json").write_text("{}")
-
-    monkeypatch.setattr(subprocess, "run", run)
-    wanted = [runs.Run("compare:dino", tmp_path / name) for name in "abcd"]
-    wanted[0].folder.mkdir()
-    (wanted[0].folder / "results.json").write_text("{}")
-    assert dict(runs.train_all(wanted, jobs=2)) == dict.fromkeys(wanted, True)
-    assert sorted(name for name, _ in started) == ["b", "c", "d"]
-    assert {cores for _, cores in started} <= {"0,2", "1,3"}
-
-
 def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
     results = ["quickstart", "rule of claims", "evaluation", "reconstruction", "nine methods"]
-    results += [
-        "real sets",
-        "real sets, GPU",
-        *(f"claims: {x}" for x in load("claims_papers").PAPERS),
-    ]
+    results += ["real sets", "real sets, GPU"]
+    results += [f"claims: {paper}" for paper in load("claims_papers").PAPERS]
     places = {"README.md": ["nine methods"], "docs/benchmarks.md": ["steps", "evals"]}
     for document, names in (places | {"docs/results.md": results}).items():
         for name in names:
@@ -112,25 +83,6 @@ def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
     assert document.read_text() == before.replace("<!-- a -->\nold\n", table)
     with pytest.raises(ValueError, match="other"):
         runs.fill(document, "other", "")
-
-
-def test_the_quickstart_table_has_margins_over_the_better_baseline(tmp_path):
-    for seed, knn in ((0, 70.0), (1, 74.0)):
-        finished(
-            tmp_path / f"run-{seed}",
-            trained={"knn": knn, "linear": 75.0, "dense": 28.0},
-            untrained={"knn": 52.0 + seed, "linear": 60.0, "dense": 20.0},
-            raw={"knn": 28.0, "linear": 9.0, "dense": 27.0},
-        )
-    document = page(tmp_path / "page.md", "quickstart")
-    folders = [str(tmp_path / f"run-{seed}") for seed in (0, 1)]
-    assert load("quickstart_table").main([*folders, f"--document={document}"]) == 0
-    margins = ["+19.5 ± 2.1 (+18.0)", "+15.0 ± 0.0 (+15.0)", "+1.0 ± 0.0 (+1.0)"]
-    assert cells(document.read_text(), "margin (worst seed)") == margins
-    assert cells(document.read_text(), "trained") == ["72.0 ± 2.8", "75.0 ± 0.0", "28.0 ± 0.0"]
-
-
-# --- compare.py
 
 
 @pytest.mark.usefixtures("untrained")
@@ -161,14 +113,11 @@ def test_the_comparison_has_means_spreads_and_margins(tmp_path):
     assert cells(text, "raw pixels, 32 px")[0] == "13.5 ± 0.7"
     assert cells(text, "raw pixels, 64 px")[0] == "13.0 ± 0.0"
     assert runs.read(tmp_path / "dino-0")["ms"] == pytest.approx(1000 * 64 / 400)
-    # The short table has the untrained network in brackets.
-    same = {"linear": 2.0, "dense": 3.0}
-    scores = [dict(zip(("trained", "untrained", "raw"), x)) for x in ((20, 10, 1), (22, 11, 1))]
-    results = [{kind: {"knn": x} | same for kind, x in one.items()} for one in scores]
-    assert compare.short_table({("sop", i): one for i, one in enumerate(results)})[1:] == [
-        ["SOP", "21.0 ± 1.4 (10.5)", "2.0 ± 0.0 (2.0)", "3.0 ± 0.0 (3.0)"],
-        ["raw pixels", "1.0 ± 0.0", "2.0 ± 0.0", "3.0 ± 0.0"],
-    ]
+    # The README's table has the untrained network in brackets.
+    kinds, names = ("trained", "untrained", "raw"), ("knn", "linear", "dense")
+    seeds = enumerate(((20, 10, 1), (22, 11, 1)))
+    results = {("sop", i): {k: dict.fromkeys(names, x) for k, x in zip(kinds, y)} for i, y in seeds}
+    assert compare.short_table(results)[1] == ["SOP", *["21.0 ± 1.4 (10.5)"] * 3]
 
 
 def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
@@ -205,28 +154,15 @@ def test_every_recipe_shares_images_batch_and_network():
     assert all(shared(method) == shared("dino") for method in recipes.METHODS)
 
 
-# --- sweep.py
-
-
-def test_grids_lists_and_what_differs(tmp_path):
-    assert sweep.of_grid(["a.b=1,2", "seed=0"]) == [("a.b=1", "seed=0"), ("a.b=2", "seed=0")]
-    (tmp_path / "list").write_text("a=1 b=2,3  # a pair\n\n# nothing\nc='x y'\n")
-    assert sweep.of_list(tmp_path / "list") == [("a=1", "b=2,3"), ("c=x y",)]
-    first = {"seed": 0, "model.width": 96, "run.total_steps": 5}
-    second = {"seed": 1, "model.width": 96, "run.total_steps": 6, "sop.anchors": "fixed"}
-    assert sweep.differing([first, second]) == ["seed", "sop.anchors"]
-
-
-def run_folder(folder, rate, knn):
-    finished(folder, trained={"knn": knn}, untrained={"knn": 10.0}, raw={"knn": 5.0})
-    config = {"optim": {"batch_size": 64, "lr": rate}, "views": {"global_size": 32}}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 @pytest.mark.usefixtures("untrained")
 def test_a_sweep_shows_what_differs(tmp_path, capsys):
+    (tmp_path / "list").write_text("a=1 b=2,3  # a pair\n\n# nothing\nc='x y'\n")
+    assert sweep.of_list(tmp_path / "list") == [("a=1", "b=2,3"), ("c=x y",)]
     for rate, knn in (("1e-3", 40.0), ("2e-3", 50.0)):
-        run_folder(tmp_path / f"optim.lr={rate}", float(rate), knn)
+        folder = tmp_path / f"optim.lr={rate}"
+        finished(folder, trained={"knn": knn}, untrained={"knn": 10.0}, raw={"knn": 5.0})
+        config = {"optim": {"batch_size": 64, "lr": float(rate)}, "views": {"global_size": 32}}
+        (folder / "config.json").write_text(json.dumps(config))
     grid = ["--config=quickstart", "--grid", "optim.lr=1e-3,2e-3", f"--workdir={tmp_path}"]
     assert sweep.main(grid) == 0
     text = (tmp_path / "table.md").read_text()
@@ -237,28 +173,6 @@ def test_a_sweep_shows_what_differs(tmp_path, capsys):
     capsys.readouterr()
     assert sweep.main(["--table", *(str(f) for f in sorted(tmp_path.glob("*/")))]) == 0
     assert capsys.readouterr().out == text
-
-
-def test_an_array_of_jobs(tmp_path, monkeypatch):
-    """One line for each run that has no results; a run that has is left out."""
-    queued = []
-
-    def sbatch(command, **options):
-        queued.append((command, Path(options["env"]["RUNS"]).read_text()))
-        return subprocess.CompletedProcess(command, 0)
-
-    monkeypatch.setattr(subprocess, "run", sbatch)
-    run_folder(tmp_path / "optim.lr=1,data.dir=_a b", 1.0, 40.0)
-    grid = ["--config=sop:vits16", "--grid", "optim.lr=1,2", "--grid", "data.dir=/a b"]
-    assert sweep.main([*grid, f"--workdir={tmp_path}", "--slurm=--time=1:00:00"]) == 0
-    ((command, text),) = queued
-    assert command[:2] == ["sbatch", "--array=0-0"] and "--time=1:00:00" in command
-    folder = f"{tmp_path}/optim.lr=2,data.dir=_a b"
-    keys = ["--config.optim.lr=2", "--config.data.dir=/a b"]
-    assert shlex.split(text) == ["--config=sop:vits16", f"--workdir={folder}", *keys]
-
-
-# --- reconstruct_sweep.py
 
 
 @pytest.mark.usefixtures("untrained")
@@ -285,13 +199,6 @@ def test_reconstructions_are_compared(tmp_path, monkeypatch):
     assert cells(text, "1") == ["50.0 ± 0.0", "13.5 ± 0.7", "14.5 ± 0.7", "50.0 ± 0.0"]
     assert cells(text, "dense MAE")[2] == "25.5 ± 0.7"
     assert f"{text}\nSeeds 0, 1. Made here." in document.read_text()
-    scores = {("8", 0): {"decode": 18.0}, ("2", 0): {"decode": 15.0}, ("2", 1): {"decode": 16.0}}
-    new, own, dense = reconstruct.chart(scores | {("dense MAE", 0): {"decode": 22.0}}).curves
-    assert new.x == [2, 8] and new.y == [15.5, 18.0] and dense.y == [22.0, 22.0]
-    assert np.isnan(own.y).all()
-
-
-# --- evaluate.py
 
 
 def test_every_row_is_an_evaluation_that_can_work():

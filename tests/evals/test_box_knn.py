@@ -7,7 +7,6 @@ import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
 from ssl_jax import evals
-from ssl_jax.config import InputError
 from ssl_jax.data import decode
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.evals import box_knn
@@ -32,16 +31,11 @@ def test_boxes_follow_the_image():
     np.testing.assert_allclose(beyond[0], [0, 0, 224, 224])
     assert beyond[1, 2] * beyond[1, 3] == 0  # cut away with the left part
     assert box_knn.follow([], (300, 600)).shape == (0, 4)
-
-
-def test_the_script_squeezes_boxes():
-    expected = [60 * 256 / 300 - 16, 200 * 256 / 600 - 16, 90 * 256 / 300, 120 * 256 / 600]
-    found = box_knn.follow_script([[60, 200, 90, 120]], (300, 600))
-    np.testing.assert_allclose(found[0], expected)
-    found, square = (
-        f([[10, 20, 100, 50]], (256, 256)) for f in (box_knn.follow_script, box_knn.follow)
-    )
-    np.testing.assert_allclose(found, square)
+    # The script squeezes boxes.
+    expected = [60 * scale - 16, 200 * 256 / 600 - 16, 90 * scale, 120 * 256 / 600]
+    np.testing.assert_allclose(box_knn.follow_script([inside], (300, 600))[0], expected)
+    found = [f([[10, 20, 100, 50]], (256, 256)) for f in (box_knn.follow_script, box_knn.follow)]
+    np.testing.assert_allclose(*found)
 
 
 @pytest.mark.parametrize("size", [(90, 140), (140, 90), (64, 64)])
@@ -108,33 +102,27 @@ def test_selects_the_patches_of_the_largest_visible_box():
     # the second is rows 3..9, columns 12..18: centres 4, 6, 8 and 13, 15, 17
     np.testing.assert_array_equal(second, [r * 6 + c for r in (1, 1, 2) for c in (3, 3, 4)])
     np.testing.assert_allclose(found.points[1, 0], [4 / 24, 13 / 24])
+    # Images as stored may differ in size.
+    mixed = [np.zeros((*size, 3), np.uint8) for size in ((16, 24), (24, 16), (16, 24))]
+    source = boxed(mixed, [[[4, 4, 3, 3]], [[16, 12, 4, 4]], [[0, 20, 4, 4]]], labels=[0, 1, 2])
+    found = box_knn.select(_places, source, range(3), patch=4, batch_size=2)
+    for row, place in enumerate((1 * 6 + 1, 4 * 4 + 3, 0 * 6 + 5)):
+        np.testing.assert_array_equal(found.features[row].argmax(-1), place)
 
 
-def test_crops_and_the_box_of_the_script():
-    images, boxes = fakes.images(1, 24, 48), [[[0, 24, 12, 12]]]
-    source = boxed(images, boxes, box_labels=[[3]])
-    common = dict(patch=4, batch_size=2, resize=24, crop=16)
-    true = box_knn.select(_places, source, [0], **common)
-    # columns 24..36 are 12..24 of the square, 8..20 of the crop, of which 16 are left: 8..16
-    np.testing.assert_allclose(true.points[0, 8] * 16, [8 * 5 / 6, 8 + 8 * 5 / 6], rtol=1e-6)
-    script = box_knn.select(_places, source, [0], boxes="script", **common)
-    # squeezed to 12..18, 8..14 of the crop
-    np.testing.assert_allclose(script.points[0, 8] * 16, [8 * 5 / 6, 8 + 6 * 5 / 6], rtol=1e-6)
-    assert true.labels[0] == 3
-
-
-def test_images_as_stored_may_differ_in_size():
-    images = [fakes.images(1, 16, 24)[0], fakes.images(1, 20, 18)[0], fakes.images(1, 16, 24)[0]]
-    boxes = [[[4, 4, 3, 3]], [[16, 14, 4, 4]], [[0, 20, 4, 4]]]
-    source = boxed(images, boxes, labels=np.arange(3))
-    encoder, shapes = fakes.counted_features()
-    found = box_knn.select(encoder, source, range(3), patch=4, batch_size=2)
-    assert len(shapes) == 2
-    np.testing.assert_array_equal(found.index, range(3))
-    for row, (y, x) in ((0, (1, 1)), (2, (0, 5))):
-        expected = encoder(images[row][None] / np.float32(255)).patches[0, y, x]
-        for feature in found.features[row]:
-            np.testing.assert_allclose(feature, expected, rtol=1e-5)
+@pytest.mark.parametrize(
+    "boxes, height",
+    [
+        ("exact", 8),  # columns 24..36 are 12..24 of the square, 8..20 of the crop; 8..16 are left
+        ("script", 6),  # squeezed to 12..18, 8..14 of the crop
+    ],
+)
+def test_crops_and_the_box_of_the_script(boxes, height):
+    source = boxed(fakes.images(1, 24, 48), [[[0, 24, 12, 12]]], box_labels=[[3]])
+    how = dict(patch=4, batch_size=2, resize=24, crop=16, boxes=boxes)
+    found = box_knn.select(_places, source, [0], **how)
+    np.testing.assert_allclose(found.points[0, 8] * 16, [8 * 5 / 6, 8 + height * 5 / 6], rtol=1e-6)
+    assert found.labels[0] == 3
 
 
 def _sets(count=12, box_labels=False):
@@ -177,10 +165,3 @@ def test_one_right_feature_is_enough(monkeypatch):
     monkeypatch.setattr(box_knn, "_result", lambda case: result)
     scores = evals.TYPES["box_knn"].run(fakes.case("box_knn", None, None))
     assert scores["box_knn"] == pytest.approx(200 / 3)
-
-
-@pytest.mark.parametrize("boxes, labels", [([[], []], [0, 1]), ([[[0, 0, 4, 4]]] * 2, None)])
-def test_sets_that_cannot_be_scored(boxes, labels):
-    source = boxed(fakes.images(2, 8, 8), boxes, labels=labels)
-    with pytest.raises(InputError):
-        box_knn.select(_places, source, range(2), patch=4, batch_size=2)

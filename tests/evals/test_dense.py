@@ -73,15 +73,23 @@ def test_equals_scikit_learn(rule):
 
 
 @pytest.mark.parametrize("query_chunk, bank_chunk", [(7, 11), (64, 30), (5, 2)])
-def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk):
+def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk, tmp_path):
+    """Of a bank in a file, too, of which some rows count."""
     rng = np.random.default_rng(1)
     bank, queries = rng.normal(size=(95, 6)), rng.normal(size=(33, 6))
     how = dict(k=8, query_chunk=query_chunk, bank_chunk=bank_chunk)
-    similarity, index = dense.nearest_streamed(queries, bank, **how)
-    exact = _unit(queries) @ _unit(bank).T
-    order = np.argsort(-exact, axis=1)[:, :8]
-    np.testing.assert_array_equal(index, order)
-    np.testing.assert_allclose(similarity, np.take_along_axis(exact, order, 1), atol=1e-6)
+    np.save(tmp_path / "bank.npy", bank)
+    some = np.flatnonzero(rng.random(95) < 0.6)
+    filed = np.load(tmp_path / "bank.npy", mmap_mode="r")
+    found = (
+        (np.arange(95), dense.nearest_streamed(queries, bank, **how)),
+        (some, dense.nearest_streamed(queries, filed, rows=some, **how)),
+    )
+    for rows, (similarity, index) in found:
+        exact = _unit(queries) @ _unit(bank[rows]).T
+        order = np.argsort(-exact, axis=1)[:, :8]
+        np.testing.assert_array_equal(index, rows[order])
+        np.testing.assert_allclose(similarity, np.take_along_axis(exact, order, 1), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +121,8 @@ def test_majority_label_and_its_ties():
     for grid, classes in (((3, 2), 3), ((2, 2), 2)):
         with pytest.raises(ValueError):
             dense.patch_labels(mask, grid, num_classes=classes)
+    with pytest.raises(ValueError):  # a bank without labels
+        dense.segment(_TRAIN, np.full_like(_TRAIN_MASKS, 255), _TEST, _TEST_MASKS, num_classes=3)
     found = dense.patch_labels(_TRAIN_MASKS, (4, 4), num_classes=3)
     np.testing.assert_array_equal(found, _majority(_TRAIN_MASKS))
 
@@ -121,15 +131,6 @@ def _case(train_masks=_TRAIN_MASKS, test_masks=_TEST_MASKS, **changes):
     train = SimpleNamespace(patches=_TRAIN, masks=train_masks)
     test = SimpleNamespace(patches=_TEST, masks=test_masks)
     return fakes.case("dense", train, test, k=15, **changes)
-
-
-def test_metrics_are_in_percent():
-    metrics = dense.run(_case())
-    expected = _expected(15, "plain")
-    assert metrics["dense"] == pytest.approx(100 * _miou(_majority(_TEST_MASKS), expected))
-    assert metrics["dense_pixel"] == pytest.approx(
-        100 * _miou(_TEST_MASKS, expected.repeat(2, 1).repeat(2, 2))
-    )
 
 
 def test_subsampled_banks_are_averaged_and_follow_the_seed():
@@ -143,9 +144,14 @@ def test_subsampled_banks_are_averaged_and_follow_the_seed():
     assert metrics["dense"] == pytest.approx(100 * np.mean(singles))
     assert metrics["dense_sd"] == pytest.approx(100 * np.std(singles, ddof=1))
     assert singles[0] != singles[1]
-    whole = dense.run(_case())
+    whole, expected = dense.run(_case()), _expected(15, "plain")
+    assert whole["dense"] == pytest.approx(100 * _miou(_majority(_TEST_MASKS), expected))
+    pixels = expected.repeat(2, 1).repeat(2, 2)
+    assert whole["dense_pixel"] == pytest.approx(100 * _miou(_TEST_MASKS, pixels))
     assert metrics["dense_1in1"] == whole["dense"] != metrics["dense"]
     assert metrics["dense_1in1_pixel"] == whole["dense_pixel"]
+    with pytest.raises(InputError, match="class 2"):  # which the set does not name
+        dense.run(_case(source=SimpleNamespace(mask_names=("sky", "road"))))
 
 
 def _grids(arrays):
@@ -168,31 +174,6 @@ def test_images_of_different_sizes_give_the_same():
         np.testing.assert_array_equal(found.truth[i], whole.truth[i][:h, :w])
         counts += dense.confusion(found.truth[i], found.predicted[i], num_classes=3)
     np.testing.assert_array_equal(found.patch_iou, dense.class_iou(counts))
-
-
-def test_a_bank_in_a_file_is_searched_without_a_copy(tmp_path, monkeypatch):
-    """Pieces of the bank are read one at a time, whatever rows of it count."""
-    np.save(tmp_path / "bank.npy", _RNG.normal(size=(100, 6)).astype(np.float32))
-    bank = np.load(tmp_path / "bank.npy", mmap_mode="r")
-    rows, read = np.flatnonzero(_RNG.random(100) < 0.6), []
-    padded = dense._padded
-    monkeypatch.setattr(dense, "_padded", lambda *a: read.append(padded(*a)) or read[-1])
-    monkeypatch.setattr(dense, "_BLOCK", 8)
-    queries = _TEST.reshape(-1, 6)[:20]
-    how = dict(rows=rows, k=5, query_chunk=3, bank_chunk=7)
-    similarity, index = dense.nearest_streamed(queries, bank, **how)
-    assert max(len(part) for part in read) == 7
-    scores = _unit(queries) @ _unit(bank[rows]).T
-    np.testing.assert_array_equal(index, rows[np.argsort(-scores, axis=1)[:, :5]])
-    np.testing.assert_allclose(similarity, -np.sort(-scores, axis=1)[:, :5], atol=1e-6)
-
-
-def test_labels_that_the_set_does_not_name_and_banks_without_any_are_refused():
-    case = _case(source=SimpleNamespace(mask_names=("sky", "road")))
-    with pytest.raises(InputError, match="class 2"):
-        dense.run(case)
-    with pytest.raises(ValueError):
-        dense.segment(_TRAIN, np.full_like(_TRAIN_MASKS, 255), _TEST, _TEST_MASKS, num_classes=3)
 
 
 def test_a_class_that_is_only_predicted_counts_or_not():

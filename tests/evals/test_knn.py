@@ -24,22 +24,24 @@ def _expected(k):
     return knn.fit(_BANK, _BANK_LABELS).predict(_QUERIES)
 
 
-@pytest.fixture(scope="module")
-def found():
-    return knn.classify(_BANK, _BANK_LABELS, _QUERIES, num_classes=5, chunk=32)
-
-
-@pytest.mark.parametrize("k", [10, 20, 100, 150])
-def test_equals_scikit_learn(found, k):
-    np.testing.assert_array_equal(found.predictions[k], _expected(k))
-
-
-def test_k_is_limited_to_the_bank_neighbours_are_nearest_first_and_chunks_change_nothing(found):
+def test_equals_scikit_learn_k_is_limited_to_the_bank_and_chunks_change_nothing():
+    found = knn.classify(_BANK, _BANK_LABELS, _QUERIES, num_classes=5, chunk=32)
     assert list(found.predictions) == [10, 20, 100, 150]
+    for k, predicted in found.predictions.items():
+        np.testing.assert_array_equal(predicted, _expected(k))
     assert found.similarity.shape == found.index.shape == (70, 150)
     assert (np.diff(found.similarity, axis=1) <= 0).all()
     whole = knn.classify(_BANK, _BANK_LABELS, _QUERIES, num_classes=5, chunk=1000)
     chex.assert_trees_all_equal(found.predictions, whole.predictions)
+    zero = knn.classify(_BANK, _BANK_LABELS, np.zeros((1, 12)), num_classes=5)
+    assert np.isfinite(zero.similarity).all()
+    for labels, queries in (
+        (_BANK_LABELS, _QUERIES[:, :3]),
+        (_BANK_LABELS[:3], _QUERIES),
+        (_BANK_LABELS + 9, _QUERIES),
+    ):
+        with pytest.raises(ValueError):
+            knn.classify(_BANK, labels, queries, num_classes=5)
 
 
 def test_weights_matter_and_equal_scores_go_to_the_lowest_class():
@@ -51,12 +53,6 @@ def test_weights_matter_and_equal_scores_go_to_the_lowest_class():
     assert knn.classify(bank, [3, 2], [[1.0, 0.0]], num_classes=4, ks=(2,)).predictions[2][0] == 2
 
 
-def test_a_zero_vector_is_finite():
-    assert np.isfinite(
-        knn.classify(_BANK, _BANK_LABELS, np.zeros((1, 12)), num_classes=5).similarity
-    ).all()
-
-
 def test_metrics_hold_each_k_the_first_and_the_best():
     train = SimpleNamespace(image=_BANK, labels=_BANK_LABELS)
     test = SimpleNamespace(image=_QUERIES, labels=_QUERY_LABELS)
@@ -66,16 +62,3 @@ def test_metrics_hold_each_k_the_first_and_the_best():
     assert metrics["knn_best"] == max(metrics[f"knn_k{k}"] for k in (1, 10, 150))
     assert metrics["knn_k10"] != metrics["knn_k1"] and metrics["knn"] == metrics["knn_k10"]
     assert knn.run(fakes.case("knn", train, test, k=(1, 10)))["knn"] == metrics["knn_k1"]
-
-
-@pytest.mark.parametrize(
-    "bank, labels, queries",
-    [
-        (_BANK, _BANK_LABELS, _QUERIES[:, :3]),
-        (_BANK, _BANK_LABELS[:3], _QUERIES),
-        (_BANK, _BANK_LABELS + 9, _QUERIES),
-    ],
-)
-def test_bad_shapes_and_labels_are_refused(bank, labels, queries):
-    with pytest.raises(ValueError):
-        knn.classify(bank, labels, queries, num_classes=5)

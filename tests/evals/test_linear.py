@@ -18,6 +18,8 @@ def test_the_picture_of_classes_is_of_the_probe_that_was_scored(monkeypatch):
     monkeypatch.setattr(linear, "fit", None)  # it is not trained again
     shares = linear.figures(case)["linear_classes"].values[np.arange(40) % 3]
     assert 100 * np.mean(shares) == pytest.approx(right)
+    with pytest.raises(InputError, match="crop_scale"):
+        linear.run(fakes.case("linear", None, None, crop_scale=(1.0, 0.5)))
 
 
 def test_random_crops_come_with_their_images():
@@ -38,9 +40,3 @@ def test_random_crops_come_with_their_images():
     for crops, rows in found:
         assert crops.shape == (7, 8, 8, 3) and 0 <= crops.min() and crops.max() <= 1
         np.testing.assert_array_equal(crops.mean((1, 2)).argmax(1), labels[10 + rows])
-
-
-def test_a_crop_scale_that_is_no_range_is_refused():
-    case = fakes.case("linear", None, None, crop_scale=(1.0, 0.5))
-    with pytest.raises(InputError, match="crop_scale"):
-        linear.run(case)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from ssl_jax.evals.probe import LEARNING_RATES, OPTIMIZERS, fit, logits, whiten
+from ssl_jax.evals.probe import LEARNING_RATES, fit, logits, whiten
 
 _RNG = np.random.default_rng(0)
 _CENTRES = 0.8 * _RNG.normal(size=(4, 24))
@@ -36,14 +36,14 @@ def test_close_to_scikit_learn(probe):
     oracle = LogisticRegression(max_iter=1000).fit(inputs, _TRAIN_LABELS).score(tests, _TEST_LABELS)
     assert 0.8 < oracle < 0.999  # neither trivial nor hopeless
     assert probe.accuracy == pytest.approx(oracle, abs=0.025)
-
-
-def test_the_selected_rate_is_the_best_on_held_out_data(probe):
+    # The selected rate is the best on held-out data.
     chosen = LEARNING_RATES.index(probe.learning_rate)
     assert probe.held_out[chosen] == probe.held_out.max()
     assert probe.accuracy == probe.test[chosen]
     # 1e-5 learns nothing in 20 epochs: the grid is one of rates
     assert probe.held_out[0] < probe.held_out.max() - 0.1
+    with pytest.raises(ValueError, match="labels"):
+        _fit(num_classes=3)
 
 
 def test_the_same_key_gives_the_same_bits(probe):
@@ -65,13 +65,6 @@ def test_held_out_rows_are_not_trained_on():
     assert probe.held_out[0] < 0.65
     # "test" = train here: all of the learned half, half of the other
     assert 0.7 < probe.accuracy < 0.85
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match="held_out"):
-        _fit(held_out=1.0)
-    with pytest.raises(ValueError, match="labels"):
-        _fit(num_classes=3)
 
 
 def test_parameters_give_the_reported_accuracy(probe):
@@ -134,8 +127,5 @@ def test_sgd_with_cosine_and_larger_batches_against_float64():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_learns(optimizer):
-    rates = {"adamw": 1e-2, "sgd": 0.1, "lars": 30.0}
-    probe = _fit(optimizer=optimizer, learning_rates=(rates[optimizer],), schedule="cosine")
-    assert probe.accuracy > 0.7
+def test_lars_learns():
+    assert _fit(optimizer="lars", learning_rates=(30.0,), schedule="cosine").accuracy > 0.7

@@ -43,12 +43,16 @@ def test_equals_a_search_through_all_patches(radius, top):
     np.testing.assert_allclose(result, expected, atol=2e-5)
 
 
-def test_of_equal_patches_the_first_source_and_the_upper_left_count():
-    same = jnp.ones((2, 3, 3, 1))
+def test_equal_patches_and_masks_of_patches():
+    """Of equal ones the first source and the upper left count; ignored pixels have no label."""
+    same, valid = jnp.ones((2, 3, 3, 1)), jnp.array([True, True])
     labels = jnp.arange(18, dtype=jnp.float32).reshape(2, 3, 3, 1)
-    valid = jnp.array([True, True])
     result = propagation.propagate(same[0], same, labels, valid, radius=1, top=1, temperature=0.1)
     np.testing.assert_array_equal(result[..., 0], [[0, 0, 1], [0, 0, 1], [3, 3, 4]])
+    mask = np.zeros((8, 8), np.uint8)
+    mask[:4, 4:], mask[4:, :4] = 2, 255
+    labels = propagation.one_hot(mask, (2, 2))
+    np.testing.assert_array_equal(labels, [[[1, 0, 0], [0, 0, 1]], [[0, 0, 0], [1, 0, 0]]])
 
 
 def test_hardened_stretches_each_channel_and_enlarges_it():
@@ -65,13 +69,6 @@ def test_hardened_stretches_each_channel_and_enlarges_it():
     clear = np.abs(large[..., 0] - large[..., 1]) > 1e-4
     result = np.asarray(propagation.hardened(jnp.asarray(soft), (12, 16)))
     np.testing.assert_array_equal(result[clear], large.argmax(-1)[clear])
-
-
-def test_one_hot_takes_the_nearest_pixel_and_leaves_ignored_ones_out():
-    mask = np.zeros((8, 8), np.uint8)
-    mask[:4, 4:], mask[4:, :4] = 2, 255
-    labels = propagation.one_hot(mask, (2, 2))
-    np.testing.assert_array_equal(labels, [[[1, 0, 0], [0, 0, 1]], [[0, 0, 0], [1, 0, 0]]])
 
 
 def _video(frames=12, size=64, patch=4):

@@ -42,13 +42,9 @@ def test_distance_beside_the_matrix_square_root_of_scipy():
     mean, cov = _normal(40, rank=5)
     assert frechet.distance(mean, cov, mean, cov) == pytest.approx(0, abs=1e-6)
     assert frechet.distance(mean, cov, mean, 4 * cov) == pytest.approx(np.trace(cov), rel=1e-6)
-
-
-def test_distance_refuses_what_does_not_fit():
-    mean, cov = _normal(3)
-    for other in ((mean[:2], cov), (mean, np.full((3, 3), np.nan))):
+    for other in ((m1[:2], c1), (m1, np.full((12, 12), np.nan))):
         with pytest.raises(ValueError):
-            frechet.distance(mean, cov, *other)
+            frechet.distance(m1, c1, *other)
 
 
 def test_moments_of_batches_are_those_of_the_whole_far_from_zero():
@@ -63,16 +59,6 @@ def test_moments_of_batches_are_those_of_the_whole_far_from_zero():
     few.add(rows[:1])
     with pytest.raises(InputError):
         few.result()
-
-
-def test_ssim_of_constant_images_in_closed_form():
-    a, b, c1 = 0.2, 0.7, 0.01**2
-    images = np.full((2, 16, 16, 3), a)
-    expected = (2 * a * b + c1) / (a**2 + b**2 + c1)
-    np.testing.assert_allclose(quality.ssim(images, np.full_like(images, b)), expected, rtol=1e-6)
-    np.testing.assert_allclose(quality.ssim(images, images), 1)
-    with pytest.raises(InputError, match="8 x 12"):
-        quality.ssim(np.zeros((1, 8, 12, 3)), np.zeros((1, 8, 12, 3)))  # smaller than its window
 
 
 def test_ssim_by_hand_from_gaussian_windows():
@@ -90,6 +76,9 @@ def test_ssim_by_hand_from_gaussian_windows():
         values.append(means * (2 * both + 9e-4) / (vp + vq + 9e-4))
     assert 0.1 < np.mean(values) < 0.95
     assert quality.ssim(first, second)[0] == pytest.approx(np.mean(values), abs=1e-9)
+    np.testing.assert_allclose(quality.ssim(first, first), 1)
+    with pytest.raises(InputError, match="8 x 12"):
+        quality.ssim(np.zeros((1, 8, 12, 3)), np.zeros((1, 8, 12, 3)))  # smaller than its window
 
 
 @pytest.mark.slow
@@ -131,12 +120,7 @@ def test_measures_are_means_over_the_images_that_count(monkeypatch):
     assert quality.measure(batches).keys() == {"psnr", "ssim"}
 
 
-def test_missing_files_are_refused_before_a_run(tmp_path, monkeypatch):
-    section = evals.new("reconstruct", fid="inception2048", fid_weights=str(tmp_path / "none.npz"))
-    with pytest.raises(InputError, match="evals.x.fid"):
-        quality.check("evals.x", section)
-    section = evals.new("reconstruct", lpips="alex")
+def test_a_missing_package_is_refused_before_a_run(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="evals.x.lpips"):
-        quality.check("evals.x", section)
-    quality.check("evals.x", evals.new("reconstruct"))
+        quality.check("evals.x", evals.new("reconstruct", lpips="alex"))

@@ -40,9 +40,12 @@ def arrays(axes):
     return [np.ma.filled(image.get_array(), np.nan) for image in axes.images]
 
 
-def test_an_image_is_shown_as_it_is(drawn):
-    image = np.random.default_rng(0).random((16, 32, 3))
-    np.testing.assert_array_equal(arrays(panel_of(drawn, Panel(image)))[0], image)
+def test_an_image_is_shown_as_it_is_and_its_marks_where_they_should(drawn):
+    image = np.random.default_rng(0).random((16, 24, 3))
+    axes = panel_of(drawn, Panel(image, marks=((0.25, 0.25), (0.75, 0.5))))
+    np.testing.assert_array_equal(arrays(axes)[0], image)
+    found = [(float(line.get_ydata()[0]), float(line.get_xdata()[0])) for line in axes.lines]
+    assert found == [(4, 6), (12, 12)]
     (shown,) = arrays(panel_of(drawn, Panel(np.full((8, 8, 3), 51, np.uint8))))
     np.testing.assert_allclose(shown, 0.2)
 
@@ -51,7 +54,6 @@ def test_an_image_is_shown_as_it_is(drawn):
     "heat, from_zero, expected",
     [
         ([[0, 1e-4]], False, [[0, 1]]),  # whatever its scale
-        ([[7, 1e6]], False, [[0, 1]]),
         ([[0.9, 1.0]], False, [[0, 1]]),
         ([[0.9, 1.0]], True, [[0.9, 1]]),
         ([[0, 0]], False, [[0, 0]]),  # dead maps are no error
@@ -72,22 +74,6 @@ def test_regions_have_one_colour_per_label_in_all_panels_and_none_below_zero(dra
     np.testing.assert_array_equal(arrays(laid)[1][labels >= 0], palette)
     np.testing.assert_array_equal(arrays(alone)[0], [[*palette[:2]], [palette[2], np.ones(3)]])
     np.testing.assert_array_equal(arrays(other)[1], np.broadcast_to(palette[2], (2, 2, 3)))
-
-
-def test_marks_lie_where_they_should(drawn):
-    axes = panel_of(drawn, Panel(GRAY, marks=((0.25, 0.25), (0.75, 0.5))))
-    found = [(float(line.get_ydata()[0]), float(line.get_xdata()[0])) for line in axes.lines]
-    assert found == [(4, 6), (12, 12)]
-    assert len({line.get_color() for line in axes.lines}) == 2
-
-
-@pytest.mark.parametrize("rows, columns, shape", [(9, 2, (5, 5)), (2, 20, (2, 20))])
-def test_many_rows_stand_in_blocks_and_may_be_shorter(drawn, rows, columns, shape):
-    row = (Panel(GRAY, title="a title that is far too long for its width"),) * columns
-    figure = drawn(Picture("A title of many words " * 5, (row,) * (rows - 1) + (row[:1], ())))
-    assert figure.axes[0].get_gridspec().get_geometry() == shape  # with a gap between the blocks
-    assert sum(bool(axes.images) for axes in figure.axes) == (rows - 1) * columns + 1
-    assert figure.get_figwidth() < 20
 
 
 def test_a_legend_has_colours_and_labels(drawn):
@@ -111,11 +97,14 @@ def test_a_legend_has_colours_and_labels(drawn):
         (Picture("x", ((Panel(GRAY, labels=np.zeros((2, 2, 2))),),)), "labels"),
         (Chart("none", (Curve("none", [1], [np.nan]),)), "none"),
         (Scatter("line", np.zeros((3, 1))), "line"),
+        (Animation("none", ()), "frame"),
+        (Animation("flat", (Panel(labels=np.zeros((2, 2), int)),)), "frame"),
     ],
 )
 def test_what_is_no_picture_is_named(tmp_path, picture, named):
+    one = render.animation if isinstance(picture, Animation) else render.one
     with pytest.raises(ValueError, match=named):
-        render.one(picture, tmp_path, "x.png")
+        one(picture, tmp_path, "x.png")
 
 
 def test_a_chart_has_the_finite_points_of_its_curves(drawn):
@@ -143,51 +132,22 @@ def test_points_have_the_colour_of_their_class(drawn, dimensions):
     drawn(Scatter("Points", points))
 
 
-@pytest.mark.parametrize("count, background", [(11, 10), (21, 0), (60, None), (171, None)])
-def test_class_colors_are_distinct(count, background):
-    palette = render.class_colors(count, background)
-    assert palette.shape == (count, 3) and palette.min() >= 0 and palette.max() <= 1
-    distance = np.abs(palette[:, None] - palette[None]).sum(-1) + 9 * np.eye(count)
-    assert distance.min() > (0.2 if count < 22 else 0.01)
-
-
-def test_places_without_a_label_are_white():
-    palette = np.zeros((2, 3))
-    np.testing.assert_array_equal(render.paint([0, -1], palette), [[0, 0, 0], [1, 1, 1]])
-    np.testing.assert_array_equal(render.paint(-1, palette), [1, 1, 1])
-    assert not palette.any()
-
-
 COUNTS = np.array([[3, 1, 0], [0, 0, 0], [2, 0, 6]])
 
 
-def test_values_are_the_shares_that_are_right_unless_others_are_given():
+def test_values_are_the_shares_that_are_right_unless_others_are_given(drawn):
     picture = confusion.picture(COUNTS, names=["ant", "bee", "cat"])
     np.testing.assert_allclose(picture.values, [0.75, np.nan, 0.75])
     np.testing.assert_allclose(picture.shares, [[0.75, 0.25, 0], [0, 0, 0], [0.25, 0, 0.75]])
-    assert picture.names == ("ant", "bee", "cat")
+    bars, matrix, _ = drawn(picture).axes
+    assert [bar.get_width() for bar in bars.patches] == [75, 0, 75]
+    for axis in (bars.yaxis, matrix.xaxis):
+        assert [text.get_text() for text in axis.get_ticklabels()] == ["ant", "bee", "cat"]
+    np.testing.assert_allclose(arrays(matrix)[0], [[75, 25, 0], [0, 0, 0], [25, 0, 75]])
+    assert bars.get_ylim() == matrix.get_ylim() == (2.5, -0.5)  # row by row, the first on top
     others = confusion.picture(COUNTS, np.array([0.5, np.nan, 1.0]), measure="IoU")
     np.testing.assert_allclose(others.values, [0.5, np.nan, 1.0])
     assert others.names == ("0", "1", "2") and others.measure == "IoU"
-
-
-def labels_of(axis):
-    return [text.get_text() for text in axis.get_ticklabels()]
-
-
-def test_bars_and_matrix_show_the_numbers(drawn):
-    bars, matrix, _ = drawn(confusion.picture(COUNTS, names=["ant", "bee", "cat"])).axes
-    assert [bar.get_width() for bar in bars.patches] == [75, 0, 75]
-    assert labels_of(bars.yaxis) == labels_of(matrix.xaxis) == ["ant", "bee", "cat"]
-    np.testing.assert_allclose(arrays(matrix)[0], [[75, 25, 0], [0, 0, 0], [25, 0, 75]])
-    assert bars.get_ylim() == matrix.get_ylim() == (2.5, -0.5)  # row by row, the first on top
-
-
-@pytest.mark.parametrize("count, named", [(40, 40), (100, 34)])
-def test_of_many_classes_every_so_many_are_named(drawn, count, named):
-    bars, matrix, _ = drawn(confusion.picture(np.diag(np.arange(count)))).axes
-    assert len(labels_of(bars.yaxis)) == len(labels_of(matrix.xaxis)) == named
-    assert len(bars.patches) == count and max(bars.figure.get_size_inches()) < 13
 
 
 GOOD, BAD = Picture("", ((Panel(GRAY),),)), Picture("", ())
@@ -196,7 +156,7 @@ GOOD, BAD = Picture("", ((Panel(GRAY),),)), Picture("", ())
 def test_a_picture_that_fails_is_reported_and_the_others_are_drawn(tmp_path, capsys):
     (path,) = render.draw(lambda: dict(bad=BAD, good=GOOD), tmp_path, "mine_pictures", "mine_")
     out = capsys.readouterr().out
-    assert path.exists() and out.count("\n") == 1 and "mine_bad" in out
+    assert path.exists() and "mine_bad" in out
     (report,) = tmp_path.glob("*.txt")
     assert report.name in out and "Traceback" in report.read_text()
     assert len(render.draw(lambda: dict(bad=GOOD), tmp_path, "mine_pictures", "mine_")) == 1
@@ -223,9 +183,3 @@ def test_an_animation_is_a_gif_and_a_large_one_is_shrunk(tmp_path, size, expecte
     (path,) = render.draw(lambda: dict(a=moving), tmp_path, "mine", "p_")
     with Image.open(path) as image:
         assert (image.n_frames, image.size, image.info["duration"]) == (3, expected, 70)
-
-
-@pytest.mark.parametrize("frames", [(), (Panel(labels=np.zeros((2, 2), int)),)])
-def test_an_animation_needs_images(tmp_path, frames):
-    with pytest.raises(ValueError, match="frame"):
-        render.animation(Animation("one", frames), tmp_path, "a.gif")

@@ -108,6 +108,10 @@ def test_benchmark(benchmark):
     _, scores = _run(benchmark, crop_queries=False)
     hidden = (0 / 3 + 1 / 4 + 1 / 4 + 2 / 5) / 4
     assert scores["retrieval"] == pytest.approx(100 * (hidden + 1) / 2)
+    for missing, named in (("jpg/p0.png", "p0"), ("gnd.json", "gnd.json")):
+        (benchmark / missing).unlink()
+        with pytest.raises(InputError, match=named):
+            _run(benchmark)
 
 
 def test_settings_of_the_benchmark():
@@ -116,15 +120,6 @@ def test_settings_of_the_benchmark():
     expected = {"medium": ({1, 2, 3}, {4}), "hard": ({3}, {1, 2, 4}), "easy": ({1, 2}, {3, 4})}
     for name, (query,) in retrieval.settings(truth).items():
         assert (set(query.relevant), set(query.ignored)) == expected[name]
-
-
-def test_missing_images_and_files_are_named(benchmark):
-    (benchmark / "jpg" / "p0.png").unlink()
-    with pytest.raises(InputError, match="p0"):
-        _run(benchmark)
-    (benchmark / "gnd.json").unlink()
-    with pytest.raises(InputError, match="gnd.json"):
-        _run(benchmark)
 
 
 def test_each_image_of_a_labelled_set_looks_for_its_label_among_all_others():
@@ -141,9 +136,5 @@ def test_each_image_of_a_labelled_set_looks_for_its_label_among_all_others():
     assert scores["retrieval"] == pytest.approx(100 * (4 + last) / 5)
     assert scores["retrieval_p1"] == pytest.approx(100 * (4 + (places[0] == 0)) / 5)
     assert set(scores) == {"retrieval", "retrieval_p1", "retrieval_p5", "retrieval_p10"}
-
-
-def test_a_set_in_which_no_two_images_share_a_label_is_refused():
-    with pytest.raises(InputError, match="label"):
-        source = fakes.Source(fakes.images(3), labels=np.arange(3))
-        evals.TYPES["retrieval"].run(_case(source, _colors))
+    with pytest.raises(InputError, match="label"):  # no two images share one
+        evals.TYPES["retrieval"].run(_case(fakes.Source(images, labels=np.arange(5)), _colors))

@@ -13,7 +13,6 @@ import pytest
 
 from ssl_jax import evals, trees
 from ssl_jax.config import InputError
-from ssl_jax.evals import registry
 from ssl_jax.evals.segment import crops, inference, network, optimizer, records, settings, training
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
@@ -58,13 +57,6 @@ def _case(encoder, train_set=None, test_set=None, **changes):
     config = evals.new("segment", **(_SMALL | changes))
     train, test = train_set or Scenes(20), test_set or Scenes(6, seed=1)
     return evals.Case(encoder, config, train, test, patch=_PATCH, shared=False)
-
-
-def test_sizes_are_those_of_mmcv():
-    assert crops.fitted(375, 500, 512, 2048) == (512, 683)
-    assert crops.fitted(300, 1500, 512, 2048) == (410, 2048)  # the longer side counts
-    assert crops.fitted(300, 1500, 512, 2048, 0.5) == (205, 1024)
-    assert crops.fitted(7, 9, 0, 0) == (7, 9)
 
 
 @pytest.mark.parametrize("kind", crops.KINDS)
@@ -133,11 +125,20 @@ def test_distortion_by_hand():
     assert np.abs(back.astype(int) - image).max() < 8
 
 
+def test_sizes_and_starts_are_those_of_mmcv_and_mmsegmentation():
+    assert crops.fitted(375, 500, 512, 2048) == (512, 683)
+    assert crops.fitted(300, 1500, 512, 2048) == (410, 2048)  # the longer side counts
+    assert crops.fitted(300, 1500, 512, 2048, 0.5) == (205, 1024)
+    assert crops.fitted(7, 9, 0, 0) == (7, 9)
+    starts = [inference.starts(size, 512, 341) for size in (683, 512, 1024, 100)]
+    assert starts == [[0, 171], [0], [0, 341, 512], [0]]
+
+
 def test_batches_depend_on_seed_step_row_and_record_alone():
     data = records.Records(Scenes(5, sizes=((24, 24), (20, 30))), np.arange(5))
     recipe = crops.Recipe("scale_crop", 16)
 
-    def made(data=data, **options):
+    def made(data=data, recipe=recipe, **options):
         return list(records.batches(data, recipe, **(dict(batch=4, steps=5, seed=3) | options)))
 
     first = made()
@@ -148,20 +149,14 @@ def test_batches_depend_on_seed_step_row_and_record_alone():
     np.testing.assert_array_equal(part[3]["image"], first[3]["image"][2:])
     (batch,) = made(records.Records(data.source, np.array([2])), batch=2, steps=1)
     assert not np.array_equal(*batch["image"])  # the same record in every row
-
-
-def test_an_epoch_has_every_record():
+    # An epoch has every record.
     images = np.arange(6, dtype=np.uint8).repeat(16 * 3).reshape(6, 4, 4, 3)
     source = fakes.Source(images, masks=np.zeros((6, 4, 4), np.uint8))
-    recipe = crops.Recipe("scale_crop", 4, ratio=(1, 1), photometric=False)
-    how = dict(batch=4, steps=3, seed=0)
-    made = records.batches(records.Records(source, np.arange(6)), recipe, **how)
-    seen = np.concatenate([batch["image"][:, 0, 0, 0] for batch in made])
-    assert sorted(seen[:6]) == sorted(seen[6:]) == list(range(6))
-    assert list(seen[:6]) != list(seen[6:])
-
-
-def test_a_class_can_count_as_unlabelled():
+    plain = crops.Recipe("scale_crop", 4, ratio=(1, 1), photometric=False)
+    parts = made(records.Records(source, np.arange(6)), plain, steps=3)
+    seen = [pixel for part in parts for pixel in part["image"][:, 0, 0, 0]]
+    assert sorted(seen[:6]) == sorted(seen[6:]) == list(range(6)) and seen[:6] != seen[6:]
+    # A class can count as unlabelled.
     mask = np.array([[0, 1, 2, 255]], np.uint8)
     np.testing.assert_array_equal(records.without_class(mask, 0), [[255, 0, 1, 255]])
     np.testing.assert_array_equal(records.without_class(mask, 1), [[0, 255, 1, 255]])
@@ -192,25 +187,16 @@ _PARAMS = {
 }
 
 
-def test_layers_learn_more_slowly_towards_the_image():
+def test_layers_learn_more_slowly_towards_the_image_and_what_decays():
     found = trees.flatten(optimizer.factors(_PARAMS, 2, 0.5))
     assert found["head/classify/kernel"] == found["backbone/norm/scale"] == 1
     assert found["backbone/blocks/attn/kernel"].tolist() == [[[0.25]], [[0.5]]]
     assert found["backbone/blocks/attn/bias"].tolist() == [[0.25], [0.5]]
     assert found["backbone/cls"] == found["backbone/position"] == 0.125
-
-
-@pytest.mark.parametrize(
-    ("rule", "kept"),
-    [
-        ("matrices", {"cls", "position", "scale", "bias"}),
-        ("not_norms", {"position", "scale"}),
-        ("all", set()),
-    ],
-)
-def test_what_decays(rule, kept):
-    found = trees.flatten(optimizer.decayed(_PARAMS, rule))
-    assert {path.split("/")[-1] for path, decays in found.items() if not decays} == kept
+    kept = dict(matrices={"cls", "position", "scale", "bias"}, not_norms={"position", "scale"})
+    for rule, names in (kept | dict(all=set())).items():
+        decayed = trees.flatten(optimizer.decayed(_PARAMS, rule))
+        assert {path.split("/")[-1] for path, decays in decayed.items() if not decays} == names
 
 
 @pytest.mark.parametrize(("name", "step"), [("adamw", 1 + 0.5 * 2), ("adam", -1.0)])
@@ -224,11 +210,6 @@ def test_first_step_by_hand(name, step):
     new, _ = rule.update(grads, rule.init(params), params, 0.1)
     expected = 2.0 - 0.1 * (step if name == "adamw" else 1.0)
     np.testing.assert_allclose(new["head"]["kernel"], expected, rtol=1e-5)
-
-
-def test_windows_start_as_in_mmsegmentation():
-    found = [inference.starts(size, 512, 341) for size in (683, 512, 1024, 100)]
-    assert found == [[0, 171], [0], [0, 341, 512], [0]]
 
 
 def _naive(logits, corners, window, size, target):
@@ -286,7 +267,7 @@ def test_images_are_cut_for_each_kind_of_test():
     np.testing.assert_array_equal(training.grid_labels(masks, (3, 2))[1], masks[1, ::2][:, [0, 4]])
 
 
-def test_raw_pixels_learn():
+def test_raw_pixels_learn(encoder):
     unread = Scenes(6, seed=1, broken=(2,))
     case = _case(evals.raw_pixels(_PATCH), lrs=(0.001, 0.03), test_set=unread)
     scores = evals.run({"segment": case})
@@ -296,6 +277,11 @@ def test_raw_pixels_learn():
     assert scores["segment"] > 75 and scores["segment_accuracy"] > 90
     assert scores["segment_lr"] == pytest.approx(0.03)
     assert scores == evals.run({"segment": case}), "trained once"
+    with pytest.raises(InputError, match="layers"):
+        evals.run({"segment": _case(encoder, layers=(2,))})
+    strange = fakes.Source(fakes.images(4, 16, 16), masks=np.full((4, 16, 16), 7, np.uint8))
+    with pytest.raises(InputError, match="label 7"):
+        evals.run({"segment": _case(evals.raw_pixels(_PATCH), strange, classes=2)})
     untrainable = _case(evals.raw_pixels(_PATCH), frozen=False)
     assert evals.run({"segment": untrainable}) == {}
     assert evals.TYPES["segment"].figures(untrainable) == {}
@@ -304,7 +290,8 @@ def test_raw_pixels_learn():
 @pytest.mark.slow
 def test_frozen_weights_stay_and_trained_ones_move(encoder):
     before = jax.tree.map(np.array, encoder.params)
-    case = _case(encoder, layers=(0, -1), batch_norm=True, dice=1.0, test="slide", steps=60)
+    scenes = Scenes(20, ((24, 24), (22, 30)))
+    case = _case(encoder, scenes, layers=(0, -1), batch_norm=True, dice=1.0, test="slide", steps=60)
     assert evals.run({"segment": case})["segment"] > 50
     frozen = evals.segment.outcome(case)
     assert set(frozen.trained.params) == {"head"} and frozen.trained.loss.shape == (60,)
@@ -321,54 +308,34 @@ def test_frozen_weights_stay_and_trained_ones_move(encoder):
 
 
 @pytest.mark.slow
-def test_images_of_several_sizes_and_grid_labels():
-    """STELLAR's form: BatchNorm, Dice, crops of random area, the grid of the centre crop."""
-    sizes = (24, 24), (22, 30)
-    changes = dict(registry.protocol("segment", "stellar_native").changes)
-    changes |= dict(side=16, short=20, epochs=20.0, batch=8, lrs=(0.01, 0.03))
-    config = evals.new("segment", data=dict(kind="tfds", name="none"), **changes)
-    train, test = Scenes(12, sizes), Scenes(5, sizes, seed=1)
-    case = evals.Case(evals.raw_pixels(_PATCH), config, train, test, patch=_PATCH, shared=False)
-    assert evals.run({"segment": case})["segment"] > 60
+@pytest.mark.parametrize("frozen", [True, False])
+def test_eight_devices_give_what_one_gives_and_two_rates_what_each_gives(encoder, frozen):
+    """BatchNorm, dropout and, trained end to end, stochastic depth."""
+    changes = dict(batch_norm=True, dropout=0.1)
+    case = _case(evals.raw_pixels(_PATCH), **changes)
+    if not frozen:
+        case = _case(encoder, **changes, frozen=False, drop_path=0.1)
+    net, rates = network.make(case.encoder, case.config, 2, _PATCH), (0.01, 0.03)
+    how, data = dict(steps=10 if frozen else 3, seed=0), records.Records(case.train, np.arange(20))
+    rates = rates if frozen else (1e-3,)
 
+    def fitted(devices, lrs):
+        """What is trained, and its counts of pixels."""
+        mesh = sharding.make_mesh(devices=jax.devices()[:devices])
+        made = records.batches(data, crops.Recipe("scale_crop", 16), batch=8, **how)
+        found = training.fit(net, case.config, made, lrs=lrs, mesh=mesh, **how)
+        scored = inference.score(net, found, data, case.config, side=16, patch=_PATCH, mesh=mesh)
+        return found, inference.counts(scored, len(lrs), 2, shared=False)
 
-def _fitted(net, config, data, devices, steps, lrs):
-    """What is trained on so many devices, and its counts of pixels."""
-    mesh = sharding.make_mesh(devices=jax.devices()[:devices])
-    made = records.batches(data, crops.Recipe("scale_crop", 16), batch=8, steps=steps, seed=0)
-    found = training.fit(net, config, made, lrs=lrs, steps=steps, seed=0, mesh=mesh)
-    scored = inference.score(net, found, data, config, side=16, patch=_PATCH, mesh=mesh)
-    return found, inference.counts(scored, len(lrs), 2, shared=False)
-
-
-@pytest.mark.slow
-def test_devices_change_nothing(encoder):
-    """BatchNorm and stochastic depth, trained end to end: on eight devices as on one."""
-    config = evals.new("segment", batch_norm=True, dropout=0.1, frozen=False, drop_path=0.1)
-    data = records.Records(Scenes(9), np.arange(9))
-    net = network.make(encoder, config, 2, _PATCH)
-    (one, counts), (eight, others) = (
-        _fitted(net, config, data, devices, 3, (1e-3,)) for devices in (1, 8)
-    )
-    np.testing.assert_allclose(one[0].loss, eight[0].loss, rtol=1e-4)
-    variances = (found[0].stats["norm"]["var"] for found in (one, eight))
-    np.testing.assert_allclose(*variances, rtol=1e-3, atol=1e-5)
-    assert np.abs(counts - others).sum() <= 0.01 * counts.sum()
-
-
-@pytest.mark.slow
-def test_frozen_grid_on_eight_devices_as_on_one():
-    case = _case(evals.raw_pixels(_PATCH), dropout=0.1, batch_norm=True)
-    net = network.make(case.encoder, case.config, 2, _PATCH)
-    data = records.Records(case.train, np.arange(20))
-    (one, counts), (eight, others) = (
-        _fitted(net, case.config, data, devices, 10, (0.01, 0.03)) for devices in (1, 8)
-    )
-    chex.assert_trees_all_close(one, eight, rtol=1e-4, atol=1e-5)
-    assert np.abs(counts - others).sum() <= 0.002 * counts.sum()
-    # Two learning rates at once are two trainings.
-    alone, _ = _fitted(net, case.config, data, 1, 10, (0.03,))
-    chex.assert_trees_all_close(one[1], alone[0], rtol=1e-4, atol=1e-5)
+    (one, counts), (eight, others) = (fitted(devices, rates) for devices in (1, 8))
+    if frozen:
+        chex.assert_trees_all_close(one, eight, rtol=1e-4, atol=1e-5)
+        chex.assert_trees_all_close(one[1], fitted(1, rates[1:])[0][0], rtol=1e-4, atol=1e-5)
+    else:
+        np.testing.assert_allclose(one[0].loss, eight[0].loss, rtol=1e-4)
+        variances = (found[0].stats["norm"]["var"] for found in (one, eight))
+        np.testing.assert_allclose(*variances, rtol=1e-3, atol=1e-5)
+    assert np.abs(counts - others).sum() <= (0.002 if frozen else 0.01) * counts.sum()
 
 
 @pytest.mark.slow
@@ -385,33 +352,3 @@ def test_protocols_fit_their_networks(name):
     assert head[layer]["kernel"].shape[0] == expected
     assert bool(stats) == (name.startswith("stellar") or section.head in settings.PYRAMIDS)
     assert section.side % 16 == 0
-
-
-def test_tokens_as_a_function_of_weights(encoder):
-    images = jnp.asarray(np.random.default_rng(0).random((2, 16, 16, 3)), jnp.float32)
-    keys = jax.random.split(jax.random.key(0), 2)
-    apply = jax.jit(encoder.apply, static_argnames=("layers", "drop_path"))
-    whole = encoder(images, layers=(0,))
-    found = apply(encoder.backbone, images, layers=(0,))
-    np.testing.assert_allclose(found.patches.reshape(whole.patches.shape), whole.patches, atol=1e-5)
-    np.testing.assert_allclose(found.layers[0].patches, whole.layers[0].patches, atol=1e-5)
-    dropped = apply(encoder.backbone, images, keys=keys, drop_path=0.9).patches
-    assert np.abs(np.asarray(dropped) - found.patches).max() > 1e-3
-
-
-_STRANGE = fakes.Source(fakes.images(4, 16, 16), masks=np.full((4, 16, 16), 7, np.uint8))
-_EMPTY = fakes.Source(fakes.images(4), masks=np.zeros((4, 8, 8), np.uint8))
-
-
-@pytest.mark.parametrize(
-    "named, changes",
-    [
-        ("layers", dict(layers=(2,))),
-        ("layers", dict(layers=(0, 1), head="fpn")),
-        ("label 7", dict(classes=2, train_set=_STRANGE)),
-        ("1 classes", dict(train_set=_EMPTY, test_set=_EMPTY)),
-    ],
-)
-def test_what_cannot_work_is_named(encoder, named, changes):
-    with pytest.raises(InputError, match=named):
-        evals.run({"segment": _case(encoder, **changes)})

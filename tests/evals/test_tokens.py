@@ -35,6 +35,11 @@ def test_the_last_block(network):
     }
     for kind, value in wanted.items():
         np.testing.assert_allclose(tokens.reader(network, kind)(_IMAGES), value, atol=1e-6)
+    raw = pixels.raw_pixels(4)  # these have one vector, and patches
+    for kind in tokens.KINDS:
+        np.testing.assert_array_equal(tokens.reader(raw, kind, 4)(_IMAGES), raw(_IMAGES).image)
+    dense = tokens.reader(raw, tokens.DENSE, 4)(_IMAGES)
+    np.testing.assert_array_equal(dense, raw(_IMAGES).patches)
 
 
 def test_the_last_blocks_side_by_side(network):
@@ -50,14 +55,6 @@ def test_the_last_blocks_side_by_side(network):
     np.testing.assert_allclose(dense[..., 32:], network(_IMAGES).patches, atol=1e-6)
 
 
-def test_raw_pixels_have_one_vector_and_patches():
-    raw = pixels.raw_pixels(4)
-    for kind in tokens.KINDS:
-        np.testing.assert_array_equal(tokens.reader(raw, kind, 4)(_IMAGES), raw(_IMAGES).image)
-    dense = tokens.reader(raw, tokens.DENSE, 4)(_IMAGES)
-    np.testing.assert_array_equal(dense, raw(_IMAGES).patches)
-
-
 @pytest.mark.parametrize(
     "kind, layers, named",
     [
@@ -71,12 +68,3 @@ def test_tokens_that_do_not_exist_are_named(network, kind, layers, named):
     other = network if kind != "cls_mean" else _network(cls=False)
     with pytest.raises(InputError, match=named):
         tokens.reader(other, kind, layers)(_IMAGES)
-
-
-def test_several_devices_give_the_features_of_one(network):
-    spread = network.across(jax.local_devices())
-    assert spread.mesh.size == 8
-    images = np.random.default_rng(1).random((11, 8, 8, 3)).astype(np.float32)  # not a multiple
-    one, many = network(images, layers=(1,)), spread(images, layers=(1,))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), one, many)
-    assert many.image.shape == (11, 16) and spread.digest == network.digest

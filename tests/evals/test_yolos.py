@@ -115,24 +115,19 @@ def test_the_gradient_is_clipped():
 
 
 @pytest.mark.slow
-def test_a_run_is_scored_and_the_same_on_several_devices(encoder, monkeypatch):
-    assert len(jax.local_devices()) == 8  # of which 4 share the batch
-    one, again = (made(encoder, broken=(3,)) for _ in range(2))
-    scores = yolos.run(one)
+def test_a_run_is_scored_and_drawn(encoder):
+    case = made(encoder, broken=(3,))
+    scores = yolos.run(case)
     assert set(scores) >= {"yolos", "yolos_ap50", "yolos_ap75", "yolos_small"}
     assert all(0 <= value <= 100 for value in scores.values())
-    monkeypatch.setattr(jax, "local_devices", lambda: jax.devices()[:1])
-    assert yolos.run(again)["yolos"] == pytest.approx(scores["yolos"], abs=1)
-    (predicted, true, kept), (others, *_) = (c.extracted[c.own("yolos")] for c in (one, again))
-    assert kept == [0, 1, 2] and len(predicted) == len(others) == 3
-    for found, other, wanted, index in zip(predicted, others, true, kept):
+    predicted, true, kept = case.extracted[case.own("yolos")]
+    assert kept == [0, 1, 2] and len(predicted) == 3
+    for found, wanted, index in zip(predicted, true, kept):
         np.testing.assert_array_equal(wanted.boxes, Squares(4)[index]["boxes"])
         assert found.boxes.shape == (8, 4) and set(found.labels) <= {0, 1}
         assert (found.boxes >= 0).all()
         assert (found.boxes[:, :2] + found.boxes[:, 2:] <= (32 + 1e-3, 40 + 1e-3)).all()
-        np.testing.assert_allclose(found.boxes, other.boxes, atol=1e-2)
-        np.testing.assert_allclose(found.scores, other.scores, atol=1e-3)
-    assert len(yolos.figures(one)["boxes"].rows) == 3
+    assert len(yolos.figures(case)["boxes"].rows) == 3
     assert yolos.figures(made(encoder)) == {}  # nothing was trained
 
 
@@ -160,8 +155,6 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
 def test_what_cannot_work_is_refused(encoder, monkeypatch):
     with pytest.raises(InputError, match="network"):
         yolos.run(case.Case(evals.raw_pixels(4), section(), Squares(4), Squares(4)))
-    with pytest.raises(InputError, match="evals.yolos.crop"):
-        yolos.run(made(encoder, crop=16))
     with pytest.raises(InputError, match="position_size"):
         detectors.make(encoder, section(position_size=18), 2, jax.random.key(0))
     # Before the training.

@@ -155,6 +155,29 @@ def test_only_the_student_has_a_gradient(name):
             assert np.any(gradient) == (key in case.student), key
 
 
+MASKED = {  # loss: what the student says of every patch, and the masks
+    "ibot_patch": ("student_logits", "masks"),
+    "mae": ("predicted", "mask"),
+    "sop_patch": ("student_embeddings", "masks"),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_only_masked_patches_matter(name):
+    """Even where the student is NaN."""
+    key, masks = MASKED[name]
+    arrays = cases.make(name, 2)
+    there = arrays[masks]
+    hidden = np.where(there[..., None], arrays[key], np.float32(np.nan))
+    (terms, gradients), (same, again) = (
+        cases.run(name, x) for x in (arrays, arrays | {key: hidden})
+    )
+    assert all(same[term] == terms[term] for term in ("loss", "kl") if term in terms)
+    np.testing.assert_array_equal(again[key], gradients[key])
+    gradient = np.asarray(gradients[key])
+    assert not np.any(gradient[~there]) and np.all(np.any(gradient[there], axis=-1))
+
+
 TELLING = ("dino", "cribo_objects", "flsl", "stellar", "sop")  # the default run keeps these
 
 

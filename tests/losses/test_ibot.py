@@ -7,26 +7,10 @@ from tests.losses import cases
 from tests.losses.reference import close
 
 
-def test_without_patches_the_numbers_are_dinos():
-    x = cases.make("ibot")
-    settings = {"teacher_temperatures": (0.04, 0.04), "weights": (1.0, 0.0)}
-    terms, _ = cases.run("ibot", x, **settings)
-    arrays = {f"{who}_logits": x[f"{who}_cls"] for who in ("student", "teacher")}
-    dino, _ = cases.run("dino", arrays | {"center": x["cls_center"]}, teacher_temperature=0.04)
-    assert terms["loss"] == dino["loss"]
-    assert dino == {name: terms[f"cls_{name}"] for name in dino}
-
-
-def test_only_masked_patches_matter_and_any_subset_that_holds_them_will_do():
+def test_any_subset_that_holds_the_masked_patches_will_do():
     x = cases.make("ibot_patch")
     masks = x["masks"]
-    terms, gradients = cases.run("ibot_patch", x)
-    gradient = np.asarray(gradients["student_logits"])
-    assert not np.any(gradient[~masks]) and np.all(np.any(gradient[masks], axis=-1))
-    broken = np.where(masks[..., None], x["student_logits"], np.nan)
-    same, again = cases.run("ibot_patch", x | {"student_logits": broken})
-    assert same["loss"] == terms["loss"]
-    np.testing.assert_array_equal(again["student_logits"], gradient)
+    terms, _ = cases.run("ibot_patch", x)
     first = np.argsort(~masks, axis=-1, kind="stable")[..., : masks.sum(axis=-1).max()]
 
     def pick(x):

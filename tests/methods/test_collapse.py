@@ -134,22 +134,12 @@ def test_dino_collapses_without_centering(centering):
 
 
 @pytest.mark.nightly
-def test_dino_needs_centering_and_sharpening():
-    """DINO's paper, section 5.3. After 160 steps (measured): without centering all images fall on
-    1.3 of 128 prototypes (marginal entropy 0.29 nats, with it 4.49); with centering but a teacher
-    blunter than the student, every target is uniform (4.82 of log 128 = 4.85). With both a target
-    tells 0.70 nats about its image, without one of them 0.1 or less.
-    """
-    blunt = dict(teacher_temperature=0.15, final_teacher_temperature=0.15)
-    (run, fine), (_, biased), (_, uniform) = (
-        last_rows(dino(**changes)) for changes in ({}, dict(centering=False), blunt)
-    )
-    assert information(fine) > 0.5 and fine["cls_marginal_entropy"] > 0.85 * TOP
-    assert information(biased) < 0.25 and biased["cls_marginal_entropy"] < 0.3 * TOP
-    assert information(uniform) < 0.25 and uniform["cls_teacher_entropy"] > 0.97 * TOP
-    assert not run.method.health(fine)
-    assert any("collapse" in text for text in run.method.health(biased))
-    assert any("uniform" in text for text in run.method.health(uniform))
+def test_dino_is_uniform_without_sharpening():
+    """DINO's paper, section 5.3: with a teacher blunter than the student, targets have (measured
+    after 160 steps) 4.82 of log 128 = 4.85 nats and tell 0.1 or less about their image."""
+    run, row = last_rows(dino(teacher_temperature=0.15, final_teacher_temperature=0.15))
+    assert information(row) < 0.25 and row["cls_teacher_entropy"] > 0.97 * TOP
+    assert any("uniform" in text for text in run.method.health(row))
 
 
 def stellar(**weights):

@@ -2,7 +2,6 @@
 centers."""
 
 import functools
-import math
 
 import chex
 import jax
@@ -17,7 +16,10 @@ from ssl_jax.methods.cribo import levels, objects
 from ssl_jax.train import optim
 from ssl_jax.views import recipe
 from tests import tiny
-from tests.losses.reference import close, entropy, log_softmax
+from tests.losses import reference
+from tests.losses.reference import close
+from tests.models.reference import float64, mlp
+from tests.ops.test_cycle import by_loops
 
 pytestmark = pytest.mark.slow
 
@@ -181,15 +183,8 @@ def test_a_whole_objective_equals_the_equations():
     assert 0 < valid.sum() < valid.size
 
     def trunk(weights, x):
-        layers = weights["head"]["trunk"]["mlp"]
-        for i in range(3):
-            x = x @ np.asarray(layers[str(i)]["kernel"], np.float64) + np.asarray(
-                layers[str(i)]["bias"], np.float64
-            )
-            x = 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) if i < 2 else x
-        return x / np.maximum(
-            np.linalg.norm(x, axis=-1, keepdims=True), 1e-6
-        )  # objects that do not exist are 0
+        x = mlp(float64(weights["head"]["trunk"]["mlp"]), x)
+        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-6)
 
     def last(weights, level, x):
         direction = np.asarray(weights["head"][level]["direction"], np.float64)
@@ -197,69 +192,45 @@ def test_a_whole_objective_equals_the_equations():
 
     rows = {name: np.asarray(x, np.float64) for name, x in carry["memory"]["rows"].items()}
     written = np.asarray(carry["memory"]["valid"]) & (rows["valid"] > 0)
-
-    def unit(x):
-        return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-30)
-
-    neighbours, closed = np.zeros((2, BATCH, CLUSTERS, WIDTH)), np.zeros((2, BATCH, CLUSTERS), bool)
-    for view, (mine, others) in enumerate((("first", "second"), ("second", "first"))):
-        for o in zip(*np.nonzero(valid)):
-            j = np.where(written, unit(rows[mine]) @ unit(own[view][o]), -np.inf).argmax()
-            back = np.where(valid, unit(own[1 - view]) @ unit(rows[others][j]), -np.inf)
-            neighbours[(view, *o)], closed[(view, *o)] = (
-                rows[mine][j],
-                np.unravel_index(back.argmax(), back.shape) == o,
-            )
+    flat, neighbours, closed = own.reshape(2, -1, WIDTH), [], []
+    for view, names in enumerate((("first", "second"), ("second", "first"))):
+        banks = [rows[name] for name in names]
+        cycle, index = by_loops(flat[view], flat[1 - view], *banks, valid.ravel(), written)
+        neighbours.append(banks[0][index].reshape(own[view].shape))
+        closed.append(cycle.reshape(valid.shape))
+    neighbours, closed = np.stack(neighbours), np.stack(closed)
     assert closed[0].any() and closed[1].any()
 
-    tau = 0.07  # epoch 2 of a warm-up of three
-
-    def log_q(level, x):
-        return log_softmax(last(params, level, x) / c.student_temperature)
-
-    def p(level, x):
-        return np.exp(
-            log_softmax((last(teacher, level, x) - np.asarray(carry["center"][level])) / tau)
-        )
-
-    def cross(target, log_p):
-        return -(target * log_p).sum(-1)
-
-    images = [np.moveaxis(given[name], 1, 0) for name in ("student", "teacher")]
-    want = {
-        "global_loss": np.mean(
-            [
-                cross(p("images", images[1][v]), log_q("images", images[0][1 - v])).mean()
-                for v in (0, 1)
-            ]
-        )
+    taus = c.student_temperature, 0.07  # epoch 2 of a warm-up of three
+    center = {level: np.asarray(x, np.float64) for level, x in carry["center"].items()}
+    students, teachers = (np.moveaxis(given[name], 1, 0) for name in ("student", "teacher"))
+    logits = {
+        "images": last(teacher, "images", teachers),
+        "objects": last(teacher, "objects", trunk(teacher, own)),
     }
-    students = [log_q("objects", trunk(params, of_student[v])) for v in (0, 1)]
-    targets = [p("objects", trunk(teacher, own[v])) for v in (0, 1)]
-    want["cross_view_loss"] = np.mean(
-        [cross(targets[v], students[1 - v])[valid].mean() for v in (0, 1)]
+    images, _ = reference.cribo_images(
+        last(params, "images", students), logits["images"], center["images"], *taus
     )
-    want["cross_image_loss"] = np.mean(
-        [
-            cross(p("objects", trunk(teacher, neighbours[v])), students[1 - v])[closed[v]].mean()
-            for v in (0, 1)
-        ]
+    both, _ = reference.cribo_objects(
+        last(params, "objects", trunk(params, of_student)),
+        logits["objects"],
+        valid,
+        center["objects"],
+        *taus,
+        weights=(1, 1),
+        neighbours=last(teacher, "objects", trunk(teacher, neighbours)),
+        cycle=closed,
     )
-    for name, value in want.items():
-        close(metrics[name], value, relative=3e-5)
-    close(loss, sum(want.values()), relative=3e-5)
-    for level, x in (
-        ("images", images[1].reshape(-1, 8)),
-        ("objects", np.concatenate([trunk(teacher, own[v][valid]) for v in (0, 1)])),
-    ):
-        mean_logits = last(teacher, level, x).mean(axis=0)
-        close(
-            new["center"][level],
-            0.9 * np.asarray(carry["center"][level], np.float64) + 0.1 * mean_logits,
-        )
-    every = np.concatenate([t[valid] for t in targets])
-    close(metrics["object_teacher_entropy"], entropy(every).mean(), relative=3e-5)
-    close(metrics["object_marginal_entropy"], entropy(every.mean(axis=0)), relative=3e-5)
+    close(metrics["global_loss"], images["loss"], relative=3e-5)
+    for name in ("cross_view_loss", "cross_image_loss"):
+        close(metrics[name], both[name], relative=3e-5)
+    for name in ("teacher_entropy", "marginal_entropy"):
+        close(metrics[f"object_{name}"], both[name], relative=3e-5)
+    close(loss, images["loss"] + both["loss"], relative=3e-5)
+    logits["objects"] = logits["objects"][:, valid]
+    for level, x in logits.items():
+        mean_logits = x.reshape(-1, x.shape[-1]).mean(axis=0)
+        close(new["center"][level], 0.9 * center[level] + 0.1 * mean_logits)
     z, total = closed.sum(axis=(1, 2)), valid.sum()
     assert (metrics["cycles_first"], metrics["cycles_second"]) == tuple(z)
     close(metrics["bootstrapping_ratio"], z.sum() / (2 * total))
@@ -405,20 +376,14 @@ def test_last_layers_wait_and_their_gain_learns_or_not():
         assert waits == {f"{x}/{leaf}": n for x in levels for leaf, n in wanted.items()}
 
 
-def test_center_follows_the_valid_objects_and_stays_without_any():
-    rng = np.random.default_rng(0)
-    rows = rng.normal(size=(2, BATCH, CLUSTERS, 8)).astype(np.float32)
-    valid = rng.random((BATCH, CLUSTERS)) < 0.5
-    center, prototypes = (rng.normal(size=shape).astype(np.float32) for shape in ((12,), (8, 12)))
-    rows[:, ~valid] = np.nan
-    logits = rows[:, valid].reshape(-1, 8).astype(np.float64) @ prototypes.astype(np.float64)
+def test_center_stays_without_a_valid_object():
+    center, prototypes = np.arange(12, dtype=np.float32), np.ones((8, 12), np.float32)
     level = levels.Level(prototypes, prototypes, center, 0.1, 0.05)
-    close(level.moved_center(rows, valid, 0.8), 0.8 * center + 0.2 * logits.mean(axis=0))
-    none = np.zeros_like(valid)
+    rows, none = np.full((2, BATCH, CLUSTERS, 8), np.nan), np.zeros((BATCH, CLUSTERS), bool)
     np.testing.assert_array_equal(level.moved_center(rows, none, 0.8), center)
 
 
-# Health and pictures
+# Pictures
 
 
 def test_pictures_show_objects_beside_their_nearest_in_other_images():

@@ -1,4 +1,4 @@
-"""DINOv2: which loss sees what, centers, heads, learning rates by depth, published weights."""
+"""DINOv2: which loss sees what, centers, heads, learning rates by depth."""
 
 import functools
 
@@ -7,13 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax import convert, losses, methods, ops, trees
+from ssl_jax import losses, methods, ops, trees
 from ssl_jax.methods import base, dinov2, multicrop
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.train import optim
 from ssl_jax.views import recipe
 from tests import tiny
-from tests.convert import published
 from tests.losses.reference import close
 
 pytestmark = pytest.mark.slow
@@ -161,26 +160,3 @@ def test_learning_rates_fall_towards_the_input_and_networks_are_clipped_apart():
     assert {"backbone/position", "backbone/registers", "head/last/gain"} <= decayed
     by_tensor = bound(optim__clip_by="tensor").rules
     assert all(rule.clip_group is None for _, rule in by_tensor)
-
-
-def test_published_weights_fill_backbone_and_both_heads(tmp_path, registers=3):
-    tensors = published.prefixed("teacher.backbone.", published.dinov2(registers=registers))
-    for seed, head in enumerate(("dino_head", "ibot_head")):
-        layers = published.dino_head(seed)
-        tensors |= {name.replace("head.", f"teacher.{head}.", 1): x for name, x in layers.items()}
-    np.savez(tmp_path / "weights.npz", **tensors)
-    params = shapes(
-        model__depth=published.DEPTH,
-        model__image_size=published.PATCH * published.GRID,
-        model__mlp_ratio=published.HIDDEN / published.D,
-        model__registers=registers,
-        dinov2__patch__bottleneck=16,
-        dinov2__patch__prototypes=24,
-    )[0]
-    filled, report = convert.load_torch(tmp_path / "weights.npz", params)
-    assert not report.left and not report.missing
-    assert jax.tree.map(np.shape, filled) == jax.tree.map(np.shape, params)
-    wanted = tensors["teacher.ibot_head.last_layer.weight_v"].T
-    np.testing.assert_array_equal(filled["patch_head"]["last"]["direction"], wanted)
-    wanted = tensors["teacher.backbone.blocks.1.ls2.gamma"]
-    np.testing.assert_array_equal(filled["backbone"]["blocks"]["ls2"]["gamma"][1], wanted)

@@ -212,15 +212,6 @@ def test_temperatures_warm_up_per_epoch_and_apart_and_centers_stay_without_cente
     assert all(np.any(center) for center in default_run()[0][1].carry.values())  # with centering
 
 
-def test_metrics_and_health():
-    (loss, output), _, _ = default_run()
-    metrics = output.metrics
-    np.testing.assert_allclose(loss, metrics["cls_loss"] + metrics["patch_loss"], rtol=1e-6)
-    assert 0 < metrics["patch_masked"] < 1 and "cls_local_loss" in metrics
-    row = {"patch_teacher_entropy": 0.0, "patch_marginal_entropy": 0.0}
-    assert bound().health(row) and bound(ibot__patch__weight=0.0).health(row) == []
-
-
 def test_pictures_colour_patches_by_prototype():
     params = default_run()[2]
     image = np.random.default_rng(0).random((16, 16, 3), np.float32)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import ops
-from ssl_jax.methods import base, massl, sop
+from ssl_jax.methods import base, massl
 from tests.losses import reference
 from tests.methods import embeddings_case as case
 
@@ -59,37 +59,3 @@ def test_loss_and_gradient_equal_a_softmax_over_the_blocks(changes):
     memory = base.settle(output.carry, carry)["cls"]["memory"]
     np.testing.assert_array_equal(memory["rows"]["embedding"][: case.BATCH], outputs.teacher[:, 1])
     assert int(memory["cursor"]) == case.BATCH
-
-
-def test_it_is_sop_without_support_embeddings():
-    """k = 0 and one-hot contributions, with all rows as anchors: the same loss and the same new
-    memory.
-    """
-    _, method, carry, outputs = start(section__cls__anchors=12, section__cls__tasks=1)
-    theirs = case.config_of(
-        "sop",
-        section__contributions="onehot",
-        section__patch__weight=0.0,
-        views__mask="none",
-        section__cls__anchors=12,
-        section__cls__tasks=1,
-        section__cls__members=1,
-        section__cls__memory=12,
-    )
-    sop.check(theirs)
-    as_sop = sop.make(theirs)
-    starts = [jax.jit(m.init)(jax.random.key(1)) for m in (method, as_sop)]
-    for a, b in zip(*map(jax.tree.leaves, starts), strict=True):
-        np.testing.assert_array_equal(a, b)
-    loss, output = case.objective(method, outputs, carry, jax.random.key(2))
-    sop_loss, sop_output = case.objective(as_sop, outputs, carry, jax.random.key(3))
-    assert float(loss) == pytest.approx(float(sop_loss), rel=1e-6)
-    assert sorted(output.metrics) == sorted(sop_output.metrics)
-    for a, b in zip(jax.tree.leaves(output.carry), jax.tree.leaves(sop_output.carry), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def test_it_masks_nothing():
-    _, method, _, _ = start()
-    params, _ = jax.eval_shape(method.init, jax.random.key(1))
-    assert "mask_token" not in params["backbone"] and method.views["global"].mask is None

@@ -13,11 +13,10 @@ from ssl_jax import methods, ops, trees
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import stellar as drawing
-from ssl_jax.losses.stellar import match_meters
 from ssl_jax.methods import stellar
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import tokenizer
-from ssl_jax.train import optim, state, step
+from ssl_jax.train import optim, state
 from ssl_jax.views import recipe
 from tests import tiny
 
@@ -151,17 +150,7 @@ def test_outputs_and_terms_of_the_published_form():
     params, outputs, metrics = shapes_of(bound())
     assert set(params) == NETWORKS and set(bound().constants()) == {"fourier"}
     assert params["token_head"]["prototypes"].shape == (12, 8)
-    assert {name: leaf.shape for name, leaf in outputs.items()} == {
-        "tokens": (4, 5, 16),
-        "masked_tokens": (4, 2, 5, 16),
-        "token": (4, 5, 8),
-        "cls": (4, 8),
-        "masked_token": (4, 2, 5, 8),
-        "masked_cls": (4, 2, 8),
-        "local_cls": (4, 2, 8),
-        "rebuilt": (4, 16, 48),
-        "target": (4, 16, 48),
-    }
+    assert outputs["masked_token"].shape == (4, 2, 5, 8)
     terms = {"reconstruction_loss", "cluster_loss", "align_loss", "koleo", "masked_koleo"}
     assert terms | CLS_TERMS <= set(metrics)
     # What the second stage wants is what the student of the first has.
@@ -271,7 +260,7 @@ def optimizer():
 
 def test_a_teacher_gives_the_targets_and_has_no_gradient():
     """Those of the teacher's own prototypes and view, matched to the main view's tokens."""
-    changes = dict(stellar__targets="teacher")
+    changes = dict(stellar__targets="teacher", stellar__matching="hungarian")
     method, params = bound(**changes), initial(**changes)
     teacher = jax.tree.map(lambda x: np.asarray(x) + 0.02, method.teacher_of(params))
     metrics, outputs, _, (_, by_teacher) = forward(method, params, teacher)
@@ -280,9 +269,9 @@ def test_a_teacher_gives_the_targets_and_has_no_gradient():
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(by_teacher))
     scores = np.asarray(outputs.teacher_token) @ teacher["token_head"]["prototypes"].T
     q = ops.sinkhorn_knopp(scores.reshape(20, 12), temperature=0.06).reshape(4, 5, 12)
-    match = np.asarray(ops.align_sets(outputs.tokens, outputs.teacher_tokens).index)
+    match = ops.align_sets(outputs.tokens, outputs.teacher_tokens, solver="hungarian").index
     logits = np.asarray(outputs.token) @ np.asarray(params["token_head"]["prototypes"]).T
-    matched = np.take_along_axis(np.asarray(q), match[..., None], 1)
+    matched = np.take_along_axis(np.asarray(q), np.asarray(match)[..., None], 1)
     loss = ops.cross_entropy(matched, logits, temperature=0.12).mean()
     np.testing.assert_allclose(metrics["cluster_loss"], loss, rtol=1e-4)
 
@@ -375,36 +364,3 @@ def test_concepts_rank_images_by_the_prototype_and_mark_half_the_maximum(monkeyp
         np.testing.assert_array_equal(panel.image, images[i])
         half = maps[i, ..., 1] >= 0.5 * maps[i, ..., 1].max()
         np.testing.assert_array_equal(panel.labels == 0, half)
-
-
-def test_match_meters_by_hand():
-    cost = jnp.array([[[1.0, 5.0, 5.0], [2.0, 9.0, 9.0]], [[4.0, 1.0, 1.0], [1.0, 3.0, 4.0]]])
-    found = match_meters(ops.Alignment(jnp.array([[0, 0], [1, 0]]), cost, None))
-    np.testing.assert_allclose(found["match_cost"], (1 + 2 + 1 + 1) / 4)
-    np.testing.assert_allclose(found["match_contrast"], 1.25 / float(cost.mean()), rtol=1e-6)
-    np.testing.assert_allclose(found["match_distinct"], (0.5 + 1) / 2)
-
-
-# Training
-
-
-def test_a_few_steps_of_the_warm_up_lower_the_loss_and_move_the_teacher():
-    """With a teacher and the exact matching; the standard form goes through the tests of all
-    methods.
-    """
-    config = resolved(unresolved(stellar__targets="teacher", stellar__matching="hungarian"))
-    method = methods.make(config)
-    params, _ = jax.eval_shape(method.init, jax.random.key(0))
-    optimizer = optim.make(config.optim, method.rules, params)
-    train = jax.jit(step.make_step(method, optimizer, config))
-    create = jax.jit(lambda constants: state.create(method, optimizer, config.seed, constants))
-    first = current = create(method.constants())
-    batch, rows = tiny.random_batch(method.views), []
-    for _ in range(20):
-        current, metrics = train(current, batch)
-        rows.append({name: float(value) for name, value in metrics.items()})
-    assert all(np.isfinite(list(row.values())).all() for row in rows)
-    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"] and rows[-1]["psnr"] > rows[0]["psnr"] + 1
-    np.testing.assert_array_equal(current.constants["fourier"], method.constants()["fourier"])
-    queries = [x["backbone"]["queries"] for x in (first.teacher, current.teacher, current.params)]
-    assert 0 < np.abs(queries[1] - queries[0]).max() < np.abs(queries[2] - queries[0]).max()

@@ -92,9 +92,3 @@ def test_a_detector_needs_queries_and_classes():
     for shape, classes in ((dataclasses.replace(SHAPE, queries=0), 3), (SHAPE, 0)):
         with pytest.raises(ValueError, match="queries and classes"):
             detection.yolos(shape, classes)
-
-
-def test_heads_begin_as_torch_begins_linear_layers():
-    kernel = detection.yolos(SHAPE, 3).init(jax.random.key(0))["classes"]["0"]["kernel"]
-    assert float(jnp.abs(kernel).max()) <= 8**-0.5
-    assert float(jnp.abs(layers.uniform(jax.random.key(0), (8, 8))).max()) <= 8**-0.5

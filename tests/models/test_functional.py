@@ -28,12 +28,6 @@ def test_params_are_plain_dicts_with_string_keys():
     )
 
 
-def test_shapes_without_arrays():
-    model, params = make()
-    shapes = jax.eval_shape(model.init, jax.random.key(0))
-    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, params)
-
-
 def test_first_apply_inside_a_trace_leaks_nothing():
     model = heads.projection_head(
         6, hidden=7, out=3

@@ -40,18 +40,6 @@ def test_dino_head_matches_numpy():
     np.testing.assert_allclose(head.apply(params, jnp.asarray(X, jnp.float32)), want, atol=1e-6)
 
 
-def test_dino_last_layer_shapes_and_cosines():
-    head = dino_head()
-    params = head.init(jax.random.key(0))
-    assert params["last"]["direction"].shape == (5, 7)
-    # Two-dimensional: decayed when it learns (rules go by rank).
-    np.testing.assert_array_equal(params["last"]["gain"], np.ones((1, 7)))
-    x = np.float32(100 * np.random.default_rng(1).normal(size=(50, 8)))
-    assert np.abs(head.apply(params, x)).max() <= 1 + 1e-6
-    doubled = params | {"last": params["last"] | {"direction": 2 * params["last"]["direction"]}}
-    np.testing.assert_allclose(head.apply(doubled, x), head.apply(params, x), atol=1e-6)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_prototypes_are_the_last_layer_of_the_dino_head(dtype):
     head = dino_head(dtype=dtype)

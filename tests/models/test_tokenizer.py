@@ -125,13 +125,6 @@ def test_an_image_that_is_not_finite_has_no_code(small, weights):
     assert codes[0].max() < 11 and np.all(codes[1] == 11)
 
 
-@pytest.mark.slow
-def test_bfloat16_agrees_mostly(small, weights):
-    images, params = jnp.asarray(images_of(4, 16, 16, 3)), small.load(weights)
-    same = small.encode(params, images) == small.encode(params, images, dtype="bfloat16")
-    assert same.mean() > 0.8
-
-
 def test_weights_from_every_format_and_under_a_prefix(small, published, weights, tmp_path):
     want = small.load(weights)
     save_file(published, tmp_path / "a.safetensors")
@@ -167,13 +160,6 @@ def test_files_that_are_no_weights_are_refused(small, published, tmp_path, file)
         small.load(file and tmp_path / file)
 
 
-def test_sizes_that_cannot_work_are_named(small):
-    with pytest.raises(ValueError, match="channels"):
-        tokenizer.maskgit_vqgan(channels=33)
-    with pytest.raises(ValueError, match="multiples of 2"):
-        jax.eval_shape(small.encode, small.shapes, jnp.ones((1, 9, 8, 3)))
-
-
 def test_the_published_network_has_the_published_shapes():
     full = tokenizer.maskgit_vqgan()
     assert full.num_codes == 1024 and full.cell == 16
@@ -182,8 +168,6 @@ def test_the_published_network_has_the_published_shapes():
     assert shapes["encoder/conv_out/kernel"] == (1, 1, 512, 256)
     assert shapes["encoder/down/4/block/0/nin_shortcut/kernel"] == (1, 1, 512, 512)
     assert shapes["encoder/conv_in/kernel"] == (3, 3, 3, 128)
-    assert "encoder/down/0/block/0/nin_shortcut/kernel" not in shapes
-    assert "encoder/down/2/block/0/nin_shortcut/kernel" in shapes
     images = jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)
     assert jax.eval_shape(full.encode, full.shapes, images).shape == (2, 196)
 
@@ -191,21 +175,15 @@ def test_the_published_network_has_the_published_shapes():
 # Targets
 
 
-def test_pixels_of_patches_go_row_by_row_and_back():
+def test_pixels_of_patches_go_row_by_row_and_back_without_weights():
     images, target = images_of(2, 6, 9, 3), tokenizer.target("pixel", 3)
+    assert target.width == 27 and not target.codes
+    assert target.constants("") == target.shapes == {}
     cells = np.asarray(target.encode({}, jnp.asarray(images)))
     assert cells.shape == (2, 6, 27)
     np.testing.assert_array_equal(cells[1, 4], images[1, 3:6, 3:6].reshape(-1))
     np.testing.assert_array_equal(target.show(cells, (2, 3)), images)
-
-
-def test_pixel_target_needs_no_weights():
-    target = tokenizer.target("pixel", 3)
-    images = jnp.asarray(images_of(2, 6, 9, 3))
-    assert target.width == 27 and not target.codes
-    assert target.constants("") == target.shapes == {}
-    shown = target.show(3 * target.encode({}, images) - 1, (2, 3))
-    np.testing.assert_array_equal(shown, np.clip(3 * np.asarray(images) - 1, 0, 1))
+    np.testing.assert_array_equal(target.show(3 * cells - 1, (2, 3)), np.clip(3 * images - 1, 0, 1))
 
 
 @pytest.mark.slow
@@ -228,24 +206,12 @@ def test_code_target_has_one_code_per_patch_whatever_the_patch(small, published,
     np.testing.assert_allclose(rebuilt[0], decoded(published, codes[0], (4, 3)), atol=1e-5)
 
 
-def test_unknown_targets_and_absent_weights_are_refused(small):
+def test_sizes_targets_and_absent_weights_are_refused(small):
+    with pytest.raises(ValueError, match="channels"):
+        tokenizer.maskgit_vqgan(channels=33)
+    with pytest.raises(ValueError, match="multiples of 2"):
+        jax.eval_shape(small.encode, small.shapes, jnp.ones((1, 9, 8, 3)))
     with pytest.raises(InputError):
         tokenizer.target("vq", 2, small).constants("")
     with pytest.raises(ValueError, match="target"):
         tokenizer.target("pixels", 4)
-
-
-def test_resize_is_the_bicubic_without_antialias():
-    """Keys' kernel with a = -.75: at twice the size every sample lies a quarter pixel off the old
-    ones.
-    """
-    line = images_of(1, 1, 12, 1)
-    got = np.asarray(tokenizer.resize(jnp.asarray(line), 1, 24))[0, 0, :, 0]
-    i, x = 5, line[0, 0, :, 0].astype(np.float64)  # output 2 i + 1 lies at i + 1/4
-    weights = [_keys(1.25), _keys(0.25), _keys(0.75), _keys(1.75)]
-    np.testing.assert_allclose(got[2 * i + 1], np.dot(weights, x[i - 1 : i + 3]), atol=1e-6)
-    assert tokenizer.resize(line, 1, 12) is line
-
-
-def _keys(t, a=-0.75):
-    return (a + 2) * t**3 - (a + 3) * t**2 + 1 if t <= 1 else a * (t**3 - 5 * t**2 + 8 * t - 4)

@@ -245,7 +245,7 @@ VOTE = dict(queries=real(8, 3), members=everywhere(4, 2, 3, constant=True))
 VOTE |= dict(weights=shares(4, 2, shared=True, constant=True), temperature=TAU)
 OBJECTS = dict(tokens=real(8, 3), assignments=probabilities(8, 3))
 SEARCHED = dict(infinite=True, sends=COLLECTIVES)
-HUNGARIAN, WHOLE = dict(solver="hungarian"), dict(leading=False)
+WHOLE = dict(leading=False)
 TRANSPORTED = dict(holds=transported, sends=REDUCES)
 ROW = {"x": ((3,), jnp.float32)}
 

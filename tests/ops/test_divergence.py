@@ -31,14 +31,6 @@ def distributions(seed, shape, concentration):
     return rng.dirichlet(np.full(shape[-1], concentration), shape[:-1])
 
 
-def test_hand_worked():
-    """softmax(0, log 3) = (1/4, 3/4)."""
-    p, x = np.float32([0.5, 0.5]), np.float32([0.0, np.log(3)])
-    close(ops.cross_entropy(p, x), -0.5 * np.log(3 / 16))
-    close(ops.cross_entropy(p, 0.1 * x, temperature=0.1), -0.5 * np.log(3 / 16))
-    close(entropy(np.float32([0.25, 0.75])), 2 * np.log(2) - 0.75 * np.log(3))
-
-
 @hypothesis.given(
     shape=st.sampled_from(SHAPES),
     dtype=st.sampled_from(TYPES),

@@ -47,15 +47,6 @@ def test_values_known_in_closed_form():
     np.testing.assert_array_equal(gradient(tokens(6, 1, 3), None), np.zeros((1, 3)))
 
 
-def test_nearest_is_not_mutual():
-    """Angles 0, 10 and 30 degrees: the last is nearest to the middle one, whose nearest is the
-    first.
-    """
-    angle = np.deg2rad([0, 10, 30])
-    got = jitted(np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32))
-    close(got, -np.log(np.sin(np.deg2rad([5, 5, 10]))))  # chord / 2 = sin(angle / 2)
-
-
 @hypothesis.given(
     shape=st.sampled_from(((2, 1), (5, 3), (4, 16))),
     scale=st.sampled_from((0.0, 1e-4, 1.0, 1e4)),
@@ -91,15 +82,6 @@ def test_gradients_reach_the_token_and_its_neighbour():
 def test_a_step_against_the_gradient_spreads_the_tokens():
     x = tokens(3, 6, 4)
     assert jitted(x - 0.01 * gradient(x, None)).sum() < jitted(x).sum()
-
-
-def test_scaling_a_token_changes_nothing():
-    """Powers of two exactly; other factors round every coordinate of a unit vector."""
-    rng = np.random.default_rng(4)
-    x, factor = tokens(4, 5, 6), 2.0 ** rng.integers(-60, 60, (5, 1))
-    base = jitted(x)
-    np.testing.assert_array_equal(jitted(np.float32(x * factor)), base)
-    close(jitted(np.float32(x * factor * rng.uniform(0.5, 2, (5, 1)))), base)
 
 
 def test_near_duplicates_keep_their_distance():

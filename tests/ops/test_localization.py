@@ -40,15 +40,6 @@ def tokens(seed, *shapes):
     return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
-def test_hand_worked():
-    """cos = 1 and 0 for the first row, 0.6 and 0.8 for the second, both zero for the third."""
-    dense = np.float32([[5.0, 0.0], [0.3, 0.4], [0.0, 0.0]])
-    sparse = np.float32([[2.0, 0.0], [0.0, 0.1]])
-    odds = np.array([np.exp(1 / 0.2), np.exp(-0.2 / 0.2), 1.0])  # of the first against the second
-    want = np.stack([odds / (1 + odds), 1 / (1 + odds)], axis=1)
-    close(jitted(dense, sparse, temperature=0.2), want)
-
-
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": None}])
 def test_equals_the_loops(options):
     dense, sparse = tokens(0, (3, 10, 6), (3, 4, 6))
@@ -73,14 +64,6 @@ def test_recomposition_has_low_rank_and_stays_in_the_convex_hull():
     low_rank = np.asarray(jitted(dense, sparse), np.float64) @ sparse
     assert all(np.linalg.matrix_rank(z, tol=1e-4) <= 4 for z in low_rank)
     assert ((low_rank @ directions).max(axis=1) <= (sparse @ directions).max(axis=1) + 1e-5).all()
-
-
-def test_temperature_limits():
-    """Uniform for hot, one-hot for cold."""
-    dense, sparse = tokens(5, (7, 6), (4, 6))
-    close(jitted(dense, sparse, temperature=1e6), np.full((7, 4), 0.25))
-    nearest = (dense @ (sparse / np.linalg.norm(sparse, axis=1, keepdims=True)).T).argmax(axis=1)
-    close(jitted(dense, sparse, temperature=1e-5), np.eye(4)[nearest])
 
 
 @hypothesis.given(

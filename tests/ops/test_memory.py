@@ -45,22 +45,6 @@ def test_first_in_first_out_at_any_batch_size(sizes):
         jax.tree.map(np.testing.assert_array_equal, again, want)
 
 
-def test_inside_scan_vmap_and_remat():
-    """The memory is a carry like any other: 5 pushes of 3 rows, for 2 memories at once."""
-    numbers = jnp.arange(30.0).reshape(2, 5, 3)
-
-    def run(batches):
-        start = ops.memory_init({"x": ((), jnp.float32)}, 4)
-        step = jax.checkpoint(lambda memory, rows: (ops.memory_push(memory, {"x": rows}), None))
-        return jax.lax.scan(step, start, batches)[0]
-
-    after = jax.jit(jax.vmap(run))(numbers)
-    np.testing.assert_array_equal(after["rows"]["x"], [[12, 13, 14, 11], [27, 28, 29, 26]])
-    np.testing.assert_array_equal(after["cursor"], [3, 3])
-    assert after["valid"].all()
-    assert not jax.grad(lambda batches: run(batches)["rows"]["x"].sum())(numbers[0]).any()
-
-
 def test_filled_memory_holds_different_unit_rows_until_they_are_replaced():
     spec = {"a": ((3,), jnp.float32), "b": ((3,), jnp.bfloat16)}
     memory = ops.memory_init(spec, 10, filled=jax.random.key(0))

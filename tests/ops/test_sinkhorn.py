@@ -1,7 +1,6 @@
 """Sinkhorn-Knopp, its potentials and the fused cross-entropy against the iteration in float64."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -82,17 +81,6 @@ def loss_and_gradient(scores, logits, weight, temperature=0.12, **options):
 
 
 # sinkhorn_knopp, sinkhorn_potentials
-
-
-def test_by_hand():
-    """Columns of [[1, 1], [3, 1]] sum to 4 and 2; then rows to 3/4 and 5/4; once more 14/15, 16/15;
-    55/56, 57/56.
-    """
-    scores = 0.5 * np.log(np.float32([[1.0, 1.0], [3.0, 1.0]]))
-    close(knopp(scores, temperature=0.5, num_iters=1), [[1 / 3, 2 / 3], [3 / 5, 2 / 5]])
-    close(knopp(scores, temperature=0.5, num_iters=2), [[20 / 55, 35 / 55], [36 / 57, 21 / 57]])
-    close(potentials(scores, temperature=0.5, num_iters=1), -np.log([4, 2]))
-    close(potentials(scores, temperature=0.5, num_iters=2), -np.log([4 * 14 / 15, 2 * 16 / 15]))
 
 
 @pytest.mark.parametrize(
@@ -237,13 +225,6 @@ def test_rows_of_targets_that_do_not_count_cost_nothing(indexed, chunk):
         close(got, want)
 
 
-def test_scores_as_their_own_logits():
-    """The gradient through the prediction alone, recomputed or not."""
-    scores = unit_scores(np.random.default_rng(15), 24, 9)
-    own = jax.checkpoint(lambda x: fused(x, x, chunk=6).sum())
-    close(jax.jit(jax.grad(own))(scores), expected(iterate(scores, 0.06), scores)[1])
-
-
 def test_impossible_classes_cost_nothing_where_the_target_is_zero():
     scores = np.float32([[500.0, 500.0, 0.0], [500.0, 500.0, 1000.0]])
     logits, weight = np.float32([[1.0, 1.0, -np.inf]] * 2), np.float32([1.0, 0.0])
@@ -259,49 +240,3 @@ def test_empty_batches():
     assert jitted(np.ones((0, 3, 4)), np.ones((0, 3, 4))).shape == (0, 3)
     none = jitted(np.ones((2, 3, 4)), np.ones((2, 0, 4)), index=np.zeros((2, 0), int))
     assert none.shape == (2, 0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_sharded_samples_agree_and_send_one_sum_per_iteration(dtype):
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    across, everywhere = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in (("data",), ()))
-    rng = np.random.default_rng(17)
-    n, k = 256, 48
-    scores = jnp.asarray(unit_scores(rng, n, k), dtype)
-    logits = jnp.asarray(rng.normal(size=(n, k)), dtype)
-    spread = [jax.device_put(x, across) for x in (scores, logits)]
-    balance = jax.jit(lambda s: sinkhorn.sinkhorn_potentials(s, temperature=0.06, chunk=32))
-    with jax.set_mesh(mesh):
-        compiled = balance.lower(spread[0]).compile()
-    h = compiled(spread[0])
-    close(h, balance(scores), relative=2e-6)
-    # A maximum and a sum at first, then one sum in the body of the loop over iterations, after its
-    # loop over chunks.
-    sent = [(shape, looped) for _, shape, looped in communication(compiled.as_text())]
-    assert sent == [(f"f32[1,{k}]", True)] + [(f"f32[1,{k}]", False)] * 2
-
-    loss = jax.jit(jax.value_and_grad(lambda x, s, h: fused(s, x, potentials=h, chunk=32).mean()))
-    arguments = spread[1], spread[0], jax.device_put(h, everywhere)
-    compiled = loss.lower(*arguments).compile()
-    sent = communication(compiled.as_text())
-    assert [(op, shape) for op, shape, _ in sent] == [("all-reduce", "f32[]")]
-    got = compiled(*arguments)
-    assert got[1].sharding.is_equivalent_to(across, 2)
-    for one, other in zip(got, loss(logits, scores, h)):
-        close(np.float32(one), np.float32(other), relative=1e-5 if dtype == jnp.float32 else 1e-2)
-
-
-def communication(text) -> list:
-    """(operation, shape, whether its computation also holds a loop and is none of the program's top
-    level).
-    """
-    operations = []
-    for computation in re.split(r"\n(?=%|ENTRY)", text):
-        looped = " while(" in computation and not computation.startswith("ENTRY")
-        for shape, op in re.findall(
-            r"= (\w+\[[\d,]*\])\S* (all-\w+|collective-permute|reduce-scatter)(?:-start)?\(",
-            computation,
-        ):
-            operations.append((op, shape, looped))
-    return operations

@@ -4,8 +4,6 @@ method.
 
 import functools
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,36 +182,6 @@ def test_shares_of_one_kth_stay_finite_where_k_times_one_kth_rounds_below_one():
     rng, members, _ = random_sops(2, k, 2)
     weights = ops.sop_weights(np.full((k, 2), -1.0), smoothing=0.999)
     close(sop_vote(unit(rng, 7, 8), members, weights, temperature=0.1), np.full((7, k), -np.log(k)))
-
-
-@pytest.mark.parametrize("eps", [0.1, 0.3])
-def test_smoothed_prediction_is_an_affine_map_of_the_plain_softmax(eps):
-    rng, members, _ = random_sops(3, 5, 1)
-    queries, tau, k = unit(rng, 7, 8), 0.1, 5
-    logits = queries.astype(np.float64) @ members[:, 0].T.astype(np.float64) / tau
-    plain = np.exp(reference.log_softmax(logits))
-    onehot, smoothed = (
-        np.exp(sop_vote(queries, members, ops.sop_weights(np.ones((k, 1)), **x), temperature=tau))
-        for x in (dict(rule="onehot"), dict(rule="smoothed", smoothing=eps))
-    )
-    close(onehot, plain)
-    close(smoothed, eps / (k - 1) + plain * (1 - eps * k / (k - 1)))
-    assert smoothed.min() >= eps / (k - 1) - 1e-6 and smoothed.max() <= 1 - eps + 1e-6
-
-
-@hypothesis.given(
-    rule=st.sampled_from(RULES),
-    temperature=st.sampled_from((0.02, 0.1, 1.0)),
-    seed=st.integers(0, 1000),
-)
-def test_order_of_sops_permutes_and_order_of_members_changes_nothing(rule, temperature, seed):
-    rng, members, weights = random_sops(seed, 6, 3, rule=rule)
-    vote = functools.partial(sop_vote, unit(rng, 7, 8), temperature=temperature)
-    base = np.asarray(vote(members, weights))
-    sops, slots = rng.permutation(6), rng.permuted(np.tile(np.arange(3), (6, 1)), axis=1)
-    close(vote(members[sops], weights[sops]), base[:, sops])
-    each = np.arange(6)[:, None]
-    close(vote(members[each, slots], weights[each, slots]), base)
 
 
 def test_gradient_by_the_temperature():

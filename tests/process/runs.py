@@ -2,6 +2,7 @@
 compared.
 """
 
+import contextlib
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,7 +30,7 @@ class Run:
 
     config, options: as `ssl-jax train` takes them. own: {process: options for it alone}. program:
     what Python is to run. env: of the processes; by default they share the tests' compilation
-    cache and have `devices` simulated devices each.
+    cache.
     """
 
     def __init__(
@@ -38,7 +39,6 @@ class Run:
         workdir: Path,
         *options: str,
         processes: int = 1,
-        devices: int = 1,
         own: Mapping[int, Sequence[str]] | None = None,
         program: Sequence[str] = ("-m", "ssl_jax"),
         env: Mapping[str, str] | None = None,
@@ -47,30 +47,17 @@ class Run:
         self.lines: list[str] = []
         self.outputs: list[list[str]] = [[] for _ in range(processes)]
         command = [sys.executable, *program, "train", f"--config={config}", f"--workdir={workdir}"]
-        place = (f"--coordinator=localhost:{free_port()}", f"--num-processes={processes}")
-        self.processes = [
-            subprocess.Popen(
-                [
-                    *command,
-                    *options,
-                    *((*place, f"--process-id={index}") if processes > 1 else ()),
-                    *(own or {}).get(index, ()),
-                ],
-                cwd=ROOT,
-                env=env or compiling.environment(devices),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-            for index in range(processes)
-        ]
-        self._readers = [
-            threading.Thread(target=self._read, args=pair, daemon=True)
-            for pair in zip(self.processes, self.outputs, strict=True)
-        ]
-        for reader in self._readers:
+        place = [f"--coordinator=localhost:{free_port()}", f"--num-processes={processes}"]
+        pipe: Any = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        pipe |= dict(errors="replace", env=env or compiling.environment(1), cwd=ROOT)
+        self.processes, self._readers = [], []
+        for index, output in enumerate(self.outputs):
+            mine = [*place, f"--process-id={index}"] if processes > 1 else []
+            mine += (own or {}).get(index, ())
+            process = subprocess.Popen([*command, *options, *mine], start_new_session=True, **pipe)
+            reader = threading.Thread(target=self._read, args=(process, output), daemon=True)
+            self.processes.append(process)
+            self._readers.append(reader)
             reader.start()
 
     def _read(self, process, output):
@@ -125,14 +112,10 @@ class Run:
     def workers(self) -> list[int]:
         """Process ids of the data workers of the first process."""
         found, first = [], self.processes[0].pid
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and int(folder.name) != first:
-                try:
-                    group = os.getpgid(int(folder.name))
-                    command = (folder / "cmdline").read_text()
-                except OSError:
-                    continue  # it has ended meanwhile
-                if group == first and "spawn_main" in command:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                group = os.getpgid(int(folder.name))
+                if group == first and "spawn_main" in (folder / "cmdline").read_text():
                     found.append(int(folder.name))
         return found
 
@@ -140,9 +123,7 @@ class Run:
         """Exit codes of the processes; None if they hang: then they are killed."""
         deadline = time.monotonic() + seconds
         try:
-            codes = tuple(
-                p.wait(timeout=max(0.0, deadline - time.monotonic())) for p in self.processes
-            )
+            codes = tuple(p.wait(max(0, deadline - time.monotonic())) for p in self.processes)
         except subprocess.TimeoutExpired:
             codes = None
         self.signal(signal.SIGKILL)
@@ -213,9 +194,8 @@ def _arrays(folder):
 
 
 def _bits(array):
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        array = jax.random.key_data(array)
-    return np.asarray(array)
+    is_key = jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(array) if is_key else array)
 
 
 def _same(one, two):

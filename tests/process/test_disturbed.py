@@ -69,18 +69,12 @@ def test_a_disturbed_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
     assert run.says("is gone without having ended its run")()
 
     evaluating = r"evaluating at step (4|8): slow, \d+ of 12 parts"
-    run = stopped(
-        folder, lambda run: run.says(evaluating), signal.SIGTERM, "leaving the evaluation"
-    )
+    stopped(folder, lambda run: run.says(evaluating), signal.SIGTERM, "leaving the evaluation")
     step = runs.newest(folder)
     assert step in (4, 8) and runs.rows(folder, "evals")[-1]["step"] == step - 4
 
-    run = stopped(
-        folder,
-        lambda run: run.says(rf"step +{step + 1}/12"),
-        signal.SIGINT,
-        "(saving after this step|leaving the evaluation)",
-    )
+    answer = "(saving after this step|leaving the evaluation)"
+    stopped(folder, lambda run: run.says(rf"step +{step + 1}/12"), signal.SIGINT, answer)
     assert runs.newest(folder) > step
     assert runs.rows(folder, "evals")[-1]["step"] >= step, "what was left out is made up for"
 

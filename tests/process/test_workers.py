@@ -31,9 +31,7 @@ def wait_until(condition, seconds=20.0):
 
 
 def test_workers_give_the_same_batches_and_errors_also_when_one_is_killed(tmp_path, monkeypatch):
-    """Two spawned processes that read three rows at a time, of which the system kills one: the same
-    batches to the bit, one broken file replaced; then the error of a worker.
-    """
+    """The same batches to the bit, one broken file replaced; then the error of a worker."""
     monkeypatch.setattr(loader, "_UNIT", 3)
     for i, image in enumerate(sets.IMAGES):
         save(tmp_path / f"{i:02d}.png", image)

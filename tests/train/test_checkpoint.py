@@ -1,9 +1,10 @@
 """Checkpoints that were damaged, changed or mixed: found, named, and an older one taken."""
 
+import contextlib
 import json
-import os
 import random
 import shutil
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -24,27 +25,28 @@ def run():
     return api.prepare(tiny.config("mae"))
 
 
+@contextlib.contextmanager
+def opened(folder, create=False):
+    saved = checkpoint.Checkpoints(folder / "checkpoints", create=create)
+    yield saved
+    saved.wait()
+    saved.close()
+
+
 @pytest.fixture(scope="module")
 def written(run, tmp_path_factory):
     """Run folder with checkpoints of steps 0 and 4, and the state of step 4."""
-    folder = tmp_path_factory.mktemp("written") / "run"
-    state = loop.fresh_state(run)
-    saved = checkpoint.Checkpoints(folder / "checkpoints")
-    for step in (0, 4):
-        saved.save(state._replace(step=state.step + step), META)
-    saved.wait()
-    saved.close()
-    return folder, state._replace(step=state.step + 4)
+    folder, state = tmp_path_factory.mktemp("written") / "run", loop.fresh_state(run)
+    last = state._replace(step=state.step + 4)
+    with opened(folder, create=True) as saved:
+        saved.save(state, META)
+        saved.save(last, META)
+    return folder, last
 
 
 @pytest.fixture
 def copy(written, tmp_path):
-    shutil.copytree(written[0], tmp_path / "run")
-    return tmp_path / "run"
-
-
-def opened(folder):
-    return checkpoint.Checkpoints(folder / "checkpoints", create=False)
+    return shutil.copytree(written[0], tmp_path / "run")
 
 
 def files(folder, below="."):
@@ -54,33 +56,29 @@ def files(folder, below="."):
 
 def intact_or_refused(folder, run, expected):
     """Whether step 4 was refused; else it is what was saved, to the bit."""
-    saved = opened(folder)
-    try:
-        assert saved.meta(4).items() >= META.items()
-        assert tiny.identical(saved.restore(4, run.abstract), expected)
-        return False
-    except checkpoint.Damaged as error:
-        assert f"{folder}/checkpoints/4" in str(error) and "\n" not in str(error)
+    with opened(folder) as saved:
+        try:
+            assert saved.meta(4).items() >= META.items()
+            assert tiny.identical(saved.restore(4, run.abstract), expected)
+            return False
+        except checkpoint.Damaged as error:
+            assert f"{folder}/checkpoints/4" in str(error) and "\n" not in str(error)
         with pytest.raises(checkpoint.Damaged):
             saved.check(4)
         return True
-    finally:
-        saved.close()
 
 
 @pytest.mark.slow
 def test_a_flipped_bit_is_found_or_harmless(run, written, tmp_path):
     """Wherever it is: in arrays, in names and shapes, in config and data position."""
-    folder, expected = written
     found, chance = 0, random.Random(0)
     for index in range(24):
-        copy = tmp_path / str(index)
-        shutil.copytree(folder, copy)
+        copy = shutil.copytree(written[0], tmp_path / str(index))
         # By size. Some bytes are in no array: where it was placed, older nodes.
         every = files(copy)
         path = chance.choices(every, [p.stat().st_size for p in every])[0]
         chaos.damage(path, "flip", chance)
-        found += intact_or_refused(copy, run, expected)
+        found += intact_or_refused(copy, run, written[1])
         shutil.rmtree(copy)
     assert found > 4  # of about 15: names of files, and so which are hit, differ from run to run
 
@@ -90,10 +88,7 @@ def test_a_missing_or_shortened_file_is_found_or_harmless(how, run, copy, writte
     found = 0
     for path in files(copy, "state") + files(copy, "meta"):
         content = path.read_bytes()
-        if how == "cut":
-            os.truncate(path, len(content) // 2)
-        else:
-            path.unlink()
+        chaos.damage(path, how, random.Random(0))
         found += intact_or_refused(copy, run, written[1])
         path.write_bytes(content)
     assert found >= 2
@@ -117,6 +112,11 @@ def mixed(folder):
     shutil.copytree(folder / "checkpoints" / "0" / "state", folder / "checkpoints" / "4" / "state")
 
 
+def set_aside(folder):
+    with opened(folder) as saved:
+        saved.set_aside(4)
+
+
 DAMAGES = {
     "other position": edited(lambda meta: meta.update(record=40)),
     "other config": edited(lambda meta: meta.update(config='{"seed": 1}')),
@@ -126,18 +126,17 @@ DAMAGES = {
     "state and meta of two": mixed,
     "no state": lambda folder: shutil.rmtree(folder / "checkpoints" / "4" / "state"),
     "no meta": lambda folder: shutil.rmtree(folder / "checkpoints" / "4" / "meta"),
-    "put aside meanwhile": lambda folder: opened(folder).set_aside(4),
+    "put aside meanwhile": set_aside,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_not_as_saved_is_refused(damage, run, copy):
-    saved = opened(copy)
-    assert saved.latest() == 4
-    DAMAGES[damage](copy)
-    with pytest.raises(checkpoint.Damaged, match="checkpoints/4"):
-        saved.restore(4, run.abstract)
-    saved.close()
+    with opened(copy) as saved:
+        assert saved.latest() == 4
+        DAMAGES[damage](copy)
+        with pytest.raises(checkpoint.Damaged, match="checkpoints/4"):
+            saved.restore(4, run.abstract)
 
 
 def test_the_newest_intact_one_is_taken(copy, capsys):
@@ -161,33 +160,29 @@ def test_the_newest_intact_one_is_taken(copy, capsys):
 def test_one_without_checksums_is_read(run, copy):
     """As versions before wrote it."""
     edited(lambda meta: (meta.pop("digest"), meta.pop("checksums")))(copy)
-    saved = opened(copy)
-    assert saved.meta(4) == META and saved.check(4) == 0
-    assert int(saved.restore(4, run.abstract).step) == 4
-    saved.close()
+    with opened(copy) as saved:
+        assert saved.meta(4) == META and saved.check(4) == 0
+        assert int(saved.restore(4, run.abstract).step) == 4
     assert cli.main(["ssl-jax", "check", str(copy / "checkpoints" / "4")]) == 0
 
 
 def test_one_with_each_block_by_itself_is_loaded_and_not_continued(run, written, tmp_path):
     """As versions before stacked blocks wrote it."""
     old = written[1]._replace(params=trees.nest(trees.per_block(written[1].params)))
-    saved = checkpoint.Checkpoints(tmp_path / "run" / "checkpoints")
-    saved.save(old, META | {"config": config_lib.to_json(run.config)})
-    saved.wait()
-    params = api.load(tmp_path / "run").params
-    assert tiny.identical(params["backbone"], written[1].params["backbone"])
-    with pytest.raises(InputError, match="--config.init_from"):
-        saved.restore(4, run.abstract)
-    saved.close()
+    with opened(tmp_path / "run", create=True) as saved:
+        saved.save(old, META | {"config": config_lib.to_json(run.config)})
+        saved.wait()
+        params = api.load(tmp_path / "run").params
+        assert tiny.identical(params["backbone"], written[1].params["backbone"])
+        with pytest.raises(InputError, match="--config.init_from"):
+            saved.restore(4, run.abstract)
 
 
 def test_an_intact_one_of_another_network_is_no_damage(copy):
     other = api.prepare(tiny.config("dino"))
-    saved = opened(copy)
-    with pytest.raises(InputError, match="intact") as raised:
+    with opened(copy) as saved, pytest.raises(InputError, match="intact") as raised:
         saved.restore(4, other.abstract)
     assert not isinstance(raised.value, checkpoint.Damaged)
-    saved.close()
 
 
 @pytest.mark.parametrize(
@@ -196,32 +191,24 @@ def test_an_intact_one_of_another_network_is_no_damage(copy):
 )
 def test_what_is_no_fault_of_a_checkpoint_is_no_damage(error, run, copy, monkeypatch):
     """It would be moved out of the way."""
-
-    def fail(tree):
-        raise error
-
-    saved = opened(copy)
-    monkeypatch.setattr(checksums, "of", fail)
-    with pytest.raises(type(error)):
+    monkeypatch.setattr(checksums, "of", mock.Mock(side_effect=error))
+    with opened(copy) as saved, pytest.raises(type(error)):
         saved.restore(4, run.abstract)
-    saved.close()
 
 
 def test_a_damaged_one_is_kept_aside(copy):
-    saved, other = opened(copy), opened(copy)
-    assert saved.set_aside(4) == copy / "damaged" / "4" and saved.steps() == [0]
     here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    state = TrainState(**saved.read(0, TrainState._fields, lambda shape: here))
-    saved.save(state._replace(step=state.step + 4), META)
-    saved.wait()
-    assert saved.steps() == [0, 4]
-    assert saved.set_aside(4) == copy / "damaged" / "4-2" and saved.latest() == 0
-    assert other.set_aside(4) == copy / "damaged" and other.latest() == 0  # it is gone already
-    with pytest.raises(InputError, match="step 7"):
-        saved.meta(7)
+    with opened(copy) as saved, opened(copy) as other:
+        assert saved.set_aside(4) == copy / "damaged" / "4" and saved.steps() == [0]
+        state = TrainState(**saved.read(0, TrainState._fields, lambda shape: here))
+        saved.save(state._replace(step=state.step + 4), META)
+        saved.wait()
+        assert saved.steps() == [0, 4]
+        assert saved.set_aside(4) == copy / "damaged" / "4-2" and saved.latest() == 0
+        assert other.set_aside(4) == copy / "damaged" and other.latest() == 0  # it is gone already
+        with pytest.raises(InputError, match="step 7"):
+            saved.meta(7)
     assert sorted(path.name for path in (copy / "damaged").iterdir()) == ["4", "4-2"]
-    saved.close()
-    other.close()
 
 
 def test_a_run_folder_may_be_called_by_a_number(written, tmp_path):

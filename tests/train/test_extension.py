@@ -120,12 +120,8 @@ def test_with_constant_schedules_it_equals_a_fresh_run_of_that_length(
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     assert train(constant(), run) == 0
     first, config = (run / "results.json").read_text(), (run / "config.json").read_text()
-    for changes, key in (
-        ({"dino__prototypes": 32}, "dino.prototypes"),
-        ({"teacher__momentum": 0.8}, "teacher.momentum"),
-    ):
-        with pytest.raises(InputError, match=key):
-            train(constant(**changes), run, 10)
+    with pytest.raises(InputError, match="teacher.momentum"):
+        train(constant(teacher__momentum=0.8), run, 10)
     assert (run / "config.json").read_text() == config and (run / "results.json").exists()
 
     assert train(constant(), run, 10) == 0
@@ -135,12 +131,10 @@ def test_with_constant_schedules_it_equals_a_fresh_run_of_that_length(
     assert found.names == () and found.rows > 10 and runs.newest(fresh) == 10
 
 
-def test_a_plan_in_steps_keeps_its_warm_up_and_ramps(tmp_path):
+def test_a_plan_in_steps_keeps_its_warm_up_and_ramps():
     """Which a longer plan in steps would not: it has more room for them."""
-    short = tiny.resolved(settings(optim__steps=3))
     longer = tiny.resolved(settings(optim__steps=3, optim__extended=(9,)))
-    assert short.run.warmup_steps == longer.run.warmup_steps == 3
-    assert (longer.run.total_steps, longer.run.epochs) == (9, 2.25)
+    assert (longer.run.warmup_steps, longer.run.total_steps, longer.run.epochs) == (3, 9, 2.25)
     assert step.progress_at(jax.numpy.int32(5), longer).total_steps == 3
 
 
@@ -157,7 +151,6 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     "extend, changes, named",
     [
-        (5, {}, "--extend"),
         (6, {}, "--extend"),
         (9, {"optim__steps": 9}, "optim.steps"),
         (9, {"optim__epochs": 3.0}, "optim.epochs"),

@@ -38,8 +38,7 @@ def settings(**changes) -> ConfigDict:
 
 
 def tree(seed=0, scale=1.0, depth=None):
-    """Parameters of the shapes that matter: matrix, bias, norm gain, class token, mask vector, gain
-    [1, K]; of one block, or of a stack of `depth`."""
+    """Parameters of the shapes that matter, of one block or of a stack of `depth`."""
     rng = np.random.default_rng(seed)
     lead = (depth,) if depth else ()
 
@@ -64,6 +63,12 @@ def flat(values) -> dict[str, np.ndarray]:
     """{path: array} of any pytree."""
     pairs = jax.tree_util.tree_leaves_with_path(values)
     return {jax.tree_util.keystr(p, simple=True, separator="/"): np.asarray(x) for p, x in pairs}
+
+
+def moved(params, old=None) -> set[str]:
+    """Paths of what is not as in `tree()`, or in `old`."""
+    old = flat(tree() if old is None else old)
+    return {path for path, x in flat(params).items() if not np.array_equal(x, old[path])}
 
 
 def moments(opt_state, name: str) -> dict[str, np.ndarray]:
@@ -127,34 +132,28 @@ def test_the_first_steps_are_exact(beta2):
     zeros = jax.tree.map(np.zeros_like, tree())
     got = flat(steps(built(EVERYTHING, beta2=beta2), zeros, range(2), weight_decay=0.0)[0])
     for path, x in got.items():
-        start, grads = np.zeros_like(x), grads_of(path, (1, 2))
-        exact = torch_adamw(start, grads, weight_decay=0.0, beta2=beta2)
+        exact = torch_adamw(0 * x, grads_of(path, (1, 2)), weight_decay=0.0, beta2=beta2)
         np.testing.assert_allclose(x, exact, rtol=2e-6)
 
 
-def reference(name):
-    """The transformation of optax for one decayed matrix, at lr 1e-2 and weight decay 0.1."""
-    return {
-        "adamw": optax.adamw(1e-2, 0.9, 0.99, weight_decay=0.1),
-        "lion": optax.lion(1e-2, 0.9, 0.99, weight_decay=0.1),
-        "lars": optax.lars(1e-2, weight_decay=0.1, momentum=0.9),
-        "sgd": optax.chain(optax.add_decayed_weights(0.1), optax.sgd(1e-2, momentum=0.9)),
-        "muon": optax.contrib.muon(1e-2, beta=0.9, weight_decay=0.1, consistent_rms=0.2),
-    }[name]
+OPTAX = {  # for one decayed matrix, at lr 1e-2 and weight decay 0.1
+    "adamw": optax.adamw(1e-2, 0.9, 0.99, weight_decay=0.1),
+    "lars": optax.lars(1e-2, weight_decay=0.1, momentum=0.9),
+    "lion": optax.lion(1e-2, 0.9, 0.99, weight_decay=0.1),
+    "muon": optax.contrib.muon(1e-2, beta=0.9, weight_decay=0.1, consistent_rms=0.2),
+    "sgd": optax.chain(optax.add_decayed_weights(0.1), optax.sgd(1e-2, momentum=0.9)),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_chooses_the_update_of_optax(name):
-    direct, kernel = reference(name), tree()["head"]["last"]["direction"]
+    direct, kernel = OPTAX[name], tree()["head"]["last"]["direction"]
     state, update = direct.init(kernel), jax.jit(direct.update)
-    for (grad,) in (grads_of("head/last/direction", [t]) for t in range(1, 5)):
+    for grad in grads_of("head/last/direction", range(1, 5)):
         updates, state = update(grad, state, kernel)
         kernel = kernel + np.asarray(updates)
     got, _, _ = steps(built(EVERYTHING, name, beta2=0.99), tree(), range(4))
     np.testing.assert_allclose(got["head"]["last"]["direction"], kernel, rtol=1e-5, atol=1e-6)
-
-
-# --- rules
 
 
 def test_decay_alone_moves_what_the_default_rules_name():
@@ -162,10 +161,9 @@ def test_decay_alone_moves_what_the_default_rules_name():
     old, zeros = flat(tree()), jax.tree.map(np.zeros_like, tree())
     more = dict(grads=zeros, lr=0.1, weight_decay=0.5)
     new, _, metrics = steps(built(DEFAULT_RULES), tree(), [0], **more)
-    moved = {path for path, x in flat(new).items() if not np.array_equal(x, old[path])}
-    assert moved == DECAYED
+    assert moved(new) == DECAYED
     np.testing.assert_allclose(flat(new)["backbone/cls"], 0.95 * old["backbone/cls"], rtol=1e-6)
-    change = math.sqrt(sum(((0.05 * old[path]) ** 2).sum() for path in moved))
+    change = math.sqrt(sum(((0.05 * old[path]) ** 2).sum() for path in DECAYED))
     assert metrics["grad_norm"] == 0
     assert metrics["update_norm"] == pytest.approx(change, rel=1e-5)
     assert not optim.is_decayed("qkv/bias", np.ones((3, 4)), Rule())  # whatever its rank
@@ -183,20 +181,18 @@ _SOME = (("backbone/blocks/1/norm/.*", Rule(decay=True)), *DEFAULT_RULES)
 
 
 @pytest.mark.parametrize(
-    "rules, named, more",
+    "rules, named",
     [
-        ((("head/.*", Rule()), ("backbone/blocks/.*", Rule())), "backbone/cls", {}),
-        (((".*", Rule(lr=-1.0)),), "lr", {}),
-        (((".*", Rule(freeze_epochs=-1)),), "freeze_epochs", {}),
-        (((".*", Rule(freeze_epochs=math.nan)),), "freeze_epochs", {}),
-        (((".*", Rule(decay="matrix")),), "decay", {}),
-        (_SOME, "blocks/1/norm/scale", {}),
-        (EVERYTHING, "adamw", {"name": "adam"}),
+        ((("head/.*", Rule()), ("backbone/blocks/.*", Rule())), "backbone/cls"),
+        (((".*", Rule(lr=-1.0)),), "lr"),
+        (((".*", Rule(freeze_epochs=-1)),), "freeze_epochs"),
+        (((".*", Rule(decay="matrix")),), "decay"),
+        (_SOME, "blocks/1/norm/scale"),
     ],
 )
-def test_what_cannot_be_is_refused(rules, named, more):
+def test_rules_that_cannot_be_are_refused(rules, named):
     with pytest.raises(InputError, match=named):
-        optim.make(settings(**more), rules, tree(depth=3))
+        optim.make(settings(), rules, tree(depth=3))
 
 
 FREEZE = (
@@ -235,11 +231,7 @@ def test_never_trained_parameters_have_no_moments():
     params, state, _ = steps(built(rules), tree(), [0, 10**6, 2**31 - 1])
     trained = {"backbone/cls", "backbone/mask_token", "head/last/direction"}
     assert set(moments(state, "mu")) == set(moments(state, "nu")) == trained
-    old, new = flat(tree()), flat(params)
-    assert {path for path in old if not np.array_equal(old[path], new[path])} == trained
-
-
-# --- clipping
+    assert moved(params) == trained
 
 
 def norm(*arrays) -> float:
@@ -248,9 +240,8 @@ def norm(*arrays) -> float:
 
 def clipped(clip_by, clip, rules=EVERYTHING, grads=None):
     """What reaches the moments at the first step, mu / (1 - beta1), and the metrics."""
-    how = built(rules, clip_by=clip_by, clip=clip)
-    given = tree(1) if grads is None else grads
-    _, state, metrics = steps(how, tree(), [0], grads=given, weight_decay=0.0)
+    how, grads = built(rules, clip_by=clip_by, clip=clip), grads or tree(1)
+    _, state, metrics = steps(how, tree(), [0], grads=grads, weight_decay=0.0)
     return {path: m / 0.1 for path, m in moments(state, "mu").items()}, metrics
 
 
@@ -306,34 +297,15 @@ def test_gradients_that_are_hard_to_clip():
 )
 def test_norms_are_exact(shape, dtype, value, clip, expected):
     params = {"kernel": np.zeros(shape, np.float32)}
-    optimizer = optim.make(settings(clip=clip, clip_by="tensor"), EVERYTHING, params)
     grads = {"kernel": jnp.full(shape, value, dtype)}
-    update = jax.jit(functools.partial(optimizer.update, lr=0.1, weight_decay=0.0, epoch=0))
-    _, state, metrics = update(grads, optimizer.init(params), params)
+    optimizer = optim.make(settings(clip=clip, clip_by="tensor"), EVERYTHING, params)
+    how = (optimizer, jax.jit(optimizer.update))
+    _, state, metrics = steps(how, params, [0], grads=grads, weight_decay=0.0)
     exact = float(grads["kernel"][0, 0]) * shape[0]
     assert metrics["grad_norm"] == pytest.approx(exact, rel=1e-6)
     for name in ("mu", "nu"):
         assert moments(state, name)["kernel"].dtype == np.float32
     assert moments(state, "mu")["kernel"][0, 0] == pytest.approx(0.1 * expected, rel=1e-5)
-
-
-# --- how it is used
-
-
-def test_shapes_alone_are_enough_and_any_epoch_is_one_trace():
-    abstract = jax.eval_shape(tree)
-    optimizer = optim.make(settings(clip_by="global"), FREEZE, abstract)
-    state, number = jax.eval_shape(optimizer.init, abstract), jax.ShapeDtypeStruct((), "int32")
-
-    def update(grads, state, params, epoch):
-        rates = dict(lr=0.1, weight_decay=0.1)
-        return optimizer.update(grads, state, params, **rates, epoch=epoch)
-
-    new = jax.eval_shape(update, abstract, state, abstract, number)
-    assert new[:2] == (abstract, state)
-    once = jax.jit(chex.assert_max_traces(update, n=1))
-    for epoch in range(3):
-        once(tree(1), optimizer.init(tree()), tree(), np.int32(epoch))
 
 
 MANY = (
@@ -350,10 +322,10 @@ MANY = (
 def test_every_update_keeps_the_rules_and_resumes_bit_for_bit(name, tmp_path):
     """Freezing, factors of the learning rate, clipping, decay of matrices alone; and the state,
     saved in shares of two devices, is all that the next update needs."""
-    how, old = built(MANY, name, clip_by="tensor"), flat(tree())
+    how = built(MANY, name, clip_by="tensor")
     params, opt_state, metrics = steps(how, tree(), [0, 1])
-    still = {path for path, x in flat(params).items() if np.array_equal(x, old[path])}
-    assert still == {"head/last/gain", "head/last/direction", "backbone/cls"}
+    still = {"head/last/gain", "head/last/direction", "backbone/cls"}
+    assert moved(params) == set(flat(params)) - still
     frozen, fresh = (
         {k: x for k, x in flat(s).items() if "epoch_2" in k and not k.endswith("step")}
         for s in (opt_state, how[0].init(tree()))
@@ -361,9 +333,8 @@ def test_every_update_keeps_the_rules_and_resumes_bit_for_bit(name, tmp_path):
     assert frozen
     chex.assert_trees_all_equal(frozen, fresh)
     assert 0 < metrics["clipped"] <= 1 and np.isfinite(metrics["update_norm"])
-    one, other = (flat(steps(how, tree(), [2], weight_decay=w)[0]) for w in (0.5, 0.0))
-    decayed = {path for path, x in one.items() if not np.array_equal(x, other[path])}
-    assert decayed == DECAYED - {"head/last/gain", "backbone/cls"}
+    one, other = (steps(how, tree(), [2], weight_decay=w)[0] for w in (0.5, 0.0))
+    assert moved(one, other) == DECAYED - {"head/last/gain", "backbone/cls"}
 
     key = jax.random.key(0)
     state = TrainState(np.int32(2), params, None, opt_state, None, None, key, {"a": np.int32(0)})
@@ -381,7 +352,7 @@ def test_every_update_keeps_the_rules_and_resumes_bit_for_bit(name, tmp_path):
     copied = jax.tree.map(np.array, (restored.params, restored.opt_state))
     after = steps(how, params, [2, 3], state=opt_state)
     chex.assert_trees_all_equal(steps(how, copied[0], [2, 3], state=copied[1]), after)
-    assert not np.array_equal(flat(after[0])["head/last/direction"], old["head/last/direction"])
+    assert "head/last/direction" in moved(after[0])
 
 
 def test_what_lars_scales_and_muon_orthogonalises():
@@ -392,8 +363,6 @@ def test_what_lars_scales_and_muon_orthogonalises():
     adam = set(moments(built(DEFAULT_RULES, "muon")[0].init(tree()), "nu"))
     assert set(lars) - adam == {"backbone/blocks/0/attn/qkv/kernel", "head/last/direction"}
 
-
-# --- stacked blocks
 
 _BY_BLOCK = (
     ("backbone/blocks/0/.*", Rule(lr=0.25, freeze_epochs=NEVER)),
@@ -420,14 +389,14 @@ def test_stacked_blocks_move_as_if_each_were_alone(name, rules, clip_by):
 
     config = settings(name=name, clip_by=clip_by, clip=0.5)
     chosen = _BY_BLOCK if rules == "by block" else DEFAULT_RULES
-    outcomes = []
+    outcomes, rates = [], dict(lr=0.1, weight_decay=0.3)
     for form in (lambda params: params, apart):
-        params = form(tree(depth=3))
+        params, found, state = form(tree(depth=3)), [], None
         optimizer = optim.make(config, chosen, params)
-        update, state, found = jax.jit(optimizer.update), optimizer.init(params), []
+        how = (optimizer, jax.jit(optimizer.update))
         for epoch in range(3):
-            grads, rates = form(tree(epoch + 1, depth=3)), dict(lr=0.1, weight_decay=0.3)
-            params, state, metrics = update(grads, state, params, **rates, epoch=np.int32(epoch))
+            more = dict(grads=form(tree(epoch + 1, depth=3)), state=state, **rates)
+            params, state, metrics = steps(how, params, [epoch], **more)
             found.append((apart(params), metrics))
         outcomes.append(found)
     chex.assert_trees_all_close(*outcomes, rtol=2e-5, atol=1e-6)
@@ -435,12 +404,3 @@ def test_stacked_blocks_move_as_if_each_were_alone(name, rules, clip_by):
     still = np.array_equal(flat(last)[path], flat(apart(tree(depth=3)))[path])
     assert still == (rules == "by block")
     assert not np.array_equal(flat(last)["head/last/gain"], flat(first)["head/last/gain"])
-
-
-def test_the_state_of_a_stack_is_stacked_and_never_trained_blocks_have_none():
-    def shapes(rules):
-        found = flat(optim.make(settings(), rules, tree(depth=3)).init(tree(depth=3)))
-        return {x.shape for path, x in found.items() if path.startswith("backbone_blocks/")}
-
-    assert shapes(DEFAULT_RULES) == {(3,), (3, 4, 6), (3, 6), (3, 4)}
-    assert not shapes((("backbone/blocks/.*", Rule(freeze_epochs=NEVER)), *DEFAULT_RULES))

@@ -17,17 +17,6 @@ def test_steps_of_the_flag():
             profile.parse(text)
 
 
-def test_a_loop_does_not_count_for_what_it_runs():
-    events = [(0, 100, "while"), (10, 30, "dot"), (50, 20, "dot"), (52, 5, "add"), (200, 7, "add")]
-    assert sorted((name, round(1e9 * own)) for name, own in profile._own_times(events)) == [
-        ("add", 5),
-        ("add", 7),
-        ("dot", 15),
-        ("dot", 30),
-        ("while", 50),
-    ]
-
-
 def test_a_trace_of_some_steps(tmp_path):
     step = jax.jit(lambda x: jnp.sort(sinkhorn_knopp(x @ x.T, temperature=1.0), axis=0))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 32)), jnp.float32)
@@ -38,11 +27,9 @@ def test_a_trace_of_some_steps(tmp_path):
         profiler.before(at)
         texts.append(profiler.after(at, step(x), compiled.as_text))
     assert [text is not None for text in texts] == [False, False, False, True, False, False]
-    head, titles, *rows = texts[3].splitlines()
-    assert head.startswith(f"profile of 2 steps in {tmp_path}") and "share" in titles
+    assert texts[3].startswith(f"profile of 2 steps in {tmp_path}")
     (trace,) = tmp_path.rglob("*.xplane.pb")
     found = profile.costs(trace, program.where(compiled.as_text()))
-    assert len(rows) == min(10, len(found))
     seconds = [cost.seconds for cost in found]
     assert seconds == sorted(seconds, reverse=True)
     sort = next(cost for cost in found if cost.name.startswith("sort"))
@@ -50,14 +37,10 @@ def test_a_trace_of_some_steps(tmp_path):
     assert any(cost.where.startswith("ops/") for cost in found), "lines of this package"
 
 
-def test_only_steps_that_are_done_and_asked_for_are_traced(tmp_path):
-    profiler = profile.Profiler(None, tmp_path)
-    profiler.before(1)
-    assert profiler.after(1, jnp.zeros(1), str) is None and not list(tmp_path.iterdir())
-    profiler.close()
+def test_a_run_that_is_past_the_first_step_traces_the_next_ones(tmp_path):
     step, x = jax.jit(lambda x: jnp.sort(x @ x.T, axis=0)), jnp.ones((8, 8))
     profiler = profile.Profiler(profile.Steps(1, 2), tmp_path)
-    for at in (11, 12):  # a run that is past the first one traces the next ones
+    for at in (11, 12):
         profiler.before(at)
         text = profiler.after(at, step(x), step.lower(x).compile().as_text)
     assert "2 steps" in text

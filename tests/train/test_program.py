@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jaxlib import _hlo
 
 from ssl_jax import ops
 from ssl_jax.train import program, sharding
@@ -47,19 +46,6 @@ def test_gathers_inside_a_loop_are_multiplied(mesh):
     assert found.volume("all-reduce") == 0
 
 
-def _dot(left, right, precision="default"):
-    """A product of arrays of these types, and its text."""
-    text = (
-        f"HloModule dot\nENTRY %main (x: {left}, y: {right}) -> f32[8,4] {{\n"
-        f"%x = {left} parameter(0)\n%y = {right} parameter(1)\n"
-        "ROOT %dot = f32[8,4] dot(%x, %y), lhs_contracting_dims={1}, rhs_contracting_dims={0},"
-        f" operand_precision={{{precision},{precision}}}\n}}\n"
-    )
-    (main,) = _hlo.hlo_module_from_text(text).computations()
-    (dot,) = (i for i in main.instructions() if i.name == "dot")
-    return dot, dot.to_string()
-
-
 def test_operands_are_told_apart(mesh):
     def products(x):
         narrow = x.astype(jnp.bfloat16)
@@ -69,8 +55,6 @@ def test_operands_are_told_apart(mesh):
     found = compiled(mesh, products, BATCH)
     each = 2 * 8 * 32  # rows of a device, and sums
     assert found.flops == {"f32": each * 4, "f32 exact": each * 8, "bf16": each * 2}
-    assert program._operands(*_dot("bf16[8,32]", "f32[32,4]")) == "f32"
-    assert program._operands(*_dot("bf16[8,32]", "bf16[32,4]", "highest")) == "bf16"
     assert sum(found.where.values()) == sum(found.flops.values())
     shifted = compiled(mesh, lambda x: ops.mean_shift(x, x, inverse_temperature=1.0), BATCH)
     assert any(where.startswith("ops/") for where, _ in shifted.where)  # lines of the package

@@ -23,14 +23,3 @@ def test_parts_and_counts_are_told_as_they_come():
         "dense",
         "",
     ]
-
-
-def test_the_inner_listener_hears_its_own_parts_alone():
-    outer, inner = [], []
-    with progress.shown_by(outer.append), progress.part("report"):
-        with progress.shown_by(inner.append), progress.part("curves"):
-            pass
-    assert inner == ["curves", ""] and outer == ["report", ""]
-    with progress.part("unheard"), progress.counter(2, "images") as add:
-        add(2)
-    assert inner == ["curves", ""]

@@ -2,6 +2,7 @@
 tests/process/test_processes.py.
 """
 
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -15,8 +16,7 @@ from ssl_jax.train import sharding
 
 
 @pytest.mark.parametrize(
-    "given, shape",
-    [((0, 1), (8, 1)), ((0, 8), (1, 8)), ((2, 4), (2, 4)), ((0, 2), (4, 2)), ((2, 1), (2, 1))],
+    "given, shape", [((0, 1), (8, 1)), ((0, 8), (1, 8)), ((0, 2), (4, 2)), ((2, 1), (2, 1))]
 )
 def test_mesh(given, shape):
     mesh = sharding.make_mesh(*given)
@@ -26,22 +26,14 @@ def test_mesh(given, shape):
 
 
 @pytest.mark.parametrize(
-    ("data", "fsdp", "named"),
-    [(0, 3, "mesh.fsdp"), (4, 4, "16"), (-1, 1, "mesh.data"), (0, 0, "mesh.fsdp")],
+    ("data", "fsdp", "named"), [(0, 3, "mesh.fsdp"), (4, 4, "16"), (-1, 1, "mesh.data")]
 )
 def test_a_mesh_that_does_not_fit(data, fsdp, named):
     with pytest.raises(InputError, match=named):
         sharding.make_mesh(data, fsdp)
-
-
-def test_ordinary_code_runs_on_the_mesh():
-    """A reshape that merges a sharded axis: on Explicit axes, jax.make_mesh's default, it raises
-    ShardingTypeError.
-    """
-    values = np.arange(64, dtype=np.float32).reshape(8, 2, 4)
-    x = jax.device_put(values, sharding.batch_sharding(sharding.make_mesh(2, 4)))
-    got = jax.jit(lambda x: x.reshape(16, 4) @ jnp.ones((4, 3)))(x)
-    np.testing.assert_array_equal(got[:, 0], values.reshape(16, 4).sum(1))
+    several = [SimpleNamespace(process_index=i) for i in (0, 0, 1, 1)]
+    with pytest.raises(InputError, match="mesh.data"):  # leaves out devices of processes
+        sharding.make_mesh(2, 1, devices=several)
 
 
 @pytest.mark.parametrize(

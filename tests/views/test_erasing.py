@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-from ssl_jax.config import InputError
 from ssl_jax.views.erasing import Erasing, erase, rectangle
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.1)
@@ -50,9 +49,3 @@ def test_a_view_depends_on_its_own_key():
 def test_what_does_not_fit_is_left_alone():
     erasing = Erasing(1.0, area=(0.9, 0.9), ratio=(3.0, 3.0))  # always taller than the view
     assert float(rectangle(jax.random.key(0), 16, 12, erasing)[3]) == 0  # no row is erased
-
-
-@pytest.mark.parametrize("wrong", [dict(prob=1.5), dict(prob=0.5, area=(0.5, 0.2))])
-def test_impossible_settings(wrong):
-    with pytest.raises(InputError, match="prob|area"):
-        Erasing(**wrong)

@@ -1,11 +1,8 @@
-"""Views that depend on other views of the same image: nested crops (FLSL) and shared crops
-(STELLAR).
-"""
+"""Views that depend on others of the same image: nested (FLSL) and shared (STELLAR) crops."""
 
 import numpy as np
 import pytest
 
-from ssl_jax.config import InputError
 from ssl_jax.views import boxes, crops, recipe
 from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
@@ -34,9 +31,7 @@ def test_a_nested_crop_lies_inside_its_own_outer_view_and_covers_the_share_asked
 
 
 def test_a_crop_of_a_mirrored_view_shows_what_a_crop_of_the_mirrored_picture_shows():
-    """The two-step form: cut and flip the outer view, then cut the inner one out of it. Equal up to
-    the second resampling.
-    """
+    """Cut and flip the outer view, then cut the inner one out of it: a second resampling."""
     y, x = np.mgrid[0 : SIZE[0], 0 : SIZE[1]]
     image = np.stack(
         [127 + 100 * np.sin(x / 9), 127 + 100 * np.cos(y / 8), 127 + 60 * np.sin((x + y) / 12)], -1
@@ -77,11 +72,3 @@ def test_a_shared_crop_repeats_box_and_flip_of_the_first_views_only():
         assert views["masked"].flips[0] == views["main"].flips[0]
         assert not np.array_equal(views["masked"].boxes[1], views["main"].boxes[0])
         assert views["masked"].keep.shape == (3, 8)
-
-
-@pytest.mark.parametrize("key", ["inside", "reuse"])
-@pytest.mark.parametrize("other", ["student", "locals"])
-def test_a_group_may_only_refer_to_one_before_it(key, other):
-    student = GroupRecipe(1, 8, (0.3, 0.8), patch=4, **{key: other})
-    with pytest.raises(InputError, match=key):
-        ViewRecipe((("teacher", TEACHER), ("student", student)))

@@ -1,23 +1,21 @@
-"""Recipes and batches: purity of all draws, host and device modes, abstract shapes, the config's
-keys, refusals.
-"""
+"""Recipes and batches: purity of all draws, host and device modes, DINO's recipe, refusals."""
 
 import dataclasses
+import functools
 import re
-import zlib
 
-import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.models import zoo
-from ssl_jax.views import crops, recipe, section
+from ssl_jax.views import recipe, section
+from ssl_jax.views.erasing import Erasing
 from ssl_jax.views.masks import MaskRecipe
+from ssl_jax.views.mixing import Mixing
 from ssl_jax.views.photometric import Photometric
+from ssl_jax.views.randaugment import RandAugment
 from ssl_jax.views.recipe import Group, GroupRecipe, ViewRecipe
 
 SIZE = (24, 20)
@@ -116,9 +114,6 @@ def test_dropped_patches_come_with_the_kept_indices():
 
 
 def test_a_view_does_not_depend_on_batch_order_size_or_other_groups():
-    """Same bits for the same record at another place of another batch of that size; 1e-6 in other
-    programs.
-    """
     batch = batch_of(RECIPE, [4, 7, 1, 9])
     a = images_of(PREPARE(RECIPE, batch, 0))
     b = images_of(PREPARE(RECIPE, batch_of(RECIPE, [9, 2, 4, 30]), 0))
@@ -150,20 +145,7 @@ def test_photometric_draws_change_with_seed_epoch_index_and_view():
         assert len({x[0, v].tobytes() for v in range(x.shape[1])}) == x.shape[1]
 
 
-def test_keys_are_the_fold_in_chain_and_belong_to_the_groups_name():
-    keys = jax.random.key_data(recipe._keys(RECIPE, jnp.array([2, 3]), jnp.array([11, 12]), 5))
-    assert keys.shape == (2, 5, 2)
-    for at, name, view in ((0, "global", 0), (1, "global", 1), (4, "local", 2)):
-        key = jax.random.key(5)
-        for part in (3, 12, zlib.crc32(name.encode()), view):
-            key = jax.random.fold_in(key, part)
-        np.testing.assert_array_equal(keys[1, at], jax.random.key_data(key))
-
-
 def test_eight_devices_make_the_same_views_without_moving_images():
-    """Batch cut over 8 devices: the same pixels, and no collective in the program (nothing is
-    gathered).
-    """
     batch = batch_of(RECIPE, range(8), crop_on="device")
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("data",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
@@ -196,21 +178,6 @@ def test_nan_in_a_float_source_reaches_every_view_of_its_record_only():
         assert np.isnan(dirty[name][1]).any((1, 2, 3)).all()
 
 
-@pytest.mark.parametrize(
-    "crop_on,dtype", [("host", np.uint8), ("device", np.uint8), ("device", np.float32)]
-)
-def test_abstract_batch_agrees_with_a_batch_and_prepare_returns_floats(crop_on, dtype):
-    batch = batch_of(RECIPE, [4, 7], crop_on=crop_on, dtype=dtype)
-    abstract = recipe.abstract_batch(RECIPE, 2, SIZE, crop_on, dtype)
-    chex.assert_trees_all_equal_shapes_and_dtypes(batch, abstract)
-    out = jax.eval_shape(lambda b: recipe.prepare(RECIPE, b, 0), abstract)
-    assert set(out) == {"global", "local", "source_size", "index", "epoch", "replaced"}
-    assert out["global"].images.shape == (2, 2, 8, 8, 3)
-    assert out["local"].images.shape == (2, 3, 4, 4, 3)
-    assert out["global"].images.dtype == out["local"].images.dtype == jnp.float32
-    assert out["global"].masks.shape == (2, 2, 16)
-
-
 def test_what_cannot_be_is_refused():
     for name in ("seed", "epoch", "index"):
         with pytest.raises(InputError, match=name):
@@ -218,15 +185,6 @@ def test_what_cannot_be_is_refused():
     for size, crop_on in ((SIZE, "gpu"), (None, "device")):
         with pytest.raises(InputError, match="data.crop_on"):
             recipe.abstract_batch(RECIPE, 2, size, crop_on)
-
-
-def test_crop_host_cuts_the_drawn_boxes():
-    drawn = recipe.draw(RECIPE, seed=0, epoch=0, index=4, source_size=SIZE)
-    cut = recipe.crop_host(RECIPE, image(4), drawn)
-    assert cut["global"].shape == (2, 8, 8, 3) and cut["local"].shape == (3, 4, 4, 3)
-    boxes, flips = drawn["local"][:2]
-    expected = crops.crop_host(image(4), boxes[2], 4, flips[2])
-    np.testing.assert_array_equal(cut["local"][2], expected)
 
 
 # -- recipes
@@ -254,55 +212,53 @@ def test_multicrop_follows_dino():
     assert [(p.blur_prob, p.solarize_prob) for p in local.photometric] == [(0.5, 0.0)] * 10
 
 
-def test_multicrop_masks_global_views_only_and_may_have_no_locals():
+def test_multicrop_masks_global_views_only_and_has_other_numbers_of_views():
     masked = dict(mask="block", mask_ratio=(0.1, 0.5), mask_prob=0.5)
     r = recipe.recipe_multicrop(views_config(**masked, local_count=2), 16)
     assert r["global"].mask == MaskRecipe("block", (0.1, 0.5), 0.5) and r["local"].mask is None
     assert recipe.max_masked(r, "global") == 98
     alone = recipe.recipe_multicrop(views_config(local_count=0), 16)
     assert [name for name, _ in alone.groups] == ["global"]
+    more = recipe.recipe_multicrop(views_config(global_count=3), 16)["global"].photometric
+    assert [(p.blur_prob, p.solarize_prob) for p in more] == [(1.0, 0.0), (0.1, 0.2), (0.1, 0.0)]
 
 
-@pytest.mark.parametrize("count,blur", [(1, [1.0]), (3, [1.0, 0.1, 0.1])])
-def test_multicrop_with_another_number_of_global_views(count, blur):
-    views = recipe.recipe_multicrop(views_config(global_count=count), 16)["global"].photometric
-    assert [p.blur_prob for p in views] == blur
-    assert [p.solarize_prob for p in views] == [0.0, 0.2, 0.0][:count]
-
-
-EDGES = [
-    dict(local_count=0, local_size=100),
-    dict(global_scale=(1.0, 1.0), mask="random", mask_ratio=(0.0, 0.0)),
-    dict(global_count=1, flip=0, jitter=(0, 0, 0, 0.5), blur_radius=(1e-3, 1000)),
-    dict(mask="block", mask_ratio=(0.1, 0.999), mask_prob=1),
-]
-
-
-@pytest.mark.parametrize("changes", EDGES, ids=str)
-def test_the_edges_of_what_a_section_allows_make_a_recipe(changes):
-    config = config_lib.build(dict(views=section.defaults(), model=zoo.defaults()))
-    config.views.update(changes)
-    for name, key in section.defaults().items():
-        key.check(f"views.{name}", config.views[name])
-    section.check(config)
-    groups = dict(recipe.recipe_multicrop(config.views, 16).groups)
-    assert set(groups) == ({"global", "local"} if config.views.local_count else {"global"})
-
-
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        *(("count", 0), ("patch", 0), ("size", 9), ("scale", (0.5, 1.1)), ("flip", -0.5)),
-        *(("ratio", (2.0, 1.0)), ("photometric", (DINO, DINO))),
+PLAIN = GroupRecipe(1, 8, (0.5, 1.0), patch=2)
+REFUSED = {
+    MaskRecipe: [
+        *(dict(kind="grid"), dict(ratio=(0.5, 0.1)), dict(ratio=(0.5, 1.0)), dict(prob=1.5)),
+        *(dict(ratio=(-0.1, 0.1)), dict(drop=True)),
+        dict(kind="random", ratio=(0.1, 0.5), drop=True),
     ],
-)
-def test_a_group_built_by_hand_has_the_ranges_of_the_keys(name, value):
-    with pytest.raises(InputError, match=name):
-        GroupRecipe(**dict(count=1, size=8, scale=(0.5, 1.0), patch=2) | {name: value})
+    Photometric: [
+        *(dict(jitter=(0.4, -0.1, 0.2, 0.1)), dict(jitter=(0.4, 0.4, 0.2, 0.6))),
+        *(dict(jitter=(0.4, 0.4, 0.2)), dict(gray_prob=1.2), dict(blur_prob=-0.1)),
+        *(dict(blur_radius=(2.0, 0.1)), dict(blur_radius=(0.0, 1.0))),
+        *(dict(solarize_prob=float("nan")), dict(alternative_prob=1.5)),
+        *(dict(alternative=(0.1, 2.0)), dict(alternative=(0.1,))),
+    ],
+    Erasing: [dict(prob=1.5), dict(prob=0.5, area=(0.5, 0.2))],
+    RandAugment: [dict(count=-1), dict(magnitude=11.0), dict(std=-1.0), dict(prob=1.5)],
+    Mixing: [
+        *(dict(mixup=0.0, cutmix=0.0), dict(mixup=-1.0), dict(prob=2.0), dict(switch_prob=-1.0))
+    ],
+    functools.partial(dataclasses.replace, PLAIN): [
+        *(dict(count=0), dict(patch=0), dict(size=9), dict(scale=(0.5, 1.1)), dict(flip=-0.5)),
+        *(dict(ratio=(2.0, 1.0)), dict(photometric=(DINO, DINO))),
+    ],
+    functools.partial(ViewRecipe, (("global", PLAIN),), mix=Mixing()): [
+        *(dict(classes=0), dict(classes=5, repeats=0))
+    ],
+    lambda **to: ViewRecipe((("global", dataclasses.replace(PLAIN, **to)), ("local", PLAIN))): [
+        *(dict(inside="global"), dict(inside="local"), dict(reuse="global"), dict(reuse="local"))
+    ],
+    lambda names: ViewRecipe(tuple((name, PLAIN) for name in names)): [
+        *(dict(names=()), dict(names=("a", "a")), dict(names=("index",)))
+    ],
+}
 
 
-@pytest.mark.parametrize("names", [(), ("a", "a"), ("index",)])
-def test_groups_need_names_of_their_own(names):
-    group = GroupRecipe(1, 8, (0.5, 1.0), patch=2)
-    with pytest.raises(InputError):
-        ViewRecipe(tuple((name, group) for name in names))
+@pytest.mark.parametrize("make, wrong", [(m, w) for m, rows in REFUSED.items() for w in rows])
+def test_recipes_built_by_hand_have_the_ranges_of_the_keys(make, wrong):
+    with pytest.raises(InputError, match="group" if "names" in wrong else "|".join(wrong)):
+        make(**wrong)

@@ -11,20 +11,8 @@ from ssl_jax.views import windows
 sample = jax.jit(windows.sample, static_argnums=(1, 2), static_argnames="random_position")
 
 
-SIZES = [(14, 3, 16), (14, 4, 9), (6, 2, 9), (5, 1, 25), (5, 5, 1)]
-
-
-@pytest.mark.parametrize(("grid", "window", "count"), SIZES)
-def test_numbers_of_queries(grid, window, count):
-    """One query per window, and all patches for a window of 1."""
-    index = np.asarray(sample(jax.random.key(0), grid, window))
-    assert index.shape == (count,) and index.dtype == np.int32
-    if window == 1:
-        np.testing.assert_array_equal(index, np.arange(grid**2))
-
-
 @hypothesis.given(
-    size=st.sampled_from(((14, 3), (7, 2), (6, 4))),
+    size=st.sampled_from(((14, 3), (7, 2), (6, 4), (5, 1), (5, 5))),
     random=st.booleans(),
     seed=st.integers(0, 10_000),
 )
