@@ -7,32 +7,16 @@ import pytest
 from ssl_jax import methods
 from ssl_jax.train import optim, state, step
 from tests import tiny
+from tests.methods import test_mae, test_stellar
 
-COMMON = dict(optim__batch_size=4, optim__warmup_epochs=0.0)
-MAE = COMMON | dict(
-    views__jitter_prob=0.0,
-    views__gray_prob=0.0,
-    views__blur_prob=(0.0, 0.0, 0.0),
-    model__drop_path=0.0,
-    model__init_std=0.25,
+MAE = test_mae.SETTINGS | dict(
     optim__epochs=10.0,
+    optim__warmup_epochs=0.0,
     optim__lr=0.3,
     optim__clip_by="none",
     optim__beta2=0.95,
 )
-STELLAR = COMMON | dict(
-    model__queries=5,
-    optim__base_batch=4,
-    optim__steps=20,
-    optim__clip_by="global",
-    teacher__momentum=0.996,
-    stellar__prototypes=12,
-    stellar__head_hidden=16,
-    stellar__head_out=8,
-    stellar__mask_ratio=0.75,
-    stellar__targets="teacher",
-    stellar__matching="hungarian",
-)
+STELLAR = test_stellar.SETTINGS | dict(stellar__targets="teacher", stellar__matching="hungarian")
 
 
 @pytest.mark.slow
