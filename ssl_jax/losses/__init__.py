@@ -4,9 +4,14 @@ out.
 No network, no parameters, no config: they can be called from any JAX training code. The means over
 pairs, batch and tasks are taken here and nowhere else; under `jit` with a sharded batch they are
 means over the global batch.
+
+Temperatures: `student_temperature` is that of what is trained, `teacher_temperature` that of the
+targets, whoever makes them.
 """
 
-from ssl_jax.losses.cribo import cribo_images, cribo_objects
+from typing import TYPE_CHECKING
+
+from ssl_jax.losses.bootstrapping import cribo_images, cribo_objects
 from ssl_jax.losses.dino import dino
 from ssl_jax.losses.dinov2 import batch_koleo, dinov2
 from ssl_jax.losses.flsl import batch_softmax, flsl
@@ -16,9 +21,14 @@ from ssl_jax.losses.meters import assignment_meters
 from ssl_jax.losses.pairings import across_views, masked_patches
 from ssl_jax.losses.segmentation import dice, pixel_cross_entropy
 from ssl_jax.losses.sop import sop, sop_patch
-from ssl_jax.losses.stellar import stellar
+from ssl_jax.losses.stellar import Tokens, stellar
+from ssl_jax.losses.stellar import balanced_tokens as balanced_tokens  # its parts
+from ssl_jax.losses.stellar import class_tokens as class_tokens
+from ssl_jax.losses.stellar import match_meters as match_meters
+from ssl_jax.losses.stellar import reconstruction as reconstruction
 
 __all__ = [
+    "Tokens",
     "across_views",
     "assignment_meters",
     "batch_koleo",
@@ -39,3 +49,17 @@ __all__ = [
     "sop_patch",
     "stellar",
 ]
+
+# Methods without a loss of their name: what they have instead.
+_INSTEAD = {
+    "cribo": "cribo_images and cribo_objects",
+    "massl": "sop, with one member for each anchor and all weights 1",
+    "sove": "sop and sop_patch",
+}
+
+
+if not TYPE_CHECKING:  # a checker of types would take every name for known
+
+    def __getattr__(name: str):
+        known = f"; see {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"ssl_jax.losses has no {name!r}{known}")

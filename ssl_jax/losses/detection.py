@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Integer
 
 from ssl_jax.ops.checked import NotNegative, checked
+from ssl_jax.ops.numerics import wide
 
 _LEAST_AREA = 1e-9  # keeps the share of two boxes without area, and its gradient, finite
 
@@ -32,7 +33,7 @@ def centers(boxes: Float[Array, "*b 4"]) -> Float[Array, "*b 4"]:
 def iou(first: Float[Array, "*#b 4"], second: Float[Array, "*#b 4"]) -> Float[Array, "*b"]:
     """Intersection over union of boxes (top, left, bottom, right), in [0, 1]; 0 where neither has
     area. Leading axes broadcast: first [n, 1, 4] and second [m, 4] give all pairs."""
-    shared, union = _shared_and_union(first, second)
+    shared, union = _shared_and_union(*jnp.broadcast_arrays(*wide(first, second)))
     return shared / jnp.maximum(union, _LEAST_AREA)
 
 
@@ -44,6 +45,7 @@ def generalized_iou(
 
     Boxes and broadcasting as in `iou`. Source: Rezatofighi et al. 2019, algorithm 1.
     """
+    first, second = jnp.broadcast_arrays(*wide(first, second))
     shared, union = _shared_and_union(first, second)
     around = _area(
         jnp.concatenate(
@@ -93,6 +95,7 @@ def matching_costs(
         row, centre column, height, width) in [0, 1] of the image.
       labels: in [0, c - 1). present: which targets are there.
     """
+    logits, boxes, targets = wide(logits, boxes, targets)
     probabilities = jax.nn.softmax(logits, axis=-1)
     index = jnp.broadcast_to(labels[..., None, :], (*logits.shape[:-1], labels.shape[-1]))
     of_class = jnp.take_along_axis(probabilities, index, axis=-1)
@@ -129,13 +132,14 @@ def detr(
         `matching_costs`.
     """
     queries, nothing = logits.shape[1], logits.shape[2] - 1
-    answers = (matched[..., None] == jnp.arange(queries)) & present[..., None]  # [b, t, q]
+    logits, boxes, targets = wide(logits, boxes, targets)
+    answers = jax.nn.one_hot(matched, queries, dtype=bool) & present[..., None]  # [b, t, q]
     busy = answers.any(axis=1)
-    wanted = jnp.where(busy, (answers * labels[..., None]).sum(axis=1), nothing)
+    wanted = jnp.where(busy, jnp.where(answers, labels[..., None], 0).sum(axis=1), nothing)
     log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), wanted[..., None], axis=-1)[..., 0]
-    weights = jnp.where(busy, 1.0, no_object_weight)
+    weights = jnp.where(busy, 1.0, no_object_weight).astype(logits.dtype)
     found = jnp.take_along_axis(boxes, matched[..., None], axis=1)
-    count = jnp.maximum(present.sum(), 1)
+    count = jnp.maximum(present.sum(), 1).astype(boxes.dtype)
     distance = jnp.abs(found - targets).sum(axis=-1)
     overlap = generalized_iou(corners(found), corners(targets))
     terms = {

@@ -11,7 +11,6 @@ from jaxtyping import Array, Bool, Float
 
 from ssl_jax import ops
 from ssl_jax.losses.ibot import ibot
-from ssl_jax.ops.arguments import require_positive
 from ssl_jax.ops.checked import Positive, checked
 
 
@@ -24,7 +23,8 @@ def dinov2(
     masks: Bool[Array, "T B n"],
     tokens: Float[Array, "T B d"],
     *,
-    temperatures: tuple[Positive, Positive],
+    student_temperature: Positive,
+    teacher_temperature: Positive,
     weights: tuple[float, float, float] = (1.0, 1.0, 0.1),
 ) -> dict[str, jax.Array]:
     """DINO's and iBOT's losses with Sinkhorn-Knopp targets, and KoLeo over a batch's class tokens.
@@ -46,7 +46,8 @@ def dinov2(
         views; any subset that contains all masked ones gives the same loss.
       masks: [T, B, n] bool, True = masked for the student (counts).
       tokens: the student's class tokens [T, B, d] of the global views, before the head.
-      temperatures: tau_s and tau_t > 0 of both losses; numbers or traced scalars.
+      student_temperature: tau_s > 0 of both losses, a number or a traced scalar.
+      teacher_temperature: tau_t > 0 of both, likewise.
       weights: of the three terms.
 
     Returns:
@@ -67,7 +68,8 @@ def dinov2(
       ...     patches,
       ...     jnp.ones((2, 2, 3), bool),
       ...     jnp.stack([jnp.eye(2)] * 2),
-      ...     temperatures=(0.1, 0.04),
+      ...     student_temperature=0.1,
+      ...     teacher_temperature=0.04,
       ... )
       >>> print(f"{terms['loss']:.3f}")  # 2 log 4, and .1 * 2 * log(2) / 2
       2.842
@@ -75,9 +77,6 @@ def dinov2(
     Reference: Oquab et al. 2023, section 4; Caron et al. 2020 (Sinkhorn-Knopp centering);
     Sablayrolles et al. 2019 (KoLeo).
     """
-    student_temperature, teacher_temperature = temperatures
-    for name, value in zip(("tau_s", "tau_t"), temperatures):
-        require_positive(f"{name} of temperatures", value)
 
     def center(logits, where=None):
         # Images outermost, as a batch is sharded.
@@ -94,13 +93,14 @@ def dinov2(
         masks,
         (center(teacher_cls), center(teacher_patch, masks)),
         student_temperature=student_temperature,
-        teacher_temperatures=(teacher_temperature, teacher_temperature),
+        teacher_temperature=teacher_temperature,
         weights=weights[:2],
     )
     koleo = batch_koleo(tokens)
     return {**terms, "loss": terms["loss"] + weights[2] * koleo, "koleo": koleo}
 
 
+@checked
 def batch_koleo(tokens: Float[Array, "V B d"]) -> Float[Array, ""]:
     """KoLeo between the images of a view: the mean over B, summed over views.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ssl_jax.losses.meters import assignment_meters
-from ssl_jax.ops import divergence, vectors
+from ssl_jax.ops import divergence, numerics, vectors
 from ssl_jax.ops.arguments import require, require_between
 from ssl_jax.ops.checked import Number, Positive, checked
 
@@ -24,13 +24,13 @@ def flsl(
     log_targets: Float[Array, "*b K"],
     *,
     weights: tuple[Number, Number, Number],
-    temperature: Positive,
+    student_temperature: Positive,
     prior: Float[Array, " K"] | None = None,
 ) -> dict[str, jax.Array]:
     """Pulls tokens to their modes, modes of two views to one centroid, and keeps all in use.
 
     With a token q, its mode z (one mean-shift step over its own view), p_s = softmax(student /
-    temperature) of the mode, p_t the target from the mode of the same token in the teacher's view,
+    tau_s) of the mode, p_t the target from the mode of the same token in the teacher's view,
     and p the mean of p_s:
 
         loss   = v intra + eta inter + gamma volume                   (eq. 13)
@@ -49,7 +49,7 @@ def flsl(
         zeros: none, as in the paper) and `batch_softmax`.
       weights: (v, eta, gamma), numbers >= 0 or traced scalars; v = 0 is the paper's ablation that
         collapses.
-      temperature: of p_s, above 0, a number or a traced scalar.
+      student_temperature: tau_s > 0, a number or a traced scalar.
       prior: [K], entries > 0 that sum to 1; None: uniform.
 
     Returns:
@@ -58,7 +58,7 @@ def flsl(
       entropy of p (log K: all centroids in use); the meters of `losses.assignment_meters` of p_t.
 
     Raises:
-      ValueError: shapes that do not fit, no token, temperature <= 0, negative weights or a prior
+      ValueError: shapes that do not fit, no token, tau_s <= 0, negative weights or a prior
         with entries <= 0 (where known).
 
     Example:
@@ -66,7 +66,12 @@ def flsl(
       >>> tokens, logits = jnp.ones((5, 7, 3)), jnp.zeros((5, 7, 4))  # 5 images with 7 tokens each
       >>> log_targets = jnp.log(jnp.full((5, 7, 4), 0.25))
       >>> terms = flsl(
-      ...     tokens, 2 * tokens, logits, log_targets, weights=(0.03, 1.0, 5.0), temperature=0.1
+      ...     tokens,
+      ...     2 * tokens,
+      ...     logits,
+      ...     log_targets,
+      ...     weights=(0.03, 1.0, 5.0),
+      ...     student_temperature=0.1,
       ... )
       >>> # one direction; log 4; all in use
       >>> print(terms["intra_loss"], terms["inter_loss"].round(4), terms["volume_loss"])
@@ -79,16 +84,15 @@ def flsl(
     for name, weight in zip(("v", "eta", "gamma"), weights, strict=True):
         require_between(name, weight, 0, float("inf"))
     arrays = tokens, modes, student_logits, log_targets
-    dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
-    q, z, logits, log_targets = (x.astype(dtype).reshape(-1, x.shape[-1]) for x in arrays)
+    q, z, logits, log_targets = (x.reshape(-1, x.shape[-1]) for x in numerics.wide(*arrays))
     log_targets = jax.lax.stop_gradient(log_targets)
 
     # Not 2 - 2 cos, which is the same number: this is never negative and exact near 0, where
     # training ends up.
     intra = jnp.square(vectors.unit(q) - vectors.unit(z)).sum(axis=-1).mean()
     targets = jnp.exp(log_targets)
-    inter = divergence.cross_entropy(targets, logits, temperature=temperature).mean()
-    mean_prediction = jax.nn.softmax(logits / jnp.asarray(temperature, dtype)).mean(axis=0)
+    inter = divergence.cross_entropy(targets, logits, temperature=student_temperature).mean()
+    mean_prediction = jax.nn.softmax(numerics.sharpen(logits, student_temperature)).mean(axis=0)
     volume = divergence.volume_regularizer(mean_prediction, prior=prior)
 
     v, eta, gamma = weights
@@ -133,7 +137,6 @@ def batch_softmax(
     Reference: FLSL appendix I.4.
     """
     logits = jax.lax.stop_gradient(teacher_logits)
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-    scores = logits / jax.lax.stop_gradient(jnp.asarray(temperature).astype(logits.dtype))
+    scores = numerics.sharpen(logits, jax.lax.stop_gradient(temperature))
     over_tokens = jax.nn.log_softmax(scores, axis=tuple(range(scores.ndim - 1)))
     return jax.nn.log_softmax(over_tokens, axis=-1)

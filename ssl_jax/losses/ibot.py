@@ -25,7 +25,8 @@ def ibot(
     centers: tuple[Float[Array, " K"], Float[Array, " P"]],
     *,
     student_temperature: Positive,
-    teacher_temperatures: tuple[Positive, Positive],
+    teacher_temperature: Positive,
+    patch_teacher_temperature: Positive | None = None,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> dict[str, jax.Array]:
     """DINO's loss on class tokens, plus self-distillation of masked patches within a view.
@@ -41,7 +42,8 @@ def ibot(
       masks: bool [T, B, n], True = masked.
       centers: [K] of the class tokens and [P] of the patches.
       student_temperature: tau_s > 0 of both losses; a number or a traced scalar.
-      teacher_temperatures: tau_t > 0 of the class tokens and of the patches, likewise.
+      teacher_temperature: tau_t > 0, likewise.
+      patch_teacher_temperature: tau_t > 0 of the patches; None: that of the class tokens.
       weights: lambda_1 and lambda_2.
 
     Returns:
@@ -62,7 +64,7 @@ def ibot(
       ...     jnp.ones((2, 5, 3), bool),
       ...     (center, center),
       ...     student_temperature=0.1,
-      ...     teacher_temperatures=(0.04, 0.04),
+      ...     teacher_temperature=0.04,
       ... )
       >>> print(terms["loss"].round(4))  # 2 log 4
       2.7726
@@ -74,15 +76,16 @@ def ibot(
         teacher_cls,
         centers[0],
         student_temperature=student_temperature,
-        teacher_temperature=teacher_temperatures[0],
+        teacher_temperature=teacher_temperature,
     )
+    own = patch_teacher_temperature
     patch = ibot_patch(
         student_patch,
         teacher_patch,
         masks,
         centers[1],
         student_temperature=student_temperature,
-        teacher_temperature=teacher_temperatures[1],
+        teacher_temperature=teacher_temperature if own is None else own,
     )
     return {
         "loss": weights[0] * cls["loss"] + weights[1] * patch["loss"],

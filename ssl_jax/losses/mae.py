@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float
 
 from ssl_jax.ops.arguments import require
 from ssl_jax.ops.checked import Positive, checked
+from ssl_jax.ops.numerics import wide
 
 
 @checked
@@ -58,13 +59,13 @@ def mae(
 
     Reference: He et al. 2021, section 3 ("Reconstruction target") and table 1d.
     """
-    dtype = jnp.promote_types(jnp.result_type(predicted, pixels), jnp.float32)
-    target = jax.lax.stop_gradient(pixels.astype(dtype))
+    predicted, pixels = wide(predicted, pixels)
+    target = jax.lax.stop_gradient(pixels)
     if normalize_pixels:
         target = normalize_patches(target, eps=eps)[0]
     # What is predicted elsewhere must not matter, not even if it is NaN.
-    predicted = jnp.where(mask[..., None], predicted.astype(dtype), target)
-    count = jnp.maximum(1, mask.sum())
+    predicted = jnp.where(mask[..., None], predicted, target)
+    count = jnp.maximum(1, mask.sum()).astype(target.dtype)
     loss = jnp.square(predicted - target).mean(axis=-1).sum() / count
     variance = jnp.where(mask, target.var(axis=-1), 0).sum() / count
     flat = variance <= 0
@@ -73,7 +74,7 @@ def mae(
         "loss": loss,
         "variance": variance,
         "explained": explained,
-        "masked": mask.mean(dtype=dtype),
+        "masked": mask.mean(dtype=target.dtype),
     }
 
 

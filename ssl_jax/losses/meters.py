@@ -6,8 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ssl_jax.ops import divergence
+from ssl_jax.ops.checked import checked
+from ssl_jax.ops.numerics import wide
 
 
+@checked
 def assignment_meters(log_targets: Float[Array, "*b K"]) -> dict[str, jax.Array]:
     """How sharp the targets are, and how they differ between images.
 
@@ -25,7 +28,7 @@ def assignment_meters(log_targets: Float[Array, "*b K"]) -> dict[str, jax.Array]
       >>> print(*(f"{name} {value:.3f}" for name, value in meters.items()))
       teacher_entropy 0.509 marginal_entropy 0.611 usage 0.500
     """
-    log_targets = jax.lax.stop_gradient(jnp.asarray(log_targets))
+    log_targets = jax.lax.stop_gradient(wide(log_targets))
     axes = tuple(range(log_targets.ndim - 1))
     return {
         "teacher_entropy": divergence.entropy(log_probs=log_targets).mean(),
@@ -43,9 +46,9 @@ def wins(
       scores: [..., K]; of equal entries the first wins.
       where: bool, the shape of `scores` without K; rows outside do not count.
     """
-    best = jnp.argmax(jax.lax.stop_gradient(scores), axis=-1, keepdims=True)
+    best = jnp.argmax(jax.lax.stop_gradient(scores), axis=-1)
     # Not a scatter: a sharded batch needs one sum over devices.
-    won = best == jnp.arange(jnp.shape(scores)[-1])
+    won = jax.nn.one_hot(best, jnp.shape(scores)[-1], dtype=bool)
     won = won if where is None else won & jnp.asarray(where, bool)[..., None]
     return won.astype(jnp.float32).sum(axis=tuple(range(won.ndim - 1)))
 

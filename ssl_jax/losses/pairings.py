@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 
 from ssl_jax.losses import meters
 from ssl_jax.ops import divergence
+from ssl_jax.ops.numerics import wide
 
 
 def across_views(
@@ -119,10 +120,11 @@ def masked_patches(
         prediction, clean, mask = arrays
         # What the student says elsewhere must not matter, not even if it is NaN.
         prediction = jnp.where(mask[..., None], prediction, 0)
-        log_q = jax.lax.stop_gradient(log_target(clean))
+        log_q = wide(jax.lax.stop_gradient(log_target(clean)))
         target = jnp.exp(log_q)
         by_patch = jnp.where(mask, cross_entropy(prediction, target), 0)
-        by_image = by_patch.sum(axis=-1) / jnp.maximum(1, mask.sum(axis=-1))
+        count = jnp.maximum(1, mask.sum(axis=-1)).astype(by_patch.dtype)
+        by_image = by_patch.sum(axis=-1) / count
         entropy = divergence.entropy(log_probs=log_q)
         return {
             "loss": by_image.mean(),
@@ -133,9 +135,10 @@ def masked_patches(
         }
 
     views = jax.lax.map(jax.checkpoint(view) if recompute else view, (student, teacher, masks))
+    count = jnp.maximum(1, masks.sum()).astype(views["kl"].dtype)
     return {
         "loss": views["loss"].mean(),
-        "kl": views["kl"].sum() / jnp.maximum(1, masks.sum()),
+        "kl": views["kl"].sum() / count,
         "teacher_entropy": views["teacher_entropy"].mean(),
         "marginal_entropy": divergence.entropy(views["marginal"].mean(axis=0)),
         "usage": meters.usage(views["wins"].sum(axis=0)),

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Integer
 
 from ssl_jax.ops.checked import checked
+from ssl_jax.ops.numerics import wide
 
 IGNORE = 255
 AVERAGES = ("labelled", "all")
-_SMOOTH = 1e-6  # keeps the quotient of a class that is neither there nor predicted finite
+_SMOOTH = 1.0  # of the authors' code; a class that is neither there nor predicted counts as found
 
 
 @checked
@@ -45,21 +46,21 @@ def pixel_cross_entropy(
     if average not in AVERAGES:
         raise ValueError(f'average is "{average}"; choose one of {", ".join(AVERAGES)}')
     valid = labels != ignore
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+    log_probs = jax.nn.log_softmax(wide(logits), axis=-1)
     classes = jnp.where(valid, labels, 0)
     taken = jnp.take_along_axis(log_probs, classes[..., None], axis=-1)[..., 0]
     count = valid.sum() if average == "labelled" else valid.size
-    return -jnp.where(valid, taken, 0.0).sum() / jnp.maximum(count, 1)
+    return -jnp.where(valid, taken, 0.0).sum() / jnp.maximum(count, 1).astype(taken.dtype)
 
 
 @checked
 def dice(
     logits: Float[Array, "*b c"], labels: Integer[Array, "*b"], *, ignore: int = IGNORE
 ) -> Float[Array, ""]:
-    """Dice loss of the softmax p against labels y: 1 - 2 sum p y / (sum p + sum y) of each class.
+    """Dice loss of the softmax p against labels y: 1 - (2 sum p y + 1) / (sum p + sum y + 1).
 
-    Sums are over all labelled places of the batch; the loss is the mean over the classes that are
-    in its labels.
+    Sums are over all labelled places of the batch; the loss is the mean over all classes, those
+    that are not in its labels included.
 
     Args:
       logits: [..., c], computed in float32.
@@ -72,21 +73,22 @@ def dice(
     Raises:
       ValueError: shapes that do not fit.
 
-    Reference: Milletari et al. 2016, "V-Net", section 3, with a sum in place of squares.
+    Reference: STELLAR's code (segmentation, tables 2 and 12); Milletari et al. 2016, "V-Net",
+    section 3, has squares and no 1.
 
     Example:
       >>> import jax.numpy as jnp
       >>> logits, labels = jnp.array([[0.0, 2.0], [1.0, 0.0]]), jnp.array([1, 0])
       >>> print(f"{dice(logits, labels):.4f}")
-      0.1952
+      0.1297
     """
-    valid = (labels != ignore)[..., None]
-    probs = jax.nn.softmax(logits.astype(jnp.float32), axis=-1)
-    truth = jax.nn.one_hot(jnp.where(valid[..., 0], labels, 0), probs.shape[-1]) * valid
+    probs = jax.nn.softmax(wide(logits), axis=-1)
+    valid = (labels != ignore)[..., None].astype(probs.dtype)
+    known = jnp.where(labels != ignore, labels, 0)
+    truth = jax.nn.one_hot(known, probs.shape[-1], dtype=probs.dtype) * valid
     axes = tuple(range(labels.ndim))
     hit = (probs * truth).sum(axis=axes)
     present = truth.sum(axis=axes)
     total = (probs * valid).sum(axis=axes) + present
     score = (2 * hit + _SMOOTH) / (total + _SMOOTH)
-    there = present > 0
-    return jnp.where(there, 1 - score, 0.0).sum() / jnp.maximum(there.sum(), 1)
+    return jnp.where(valid.any(), 1 - score.mean(), 0.0)

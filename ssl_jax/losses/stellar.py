@@ -58,8 +58,8 @@ def stellar(
     *,
     embeddings: Sequence[Float[Array, "*b r d"]] = (),
     rebuilt: tuple | None = None,
-    target_temperature: Number = 0.06,
-    temperature: Number = 0.12,
+    student_temperature: Number = 0.12,
+    teacher_temperature: Number = 0.06,
     num_iters: int = 3,
     weights: dict[str, float] | None = None,
 ) -> dict[str, jax.Array]:
@@ -78,8 +78,8 @@ def stellar(
       embeddings: the encoder's sparse tokens [B, r, d] of the main view, and [B, V, r', d] of the
         masked views if there are any; for KoLeo.
       rebuilt: (predicted, target) of `reconstruction`.
-      target_temperature: of the targets, > 0, a number or a traced scalar.
-      temperature: of the predictions, likewise.
+      student_temperature: of the predictions, > 0, a number or a traced scalar.
+      teacher_temperature: of the targets, a teacher's or the student's own, likewise.
       num_iters: of Sinkhorn-Knopp.
       weights: {"reconstruction": a1, "cluster": a2, "align": a3, "koleo": a4}; what it lacks is as
         published: 10 for pixels and .05 for codes, 1, 1, .1. A term of weight 0 is still reported.
@@ -110,7 +110,9 @@ def stellar(
     names = "reconstruction, cluster, align or koleo"
     arguments.require(not unknown, "a key of weights", unknown, names)
     settings: dict[str, Any] = dict(
-        target_temperature=target_temperature, temperature=temperature, num_iters=num_iters
+        student_temperature=student_temperature,
+        teacher_temperature=teacher_temperature,
+        num_iters=num_iters,
     )
     terms: dict[str, jax.Array] = {}
     sums: dict[str, jax.Array] = {}
@@ -143,22 +145,22 @@ def stellar(
     # A weight of exactly 0 takes its terms out, so that one that overflows cannot turn the sum into
     # NaN.
     counted = [weights[name] * value for name, value in sums.items() if not _is_zero(weights[name])]
-    return {"loss": sum(counted, start=jnp.zeros(())), **terms}
+    return {"loss": sum(counted, start=jnp.zeros_like(next(iter(sums.values())))), **terms}
 
 
 @checked
 def balanced_tokens(
     tokens: Tokens,
     *,
-    target_temperature: Positive,
-    temperature: Positive,
+    student_temperature: Positive,
+    teacher_temperature: Positive,
     num_iters: Count = 3,
     name: str = "token",
 ) -> dict[str, jax.Array]:
     """Clustering of tokens, and alignment of the tokens of other views with them (eq. 4 and 5).
 
-    With H(q, l) = - sum_k q_k log softmax(l / temperature)_k and balanced targets q of all tokens
-    of the batch at once (`balanced_targets`, of the teacher's logits if there are any):
+    With H(q, l) = - sum_k q_k log softmax(l / student_temperature)_k and balanced targets q of all
+    tokens of the batch at once (`balanced_targets`, of the teacher's logits if there are any):
 
         L_clu   = mean over B, r     of H(q[j], student_logits[j])          (teacher: q[matches[j]])
         L_align = mean over B, V, r' of H(q[matches[j]], view_logits[j])
@@ -168,7 +170,7 @@ def balanced_tokens(
 
     Args:
       tokens: see `Tokens`.
-      target_temperature, temperature: > 0, numbers or traced scalars.
+      student_temperature, teacher_temperature: > 0, numbers or traced scalars.
       num_iters: of Sinkhorn-Knopp.
       name: of the tokens, in errors.
 
@@ -184,13 +186,15 @@ def balanced_tokens(
     _check_tokens(name, tokens)
     student = None if tokens.student is None else _logits(tokens.student, tokens.prototypes)
     scores: Any = student if tokens.teacher is None else _logits(tokens.teacher, None)
-    targets = balanced_targets(scores, temperature=target_temperature, num_iters=num_iters)
+    targets = balanced_targets(scores, temperature=teacher_temperature, num_iters=num_iters)
     terms, (likeliest, look) = {}, _look(targets)
     if student is not None:
         matches = None if tokens.teacher is None else tokens.matches
-        terms["cluster_loss"] = _cross_entropies(targets, student, matches, temperature).mean()
+        terms["cluster_loss"] = _cross_entropies(
+            targets, student, matches, student_temperature
+        ).mean()
 
-    shared = (tokens.prototypes, targets.potentials, targets.temperature, temperature)
+    shared = (tokens.prototypes, targets.potentials, targets.temperature, student_temperature)
     for kind, (x, index) in tokens.views.items():
         own = (jnp.asarray(x), jnp.asarray(index), targets.scores, likeliest)
         # One device, one share of the images: else the gradient by the prototypes is added up over
@@ -253,7 +257,7 @@ def reconstruction(
     Raises:
       ValueError: shapes that do not fit.
     """
-    predicted = predicted.astype(jnp.promote_types(predicted.dtype, jnp.float32))
+    predicted = numerics.wide(predicted)
     if jnp.issubdtype(target.dtype, jnp.integer):
         log_p = jax.nn.log_softmax(predicted, axis=-1)
         picked = jnp.take_along_axis(
@@ -297,6 +301,7 @@ def class_tokens(
     )
 
 
+@checked
 def match_meters(alignment: ops.Alignment) -> dict[str, jax.Array]:
     """What `ops.align_sets` says, index [..., r] and cost [..., r, s], as scalars.
 
@@ -307,11 +312,11 @@ def match_meters(alignment: ops.Alignment) -> dict[str, jax.Array]:
     index, cost = alignment.index, alignment.cost
     count, size = cost.shape[-2:]
     matched = jnp.take_along_axis(cost, index[..., None], axis=-1).mean()
-    hit = (index[..., :, None] == jnp.arange(size)).any(axis=-2).sum(axis=-1) / min(count, size)
+    hit = jax.nn.one_hot(index, size, dtype=bool).any(axis=-2).sum(axis=-1).astype(cost.dtype)
     return {
         "match_cost": matched,
         "match_contrast": matched / jnp.maximum(cost.mean(), 1e-12),
-        "match_distinct": hit.mean(),
+        "match_distinct": (hit / min(count, size)).mean(),
     }
 
 
@@ -321,8 +326,7 @@ def _is_zero(weight) -> bool:
 
 def _logits(x, prototypes):
     """Logits of embeddings [..., e] with prototypes [K, e]; logits themselves if there are none."""
-    x = jnp.asarray(x)
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = numerics.wide(x)
     if prototypes is None:
         return x
     return numerics.product("...e,ke->...k", x, prototypes.astype(x.dtype))
@@ -344,7 +348,8 @@ def _look(targets: Targets):
     """Index of the likeliest prototype of every target [B, s], and the meters of all targets."""
 
     def token(scores):  # [B, K]: one token at a time, so that the targets of all are never held
-        log_q = jax.nn.log_softmax(scores / targets.temperature + targets.potentials, axis=-1)
+        sharp = numerics.sharpen(scores, targets.temperature)
+        log_q = jax.nn.log_softmax(sharp + targets.potentials[None], axis=-1)
         return {
             "entropy": ops.entropy(log_probs=log_q).mean(),
             "marginal": jnp.exp(log_q).mean(axis=0),

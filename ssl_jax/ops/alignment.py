@@ -79,7 +79,8 @@ def align_sets(
     if exact:
         index = jax.vmap(assignment)(cost.reshape(-1, count, size)).reshape(cost.shape[:-1])
         return Alignment(index, cost, jax.nn.one_hot(index, size, dtype=cost.dtype))
-    a, b = (jnp.full(n, 1 / n, cost.dtype) for n in (count, size))
+    one = (1,) * (cost.ndim - 2)
+    a, b = (jnp.full((*one, n), 1 / n, cost.dtype) for n in (count, size))
     # Distances of tokens that are not unit vectors span hundreds of eps: the log form. The largest
     # entry of a row cannot underflow: it is at least 1 / (r s) of the row's mass after the row step
     # and the column step that end the loop.

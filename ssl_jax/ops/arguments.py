@@ -32,15 +32,6 @@ def require_inside(name: str, indices: ArrayLike, of: str, size: int) -> None:
         require(inside, name, f"outside the {of}", f"in [0, {size})")
 
 
-def require_positive(name: str, value: float | jax.Array) -> None:
-    """Raises ValueError if a scalar is not one number above 0 and finite (value checked only where
-    it is known).
-    """
-    require(np.ndim(value) == 0, name, f"an array of shape {np.shape(value)}", "a scalar")
-    if known(value):
-        require(bool(np.isfinite(value) and value > 0), name, value, "a finite number above 0")
-
-
 def require_between(name: str, value: float | jax.Array, low: float, high: float) -> None:
     """Raises ValueError if a known scalar lies outside [low, high]."""
     if known(value):

@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
+from ssl_jax.ops import devices
+
 
 def assignment(cost: Float[Array, "n m"]) -> Int32[Array, " n"]:
     """Target of every row of cost [n, m], n <= m, by shortest augmenting paths: int32 [n].
@@ -50,6 +52,7 @@ def assignment(cost: Float[Array, "n m"]) -> Int32[Array, " n"]:
         least = jnp.full(columns + 1, jnp.finfo(cost.dtype).max, cost.dtype)
         parent, used = jnp.zeros_like(ids), ids < 0
         search = (row_shift, column_shift, least, parent, used, jnp.zeros_like(row), row)
+        search = devices.varying(search, cost)
         row_shift, column_shift, _, parent, _, column, _ = jax.lax.while_loop(
             searching, grow, search
         )
@@ -72,6 +75,6 @@ def assignment(cost: Float[Array, "n m"]) -> Int32[Array, " n"]:
         jnp.zeros(columns + 1, cost.dtype),
         jnp.zeros(columns + 1, cost.dtype),
     )
-    matched, _, _ = jax.lax.fori_loop(0, rows, enter, start)
-    is_mine = matched[1:] == jnp.arange(rows)[:, None]
+    matched, _, _ = jax.lax.fori_loop(0, rows, enter, devices.varying(start, cost))
+    is_mine = matched[None, 1:] == jnp.arange(rows)[:, None]
     return jnp.argmax(is_mine, axis=-1).astype(jnp.int32)

@@ -45,7 +45,8 @@ def centered_softmax(
     logits, center = jax.lax.stop_gradient(wide(logits, center))
     temperature = jax.lax.stop_gradient(temperature)
     sharpness = 1 / jnp.asarray(temperature).astype(logits.dtype)
-    log_targets = jax.nn.log_softmax((logits - center) * sharpness, axis=-1)
+    centered = logits - jnp.broadcast_to(center, logits.shape)
+    log_targets = jax.nn.log_softmax(centered * sharpness, axis=-1)
     return log_targets if log else jnp.exp(log_targets)
 
 
@@ -78,4 +79,5 @@ def ema_center(
     """
     center, logits = jax.lax.stop_gradient(wide(center, logits))
     momentum = jax.lax.stop_gradient(momentum)
-    return momentum * center + (1 - momentum) * logits.mean(axis=tuple(range(logits.ndim - 1)))
+    old, new = (jnp.asarray(x).astype(center.dtype) for x in (momentum, 1 - momentum))
+    return old * center + new * logits.mean(axis=tuple(range(logits.ndim - 1)))

@@ -8,12 +8,14 @@
 An axis of one name has one size in all arguments, and at least 1; `*b` stands for any number of
 leading axes, equal everywhere, `*#b` for leading axes that broadcast. Annotated arrays reach the
 body as JAX arrays. Shapes are known under `jit` and always checked; values only where they are
-known, so that a schedule may feed a traced temperature.
+known, so that a schedule may feed a traced temperature. Under Explicit sharding an axis of a result
+is cut as the arguments' axis of that name is.
 """
 
 import dataclasses
 import functools
 import inspect
+import itertools
 import math
 import types
 import typing
@@ -23,9 +25,11 @@ from typing import Annotated, TypeVar, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike
 from jaxtyping import AbstractArray, Array, Float
 
+from ssl_jax.ops import devices
 from ssl_jax.ops.arguments import known, require
 
 
@@ -34,7 +38,7 @@ class Must:
     """What a value must be, in words and as a test."""
 
     be: str
-    test: Callable
+    test: Callable = dataclasses.field(repr=False)
 
 
 Number = float | Float[Array, ""]  # a Python number or a scalar array, also a traced one
@@ -72,7 +76,7 @@ def checked(function: Callable | None = None, *, empty: str = "") -> Callable:
         return functools.partial(checked, empty=empty)
     signature = inspect.signature(function)
     hints = typing.get_type_hints(function, include_extras=True)
-    hints.pop("return", None)
+    returned = hints.pop("return", None)
 
     @functools.wraps(function)
     def checking(*args, **kwargs):
@@ -81,7 +85,8 @@ def checked(function: Callable | None = None, *, empty: str = "") -> Callable:
         for name, value in bound.arguments.items():
             if name in hints:
                 bound.arguments[name] = _check(name, value, hints[name], axes)
-        return function(*bound.args, **bound.kwargs)
+        results = functools.partial(_sharding, returned, axes)
+        return devices.automatic(function, bound.args, bound.kwargs, results)
 
     return checking
 
@@ -117,6 +122,28 @@ def _is_array(hint) -> bool:
     return inspect.isclass(hint) and issubclass(hint, AbstractArray)
 
 
+def _sharding(hint, axes: "Axes", mesh):
+    """How what a return annotation names is cut over a mesh: arrays by their axes, others whole."""
+    if _is_array(hint):
+        return NamedSharding(mesh, axes.spec(hint.dim_str.split()))
+    if typing.get_origin(hint) is tuple:
+        return tuple(_sharding(part, axes, mesh) for part in typing.get_args(hint))
+    if inspect.isclass(hint) and issubclass(hint, tuple):  # a NamedTuple
+        parts = typing.get_type_hints(hint, include_extras=True).values()
+        return hint(*(_sharding(part, axes, mesh) for part in parts))
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _grouped(names: list[str], entries: tuple) -> tuple | None:
+    """One entry for each name, a tuple for leading axes; None if there are too many or few."""
+    extra = len(entries) - len(names) + 1
+    place = next((i for i, name in enumerate(names) if name.startswith("*")), None)
+    if place is not None and extra >= 0:
+        end = place + extra
+        entries = (*entries[:place], entries[place:end], *entries[end:])
+    return entries if len(entries) == len(names) else None
+
+
 class Axes:
     """The sizes of the named axes of one call, and which argument gave them."""
 
@@ -124,6 +151,7 @@ class Axes:
         self.empty = empty
         self.sizes: dict[str, int | tuple[int, ...]] = {}
         self.owners: dict[str, str] = {}
+        self.cuts: dict[str, tuple] = {}  # along which axes of a mesh, last axis last
 
     def check(self, name: str, value: ArrayLike, hints: list) -> jax.Array:
         """The value as a JAX array; it must fit one of the array types."""
@@ -140,6 +168,7 @@ class Axes:
                 self._broadcast(name, sizes)
                 self.owners |= {axis: name for axis in sizes if axis not in self.sizes}
                 self.sizes |= sizes
+                self._cut(hint.dim_str.split(), array)
                 return array
         shapes = [self._written(hint.dim_str.split(), array.shape) for hint in of_type]
         wanted = " or ".join(shapes)
@@ -148,15 +177,11 @@ class Axes:
 
     def _sizes(self, names: list[str], shape: tuple) -> dict | None:
         """The sizes of the named axes if the shape fits them, else None."""
-        extra = len(shape) - len(names) + 1
-        place = next((i for i, name in enumerate(names) if name.startswith("*")), None)
-        if place is not None and extra >= 0:
-            end = place + extra
-            shape = (*shape[:place], shape[place:end], *shape[end:])
-        if len(shape) != len(names):
+        grouped = _grouped(names, shape)
+        if grouped is None:
             return None
         sizes: dict[str, int | tuple[int, ...]] = {}
-        for name, size in zip(names, shape):
+        for name, size in zip(names, grouped):
             wanted = sizes.get(name, self.sizes.get(name, size))
             vacant = size == 0 and name not in self.empty
             if vacant or (size != wanted and not name.startswith("*#")):
@@ -168,12 +193,31 @@ class Axes:
         """Joins leading axes that broadcast."""
         for axis in set(sizes) & set(self.sizes):
             if axis.startswith("*#"):
-                mine, others = sizes[axis], self.sizes[axis]
+                mine, others = (typing.cast(tuple, x[axis]) for x in (sizes, self.sizes))
                 try:
-                    sizes[axis] = np.broadcast_shapes(mine, others)
+                    sizes[axis] = jnp.broadcast_shapes(mine, others)
                 except ValueError:
                     wanted = f"broadcastable against {others}, those of {self.owners[axis]}"
                     require(False, f"the leading axes of {name}", mine, wanted)
+
+    def _cut(self, names: list[str], array: jax.Array) -> None:
+        """Notes how the axes of an array are cut, as far as its type says so."""
+        spec = (*jax.typeof(array).sharding.spec, *(None for _ in array.shape))[: array.ndim]
+        for name, cut in zip(names, _grouped(names, spec) or ()):
+            own = cut if name.startswith("*") else (cut,)
+            others = self.cuts.get(name.replace("#", ""), ())
+            pairs = itertools.zip_longest(reversed(own), reversed(others))
+            self.cuts[name.replace("#", "")] = tuple(a or b for a, b in pairs)[::-1]
+
+    def spec(self, names: list[str]) -> PartitionSpec:
+        """How an array of these axes is cut; no axis of the mesh cuts two of them."""
+        used: set = set()
+        cuts = [cut for name in names for cut in self.cuts.get(name, (None,))]
+        for place, cut in enumerate(cuts):
+            over = set(cut if isinstance(cut, tuple) else (cut,)) - {None}
+            cuts[place] = None if over & used else cut
+            used |= over
+        return PartitionSpec(*cuts)
 
     def _written(self, names: list[str], shape: tuple) -> str:
         """The shape that was wanted: "[..., 3] as logits"."""

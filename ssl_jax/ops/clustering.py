@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, Key
 
+from ssl_jax.ops import devices
 from ssl_jax.ops.arguments import known, require, require_inside
 from ssl_jax.ops.checked import Count, Must, NotNegative, Positive, checked
 from ssl_jax.ops.numerics import Precision, log_sum_exp, product, sharpen, wide
@@ -99,6 +100,7 @@ def joint_view_clustering(
     require(fits, "num_clusters", num_clusters, f"between 1 and {count}, the number of tokens")
     seeds = _seeds(seeds, tuple(batch), count, num_clusters).reshape(-1, num_clusters)
     tokens, positions = jax.lax.stop_gradient(wide(tokens, positions))
+    position_weight, temperature = jax.lax.stop_gradient((position_weight, temperature))
     dtype = tokens.dtype
     tokens = unit(tokens.reshape(-1, count, width))
     positions = positions.reshape(-1, count, positions.shape[-1])
@@ -133,6 +135,7 @@ def joint_view_clustering(
         jnp.full((images, num_clusters), -jnp.log(num_clusters), dtype),
         jnp.zeros((images, count, num_clusters), dtype),
     )
+    start = devices.varying(start, (tokens, distances, seeds, position_weight, temperature))
     (labels, _, _, log_plan), _ = jax.lax.scan(step, start, length=num_iters)
     if hard:
         assignments = jax.nn.one_hot(labels, num_clusters, dtype=dtype)
@@ -190,9 +193,10 @@ def _seeds(seeds, batch: tuple, count: int, num_clusters: int):
     """Distinct token indices [*batch, K] from indices or keys."""
     if jnp.issubdtype(seeds.dtype, jax.dtypes.prng_key):
         if seeds.shape == ():
-            bits = jax.random.bits(seeds, (*batch, count))
+            bits = jax.random.bits(seeds, (*batch, count), jnp.uint32)
         else:
-            bits = jax.vmap(lambda key: jax.random.bits(key, (count,)))(seeds.reshape(-1))
+            draw = functools.partial(jax.random.bits, shape=(count,), dtype=jnp.uint32)
+            bits = jax.vmap(draw)(seeds.reshape(-1))
         # The largest random numbers: distinct by construction.
         return jax.lax.top_k(bits.reshape(*batch, count), num_clusters)[1]
     shape = (*batch, num_clusters)

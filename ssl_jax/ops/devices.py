@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ssl_jax.ops import passes
 
@@ -176,6 +176,62 @@ def take(bank: jax.Array, index: jax.Array, *, cut: bool) -> jax.Array:
     size, spec = index.shape[0], PartitionSpec(axes)
     shared = jax.shard_map(share, in_specs=(spec, spec), out_specs=spec, check_vma=False)
     return shared(passes.pad(index, -size % count()), bank)[:size]
+
+
+def explicit_mesh(tree: Any) -> AbstractMesh | None:
+    """The mesh with Explicit axes that the arrays of a tree are of, if there is one."""
+    arrays = (x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array))
+    meshes = (jax.typeof(x).sharding.mesh for x in arrays)
+    return next((mesh for mesh in meshes if AxisType.Explicit in mesh.axis_types), None)
+
+
+def automatic(
+    function: Callable[..., Any],
+    args: tuple,
+    kwargs: dict,
+    results: Callable[[AbstractMesh], Any] = lambda mesh: NamedSharding(mesh, PartitionSpec()),
+) -> Any:
+    """function(*args, **kwargs), for which XLA chooses how arrays are cut.
+
+    With Explicit axes, the default of `jax.make_mesh`, every product, gather and reshape would have
+    to name how its result is cut. So the function gets arrays of Auto axes, and only its results
+    are of Explicit ones.
+
+    Args:
+      results: mesh -> the shardings of what the function returns (a tree or the beginning of one);
+        by default every device has all of it.
+    """
+    mesh = explicit_mesh((args, kwargs))
+    if mesh is None:
+        return function(*args, **kwargs)
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
+
+    def within(arrays):
+        args, kwargs = jax.tree.unflatten(tree, [arrays.get(i, x) for i, x in enumerate(leaves)])
+        return function(*args, **kwargs)
+
+    kinds = zip(mesh.axis_names, mesh.axis_types)
+    explicit = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
+    return jax.sharding.auto_axes(within, axes=explicit, out_sharding=results(mesh))(arrays)
+
+
+def varying(tree: Any, like: Any) -> Any:
+    """The arrays of a tree as ones that differ between devices where an array of `like` does.
+
+    So `jax.shard_map` wants what a loop starts from, and what shares a gradient of its own.
+    """
+
+    def axes(x) -> frozenset:
+        return getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset())
+
+    wanted = frozenset().union(*map(axes, jax.tree.leaves(like)))
+
+    def mark(x):
+        missing = tuple(wanted - axes(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(mark, tree)
 
 
 def whole(tree: Any) -> Any:

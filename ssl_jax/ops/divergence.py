@@ -127,7 +127,7 @@ def volume_regularizer(
     elif known(prior):
         lowest = np.asarray(prior).min()
         require(bool(lowest > 0), "the lowest entry of prior", lowest, "above 0")
-    prior = prior.astype(dtype)
+    prior = jnp.broadcast_to(prior.astype(dtype), mean_probs.shape)
     ratio = mean_probs / prior
     log_ratio = jnp.log(jnp.maximum(ratio, jnp.finfo(dtype).tiny))
     return jnp.sum(prior * (ratio * log_ratio - (ratio - 1)), axis=-1)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ssl_jax.ops.checked import checked
-from ssl_jax.ops.numerics import Precision, product, wide
+from ssl_jax.ops.numerics import Precision, product, wide_within_range
 from ssl_jax.ops.vectors import unit
 
 _EPS = 1e-8  # added to each coordinate of a difference and to the distance, as in the official code
@@ -53,8 +53,9 @@ def koleo(
     Reference: STELLAR, section 3 and official code (per image, weight 0.1); Sablayrolles et al.
     2019.
     """
-    tokens = wide(tokens)
-    allowed = ~jnp.eye(tokens.shape[-2], dtype=bool)  # [i, j]: j may be the neighbour of i
+    tokens = wide_within_range(tokens)  # duplicates have a gradient of some 1e8
+    # [..., i, j]: j may be the neighbour of i.
+    allowed = ~jnp.eye(tokens.shape[-2], dtype=bool)[(None,) * (tokens.ndim - 2)]
     if where is not None:
         # Whatever lies there, NaN too, must not reach a gradient.
         tokens = jnp.where(where[..., None], tokens, 0)

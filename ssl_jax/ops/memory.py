@@ -7,8 +7,10 @@ from typing import TypedDict
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Int, Key, Shaped
 
+from ssl_jax.ops import devices
 from ssl_jax.ops.arguments import require
 from ssl_jax.ops.checked import Count, checked
 
@@ -121,7 +123,16 @@ def memory_push(
             jnp.shape(row),
             f"[B, {inner}]",
         )
-    ((count,),), size = counts, memory["valid"].shape[0]
+
+    def cut(mesh):
+        return jax.tree.map(lambda x: NamedSharding(mesh, jax.typeof(x).sharding.spec), memory)
+
+    return devices.automatic(_push, (memory, rows, where), {}, cut)
+
+
+def _push(memory: Memory, rows: dict, where) -> Memory:
+    old = memory["rows"]
+    count, size = len(next(iter(rows.values()))), memory["valid"].shape[0]
     skipped = max(0, count - size)
     index = (memory["cursor"] + np.arange(skipped, count, dtype=np.int32)) % size
     moved = jnp.asarray(count, jnp.int32)
@@ -131,7 +142,7 @@ def memory_push(
 
     def write(array, values):
         values = jnp.asarray(values).astype(array.dtype)
-        return array.at[index].set(values, unique_indices=True, mode="drop")
+        return jnp.asarray(array).at[index].set(values, unique_indices=True, mode="drop")
 
     return Memory(
         rows={n: write(old[n], jax.lax.stop_gradient(jnp.asarray(rows[n]))[skipped:]) for n in old},

@@ -14,7 +14,7 @@ from ssl_jax.ops import devices
 from ssl_jax.ops import passes as over
 from ssl_jax.ops.arguments import require
 from ssl_jax.ops.checked import Count, Must, checked
-from ssl_jax.ops.numerics import Precision, product
+from ssl_jax.ops.numerics import Precision, float_type, product
 from ssl_jax.ops.vectors import inverse_norm
 
 _BLOCK = 128  # bank rows per block of the two-stage selection
@@ -111,7 +111,7 @@ def nearest(
     fits = bank_chunk is None or bank_chunk >= k
     require(fits, "bank_chunk", bank_chunk, f"at least k = {k}")
 
-    dtype = jnp.promote_types(jnp.result_type(queries, bank), jnp.float32)
+    dtype = float_type(queries, bank)
     queries = queries.astype(dtype)
     if metric == "cosine":
         queries = queries * inverse_norm(queries)[..., None]
@@ -200,7 +200,7 @@ def _neighbours_jvp(how, primals, tangents):
     slope = jax.jvp(similarity, (queries, rows), (by_query, by_rows))[1]
     return (values, index), (
         jnp.where(jnp.isfinite(values), slope, 0),
-        jnp.zeros(index.shape, jax.dtypes.float0),
+        jax.custom_derivatives.zero_from_primal(index),
     )
 
 
@@ -246,7 +246,7 @@ def _search(queries, bank, scale, allowed, how: _How, at_once: int = 1):
             return best
         return jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
 
-    passes = math.ceil(total / (how.chunk or max(1, _SCORES // (at_once * per_pass))))
+    passes = math.ceil(total / (how.chunk or max(1, _SCORES // max(1, at_once * per_pass))))
     if passes <= 1:
         return one_pass(queries)
     together = math.ceil(total / passes)

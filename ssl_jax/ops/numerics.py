@@ -11,15 +11,38 @@ from ssl_jax.ops import devices
 Precision = jax.lax.PrecisionLike
 
 
+def key(seed: ArrayLike) -> jax.Array:
+    """A PRNG key of the kind that the package draws with, whatever JAX's default is."""
+    return jax.random.key(seed, impl="threefry2x32")
+
+
+def float_type(*arrays: ArrayLike) -> jnp.dtype:
+    """Their common float type, float32 at least; also where JAX was told not to mix types."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+
+
 @overload
 def wide(array: ArrayLike, /) -> jax.Array: ...
 @overload
 def wide(array: ArrayLike, /, *more: ArrayLike) -> tuple[jax.Array, ...]: ...
 def wide(*arrays: ArrayLike) -> jax.Array | tuple[jax.Array, ...]:
     """The arrays in their common float type, float32 at least."""
-    dtype = jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
+    dtype = float_type(*arrays)
     cast = tuple(jnp.asarray(x).astype(dtype) for x in arrays)
     return cast if len(cast) > 1 else cast[0]
+
+
+def wide_within_range(x: jax.Array) -> jax.Array:
+    """x in float32 or wider; a gradient beyond the range of float16 is its largest number there."""
+    if x.dtype != jnp.float16:
+        return wide(x)
+
+    def narrow(_, gradient):
+        most = float(jnp.finfo(x.dtype).max)
+        return jnp.clip(gradient, -most, most).astype(x.dtype)
+
+    return jax.custom_derivatives.linear_call(lambda _, x: wide(x), narrow, (), x)
 
 
 def sharpen(x: ArrayLike, temperature: ArrayLike) -> jax.Array:

@@ -55,6 +55,7 @@ def warmup_cosine(
     Reference: DINO (Caron et al. 2021), official code.
     """
     t = jnp.asarray(step, jnp.float32)
+    base, end, total, warmup, start = map(_number, (base, end, total, warmup, start))
     # (1 + cos(pi x)) / 2 = sin^2(pi (1 - x) / 2), which does not cancel near the end.
     left = jnp.clip((total - t) / jnp.maximum(total - warmup, 1), 0.0, 1.0)
     cosine = end + (base - end) * jnp.sin(0.5 * jnp.pi * left) ** 2
@@ -88,7 +89,13 @@ def linear_warmup(
     Reference: DINO (Caron et al. 2021), official code.
     """
     t = jnp.asarray(step, jnp.float32)
+    start, end, warmup = map(_number, (start, end, warmup))
     return jnp.where(t < warmup, _linear(t, start, end, warmup), end).astype(jnp.float32)
+
+
+def _number(x):
+    """A Python number as it is, because differences of such are exact; any other as float32."""
+    return x if type(x) in (int, float) else jnp.asarray(x, jnp.float32)
 
 
 def _linear(t, start, end, warmup):

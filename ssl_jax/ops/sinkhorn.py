@@ -27,7 +27,7 @@ from ssl_jax.ops import devices
 from ssl_jax.ops import passes as over
 from ssl_jax.ops.arguments import require, require_inside
 from ssl_jax.ops.checked import Count, Positive, checked
-from ssl_jax.ops.numerics import product, sharpen, softmax_parts
+from ssl_jax.ops.numerics import float_type, product, sharpen, softmax_parts
 
 # Scores of a device in one pass over rows: on CPUs what stays in the cache, elsewhere what keeps it
 # busy.
@@ -221,7 +221,7 @@ def sinkhorn_cross_entropy(
         flat, index = over.pad(flat, padding, 1), over.pad(index, padding, 1)
         if index is None:
             scores, where = over.pad(scores, padding, 1), over.pad(where, padding, 1)
-    dtype = jnp.promote_types(jnp.result_type(scores, flat), jnp.float32)
+    dtype = float_type(scores, flat)
     temperature = jnp.asarray(temperature).astype(dtype)
     targets = (
         scores,
@@ -230,7 +230,9 @@ def sinkhorn_cross_entropy(
         index,
         where,
     )
-    return _fused(passes, flat, temperature, targets)[:, :rows].reshape(logits.shape[:-1])
+    arguments = flat, temperature, targets
+    losses = _fused(passes, *devices.varying(arguments, arguments))
+    return losses[:, :rows].reshape(logits.shape[:-1])
 
 
 def _passes(rows: int, width: int, chunk: int | None) -> tuple[int, int]:
@@ -272,7 +274,7 @@ def _loop(passes: int, body, start):
 def _potentials(scores, where, temperature, num_iters: int, passes: int):
     """h [b, K] of scores [b, n, K]."""
     lead, count, width = scores.shape
-    dtype = jnp.promote_types(scores.dtype, jnp.float32)
+    dtype = float_type(scores)
     # Partial sums, one per device of the mesh in context, so that a sharded sample axis is reduced
     # across devices only after the loop.
     parts = math.gcd(count // passes, devices.count())
@@ -304,9 +306,8 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
         )
 
     shape = (lead, parts, width)
-    top, total = _loop(
-        passes, column_lse, (jnp.full(shape, lowest, dtype), jnp.zeros(shape, dtype))
-    )
+    zeros = devices.varying(jnp.zeros(shape, dtype), (scores, where, temperature))
+    top, total = _loop(passes, column_lse, (jnp.full_like(zeros, lowest), zeros))
     highest = jnp.max(top, axis=1)
     total = jnp.sum(total * jnp.exp(top - highest[:, None]), axis=1)
     h = jnp.where(total > 0, -highest - jnp.log(jnp.where(total > 0, total, 1)), 0)
@@ -318,7 +319,7 @@ def _potentials(scores, where, temperature, num_iters: int, passes: int):
             share = 1 / row_sum if keep is None else jnp.where(keep, 1 / row_sum, 0)
             return carry + column_sums(by_part(q), by_part(share))
 
-        total = jnp.sum(_loop(passes, prototype_use, jnp.zeros(shape, dtype)), axis=1)
+        total = jnp.sum(_loop(passes, prototype_use, zeros), axis=1)
         return h - jnp.log(jnp.where(total > 0, total, 1))
 
     return jax.lax.fori_loop(0, num_iters - 1, iterate, h)
@@ -397,8 +398,8 @@ def _fused_backward(passes: int, saved, cotangent):
         return by_logits, by_temperature - through / temperature
 
     dtype = jnp.uint16 if _is_narrow(logits.dtype) else logits.dtype  # see `_narrowly`
-    start = jnp.zeros((lead, count // passes, passes, width), dtype)
-    by_logits, by_temperature = _loop(passes, step, (start, jnp.zeros_like(temperature)))
+    start = jnp.zeros((lead, count // passes, passes, width), dtype), jnp.zeros_like(temperature)
+    by_logits, by_temperature = _loop(passes, step, devices.varying(start, logits))
     return (
         jax.lax.bitcast_convert_type(by_logits.reshape(logits.shape), logits.dtype),
         by_temperature,

@@ -67,7 +67,8 @@ def sample_anchors(
         return rows.reshape(num_tasks, num_anchors).astype(jnp.int32)
     # Rows with the largest random numbers: distinct by construction, and cheaper than a permutation
     # of all rows.
-    return jax.lax.top_k(jax.random.bits(key, (num_tasks, size)), num_anchors)[1].astype(jnp.int32)
+    bits = jax.random.bits(key, (num_tasks, size), jnp.uint32)
+    return jax.lax.top_k(bits, num_anchors)[1].astype(jnp.int32)
 
 
 @checked
@@ -142,7 +143,8 @@ def build_sops(
         # One hit more than needed, then drop the anchor itself (or the last hit, if duplicates
         # pushed the anchor out).
         similarity, index = nearest(vectors, memory, k=extra + 1, **search)
-        order = jnp.argsort(index == anchors[:, None], axis=-1, stable=True)[:, :extra]
+        own_row = anchors[:, None].astype(index.dtype)
+        order = jnp.argsort(index == own_row, axis=-1, stable=True)[:, :extra]
         similarity, index = (jnp.take_along_axis(x, order, axis=-1) for x in (similarity, index))
     similarity, index = devices.whole((similarity, index))
     members = devices.whole(jnp.concatenate([memory[index], vectors[:, None]], axis=1))

@@ -81,6 +81,7 @@ def entropic_transport(
     a = jnp.full(rows, 1 / rows, wide(cost).dtype) if a is None else a
     b = jnp.full(columns, 1 / columns, wide(cost).dtype) if b is None else b
     cost, a, b = wide(cost, a, b)
+    a, b = (x[(None,) * (cost.ndim - 1 - x.ndim)] for x in (a, b))
     keep = None
     if masked:
         keep = jnp.broadcast_to((a > 0)[..., :, None] & (b > 0)[..., None, :], cost.shape)

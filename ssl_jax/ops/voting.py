@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from ssl_jax.ops import devices
 from ssl_jax.ops.checked import Positive, checked
-from ssl_jax.ops.numerics import Precision, product, wide
+from ssl_jax.ops.numerics import Precision, float_type, product, wide
 from ssl_jax.ops.sops import MAX_SHARE
 
 
@@ -103,8 +103,9 @@ def scaled(
     queries: Float[Array, "*b d"], temperature: Positive, sops: Sops
 ) -> Float[Array, "*b d"]:
     """u / tau in the type of the computation."""
-    dtype = jnp.promote_types(jnp.asarray(queries).dtype, sops.slots.dtype)
-    return jnp.asarray(queries).astype(dtype) / jnp.asarray(temperature).astype(dtype)
+    dtype = float_type(queries, sops.slots)
+    scaled = jnp.asarray(queries).astype(dtype) / jnp.asarray(temperature).astype(dtype)
+    return devices.varying(scaled, sops)
 
 
 def _logits(queries, slot, precision):
@@ -116,11 +117,12 @@ def _forward(queries, sops: Sops, precision):
     both [..., 1].
     """
     shape = (*queries.shape[:-1], sops.slots.shape[1])
-    dtype = jnp.result_type(queries, sops.slots)
+    dtype = queries.dtype
 
     def step(carry, member):
         top, own_sum, shared_sum = carry
-        slot, own, shared = member
+        slot, *parts = member
+        own, shared = (jnp.broadcast_to(x, shape) for x in parts)
         logits = _logits(queries, slot, precision)
         # Of exp(top - new_top) and exp(logits - new_top) one is always 1.
         below = jnp.exp(-jnp.abs(logits - top))
@@ -137,6 +139,7 @@ def _forward(queries, sops: Sops, precision):
         jnp.zeros(shape, dtype),
         jnp.zeros(shape, dtype),
     )
+    start = devices.varying(start, (queries, sops))
     (block_top, own_sum, shared_sum), _ = jax.lax.scan(step, start, sops)
 
     count = shape[-1]
@@ -175,7 +178,8 @@ def _backward(precision, queries, sops: Sops, log_p, normaliser, cotangent):
     limit = float(np.log(2 * count))  # only rounding of huge logits can pass it
 
     def step(grad, member):
-        slot, own, shared = member
+        slot, *parts = member
+        own, shared = (jnp.broadcast_to(x, p.shape) for x in parts)
         ratio = jnp.exp(jnp.minimum((_logits(queries, slot, precision) - top) - offset, limit))
         by_logit = ratio * (own * cotangent + p * (shared * votes - total))
         return grad + product("...k,kd->...d", by_logit, slot, precision=precision), None

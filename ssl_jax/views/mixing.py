@@ -60,12 +60,13 @@ def mix(rows: jax.Array, key: jax.Array, mixing: Mixing) -> tuple[jax.Array, jax
     """
     key_on, key_which, key_mixup, key_cutmix, key_box = jax.random.split(key, 5)
     other = partners(rows)
-    on = jax.random.uniform(key_on) < mixing.prob
+    on = jax.random.uniform(key_on, dtype=jnp.float32) < mixing.prob
     chance = mixing.switch_prob if mixing.mixup > 0 and mixing.cutmix > 0 else mixing.cutmix > 0
-    cut = jax.random.uniform(key_which) < chance
+    cut = jax.random.uniform(key_which, dtype=jnp.float32) < chance
 
     def beta(key, alpha):
-        return jax.random.beta(key, alpha, alpha) if alpha > 0 else jnp.ones(())
+        drawn = alpha > 0
+        return jax.random.beta(key, alpha, alpha, (), jnp.float32) if drawn else jnp.float32(1)
 
     share = beta(key_mixup, mixing.mixup)
     blended = share * rows + (1 - share) * other
@@ -87,7 +88,7 @@ def rectangle(key: jax.Array, share: jax.Array, height: int, width: int) -> tupl
     side = jnp.sqrt(1 - share)
     bounds: list[jax.Array] = []
     for own, length in zip(jax.random.split(key), (height, width)):
-        centre = jax.random.randint(own, (), 0, length)
+        centre = jax.random.randint(own, (), 0, length, jnp.int32)
         half = jnp.floor(length * side).astype(jnp.int32) // 2
         bounds += [jnp.maximum(centre - half, 0), jnp.minimum(centre + half, length)]
     return tuple(bounds)

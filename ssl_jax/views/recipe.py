@@ -24,6 +24,7 @@ from ml_collections import ConfigDict
 from numpy.typing import DTypeLike
 
 from ssl_jax.config import InputError, check_multiple
+from ssl_jax.ops import numerics
 from ssl_jax.views import boxes as boxes_lib
 from ssl_jax.views import crops, erasing, masks, mixing, randaugment, section
 from ssl_jax.views.erasing import Erasing
@@ -300,7 +301,7 @@ def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
 
 def _batch_key(batch, seed: int):
     """One key for all of a batch, from its first row."""
-    key = jax.random.key(seed, impl="threefry2x32")
+    key = numerics.key(seed)
     for part in (_MIXING, batch["epoch"][0], batch["index"][0]):
         key = jax.random.fold_in(key, part)
     return key
@@ -325,7 +326,7 @@ def _keys(recipe: ViewRecipe, epoch, index, seed: int):
     path = jnp.stack(
         [jnp.broadcast_to(jnp.asarray(part).astype(jnp.uint32), shape) for part in parts]
     )
-    root = jnp.broadcast_to(jax.random.key(seed, impl="threefry2x32"), shape)
+    root = jnp.broadcast_to(numerics.key(seed), shape)
     # A loop over the chain, because threefry is slow to compile and this compiles it once.
     return jax.lax.scan(
         lambda keys, part: (jax.vmap(jax.vmap(jax.random.fold_in))(keys, part), None), root, path

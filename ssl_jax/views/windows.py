@@ -33,8 +33,10 @@ def sample(keys: jax.Array, grid: int, window: int, *, random_position: bool = T
     def one(key):
         key_corner, key_place = jax.random.split(key)
         # Row and column where the square starts.
-        corner = jax.random.bernoulli(key_corner, shape=(2, 1, 1)) * (grid - side * window)
-        place = jax.random.randint(key_place, (2, side, side), 0, window) if random_position else 0
+        far = jax.random.bernoulli(key_corner, jnp.float32(0.5), (2, 1, 1))
+        corner = jnp.where(far, grid - side * window, 0)
+        place = jax.random.randint(key_place, (2, side, side), 0, window, jnp.int32)
+        place = place if random_position else 0
         rows, columns = corner + starts + place
         return (rows * grid + columns).reshape(-1).astype(jnp.int32)
 

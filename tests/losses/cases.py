@@ -7,10 +7,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 
 from ssl_jax import losses, ops
 from ssl_jax.losses import detection
-from ssl_jax.losses.stellar import Tokens, class_tokens
 from tests.losses import reference
 
 TAUS = {"student_temperature": 0.1, "teacher_temperature": 0.07}
@@ -31,7 +31,6 @@ class Case:
     empty: makes inputs of which nothing counts.
     values: the absolute tolerance of terms for inputs of scales up to 1 and above; None: finite.
     relative: the relative tolerance for such inputs.
-    half: float16 holds the gradient.
     gathers: devices exchange rows, not only sums.
     """
 
@@ -47,7 +46,6 @@ class Case:
     empty: Callable | None = None
     values: tuple = (1e-5, 0.25)  # twice the step of a score of 4e4 / 0.02
     relative: float = 1e-5
-    half: bool = True
     gathers: bool = False
 
 
@@ -180,15 +178,16 @@ def cribo_loss(function, tau_s, tau_t, weights=(0, 0), **x):
         x.pop(name, None) for name in ("center", "student_prototypes", "teacher_prototypes")
     )
 
-    def log_target(rows):
-        rows = rows if others is None else rows @ others
+    def log_target(center, others, rows):
+        rows = rows if others is None else rows.astype(others.dtype) @ others
         return ops.centered_softmax(rows, center, temperature=tau_t, log=True)
 
-    def log_prediction(rows):
-        rows = rows if own is None else rows @ own
+    def log_prediction(own, rows):
+        rows = rows if own is None else rows.astype(own.dtype) @ own
         return jax.nn.log_softmax(rows.astype(jnp.float32) / tau_s)
 
-    terms = function(**x, log_target=log_target, log_prediction=log_prediction)
+    target, prediction = Partial(log_target, center, others), Partial(log_prediction, own)
+    terms = function(**x, log_target=target, log_prediction=prediction)
     if "loss" not in terms:
         other = terms.get("cross_image_loss", 0)
         terms["loss"] = weights[0] * terms["cross_view_loss"] + weights[1] * other
@@ -287,7 +286,7 @@ def stellar(seed, scale, batch=3, parts=()):
     return {k: v for k, v in x.items() if not any(left[w](k) for w in set(parts) & left.keys())}
 
 
-def stellar_loss(weights, target_temperature, temperature, **x):
+def stellar_loss(weights, student_temperature, teacher_temperature, **x):
     """`losses.stellar` of these flat inputs."""
     get = x.get
     found = {
@@ -303,13 +302,13 @@ def stellar_loss(weights, target_temperature, temperature, **x):
     small = {"align": get("masked_cls_logits"), "local": get("local_cls_logits")}
     small = {name: value for name, value in small.items() if value is not None}
     return losses.stellar(
-        Tokens(*parts("token"), get("token_matches"), views) if found["token"] else None,
-        class_tokens(*parts("cls"), small) if found["cls"] else None,
+        losses.Tokens(*parts("token"), get("token_matches"), views) if found["token"] else None,
+        losses.class_tokens(*parts("cls"), small) if found["cls"] else None,
         embeddings=[x[name] for name in ("tokens", "masked_tokens") if name in x],
         rebuilt=(x["reconstruction"], get("target")) if "reconstruction" in x else None,
         weights=weights,
-        target_temperature=target_temperature,
-        temperature=temperature,
+        student_temperature=student_temperature,
+        teacher_temperature=teacher_temperature,
     )
 
 
@@ -362,9 +361,10 @@ WHO = ("student", "teacher")
 ONE = {"prototypes": 1, "batch": 1}
 LOGITS = {"student_logits": 1, "teacher_logits": 1}
 HALVES = {f"{who}_{what}": 1 for who in WHO for what in ("cls", "patch")} | {"masks": 1}
-IBOT = {"student_temperature": 0.1, "teacher_temperatures": (0.04, 0.07), "weights": (2.0, 0.5)}
+IBOT = {"student_temperature": 0.1, "teacher_temperature": 0.04, "weights": (2.0, 0.5)}
+IBOT |= {"patch_teacher_temperature": 0.07}
 HEAT = {"weights": {"reconstruction": 0.7, "cluster": 1.3, "align": 0.9, "koleo": 0.2}}
-HEAT |= {"target_temperature": 0.3, "temperature": 0.5}
+HEAT |= {"teacher_temperature": 0.3, "student_temperature": 0.5}
 SOP = TAUS | {"teacher_temperature": 0.04}
 RULES = {rule: ({"rule": rule}, {}) for rule in ("similarity", "smoothed", "onehot")}
 EMBEDDINGS = {"student_embeddings": 1, "teacher_embeddings": 1}
@@ -390,14 +390,13 @@ CASES = {
         variants=plain(one=ONE), axes=HALVES, wide=("cls_center", "center"), empty=nothing),
     "dinov2": Case(
         dinov2, losses.dinov2, reference.dinov2, student=("student_cls", "student_patch", "tokens"),
-        settings={"temperatures": (0.1, 0.07), "weights": (1.5, 0.5, 0.2)},
+        settings=TAUS | {"weights": (1.5, 0.5, 0.2)},
         variants=plain(one=ONE), axes=HALVES | {"tokens": 1}, empty=nothing, values=(None, None),
-        half=False, gathers=True),
+        gathers=True),
     "batch_koleo": Case(
         lambda seed, scale, batch=4: {"tokens": drawer(seed, scale)[1](2, batch, 8)},
         named(losses.batch_koleo), reference.batch_koleo, student=("tokens",),
-        variants=plain(one={"batch": 1}), axes={"tokens": 1}, values=(None, None), half=False,
-        gathers=True),
+        variants=plain(one={"batch": 1}), axes={"tokens": 1}, values=(None, None), gathers=True),
     "cribo_images": Case(
         cribo_images, functools.partial(cribo_loss, losses.cribo_images),
         functools.partial(reference.cribo, reference.cribo_images),
@@ -420,7 +419,7 @@ CASES = {
         wide=("center",), empty=nothing, values=(2e-5, 0.0625)),
     "flsl": Case(
         flsl, losses.flsl, reference.flsl, student=("tokens", "modes", "student_logits"),
-        free=("prior",), settings={"weights": (0.3, 0.7, 2.0), "temperature": 0.5},
+        free=("prior",), settings={"weights": (0.3, 0.7, 2.0), "student_temperature": 0.5},
         variants=plain(prior={"prior": True}, flat={"lead": (7,)},
                        one={"lead": (1,), "prototypes": 1}),
         axes=dict.fromkeys(("tokens", "modes", "student_logits", "log_targets"), 0),
@@ -460,15 +459,15 @@ CASES = {
         | {"published weights": ({}, PUBLISHED),
            "of codes": ({"parts": ("codes", "no clustering", "no masked")}, PUBLISHED)},
         axes=dict.fromkeys(stellar(0, 1.0, parts=("teacher",)), 0),
-        wide=("token_prototypes", "cls_prototypes"), values=(None, None), half=False),
+        wide=("token_prototypes", "cls_prototypes"), values=(None, None)),
     "matching_costs": Case(
         boxes, named(detection.matching_costs, "costs"), reference.matching_costs,
         free=("logits", "boxes", "targets"), variants=plain(one=ONE), axes=BOXES,
-        wide=("logits", "boxes", "targets"), empty=nothing, values=(None, None)),
+        empty=nothing, values=(None, None)),
     "detr": Case(
         detr, detection.detr, reference.detr, student=("logits", "boxes"), free=("targets",),
         variants=plain(one={"batch": 1, "queries": 4}), axes=BOXES | {"matched": 0},
-        wide=("logits", "boxes", "targets"), empty=nothing, values=(1e-5, None)),
+        empty=nothing, values=(1e-5, None)),
     "pixel_cross_entropy": Case(
         pixels, named(losses.pixel_cross_entropy), reference.pixel_cross_entropy,
         student=("logits",), settings={"average": "labelled"},

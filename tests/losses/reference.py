@@ -218,8 +218,10 @@ def ibot_patch(
 
 
 def ibot(student_cls, teacher_cls, student_patch, teacher_patch, masks, cls_center, center,
-         student_temperature, teacher_temperatures, weights):  # fmt: skip
-    taus = [(student_temperature, tau) for tau in teacher_temperatures]
+         student_temperature, teacher_temperature, patch_teacher_temperature,
+         weights):  # fmt: skip
+    targets = teacher_temperature, patch_teacher_temperature
+    taus = [(student_temperature, tau) for tau in targets]
     cls, by_cls = dino(student_cls, teacher_cls, cls_center, *taus[0])
     patch, by_patch = ibot_patch(student_patch, teacher_patch, masks, center, *taus[1])
     terms = {f"cls_{name}": value for name, value in cls.items()}
@@ -229,8 +231,11 @@ def ibot(student_cls, teacher_cls, student_patch, teacher_patch, masks, cls_cent
     return terms, gradients | {"student_patch": weights[1] * by_patch["student_logits"]}
 
 
-def dinov2(tokens, temperatures, weights, **x):
-    tau_s, tau_t = temperatures
+TEMPERATURES = "student_temperature", "teacher_temperature", "patch_teacher_temperature"
+
+
+def dinov2(tokens, student_temperature, teacher_temperature, weights, **x):
+    tau_s, tau_t = student_temperature, teacher_temperature
 
     def center(rows):
         """-tau_t times Sinkhorn's factors of columns, up to a constant that no softmax sees."""
@@ -239,9 +244,8 @@ def dinov2(tokens, temperatures, weights, **x):
 
     centers = center(x["teacher_cls"]), center(x["teacher_patch"][x["masks"]])
     x |= dict(zip(("cls_center", "center"), centers))
-    terms, gradients = ibot(
-        **x, student_temperature=tau_s, teacher_temperatures=(tau_t, tau_t), weights=weights[:2]
-    )
+    taus = dict(zip(TEMPERATURES, (tau_s, tau_t, tau_t)))
+    terms, gradients = ibot(**x, **taus, weights=weights[:2])
     terms["koleo"] = batch_koleo(tokens)["loss"]
     terms["loss"] += weights[2] * terms["koleo"]
     slope = slopes(lambda x: batch_koleo(x)["loss"], tokens)
@@ -307,11 +311,11 @@ def batch_softmax(teacher_logits, temperature):
     return {"log_targets": log_softmax(log_softmax(flat.T).T).reshape(teacher_logits.shape)}
 
 
-def flsl(tokens, modes, student_logits, log_targets, weights, temperature, prior=None):
+def flsl(tokens, modes, student_logits, log_targets, weights, student_temperature, prior=None):
     """The equations, token by token."""
     arrays = tokens, modes, student_logits, log_targets
     tokens, modes, student, log_targets = (x.reshape(-1, x.shape[-1]) for x in arrays)
-    tau = temperature
+    tau = student_temperature
     n, k = student.shape
     intra, inter, mean = 0.0, 0.0, np.zeros(k)
     for q, z, s, t in zip(tokens, modes, student, log_targets):
@@ -370,11 +374,11 @@ PARTS = {  # weight -> its terms
 PUBLISHED = {"reconstruction": 10.0, "cluster": 1.0, "align": 1.0, "koleo": 0.1}
 
 
-def stellar(constants=None, *, weights, target_temperature, temperature, **x):
+def stellar(constants=None, *, weights, student_temperature, teacher_temperature, **x):
     """Terms of what is there of the arrays of `cases.stellar`; the targets are made of
     `constants`, the same arrays as a rule.
     """
-    constants, tau_t, tau_s = constants or x, target_temperature, temperature
+    constants, tau_t, tau_s = constants or x, teacher_temperature, student_temperature
     if weights is None:
         codes = x["target"].dtype.kind == "i"
         weights = PUBLISHED | ({"reconstruction": 0.05} if codes else {})
@@ -476,13 +480,13 @@ def pixel_cross_entropy(logits, labels, average):
 def dice(logits, labels):
     there = labels != 255
     p, labels, values = np.exp(log_softmax(logits[there])), labels[there], []
-    for c in set(labels):
+    for c in range(logits.shape[-1]):
         hit, both = 0.0, 0.0
         for row, label in zip(p, labels):
             hit += row[c] * (label == c)
             both += row[c] + (label == c)
-        values.append(1 - 2 * hit / both)
-    return {"loss": np.mean(values) if values else 0.0}
+        values.append(1 - (2 * hit + 1) / (both + 1))
+    return {"loss": np.mean(values) if len(p) else 0.0}
 
 
 # Helpers of the tests

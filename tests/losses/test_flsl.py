@@ -6,7 +6,7 @@ import pytest
 from tests.losses import cases, reference
 from tests.losses.reference import close
 
-PLAIN = {"weights": (1.0, 1.0, 1.0), "temperature": 0.1}
+PLAIN = {"weights": (1.0, 1.0, 1.0), "student_temperature": 0.1}
 ARRAYS = ("tokens", "modes", "student_logits", "log_targets")
 
 
@@ -27,7 +27,7 @@ def test_by_hand():
     student = np.log(np.array([[3.0, 1.0], [1.0, 3.0]], np.float32))
     log_targets = reference.log_softmax([[100.0, 0.0], [1.0, 1.0]]).astype(np.float32)
     arrays = np.stack([x, x]), np.stack([y, 2 * x]), student, log_targets
-    terms = run(*arrays, temperature=1.0)
+    terms = run(*arrays, student_temperature=1.0)
     close(terms["intra_loss"], 1.0)
     close(terms["inter_loss"], (1.5 * np.log(4 / 3) + 0.5 * np.log(4)) / 2)
     close(terms["volume_loss"], 0.0)

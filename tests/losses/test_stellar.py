@@ -4,7 +4,7 @@ import chex
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.losses.stellar import match_meters
+from ssl_jax.losses import match_meters
 from tests.losses import cases, reference
 from tests.losses.cases import K
 from tests.losses.reference import close

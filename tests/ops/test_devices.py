@@ -147,6 +147,22 @@ def test_a_cut_bank_stays_where_it_is(mesh):
     assert max(c.bytes for c in found.collectives) == count * width * 4
 
 
+def test_sinkhorn_sends_one_sum_an_iteration(mesh):
+    """A number per prototype, after the chunks of a device; at first also the maximum. The loss of
+    rows and its gradient need one number more."""
+
+    def loss(logits, scores):
+        how = dict(target_temperature=0.06, temperature=0.12, num_iters=5, chunk=16)
+        return ops.sinkhorn_cross_entropy(scores, logits, **how).mean()
+
+    rows = jax.ShapeDtypeStruct((64, 6), jnp.bfloat16, sharding=everything(mesh))
+    with jax.set_mesh(mesh):
+        _, found = program.compile(jax.jit(jax.value_and_grad(loss)).lower(rows, rows))
+    assert {c.kind for c in found.collectives} == {"all-reduce"}
+    sent = sorted((c.bytes, c.times) for c in found.collectives)
+    assert sent == [(4, 1), (6 * 4, 1), (6 * 4, 1), (6 * 4, 4)]
+
+
 def test_take(mesh):
     bank, index = np.random.default_rng(0).normal(size=(64, 3)), np.arange(13) * 4
     with jax.set_mesh(mesh):

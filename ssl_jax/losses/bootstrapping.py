@@ -17,7 +17,8 @@ fit into memory. They exist for some images at a time, and again for the gradien
         return jax.nn.log_softmax(embeddings @ student_prototypes / 0.1)
 
 With several devices, let each be a `jax.tree_util.Partial` of the arrays it knows: then a device
-computes its share of the images, and the gradient by the prototypes is added up once.
+computes its share of the images, and the gradient by the prototypes is added up once. With arrays
+of Explicit axes they must be.
 """
 
 import math
@@ -29,7 +30,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, Bool, Float
 
 from ssl_jax.losses import meters
-from ssl_jax.ops import arguments, devices, divergence
+from ssl_jax.ops import arguments, devices, divergence, numerics
 
 _LOGITS = 2**26  # logits per view held at a time, by default (256 MB in float32)
 
@@ -159,12 +160,13 @@ def cribo_objects(
     if neighbours is None:
         arguments.require(cycle is None, "cycle", "an array", "None without neighbours")
     else:
-        arrays["neighbours"], cycle = neighbours, _mask("cycle", cycle, lead) & valid
+        arrays["neighbours"], cycle = neighbours, _mask("cycle", cycle, lead) & valid[None]
     rows = _checked(arrays, chunk)
     sums, levels = _summed(rows, valid, cycle, log_target, log_prediction, chunk)
-    terms = {"cross_view_loss": 0.5 * sums[0].sum() / jnp.maximum(1, valid.sum())}
+    objects = jnp.maximum(1, valid.sum()).astype(sums.dtype)
+    terms = {"cross_view_loss": 0.5 * sums[0].sum() / objects}
     if cycle is not None:
-        number = cycle.sum(axis=(1, 2))
+        number = cycle.sum(axis=(1, 2)).astype(sums.dtype)
         by_view = sums[1] / jnp.maximum(1, number if counts == "own" else number[0])
         exists = number > 0 if counts == "own" else number[0] > 0
         terms["cross_image_loss"] = 0.5 * jnp.where(exists, by_view, 0).sum()
@@ -181,6 +183,14 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
       sums of the cross-entropies, by view of the target: [1, 2], or [2, 2] with neighbours; and the
       meters of the teacher's targets.
     """
+    functions = {"log_target": log_target, "log_prediction": log_prediction}
+    if devices.explicit_mesh((rows, *functions.values())) is not None:
+        for name, function in functions.items():
+            wanted = "a jax.tree_util.Partial of the arrays it knows, under Explicit sharding"
+            arguments.require(isinstance(function, Partial), name, "a function", wanted)
+        return devices.automatic(
+            _summed, (rows, valid, cycle, log_target, log_prediction, chunk), {}
+        )
     # What is left out must not matter, not even if it is NaN, so it is replaced before anything is
     # computed from it.
     keep = {"student": valid, "teacher": valid, "neighbours": cycle}
@@ -188,17 +198,18 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
 
     def look(part, log_target, log_prediction):
         rows, valid, cycle = part
-        log_p = jax.lax.stop_gradient(log_target(rows["teacher"]))
+        log_p = numerics.wide(jax.lax.stop_gradient(log_target(rows["teacher"])))
         p = jnp.exp(log_p)
         # The target of a view meets the student's other view.
-        log_q = log_prediction(rows["student"])[::-1]
-        losses = [-(p * log_q).sum(axis=-1) * valid]
+        log_q = numerics.wide(log_prediction(rows["student"]))[::-1]
+        losses = [-(p * log_q).sum(axis=-1) * valid.astype(p.dtype)]
         if cycle is not None:
-            retrieved = jnp.exp(jax.lax.stop_gradient(log_target(rows["neighbours"])))
-            losses.append(-(retrieved * log_q).sum(axis=-1) * cycle)
+            retrieved = log_target(rows["neighbours"])
+            retrieved = jnp.exp(numerics.wide(jax.lax.stop_gradient(retrieved)))
+            losses.append(-(retrieved * log_q).sum(axis=-1) * cycle.astype(p.dtype))
         return {
             "losses": jnp.stack([x.sum(axis=(1, 2)) for x in losses]),
-            "entropy": (divergence.entropy(log_probs=log_p) * valid).sum(),
+            "entropy": (divergence.entropy(log_probs=log_p) * valid.astype(p.dtype)).sum(),
             "marginal": jnp.einsum("vbkp,bk->p", p, valid[0].astype(p.dtype)),
             "wins": meters.wins(log_p, jnp.broadcast_to(valid, p.shape[:-1])),
         }
@@ -217,7 +228,7 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
         f if isinstance(f, Partial) else Partial(f) for f in (log_target, log_prediction)
     )
     sums = devices.summed(over_images, (images,), distributions)
-    share = 1 / jnp.maximum(1, 2 * valid.sum())
+    share = 1 / jnp.maximum(1, 2 * valid.sum()).astype(sums["entropy"].dtype)
     return sums["losses"], {
         "teacher_entropy": sums["entropy"] * share,
         "marginal_entropy": divergence.entropy(sums["marginal"] * share),
@@ -244,7 +255,8 @@ def _over_images(look, arrays, chunk: int, distributions):
     parts = jax.tree.map(split, arrays)
     first = jax.tree.map(lambda x: x[0], parts)
     shapes = jax.eval_shape(look, first, *distributions)
-    return jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), parts)[0]
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(add, devices.varying(start, (parts, distributions)), parts)[0]
 
 
 def _checked(arrays: dict, chunk) -> dict:
