@@ -128,17 +128,13 @@ def fill(
             f" weights for {brief(wanted, 3)}"
         )
     _check_blocks(wanted, weights, taken)
-    _check_branches(wanted, weights, taken)
-    if model is not None and any(_inside(path, "backbone") for path in taken):
-        _check_model(weights, model)
     computed = [
         path for path in weights.arrays if path.endswith("/position") and path not in wanted
     ]
     computed = [
         path for path in computed if any(_inside(other, path.split("/")[0]) for other in taken)
     ]
-    for path in computed:
-        _check_sincos(path, weights)
+    _check_model(wanted, weights, taken, computed, model)
     placed = {weights.names[path] for path in (*taken, *computed)}
     left = (
         *sorted({name for path, name in weights.names.items() if path not in taken} - placed),
@@ -275,9 +271,12 @@ def _fit_codes(codes, weights: Weights, shape: tuple[int, ...], notes: list[str]
             "kernel": weights.model.get("resize_kernel", "keys-0.75"),
         }
         rest = np.asarray(position.resize_codes(rest, grid, (wanted_grid, wanted_grid), **rule))
+        kernel = weights.arrays.get("backbone/patch/kernel")
+        side = 1 if kernel is None else math.isqrt(kernel.shape[0] // 3)
         notes.append(
             f"position codes resized from {grid} x {grid} to {wanted_grid} x {wanted_grid} patches"
-            f" ({', '.join(rule.values())})"
+            f" ({', '.join(rule.values())}), and once more for views of another size, which moves"
+            f" features a little: --config.model.image_size={grid * side} keeps them as they are"
         )
     if wanted_lead and not lead:
         first = np.zeros((1, shape[1]), np.float32)
@@ -300,51 +299,57 @@ def _check_blocks(wanted, weights: Weights, taken) -> None:
     meant.
     """
 
-    def blocks(paths):
-        return {
-            int(match[1]) for path in paths if (match := re.match(r"backbone/blocks/(\d+)/", path))
-        }
-
-    theirs, ours = blocks(weights.arrays), blocks(wanted)
-    if blocks(taken) and theirs != ours:
+    theirs, ours = _blocks(weights.arrays), _blocks(wanted)
+    if _blocks(taken) and theirs != ours:
         raise InputError(
             f"{weights.source} has {len(theirs)} transformer blocks, this model {len(ours)}: "
             "choose the model.size (or custom depth) it was made with"
         )
 
 
-def _check_branches(wanted, weights: Weights, taken) -> None:
-    """LayerScale in one of the two networks alone, or registers that this one lacks, would change
-    what the weights compute.
+def _blocks(paths: Iterable[str]) -> set[int]:
+    """Numbers of the encoder's blocks among paths."""
+    return {int(found[1]) for path in paths if (found := re.match(r"backbone/blocks/(\d+)/", path))}
+
+
+def _check_model(wanted, weights: Weights, taken, computed, model: Mapping | None) -> None:
+    """Refuses a model in which the weights would compute something else, naming all keys that would
+    have to change: LayerScale or registers in one of the two networks alone, position codes that
+    are not the fixed ones which it computes, values of its `model` section.
     """
-    if not any(_inside(path, "backbone/blocks") for path in taken):
-        return
+    reasons: list[str] = []
+    keys: dict[str, Any] = {}
 
     def scaled(paths):
         return any(re.fullmatch(r"backbone/blocks/\d+/ls[12]/gamma", path) for path in paths)
 
-    if scaled(weights.arrays) != scaled(wanted):
-        there, here, value = (
-            ("has", "has not", 1e-5) if scaled(weights.arrays) else ("has not", "has", 0.0)
-        )
+    if any(_inside(path, "backbone/blocks") for path in taken):
+        if scaled(weights.arrays) != scaled(wanted):
+            there, here = ("has", "not") if scaled(weights.arrays) else ("has no", "but")
+            reasons.append(f"it {there} LayerScale (blocks/*/ls1/gamma), {here} this model")
+            # How factors start that are all taken; any number above 0 makes room for them.
+            keys["layer_scale"] = 1 if scaled(weights.arrays) else 0
+        registers = weights.arrays.get("backbone/registers")
+        if registers is not None and "backbone/registers" not in wanted:
+            reasons.append(f"it has {len(registers)} registers, this model none")
+            keys["registers"] = len(registers)
+    for path in computed:
+        if not is_sincos(np.asarray(weights.arrays[path])):
+            name = weights.names[path]
+            reasons.append(f"{name} are not the fixed sine-cosine codes that this model computes")
+            keys |= {"position": "learned"} if path == "backbone/position" else {}
+    if model is not None and any(_inside(path, "backbone") for path in taken):
+        wrong = {key: value for key, value in weights.model.items() if model[key] != value}
+        reasons += [f'model.{key} is "{model[key]}"' for key in wrong]
+        if "heads" in wrong:  # of a named size they are fixed
+            width = weights.arrays["backbone/norm/scale"].shape[-1]
+            keys |= dict(size="custom", width=width, depth=len(_blocks(weights.arrays)))
+        keys |= wrong
+    if reasons:
+        flags = [f"--config.model.{key}={value}".replace(" ", "") for key, value in keys.items()]
         raise InputError(
-            f"{weights.source} ({weights.title}) {there} LayerScale (blocks/*/ls1/gamma), this"
-            f" model {here}, so its features would differ; add --config.model.layer_scale={value:g}"
-        )
-    registers = weights.arrays.get("backbone/registers")
-    if registers is not None and "backbone/registers" not in wanted:
-        raise InputError(
-            f"{weights.source} ({weights.title}) has {len(registers)} registers, this model none,"
-            f" so its features would differ; add --config.model.registers={len(registers)}"
-        )
-
-
-def _check_sincos(path: str, weights: Weights) -> None:
-    """Position codes of a model that computes its own must be the same fixed ones."""
-    if not is_sincos(np.asarray(weights.arrays[path])):
-        raise InputError(
-            f"{weights.source}: {weights.names[path]} are not the fixed sine-cosine codes that this"
-            ' model computes; with model.position="learned" the encoder can take them'
+            f"{weights.source} ({weights.title}) is of another network than this model, which would"
+            f" misread it: {'; '.join(reasons)}" + (f"; add {' '.join(flags)}" if flags else "")
         )
 
 
@@ -355,15 +360,3 @@ def is_sincos(codes: np.ndarray) -> bool:
         return False
     fixed = position.sincos_2d(grid, codes.shape[1])
     return np.allclose(codes[lead:], fixed, atol=1e-4) and np.allclose(codes[:lead], 0)
-
-
-def _check_model(weights: Weights, model: Mapping) -> None:
-    wrong = {key: value for key, value in weights.model.items() if model[key] != value}
-    if wrong:
-        is_now = ", ".join(f'model.{key}="{model[key]}"' for key in wrong)
-        texts = {key: str(value).replace(" ", "") for key, value in wrong.items()}
-        wanted = " ".join(f"--config.model.{key}={text}" for key, text in texts.items())
-        raise InputError(
-            f"{weights.source} ({weights.title}): this model with {is_now} would misread its"
-            f" weights; add {wanted}"
-        )

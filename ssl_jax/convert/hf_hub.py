@@ -27,10 +27,8 @@ _ELSEWHERE = {  # model types of networks that look like ViTs
 }
 
 
-def write(network: Network, crop: float) -> Folder:
+def write(network: Network) -> Folder:
     """The folder that `transformers.AutoModel.from_pretrained(FOLDER)` loads.
-
-    crop: part of the shorter side that evaluations keep.
 
     Raises InputError for what no model of transformers computes.
     """
@@ -72,7 +70,7 @@ def write(network: Network, crop: float) -> Folder:
                 ones = np.ones(c.width, np.float32)
                 arrays.setdefault(f"backbone/blocks/{i}/{branch}/gamma", ones)
     tensors, _ = rows.write(tables.FAMILIES[family].rows, arrays)
-    others = {"preprocessor_config.json": _preparation(network, crop)}
+    others = {"preprocessor_config.json": _preparation(network)}
     return Folder(
         tensors | extra, config, others, "transformers", name, _remarks(network, kind, family)
     )
@@ -106,14 +104,15 @@ def _kind(network: Network) -> str:
     return "dinov2_with_registers" if registers else "dinov2"
 
 
-def _preparation(network: Network, crop: float) -> dict[str, Any]:
-    """preprocessor_config.json: shorter side, central square, mean and deviation."""
+def _preparation(network: Network) -> dict[str, Any]:
+    """preprocessor_config.json: shorter side, central square, mean and deviation, as
+    `ssl_jax.embed` prepares images."""
     c = network.shape
     return dict(
         image_processor_type="BitImageProcessor",
         do_convert_rgb=True,
         do_resize=True,
-        size={"shortest_edge": round(c.image_size / crop)},
+        size={"shortest_edge": c.image_size},
         resample=3,  # bicubic
         do_center_crop=True,
         crop_size={"height": c.image_size, "width": c.image_size},
@@ -157,10 +156,12 @@ def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described
         raise InputError(
             f'model_type "{kind}" is another network than this package\'s: {_ELSEWHERE[kind]}'
         )
+    if not preparation.get("do_normalize", True):
+        preparation = {**preparation, "image_mean": (0.0,) * 3, "image_std": (1.0,) * 3}
     model: dict[str, Any] = {
         ours: tuple(preparation[theirs])
         for ours, theirs in (("mean", "image_mean"), ("std", "image_std"))
-        if preparation.get(theirs) and preparation.get("do_normalize", True)
+        if preparation.get(theirs)
     }
     if model and not preparation.get("do_rescale", True):
         raise InputError(

@@ -10,7 +10,7 @@ import numpy as np
 import safetensors.numpy
 
 from ssl_jax import trees
-from ssl_jax.config import InputError, unknown
+from ssl_jax.config import InputError, json_object, local, unknown
 from ssl_jax.convert import card, hf_hub, read, timm_hub
 from ssl_jax.convert.described import SECTION, Described, Network, own_words, section
 from ssl_jax.models import position, vit
@@ -18,8 +18,6 @@ from ssl_jax.models import position, vit
 TARGETS = {"timm": timm_hub.write, "hf": hf_hub.write}
 _CONFIG, _WEIGHTS, _PREPARATION = "config.json", "model.safetensors", "preprocessor_config.json"
 _FILES = {_CONFIG, _WEIGHTS, _PREPARATION, "README.md"}
-# What evaluations see of an image: a square of 224 where the shorter side is 256.
-_CROP = 224 / 256
 
 
 def describe(path: str | Path) -> Described:
@@ -29,24 +27,19 @@ def describe(path: str | Path) -> Described:
       InputError: config.json is no JSON, or is that of a network which this package does not have.
     """
     file = read.weight_file(path)
-    if file is None or file.name not in read.IN_FOLDER:
+    if file is None or (file.name not in read.IN_FOLDER and file == local(path)):
         return Described()
-    config = _json(file.parent / _CONFIG)
+    config, preparation = (_json(file.with_name(name)) for name in (_CONFIG, _PREPARATION))
     try:
-        described = timm_hub.read(config) or hf_hub.read(config, _json(file.parent / _PREPARATION))
+        described = timm_hub.read(config) or hf_hub.read(config, preparation)
         return own_words(config, described or Described())
-    except InputError as error:
-        raise InputError(f"{file.parent / _CONFIG}: {error}") from error
+    # Anybody may have written it: other types than the libraries' too.
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{file.with_name(_CONFIG)}: {error}") from error
 
 
 def _json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{file} is no JSON: {error}") from error
-    return content if isinstance(content, dict) else {}
+    return json_object(file.read_bytes(), str(file)) if file.is_file() else {}
 
 
 def write(
@@ -76,10 +69,12 @@ def write(
     """
     if to not in TARGETS:
         raise InputError(unknown("library", to, TARGETS))
-    path = Path(path).expanduser()
+    path = local(path)
     if path.is_file():
         raise InputError(f"{path} is a file; --to {to} writes a folder")
-    if path.is_dir() and (others := {file.name for file in path.iterdir()} - _FILES):
+    there = {file.name for file in path.iterdir()} if path.is_dir() else set()
+    others = there - _FILES or (there if there and not _is_ours(path) else set())
+    if others:
         raise InputError(
             f"{path} holds {min(others)}; export to a folder that is new, empty or an earlier"
             " export"
@@ -89,17 +84,26 @@ def write(
             f"model.in_channels is {shape.in_channels}; only networks of 3 channels are exported"
         )
     network = Network(shape, _learned(shape, params), image, about.method)
-    folder = TARGETS[to](network, _CROP)
+    folder = TARGETS[to](network)
     path.mkdir(parents=True, exist_ok=True)
     config = folder.config | {SECTION: section(network)}
     for name, content in {_CONFIG: config, **folder.others}.items():
         (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     tensors = {name: np.ascontiguousarray(array) for name, array in folder.tensors.items()}
     # Not save_file, whose files nobody else may read. transformers wants to be told the format.
-    content = safetensors.numpy.save(tensors, metadata={"format": "pt"})
+    metadata = {"format": "pt", read.CHECKSUM: read.checksum(tensors)}
+    content = safetensors.numpy.save(tensors, metadata=metadata)
     (path / _WEIGHTS).write_bytes(content)
     (path / "README.md").write_text(card.text(path.name, network, folder, about), encoding="utf-8")
     return folder.remarks
+
+
+def _is_ours(path):
+    """Whether a folder holds an export, of which config.json is written first."""
+    try:
+        return SECTION in json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -1,21 +1,25 @@
 """A network in one file, .safetensors or .npz: its weights, and as metadata the config they belong
-to and notes (scores, command, licence of the data)."""
+to, notes (scores, command, licence of the data) and a checksum of all three."""
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.flax
 
-from ssl_jax import trees
-from ssl_jax.config import InputError
+from ssl_jax import reading, trees
+from ssl_jax.config import InputError, json_object, wrong_type
+from ssl_jax.convert import read as files
 
 # Names in the metadata of .safetensors, and of two texts among the arrays of .npz.
 _CONFIG, _NOTES = "ssl_jax.config", "ssl_jax.notes"
+_MOST = 2**15  # arrays of a network, each block by itself
+# Notes that are used.
+_EXAMPLES = {"step": 0, "image": "", "scores": {}, "untrained": {}, "raw": {}, "command": ""}
 
 
 class Saved(NamedTuple):
@@ -31,14 +35,16 @@ class Saved(NamedTuple):
 def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
     """Writes a network; floating-point weights are stored as `dtype`, other arrays as they are.
 
-    Raises InputError if the name ends in neither .safetensors nor .npz, or for bfloat16 in .npz,
-    which has no such type.
+    Raises InputError if the name ends in neither .safetensors nor .npz, for bfloat16 in .npz, which
+    has no such type, and where there is a file that this did not write.
     """
     path = Path(path)
     if path.suffix not in (".safetensors", ".npz"):
         raise InputError(f"{path}: a network is saved as .safetensors or .npz; name it so")
     if path.suffix == ".npz" and dtype == "bfloat16":
         raise InputError(f"{path}: .npz has no bfloat16; save as .safetensors, or in float32")
+    if path.exists() and not _is_ours(path):
+        raise InputError(f"{path} is there already and no network of ours; choose another name")
     content = {"params": saved.params, "constants": saved.constants or {}}
 
     def stored(array):
@@ -47,8 +53,9 @@ def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
 
     flat = {name: stored(array) for name, array in trees.per_block(content).items()}
     metadata = {_CONFIG: saved.config, _NOTES: json.dumps(saved.notes, sort_keys=True)}
+    arrays: dict[str, Any] = {name: np.asarray(array) for name, array in flat.items()}
+    metadata[files.CHECKSUM] = files.checksum(arrays, *metadata.values())
     if path.suffix == ".npz":
-        arrays: dict[str, Any] = {name: np.asarray(array) for name, array in flat.items()}
         arrays |= {name: np.array(text) for name, text in metadata.items()}
         np.savez(path, **arrays)
         return
@@ -56,41 +63,53 @@ def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
     path.write_bytes(safetensors.flax.save(flat, metadata=metadata))
 
 
+def _is_ours(path):
+    try:
+        return _CONFIG in _READERS[path.suffix](path)[1]
+    except Exception:  # whatever a reader says of another file
+        return False
+
+
 def read(path: str | Path) -> Saved | None:
-    """The network in a file, or None for a file of another kind."""
+    """The network in a file, or None for a file of another kind.
+
+    Raises InputError for a file that is broken, damaged (by its checksum) or incomplete.
+    """
     path = Path(path)
-    found = _READERS[path.suffix](path) if path.suffix in _READERS else None
-    if found is None:
+    if path.suffix not in _READERS:
         return None
-    flat, config, notes = found
+    with files.readable(path):
+        arrays, texts = _READERS[path.suffix](path)
+        if _CONFIG not in texts:
+            return None
+        config, notes = texts[_CONFIG], texts.get(_NOTES, "{}")
+        files.check_sum(path, texts.get(files.CHECKSUM), arrays, config, notes)
+    known = json_object(notes, f"{path}: its notes")
+    for name, example in _EXAMPLES.items():
+        if not isinstance(known.get(name, example), type(example) | type(None)):
+            raise InputError(f"{path}: its notes: {wrong_type(name, known[name], example)}")
+    if len(arrays) > _MOST:
+        raise InputError(f"{path} holds {len(arrays)} arrays, which no network has")
     try:
-        tree: dict[str, Any] = trees.nest(trees.stacked(flat))
-    except ValueError as error:
+        tree: dict[str, Any] = jax.tree.map(jnp.asarray, trees.nest(trees.stacked(arrays)))
+        return Saved(config, {**tree["params"]}, tree.get("constants"), known)
+    # A name that is missing, or stands for an array and for a folder of arrays.
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is incomplete: {error}") from error
-    return Saved(config, tree["params"], tree.get("constants"), json.loads(notes))
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], str, str] | None:
-    try:
-        with safetensors.safe_open(path, framework="flax") as file:
-            metadata = file.metadata() or {}
-            if _CONFIG not in metadata:
-                return None
-            flat = {name: file.get_tensor(name) for name in file.keys()}
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path} cannot be read as .safetensors: {error}") from error
-    return flat, metadata[_CONFIG], metadata[_NOTES]
+def _read_safetensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    with safetensors.safe_open(path, framework="numpy") as file:
+        texts = file.metadata() or {}
+        names = file.keys() if _CONFIG in texts else ()
+        return {name: file.get_tensor(name) for name in names}, texts
 
 
-def _read_npz(path: Path) -> tuple[dict[str, Any], str, str] | None:
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if _CONFIG not in file:
-                return None
-            flat = {name: jnp.asarray(file[name]) for name in set(file.files) - {_CONFIG, _NOTES}}
-            return flat, str(file[_CONFIG]), str(file[_NOTES])
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"{path} cannot be read as .npz: {error}") from error
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    with reading.open_npz(path) as file:
+        arrays = {name: file[name] for name in (file.files if _CONFIG in file else ())}
+    texts = (_CONFIG, _NOTES, files.CHECKSUM)
+    return arrays, {name: str(arrays.pop(name)) for name in texts if name in arrays}
 
 
 _READERS = {".safetensors": _read_safetensors, ".npz": _read_npz}

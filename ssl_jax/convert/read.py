@@ -3,24 +3,32 @@ formats where torch is installed.
 """
 
 import argparse
+import contextlib
+import hashlib
+import json
 import pickle
 import re
-import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
-from ssl_jax.config import InputError
+from ssl_jax import reading
+from ssl_jax.config import InputError, json_object, local
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
-# What a Hugging Face folder calls its weights.
-IN_FOLDER = ("model.safetensors", "pytorch_model.bin")
+_INDEX = ".index.json"  # which tensor is in which of several files
+# What a Hugging Face folder calls its weights, or the index of them.
+IN_FOLDER = tuple(
+    name + end for name in ("model.safetensors", "pytorch_model.bin") for end in ("", _INDEX)
+)
 
 
+CHECKSUM = "ssl_jax.sha256"  # in the metadata of what this package writes, see `checksum`
 _HUB = re.compile(r"(?:hf[-_]hub:|https?://(?:www\.)?huggingface\.co/)(.+)")
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")  # OWNER/NAME, and a relative path
 
@@ -33,7 +41,7 @@ def check_local(path: str | Path) -> None:
         fetch it.
     """
     text = str(path)
-    if Path(text).expanduser().exists():
+    if local(text).exists():
         return
     if match := _HUB.fullmatch(text):
         raise InputError(f"{text} is on the Hugging Face hub; fetch it first: {_fetch(match[1])}")
@@ -56,21 +64,34 @@ def _fetch(repository: str) -> str:
 
 
 def weight_file(path: str | Path) -> Path | None:
-    """The weight file that `path` is, or that a Hugging Face folder `path` holds; None for a folder
-    without one.
+    """The weight file (or index of several) that `path` is, or that the folder `path` holds, under
+    Hugging Face's name for it or alone; None for a folder without one, and for that of a run.
 
     Raises:
-      InputError: nothing there, or a file of no known kind.
+      InputError: nothing there, a file of no known kind, or several in a folder.
     """
     check_local(path)
-    path = Path(path).expanduser()
+    path = local(path)
     if path.is_dir():
-        return next((path / name for name in IN_FOLDER if (path / name).is_file()), None)
+        return _in_folder(path)
     if not path.is_file():
         raise InputError(f"no such weight file: {path}")
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in SUFFIXES and not path.name.endswith(_INDEX):
         raise InputError(f"{path} is no weight file by its name; known are {', '.join(SUFFIXES)}")
     return path
+
+
+def _in_folder(folder: Path) -> Path | None:
+    known = (folder / name for name in IN_FOLDER)
+    if file := next((file for file in known if file.is_file()), None):
+        return file
+    if (folder / "checkpoints").is_dir():  # of a run, in which exports may lie too
+        return None
+    files = sorted(file for file in folder.iterdir() if file.suffix in SUFFIXES and file.is_file())
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:3])
+        raise InputError(f"{folder} holds {len(files)} weight files ({names}); give one of them")
+    return files[0] if files else None
 
 
 def tensors(file: Path) -> dict[str, np.ndarray]:
@@ -88,25 +109,75 @@ def tensors(file: Path) -> dict[str, np.ndarray]:
       InputError: the file cannot be read, or holds Python objects, which are never run; torch is
       needed and not installed.
     """
-    try:
+    with readable(file):
+        if file.name.endswith(_INDEX):
+            return _in_shards(file)
         if file.suffix == ".safetensors":
-            return safetensors.numpy.load_file(file)
+            return _safetensors(file)
         if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as archive:
-                return {name.replace("/", "."): archive[name] for name in archive.files}
+            with reading.open_npz(file) as archive:
+                found = {name.replace("/", "."): archive[name] for name in archive.files}
+            return {name: array for name, array in found.items() if _is_numeric(array)}
         return _torch_tensors(file)
+
+
+@contextlib.contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Turns whatever a broken or crafted file makes a library raise into InputError."""
+    try:
+        yield
     except InputError:
         raise
-    except (
-        OSError,
-        ValueError,
-        EOFError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        safetensors.SafetensorError,
-    ) as error:
+    except Exception as error:  # libraries raise nearly anything, MemoryError too
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{file} cannot be read as {file.suffix}: {reason}") from error
+
+
+def checksum(arrays: Mapping[str, np.ndarray], *texts: str) -> str:
+    """A hash of arrays, their names, shapes and types, and texts that go with them."""
+    found = hashlib.sha256(json.dumps(texts).encode())
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        found.update(f"{name} {array.shape} {array.dtype} ".encode())
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def check_sum(file: Path, saved: str | None, arrays: Mapping[str, np.ndarray], *texts: str) -> None:
+    """Refuses what is not as it was saved; None: it was saved without a checksum. Raises
+    InputError."""
+    if saved not in (None, checksum(arrays, *texts)):
+        raise InputError(f"{file} is damaged: it does not hold what was saved (by checksum)")
+
+
+def _safetensors(file: Path) -> dict[str, np.ndarray]:
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        saved = (opened.metadata() or {}).get(CHECKSUM)
+    found = safetensors.numpy.load_file(file)
+    check_sum(file, saved, found)
+    return found
+
+
+def _is_numeric(array) -> bool:
+    """Whether it can be weights; bfloat16 is void to NumPy."""
+    return isinstance(array, np.ndarray) and array.dtype.kind in "biufV"
+
+
+def _in_shards(index: Path) -> dict[str, np.ndarray]:
+    """The tensors of all files that an index names, which lie beside it."""
+    places: Any = json_object(index.read_bytes(), str(index)).get("weight_map")
+    names: set[Any] = set(places.values()) if isinstance(places, dict) else {None}
+    if not all(isinstance(n, str) and n == Path(n).name and n.endswith(SUFFIXES) for n in names):
+        raise InputError(f"{index} has no weight_map from tensors to weight files beside it")
+    files = [index.with_name(name) for name in sorted(names)]
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise InputError(
+            f"{index} names {missing[0]}, which is not beside it: fetch all {len(files)} files"
+        )
+    found = {name: tensor for file in files for name, tensor in tensors(file).items()}
+    if lacking := sorted(places.keys() - found.keys()):
+        raise InputError(f"{index} names {lacking[0]}, which is not in {places[lacking[0]]}")
+    return found
 
 
 def _torch_tensors(file: Path) -> dict[str, np.ndarray]:

@@ -104,10 +104,14 @@ def _pattern(template: str) -> str:
     return escaped.replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\{_\}", r"\d+")
 
 
+def front(prefixes: Collection[str]) -> str:
+    """The regular expression of any number of these texts."""
+    return f"(?:{'|'.join(map(re.escape, prefixes))})*" if prefixes else ""
+
+
 def matches(row: Row, name: str, prefixes: Collection[str] = ()) -> re.Match | None:
-    """The match if `name`, with or without one of the prefixes, is a name of the row."""
-    front = "|".join(map(re.escape, prefixes))
-    patterns = (f"(?:{front})?{_pattern(template)}" for template in row.names)
+    """The match if `name`, with or without some of the prefixes, is a name of the row."""
+    patterns = (f"{front(prefixes)}{_pattern(template)}" for template in row.names)
     return next((m for pattern in patterns if (m := re.fullmatch(pattern, name))), None)
 
 
@@ -120,7 +124,7 @@ def read(
       ({our path: float32 array}, {our path: names it was made of}, names that no row knows).
 
     Raises:
-      InputError: a piece of a parameter is not there.
+      InputError: a piece of a parameter is not there, or there twice.
     """
     pieces: dict[str, dict[int, np.ndarray]] = {}
     counts: dict[str, int] = {}
@@ -133,7 +137,9 @@ def read(
         for match, row in pairs:
             path = row.path.format(**match.groupdict())
             index, counts[path] = row.piece
-            pieces.setdefault(path, {})[index] = row.layout.read(np.asarray(tensor, np.float32))
+            if index in pieces.setdefault(path, {}):
+                raise InputError(f"{origins[path][-1]} and {name} would both be {path}")
+            pieces[path][index] = row.layout.read(np.asarray(tensor, np.float32))
             origins.setdefault(path, []).append(name)
     for path, parts in pieces.items():
         if len(parts) != counts[path]:

@@ -1,7 +1,7 @@
 """Whose weights are called what: one table of rows per family of published checkpoints.
 
 The names are those of the authors' code and, for timm and Hugging Face, of the libraries, against
-which they are tested. No published file was at hand: untested on real weights.
+which they are tested; of published files, a DINOv2 was at hand (see tests/convert/test_real.py).
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Family(NamedTuple):
     title: for messages.
     mark: regular expression of a name that only they have.
     rows: the table.
-    prefixes: what may stand before a name.
+    prefixes: what may stand before a name, several of them too.
     model: what the config's `model` section must say for our network to compute what theirs does
       (the code of DINO and its descendants resizes position codes with an offset of 0.1 cells, timm
       with an antialiased kernel).
@@ -56,7 +56,16 @@ class Family(NamedTuple):
 _EXACT = {"gelu": "erf", "position_resize": "exact", "resize_kernel": "keys-0.75"}
 _OFFSET = {"gelu": "erf", "position_resize": "dino_offset", "resize_kernel": "keys-0.75"}
 _ANTIALIAS = {"gelu": "erf", "position_resize": "exact", "resize_kernel": "antialias-0.5"}
-_WRAPPED = ("backbone.", "encoder.")
+# What the encoder is an attribute of: in training code, and beside a text encoder.
+_WRAPPED = (
+    "backbone.",
+    "encoder.",
+    "image_encoder.",
+    "vision_encoder.",
+    "visual_encoder.",
+    "visual.",
+    "trunk.",
+)
 _NORMALISED = (
     "images are normalised with ImageNet's mean and deviation here; some of these weights were"
     " trained with 0.5 and 0.5 (model.mean, model.std)"
@@ -76,7 +85,7 @@ _HF_DINOV2 = (
     *hf_encoder(hf_dinov2_blocks("backbone/blocks/{i}", "encoder.layer.{i}"), mask_token=same),
     Row("backbone/registers", ("embeddings.register_tokens",), tokens),
 )
-_HF_DINOV2_PREFIXES = ("dinov2.", "dinov2_with_registers.", "backbone.")
+_HF_DINOV2_PREFIXES = ("dinov2.", "dinov2_with_registers.", *_WRAPPED)
 
 # In the order in which they are recognised.
 FAMILIES: dict[str, Family] = {
@@ -133,7 +142,7 @@ FAMILIES: dict[str, Family] = {
     "hf": Family(
         title="Hugging Face ViT or ViTMAE",
         mark=r"embeddings\.patch_embeddings\.projection\.weight",
-        prefixes=("vit.", "backbone."),
+        prefixes=("vit.", "ijepa.", *_WRAPPED),
         model=_EXACT,
         norm_eps=1e-12,
         note=_NORMALISED,
@@ -229,8 +238,8 @@ FAMILIES: dict[str, Family] = {
         norm_eps=1e-6,
         note=(
             "these names do not say how position codes are resized: set"
-            " model.position_resize=dino_offset for an encoder of DINO, iBOT, SOP, MaSSL, CrIBo or"
-            " FLSL, and model.resize_kernel=antialias-0.5 for one of timm"
+            " model.position_resize=dino_offset for an encoder of DINO, iBOT, SOP, MaSSL, CrIBo,"
+            " FLSL or DINOv2, and model.resize_kernel=antialias-0.5 for one of timm"
         ),
         rows=_TIMM,
     ),

@@ -25,10 +25,8 @@ _EPS = 1e-6  # of its LayerNorms; no argument that JSON can hold changes it
 _UNLIKE = {"quickgelu": "its MLPs have another activation", "rope": "it rotates queries and keys"}
 
 
-def write(network: Network, crop: float) -> Folder:
+def write(network: Network) -> Folder:
     """The folder that `timm.create_model("local-dir:FOLDER", pretrained=True)` loads.
-
-    crop: part of the shorter side that evaluations keep.
 
     Raises InputError for what timm's ViT cannot compute.
     """
@@ -74,7 +72,7 @@ def write(network: Network, crop: float) -> Folder:
             input_size=[c.in_channels, c.image_size, c.image_size],
             fixed_input_size=False,
             interpolation="bicubic",
-            crop_pct=crop,
+            crop_pct=1.0,  # all of the shorter side, as `ssl_jax.embed`
             crop_mode="center",
             mean=list(c.mean),
             std=list(c.std),

@@ -24,18 +24,22 @@ from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import fill as fill_lib
 from ssl_jax.convert import hub, read, rows, settle, tables
 from ssl_jax.models import vit
+from ssl_jax.ops import numerics
 
-# Dictionaries and modules that checkpoints are wrapped in, in any order and number.
-_WRAPPERS = ("module", "_orig_mod", "model", "network", "net", "state_dict", "model_state_dict")
+# Dictionaries and modules that checkpoints are wrapped in, in any order, number and place.
+_WRAPPERS = {"module", "model", "network", "net", "state_dict", "model_state_dict"}
+_WRAPPERS |= {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}  # torch's own
 _PARTS = {
     "student": "student",
+    "student_backbone": "student",
     "teacher": "teacher",
+    "teacher_backbone": "teacher",
     "ema": "teacher",
     "model_ema": "teacher",
     "state_dict_ema": "teacher",
 }
 # What a config.json may say and a config's `model` section must then say too.
-_ASKED = ("gelu", "position_resize", "resize_kernel", "mean", "std")
+_ASKED = ("heads", "gelu", "position_resize", "resize_kernel", "mean", "std")
 # Beside the weights in a full checkpoint, and nothing to report.
 _STATE = re.compile(
     r"(optimi[sz]ers?|optimizer_states|.*scaler|(lr_)?schedulers?|.*loss|callbacks|loops)(\..*)?"
@@ -81,8 +85,8 @@ def load_vit(
 
     Args:
       path, part: see `load_torch`.
-      family: key of FAMILIES. Must be given ("dino", "mae" or "timm") for an encoder alone under
-        the names that those three share.
+      family: key of FAMILIES. Must be given for an encoder alone under the names that several
+        share: "dino", "mae" or "timm", with LayerScale "dinov2" or "timm".
       heads: attention heads, which shapes do not tell; None: width / 64, as in all usual sizes.
 
     Returns:
@@ -96,15 +100,17 @@ def load_vit(
     """
     described = hub.describe(path)
     source = load(path, family=family)
-    if source.family == "vit":
-        raise InputError(
-            f"{path} holds an encoder under names that DINO, MAE and timm share: give"
-            ' family="dino", "mae" or "timm"'
-        )
     weights, given = source.tree(part), {"heads": heads} if heads else {}
+    if source.family == "vit":
+        scaled = "backbone/blocks/0/ls1/gamma" in weights.arrays
+        whose = ("DINOv2 and timm", "dinov2") if scaled else ("DINO, MAE and timm", 'dino", "mae')
+        raise InputError(
+            f"{path} holds an encoder under names that {whose[0]} share: give"
+            f' family="{whose[1]}" or "timm"'
+        )
     fields = {"norm_eps": tables.FAMILIES[source.family].norm_eps} | weights.model
     config = _vit_config(weights, fields | described.model | given)
-    shapes = jax.eval_shape(vit.vit(config).init, jax.random.key(0))
+    shapes = jax.eval_shape(vit.vit(config).init, numerics.key(0))
     params, report = fill_lib.fill({"backbone": shapes}, weights, only="backbone")
     if report.missing:
         raise InputError(
@@ -167,8 +173,8 @@ def translate(
 
 # Layers that ours has not, by names that only they have, in all libraries.
 _UNLIKE = {
-    r"(.*\.)?(rope|rope_embed|rope_embeddings)\..*|storage_tokens|.*\.qkv\.bias_mask"
-    r"|embeddings\.patch_embeddings\.weight": (
+    r"(.*\.)?(rope|rope_embed|rope_embeddings)\..*|(.*\.)?storage_tokens|.*\.qkv\.bias_mask"
+    r"|(.*\.)?embeddings\.patch_embeddings\.weight": (
         "RoPE (DINOv3), which rotates queries and keys by their position, where this vision"
         " transformer adds position codes"
     ),
@@ -193,31 +199,28 @@ def _unwrap(name: str) -> tuple[str, str]:
     """(part, name without what it is wrapped in): "state_dict.teacher.module.cls_token" ->
     ("teacher", "cls_token").
     """
-    part, words = "", name.split(".")
-    while len(words) > 1 and (words[0] in _WRAPPERS or words[0] in _PARTS):
-        part = _PARTS.get(words[0], part)
-        words = words[1:]
-    return part, ".".join(words)
+    *words, last = name.split(".")
+    part, words = "", [word for word in words if word not in _WRAPPERS]
+    while words and words[0] in _PARTS:
+        part = _PARTS[words.pop(0)]
+    return part, ".".join([*words, last])
 
 
 def _recognise(parts, source: str) -> str:
     """The first family one of whose marks is among the names."""
     names = [short for shorts in parts.values() for short in shorts]
     for key, table in tables.FAMILIES.items():
-        mark = re.compile(f"{_optional(table.prefixes)}(?:{table.mark})")
+        mark = re.compile(f"{rows.front(table.prefixes)}(?:{table.mark})")
         if any(mark.fullmatch(name) for name in names):
             # Student and teacher are words of the DINO family, also where the heads were left out.
-            return "dino" if key == "vit" and set(parts) & {"student", "teacher"} else key
+            if key == "vit" and set(parts) & {"student", "teacher"}:
+                return "dinov2" if any(name.endswith(".ls1.gamma") for name in names) else "dino"
+            return key
     titles = ", ".join(table.title for table in tables.FAMILIES.values())
     such = fill_lib.brief(names, 3) or "(none at all)"
     raise InputError(
         f"{source} holds names such as {such}, which no table knows; known are {titles}"
     )
-
-
-def _optional(prefixes) -> str:
-    """The regular expression of one of these texts or nothing."""
-    return f"(?:{'|'.join(map(re.escape, prefixes))})?"
 
 
 def _translate(
@@ -276,7 +279,7 @@ def _check_extra(left, table: tables.Family, source: str) -> None:
         r"|(?:embeddings\.)?(?:dist|distillation)_tokens?"
     )
     strange = [
-        name for name in left if re.fullmatch(f"{_optional(table.prefixes)}(?:{extra})", name)
+        name for name in left if re.fullmatch(f"{rows.front(table.prefixes)}(?:{extra})", name)
     ]
     if strange:
         raise InputError(

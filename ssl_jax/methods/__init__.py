@@ -67,7 +67,8 @@ def get(name: str) -> Definition:
 def import_modules(names: Iterable[str]) -> None:
     """Imports modules that register methods when they are imported. Raises InputError."""
     for name in names:
-        if importlib.util.find_spec(name.partition(".")[0]) is None:
+        first, *_ = parts = name.split(".")
+        if not all(map(str.isidentifier, parts)) or importlib.util.find_spec(first) is None:
             raise config_lib.InputError(
                 f'no module "{name}" to import; it must be installed, or its folder in PYTHONPATH'
             )

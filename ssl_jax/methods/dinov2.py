@@ -155,7 +155,8 @@ def make(config: ConfigDict) -> base.Method:
             terms = losses.dinov2(
                 *scores,
                 tokens,
-                temperatures=(c.student_temperature, tau),
+                student_temperature=c.student_temperature,
+                teacher_temperature=tau,
                 weights=(c.cls.weight, c.patch.weight, c.koleo),
             )
             loss = terms.pop("loss")
@@ -164,7 +165,7 @@ def make(config: ConfigDict) -> base.Method:
                 *scores,
                 (carry["center"], carry["patch_center"]),
                 student_temperature=c.student_temperature,
-                teacher_temperatures=(tau, tau),
+                teacher_temperature=tau,
                 weights=(c.cls.weight, c.patch.weight),
             )
             terms["koleo"] = losses.batch_koleo(tokens)

@@ -15,9 +15,12 @@ from jax.typing import ArrayLike
 from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
+from ssl_jax.data.values import check_range
 from ssl_jax.methods import multicrop
 from ssl_jax.methods.base import Features, Method
 from ssl_jax.models import vit, zoo
+from ssl_jax.ops import numerics
+from ssl_jax.ops.arguments import known
 
 _ROWS = "rows"  # axis of a mesh whose devices share batches out
 
@@ -67,11 +70,20 @@ class Encoder:
           layers: blocks whose tokens are returned too, 0 = the first.
           attention: return the attention weights of the last block too.
           extras: return what else the method has to show, by name (see the method's `features`).
+
+        Raises:
+          InputError: numbers outside [0, 1]; inside a traced function nobody can see them.
         """
-        images = jnp.asarray(images)
+        images, how = jnp.asarray(images), (self._features, tuple(layers), attention, extras)
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
-        apply = _compiled(self._features, tuple(layers), attention, extras, self.mesh)
+        elif jnp.issubdtype(images.dtype, jnp.floating) and images.size and known(images):
+            check_range(np.asarray(images), "the batch")
+        if images.ndim == 4 and not len(images):  # no rows, of the shapes that one image gives
+            one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)
+            row = jax.eval_shape(_compiled(*how, None), self.params, one, self.constants)
+            return jax.tree.map(lambda x: jnp.zeros((0, *x.shape[1:]), x.dtype), row)
+        apply = _compiled(*how, self.mesh)
         if self.mesh is None:
             return apply(self.params, images, self.constants)
         count = len(images)
@@ -110,8 +122,7 @@ class Encoder:
     @property
     def shape(self) -> vit.ViTConfig:
         """Of the vision transformer."""
-        section = self.config.model
-        return zoo.vit_config(section if "size" in section else {"size": "custom", **section})
+        return zoo.vit_config(self.config.model)
 
     @functools.cached_property
     def image_token(self) -> str:
@@ -122,7 +133,8 @@ class Encoder:
         image.
         """
         side = 2 * self.shape.patch
-        images = jax.random.uniform(jax.random.key(0), (2, side, side, self.shape.in_channels))
+        shape = (2, side, side, self.shape.in_channels)
+        images = jax.random.uniform(numerics.key(0), shape, jnp.float32)
         wanted = self(images).image
         tokens = jax.jit(self.apply)(self.backbone, images)
         there = {"cls": tokens.cls, "mean": tokens.patches, "queries": tokens.queries}
@@ -173,14 +185,22 @@ def published(shape: vit.ViTConfig, params: dict[str, Any], name: str, image: st
     is the image, see `multicrop.global_token`; "": the class token, or the average of the patch
     tokens where there is none.
     """
-    encoder, token = vit.vit(shape), image or ("cls" if shape.cls else "mean")
+    computed = dataclasses.replace(shape, mask_token=False)  # which is for training alone
+    features = _features_of(computed, image or ("cls" if shape.cls else "mean"))
+    model = dict(size="custom", **dataclasses.asdict(shape))
+    config = FrozenConfigDict(dict(method=name, model=model))
+    return Encoder(config, params, features=features, init=vit.vit(computed).init)
+
+
+@functools.lru_cache(maxsize=8)
+def _features_of(shape: vit.ViTConfig, token: str) -> Callable:
+    """One function for all networks of a shape, so that they share compiled programs."""
+    of_method = multicrop.features_of(vit.vit(shape), shape, token)
 
     def features(params, images, **options):
         return of_method({"backbone": params}, images, **options)
 
-    of_method = multicrop.features_of(encoder, shape, token)
-    config = FrozenConfigDict(dict(method=name, model=dataclasses.asdict(shape)))
-    return Encoder(config, params, features=features, init=encoder.init)
+    return features
 
 
 @functools.lru_cache(maxsize=8)

@@ -168,7 +168,8 @@ def make(config: ConfigDict) -> base.Method:
                 first.mask,
                 (carry["center"], carry["patch_center"]),
                 student_temperature=c.student_temperature,
-                teacher_temperatures=(tau, patch_tau),
+                teacher_temperature=tau,
+                patch_teacher_temperature=patch_tau,
                 weights=(c.cls.weight, c.patch.weight),
             )
             loss = terms.pop("loss")

@@ -128,8 +128,7 @@ def features_of(
     """
 
     def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        backbone = without_mask_token(params)["backbone"]
-        tokens = encoder.apply(backbone, images, layers=layers, attention=attention)
+        tokens = encoder.apply(params["backbone"], images, layers=layers, attention=attention)
         batch, height, width = images.shape[:3]
         result = base.Features(
             image=global_token(tokens, token),

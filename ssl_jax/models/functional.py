@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ssl_jax import trees
+from ssl_jax.config import InputError
 
 
 class Model(NamedTuple):
@@ -26,7 +27,7 @@ class Model(NamedTuple):
         as `apply`, but does not check them.
 
     Raises:
-      ValueError: apply and module, if params have another structure or other shapes than init's.
+      InputError: apply and module, if params have another structure or other shapes than init's.
     """
 
     init: Callable[..., dict[str, Any]]
@@ -71,12 +72,13 @@ def _check_params(params: Mapping, shapes: Mapping) -> None:
     ):
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise ValueError(
+            raise InputError(
                 f"the parameter tree {problem} {min(names)}{more}; it was made for another model"
             )
     for name, leaf in params.items():
-        if jnp.shape(leaf) != shapes[name].shape:
-            raise ValueError(
-                f"parameter {name} has shape {jnp.shape(leaf)}; this model wants"
-                f" {shapes[name].shape}"
+        shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+        if shape != shapes[name].shape or not jnp.issubdtype(dtype, jnp.inexact):
+            raise InputError(
+                f"parameter {name} has shape {shape} and type {dtype}; this model wants"
+                f" {shapes[name].shape} of floating point"
             )

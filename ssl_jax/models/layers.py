@@ -295,7 +295,7 @@ def drop_path_scales(keys: jax.Array, rate: float, depth: int) -> jax.Array:
     branches = jnp.arange(2 * depth).reshape(depth, 2)
 
     def draw(key, branch):
-        return jax.random.uniform(jax.random.fold_in(key, branch))
+        return jax.random.uniform(jax.random.fold_in(key, branch), dtype=jnp.float32)
 
     over_batch = jax.vmap(draw, in_axes=(0, None))
     uniforms = jax.vmap(jax.vmap(over_batch, in_axes=(None, 0)), in_axes=(None, 0))(keys, branches)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ssl_jax import reading
 from ssl_jax.config import InputError, MissingFile
 
 
@@ -23,7 +24,7 @@ def read(path: str | Path, what: str, fetch: str) -> dict[str, np.ndarray]:
         raise InputError(f"{what} weights must be .safetensors or .npz, not {file.name}; {fetch}")
     try:
         if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as found:
+            with reading.open_npz(file) as found:
                 return dict(found)
         from safetensors import numpy as safetensors
 

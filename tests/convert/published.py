@@ -188,6 +188,23 @@ def stellar_decoder(seed: int = 50) -> tuple[dict, dict]:
     }
 
 
+def families() -> dict[str, dict]:
+    """{key of tables.FAMILIES: a checkpoint that is recognised as of this family}."""
+    return {
+        "dino": encoder() | dino_head(),
+        "cribo": encoder() | dino_head(layers=("last_layer", "last_layer_c")),
+        "timm": encoder() | {"head.weight": Numbers(0)(5, D)},
+        "vit": encoder(),
+        "mae": mae(),
+        "hf": as_hf(encoder(), "vit."),
+        "dinov2": dinov2(),
+        "dinov2_registers": dinov2(registers=4),
+        "hf_dinov2": as_hf(dinov2()),
+        "hf_dinov2_registers": as_hf(dinov2(registers=4)),
+        "stellar": stellar_encoder() | stellar_decoder()[1],
+    }
+
+
 # --- what the networks compute
 
 

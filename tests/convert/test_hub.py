@@ -78,6 +78,14 @@ def test_the_librarys_own_config_is_understood(exported, tmp_path, case):
     assert again.shape.resize_kernel == ("antialias-0.5" if "timm" in case else "keys-0.75")
 
 
+def test_images_are_prepared_as_embed_does(exported):
+    """The whole of the shorter side, then the central square."""
+    prepared = json.loads((exported("timm", "plain")[1] / "config.json").read_text())
+    assert prepared["pretrained_cfg"]["crop_pct"] == 1.0
+    prepared = json.loads((exported("hf", "plain")[1] / "preprocessor_config.json").read_text())
+    assert prepared["size"]["shortest_edge"] == prepared["crop_size"]["height"] == 32
+
+
 @pytest.mark.parametrize("image", ["cls", "mean", "queries"])
 def test_the_image_is_kept(exported, image):
     encoder, folder, _ = exported("timm", "queries", image)
@@ -229,8 +237,14 @@ def test_a_folder_of_transformers_needs_no_key(tmp_path):
     convert.load_torch(tmp_path, shapes, model=model)
     with pytest.raises(InputError, match=r"--config\.model\.mean=\(0\.5,0\.5,0\.5\)$"):
         convert.load_torch(tmp_path, shapes, model=model | {"mean": (0.485, 0.456, 0.406)})
+    with pytest.raises(InputError, match=r"size=custom.*width=16.*depth=2.*heads=4"):
+        convert.load_torch(tmp_path, shapes, model=model | {"heads": 2})
+    plain = files | dict(preprocessor_config={"do_normalize": False})
+    assert load(tmp_path, tensors, **plain).shape.std == (1.0,) * 3
     for change, named in (
         (dict(config=config | {"hidden_act": "quick_gelu"}), "quick_gelu"),
+        (dict(config=config | {"num_attention_heads": [4]}), "heads"),
+        (dict(preprocessor_config={"image_mean": 5}), "config.json"),
         (dict(config={"model_type": "dinov3_vit"}), "RoPE"),
         (dict(preprocessor_config=preparation | {"do_rescale": False}), "255"),
     ):

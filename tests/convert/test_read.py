@@ -1,7 +1,11 @@
 """File formats: with and without torch, wrapped and damaged; names of what is elsewhere."""
 
 import argparse
+import io
+import json
 import sys
+import tracemalloc
+import zipfile
 
 import chex
 import numpy as np
@@ -58,6 +62,45 @@ def test_damaged_files(tmp_path, suffix, content):
     path.write_bytes(path.read_bytes()[:-4] if content is None else content)
     with pytest.raises(InputError, match=f"x{suffix}"):
         read.tensors(path)
+
+
+def npz(content: bytes) -> bytes:
+    with zipfile.ZipFile(file := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", content)
+    return file.getvalue()
+
+
+def safetensors_of(dtype: str, shape: list, size: int) -> bytes:
+    tensor = dict(dtype=dtype, shape=shape, data_offsets=[0, size])
+    header = json.dumps({"x": tensor}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(size)
+
+
+def npy(shape: tuple, size: int) -> bytes:
+    described = dict(descr="|u1", fortran_order=False, shape=shape)
+    np.lib.format.write_array_header_1_0(file := io.BytesIO(), described)
+    return file.getvalue() + bytes(size)
+
+
+HOSTILE = {
+    "unpacks.npz": lambda: npz(npy((2**27,), 2**27)),
+    "lies.npz": lambda: npz(npy((2**60,), 4)),
+    "array.npz": lambda: npy((4,), 4),
+    "float8.safetensors": lambda: safetensors_of("F8_E4M3", [4], 4),
+    "axes.safetensors": lambda: safetensors_of("F32", [1] * 70, 4),
+    "long.safetensors": lambda: safetensors_of("F32", [2**62, 2**62], 4),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_crafted_files_cost_neither_memory_nor_a_traceback(tmp_path, name):
+    (tmp_path / name).write_bytes(HOSTILE[name]())
+    tracemalloc.start()
+    with pytest.raises(InputError, match=name):
+        read.tensors(tmp_path / name)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**23 or name == "lies.npz"  # whose memory NumPy asks for in vain
 
 
 def test_pickled_arrays_in_an_npz_are_not_loaded(tmp_path):

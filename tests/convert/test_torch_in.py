@@ -382,19 +382,7 @@ def test_a_class_token_with_a_code_or_learned_codes_stays(saved):
 
 # --- names
 
-RECOGNISED = {
-    "dino": published.encoder() | published.dino_head(),
-    "cribo": published.encoder() | published.dino_head(layers=("last_layer", "last_layer_c")),
-    "timm": published.encoder() | {"head.weight": Numbers(0)(5, D)},
-    "vit": published.encoder(),
-    "mae": published.mae(),
-    "hf": published.as_hf(published.encoder(), "vit."),
-    "dinov2": published.dinov2(),
-    "dinov2_registers": published.dinov2(registers=4),
-    "hf_dinov2": published.as_hf(published.dinov2()),
-    "hf_dinov2_registers": published.as_hf(published.dinov2(registers=4)),
-    "stellar": published.stellar_encoder() | published.stellar_decoder()[1],
-}
+RECOGNISED = published.families()
 WRAPPINGS = ("", "module.", "state_dict.", "model.", "state_dict.module.", "_orig_mod.")
 FAMILY = pytest.mark.parametrize("family", tables.FAMILIES)
 
@@ -402,11 +390,17 @@ FAMILY = pytest.mark.parametrize("family", tables.FAMILIES)
 @FAMILY
 def test_recognised_however_wrapped(family):
     plain = torch_in.translate(RECOGNISED[family], family=family).tree("")
-    backbone = () if family in ("hf", "stellar") else ("module.backbone.",)
-    for wrapping in (*WRAPPINGS, *backbone):
+    held = ("backbone.", "image_encoder.", "backbone._orig_mod.", "model.visual.trunk.")
+    for wrapping in (*WRAPPINGS, *(() if family == "stellar" else held)):
         found = torch_in.translate(prefixed(wrapping, RECOGNISED[family]))
         assert found.family == family and set(found.trees) == {""}, wrapping
         assert set(found.tree("").arrays) == set(plain.arrays)
+    inside = {
+        re.sub(r"\.(?=\d\.)", "._fsdp_wrapped_module.", name): tensor
+        for name, tensor in RECOGNISED[family].items()
+    }
+    arrays = torch_in.translate(inside, family=family).tree("").arrays
+    chex.assert_trees_all_equal(dict(arrays), dict(plain.arrays))
 
 
 @FAMILY
@@ -435,6 +429,10 @@ def test_student_and_teacher_are_told_by_their_names():
     found = torch_in.translate(prefixed("teacher.backbone.", published.encoder()))
     assert found.family == "dino" and set(found.trees) == {"teacher"}
     assert found.tree("student") is found.tree("teacher")  # the one there is
+    found = torch_in.translate(
+        prefixed("student_backbone.", PLAIN) | prefixed("teacher_backbone.", published.encoder(1))
+    )
+    assert found.family == "dino" and set(found.trees) == {"student", "teacher"}
     t = RECOGNISED["timm"]
     averaged = {name: x + 1 for name, x in t.items()}
     found = torch_in.translate(prefixed("state_dict.", t) | prefixed("state_dict_ema.", averaged))
@@ -491,6 +489,7 @@ def test_names_that_no_table_knows_or_that_come_twice_or_may_be_anybodys(saved):
         ({"layer1.conv.weight": np.ones(3), "fc.bias": np.ones(3)}, "layer1.conv.weight"),
         ({}, "STELLAR"),  # the first family there is
         (prefixed("model.", PLAIN) | prefixed("state_dict.", PLAIN), r"state_dict\.cls_token"),
+        (prefixed("backbone.", PLAIN) | prefixed("visual.", PLAIN), r"visual\.cls_token"),
     ):
         with pytest.raises(InputError, match=named):
             torch_in.translate(tensors)
@@ -498,10 +497,12 @@ def test_names_that_no_table_knows_or_that_come_twice_or_may_be_anybodys(saved):
     del t["encoder.layer.1.attention.attention.key.weight"]
     with pytest.raises(InputError, match="backbone/blocks/1/attn/qkv/kernel"):
         torch_in.translate(t)
-    path = saved(PLAIN)
-    for family in (None, "dinno"):  # several have an encoder of these names
-        with pytest.raises(InputError, match='"dino"'):
-            convert.load_vit(path, family=family)
+    bare = {name: tensor for name, tensor in DINOV2[0].items() if name != "mask_token"}
+    for tensors, family, named in ((PLAIN, None, "dino"), (PLAIN, "dinno", "dino")):
+        with pytest.raises(InputError, match=f'"{named}"'):  # several have these names
+            convert.load_vit(saved(tensors), family=family)
+    with pytest.raises(InputError, match='"dinov2" or "timm"'):
+        convert.load_vit(saved(bare))
 
 
 REVERSED = published.encoder(cls=False) | published.dino_head()
@@ -512,7 +513,7 @@ REFUSED = [  # tensors, parameters, what the message must name
     (REVERSED, lambda: shapes("flsl"), "pos_embed"),
     (MOVED, lambda: shapes("mae"), "decoder_pos_embed"),
     (CODED, lambda: shapes("stellar"), "reconstruction_head"),
-    (DINOV2[3], lambda: backbone(0.0), "model.layer_scale=1e-05"),
+    (DINOV2[3], lambda: backbone(0.0), "model.layer_scale=1 .*model.registers=3"),
     (UNSCALED, lambda: backbone(0.0), "model.registers=3"),
     (PLAIN, lambda: backbone(0.1), "model.layer_scale=0"),
 ]

@@ -3,6 +3,8 @@
 python -m tests.convert.write_names    writes library_names.json (needs torch, timm, transformers)
 """
 
+import contextlib
+import importlib.util
 import json
 import tempfile
 from pathlib import Path
@@ -13,11 +15,16 @@ from tests.convert import networks
 
 
 def operators():
-    """Both libraries import torchvision, which asks for operators that it lacks beside a CPU build
-    of torch; no ViT calls them. They exist as long as what is returned.
+    """Both libraries import torchvision, which asks for operators that it lacks where its own
+    library does not fit the build of torch; no ViT calls them. They exist as long as what is
+    returned.
     """
     import torch
 
+    place = importlib.util.find_spec("torchvision")  # imported, it would ask for them
+    for file in Path(place.origin).parent.glob("_C*") if place else ():
+        with contextlib.suppress(OSError):
+            torch.ops.load_library(file)
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):

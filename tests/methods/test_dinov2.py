@@ -58,7 +58,9 @@ def test_the_loss_has_balanced_targets_and_all_three_weights():
     out = outputs()
     loss, (carry, metrics) = method.objective(None, None, out, None, None, PROGRESS)
     first = map(multicrop.views_first, out)
-    want = losses.dinov2(*first, temperatures=(0.1, TAU), weights=(2.0, 0.5, 0.3))
+    want = losses.dinov2(
+        *first, student_temperature=0.1, teacher_temperature=TAU, weights=(2.0, 0.5, 0.3)
+    )
     assert carry is None
     close(metrics["teacher_temperature"], TAU)
     close(loss, want["loss"])
@@ -76,7 +78,7 @@ def test_running_means_are_ibots_targets_and_follow_masked_patches():
         *first,
         (carry["center"], carry["patch_center"]),
         student_temperature=0.1,
-        teacher_temperatures=(TAU, TAU),
+        teacher_temperature=TAU,
     )
     close(loss, want["loss"] + 0.1 * ops.koleo(tokens).mean(axis=-1).sum())
     close(news["center"], 0.9 * carry["center"] + 0.1 * out.teacher.mean(axis=(0, 1)))

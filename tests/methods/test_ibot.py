@@ -133,7 +133,7 @@ def test_the_loss_is_that_of_all_patches():
             jnp.moveaxis(batch["global"].masks, 1, 0),
             (carry["center"], carry["patch_center"]),
             student_temperature=0.1,
-            teacher_temperatures=(tau, tau),
+            teacher_temperature=tau,
         )
         centers = {"center": 0.1 * cls.mean((0, 1)), "patch_center": 0.1 * patches.mean((0, 1, 2))}
         return terms | centers  # the old ones are 0

@@ -187,7 +187,7 @@ def make(config: ConfigDict) -> base.Method:
             outputs.student,
             log_targets,
             weights=(v, c.eta, c.gamma),
-            temperature=c.student_temperature,
+            student_temperature=c.student_temperature,
         )
         if carry:
             carry = {"center": ops.ema_center(center, outputs.teacher, momentum=c.center_momentum)}

@@ -115,7 +115,7 @@ def make(config: ConfigDict) -> base.Method:
         keys = jax.random.split(key, 6)[4:]  # the first four are of networks and memories
         for name, key_anchors in zip(carry, keys, strict=False):
             shape = (c[name].tasks, c[name].anchors, c.head_out)
-            anchors = jax.random.normal(key_anchors, shape)
+            anchors = jax.random.normal(key_anchors, shape, jnp.float32)
             carry[name]["anchors"] = anchors / jnp.linalg.norm(anchors, axis=-1, keepdims=True)
         return params, carry
 

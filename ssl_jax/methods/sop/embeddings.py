@@ -114,7 +114,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         index, masks = multicrop.masked_first(group.masks, most_masked)
 
         def one_patch(key):
-            return jax.random.randint(key, (1,), 0, group.masks.shape[-1])
+            return jax.random.randint(key, (1,), 0, group.masks.shape[-1], jnp.int32)
 
         # One random patch of global view 2 per image enters the patch memory (appendix A).
         pick = jax.vmap(one_patch)(keys[:, 2])

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
-from ssl_jax.losses.stellar import Tokens, class_tokens, match_meters
 from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.stellar.settings import check, defaults
 from ssl_jax.methods.stellar.views import view_recipe
 from ssl_jax.models import decoder, factorise, heads, tokenizer
+from ssl_jax.ops import numerics
 
 __all__ = ["Outputs", "check", "defaults", "make"]
 
@@ -77,7 +77,7 @@ def make(config: ConfigDict) -> base.Method:
         params = {"backbone": backbone.student.init(keys[0])}
         for kind, (key_mlp, key_rows) in zip(("token", "cls"), (keys[1:3], keys[3:5])):
             if kind in kinds:
-                rows = jax.random.normal(key_rows, (c.prototypes, c.head_out))
+                rows = jax.random.normal(key_rows, (c.prototypes, c.head_out), jnp.float32)
                 params[f"{kind}_head"] = {"projection": head.init(key_mlp), "prototypes": rows}
         if rebuilds:
             params |= {"factorise": project.init(keys[5]), "decoder": decode.init(keys[6])}
@@ -91,7 +91,7 @@ def make(config: ConfigDict) -> base.Method:
         return {"fourier": jax.eval_shape(fourier), **goal.shapes} if rebuilds else None
 
     def fourier():
-        key_init, _ = jax.random.split(jax.random.key(config.seed))
+        key_init, _ = jax.random.split(numerics.key(config.seed))
         return factorise.fourier_matrix(jax.random.split(key_init, 8)[7], c.decoder_width)
 
     def embed(params, tokens, kind):
@@ -143,7 +143,7 @@ def make(config: ConfigDict) -> base.Method:
         if not has_teacher:
             return None
         rows = teacher[f"{kind}_head"]["prototypes"]
-        return ops.numerics.product("...e,ke->...k", getattr(outputs, f"teacher_{kind}"), rows)
+        return numerics.product("...e,ke->...k", getattr(outputs, f"teacher_{kind}"), rows)
 
     def objective(params, teacher, outputs, carry, key, progress):
         """Matches the token sets (no gradient), then L of eq. 6 over the whole batch."""
@@ -155,26 +155,27 @@ def make(config: ConfigDict) -> base.Method:
         matches = ops.align_sets(o.tokens, targets, **solver).index if has_teacher else None
         if o.masked_tokens is not None:
             alignment = ops.align_sets(o.masked_tokens, targets[:, None], **solver)
-            metrics |= match_meters(alignment)
+            metrics |= losses.match_meters(alignment)
             if aligns and clusters:
                 views_of["align"] = (o.masked_token, alignment.index)
         token = cls = None
         if "token" in kinds:
             metrics["embedding_spread"] = base.spread(jnp.moveaxis(o.token, 1, 0))
             rows = params["token_head"]["prototypes"]
-            token = Tokens(o.token, rows, teacher_logits(teacher, o, "token"), matches, views_of)
+            goals = teacher_logits(teacher, o, "token")
+            token = losses.Tokens(o.token, rows, goals, matches, views_of)
         if "cls" in kinds:
             of_view = {"align": o.masked_cls, "local": o.local_cls}
             of_view = {name: x for name, x in of_view.items() if x is not None}
             rows = params["cls_head"]["prototypes"]
-            cls = class_tokens(o.cls, rows, teacher_logits(teacher, o, "cls"), of_view)
+            cls = losses.class_tokens(o.cls, rows, teacher_logits(teacher, o, "cls"), of_view)
         terms = losses.stellar(
             token,
             cls,
             embeddings=(o.tokens, *(() if o.masked_tokens is None else (o.masked_tokens,))),
             rebuilt=(o.rebuilt, o.target) if rebuilds else None,
-            target_temperature=c.target_temperature,
-            temperature=c.temperature,
+            student_temperature=c.temperature,
+            teacher_temperature=c.target_temperature,
             num_iters=c.sinkhorn_iterations,
             weights=c.weights.to_dict(),
         )

@@ -32,7 +32,9 @@ def defaults() -> dict:
         mask_focus=key("gaussian", focus, choices=masks.FOCUS),
         mask_focus_prob=key(0.5, "probability of that preference, per view", least=0, most=1),
         target=key("pixel", target, choices=("pixel", "vq")),
-        tokenizer=key("", 'its weights, .safetensors or .npz; only for target "vq"'),
+        tokenizer=key(
+            "", 'its weights, .safetensors or .npz; only for target "vq"', path=True, acts=""
+        ),
         localization_temperature=key(
             0.06, "of the softmax over tokens; 0 = plain inner products / sqrt(width)", least=0
         ),

@@ -88,7 +88,8 @@ def drop_channels(x: jax.Array, rate: float, keys: jax.Array | None) -> jax.Arra
     is dropped without keys."""
     if keys is None or rate == 0:
         return x
-    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 1 - rate, x.shape[-1:]))(keys)
+    share = jnp.float32(1 - rate)
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, share, x.shape[-1:]))(keys)
     return x * (keep[:, None, None] / (1 - rate)).astype(x.dtype)
 
 
