@@ -9,6 +9,8 @@ from ssl_jax.config import InputError
 from ssl_jax.data.base import Source
 from ssl_jax.data.lookup import checked
 
+_MOST_CLASSES = 100_000  # evaluations have memory for the votes of each
+
 
 class ArraySource(Source):
     """Images in memory: uint8 [N,H,W,3], or float32 [N,H,W,3] in [0,1] (checked when a record is
@@ -49,6 +51,11 @@ class ArraySource(Source):
             )
         if self._labels is not None and self._labels.min() < 0:
             raise InputError(f"labels must not be negative, got {self._labels.min()}")
+        if self._labels is not None and self._labels.max() >= _MOST_CLASSES:
+            raise InputError(
+                f"labels must be numbers of classes from 0, got ids up to {self._labels.max()};"
+                " number them by np.unique(labels, return_inverse=True)[1]"
+            )
         if self._masks is not None and (
             self._masks.shape != shape[:3] or self._masks.dtype != np.uint8
         ):

@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.data import decode
+from ssl_jax.data import classes, decode
+from ssl_jax.data.lookup import pixels
 
 _NAMED = 5  # unreadable records in an error
 
@@ -13,6 +14,7 @@ _NAMED = 5  # unreadable records in an error
 FACTS = (
     "num_classes",
     "class_names",
+    "unlabelled",
     "has_masks",
     "mask_names",
     "has_boxes",
@@ -31,6 +33,7 @@ class Source:
 
     num_classes: int | None = None
     class_names: Sequence[str] | None = None
+    unlabelled: Sequence[int] = ()
     has_masks: bool = False
     mask_names: Sequence[str] | None = None
     has_boxes: bool = False
@@ -45,21 +48,43 @@ class Source:
     max_pixels: int = decode.MAX_PIXELS
     short_side: int = 0
 
-    def _decoded(self, data: bytes | str, name: str | None = None) -> np.ndarray:
-        """An encoded image, uint8 [H,W,3]. Raises decode.Unreadable."""
-        return decode.decode_image(
+    # Classes of the values of masks, see `classes.table`.
+    _table: np.ndarray
+
+    def _decoded(self, data: bytes | str, name: str | None = None) -> tuple[np.ndarray, int]:
+        """An encoded image, uint8 [H,W,3], and its EXIF orientation. Raises decode.Unreadable."""
+        return decode.decode_turned(
             data, name, max_pixels=self.max_pixels, short_side=self.short_side
         )
 
-    def _decoded_mask(self, data: bytes | str, name: str | None = None) -> np.ndarray:
-        """An encoded mask, uint8 [H,W]. Raises decode.Unreadable."""
-        return decode.decode_mask(data, name, max_pixels=self.max_pixels)
-
-    def _shape_of(self, data: bytes | str, name: str | None = None) -> tuple[int, int]:
-        """(H, W) of an encoded image. Raises decode.Unreadable."""
-        return decode.image_shape(
+    def _header(self, data: bytes | str, name: str | None = None) -> tuple[tuple[int, int], int]:
+        """(H, W) of an encoded image, and its EXIF orientation. Raises decode.Unreadable."""
+        return decode.image_header(
             data, name, max_pixels=self.max_pixels, short_side=self.short_side
         )
+
+    def _classes(
+        self,
+        mask: bytes | str | np.ndarray,
+        name: str,
+        shape: tuple[int, int],
+        turn: int,
+        image: str = "its image",
+    ) -> np.ndarray:
+        """Classes uint8 [H,W] of a mask, encoded or uint8 [H,W], of an image with this shape and
+        EXIF orientation. Raises decode.Unreadable."""
+        if not isinstance(mask, np.ndarray):
+            mask = decode.decode_mask(
+                mask, name, max_pixels=self.max_pixels, turn=turn, shape=shape
+            )
+        if mask.shape != tuple(shape):
+            raise decode.Unreadable(
+                name, f"the mask has {pixels(mask.shape)} pixels, {image} {pixels(shape)}"
+            )
+        try:
+            return classes.apply(self._table, mask)
+        except ValueError as error:
+            raise decode.Unreadable(name, str(error)) from error
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """Boxes of objects from annotation files: XML by image (VOC, ILSVRC), COCO's JSON."""
 
-import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,8 +9,9 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ssl_jax import reading
 from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.decode import SIDEWAYS, Unreadable
 
 
 class Boxes(NamedTuple):
@@ -20,17 +21,41 @@ class Boxes(NamedTuple):
     labels: np.ndarray | None  # [n] int32, None where boxes have no classes
 
 
+# EXIF orientation -> which coordinates then count from the other end, and whether they swap ("s").
+_TURNS = dict(zip(range(1, 9), ("", "x", "yx", "y", "s", "ys", "yxs", "xs")))
+
+
 def from_corners(
-    corners: ArrayLike, labels: ArrayLike | None, shape: tuple[int, int], scale: ArrayLike = 1.0
+    corners: ArrayLike,
+    labels: ArrayLike | None,
+    shape: tuple[int, int],
+    turn: int = 1,
+    stated: tuple[float, float] | None = None,
 ) -> Boxes:
     """Boxes from their corners, cut at the border of the image; those without area are left out.
 
+    Coordinates are those of the stored pixels, and turn with the image, unless the size that they
+    are for is high where the upright image is, and wide where that is.
+
     Args:
-      corners: [n,4] or flat, (top, left, bottom, right) in units of `scale`.
+      corners: [n,4] or flat, (top, left, bottom, right) in an image of the size `stated`.
       labels: [n] int or None.
-      shape: (H, W) of the image. scale: (height, width) of the unit in pixels, or one number.
+      shape: (H, W) of the image, upright. turn: its EXIF orientation.
+      stated: (height, width); None: that of the stored pixels.
+
+    Raises:
+      ValueError: coordinates that are not finite.
     """
-    pairs = np.asarray(corners, np.float64).reshape(-1, 2, 2) * np.asarray(scale)
+    stored = shape[::-1] if turn in SIDEWAYS else shape
+    height, width = stated or stored
+    if turn in SIDEWAYS and (height - width) * (shape[0] - shape[1]) > 0:
+        stored, turn = shape, 1
+    size = np.asarray(stored, np.float64)
+    pairs = np.asarray(corners, np.float64).reshape(-1, 2, 2) * (size / (height, width))
+    if not np.isfinite(pairs).all():
+        raise ValueError("coordinates of boxes must be finite numbers")
+    pairs = np.where(["y" in _TURNS[turn], "x" in _TURNS[turn]], size - pairs[:, ::-1], pairs)
+    pairs = pairs[..., ::-1] if "s" in _TURNS[turn] else pairs
     pairs = np.clip(pairs, 0, np.asarray(shape, np.float64))
     extent = pairs[:, 1] - pairs[:, 0]
     kept = (extent > 0).all(axis=1)
@@ -55,9 +80,9 @@ class XmlBoxes:
         self._paths, self._first = paths, first_pixel
         self._number = {name: i for i, name in enumerate(names)}
 
-    def read(self, i: int, shape: tuple[int, int]) -> Boxes:
-        """Boxes of image i of that shape (H, W). Raises Unreadable for a broken file or a class
-        without a number."""
+    def read(self, i: int, shape: tuple[int, int], turn: int = 1) -> Boxes:
+        """Boxes of image i of that shape (H, W) and EXIF orientation. Raises Unreadable for a
+        broken file or a class without a number."""
         path = self._paths[i]
         if path is None:
             return from_corners((), (), shape)
@@ -68,16 +93,18 @@ class XmlBoxes:
                 raise Unreadable(path, f'a box of the class "{name}", which data.class_names lacks')
             labels.append(self._number[name])
             corners.append((top - self._first, left - self._first, bottom, right))
-        stated = height > 0 and width > 0
-        scale = (shape[0] / height, shape[1] / width) if stated else (1.0, 1.0)
-        return from_corners(corners, labels, shape, scale)
+        stated = (height, width) if height > 0 and width > 0 else None
+        try:
+            return from_corners(corners, labels, shape, turn, stated)
+        except ValueError as error:
+            raise Unreadable(path, str(error)) from error
 
 
 def parse_xml(path: str) -> tuple[float, float, list[tuple[str, tuple[float, ...]]]]:
     """(height, width, [(class, (ymin, xmin, ymax, xmax))]) of an annotation file; height and width
     are 0 if it does not state them. Raises Unreadable."""
     try:
-        root = ElementTree.parse(path).getroot()
+        root = ElementTree.fromstring(reading.read_bytes(path, _LARGEST))
         objects = [
             (
                 (entry.findtext("name") or "").strip(),
@@ -86,20 +113,33 @@ def parse_xml(path: str) -> tuple[float, float, list[tuple[str, tuple[float, ...
             for entry in root.iterfind("object")
         ]
         height, width = (float(root.findtext(f"size/{side}", "0")) for side in ("height", "width"))
-    except (OSError, ElementTree.ParseError, ValueError) as error:
+    # LookupError: an encoding that nobody knows.
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unreadable(path, f"no annotation of objects: {reason}") from error
     return height, width, objects
 
 
 _SIDES = ("ymin", "xmin", "ymax", "xmax")
+_LARGEST = 2**26  # bytes of an XML file
 
 
 class TableBoxes:
     """Boxes of all images in memory."""
 
-    def __init__(self, corners: Sequence[ArrayLike], labels: Sequence[ArrayLike]):
-        """corners: for each image [n,4], (top, left, bottom, right) in pixels. labels: [n]."""
+    def __init__(
+        self,
+        corners: Sequence[ArrayLike],
+        labels: Sequence[ArrayLike],
+        sizes: Sequence[tuple[int, int]] = (),
+    ):
+        """
+        Args:
+          corners: for each image [n,4], (top, left, bottom, right) in pixels. labels: [n].
+          sizes: (height, width) that is stated for each image: those of an image that is turned are
+            of the stored pixels, unless it says that they are upright already.
+        """
+        self._sizes = sizes
         counts = [len(entry) for entry in labels]  # type: ignore[arg-type]
         self._starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._corners = np.concatenate(
@@ -107,10 +147,12 @@ class TableBoxes:
         )
         self._labels = np.concatenate([np.asarray(entry, np.int32) for entry in labels])
 
-    def read(self, i: int, shape: tuple[int, int]) -> Boxes:
-        """Boxes of image i of that shape (H, W)."""
+    def read(self, i: int, shape: tuple[int, int], turn: int = 1) -> Boxes:
+        """Boxes of image i of that shape (H, W) and EXIF orientation."""
         rows = slice(self._starts[i], self._starts[i + 1])
-        return from_corners(self._corners[rows], self._labels[rows], shape)
+        upright = turn in SIDEWAYS and bool(self._sizes) and self._sizes[i] == tuple(shape)
+        stated = shape if upright else None
+        return from_corners(self._corners[rows], self._labels[rows], shape, turn, stated)
 
 
 class Instances(NamedTuple):
@@ -121,36 +163,53 @@ class Instances(NamedTuple):
     names: tuple[str, ...]  # of the classes, in the order of their ids: COCO's 1..90 become 0..79
     corners: list[np.ndarray]
     labels: list[np.ndarray]
+    sizes: list[tuple[int, int]]  # (height, width) of the images; zeros where it says none
 
 
 def read_coco(path: str | Path) -> Instances:
     """The objects of a COCO JSON file, without crowds. Raises InputError for any other file."""
     try:
-        with open(path, encoding="utf-8") as file:
-            content: dict[str, Any] = json.load(file)
-        categories = sorted(content["categories"], key=lambda entry: entry["id"])
-        number = {entry["id"]: i for i, entry in enumerate(categories)}
-        images = sorted(content["images"], key=lambda entry: entry["file_name"])
-        place = {entry["id"]: i for i, entry in enumerate(images)}
-        corners: list[list] = [[] for _ in images]
-        labels: list[list] = [[] for _ in images]
-        for entry in content["annotations"]:
-            if entry.get("iscrowd"):
-                continue
-            x, y, width, height = entry["bbox"]
-            corners[place[entry["image_id"]]].append((y, x, y + height, x + width))
-            labels[place[entry["image_id"]]].append(number[entry["category_id"]])
+        return _instances(reading.parse_json(reading.read_bytes(path)))
     except OSError as error:
         raise InputError(f"data.boxes: {path} cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError) as error:
+    # It may hold anything.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(
             f"data.boxes: {path} is no COCO file of instances (images, annotations, categories):"
             f" {type(error).__name__} {error}"
         ) from error
+
+
+def _instances(content: dict[str, Any]) -> Instances:
+    categories = sorted(content["categories"], key=lambda entry: entry["id"])
+    number = {entry["id"]: i for i, entry in enumerate(categories)}
+    images = sorted(content["images"], key=lambda entry: entry["file_name"])
+    place = {entry["id"]: i for i, entry in enumerate(images)}
+    if len(place) < len(images) or len(number) < len(categories):
+        raise ValueError("two images or two categories have one id")
+    files = tuple(entry["file_name"] for entry in images)
+    names = tuple(entry["name"] for entry in categories)
+    if not all(isinstance(name, str) for name in (*files, *names)):
+        raise TypeError("names of files and categories are texts")
+    corners: list[list] = [[] for _ in images]
+    labels: list[list] = [[] for _ in images]
+    for entry in content["annotations"]:
+        if entry.get("iscrowd"):
+            continue
+        x, y, width, height = map(_finite, entry["bbox"])
+        corners[place[entry["image_id"]]].append((y, x, y + height, x + width))
+        labels[place[entry["image_id"]]].append(number[entry["category_id"]])
     return Instances(
-        files=tuple(entry["file_name"] for entry in images),
+        files=files,
         ids=tuple(entry["id"] for entry in images),
-        names=tuple(entry["name"] for entry in categories),
+        names=names,
         corners=[np.array(entry, np.float32).reshape(-1, 4) for entry in corners],
         labels=[np.array(entry, np.int32) for entry in labels],
+        sizes=[(entry.get("height", 0), entry.get("width", 0)) for entry in images],
     )
+
+
+def _finite(number):
+    if not isinstance(number, int | float) or not math.isfinite(number):
+        raise TypeError(f"a box has numbers, not {number!r}")
+    return number

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax import reading
+from ssl_jax.config import InputError, is_mapping, local
 
 IGNORE = 255  # in masks of records: this pixel has no class
 _NONE = -1  # in tables: no mask may have this value
 
 
 def table(
-    class_map: Mapping[int, int] | Sequence[int] = (),
+    class_map: Mapping[int, int] | Sequence[tuple[int, int]] | Sequence[int] = (),
     *,
     reduce_zero_label: bool = False,
     ignore: int = IGNORE,
@@ -25,8 +26,8 @@ def table(
     """The class of each value that a mask can have.
 
     Args:
-      class_map: {value: class}, or the classes of the values 0, 1, 2, ...; empty: classes are the
-        values. A value that it leaves out is no class.
+      class_map: {value: class}, its pairs, or the classes of the values 0, 1, 2, ...; empty:
+        classes are the values. A value that it leaves out is no class.
       reduce_zero_label: afterwards, class 0 becomes "ignore" and all others move down by one.
       ignore: the value that means "ignore", where `class_map` says nothing else of it. So does 255.
       num_classes: of the result; larger ones are no class. None: nobody knows.
@@ -36,7 +37,9 @@ def table(
     Raises:
       InputError: a value or class outside of 0..255.
     """
-    pairs = dict(class_map if isinstance(class_map, Mapping) else enumerate(class_map))
+    mapped = isinstance(class_map, Mapping) or is_mapping(class_map)
+    entries: Any = class_map if mapped else enumerate(class_map)
+    pairs = dict(entries)
     for number in (*pairs, *pairs.values(), ignore):
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= 255:
             raise InputError(
@@ -104,7 +107,7 @@ def final(
 def read_names(path: str | Path) -> tuple[str, ...]:
     """The lines of a text file that are not empty. Raises InputError for one that has none."""
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = reading.read_text(local(path)).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text file"
         raise InputError(f"data.class_names: {path} cannot be read: {reason}") from error

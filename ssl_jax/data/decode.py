@@ -6,12 +6,14 @@ What becomes of the less usual files:
   good).
 - Gray, palette, CMYK, YCbCr become RGB as Pillow converts them. Alpha is dropped, as torchvision's
   loader does: the colour stored under a transparent pixel shows.
-- 16-bit gray (0..65535) is divided by 257 and rounded. 16-bit colours (PNG, TIFF) lose their low
-  byte in Pillow itself. Float pixels are refused.
+- 12 and 16 bits of gray are scaled to 8 and rounded. 16-bit colours (PNG, TIFF) lose their low byte
+  in Pillow itself. Signed, 32-bit and float pixels have no known range and are refused.
 - Of an animation or a TIFF of several pages the first one counts.
-- One with more pixels than `max_pixels` is refused from its header, before a pixel is decoded.
+- One with more pixels than `max_pixels` is refused from its header, before a pixel is decoded; a
+  file that is larger than so many pixels can make it, before it is read.
 """
 
+import functools
 import io
 import os
 import warnings
@@ -21,11 +23,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ssl_jax import reading
+
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
 
 # Pillow's own, where it warns; it refuses what has twice as many.
 MAX_PIXELS = 89_478_485
 warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `max_pixels` says more
+warnings.filterwarnings("ignore", "Palette images with Transparency")  # which is dropped
 
 # No other parser ever sees a file of a user's folder.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
@@ -39,9 +44,14 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
+SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
 # Pillow decodes a PNG to look for its orientation; without these bytes it has none.
 _EXIF_OF_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+# Tags of TIFF.
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_PLANAR, _SAMPLE_FORMAT = 284, 339
+# Bytes that a file may have for each of `max_pixels` (four channels of 16 bits), and beside them.
+_PER_PIXEL, _BESIDE = 8, 2**26
 
 
 class Unreadable(Exception):
@@ -58,13 +68,28 @@ class Unreadable(Exception):
 
 
 def decode_image(
+    data: bytes | str | os.PathLike, name: str | None = None, **limits: int
+) -> np.ndarray:
+    """The image alone that `decode_turned` gives: uint8 [H,W,3]."""
+    return decode_turned(data, name, **limits)[0]
+
+
+def image_shape(
+    data: bytes | str | os.PathLike, name: str | None = None, **limits: int
+) -> tuple[int, int]:
+    """The shape alone that `image_header` gives: (H, W)."""
+    return image_header(data, name, **limits)[0]
+
+
+def decode_turned(
     data: bytes | str | os.PathLike,
     name: str | None = None,
     *,
     max_pixels: int = MAX_PIXELS,
     short_side: int = 0,
-) -> np.ndarray:
-    """An encoded image as RGB.
+) -> tuple[np.ndarray, int]:
+    """An encoded image as RGB, upright, and the EXIF orientation (1..8) of the stored pixels: what
+    is said of these turns with them.
 
     Args:
       data: the encoded bytes, or the path of a file.
@@ -73,7 +98,7 @@ def decode_image(
       short_side: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which its
         shorter side still has so many pixels; 0 = as stored.
     Returns:
-      uint8 [H,W,3].
+      uint8 [H,W,3], int.
     Raises:
       Unreadable: missing, empty, truncated or broken file, a format that is none of BMP, GIF, JPEG,
       PNG, TIFF, WebP, or more than `max_pixels`.
@@ -82,37 +107,47 @@ def decode_image(
 
 
 def decode_mask(
-    data: bytes | str | os.PathLike, name: str | None = None, *, max_pixels: int = MAX_PIXELS
+    data: bytes | str | os.PathLike,
+    name: str | None = None,
+    *,
+    max_pixels: int = MAX_PIXELS,
+    turn: int = 1,
+    shape: tuple[int, int] = (0, 0),
 ) -> np.ndarray:
     """An encoded label mask as class numbers: the values of a gray image, the indices (not colours)
     of a palette image.
 
-    Args: as `decode_image`.
+    A mask with an EXIF orientation is turned by it. All others are of the stored pixels of their
+    image and turn with it, unless their shape says that they are upright already.
+
+    Args:
+      data, name, max_pixels: as `decode_turned`.
+      turn: EXIF orientation of the mask's image. shape: (H, W) of that image, upright.
     Returns:
       uint8 [H,W].
     Raises:
-      Unreadable: as `decode_image`; also for a mask with more than one channel or with values above
-      255.
+      Unreadable: as `decode_turned`; also for a mask with more than one channel or with values that
+      are no integers from 0 to 255.
     """
-    return _decode(data, name, _indices, max_pixels)
+    return _decode(data, name, functools.partial(_indices, turn=turn, shape=shape), max_pixels)
 
 
-def image_shape(
+def image_header(
     data: bytes | str | os.PathLike,
     name: str | None = None,
     *,
     max_pixels: int = MAX_PIXELS,
     short_side: int = 0,
-) -> tuple[int, int]:
-    """(H, W) of what `decode_image` would give, from the header of the file: no pixel is decoded
-    (but of a TIFF, and of a PNG with EXIF data, which may come after the pixels).
+) -> tuple[tuple[int, int], int]:
+    """(H, W) and orientation of what `decode_turned` would give, from the header of the file: no
+    pixel is decoded (but of a PNG with EXIF data, which may come after the pixels), and what is
+    broken behind the header is not seen. Arguments and errors are those of `decode_turned`."""
+    return _decode(data, name, _header, max_pixels, short_side)
 
-    Args: as `decode_image`.
-    Raises:
-      Unreadable: no image file, or more than `max_pixels`; what is broken behind the header is not
-      seen.
-    """
-    return _decode(data, name, _shape, max_pixels, short_side)
+
+def most_bytes(max_pixels: int) -> int | None:
+    """Bytes that an encoded image may have; None: as many as fit into memory."""
+    return _PER_PIXEL * max_pixels + _BESIDE if max_pixels else None
 
 
 def resize_square(image: np.ndarray, size: int) -> np.ndarray:
@@ -158,8 +193,7 @@ def _decode(data, name, convert: Callable[[Any], Any], max_pixels: int, short_si
     name = name or ("<bytes>" if isinstance(data, bytes) else os.fspath(data))
     try:
         if not isinstance(data, bytes):
-            with open(data, "rb") as file:
-                data = file.read()
+            data = reading.read_bytes(data, most_bytes(max_pixels))
         if not data:
             raise OSError("the file is empty")
         _check_pixels(_webp_shape(data), max_pixels)
@@ -177,7 +211,7 @@ def _decode(data, name, convert: Callable[[Any], Any], max_pixels: int, short_si
 def _check_pixels(shape, max_pixels):
     height, width = shape
     if max_pixels and height * width > max_pixels:
-        raise ValueError(f"{height}x{width} pixels, more than data.max_pixels={max_pixels}")
+        raise ValueError(f"{width}x{height} pixels, more than data.max_pixels={max_pixels}")
 
 
 def _webp_shape(data):
@@ -217,43 +251,85 @@ def _reason(error):
 
 
 def _rgb(image):
+    _check_samples(image)
+    image, turn = _upright(image)
+    if image.mode.startswith("I"):  # gray of 12 or 16 bits, which convert() would clip at 255
+        tags = getattr(image, "tag_v2", {})
+        levels = _levels(12 if tags.get(_BITS) == (12,) else 16, tags.get(_PHOTOMETRIC) == 0)
+        return np.repeat(levels[np.asarray(image)][..., None], 3, axis=2), turn
+    return np.array(image if image.mode == "RGB" else image.convert("RGB")), turn
+
+
+def _check_samples(image):
+    """Refuses a TIFF whose samples have no known range, and one that Pillow reads wrongly."""
+    tags = getattr(image, "tag_v2", {})
+    bits = max(tags.get(_BITS, (1,)))
+    if bits > 16 or max(tags.get(_SAMPLE_FORMAT, (1,))) > 1:
+        raise ValueError("signed, 32-bit and float pixels have no known range")
+    planes = bits > 8 and tags.get(_PLANAR) == 2
+    if planes and tags.get(_COMPRESSION, 1) == 1 and image.mode[0] != "I":
+        raise ValueError("colours of 16 bits in separate planes are only read if compressed")
+
+
+@functools.cache
+def _levels(bits, inverted):
+    """uint8 [2^bits]: what becomes of each level of gray."""
+    most = 2**bits - 1
+    levels = ((np.arange(most + 1) * 255 + most // 2) // most).astype(np.uint8)
+    return levels[::-1] if inverted else levels
+
+
+def _upright(image):
+    """(image with its pixels loaded and upright, EXIF orientation of the stored ones)."""
+    if image.format == "TIFF":  # which Pillow turns itself, and then no longer says so
+        turn = _orientation(image)
+        image.load()
+        return image, turn
     image.load()
-    turn = _UPRIGHT.get(_orientation(image))
-    image = image if turn is None else image.transpose(turn)
-    if image.mode.startswith("I"):  # 16-bit gray, which convert() would clip at 255
-        gray = np.clip(np.asarray(image).astype(np.int64), 0, 65535)
-        return np.repeat(((gray + 128) // 257).astype(np.uint8)[..., None], 3, axis=2)
-    if image.mode == "F":
-        raise ValueError("float pixels have no known range")
-    return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    turn = _orientation(image)
+    return _turned(image, turn), turn
+
+
+def _turned(image, turn):
+    return image.transpose(_UPRIGHT[turn]) if turn in _UPRIGHT else image
 
 
 def _orientation(image):
+    """1..8. A broken EXIF block says nothing about the pixels, which count as upright."""
     try:
-        return image.getexif().get(_EXIF_ORIENTATION, 1)
-    # A broken EXIF block raises nearly anything, and says nothing about the pixels.
-    except Exception:
+        tags = image.tag_v2 if image.format == "TIFF" else image.getexif()
+        turn = tags.get(_EXIF_ORIENTATION, 1)
+        return turn if turn in _UPRIGHT else 1
+    except Exception:  # it raises nearly anything
         return 1
 
 
-def _shape(image):
-    if image.format == "TIFF":
-        image.load()  # Pillow turns these itself, some versions only then
-    upright = image.format == "PNG" and not any(
-        mark in image.fp.getvalue() for mark in _EXIF_OF_PNG
-    )
-    turned = not upright and _orientation(image) in _SIDEWAYS
-    return (image.width, image.height) if turned else (image.height, image.width)
+def _header(image):
+    shape = image.height, image.width
+    if image.format == "TIFF":  # the size may be that of the turned image already
+        shape = image.tag_v2[_HEIGHT], image.tag_v2[_WIDTH]
+    elif image.format == "PNG" and not any(m in image.fp.getvalue() for m in _EXIF_OF_PNG):
+        return shape, 1
+    turn = _orientation(image)
+    return (shape[::-1] if turn in SIDEWAYS else shape), turn
 
 
-def _indices(image):
-    image.load()
+def _indices(image, turn, shape):
+    signed_bytes = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT) == (2,) and image.mode == "L"
+    image, own = _upright(image)
+    size = image.height, image.width
+    if own == 1 and not (turn in SIDEWAYS and size == tuple(shape) != size[::-1]):
+        image = _turned(image, turn)
     values = np.asarray(image)
     if values.ndim != 2:
         raise ValueError(
             f"a mask needs one channel, this image has colours (mode {image.mode}); save the"
             " number of the class in each pixel"
         )
-    if values.max() > 255 or values.min() < 0:
-        raise ValueError(f"mask values must be in 0..255, found {values.min()}..{values.max()}")
+    values = values.view(np.int8) if signed_bytes else values
+    whole = values.dtype.kind != "f" or (values == np.rint(values)).all()
+    if not whole or values.max() > 255 or values.min() < 0:
+        raise ValueError(
+            f"mask values must be integers in 0..255, found {values.min()}..{values.max()}"
+        )
     return values.astype(np.uint8)

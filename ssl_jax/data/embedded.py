@@ -1,6 +1,6 @@
 """The embedded sets as sources."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ssl_jax.config import InputError
@@ -26,6 +26,25 @@ SETS = {
 }
 SIZE = 64  # pixels, where nothing else is asked for
 _SEED = 0  # the pictures are a data set: they do not change with the seed of a run
+
+
+class _Videos(Mapping[str, range]):
+    """The frames of videos of one length, by the names of the videos: none is in memory."""
+
+    def __init__(self, prefix: str, frames: int, count: int):
+        self._prefix, self._frames, self._count = prefix, frames, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{self._prefix}{i}" for i in range(self._count))
+
+    def __getitem__(self, name: str) -> range:
+        number = name.removeprefix(self._prefix)
+        if f"{self._prefix}{number}" != name or not number.isdecimal() or int(number) >= len(self):
+            raise KeyError(name)
+        return range(int(number) * self._frames, (int(number) + 1) * self._frames)
 
 
 class GeneratedSource(Source):
@@ -60,10 +79,7 @@ class GeneratedSource(Source):
         self.has_masks = self.mask_names is not None
         if frames:
             # What is left after the last whole video belongs to none.
-            self.sequences = {
-                f"{kind}/{split}/{i}": range(i * frames, (i + 1) * frames)
-                for i in range(length // frames)
-            }
+            self.sequences = _Videos(f"{kind}/{split}/", frames, length // frames)
         elif self.mask_names is not None:
             self.has_boxes = True
             self.box_names, self.num_box_classes = self.mask_names, len(self.mask_names)

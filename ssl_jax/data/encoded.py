@@ -11,6 +11,8 @@ from ssl_jax.data.base import Source
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked
 
+_CLASSES = 1000  # integers below may be numbers of classes even if only some of them occur
+
 
 class Encoded(Source):
     """Records whose images and masks come as bytes from `_read`, which a subclass has."""
@@ -28,17 +30,31 @@ class Encoded(Source):
         """Keeps what is known of all records.
 
         Args:
-          labels: of all records: integers from 0, or names, which are then numbered; None: none.
+          labels: of all records: integers from 0, or names, which are then numbered; None: none,
+            as where all are None or negative, like those of a hidden test set.
           masks: whether they have masks. class_names: of labels that are numbers.
           mask_names, rules: of masks, see `classes.final`.
           read_from: what labels and masks are called where they come from, for `repr`.
 
-        Raises InputError for a first mask that cannot be one.
+        Raises InputError for a label that is neither number nor text, or negative or None where
+        others are not; for a first mask that cannot be one.
         """
+        wrong = [i for i, label in enumerate(labels or ()) if not _is_label(label)]
+        labels = None if labels is None or len(wrong) == len(labels) else labels
+        if labels is not None and wrong:
+            raise InputError(
+                f"data.labels: {self.name(wrong[0])} has the label {labels[wrong[0]]!r};"
+                f" {len(wrong)} of {len(labels)} are neither numbers from 0 nor texts"
+            )
         self._labels, self.class_names = numbered(labels, class_names)
         if self._labels is not None:
-            named = len(self.class_names or ())
-            self.num_classes = max(named, 1 + int(self._labels.max()))
+            named, last = len(self.class_names or ()), int(self._labels.argmax())
+            self.num_classes = named or 1 + int(self._labels[last])
+            if self._labels[last] >= self.num_classes:
+                raise InputError(
+                    f"data.labels: {self.name(last)} has the label {self._labels[last]}, of"
+                    f" {named} classes that are named"
+                )
         self.has_masks = masks
         self._table, self.mask_names = classes.final(rules or {}, given=mask_names)
         known = [f"classes={self.num_classes}", *[f"labels={read_from[0]!r}"] * bool(read_from[0])]
@@ -50,11 +66,11 @@ class Encoded(Source):
     def _check_first_mask(self):
         """Masks of the wrong kind are found here, not after a run that left them all out."""
         try:
-            image = self._decoded(self._read(0, "image"), self.name(0))
+            image, turn = self._decoded(self._read(0, "image"), self.name(0))
         except Unreadable:
             return  # says nothing about masks
         try:
-            self._mask(0, image.shape[:2])
+            self._mask(0, image.shape[:2], turn)
         except Unreadable as error:
             raise InputError(f"data.masks: {error}") from error
 
@@ -64,29 +80,26 @@ class Encoded(Source):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
-        image = self._decoded(self._read(i, "image"), self.name(i))
+        image, turn = self._decoded(self._read(i, "image"), self.name(i))
         record: dict[str, Any] = {"image": image}
         if self._labels is not None:
             record["label"] = int(self._labels[i])
         if self.has_masks:
-            record["mask"] = self._mask(i, image.shape[:2])
+            record["mask"] = self._mask(i, image.shape[:2], turn)
         return record
 
-    def _mask(self, i, shape):
-        """Classes [H,W] of image i, which has this shape."""
-        name = f"{self.name(i)}, mask"
-        mask = self._decoded_mask(self._read(i, "mask"), name)
-        if mask.shape != tuple(shape):
-            sizes = ["x".join(map(str, size)) for size in (mask.shape, shape)]
-            raise Unreadable(name, f"the mask has {sizes[0]} pixels, its image {sizes[1]}")
-        try:
-            return classes.apply(self._table, mask)
-        except ValueError as error:
-            raise Unreadable(name, str(error)) from error
+    def _mask(self, i, shape, turn):
+        """Classes [H,W] of image i, which has this shape and EXIF orientation."""
+        return self._classes(self._read(i, "mask"), f"{self.name(i)}, mask", shape, turn)
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i from its header."""
-        return self._shape_of(self._read(checked(i, len(self)), "image"), self.name(i))
+        return self._header(self._read(checked(i, len(self)), "image"), self.name(i))[0]
+
+
+def _is_label(label):
+    """Whether this can be a label: a text, or a number from 0."""
+    return isinstance(label, str) or (isinstance(label, int | float) and label >= 0)
 
 
 def numbered(
@@ -96,14 +109,15 @@ def numbered(
 
     Integers from 0 stay as they are, with `names` if there are any. All others, texts above all,
     are numbered in sorted order and are the names of their classes; texts of whole numbers are
-    sorted as numbers.
+    sorted as numbers. So are integers that must be ids, as most of the numbers below do not occur.
     """
     if labels is None:
         return None, None
     if all(isinstance(label, int | np.integer) and label >= 0 for label in labels):
-        return np.array(labels, np.int32), tuple(names) if names else None
+        if max(labels) < max(_CLASSES, 2 * len(set(labels)), len(names or ())):
+            return np.array(labels, np.int32), tuple(names) if names else None
     texts = list(map(str, labels))
-    whole = all(text.removeprefix("-").isdigit() for text in texts)
+    whole = all(len(text) < 20 and text.removeprefix("-").isdecimal() for text in texts)
     found = sorted(set(texts), key=lambda text: (int(text) if whole else 0, text))
     number = {name: i for i, name in enumerate(found)}
     return np.array([number[text] for text in texts], np.int32), tuple(found)

@@ -18,8 +18,8 @@ from ssl_jax.data.lookup import checked
 class ReadsBoxes(Protocol):
     """`boxes.XmlBoxes`, `boxes.TableBoxes`."""
 
-    def read(self, i: int, shape: tuple[int, int]) -> Boxes:
-        """Boxes of image i, whose shape is (H, W)."""
+    def read(self, i: int, shape: tuple[int, int], turn: int) -> Boxes:
+        """Boxes of image i, which has this shape (H, W) and EXIF orientation."""
 
 
 class Files(Source):
@@ -44,7 +44,7 @@ class Files(Source):
         Args:
           root: folder. paths: of the images, below it.
           kind: what the set is called in messages.
-          labels: int [N]. class_names: of the labels.
+          labels: int [N], -1 for an image without one. class_names: of the labels.
           masks: paths of the mask files; None for an image without one.
           table: see `classes.table`; None: values are classes.
           mask_names, box_names: of the classes. boxes: reads the boxes of an image.
@@ -58,6 +58,7 @@ class Files(Source):
         self._root, self._paths, self._kind = str(root), tuple(paths), kind
         self._labels, self.class_names = labels, class_names
         self.num_classes = len(class_names) if class_names else None
+        self.unlabelled = () if labels is None else np.flatnonzero(labels < 0).tolist()
         self._masks, self.has_masks, self.mask_names = masks, masks is not None, mask_names
         self._table = classes.table() if table is None else table
         self._boxes, self.has_boxes, self.box_names = boxes, boxes is not None, box_names
@@ -85,11 +86,11 @@ class Files(Source):
         if not self._masks or self._masks[0] is None:
             return
         try:
-            shape = self.shape(0)
+            header = self._header(self.name(0))
         except Unreadable:
             return  # says nothing about masks
         try:
-            self._mask(0, shape)
+            self._mask(0, *header)
         except Unreadable as error:
             raise InputError(f"data.masks: {error}") from error
 
@@ -98,15 +99,15 @@ class Files(Source):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
-        image = self._decoded(self.name(i))
+        image, turn = self._decoded(self.name(i))
         shape = image.shape[:2]
         record: dict[str, Any] = {"image": image}
         if self._labels is not None:
             record["label"] = int(self._labels[i])
         if self._masks is not None and self._masks[i] is not None:
-            record["mask"] = self._mask(i, shape)
+            record["mask"] = self._mask(i, shape, turn)
         if self._boxes is not None:
-            boxes, labels = self._boxes.read(i, shape)
+            boxes, labels = self._boxes.read(i, shape, turn)
             record["boxes"] = boxes
             if labels is not None:
                 record["box_labels"] = labels
@@ -114,23 +115,14 @@ class Files(Source):
             record["sequence"], record["frame"] = self._frames[i]
         return record
 
-    def _mask(self, i, shape):
-        """Classes [H,W] of image i, which has this shape."""
+    def _mask(self, i, shape, turn):
+        """Classes [H,W] of image i, which has this shape and EXIF orientation."""
         path = self._masks[i]
-        mask = self._decoded_mask(path)
-        if mask.shape != tuple(shape):
-            sizes = ["x".join(map(str, size)) for size in (mask.shape, shape)]
-            raise Unreadable(
-                path, f"the mask has {sizes[0]} pixels, its image {self.name(i)} {sizes[1]}"
-            )
-        try:
-            return classes.apply(self._table, mask)
-        except ValueError as error:
-            raise Unreadable(path, str(error)) from error
+        return self._classes(path, path, shape, turn, f"its image {self.name(i)}")
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i from its header."""
-        return self._shape_of(self.name(i))
+        return self._header(self.name(i))[0]
 
     def name(self, i: int) -> str:
         return os.path.join(self._root, self._paths[checked(i, len(self))])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 from ssl_jax.data import boxes as boxes_lib
 from ssl_jax.data import classes, decode, listing
 from ssl_jax.data.decode import Unreadable
@@ -20,6 +20,9 @@ EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MASKS = (".bmp", ".gif", ".png", ".tif", ".tiff")  # what loses no value
 BESIDE = ("masks", "annotations")  # folders of masks that are found without being named
 _ACCEPTED = ", ".join(EXTENSIONS)
+# What other kinds of data.kind read.
+OTHERS = {".csv": "csv", ".tsv": "csv", ".tar": "webdataset", ".parquet": "huggingface"}
+OTHERS |= {".arrow": "huggingface"}
 
 
 class Folder(Files):
@@ -27,21 +30,23 @@ class Folder(Files):
     paths.
 
     The order is that of plain strings: "10.png" comes before "9.png", so number with leading zeros.
-    If `root/split` is a folder, the images are taken from it. Without one, "train" means the whole
-    folder; any other split is an error, because scores on training images would pass for test
-    scores. For a part that is held out take slices: "train[:90%]", "train[90%:]", see
+    If `root/split` is a folder, the images are taken from it; so are those of "Training" or "TRAIN"
+    for "train", see `listing.alike`. Without one, "train" means the whole folder, unless that has
+    folders of other parts; any other split is an error, because scores on training images would
+    pass for test scores. For a part that is held out take slices: "train[:90%]", "train[90%:]", see
     `subset.sliced`. With masks or boxes, the images may lie in root/images (root/images/split,
-    root/split/images) instead.
+    root/split/images) instead. A folder whose only content is a folder of parts is as good as that.
     Masks beside the images are found without being named: with root/masks or root/annotations
     beside it, the images are those of root/images, and if one of the two holds a mask for each of
     them, these are their masks, as `repr` says. Masks that are missing for some image, or colours
     instead of numbers of classes, are passed over: name the folder, and the error says why.
-    Labels: where all images lie in subfolders, at least two of them, the folders of the first
-    level, sorted, are the classes (deeper ones do not count); otherwise there are no labels.
+    Labels: where most images lie in subfolders, at least two of them, the folders of the first
+    level, sorted, are the classes (deeper ones do not count), and images beside them have none;
+    otherwise there are no labels.
     Masks and boxes: files of the same stem as the image, at the same relative path or elsewhere
     below their folder. Every image needs a mask; one without an XML file has no box.
     Hidden files and folders are left out; links to folders are followed. `left_out` counts all
-    files that are no images.
+    files that are no images, and names folders of images beside that of the split.
     """
 
     def __init__(
@@ -72,9 +77,9 @@ class Folder(Files):
         """
         if not root:
             raise InputError("data.dir is empty: give the folder that holds the images")
-        root = Path(root).expanduser()
+        root = _unpacked(local(root))
         beside = listing.place(root, "images", split)
-        places = [] if masks or boxes else _mask_places(root, split)
+        places = _mask_places(root, split) if beside and not (masks or boxes) else []
         folder = beside if beside and (masks or boxes or places) else _folder_of_split(root, split)
         found = _found_beside(folder, places, mask_suffix) if places else None
         mask_folder = _beside("masks", root, masks, split) if masks else found
@@ -85,8 +90,11 @@ class Folder(Files):
             paths = [p for p in paths if PurePosixPath(p).parts[: len(inside)] != inside]
         if not paths:
             there = f" (there: {listing.counted(others)})" if others else ""
+            kind = next((kind for end, kind in OTHERS.items() if end in others), "")
+            hint = f"; data.kind={kind} reads them" if kind else ""
             raise InputError(
-                f"data.dir: no image in or below {folder}{there}; accepted extensions: {_ACCEPTED}"
+                f"data.dir: no image in or below {folder}{there}{hint}; accepted extensions:"
+                f" {_ACCEPTED}"
             )
         label_names, labels = _folder_classes(paths)
         given = class_names if mask_folder is not None else ()
@@ -108,6 +116,9 @@ class Folder(Files):
         )
         self._told += [f"masks from {str(found)!r}"] if found is not None else []
         self.left_out = f"{listing.counted(others)} of {folder}" if others else ""
+        if unused := _unused(root, folder, {masks, boxes}):
+            what = f"the images of {listed(unused)} beside {folder}"
+            self.left_out = f"{self.left_out}; {what}" if self.left_out else what
 
 
 def mask_files(folder: Path, paths: Sequence[str], suffix: str = "") -> list[str]:
@@ -147,18 +158,19 @@ def _boxes(root, where, split, paths, names):
     """(reader, class names) of the boxes in a folder of XML files or a COCO JSON file."""
     if not where.endswith(".json"):
         return xml_boxes(_beside("boxes", root, where, split), paths, names)
-    content = boxes_lib.read_coco(root / Path(where.replace("{split}", split)).expanduser())
+    content = boxes_lib.read_coco(root / local(where.replace("{split}", split)))
     number = {listing.stem(file): i for i, file in enumerate(content.files)}
     order = [number.get(listing.stem(path)) for path in paths]
     listing.refuse_missing("data.boxes", f"entry in {where}", paths, order, "it must list them all")
     corners = [content.corners[i] for i in order if i is not None]
     labels = [content.labels[i] for i in order if i is not None]
-    return boxes_lib.TableBoxes(corners, labels), content.names
+    sizes = [content.sizes[i] for i in order if i is not None]
+    return boxes_lib.TableBoxes(corners, labels, sizes), content.names
 
 
 def _beside(key, root, where, split):
     """The folder of masks or boxes: its part for the split, or the whole."""
-    where = str(Path(where).expanduser())
+    where = str(local(where))
     folder = listing.place(root, where, split) or root / where
     if not folder.is_dir():
         raise InputError(
@@ -170,16 +182,15 @@ def _beside(key, root, where, split):
 def parts(root: str | os.PathLike, divided: bool = False) -> list[str]:
     """Names of the subfolders that can be a split. divided: masks or boxes lie in other folders, so
     that root/images may hold the splits."""
-    root = Path(root).expanduser()
-    divided |= any((root / name).is_dir() for name in BESIDE)
-    images = listing.subfolders(root / "images") if divided and (root / "images").is_dir() else []
-    return sorted({*listing.subfolders(root), *images})
+    root = _unpacked(local(root))
+    images = listing.below(root, "images")
+    divided |= any(listing.below(root, name) for name in BESIDE)
+    inner = listing.subfolders(images) if divided and images else []
+    return sorted({*listing.subfolders(root), *inner})
 
 
 def _mask_places(root, split):
     """Folders beside root/images that may hold its masks."""
-    if listing.place(root, "images", split) is None:
-        return []
     return [place for name in BESIDE if (place := listing.place(root, name, split)) is not None]
 
 
@@ -196,8 +207,9 @@ def _fits(images, folder, paths, suffix):
     if not found or None in found:
         return False
     try:
-        mask = decode.decode_mask(os.path.join(folder, found[0]))
-        return mask.shape == decode.image_shape(os.path.join(images, paths[0]))
+        shape, turn = decode.image_header(os.path.join(images, paths[0]))
+        path = os.path.join(folder, found[0])
+        return decode.decode_mask(path, turn=turn, shape=shape).shape == shape
     except Unreadable:
         return False
 
@@ -207,24 +219,53 @@ def _folder_of_split(root, split):
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"data.dir: {root} {what}; give a folder of images ({_ACCEPTED})")
-    if (root / split).is_dir():
-        return root / split
+    names = listing.subfolders(root)
+    if found := listing.below(root, split, names):
+        return found
+    held_out = [name for name in names if listing.is_part(name) and _holds_images(root / name)]
+    if split == "train" and held_out:
+        raise InputError(
+            f"data.split: {root} has the part {listed(held_out)} and no folder train; move the"
+            f" images to train on into {root / 'train'}, or set data.split={held_out[0]}"
+        )
     if split == "train":
         return root
-    names = listing.subfolders(root)
     raise InputError(
         f"data.split: {root} has no subfolder {split!r}; subfolders: {listed(names)}; a part that"
         ' is held out can be a slice, such as "train[90%:]"'
     )
 
 
+def _unpacked(root: Path) -> Path:
+    """The only folder in `root` where that has the parts, as some archives unpack; else `root`."""
+    names = listing.subfolders(root) if root.is_dir() else []
+    if len(names) != 1 or listing.is_part(names[0]):
+        return root
+    inner = root / names[0]
+    return inner if any(map(listing.is_part, listing.subfolders(inner))) else root
+
+
+def _holds_images(folder):
+    """Whether there is an image in or below a folder."""
+    return any(name.lower().endswith(EXTENSIONS) for *_, files in os.walk(folder) for name in files)
+
+
+def _unused(root, folder, known):
+    """Names of folders with images beside that of a split that are no other part, and no masks."""
+    if folder.parent != root or not listing.is_part(folder.name):
+        return []
+    others = [name for name in listing.subfolders(root) if not listing.is_part(name)]
+    others = [name for name in others if not listing.alike(name, ("images", *BESIDE))]
+    return [name for name in others if name not in known and _holds_images(root / name)]
+
+
 def _folder_classes(paths):
-    """(sorted first-level folders, int32 [N] labels); (None, None) with images at the top or a
-    single folder.
+    """(sorted first-level folders, int32 [N] labels, -1 for images at the top); (None, None) where
+    half of the images and more are at the top, or with a single folder.
     """
     tops = [path.split("/", 1)[0] if "/" in path else None for path in paths]
     found = sorted({top for top in tops if top is not None})
-    if None in tops or len(found) < 2:
+    if 2 * tops.count(None) >= len(tops) or len(found) < 2:
         return None, None
-    number = {name: i for i, name in enumerate(found)}
+    number = {None: -1} | {name: i for i, name in enumerate(found)}
     return tuple(map(listing.readable, found)), np.array([number[top] for top in tops], np.int32)

@@ -1,16 +1,16 @@
 """A Hugging Face data set on disk as a source: parquet files, or what `save_to_disk` wrote."""
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
+from ssl_jax import reading
+from ssl_jax.config import InputError, local
+from ssl_jax.data import listing
+from ssl_jax.data.decode import Unreadable, most_bytes
 from ssl_jax.data.encoded import Encoded
 from ssl_jax.data.lookup import checked, listed, nearest
 
@@ -27,7 +27,8 @@ class HuggingFace(Encoded):
     `Dataset.save_to_disk` writes, are mapped into memory and may be larger than it. Worker
     processes open both anew: with several of them take Arrow files.
     Columns are those that the arguments name, or the first with a usual name (IMAGES, LABELS,
-    MASKS); names of classes are those of the column's ClassLabel.
+    MASKS); names of classes are those of the column's ClassLabel. Labels are integers, texts,
+    bools, or categories of these.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class HuggingFace(Encoded):
           class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
 
         Raises:
-          InputError: no such split or column; a file that is broken, or
+          InputError: no such split or column; labels of another type; a file that is broken, or
             parquet files that are larger than half of the memory; a row without a label.
         """
         self._place, self._split = str(place), split
@@ -63,12 +64,17 @@ class HuggingFace(Encoded):
                 f"data.images: {self._files[0]} has the columns {listed(schema.names)}; name the"
                 " one with images"
             )
-        if self._columns["label"] == self._columns["mask"] or not _is_label(schema, self._columns):
+        kinds = _label_kinds([schema], self._columns["label"])
+        if labels and not all(kinds):
+            raise InputError(
+                f"data.labels: the column {labels!r} has the type {schema.field(labels).type};"
+                " labels are integers, texts, bools, or categories of these"
+            )
+        if self._columns["label"] == self._columns["mask"] or not all(kinds):
             self._columns["label"] = None  # a column `label` of images holds masks
         self._open()
-        features = _features(schema)
         found = self._column_values()
-        names = features.get(self._columns["label"] or "", {}).get("names")
+        names = _class_names(schema, self._columns["label"])
         self._take(
             found,
             masks=self._columns["mask"] is not None,
@@ -87,18 +93,19 @@ class HuggingFace(Encoded):
             raise InputError(f"data.dir: {self._files[0]} and what follows hold no row")
 
     def _column_values(self):
-        """Labels of all rows; None where there are none, or all are negative as those of a hidden
-        test set."""
+        """Labels of all rows; None where there are none."""
         name = self._columns["label"]
         if name is None:
             return None
+        kinds = _label_kinds([table.schema for table in self._tables], name)
+        if len(set(kinds) - {"nothing"}) > 1:
+            raise InputError(
+                f"data.labels: the column {name!r} of {self._files[0]} and what follows has several"
+                f" types: {', '.join(sorted(set(kinds)))}"
+            )
         values = [value for table in self._tables for value in table[name].to_pylist()]
-        if all(value is None or (isinstance(value, int) and value < 0) for value in values):
-            return None
-        for i, value in enumerate(values):
-            if value is None or (isinstance(value, int) and value < 0):
-                raise InputError(f"data.labels: {self.name(i)}: the label in {name!r} is {value}")
-        return values
+        # As texts, or they would be the numbers 0 and 1.
+        return [str(value) if isinstance(value, bool) else value for value in values]
 
     def _read(self, i: int, part: str) -> bytes:
         table, row = self._where(i)
@@ -107,7 +114,8 @@ class HuggingFace(Encoded):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, str):  # the image lies beside the table
             try:
-                return Path(self._place).expanduser().joinpath(value).read_bytes()
+                path = os.path.join(local(self._place), value)
+                return reading.read_bytes(path, most_bytes(self.max_pixels))
             except OSError as error:
                 raise Unreadable(self.name(i), f"{value}: {error.strerror}") from error
         if not isinstance(value, bytes) or not value:
@@ -140,7 +148,7 @@ class HuggingFace(Encoded):
 
 def parts(place: str | os.PathLike) -> list[str]:
     """Names of the splits of a data set on disk."""
-    place = Path(place).expanduser()
+    place = local(place)
     if (place / "state.json").is_file():
         return []
     folders = [path.parent.name for path in place.glob("*/state.json")]
@@ -159,20 +167,20 @@ def _split_of(path):
     match = re.match(r"(.+?)-\d+(?:-of-\d+)?(?:-\w+)?$", path.stem)
     if match:
         return match[1]
-    return path.parent.name if path.stem.isdigit() else path.stem
+    return path.parent.name if path.stem.isdecimal() else path.stem
 
 
 def _files(place, split) -> list[str]:
     """The files of a split, in their order."""
     if not place:
         raise InputError("data.dir is empty: give the folder of the Hugging Face data set")
-    place = Path(place).expanduser()
+    place = local(place)
     if place.is_file():
         return [str(place)]
+    split = listing.alike(split, parts(place)) or split
     for folder in (place / split, *([place] if split == "train" else [])):
         if (folder / "state.json").is_file():
-            state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            return [str(folder / entry["filename"]) for entry in state["_data_files"]]
+            return _saved_files(folder)
     files = [str(path) for path in _parquet(place) if _split_of(path) == split]
     if not files:
         there = listed(parts(place)) if place.is_dir() else "it is no folder"
@@ -180,6 +188,18 @@ def _files(place, split) -> list[str]:
             f"data.split: {place} has no parquet or Arrow files of {split!r}; splits: {there}"
         )
     return files
+
+
+def _saved_files(folder) -> list[str]:
+    """The files that `save_to_disk` wrote, in their order."""
+    path = folder / "state.json"
+    try:
+        entries = reading.parse_json(reading.read_bytes(path))["_data_files"]
+        return [os.path.join(folder, entry["filename"]) for entry in entries or [{}]]
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise InputError(
+            f"data.dir: {path} does not name the files of a data set: {_line(error)}"
+        ) from error
 
 
 def _pyarrow():
@@ -198,6 +218,7 @@ def _opened(path):
 def _schema(path):
     pyarrow = _pyarrow()
     try:
+        reading.check_regular(path)
         return (
             pyarrow.parquet.read_schema(path)
             if path.endswith(".parquet")
@@ -209,57 +230,74 @@ def _schema(path):
 
 def _tables(files, columns):
     """The columns of each file. Raises InputError for parquet files too large for the memory."""
-    pyarrow = _pyarrow()
-    parquet = [path for path in files if path.endswith(".parquet")]
-    tables = []
+    tables, limit = [], reading.free_memory() // 2
     try:
-        needed, free = sum(_bytes_in_memory(path, columns) for path in parquet), _free_memory()
-        if needed > free / 2:
-            raise InputError(
-                f"data.dir: {files[0]} and what follows need {needed / 2**30:.1f} GiB of memory,"
-                f" half of what is free is {free / 2**31:.1f}; make Arrow files of them, which are"
-                ' read from disk: datasets.load_dataset("parquet", data_dir=...).save_to_disk(...)'
-            )
         for path in files:
-            table = (
-                pyarrow.parquet.read_table(path, columns=columns)
-                if path in parquet
-                else _opened(path).select(columns)
-            )
-            tables.append(table)
-    except (OSError, KeyError, pyarrow.ArrowException) as error:
-        where = files[len(tables)]
+            reading.check_regular(path)
+        if sum(_bytes_in_memory(path, columns) for path in files if _is_parquet(path)) > limit:
+            raise MemoryError
+        for path in files:
+            if _is_parquet(path):
+                tables.append(_read_parquet(path, columns, limit))
+                limit -= tables[-1].nbytes
+            else:
+                tables.append(_opened(path).select(columns))
+    except MemoryError as error:
+        raise InputError(
+            f"data.dir: {files[0]} and what follows need more than half of the memory that is free;"
+            " make Arrow files of them, which are read from disk:"
+            ' datasets.load_dataset("parquet", data_dir=...).save_to_disk(...)'
+        ) from error
+    except (OSError, KeyError, _pyarrow().ArrowException) as error:
+        where = getattr(error, "filename", None) or files[len(tables)]
         raise InputError(f"data.dir: {where} cannot be read: {_line(error)}") from error
     return tables
 
 
+def _is_parquet(path):
+    return path.endswith(".parquet")
+
+
+def _read_parquet(path, columns, limit):
+    """The columns of a file. Raises MemoryError where they take more bytes than `limit`: one value
+    in a dictionary can stand for all rows."""
+    pyarrow, batches = _pyarrow(), []
+    with pyarrow.parquet.ParquetFile(path) as file:
+        # No value is larger than all that a column holds.
+        rows = min(_ROWS, max(1, limit // max(1, _bytes_in_memory(path, columns))))
+        for batch in file.iter_batches(rows, columns=columns):
+            limit -= batch.nbytes
+            if limit < 0:
+                raise MemoryError
+            batches.append(batch)
+        schema = pyarrow.schema([file.schema_arrow.field(name) for name in columns])
+        return pyarrow.Table.from_batches(batches, batches[0].schema if batches else schema)
+
+
+_ROWS = 1024  # that are decoded at once
+
+
 def _bytes_in_memory(path, columns):
+    """At least so many bytes the columns of a parquet file take."""
     metadata = _pyarrow().parquet.read_metadata(path)
     groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
     chunks = (group.column(j) for group in groups for j in range(group.num_columns))
     # A column of images is a struct: "image.bytes".
-    return sum(
+    return metadata.num_rows + sum(
         chunk.total_uncompressed_size
         for chunk in chunks
         if chunk.path_in_schema.split(".")[0] in columns
     )
 
 
-def _free_memory():
-    """Bytes that are free; without limit where the system does not say."""
+def _class_names(schema, column):
+    """The names that `datasets` wrote of a column's classes; None without them."""
+    text = (schema.metadata or {}).get(b"huggingface", b"")
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 2**62
-
-
-def _features(schema):
-    """What `datasets` wrote about the columns, {} without it."""
-    text = (schema.metadata or {}).get(b"huggingface")
-    try:
-        return json.loads(text)["info"]["features"] if text else {}
-    except (ValueError, KeyError, TypeError):
-        return {}
+        names = reading.parse_json(text)["info"]["features"][column]["names"]
+        return names if all(isinstance(name, str) for name in names) else None
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def _column(key, schema, wanted, usual):
@@ -272,14 +310,23 @@ def _column(key, schema, wanted, usual):
     return wanted or next((name for name in usual if name in schema.names), None)
 
 
-def _is_label(schema, columns):
-    """Whether the column of labels holds numbers or texts."""
-    if columns["label"] is None:
-        return False
+def _label_kinds(schemas, name):
+    """What the labels in a column are by each schema; "" for none that can be labels."""
     types = _pyarrow().types
-    kind = schema.field(columns["label"]).type
-    return types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind)
+    kinds = {
+        "integers": (types.is_integer,),
+        "texts": (types.is_string, types.is_large_string, types.is_string_view),
+        "bools": (types.is_boolean,),
+        "nothing": (types.is_null,),  # as in a hidden test set
+    }
+
+    def kind(field):
+        type_ = field.type.value_type if types.is_dictionary(field.type) else field.type
+        return next((kind for kind, tests in kinds.items() if any(t(type_) for t in tests)), "")
+
+    return [kind(schema.field(name)) for schema in schemas if name is not None]
 
 
 def _line(error):
-    return " ".join(str(error).split()) or type(error).__name__
+    text = getattr(error, "strerror", None) or str(error)
+    return " ".join(text.split()) or type(error).__name__

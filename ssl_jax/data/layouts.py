@@ -15,10 +15,10 @@ of lists in ImageSets: `train_aug` (or `trainaug`) is the larger training set of
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ssl_jax.config import InputError
+from ssl_jax import reading
+from ssl_jax.config import InputError, local
 from ssl_jax.data import boxes as boxes_lib
 from ssl_jax.data import classes, folder, listing, names
 from ssl_jax.data.files import Files
@@ -64,7 +64,7 @@ def open_layout(
         return _coco(root, split)
     if kind == "davis":
         return _davis(root, split)
-    found = _SEGMENTATION[kind](Path(root).expanduser(), split, raw_labels)
+    found = _SEGMENTATION[kind](local(root), split, raw_labels)
     own, before = found.pop("names"), found.pop("before", None)
     table, mask_names = classes.final(rules or {}, own, given=class_names, before=before)
     return Files(kind=f"{kind}/{split}", table=table, mask_names=mask_names, **found)
@@ -148,7 +148,7 @@ KINDS = (*_SEGMENTATION, "coco", "davis")
 def _coco(root, split):
     """COCO detection: the images that the JSON file lists; crowds are no boxes. Knows `image_ids`
     and `annotations`, the JSON file itself, for evaluators."""
-    root = _root(Path(root).expanduser(), "annotations", "coco")
+    root = _root(local(root), "annotations", "coco")
     images = _year(root, split)
     path = root / "annotations" / f"instances_{images.name}.json"
     content = boxes_lib.read_coco(path)
@@ -160,7 +160,7 @@ def _coco(root, split):
         images,
         content.files,
         kind=f"coco/{split}",
-        boxes=boxes_lib.TableBoxes(content.corners, content.labels),
+        boxes=boxes_lib.TableBoxes(content.corners, content.labels, content.sizes),
         box_names=content.names,
     )
     source.image_ids, source.annotations = content.ids, str(path)
@@ -170,7 +170,7 @@ def _coco(root, split):
 def _davis(root, split):
     """DAVIS 2016 and 2017: sequences of frames. Split "2016/val" or "2017/val" ("val") is a list of
     ImageSets; in that of 2016 all objects are one (1)."""
-    root = _root(Path(root).expanduser(), "JPEGImages", "DAVIS")
+    root = _root(local(root), "JPEGImages", "DAVIS")
     wanted = split if "/" in split else f"2017/{split}"
     year = wanted.split("/")[0]
     lists = root / "ImageSets" / year
@@ -285,7 +285,11 @@ def _listed_ids(place, *splits, column_part=-1):
             f"data.split: no list {splits[0]}.txt in {place}; splits: {listed(there)}"
             f"{nearest(splits[0], there)}"
         )
-    columns = [line.split()[0] for line in file.read_text().splitlines() if line.strip()]
+    try:
+        lines = reading.read_text(file).splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"data.split: {file} cannot be read: {error}") from error
+    columns = [line.split()[0] for line in lines if line.strip()]
     if not columns:
         raise InputError(f"data.split: {file} is empty")
     parts = [column.strip("/").split("/") for column in columns]

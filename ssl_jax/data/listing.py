@@ -10,6 +10,37 @@ from ssl_jax.config import InputError
 from ssl_jax.data.lookup import listed
 
 _NAMED = 3  # files in an error
+# What people call a part of a set, and the folders in it; in any case.
+_PARTS = (("train", "training"), ("val", "validation", "valid"), ("test", "testing"))
+_ALIKE = (*_PARTS, ("images", "image"), ("masks", "mask"), ("annotations", "annotation"))
+# Of systems, with small pictures of those beside them.
+_SYSTEM = ("@eadir", "__macosx", "$recycle.bin", "lost+found")
+
+
+def alike(name: str, there: Iterable[str]) -> str | None:
+    """The one of the names `there` that means the same: itself, or else in another case or another
+    usual word ("Training" for "train"). None if there is none; InputError if there are several."""
+    there = list(there)
+    words = next((words for words in _ALIKE if name.lower() in words), (name.lower(),))
+    found = [name] if name in there else [other for other in there if other.lower() in words]
+    if len(found) > 1:
+        raise InputError(f"data.split: {listed(found)}: which of them is {name!r}? Name that one")
+    return found[0] if found else None
+
+
+def is_part(name: str) -> bool:
+    """Whether this is what people call a part of a set."""
+    return any(name.lower() in words for words in _PARTS)
+
+
+def below(folder: Path, name: str, there: Iterable[str] | None = None) -> Path | None:
+    """The subfolder that `name` means, see `alike`. there: the subfolders, if they are known."""
+    if (folder / name).is_dir():
+        return folder / name
+    if there is None:
+        there = subfolders(folder) if folder.is_dir() else ()
+    found = alike(name, there)
+    return None if found is None else folder / found
 
 
 def files_below(
@@ -34,11 +65,12 @@ def files_below(
         if real in visited:  # a link back to a parent would never end
             subfolders[:] = files[:] = []
         visited.add(real)
-        kinds = ["hidden" for name in (*subfolders, *files) if name.startswith(".")]
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
+        kinds = ["hidden" for name in (*subfolders, *files) if _hidden(name)]
+        # Sorted, since of two ways to a folder the first one is taken.
+        subfolders[:] = sorted(name for name in subfolders if not _hidden(name))
         relative = Path(folder).relative_to(root).as_posix()
         prefix = "" if relative == "." else relative + "/"
-        for name in (name for name in files if not name.startswith(".")):
+        for name in (name for name in files if not _hidden(name)):
             if name.lower().endswith(extensions):
                 paths.append(prefix + name)
             else:
@@ -56,10 +88,10 @@ def counted(left_out: Counter) -> str:
 def place(root: Path, part: str, split: str) -> Path | None:
     """Where `part` ("images") of a split lies: root/part/split or root/split/part; for "train" also
     root/part. None if there is no such folder."""
-    places = [root / part / split, root / split / part]
-    if split == "train":
-        places.append(root / part)
-    return next((folder for folder in places if folder.is_dir()), None)
+    there = subfolders(root) if root.is_dir() else []
+    inner, outer = below(root, part, there), below(root, split, there)
+    places = [inner and below(inner, split), outer and below(outer, part)]
+    return next(filter(None, places), inner if split == "train" else None)
 
 
 def readable(name: str) -> str:
@@ -69,9 +101,12 @@ def readable(name: str) -> str:
 
 def subfolders(root: Path) -> list[str]:
     """Sorted names of the folders in a folder, without hidden ones."""
-    return sorted(
-        path.name for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
+    with os.scandir(root) as entries:  # asks the disk nothing about a million files
+        return sorted(entry.name for entry in entries if entry.is_dir() and not _hidden(entry.name))
+
+
+def _hidden(name):
+    return name.startswith(".") or name.lower() in _SYSTEM
 
 
 def stem(path: str) -> str:

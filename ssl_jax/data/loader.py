@@ -23,16 +23,17 @@ import atexit
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import base
+from ssl_jax.data import base, lookup
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.values import check_range
-from ssl_jax.data.workers import Ahead
+from ssl_jax.data.workers import Ahead, end_in_worker
 from ssl_jax.views import recipe as recipes
 
 _ORDER = 0x0DE7  # keeps the streams of the data order apart from all others made of (seed, epoch)
@@ -124,6 +125,7 @@ class Loader:
           InputError: here for values that do not fit each other, from the iterator for images or
           labels that do not fit.
         """
+        end_in_worker()
         check_labels(source, recipe)
         _check(
             source, batch_size, seed, workers, crop_on, process_count, start_record, max_unreadable
@@ -162,7 +164,7 @@ class Loader:
             if len(units) > 1:
                 batch = jax.tree.map(lambda *x: np.concatenate(x), *units)
             self._count(batch)
-        except BaseException:
+        except Exception:  # who is interrupted closes it: that may wait for a reader that hangs
             self.close()
             raise
         self._record += self._batch_size
@@ -187,7 +189,7 @@ class Loader:
         new = [int(i) for i in batch["index"][batch["replaced"]] if int(i) not in self._replaced]
         if new:
             self._replaced |= dict.fromkeys(new)
-            _check_share(self._source, self._replaced, self._share)
+            check_share(self._source, self._replaced, self._share)
 
 
 class _Batches:
@@ -271,7 +273,7 @@ class _Batches:
                 return self._source[i], offset > 0
             except Unreadable as error:
                 self._bad[i] = error.reason
-                _check_share(self._source, self._bad, self._share)
+                check_share(self._source, self._bad, self._share)
         raise InputError(f"no record of {self._source!r} can be read")
 
     def _check_images(self, images, indices):
@@ -287,9 +289,7 @@ class _Batches:
         for i, image in zip(indices, images, strict=True):
             check_range(image, self._source.name(i))
             if image.shape[:2] != self.image_size:
-                actual, expected = (
-                    "x".join(map(str, size)) for size in (image.shape[:2], self.image_size)
-                )
+                actual, expected = map(lookup.pixels, (image.shape, self.image_size))
                 raise InputError(
                     f"data.crop_on=device needs images of one size, but {self._source.name(i)} (or"
                     f" what replaces it) has {actual} and not {expected} pixels: set data.size, or"
@@ -312,7 +312,15 @@ def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
 
 def check_labels(source: Any, recipe: recipes.ViewRecipe) -> None:
     """Refuses a source without the labels that a recipe asks for. Raises InputError."""
-    if not recipe.classes or source.num_classes == recipe.classes:
+    if not recipe.classes:
+        return
+    unlabelled: Sequence[int] = getattr(source, "unlabelled", ())
+    if len(unlabelled):
+        raise InputError(
+            f"{len(unlabelled)} of {len(source)} images of {source!r} have no label, the first is"
+            f" {source.name(unlabelled[0])}; move them away, or name the others in data.list"
+        )
+    if source.num_classes == recipe.classes:
         return
     if source.num_classes is None:
         raise InputError(
@@ -352,14 +360,14 @@ def _check(source, batch_size, seed, workers, crop_on, process_count, start_reco
         raise InputError(f"data.max_unreadable is a share of the records, from 0 to 1, got {share}")
 
 
-def _check_share(source, bad, share):
-    """InputError if `bad` (index -> reason, or None to ask again) has more records than that share
-    of the source.
-    """
-    if len(bad) <= share * len(source):
+def check_share(source: Any, bad: dict, share: float, count: int = 0) -> None:
+    """Refuses a source of which `bad` (index -> reason, or None to ask again) has more than that
+    share; count: of its records that are read, 0 = all. Raises InputError."""
+    count = count or len(source)
+    if len(bad) <= share * count:
         return
     raise InputError(
-        f"data.max_unreadable={share:g}: already {len(bad)} of {len(source)} records cannot be"
+        f"data.max_unreadable={share:g}: already {len(bad)} of {count} records cannot be"
         f" read: {base.named_unreadable(source, bad)}; repair them or move them away, or raise"
         " data.max_unreadable"
     )

@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Sequence
 
+_LONGEST = 200  # characters of a name in an error
+
 
 def checked(i: int, length: int) -> int:
     """i as int; IndexError outside of [0, length), so that `for record in source` ends."""
@@ -17,10 +19,15 @@ def nearest(word: object, words: Sequence[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def pixels(shape: Sequence[int]) -> str:
+    """The size of an image of shape (height, width, ...) as people say it, width first."""
+    return f"{shape[1]}x{shape[0]}"
+
+
 def listed(names: Sequence[str], limit: int = 20) -> str:
     """At most `limit` names as text."""
     if not names:
         return "none"
-    return ", ".join(names[:limit]) + (
+    return ", ".join(name[:_LONGEST] for name in names[:limit]) + (
         f" and {len(names) - limit} more" if len(names) > limit else ""
     )

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class Called(base.Source):
     A record is a dict as of `data.source`, or a pair (image, label) as torchvision's data sets have
     them; an image is a PIL image, or an array uint8 [H,W,3] or [H,W]. Of the object's attributes,
     those of `data.source` are taken (`num_classes`, `class_names`, ...); `classes` are names of
-    classes, too. Without these, labels are not used.
+    classes, too, or {name: number}. Without these, labels are not used; with them they are whole
+    numbers below that of classes, and None or a negative one means that an image has none.
 
     The object is read from several threads, and pickled for worker processes.
     """
@@ -64,7 +66,10 @@ class Called(base.Source):
             raise InputError(f"data.kind: {kind} called with {given} returned no record")
         self._given = given
         self._take_facts(self._records)
-        self.class_names = self.class_names or getattr(self._records, "classes", None)
+        names = self.class_names or getattr(self._records, "classes", None)
+        if isinstance(names, Mapping):
+            names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]
+        self.class_names = names
         if self.num_classes is None and self.class_names:
             self.num_classes = len(self.class_names)
 
@@ -88,8 +93,19 @@ class Called(base.Source):
         if self.num_classes is None:
             record.pop("label", None)
         elif "label" in record:
-            record["label"] = int(record["label"])
+            record["label"] = self._label(record["label"], i)
         return record
+
+    def _label(self, label, i):
+        """A label as int; -1 for none. Raises InputError for what is no number of a class."""
+        value = np.asarray(-1 if label is None else label)
+        whole = value.ndim == 0 and value.dtype.kind in "iufb" and float(value).is_integer()
+        if not whole or value >= self.num_classes:
+            raise InputError(
+                f"{self.name(i)} has the label {label!r}; it must be a whole number from 0 to"
+                f" {self.num_classes - 1}, or None"
+            )
+        return max(-1, int(value))
 
     def name(self, i: int) -> str:
         own = getattr(self._records, "name", None)

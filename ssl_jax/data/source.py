@@ -4,13 +4,15 @@ A source is any picklable object with
 
     len(s)           number of records
     s[i]             dict: "image" uint8 [H,W,3] (in memory also float32 in [0,1]), "label" int
-                     (absent without labels), "mask" uint8 [H,W] (class per pixel, 255 = ignore;
-                     absent without masks), "boxes" float32 [n,4] (y, x, height, width in pixels;
-                     absent without boxes, [0,4] for an image without objects), "box_labels" int32
-                     [n] (absent where boxes have no classes), "sequence" str and "frame" int
-                     (videos). Raises decode.Unreadable if it cannot be decoded.
+                     (absent without labels, -1 for those in s.unlabelled), "mask" uint8 [H,W]
+                     (class per pixel, 255 = ignore; absent without masks), "boxes" float32 [n,4]
+                     (y, x, height, width in pixels; absent without boxes, [0,4] for an image
+                     without objects), "box_labels" int32 [n] (absent where boxes have no classes),
+                     "sequence" str and "frame" int (videos). Raises decode.Unreadable if it cannot
+                     be decoded.
     s.name(i)        path or id of record i, for messages
     s.num_classes    number of label classes, None without labels
+    s.unlabelled     numbers of the records that have no label although others do
     s.has_masks      whether records have "mask"
     s.has_boxes      whether records have "boxes"
     s.num_box_classes   number of classes of boxes, None where they have none
@@ -33,6 +35,7 @@ official downloads (`layouts`). `arrays` holds images in memory, `prepared` resi
 of another source, `subset` takes some of them.
 """
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -47,6 +50,7 @@ from ssl_jax.data import (
     generated,
     huggingface,
     layouts,
+    listing,
     python,
     subset,
     table,
@@ -88,6 +92,7 @@ _OWN_SLICES = ("tfds", "davis")
 _SEGMENTED = tuple(kind for kind in layouts.KINDS if kind not in ("coco", "davis"))
 # Keys that only some kinds use.
 _ONLY = {
+    "dir": (*_READ, "tfds", *layouts.KINDS, python.PREFIX),
     "list": (*_READ, "tfds", "coco", *_SEGMENTED),
     "images": (*_FILES, "tfds"),
     "labels": tuple(_FILES),
@@ -119,32 +124,40 @@ def defaults() -> dict:
             ' "python:module.function" calls a function of yours that returns the records',
             choices=KINDS,
             prefix=python.PREFIX,
+            acts="is a function that is called",
         ),
-        name=key("", "name of a TFDS set"),
+        name=key("", "name of a TFDS set", acts=""),
         dir=key(
             "",
             "folder of images, or TFDS data directory, CSV file or its folder, folder of tars,"
             " folder of a Hugging Face data set",
+            path=True,
             free=True,
+            acts="",
         ),
         split=key(
             "train",
             'part of the set, or a slice of it as TFDS writes them: "train[:90%]", "train[90%:]"',
+            acts="",
         ),
         list=key(
             "",
             "text file with names or relative paths of images, one a line, that restricts a set of"
             ' files or of TFDS; "" = all',
+            path=True,
+            acts="",
         ),
         images=key(
             "",
             "TFDS, Hugging Face: name of the feature with the images; CSV: of the column with their"
             ' paths; WebDataset: extension; "" = the usual ones',
+            acts="",
         ),
         labels=key(
             "",
             "CSV, Hugging Face: name of the column with the labels; WebDataset: extension, or key"
             ' in the json; "" = the usual ones',
+            acts="",
         ),
         masks=key(
             "",
@@ -152,23 +165,34 @@ def defaults() -> dict:
             ' the same stem for each image, "" = masks or annotations beside images, if there are;'
             " others: name of a feature or column, or an extension in tars",
             free=True,
+            acts="",
         ),
         mask_suffix=key(
-            "", 'end of the names of mask files: "_mask" for a.jpg and a_mask.png', free=True
+            "",
+            'end of the names of mask files: "_mask" for a.jpg and a_mask.png',
+            free=True,
+            acts="",
         ),
         boxes=key(
             "",
             "where boxes are. Folder: a folder of XML files, or a COCO JSON file, in whose name"
             ' {split} stands for the split; TFDS: name of a sequence ("objects"), "" = the first',
             free=True,
+            acts="",
         ),
         class_names=key(
-            "", "text file with the names of the classes of masks and boxes, one a line", free=True
+            "",
+            "text file with the names of the classes of masks and boxes, one a line",
+            path=True,
+            free=True,
+            acts="",
         ),
         class_map=key(
             (),
-            "classes of the values 0, 1, ... of masks, 255 = ignore; () = the values are classes",
+            "classes of the values 0, 1, ... of masks, or {value: class}, for example {0:0,255:1};"
+            " 255 = ignore; () = the values are classes",
             element=0,
+            pairs=True,
             free=True,
         ),
         reduce_zero_label=key(
@@ -258,7 +282,13 @@ def parts(section: ConfigDict) -> Sequence[str]:
         found = _FILES[section.kind][0].parts(section.dir)
     else:
         found = folder.parts(section.dir, bool(section.masks or section.boxes))
-    return found if subset.split_name(section.split)[0] in found else ()
+    return found if listing.alike(subset.split_name(section.split)[0], found) else ()
+
+
+def kind_at(place: str) -> str:
+    """The kind of the set at a place of which only the place is known: a folder of images, as a
+    rule."""
+    return folder.OTHERS.get(posixpath.splitext(place)[1].lower(), "folder")
 
 
 def may_have(section: ConfigDict, need: str) -> bool:

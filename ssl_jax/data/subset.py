@@ -6,12 +6,12 @@ import posixpath
 import re
 import zlib
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax import reading
+from ssl_jax.config import InputError, local
 from ssl_jax.data import base
 from ssl_jax.data.lookup import checked, listed
 
@@ -29,6 +29,7 @@ class Subset(base.Source):
         self._take_facts(source)
         if self.image_ids is not None:
             self.image_ids = tuple(self.image_ids[i] for i in self._indices)
+        self.unlabelled = np.flatnonzero(np.isin(self._indices, self.unlabelled)).tolist()
         self.sequences = None  # their frames would no longer follow each other
 
     def _index(self, i: int) -> int:
@@ -54,6 +55,56 @@ class Subset(base.Source):
 
     def __repr__(self):
         return f"Subset({self._source!r}, {self._what})"
+
+
+class Relabelled(Subset):
+    """All records of a source, with labels that are numbers of `names`, among them the names of its
+    classes."""
+
+    def __init__(self, source: Any, names: Sequence[str]):
+        text = "\n".join(names).encode("utf-8", "surrogateescape")
+        super().__init__(source, range(len(source)), f"classes {zlib.crc32(text):08x}")
+        number = {name: i for i, name in enumerate(names)}
+        self._number = [number[name] for name in class_names(source) or ()]
+        self.class_names, self.num_classes = tuple(names), len(names)
+
+    def __getitem__(self, i):
+        record = super().__getitem__(i)
+        label = record.get("label", -1)
+        return record if label < 0 else {**record, "label": self._number[label]}
+
+    @property
+    def unresized(self) -> Any:
+        """See `Prepared.unresized`."""
+        inner = getattr(self._source, "unresized", self._source)
+        return self if inner is self._source else Relabelled(inner, class_names(self) or ())
+
+
+def class_names(source: Any) -> tuple[str, ...] | None:
+    """Names of the classes of labels, which are numbers where nobody knows other ones."""
+    if source.num_classes is None:
+        return None
+    return tuple(source.class_names or map(str, range(source.num_classes)))
+
+
+def numbered_alike(train: Any, test: Any, numbers: bool) -> tuple[Any, Any]:
+    """Two parts of a set, each numbered by the classes that it holds, with one number for a class:
+    that of `train`.
+
+    numbers: whether classes that `test` alone has are taken in, if all are numbers. All others stay
+    apart: they are other classes, or the same ones under other names.
+    """
+    ours, theirs = class_names(train), class_names(test)
+    if ours is None or theirs is None or ours == theirs:
+        return train, test
+    if not set(theirs) <= set(ours):
+        if not numbers or not all(name.isdecimal() for name in (*ours, *theirs)):
+            return train, test
+        ours = tuple(sorted({*ours, *theirs}, key=int))
+    parts = (
+        part if class_names(part) == ours else Relabelled(part, ours) for part in (train, test)
+    )
+    return next(parts), next(parts)
 
 
 def split_name(split: str) -> tuple[str, bool]:
@@ -124,7 +175,7 @@ def listed_records(source: Any, path: str) -> Subset:
       InputError: no such file, a name that the source does not know or knows several times.
     """
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = reading.read_text(local(path)).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text file"
         raise InputError(f"data.list: {path} cannot be read: {reason}") from error

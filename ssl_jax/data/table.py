@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssl_jax.config import InputError
-from ssl_jax.data import classes, encoded
+from ssl_jax import reading
+from ssl_jax.config import InputError, local
+from ssl_jax.data import classes, encoded, listing
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.files import Files
 from ssl_jax.data.lookup import listed, nearest
@@ -82,7 +83,7 @@ class Table(Files):
             if not path:
                 raise InputError(f"data.dir: {self._list}, row {line}: no path of an image")
         root, first = self._list.parent, self._list.parent / paths[0]
-        if not first.is_file():
+        if not os.path.isfile(first):
             raise InputError(
                 f"data.dir: {self._list}, row {self._rows[0]}: {first} is no file; paths are"
                 f" relative to {root}"
@@ -113,7 +114,7 @@ class Table(Files):
 
 def parts(place: str | os.PathLike) -> list[str]:
     """Names of the parts of a list that is there."""
-    place = Path(place).expanduser()
+    place = local(place)
     files = _files(place)
     if len(files) != 1:
         return sorted(file.stem for file in files)
@@ -132,11 +133,12 @@ def _file(place, split) -> Path:
     """The list of a split."""
     if not place:
         raise InputError("data.dir is empty: give the CSV file, or the folder that holds it")
-    place = Path(place).expanduser()
+    place = local(place)
     if not place.exists():
         raise InputError(f"data.dir: {place} does not exist; give a CSV file, or its folder")
     files = _files(place)
-    found = [file for file in files if file.stem == split] or (files if len(files) == 1 else [])
+    name = listing.alike(split, [file.stem for file in files])
+    found = [file for file in files if file.stem == name] or (files if len(files) == 1 else [])
     if not found:
         names = listed([file.name for file in files])
         raise InputError(f"data.split: {place} has no list {split}.csv; lists: {names}")
@@ -146,7 +148,7 @@ def _file(place, split) -> Path:
 def _read(path):
     """(names of the columns, [(row of the file, {column: cell})]) of a CSV or TSV file."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = reading.read_text(path, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise InputError(f"data.dir: {path} cannot be read: {reason}") from error
@@ -179,7 +181,10 @@ def _column(key, path, columns, wanted, usual):
             f" {listed(columns)}"
         )
     small = {name.lower(): name for name in reversed(columns)}
-    return wanted or next((small[name] for name in usual if name in small), None)
+    found = wanted or next((small[name] for name in usual if name in small), None)
+    if columns.count(found) > 1:
+        raise InputError(f"data.{key}: {path} has several columns {found!r}; rename all but one")
+    return found
 
 
 def _labels(path, rows, column):
@@ -196,18 +201,18 @@ def _labels(path, rows, column):
 def _of_split(path, columns, rows, split):
     """Indices of the rows of a split."""
     column = _column("split", path, columns, "", SPLITS)
-    if path.stem == split or (column is None and split == "train"):
+    there = sorted({cells[column] for _, cells in rows} if column else ())
+    value = listing.alike(split, there)
+    if value is None and (listing.alike(split, [path.stem]) or (not column and split == "train")):
         return list(range(len(rows)))
     if column is None:
         raise InputError(
             f"data.split: {path} has no column {' or '.join(SPLITS)}, so its rows are the part"
             f' train, not {split!r}; a part that is held out can be a slice, such as "train[90%:]"'
         )
-    kept = [i for i, (_, cells) in enumerate(rows) if cells[column] == split]
-    if not kept:
-        there = sorted({cells[column] for _, cells in rows})
+    if value is None:
         raise InputError(
             f"data.split: no row of {path} has {split!r} in the column {column!r}, which has"
             f" {listed(there)}"
         )
-    return kept
+    return [i for i, (_, cells) in enumerate(rows) if cells[column] == value]

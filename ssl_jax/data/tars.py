@@ -6,25 +6,28 @@ tarfile says where each member begins, and the bytes are read from there. All he
 when a set is opened.
 """
 
-import json
 import os
 import posixpath
 import re
 import tarfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
-from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
+from ssl_jax import reading
+from ssl_jax.config import InputError, local
+from ssl_jax.data import listing
+from ssl_jax.data.decode import Unreadable, most_bytes
 from ssl_jax.data.encoded import Encoded
-from ssl_jax.data.listing import readable
 from ssl_jax.data.lookup import checked, listed
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "image")
 MASKS = ("seg.png", "mask.png", "segmentation.png")
 LABELS = ("label", "class", "cls", "category", "target")  # in a .json
-_PARTS = re.compile(r"(?:^|[-_.])(train|val|validation|valid|test)(?=[-_.])")
+_MOST = 2**24  # bytes of a label or json
+_HEADER = 2**16  # bytes of a tar's header at most, long names and attributes included
+_PARTS = re.compile(
+    r"(?:^|[-_.])(train(?:ing)?|val(?:id|idation)?|test(?:ing)?)(?=[-_.])", re.IGNORECASE
+)
 
 
 class _Member(NamedTuple):
@@ -118,33 +121,45 @@ class Tars(Encoded):
         samples: dict[str, dict[str, _Member]] = {}
         labels: dict[str, Any] = {}
         try:
-            with tarfile.open(self._shards[number], "r:") as tar:
+            with (
+                reading.open_regular(self._shards[number]) as file,
+                tarfile.open(fileobj=_Headers(file), mode="r:") as tar,
+            ):
                 for info in tar:
                     folder, name = posixpath.split(info.name)
+                    if info.size < 0 or info.issparse():  # the first would begin again for ever
+                        raise tarfile.ReadError(f"its member {info.name} is sparse or broken")
                     if not info.isreg() or name.startswith("."):
                         continue
                     stem, _, extension = name.partition(".")
-                    key, extension = readable(posixpath.join(folder, stem)), extension.lower()
+                    key = listing.readable(posixpath.join(folder, stem))
+                    extension = extension.lower()
                     member = _Member(number, info.offset_data, info.size)
                     samples.setdefault(key, {})[extension] = member
                     if extension in ("cls", "json", wanted["labels"]):
-                        content = tar.extractfile(info)
-                        assert content is not None  # it is a regular file
                         name = f"{self._shards[number]}/{key}.{extension}"
-                        found = _label(name, content.read(), extension, wanted["labels"])
+                        if member.size > _MOST:
+                            raise tarfile.ReadError(f"{info.name} has {member.size} bytes")
+                        file.seek(member.begin)
+                        content = file.read(member.size)
+                        found = _label(name, content, extension, wanted["labels"])
                         if found is not None:
                             labels.setdefault(key, found)
-        except (OSError, tarfile.TarError) as error:
+        except InputError:
+            raise
+        except Exception as error:  # tarfile raises nearly anything for headers that are broken
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
             raise InputError(
-                f"data.dir: {self._shards[number]} cannot be read as a tar:"
-                f" {' '.join(str(error).split())}; it must not be compressed, and whole"
+                f"data.dir: {self._shards[number]} cannot be read as a tar: {reason}; it must not"
+                " be compressed, and whole"
             ) from error
         return [(f"{number}/{key}", members, labels.get(key)) for key, members in samples.items()]
 
     def _read(self, i: int, part: str) -> bytes:
         member = self._members[part][i]
         try:
-            with open(self._shards[member.shard], "rb") as file:
+            reading.check_size(member.size, most_bytes(self.max_pixels))
+            with reading.open_regular(self._shards[member.shard]) as file:
                 file.seek(member.begin)
                 data = file.read(member.size)
         except OSError as error:
@@ -169,9 +184,22 @@ class Tars(Encoded):
         return f"Tars({self._place!r}, {self._split!r}, {size}, {self._known})"
 
 
+class _Headers:
+    """A tar of which no more is read at once than a header: sizes in it may lie."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self.seek, self.tell = file, file.seek, file.tell
+
+    def read(self, size: int) -> bytes:
+        """So many bytes."""
+        if not 0 <= size <= _HEADER:
+            raise tarfile.ReadError(f"a header of {size} bytes")
+        return self._file.read(size)
+
+
 def parts(place: str | os.PathLike) -> list[str]:
     """Names of the parts that the tars of a folder have."""
-    place = Path(place).expanduser()
+    place = local(place)
     if place.is_file():
         return []
     named = [_PARTS.search(path.name) for path in place.glob("*.tar")]
@@ -183,10 +211,11 @@ def _shards(place, split) -> list[str]:
     """Paths of the tars of a split."""
     if not place:
         raise InputError("data.dir is empty: give a tar, or the folder that holds the tars")
-    place = Path(place).expanduser()
+    place = local(place)
     if place.is_file():
         found = [place] if split == "train" else []
     else:
+        split = listing.alike(split, parts(place)) or split
         tars = sorted(place.glob("*.tar"))
         inside = sorted((place / split).glob("*.tar"))
         named = [path for path in tars if split in _PARTS.findall(path.name)]
@@ -213,9 +242,11 @@ def _label(name, content, extension, wanted):
         text = content.decode("utf-8")
         if extension != "json":
             return _number(text.strip()) if not wanted or wanted == extension else None
-        fields = json.loads(text)
+        fields = reading.parse_json(text)
         keys = (wanted,) if wanted else LABELS
         value = next((fields[key] for key in keys if key in fields), None)
+        if not isinstance(value, str | int | float | None) or value != value:
+            raise ValueError(f"labels are numbers or texts, not {value!r:.99}")
     except (UnicodeDecodeError, ValueError, TypeError) as error:
         raise InputError(f"data.labels: {name} cannot be read: {error}") from error
     return _number(value) if isinstance(value, str) else value
@@ -223,4 +254,4 @@ def _label(name, content, extension, wanted):
 
 def _number(text):
     """A text of digits as a number, any other as it is."""
-    return int(text) if text.isdigit() else text or None
+    return int(text) if text.removeprefix("-").isdecimal() else text or None

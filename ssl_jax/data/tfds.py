@@ -2,13 +2,13 @@
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, json_object, local
 from ssl_jax.data import boxes as boxes_lib
 from ssl_jax.data import classes
 from ssl_jax.data.base import Source
@@ -80,11 +80,11 @@ class Tfds(Source):
             return
         try:
             record, name = self._read(0)
-            image = self._pixels(record[self._image], name)
+            image, turn = self._pixels(record[self._image], name)
         except Unreadable:
             return  # says nothing about masks
         try:
-            self._classes(record, name, image.shape[:2])
+            self._mask_of(record, name, image.shape[:2], turn)
         except Unreadable as error:
             raise InputError(f"data.masks: {error}") from error
 
@@ -111,43 +111,35 @@ class Tfds(Source):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         record, name = self._read(i)
-        sample: dict[str, Any] = {"image": self._pixels(record[self._image], name)}
-        shape = sample["image"].shape[:2]
+        image, turn = self._pixels(record[self._image], name)
+        sample: dict[str, Any] = {"image": image}
         if self.num_classes is not None:
             sample["label"] = int(record["label"])
         if self.has_masks:
-            sample["mask"] = self._classes(record, name, shape)
+            sample["mask"] = self._mask_of(record, name, image.shape[:2], turn)
         if self.has_boxes:
-            sample |= self._boxes(record[self._objects], shape)
+            sample |= self._boxes(record[self._objects], name, image.shape[:2], turn)
         return sample
 
     def _pixels(self, value, name):
-        """An image feature, encoded or decoded, as uint8 [H,W,3]."""
+        """An image feature, encoded or decoded: uint8 [H,W,3], its EXIF orientation."""
         if isinstance(value, bytes):
             return self._decoded(value, name)
-        return np.broadcast_to(np.asarray(value, np.uint8), (*value.shape[:2], 3))
+        return np.broadcast_to(np.asarray(value, np.uint8), (*value.shape[:2], 3)), 1
 
-    def _values(self, value, name):
-        """A mask feature, encoded or decoded ([H,W] or [H,W,1]), as uint8 [H,W]."""
-        if isinstance(value, bytes):
-            return self._decoded_mask(value, name)
-        value = np.asarray(value)
-        if value.ndim != 2 and value.shape[2:] != (1,):
-            raise Unreadable(name, f"a mask needs one channel, this one has shape {value.shape}")
-        return value.astype(np.uint8).reshape(value.shape[:2])
+    def _mask_of(self, record, name, shape, turn):
+        """Classes uint8 [H,W] of a mask feature, encoded or decoded ([H,W] or [H,W,1])."""
+        value = record[self._mask]
+        if not isinstance(value, bytes):
+            value = np.asarray(value)
+            if value.ndim != 2 and value.shape[2:] != (1,):
+                raise Unreadable(
+                    name, f"a mask needs one channel, this one has shape {value.shape}"
+                )
+            value = value.astype(np.uint8).reshape(value.shape[:2])
+        return self._classes(value, name, shape, turn)
 
-    def _classes(self, record, name, shape):
-        """The mask of a record whose image has this shape (H, W): uint8 [H,W]."""
-        mask = self._values(record[self._mask], name)
-        if mask.shape != shape:
-            sizes = ["x".join(map(str, size)) for size in (mask.shape, shape)]
-            raise Unreadable(name, f"the mask has {sizes[0]} pixels, the image {sizes[1]}")
-        try:
-            return classes.apply(self._table, mask)
-        except ValueError as error:
-            raise Unreadable(name, str(error)) from error
-
-    def _boxes(self, objects, shape):
+    def _boxes(self, objects, name, shape, turn):
         """{"boxes", "box_labels" if they have classes} of a record."""
         # Without TensorFlow a sequence comes as a list, flat if it is empty or of one box.
         corners = np.asarray(objects[self._bbox], np.float32).reshape(-1, 4)
@@ -157,14 +149,17 @@ class Tfds(Source):
         if "is_crowd" in objects:
             kept = ~np.asarray(objects["is_crowd"], bool).reshape(-1)
             corners, labels = corners[kept], None if labels is None else labels[kept]
-        found = boxes_lib.from_corners(corners, labels, shape, scale=shape)
+        try:
+            found = boxes_lib.from_corners(corners, labels, shape, turn, stated=(1, 1))
+        except ValueError as error:
+            raise Unreadable(name, str(error)) from error
         return {"boxes": found.boxes} | ({} if labels is None else {"box_labels": found.labels})
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i from its header; the record is read, no pixel decoded."""
         record, name = self._read(i)
         value = record[self._image]
-        return self._shape_of(value, name) if isinstance(value, bytes) else value.shape[:2]
+        return self._header(value, name)[0] if isinstance(value, bytes) else value.shape[:2]
 
     def name(self, i: int) -> str:
         return f"{self._name}/{self._split}/{checked(i, len(self))}"
@@ -193,9 +188,40 @@ class Tfds(Source):
 
 def parts(name: str, data_dir: str | os.PathLike | None) -> list[str]:
     """Names of the splits of a set that is there."""
-    import tensorflow_datasets as tfds
+    return list(_info(name, _folder(data_dir)).splits)
 
-    return list(tfds.builder(name, data_dir=_folder(data_dir)).info.splits)
+
+def _info(name, folder):
+    """What TFDS knows of a prepared set. TFDS fetches a set with a namespace ("huggingface:x"), and
+    imports the modules of features that it does not have; both are refused by InputError."""
+    import tensorflow_datasets as tfds  # half a second, only for those who use it
+
+    if not re.fullmatch(r"[\w-]+(/[\w+.-]+)?(:[\d.*]+)?", name):
+        raise InputError(f"data.name is {name!r}; write NAME, NAME/CONFIG or NAME:VERSION")
+    place = folder / re.split("[/:]", name)[0]
+    # TFDS would wait for a pipe for ever.
+    if odd := [str(path) for path in place.rglob("*") if not (path.is_file() or path.is_dir())]:
+        raise InputError(f"data.dir: no regular files: {listed(odd, 3)}")
+    for file in place.rglob("features.json"):
+        for feature in _classes_in(json_object(file.read_bytes(), str(file))):
+            module = feature.rpartition(".")[0]
+            if not module.startswith("tensorflow_datasets.") and module not in sys.modules:
+                raise InputError(
+                    f"{file} has a feature {feature}, for which TFDS imports {module}; if you trust"
+                    f" it, import it first (--import={module})"
+                )
+    return tfds.builder(name, data_dir=folder).info
+
+
+def _classes_in(value):
+    """Names of the classes of features that a features.json names."""
+    if isinstance(value, dict):
+        for name in ("pythonClassName", "python_class_name", "type"):
+            if isinstance(value.get(name), str) and "." in value[name]:
+                yield value[name]
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for entry in inner:
+        yield from _classes_in(entry)
 
 
 def _names(feature):
@@ -261,11 +287,12 @@ def _open_tfds(name, data_dir, split, images, masks):
     present = sorted({parts[0] for parts in prepared})
     base = re.split("[/:]", name)[0]
     if base not in present:
-        raise InputError(
-            f"data.name: no {name!r} in {folder}; found: {listed(present)}{nearest(name, present)}"
-        )
+        hint = nearest(name, present) or "; if it is a folder of images, set data.kind=folder"
+        raise InputError(f"data.name: no {name!r} in {folder}; found: {listed(present)}{hint}")
     try:
-        info = tfds.builder(name, data_dir=folder).info
+        info = _info(name, folder)
+    except InputError:
+        raise
     # Versions, configs: TFDS has several error classes for what is not there.
     except Exception as error:
         versions = ["/".join(parts) for parts in prepared if parts[0] == base]
@@ -308,7 +335,7 @@ def _open_tfds(name, data_dir, split, images, masks):
 def _folder(data_dir):
     """Where TFDS sets are looked for."""
     place = data_dir or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return Path(place).expanduser()
+    return local(place)
 
 
 def _prepared_sets(folder):

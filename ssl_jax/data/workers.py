@@ -2,6 +2,7 @@
 start again when one of them dies.
 """
 
+import gc
 import itertools
 import multiprocessing
 import multiprocessing.connection
@@ -22,6 +23,7 @@ THREADS = 2  # in the main process; more only fight for the interpreter lock
 _WORKER_BUFFER = 2  # finished elements that wait in each worker process
 _DEATHS = 3  # in a row, without anything taken between them, that are no accident
 # What grain says of a worker that ended without an exception of its own.
+_NO_GUARD = 78  # exit code of a worker whose script starts a run where it is imported
 _DIED = re.compile(r"Worker process was terminated unexpectedly with exit code (-?\d+)")
 
 
@@ -52,6 +54,11 @@ class Ahead:
                 died = _DIED.match(str(error))
                 if died is None:
                     raise
+                if int(died[1]) == _NO_GUARD:
+                    raise InputError(
+                        f"data.workers={self._workers}: each worker imports the script that runs,"
+                        ' and would train too; put the call below if __name__ == "__main__":'
+                    ) from error
                 self._begin_again(_how(int(died[1])), deaths, count)
                 continue
             self._next += count
@@ -96,6 +103,11 @@ class Ahead:
         iterator, self._iterator = self._iterator, None
         if iterator is not None:
             iterator.close()
+            del iterator
+            if self._workers:
+                # grain's threads keep what came last in tracebacks of their StopIteration, and its
+                # shared memory with it.
+                gc.collect()
 
 
 class _Beginning:
@@ -109,6 +121,13 @@ class _Beginning:
 
     def __getitem__(self, i):
         return self._sequence[i]
+
+
+def end_in_worker() -> None:
+    """Of a run that a script starts at its top level: ends the worker process that imports it, so
+    that the process of the run can say why."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        os._exit(_NO_GUARD)
 
 
 def _how(code):

@@ -13,9 +13,9 @@ LABELS = np.arange(12) % 3
 MASKS = np.random.default_rng(1).integers(0, 4, (12, 8, 8), np.uint8)
 
 
-def save(path, image):
+def save(path, image, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(image).save(path)
+    Image.fromarray(image).save(path, **options)
 
 
 def png(array):

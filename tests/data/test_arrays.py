@@ -25,6 +25,7 @@ def test_float_images_and_boxes_without_labels_and_masks():
         ((IMAGES, LABELS[:5]), r"labels .*\[12\].*\[5\]"),
         ((IMAGES, LABELS * 1.0), "labels"),
         ((IMAGES, LABELS - 1), "labels .*-1"),
+        ((IMAGES, LABELS + 1_000_000), "labels .*1000002"),
         ((IMAGES, None, MASKS[:, :4]), "masks"),
         ((IMAGES, None, None, BOXES[:5]), "boxes"),
         ((IMAGES, None, None, BOXES, [[0]] * 12), "box_labels"),

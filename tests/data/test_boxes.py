@@ -1,12 +1,16 @@
 """boxes.py: XML files, COCO's JSON; hand-worked boxes."""
 
+import json
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from ssl_jax.config import InputError
 from ssl_jax.data import boxes
 from ssl_jax.data.decode import Unreadable
-from tests.data.records import xml
+from ssl_jax.data.source import make_source
+from tests.data.records import coco_json, save, xml
 
 
 def test_corners_are_cut_and_empty_boxes_left_out():
@@ -14,7 +18,7 @@ def test_corners_are_cut_and_empty_boxes_left_out():
     found = boxes.from_corners(corners, [5, 6, 7, 8], (10, 12))
     np.testing.assert_array_equal(found.boxes, [[0, 1, 3, 11], [0.25, 0.5, 0.5, 1]])
     assert found.boxes.dtype == np.float32 and found.labels.tolist() == [5, 7]
-    relative = boxes.from_corners([0.1, 0.5, 0.6, 1], None, (10, 20), scale=(10, 20))
+    relative = boxes.from_corners([0.1, 0.5, 0.6, 1], None, (10, 20), stated=(1, 1))
     np.testing.assert_allclose(relative.boxes, [[1, 10, 5, 10]], atol=1e-6)
     assert relative.labels is None
     none = boxes.from_corners([], [], (3, 3))
@@ -43,6 +47,8 @@ def test_xml(tmp_path):
         ("<annotation><object>", ""),
         (xml((4, 4), [("cow", (0, 0, 1, 1))]), "cow"),
         (xml((4, 4), [("cat", ("?", 0, 1, 1))]), ""),
+        (xml((4, 4), [("cat", ("nan", 0, 1, 1))]), "finite"),
+        ('<?xml version="1.0" encoding="nosuch"?><annotation/>', "nosuch"),
     ],
 )
 def test_broken_xml_is_unreadable(text, named, tmp_path):
@@ -51,10 +57,56 @@ def test_broken_xml_is_unreadable(text, named, tmp_path):
         boxes.XmlBoxes([str(tmp_path / "a.xml")], ("cat",)).read(0, (4, 4))
 
 
-@pytest.mark.parametrize("text", ["[", "{}", '{"images": [], "annotations": [{}]}', "[1]"])
+def coco(**changes):
+    return json.dumps(coco_json() | changes)
+
+
+def boxed(bbox):
+    return coco(annotations=[dict(image_id=9, category_id=1, bbox=bbox)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["[", "{}", '{"images": [], "annotations": [{}]}', "[1]", "[" * 10**5],
+        *[boxed([1, 2, 3, float("nan")]), boxed(["1", "2", "3", "4"]), boxed([10**400, 0, 1, 1])],
+        *[boxed([[1], [2], [3], [4]]), coco(annotations="ab")],
+        coco(images=[dict(id=1, file_name=5)], annotations=[]),
+        coco(categories=[dict(id=1, name=None)], annotations=[]),
+        coco(images=[dict(id=1, file_name=name) for name in "ab"], annotations=[]),
+    ],
+)
 def test_other_json_is_refused(text, tmp_path):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(InputError, match="data.boxes: .*x.json"):
         boxes.read_coco(tmp_path / "x.json")
     with pytest.raises(InputError, match="gone.json"):
         boxes.read_coco(tmp_path / "gone.json")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_what_is_said_of_the_stored_pixels_turns_with_them(orientation, tmp_path):
+    stored, exif = np.zeros((6, 8), np.uint8), Image.Exif()
+    stored[1:3, 4:7] = 1
+    exif[0x0112] = orientation
+    for name, array in (("images", 255 * np.dstack([stored] * 3)), ("own", stored)):
+        save(tmp_path / name / "a.png", array, exif=exif)
+    upright = (make_source(dict(kind="folder", dir=tmp_path))[0]["image"][..., 0] > 0).astype("u1")
+    places = {"own": None, "stored": stored} | ({"upright": upright} if orientation > 4 else {})
+    for name, pixels in places.items():
+        if pixels is not None:
+            save(tmp_path / name / "a.png", pixels)
+            (top, bottom), (left, right) = ((x.min(), x.max() + 1) for x in np.nonzero(pixels))
+            text = xml(pixels.shape, [("a", (top, left, bottom, right))])
+            (tmp_path / name / "a.xml").write_text(text)
+            bbox = np.array([left, top, right - left, bottom - top]).tolist()
+            image = dict(id=9, file_name="a.png", height=len(pixels), width=pixels.shape[1])
+            text = coco(images=[image], annotations=[dict(image_id=9, category_id=1, bbox=bbox)])
+            (tmp_path / f"{name}.json").write_text(text)
+        boxes = [("boxes", name), ("boxes", f"{name}.json")] if pixels is not None else []
+        for key, place in (("masks", name), *boxes):
+            record = make_source(dict(kind="folder", dir=tmp_path) | {key: place})[0]
+            for y, x, height, width in record.get("boxes", np.zeros((0, 4))).astype(int):
+                record["mask"] = np.zeros_like(upright)
+                record["mask"][y : y + height, x : x + width] = 1
+            np.testing.assert_array_equal(record["mask"], upright, f"{key} {place}")

@@ -15,6 +15,7 @@ BEFORE = classes.table({10: 0, 20: 1, 30: 255}, num_classes=2)
         (classes.table(), EVERY, EVERY),
         (classes.table((2, 0, 255), ignore=7), (0, 1, 2, 7, 255), (2, 0, 255, 255, 255)),
         (classes.table({0: 0, 255: 1}), (0, 255), (0, 1)),  # a mask of black and white
+        (classes.table(((0, 0), (255, 1))), (0, 255), (0, 1)),  # as a config holds it
         (classes.table(reduce_zero_label=True, num_classes=3), (0, 1, 3, 255), (255, 0, 2, 255)),
         (classes.table(reduce_zero_label=True, before=BEFORE), (10, 20, 30), (255, 0, 255)),
     ],

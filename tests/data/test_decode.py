@@ -1,10 +1,12 @@
 """decode.py: file formats and pixel modes against the pixels that were written."""
 
 import io
+import os
 import pickle
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image, ImageFile, ImageOps
 
 from ssl_jax.data import decode
@@ -81,6 +83,42 @@ def test_formats_and_modes_give_the_pixels_back(file_format, mode, options, most
         assert image_shape(source) == expected.shape[:2]
 
 
+def tiff(array, **options):
+    stream = io.BytesIO()
+    tifffile.imwrite(stream, array, **options)
+    return stream.getvalue()
+
+
+GRAYS = repeated(np.array([[0, 0, 1, 1, 128, 255]], np.uint8))  # of DEEP
+PLANES = np.stack([DEEP, DEEP[:, ::-1], DEEP])
+COLOUR = dict(photometric="rgb", planarconfig="separate")
+GRAY = dict(photometric="minisblack")
+# Two pixels of 12 bits in three bytes: no library here writes them.
+TWELVE = bytearray(tiff(np.array([[0xFF, 0xF8, 0x08]], np.uint8), **GRAY))
+for _tag, _value in ((256, 2), (258, 12)):  # width, bits
+    TWELVE[TWELVE.index(_tag.to_bytes(2, "little"), 8) + 8] = _value
+
+
+@pytest.mark.parametrize(
+    "data, expected",
+    [
+        (tiff(65535 - DEEP, photometric="miniswhite"), GRAYS),
+        (tiff(DEEP, byteorder=">", **GRAY), GRAYS),
+        (bytes(TWELVE), repeated(np.array([[255, 128]], np.uint8))),
+        (tiff(PLANES, compression="deflate", **COLOUR), np.moveaxis(PLANES >> 8, 0, -1)),
+        (tiff(PLANES, **COLOUR), "planes"),
+        *((tiff(DEEP.astype(kind), **GRAY), "range") for kind in ("i1", "i2", "i4", "u4", "f4")),
+    ],
+)
+def test_samples_of_tiff_are_scaled_or_refused(data, expected):
+    if isinstance(expected, str):
+        with pytest.raises(Unreadable, match=expected):
+            decode_image(data)
+    else:
+        np.testing.assert_array_equal(decode_image(data), expected)
+        assert image_shape(data) == expected.shape[:2]
+
+
 @pytest.mark.parametrize("file_format", FORMATS)
 def test_exif_turns_the_image_and_its_shape(file_format):
     for orientation in range(10):
@@ -116,6 +154,10 @@ def test_a_mask_keeps_class_numbers():
     colours = np.arange(255, -1, -1, dtype=np.uint8).repeat(3)
     for stored in (classes, palette(classes, colours), classes.astype(np.uint16)):
         np.testing.assert_array_equal(decode_mask(encoded(stored)), classes)
+    np.testing.assert_array_equal(decode_mask(tiff(classes.astype(np.float32), **GRAY)), classes)
+    for wrong in (np.full((2, 3), 2.5, np.float32), np.full((2, 3), -2, np.int8)):
+        with pytest.raises(Unreadable, match=str(wrong[0, 0])):
+            decode_mask(tiff(wrong, **GRAY))
 
 
 def test_resize_square_takes_the_central_square_and_filters():
@@ -147,8 +189,15 @@ def test_more_pixels_than_allowed_are_named_before_they_are_decoded(file_format,
         assert decode_image(data, max_pixels=limit).shape == (40, 30, 3)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: 1 / 0)
     for read in (decode_image, decode_mask, image_shape):
-        with pytest.raises(Unreadable, match="^a: 40x30.*data.max_pixels=1199"):
+        with pytest.raises(Unreadable, match="^a: 30x40.*data.max_pixels=1199"):
             read(data, "a", max_pixels=count - 1)
+
+
+def test_a_file_larger_than_its_pixels_can_make_it_is_not_read(tmp_path):
+    (tmp_path / "a.png").write_bytes(encoded(PIXELS))
+    os.truncate(tmp_path / "a.png", 2**26 + 8 * PIXELS.size)  # takes no place on the disk
+    with pytest.raises(Unreadable, match="a.png: .*MiB"):
+        decode_image(tmp_path / "a.png", max_pixels=PIXELS[..., 0].size)
 
 
 def test_pillows_own_limit_goes_up_where_more_is_asked_for(monkeypatch):

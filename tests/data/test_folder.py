@@ -2,15 +2,17 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.folder import Folder
+from ssl_jax.data.folder import Folder, parts
+from ssl_jax.data.loader import check_labels
 from ssl_jax.data.source import make_source
-from ssl_jax.data.subset import sliced
+from ssl_jax.data.subset import Subset, sliced
 from tests.data.records import IMAGES, MASKS, coco_json, png, same_record, save, xml
 from tests.data.sets import COCO_NAMES, put
 
@@ -28,13 +30,50 @@ def files(folder, root):
 
 
 @pytest.mark.parametrize(
-    "names", [["1.png", "2.png"], ["1.png", "a/2.png", "b/3.png"], ["only/1.png", "only/2.png"]]
+    "names",
+    [["1.png", "2.png"], ["1.png", "2.png", "a/3.png", "b/4.png"], ["only/1.png", "only/2.png"]],
 )
 def test_folders_without_classes(names, tmp_path):
     write(tmp_path, {name: i for i, name in enumerate(names)})
     folder = Folder(tmp_path)
     assert folder.num_classes is None and folder.class_names is None and len(folder) == len(names)
     assert folder[0].keys() == {"image"}
+
+
+@pytest.mark.parametrize(
+    "images, split, part",
+    [
+        ("Training/a/1.png Testing/a/2.png", "train", "Training"),
+        ("TRAIN/1.png validation/2.png", "val", "validation"),
+        ("set/train/1.png set/test/2.png", "test", "set/test"),
+        ("valid/1.png Test/2.png", "train", None),
+        ("Train/1.png TRAIN/2.png", "train", None),
+    ],
+)
+def test_usual_names_of_parts(images, split, part, tmp_path):
+    write(tmp_path, {name: i for i, name in enumerate(images.split())})
+    if part is None:
+        with pytest.raises(InputError, match="data.split"):
+            Folder(tmp_path, split)
+        return
+    (name,) = files(Folder(tmp_path, split), tmp_path)
+    assert name.startswith(f"{part}/") and part.split("/")[-1] in parts(tmp_path)
+
+
+def test_folders_beside_train_are_named(tmp_path):
+    write(tmp_path, {"train/1.png": 0, "car/1.png": 1, "test/1.png": 2})
+    put(tmp_path / "notes" / "x.txt", b"no image")
+    assert Folder(tmp_path).left_out == f"the images of car beside {tmp_path / 'train'}"
+
+
+def test_images_beside_classes_have_no_label(tmp_path):
+    write(tmp_path, {name: i for i, name in enumerate(("a/1.png", "a/2.png", "b/1.png", "c.png"))})
+    write(tmp_path, {"@eaDir/1.png/thumb.png": 0, "__MACOSX/a/1.png": 0})
+    records = make_source(dict(kind="folder", dir=tmp_path, size=4))
+    assert records.class_names == ("a", "b") and [r["label"] for r in records] == [0, 0, 1, -1]
+    assert records.unlabelled == [3] and Subset(records, [3, 1, 3]).unlabelled == [0, 2]
+    with pytest.raises(InputError, match="1 of 4 images.*c.png"):
+        check_labels(records, SimpleNamespace(classes=2))
 
 
 def test_formats_and_what_is_left_out(tmp_path):
@@ -91,6 +130,7 @@ LAYOUTS = {
     "another extension": ("train/{}.png", "gt/train/{}.tif", "gt", ""),
     "found": ("images/{}.png", "masks/{}.png", "", ""),
     "found annotations": ("images/{}.png", "annotations/{}.png", "", ""),
+    "found in capitals": ("Images/{}.png", "Mask/{}.png", "", ""),
     "found split above": ("train/images/{}.png", "train/masks/{}.png", "", ""),
 }
 
@@ -148,7 +188,7 @@ def test_missing_masks_are_named(tmp_path):
 @pytest.mark.parametrize(
     "mask, named",
     [
-        (MASKS[0][:, :6], "8x6 .*8x8"),
+        (MASKS[0][:, :6], "6x8 .*8x8"),
         (IMAGES[0], "RGB"),
         (np.full((8, 8), 3, np.uint8), "3"),
         (np.full((8, 8), 300, np.uint16), "300"),

@@ -49,6 +49,37 @@ def test_columns_by_name_and_hidden_labels(tmp_path):
     assert [record["label"] for record in opened(tmp_path / "b")] == [1, 0, 1]
 
 
+@pytest.mark.parametrize(
+    "values, labels",
+    [
+        (pa.array(["b", "a", "b"]).dictionary_encode(), [1, 0, 1]),
+        (pa.array(["b", "a", "b"], pa.string_view()), [1, 0, 1]),
+        (pa.array([True, False, True]), [1, 0, 1]),
+        (pa.array([5, 3, 5]).dictionary_encode(), [5, 3, 5]),
+        (pa.array([1, 0, 1], pa.decimal128(3)), None),
+        (pa.array([[1], [0], [1]]), None),
+    ],
+)
+def test_types_of_labels(values, labels, tmp_path):
+    contents = table(range(3), labels=None, annotation=None).append_column("label", values)
+    pq.write_table(contents, tmp_path / "train.parquet")
+    arrow(tmp_path / "saved", contents)
+    for place in (tmp_path, tmp_path / "saved"):
+        if labels is None:
+            assert opened(place).num_classes is None
+            with pytest.raises(InputError, match="data.labels: .*'label'"):
+                opened(place, labels="label")
+        else:
+            assert [record["label"] for record in opened(place, labels="label")] == labels
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"_data_files": []}', "[" * 10**5])
+def test_a_state_that_names_no_files(text, tmp_path):
+    (tmp_path / "state.json").write_text(text)
+    with pytest.raises(InputError, match="data.dir: .*state.json"):
+        opened(tmp_path)
+
+
 def test_rows_that_are_wrong_are_named(tmp_path):
     parquet(tmp_path / "train.parquet", range(3), labels=[0, -1, 2])
     with pytest.raises(InputError, match="data.labels: .*train.parquet, row 1"):
@@ -66,8 +97,14 @@ def test_rows_that_are_wrong_are_named(tmp_path):
 
 def test_what_needs_more_memory_than_there_is(tmp_path, monkeypatch):
     parquet(tmp_path / "train.parquet", range(7))
-    monkeypatch.setattr(huggingface, "_free_memory", lambda: 2000)
+    monkeypatch.setattr(huggingface.reading, "free_memory", lambda: 2000)
     with pytest.raises(InputError, match="memory"):
         opened(tmp_path)
-    monkeypatch.setattr(huggingface, "_free_memory", lambda: 2**40)
+    monkeypatch.setattr(huggingface.reading, "free_memory", lambda: 2**40)
     assert len(opened(tmp_path)) == 7
+    # One value that a dictionary holds once stands for all rows.
+    one = pa.DictionaryArray.from_arrays(np.zeros(99, np.int32), pa.array([bytes(2000)]))
+    pq.write_table(pa.table({"image": one}), tmp_path / "train.parquet", store_schema=False)
+    monkeypatch.setattr(huggingface.reading, "free_memory", lambda: 99 * 2000)
+    with pytest.raises(InputError, match="memory"):
+        opened(tmp_path)

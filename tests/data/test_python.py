@@ -57,6 +57,21 @@ def test_records_and_what_they_say_of_themselves():
 
 
 @pytest.mark.parametrize(
+    "label, known", [(1.0, 1), (-1, -1), (None, -1), (2, 0), (0.5, 0), ("b", 0)]
+)
+def test_labels_are_whole_numbers_below_that_of_classes(label, known, monkeypatch):
+    labelled = type("Labelled", (list,), dict(classes={"b": 1, "a": 0}))
+    monkeypatch.setitem(globals(), "of_labels", lambda: labelled([(IMAGES[0], label)]))
+    records = made("of_labels")
+    assert records.class_names == ["a", "b"]
+    if label in (1.0, -1, None):
+        assert records[0]["label"] == known
+    else:
+        with pytest.raises(InputError, match="of_labels/0 .*label"):
+            records[0]
+
+
+@pytest.mark.parametrize(
     "kind, named, split",
     [
         ("python:of_splits", "python:module.function", "train"),

@@ -1,6 +1,7 @@
 """What sources of all kinds keep to."""
 
 import concurrent.futures
+import os
 import pickle
 
 import numpy as np
@@ -22,6 +23,14 @@ OF_FOLDERS = [name for name in ENCODED if " " not in name]
 # Classes of masks can be changed.
 RULED = ["folder with masks", *(name for name in OF_FOLDERS if name not in ("coco", "davis"))]
 TYPES = dict(image=np.uint8, mask=np.uint8, boxes=np.float32, box_labels=np.int32)
+
+
+def test_videos_are_no_dict_of_all_frames():
+    images = make_source(dict(kind="moving_shapes", length=2**31 - 1))
+    assert len(images.sequences) == 2**27 - 1
+    assert images.sequences["moving_shapes/train/5"] == range(80, 96)
+    assert next(iter(images.sequences)) == "moving_shapes/train/0"
+    assert "moving_shapes/train/-1" not in images.sequences
 
 
 def test_every_kind_has_a_case():
@@ -144,13 +153,31 @@ def test_an_image_that_cannot_be_read_is_named(name, tmp_path):
     records.same_record(images[0], case.records[0])
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_among_the_files_is_not_waited_for(name, tmp_path):
+    case = MAKERS[name](tmp_path / "set", False)
+    if name == "folder with masks":
+        for key in ("list", "class_names"):
+            case.config[key] = str(tmp_path / "set" / key)
+            (tmp_path / "set" / key).write_text("a\nb\nc\nd\n")
+    for path in [path for path in (tmp_path / "set").rglob("*") if path.is_file()]:
+        path.rename(tmp_path / "kept")
+        os.mkfifo(path)
+        try:
+            list(opened(case))  # most sets have files that are not read
+        except (InputError, Unreadable) as error:
+            assert "\n" not in str(error)
+        path.unlink()
+        (tmp_path / "kept").rename(path)
+
+
 @pytest.mark.parametrize("name", ENCODED)
 def test_an_image_that_is_too_large_is_named(name, tmp_path):
     case = MAKERS[name](tmp_path, False)
     height, width = case.records[0]["image"].shape[:2]
     images = opened(case, max_pixels=height * width - 1)
     for read in (images.__getitem__, *[images.shape] * (images.size is None)):
-        with pytest.raises(Unreadable, match=f"{height}x{width}.*data.max_pixels") as caught:
+        with pytest.raises(Unreadable, match=f"{width}x{height}.*data.max_pixels") as caught:
             read(1)
         assert caught.value.name == images.name(1)
     for limit in (height * width, 0):
@@ -168,6 +195,9 @@ def test_places_and_parts_that_are_not_there_are_named(name, tmp_path):
         with pytest.raises(InputError, match=key) as caught:
             opened(case, **change)
         assert "\n" not in str(caught.value), change
+    for path in ("~nobody-of-that-name/x", "a\0b"):
+        with pytest.raises(InputError):
+            opened(case, dir=path)
 
 
 @pytest.mark.parametrize("name", RULED)

@@ -36,8 +36,8 @@ def test_splits(folder):
     with pytest.raises(InputError, match="data.split"):
         opened(folder, rows, split="test")
     (folder / "set.csv").unlink()
-    put(folder / "train.csv", "path,label\njpg/0.png,a\n")
-    put(folder / "test.csv", "path,label\njpg/1.png,a\njpg/2.png,a\n")
+    put(folder / "train.csv", "path,Split\njpg/0.png,TRAIN\njpg/1.png,val\n")
+    put(folder / "Testing.csv", "path,label\njpg/1.png,a\njpg/2.png,a\n")
     config = dict(kind="csv", dir=str(folder))
     assert [len(make_source(config, split=split)) for split in ("train", "test")] == [1, 2]
     with pytest.raises(InputError, match="data.split: .*val.csv"):
@@ -54,6 +54,7 @@ def test_splits(folder):
         ("path,label\njpg/9.png,a\n", "row 2: .*jpg/9.png"),
         ("jpg/0.png\njpg/1.png\n", "data.images: .*jpg/0.png"),
         ("path,label\n", "set.csv"),
+        ("path,label,label\njpg/0.png,a,b\n", "data.labels: .*'label'"),
         ('path\n"jpg/0.png\n', "row"),
     ],
 )

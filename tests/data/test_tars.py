@@ -1,6 +1,8 @@
 """tars.py: WebDataset shards, read by index."""
 
 import gzip
+import os
+import tarfile
 
 import pytest
 
@@ -35,11 +37,22 @@ def test_splits_are_names_or_folders(tmp_path):
         shard(tmp_path / path, samples(range(3), labels=False))
     for path in ("a/im-val-0.tar", "b/val/0.tar"):
         shard(tmp_path / path, samples(range(3, 5), labels=False))
-    for place in (tmp_path / "a", tmp_path / "b"):
+    (tmp_path / "c").mkdir()
+    for name, other in {"Train-0": "im-train-0", "Validation-0": "im-val-0"}.items():
+        (tmp_path / "c" / f"{name}.tar").symlink_to(tmp_path / "a" / f"{other}.tar")
+    for place in map(tmp_path.joinpath, "abc"):
         assert (len(opened(place)), len(opened(place, split="val"))) == (3, 2)
         assert opened(place).num_classes is None
-        with pytest.raises(InputError, match="train, val"):
+        with pytest.raises(InputError, match="(?i)train, val"):
             opened(place, split="test")
+
+
+@pytest.mark.parametrize("texts", [("17", "1000003"), ("3", "5000000000"), ("1", "\u00b2")])
+def test_ids_and_other_digits_are_numbered(texts, tmp_path):
+    labels = {f"{i:03}.cls": text for i, text in enumerate((*texts, texts[0]))}
+    shard(tmp_path / "0.tar", samples(range(3), labels=False) | labels)
+    images = opened(tmp_path)
+    assert images.class_names == texts and [record["label"] for record in images] == [0, 1, 0]
 
 
 def test_samples_without_an_image_are_counted(tmp_path):
@@ -54,12 +67,40 @@ def test_samples_without_an_image_are_counted(tmp_path):
     [
         (samples(range(2), labels=False) | {"000.cls": "1"}, "data.labels: 1 of 2 .*0.tar/001"),
         ({"0.txt": "", "0.json": "{"}, "data.labels: .*0.tar/0.json"),
+        ({"0.txt": "", "0.json": "[" * 10**5}, "data.labels: .*0.tar/0.json"),
+        ({"0.txt": "", "0.json": '{"label": {"a": 1}}'}, "data.labels: .*0.tar/0.json"),
+        (samples(range(2), labels=False) | {"000.cls": "0", "001.cls": "-1"}, "labels: .*/001"),
         ({"0.txt": ""}, "data.images: .*0.tar .*txt"),
     ],
 )
 def test_tars_that_cannot_be(members, named, tmp_path):
     shard(tmp_path / "0.tar", members)
     with pytest.raises(InputError, match=named):
+        opened(tmp_path)
+
+
+def header(size, kind=tarfile.REGTYPE, name="000.cls"):
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        header(-512),
+        header(2**33),
+        header(2**33, tarfile.XHDTYPE),
+        header(2**33, tarfile.GNUTYPE_LONGNAME),
+        header(0, tarfile.GNUTYPE_SPARSE),
+    ],
+)
+def test_sizes_in_a_tar_that_lie(member, tmp_path):
+    shard(tmp_path / "0.tar", samples(range(2), labels=False))
+    members = (tmp_path / "0.tar").read_bytes()[:2048]  # of one block and its header each
+    (tmp_path / "0.tar").write_bytes(members + member)
+    os.truncate(tmp_path / "0.tar", 2**34)  # takes no place on the disk
+    with pytest.raises(InputError, match="0.tar"):
         opened(tmp_path)
 
 

@@ -57,6 +57,21 @@ def test_sets_that_cannot_be_read_are_refused(tmp_path):
             make_source(written(tmp_path / key, **change))
 
 
+@pytest.mark.parametrize("feature", ["tests.toy.Feature", "antigravity.Feature"])
+def test_a_set_imports_nothing(tmp_path, monkeypatch, feature):
+    monkeypatch.delitem(sys.modules, "tests.toy", raising=False)
+    config = written(tmp_path)
+    (file,) = tmp_path.rglob("features.json")
+    file.write_text(file.read_text().replace("tensorflow_datasets.core.features.class_label_"
+                    "feature.ClassLabel", feature))  # fmt: skip
+    with pytest.raises(InputError, match=feature):
+        make_source(config)
+    assert feature.rpartition(".")[0] not in sys.modules
+    with pytest.raises(InputError, match="huggingface"):
+        (tmp_path / "shapes").rename(tmp_path / "huggingface")
+        make_source(config | {"name": "huggingface:shapes"})
+
+
 def test_boxes_without_classes_and_crowds(tmp_path):
     boxes = [[[0.25, 0, 0.75, 0.5], [0.5, 0.5, 1, 1]], [], [[0, 0, 1, 1]]]
     changes = dict(boxes=[*boxes, *[[]] * 9], crowds=[[0, 1], [], [1], *[[]] * 9])
