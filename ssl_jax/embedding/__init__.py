@@ -4,19 +4,20 @@
 """
 
 import contextlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError, check_choice
+from ssl_jax import config as config_lib
+from ssl_jax.config import InputError, check_choice, local
+from ssl_jax.data import source as source_lib
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.base import Source
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.data.source import make_source
 from ssl_jax.embedding import files, parts
+from ssl_jax.evals import telling
 from ssl_jax.evals import tokens as kinds
 from ssl_jax.methods.encoder import Encoder
 
@@ -55,50 +56,74 @@ def plan(
 
 def opened(data: Any, size: int | None, encoder: Encoder) -> Any:
     """The source of `data`: a folder of images, a mapping with the keys of a `data` section, an
-    array of images or a source; see `ssl_jax.embed`."""
+    array of images or a source; see `ssl_jax.embed`. Raises InputError for a set of several parts
+    of which none is named."""
+    share = telling.SHARE
     if isinstance(data, str | Path):
-        data = dict(kind="folder", dir=str(data))
+        data = dict(kind=source_lib.kind_at(str(data)), dir=str(data))
     if isinstance(data, Mapping):
+        share = data.get("max_unreadable", share)
         side = encoder.shape.image_size if size is None else size
-        return make_source({**data, "size": side})
+        source = source_lib.make_source({**data, "size": side})
+        _check_parts(data)
+        return telling.Telling(source, share=share)
     if not isinstance(data, Source) and not hasattr(data, "name"):
         data = ArraySource(np.asarray(data))
-    return Prepared(data, size=size) if size else data
+    return telling.Telling(Prepared(data, size=size) if size else data, share=share)
+
+
+def _check_parts(data: Mapping) -> None:
+    """Refuses a set on this disk that has parts, if none is named: its first is not all of it."""
+    section = config_lib.build(source_lib.defaults())
+    section.update({name: value for name, value in data.items() if name in section})
+    if data.get("split") or section.kind in source_lib.EMBEDDED:
+        return
+    parts = source_lib.parts(section)
+    if len(parts) > 1:
+        raise InputError(
+            f"{section.dir or section.name} has the parts {', '.join(parts)}; name the one to embed"
+            f' with data.split, for example split="{parts[0]}"'
+        )
 
 
 def in_memory(what: parts.Plan) -> dict[str, np.ndarray]:
     """All arrays of an embedding."""
+    what.source.look()
     return files.joined([part for _, part in _computed(what)], what)
 
 
 def to_file(
-    what: parts.Plan, out: str | Path, *, progress: Callable[[int, int], None] | None = None
+    what: parts.Plan, out: str | Path, *, progress: Callable[[int, int, int], None] | None = None
 ) -> Path:
     """Writes an embedding to one file, part after part; returns its path.
 
     What is done lies in a folder beside it, OUT.parts, from which the same call goes on, and which
     is gone when the file is there.
 
-    progress: is told after each part how many images of how many are done.
+    progress: is told after each part how many images of how many are done, and how many of the
+      part are left out.
     """
-    out = Path(out).expanduser()
+    out = local(out)
     write = files.writer(out)
     if out.exists():
         raise InputError(f"{out} is there already; choose another name")
     if not out.parent.is_dir():
         raise InputError(f"{out} cannot be written: there is no folder {out.parent}")
-    kept = parts.Kept(out.with_name(out.name + ".parts"), what.described())
-    for stop, _ in _computed(what, kept):
+    folder = out.with_name(out.name + ".parts")
+    if not folder.exists():
+        what.source.look()  # before anything is written
+    kept = parts.Kept(folder, what.described())
+    for stop, part in _computed(what, kept):
         if progress is not None:
-            progress(stop, len(what.source))
-    temporary = out.with_name(out.name + ".part")
+            progress(stop, len(what.source), len(part["skipped"]))
+    temporary = kept.folder / (out.name + ".part")  # beside `out` such a file may be somebody's
     try:
         write(temporary, kept.all(), what)
         temporary.replace(out)
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-    shutil.rmtree(kept.folder)
+    kept.remove()
     return out
 
 

@@ -122,7 +122,8 @@ def _columns(part, class_names, plan) -> dict:
     if "labels" in part:
         columns["label"] = part["labels"]
         if class_names is not None:
-            columns["class"] = arrow.array(class_names[part["labels"]].tolist(), arrow.string())
+            names = np.append(class_names, "")[part["labels"]]  # the last one is that of -1
+            columns["class"] = arrow.array(names.tolist(), arrow.string())
     for name in plan.tokens:
         vectors = part[name]
         numbers = arrow.array(vectors.reshape(-1))

@@ -1,5 +1,6 @@
 """Parts of an embedding: consecutive images as arrays, in a folder until all are there."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -16,6 +17,7 @@ from ssl_jax.data import base, listing
 from ssl_jax.evals import store
 from ssl_jax.evals.extraction import Work
 from ssl_jax.evals.features import check_finite, on_all_devices
+from ssl_jax.evals.telling import Telling
 from ssl_jax.evals.tokens import DENSE
 from ssl_jax.methods.encoder import Encoder
 
@@ -32,7 +34,7 @@ class Plan:
     """
 
     encoder: Encoder
-    source: Any
+    source: Telling
     tokens: Mapping[str, str]
     layers: int
     batch_size: int
@@ -97,7 +99,8 @@ class Plan:
 
 
 class Kept:
-    """Parts in a folder, of one plan. Raises InputError where the folder holds those of another."""
+    """Parts in a folder, of one plan. Raises InputError where the folder holds those of another, or
+    something else."""
 
     def __init__(self, folder: Path, plan: Mapping[str, Any]):
         self.folder = folder
@@ -112,6 +115,11 @@ class Kept:
                 )
         else:
             folder.mkdir(exist_ok=True)
+            if others := [path.name for path in folder.iterdir() if path.name != f"{_PLAN}.part"]:
+                raise InputError(
+                    f"{folder} is there already and holds {others[0]}; choose another name for the"
+                    " file"
+                )
             _replace(known, lambda file: file.write(json.dumps(plan).encode()))
 
     def read(self, start: int) -> Mapping[str, np.ndarray] | None:
@@ -128,6 +136,13 @@ class Kept:
         """All parts in the order of their images."""
         paths = sorted(self.folder.glob("[0-9]*.npz"))
         return [np.load(path, allow_pickle=False) for path in paths]
+
+    def remove(self) -> None:
+        """Removes the parts, and the folder if nothing else is in it."""
+        for path in (*self.folder.glob("[0-9]*.npz"), *self.folder.glob(f"{_PLAN}*")):
+            path.unlink()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def _path(self, start):
         return self.folder / f"{start:012d}.npz"

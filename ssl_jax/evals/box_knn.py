@@ -17,15 +17,18 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data import decode
+from ssl_jax.data.lookup import pixels
 from ssl_jax.evals import dense, knn, native, tokens, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
+from ssl_jax.evals.metrics import check_classes
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Panel, Picture, class_name
 from ssl_jax.evals.registry import Protocol, register
 from ssl_jax.train import distributed
 
 PAPER_K = 140  # 20 * 7
+_BELOW = 1e-3  # pixels
 _VOTES = 2**26  # votes by class that are held at a time
 _SHOWN, _COLUMNS = 12, 6  # test images of the picture, side by side
 
@@ -39,7 +42,7 @@ def defaults() -> dict:
             "neighbours",
             above=0,
         ),
-        temperature=key(knn.TEMPERATURE, "votes weigh exp(cosine / temperature)", above=0),
+        temperature=knn.temperature_key(),
         cells=key(3, "a box is divided into so many by so many", "cells", above=0),
         boxes=key(
             "exact",
@@ -86,11 +89,14 @@ def follow_script(
 
 
 def _mapped(boxes, scale, shift, window):
-    """Boxes times `scale` minus `shift` (for y and x), cut to 0..window."""
+    """Boxes times `scale` minus `shift` (for y and x), cut to 0..window; what lies beyond ends just
+    before the window does, as in FLSL's script, so that the middle of a whole image belongs to the
+    patch above and to the left of it."""
     boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
     corner = boxes[:, :2] * scale - shift
     opposite = corner + boxes[:, 2:] * scale
-    corner, opposite = np.clip(corner, 0, window), np.clip(opposite, 0, window)
+    last = np.asarray(window) - _BELOW
+    corner, opposite = (np.where(x > window, last, np.maximum(x, 0)) for x in (corner, opposite))
     return np.concatenate([corner, opposite - corner], axis=1)
 
 
@@ -153,13 +159,12 @@ def classify(
     ks = tuple(sorted({min(k, len(bank)) for k in ks}))
     rows = queries.reshape(-1, dim)
     similarity, index = dense.nearest_streamed(rows, bank, k=ks[-1], **chunks)
-    weights = np.exp(similarity / np.float32(temperature))
     step = max(1, _VOTES // num_classes)
     winners = [
         np.asarray(
             knn.vote(
                 jnp.asarray(of_row[index[start : start + step]]),
-                jnp.asarray(weights[start : start + step]),
+                knn.weights(jnp.asarray(similarity[start : start + step]), temperature),
                 num_classes=num_classes,
                 ks=ks,
             )
@@ -206,7 +211,7 @@ def select(
                 record = source[i]
             except decode.Unreadable:
                 continue
-            mapped, image = _seen(record, resize, crop, patch, boxes)
+            mapped, image = _seen(record, resize, crop, patch, boxes, source.name(i))
             areas = mapped[:, 2] * mapped[:, 3]
             if not len(areas) or not areas.max():
                 continue
@@ -240,9 +245,14 @@ def select(
     return Selected(*(distributed.joined(x) if shared else x for x in columns))
 
 
-def _seen(record, resize, crop, patch, boxes):
+def _seen(record, resize, crop, patch, boxes, name=""):
     """The boxes [n, 4] of a record in the image that the network sees, and that image."""
-    image, stored = record["image"], np.asarray(record.get("boxes", ()), np.float64).reshape(-1, 4)
+    image, stored = record["image"], np.asarray(record.get("boxes", ()), np.float64)
+    if stored.size % 4 or not np.isfinite(stored).all() or (stored.reshape(-1, 4)[:, 2:] < 0).any():
+        raise InputError(
+            f"{name} has the boxes {stored.tolist()}; wanted is [n, 4], y, x, height and width"
+        )
+    stored = stored.reshape(-1, 4)
     size = image.shape[:2]
     if resize:
         image = decode.resize_square(image, resize)
@@ -250,7 +260,7 @@ def _seen(record, resize, crop, patch, boxes):
     if kept[0] > image.shape[0] or kept[1] > image.shape[1]:
         raise InputError(
             f"the evaluation crop is {crop} pixels but the images are"
-            f" {image.shape[0]}x{image.shape[1]}; use a larger `size` or a smaller crop"
+            f" {pixels(image.shape)}; use a larger `size` or a smaller crop"
         )
     top, left = ((a - b) // 2 for a, b in zip(image.shape[:2], kept))
     if resize and boxes == "script":
@@ -272,6 +282,8 @@ def _label(record, box, name):
             f"{name} has boxes but neither a label nor labels of its boxes; the box-aligned k-NN"
             " needs one of them"
         )
+    if len(of_boxes) <= box:
+        raise InputError(f"{name} has {len(of_boxes)} labels of boxes, but a box {box}")
     return int(of_boxes[box])
 
 
@@ -308,6 +320,8 @@ def _result(case: Case) -> _Result:
             )
         )
     train, test = parts
+    case.need(min(train.labels.min(), test.labels.min()) >= 0, "labels from 0 on")
+    check_classes("box_knn", case.train, [train.labels], "labels")
     predicted = classify(
         train.features,
         train.labels,
@@ -382,6 +396,7 @@ register(
     defaults,
     heading="box k-NN",
     needs="boxes",
+    share=True,
     figures=figures,
     protocols=PROTOCOLS,
 )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import store
 
@@ -28,7 +28,7 @@ class Cache:
     def __init__(self, root: str | Path, key: Mapping[str, Any]):
         self._key = json.loads(json.dumps(key, sort_keys=True))
         text = json.dumps(self._key, sort_keys=True)
-        self.path = Path(root).expanduser() / hashlib.sha256(text.encode()).hexdigest()[:20]
+        self.path = local(root) / hashlib.sha256(text.encode()).hexdigest()[:20]
 
     def read(self) -> tuple[dict[str, np.ndarray], dict] | None:
         """(arrays by name, memory-mapped; what else was kept), or None where there is nothing.

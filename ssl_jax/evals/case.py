@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax.config import flatten
+from ssl_jax.config import InputError, flatten
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.data.source import make_source
-from ssl_jax.evals import registry, section
-from ssl_jax.evals.features import Extracted, extract, subset
+from ssl_jax.data.source import EMBEDDED, make_source
+from ssl_jax.evals import metrics, registry, section
+from ssl_jax.evals.features import Extracted, drawn, extract
 from ssl_jax.evals.telling import Telling
 from ssl_jax.evals.tokens import DENSE
 from ssl_jax.evals.windows import image_of, images_of, stacked
@@ -64,15 +64,32 @@ class Case:
             self.extracted[known] = self.of(*self.chosen(name), tokens, layers)
         return self.extracted[known]
 
+    def labelled(self, tokens: str = "image", layers: int = 1) -> tuple[Any, Any]:
+        """`features` of images with labels. Raises InputError where some have none, or all training
+        images one class."""
+        parts: tuple[Any, Any] = self.features(tokens, layers)
+        for part in parts:
+            self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
+        metrics.check_classes(self.config.type, self.train, [parts[0].labels], "labels")
+        return parts
+
+    def need(self, there: bool, needs: str) -> None:
+        """Raises InputError unless the images have what the evaluation needs."""
+        if not there:
+            raise InputError(
+                f"{self.config.type} needs {needs}; point the evaluation's data at a set with"
+                f" {needs}, or leave it out of evals.tasks"
+            )
+
     def chosen(self, name: str) -> tuple[Any, np.ndarray]:
         """The source of the training ("train") or the test images, and which of its records are
-        used."""
+        used: none without a label where others have one."""
         c = self.config
         source, count = {
             "train": (self.train, c.train_examples),
             "test": (self.test, c.test_examples),
         }[name]
-        return source, subset(len(source), count, self.seed)
+        return source, drawn(source, count, self.seed)
 
     def of(
         self, source: Any, indices: np.ndarray | None, tokens: str = "image", layers: int = 1
@@ -139,9 +156,10 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     """{name: (train source, test source)} of the evaluations to run; make them once to evaluate
     several networks. Those with the same images share them.
 
-    Raises InputError where one cannot be opened.
+    Raises InputError where one cannot be opened, or too much of few images cannot be read.
     """
-    opened, result = {}, {}
+    opened: dict[tuple, tuple] = {}
+    result, stored = {}, list[Telling]()
     for name, c in section.chosen(config, tasks).items():
         known = _images(c)
         if known not in opened:
@@ -150,14 +168,20 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
                 (data.split, data.get("list", ""), c.train_examples),
                 (data.test_split, data.get("test_list", ""), c.test_examples),
             )
-            opened[known] = tuple(
-                Telling(_cached(make_source(data, split=split, list=names), count), count)
-                for split, names, count in parts
+            share = config.data.max_unreadable
+            pair = section.numbered_alike(
+                c, *(_cached(make_source(data, split=s, list=x), count) for s, x, count in parts)
             )
+            opened[known] = tuple(
+                Telling(part, count, share=share) for part, (*_, count) in zip(pair, parts)
+            )
+            stored += opened[known] if data.kind not in EMBEDDED else ()
         for source in opened[known]:
             section.check_source(name, c, source)
         section.check_classes(name, c, *opened[known])
         result[name] = opened[known]
+    for source in stored:
+        source.look(config.seed)
     return result
 
 

@@ -81,11 +81,7 @@ def _scored(case):
         return SimpleNamespace(image=extras["logits"])
 
     found = dataclasses.replace(case, encoder=logits).of(*case.chosen("test"))
-    if found.labels is None:
-        raise InputError(
-            "classify needs labels; point the evaluation's data at a labelled set, or leave it out"
-            " of evals.tasks"
-        )
+    case.need(found.labels is not None, "labels")
     assert found.image is not None
     classes = found.image.shape[1]
     if found.labels.min() < 0 or found.labels.max() >= classes:
@@ -102,6 +98,7 @@ register(
     dict,
     heading="top-1",
     needs="labels",
+    share=True,
     figures=figures,
     baselines=BASELINES[:1],
     protocols=PROTOCOLS,

@@ -118,6 +118,7 @@ def run(case: Case) -> dict[str, float]:
     """
     test, maps = case.part("test", "image"), case.part("test", "patches")
     assert test.image is not None and maps.patches is not None
+    case.need(len(test.image) > 1, "two test images")
     patches = maps.patches.reshape(len(maps.patches), -1, maps.patches.shape[-1])
     return {
         "collapse": 100 * mean_cosine(test.image),

@@ -11,17 +11,18 @@ import numpy as np
 from ssl_jax.config import changed, flatten
 from ssl_jax.evals.folders import RunFolder
 from ssl_jax.evals.registry import BASELINES, TRAINED
+from ssl_jax.evals.table import IMAGES, best
 
 ABSENT = "\u2013"  # an en dash: nothing there
 
 
 def scores(runs: Sequence[RunFolder]) -> dict:
-    """The table of final scores: {"columns": [{"heading", "differing"}], "rows": [{"name", "run",
-    "cells": [{"text", "best", "notes"}]}]}.
+    """The table of final scores: {"columns": [{"heading", "differing", "images"}], "rows":
+    [{"name", "run", "cells": [{"text", "best", "notes"}]}]}.
 
     One row a run, then the baselines, whose "run" is None; those with equal scores in several runs
-    share a row. The best of a column is marked unless runs measured it with settings that differ,
-    whose keys "differing" lists.
+    share a row. The best of a column is marked if it is so by more than the standard error, unless
+    runs measured it with settings that differ, whose keys "differing" lists.
     """
     headings: dict[str, tuple[str, str]] = {}
     for run in runs:
@@ -33,13 +34,16 @@ def scores(runs: Sequence[RunFolder]) -> dict:
         for number, run in enumerate(runs)
     ]
     baselines: list[tuple] = [(name, None, values, {}, None) for name, values in _baselines(runs)]
-    columns, best = [], {}
+    columns, highest = [], {}
     for score, (name, heading) in headings.items():
         differing = _measured_differently(runs, score, name)
-        columns.append(dict(heading=heading, differing=differing))
         values = [row[2][score] for row in [*rows, *baselines] if _is_number(row[2].get(score))]
-        if values and not differing:
-            best[score] = max(values)
+        counts = [row[2].get(score + IMAGES, 0) for row in rows]
+        images = int(min((x for x in counts if np.isfinite(x) and x >= 1), default=0))
+        highest[score], told = best(values, images) if values else (None, "")
+        if differing:
+            highest[score] = None
+        columns.append(dict(heading=heading, differing=differing, images=told))
 
     def cell(score, values, notes, run):
         value = values.get(score)
@@ -47,7 +51,7 @@ def scores(runs: Sequence[RunFolder]) -> dict:
         paper = [f"expected {expected}"] if expected else []
         return dict(
             text=ABSENT if value is None else f"{value:.1f}",
-            best=value is not None and value == best.get(score),
+            best=value is not None and value == highest.get(score),
             notes=[*notes.get(score, ()), *paper],
         )
 

@@ -17,6 +17,8 @@ from ssl_jax.evals.pictures.render import LINES, STYLE, save, set_title
 from ssl_jax.methods.base import Meaning
 
 _SMOOTHING = 0.05  # width of the running mean, as share of the curve
+_LARGEST = 2**28  # bytes of a table
+_LAST_STEP = 2**31  # steps are counted in 32 bits
 _NOTE = 70  # characters of a line of what is said below a plot
 
 
@@ -69,19 +71,31 @@ _PLOTS = (
 )
 
 
-def read_metrics(path: Path | str) -> dict[str, np.ndarray]:
-    """Columns of a metrics CSV as float64 arrays; empty and non-numeric cells are NaN. Raises
-    InputError without a column "step".
+def read_metrics(path: Path | str, rows: int = 1) -> dict[str, np.ndarray]:
+    """Columns of a metrics CSV as float64 arrays; empty and non-numeric cells are NaN. {} for a
+    table of fewer rows than one.
+
+    rows: that there must be, 0 or 1. Raises InputError for what is no such table.
     """
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows or "step" not in rows[0]:
+    path = Path(path)
+    if path.stat().st_size > _LARGEST:
+        raise InputError(f"{path} has more than {_LARGEST} bytes; it is no table of metrics")
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            found = list(csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not a table of metrics: {error}") from error
+    if not found and not rows:
+        return {}
+    if not found or "step" not in found[0]:
         raise InputError(
             f'{path} is not a table of metrics: it needs a header with "step" and at least one row'
         )
-    return {
-        name: np.array([_number(row[name]) for row in rows]) for name in rows[0] if name is not None
-    }
+    table = {n: np.array([_number(row[n]) for row in found]) for n in found[0] if n is not None}
+    steps = table["step"][np.isfinite(table["step"])]
+    if (np.abs(steps) > _LAST_STEP).any():
+        raise InputError(f"{path} is not a table of metrics: a step is {np.abs(steps).max():g}")
+    return table
 
 
 def _number(text) -> float:

@@ -52,7 +52,7 @@ def defaults() -> dict:
             above=0,
         ),
         top=key(numbers.top, "sources that a patch takes its label from", "patches", above=0),
-        temperature=key(numbers.temperature, "sources weigh exp(cosine / temperature)", above=0),
+        temperature=key(numbers.temperature, "sources weigh exp(cosine / temperature)", least=1e-6),
     )
 
 

@@ -23,8 +23,9 @@ from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register
-from ssl_jax.losses.stellar import reconstruction
+from ssl_jax.losses import reconstruction
 from ssl_jax.models import decoder, factorise, tokenizer
+from ssl_jax.ops import numerics
 
 _SHOWN = 6  # test images of the picture
 _THREADS = 8  # that read images while the device works
@@ -62,7 +63,9 @@ def defaults() -> dict:
             'what it says of each patch: "pixel", or "vq", the code of a frozen tokenizer',
             choices=("pixel", "vq"),
         ),
-        tokenizer=key("", f'file with the weights for target="vq"; {tokenizer.FETCH}'),
+        tokenizer=key(
+            "", f'file with the weights for target="vq"; {tokenizer.FETCH}', path=True, acts=""
+        ),
         width=key(64, "of the decoder", above=0),
         depth=key(2, "blocks of the decoder", "blocks", above=0),
         heads=key(4, "of its attention; divides width", "heads", above=0),
@@ -227,7 +230,7 @@ def train(case: Case) -> tuple[Decoder, tokenizer.Target]:
         goal,
         grid=(h, w),
         dim=dim,
-        key=jax.random.key(case.seed),
+        key=numerics.key(case.seed),
         constants=goal.constants(c.tokenizer),
         **{name: c[name] for name in ("width", "depth", "heads", "epochs", "lr", "weight_decay")},
     )

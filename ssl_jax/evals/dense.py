@@ -20,7 +20,7 @@ from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import features, knn, store, tokens
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.metrics import ABSENT, class_iou, confusion, mean_iou
+from ssl_jax.evals.metrics import ABSENT, check_classes, class_iou, confusion, mean_iou, num_classes
 from ssl_jax.evals.pictures import segmentation
 from ssl_jax.evals.pictures.base import IGNORE, Classes, Picture
 from ssl_jax.evals.pictures.confusion import picture as picture_of_classes
@@ -95,7 +95,7 @@ def patch_labels(
     h, w = grid
     if height % h or width % w:
         raise ValueError(
-            f"masks of {height}x{width} pixels cannot be cut into {h}x{w} equal patches"
+            f"masks of {width}x{height} pixels cannot be cut into {w}x{h} equal patches"
         )
     wrong = (masks >= num_classes) & (masks != ignore) | (masks < 0)
     if wrong.any():
@@ -242,7 +242,7 @@ def segment(
       images: the training images to retrieve from; None: all.
 
     Raises:
-      ValueError: every training patch is ignored, or shapes do not fit.
+      ValueError: every training patch is ignored, all have one class, or shapes do not fit.
     """
     known = labels_of(train_masks, train, num_classes=num_classes)
     of_image = np.repeat(np.arange(len(known)), [labels.size for labels in known])
@@ -250,6 +250,8 @@ def segment(
     valid = labels != IGNORE
     if images is not None:
         valid &= np.isin(of_image, images)
+    if images is None:
+        check_classes("dense", "the training images", [labels], "patches")
     if not valid.any():
         raise ValueError("every training patch is ignored")
     truth = labels_of(test_masks, test, num_classes=num_classes)
@@ -298,18 +300,9 @@ def enlarge(grids: np.ndarray, size: Sequence[int]) -> np.ndarray:
     return grids.repeat(size[0] // grids.shape[1], axis=1).repeat(size[1] // grids.shape[2], axis=2)
 
 
-def num_mask_classes(*masks: np.ndarray | Grids) -> int:
-    """1 + the largest label in the masks, `ignore` left out."""
-
-    def largest(mask):
-        return int(np.where(mask == IGNORE, 0, mask).max(initial=0))
-
-    return 1 + max(largest(mask) for part in masks for mask in part)
-
-
 def _classes(case, *masks):
     """Number of classes of the masks. Raises InputError for labels that the set does not name."""
-    seen, names = num_mask_classes(*masks), getattr(case.test, "mask_names", None)
+    seen, names = num_classes(*masks), getattr(case.test, "mask_names", None)
     if names and seen > len(names):
         raise InputError(
             f"a mask of {case.test!r} has class {seen - 1}, but the set names {len(names)} classes,"
@@ -319,13 +312,11 @@ def _classes(case, *masks):
 
 
 def _features(case):
-    """Training and test features with masks. Raises InputError for a set without masks."""
+    """Training and test features with masks. Raises InputError for a set without masks, or with
+    those of one class."""
     train, test = case.features(tokens.DENSE, case.config.layers)
-    if train.masks is None or test.masks is None:
-        raise InputError(
-            "dense retrieval needs masks; point the evaluation's data at a set with masks, or leave"
-            " it out of evals.tasks"
-        )
+    case.need(train.masks is not None and test.masks is not None, "masks")
+    check_classes("dense", case.train, train.masks, "masks")
     return train, test
 
 
@@ -358,6 +349,8 @@ def run(case: Case) -> dict[str, float]:
                     absent=c.absent,
                     images=None if part == 1 else images,
                 )
+            except InputError:
+                raise
             except ValueError as error:
                 raise InputError(
                     f"dense retrieval from one training image in {part} ({count} images): {error}"

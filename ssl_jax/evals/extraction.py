@@ -14,6 +14,7 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.lookup import pixels
 from ssl_jax.data.values import check_range
 from ssl_jax.evals import store, tokens
 from ssl_jax.evals.store import Grids
@@ -132,12 +133,15 @@ class Work:
         """A record, its image and mask cut."""
         i = int(self._indices[row])
         record = self._source[i]
+        label = record.get("label", 0)
+        if label != int(label) or not -1 <= label < 2**31:
+            raise InputError(f"{self._source.name(i)} has the label {label}, which is no class")
         check_range(record["image"], self._source.name(i))
         shape = record["image"].shape[:2]
         part = window(shape, self._crop, self._multiple, self._source.name(i))
         if part.size != tuple(self._windows[row]):
             raise InputError(
-                f"{self._source.name(i)} has {shape[0]}x{shape[1]} pixels, another size than"
+                f"{self._source.name(i)} has {pixels(shape)} pixels, another size than"
                 f" {self._source!r} says; set data.size of the evaluation"
             )
         record = {**record, "image": unit(cut(record["image"], part))}

@@ -175,6 +175,12 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     return store.folded(joined), [name for one in every for name in one["skipped"]]
 
 
+def drawn(source: Any, count: int, seed: int) -> np.ndarray:
+    """`subset` of the records of a source, without those that have no label where others do."""
+    rows = np.setdiff1d(np.arange(len(source)), getattr(source, "unlabelled", ()))
+    return rows[subset(len(rows), count, seed)]
+
+
 def subset(length: int, count: int, seed: int) -> np.ndarray:
     """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not
     smaller.

@@ -1,14 +1,31 @@
-"""What a run folder holds, read without JAX arrays and without the method: for people's reports."""
+"""What a run folder holds, read without JAX arrays and without the method: for people's reports.
 
-import json
+Anybody may have made the folder: what the report uses is checked here, where it is read.
+"""
+
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, json_object, local, wrong_type
 from ssl_jax.evals import curves, registry
+
+_LARGEST = 2**26  # bytes of a JSON file
+# Examples of what config.json and environment.json may hold where the report uses it.
+_EXAMPLES: dict[str, Any] = {
+    "run": {},
+    "run.total_steps": 0,
+    "optim": {},
+    "optim.batch_size": 0,
+    "seed": 0,
+    "evals": {},
+    "expected": {},
+    "versions": {},
+    "devices": [""],
+    "command": [""],
+}
 
 
 class RunFolder(NamedTuple):
@@ -65,7 +82,7 @@ def read(paths: Sequence[str | Path]) -> list[RunFolder]:
       InputError: a folder that does not exist, is no run, or is given twice; a file in it that is
         damaged.
     """
-    folders = [Path(path).expanduser() for path in paths]
+    folders = [local(path) for path in paths]
     for folder in folders:
         _check(folder)
     resolved = [folder.resolve() for folder in folders]
@@ -106,39 +123,64 @@ def _read(name: str, folder: Path) -> RunFolder:
     pictures = folder / "pictures"
     results = _json(folder / "results.json")
     for row, scores in results.items():
-        numbers = isinstance(scores, dict) and all(
-            isinstance(score, int | float) for score in scores.values()
-        )
-        if not numbers:
+        if not isinstance(scores, dict) or not all(map(_is_number, scores.values())):
             raise InputError(f'{folder / "results.json"}: "{row}" is no object of numbers')
     return RunFolder(
         name=name,
         path=folder,
-        config=_json(folder / "config.json"),
-        environment=_json(folder / "environment.json"),
+        config=_checked(folder / "config.json"),
+        environment=_checked(folder / "environment.json"),
         results=results,
         metrics=_columns(folder / "metrics.csv"),
         scores=_columns(folder / "evals.csv"),
-        pictures=tuple(sorted([*pictures.glob("*.png"), *pictures.glob("*.gif")])),
+        pictures=tuple(
+            path
+            for path in sorted([*pictures.glob("*.png"), *pictures.glob("*.gif")])
+            if _is_there(path, folder)
+        ),
         failed=tuple(sorted(p.name.removesuffix(".failed.txt") for p in pictures.glob("*.txt"))),
     )
 
 
+def _is_there(path: Path, folder: Path) -> bool:
+    """Whether it is a regular file. Raises InputError for one that is a link out of the folder: the
+    page would show what the folder's maker may not have."""
+    if path.is_file() and not path.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{path} is a link out of the run folder; put a copy there")
+    return path.is_file()
+
+
 def _json(path: Path) -> dict:
     """The object in a JSON file, {} if there is no file."""
-    if not path.is_file():
+    if not _is_there(path, path.parent):
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is damaged: no JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path} must hold a JSON object, not {type(value).__name__}")
-    return value
+    if path.stat().st_size > _LARGEST:
+        raise InputError(f"{path} has more than {_LARGEST} bytes; it is of no run")
+    return json_object(path.read_bytes(), str(path))
+
+
+def _checked(path: Path) -> dict:
+    """The same of a file with entries of _EXAMPLES."""
+    values = _json(path)
+    for name, example in _EXAMPLES.items():
+        section, _, last = name.rpartition(".")
+        place = values.get(section, {}) if section else values
+        if (value := place.get(last)) is not None and not _is_like(value, example):
+            raise InputError(f"{path}: {wrong_type(name, value, example)}")
+    return values
+
+
+def _is_like(value, example) -> bool:
+    if isinstance(example, list):
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    return _is_number(value) if example == 0 else isinstance(value, type(example))
+
+
+def _is_number(value) -> bool:
+    """Whether it is a number that a float can hold."""
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
     """The columns of a CSV file; {} where there is none, or no row yet."""
-    if not path.is_file() or path.read_bytes().count(b"\n") < 2:
-        return {}
-    return curves.read_metrics(path)
+    return curves.read_metrics(path, rows=0) if _is_there(path, path.parent) else {}

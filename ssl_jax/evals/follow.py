@@ -11,12 +11,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError
-from ssl_jax.data import decode, source, subset
+from ssl_jax.data import decode, listing, source, subset
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.section import TRAINING
 
 # Parts that people keep apart, in the order in which they are tried.
-HELD_OUT = ("val", "validation", "valid", "test")
+HELD_OUT = ("val", "test")
 _KEPT, _SCORED = "[:80%]", "[80%:]"  # of a set without such a part
 # What says how a set is read: an evaluation may say it itself.
 _READING = (
@@ -100,6 +100,11 @@ def settle(
     followers = _followers(config)
     follow(config)
     if records is not None:
+        if (count := len(records.unlabelled)) and section.chosen(config):
+            notes.append(
+                f"evaluations: without {count} images of {_where(config.data)} beside its"
+                f" {records.num_classes} classes, which training alone sees"
+            )
         notes += _choose_parts(config, followers, given)
     section.check(config)
     return config, notes
@@ -140,10 +145,11 @@ def _choose_parts(config, followers, given) -> list[str]:
     parts, chosen = source.parts(config.data), section.chosen(config)
     notes: dict[str, None] = {}
     for name, each in followers.items():
-        if f"evals.{name}.data.test_split" in given:
+        if any(f"evals.{one}.data.test_split" in given for one in (name, section.ALL)):
             continue
-        wanted = (each.data.test_split, *HELD_OUT)
-        found = next((part for part in wanted if part in parts and part != each.data.split), None)
+        wanted = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
+        learned = listing.alike(each.data.split, parts)
+        found = next((part for part in wanted if part and part != learned), None)
         if found is not None:
             each.data.test_split = found
             continue
@@ -156,7 +162,7 @@ def _choose_parts(config, followers, given) -> list[str]:
                 f" {', '.join(HELD_OUT)}, and data.split={trained!r} leaves no slice; name the part"
                 " that is scored"
             )
-        if f"evals.{name}.data.split" not in given:
+        if not any(f"evals.{one}.data.split" in given for one in (name, section.ALL)):
             each.data.split = trained if left else trained + _KEPT
         each.data.test_split = left or trained + _SCORED
         seen = "" if left else ", of which training sees the images and no label"

@@ -13,8 +13,10 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, key
+from ssl_jax import reading
+from ssl_jax.config import InputError, key, local
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import linear, probe
 from ssl_jax.evals.case import Case
@@ -36,17 +38,23 @@ VARIANTS = (
 def defaults() -> dict:
     """The keys of this type of evaluation."""
     return dict(
-        dir=key("", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True),
+        dir=key(
+            "", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True, path=True, acts=""
+        ),
         mapping=key(
             "",
             'the challenge\'s "in_to_in9.json": {class of ImageNet-1K: class of ImageNet-9, or -1}',
             free=True,
+            path=True,
+            acts="",
         ),
         head=key(
             "",
             "a fitted classifier, .npz with kernel [d, c] and bias [c], and scale and shift [d] of"
             ' its layer norm if it has one; "" = fitted on data',
             free=True,
+            path=True,
+            acts="",
         ),
         variants=key(VARIANTS, "which are scored", choices=VARIANTS),
         **linear.defaults(),
@@ -63,7 +71,7 @@ def read_mapping(path: str | Path) -> np.ndarray:
 
     Raises InputError for a file that says nothing of the kind.
     """
-    path = Path(path).expanduser()
+    path = local(path)
     if not path.is_file():
         raise InputError(
             f'no mapping "{path}"; give `mapping` the in_to_in9.json of the backgrounds challenge'
@@ -87,11 +95,11 @@ def read_head(path: str | Path) -> dict[str, np.ndarray]:
 
     Raises InputError for a file without them.
     """
-    path = Path(path).expanduser()
+    path = local(path)
     if not path.is_file():
         raise InputError(f"no classifier {path}; give `head` an .npz file with kernel and bias")
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with reading.open_npz(path) as stored:
             head = {name: np.asarray(stored[name], np.float32) for name in stored.files}
     # zipfile, NumPy and its header parser have no common error class
     except Exception as error:
@@ -117,7 +125,7 @@ def read_head(path: str | Path) -> dict[str, np.ndarray]:
 def save_head(path: str | Path, params: Mapping[str, Any]) -> None:
     """Writes `probe.Probe.params` as a file that `read_head` reads."""
     arrays: dict[str, Any] = {name: np.asarray(value) for name, value in params.items()}
-    np.savez(Path(path).expanduser(), **arrays)
+    np.savez(local(path), **arrays)
 
 
 def predict(head: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
@@ -147,6 +155,16 @@ def _variant(case, name, classes):
     return source
 
 
+def check(name: str, section: ConfigDict) -> None:
+    """Refuses an evaluation `name` without its folder, mapping or classifier. Raises InputError."""
+    linear.check(name, section)
+    if not section.dir or not local(section.dir).is_dir():
+        raise InputError(f'{name}.dir is "{section.dir}"; it must be the folder of ImageNet-9')
+    read_mapping(section.mapping)
+    if section.head:
+        read_head(section.head)
+
+
 def run(case: Case) -> dict[str, float]:
     """`imagenet9`: accuracy on the original images in percent; `imagenet9_mixed_rand` and so on: on
     the variants; `imagenet9_bg_gap`: Mixed-Same minus Mixed-Rand; `imagenet9_head`: accuracy of a
@@ -155,8 +173,7 @@ def run(case: Case) -> dict[str, float]:
     Raises InputError for a missing folder, mapping or classifier, or ones that do not fit.
     """
     c = case.config
-    if not c.dir:
-        raise InputError("imagenet9 needs `dir`, the folder of ImageNet-9")
+    check("imagenet9", c)
     mapping = read_mapping(c.mapping)
     sources: dict[str, Any] = {
         name: _variant(case, name, 1 + int(mapping.max())) for name in c.variants
@@ -193,4 +210,5 @@ register(
     needs="labels",
     baselines=BASELINES[:1],
     protocols=PROTOCOLS,
+    check=check,
 )

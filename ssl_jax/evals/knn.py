@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax import ops
-from ssl_jax.config import InputError, key
+from ssl_jax.config import Key, key
 from ssl_jax.evals import metrics, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion, neighbours
@@ -42,8 +42,13 @@ def defaults() -> dict:
             "neighbours",
             above=0,
         ),
-        temperature=key(TEMPERATURE, "votes weigh exp(cosine / temperature)", above=0),
+        temperature=temperature_key(),
     )
+
+
+def temperature_key() -> Key:
+    """The key of a temperature of cosines. Below, float32 has no other weights than 1 and 0."""
+    return key(TEMPERATURE, "votes weigh exp(cosine / temperature)", least=1e-6)
 
 
 class Neighbours(NamedTuple):
@@ -68,7 +73,7 @@ def classify(
     """Predicts the class that wins the weighted vote of the k nearest bank rows, for several k.
 
     score(c) = sum over the k nearest rows i of exp(<q, b_i> / temperature) [label_i = c], q and b
-    L2-normalised.
+    L2-normalised; over the nearest row's weight, so that none is infinite.
 
     Args:
       bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; computed in float32.
@@ -116,8 +121,13 @@ def classify(
 def _classify_chunk(queries, bank, labels, *, num_classes, ks, temperature):
     # Both sides have length 1.
     similarity, index = ops.nearest(queries, bank, k=ks[-1], metric="dot")
-    weights = jnp.exp(similarity / temperature)
-    return vote(labels[index], weights, num_classes=num_classes, ks=ks), similarity, index
+    votes = vote(labels[index], weights(similarity, temperature), num_classes=num_classes, ks=ks)
+    return votes, similarity, index
+
+
+def weights(similarity: jax.Array, temperature: float) -> jax.Array:
+    """exp(similarity / temperature) of [q, k], nearest first, over that of the nearest."""
+    return jnp.exp((similarity - similarity[:, :1]) / temperature)
 
 
 @jax.jit
@@ -160,13 +170,7 @@ def run(case: Case) -> dict[str, float]:
     Raises InputError for a set without labels.
     """
     c = case.config
-    train, test = case.features(c.tokens, c.layers)
-    if train.labels is None or test.labels is None:
-        raise InputError(
-            "k-NN needs labels; point the evaluation's data at a labelled set, or leave it out of"
-            " evals.tasks"
-        )
-    assert train.image is not None and test.image is not None
+    train, test = case.labelled(c.tokens, c.layers)
     result = classify(
         train.image,
         train.labels,
@@ -186,9 +190,7 @@ def run(case: Case) -> dict[str, float]:
 def figures(case: Case) -> dict[str, Picture | Classes]:
     """{"neighbours": some test images with their nearest training images}: the first image of each
     class, then the second, ...; {"knn_classes": what each class is taken for}."""
-    train, test = case.features(case.config.tokens, case.config.layers)
-    assert train.image is not None and test.image is not None
-    assert train.labels is not None and test.labels is not None
+    train, test = case.labelled(case.config.tokens, case.config.layers)
     labels = test.labels[:1000]
     turn = [np.sum(labels[:i] == label) for i, label in enumerate(labels)]
     queries = np.lexsort((labels, turn))[:_QUERIES]
@@ -220,4 +222,13 @@ def figures(case: Case) -> dict[str, Picture | Classes]:
     }
 
 
-register("knn", run, defaults, heading="k-NN", needs="labels", figures=figures, protocols=PROTOCOLS)
+register(
+    "knn",
+    run,
+    defaults,
+    heading="k-NN",
+    needs="labels",
+    share=True,
+    figures=figures,
+    protocols=PROTOCOLS,
+)

@@ -7,9 +7,9 @@ crop, which are computed once. `PROTOCOLS` has the papers' own: STELLAR's full g
 cosine, several layers, the best on the test set), both on random crops.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.source import make_source
@@ -20,6 +20,7 @@ from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, logits, whiten
 from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.ops import numerics
 
 _SCALED_TO = 256  # features, of learning rates that grow with the batch
 
@@ -108,6 +109,13 @@ def defaults() -> dict:
     )
 
 
+def check(name: str, section: ConfigDict) -> None:
+    """Refuses a crop_scale that is no range. Raises InputError."""
+    scale = tuple(section.crop_scale)
+    if len(scale) not in (0, 2) or tuple(sorted(scale)) != scale:
+        raise InputError(f"{name}.crop_scale is {scale}; use (least, largest) or ()")
+
+
 def probe(case: Case, num_classes: int = 0) -> Probe:
     """The probe that an evaluation with the keys of `linear` trains and tests; once for each case.
 
@@ -121,17 +129,8 @@ def probe(case: Case, num_classes: int = 0) -> Probe:
 
 def _probe(case, num_classes):
     c = case.config
-    if len(c.crop_scale) not in (0, 2) or tuple(sorted(c.crop_scale)) != tuple(c.crop_scale):
-        raise InputError(
-            f"crop_scale of the linear probe is {c.crop_scale}; use (least, largest) or ()"
-        )
-    train, test = case.features(c.tokens, c.layers)
-    if train.labels is None or test.labels is None:
-        raise InputError(
-            "the linear probe needs labels; point the evaluation's data at a labelled set, or leave"
-            " it out of evals.tasks"
-        )
-    assert train.image is not None and test.image is not None
+    check("linear", c)
+    train, test = case.labelled(c.tokens, c.layers)
     found = 1 + int(max(train.labels.max(), test.labels.max()))
     if num_classes and found > num_classes:
         raise InputError(f"the images have {found} classes, {num_classes} are asked for")
@@ -142,7 +141,7 @@ def _probe(case, num_classes):
         test.image,
         test.labels,
         num_classes=num_classes or found,
-        key=jax.random.key(case.seed),
+        key=numerics.key(case.seed),
         learning_rates=tuple(factor * lr for lr in c.lrs),
         batch_factors=tuple(c.batch_factors),
         epochs=c.epochs,
@@ -223,7 +222,9 @@ register(
     defaults,
     heading="linear",
     needs="labels",
+    share=True,
     figures=figures,
     trains=True,
     protocols=PROTOCOLS,
+    check=check,
 )

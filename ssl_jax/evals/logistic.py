@@ -1,6 +1,7 @@
 """Logistic regression on frozen features, by scikit-learn: convex, so that nothing but the strength
 of the penalty is chosen."""
 
+import math
 import warnings
 
 import numpy as np
@@ -39,11 +40,15 @@ def fit(
     seed: int = 0,
 ) -> tuple[float, float]:
     """(accuracy on the test set, the chosen C): chosen on a tenth of the training set, drawn by
-    class from the seed; then fitted to all of it. A single C is not searched for.
+    class from the seed and at least one of each; then fitted to all of it. A single C is not
+    searched for.
 
     Args:
       train: [n, d] features, standardised here with their mean and deviation; labels: [n].
       test: [m, d], test_labels: [m].
+
+    Raises:
+      InputError: the part that is left for learning has a single class.
     """
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
@@ -59,15 +64,22 @@ def fit(
         # More iterations change the third digit of an accuracy at most.
         warnings.simplefilter("ignore", ConvergenceWarning)
         if len(penalties) > 1:
-            smallest = np.unique(labels, return_counts=True)[1].min()
+            counts = np.unique(labels, return_counts=True)[1]
+            by_class = counts.min() > 1
+            held_out = math.ceil(_HELD_OUT * len(train))
             parts = train_test_split(
                 np.asarray(train),
                 np.asarray(labels),
-                test_size=_HELD_OUT,
+                test_size=max(held_out, len(counts)) if by_class else held_out,
                 random_state=seed,
-                stratify=labels if smallest > 1 else None,
+                stratify=labels if by_class else None,
             )
             learn, choose, learn_labels, choose_labels = parts
+            if len(np.unique(learn_labels)) < 2:
+                raise InputError(
+                    f"logistic: {len(train)} training images of {len(counts)} classes are too few"
+                    " to choose c on a tenth of them; give one c, or more images"
+                )
             scores = [
                 model(c).fit(learn, learn_labels).score(choose, choose_labels) for c in penalties
             ]
@@ -82,15 +94,7 @@ def run(case: Case) -> dict[str, float]:
     Raises InputError for a set without labels, or with a single class.
     """
     c = case.config
-    train, test = case.features(c.tokens, c.layers)
-    if train.labels is None or test.labels is None:
-        raise InputError(
-            "logistic regression needs labels; point the evaluation's data at a labelled set, or"
-            " leave it out of evals.tasks"
-        )
-    if len(np.unique(train.labels)) < 2:
-        raise InputError("logistic regression needs two classes; all training images have one")
-    assert train.image is not None and test.image is not None
+    train, test = case.labelled(c.tokens, c.layers)
     accuracy, chosen = fit(
         train.image,
         train.labels,
@@ -103,4 +107,4 @@ def run(case: Case) -> dict[str, float]:
     return {"logistic": 100.0 * accuracy, "logistic_c": chosen}
 
 
-register("logistic", run, defaults, heading="logistic", needs="labels")
+register("logistic", run, defaults, heading="logistic", needs="labels", share=True)

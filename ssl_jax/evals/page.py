@@ -9,6 +9,7 @@ import datetime
 import io
 import json
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from ssl_jax.evals import charts, comparison
 from ssl_jax.evals.comparison import ABSENT
 from ssl_jax.evals.folders import RunFolder
 from ssl_jax.evals.registry import TRAINED
+from ssl_jax.train import progress
 
 WIDEST = 1600  # pixels of a picture in the page; wider ones are scaled down
+_LARGEST, _PIXELS = 2**27, 2**26  # bytes and pixels of a picture that is shown
 _QUALITY = 90  # of WebP
 _SMOOTHING = 0.05
 # What the pictures show that any network can have; others are called after their file.
@@ -95,7 +98,7 @@ def _overview(number: int, run: RunFolder) -> dict:
     status = "finished" if run.results else f"at step {run.step:,}, no results yet"
     if run.results and run.step < run.total_steps:
         status = f"results, and trained on to step {run.step:,}"
-    written = max(path.stat().st_mtime for path in run.path.iterdir())
+    written = min(max(path.lstat().st_mtime for path in run.path.iterdir()), time.time())
     batch = config.get("optim.batch_size", 0)
     rates = run.metrics.get("images_per_second", np.zeros(0))
     rates = rates[np.isfinite(rates)]
@@ -108,7 +111,7 @@ def _overview(number: int, run: RunFolder) -> dict:
         "steps": f"{run.step:,} of {run.total_steps:,}" if run.total_steps else f"{run.step:,}",
         "batch": f"{batch:,}",
         "seed": str(config.get("seed", ABSENT)),
-        "speed": f"{rate:,.0f} images/s" if rate else ABSENT,
+        "speed": f"{progress.speed(rate)} images/s" if rate else ABSENT,
         "time": _duration(run.step * batch / rate) if rate else ABSENT,
         "memory": _memory(run),
         "last written": datetime.datetime.fromtimestamp(written).strftime("%Y-%m-%d %H:%M"),
@@ -245,16 +248,22 @@ def _picture_title(name: str, runs) -> str:
 def _inlined(path: Path) -> dict:
     """A picture as data URI: WebP where that is smaller, at most WIDEST pixels wide; an animation
     as it is."""
-    raw, kind = path.read_bytes(), path.suffix[1:]
+    kind = path.suffix[1:]
     try:
-        with Image.open(path) as image:
+        if path.stat().st_size > _LARGEST:
+            raise ValueError(f"it has more than {_LARGEST} bytes")
+        raw = path.read_bytes()
+        # The formats that runs write: of others, Pillow gives some to programs.
+        with Image.open(io.BytesIO(raw), formats=("PNG", "GIF")) as image:
             size = image.size
+            if size[0] * size[1] > _PIXELS:
+                raise ValueError(f"it has {size[0]} x {size[1]} pixels")
             moving = getattr(image, "is_animated", False)
             small = image.convert("RGB")
         if size[0] > WIDEST and not moving:
             height = round(size[1] * WIDEST / size[0])
             small = small.resize((WIDEST, height), Image.Resampling.LANCZOS)
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+    except Exception as error:  # a broken picture raises nearly anything
         return dict(src="", why=f"{path.name} cannot be read: {error}", width=0, height=0)
     buffer = io.BytesIO()
     small.save(buffer, "WEBP", quality=_QUALITY)

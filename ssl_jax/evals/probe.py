@@ -196,7 +196,7 @@ class Trainer(NamedTuple):
 def _start(key, dim, num_classes, norm):
     """Parameters before training."""
     start = {
-        "kernel": 0.01 * jax.random.normal(key, (dim, num_classes)),
+        "kernel": 0.01 * jax.random.normal(key, (dim, num_classes), jnp.float32),
         "bias": jnp.zeros(num_classes),
     }
     return start | ({"scale": jnp.ones(dim), "shift": jnp.zeros(dim)} if norm else {})

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import dense
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.metrics import check_classes, num_classes
 from ssl_jax.evals.pictures import cribo as objects
 from ssl_jax.evals.pictures import similarity
 from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture
@@ -91,9 +92,11 @@ def modes(tokens: ArrayLike, labels: ArrayLike, sharpness: float = SHARPNESS) ->
     """
     labels = np.asarray(labels)
     unit = np.asarray(tokens) / np.linalg.norm(tokens, axis=-1, keepdims=True)
-    weights = np.exp(sharpness * np.einsum("bid,bjd->bij", unit, unit))
+    cosines = np.einsum("bid,bjd->bij", unit, unit)
     known = labels != IGNORE
     others = ~np.eye(labels.shape[1], dtype=bool) & known[:, None]
+    below = cosines - cosines.max(axis=-1, keepdims=True, where=others, initial=-1)
+    weights = np.exp(sharpness * np.minimum(below, 0))
     same = (labels[:, :, None] == labels[:, None]) & others
     count = others.sum(-1)
     share = (weights * same).sum(-1) / np.maximum((weights * others).sum(-1), 1e-30)
@@ -174,17 +177,12 @@ def clusters(case: Case, index: np.ndarray, patches: np.ndarray) -> np.ndarray:
 def _compared(case: Case):
     """Test features, their clusters, and the majority label of each patch."""
     test = case.part("test", "patches")
-    if test.masks is None:
-        raise InputError(
-            "purity needs masks; point the evaluation's data at a set with masks, or leave it out"
-            " of evals.tasks"
-        )
+    case.need(test.masks is not None, "masks")
     assert test.patches is not None
     labels = dense.patch_labels(
-        test.masks, test.patches.shape[1:3], num_classes=dense.num_mask_classes(test.masks)
+        test.masks, test.patches.shape[1:3], num_classes=num_classes(test.masks)
     )
-    if (labels == IGNORE).all():
-        raise InputError("no labelled patch: every pixel of the masks is ignored (255)")
+    check_classes("purity", case.test, labels, "patches")
     found = case.once("purity", lambda _: clusters(case, test.index, test.patches))
     return test, found, labels
 

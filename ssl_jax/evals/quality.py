@@ -35,7 +35,9 @@ def defaults() -> dict:
             " needs fid_weights and thousands of images",
             choices=("", INCEPTION),
         ),
-        fid_weights=key("", f"file with the weights for fid; {inception.FETCH}"),
+        fid_weights=key(
+            "", f"file with the weights for fid; {inception.FETCH}", path=True, acts=""
+        ),
     )
 
 
@@ -67,7 +69,7 @@ def ssim(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
     images, rebuilt = np.asarray(images, np.float64), np.asarray(rebuilt, np.float64)
     if min(images.shape[1:3]) < _SSIM_SIDE:
         raise InputError(
-            f"images of {images.shape[1]} x {images.shape[2]} pixels are smaller than SSIM's window"
+            f"images of {images.shape[2]}x{images.shape[1]} pixels are smaller than SSIM's window"
             f" of {_SSIM_SIDE}; raise data.size or crop"
         )
     options = dict(gaussian_weights=True, sigma=1.5, use_sample_covariance=False, data_range=1.0)

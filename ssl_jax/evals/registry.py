@@ -44,8 +44,10 @@ class Type(NamedTuple):
     needs: "labels", "masks" or "boxes" of the images, or "sequences" of them with masks; "" =
       images alone.
     one_size: whether the images must have one size, all as they are read or all after the crop.
+    multiples: names of keys that must be multiples of the network's patch.
     figures(case) -> {name: pictures.Picture or pictures.Animation}: drawn at the end of a run, of
       the trained network.
+    share: the score that has the type's name is the share of the test images that are right.
     baselines: of BASELINES, those that the scores of a trained network are compared with.
     protocols: {name: Protocol} of the papers that use it.
     trains: whether the pictures are of something that `run` trained: they are then of the images
@@ -59,6 +61,8 @@ class Type(NamedTuple):
     heading: str = ""
     needs: str = ""
     one_size: bool = False
+    multiples: tuple[str, ...] = ()
+    share: bool = False
     figures: Callable = no_figures
     baselines: tuple[str, ...] = BASELINES
     protocols: Mapping[str, Protocol] = MappingProxyType({})

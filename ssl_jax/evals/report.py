@@ -4,17 +4,18 @@ pixels; table, JSON, pictures.
 
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import evals
-from ssl_jax.evals import pictures
+from ssl_jax.evals import pictures, registry
 from ssl_jax.evals.pictures import attention, pca
+from ssl_jax.evals.table import IMAGES
 from ssl_jax.methods.encoder import Encoder, bound
+from ssl_jax.ops import numerics
 from ssl_jax.train import distributed, progress, state
 
 _SHOWN = 6  # test images in the pictures of any network
@@ -62,12 +63,24 @@ class Evaluation:
     def _untrained(self):
         """Weights before training."""
         if self.network is not None and self.network.init is not None:
-            return self.network.init(jax.random.key(self.config.seed))
+            return self.network.init(numerics.key(self.config.seed))
         return state.initial_weights(bound(self.config), self.config.seed)
 
-    def compare(self, params: Any, constants: Any = None) -> dict[str, dict[str, float]]:
+    def compare(
+        self, params: Any, constants: Any = None, *, first: Callable[[dict], None] | None = None
+    ) -> dict[str, dict[str, float]]:
         """{row: scores}: of the untrained network (same seed), of raw pixels and of `params`, in
-        the order of evals.ROWS. A baseline has the scores of the evaluations that name it."""
+        the order of evals.ROWS; of `params` alone without config.evals.baselines. A baseline has
+        the scores of the evaluations that name it.
+
+        first: gets the scores of `params`, which are worked out first.
+        """
+        with progress.part("the trained network"):
+            trained = self(params, constants, drawn=True)
+        if first is not None:
+            first(trained)
+        if not self.config.evals.baselines:
+            return {evals.TRAINED: trained}
         networks = (
             lambda: self._encoder(self._untrained(), constants),
             lambda: evals.raw_pixels(self.config.model.patch),
@@ -80,12 +93,20 @@ class Evaluation:
                 results[row] = evals.run(
                     {name: c for name, c in cases if row in types[c.config.type].baselines}
                 )
-        with progress.part("the trained network"):
-            return results | {evals.TRAINED: self(params, constants, drawn=True)}
+        return results | {evals.TRAINED: trained}
 
     def table(self, results: Mapping[str, Mapping[str, float]]) -> str:
         """The result of `compare` as text."""
-        return evals.comparison_table(results, evals.headings(self.config, self.tasks))
+        headings = evals.headings(self.config, self.tasks)
+        return evals.comparison_table(results, headings, self._images())
+
+    def _images(self) -> dict[str, int]:
+        """{score: test images that could be read} of the scores that are shares of them."""
+        return {
+            registry.score_name(name, c.type, c.type): self.sources[name][1].readable()
+            for name, c in evals.chosen(self.config, self.tasks).items()
+            if evals.TYPES[c.type].share
+        }
 
     def _cases(self, network):
         return evals.cases(network, self.config, tasks=self.tasks, sources_of=self.sources)
@@ -154,14 +175,6 @@ class Evaluation:
         scored = self._trained or self._cases(encoder)
         return {name: cases.get(name, scored[name]) for name in sections}
 
-    def report(self, params: Any, constants: Any, folder: Path) -> dict[str, dict[str, float]]:
-        """`compare` and `publish`; returns the comparison."""
-        if not self.tasks:
-            return {}
-        results = self.compare(params, constants)
-        self.publish(results, params, constants, folder)
-        return results
-
     def publish(
         self, results: Mapping[str, Mapping[str, float]], params: Any, constants: Any, folder: Path
     ) -> list[Path]:
@@ -170,10 +183,13 @@ class Evaluation:
         if not distributed.is_first():
             return []
         table = self.table(results)
-        for name, text in (("results.json", json.dumps(results, indent=2)), ("results.txt", table)):
-            (folder / name).write_text(text + "\n")
+        shares = {name + IMAGES: count for name, count in self._images().items()}
+        known = {**results, evals.TRAINED: {**results[evals.TRAINED], **shares}}
+        (folder / "results.txt").write_text(table + "\n")
         print(table, flush=True)
         paths = self.draw(params, constants, folder / "pictures", folder)
+        # Last: it says that there is nothing left to do.
+        (folder / "results.json").write_text(json.dumps(known, indent=2) + "\n")
         for path in paths:
             print(f"picture: {path}", flush=True)
         return paths

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
+from ml_collections import ConfigDict
 from PIL import Image
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, key, local
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import knn, native, ranking, revisited, tokens, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
+from ssl_jax.evals.metrics import check_classes
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture, class_name
 from ssl_jax.evals.registry import Protocol, register
@@ -38,6 +40,8 @@ def defaults() -> dict:
             "",
             'the benchmark\'s "gnd_roxford5k.pkl" or "gnd_rparis6k.pkl" (or .json of the same'
             ' content), in data.dir or anywhere; "" = labels say what is relevant',
+            path=True,
+            acts="",
         ),
         crop_queries=key(True, "whether queries of the benchmark are cut out of their images"),
         fit=key(
@@ -175,10 +179,24 @@ def _gallery(case: Case) -> _Gallery:
     return case.once("retrieval", make)
 
 
+def _truth(section: ConfigDict) -> revisited.GroundTruth:
+    path = local(section.ground_truth)
+    place = path if path.is_file() else local(section.data.dir) / path
+    return revisited.read(place)
+
+
+def check(name: str, section: ConfigDict) -> None:
+    """Refuses an evaluation `name` whose ground truth is not there. Raises InputError."""
+    if section.ground_truth:
+        try:
+            _truth(section)
+        except InputError as error:
+            raise InputError(f"{name}.ground_truth: {error}") from error
+
+
 def _benchmark_gallery(case: Case) -> _Gallery:
     c = case.config
-    path = Path(c.ground_truth).expanduser()
-    truth = revisited.read(path if path.is_file() else Path(c.data.dir).expanduser() / path)
+    truth = _truth(c)
     record_of = {Path(case.test.name(i)).stem: i for i in range(len(case.test))}
     missing = [name for name in (*truth.images, *truth.queries) if name not in record_of]
     if missing:
@@ -217,6 +235,7 @@ def _labelled_gallery(case: Case) -> _Gallery:
         records.append(int(i))
         labels.append(int(record["label"]))
     rows, of_row = np.array(records, np.int64), np.array(labels, np.int64)
+    check_classes("retrieval", case.test, [of_row], "labels")
     if len(of_row) == len(np.unique(of_row)):
         raise InputError(
             f"no two of the {len(of_row)} test images share a label, so that nothing can be"
@@ -323,4 +342,5 @@ register(
     needs="labels",
     figures=figures,
     protocols=PROTOCOLS,
+    check=check,
 )

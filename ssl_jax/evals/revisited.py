@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 
 _LISTS = ("easy", "hard", "junk")
 
@@ -35,7 +35,7 @@ def read(path: str | Path) -> GroundTruth:
     Raises:
       InputError: no such file, or another content.
     """
-    path = Path(path).expanduser()
+    path = local(path)
     if not path.is_file():
         raise InputError(
             f"no ground truth {path}; give the benchmark's gnd_roxford5k.pkl or gnd_rparis6k.pkl,"

@@ -26,10 +26,10 @@ from typing import Any
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax.config import InputError, Key, free_on_resume, key, unknown
-from ssl_jax.data import source
+from ssl_jax.config import InputError, Key, check_multiple, free_on_resume, key, unknown
+from ssl_jax.data import source, subset
 from ssl_jax.data.lookup import listed
-from ssl_jax.evals import registry
+from ssl_jax.evals import registry, tokens
 
 ALL = "all"
 TRAINING = "training"  # kind of data of an evaluation: what the run is trained on
@@ -47,13 +47,22 @@ def defaults() -> dict:
     """The keys that belong to all evaluations."""
     return free_on_resume(
         dict(
-            tasks=key((ALL,), 'names of the evaluations that are run; "all" = each one, () = none'),
+            tasks=key(
+                (ALL,),
+                'names of the evaluations that are run; "all" = each one, () = none',
+                acts="",
+            ),
             every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
             batch_size=key(64, "per forward pass", "images", above=0, most=2**20),
             cache=key(
                 "",
                 "folder in which features are kept, for the next evaluation of the same weights and"
                 ' images; "" = none',
+                path=True,
+                acts="is a folder to write into",
+            ),
+            baselines=key(
+                True, "the final scores stand beside an untrained network and raw pixels"
             ),
             picture_size=key(
                 0,
@@ -78,8 +87,10 @@ def _keys_of(type: str) -> dict:
         choices=(TRAINING, *data["kind"].choices),
     )
     data |= dict(
-        test_split=key("test", "part of the set that is scored"),
-        test_list=key("", 'the same as `list`, of the part that is scored; "" = all'),
+        test_split=key("test", "part of the set that is scored", acts=""),
+        test_list=key(
+            "", 'the same as `list`, of the part that is scored; "" = all', path=True, acts=""
+        ),
     )
     return free_on_resume(
         dict(
@@ -123,7 +134,8 @@ def add(config: ConfigDict, *types: str, **changes: Any) -> None:
 
 def named(config: ConfigDict) -> dict[str, ConfigDict]:
     """{name: section} of all evaluations of a config, in alphabetical order."""
-    sections = config.get("evals", {}).items()
+    sections = config.get("evals")
+    sections = sections.items() if isinstance(sections, ConfigDict) else ()
     return {n: entry for n, entry in sections if isinstance(entry, ConfigDict | FrozenConfigDict)}
 
 
@@ -174,7 +186,8 @@ def check(config: ConfigDict) -> None:
     tasks = dataclasses.replace(defaults()["tasks"], choices=(*named(config), ALL))
     tasks.check("evals.tasks", config.evals.tasks)
     for name, section in chosen(config).items():
-        path, needs = f"evals.{name}", registry.get(section.type).needs
+        path, type = f"evals.{name}", registry.get(section.type)
+        needs = type.needs
         own = _keys_of(section.type)
         for entry, value in section.items():
             # Where "none" is the default, it is a choice.
@@ -190,7 +203,12 @@ def check(config: ConfigDict) -> None:
                 f" set with {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))
-        registry.get(section.type).check(path, section)
+        for entry in type.multiples:
+            check_multiple(
+                f"{path}.{entry}", section[entry], config.model.patch, "patch of the network"
+            )
+        tokens.check(path, section, config.model)
+        type.check(path, section)
 
 
 def check_source(name: str, section: ConfigDict, opened: Any) -> None:
@@ -206,18 +224,26 @@ def check_source(name: str, section: ConfigDict, opened: Any) -> None:
         )
 
 
+def numbered_alike(section: ConfigDict, train: Any, test: Any) -> tuple[Any, Any]:
+    """The two parts of a set with one number for a class where labels are numbered by what a part
+    holds, if `test` has no class that `train` lacks."""
+    if section.data.kind not in source.NUMBERED:
+        return train, test
+    return subset.numbered_alike(train, test, section.data.kind in ("webdataset", "huggingface"))
+
+
 def check_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None:
-    """Refuses two parts of a set whose classes are not the same where labels are numbered by what
-    a part holds. Raises InputError."""
+    """Refuses two parts of a set, labels numbered by what a part holds, of which the scored one has
+    a class that the other lacks. Raises InputError."""
     if section.data.kind not in source.NUMBERED or registry.get(section.type).needs != "labels":
         return
-    ours, theirs = (set(part.class_names or ()) for part in (train, test))
-    if ours and theirs and ours != theirs:
-        only = {section.data.split: ours - theirs, section.data.test_split: theirs - ours}
-        said = "; ".join(f"only {part} has {listed(sorted(x))}" for part, x in only.items() if x)
+    ours, theirs = (set(subset.class_names(part) or ()) for part in (train, test))
+    if ours and theirs - ours:
         raise InputError(
-            f"evals.{name}: the parts of {section.data.dir} have other classes ({said}); each part"
-            " needs all of them"
+            f"evals.{name}: the parts of {section.data.dir} have other classes (only"
+            f" {section.data.test_split} has {listed(sorted(theirs - ours))}, only"
+            f" {section.data.split} {listed(sorted(ours - theirs))}); what is scored needs classes"
+            " that are learned"
         )
 
 

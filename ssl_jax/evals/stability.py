@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 from scipy import optimize, spatial
 
 from ssl_jax.config import InputError, key
+from ssl_jax.data.lookup import pixels
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import Chart, Curve
 from ssl_jax.evals.registry import BASELINES, Protocol, register
@@ -163,9 +164,8 @@ def shifted(
     free = [full - side for full, side in zip(images.shape[1:3], window)]
     if max(shifts) > min(free):
         raise InputError(
-            f"a shift of {max(shifts)} pixels leads out of images of {images.shape[1]} x"
-            f" {images.shape[2]} pixels with a window of {window[0]} x {window[1]}; raise"
-            " data.size, or lower crop or shifts"
+            f"a shift of {max(shifts)} pixels leads out of images of {pixels(images.shape[1:])}"
+            f" pixels with a window of {pixels(window)}; raise data.size, or lower crop or shifts"
         )
 
     def seen(axis, shift):
@@ -225,7 +225,7 @@ def _window(case: Case, size: tuple[int, int]) -> tuple[int, int]:
     window = tuple(max(n, 0) // case.patch * case.patch for n in room)
     if min(window) == 0:
         raise InputError(
-            f"images of {size[0]} x {size[1]} pixels with shifts of up to {max(c.shifts)} leave"
+            f"images of {pixels(size)} pixels with shifts of up to {max(c.shifts)} leave"
             f" less than a patch of {case.patch}; raise data.size or lower shifts"
         )
     return window[0], window[1]

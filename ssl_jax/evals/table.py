@@ -1,28 +1,64 @@
-"""The comparison of networks as text."""
+"""The comparison of networks as text, and what is the best of several."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+
+IMAGES = "_images"  # in results.json: of how many test images a score is the share
+
+
+def standard_error(percent: float, images: int) -> float:
+    """Of a share of so many images, in percent, as if two more were right and two more wrong
+    (Agresti and Coull 1998), so that it is not 0 at 0 and 100."""
+    right = (percent * images / 100 + 2) / (images + 4)
+    return 100 * math.sqrt(max(right * (1 - right), 0) / images)
+
+
+def best(scores: Sequence[float], images: int = 0) -> tuple[float | None, str]:
+    """(The highest of some scores, what to say of it). None where another is as high within the
+    standard error of the difference.
+
+    images: the scores are shares of so many test images, in percent; 0 = they are others.
+    """
+    first, *others = sorted(scores, reverse=True)
+    if not images:
+        return first, ""
+    error = standard_error(first, images)
+    alike = others and first - others[0] <= math.hypot(error, standard_error(others[0], images))
+    return None if alike else first, f"{images} test images, standard error {error:.1f}"
 
 
 def comparison_table(
-    results: Mapping[str, Mapping[str, float]], headings: Mapping[str, str]
+    results: Mapping[str, Mapping[str, float]],
+    headings: Mapping[str, str],
+    images: Mapping[str, int] | None = None,
 ) -> str:
     """Aligned text: one row per network, one column per score, the best of each column marked
-    with *.
+    with *, and of how many test images they are.
 
     Args:
       results: {row: scores}, e.g. {"untrained network": {...}, "raw pixels": {...}, "trained":
         {...}}; a score that a row lacks shows "-".
       headings: {score: heading} of the columns; scores that no row has are left out.
+      images: {score: number of test images that it is a share of}.
     """
     columns = {
         name: heading
         for name, heading in headings.items()
         if any(name in row for row in results.values())
     }
-    best = {name: max(row[name] for row in results.values() if name in row) for name in columns}
+    highest = {
+        name: best(
+            [row[name] for row in results.values() if name in row], (images or {}).get(name, 0)
+        )
+        for name in columns
+    }
 
     def cell(row, name):
-        return f"{row[name]:.1f}{'*' if row[name] == best[name] else ' '}" if name in row else "- "
+        return (
+            f"{row[name]:.1f}{'*' if row[name] == highest[name][0] else ' '}"
+            if name in row
+            else "- "
+        )
 
     lines = [["features", *(f"{heading} " for heading in columns.values())]]
     lines += [[label, *(cell(row, name) for name in columns)] for label, row in results.items()]
@@ -35,4 +71,7 @@ def comparison_table(
 
     rule = "-" * (sum(widths) + 2 * len(columns))
     head, *rows = map(padded, lines)
-    return "\n".join([head, rule, *rows, "percent where no unit is named; * = best of the column"])
+    told = [f"{columns[name]}: {text}" for name, (_, text) in highest.items() if text]
+    end = f", by more than the standard error\n{'; '.join(told)}" if told else ""
+    last = f"percent where no unit is named; * = best of the column{end}"
+    return "\n".join([head, rule, *rows, last])

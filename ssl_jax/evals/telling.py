@@ -1,30 +1,43 @@
-"""The source of an evaluation: what cannot be read is named, and little of it is left out."""
+"""The source of an evaluation or an embedding: what cannot be read is named, and little of it is
+left out."""
 
+import concurrent.futures
+import contextlib
 import threading
+from collections.abc import Sequence
 from typing import Any
 
-from ssl_jax.config import InputError
-from ssl_jax.data import base
+from ssl_jax.data import base, loader
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals.features import drawn
 
-_SHARE = 0.01  # of the records may be unreadable, as in training
+SHARE = loader.defaults()["max_unreadable"].default
+_FEW = 1000  # records, which are read before anything is compiled
+_THREADS = 8
 
 
 class Telling(base.Source):
     """Another source, which tells of each record that cannot be read, once.
 
     `s[i]` raises decode.Unreadable as the other's does, for the evaluation to leave the record out;
-    with more than one in a hundred it raises InputError, as scores of what is left are not those of
+    with more than a share of them it raises InputError, as scores of what is left are not those of
     the set.
 
-    examples: how many records an evaluation reads; 0 = all.
+    examples: how many records an evaluation reads; 0 = all. share: of them that may be unreadable,
+    as in training (data.max_unreadable).
     """
 
-    def __init__(self, source: Any, examples: int = 0, known: dict[int, str] | None = None):
-        self._source, self._lock = source, threading.Lock()
-        self._examples = min(examples or len(source), len(source))
+    def __init__(
+        self,
+        source: Any,
+        examples: int = 0,
+        known: dict[int, str] | None = None,
+        share: float = SHARE,
+    ):
+        self._source, self._lock, self._share = source, threading.Lock(), share
         self._known = {} if known is None else known  # {record: reason}
         self._take_facts(source)
+        self._examples = min(examples or len(source), len(source) - len(self.unlabelled))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -35,6 +48,26 @@ class Telling(base.Source):
         except Unreadable as error:
             self._tell(int(i), error.reason)
             raise
+
+    def look(self, seed: int = 0) -> None:
+        """Reads the examples that are drawn from the seed in advance, if they are few: what they
+        are refused for is said before anything is compiled. Many are told of on the way."""
+
+        def read(i):
+            with contextlib.suppress(Unreadable):
+                self[int(i)]
+
+        if self._examples <= _FEW:
+            with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+                list(pool.map(read, drawn(self, self._examples, seed)))
+
+    def readable(self) -> int:
+        """How many of the examples could be read so far."""
+        return self._examples - len(self._known)
+
+    def list_names(self) -> Sequence[str]:
+        """See `Files.list_names`."""
+        return self._source.list_names()
 
     def name(self, i: int) -> str:
         return self._source.name(i)
@@ -47,18 +80,16 @@ class Telling(base.Source):
     def unresized(self) -> Any:
         """See `Prepared.unresized`; tells as well."""
         inner = getattr(self._source, "unresized", self._source)
-        return self if inner is self._source else Telling(inner, self._examples, self._known)
+        if inner is self._source:
+            return self
+        return Telling(inner, self._examples, self._known, self._share)
 
     def _tell(self, i, reason):
         with self._lock:  # threads read ahead
             if i in self._known:
                 return
             self._known[i] = reason
-            if len(self._known) > _SHARE * self._examples:
-                raise InputError(
-                    f"{len(self._known)} of {self._examples} images to evaluate cannot be used:"
-                    f" {base.named_unreadable(self, self._known)}; repair them or move them away"
-                )
+            loader.check_share(self, self._known, self._share, self._examples)
             print(f"  warning: without {self.name(i)}, which cannot be used ({reason})", flush=True)
 
     def __repr__(self) -> str:

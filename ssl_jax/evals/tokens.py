@@ -8,9 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.config import InputError, Key, key
+from ssl_jax.models import zoo
 
 KINDS = ("image", "cls", "mean", "cls_mean", "sparse")
 DENSE = "patches"
+_ALONE = (
+    'but "image" is of the last block alone; choose tokens "cls", "mean", "cls_mean" or "sparse"'
+)
 SPARSE_TOKENS = "sparse_tokens"  # all of them, not their mean
 
 
@@ -37,6 +41,23 @@ def layers_key() -> Key:
         above=0,
         most=1000,
     )
+
+
+def check(name: str, section: Mapping, model: Mapping) -> None:
+    """Refuses tokens and layers that no network of a config's section `model` has. Raises
+    InputError."""
+    kind, layers = section.get("tokens", DENSE), section.get("layers", 1)
+    if not isinstance(layers, int):  # blocks by their numbers, see `segment`
+        layers = max((i + 1 if i >= 0 else -i for i in layers), default=1)
+    elif layers > 1 and kind == "image":
+        raise InputError(f"{name}.layers is {layers}, {_ALONE}")
+    depth = model.get("depth") or zoo.model_shape(model)[1]
+    if layers > depth:
+        raise InputError(
+            f"{name}.layers is {section['layers']}, but the network has {depth} blocks"
+        )
+    if kind in ("cls", "cls_mean") and not model.get("cls", True):
+        raise InputError(f'{name}.tokens is "{kind}", but model.cls is False: use "mean"')
 
 
 def reader(network: Any, kind: str = "image", layers: int = 1) -> Callable[[Any], jax.Array]:
@@ -67,10 +88,7 @@ def readers(
         extras = {"extras": True} if set(kinds.values()) & {"sparse", SPARSE_TOKENS} else {}
         return _each(functools.partial(network, **extras), kinds, _last)
     if "image" in kinds.values():
-        raise InputError(
-            f'layers is {layers}, but "image" is of the last block alone; choose tokens "cls",'
-            ' "mean", "cls_mean" or "sparse"'
-        )
+        raise InputError(f"layers is {layers}, {_ALONE}")
     depth = config.model.depth
     if layers > depth:
         raise InputError(f"layers is {layers} but {network} has {depth} blocks")

@@ -30,14 +30,15 @@ def embed(
     """Points [N, dimensions] float32 of rows [N, d]: scikit-learn's t-SNE from a random start
     (van der Maaten & Hinton 2008).
 
-    Raises InputError for no more rows than the perplexity.
+    Raises InputError for no more rows than the perplexity, or fewer than 3.
     """
     from sklearn.manifold import TSNE
 
     features = np.asarray(features, np.float32)
-    if len(features) <= perplexity:
+    if len(features) <= max(perplexity, 2):
         raise InputError(
-            f"t-SNE of {len(features)} images needs a perplexity below that, got {perplexity:g}"
+            f"t-SNE of {len(features)} images needs 3 or more, and more than the perplexity of"
+            f" {perplexity:g}"
         )
     model = TSNE(dimensions, perplexity=perplexity, init="random", random_state=seed)
     return model.fit_transform(features)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssl_jax.config import InputError
+from ssl_jax.data.lookup import pixels
 
 
 class Window(NamedTuple):
@@ -43,7 +44,7 @@ def window(shape: tuple[int, ...], crop: int, multiple: int, name: str = "") -> 
     if crop > min(shape[:2]):
         raise InputError(
             f"the evaluation crop is {crop} pixels but"
-            f" {name or 'the images'} {'has' if name else 'are'} {shape[0]}x{shape[1]}; "
+            f" {name or 'the images'} {'has' if name else 'are'} {pixels(shape)}; "
             "use a larger `size` or a smaller crop"
         )
     size = (crop, crop) if crop else (shape[0], shape[1])
@@ -56,7 +57,7 @@ def floored(size: tuple[int, int], patch: int, name: str = "") -> tuple[int, int
     height, width = (side // patch * patch for side in size)
     if not height or not width:
         raise InputError(
-            f"images of {size[0]}x{size[1]} pixels are smaller than one patch of {patch}"
+            f"images of {pixels(size)} pixels are smaller than one patch of {patch}"
             f" pixels{f' ({name})' if name else ''}"
         )
     return height, width

@@ -48,8 +48,13 @@ def folder(tmp_path):
     return tmp_path / "images"
 
 
+def some(folder):
+    """The data of a folder of which a part cannot be read."""
+    return dict(kind="folder", dir=str(folder), max_unreadable=0.5)
+
+
 def test_a_folder_in_memory(network, folder):
-    found = ssl_jax.embed(network, folder, tokens=("image", "mean", "patches"), batch_size=2)
+    found = ssl_jax.embed(network, some(folder), tokens=("image", "mean", "patches"), batch_size=2)
     assert found["names"].tolist() == ["a/0.png", "a/1.png", "b/3.png", "b/4.png"]
     assert found["labels"].tolist() == [0, 0, 1, 1]
     assert found["class_names"].tolist() == ["a", "b"]
@@ -65,7 +70,7 @@ def test_a_folder_in_memory(network, folder):
 
 def test_native_sizes(network, folder):
     _picture(folder / "a/1.png", height=9, width=17, seed=1)
-    found = ssl_jax.embed(network, folder, tokens=("patches",), size=0, batch_size=2)
+    found = ssl_jax.embed(network, some(folder), tokens=("patches",), size=0, batch_size=2)
     assert found["patches_shapes"].tolist() == [[3, 3], [2, 4], [3, 3], [3, 3]]
     assert found["patches"].shape == (9 + 8 + 9 + 9, 16)
     assert found["sizes"][1].tolist() == [9, 17]
@@ -83,7 +88,7 @@ def test_names_that_are_no_utf8_are_listed(network, folder, tmp_path, suffix):
     except OSError:
         pytest.skip("this file system knows only UTF-8")
     (folder / f"b/{odd}6.png").write_bytes(b"no image")
-    out = ssl_jax.embed(network, folder, tokens=("image",), out=tmp_path / f"x.{suffix}")
+    out = ssl_jax.embed(network, some(folder), tokens=("image",), out=tmp_path / f"x.{suffix}")
     if suffix == "npz":
         with np.load(out) as found:
             names, skipped = found["names"].tolist(), found["skipped"].tolist()
@@ -123,15 +128,17 @@ def test_files_hold_what_memory_has(network, folder, tmp_path, small_parts, size
     options = dict(tokens=("image", "patches"), batch_size=2, size=size)
     if size:  # a part without readable images
         (folder / "b/3.png").write_bytes(b"no image either")
-    wanted = ssl_jax.embed(network, folder, **options)
+    wanted = ssl_jax.embed(network, some(folder), **options)
     assert len(wanted["names"]) == (3 if size else 4)
-    out = ssl_jax.embed(network, folder, tmp_path / "x.npz", **options)
+    out = ssl_jax.embed(network, some(folder), tmp_path / "x.npz", **options)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "x.npz"]
     with np.load(out, allow_pickle=False) as found:
         chex.assert_trees_all_equal({name: found[name] for name in wanted}, wanted)
         assert set(found.files) == set(wanted)
         assert json.loads(str(found["about"]))["digest"] == network.digest
-    table = parquet.read_table(ssl_jax.embed(network, folder, tmp_path / "x.parquet", **options))
+    table = parquet.read_table(
+        ssl_jax.embed(network, some(folder), tmp_path / "x.parquet", **options)
+    )
     rows = table.to_pylist()
     assert [row["name"] for row in rows] == wanted["names"].tolist()
     assert [row["class"] for row in rows] == ["a", "a", "b", "b"][: len(rows)]
@@ -147,8 +154,8 @@ def test_files_hold_what_memory_has(network, folder, tmp_path, small_parts, size
 
 def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, monkeypatch):
     out, options = tmp_path / "x.npz", dict(tokens=("image",), batch_size=2)
-    wanted = ssl_jax.embed(network, folder, **options)
-    plan = embedding.plan(network, embedding.opened(folder, None, network), **options)
+    wanted = ssl_jax.embed(network, some(folder), **options)
+    plan = embedding.plan(network, embedding.opened(some(folder), None, network), **options)
     computed, compute = [], parts.Plan.compute
 
     def counted(self, start, stop):
@@ -161,13 +168,13 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
     with pytest.raises(KeyboardInterrupt):
         embedding.to_file(plan, out)
     assert not out.exists()
-    other = embedding.plan(network, embedding.opened(folder, 4, network), **options)
+    other = embedding.plan(network, embedding.opened(some(folder), 4, network), **options)
     with pytest.raises(InputError, match=r"x\.npz\.parts"):
         embedding.to_file(other, out)  # the parts that are there are of other images
     progress = []
-    embedding.to_file(plan, out, progress=lambda done, count: progress.append((done, count)))
+    embedding.to_file(plan, out, progress=lambda *told: progress.append(told))
     assert computed == [0, 2, 2, 4]  # the first part was there
-    assert progress == [(2, 5), (4, 5), (5, 5)]
+    assert progress == [(2, 5, 0), (4, 5, 1), (5, 5, 0)]
     with np.load(out) as found:
         np.testing.assert_array_equal(found["image"], wanted["image"])
 
@@ -188,19 +195,32 @@ def test_bad_input(network, folder, tmp_path, changes, named):
     if "out" in changes:
         changes = changes | {"out": tmp_path / changes["out"]}
     with pytest.raises(InputError, match=named):
-        ssl_jax.embed(network, folder, **changes)
+        ssl_jax.embed(network, some(folder), **changes)
     assert (tmp_path / "mine.npz").read_text() == "mine"
+
+
+def test_a_folder_that_is_called_as_that_of_parts_stays(network, folder, tmp_path):
+    mine = tmp_path / "x.npz.parts" / "0.npz"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    with pytest.raises(InputError, match=r"0\.npz"):
+        ssl_jax.embed(network, some(folder), tmp_path / "x.npz")
+    assert mine.read_text() == "mine"
 
 
 @pytest.fixture
 def command(network, monkeypatch):
     """`ssl-jax embed`; reading weights is tested elsewhere."""
-    monkeypatch.setattr("ssl_jax.api.load", lambda path, family: network)
+    monkeypatch.setattr("ssl_jax.api.load", lambda path, **_: network)
     return lambda *arguments: cli.main(["ssl-jax", "embed", *map(str, arguments)])
 
 
-def test_command_with_a_folder_or_another_kind_of_data(command, folder, tmp_path, monkeypatch):
-    assert command("x", folder, "--out", tmp_path / "x.npz", "--tokens=cls,mean") == 0
+def test_command_with_a_folder_or_another_kind_of_data(
+    command, folder, tmp_path, monkeypatch, capsys
+):
+    limit = "--config.data.max_unreadable=0.5"
+    assert command("x", folder, "--out", tmp_path / "x.npz", "--tokens=cls,mean", limit) == 0
+    assert "4 images, 1 that" in capsys.readouterr().out  # as many as are in the file
     with np.load(tmp_path / "x.npz") as found:
         assert found["cls"].shape == found["mean"].shape == (4, 16)
     data = ("--config.data.kind=photos", "--config.data.length=3", "--size=16")
@@ -209,7 +229,22 @@ def test_command_with_a_folder_or_another_kind_of_data(command, folder, tmp_path
         assert found["image"].shape == (3, 16) and found["image"].dtype == np.float16
         assert len(found["labels"]) == 3
     monkeypatch.setattr(embedding, "to_file", Mock(side_effect=KeyboardInterrupt))
-    assert command("x", folder, f"--out={tmp_path / 'z.npz'}") == 75  # stopped
+    assert command("x", folder, f"--out={tmp_path / 'z.npz'}", limit) == 75  # stopped
+
+
+def test_one_of_several_parts_is_named_and_too_much_that_cannot_be_read(
+    command, network, folder, capsys
+):
+    with pytest.raises(InputError, match=r"data\.max_unreadable.*1 of 5.*2\.png"):
+        ssl_jax.embed(network, folder)
+    for part in ("train", "val"):
+        _picture(folder.parent / "parts" / part / "0.png")
+    with pytest.raises(InputError, match="train, val"):
+        ssl_jax.embed(network, folder.parent / "parts")
+    assert command("x", folder.parent / "parts", "--out=x.npz") == 2
+    assert "data.split" in capsys.readouterr().err
+    for data in (folder.parent / "parts/val", dict(some(folder.parent / "parts"), split="val")):
+        assert len(ssl_jax.embed(network, data)["names"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What is read of run folders, and what is refused."""
 
+import os
+
 import pytest
 
 from ssl_jax.config import InputError
@@ -64,11 +66,36 @@ def test_what_is_no_run_is_refused(tmp_path, path, named):
         ("config.json", "{"),
         ("environment.json", "[]"),
         ("results.json", '{"trained": {"knn": "good"}}'),
+        ("results.json", '{"trained": {"knn": 1' + "0" * 400 + "}}"),
+        ("config.json", "[" * 100_000),
+        ("config.json", '{"a":' * 90 + "1" + "}" * 90),
+        ("config.json", '{"run": {"total_steps": "x"}}'),
+        ("config.json", '{"optim": {"batch_size": 1' + "0" * 400 + "}}"),
+        ("config.json", '{"evals": []}'),
+        ("config.json", '{"expected": 3}'),
+        ("environment.json", '{"versions": []}'),
+        ("environment.json", '{"devices": [[]]}'),
         ("metrics.csv", "a,b\n1,2\n"),
+        ("metrics.csv", "step,loss\n1e300,2\n"),
+        ("metrics.csv", b"step,loss\n1,\xff\n"),
+        ("metrics.csv", "step,loss\n1," + "9" * 200_000 + "\n"),
+        ("environment.json", None),
+        ("pictures/pca.png", None),
     ],
 )
 def test_damaged_files_are_named(tmp_path, name, text):
+    """None: a link to what is not the run's, which the page would show."""
     run_folders.write(tmp_path / "a")
-    (tmp_path / "a" / name).write_text(text)
+    file = tmp_path / "a" / name
+    if text is None:
+        file = file.rename(tmp_path / file.name)
+        (tmp_path / "a" / name).symlink_to(file)
+    else:
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(InputError, match=name):
         folders.read([tmp_path / "a"])
+
+
+def test_what_is_no_file_is_left_alone(tmp_path):
+    os.mkfifo(run_folders.write(tmp_path / "a", pictures=()) / "pictures" / "pca.png")
+    assert folders.read([tmp_path / "a"])[0].pictures == ()

@@ -79,9 +79,36 @@ def test_with_labels_all_but_dense_are_run(config, tmp_path):
     assert evals.sources(result)["knn"][1].class_names == ("a", "b")
 
 
+def test_images_beside_classes_and_a_part_without_one_of_them(config, tmp_path):
+    write(tmp_path, "Training/a", "Training/b", "Training/c", "Testing/b", "Testing/c", count=2)
+    write(tmp_path, "Training", "Testing", count=1)
+    result, notes = settled(own(config, tmp_path))
+    assert result.evals.tasks == ("knn", "linear") and result.evals.knn.data.test_split == "Testing"
+    assert any("1 images" in note for note in notes)
+    train, test = evals.sources(result)["knn"]
+    assert (len(train), train.num_classes, train.unlabelled) == (7, 3, [0])
+    assert [test[i]["label"] for i in range(5)] == [-1, 1, 1, 2, 2]  # as in training
+    case = evals.Case(None, result.evals.knn, train, test)
+    assert case.chosen("train")[1].tolist() == [1, 2, 3, 4, 5, 6]
+    write(tmp_path, "Testing/d", count=1)
+    with pytest.raises(InputError, match="evals.knn.*Testing has d"):
+        evals.sources(result)
+
+
+def test_numbers_of_classes_are_those_of_both_parts(config, tmp_path):
+    labels = dict(train=["7", "5000", "9999"], test=["9999", "12345"])
+    for part, texts in labels.items():
+        rows = {f"{i}.png": png(IMAGES[i]) for i in range(len(texts))}
+        shard(tmp_path / f"{part}-0.tar", rows | {f"{i}.cls": t for i, t in enumerate(texts)})
+    config.evals.knn.data.update(dict(kind="webdataset", dir=str(tmp_path), size=0))
+    train, test = evals.sources(config, ["knn"])["knn"]
+    assert train.class_names == test.class_names == ("7", "5000", "9999", "12345")
+    assert [test[i]["label"] for i in range(2)] == [2, 3]
+
+
 def test_what_a_slice_leaves_is_scored(config, tmp_path):
-    """Without a folder `train` all folders are trained on, whatever they are called."""
-    own(config, write(tmp_path, "val", "other"), split="train[:70%]")
+    """Without a folder `train` all folders are trained on."""
+    own(config, write(tmp_path, "first", "other"), split="train[:70%]")
     result, _ = settled(config)
     data = result.evals.linear.data
     assert (data.split, data.test_split) == ("train[:70%]", "train[70%:]")
@@ -154,16 +181,6 @@ def test_neighbours_of_images_without_labels(config, tmp_path):
     for i, (query, nearest, *_) in enumerate(picture.rows):
         np.testing.assert_allclose(nearest.image, IMAGES[i] / 255, atol=1e-6)
         assert query.title == "query" and 0.9 < float(nearest.title) < 1
-
-
-def test_parts_with_other_classes_are_refused(config, tmp_path):
-    """Their labels would be numbered differently."""
-    write(tmp_path, "train/a", "train/b", "train/c", "val/a", "val/c", count=2)
-    result, _ = settled(own(config, tmp_path))
-    with pytest.raises(InputError, match="evals.knn"):
-        evals.sources(result, ["knn"])
-    write(tmp_path, "val/b", count=1)
-    assert len(evals.sources(result, ["knn"])["knn"][1]) == 5
 
 
 def _csv(place, parts):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
-from ssl_jax.evals import knn
+from ssl_jax.evals import box_knn, knn
 from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
@@ -49,6 +49,12 @@ def test_weights_matter_and_equal_scores_go_to_the_lowest_class():
     bank = np.array([[1.0, 0.02], [0.6, 0.8], [0.6, -0.8]])
     predicted = knn.classify(bank, [1, 0, 0], [[1.0, 0.0]], num_classes=2, ks=(3,)).predictions[3]
     assert predicted[0] == 1
+    # However sharp: the weights are not infinite.
+    for temperature in (1e-2, 1e-6):
+        cold = dict(num_classes=2, ks=(3,), temperature=temperature)
+        assert knn.classify(bank, [1, 0, 0], [[1.0, 0.0]], **cold).predictions[3] == 1
+        found = box_knn.classify(bank[:, None], [1, 0, 0], np.array([[[1.0, 0.0]]]), **cold)
+        assert found[3] == 1
     bank = np.array([[1.0, 0.0], [1.0, 0.0]])
     assert knn.classify(bank, [3, 2], [[1.0, 0.0]], num_classes=4, ks=(2,)).predictions[2][0] == 2
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssl_jax import evals
+from ssl_jax import evals, settings
 from ssl_jax.config import InputError
 from ssl_jax.data import arrays
 from ssl_jax.evals import linear
@@ -40,3 +40,21 @@ def test_random_crops_come_with_their_images():
     for crops, rows in found:
         assert crops.shape == (7, 8, 8, 3) and 0 <= crops.min() and crops.max() <= 1
         np.testing.assert_array_equal(crops.mean((1, 2)).argmax(1), labels[10 + rows])
+
+
+def test_crops_are_encoded_anew_in_every_epoch():
+    c = settings.base_config("dino")
+    data = dict(length=8, size=16)
+    evals.add(c, "linear", data=data, test_examples=4, held_out=0.0, epochs=3, batch=4)
+    c.evals.linear.update(dict(crop_scale=(0.3, 0.6), lrs=(1e-2,)))
+    c.evals.batch_size = 4
+    seen = []
+
+    def network(images):
+        seen.append(np.asarray(images))
+        return evals.pixels.Pixels(seen[-1].mean(axis=(1, 2)), None)
+
+    evals.evaluate(network, c, tasks=("linear",))
+    assert [len(images) for images in seen] == (2 + 1 + 3 * 2) * [4]  # train, test, three epochs
+    crops = np.concatenate(seen[3:])
+    assert crops.shape[1:] == (16, 16, 3) and len(np.unique(crops, axis=0)) == 3 * 8

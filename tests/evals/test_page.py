@@ -156,8 +156,10 @@ def test_best_is_marked_and_baselines_that_agree_share_a_row(write):
     assert best(table) == {"d": False, "untrained network": False, "raw pixels": True}
     knn = {**run_folders.CONFIG["evals"]["knn"], "data": {"size": 48}}
     table = comparison.scores(folders.read([a, write("e", evals={"knn": knn})]))
-    assert table["columns"] == [{"heading": "k-NN", "differing": ["data.size"]}]
+    assert table["columns"] == [{"heading": "k-NN", "differing": ["data.size"], "images": ""}]
     assert not any(best(table).values())
+    few = write("f", others={"trained": {"knn": 66.0, "knn_images": 74}})  # within the error
+    assert not any(best(comparison.scores(folders.read([a, few]))).values())
 
 
 def test_curves_settings_and_means_over_seeds(write):

@@ -24,6 +24,7 @@ def test_modes_are_pure_within_regions_and_by_chance_without_them():
     share, chance = 2 * s / (2 * s + 3), 2 / 5
     assert separate == pytest.approx((share - chance) / (1 - chance))
     assert purity.modes(np.ones((1, 6, 2)), labels) == pytest.approx(0)
+    assert purity.modes(towards, labels, 1000.0) == pytest.approx(1)
     mixed = purity.modes(towards, np.array([[0, 1, 0, 1, 0, 1]]))
     assert mixed < 0 < separate
     # Patches without a label take no part, as if they were not there.

@@ -13,6 +13,7 @@ import pytest
 
 from ssl_jax import evals, trees
 from ssl_jax.config import InputError
+from ssl_jax.evals import registry
 from ssl_jax.evals.segment import crops, inference, network, optimizer, records, settings, training
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
@@ -287,6 +288,18 @@ def test_raw_pixels_learn(encoder):
     assert evals.TYPES["segment"].figures(untrainable) == {}
 
 
+def test_the_grid_of_patches_is_segmented_as_by_stellar():
+    """Images of several sizes, BatchNorm, Dice, crops of random area, the middle of test images."""
+    changes = dict(registry.protocol("segment", "stellar_native").changes)
+    changes |= dict(side=16, short=20, epochs=20.0, steps=1, batch=8, lrs=(0.01, 0.03))
+    sizes = (24, 24), (22, 30)
+    case = _case(evals.raw_pixels(_PATCH), Scenes(12, sizes), Scenes(5, sizes, 1), **changes)
+    scores = evals.run({"segment": case})
+    assert case.config.level == "patch" and scores["segment"] > 60
+    counts = evals.segment.outcome(case).counts
+    assert counts.shape == (2, 2) and 60 < counts.sum() <= 5 * 4 * 4  # labels of patches
+
+
 @pytest.mark.slow
 def test_frozen_weights_stay_and_trained_ones_move(encoder):
     before = jax.tree.map(np.array, encoder.params)
@@ -342,7 +355,7 @@ def test_eight_devices_give_what_one_gives_and_two_rates_what_each_gives(encoder
 @pytest.mark.parametrize("name", settings.PROTOCOLS)
 def test_protocols_fit_their_networks(name):
     section = evals.new("segment", protocol=name)
-    settings.check(section)
+    settings.check("segment", section)
     shape = vit.ViTConfig(width=768, depth=12, heads=12, patch=16, image_size=224)
     params = jax.eval_shape(vit.vit(shape).init, jax.random.key(0))
     net = network.make(encoder_lib.published(shape, params, "b"), section, 150, 16)

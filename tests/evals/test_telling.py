@@ -1,4 +1,4 @@
-"""What an evaluation cannot read is named, and more than one record in a hundred is refused."""
+"""What an evaluation cannot read is named, and more than a share of it is refused."""
 
 import numpy as np
 import pytest
@@ -28,6 +28,25 @@ def test_one_in_a_hundred_is_told_once_and_the_second_is_refused(capsys):
     assert capsys.readouterr().out.count("record/3") == 1
     with pytest.raises(InputError, match="2 of 100.*record/3.*record/7"):
         source[7]
+    many = Telling(inner, share=0.02)
+    many.look()
+    assert many.readable() == 98
+
+
+def test_too_much_of_few_images_is_refused_before_anything_is_encoded(tmp_path):
+    """By the rule of training."""
+    for i in range(12):
+        save(tmp_path / "train" / "ab"[i % 2] / f"{i}.png", fakes.images(1, 16, 16, i)[0])
+        save(tmp_path / "val" / "ab"[i % 2] / f"{i}.png", fakes.images(1, 16, 16, i)[0])
+    (tmp_path / "val/b/3.png").write_bytes(b"no image")
+    config = settings.base_config("dino")
+    config.model.patch = 4
+    folder = dict(kind="folder", dir=str(tmp_path), split="train", test_split="val", size=16)
+    evals.add(config, "knn", data=folder, k=(1,))
+    with pytest.raises(InputError, match=r"data\.max_unreadable=0.01.*1 of 12.*val/b/3\.png"):
+        evals.evaluate(None, config)
+    config.data.max_unreadable = 0.1
+    assert evals.sources(config)["knn"][1].readable() == 11
 
 
 def test_records_before_they_are_resized_are_counted_with_the_others(capsys):
@@ -44,7 +63,7 @@ def test_records_before_they_are_resized_are_counted_with_the_others(capsys):
     # A sample is judged by its own size.
     source = Telling(fakes.Source(fakes.images(1000), broken=(3, 7)), examples=100)
     read(source, 3)
-    with pytest.raises(InputError, match="2 of 100 images"):
+    with pytest.raises(InputError, match="2 of 100 "):
         source[7]
 
 

@@ -10,6 +10,7 @@ from ssl_jax import ops
 from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.cribo import objects
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.ops import numerics
 from ssl_jax.views import boxes
 
 CLUSTERS = 12  # at most, as in the figures of the paper
@@ -65,7 +66,7 @@ def find(
     frames = jnp.tile(jnp.array([0.0, 0.0, *size]), (count, 1))
     positions = boxes.patch_positions(frames, jnp.zeros(count, bool), (rows, columns))
     assign = objects.clustering(section, num_clusters)
-    seeds = jax.random.split(jax.random.key(seed), count)
+    seeds = jax.random.split(numerics.key(seed), count)
     labels = assign(tokens, positions, seeds, section.position_weight).argmax(axis=-1)
     assigned = jax.nn.one_hot(labels, num_clusters)
     # The image stands for both of its views.

@@ -13,6 +13,7 @@ from ssl_jax.evals import windows
 from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.sop import embeddings
+from ssl_jax.ops import numerics
 
 _ANCHORS, _NEAREST = 6, 6  # rows and columns of a picture, at most
 _IMAGES = 256  # enough that each kind of image is there several times
@@ -35,7 +36,7 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     """
     config, images = encoder.config, np.asarray(images)
     whole, patches = _embeddings(encoder, images)
-    key = jax.random.key(config.seed)
+    key = numerics.key(config.seed)
     rows = _rows(images, *_neighbours(key, whole[:, None]))
     pictures = {"neighbours": Picture("Anchors (left) and the nearest images, with cosine", rows)}
     if "patch" in embeddings.tasks(config[config.method]):
@@ -77,7 +78,7 @@ def _neighbours(key, embeddings) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     k = min(_NEAREST, count - num_anchors)
     key_image, key_within = jax.random.split(key)
     chosen = ops.sample_anchors(key_image, count, num_anchors)[0]
-    anchors = chosen * each + jax.random.randint(key_within, (num_anchors,), 0, each)
+    anchors = chosen * each + jax.random.randint(key_within, (num_anchors,), 0, each, jnp.int32)
     queries = embeddings.reshape(count * each, width)[anchors]
 
     def best_of_image(rows):

@@ -75,7 +75,7 @@ def outcome(case: Case) -> Outcome:
 
 def _outcome(case: Case) -> Outcome:
     c, side = case.config, _side(case)
-    settings.check(c)
+    settings.check("segment", c)
     train, test, classes = _records(case)
     net = network.make(case.encoder, c, classes, case.patch)
     mesh, local = _meshes(case)
@@ -159,23 +159,15 @@ def _records(case: Case) -> tuple[records.Records, records.Records, int]:
     """Training and test records, and the number of classes."""
     c = case.config
     for source in (case.train, case.test):
-        if not source.has_masks:
-            raise InputError(
-                f"{source!r} has no masks, which segmentation needs; point the evaluation's data at"
-                " a set with masks, or leave it out of evals.tasks"
-            )
+        case.need(source.has_masks, "masks")
     names = getattr(case.train, "mask_names", None)
     known = c.classes or (len(names) - (c.ignored >= 0) if names else 0)
     train, test = (
         records.Records(*case.chosen(name), crop=c.crop, ignored=c.ignored, classes=known)
         for name in ("train", "test")
     )
-    known = known or records.labels_of(train, test)
-    if known < 2:
-        raise InputError(
-            f"the masks of {case.train!r} have {known} classes; segmentation needs two or more"
-        )
-    return train, test, known
+    metrics.check_classes("segment", case.train, train.masks(), "masks")
+    return train, test, known or metrics.num_classes(train.masks(), test.masks())
 
 
 def _split(train: records.Records, config: Any, seed: int):
@@ -239,4 +231,6 @@ register(
     figures=draw,
     trains=True,
     protocols=PROTOCOLS,
+    check=settings.check,
+    multiples=("side",),
 )

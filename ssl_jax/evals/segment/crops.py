@@ -86,7 +86,7 @@ def centre(array: np.ndarray, side: int) -> np.ndarray:
     height, width = array.shape[:2]
     if side > min(height, width):
         raise InputError(
-            f"the evaluation's crop is {side} pixels but an image has {height}x{width}; use a"
+            f"the evaluation's crop is {side} pixels but an image has {width}x{height}; use a"
             " smaller crop, or a larger data.size"
         )
     top, left = (height - side) // 2, (width - side) // 2

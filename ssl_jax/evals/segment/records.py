@@ -1,6 +1,7 @@
 """Records of a source as images and masks, and training batches of their crops."""
 
 import concurrent.futures
+import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.lookup import pixels
 from ssl_jax.evals.pictures.base import IGNORE
 from ssl_jax.evals.segment import crops
 
@@ -54,8 +56,8 @@ class Records:
         image, mask = _bytes(np.asarray(record["image"])), np.asarray(mask, np.uint8)
         if image.shape[:2] != mask.shape:
             raise InputError(
-                f"{self.source.name(index)}: the image has {image.shape[:2]} pixels, its mask"
-                f" {mask.shape}; they must be the same"
+                f"{self.source.name(index)}: the image has {pixels(image.shape)} pixels, its mask"
+                f" {pixels(mask.shape)}; they must be the same"
             )
         if self._crop:
             image, mask = (crops.centre(array, self._crop) for array in (image, mask))
@@ -78,6 +80,18 @@ class Records:
                 continue
         raise InputError(f"no readable image in {self.source!r}")
 
+    def masks(self) -> Iterator[np.ndarray]:
+        """Those of all records that can be read, read by several threads."""
+
+        def read(position):
+            with contextlib.suppress(Unreadable):
+                return self[position][1]
+
+        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
+            for mask in pool.map(read, range(len(self))):
+                if mask is not None:
+                    yield mask
+
     def part(self, positions: np.ndarray) -> "Records":
         """Only those at `positions`."""
         return Records(
@@ -95,24 +109,6 @@ def without_class(mask: np.ndarray, ignored: int) -> np.ndarray:
         return mask
     moved = np.where((mask > ignored) & (mask != IGNORE), mask - 1, mask)
     return np.where(mask == ignored, IGNORE, moved).astype(np.uint8)
-
-
-def labels_of(*sets: Records) -> int:
-    """1 + the largest label in all masks, which are all read."""
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        masks = [
-            pool.map(lambda i, records=records: _largest(records, i), range(len(records)))
-            for records in sets
-        ]
-        return 1 + max((top for tops in masks for top in tops), default=-1)
-
-
-def _largest(records: Records, position: int) -> int:
-    try:
-        mask = records[position][1]
-    except Unreadable:
-        return -1
-    return int(np.where(mask == IGNORE, -1, mask.astype(np.int16)).max())
 
 
 def batches(

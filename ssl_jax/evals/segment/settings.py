@@ -145,21 +145,23 @@ def defaults() -> dict:
     )
 
 
-def check(config: ConfigDict) -> None:
+def check(name: str, section: ConfigDict) -> None:
     """Refuses keys that contradict each other. Raises InputError."""
-    c = config
+    c = section
     if c.head in PYRAMIDS and len(c.layers) not in (1, 4):
         raise InputError(
-            f"layers is {tuple(c.layers)}; the head {c.head} reads four layers (or one, four times)"
+            f"{name}.layers is {tuple(c.layers)}; the head {c.head} reads four layers (or one, four"
+            " times)"
         )
     if c.level == "patch" and c.test == "slide":
         raise InputError(
-            'level="patch" scores the grid of one whole image; use test="center" or test="whole"'
+            f'{name}.level="patch" scores the grid of one whole image; use test="center" or'
+            ' test="whole"'
         )
     if c.stride and c.test == "slide" and c.side and c.stride > c.side:
         raise InputError(
-            f"stride is {c.stride}, larger than side {c.side}; pixels between windows would have no"
-            " prediction"
+            f"{name}.stride is {c.stride}, larger than side {c.side}; pixels between windows would"
+            " have no prediction"
         )
 
 
@@ -262,12 +264,12 @@ PROTOCOLS = dict(
     stellar_native=Protocol(
         "STELLAR table 2: linear, scored on the grid of patches of the centre crop",
         # VOC: ignored=0; the shorter side before the crop is that of its other evaluations.
-        _STELLAR | dict(level="patch", test="center", short=256, absent="skip"),
+        _STELLAR | dict(level="patch", test="center", short=256, absent="zero"),
     ),
     stellar_finetune=Protocol(
         "STELLAR table 12: ADE20K, the linear head and the network",
         _STELLAR
-        | dict(frozen=False, epochs=75.0, level="patch", test="center", short=256, absent="skip"),
+        | dict(frozen=False, epochs=75.0, level="patch", test="center", short=256, absent="zero"),
     ),
     stellar_full=Protocol(
         "STELLAR appendix C.2, scored on all pixels of whole images",

@@ -13,6 +13,7 @@ from ssl_jax.evals.segment import optimizer as optimizer_lib
 from ssl_jax.evals.segment.network import Network
 from ssl_jax.losses.segmentation import dice, pixel_cross_entropy
 from ssl_jax.models import segmentation
+from ssl_jax.ops import numerics
 from ssl_jax.train import distributed, sharding
 
 _TOLD = 60.0  # seconds between two lines about a long training
@@ -74,7 +75,7 @@ def fit(
     """
     if not config.frozen and len(lrs) != 1:
         raise ValueError(f"a network is trained with one learning rate at a time, got {lrs}")
-    key = jax.random.key(seed)
+    key = numerics.key(seed)
     head, stats = network.head.init(jax.random.fold_in(key, 0))
     params = {"head": head} if config.frozen else {"head": head, **network.backbone}
     optimizer = optimizer_lib.make(config, params, network.depth)

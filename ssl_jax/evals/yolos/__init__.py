@@ -81,4 +81,5 @@ register(
     baselines=BASELINES[:1],
     protocols=PROTOCOLS,
     check=check,
+    multiples=("position_size", "middle_size"),
 )

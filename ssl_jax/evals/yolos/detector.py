@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, check_multiple
 from ssl_jax.models import detection as models
 from ssl_jax.models import zoo
 
@@ -39,10 +39,7 @@ def make(encoder: Any, config: ConfigDict, classes: int, rng: jax.Array) -> Dete
     section = encoder.config.model
     native = zoo.vit_config(section if "size" in section else {"size": "custom", **section})
     for name in ("position_size", "middle_size"):
-        if config[name] % native.patch:
-            raise InputError(
-                f"{name} is {config[name]}, not a multiple of {native.patch} (model.patch)"
-            )
+        check_multiple(name, config[name], native.patch, "patch of the network")
     learned = native.position == "learned"
     shape = dataclasses.replace(
         native,

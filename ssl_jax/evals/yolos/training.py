@@ -19,6 +19,7 @@ from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector, make
 from ssl_jax.losses import detection as losses
+from ssl_jax.ops import numerics
 from ssl_jax.train import distributed, sharding
 
 _LEAST_LR = 1e-7  # at the end of the cosine
@@ -95,7 +96,7 @@ def train(
     Raises InputError for a source without boxes, or a loss that is not finite.
     """
     classes = classes_of(source)
-    detector = make(encoder, config, classes, jax.random.key(seed))
+    detector = make(encoder, config, classes, numerics.key(seed))
     size = min(config.batch, len(indices))
     steps = len(indices) // size
     transformation = optimizer(config, detector.params, steps)
