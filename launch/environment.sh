@@ -6,7 +6,7 @@
 # PYTHON=/path/to/python chooses the interpreter.
 # A .venv that these scripts made is rebuilt when requirements.lock, setup.py, the interpreter or
 # the checkout's path changes; any other .venv (your own, or one whose installation was cut off) is
-# kept and completed in place, unless its Python is too old.
+# kept and completed in place; with a Python that is too old it is left alone, and named.
 
 set -euo pipefail
 
@@ -87,6 +87,10 @@ prepare_environment() {
   local python
   if up_to_date; then return; fi
   python="$(find_python)"
+  if [ -e "$VENV/bin/python" ] && [ ! -f "$STAMP" ] && ! supported "$VENV/bin/python"; then
+    say "$VENV is an environment of yours with a Python that is too old; move it away"
+    return 1
+  fi
   say "installing requirements.lock into .venv (a few minutes the first time)"
   if [ -f "$STAMP" ] || ! supported "$VENV/bin/python"; then
     create_venv "$python"

@@ -231,15 +231,33 @@ def throw(lane: Lane, folder: Path, count: int, seed: int, until: float) -> list
         run = lane._replace(workdir=whole).start()
         if run.ended(4 * PATIENCE) != (0,) * lane.processes:
             raise SystemExit(f"the undisturbed run of {lane.name} does not end:\n{run.text()}")
-    place = folder / lane.name / "runs"
+    with _disk(folder / lane.name / "runs") as place:
+        return _thrown(lane, place, whole, journal, count, seed, until)
+
+
+@contextlib.contextmanager
+def _disk(place: Path) -> Iterator[Path]:
+    """A disk of its own in memory, which only root can make, with what was on it the last time."""
     place.mkdir(parents=True, exist_ok=True)
-    if not place.is_mount():  # a disk of its own in memory, which only root can make
-        _ran("mount", "-t", "tmpfs", "-o", "size=256m", "none", str(place))
+    kept = place.with_name("kept")
+    if not place.is_mount() and _ran("mount", "-t", "tmpfs", "-o", "size=256m", "none", str(place)):
+        if kept.is_dir():
+            shutil.copytree(kept, place, dirs_exist_ok=True)
+    try:
+        yield place
+    finally:
+        if place.is_mount():
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(place, kept)
+            _ran("umount", "-l", str(place))
+
+
+def _thrown(lane, place, whole, journal, count, seed, until) -> list[dict]:
+    folder = journal.parent
     entries = log.read_rows(journal)
     while time.monotonic() < until:
         left = count - sum(e["struck"] for e in entries)
         if left <= 0 and entries and entries[-1]["over"]:
-            _ran("umount", "-l", str(place))
             break
         number = entries[-1]["run"] + entries[-1]["over"] if entries else 0
         lane = lane._replace(workdir=place / f"{number:03}")
@@ -248,14 +266,14 @@ def throw(lane: Lane, folder: Path, count: int, seed: int, until: float) -> list
         entry["run"] = number
         if entry["codes"] is not None and not any(entry["codes"]):
             entry |= runs.differences(lane.workdir, whole)._asdict() | {"over": True}
-            shutil.copytree(lane.workdir, folder / lane.name / "last", dirs_exist_ok=True)
+            shutil.copytree(lane.workdir, folder / "last", dirs_exist_ok=True)
             shutil.rmtree(lane.workdir)
         entries.append(entry)
         with journal.open("a") as file:
             file.write(json.dumps(entry) + "\n")
         print(f"{lane.name}: {entry}", flush=True)
         if not entry["survived"] or entry["tracebacks"]:
-            (folder / lane.name / f"attempt-{len(entries) - 1}.txt").write_text(text)
+            (folder / f"attempt-{len(entries) - 1}.txt").write_text(text)
     return entries
 
 

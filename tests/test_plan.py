@@ -46,6 +46,14 @@ def test_the_figures_are_those_of_the_step(config, result):
     assert json.loads(json.dumps(result)).keys() == result.keys()
 
 
+@pytest.mark.slow
+def test_memory_grows_with_the_batch(config, result):
+    other = ConfigDict(config.to_dict())
+    other.optim.batch_size *= 4
+    memory = plan.report(other, jax.devices(), "v5e")["memory"]
+    assert memory["temporary"] > 2 * result["memory"]["temporary"] > 0
+
+
 def test_the_report_for_people_says_what_would_fit(result):
     text, small = plan.text(result), plan.text(result | {"memory_of_device": 1.0})
     assert "v5e" in text and "DOES NOT FIT" not in text and "DOES NOT FIT" in small

@@ -7,7 +7,7 @@ import errno
 import hashlib
 import json
 import logging
-import re
+import os
 import shutil
 import sys
 import warnings
@@ -19,15 +19,15 @@ import jax
 import orbax.checkpoint as ocp
 
 from ssl_jax import trees
-from ssl_jax.config import InputError, free_on_resume, key
-from ssl_jax.train import checksums
+from ssl_jax.config import InputError, absolute, free_on_resume, key
+from ssl_jax.train import checksums, damage
+from ssl_jax.train.damage import Damaged as Damaged
 from ssl_jax.train.state import TrainState
 
 T = TypeVar("T")
 
 _ITEMS = ("state", "meta")
 _NETWORKS = ("params", "teacher")  # fields of the state
-_ELSEWHERE = "resource_exhausted|out of memory|permission.denied|unavailable|deadline_exceeded"
 # Of `meta`: the checksum of each array, and that of all else in it.
 _SUMS, _DIGEST = "checksums", "digest"
 # Bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not
@@ -48,11 +48,6 @@ def defaults() -> dict:
     )
 
 
-class Damaged(InputError):
-    """A checkpoint is not what was saved: files are missing or cut short, bits have changed, or its
-    parts are of different ones."""
-
-
 class Checkpoints:
     """The checkpoints of one run, in `folder`/<step>.
 
@@ -71,7 +66,7 @@ class Checkpoints:
         kept: tuple[int, ...] = (),
         create: bool = True,
     ):
-        self.folder = Path(folder).absolute()
+        self.folder = _usable(folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{self.folder} is a file; it must be the folder of the checkpoints")
         if not create and not self.folder.is_dir():
@@ -98,29 +93,47 @@ class Checkpoints:
         """Steps of all complete checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
-    def save(self, state: TrainState, meta: dict) -> None:
+    def save(self, state: TrainState, meta: dict, *, whole: bool = False) -> None:
         """Starts saving `state` under its step. Returns when the arrays are copied; writing goes on
-        in the background.
+        in the background; whole: returns when everything is on disk. Where somebody deletes what is
+        being written, a line says so, and `state` is saved anew.
 
         Raises InputError if this or the previous save could not be written (for example a full
         disk).
         """
+        path = self.folder / str(int(state.step))
+        for lost in (False, True):
+            try:
+                return self._save(state, meta, whole)
+            except InputError:
+                raise
+            except Exception as error:
+                why = f"a checkpoint was not written: {damage.first_line(error)}"
+                if lost or jax.process_count() > 1:  # a save takes all processes
+                    raise InputError(f"{why} ({path})") from error
+                print(f"  warning: {why}; were files deleted? Saving {path} anew", flush=True)
+                self._manager.reload()
+
+    def _save(self, state, meta, whole):
         step = int(state.step)
-        if step == self._manager.latest_step():
-            return
         with _readable_errors(self.folder):
             self._manager.check_for_errors()
-            tree = state._asdict()
-            meta = {**meta, _SUMS: checksums.of(tree)}
-            args = ocp.args.Composite(
-                state=ocp.args.StandardSave(tree),
-                meta=ocp.args.JsonSave({**meta, _DIGEST: _digest(meta)}),
-            )
-            if not self._manager.save(step, args=args):
-                raise InputError(
-                    f"checkpoint {self.folder / str(step)} was not written: a folder of that name"
-                    " is in the way"
+            if step != self._manager.latest_step():
+                tree = state._asdict()
+                meta = {**meta, _SUMS: checksums.of(tree)}
+                args = ocp.args.Composite(
+                    state=ocp.args.StandardSave(tree),
+                    meta=ocp.args.JsonSave({**meta, _DIGEST: _digest(meta)}),
                 )
+                if not self._manager.save(step, args=args):
+                    raise InputError(
+                        f"checkpoint {self.folder / str(step)} was not written: a folder of that"
+                        " name is in the way"
+                    )
+            if whole:
+                self.wait()
+                if jax.process_index() == 0 and not (self.folder / str(step)).is_dir():
+                    raise damage.NotAsSaved(f"{step} is gone")
 
     def meta(self, step: int) -> dict:
         """The `meta` that was saved: config, data position, versions, checksums. Raises Damaged,
@@ -132,7 +145,7 @@ class Checkpoints:
             digest = found.pop(_DIGEST, None)
             # Checkpoints of versions without checksums have neither.
             if (digest or _SUMS in found) and digest != _digest(found):
-                raise ValueError("its config or data position is not the one that was saved")
+                raise damage.NotAsSaved("its config or data position is not the one saved")
             return found
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
@@ -140,23 +153,24 @@ class Checkpoints:
         (ShapeDtypeStructs), whatever mesh wrote it. Raises Damaged, or InputError if an intact
         checkpoint does not fit.
         """
-        sums = self.meta(step).get(_SUMS)
-        with self._damage_named(step):
-            _check_files(self.folder / str(step) / "state")
+        meta = self.meta(step)
+        with self._damage_named(step, meta):
+            damage.check_files(self.folder / str(step) / "state")
         args = ocp.args.Composite(state=ocp.args.StandardRestore(abstract._asdict()))
         try:
             tree = self._manager.restore(step, args=args).state
         except Exception as error:
-            if _elsewhere(error):
-                raise
+            if damage.is_of_machine(error):
+                with self._damage_named(step):
+                    raise
             self.check(step)
             raise InputError(
                 f"checkpoint {self.folder / str(step)} is intact, but of another network or"
                 " version, and cannot be continued; a new run (another --workdir) can take its"
-                f" weights with --config.init_from={self.folder.parent}: {_first_line(error)}"
+                f" weights with --config.init_from={self.folder.parent}: {damage.first_line(error)}"
             ) from error
-        with self._damage_named(step):
-            _compare(checksums.of(tree), sums)
+        with self._damage_named(step, meta):
+            damage.compare(checksums.of(tree), meta.get(_SUMS))
         return TrainState(**tree)
 
     def check(self, step: int) -> int:
@@ -199,14 +213,14 @@ class Checkpoints:
         sharding_of: of an array's shape. Raises Damaged.
         """
         folder = self.folder / str(step) / "state"
-        sums = self.meta(step).get(_SUMS)
+        meta = self.meta(step)
         alone = ocp.options.MultiprocessingOptions(
             primary_host=jax.process_index(),
             active_processes={jax.process_index()},
             barrier_sync_key_prefix=f"process{jax.process_index()}",
         )
-        with self._damage_named(step):
-            _check_files(folder)
+        with self._damage_named(step, meta):
+            damage.check_files(folder)
             handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
             with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
                 tree = reader.metadata(folder).item_metadata.tree
@@ -226,7 +240,7 @@ class Checkpoints:
                         item=wanted, restore_args=arguments, partial_restore=True
                     ),
                 )
-            _compare(checksums.of(tree), sums)
+            damage.compare(checksums.of(tree), meta.get(_SUMS))
         return {name: _stacked(x) if name in _NETWORKS else x for name, x in tree.items()}
 
     def wait(self) -> None:
@@ -239,8 +253,14 @@ class Checkpoints:
         self._manager.close()
 
     @contextlib.contextmanager
-    def _damage_named(self, step: int):
+    def _damage_named(self, step: int, meta: dict | None = None):
+        """meta: of the checkpoint, where it has been read."""
         path = self.folder / str(step)
+        with damage.named(path, meta and meta.get("versions")):
+            self._check_parts(path, step)
+            yield
+
+    def _check_parts(self, path, step):
         if not path.is_dir():
             known = list(self._manager.all_steps())
             if step in known:
@@ -251,12 +271,6 @@ class Checkpoints:
         missing = [item for item in _ITEMS if not (path / item).is_dir()]
         if missing:
             raise Damaged(f"checkpoint {path} lacks {' and '.join(missing)}")
-        try:
-            yield
-        except Exception as error:
-            if _elsewhere(error):
-                raise
-            raise Damaged(f"checkpoint {path} is damaged: {_first_line(error)}") from error
 
 
 def _stacked(tree):
@@ -264,30 +278,8 @@ def _stacked(tree):
     return tree and trees.nest(trees.stacked(trees.flatten(tree)))
 
 
-def _elsewhere(error):
-    """Whether it is no fault of the checkpoint, which must not be moved out of the way for it."""
-    said = re.search(_ELSEWHERE, str(error), re.IGNORECASE)
-    return isinstance(error, MemoryError | PermissionError) or bool(said)
-
-
-def _first_line(error):
-    """What an error says, without its class where we raised it ourselves."""
-    lines = str(error).strip().splitlines() or [""]
-    own = type(error) in (ValueError, FileNotFoundError)
-    return (lines[0] if own else f"{type(error).__name__}: {lines[0]}")[:300]
-
-
 def _digest(meta):
     return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
-
-
-def _compare(found: dict[str, str], saved: dict[str, str] | None) -> None:
-    """Raises ValueError that names arrays with another checksum than was saved; None: there is
-    none."""
-    wrong = [name for name in found if saved is not None and saved.get(name) != found[name]]
-    if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(f"{', '.join(wrong[:3])}{more} not as saved (by checksum)")
 
 
 def _preserved(keep, keep_every, kept):
@@ -297,32 +289,23 @@ def _preserved(keep, keep_every, kept):
     return policy.AnyPreservationPolicy([policy.LatestN(keep), policy.CustomSteps(kept), *every])
 
 
-def _check_files(folder: Path) -> None:
-    """Raises an error that names a file or array if something of the saved arrays is missing or cut
-    short; reads a byte of each piece.
-
-    Orbax reads all arrays at once, and when one fails the others fill stderr with tracebacks around
-    the line that matters.
-    """
-    import tensorstore  # what Orbax stores arrays with
-
-    store = tensorstore.KvStore.open(
-        {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
-    ).result()
-    pieces = {key: store.read(key, byte_range=slice(-1, None)) for key in store.list().result()}
-    missing = [key.decode() for key, read in pieces.items() if not read.result().value]
-    if missing or not pieces:
-        raise FileNotFoundError(f"no data of {missing[0] if missing else 'any array'} in {folder}")
+def _usable(path: str | Path) -> Path:
+    """The absolute path of a folder of checkpoints. Raises InputError for a name under which
+    TensorStore would write elsewhere, or nothing."""
+    found = absolute(path)
+    if "\\" in str(found) or str(found) != os.fsencode(found).decode(errors="replace"):
+        raise InputError(f"{str(found)!r}: checkpoints need a name in UTF-8, without a backslash")
+    return found
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
     """Splits what a user gives (run folder, its checkpoints folder, or one step's folder) into
     (checkpoints folder, step or None). The name of a run folder may be a number.
     """
-    path = Path(path).absolute()
+    path = absolute(path)
     if not path.is_dir():
         raise InputError(f"no such checkpoint or run folder: {path}")
-    if path.name.isdigit() and not (path / "checkpoints").is_dir():
+    if path.name.isdecimal() and not (path / "checkpoints").is_dir():
         return path.parent, int(path.name)
     return (path, None) if path.name == "checkpoints" else (path / "checkpoints", None)
 

@@ -5,6 +5,7 @@ import faulthandler
 import hashlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from ssl_jax.train import stop
 
 # A process that is lost ends the others after so many seconds: long enough for a busy machine.
 _HEARTBEAT = 30
+_TOGETHER = 300  # seconds in which all must be there
 _LAST = 24 * 3600  # seconds that the others wait at the end, while process 0 draws
 # What is said where a process that is gone was waited for.
 _LOST = ("Gloo", "Connection closed by peer", "Connection reset by peer", "heartbeat")
@@ -44,21 +46,25 @@ def connect(
             "--coordinator=ADDRESS:PORT, --num-processes=N and --process-id=I belong together; give"
             " all three, or --distributed alone where SLURM, Open MPI, GKE or a TPU slice say so"
         )
-    if coordinator is not None and not coordinator.rpartition(":")[2].isdigit():
+    if coordinator is not None and not coordinator.rpartition(":")[2].isdecimal():
         raise InputError(f"--coordinator is {coordinator}; give ADDRESS:PORT of process 0")
+    if coordinator is not None:
+        _check_address(coordinator, process_id == 0)
     if num_processes is not None and process_id is not None and not 0 <= process_id < num_processes:
         raise InputError(f"--process-id is {process_id}; it must lie in [0, {num_processes})")
     # With all three, JAX must not look around: it would leave a process one GPU of its machine.
     method = "deactivate" if all(given) else None
     try:
-        jax.distributed.initialize(
-            coordinator,
-            num_processes,
-            process_id,
-            cluster_detection_method=method,
-            heartbeat_timeout_seconds=_HEARTBEAT,
-            shutdown_timeout_seconds=_LAST,
-        )
+        with _announced(coordinator, num_processes, process_id):
+            jax.distributed.initialize(
+                coordinator,
+                num_processes,
+                process_id,
+                cluster_detection_method=method,
+                initialization_timeout=2 * _TOGETHER,  # later than ours: JAX then aborts
+                heartbeat_timeout_seconds=_HEARTBEAT,
+                shutdown_timeout_seconds=_LAST,
+            )
     except (ValueError, RuntimeError) as error:
         if all(given):
             raise
@@ -66,6 +72,48 @@ def connect(
             "--distributed finds no SLURM, Open MPI, GKE or TPU slice around it; give"
             " --coordinator=ADDRESS:PORT --num-processes=N --process-id=I"
         ) from error
+
+
+def _check_address(coordinator: str, mine: bool) -> None:
+    """Raises InputError for a name that means no machine, and for a port of this one that is taken:
+    of the first JAX says nothing for minutes, of the second it dies."""
+    host, _, port = coordinator.rpartition(":")
+    try:
+        if not 0 < int(port) < 2**16:
+            raise OSError("there is no such port")
+        socket.getaddrinfo(host.strip("[]"), port)
+        if mine:
+            socket.create_server(("", int(port))).close()
+    except OSError as error:
+        raise InputError(
+            f"--coordinator={coordinator}: {error.strerror or error}; give the address of process 0"
+            " and a port that is free there"
+        ) from error
+
+
+@contextlib.contextmanager
+def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
+    """Says at once who is waited for, and ends the process with a line when nobody came."""
+    who = "this process" if coordinator is None else f"process {process_id} of {num_processes}"
+    others = "process 0" if process_id else "the others"
+    waits = f"{who} waits for {others}{f' at {coordinator}' if coordinator else ''}"
+    print(f"{waits}, up to {_TOGETHER} s", flush=True)
+
+    def end():
+        print(
+            f"ssl-jax: {waits} in vain: start all, with one --coordinator that each can reach",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(2)
+
+    ending = threading.Timer(_TOGETHER, end)
+    ending.daemon = True
+    ending.start()
+    try:
+        yield
+    finally:
+        ending.cancel()
 
 
 @contextlib.contextmanager

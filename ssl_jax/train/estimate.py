@@ -131,20 +131,22 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
             " a smaller optim.batch_size"
         ) from error
     memory["batch"] = _held(batch)
-    memory["temporary"] = _temporary(compiled.memory_analysis())
+    simulated = mesh.devices.flat[0].platform == "cpu"
+    memory["temporary"] = _temporary(compiled.memory_analysis(), simulated)
     return Step(memory, of_one)
 
 
-def _temporary(used: Any) -> float:
+def _temporary(used: Any, simulated: bool) -> float:
     """Bytes of intermediate results that live at once.
 
     used: what XLA says of a program; its "temp_size" is the space of all of them, of which TPUs
-    need less: they compile programs for which it exceeds their memory.
+    need less: they compile programs for which it exceeds their memory. simulated: by a CPU, whose
+    peak leaves them out.
     """
     if not used:
         return 0.0
     kept = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
-    peak = getattr(used, "peak_memory_in_bytes", 0)
+    peak = 0 if simulated else getattr(used, "peak_memory_in_bytes", 0)
     return max(0.0, float(peak - kept)) if peak else float(used.temp_size_in_bytes)
 
 

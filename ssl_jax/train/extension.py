@@ -65,6 +65,17 @@ def lengthened(stored: FrozenConfigDict, config: ConfigDict) -> FrozenConfigDict
     return FrozenConfigDict(_with(stored, after)) if _goes_on(before, after) else stored
 
 
+def is_reported(workdir: Path, config: ConfigDict) -> bool:
+    """Whether the results of the end are there, of these evaluations and of this plan."""
+    recorded = _recorded(workdir)
+    return (
+        recorded is not None
+        and (workdir / _RESULTS[-1]).exists()
+        and recorded.evals.to_dict() == config.evals.to_dict()
+        and recorded.run.total_steps == config.run.total_steps
+    )
+
+
 def set_aside(workdir: Path, step: int) -> None:
     """Moves the results of the end at `step` into `workdir`/finished_at_STEP, where they are kept.
 
@@ -84,7 +95,7 @@ def _steps(workdir: Path) -> list[int]:
     """Steps of the complete checkpoints in a run folder."""
     folder = workdir / "checkpoints"
     names = os.listdir(folder) if folder.is_dir() else ()
-    return [int(name) for name in names if name.isdigit()]
+    return [int(name) for name in names if name.isdecimal()]
 
 
 def _recorded(workdir: Path) -> FrozenConfigDict | None:

@@ -54,6 +54,7 @@ class Unreadable:
             if name not in self._known:
                 self._known.add(name)
                 reason = _in_line(base.why_unreadable(self._records, index))
+                self._path.parent.mkdir(parents=True, exist_ok=True)
                 # A short line at once: processes append to one file without mixing theirs.
                 with open(self._path, "a", encoding="utf-8") as f:
                     f.write(f"{name}\t{reason}\n")

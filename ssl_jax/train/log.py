@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from ssl_jax.config import free_on_resume, key
-from ssl_jax.train import distributed
+from ssl_jax.config import InputError, free_on_resume, key
+from ssl_jax.data.lookup import listed
+from ssl_jax.train import distributed, progress
 
 # Columns that depend on the clock: left out of every bit-exact comparison.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")
@@ -90,12 +91,13 @@ class Table:
         if row["step"] <= self.newest:
             self._keep([r for r in read_rows(self.jsonl) if r["step"] < row["step"]])
         self.newest = row["step"]
+        self.jsonl.parent.mkdir(parents=True, exist_ok=True)  # somebody may delete it meanwhile
         with open(self.jsonl, "a") as f:
             f.write(json.dumps(row) + "\n")
         self._append_csv(row)
 
     def _append_csv(self, row):
-        first = self._columns is None or self.csv.stat().st_size == 0
+        first = self._columns is None or not (self.csv.exists() and self.csv.stat().st_size)
         self._columns = self._columns or list(row)
         with open(self.csv, "a", newline="") as f:
             writer = csv.DictWriter(f, self._columns, extrasaction="ignore")
@@ -137,7 +139,7 @@ def progress_line(row: dict, total_steps: int, eta: str) -> str:
         f"eta {eta}",
         f"loss {row['loss']:.4f}",
         f"lr {row['lr']:.2e}",
-        f"{row['images_per_second']:.0f} img/s",
+        f"{progress.speed(row['images_per_second'])} img/s",
         f"data-wait {100 * row['data_wait']:.1f}%",
     ]
     if row.get("mfu") is not None:
@@ -235,6 +237,27 @@ def _git_revision() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None  # installed from a wheel
     return head + ("-dirty" if dirty else "")
+
+
+# What a run writes into its folder, the config first.
+_FILES = (
+    *("config.json", "environment.json", "unreadable.txt", "pictures"),
+    *("metrics.csv", "metrics.jsonl", "evals.csv", "evals.jsonl", "results.json", "results.txt"),
+)
+
+
+def check_new(folder: Path) -> None:
+    """Refuses a folder, in which no checkpoint is, with files of somebody that a run would write
+    over. Raises InputError."""
+    there = [name for name in _FILES if (folder / name).exists()]
+    try:
+        ours = {"method", "run"} <= json.loads((folder / _FILES[0]).read_text()).keys()
+    except (OSError, ValueError, AttributeError):
+        ours = False
+    if there and not ours:
+        raise InputError(
+            f"--workdir={folder} holds {listed(there)} of something else; choose another folder"
+        )
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -17,6 +17,7 @@ from ssl_jax.config import InputError
 from ssl_jax.data import loader
 from ssl_jax.evals.registry import BASELINES, TRAINED
 from ssl_jax.evals.report import Evaluation
+from ssl_jax.ops import numerics
 from ssl_jax.train import (
     checkpoint,
     distributed,
@@ -75,7 +76,7 @@ def on_mesh(
 ) -> tuple[optim.Optimizer, state.TrainState]:
     """The optimizer, and the state as ShapeDtypeStructs with shardings on a mesh, which need not be
     of this machine. No file is read."""
-    params = jax.eval_shape(lambda: method.init(jax.random.key(0))[0])
+    params = jax.eval_shape(lambda: method.init(numerics.key(0))[0])
     optimizer = optim.make(config.optim, method.rules, params)
     constants = methods.shapes_of_constants(method)
     shapes = jax.eval_shape(lambda c: state.create(method, optimizer, 0, c), constants)
@@ -109,7 +110,7 @@ def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
     with stop.listening() as asked, Console(run) as console, contextlib.ExitStack() as held:
         asked.leaving += [console.restore, held.close]
         try:
-            return _train(run, Path(workdir).absolute(), evaluation, console, asked, held)
+            return _train(run, config_lib.absolute(workdir), evaluation, console, asked, held)
         except stop.Interrupted:
             if jax.process_count() > 1:
                 raise  # the others may go on: see distributed.together
@@ -138,6 +139,8 @@ def _train(
         _lock(workdir, console, held)
     with console.phase("reading the newest checkpoint"):
         saved = _open_checkpoints(workdir, run, create=False)
+        if not saved or saved.latest() is None:
+            log.check_new(workdir)
         distributed.agree({"newest checkpoint": saved and saved.latest(), "workdir": str(workdir)})
         current, record = _restore(saved, run, console) if saved else (None, 0)
     begin = 0 if current is None else int(current.step)
@@ -157,12 +160,20 @@ def _train(
         if not existed:
             _lock(workdir, console, held)
         saved = saved or _open_checkpoints(workdir, run, create=True)
+        finished = begin == run.config.run.total_steps and extension.is_reported(
+            workdir, run.config
+        )
         _record_run(workdir, run, begin, console)
+        if all(distributed.told(finished)):
+            console.say("the run has reached its end, and its report is written")
+            console.close(workdir, bool(evaluation.tasks))
+            return EXIT_DONE
         if begin in _former_ends(run) and distributed.is_first():
             extension.set_aside(workdir, begin)
         with checkpoint.full_disk_named(workdir):
             return _loop(run, workdir, saved, current, batches, batch, evaluation, console, asked)
     finally:
+        asked.over()
         batches.close()
 
 
@@ -242,8 +253,10 @@ def _loop(
             unreadable.note(batch)
             in_flight.append((at, metrics))
             console.now(f"reading the batch of step {at + 1}")
+            batch = None
             try:
-                batch = console.waiting(lambda: next(batches)) if at < total else None
+                if at < total:
+                    batch = _read(batches, asked, console)
             except InputError as error:
                 if jax.process_count() > 1:
                     raise  # a save takes all processes, and the others go on
@@ -268,7 +281,8 @@ def _loop(
                     evaluate(at)
                 else:
                     try:
-                        asked.unless_told(functools.partial(evaluate, at), "evaluation", at)
+                        leaves = f"leaving the evaluation, saving step {at}"
+                        asked.unless_told(functools.partial(evaluate, at), leaves)
                     except InputError as error:  # an image is broken since the evaluation before
                         refused, asked.agreed = error, True
             if at == total or asked.agreed or at % config.checkpoint.every_steps == 0:
@@ -277,7 +291,7 @@ def _loop(
                 console.saved(at, took)
             if asked.agreed and at < total:
                 with console.phase(f"saving step {at}"):
-                    saved.wait()
+                    saved.save(current, meta(config, at), whole=True)
                 if refused is not None:
                     console.say(f"saved step {at} in {saved.folder}")
                     raise refused
@@ -287,12 +301,26 @@ def _loop(
                 )
                 return EXIT_PREEMPTED
         with console.phase("the last save"):
-            saved.wait()
+            saved.save(current, meta(config, at), whole=True)
         asked.told = any(distributed.told(asked.told))  # all make the report, or none
         asked.idle()
         _report(run, workdir, current, evaluation, scores, tracked, console)
     console.close(workdir, bool(evaluation.tasks))
     return EXIT_DONE
+
+
+def _read(batches: loader.Loader, asked: Stop, console: Console) -> dict | None:
+    """The next batch; None where a signal comes first, of one process: images may never come."""
+    read: list[dict] = []
+
+    def work():
+        read.append(console.waiting(lambda: next(batches)))
+
+    if jax.process_count() == 1:
+        asked.unless_told(work, "saving after this step")
+    else:
+        work()
+    return read[0] if read else None
 
 
 def _compiled(
@@ -325,7 +353,8 @@ def _report(
     if not evaluation.tasks:
         return
     network, total = _network(current), run.config.run.total_steps
-    console.say(f"final report: {', '.join(evaluation.tasks)}, beside {' and '.join(BASELINES)}")
+    beside = f", beside {' and '.join(BASELINES)}" if run.config.evals.baselines else ""
+    console.say(f"final report: {', '.join(evaluation.tasks)}{beside}")
     with console.phase("final report"):
         results = evaluation.compare(*network)
         row = {"step": total, **results[TRAINED]}
@@ -343,7 +372,7 @@ def _facts(run: Run) -> dict:
     """What all processes of a run must have in common."""
     values = config_lib.flatten(run.config)
     known = {"number of images": len(run.source), "code of ssl_jax": log.code()}
-    return values | log.versions() | known
+    return values | log.versions() | _flags() | known
 
 
 def _due(at: int, config) -> bool:
@@ -419,6 +448,12 @@ def _restored(saved, newest, run, console):
             f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use"
             " those, or another --workdir"
         )
+    for name, now in _flags().items():
+        if (before := meta.get("flags", {}).get(name, now)) != now:
+            raise InputError(
+                f"{saved.folder.parent} holds a run with {name}={before:d}, and here it is {now:d},"
+                f" which gives other numbers; continue with {name}={before:d}"
+            )
     current = saved.restore(newest, run.abstract)
     console.say(f"continuing from step {newest} ({saved.folder / str(newest)})")
     if longer is not stored:
@@ -430,9 +465,16 @@ def _restored(saved, newest, run, console):
     return current, meta["record"]
 
 
+def _flags() -> dict[str, bool]:
+    """JAX's settings under which the same keys and types give other numbers."""
+    names = "JAX_THREEFRY_PARTITIONABLE", "JAX_ENABLE_X64"
+    return {name: bool(getattr(jax.config, name.lower())) for name in names}
+
+
 def meta(config: ConfigDict, at: int) -> dict:
     """What a checkpoint holds beside the state: config, data position, versions."""
     return {
+        "flags": _flags(),
         "config": config_lib.to_json(config),
         "record": at * config.optim.batch_size,
         "versions": log.versions(),
@@ -452,7 +494,7 @@ def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:
         f" {c.run.total_steps} ({c.run.steps_per_epoch} an epoch); run folder {workdir}"
     )
     if left_out := getattr(run.source, "left_out", ""):
-        console.say(f"left out, as no images: {left_out}")
+        console.say(f"left out: {left_out}")
 
 
 def _existing_parent(path: Path) -> Path:

@@ -55,6 +55,11 @@ def counter(total: int, unit: str) -> Iterator[Callable[[int], None]]:
         _say()
 
 
+def speed(images_per_second: float) -> str:
+    """A number of images a second in three digits or more: "1234", "12.3", "0.417"."""
+    return f"{images_per_second:.0f}" if images_per_second >= 100 else f"{images_per_second:.3g}"
+
+
 def _say(*more: str) -> None:
     tell = _TELL.get()
     if tell is not None:

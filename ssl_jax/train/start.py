@@ -11,13 +11,13 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import trees
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 from ssl_jax.convert import fill, own, read, torch_in
 from ssl_jax.train import checkpoint, sharding
 from ssl_jax.train.state import TrainState
 
 # What the same weights may be read by in two ways: keys of the config's section `model`.
-_MODEL = ("gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
+_MODEL = ("heads", "gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
 
 
 # The first layer of a projection head, and where a classifier has it (methods.finetune).
@@ -81,11 +81,12 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
 def _source(path: str, mesh) -> fill.Source:
     read.check_local(path)
-    folder = Path(path).expanduser()
-    if folder.is_dir() and read.weight_file(folder) is None:
-        return _own(folder, mesh)
-    if folder.is_file() and (network := own.read(folder)) is not None:
-        return _saved(folder, network)
+    place = local(path)
+    file = read.weight_file(place) if place.exists() else None
+    if file is None and place.is_dir():
+        return _own(place, mesh)
+    if file and (network := own.read(file)) is not None:
+        return _saved(file, network)
     return torch_in.load(path)
 
 
@@ -94,7 +95,7 @@ def _own(path: Path, mesh) -> fill.Source:
     are any) and "teacher"."""
 
     def taken(saved, step):
-        config = config_lib.from_json(saved.meta(step)["config"])
+        config = _config(saved.meta(step)["config"])
         fields = saved.read(
             step,
             ("params", "teacher", "constants"),
@@ -112,7 +113,7 @@ def _own(path: Path, mesh) -> fill.Source:
 
 def _saved(path: Path, network: own.Saved) -> fill.Source:
     """A network that `api.save` wrote: one tree, of a student or a teacher."""
-    config = config_lib.from_json(network.config)
+    config = _config(network.config)
 
     def wide(array):
         floating = jnp.issubdtype(array.dtype, jnp.floating)
@@ -122,12 +123,20 @@ def _saved(path: Path, network: own.Saved) -> fill.Source:
     return _source_of(path, f"{config.method} of ssl_jax, saved", config, {"": tree})
 
 
+def _config(text: str):
+    """A stored config that says what the weights are of. Raises InputError."""
+    config = config_lib.from_json(text)
+    if "method" not in config or "model" not in config:
+        raise InputError("the stored config lacks method or model")
+    return config
+
+
 def _constants(tree) -> dict:
     return {"constants": tree} if tree else {}
 
 
 def _source_of(path: Path, title: str, config, parts: dict) -> fill.Source:
-    model = {name: config.model[name] for name in _MODEL if name in config.model}
+    model = {name: config.model[name] for name in _MODEL if config.model.get(name)}
 
     def weights(tree):
         arrays = trees.per_block(tree)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.methods import Method
+from ssl_jax.ops import numerics
 from ssl_jax.train.optim import Optimizer
 
 
@@ -38,7 +39,7 @@ def create(method: Method, optimizer: Optimizer, seed: int, constants: Any = Non
 
     constants: what method.constants() returned.
     """
-    key_init, key_run = jax.random.split(jax.random.key(seed))
+    key_init, key_run = jax.random.split(numerics.key(seed))
     params, carry = method.init(key_init)
     # The teacher is a copy, never an alias: the step donates the state, and a buffer can be donated
     # only once.
@@ -65,6 +66,6 @@ def weights(state: TrainState) -> Any:
 def initial_weights(method: Method, seed: int) -> Any:
     """What `weights` would give before the first step of a run with random weights: the untrained
     network."""
-    params, _ = method.init(jax.random.split(jax.random.key(seed))[0])
+    params, _ = method.init(jax.random.split(numerics.key(seed))[0])
     teacher = method.teacher_of(params)
     return params if teacher is None else teacher

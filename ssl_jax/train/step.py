@@ -15,6 +15,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import methods
 from ssl_jax.methods import Method, Output, Progress
 from ssl_jax.models import flops
+from ssl_jax.ops import numerics
 from ssl_jax.train import schedule, sharding
 from ssl_jax.train.optim import Optimizer
 from ssl_jax.train.state import TrainState
@@ -123,7 +124,7 @@ def flops_per_image(config: ConfigDict, state: TrainState) -> float:
     loss = make_loss(method, chunks=1)
 
     def gradient(params, state, views):
-        keys = jax.random.split(jax.random.key(0), size)
+        keys = jax.random.split(numerics.key(0), size)
         progress = progress_at(jnp.int32(0), config)
         return jax.grad(loss, has_aux=True)(params, state, views, (keys, keys[0]), progress)
 
@@ -138,7 +139,9 @@ def compile_step(train_step: Callable, mesh: Mesh, state_shardings: Any) -> jax.
 
     @functools.wraps(train_step)
     def on_mesh(state, batch):
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        # optax and JAX's attention mix types, whatever the environment asks of the user's own code.
+        mixing = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), mixing[0], mixing[1]:
             return train_step(state, batch)
 
     return jax.jit(

@@ -44,7 +44,7 @@ class Stop:
         self.patience = PATIENCE
         # Called before the process is ended from outside the main thread: to restore a terminal.
         self.leaving: list[Callable[[], None]] = []
-        self._whole, self._idle, self._raised = whole, True, False
+        self._whole, self._idle, self._raised, self._over = whole, True, False, False
         self._leaves = ""  # what is left out when a signal comes
         self._answer = ""
         self._decided = threading.Event()
@@ -60,11 +60,18 @@ class Stop:
         """From here on a signal only sets `told`."""
         self._idle = False
 
-    def unless_told(self, work: Callable[[], None], what: str, step: int) -> None:
+    def over(self) -> None:
+        """Of a signal nothing is left to do: the process ends within `patience`, whatever else it
+        waits for, as Python does for the threads of a reader that hangs."""
+        if self._whole and self.told and not self._over:
+            self._over = True
+            self._end_later()
+
+    def unless_told(self, work: Callable[[], None], answer: str) -> None:
         """Does `work`, such as an evaluation, and leaves it when a signal comes or came; then
-        `agreed` is set, for the loop to save the step and stop. For one process: several must stay
-        together."""
-        self._leaves, self._idle = f"leaving the {what}, saving step {step}", True
+        `agreed` is set, for the loop to save the step and stop, as `answer` says. For one process:
+        several must stay together."""
+        self._leaves, self._idle = answer, True
         try:
             if self.told:
                 self._raise()
@@ -113,9 +120,7 @@ class Stop:
                 answer = self._answer if decided else self._what_happens(number)
                 print(f"{signal.Signals(number).name}: {answer}", flush=True)
                 if self._whole and self._ends():
-                    ending = threading.Timer(self.patience, self._end_idle)
-                    ending.daemon = True
-                    ending.start()
+                    self._end_later()
             elif number == signal.SIGINT and self._whole:
                 print(
                     "stopped at once; the last checkpoint stays, the same command continues from"
@@ -136,9 +141,14 @@ class Stop:
         again = "; again to stop now" if number == signal.SIGINT else ""
         return (self._leaves or "saving after this step") + again
 
+    def _end_later(self):
+        ending = threading.Timer(self.patience, self._end_idle)
+        ending.daemon = True
+        ending.start()
+
     def _end_idle(self):
         # The main thread is still deep in a library, compiling for example.
-        if self._ends():
+        if self._ends() or self._over:
             self._end(EXIT_PREEMPTED)
 
     def _end(self, code):
@@ -184,6 +194,7 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         yield stop
     finally:
         _current = None
+        stop.over()
         stop.busy()
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():

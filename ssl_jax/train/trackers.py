@@ -29,9 +29,15 @@ _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "tracki
 def defaults() -> dict:
     """The keys of trackers in the section `log`."""
     return dict(
-        tensorboard=key(False, "also write TensorBoard files (needs tensorboardX)"),
-        wandb=key("", "Weights & Biases project; empty = off"),
-        trackio=key("", "trackio project, kept on this machine (needs trackio); empty = off"),
+        tensorboard=key(
+            False, "also write TensorBoard files (needs tensorboardX)", acts="writes files"
+        ),
+        wandb=key("", "Weights & Biases project; empty = off", acts="connects to a server"),
+        trackio=key(
+            "",
+            "trackio project, kept on this machine (needs trackio); empty = off",
+            acts="is written into",
+        ),
         tracked_pictures=key(
             False, "trackers get the pictures at every evaluation, not only at the end"
         ),

@@ -1,5 +1,8 @@
 """Data that end a run, or an evaluation of it, cost no step that was done."""
 
+import signal
+import time
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from ssl_jax.data import loader
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import report
+from ssl_jax.train import stop
 from tests import compiling, tiny, tiny_run
 from tests.process import runs
 
@@ -61,7 +65,7 @@ def test_an_evaluation_that_is_refused_costs_no_step(tmp_path, monkeypatch):
 
 
 DEADLY = """
-import os, signal
+import os, signal, time
 import numpy as np
 
 class Images:
@@ -70,6 +74,9 @@ class Images:
 
     def __getitem__(self, i):
         if i == int(os.environ["DEADLY"]):
+            if "HANGS" in os.environ:
+                print("hangs", flush=True)
+                time.sleep(600)
             os.kill(os.getpid(), signal.SIGKILL)
         return {"image": np.full((24, 24, 3), 7 * i, np.uint8)}
 
@@ -98,3 +105,24 @@ def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(tmp_path):
     run = trained(-1)
     assert run.ended() == (0,) and "continuing from step 3" in run.text()
     assert [row["step"] for row in runs.rows(tmp_path / "run")] == [5, 10, 12]  # the last one too
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers, later", [(0, False), (0, True), (1, True)])
+def test_a_reader_that_hangs_holds_no_exit(workers, later, tmp_path):
+    """As of a disk on the network that is gone. In start-up nothing is unsaved; later the steps so
+    far are saved."""
+    (tmp_path / "deadly.py").write_text(DEADLY)
+    options = ("--config.data.kind=python:deadly.images", f"--config.data.workers={workers}")
+    options += ("--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
+    record = str(loader.permutation(35, 0, 0)[31 if later else 0])
+    env = compiling.environment(PYTHONPATH=f"{runs.ROOT}:{tmp_path}", DEADLY=record, HANGS="1")
+    run = runs.Run("tests/tiny_run.py:dino", tmp_path / "run", *options, env=env)
+    # The line of step 1 comes when the fourth batch is waited for.
+    assert run.until(run.says("step +1/12" if later else "hangs"), 120), run.text()
+    time.sleep(0.5)
+    run.signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert run.ended(60) == (75,), run.text()
+    assert time.monotonic() - began < 2 * stop.PATIENCE
+    assert not later or runs.newest(tmp_path / "run") == 3

@@ -58,9 +58,9 @@ def test_an_evaluation_is_left_out_and_its_step_saved(capfd):
             send(signal.SIGINT)
             reached.append("the end")
 
-        asked.unless_told(evaluate, "evaluation", 50)
+        asked.unless_told(evaluate, "saving step 50")
         assert asked.agreed
-        asked.unless_told(lambda: reached.append("begun"), "evaluation", 51)
+        asked.unless_told(lambda: reached.append("begun"), "saving step 51")
         assert not reached  # told before
         assert answered(capfd, "saving step 50")
         send(signal.SIGTERM)  # busy again: nothing is raised

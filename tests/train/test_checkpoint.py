@@ -1,6 +1,7 @@
 """Checkpoints that were damaged, changed or mixed: found, named, and an older one taken."""
 
 import contextlib
+import errno
 import json
 import random
 import shutil
@@ -13,11 +14,11 @@ import pytest
 from ssl_jax import api, cli, trees
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.train import checkpoint, checksums, loop
+from ssl_jax.train import checkpoint, checksums, log, loop
 from ssl_jax.train.state import TrainState
 from tests import chaos, tiny
 
-META = {"config": '{"seed": 0}', "record": 32, "versions": {"jax": "0"}}
+META = {"config": '{"seed": 0}', "record": 32, "versions": log.versions()}
 
 
 @pytest.fixture(scope="module")
@@ -187,13 +188,22 @@ def test_an_intact_one_of_another_network_is_no_damage(copy):
 
 @pytest.mark.parametrize(
     "error",
-    [MemoryError(), RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), PermissionError("x")],
+    [
+        MemoryError(),
+        RuntimeError("RESOURCE_EXHAUSTED: Out of memory"),
+        PermissionError("x"),
+        OSError(errno.EIO, "Input/output error"),
+        ValueError("UNAVAILABLE: the file system"),
+        ValueError("Invalid file path"),
+        RuntimeError("of a library"),
+    ],
 )
 def test_what_is_no_fault_of_a_checkpoint_is_no_damage(error, run, copy, monkeypatch):
     """It would be moved out of the way."""
     monkeypatch.setattr(checksums, "of", mock.Mock(side_effect=error))
-    with opened(copy) as saved, pytest.raises(type(error)):
+    with opened(copy) as saved, pytest.raises(InputError, match="checkpoints/4") as raised:
         saved.restore(4, run.abstract)
+    assert not isinstance(raised.value, checkpoint.Damaged)
 
 
 def test_a_damaged_one_is_kept_aside(copy):
@@ -216,6 +226,26 @@ def test_a_run_folder_may_be_called_by_a_number(written, tmp_path):
     folder, step = checkpoint.locate(tmp_path / "20261123")
     assert (folder, step) == (tmp_path / "20261123" / "checkpoints", None)
     assert checkpoint.locate(folder / "4") == (folder, 4)
+
+
+def test_one_folder_has_many_names(copy, monkeypatch):
+    """TensorStore refuses "..", and takes a backslash for the end of a folder's name."""
+    monkeypatch.chdir(copy.parent)
+    monkeypatch.setenv("HOME", str(copy.parent))
+    for path in (copy / ".." / "run", "run", "~/run"):
+        assert checkpoint.newest(path, lambda saved, step: saved.check(step)) > 50
+    for name in ("a\\b", "a\udcff"):
+        with pytest.raises(InputError, match="UTF-8"):
+            checkpoint.Checkpoints(copy.parent / name / "checkpoints")
+
+
+def test_what_is_deleted_while_it_is_written_is_saved_anew(written, tmp_path, capsys):
+    with opened(tmp_path, create=True) as saved:
+        saved.save(written[1], META)
+        shutil.rmtree(saved.folder, ignore_errors=True)
+        saved.save(written[1], META, whole=True)
+        assert saved.check(4) > 50
+    assert capsys.readouterr().out.count("\n") <= 1
 
 
 def test_a_file_instead_of_the_folder_is_refused_before_training(tmp_path, capsys):

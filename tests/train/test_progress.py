@@ -3,6 +3,10 @@
 from ssl_jax.train import progress
 
 
+def test_a_slow_speed_is_not_0():
+    assert [progress.speed(x) for x in (0.417, 12.34, 1234.5)] == ["0.417", "12.3", "1234"]
+
+
 def test_parts_and_counts_are_told_as_they_come():
     told = []
     with progress.shown_by(told.append):
