@@ -1,5 +1,6 @@
 """What people do with the package: train a config, load what was learned."""
 
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, overload
@@ -13,7 +14,7 @@ from ssl_jax import config as config_lib
 from ssl_jax import convert, embedding, evals, methods, settings
 from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import card, hub, own
-from ssl_jax.data import source
+from ssl_jax.data import source, workers
 from ssl_jax.evals import report
 from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
@@ -39,6 +40,7 @@ def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()
     definition = methods.get(config.method)
     settings.validate(config, num_devices=jax.device_count())
     definition.check(config)
+    config = settings.with_absolute_paths(config)
     opened = source.make_source(config.data) if records is None else None
     if opened is not None and (opened.has_masks or opened.has_boxes):
         records = source.make_source(config.data, truth=False)
@@ -66,12 +68,15 @@ def train(
     Returns loop.EXIT_DONE or loop.EXIT_PREEMPTED. Raises InputError for a config, data set,
     checkpoint or disk that cannot work; nothing is written before those checks.
     """
+    workers.end_in_worker()
     config = extension.planned(config, workdir, extend)
     run = prepare(config, records, given)._replace(traced=steps)
     return loop.train(run, workdir, report.Evaluation(run.config))
 
 
-def load(path: str | Path, *, family: str | None = None, heads: int | None = None) -> Encoder:
+def load(
+    path: str | Path, *, family: str | None = None, heads: int | None = None, trust: bool = False
+) -> Encoder:
     """The network of a run or of published weights: `load(PATH)(images) -> Features`.
 
     No optimizer is built; arrays are put on the first local device.
@@ -81,24 +86,28 @@ def load(path: str | Path, *, family: str | None = None, heads: int | None = Non
         wrote, or "zoo/NAME", one of the networks that come with the package; or published weights:
         a .safetensors, .npz or (with torch) .pth file, or a folder of timm's or transformers', such
         as `export` writes.
-      family: of published weights whose names several families share: "dino", "mae" or "timm".
+      family: of published weights whose names several families share: "dino", "mae" or "timm", with
+        LayerScale "dinov2" or "timm".
       heads: attention heads of published weights; None: width / 64, as in all usual sizes.
+      trust: import the modules that the network's config names (a method from outside the package),
+        which runs them. Those that are imported already need no trust.
 
     Returns:
       An Encoder with the teacher's weights where there is a teacher.
 
     Raises:
-      InputError: nothing of that kind there, or damaged or unknown weights.
+      InputError: nothing of that kind there, damaged or unknown weights, or modules to import.
     """
     place = place_of(path)
-    if place.is_file() and (network := own.read(place)) is not None:
-        return _restored(network)
-    if place.is_file() or (place.is_dir() and convert.weight_file(place) is not None):
+    file = convert.weight_file(place) if place.exists() else None
+    if file and (network := own.read(file)) is not None:
+        return _restored(network, place, trust)
+    if file:
         shape, params, report = convert.load_vit(place, family=family, heads=heads)
         known = hub.describe(place)
         name = f"{known.method} as {report.title}" if known.method else report.title
         return encoder.published(shape, jax.tree.map(jnp.asarray, params), name, known.image)
-    config = saved_config(place)
+    config = saved_config(place, trust)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     def weights(saved, step):
@@ -125,6 +134,7 @@ def embed(
     out: str | Path | None = None,
     *,
     size: int | None = None,
+    trust: bool = False,
     **options: Any,
 ) -> dict[str, np.ndarray] | Path:
     """Vectors of images: `embed("runs/a", "/my/images")["image"]` is [N, d].
@@ -132,12 +142,13 @@ def embed(
     Args:
       encoder: a network, or what `load` takes.
       data: a folder of images; a mapping with keys of the config's section `data`
-        (dict(kind="tfds", name="cifar10", dir=..., split="test")); images [N, H, W, 3], uint8 or
-        float32 in [0, 1]; or a source (see `data.source`).
+        (dict(kind="tfds", name="cifar10", dir=..., split="test", max_unreadable=0.05)); images
+        [N, H, W, 3], uint8 or float32 in [0, 1]; or a source (see `data.source`).
       out: a file, .npz or .parquet, which is written part after part and may be larger than memory;
         the same call goes on where it was stopped. None: everything is returned.
       size: pixels of the shorter side, before a square centre crop; 0: as stored, cut to multiples
         of the patch. None: as in training, for a folder or a mapping, else 0.
+      trust: see `load`.
       tokens: some of "image" (what the method means by it), "cls", "mean" (of the patch tokens),
         "patches" and "sparse" (STELLAR's tokens); default ("image",).
       layers: of so many last blocks, side by side. batch_size: images of a forward pass, on all
@@ -147,13 +158,14 @@ def embed(
       {name: array} over the N readable images in their order: each of `tokens`, float [N, d],
       [N, r, d] for sparse tokens, [N, h, w, d] for patches ([all patches, d] beside
       "patches_shapes" [N, 2] where grids differ); "names" [N]; "sizes" [N, 2], height and width in
-      pixels; "labels" [N] and "class_names" where there are any; "index" [N] in the source;
-      "skipped", names of unreadable images; "about", JSON. With `out`: its path.
+      pixels; "labels" [N] (-1: none) and "class_names" where there are any; "index" [N] in the
+      source; "skipped", names of unreadable images; "about", JSON. With `out`: its path.
 
     Raises:
-      InputError: no such data, tokens that the network lacks, or a file that is there already.
+      InputError: no such data, several parts of which none is named, more unreadable images than
+        max_unreadable (1 %), tokens that the network lacks, or a file that is there already.
     """
-    encoder = encoder if isinstance(encoder, Encoder) else load(encoder)
+    encoder = encoder if isinstance(encoder, Encoder) else load(encoder, trust=trust)
     plan = embedding.plan(encoder, embedding.opened(data, size, encoder), **options)
     return embedding.in_memory(plan) if out is None else embedding.to_file(plan, out)
 
@@ -214,21 +226,22 @@ def export(
     return []
 
 
-def _restored(network: own.Saved) -> Encoder:
-    """The Encoder that was saved, with weights in float32."""
+def _restored(network: own.Saved, file: Path, trust: bool) -> Encoder:
+    """The Encoder that was saved in a file, with weights in float32."""
 
     def wide(array):
         floating = jnp.issubdtype(array.dtype, jnp.floating)
         return array.astype(jnp.float32) if floating else array
 
     params, constants = jax.tree.map(wide, (network.params, network.constants))
-    stored = config_lib.from_json(network.config)
+    stored, image = config_lib.from_json(network.config), network.notes.get("image", "")
     if _is_published(stored):
-        shape = zoo.vit_config({"size": "custom", **stored.model})
-        image = network.notes.get("image", "")
-        return encoder.published(shape, params["backbone"], stored.method, image)
-    config = _completed(network.config)
-    return Encoder(config, params, constants, network.notes.get("step"))
+        try:
+            shape = zoo.vit_config({"size": "custom", **stored.model})
+            return encoder.published(shape, params["backbone"], stored.method, image)
+        except (TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"{file} is no network: its config or weights lack {error}") from error
+    return Encoder(_completed(network.config, trust), params, constants, network.notes.get("step"))
 
 
 def _is_published(config: FrozenConfigDict) -> bool:
@@ -238,11 +251,12 @@ def _is_published(config: FrozenConfigDict) -> bool:
 
 def place_of(path: str | Path) -> Path:
     """The file or folder that `path` means, "zoo/NAME" and "~" resolved. Raises InputError for a
-    name that the zoo does not have, and for one that can only be on the network."""
+    name that the zoo does not have, one that can only be on the network, and no name of a file."""
+    place = config_lib.local(path)
     if file := _in_zoo(path):
         return file
     convert.check_local(path)
-    return Path(path).expanduser()
+    return place
 
 
 def _in_zoo(path: str | Path) -> Path | None:
@@ -260,13 +274,24 @@ def _in_zoo(path: str | Path) -> Path | None:
     return file
 
 
-def saved_config(path: str | Path) -> FrozenConfigDict:
+def saved_config(path: str | Path, trust: bool = False) -> FrozenConfigDict:
     """The resolved config inside a checkpoint, see `settings.completed`; `path` is a run folder or
-    one step's folder."""
-    return _completed(checkpoint.newest(path, lambda saved, step: saved.meta(step)["config"]))
+    one step's folder. trust: see `load`."""
+    text = checkpoint.newest(path, lambda saved, step: saved.meta(step).get("config", ""))
+    return _completed(text, trust)
 
 
-def _completed(text: str) -> FrozenConfigDict:
-    stored = config_lib.from_json(text)
-    methods.import_modules(stored.imports)
+def _completed(text: str, trust: bool) -> FrozenConfigDict:
+    stored, key = config_lib.from_json(text), settings.keys()["imports"]
+    modules = stored.get("imports", ())
+    key.check("stored config: imports", modules)
+    modules = tuple(name for name in modules if name not in sys.modules)
+    if not trust:
+        key.check_stored("imports", modules)
+    methods.import_modules(modules)
+    if (method := stored.get("method", "")) not in methods.METHODS:
+        raise InputError(
+            f"{unknown('method', method, methods.METHODS)}; the module that registers it must be"
+            " imported first, --import=MODULE"
+        )
     return FrozenConfigDict(settings.completed(stored))

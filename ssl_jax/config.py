@@ -10,8 +10,10 @@ import difflib
 import errno
 import importlib.util
 import inspect
+import itertools
 import json
 import math
+import os
 import re
 import sys
 import types
@@ -38,6 +40,8 @@ class MissingFile(InputError):
     """
 
 
+_LONGEST = 4000  # characters of a line about bad input, which may quote files of others
+_DEEPEST, _NESTED = 64, (dict, list)  # levels of JSON, and what has another one
 # What a disk, a name or rights may do to a program.
 _DISK = (
     errno.ENOSPC,
@@ -56,7 +60,29 @@ def refusal(error: BaseException) -> str:
     or a name that does not do; "" of any other.
     """
     ours = isinstance(error, InputError) or (isinstance(error, OSError) and error.errno in _DISK)
-    return " ".join(str(error).split()) if ours else ""
+    text = " ".join(str(error).split())[:_LONGEST]
+    # Names in files of others may hold what a terminal obeys.
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) if ours else ""
+
+
+def local(path: str | os.PathLike) -> Path:
+    """A path with "~" resolved. Raises InputError for a user that is not there, and for texts that
+    no file can be called."""
+    try:
+        if "\0" in str(path):
+            raise ValueError("a zero byte")
+        found = Path(path).expanduser()
+        found.exists()
+    except (RuntimeError, ValueError, OSError) as error:
+        raise InputError(f"{str(path)[:200]!r} can be no file here: {error}") from error
+    return found
+
+
+def absolute(path: str | Path) -> Path:
+    """The path as it is called from any folder: from the root, "~" and ".." resolved, which
+    libraries refuse; links stay. Raises InputError, see `local`."""
+    found = local(path).absolute()
+    return found.resolve() if ".." in found.parts else found
 
 
 # --- keys
@@ -73,8 +99,13 @@ class Key:
       begin with it are allowed as well.
     length: of a tuple; 0 = any. ordered: a pair (low, high) with low <= high.
     element: an example of a tuple's elements where the default has none, for their type.
+    pairs: a tuple may also be one of pairs, a mapping: `--config.K={0:0,255:1}` writes it so.
+    path: of a file or folder; a run keeps it as it is called from any folder.
     free: may differ when a run is continued, because it changes where or how something is
       computed, shown or stored, and not what.
+    acts: what a value does that comes with somebody's network ("is imported"; of texts with a
+      `prefix`, only those); "" = no more than to choose, or to name what is read. None is "", but
+      of texts without choices: they act until they are declared.
     """
 
     default: Any
@@ -89,7 +120,33 @@ class Key:
     length: int = 0
     ordered: bool = False
     element: Any = None
+    pairs: bool = False
+    path: bool = False
     free: bool = False
+    acts: str | None = None
+
+    def effect(self, value: Any) -> str:
+        """What a value does that comes with somebody's network, see `acts`; "" = nothing."""
+        if value == self.default or (self.prefix and not str(value).startswith(self.prefix)):
+            return ""
+        if self.acts is None and self.is_open_text():
+            return "may do what it is not declared for"
+        return self.acts or ""
+
+    def is_open_text(self) -> bool:
+        """Whether it holds texts of people's own."""
+        many = isinstance(self.default, tuple)
+        example = (*self.default, self.element)[0] if many else self.default
+        return isinstance(example, str) and bool(self.prefix or not self.choices)
+
+    def check_stored(self, name: str, value: Any) -> None:
+        """Refuses a value that acts, of a config that came with a network. Raises InputError."""
+        if effect := self.effect(value):
+            flag = "--import=MODULE" if name == "imports" else f"--config.{name}=VALUE"
+            raise InputError(
+                f"{name} of the stored config is {value!r}, which {effect}; give it yourself"
+                f" ({flag}), or if you trust who made the network, --trust (Python: trust=True)"
+            )
 
     def allows(self, value: Any) -> bool:
         """Whether the key can have that value."""
@@ -104,6 +161,8 @@ class Key:
         example = self.default
         if example == () and self.element is not None:
             example = (self.element,)
+        if self.pairs and is_mapping(value):
+            value = tuple(number for pair in value for number in pair)
         if _as_type(value, example) is None:
             raise InputError(wrong_type(name, value, example))
         items = value if isinstance(value, tuple | list) else (value,)
@@ -162,6 +221,12 @@ class Key:
         else:
             what = f"{self.length} numbers" if self.length else "numbers"
         return f"{what}, each {each}" if each else what
+
+
+def is_mapping(value: Any) -> bool:
+    """Whether a tuple is one of pairs."""
+    items = value if isinstance(value, tuple | list) else ()
+    return bool(items) and all(isinstance(x, tuple | list) and len(x) == 2 for x in items)
 
 
 _MOST = 2**31 - 1  # of an integer without another limit: arrays, steps and loops count in 32 bits
@@ -242,7 +307,8 @@ def _as_type(value, current):
     if isinstance(current, bool) or isinstance(value, bool):
         return value if isinstance(value, bool) and isinstance(current, bool) else None
     if isinstance(current, float):
-        return float(value) if isinstance(value, (int, float)) else None
+        numeric = isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**1023)
+        return float(value) if numeric else None
     return value if isinstance(value, type(current)) else None
 
 
@@ -255,7 +321,7 @@ def _wanted(current) -> str:
     if isinstance(current, tuple):
         return f"a tuple of {_wanted(current[0]).split()[-1]}s" if current else "a tuple"
     return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}.get(
-        type(current), type(current).__name__
+        type(current), f"a {type(current).__name__}"
     )
 
 
@@ -268,7 +334,7 @@ def unknown(kind: str, name: str, options: Collection[str]) -> str:
     """
     close = nearest(str(name), options)
     hint = f'; did you mean "{close}"?' if close else ""
-    listed = f" (known: {', '.join(sorted(options))})" if len(options) <= 12 else ""
+    listed = f" (known: {', '.join(sorted(options))})" if len(options) <= 16 else ""
     return f'unknown {kind} "{name}"{hint}{listed}'
 
 
@@ -422,14 +488,35 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str) -> FrozenConfigDict:
-    """A frozen config from the text of `to_json`. Raises InputError if it is no such text."""
+    """A frozen config from the text of `to_json`, which anybody may have written. Raises InputError
+    if it is no such text."""
+    values = json_object(text, "stored config")
+    for name, type_ in (("method", str), ("model", dict)):
+        if not isinstance(values.get(name, type_()), type_):
+            raise InputError(f"stored config: {wrong_type(name, values[name], type_())}")
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"stored config is no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise InputError(f"stored config must be a JSON object, got {type(values).__name__}")
-    return FrozenConfigDict(ConfigDict(_tuples(values)))
+        return FrozenConfigDict(ConfigDict(_tuples(values)))
+    # What ml_collections does not take: a dict in a list, a name with a dot.
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"stored config is none of this package: {error}") from error
+
+
+def json_object(text: str | bytes, what: str) -> dict[str, Any]:
+    """The object in a JSON text that anybody may have written; `what` it is, for messages. Raises
+    InputError."""
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise InputError(f"{what} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{what} must be a JSON object, got {type(value).__name__}")
+    inner: list[Any] = [value]
+    for _ in range(_DEEPEST):
+        groups = (x.values() if isinstance(x, dict) else x for x in inner if type(x) in _NESTED)
+        inner = list(itertools.chain.from_iterable(groups))
+    if inner:
+        raise InputError(f"{what} has more than {_DEEPEST} levels")
+    return value
 
 
 def _tuples(value):
@@ -482,5 +569,13 @@ def compare_for_resume(
     def said(values, name):
         return repr(values[name]) if name in values else "absent"
 
-    differing = changed(old, new)
+    def moved(name):
+        """Whether it is one file: relative before, or it is not there any more."""
+        key, before, now = declared.get(name), old.get(name), new.get(name)
+        if key is None or not key.path or not before or not now:
+            return False
+        there = absolute(before)
+        return there == Path(now) or (there.name == Path(now).name and not there.exists())
+
+    differing = [name for name in changed(old, new) if not moved(name)]
     return [f"{name} is {said(old, name)} there, {said(new, name)} here" for name in differing]

@@ -7,8 +7,11 @@ implies.
     settings.resolve(config, num_records=1_281_167, num_devices=8).run.total_steps
 """
 
+import functools
 import itertools
 import math
+import operator
+from collections.abc import Collection
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
@@ -26,7 +29,7 @@ _LAST_STEP = 2**31 - 1  # steps are counted in 32 bits
 def sections() -> dict:
     """The Keys of everything that belongs to no method: {key or section: Key or dict of Keys}."""
     return dict(
-        method=key("", "name of the method; its settings are the section of that name"),
+        method=key("", "name of the method; its settings are the section of that name", acts=""),
         seed=key(
             0, "of parameters, data order, crops, masks and every other draw", least=0, below=2**31
         ),
@@ -34,17 +37,20 @@ def sections() -> dict:
             "",
             "weights to start from: a file, a run or one checkpoint of it; empty = random."
             " Never read when a run is continued",
+            acts="",
         ),
         init_only=key(
             "",
             'of these weights take only what lies below this path of the parameters ("backbone");'
             " empty = all that match",
+            acts="",
         ),
         imports=key(
             (),
             "modules imported first; they register methods of yours (--import)",
             element="my.module",
             free=True,
+            acts="is imported and so runs",
         ),
         max_nonfinite=key(
             20,
@@ -97,29 +103,61 @@ def completed(stored: ConfigDict | FrozenConfigDict) -> ConfigDict:
     it was.
 
     A value that a key of this version cannot have gives way to the default where that changes no
-    weight (`Key.free`). The method may be unknown, as that of published weights is.
+    weight (`Key.free`), and is refused elsewhere. The method may be unknown, as that of published
+    weights is.
+
+    Raises InputError: anybody may have written the config.
     """
-    known = stored.method in methods.METHODS
-    config = base_config(stored.method) if known else config_lib.build(sections())
+    method = stored.get("method", "")
+    known = method in methods.METHODS
+    config = base_config(method) if known else config_lib.build(sections())
     config.unlock()
-    config.method = stored.method
+    config.method = method
     for name, section in evals.named(stored).items():
-        config.evals[name] = evals.new(section.type)
-    declared = keys(stored.method if known else "") | evals.keys(config)
+        if name in evals.defaults():
+            raise InputError(f"stored config: evals.{name} is a section; it must be a value")
+        config.evals[name] = evals.new(section.get("type", ""))
+    declared = keys(method if known else "") | evals.keys(config)
     for name, value in config_lib.flatten(stored).items():
         if name.split(".")[0] in OPEN:
             continue
         key = declared.get(name)
         if key is None or (key.free and not key.allows(value)):
             continue
+        key.check(f"stored config: {name}", value)
         *path, last = name.split(".")
         section = config
         for part in path:
             section = section[part]
         section[last] = value
     for name in OPEN:
-        if name in stored:
+        if isinstance(stored.get(name), ConfigDict | FrozenConfigDict):
             config[name] = ConfigDict(stored[name].to_dict())
+    return config
+
+
+def check_stored(config: ConfigDict, parts: tuple[str, ...], given: Collection[str] = ()) -> None:
+    """Refuses values that act (`Key.acts`) of a config that came with a network.
+
+    parts: beginnings of the keys that are about to be read. given: keys that the user has set.
+    Raises InputError.
+    """
+    declared = keys() | evals.keys(config)
+    for name, value in config_lib.flatten(config).items():
+        if name.startswith(parts) and name in declared and name not in given:
+            declared[name].check_stored(name, value)
+
+
+def with_absolute_paths(config: ConfigDict) -> ConfigDict:
+    """The config with files and folders as they are called from any folder, for what is stored."""
+    config = ConfigDict(config.to_dict())  # ConfigDict(config) would share its sections
+    for name, declared in (keys(config.method) | evals.keys(config)).items():
+        if declared.path and (value := config_lib.flatten(config)[name]) and "://" not in value:
+            place = config_lib.absolute(value)
+            *path, last = name.split(".")
+            # Others are looked for elsewhere, or nowhere; but that folder is made.
+            if place.exists() or name == "evals.cache":
+                functools.reduce(operator.getitem, path, config)[last] = str(place)
     return config
 
 

@@ -1,12 +1,17 @@
 """What people do with the package: load what a run learned, and train a method of their own."""
 
+import functools
+import json
+import sys
+
 import chex
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import ssl_jax
-from ssl_jax import api, cli, methods
+from ssl_jax import api, cli, evals, methods
 from ssl_jax.config import InputError
 from ssl_jax.convert import own
 from ssl_jax.methods.encoder import Encoder
@@ -107,8 +112,10 @@ def test_a_method_from_outside_trains_resumes_evaluates_and_loads(tmp_path, monk
     assert [row["loss"] for row in again] == [row["loss"] for row in rows]
     # In a process that has not imported it yet.
     methods.METHODS.pop("mine")
-    monkeypatch.delitem(__import__("sys").modules, "outside_method")
-    encoder = ssl_jax.load(tmp_path / "run")
+    monkeypatch.delitem(sys.modules, "outside_method")
+    with pytest.raises(InputError, match="outside_method"):
+        ssl_jax.load(tmp_path / "run")
+    encoder = ssl_jax.load(tmp_path / "run", trust=True)
     assert encoder.config.imports == ("outside_method",) and "mine" in methods.METHODS
     assert tiny.identical(jax.device_get(encoder.params), last)
     assert cli.main(["ssl-jax", "eval", str(tmp_path / "run"), "--task=knn"]) == 0
@@ -143,8 +150,86 @@ def test_a_saved_network_is_loaded_as_it_was(saved, tmp_path, name):
     assert file.stat().st_mode == ordinary.stat().st_mode  # others may read it
     images = np.random.default_rng(0).integers(0, 256, (2, 16, 16, 3), np.uint8)
     np.testing.assert_array_equal(again(images).image, encoder(images).image)
-    file.write_bytes(file.read_bytes()[:100])
+    content = file.read_bytes()
+    for place in np.linspace(0.5, 0.9, 12) * len(content):
+        flipped = bytearray(content)
+        flipped[int(place)] ^= 1 << int(place) % 8
+        file.write_bytes(flipped)
+        with pytest.raises(InputError, match=name):
+            own.read(file)
+    file.write_bytes(content[:100])
     with pytest.raises(InputError, match=name):
+        ssl_jax.load(file)
+
+
+def rewritten(file, change, notes='{"step": 7}'):
+    """A saved network as a stranger makes it: `change` what its config says, no checksum."""
+    tensors = safetensors.numpy.load_file(file)
+    with safetensors.safe_open(file, "numpy") as opened:
+        config = json.loads(opened.metadata()["ssl_jax.config"])
+    change(config)
+    metadata = {"ssl_jax.config": json.dumps(config), "ssl_jax.notes": notes}
+    safetensors.numpy.save_file(tensors, file, metadata=metadata)
+    return file
+
+
+@pytest.mark.parametrize(
+    "key, value, command",
+    [
+        ("imports", ["stranger"], "export --to=npz --out=OUT.npz"),
+        ("imports", ["stranger"], "embed --out=OUT.npz"),
+        ("data.kind", "python:stranger.images", "embed --out=OUT.npz"),
+        ("evals.knn.data.kind", "python:stranger.images", "eval --add=rank --task=knn,rank"),
+        ("evals.cache", "PLACE", "eval --add=rank"),
+        ("method", "mine", "export --to=npz --out=OUT.npz"),
+    ],
+)
+def test_a_stranger_runs_nothing(saved, tmp_path, monkeypatch, capsys, key, value, command):
+    ssl_jax.save(ssl_jax.load(saved[0]), file := tmp_path / "a.safetensors")
+    (tmp_path / "stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n" + OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(methods, "METHODS", dict(methods.METHODS))
+
+    def change(stored):
+        stored["evals"]["knn"] = evals.new("knn").to_dict()
+        *path, last = key.split(".")
+        functools.reduce(dict.__getitem__, path, stored)[last] = value
+
+    rewritten(file, change)
+    name, *rest = command.replace("OUT", str(tmp_path / "out")).split()
+    assert cli.main(["ssl-jax", name, str(file), *rest]) == 2
+    assert key in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists() and "stranger" not in sys.modules
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(("out", "PLACE"))] == []
+    if key == "imports" and name == "export":
+        assert cli.main(["ssl-jax", name, str(file), "--import=stranger", *rest]) == 0
+        assert (tmp_path / "ran").exists() and sys.modules.pop("stranger")
+
+
+def test_configs_and_notes_of_strangers_are_checked(saved, tmp_path):
+    ssl_jax.save(ssl_jax.load(saved[0]), original := tmp_path / "a.safetensors")
+    file = tmp_path / "b.safetensors"
+    changes = [
+        lambda c: c.pop("method"),
+        lambda c: c["model"].update(width="x"),
+        lambda c: c["model"].update(depth=10**9),
+        lambda c: c["optim"].update(lr=10**400),
+        lambda c: c["evals"].update(knn={"k": [1]}),
+        lambda c: c["evals"].update(tasks={"type": "knn"}),
+        lambda c: c.update(imports=[1]),
+    ]
+    for change in changes:
+        file.write_bytes(original.read_bytes())
+        with pytest.raises(InputError):
+            ssl_jax.load(rewritten(file, change))
+    for notes in ("[1]", "{", '{"scores": 1}', '{"step": "x"}'):
+        file.write_bytes(original.read_bytes())
+        with pytest.raises(InputError, match="b.safetensors"):
+            ssl_jax.load(rewritten(file, lambda c: None, notes))
+    file.write_bytes(original.read_bytes())  # what versions without a checksum wrote
+    assert ssl_jax.load(rewritten(file, lambda c: c.update(run=[], evals=3))).step == 7
+    safetensors.numpy.save_file({"a/b": np.ones(1)}, file, {"ssl_jax.config": "{}"})
+    with pytest.raises(InputError, match="params"):
         ssl_jax.load(file)
 
 

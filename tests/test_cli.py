@@ -187,10 +187,29 @@ def test_bad_folders(refused, tmp_path, count, more, named):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_workdir_that_is_a_file(refused, tmp_path):
-    (tmp_path / "run").write_text("mine")
-    assert str(tmp_path / "run") in refused("train", CONFIG, f"--workdir={tmp_path / 'run'}")
-    assert (tmp_path / "run").read_text() == "mine"
+# Command -> a file of somebody's, which it must name. HERE: its folder; RUN: a finished run.
+WRITTEN_OVER = """
+    train CONFIG --workdir=HERE/run -> run
+    train CONFIG --workdir=HERE -> metrics.csv
+    train CONFIG --workdir=HERE -> config.json
+    eval RUN --out=HERE/scores.json -> scores.json
+    eval RUN --out=HERE -> results.txt
+    report RUN --out=HERE/report.html -> report.html
+    export RUN --to=npz --out=HERE/a.npz -> a.npz
+    export RUN --to=safetensors --out=HERE/a.safetensors -> a.safetensors
+    export RUN --to=hf --out=HERE -> config.json
+"""
+
+
+@pytest.mark.parametrize("line", [line.strip() for line in WRITTEN_OVER.strip().splitlines()])
+def test_files_of_others_are_not_written_over(refused, finished, tmp_path, line):
+    command, _, mine = line.partition(" -> ")
+    (tmp_path / mine).write_text("{}")
+    for word, place in dict(CONFIG=CONFIG, HERE=str(tmp_path), RUN=str(finished)).items():
+        command = command.replace(word, place)
+    assert mine in refused(*command.split())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == [tmp_path / mine] and files[0].read_text() == "{}"
 
 
 def test_a_disk_without_room_for_the_checkpoints(refused, tmp_path, monkeypatch):
@@ -263,6 +282,7 @@ def test_train_leaves_a_run_folder(finished):
     scores = log.read_rows(finished / "evals.jsonl")
     assert [row["step"] for row in scores] == [0, 4, 8, 12]
     results = json.loads((finished / "results.json").read_text())
+    assert results["trained"].pop("knn_images") == 20
     assert {"step": 12, **results["trained"]} == scores[-1]  # the last ones belong to the curves
 
 
@@ -320,6 +340,14 @@ def test_eval_repeats_the_run(finished, tmp_path, capsys):
     api.save(api.load(finished), tmp_path / "network.safetensors")
     assert run("eval", tmp_path / "network.safetensors", "--task=knn,rank") == 0
     assert capsys.readouterr().out == text
+
+
+def test_eval_alone_says_how_far_it_is_where_there_is_no_terminal(finished, capsys, monkeypatch):
+    monkeypatch.setattr("ssl_jax.cli.eval._EVERY", 0.01)
+    assert run("eval", finished, "--config.evals.baselines=False") == 0
+    text = capsys.readouterr().out
+    assert " min: the trained network" in text
+    assert "untrained" not in text and "raw pixels" not in text
 
 
 def test_eval_takes_an_older_step_and_other_settings(finished, capsys):

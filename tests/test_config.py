@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, settings
+from ssl_jax.cli import arguments
 from ssl_jax.config import InputError, Key, key
 from tests import tiny
 from tests import toy as toy_module
@@ -75,6 +76,8 @@ REFUSED = {
         data.kind=tfds -> data.name
         data.kind=coco data.dir='' -> data.dir
         data.masks=m -> data.masks
+        data.dir=x -> data.dir
+        evals.knn.data.dir=x -> evals.knn.data.dir
         views.mask=blocks -> block
         model.size=custom -> model.width
         model.size=custom model.width=100 model.depth=2 model.heads=3 -> model.width
@@ -88,7 +91,7 @@ REFUSED = {
         evals.tasks=('knn','denze') -> dense
         evals.tasks=('knn,linear',) -> evals.tasks
         evals.knn.data.kind=folder -> evals.knn.data.dir
-        evals.dense.data.kind=tfds data.dir=x -> evals.dense.data.name
+        evals.dense.data.kind=tfds evals.dense.data.dir=x -> evals.dense.data.name
         toy.names=('a','d') -> toy.names
     """,
     "evals:box_knn": "evals.box_knn.data.kind=ade20k evals.box_knn.data.dir=x",
@@ -99,16 +102,28 @@ REFUSED = {
         evals.decode.target=vq evals.decode.tokenizer=none.npz
     """,
     "evals:dense": "evals.dense.data.kind=coco evals.dense.data.dir=x",
-    "evals:knn": "evals.knn.data.kind=voc evals.knn.data.dir=x",
+    "evals:knn": """
+        evals.knn.data.kind=voc evals.knn.data.dir=x
+        evals.knn.layers=4
+        evals.knn.layers=13 evals.knn.tokens=mean
+    """,
+    "evals:linear": "evals.linear.crop_scale=(0.5,0.2); evals.linear.crop_scale=(0.5,)",
     "evals:rank": "evals.rank.data.kind=folder -> evals.rank.data.dir",
     "evals:reconstruct": """
         evals.reconstruct.fid=inception2048 evals.reconstruct.fid_weights=none.npz
+    """,
+    "evals:retrieval": "evals.retrieval.ground_truth=none.pkl",
+    "evals:segment": """
+        evals.segment.level=patch evals.segment.test=slide
+        evals.segment.side=18
+        evals.segment.layers=(0,1) evals.segment.head=fpn
+        evals.segment.stride=64 evals.segment.side=32 evals.segment.test=slide
     """,
     "evals:stability": """
         evals.stability.scale=(0.5,); evals.stability.scale=(0.5,0.2); evals.stability.shifts=(0,)
         evals.stability.scale=(0.9,0.3)
     """,
-    "evals:yolos": "evals.yolos.crop=32; evals.yolos.crop=16",
+    "evals:yolos": "evals.yolos.position_size=50; evals.yolos.crop=32; evals.yolos.crop=16",
     "tiny:cribo": """
         cribo.clusters=33; cribo.clusters=0; cribo.memory=0; cribo.sinkhorn_iters=0; cribo.group=-1
         cribo.chunk=-1; cribo.position_weight=-1.0; cribo.start_epoch=-1; cribo.prototypes=1
@@ -131,6 +146,7 @@ REFUSED = {
         data.kind=davis data.dir=d data.list=l
         data.kind=folder data.dir=d data.class_map=(0,300) -> data.class_map
         data.kind=folder data.dir=d data.class_map=('a',) -> data.class_map
+        data.kind=folder data.dir=d data.class_map=((0,300),) -> data.class_map
     """,
     "tiny:dinov2": """
         dinov2.patch.weight=0.0; views.mask=none
@@ -217,6 +233,7 @@ ACCEPTED = {
         views.global_count=1 views.flip=0 views.jitter=(0,0,0,0.5) views.blur_radius=(1e-3,1000)
         views.mask=block views.mask_ratio=(0.1,0.999) views.mask_prob=1
         optim.epochs=0.0 optim.steps=5000
+        optim.epochs=5.0 optim.steps=7
         optim.clip=0.0 optim.clip_by=none
         mesh.fsdp=4
         mesh.data=1
@@ -228,6 +245,9 @@ ACCEPTED = {
         expected.knn=anything expected.dense=nan
     """,
     "evals:rank": "evals.rank.data.kind=photo_collages",
+    "evals:dense": """
+        evals.dense.data.kind=folder evals.dense.data.dir=d evals.dense.data.class_map=((0,0),(9,1))
+    """,
     "tiny:ibot": """
         views.mask=none ibot.patch.weight=0.0
         ibot.shared_head=mlp ibot.patch.prototypes=12 views.local_count=0
@@ -288,6 +308,51 @@ def check(config: ConfigDict) -> None:
 def test_refused(name, row):
     changes, _, named = row.partition(" -> ")
     assert (named or changes.partition("=")[0]) in refused(check, changed(name, changes))
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [("{0:0,255:1}", ((0, 0), (255, 1))), ("(1,0)", (1, 0)), ("{20,10}", None), ("{}", ())],
+)
+def test_a_dict_is_pairs_on_the_command_line_and_a_set_is_refused(text, expected):
+    for name in ("data.class_map", "evals.knn.k"):
+        argv = ["train", f"--config.{name}={text}"]
+        if expected is None:
+            assert name in refused(arguments.parse, argv, start("toy"))
+            continue
+        _, config = arguments.parse(argv, start("toy"))
+        assert config_lib.flatten(config)[name] == expected
+        if "{0" in text and name == "evals.knn.k":
+            assert name in refused(check, config)
+
+
+@pytest.mark.parametrize(
+    "given, data, knn, dense",
+    [
+        ("data.dir=/x", "folder", "photos", "photo_collages"),
+        ("data.dir=/x.TSV", "csv", "photos", "photo_collages"),
+        ("data.name=cifar10 data.dir=/x", "tfds", "photos", "photo_collages"),
+        ("evals.knn.data.dir=/x", "photos", "folder", "photo_collages"),
+        ("evals.all.data.dir=/x evals.dense.data.kind=voc", "photos", "folder", "voc"),
+        ("data.kind=photos data.dir=/x", "photos", "photos", "photo_collages"),
+    ],
+)
+def test_a_folder_says_of_what_kind_a_set_is(given, data, knn, dense):
+    argv = ["train", *(f"--config.{change}" for change in given.split())]
+    _, config = arguments.parse(argv, start("toy"))
+    sections = (config.data, config.evals.knn.data, config.evals.dense.data)
+    assert tuple(section.kind for section in sections) == (data, knn, dense)
+    assert ("evals" in given) == (config.evals.knn.data.dir == "/x")
+
+
+def test_keys_of_all_evaluations():
+    argv = ["train", "--config.evals.knn.data.size=64", "--config.evals.all.data.size=48"]
+    _, config = arguments.parse([*argv, "--config.evals.all.epochs=5"], start("toy"))
+    assert (config.evals.knn.data.size, config.evals.dense.data.size) == (64, 48)
+    assert config.evals.linear.epochs == 5
+    assert "evals.all.kk" in refused(
+        arguments.parse, ["train", "--config.evals.all.kk=1"], start("toy")
+    )
 
 
 @pytest.mark.parametrize(("name", "row"), rows(ACCEPTED))
@@ -481,9 +546,18 @@ def test_json_round_trip(write):
     settings.validate(again, 8)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[1]", "[" * 100_000, '{"a":' * 90 + "1" + "}" * 90, '{"method": 1}', '{"model": []}',
+     '{"a.b": 1}', '{"a": [{}]}', None],
+)  # fmt: skip
 def test_broken_json(text):
     refused(config_lib.from_json, text)
+
+
+@pytest.mark.parametrize("name", ["~nobody_of_this_name/a", "a\0b", "a" * 5000])
+def test_what_can_be_no_file(name):
+    refused(config_lib.local, name)
 
 
 def test_changed_keys():

@@ -13,6 +13,7 @@ import pytest
 from ssl_jax import api, evals, methods, papers, settings
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
+from ssl_jax.data.source import EMBEDDED
 from ssl_jax.models import zoo
 from ssl_jax.train import step
 from ssl_jax.views import recipe
@@ -215,8 +216,8 @@ def test_published_commands_of_massl():
 def test_small_presets_evaluate_the_set_they_train_on(name):
     for variant in set(SMALL) & set(variants(name)):
         config = load(name, variant)
-        config.data.dir = "sets"
+        config.data.dir = "" if config.data.kind in EMBEDDED else "sets"
         _, config = resolved(config)
         section = config.evals["dense" if variant == "photo_collages" else "knn"].data
-        assert all(section[key] == config.data[key] for key in ("kind", "name", "size"))
-        assert section.dir == "sets" and section.test_split != config.data.split
+        assert all(section[key] == config.data[key] for key in ("kind", "name", "size", "dir"))
+        assert section.test_split != config.data.split

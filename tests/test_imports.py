@@ -20,10 +20,10 @@ PACKAGE = ROOT / "ssl_jax"
 # Left to right; a dotted name stands for that module of its package. The loader turns records into
 # views, so it stands right of both.
 ORDER = """
-    extras trees config papers data views data.loader ops models losses methods train.stop
+    extras trees reading config papers ops data views data.loader models losses methods train.stop
     train.progress train.distributed train.clip train.optim train.schedule train.sharding
-    train.state train.step evals embedding train.checksums train.checkpoint convert train.log
-    train.trackers train.health settings train api cli __main__
+    train.state train.step evals embedding train.log train.checksums train.damage train.checkpoint
+    convert train.trackers train.health settings train api cli __main__
 """.split()
 
 # All that ops and losses may import.

@@ -160,6 +160,23 @@ def test_what_the_design_forbids_is_absent():
             assert not found, f"{path}: {found.group()}"
 
 
+# Functions of jax.random -> the number of arguments with which the last one is the type.
+DRAWS = {"bits": 3, "normal": 3, "uniform": 3, "randint": 5, "beta": 5}
+
+
+def test_draws_name_their_type_and_keys_their_kind():
+    """Else JAX's defaults, which the environment can change, would decide what is drawn."""
+    calls = [(path, node) for path, tree in TREES.items() for node in ast.walk(tree)]
+    calls = [(path, node) for path, node in calls if isinstance(node, ast.Call)]
+    for path, call in calls:
+        module, _, name = ast.unparse(call.func).rpartition(".")
+        given = {keyword.arg for keyword in call.keywords}
+        if module == "jax.random" and name in DRAWS:
+            assert "dtype" in given or len(call.args) >= DRAWS[name], (path, call.lineno)
+        if module == "jax.random" and name in ("key", "PRNGKey"):
+            assert "impl" in given, (path, call.lineno)
+
+
 def unsafe_reads(tree: ast.Module) -> list[int]:
     """Lines that read a file of torch's or NumPy's in a way that may run what is in it."""
     lines = []

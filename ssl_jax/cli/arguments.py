@@ -1,11 +1,14 @@
 """What commands share: a config from --config=NAME or --row=ROW, and --config.KEY=VALUE on top."""
 
+import ast
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
+from ml_collections.config_flags import tuple_parser
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
@@ -54,6 +57,23 @@ def names_a_config(argument: str) -> bool:
     return bool(_START.match(argument))
 
 
+class _Tuples(tuple_parser.TupleParser):
+    """Makes a dict pairs, which `Key.check` judges, and refuses a set. The plain parser takes the
+    keys of a dict alone, and the elements of a set in any order."""
+
+    def parse(self, argument):
+        value = argument
+        if isinstance(argument, str):
+            with contextlib.suppress(ValueError, SyntaxError):  # the plain parser decides
+                value = ast.literal_eval(argument)
+        if isinstance(value, set):
+            raise ValueError("a set has no order")
+        return tuple(value.items()) if isinstance(value, dict) else super().parse(argument)
+
+
+config_flags.register_flag_parser_for_type(tuple, _Tuples())
+
+
 class Start(NamedTuple):
     """What a command starts from.
 
@@ -72,11 +92,9 @@ def start(argv: list[str]) -> Start:
     `argv` has the command first. Raises InputError if the config is missing, named twice or
     unknown, or a module cannot be imported.
     """
-    from ssl_jax import methods, papers
+    from ssl_jax import papers
 
-    imports = tuple(match[1] for match in map(_IMPORT.match, argv) if match)
-    methods.import_modules(imports)
-    argv = [argument for argument in argv if not _IMPORT.match(argument)]
+    imports, argv = imported(argv)
     matches = [match for match in map(_START.match, argv) if match]
     if len(matches) > 1:
         arguments = ", ".join(match[0] for match in matches)
@@ -98,10 +116,31 @@ def start(argv: list[str]) -> Start:
     return Start(layers, row, rest)
 
 
+def imported(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
+    """(modules of --import=MODULE, the other arguments), after importing them. Raises InputError
+    for one that cannot be imported."""
+    from ssl_jax import methods
+
+    modules = tuple(match[1] for match in map(_IMPORT.match, argv) if match)
+    methods.import_modules(modules)
+    return modules, [argument for argument in argv if not _IMPORT.match(argument)]
+
+
+def trusted(argv: list[str]) -> tuple[bool, list[str]]:
+    """(whether --trust is given, the other arguments) of a command that reads somebody's network;
+    modules of --import=MODULE are imported."""
+    _, rest = imported(argv)
+    others = [argument for argument in rest if argument not in ("--trust", "-trust")]
+    return others != rest, others
+
+
 def parse(
     argv: list[str], config: ConfigDict, **others: bool | str | list[str] | None
 ) -> tuple[flags.FlagValues, ConfigDict]:
     """Parses --config.KEY=VALUE and further flags with absl and config_flags.
+
+    --config.evals.all.KEY=VALUE stands for each evaluation that has KEY. The kind of a set follows
+    from its `dir` or `name` where they alone are given.
 
     Args:
       argv: command first. config: what the keys change; left as it is. others: further flags by
@@ -111,6 +150,7 @@ def parse(
       (absl flag values, config with the changes)
     """
     known = config_lib.flatten(config)
+    argv = for_all(argv, known)
     for argument in argv[1:]:
         match = re.match(_KEY, argument)
         if match and match[1] not in known:
@@ -132,7 +172,42 @@ def parse(
         raise InputError(config_lib.wrong_type(match[1], match[2], known[match[1]])) from error
     if extra:
         raise InputError(f'unexpected argument "{extra[0]}"; see ssl-jax {argv[0]} --help')
-    return values, values["config"].value
+    config = values["config"].value
+    _set_kinds(config, given(argv))
+    return values, config
+
+
+def for_all(argv: list[str], known: Collection[str]) -> list[str]:
+    """The arguments, with one for each evaluation that has the key in place of
+    --config.evals.all.KEY=VALUE. They come first: what is given for one evaluation counts.
+
+    known: all keys there are.
+    """
+    all_of, others = [], []
+    for argument in argv[1:]:
+        match = re.match(r"(--?config\.evals\.)all(\.[^=]+)(=.*)", argument, re.DOTALL)
+        same = rf"evals\.(\w+){re.escape(match[2])}" if match else "$."
+        found = [one[1] for one in (re.fullmatch(same, key) for key in known) if one]
+        all_of += [f"{match[1]}{name}{match[2]}{match[3]}" for name in found if match]
+        others += [] if found else [argument]
+    return [*argv[:1], *all_of, *others]
+
+
+def _set_kinds(config, given):
+    """The kind of each set of which a folder or a name is given that its kind would ignore."""
+    from ssl_jax.data import source
+    from ssl_jax.evals import section
+
+    sets = {"data": config.data}
+    sets |= {f"evals.{name}.data": one.data for name, one in section.named(config).items()}
+    for name, data in sets.items():
+        kind = config.data.kind if data.kind == section.TRAINING else data.kind
+        if f"{name}.kind" in given or kind not in source.EMBEDDED:
+            continue
+        if f"{name}.name" in given and data.name:
+            data.kind = "tfds"
+        elif f"{name}.dir" in given and data.dir:
+            data.kind = source.kind_at(data.dir)
 
 
 def given(argv: list[str]) -> set[str]:
@@ -166,7 +241,7 @@ def number(value: str | None, flag: str) -> int | None:
     """The whole number that a flag was given; None stays None. Raises InputError."""
     if value is None:
         return None
-    if not value.isdigit():
+    if not value.isdecimal():
         raise InputError(f"--{flag} is {value!r}; it must be a whole number")
     return int(value)
 

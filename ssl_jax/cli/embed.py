@@ -8,19 +8,23 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
+from ssl_jax import settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
+from ssl_jax.data import loader
 from ssl_jax.data import source as source_lib
+from ssl_jax.train import progress
 
 HELP = """ssl-jax embed NETWORK [FOLDER] --out=FILE [--tokens=NAME,...] [--layers=N] [--size=N]
-             [--batch=N] [--dtype=float16] [--config.data.KEY=VALUE ...] [--family=NAME]
+             [--batch=N] [--dtype=float16] [--config.data.KEY=VALUE ...] [--family=NAME] [--trust]
 
 Writes what a network makes of images: names, sizes, labels where there are any, and vectors.
 Stopped or killed, the same command goes on where it was.
 
   NETWORK                a run folder, one checkpoint of it, a file that ssl_jax.save wrote,
                          zoo/NAME, or published weights (a file or a Hugging Face folder)
-  FOLDER                 of images; default: the images that the run was trained on
+  FOLDER                 of images, or of one part (train, val) of a set; default: the images that
+                         the run was trained on
   --config.data.KEY=VALUE
                          other data: --config.data.kind=tfds --config.data.name=cifar10
   --out=FILE             x.npz (NumPy) or x.parquet (pandas, polars, DuckDB)
@@ -32,6 +36,9 @@ Stopped or killed, the same command goes on where it was.
   --batch=N              images of a forward pass; default: 64
   --dtype=float16        half the file; default: float32
   --family=NAME          of published weights whose names several families share
+  --import=MODULE, --trust
+                         imports a module that registers the network's method; or, if you trust who
+                         made the network, does all that its config names (SECURITY.md)
 
 Examples:
   ssl-jax embed runs/a /my/images --out=vectors.npz
@@ -56,18 +63,28 @@ def run(argv: list[str]) -> int:
             "embed needs a NETWORK first: a run folder, one step of it or a file of weights, for"
             " example: ssl-jax embed runs/a /my/images --out=vectors.npz"
         )
-    given, rest = arguments.early(argv[1 + len(places) :], "family")
-    encoder = api.load(places[0], family=given.get("family") or None)
+    trust, rest = arguments.trusted(argv[1 + len(places) :])
+    given, rest = arguments.early(rest, "family")
+    encoder = api.load(places[0], family=given.get("family") or None, trust=trust)
     section = _data(encoder.config.get("data"), *places[1:])
     options = dict(out="", tokens="image", layers="1", size=None, batch="64", dtype="float32")
     values, config = arguments.parse(argv[:1] + rest, ConfigDict({"data": section}), **options)
     if not values.out:
         raise InputError("--out=FILE is missing, for example --out=vectors.npz")
+    given_keys = arguments.given(rest)
+    if not trust:
+        settings.check_stored(config, ("data.",), given_keys)
+    for name, declared in _keys().items():
+        if name in config.data:
+            declared.check(f"data.{name}", config.data[name])
     source_lib.check("data", config.data, config.data.dir)
     size = arguments.number(values["size"].value, "size")
     layers = arguments.number(values.layers, "layers")
     batch_size = arguments.number(values.batch, "batch")
-    source = embedding.opened(config.data.to_dict(), size, encoder)
+    data = config.data.to_dict()
+    if "data.split" not in given_keys and (len(places) > 1 or "data" not in encoder.config):
+        del data["split"]  # nobody named a part
+    source = embedding.opened(data, size, encoder)
     plan = embedding.plan(
         encoder,
         source,
@@ -78,39 +95,49 @@ def run(argv: list[str]) -> int:
     )
     cache.keep_programs()
     print(f"{encoder}, {source!r}: {len(source)} images", flush=True)
+    told = _Progress()
     try:
-        out = embedding.to_file(plan, values.out, progress=_Progress())
+        out = embedding.to_file(plan, values.out, progress=told)
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", flush=True)
         return _EXIT_STOPPED
-    print(f"{out}: {out.stat().st_size / 2**20:.1f} MiB")
+    left_out = f", {told.left_out} that cannot be read left out" if told.left_out else ""
+    written = len(source) - told.left_out
+    print(f"{out}: {written} images{left_out}, {out.stat().st_size / 2**20:.1f} MiB")
     return os.EX_OK
 
 
 def _data(of_run: Mapping | None, folder: str = "") -> ConfigDict:
     """The section `data`, without `size`: of a folder, or the one that a run was trained on."""
-    section = config_lib.build(source_lib.defaults()).unlock()
+    section = config_lib.build(_keys()).unlock()
     if folder or of_run is None:
-        section.update(kind="folder", dir=folder)
+        section.update(kind=source_lib.kind_at(folder), dir=folder)
     else:
         section.update({name: of_run[name] for name in section if name in of_run})
     del section["size"]  # that is --size here
     return section.lock()
 
 
+def _keys() -> dict:
+    """Those of the section `data` that say which images are read."""
+    return source_lib.defaults() | {"max_unreadable": loader.defaults()["max_unreadable"]}
+
+
 class _Progress:
-    """A line every few seconds."""
+    """A line every few seconds; left_out: how many images could not be read."""
 
     def __init__(self):
         self._shown, self._began, self._from = -_EVERY, time.monotonic(), None
+        self.left_out = 0
 
-    def __call__(self, done: int, count: int) -> None:
+    def __call__(self, done: int, count: int, left_out: int) -> None:
+        self.left_out += left_out
         now = time.monotonic()
         if self._from is None:
             self._from, self._began = done, now  # the first part holds the compilation
         if now - self._shown < _EVERY and done < count:
             return
         rate = (done - self._from) / max(now - self._began, 1e-9)
-        speed = f", {rate:.0f} images/s" if done > self._from else ""
+        speed = f", {progress.speed(rate)} images/s" if done > self._from else ""
         print(f"{done} of {count} images{speed}", flush=True)
         self._shown = now

@@ -1,8 +1,13 @@
 """`ssl-jax eval`: scores a network beside its baselines."""
 
 import contextlib
+import functools
 import json
 import os
+import sys
+import threading
+import time
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict, FrozenConfigDict
@@ -13,9 +18,10 @@ from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 
 HELP = """ssl-jax eval NETWORK [--task=NAME,...] [--add=TYPE[:PROTOCOL],...]
-             [--config.evals.KEY=VALUE ...] [--out=PLACE] [--family=NAME]
+             [--config.evals.KEY=VALUE ...] [--out=PLACE] [--family=NAME] [--trust]
 
-Scores a network beside the untrained one and raw pixels.
+Scores a network, then the untrained one and raw pixels beside it; into a file, a line every half
+minute says how far it is.
 
   NETWORK                   a run folder, one checkpoint of it, a file that ssl_jax.save wrote,
                             zoo/NAME, or published weights (a file or a Hugging Face folder)
@@ -23,10 +29,15 @@ Scores a network beside the untrained one and raw pixels.
                             that --add adds
   --add=TYPE[:PROTOCOL],... evaluations that its config does not have: of a type, with its defaults
                             or with a paper's settings; called TYPE or TYPE_PROTOCOL
-  --config.evals.KEY=VALUE  changes one key of the section evals; all others belong to the network
+  --config.evals.KEY=VALUE  changes one key of the section evals; all others belong to the network,
+                            but data.max_unreadable
+  --config.evals.baselines=False
+                            scores the network alone
   --out=FOLDER              also leave results.json, results.txt and pictures there
   --out=FILE.json           leave the scores alone there
   --family=NAME             of published weights whose names several families share
+  --import=MODULE, --trust  imports a module that registers the network's method; or, if you trust
+                            who made the network, does all that its config names (SECURITY.md)
 
 Types and protocols: {types}
 
@@ -38,6 +49,8 @@ Examples:
 
 Exit codes: 0 done; 2 bad input; 1 unexpected error.
 """
+
+_EVERY = 30.0  # seconds between two lines of progress
 
 
 def help_text() -> str:
@@ -59,7 +72,7 @@ def help_text() -> str:
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns the exit code."""
-    from ssl_jax import api, convert, evals
+    from ssl_jax import api, evals
     from ssl_jax.cli import cache
     from ssl_jax.evals import report
 
@@ -73,65 +86,123 @@ def run(argv: list[str]) -> int:
             "--config=NAME and --row=ROW are for train and show; eval takes the config that the"
             " checkpoint holds"
         )
-    given, rest = arguments.early(argv[2:], "add", "out", "family")
-    out = Path(given["out"]).expanduser() if given.get("out") else None
+    trust, rest = arguments.trusted(argv[2:])
+    given, rest = arguments.early(rest, "add", "out", "family")
+    out = config_lib.local(given["out"]) if given.get("out") else None
     if out and out.suffix == ".json" and not out.parent.is_dir():
         raise InputError(f"--out is {out}, but there is no folder {out.parent}")
-    place = api.place_of(argv[1])
-    if place.is_dir() and convert.weight_file(place) is None:
-        # A run: what is wrong with its evaluations is said before its weights are read.
-        encoder, stored = None, settings.completed(api.saved_config(place))
-    else:
-        encoder = api.load(argv[1], family=given.get("family") or None)
-        stored = settings.completed(encoder.config)
+    if out:
+        _check_out(out)
+    encoder, stored = _opened(argv[1], given.get("family"), trust)
     added = _add(stored, given.get("add", ""), rest)
     values, config = arguments.parse(argv[:1] + rest, stored, task=[])
     for key in config_lib.changed(stored, config):
-        if not key.startswith("evals."):
+        if not key.startswith("evals.") and key != "data.max_unreadable":
             raise InputError(
                 f"{key} belongs to the checkpoint and cannot be changed; only keys of the section"
-                " evals can"
+                " evals can, and data.max_unreadable"
             )
     evals.follow(config)
     tasks = tuple(evals.chosen(config, values.task or added or None))
-    if not tasks:
+    config.evals.tasks = tasks
+    cache.keep_programs()
+    rest = arguments.for_all(argv[:1] + rest, config_lib.flatten(config))
+    _check(config, () if trust else tasks, arguments.given(rest))
+    evaluation = report.Evaluation(FrozenConfigDict(config))
+    evaluation.open()  # a wrong folder shows here, before the weights are read
+    evaluation.network = encoder = encoder or api.load(argv[1], trust=trust)
+    print(encoder)
+    network = encoder.params, encoder.constants
+
+    def tell(name, scores):
+        print(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()), flush=True)
+
+    with _shown():
+        first = functools.partial(tell, evals.TRAINED) if config.evals.baselines else None
+        results = evaluation.compare(*network, first=first)
+        if out and out.suffix != ".json":
+            out.mkdir(parents=True, exist_ok=True)
+            evaluation.publish(results, *network, out)
+        else:
+            print(evaluation.table(results))
+            if out:
+                out.write_text(json.dumps(results, indent=2) + "\n")
+    for row in results.items():
+        tell(*row)
+    return os.EX_OK
+
+
+def _opened(path: str, family: str | None, trust: bool):
+    """(the network, or None for a run, whose evaluations are checked before its weights are read;
+    its config)."""
+    from ssl_jax import api, convert
+
+    place = api.place_of(path)
+    if place.is_dir() and convert.weight_file(place) is None:
+        return None, settings.completed(api.saved_config(place, trust))
+    encoder = api.load(path, family=family or None, trust=trust)
+    return encoder, settings.completed(encoder.config)
+
+
+def _check(config: ConfigDict, foreign: Sequence[str], given: Collection[str]) -> None:
+    """Refuses evaluations that cannot work, and of those in `foreign` settings that act and were
+    not given here. Raises InputError."""
+    from ssl_jax import evals
+
+    if not config.evals.tasks:
         names = ", ".join(evals.named(config)) or "its config has none"
         raise InputError(
             f"evals.tasks names no evaluation of this network; give --task=NAME ({names}) or"
             " --add=TYPE"
         )
-    config.evals.tasks = tasks
-    cache.keep_programs()
+    plain = [f"evals.{key}" for key in evals.defaults()] if foreign else []
+    settings.check_stored(config, (*plain, *(f"evals.{name}." for name in foreign)), given)
     settings.check_evals(config)
-    evaluation = report.Evaluation(FrozenConfigDict(config))
-    evaluation.open()  # a wrong folder shows here, before the weights are read
-    evaluation.network = encoder = encoder or api.load(argv[1])
-    print(encoder)
-    with _shown_on_a_terminal():
-        if out and out.suffix != ".json":
-            out.mkdir(parents=True, exist_ok=True)
-            results = evaluation.report(encoder.params, encoder.constants, out)
-        else:
-            results = evaluation.compare(encoder.params, encoder.constants)
-            print(evaluation.table(results))
-            if out:
-                out.write_text(json.dumps(results, indent=2) + "\n")
-    for name, scores in results.items():
-        print(f"{name}: " + "  ".join(f"{k} {v:.4g}" for k, v in scores.items()))
-    return os.EX_OK
 
 
 @contextlib.contextmanager
-def _shown_on_a_terminal():
-    """A line that says what is being evaluated; elsewhere nothing."""
+def _shown():
+    """Says what is being evaluated: in a line of the terminal, into a file every so often."""
     import rich.console
     from rich.markup import escape
 
     from ssl_jax.train import progress
 
-    with rich.console.Console(stderr=True).status("evaluating") as status:
-        with progress.shown_by(lambda text: status.update(escape(text or "evaluating"))):
+    if sys.stdout.isatty():
+        with rich.console.Console(stderr=True).status("evaluating") as status:
+            with progress.shown_by(lambda text: status.update(escape(text or "evaluating"))):
+                yield
+        return
+    now, began, done = ["evaluating"], time.monotonic(), threading.Event()
+
+    def repeat():
+        while not done.wait(_EVERY):
+            minutes = (time.monotonic() - began) / 60
+            print(f"after {minutes:.1f} min: {now[0] or 'evaluating'}", flush=True)
+
+    threading.Thread(target=repeat, daemon=True).start()
+    try:
+        with progress.shown_by(lambda text: now.__setitem__(0, text)):
             yield
+    finally:
+        done.set()
+
+
+def _check_out(out: Path) -> None:
+    """Refuses a place with something that no evaluation wrote. Raises InputError."""
+    from ssl_jax import evals
+
+    known = [out] if out.suffix == ".json" else [out / "results.json"]
+    files = known if out.suffix == ".json" else [*known, out / "results.txt", out / "pictures"]
+    there = [file for file in files if file.exists()]
+    try:
+        ours = evals.TRAINED in json.loads(known[0].read_text())
+    except (OSError, ValueError, TypeError):
+        ours = False
+    if there and not ours:
+        raise InputError(
+            f"--out: {there[0]} is there already, and no evaluation wrote it; choose another name"
+        )
 
 
 def _add(config: ConfigDict, wanted: str, arguments: list[str]) -> list[str]:
@@ -155,7 +226,8 @@ def _add(config: ConfigDict, wanted: str, arguments: list[str]) -> list[str]:
         if protocol:
             paper, key = registry.protocol(type, protocol), f"--config.evals.{name}.data."
             said = "kind" in paper.changes.get("data", {})
-            said = said or any(argument.startswith(f"{key}kind=") for argument in arguments)
+            kinds = (f"{key}kind=", "--config.evals.all.data.kind=")
+            said = said or any(argument.startswith(kinds) for argument in arguments)
             if registry.get(type).needs in ("masks", "boxes") and not said:
                 raise InputError(
                     f"--add={entry} ({paper.source}) needs to know its images: {key}kind=KIND and"

@@ -1,16 +1,17 @@
 """`ssl-jax export`: a network for other libraries."""
 
+import itertools
 import os
 import shlex
-from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from ssl_jax.cli import arguments
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 
 HELP = """ssl-jax export NETWORK --to=timm|hf|safetensors|npz --out=PATH [--family=NAME] [--heads=N]
+             [--trust]
 
 Writes the encoder of a network for other libraries.
 
@@ -21,8 +22,11 @@ Writes the encoder of a network for other libraries.
   --to=safetensors, --to=npz
                  one file with our own names, all of the network and its config
   --out=PATH     the folder or file; a folder must be new, empty or an earlier export
-  --family=NAME  of published weights whose names several families share: dino, mae, timm
+  --family=NAME  of published weights whose names several families share: dino, dinov2, mae, timm
   --heads=N      attention heads of published weights, where it is not width / 64
+  --import=MODULE, --trust
+                 imports a module that registers the network's method; or, if you trust who made the
+                 network, what its config names (SECURITY.md)
 
 A folder has model.safetensors, config.json and README.md: data, method, scores, command. What the
 library computes otherwise, at other image sizes for example, is said; what it cannot compute is
@@ -57,7 +61,8 @@ def run(argv: list[str]) -> int:
     values = flags.FlagValues()
     for name in ("to", "out", "family", "heads"):
         flags.DEFINE_string(name, None, "", flag_values=values)
-    if extra := values([argv[0], *argv[2:]])[1:]:
+    trust, rest = arguments.trusted(argv[2:])
+    if extra := values([argv[0], *rest])[1:]:
         raise InputError(f'unexpected argument "{extra[0]}"; see ssl-jax export --help')
     if values.to not in api.EXPORTS:
         raise InputError(
@@ -68,8 +73,9 @@ def run(argv: list[str]) -> int:
     if not values.out:
         kind = "FOLDER" if values.to in _LOAD else f"FILE.{values.to}"
         raise InputError(f"export needs --out={kind}")
-    encoder = api.load(argv[1], family=values.family, heads=arguments.number(values.heads, "heads"))
-    out = Path(values.out).expanduser()
+    heads = arguments.number(values.heads, "heads")
+    encoder = api.load(argv[1], family=values.family, heads=heads, trust=trust)
+    out = local(values.out)
     remarks = api.export(encoder, out, to=values.to, about=about(argv[1], encoder))
     print(f"{encoder} -> {out}")
     for remark in remarks:
@@ -91,7 +97,7 @@ def about(path: str, encoder: Any) -> Any:
     if place.is_file():
         stored = own.read(place)
         notes = stored.notes if stored else {}
-        return known._replace(results=_rows(notes), command=notes.get("command", ""))
+        return known._replace(results=_rows(notes), command=_line(notes.get("command")))
     folder = place.parent.parent if place.parent.name == "checkpoints" else place
     if not (folder / "checkpoints").is_dir():
         return known
@@ -122,14 +128,21 @@ def _command(words: list[str]) -> str:
     return shlex.join(["ssl-jax", *kept])
 
 
+def _line(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
 def _rows(notes: dict) -> dict[str, dict[str, float]]:
     """{row: scores} of the notes in a file, as `export` writes them or launch/zoo.py."""
-    scores = notes.get("scores", {})
-    if all(isinstance(value, dict) for value in scores.values()):
-        return scores
-    found = {
-        "untrained network": notes.get("untrained", {}),
-        "raw pixels": notes.get("raw", {}),
+    scores = notes.get("scores") or {}
+    rows = {
+        "untrained network": notes.get("untrained"),
+        "raw pixels": notes.get("raw"),
         "trained": scores,
     }
-    return {row: values for row, values in found.items() if values}
+    if all(isinstance(value, dict) for value in scores.values()):
+        rows = scores
+    numbers = itertools.chain.from_iterable(row.values() for row in rows.values() if row)
+    if strange := [x for x in numbers if not isinstance(x, int | float)]:
+        raise InputError(f"the notes of the network have the score {strange[0]!r}; give numbers")
+    return {row: values for row, values in rows.items() if values}

@@ -1,6 +1,7 @@
 """`ssl-jax plan`: what a step would take on devices that need not be here."""
 
 import json
+import math
 
 import jax
 from ml_collections import ConfigDict
@@ -40,6 +41,7 @@ Exit codes: 0 done; 2 bad input; 1 unexpected error.
 
 _MIB, _GIB = 2**20, 2**30
 _LINES = 8  # of what is sent, and of FLOPs
+_LOADED = 121.0  # images/s whose views one core prepares: dino:vits16, docs/benchmarks.md
 
 
 def run(argv: list[str]) -> int:
@@ -140,6 +142,7 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
         "seconds": seconds,
         "bound": max(seconds, key=seconds.__getitem__),
         "images_per_second": batch / slowest,
+        "cores": batch / slowest / _LOADED,
         "steps": steps,
         "hours": steps * slowest / 3600,
         "device_hours": steps * slowest / 3600 * mesh.size,
@@ -210,6 +213,8 @@ def text(result: dict) -> str:
         f"  bound by {result['bound']}: at most {result['images_per_second']:,.0f} images/s,"
         f" {result['steps']:,} steps in {result['hours']:,.2f} h,"
         f" {result['device_hours']:,.1f} device-hours",
+        f"  the loader: a core prepares about {_LOADED:.0f} images/s (dino:vits16), so that"
+        f" {math.ceil(result['cores']):,} cores (data.workers of all machines) keep up",
         f"  products read and write {result['moved'] / _GIB:,.1f} GiB a step:"
         f" {1000 * result['seconds_moved']:,.2f} ms if none of it stays on the chip",
         *suggestions(result),

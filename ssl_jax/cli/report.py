@@ -1,11 +1,10 @@
 """`ssl-jax report`: one HTML page that compares runs."""
 
 import datetime
-from pathlib import Path
 
 from absl import flags
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 
 HELP = """ssl-jax report RUN [RUN ...] [--out=report.html] [--title=TEXT]
 
@@ -33,11 +32,13 @@ def run(argv: list[str]) -> int:
     folders = values(argv)[1:]
     if not folders:
         raise InputError("report needs a run folder, for example: ssl-jax report runs/a runs/b")
-    out = Path(values.out).expanduser()
+    out = local(values.out)
     if out.suffix not in (".html", ".htm"):
         raise InputError(f'--out is "{out}"; the name of a page ends in .html')
     if not out.parent.is_dir():
         raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; make it")
+    if out.exists() and b"ssl-jax report</title>" not in out.read_bytes():
+        raise InputError(f"--out: {out} is there already and no report; choose another name")
 
     from ssl_jax import evals  # noqa: F401  # registers the types, whose headings are shown
     from ssl_jax.evals import folders as run_folders

@@ -17,6 +17,7 @@ from ssl_jax.cli import arguments, catalogue
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
+from ssl_jax.ops import numerics
 from ssl_jax.train import optim, state, step
 
 HELP = """ssl-jax show
@@ -163,7 +164,7 @@ def _with_data(config, given) -> tuple[ConfigDict, int, list[str]]:
 def _costs(config) -> list[str]:
     """Lines on parameters, FLOPs and expected numbers."""
     method, size = methods.make(config), config.model.image_size
-    params, _ = jax.eval_shape(method.init, jax.random.key(0))
+    params, _ = jax.eval_shape(method.init, numerics.key(0))
     forward = zoo.forward_flops(zoo.vit_config(config.model), size, size)
     rows = {f"parameters, {name}": f"{zoo.count(tree):,}" for name, tree in params.items()}
     rows["parameters, all"] = f"{zoo.count(params):,}"

@@ -1,8 +1,11 @@
 """Bit-exact resume at every step, in one process; of killed runs see tests/process."""
 
+import types
+
 import jax
 import pytest
 
+from ssl_jax.config import InputError
 from ssl_jax.train import checkpoint, log, loop
 from tests import tiny
 from tests.contract import steps
@@ -42,6 +45,16 @@ def test_resume_at_every_step_is_bit_exact(case, tmp_path):
 @pytest.mark.parametrize("case", steps.cases(tiny.VARIANTS), indirect=True)
 def test_resume_of_a_variant_is_bit_exact(case, tmp_path):
     check_resume(case, tmp_path, cuts=[6])  # in the middle of an epoch, with full memories
+
+
+@pytest.mark.parametrize("flag", ["JAX_ENABLE_X64", "JAX_THREEFRY_PARTITIONABLE"])
+@pytest.mark.parametrize("case", steps.cases(["sop"]), indirect=True)
+def test_flags_that_give_other_numbers_are_refused(case, flag, tmp_path):
+    meta = loop.meta(case.run.config, 4)
+    meta["flags"][flag] = not meta["flags"][flag]
+    saved = types.SimpleNamespace(folder=tmp_path, meta=lambda step: meta)
+    with pytest.raises(InputError, match=flag):
+        loop._restored(saved, 4, case.run, None)
 
 
 @pytest.mark.parametrize("case", steps.cases(["sop"]), indirect=True)

@@ -49,12 +49,18 @@ def test_runs(name, tmp_path, monkeypatch):
     wanted = kinds(notebook)
     for cell in notebook["cells"]:  # fewer steps than a reader waits for
         cell["source"] = re.sub(r"^STEPS = \d+", "STEPS = 10", cell["source"], flags=re.MULTILINE)
+    mine = ("photos/1.jpg", "run/1.jpg", "pod/1.jpg", "exported/1.jpg", "vectors.npz", "barlow.py")
+    for name in mine:  # what lies beside a notebook is somebody's
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("mine")
     resources = {"metadata": {"path": str(tmp_path)}}
     client = nbclient.NotebookClient(
         notebook, timeout=1200, kernel_name="python3", resources=resources
     )
     client.execute()
     assert kinds(notebook) == wanted, "the committed outputs are of another version"
+    left = {str(p.relative_to(tmp_path)): p.read_text() for p in tmp_path.rglob("*") if p.is_file()}
+    assert left == dict.fromkeys(mine, "mine")
 
 
 def test_the_first_cell_installs_what_the_others_import(monkeypatch):
