@@ -43,6 +43,7 @@ TITLES = {
     "cribo": "CrIBo",
     "flsl": "FLSL",
     "stellar": "STELLAR",
+    "dinov2": "DINOv2",
     "infonce": "InfoNCE (a bound)",
     "supervised": "supervised (a bound)",
     "masks": "supervised by masks (a bound)",

@@ -28,6 +28,20 @@ SCORES = {
     for name in ("knn", "linear", "dense", "psnr")
 }
 
+# Of README's table: method -> (paper, config of the paper's network, its losses).
+PAPERS = {
+    "stellar": ("Zhao et al.", "stellar:vitb16", ("stellar",)),
+    "sop": ("Silva et al., ICML 2025", "sop:vits16", ("sop", "sop_patch")),
+    "sove": ("under review", "sove:vits16", ("sop", "sop_patch")),
+    "flsl": ("Su et al., NeurIPS 2023", "flsl:vits16", ("flsl",)),
+    "cribo": ("Lebailly et al., ICLR 2024", "cribo:vits16_coco", ("cribo_images", "cribo_objects")),
+    "dino": ("Caron et al., ICCV 2021", "dino:vits16", ("dino",)),
+    "ibot": ("Zhou et al., ICLR 2022", "ibot:vits16", ("ibot",)),
+    "dinov2": ("Oquab et al., TMLR 2024", "dinov2:vits16", ("dinov2",)),
+    "mae": ("He et al., CVPR 2022", "mae:vitb16", ("mae",)),
+    "massl": ("Silva et al., ICML 2024", "massl:vits16", ("sop",)),
+}
+
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -122,18 +136,19 @@ def table(results: dict) -> list[list[str]]:
 
 
 def short_table(results: dict) -> list[list[str]]:
-    """Rows of cells: scores, and in brackets those of the same network untrained."""
-    names = [name for name in SCORES if name != "psnr"]
-    rows = [["method", *(SCORES[name] for name in names)]]
-    for method, mine in by_method(results).items():
-        cells = [
-            f"{runs.spread(r['trained'][name] for r in mine)}"
-            f" ({statistics.fmean(r['untrained'][name] for r in mine):.1f})"
-            for name in names
-        ]
-        rows.append([compare.TITLES[method], *cells])
-    raw = [runs.spread(r["raw"][name] for r in results.values()) for name in names]
-    return [*rows, [runs.ROWS["raw"], *raw]]
+    """Rows of cells: paper, config and losses of every method, its k-NN score, and in brackets that
+    of the same network untrained."""
+    rows = [["method", "paper", "config", "`ssl_jax.losses`", f"{SCORES['knn']} (untrained)"]]
+    scored = by_method(results)
+    for method, (paper, config, losses) in PAPERS.items():
+        mine = scored.get(method, ())
+        before = [run["untrained"]["knn"] for run in mine]
+        score = runs.spread(run["trained"]["knn"] for run in mine)
+        title = f"[{compare.TITLES[method]}](docs/methods/{method}.md)"
+        names = ", ".join(f"`{name}`" for name in losses)
+        cell = f"{score} ({statistics.fmean(before):.1f})" if before else "not in this table"
+        rows.append([title, paper, f"`{config}`", names, cell])
+    return rows
 
 
 def by_method(results: dict) -> dict[str, list[dict]]:

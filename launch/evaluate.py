@@ -25,6 +25,7 @@ from ml_collections import ConfigDict, FrozenConfigDict  # noqa: E402
 import ssl_jax  # noqa: E402
 from ssl_jax import evals, settings  # noqa: E402
 from ssl_jax.config import InputError  # noqa: E402
+from ssl_jax.data import source  # noqa: E402
 from ssl_jax.evals import report  # noqa: E402
 
 
@@ -141,7 +142,8 @@ def evaluated(name: str, encoder, args) -> dict:
         config.evals = ConfigDict({k: v for k, v in config.evals.items() if not is_section(v)})
         config.evals[name] = evals.new(row.type, **row.changes)
         section = config.evals[name]
-        section.data.dir = place
+        if section.data.kind not in source.EMBEDDED:
+            section.data.dir = place
         if args.examples:
             section.train_examples = section.test_examples = args.examples
         config.evals.tasks, config.evals.picture_size = (name,), 0  # pictures of what is scored
@@ -152,7 +154,8 @@ def evaluated(name: str, encoder, args) -> dict:
         evaluation.network = encoder
         folder.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
-        evaluation.report(encoder.params, encoder.constants, folder)
+        network = encoder.params, encoder.constants
+        evaluation.publish(evaluation.compare(*network), *network, folder)
         (folder / "seconds.json").write_text(json.dumps(time.monotonic() - began))
     seconds = json.loads((folder / "seconds.json").read_text())
     return json.loads((folder / "results.json").read_text()) | {"seconds": seconds}

@@ -2,7 +2,7 @@
 
 `from ssl_jax import ops, losses` gives pure functions on arrays and imports nothing but JAX and
 NumPy. The public modules are imported on first use, so that asking for one does not pay for the
-others. All but these two need more libraries: `pip install 'ssl-jax[train]'`.
+others. All but these two need the libraries of the extra `train`.
 """
 
 import importlib

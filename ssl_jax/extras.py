@@ -1,6 +1,6 @@
 """Which extra of the package brings a library that is not installed.
 
-`pip install ssl-jax` brings what `ops` and `losses` import; setup.py has the lists of versions.
+Without an extra come the libraries that `ops` and `losses` import; setup.py lists the versions.
 """
 
 # {extra: what is imported of it}; a library is in one extra only, the first that brings it.
@@ -32,10 +32,15 @@ EXTRAS = {
 }
 
 
+def install(extra: str) -> str:
+    """How to install an extra. No package index has the package: a name there is not ours."""
+    return f"run pip install -e '.[{extra}]' in the source tree of ssl_jax"
+
+
 def missing(error: ModuleNotFoundError) -> str | None:
     """One line that says what to install, or None if no extra brings the module of `error`."""
     library = (error.name or "").partition(".")[0]
     for extra, libraries in EXTRAS.items():
         if library in libraries:
-            return f"{library} is not installed: pip install 'ssl-jax[{extra}]'"
+            return f"{library} is not installed; {install(extra)}"
     return None

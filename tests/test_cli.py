@@ -107,7 +107,7 @@ BAD = """
     show --keys=xyz -> xyz
     show --keys sop -> sop
     show CONFIG --platform=gpus -> gpu
-    show CONFIG --platform gpu -> ssl-jax[gpu]
+    show CONFIG --platform gpu -> .[gpu]
     show --paper=sop --config.optim.lr=1 -> config.optim.lr
     show --paper=sop dino -> --paper
     eval -> NETWORK

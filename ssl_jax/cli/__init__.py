@@ -20,25 +20,25 @@ COMMANDS = ("train", "eval", "embed", "export", "show", "plan", "report", "check
 
 OVERVIEW = """ssl-jax: self-supervised vision in JAX
 
-  ssl-jax train --config=sop:vits16 --workdir=runs/a   pretrains, or continues a run
-  ssl-jax eval runs/a                                  scores a run beside its baselines
-  ssl-jax embed runs/a /my/images --out=vectors.npz    images as vectors, in one file
-  ssl-jax export runs/a --to=timm --out=exported/a     a network for timm or transformers
-  ssl-jax show --config=sop:vits16                     a config, its origin and its cost
-  ssl-jax show --paper=sop                             the rows of a paper's tables
-  ssl-jax report runs/a runs/b                         one HTML page that compares runs
-  ssl-jax plan --config=sop:vits16 --devices=8         what a step would take on 8 devices
-  ssl-jax check runs/a                                 whether its checkpoints are intact
+  ssl-jax train --config=sop:vits16 --workdir=runs/a   train, or resume a run
+  ssl-jax eval runs/a                                  evaluate a network
+  ssl-jax embed runs/a /my/images --out=vectors.npz    compute the features of images
+  ssl-jax export runs/a --to=timm --out=exported/a     export a network to timm or transformers
+  ssl-jax report runs/a runs/b                         compare runs on one HTML page
+  ssl-jax check runs/a                                 verify the checkpoints of a run
+  ssl-jax show --config=sop:vits16                     print a config and what a step costs
+  ssl-jax show --paper=sop                             list the rows of a paper's tables
+  ssl-jax plan --config=sop:vits16 --devices=8         estimate memory and time on 8 devices
 
-  ssl-jax show                                         configs and papers that come with it
+  ssl-jax show                                         list the configs and papers
 
-ssl-jax COMMAND --help explains each; ssl-jax --version says which versions are at work.
---platform=gpu (or tpu, cpu) with any command: fail where there is none, never fall back.
-Completion of commands, configs and keys in a shell: eval "$(register-python-argcomplete ssl-jax)"
+ssl-jax COMMAND --help describes a command; ssl-jax --version prints the versions in use.
+With --platform=gpu (or tpu, cpu), any command fails where there is no such device.
+To complete commands, configs and keys in a shell: eval "$(register-python-argcomplete ssl-jax)"
 
-Exit codes: 0 done; 2 bad input (one line says what and what would be right); 75 stopped by
-SIGTERM, SIGINT or SIGUSR1 with nothing lost, start again to continue; 130 stopped at once by a
-second SIGINT; 1 unexpected error.
+Exit codes: 0 done; 2 bad input (one line says what is wrong and how to fix it); 75 stopped by
+SIGTERM, SIGINT or SIGUSR1, nothing is lost, start again to resume; 130 stopped at once by a second
+SIGINT; 1 unexpected error.
 """
 
 # Flags that are read before absl sees the others; "--config x" is "--config=x" for them too.

@@ -6,20 +6,19 @@ from ssl_jax.config import InputError
 
 HELP = """ssl-jax check RUN [RUN ...]
 
-Reads every checkpoint of a run and compares all it holds with the checksums that were saved with
-it: arrays, config, position in the data. Nothing is changed; it needs the memory of one checkpoint,
-not the devices of the run.
+Verifies every checkpoint of a run: compares arrays, config and data position with their saved
+checksums. Changes nothing; needs the memory of one checkpoint, but not the devices of the run.
 
-  RUN    a run folder, or the folder of one checkpoint; as many as wanted
+  RUN    a run directory, or the directory of one checkpoint
 
-Training continues from the newest intact checkpoint by itself, and keeps damaged ones in the run's
-folder damaged/.
+Training resumes from the newest intact checkpoint by itself, and keeps damaged ones in the folder
+damaged/ of the run.
 
 Examples:
   ssl-jax check runs/a
   ssl-jax check runs/a/checkpoints/4000
 
-Exit codes: 0 done, all are intact; 2 bad input, or one is damaged; 1 unexpected error.
+Exit codes: 0 all intact; 2 bad input, or one is damaged; 1 unexpected error.
 """
 
 

@@ -18,34 +18,34 @@ from ssl_jax.train import progress
 HELP = """ssl-jax embed NETWORK [FOLDER] --out=FILE [--tokens=NAME,...] [--layers=N] [--size=N]
              [--batch=N] [--dtype=float16] [--config.data.KEY=VALUE ...] [--family=NAME] [--trust]
 
-Writes what a network makes of images: names, sizes, labels where there are any, and vectors.
-Stopped or killed, the same command goes on where it was.
+Computes the features of images and writes them to one file, with names, sizes and labels. Run the
+same command again to resume after a stop or a kill.
 
-  NETWORK                a run folder, one checkpoint of it, a file that ssl_jax.save wrote,
+  NETWORK                a run directory, one of its checkpoints, a file of ssl_jax.save,
                          zoo/NAME, or published weights (a file or a Hugging Face folder)
-  FOLDER                 of images, or of one part (train, val) of a set; default: the images that
+  FOLDER                 images, or one part (train, val) of a data set; default: the images that
                          the run was trained on
   --config.data.KEY=VALUE
                          other data: --config.data.kind=tfds --config.data.name=cifar10
   --out=FILE             x.npz (NumPy) or x.parquet (pandas, polars, DuckDB)
-  --tokens=NAME,...      image (default; the vector that the method means by an image), cls, mean
-                         (of the patch tokens), patches (one per patch), sparse (STELLAR's tokens)
-  --layers=N             of the last N blocks, side by side; default: 1
-  --size=N               pixels of the shorter side, then a square centre crop; default: as in
-                         training; 0: native sizes
-  --batch=N              images of a forward pass; default: 64
-  --dtype=float16        half the file; default: float32
-  --family=NAME          of published weights whose names several families share
+  --tokens=NAME,...      image (default: the vector that the method uses for an image), cls, mean
+                         (of the patch tokens), patches (one per patch), sparse (STELLAR)
+  --layers=N             concatenate the last N blocks; default: 1
+  --size=N               resize the shorter side to N pixels and crop the centre square; default:
+                         as in training; 0: keep the native size
+  --batch=N              batch size; default: 64
+  --dtype=float16        store half the bytes; default: float32
+  --family=NAME          layout of published weights, where several fit
   --import=MODULE, --trust
-                         imports a module that registers the network's method; or, if you trust who
-                         made the network, does all that its config names (SECURITY.md)
+                         import a module that registers the method of the network; or allow
+                         whatever its config asks for, if you trust its author (SECURITY.md)
 
 Examples:
   ssl-jax embed runs/a /my/images --out=vectors.npz
   ssl-jax embed runs/a --out=vectors.parquet --config.data.split=test
   ssl-jax embed zoo/sop_quickstart /my/images --out=x.npz --tokens=image,patches --size=64
 
-Exit codes: 0 done; 2 bad input; 75 stopped by Ctrl-C, start again to continue; 1 unexpected error.
+Exit codes: 0 done; 2 bad input; 75 stopped by Ctrl-C, start again to resume; 1 unexpected error.
 """
 
 _EXIT_STOPPED = 75

@@ -20,24 +20,24 @@ from ssl_jax.config import InputError
 HELP = """ssl-jax eval NETWORK [--task=NAME,...] [--add=TYPE[:PROTOCOL],...]
              [--config.evals.KEY=VALUE ...] [--out=PLACE] [--family=NAME] [--trust]
 
-Scores a network, then the untrained one and raw pixels beside it; into a file, a line every half
-minute says how far it is.
+Evaluates a network, then the same network untrained, and raw pixels, for comparison. Where the
+output is no terminal, a line reports progress every half minute.
 
-  NETWORK                   a run folder, one checkpoint of it, a file that ssl_jax.save wrote,
+  NETWORK                   a run directory, one of its checkpoints, a file of ssl_jax.save,
                             zoo/NAME, or published weights (a file or a Hugging Face folder)
-  --task=NAME,...           evaluations of its config; default: those of its evals.tasks, or those
-                            that --add adds
-  --add=TYPE[:PROTOCOL],... evaluations that its config does not have: of a type, with its defaults
-                            or with a paper's settings; called TYPE or TYPE_PROTOCOL
-  --config.evals.KEY=VALUE  changes one key of the section evals; all others belong to the network,
-                            but data.max_unreadable
+  --task=NAME,...           run these evaluations of its config; default: evals.tasks, or what
+                            --add adds
+  --add=TYPE[:PROTOCOL],... add evaluations: a type with its default settings, or with those of
+                            a paper (PROTOCOL); they are named TYPE or TYPE_PROTOCOL
+  --config.evals.KEY=VALUE  override a setting of the evaluations; of the other settings only
+                            data.max_unreadable can change
   --config.evals.baselines=False
-                            scores the network alone
-  --out=FOLDER              also leave results.json, results.txt and pictures there
-  --out=FILE.json           leave the scores alone there
-  --family=NAME             of published weights whose names several families share
-  --import=MODULE, --trust  imports a module that registers the network's method; or, if you trust
-                            who made the network, does all that its config names (SECURITY.md)
+                            evaluate the network alone
+  --out=FOLDER              also write results.json, results.txt and pictures there
+  --out=FILE.json           also write the scores there
+  --family=NAME             layout of published weights, where several fit
+  --import=MODULE, --trust  import a module that registers the method of the network; or allow
+                            whatever its config asks for, if you trust its author (SECURITY.md)
 
 Types and protocols: {types}
 

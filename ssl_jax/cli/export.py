@@ -13,31 +13,32 @@ from ssl_jax.config import InputError, local
 HELP = """ssl-jax export NETWORK --to=timm|hf|safetensors|npz --out=PATH [--family=NAME] [--heads=N]
              [--trust]
 
-Writes the encoder of a network for other libraries.
+Exports the encoder of a network to another library.
 
-  NETWORK        a run folder, one checkpoint of it, a file that ssl_jax.save wrote, zoo/NAME, or
+  NETWORK        a run directory, one of its checkpoints, a file of ssl_jax.save, zoo/NAME, or
                  published weights (a file, or a folder of timm's or transformers')
   --to=timm      a folder for timm.create_model("local-dir:PATH", pretrained=True)
   --to=hf        a folder for transformers.AutoModel.from_pretrained("PATH")
   --to=safetensors, --to=npz
-                 one file with our own names, all of the network and its config
+                 one file: all parameters under the names of ssl_jax, and the config
   --out=PATH     the folder or file; a folder must be new, empty or an earlier export
-  --family=NAME  of published weights whose names several families share: dino, dinov2, mae, timm
+  --family=NAME  layout of published weights, where several fit: dino, dinov2, mae, timm
   --heads=N      attention heads of published weights, where it is not width / 64
   --import=MODULE, --trust
-                 imports a module that registers the network's method; or, if you trust who made the
-                 network, what its config names (SECURITY.md)
+                 import a module that registers the method of the network; or allow whatever its
+                 config asks for, if you trust its author (SECURITY.md)
 
-A folder has model.safetensors, config.json and README.md: data, method, scores, command. What the
-library computes otherwise, at other image sizes for example, is said; what it cannot compute is
-refused. ssl-jax reads all four again: ssl_jax.load, ssl-jax eval, --config.init_from.
+A folder holds model.safetensors, config.json and README.md (data, method, scores, command). The
+command prints where the other library computes something else, for example at other image sizes,
+and rejects a network that it cannot compute. ssl_jax.load, ssl-jax eval and --config.init_from read
+all four formats.
 
 Examples:
   ssl-jax export runs/a --to timm --out exported/a
   ssl-jax export runs/a/checkpoints/1000 --to hf --out exported/a_hf
   ssl-jax export zoo/sop_quickstart --to npz --out sop.npz
 
-docs/export.md leads on: to timm, transformers, and detectors on COCO.
+See docs/export.md for timm, transformers, and detectors on COCO.
 
 Exit codes: 0 done; 2 bad input; 1 unexpected error.
 """

@@ -19,18 +19,18 @@ Compiles the step of a config for devices that need not be here, and prints what
 memory, FLOPs, what is sent between devices and by which line, the time that published peaks allow,
 and device-hours of the run. Nothing is trained and no data are read.
 
-  --config=NAME[:VARIANT]   a config that comes with the package, or a file of yours
+  --config=NAME[:VARIANT]   a config of the package or a file
   --row=PAPER/ROW           or a row of a paper's table
-  --config.KEY=VALUE        changes one key: mesh.fsdp, optim.batch_size, model.remat, ...
+  --config.KEY=VALUE        override a setting: mesh.fsdp, optim.batch_size, model.remat, ...
   --topology=SLICE          a TPU slice such as v5e:16x16, v5p:8x8x4 or v6e:16x16, compiled by
                             libtpu (about 600 MB; the command says how to get it)
-  --devices=N               or N devices, cut by the compiler for CPUs: FLOPs and what is sent hold
-                            for any device, temporary memory is that of a CPU
+  --devices=N               or N devices, partitioned by the compiler for CPUs: FLOPs and
+                            communication hold for any device, temporary memory for a CPU
   --device=NAME             whose peaks are used: {machines};
                             as a rule that of the slice, or H100
-  --images=N                training images, for the length of the run, if the data are not here
-  --largest-batch           compiles a second time, for the largest batch that fits
-  --json                    one JSON object instead of text
+  --images=N                number of training images, where the data are not on this machine
+  --largest-batch           estimate the largest batch that fits (compiles a second time)
+  --json                    print one JSON object instead of text
 
 Examples:
   ssl-jax plan --config=sop:vitl16 --topology=v5e:16x16 --images=1281167

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 
+from ssl_jax import extras
 from ssl_jax.config import InputError, check_choice
 
 # JAX's name of each, and the packages of which one must be installed.
@@ -48,7 +49,7 @@ def _use(name):
             jax.config.update("jax_platforms", platform if name == "cpu" else f"{platform},cpu")
             return
     raise InputError(
-        f"--platform={name}, but JAX cannot use one here: pip install 'ssl-jax[{name}]'"
+        f"--platform={name}, but JAX finds no such device; if there is one, {extras.install(name)}"
     )
 
 

@@ -10,11 +10,11 @@ HELP = """ssl-jax report RUN [RUN ...] [--out=report.html] [--title=TEXT]
 
 Writes one HTML page that compares runs: scores beside their baselines, curves, pictures, settings
 that differ, commands, environment. The page is one file, needs no network and runs no script. A
-run that is not finished shows what it has.
+run that is still training shows what it has so far.
 
-  RUN           a run folder; as many as wanted
-  --out=FILE    where the page goes; it is replaced if it is there
-  --title=TEXT  of the page; default: the names of the runs
+  RUN           a run directory
+  --out=FILE    file to write; an earlier report there is replaced
+  --title=TEXT  title of the page; default: the names of the runs
 
 Examples:
   ssl-jax report runs/a

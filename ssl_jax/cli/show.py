@@ -26,18 +26,18 @@ ssl-jax show --row=PAPER/ROW [--config.KEY=VALUE ...]
 ssl-jax show --paper=PAPER
 ssl-jax show --keys[=TEXT] [--config=NAME[:VARIANT]]
 
-By itself: the configs and papers that come with the package. With --config or --row: the resolved
-config with the origin of each value (without what the kind of images has no use for), parameters,
-FLOPs per image and the paper's numbers. With --paper: the rows of its tables, the paper's numbers
-and ours. With --keys: what each key means, its default and range.
+Without arguments, lists the configs and papers of the package. With --config or --row, prints the
+resolved config with the origin of each value, the number of parameters, FLOPs per image and the
+paper's scores. With --paper, lists the rows of its tables with the paper's scores and ours. With
+--keys, describes each key: meaning, default, range.
 
-  --config=NAME[:VARIANT]   a config that comes with the package (sop:vits16, quickstart), or a
-                            file of yours (configs/mine.py:large)
-  --row=PAPER/ROW           one row that --paper=PAPER lists
-  --paper=PAPER             as a rule a method: sop, cribo, ...
-  --config.KEY=VALUE        changes one key
-  --keys[=TEXT]             of every method and evaluation, or those of a config; with TEXT those
-                            whose name or meaning contains it
+  --config=NAME[:VARIANT]   a config of the package (sop:vits16, quickstart) or a file
+                            (configs/mine.py:large)
+  --row=PAPER/ROW           a row of a paper's table, see --paper=PAPER
+  --paper=PAPER             name of the paper's method: sop, cribo, ...
+  --config.KEY=VALUE        override a setting
+  --keys[=TEXT]             describe the keys of all methods and evaluations, or of a config; with
+                            TEXT, those whose name or meaning contains it
 
 Examples:
   ssl-jax show --config=sop:vits16 --config.optim.batch_size=512

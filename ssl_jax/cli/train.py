@@ -6,24 +6,24 @@ from ssl_jax.config import InputError
 HELP = """ssl-jax train --config=NAME[:VARIANT] --workdir=FOLDER [--config.KEY=VALUE ...]
 ssl-jax train --row=PAPER/ROW --workdir=FOLDER [--config.KEY=VALUE ...]
 
-Pretrains. The same command continues a run that was stopped or killed.
+Trains a network. Run the same command again to resume a run that was stopped or killed.
 
-  --config=NAME[:VARIANT]   a config that comes with the package (sop:vits16, quickstart), or a
-                            file of yours (configs/mine.py:large)
-  --row=PAPER/ROW           a row of a paper's table (ssl-jax show --paper=PAPER lists them)
-  --workdir=FOLDER          checkpoints, metrics and pictures go there
-  --config.KEY=VALUE        changes one key (ssl-jax show --config=NAME lists them)
-  --import=MODULE           imports a module first, which may register a method of yours
-  --extend=STEPS            lengthens the run in that folder to so many steps in all; the other
-                            arguments stay as they were
-  --config.init_from=PATH   starts a new run from published weights or another run's
-  --profile=STEP:COUNT      traces COUNT steps from STEP on into the run's folder `profile`, and
-                            prints the ten costliest operations
-  --distributed             several processes, which find each other under SLURM, Open MPI, on TPU
-                            slices and GKE
+  --config=NAME[:VARIANT]   a config of the package (sop:vits16, quickstart) or a file
+                            (configs/mine.py:large)
+  --row=PAPER/ROW           a row of a paper's table, see ssl-jax show --paper=PAPER
+  --workdir=FOLDER          run directory: checkpoints, metrics, pictures
+  --config.KEY=VALUE        override a setting, see ssl-jax show --config=NAME
+  --import=MODULE           import a module first, for example one that registers a method
+  --extend=STEPS            extend the run to STEPS total steps; give the other arguments as
+                            before
+  --config.init_from=PATH   start from published weights or from another run
+  --profile=STEP:COUNT      trace COUNT steps, starting at STEP, into the folder profile of the
+                            run, and print the ten most expensive operations
+  --distributed             train with several processes that SLURM, Open MPI, a TPU slice or
+                            GKE started
   --coordinator=ADDRESS:PORT --num-processes=N --process-id=I
-                            several processes anywhere: the address of process 0, their number,
-                            and which one this is (0 to N - 1)
+                            train with several processes anywhere: the address of process 0,
+                            the number of processes, and the number of this one (0 to N - 1)
 
 Examples:
   ssl-jax train --config=quickstart --workdir=runs/quickstart
@@ -33,10 +33,10 @@ Examples:
   ssl-jax train --import=mine.method --config=mine/config.py --workdir=runs/mine
   ssl-jax train --config=quickstart --workdir=runs/quickstart --extend=3000
 
-Ctrl-C saves after the step and stops, a second one stops at once.
+Ctrl-C saves a checkpoint after the current step and stops; a second one stops at once.
 
-Exit codes: 0 done; 2 bad input; 75 stopped by SIGTERM, SIGINT or SIGUSR1 with nothing lost, start
-again to continue; 130 stopped at once by a second SIGINT; 1 unexpected error.
+Exit codes: 0 done; 2 bad input; 75 stopped by SIGTERM, SIGINT or SIGUSR1, nothing is lost,
+start again to resume; 130 stopped at once by a second SIGINT; 1 unexpected error.
 """
 
 

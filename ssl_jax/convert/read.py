@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from ssl_jax import reading
+from ssl_jax import extras, reading
 from ssl_jax.config import InputError, json_object, local
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
@@ -185,8 +185,8 @@ def _torch_tensors(file: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise InputError(
-            f"{file} is in PyTorch's format: install torch (pip install 'ssl-jax[convert]'), or"
-            " save it as .safetensors or .npz where it is"
+            f"{file} is in PyTorch's format, which torch reads: {extras.install('convert')}, or"
+            " save the weights as .safetensors or .npz"
         ) from error
     try:
         # The full checkpoints of the DINO family and of MAE hold their command line as a Namespace:

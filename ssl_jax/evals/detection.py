@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ssl_jax import extras
 from ssl_jax.config import InputError
 
 # The summary of COCO's evaluator, in its order.
@@ -34,8 +35,8 @@ def check_installed() -> None:
         importlib.import_module("faster_coco_eval")
     except ImportError as error:
         raise InputError(
-            "average precision needs faster-coco-eval, which is not installed; pip install"
-            " 'ssl-jax[eval]'"
+            "average precision needs faster-coco-eval, which is not installed;"
+            f" {extras.install('eval')}"
         ) from error
 
 

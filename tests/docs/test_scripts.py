@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from configs import compare as recipes
 from ssl_jax import config as config_lib
-from ssl_jax import evals, settings
+from ssl_jax import evals, losses, settings
 from tests.docs.scripts import TINY, cells, finished, load, page
 
 compare, runs, evaluate = load("compare"), load("runs"), load("evaluate")
@@ -86,7 +86,7 @@ def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
 
 
 @pytest.mark.usefixtures("untrained")
-def test_the_comparison_has_means_spreads_and_margins(tmp_path):
+def test_the_comparison_has_means_spreads_and_margins(root, tmp_path):
     # The first row of metrics holds compilation: 1 image a second must not count.
     for seed, knn in ((0, 20.0), (1, 24.0)):
         scores = dict(trained={"knn": knn}, untrained={"knn": 11.0}, raw={"knn": 13.0 + seed})
@@ -117,7 +117,10 @@ def test_the_comparison_has_means_spreads_and_margins(tmp_path):
     kinds, names = ("trained", "untrained", "raw"), ("knn", "linear", "dense")
     seeds = enumerate(((20, 10, 1), (22, 11, 1)))
     results = {("sop", i): {k: dict.fromkeys(names, x) for k, x in zip(kinds, y)} for i, y in seeds}
-    assert compare.short_table(results)[1] == ["SOP", *["21.0 ± 1.4 (10.5)"] * 3]
+    rows = {row[0]: row for row in compare.short_table(results)}
+    assert rows["[SOP](docs/methods/sop.md)"][-1] == "21.0 ± 1.4 (10.5)"
+    assert all(hasattr(losses, name) for *_, names in compare.PAPERS.values() for name in names)
+    assert all((root / "docs" / "methods" / f"{name}.md").is_file() for name in compare.PAPERS)
 
 
 def test_a_run_that_fails_is_named_and_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
