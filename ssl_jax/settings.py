@@ -151,8 +151,9 @@ def check_stored(config: ConfigDict, parts: tuple[str, ...], given: Collection[s
 def with_absolute_paths(config: ConfigDict) -> ConfigDict:
     """The config with files and folders as they are called from any folder, for what is stored."""
     config = ConfigDict(config.to_dict())  # ConfigDict(config) would share its sections
+    values = config_lib.flatten(config)
     for name, declared in (keys(config.method) | evals.keys(config)).items():
-        if declared.path and (value := config_lib.flatten(config)[name]) and "://" not in value:
+        if declared.path and (value := values[name]) and "://" not in value:
             place = config_lib.absolute(value)
             *path, last = name.split(".")
             # Others are looked for elsewhere, or nowhere; but that folder is made.

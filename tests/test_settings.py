@@ -92,6 +92,15 @@ def test_evaluations_look_where_training_does_unless_told_otherwise(toy):
     assert mine.evals.knn.data.dir == "mine"
 
 
+def test_paths_that_are_stored_are_called_from_any_folder(toy, tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    monkeypatch.chdir(tmp_path)
+    toy.data.kind, toy.data.dir, toy.evals.cache = "folder", "images/../images", "features"
+    stored = settings.with_absolute_paths(toy)
+    assert (stored.data.dir, stored.evals.cache) == (f"{tmp_path}/images", f"{tmp_path}/features")
+    assert toy.data.dir == "images/../images"
+
+
 def test_steps_instead_of_epochs(toy):
     for warmup, wanted in ((0, 0), (10.0, 25)):  # a few steps of a long recipe end the warm-up
         run = resolved(toy, **{"optim.steps": 25, "optim.warmup_epochs": warmup}).run

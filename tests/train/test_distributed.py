@@ -3,6 +3,9 @@ process fails, and how.
 """
 
 import errno
+import socket
+import subprocess
+import sys
 import time
 
 import jax
@@ -88,3 +91,22 @@ def test_a_process_that_fails_ends_at_once_and_says_why(error, code, left, capfd
     assert left == [code] and "process 1 of 2" in told
     assert ("Traceback" in told) == (code == 1)
     assert code == 1 or told.count("\n") == 1
+
+
+@pytest.mark.parametrize("place", ["taken", "localhost:99999", "no-such-machine.invalid:1234"])
+def test_an_address_where_nobody_can_listen_is_refused_at_once(place):
+    with socket.create_server(("", 0)) as server:
+        place = f"localhost:{server.getsockname()[1]}" if place == "taken" else place
+        with pytest.raises(InputError, match="coordinator"):
+            distributed.connect(place, 2, 0)
+
+
+@pytest.mark.slow
+def test_a_coordinator_that_never_answers_ends_the_process():
+    with socket.create_server(("", 0)) as server:  # takes connections, and says nothing
+        code = (
+            "from ssl_jax.train import distributed; distributed._TOGETHER = 2;"
+            f" distributed.connect('localhost:{server.getsockname()[1]}', 2, 1)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
