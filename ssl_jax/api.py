@@ -228,12 +228,7 @@ def export(
 
 def _restored(network: own.Saved, file: Path, trust: bool) -> Encoder:
     """The Encoder that was saved in a file, with weights in float32."""
-
-    def wide(array):
-        floating = jnp.issubdtype(array.dtype, jnp.floating)
-        return array.astype(jnp.float32) if floating else array
-
-    params, constants = jax.tree.map(wide, (network.params, network.constants))
+    params, constants = own.wide((network.params, network.constants))
     stored, image = config_lib.from_json(network.config), network.notes.get("image", "")
     if _is_published(stored):
         try:

@@ -150,7 +150,7 @@ def parse(
       (absl flag values, config with the changes)
     """
     known = config_lib.flatten(config)
-    argv = for_all(argv, known)
+    argv = _for_all(argv, known)
     for argument in argv[1:]:
         match = re.match(_KEY, argument)
         if match and match[1] not in known:
@@ -173,11 +173,11 @@ def parse(
     if extra:
         raise InputError(f'unexpected argument "{extra[0]}"; see ssl-jax {argv[0]} --help')
     config = values["config"].value
-    _set_kinds(config, given(argv))
+    _set_kinds(config, given(argv, config))
     return values, config
 
 
-def for_all(argv: list[str], known: Collection[str]) -> list[str]:
+def _for_all(argv: list[str], known: Collection[str]) -> list[str]:
     """The arguments, with one for each evaluation that has the key in place of
     --config.evals.all.KEY=VALUE. They come first: what is given for one evaluation counts.
 
@@ -210,9 +210,10 @@ def _set_kinds(config, given):
             data.kind = source.kind_at(data.dir)
 
 
-def given(argv: list[str]) -> set[str]:
-    """The dotted keys that arguments --config.KEY=VALUE set."""
-    matches = (re.match(_KEY, argument) for argument in argv)
+def given(argv: list[str], config: ConfigDict) -> set[str]:
+    """The dotted keys of a config that arguments --config.KEY=VALUE set; `argv` has the command
+    first."""
+    matches = (re.match(_KEY, argument) for argument in _for_all(argv, config_lib.flatten(config)))
     return {match[1] for match in matches if match}
 
 

@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
     values, config = arguments.parse(argv[:1] + rest, ConfigDict({"data": section}), **options)
     if not values.out:
         raise InputError("--out=FILE is missing, for example --out=vectors.npz")
-    given_keys = arguments.given(rest)
+    given_keys = arguments.given(argv[:1] + rest, config)
     if not trust:
         settings.check_stored(config, ("data.",), given_keys)
     for name, declared in _keys().items():

@@ -13,7 +13,7 @@ from pathlib import Path
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import settings
+from ssl_jax import reading, settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 
@@ -106,8 +106,7 @@ def run(argv: list[str]) -> int:
     tasks = tuple(evals.chosen(config, values.task or added or None))
     config.evals.tasks = tasks
     cache.keep_programs()
-    rest = arguments.for_all(argv[:1] + rest, config_lib.flatten(config))
-    _check(config, () if trust else tasks, arguments.given(rest))
+    _check(config, () if trust else tasks, arguments.given(argv[:1] + rest, config))
     evaluation = report.Evaluation(FrozenConfigDict(config))
     evaluation.open()  # a wrong folder shows here, before the weights are read
     evaluation.network = encoder = encoder or api.load(argv[1], trust=trust)
@@ -196,7 +195,7 @@ def _check_out(out: Path) -> None:
     files = known if out.suffix == ".json" else [*known, out / "results.txt", out / "pictures"]
     there = [file for file in files if file.exists()]
     try:
-        ours = evals.TRAINED in json.loads(known[0].read_text())
+        ours = evals.TRAINED in reading.parse_json(reading.read_bytes(known[0]))
     except (OSError, ValueError, TypeError):
         ours = False
     if there and not ours:

@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
     layers, row, rest = arguments.start(argv)
     *_, config = layers.values()
     _, config = arguments.parse(rest, config)
-    print(text(layers | {"command line": config}, arguments.given(rest)))
+    print(text(layers | {"command line": config}, arguments.given(rest, config)))
     if row:
         print("\n".join([f"{row.name}: {row.place}", *([row.note] if row.note else [])]))
     return 0

@@ -68,6 +68,5 @@ def run(argv: list[str]) -> int:
             arguments.number(index, "process-id"),
         )
     with distributed.together():
-        return api.train(
-            config, values.workdir, given=arguments.given(rest), steps=steps, extend=extend
-        )
+        keys = arguments.given(rest, config)
+        return api.train(config, values.workdir, given=keys, steps=steps, extend=extend)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from ssl_jax import trees
+from ssl_jax import reading, trees
 from ssl_jax.config import InputError, json_object, local, unknown
 from ssl_jax.convert import card, hf_hub, read, timm_hub
 from ssl_jax.convert.described import SECTION, Described, Network, own_words, section
@@ -101,7 +101,7 @@ def write(
 def _is_ours(path):
     """Whether a folder holds an export, of which config.json is written first."""
     try:
-        return SECTION in json.loads((path / _CONFIG).read_text(encoding="utf-8"))
+        return SECTION in reading.parse_json(reading.read_bytes(path / _CONFIG))
     except (OSError, ValueError, TypeError):
         return False
 

@@ -32,6 +32,16 @@ class Saved(NamedTuple):
     notes: dict[str, Any]
 
 
+def wide(tree: Any) -> Any:
+    """Stored weights in float32; other arrays as they are."""
+
+    def one(array):
+        floating = jnp.issubdtype(array.dtype, jnp.floating)
+        return array.astype(jnp.float32) if floating else array
+
+    return jax.tree.map(one, tree)
+
+
 def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
     """Writes a network; floating-point weights are stored as `dtype`, other arrays as they are.
 

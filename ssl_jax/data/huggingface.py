@@ -53,6 +53,7 @@ class HuggingFace(Encoded):
         """
         self._place, self._split = str(place), split
         self._files = _files(place, split)
+        self._root = local(place)
         schema = _schema(self._files[0])
         self._columns = {
             "image": _column("images", schema, images, IMAGES),
@@ -114,7 +115,7 @@ class HuggingFace(Encoded):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, str):  # the image lies beside the table
             try:
-                path = os.path.join(local(self._place), value)
+                path = os.path.join(self._root, value)
                 return reading.read_bytes(path, most_bytes(self.max_pixels))
             except OSError as error:
                 raise Unreadable(self.name(i), f"{value}: {error.strerror}") from error

@@ -145,7 +145,7 @@ def _choose_parts(config, followers, given) -> list[str]:
     parts, chosen = source.parts(config.data), section.chosen(config)
     notes: dict[str, None] = {}
     for name, each in followers.items():
-        if any(f"evals.{one}.data.test_split" in given for one in (name, section.ALL)):
+        if f"evals.{name}.data.test_split" in given:
             continue
         wanted = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
         learned = listing.alike(each.data.split, parts)
@@ -162,7 +162,7 @@ def _choose_parts(config, followers, given) -> list[str]:
                 f" {', '.join(HELD_OUT)}, and data.split={trained!r} leaves no slice; name the part"
                 " that is scored"
             )
-        if not any(f"evals.{one}.data.split" in given for one in (name, section.ALL)):
+        if f"evals.{name}.data.split" not in given:
             each.data.split = trained if left else trained + _KEPT
         each.data.test_split = left or trained + _SCORED
         seen = "" if left else ", of which training sees the images and no label"

@@ -114,12 +114,7 @@ def _own(path: Path, mesh) -> fill.Source:
 def _saved(path: Path, network: own.Saved) -> fill.Source:
     """A network that `api.save` wrote: one tree, of a student or a teacher."""
     config = _config(network.config)
-
-    def wide(array):
-        floating = jnp.issubdtype(array.dtype, jnp.floating)
-        return np.asarray(array.astype(jnp.float32) if floating else array)
-
-    tree = jax.tree.map(wide, network.params | _constants(network.constants))
+    tree = jax.tree.map(np.asarray, own.wide(network.params | _constants(network.constants)))
     return _source_of(path, f"{config.method} of ssl_jax, saved", config, {"": tree})
 
 

@@ -7,7 +7,7 @@ from ssl_jax.train import sharding
 from tests.contract import steps
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def case(request):
     """A method's compiled steps, see steps.py; tests name it with `steps.cases()`."""
     with pytest.MonkeyPatch.context() as patched:

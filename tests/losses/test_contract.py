@@ -200,12 +200,8 @@ def test_sharded_images_give_what_one_device_gives(name):
     arrays = cases.make(name, 15, **sizes | size)
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
-    def place(key, x):
-        spec = [None] * case.axes[key] + ["data"] if key in case.axes else []
-        return jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
-
     traced, static = cases.split(case.settings | settings)
-    placed = {key: place(key, x) for key, x in arrays.items()}
+    placed = over(mesh, case, arrays)
     student = {key: x for key, x in placed.items() if key in case.student}
     program = cases.compiled(name, static).lower(student, placed, traced).compile()
     moves = ("all-gather", "all-to-all", "collective-permute")
@@ -223,16 +219,22 @@ def test_explicit_axes(name):
     sizes, settings = next(iter(case.variants.values()))
     arrays = cases.make(name, **sizes | ({"lead": (8, 3)} if name == "flsl" else {"batch": 8}))
 
-    def place(key, x):
-        spec = [None] * case.axes[key] + ["data"] if key in case.axes else []
-        return jax.device_put(x, jax.NamedSharding(explicit, jax.P(*spec)))
-
     traced, static = cases.split(case.settings | settings)
-    placed = {key: place(key, x) for key, x in arrays.items()}
+    placed = over(explicit, case, arrays)
     student = {key: x for key, x in placed.items() if key in case.student}
     with jax.set_mesh(explicit):
         terms, _ = cases.compiled(name, static).trace(student, placed, traced).out_info
     assert "loss" not in terms or terms["loss"].sharding.spec == jax.P()
+
+
+def over(mesh, case, arrays):
+    """The arrays of a loss, their images sharded over a mesh."""
+
+    def place(key, x):
+        spec = [None] * case.axes[key] + ["data"] if key in case.axes else []
+        return jax.device_put(x, jax.NamedSharding(mesh, jax.P(*spec)))
+
+    return {key: place(key, x) for key, x in arrays.items()}
 
 
 def shapes_of(jaxpr):
