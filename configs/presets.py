@@ -29,8 +29,8 @@ def imagenet(config, variant: str) -> None:
     data.kind, data.name, data.split = "tfds", "imagenet2012", "train"
     data.crop_on, data.workers = "host", 10  # of the 12 CPUs of a task, launch/slurm.sbatch
     model.size, model.patch, model.image_size, model.drop_path = SIZES[variant], 16, 224, 0.1
-    # scan and remat change no number; bfloat16 is the papers' mixed precision.
-    model.scan, model.remat, model.dtype = True, REMAT[variant], "bfloat16"
+    # remat changes no number; bfloat16 is the papers' mixed precision.
+    model.remat, model.dtype = REMAT[variant], "bfloat16"
     optim.batch_size, optim.epochs, optim.warmup_epochs = 1024, EPOCHS[variant], 10.0
     # The papers evaluate the central 224 pixels of images with a short side of 256.
     images = dict(kind="training", test_split="validation", size=256)

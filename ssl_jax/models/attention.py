@@ -5,6 +5,7 @@ on the chip: cuDNN's on NVIDIA GPUs, JAX's Pallas flash attention on TPUs.
 """
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -37,33 +38,37 @@ def choose(kind: str, tokens: int, head_width: int, dtype: jax.typing.DTypeLike)
     return "xla"
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, kind: str = "auto") -> jax.Array:
+def padding(kind: str, tokens: int, head_width: int, dtype: jax.typing.DTypeLike) -> int:
+    """How many tokens the kernel that `choose` takes needs beside these: JAX lets cuDNN
+    differentiate an even number of tokens only."""
+    return tokens % 2 if choose(kind, tokens, head_width, dtype) == "cudnn" else 0
+
+
+def attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, kind: str = "auto", seen: int | None = None
+) -> jax.Array:
     """softmax(q k^T / sqrt(w)) v, [B, N, heads, w], of q, k and v of that shape; softmax in
     float32.
 
-    kind: one of KINDS; "cudnn" and "flash" raise where the device does not have them.
+    kind: one of KINDS; "cudnn" and "flash" raise where the device does not have them. seen: the
+      keys and values that count, the first ones; the others are padding. None: all.
     """
-    chosen = choose(kind, q.shape[1], q.shape[-1], q.dtype)
-    return {"flash": _flash, "cudnn": _cudnn}.get(chosen, _xla)(q, k, v)
-
-
-def _xla(q, k, v):
+    count, width = q.shape[1], q.shape[-1]
+    chosen, seen = choose(kind, count, width, q.dtype), count if seen is None else seen
+    if chosen == "flash":
+        return _flash(q, k, v, seen)
+    kernel: Literal["xla", "cudnn"] = "cudnn" if chosen == "cudnn" else "xla"
+    if extra := padding(kernel, count, width, q.dtype):
+        q, k, v = (jnp.pad(x, ((0, 0), (0, extra), (0, 0), (0, 0))) for x in (q, k, v))
+    lengths = jnp.full(len(q), seen, jnp.int32) if seen < q.shape[1] else None
     with jax.default_matmul_precision(numerics.precision_of(q.dtype)):
-        return jax.nn.dot_product_attention(q, k, v, implementation="xla")
-
-
-def _cudnn(q, k, v):
-    """JAX lets cuDNN differentiate an even number of tokens only: an odd one gets another, which no
-    token sees."""
-    count = q.shape[1]
-    if odd := count % 2:
-        q, k, v = (jnp.pad(x, ((0, 0), (0, odd), (0, 0), (0, 0))) for x in (q, k, v))
-    seen = jnp.full(len(q), count, jnp.int32) if odd else None
-    out = jax.nn.dot_product_attention(q, k, v, key_value_seq_lengths=seen, implementation="cudnn")
+        out = jax.nn.dot_product_attention(
+            q, k, v, key_value_seq_lengths=lengths, implementation=kernel
+        )
     return out[:, :count]
 
 
-def _flash(q, k, v):
+def _flash(q, k, v, seen):
     from jax.experimental.pallas.ops.tpu import flash_attention as pallas  # heavy to import
 
     batch, count, _, width = q.shape
@@ -73,7 +78,7 @@ def _flash(q, k, v):
         for x in (q, k, v)
     )
     # Tokens see those of their own segment: the padding has its own.
-    segment = jnp.broadcast_to((jnp.arange(length) >= count).astype(jnp.int32), (batch, length))
+    segment = jnp.broadcast_to((jnp.arange(length) >= seen).astype(jnp.int32), (batch, length))
     block = next(b for b in range(min(length, _MOST), 0, -_BLOCK) if length % b == 0)
     names = ("block_q", "block_k_major", "block_k", "block_q_major_dkv", "block_k_major_dkv")
     names += ("block_k_dkv", "block_q_dkv", "block_k_major_dq", "block_k_dq", "block_q_dq")

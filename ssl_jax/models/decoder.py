@@ -135,7 +135,7 @@ class _Decoder(nnx.Module):
         if mask_token:
             self.mask_token = nnx.Param(layers_lib.normal(keys[1], (1, width), init_std))
         self.blocks = layers_lib.stacked(block, keys[2], depth)
-        self.norm = layers_lib.layer_norm(width, norm_eps)
+        self.norm = layers_lib.LayerNorm(width, norm_eps)
         self.out = layers_lib.linear(layers_lib.normal(keys[3], (width, out_dim), init_std), dtype)
         self.lead, self.remat = lead, remat  # tokens in front that have no cell
 
@@ -160,11 +160,11 @@ class _Decoder(nnx.Module):
 def _check_inputs(tokens, codes, keep, *, in_dim, width, mask_token, cls) -> None:
     if tokens.ndim != 3 or tokens.shape[-1] != in_dim or tokens.shape[1] <= cls:
         raise ValueError(
-            f"tokens have shape {tokens.shape}; wanted [B, {'1 + ' * cls}m, {in_dim}] with m at"
+            f"tokens have shape {tokens.shape}; expected [B, {'1 + ' * cls}m, {in_dim}] with m at"
             " least 1"
         )
     if codes.ndim != 2 or codes.shape[1] != width:
-        raise ValueError(f"codes have shape {codes.shape}; wanted [n, {width}]")
+        raise ValueError(f"codes have shape {codes.shape}; expected [n, {width}]")
     (b, m), n = (tokens.shape[0], tokens.shape[1] - cls), codes.shape[0]
     if keep is None:
         if m != n:
@@ -177,7 +177,7 @@ def _check_inputs(tokens, codes, keep, *, in_dim, width, mask_token, cls) -> Non
         raise ValueError("keep needs a mask token; make the model with mask_token=True")
     if keep.shape != (b, m) or not jnp.issubdtype(keep.dtype, jnp.integer):
         raise ValueError(
-            f"keep is {keep.dtype} of shape {keep.shape}; wanted integers of shape {(b, m)}"
+            f"keep is {keep.dtype} of shape {keep.shape}; expected integers of shape {(b, m)}"
         )
     if m > n:
         raise ValueError(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ssl_jax.models import fused
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models.functional import Model, functional
 
@@ -125,7 +126,7 @@ class _Projection(nnx.Module):
 
 class _Linear(nnx.Module):
     def __init__(self, key, sizes, norm, std, dtype):
-        self.norm = layers_lib.layer_norm(sizes[0], 1e-6) if norm else None
+        self.norm = layers_lib.LayerNorm(sizes[0], 1e-6) if norm else None
         self.linear = layers_lib.linear(layers_lib.normal(key, sizes, std), dtype)
 
     def __call__(self, x):
@@ -178,7 +179,7 @@ def _run_mlp(mlp, x):
     if x.shape[-1] != wanted:
         raise ValueError(f"the head's input has shape {x.shape}; its last axis must be {wanted}")
     for i, linear in enumerate(mlp):
-        x = linear(jax.nn.gelu(x, approximate=False) if i else x)
+        x = linear(fused.gelu(x) if i else x)
     return x
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from ssl_jax.models import attention
+from ssl_jax.models import attention, fused
 from ssl_jax.ops import numerics
 
 REMAT = ("none", "dots", "block")  # how much of a block is computed twice, to save memory
@@ -67,14 +67,19 @@ def _rows_times_matrix(x, kernel, dimension_numbers, precision=None, out_shardin
     return rows.reshape(*x.shape[:-1], kernel.shape[1])
 
 
-def layer_norm(width: int, eps: float) -> nnx.LayerNorm:
+class LayerNorm(nnx.Module):
     """Zero mean and unit variance over the last axis, then scale and bias; in and out float32.
 
     Finite for constant rows, and exact for rows far from zero, where E[x^2] - E[x]^2 cancels.
     """
-    return nnx.LayerNorm(
-        width, epsilon=eps, dtype=jnp.float32, use_fast_variance=False, rngs=nnx.Rngs(0)
-    )
+
+    def __init__(self, width: int, eps: float):
+        self.scale = nnx.Param(jnp.ones(width, jnp.float32))
+        self.bias = nnx.Param(jnp.zeros(width, jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return fused.layer_norm(x.astype(jnp.float32), self.scale[...], self.bias[...], self.eps)
 
 
 class LayerScale(nnx.Module):
@@ -111,7 +116,7 @@ class Mlp(nnx.Module):
         self.approximate = approximate
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.fc2(jax.nn.gelu(self.fc1(x), approximate=self.approximate))
+        return self.fc2(fused.gelu(self.fc1(x), self.approximate))
 
 
 class Attention(nnx.Module):
@@ -136,10 +141,19 @@ class Attention(nnx.Module):
         self.proj = linear(normal(key2, (width, width), init_std), dtype)
         self.heads, self.kind = heads, kind
 
+    def padding(self, tokens: int) -> int:
+        """See `attention.padding`."""
+        width = self.qkv.in_features // self.heads
+        dtype = self.qkv.dtype or jnp.float32
+        return attention.padding(self.kind, tokens, width, dtype)
+
     def __call__(
-        self, x: jax.Array, *, return_weights: bool = False
+        self, x: jax.Array, *, seen: int | None = None, return_weights: bool = False
     ) -> tuple[jax.Array, jax.Array | None]:
-        """Output, and the attention weights [B, heads, N, N] (float32, rows sum to 1) or None."""
+        """Output, and the attention weights [B, heads, N, N] (float32, rows sum to 1) or None.
+
+        seen: tokens that count, the first ones; the others are padding. None: all.
+        """
         b, n, width = x.shape
         q, k, v = jnp.moveaxis(self.qkv(x).reshape(b, n, 3, self.heads, width // self.heads), 2, 0)
         weights = None
@@ -148,7 +162,7 @@ class Attention(nnx.Module):
             weights = jax.nn.softmax(scores / math.sqrt(q.shape[-1]), axis=-1)
             out = jnp.einsum("bhqk,bkhd->bqhd", weights.astype(v.dtype), v)
         else:
-            out = attention.attend(q, k, v, self.kind)
+            out = attention.attend(q, k, v, self.kind, seen)
         return self.proj(out.reshape(b, n, width)), weights
 
 
@@ -173,18 +187,23 @@ class Block(nnx.Module):
         attention_kind: str = "auto",
     ):
         key1, key2 = jax.random.split(key)
-        self.norm1 = layer_norm(width, eps)
+        self.norm1 = LayerNorm(width, eps)
         self.attn = Attention(
             key1, width, heads, init_std=init_std, dtype=dtype, kind=attention_kind
         )
-        self.norm2 = layer_norm(width, eps)
+        self.norm2 = LayerNorm(width, eps)
         self.mlp = Mlp(key2, width, hidden, init_std=init_std, approximate=approximate, dtype=dtype)
         self.scaled = layer_scale > 0
         if self.scaled:
             self.ls1, self.ls2 = (LayerScale(width, layer_scale) for _ in range(2))
 
     def __call__(
-        self, x: jax.Array, branch_scale: jax.Array | None = None, *, return_weights: bool = False
+        self,
+        x: jax.Array,
+        branch_scale: jax.Array | None = None,
+        *,
+        seen: int | None = None,
+        return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Runs the block.
 
@@ -192,20 +211,26 @@ class Block(nnx.Module):
           x: float32 [B, N, width].
           branch_scale: float32 [2, B], what drop-path multiplies each example's two branches by,
             or None.
+          seen: tokens that count, the first ones; the others are padding. None: all.
           return_weights: also return the attention weights.
 
         Returns:
           x after the block and the weights [B, heads, N, N] or None.
         """
-        factors: jax.Array | tuple[float, float] = (
-            (1.0, 1.0) if branch_scale is None else branch_scale[:, :, None, None]
+        # Rows [B N, width]: on a GPU XLA would lay [B, N, width] out with the batch last, and copy
+        # it before each product.
+        shape, rows = x.shape, x.reshape(-1, x.shape[-1])
+        factors: jax.Array | tuple[float, float] = (1.0, 1.0)
+        if branch_scale is not None:
+            factors = jnp.repeat(branch_scale, shape[1], axis=1)[..., None]
+        update, weights = self.attn(
+            self.norm1(rows).reshape(shape), seen=seen, return_weights=return_weights
         )
-        update, weights = self.attn(self.norm1(x), return_weights=return_weights)
-        update = update.astype(jnp.float32)
-        x = x + factors[0] * (self.ls1(update) if self.scaled else update)
-        update = self.mlp(self.norm2(x)).astype(jnp.float32)
-        x = x + factors[1] * (self.ls2(update) if self.scaled else update)
-        return x, weights
+        update = update.reshape(rows.shape).astype(jnp.float32)
+        rows = rows + factors[0] * (self.ls1(update) if self.scaled else update)
+        update = self.mlp(self.norm2(rows)).astype(jnp.float32)
+        rows = rows + factors[1] * (self.ls2(update) if self.scaled else update)
+        return rows.reshape(shape), weights
 
 
 def stacked(build: Callable[[jax.Array], Block], key: jax.Array, depth: int) -> Block:
@@ -242,19 +267,26 @@ def run(
     inputs = (state, scales, codes)
     depth = jax.tree.leaves(inputs)[0].shape[0]
     stop = depth if stop is None else stop
+    tokens = x.shape[1]
+    # Once for all blocks: padding in every block, and cutting it off again, copies all tokens.
+    if extra := blocks.attn.padding(tokens):
+        x = jnp.pad(x, ((0, 0), (0, extra), (0, 0)))
+        codes = None if codes is None else jnp.pad(codes, ((0, 0), (0, extra), (0, 0)))
+        inputs = (state, scales, codes)
 
     def body(x, inputs):
         state, scale, code = inputs
-        x, _ = nnx.merge(graphdef, state)(x, scale)
+        x, _ = nnx.merge(graphdef, state)(x, scale, seen=tokens)
         return x if code is None else x + code, None
 
     body = recomputed(body, remat, in_scan=scan)
     if scan:
         part = jax.tree.map(lambda leaf: leaf[start:stop], inputs)
-        return jax.lax.scan(body, x, part)[0]
-    for one in _apart(inputs, depth)[start:stop]:
-        x, _ = body(x, one)
-    return x
+        x = jax.lax.scan(body, x, part)[0]
+    else:
+        for one in _apart(inputs, depth)[start:stop]:
+            x, _ = body(x, one)
+    return x[:, :tokens]
 
 
 def _apart(tree, depth: int) -> list:

@@ -125,7 +125,8 @@ class ViTConfig:
     )
     scan: bool = _field(
         False,
-        "one compiled block, scanned: compiles 10 x faster on accelerators; same numbers",
+        "scan one compiled block: compiles faster, but a GPU step copies every residual;"
+        " same numbers",
         free=True,
     )
     attention: str = _field(
@@ -303,7 +304,7 @@ class _ViT(nnx.Module):
             attention_kind=c.attention,
         )
         self.blocks = layers_lib.stacked(block, keys[4], c.depth)
-        self.norm = layers_lib.layer_norm(d, c.norm_eps)
+        self.norm = layers_lib.LayerNorm(d, c.norm_eps)
 
     def __call__(
         self, images, masks=None, keep=None, keys=None, layers=(), attention=False
@@ -401,11 +402,11 @@ class _ViT(nnx.Module):
 def _check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:
     if images.ndim != 4 or images.shape[-1] != config.in_channels:
         raise ValueError(
-            f"images have shape {images.shape}; wanted [B, H, W, {config.in_channels}]"
+            f"images have shape {images.shape}; expected [B, H, W, {config.in_channels}]"
         )
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise ValueError(
-            f"images are {images.dtype}; wanted floating point in [0, 1] (divide uint8 by 255)"
+            f"images are {images.dtype}; expected floating point in [0, 1] (divide uint8 by 255)"
         )
     b, height, width, _ = images.shape
     if height < 1 or width < 1 or height % config.patch or width % config.patch:
@@ -419,20 +420,20 @@ def _check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:
             raise ValueError("masks need a mask token; make the model with mask_token=True")
         if masks.shape != (b, n) or masks.dtype != bool:
             raise ValueError(
-                f"masks are {masks.dtype} of shape {masks.shape}; wanted bool of shape {(b, n)}"
+                f"masks are {masks.dtype} of shape {masks.shape}; expected bool of shape {(b, n)}"
             )
     if keep is not None:
         if keep.ndim != 2 or keep.shape[0] != b or not jnp.issubdtype(keep.dtype, jnp.integer):
             raise ValueError(
-                f"keep is {keep.dtype} of shape {keep.shape}; wanted integers of shape ({b}, m)"
+                f"keep is {keep.dtype} of shape {keep.shape}; expected integers of shape ({b}, m)"
             )
         if not 1 <= keep.shape[1] <= n:
-            raise ValueError(f"keep lists {keep.shape[1]} patches per image; wanted 1 to {n}")
+            raise ValueError(f"keep lists {keep.shape[1]} patches per image; expected 1 to {n}")
     if keys is not None and (
         not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.shape != (b,)
     ):
         raise ValueError(
-            f"keys are {keys.dtype} of shape {keys.shape}; wanted typed PRNG keys (jax.random.key)"
+            f"keys are {keys.dtype} of shape {keys.shape}; expected PRNG keys of jax.random.key"
             f" of shape ({b},)"
         )
     for i in layers:

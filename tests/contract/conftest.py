@@ -10,8 +10,11 @@ from tests.contract import steps
 @pytest.fixture(scope="package")
 def case(request):
     """A method's compiled steps, see steps.py; tests name it with `steps.cases()`."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(sharding, "_MIN_SIZE", 64)  # with mesh.fsdp the tiny networks are cut
-        yield steps.Case(request.param)
+    yield steps.Case(request.param)
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _small_parameters_are_cut(monkeypatch):
+    monkeypatch.setattr(sharding, "_MIN_SIZE", 64)

@@ -38,11 +38,12 @@ def test_auto(platform, tokens, width, dtype, chosen):
         assert attention.choose("xla", tokens, width, dtype) == "xla"
 
 
-def outcome(kind, arrays):
-    """Value and gradients of a function of the attention."""
+def outcome(kind, arrays, seen=None):
+    """Value and gradients of a function of the attention of the first `seen` tokens."""
 
     def loss(*arrays):
-        return jnp.sin(attention.attend(*arrays, kind).astype(jnp.float32)).sum()
+        out = attention.attend(*arrays, kind, seen)[:, :seen]
+        return jnp.sin(out.astype(jnp.float32)).sum()
 
     return jax.tree.leaves(jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(*arrays))
 
@@ -70,6 +71,18 @@ def test_the_tpu_kernel_interpreted_agrees(tokens, dtype, tolerance):
     with pltpu.force_tpu_interpret_mode():
         got = outcome("flash", arrays)
     same_outcome(got, want, tolerance)
+
+
+@pytest.mark.parametrize("kind", ["xla", pytest.param("flash", marks=pytest.mark.slow)])
+def test_padding_takes_part_in_nothing(kind):
+    """Nor gets a gradient, whatever stands in it."""
+    pltpu = pytest.importorskip("jax.experimental.pallas.tpu")
+    arrays = arrays_of(130, jnp.float32)
+    with pltpu.force_tpu_interpret_mode():
+        got = outcome(kind, arrays, 129)
+    want = outcome("xla", [x[:, :129] for x in arrays])
+    same_outcome([x[:, :129] if x.ndim else x for x in got], want, 3e-6)
+    assert all(np.all(x[:, 129:] == 0) for x in got[2:])  # of keys and values
 
 
 @pytest.mark.parametrize("tokens", [64, 65])

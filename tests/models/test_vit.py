@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssl_jax.models import attention as attention_lib
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import position, vit
 from tests.models import reference
@@ -181,6 +182,17 @@ def test_scan_and_remat_change_no_gradient():
             np.testing.assert_allclose(
                 a, b, atol=2e-6 * max(1, np.abs(b).max()), err_msg=str(changes)
             )
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_tokens_added_for_a_kernel_change_nothing(scan, monkeypatch):
+    """cuDNN's needs an even number: it stands once around all blocks."""
+    images, params = pictures(3), randomised(vit.vit(TINY))
+    model = vit.vit(config(drop_path=0.5, scan=scan))
+    keys = jax.random.split(jax.random.key(3), 3)
+    want = all_tokens(run(model, params, images, keys=keys))
+    monkeypatch.setattr(attention_lib, "padding", lambda *_: 3)
+    np.testing.assert_allclose(all_tokens(run(model, params, images, keys=keys)), want, atol=2e-6)
 
 
 def test_scan_covers_all_blocks_and_every_cut():

@@ -64,10 +64,10 @@ class _MaskTransformer(nnx.Module):
             attention_kind="xla",
         )
         self.blocks = layers.stacked(block, keys[2], depth)
-        self.norm = layers.layer_norm(channels, _EPS)
+        self.norm = layers.LayerNorm(channels, _EPS)
         self.patch_projection = nnx.Param(layers.normal(keys[3], (channels, channels), std))
         self.class_projection = nnx.Param(layers.normal(keys[4], (channels, channels), std))
-        self.class_norm = layers.layer_norm(classes, _EPS)
+        self.class_norm = layers.LayerNorm(classes, _EPS)
         self.dropout = dropout
 
     def __call__(self, maps: Sequence[jax.Array], *, train=False, keys=None) -> parts.Logits:
