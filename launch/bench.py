@@ -114,7 +114,7 @@ def steps(options) -> int:
     from configs import compare
 
     if options.configs:
-        configs = {name: _with_photographs(name) for name in options.configs.split(",")}
+        configs = {name: with_photographs(name) for name in options.configs.split(",")}
     else:
         names = _chosen(options.only, compare.METHODS)
         configs = {name: compare.get_config(name) for name in names}
@@ -190,7 +190,7 @@ def _report(options, name: str, rows: list[dict], table: list) -> None:
         runs.fill(runs.ROOT / "docs" / "benchmarks.md", name, text + note)
 
 
-def _with_photographs(name: str):
+def with_photographs(name: str):
     """A config by name, on pictures that come with the package."""
     from ssl_jax import config as config_lib
 

@@ -75,35 +75,49 @@ def peak_flops() -> float:
     return 2 * size**3 / statistics.median(seconds() for _ in range(10))
 
 
-def _compiled(name: str, config, **options) -> "_Step":
+def _compiled(name: str, config, **options) -> "Step":
     """The step of a config; says how long it took, as large ones take minutes."""
     start = time.perf_counter()
-    made = _Step(config, **options)
+    made = Step(config, **options)
+    made.fill()
     print(f"{name}: compiled in {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     return made
 
 
-class _Step:
-    """A compiled step with a state and a batch on the device."""
+class Step:
+    """A compiled step; `fill` puts a state and a batch on the device.
+
+    own: False replaces the method's objective, see `networks_only`. images: of a step. flops: of
+    the products that the model needs in it. temporary, arguments, bytes: of one device, as XLA
+    says.
+    """
 
     def __init__(self, config, *, own: bool = True):
-        run = api.prepare(config)
+        self._run = run = api.prepare(config)
         method = run.method if own else networks_only(run.method)
         shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
         train_step = step.make_step(method, run.optimizer, run.config)
         batches = loop.open_loader(run)
-        self._batch = sharding.put_batch(next(batches), run.mesh)
+        self._batch = next(batches)
         batches.close()
-        self._state = loop.fresh_state(run)
-        lowered = step.compile_step(train_step, run.mesh, shardings).lower(self._state, self._batch)
-        self._call = lowered.compile()
+        place = sharding.batch_sharding(run.mesh)
+        batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), self._batch
+        )
+        compiling = step.compile_step(train_step, run.mesh, shardings)
+        self._call = compiling.lower(run.abstract, batch).compile()
         used = self._call.memory_analysis()
-        self.bytes = used.argument_size_in_bytes + used.temp_size_in_bytes
+        self.arguments, self.temporary = used.argument_size_in_bytes, used.temp_size_in_bytes
+        self.bytes = self.arguments + self.temporary
         self.images, self.devices = run.config.optim.batch_size, run.mesh.size
         self.flops = step.flops_per_image(run.config, run.abstract) * self.images
 
-    def turn(self):
-        for _ in range(STEPS):
+    def fill(self):
+        self._batch = sharding.put_batch(self._batch, self._run.mesh)
+        self._state = loop.fresh_state(self._run)
+
+    def turn(self, steps: int = STEPS):
+        for _ in range(steps):
             self._state, metrics = self._call(self._state, self._batch)
             jax.block_until_ready(metrics)
 

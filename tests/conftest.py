@@ -9,7 +9,7 @@ from tests import compiling
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = os.environ.get("SSL_JAX_TEST_PLATFORM", "cpu")
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["NPROC"] = compiling.THREADS
 os.environ["XLA_FLAGS"] = compiling.flags(8, os.environ.get("XLA_FLAGS", ""))

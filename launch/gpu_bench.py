@@ -1,0 +1,285 @@
+"""Times full-size train steps on one GPU within a few minutes, DINO's beside PyTorch's.
+
+    python launch/gpu_bench.py --minutes 8                    ViT-S/16, then larger networks
+    python launch/gpu_bench.py --minutes 8 --only dino,torch-compiled,sop
+    python launch/gpu_bench.py --scale toy                    a rehearsal on a CPU, some minutes
+
+Needs the package with a GPU build of JAX in the active environment, and no data: the pictures come
+with the package. PyTorch is timed where it is installed.
+
+Jobs start in the order of their importance. As many as half the processors compile side by side,
+each in a process of its own; they take turns being timed, one at a time. Each result is written to
+OUT/gpu.jsonl at once, with card, commit and versions, and a job that has a record of this commit,
+card and scale is not run again: started again, the script goes on where the minutes ended. The
+table OUT/gpu.md has all records of the commit. Exit status 1 if a job failed.
+
+A record: ms (median of four rounds of eight steps), images_per_second, tflops (products that the
+model needs), temporary and arguments in GiB, seconds to compile, kernels a step (of a trace).
+"""
+
+import argparse
+import fcntl
+import glob
+import importlib.util
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+import records
+import runs
+
+ROUNDS, STEPS = 4, 8  # timed
+
+
+class Job(NamedTuple):
+    """What is timed. config: a preset, or "torch" or "tests" with what they are given in `options`.
+    batch: images of a step. changes: settings that differ from the preset's, so that one card holds
+    what the preset spreads over several."""
+
+    config: str
+    batch: int = 128
+    changes: str = ""
+    options: tuple[str, ...] = ()
+
+
+_VIT_S = "ibot:vits16 dinov2:vits16 massl:vits16 sove:vits16 flsl:vits16".split()
+JOBS = {
+    "dino": Job("dino:vits16"),
+    "torch-compiled": Job("torch", options=("compiled",)),
+    "torch-eager": Job("torch", options=("eager",)),
+    "sop": Job("sop:vits16"),
+    "dino-vitb16": Job("dino:vitb16", 64),
+    "sop-vitl16": Job("sop:vitl16", 32, "depth=12"),  # half of its blocks
+    "stellar-vitb16": Job("stellar:vitb16", 32),
+    "cribo": Job("cribo:vits16_in1k"),
+    "mae-vitb16": Job("mae:vitb16", 128),
+    **{name.partition(":")[0]: Job(name) for name in _VIT_S},
+    "test-cudnn": Job("tests", options=("tests/models/test_attention.py", "-k", "on_a_gpu")),
+    "test-float64": Job("tests", options=("tests/losses", "-k", "equals_the_reference")),
+}
+_TOY = dict(width=32, depth=2, heads=2)
+
+
+def main(arguments=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=8, help="nothing runs after them")
+    parser.add_argument("--only", default="", help=f"of {', '.join(JOBS)}; comma-separated")
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/gpu_bench"))
+    parser.add_argument("--scale", choices=("paper", "toy"), default="paper")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--limit", type=float, default=300, help="seconds a job may take")
+    parser.add_argument("--job", help=argparse.SUPPRESS)  # a process of this script's
+    options = parser.parse_args(arguments)
+    if options.job:
+        return _work(JOBS[options.job], toy=options.scale == "toy", turn=options.out / "turn")
+    names = options.only.split(",") if options.only else list(JOBS)
+    if unknown := [name for name in names if name not in JOBS]:
+        parser.error(f"no job {', '.join(unknown)}; there are {', '.join(JOBS)}")
+    if importlib.util.find_spec("torch") is None:
+        names = [name for name in names if JOBS[name].config != "torch"]
+        print("torch is not installed: no comparison with PyTorch", flush=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    made = runs.made()
+    of = f"{made['commit']} {' '.join(made['accelerators']) or made['processor']} {options.scale}"
+    kept = records.Records(options.out / "gpu.jsonl")
+    missing = [name for name in names if f"{of} {name}" not in kept]
+    failed = []
+    for name, row in _all(missing, options):
+        if "error" in row:
+            failed.append(name)
+            print(f"{name}: {row['error']}", flush=True)
+        else:
+            kept[f"{of} {name}"] = row | {"made": made}
+            print(f"{name}: {_line(row)}", flush=True)
+    done = {name: kept[f"{of} {name}"] for name in names if f"{of} {name}" in kept}
+    (options.out / "gpu.md").write_text(table(done, of), encoding="utf-8")
+    print(f"{len(done)} of {len(names)} jobs have a record; table in {options.out / 'gpu.md'}")
+    return 1 if failed else 0
+
+
+def _all(names, options):
+    """Runs jobs, `options.jobs` at a time; yields (name, its record or {"error": why}) as each
+    ends. What runs when the minutes are over is killed."""
+    end, waiting, running = time.time() + 60 * options.minutes, list(names), {}
+    while waiting or running:
+        while waiting and len(running) < options.jobs and time.time() < end:
+            name = waiting.pop(0)
+            command = [sys.executable, __file__, f"--job={name}", f"--scale={options.scale}"]
+            with open(options.out / f"{name}.log", "w") as log:
+                process = subprocess.Popen(
+                    [*command, f"--out={options.out}"], stdout=subprocess.PIPE, stderr=log
+                )
+            running[name] = process, min(end, time.time() + options.limit)
+        for name, (process, limit) in list(running.items()):
+            if process.poll() is None and time.time() < limit:
+                continue
+            ended = process.poll() is not None
+            process.kill()
+            text = process.communicate()[0].decode()
+            del running[name]
+            if ended and process.returncode == 0:
+                yield name, json.loads(text.splitlines()[-1])
+            else:
+                why = f"status {process.returncode}" if ended else "no time left"
+                yield name, {"error": f"{why}; see {options.out / name}.log"}
+        if waiting and not running and time.time() >= end:
+            yield from ((name, {"error": "not started: no time left"}) for name in waiting)
+            return
+        time.sleep(0.2)
+
+
+def _work(job: Job, *, toy: bool, turn: pathlib.Path) -> int:
+    """Prints the record of a job as JSON. It compiles at once and is timed when it has `turn`, a
+    file that one process locks at a time."""
+    # Several programs share the card: none may take all of its memory.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    begin = time.time()
+    measure = {"torch": _torch, "tests": _tests}.get(job.config, _preset)
+    with open(turn, "w") as lock:
+        row = measure(job, toy, lambda: fcntl.flock(lock, fcntl.LOCK_EX))
+    if "error" in row:
+        print(row["error"], file=sys.stderr)
+        return 1
+    print(json.dumps(row | {"config": job.config, "seconds": time.time() - begin}))
+    return 0
+
+
+def _preset(job, toy, take_turn):
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    import bench
+    import bench_steps
+    import jax
+
+    config = bench.with_photographs(job.config)
+    config.evals.tasks, config.optim.batch_size = (), 2 if toy else job.batch
+    changes = dict(pair.split("=") for pair in job.changes.split(",") if pair)
+    config.model.update({key: int(value) for key, value in changes.items()})
+    if toy:
+        config.model.size = "custom"
+        config.model.update(_TOY)
+    began = time.time()
+    step = bench_steps.Step(config)
+    compiling = time.time() - began
+    take_turn()
+    step.fill()
+    step.turn(3)
+    each = statistics.median(_seconds(lambda: step.turn(STEPS)) / STEPS for _ in range(ROUNDS))
+    return dict(
+        batch=step.images,
+        changes=job.changes,
+        ms=1000 * each,
+        images_per_second=step.images / each,
+        tflops=step.flops / each / 1e12,
+        temporary=step.temporary / 2**30,
+        arguments=step.arguments / 2**30,
+        compile_seconds=compiling,
+        kernels=_kernels(step),
+        jax=jax.__version__,
+    )
+
+
+def _seconds(call) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _kernels(step) -> float | None:
+    """Kernels that a GPU runs in a step, of a trace; None on a CPU."""
+    import jax
+
+    steps = 2
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            step.turn(steps)
+        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        planes = jax.profiler.ProfileData.from_file(path).planes
+        lines = [line for plane in planes if "GPU" in plane.name for line in plane.lines]
+        return (
+            sum(len(list(line.events)) for line in lines if "Stream" in line.name) / steps or None
+        )
+
+
+def _torch(job, toy, take_turn):
+    import bench_torch
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    batch, compiled = 2 if toy else job.batch, job.options == ("compiled",)
+    began = time.time()
+    step = bench_torch.make_step(batch, device, compiled=compiled, small=toy)
+    step()  # compiles; a card has room for two
+    compiling = time.time() - began
+    take_turn()
+    for _ in range(3):
+        step()
+    rounds = [_seconds(lambda: [step() for _ in range(STEPS)]) / STEPS for _ in range(ROUNDS)]
+    each = statistics.median(rounds)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
+    return dict(
+        batch=batch,
+        ms=1000 * each,
+        images_per_second=batch / each,
+        temporary=peak,
+        compile_seconds=compiling,
+        torch=torch.__version__,
+    )
+
+
+def _tests(job, toy, take_turn):
+    take_turn()
+    environment = os.environ | {"SSL_JAX_TEST_PLATFORM": "cpu" if toy else "cuda"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *job.options]
+    root = pathlib.Path(__file__).resolve().parent.parent
+    ran = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    if ran.returncode:
+        return {"error": ran.stdout[-4000:] + ran.stderr[-2000:]}
+    return dict(tests=ran.stdout.strip().splitlines()[-1])
+
+
+def _line(row: dict) -> str:
+    if "tests" in row:
+        return row["tests"]
+    memory = "" if row["temporary"] is None else f", {row['temporary']:.1f} GiB of results"
+    return (
+        f"{row['ms']:.1f} ms, {row['images_per_second']:.0f} images/s{memory}, compiled in"
+        f" {row['compile_seconds']:.0f} s"
+    )
+
+
+def table(done: dict[str, dict], of: str) -> str:
+    """Records as a table in Markdown; of: commit, card and scale."""
+    peer = done.get("torch-compiled", {}).get("ms")
+    lines = [f"{of}", "", f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    for name, row in done.items():
+        if "tests" in row:
+            continue
+        label = f"{name}, {row['changes']}" if row.get("changes") else name
+        ratio = f"{row['ms'] / peer:.2f}" if peer and name.startswith(("dino", "torch")) else ""
+        cells = (
+            *(label, str(row["batch"]), f"{row['ms']:.1f}", f"{row['images_per_second']:.0f}"),
+            ratio,
+            *(_cell(row.get(key), form) for key, form in _REST),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    tests = [f"{name}: {row['tests']}" for name, row in done.items() if "tests" in row]
+    return "\n".join([*lines, "", *tests]) + "\n"
+
+
+_COLUMNS = ("step", "images", "ms", "images/s", "x PyTorch compiled")
+_COLUMNS += ("kernels", "temporary GiB", "TFLOP/s")
+_REST = (("kernels", ".0f"), ("temporary", ".1f"), ("tflops", ".0f"))
+
+
+def _cell(value, form):
+    return "" if value is None else f"{value:{form}}"
+
+
+if __name__ == "__main__":
+    runs.start(main)

@@ -1,0 +1,37 @@
+"""launch/gpu_bench.py: what it keeps, and a rehearsal on a CPU."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.scripts import load
+
+ROW = dict(batch=8, ms=2.0, images_per_second=4000.0, temporary=1.0, compile_seconds=3.0)
+
+
+def test_a_result_is_kept_and_measured_once(tmp_path, monkeypatch):
+    """One that failed is measured again."""
+    script, asked = load("gpu_bench"), []
+
+    def work(names, options):
+        asked.append(names)
+        yield from ((name, {"error": "no"} if name == "sop" else ROW) for name in names)
+
+    monkeypatch.setattr(script, "_all", work)
+    command = ["--only=dino,sop,dino-vitb16", f"--out={tmp_path}", "--scale=toy"]
+    assert [script.main(command), script.main(command)] == [1, 1]
+    assert asked == [["dino", "sop", "dino-vitb16"], ["sop"]]
+    rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert [row["ms"] for row in rows] == [2.0, 2.0] and "| dino | 8 | 2.0 | 4000 |" in (
+        tmp_path / "gpu.md"
+    ).read_text()
+
+
+@pytest.mark.nightly
+def test_rehearsal(tmp_path, root):
+    command = [sys.executable, root / "launch/gpu_bench.py", "--scale=toy", f"--out={tmp_path}"]
+    subprocess.run([*command, "--only=dino,test-cudnn"], check=True, timeout=600)
+    rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and rows[0]["ms"] > 0
