@@ -2,11 +2,15 @@
 
 import pathlib
 import re
+import tomllib
 
 from setuptools import find_packages, setup
 
 ROOT = pathlib.Path(__file__).resolve().parent
 README = ROOT / "README.md"
+
+
+REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ssl-jax"]["repository"]
 
 
 def version() -> str:
@@ -59,6 +63,7 @@ setup(
         "Self-supervised learning for vision in JAX: clustering and prototype methods that resume"
         " bit-exactly"
     ),
+    url=REPOSITORY or None,
     keywords=["jax", "self-supervised learning", "vision", "representation learning", "clustering"],
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
@@ -70,6 +75,7 @@ setup(
         "ssl_jax": ["py.typed"],
         "ssl_jax.evals": ["*.html"],
         "ssl_jax.papers": ["*.json", "*.toml"],
+        "ssl_jax.train": ["*.toml"],
         "ssl_jax.zoo": ["*.safetensors"],
     },
     zip_safe=False,
@@ -83,7 +89,8 @@ setup(
     ],
     extras_require={
         "train": TRAIN,
-        "gpu": [f"jax[cuda12]{JAX_VERSIONS}"],  # with the others: ssl-jax[train,gpu]
+        # With the others: ssl-jax[train,gpu]. `plan --topology` needs these and no GPU or TPU.
+        "gpu": [f"jax[cuda12]{JAX_VERSIONS}"],
         "tpu": [f"jax[tpu]{JAX_VERSIONS}"],
         "eval": [*TRAIN, *EVAL],
         # reads .pth files; .safetensors and .npz need nothing

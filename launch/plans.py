@@ -42,7 +42,7 @@ _HEADING = (
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--topology", action="append", default=[], help="TPU slice; repeat")
+    parser.add_argument("--topology", action="append", default=[], help="h100:8, v5e:16x16; repeat")
     parser.add_argument("--devices", type=int, help="a number of devices instead")
     parser.add_argument("--device", default="H100", help="and their kind")
     parser.add_argument("--only", default="", help="configs, comma-separated")

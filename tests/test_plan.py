@@ -2,18 +2,20 @@
 launch/plans.py, the table of the papers' presets.
 """
 
+import importlib.util
 import json
 import subprocess
 import sys
 
 import jax
 import pytest
+from jax.experimental import topologies
 from ml_collections import ConfigDict
 
 from ssl_jax import methods, settings
 from ssl_jax.cli import plan
-from ssl_jax.config import InputError
-from ssl_jax.train import estimate, loop, program, sharding, step
+from ssl_jax.config import InputError, MissingFile
+from ssl_jax.train import estimate, program, setup, sharding, step
 from tests import tiny
 from tests.conftest import ROOT
 
@@ -33,7 +35,7 @@ def result(config):
 
 def test_the_figures_are_those_of_the_step(config, result):
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
-    _, state = loop.on_mesh(methods.make(config), config, mesh)
+    _, state = setup.on_mesh(methods.make(config), config, mesh)
     useful = step.flops_per_image(config, state) * config.optim.batch_size / 8
     assert useful <= sum(result["flops"].values()) <= 1.3 * useful  # views are made as well
     params = sum(4 * x.size for x in jax.tree.leaves(state.params))
@@ -43,15 +45,18 @@ def test_the_figures_are_those_of_the_step(config, result):
     assert params <= result["sent"]["all-reduce"] < 1.1 * params
     assert result["steps"] == config.run.total_steps
     assert result["device_hours"] == pytest.approx(8 * result["hours"])
+    assert result["mfu"] == pytest.approx(useful / max(result["seconds"].values()) / 197e12)
     assert json.loads(json.dumps(result)).keys() == result.keys()
 
 
 @pytest.mark.slow
-def test_memory_grows_with_the_batch(config, result):
+def test_memory_and_products_grow_with_the_batch(config, result):
     other = ConfigDict(config.to_dict())
     other.optim.batch_size *= 4
-    memory = plan.report(other, jax.devices(), "v5e")["memory"]
-    assert memory["temporary"] > 2 * result["memory"]["temporary"] > 0
+    found = plan.report(other, jax.devices(), "v5e")
+    assert found["memory"]["temporary"] > 2 * result["memory"]["temporary"] > 0
+    before, now = (x["mfu"] * max(x["seconds"].values()) for x in (result, found))
+    assert now == pytest.approx(4 * before, rel=0.01)
 
 
 def test_the_report_for_people_says_what_would_fit(result):
@@ -61,6 +66,20 @@ def test_the_report_for_people_says_what_would_fit(result):
     assert 'model.remat="dots"' in plan.text(result | {"remat": "block"})
     full = {"remat": "block", "memory_of_device": 1.5 * sum(result["memory"].values())}
     assert 'model.remat="dots"' not in plan.text(result | full)
+
+
+def test_kernels_are_added_up_by_kind_and_by_line(result):
+    kernels = [
+        ("copy", "a.py:1", 3, 4e9),
+        ("product", "a.py:1", 2, 5e9),
+        ("copy", "b.py:2", 1, 7e9),
+    ]
+    step = program.Program({}, {}, [], kernels=tuple(program.Kernels(*row) for row in kernels))
+    kinds, lines = plan.totals("kind", step), plan.totals("where", step)
+    assert kinds == {"copy": {"times": 4, "bytes": 11e9}, "product": {"times": 2, "bytes": 5e9}}
+    assert lines["a.py:1"] == {"times": 5, "bytes": 9e9} and list(lines)[0] == "a.py:1"
+    found = {"kernels": kinds, "kernels_where": lines, "traffic": step.traffic()}
+    assert "16.0 GB" in plan.text(result | found) and "GB" not in plan.text(result)
 
 
 def test_seconds_by_hand():
@@ -73,6 +92,10 @@ def test_seconds_by_hand():
     assert found["compute"] == pytest.approx(0.03)
     assert found["memory"] == pytest.approx(2e6 / 1e8)
     assert found["communication"] == pytest.approx((1.5 * 2e6 + 3 * 7 / 8 * 2e6) / 1e9)
+    kernels = (program.Kernels("copy", "", 3, 4e6), program.Kernels("product", "", 1, 5e6))
+    machine, step = machine._replace(reached=0.5), step._replace(kernels=kernels)
+    found = estimate.seconds(step, machine, 8, held=1e6)
+    assert found["memory"] == pytest.approx(9e6 / 1e8 / 0.5)
 
 
 def test_steps_that_cannot_be_planned(config, monkeypatch):
@@ -84,10 +107,6 @@ def test_steps_that_cannot_be_planned(config, monkeypatch):
             " temporaries (322.86G) exceeds available HBM (15.75G)."
         )
 
-    single = ConfigDict(config.to_dict())
-    single.mesh.data = 1
-    with pytest.raises(InputError, match=r"mesh\.data"):
-        plan.report(single, jax.devices(), "v5e")
     monkeypatch.setattr(program, "compile", refused)
     with pytest.raises(estimate.TooLarge, match=r"322\.86G.*model\.remat"):
         plan.report(config, jax.devices(), "v5e")
@@ -102,11 +121,24 @@ def test_steps_that_cannot_be_planned(config, monkeypatch):
         (["--devices=0"], "--devices"),
         (["--devices=8", "--device=H1000"], "H1000"),
         (["--topology=v9:2x2"], "v9"),
+        (["--topology=h100"], "h100"),
+        (["--topology=H100:12"], "H100:12"),
     ],
 )
 def test_refusals(arguments, named):
     with pytest.raises(InputError, match=named):
         plan.run(["plan", "--config=quickstart", *arguments])
+
+
+@pytest.mark.parametrize("name, extra", [("a100:8", "gpu"), ("v5e:2x2", "tpu")])
+def test_a_compiler_that_is_not_installed_has_an_extra(name, extra, monkeypatch):
+    def without(**_):
+        raise NotImplementedError("topology not implemented for cuda")
+
+    monkeypatch.setattr(topologies, "get_topology_desc", without)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingFile, match=rf"\[{extra}\]"):
+        estimate.topology(name)
 
 
 @pytest.mark.slow

@@ -8,31 +8,35 @@ from ml_collections import ConfigDict
 
 from ssl_jax import methods, settings
 from ssl_jax.cli import arguments
-from ssl_jax.config import InputError, MissingFile, unknown
+from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.train import estimate, sharding
+from ssl_jax.train.program import Program
 
-HELP = """ssl-jax plan --config=NAME[:VARIANT] --topology=SLICE [--config.KEY=VALUE ...]
+HELP = """ssl-jax plan --config=NAME[:VARIANT] --topology=DEVICES [--config.KEY=VALUE ...]
 ssl-jax plan --config=NAME[:VARIANT] --devices=N [--device=H100] [--config.KEY=VALUE ...]
 
 Compiles the step of a config for devices that need not be here, and prints what it takes on each:
-memory, FLOPs, what is sent between devices and by which line, the time that published peaks allow,
-and device-hours of the run. Nothing is trained and no data are read.
+memory, FLOPs, kernels and the bytes that they move, what is sent between devices and by which line,
+the time that published peaks allow, and device-hours of the run. Nothing is trained and no data are
+read.
 
   --config=NAME[:VARIANT]   a config of the package or a file
   --row=PAPER/ROW           or a row of a paper's table
   --config.KEY=VALUE        override a setting: mesh.fsdp, optim.batch_size, model.remat, ...
-  --topology=SLICE          a TPU slice such as v5e:16x16, v5p:8x8x4 or v6e:16x16, compiled by
-                            libtpu (about 600 MB; the command says how to get it)
+  --topology=DEVICES        GPUs such as h100:8, h200:1 or a100:64, compiled by XLA for GPUs (some
+                            3 GB), or a TPU slice such as v5e:16x16, v5p:8x8x4 or v6e:16x16,
+                            compiled by libtpu (about 600 MB); the command says how to get them
   --devices=N               or N devices, partitioned by the compiler for CPUs: FLOPs and
                             communication hold for any device, temporary memory for a CPU
   --device=NAME             whose peaks are used: {machines};
-                            as a rule that of the slice, or H100
+                            as a rule those of --topology, or H100
   --images=N                number of training images, where the data are not on this machine
   --largest-batch           estimate the largest batch that fits (compiles a second time)
   --json                    print one JSON object instead of text
 
 Examples:
+  ssl-jax plan --config=sop:vits16 --topology=h100:8 --images=1281167
   ssl-jax plan --config=sop:vitl16 --topology=v5e:16x16 --images=1281167
   ssl-jax plan --config=cribo:vitb16 --devices=8 --device=H100 --config.mesh.fsdp=8
 
@@ -41,6 +45,7 @@ Exit codes: 0 done; 2 bad input; 1 unexpected error.
 
 _MIB, _GIB = 2**20, 2**30
 _LINES = 8  # of what is sent, and of FLOPs
+_MOST = 10  # lines whose kernels move most
 _LOADED = 121.0  # images/s whose views one core prepares: dino:vits16, docs/benchmarks.md
 
 
@@ -70,17 +75,15 @@ def _positive(value: str, flag: str) -> int:
 def _devices(topology: str, devices: str, device: str) -> tuple[list[jax.Device], str]:
     """The devices to compile for, and the machine whose peaks count."""
     if bool(topology) == bool(devices):
-        raise InputError("give one of --topology=SLICE, such as v5e:16x16, and --devices=N")
-    if device and device not in estimate.MACHINES:
-        raise InputError(unknown("device", device, estimate.MACHINES))
+        raise InputError(
+            "give either --topology=DEVICES, such as h100:8 or v5e:16x16, or --devices=N"
+        )
+    name = estimate.named(device or topology.partition(":")[0] or "H100")
     jax.config.update("jax_platforms", "cpu")
     if topology:
-        return estimate.topology(topology), device or topology.partition(":")[0]
-    number = _positive(devices, "devices")
-    if number == 1:
-        raise InputError("--devices is 1, but a step for one device is not cut; use 2 or more")
-    jax.config.update("jax_num_cpu_devices", number)
-    return jax.devices(), device or "H100"
+        return estimate.topology(topology), name
+    jax.config.update("jax_num_cpu_devices", _positive(devices, "devices"))
+    return jax.devices(), name
 
 
 def _resolved(config: ConfigDict, num_devices: int, images: str) -> ConfigDict:
@@ -96,18 +99,13 @@ def _resolved(config: ConfigDict, num_devices: int, images: str) -> ConfigDict:
         try:
             records = len(source.make_source(config.data))
         except InputError as error:
-            raise InputError(f"{error}. Or say how many images there are: --images=N") from error
+            raise InputError(f"{error}; or give the number of images: --images=N") from error
     return settings.resolve(config, num_records=records, num_devices=num_devices)
 
 
 def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
     """What the command prints, as numbers."""
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp, devices=devices)
-    if mesh.size == 1:
-        raise InputError(
-            "mesh.data x mesh.fsdp is 1, but a step for one device is not cut; mesh.data=0 takes"
-            f" all {len(devices)} devices"
-        )
     machine = estimate.MACHINES[name]
     step = estimate.compile(config, mesh)
     seconds = estimate.seconds(
@@ -119,6 +117,7 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
     )
     slowest = max(seconds.values())
     batch, steps = config.optim.batch_size, config.run.total_steps
+    kinds, lines = totals("kind", step.program), totals("where", step.program)
     return {
         "method": config.method,
         "device": name,
@@ -127,6 +126,7 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
         "remat": config.model.remat,
         "memory": step.memory,
         "memory_of_device": machine.memory,
+        "reached": machine.reached,
         "flops": step.program.flops,
         "flops_where": [
             {"where": where, "operands": kind, "flops": number}
@@ -137,16 +137,30 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
             for kind in sorted({c.kind for c in step.program.collectives})
         },
         "sent_where": [c._asdict() for c in step.program.collectives[:_LINES]],
+        "kernels": kinds,
+        "kernels_where": dict(list(lines.items())[:_MOST]),
+        "traffic": step.program.traffic(),
         "moved": step.program.moved,
         "seconds_moved": step.program.moved / machine.memory_rate,
         "seconds": seconds,
         "bound": max(seconds, key=seconds.__getitem__),
+        "mfu": step.useful / slowest / max(machine.flops.values()),
         "images_per_second": batch / slowest,
         "cores": batch / slowest / _LOADED,
         "steps": steps,
         "hours": steps * slowest / 3600,
         "device_hours": steps * slowest / 3600 * mesh.size,
     }
+
+
+def totals(field: str, program: Program) -> dict[str, dict]:
+    """{its value: how many kernels have it, and their bytes}, the most bytes first."""
+    total: dict[str, dict] = {}
+    for kernels in program.kernels:
+        row = total.setdefault(getattr(kernels, field), {"times": 0, "bytes": 0.0})
+        row["times"] += kernels.times
+        row["bytes"] += kernels.bytes
+    return dict(sorted(total.items(), key=lambda item: -item[1]["bytes"]))
 
 
 def _largest(numbers: dict) -> list[tuple]:
@@ -183,14 +197,15 @@ def text(result: dict) -> str:
     needed, there = _total(memory), result["memory_of_device"]
     lines = [
         f"{result['method']} on {devices} x {result['device']} (data {mesh['data']}, fsdp"
-        f" {mesh['fsdp']}), batch {result['batch']}: {result['batch'] / devices:g} images each",
+        f" {mesh['fsdp']}), batch {result['batch']}: {result['batch'] / devices:g} images per"
+        " device",
         "",
-        "memory of one device",
+        "memory per device",
         *(f"  {name:<14} {number / _MIB:>10,.0f} MiB" for name, number in memory.items()),
-        f"  {'all':<14} {needed / _MIB:>10,.0f} MiB of {there / _GIB:.4g} GiB: "
+        f"  {'total':<14} {needed / _MIB:>10,.0f} MiB of {there / _GIB:.4g} GiB: "
         + ("fits" if needed < there else "DOES NOT FIT"),
         "",
-        "products of one device and step",
+        "matrix products per device and step",
         *(
             f"  {kind:<14} {number / 1e12:>10,.3f} TFLOP"
             for kind, number in result["flops"].items()
@@ -200,7 +215,8 @@ def text(result: dict) -> str:
             for row in result["flops_where"]
         ),
         "",
-        "sent in one step (bytes of the results)",
+        *_kernels(result),
+        "communication per step (size of the results)",
         *(f"  {kind:<18} {number / _MIB:>10,.1f} MiB" for kind, number in result["sent"].items()),
         *(
             f"    {row['bytes'] * row['times'] / _MIB:>8,.1f} MiB x{row['times']:<4}"
@@ -208,20 +224,44 @@ def text(result: dict) -> str:
             for row in result["sent_where"]
         ),
         "",
-        "at least, by the published peaks",
-        *(f"  {name:<14} {1000 * t:>10,.2f} ms a step" for name, t in result["seconds"].items()),
-        f"  bound by {result['bound']}: at most {result['images_per_second']:,.0f} images/s,"
+        f"time per step, at the published peaks ({result['reached']:.0%} of the memory's)",
+        *(f"  {name:<14} {1000 * t:>10,.2f} ms" for name, t in result["seconds"].items()),
+        f"  bound by {result['bound']}: at most {result['images_per_second']:,.0f} images/s"
+        f" ({result['images_per_second'] / devices:,.0f} per device), MFU {result['mfu']:.1%};"
         f" {result['steps']:,} steps in {result['hours']:,.2f} h,"
         f" {result['device_hours']:,.1f} device-hours",
-        f"  the loader: a core prepares about {_LOADED:.0f} images/s (dino:vits16), so that"
-        f" {math.ceil(result['cores']):,} cores (data.workers of all machines) keep up",
-        f"  products read and write {result['moved'] / _GIB:,.1f} GiB a step:"
-        f" {1000 * result['seconds_moved']:,.2f} ms if none of it stays on the chip",
+        f"  data loading: {math.ceil(result['cores']):,} cores (data.workers of all machines) keep"
+        f" up; one core prepares about {_LOADED:.0f} images/s (dino:vits16)",
         *suggestions(result),
     ]
     if "largest_batch" in result:
         lines.append(f"  largest batch that fits: about {result['largest_batch']:,}")
     return "\n".join(lines)
+
+
+def _kernels(result: dict) -> list[str]:
+    """Lines on the kernels; where there are none, on what products alone move."""
+    kinds = result["kernels"]
+    if not kinds:
+        return [
+            f"matrix products read and write {result['moved'] / _GIB:,.1f} GiB per step:"
+            f" {1000 * result['seconds_moved']:,.2f} ms if nothing stays on the chip",
+            "",
+        ]
+    count = sum(row["times"] for row in kinds.values())
+    attention = next((k for k in kinds if k.startswith("attention")), "attention not fused")
+    return [
+        f"kernels per device and step: {count:,}, which read and write"
+        f" {result['traffic'] / 1e9:,.1f} GB; {attention}",
+        *(f"  {kind:<18} {_moved(row)}" for kind, row in kinds.items()),
+        "lines of source whose kernels move most",
+        *(f"  {_moved(row)}  {line or 'none'}" for line, row in result["kernels_where"].items()),
+        "",
+    ]
+
+
+def _moved(row: dict) -> str:
+    return f"{row['bytes'] / 1e9:>10,.3f} GB x{row['times']:<6,}"
 
 
 def suggestions(result: dict) -> list[str]:
@@ -235,10 +275,10 @@ def suggestions(result: dict) -> list[str]:
             "carry": "more devices, or a smaller memory of the method",
             "batch": "a smaller optim.batch_size",
         }.get(held, "a larger mesh.fsdp")
-        lines.append(f"  to make it fit: {remedy} (most is {held})")
+        lines.append(f"  to make it fit: {remedy} (largest: {held})")
     elif result["remat"] != "none" and 2 * _total(memory) < result["memory_of_device"]:
         less = "none" if result["remat"] == "dots" else "dots"
-        lines.append(f'  memory is left to compute less twice: model.remat="{less}"')
+        lines.append(f'  to recompute less, as memory allows: model.remat="{less}"')
     if result["bound"] == "communication":
-        lines.append("  to wait less: a larger optim.batch_size, or a smaller mesh.fsdp")
+        lines.append("  to communicate less: a larger optim.batch_size or a smaller mesh.fsdp")
     return lines

@@ -1,6 +1,6 @@
 """What a step would take on devices that need not be here: memory, FLOPs, what is sent, time.
 
-    mesh = sharding.make_mesh(devices=estimate.topology("v5e:16x16"))
+    mesh = sharding.make_mesh(devices=estimate.topology("v5e:16x16"))  # or "h100:8"
     step = estimate.compile(config, mesh)         # the actual step, compiled; nothing runs
     estimate.seconds(step.program, estimate.MACHINES["v5e"], mesh.size)
 
@@ -10,56 +10,47 @@ Times are lower bounds from published peaks, each as if nothing else took any.
 import importlib.util
 import math
 import os
+import tomllib
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from ssl_jax import methods
+from ssl_jax import extras, methods
 from ssl_jax.config import InputError, MissingFile, unknown
-from ssl_jax.train import loop, program, sharding, step
+from ssl_jax.train import program, setup, sharding, step
 from ssl_jax.views import recipe
 
 FIELDS = ("params", "teacher", "opt_state", "carry", "constants")
 
 
 class Machine(NamedTuple):
-    """A device as its maker describes it.
+    """A device as its maker describes it; devices.toml says more.
 
     flops: {operands of products: FLOP a second}, dense. memory: bytes. memory_rate: bytes a second
     from and to it. link_rate: bytes a second to other devices of the slice or host, in one
-    direction.
+    direction. reached: the share of memory_rate that a copy gets. target: of a GPU, for XLA.
     """
 
     flops: dict[str, float]
     memory: float
     memory_rate: float
     link_rate: float
+    reached: float = 1.0
+    target: str = ""
 
 
-def _tpu(bf16: float, memory: float, memory_rate: float, link_rate: float) -> Machine:
-    # A float32 product is one pass in bfloat16 unless told otherwise, and six if exact.
-    flops = {"bf16": bf16, "f32": bf16, "f32 x3": bf16 / 3, "f32 exact": bf16 / 6}
-    return Machine(flops, memory * 2**30, memory_rate * 1e9, link_rate * 1e9)
+def _machine(bf16: float, tf32: float = 0.0, f32: float = 0.0, **others: Any) -> Machine:
+    # A TPU's float32 product is one pass in bfloat16 unless told otherwise, and six if exact.
+    flops = {"bf16": bf16, "f16": bf16, "f32": tf32 or bf16, "f32 x3": bf16 / 3}
+    return Machine(flops | {"f32 exact": f32 or bf16 / 6}, **others)
 
 
-def _gpu(bf16, tf32, f32, memory: float, memory_rate: float, link_rate: float) -> Machine:
-    flops = {"bf16": bf16, "f16": bf16, "f32": tf32, "f32 x3": bf16 / 3, "f32 exact": f32}
-    return Machine(flops, memory * 1e9, memory_rate * 1e9, link_rate * 1e9)
-
-
-# Google Cloud's pages on each TPU; NVIDIA's data sheets of A100 80 GB, H100 and H200 SXM. Of the 16
-# GiB of a v5e its compiler leaves a program 15.75.
-MACHINES = {
-    "v4": _tpu(275e12, 32, 1228, 150),
-    "v5e": _tpu(197e12, 15.75, 819, 100),
-    "v5p": _tpu(459e12, 95, 2765, 300),
-    "v6e": _tpu(918e12, 32, 1640, 224),
-    "A100": _gpu(312e12, 156e12, 19.5e12, 80, 2039, 300),
-    "H100": _gpu(989e12, 494e12, 67e12, 80, 3350, 450),
-    "H200": _gpu(989e12, 494e12, 67e12, 141, 4800, 450),
-}
+_FILE = Path(__file__).with_name("devices.toml")
+MACHINES = {name: _machine(**row) for name, row in tomllib.loads(_FILE.read_text("utf-8")).items()}
+_HOST = 8  # GPUs of one
 
 
 class TooLarge(InputError):
@@ -70,25 +61,50 @@ class Step(NamedTuple):
     """A compiled step.
 
     memory: {"params", "teacher", "opt_state", "carry", "constants", "batch", "temporary": bytes on
-    one device}. program: of one device.
+    one device}. program: of one device, with kernels unless it is simulated. useful: FLOPs that the
+    model needs, on one device (`step.flops_per_image`).
     """
 
     memory: dict[str, float]
     program: program.Program
+    useful: float
+
+
+def named(name: str) -> str:
+    """The key of a device in MACHINES, whose letters may be small. Raises InputError."""
+    names = {key.lower(): key for key in MACHINES}
+    if name.lower() not in names:
+        raise InputError(unknown("device", name, list(MACHINES)))
+    return names[name.lower()]
 
 
 def topology(name: str) -> list[jax.Device]:
-    """The devices of a TPU slice such as "v5e:16x16" (chips), without one. Raises InputError
-    without libtpu, or for a slice that it does not know."""
+    """The devices of a TPU slice such as "v5e:16x16" (chips), or a number of GPUs, "h100:8",
+    without any. Raises InputError without their compiler, or for a slice that it does not know."""
     from jax.experimental import topologies
 
-    kind = name.partition(":")[0]
-    if kind not in MACHINES:
-        raise InputError(unknown("TPU", kind, [m for m in MACHINES if m.startswith("v")]))
+    kind, _, size = name.partition(":")
+    kind = named(kind)
+    if target := MACHINES[kind].target:
+        count = int(size) if size.isdecimal() else 0
+        hosts = max(1, count // _HOST)
+        if not count or count % min(count, _HOST):
+            raise InputError(
+                f"--topology={name}: give the number of GPUs, up to {_HOST} or a multiple of it,"
+                f" such as {kind.lower()}:{_HOST}"
+            )
+        slices = dict(topology=f"1x{hosts}x{count // hosts}", target_config=target)
+        try:
+            return list(topologies.get_topology_desc(platform="cuda", **slices).devices)
+        except NotImplementedError as error:
+            raise MissingFile(
+                f"--topology={name} needs JAX's compiler for GPUs (some 3 GB, no GPU and no"
+                f" driver): {extras.install('gpu')}; or use --devices=N"
+            ) from error
     if importlib.util.find_spec("libtpu") is None:
         raise MissingFile(
-            "a TPU slice needs Google's compiler: pip install 'libtpu==0.0.42.*' (about 600 MB); or"
-            " use --devices=N"
+            f"--topology={name} needs Google's compiler for TPUs (about 600 MB):"
+            f" {extras.install('tpu')}; or use --devices=N"
         )
     # One host of the machine that libtpu takes this one for; it asks the network otherwise.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
@@ -100,7 +116,8 @@ def topology(name: str) -> list[jax.Device]:
     os.environ.setdefault("TPU_HOST_BOUNDS", "1,1,1")
     options = {"chip_config_name": "megacore"} if kind == "v4" else {}
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        slice_ = f"{kind}:{size}"
+        found = topologies.get_topology_desc(platform="tpu", topology_name=slice_, **options)
     except Exception as error:
         raise InputError(f"no TPU slice {name}: {error}") from error
     return list(found.devices)
@@ -110,7 +127,7 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     """Compiles the step of a resolved config for a mesh, with these options of XLA. Raises TooLarge
     where the compiler of the devices says so."""
     method = methods.make(config)
-    optimizer, state = loop.on_mesh(method, config, mesh)
+    optimizer, state = setup.on_mesh(method, config, mesh)
     size = (config.data.size or 256,) * 2
     batch = recipe.abstract_batch(method.views, config.optim.batch_size, size, config.data.crop_on)
     cut = sharding.batch_sharding(mesh)
@@ -118,22 +135,37 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     places = jax.tree.map(lambda x: x.sharding, state)
     train_step = step.compile_step(step.make_step(method, optimizer, config), mesh, places)
     memory = {name: _held(getattr(state, name)) for name in FIELDS}
+    platform = mesh.devices.flat[0].platform
     try:
-        compiled, of_one = program.compile(train_step.lower(state, batch), **options)
+        lowered = train_step.lower(state, batch)
+        compiled, of_one = (_for_gpu if platform == "gpu" else program.compile)(lowered, **options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         held = sum(memory.values()) / 2**30
         reason = str(error).partition("RESOURCE_EXHAUSTED: ")[2].partition("\n")[0]
         raise TooLarge(
-            f"the step does not fit a device, which holds {held:.2f} GiB of the state as well:"
+            f"the step does not fit a device, which also holds {held:.2f} GiB of the state:"
             f' {reason} To make it fit: model.remat="block", a larger optim.chunks, more devices or'
             " a smaller optim.batch_size"
         ) from error
     memory["batch"] = _held(batch)
-    simulated = mesh.devices.flat[0].platform == "cpu"
-    memory["temporary"] = _temporary(compiled.memory_analysis(), simulated)
-    return Step(memory, of_one)
+    memory["temporary"] = _temporary(compiled.memory_analysis(), platform == "cpu")
+    ran = () if platform == "cpu" else program.read(str(compiled.as_text())).kernels
+    useful = step.flops_per_image(config, state) * config.optim.batch_size / mesh.size
+    return Step(memory, of_one._replace(kernels=ran), useful)
+
+
+def _for_gpu(lowered: jax.stages.Lowered, **options: Any) -> tuple:
+    """As `program.compile`, without autotuning, which needs a GPU."""
+    options = {"xla_gpu_autotune_level": 0} | options
+    try:
+        return program.compile(lowered, **options)
+    except jax.errors.JaxRuntimeError as error:
+        if "tile sizes" not in str(error):
+            raise
+    # What XLA takes without trying is nothing for some small products; cuBLAS can do them all.
+    return program.compile(lowered, **options, xla_gpu_enable_triton_gemm=False)
 
 
 def _temporary(used: Any, simulated: bool) -> float:
@@ -167,8 +199,8 @@ def seconds(
 ) -> dict[str, float]:
     """{"compute", "memory", "communication": seconds a step}.
 
-    Memory: of reading and writing the state once. What products read and write (`program.moved`)
-    may stay on the chip.
+    Memory: of what the kernels read and write; of a simulated device, which has none, of reading
+    and writing the state once. What products read and write (`program.moved`) may stay on the chip.
 
     held: bytes of the state on a device. simulated: compiled for a CPU, which multiplies float32 as
     it is where `machine` takes three passes (`ops.numerics.precision_of`).
@@ -187,6 +219,6 @@ def seconds(
         total += parts.get(one.kind, share) * one.bytes * one.times
     return {
         "compute": compute,
-        "memory": 2 * held / machine.memory_rate,
+        "memory": (of_one.traffic() or 2 * held) / (machine.memory_rate * machine.reached),
         "communication": total / machine.link_rate,
     }

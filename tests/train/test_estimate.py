@@ -29,7 +29,7 @@ name, count, fsdp, chunks = sys.argv[1], *map(int, sys.argv[2:])
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", count)
 from ssl_jax import config, methods, settings
-from ssl_jax.train import estimate, loop, sharding, step
+from ssl_jax.train import estimate, setup, sharding, step
 c = config.load(name)
 c.mesh.fsdp, c.optim.chunks = fsdp, chunks
 c.model.remat = "none"  # what is computed twice would count twice
@@ -39,7 +39,7 @@ c = settings.resolve(c, num_records=1281167, num_devices=count)
 mesh = sharding.make_mesh(c.mesh.data, c.mesh.fsdp)
 fast = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 found = estimate.compile(c, mesh, **fast)
-_, state = loop.on_mesh(methods.make(c), c, mesh)
+_, state = setup.on_mesh(methods.make(c), c, mesh)
 shapes = lambda tree: sorted({str(list(x.shape)) for x in jax.tree.leaves(tree) if x.ndim > 1})
 print(json.dumps(dict(
     flops=sum(found.program.flops.values()),

@@ -1,0 +1,170 @@
+"""A program of XLA (HLO), read from its text: computations, instructions, types, source lines.
+
+Everything that knows how XLA writes a program is here; `program` adds up what it finds.
+"""
+
+import dataclasses
+import math
+import re
+
+from jaxlib import _hlo  # type: ignore[attr-defined]
+
+COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-permute",
+)
+_PACKAGE = "/ssl_jax/"
+# An array type with its layout: f32[8,16]{1,0}. Its first number is the width in bits; pred is a
+# byte. After the tiles of a TPU's layout, S(1) says that the array never leaves the chip.
+_ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\](?:\{[\d,]*(:T\([^}]*S\(1\)[^}]*\})?)?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Array:
+    """name: "bf16". on_chip: in the memory of a TPU's core."""
+
+    name: str
+    bits: int
+    shape: tuple[int, ...]
+    on_chip: bool
+
+    @property
+    def bytes(self) -> float:
+        return self.bits / 8 * math.prod(self.shape)
+
+
+def arrays(type_: str) -> list[Array]:
+    """The arrays of a type, which may be a tuple of them."""
+    return [
+        Array(name, int(bits or 8), tuple(int(d) for d in shape.split(",") if d), bool(chip))
+        for name, bits, shape, chip in _ARRAY.findall(type_)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instruction:
+    """kind: "all-reduce", "dot", ... text: all of it. type: of the result, "f32[8,16]{1,0}"."""
+
+    name: str
+    kind: str
+    text: str
+    type: str
+    operands: tuple["Instruction", ...]
+
+    @property
+    def base(self) -> str:
+        """The kind of what one that begins ("all-reduce-start") or ends ("-done") does."""
+        return self.kind.removesuffix("-start").removesuffix("-done")
+
+    @property
+    def arrays(self) -> list[Array]:
+        return arrays(self.type)
+
+    @property
+    def bytes(self) -> float:
+        return sum(array.bytes for array in self.arrays)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.arrays[0].shape
+
+    def found(self, pattern: str) -> str | None:
+        """The part of the text that stands in the brackets of a pattern; None if it is not
+        there."""
+        match = re.search(pattern, self.text)
+        return match and match[1]
+
+    def named(self, *attributes: str) -> list[str]:
+        """Computations that attributes name."""
+        found = (self.found(rf"\b{a}=(\{{[^}}]*\}}|%?[\w.\-]+)") or "" for a in attributes)
+        return [name.strip("%{} ") for names in found for name in names.split(",") if name]
+
+
+class Module:
+    """computations: {name: instructions, operands before their users}. entry: name of the first
+    one to run."""
+
+    def __init__(self, text: str):
+        module = _hlo.hlo_module_from_text(text)
+        text = module.to_string()  # which numbers the lines of source anew
+        self.computations = {c.name: _instructions(c) for c in module.computations()}
+        entry = re.search(r"^ENTRY %?([^\s(]+)", text, re.MULTILINE)
+        if entry is None:
+            raise ValueError("this version of XLA writes programs in another way: no ENTRY")
+        self.entry = entry[1]
+        self._lines = _lines(text)
+
+    def where(self, *instructions: Instruction) -> str:
+        """Line of this package that the first of these that has one comes from, one outside `train`
+        if there is any: gradients know the line of `shard_map` alone. Or else what JAX calls it."""
+        frames = (self._lines.get(i.found(r"stack_frame_id=(\d+)") or "") for i in instructions)
+        lines = sorted(filter(None, frames), key=lambda line: line.startswith("train/"))
+        names = (i.found(r'op_name="([^"]*)"') for i in instructions)
+        return lines[0] if lines else next(filter(None, names), "")
+
+    def bodies(self, instruction: Instruction) -> list[str]:
+        """Computations that an instruction runs; what it reduces with is no program of its own."""
+        match instruction.base:
+            case "while":
+                return instruction.named("body")
+            case "fusion" | "async":
+                return instruction.named("calls")
+            case "call":
+                return instruction.named("to_apply")
+            case "conditional":
+                branches = ("branch_computations", "true_computation", "false_computation")
+                return instruction.named(*branches)
+        return []
+
+    def trips(self, loop: Instruction) -> int:
+        """How often a loop runs: as XLA noted it, or else the number its condition compares to."""
+        if noted := loop.found(r'"known_trip_count":\{"n":"(\d+)"'):
+            return int(noted)
+        condition = self.computations[loop.named("condition")[0]]
+        numbers = (i.found(r"s32\[\]\S* constant\((\d+)\)") for i in condition)
+        return max((int(number) for number in numbers if number), default=1)
+
+
+def _instructions(computation) -> list[Instruction]:
+    made: dict[str, Instruction] = {}
+    for one in computation.instructions():
+        words = re.findall(r"[A-Z][a-z0-9]*", one.opcode.name[1:])  # kAllReduce -> all-reduce
+        kind, text = "-".join(words).lower(), one.to_string()
+        if kind.startswith("async-") and f" {kind}(" not in text:  # "slice-start" is one of these
+            kind = re.findall(r" ([a-z\-]+-(?:start|update|done))\(", text)[0]
+        type_ = text.split(" = ", 1)[1].split(f" {kind}(", 1)[0]
+        operands = tuple(made[operand.name] for operand in one.operands())
+        made[one.name] = Instruction(one.name, kind, text, type_, operands)
+    return list(made.values())
+
+
+def _lines(text: str) -> dict[str, str]:
+    """{number of a stack frame: "ops/nearest.py:12"}, the innermost line in this package."""
+
+    def section(name):
+        found = re.search(rf"^{name}\n((?:\d+ .*\n)+)", text, re.MULTILINE)
+        rows = found[1].splitlines() if found else []
+        return dict(row.split(" ", 1) for row in rows)
+
+    def fields(row):
+        return dict(re.findall(r"(\w+)=(\d+)", row))
+
+    files, places = section("FileNames"), section("FileLocations")
+    frames = {number: fields(row) for number, row in section("StackFrames").items()}
+
+    def line(number):
+        seen = set()
+        while number in frames and number not in seen:
+            seen.add(number)
+            place = fields(places.get(frames[number].get("file_location_id"), ""))
+            file = files.get(place.get("file_name_id"), "").strip('"')
+            if _PACKAGE in file:
+                return f"{file.split(_PACKAGE)[-1]}:{place['line']}"
+            number = frames[number].get("parent_frame_id")
+        return ""
+
+    return {number: line(number) for number in frames}
