@@ -250,13 +250,20 @@ def _over_images(look, arrays, chunk: int, distributions):
         return jnp.moveaxis(x.reshape(x.shape[0], images // passes, passes, *x.shape[2:]), 2, 0)
 
     def add(total, part):
-        return jax.tree.map(jnp.add, total, jax.checkpoint(look)(part, *distributions)), None
+        return jax.tree.map(jnp.add, total, recomputed(part, *distributions)), None
 
+    policy = None if devices.platform() == "cpu" else _keep_sums
+    recomputed = jax.checkpoint(look, policy=policy)
     parts = jax.tree.map(split, arrays)
     first = jax.tree.map(lambda x: x[0], parts)
     shapes = jax.eval_shape(look, first, *distributions)
     start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return jax.lax.scan(add, devices.varying(start, (parts, distributions)), parts)[0]
+
+
+def _keep_sums(operation, *_, **__) -> bool:
+    """Keeps the largest logit of a row and the sum above it: two passes over the logits less."""
+    return operation in (jax.lax.reduce_max_p, jax.lax.reduce_sum_p)
 
 
 def _checked(arrays: dict, chunk) -> dict:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ssl_jax.losses import meters
-from ssl_jax.ops import divergence
+from ssl_jax.ops import devices, divergence
 from ssl_jax.ops.numerics import wide
 
 
@@ -22,7 +22,8 @@ def across_views(
     """Mean cross-entropy over all pairs of different views.
 
     The first T of the S student views are the T views of the teacher; (s, t) is a pair if s != t.
-    Views run one after another (`lax.map`), so that only one view's predictions are held.
+    Views run one after another (`lax.map`), so that only one view's predictions are held; on a GPU
+    several at a time, if they have no more than 2^27 predictions on each.
 
     Args:
       student: [S, B, ...], S >= T views, global ones first.
@@ -53,9 +54,15 @@ def across_views(
 
     def view(arrays):
         prediction, row = arrays
-        return cross_entropy(prediction, jnp.einsum("t,tbk->bk", row, targets)).mean()
+        others = jnp.einsum("t,tbk->bk", row, targets, precision="highest")
+        return cross_entropy(prediction, others).mean()
 
-    by_view = jax.lax.map(jax.checkpoint(view) if recompute else view, (student, pairs))
+    together = devices.at_once(num_student, targets[0].size)
+    by_view = jax.lax.map(
+        _recomputed(view) if recompute else view,
+        (student, pairs),
+        batch_size=together if together > 1 else None,
+    )
     global_pairs = num_teacher * (num_teacher - 1)
     local_pairs = num_teacher * (num_student - num_teacher)
     terms = {"loss": by_view.sum() / (global_pairs + local_pairs)}
@@ -79,8 +86,9 @@ def masked_patches(
 
         loss = mean over views of mean_B( sum_l m_l H_l / max(1, sum_l m_l) )
 
-    An image with an empty mask adds 0 but stays in the mean. Views run one after another
-    (`lax.map`), so that only one view's targets and predictions are held.
+    An image with an empty mask adds 0 but stays in the mean. On a CPU views run one after another,
+    so that only one view's targets and predictions are held; elsewhere in pairs without a loop,
+    which would copy logits of views into and out of each round.
 
     Args:
       student: [V, B, n, d or K] of masked views.
@@ -134,7 +142,12 @@ def masked_patches(
             "wins": meters.wins(log_q),
         }
 
-    views = jax.lax.map(jax.checkpoint(view) if recompute else view, (student, teacher, masks))
+    if recompute:
+        view = _recomputed(view)
+    pairs = 1 if devices.platform() == "cpu" else 2
+    _, views = jax.lax.scan(
+        lambda _, x: (None, view(x)), None, (student, teacher, masks), unroll=pairs
+    )
     count = jnp.maximum(1, masks.sum()).astype(views["kl"].dtype)
     return {
         "loss": views["loss"].mean(),
@@ -144,3 +157,10 @@ def masked_patches(
         "usage": meters.usage(views["wins"].sum(axis=0)),
         "masked": masks.mean(dtype=views["loss"].dtype),
     }
+
+
+def _recomputed(view: Callable) -> Callable:
+    """The view, computed again for the gradient. Where no loop is left around it, XLA may keep what
+    is small, sums over K; on a CPU views stay in a loop.
+    """
+    return jax.checkpoint(view, prevent_cse=devices.platform() == "cpu")

@@ -36,10 +36,10 @@ def sop(
 
     and the mean of that over tasks.
 
-    Tasks run one after another, and within a task the student's views do too, which on a CPU costs
-    no time against doing them at once. So the largest arrays are the teacher's [2, B, K] and a few
-    [B, K] of one task and view, besides one reordered copy of a task's members; the gradient keeps
-    [T, V, B, d].
+    Tasks run one after another, and within a task the student's views do too. So the largest arrays
+    are the teacher's [2, B, K] and a few [B, K] of one task and view, besides one reordered copy of
+    a task's members; the gradient keeps [T, V, B, d]. A GPU is kept busy by several views and
+    member slots at a time: `losses.across_views`, `ops.sop_vote`.
 
     Args:
       student_embeddings: [V, B, d], V >= 2 views, the two global ones first; unit vectors, any

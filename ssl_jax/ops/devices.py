@@ -8,6 +8,7 @@ mesh, or the code already runs once per device (`jax.shard_map`), nothing is sha
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -16,11 +17,15 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ssl_jax.ops import passes
 
+# Whether `jax.vmap` has shared the work out already: over an axis that is cut along Explicit ones.
+_MAPPED: ContextVar[bool] = ContextVar("mapped", default=False)
+_AT_ONCE = 2**27  # numbers of an array of parts side by side, on each device
+
 
 def _axes() -> tuple[str, ...]:
     """Axes of the mesh that XLA cuts arrays along; () if there is nothing to be shared out."""
     mesh = jax.sharding.get_abstract_mesh()
-    automatic = all(kind == AxisType.Auto for kind in mesh.axis_types)
+    automatic = all(kind == AxisType.Auto for kind in mesh.axis_types) and not _MAPPED.get()
     return mesh.axis_names if automatic and not mesh.empty and mesh.size > 1 else ()
 
 
@@ -42,6 +47,19 @@ def knows_bfloat16() -> bool:
     if platform() != "gpu" or jax.default_backend() != "gpu":
         return True
     return float(jax.devices()[0].compute_capability) >= 8
+
+
+def at_once(parts: int, numbers: int) -> int:
+    """How many of the equal parts of an op are computed side by side: a divisor of their number.
+
+    One on a CPU or TPU, whose fast memory holds what one part needs. On a GPU many small kernels
+    take longer: as many as keep an array of so many numbers a part, cut over the devices, below 512
+    MB.
+    """
+    if platform() != "gpu":
+        return 1
+    most = _AT_ONCE * count() // max(1, numbers)
+    return max(n for n in range(1, parts + 1) if parts % n == 0 and n <= max(1, most))
 
 
 def by_rows(function: Callable[..., Any], rows: tuple, whole: tuple = ()) -> Any:
@@ -213,7 +231,18 @@ def automatic(
 
     kinds = zip(mesh.axis_names, mesh.axis_types)
     explicit = tuple(name for name, kind in kinds if kind == AxisType.Explicit)
-    return jax.sharding.auto_axes(within, axes=explicit, out_sharding=results(mesh))(arrays)
+    computed = jax.sharding.auto_axes(within, axes=explicit, out_sharding=results(mesh))
+    try:
+        return computed(arrays)
+    except ValueError as error:
+        # Of `jax.shard_map` within `jax.vmap` over an axis that is cut.
+        if "marked as manual" not in str(error):
+            raise
+    token = _MAPPED.set(True)
+    try:
+        return computed(arrays)
+    finally:
+        _MAPPED.reset(token)
 
 
 def varying(tree: Any, like: Any) -> Any:

@@ -22,7 +22,8 @@ _BLOCK = 128  # bank rows per block of the two-stage selection
 # its similarities, elsewhere what keeps a device busy; more neighbours need longer passes, as each
 # ends with a selection.
 _ROWS_CPU, _ROWS = (2**12, 2**11, 2**15), (2**14, 2**13, 2**17)
-_SCORES = 2**23  # similarities held at a time (32 MB in float32)
+# Similarities held at a time: 32 MB in float32; on GPUs, where many small kernels take longer, 512.
+_SCORES, _SCORES_GPU = 2**23, 2**27
 
 
 @checked(empty="q")
@@ -68,8 +69,8 @@ def nearest(
       recall_target: for "approx", the expected share of true neighbours, in (0, 1]. On a CPU
         `approx_max_k` sorts exactly at every target (and "exact" is faster); only a TPU takes the
         short cut.
-      chunk: queries per pass, of a device; None: as many as give about 2^23 similarities. The
-        queries of one pass are spread over all of them.
+      chunk: queries per pass, of a device; None: as many as give about 2^23 similarities, on a
+        GPU 2^27. The queries of one pass are spread over all of them.
       bank_chunk: bank rows per pass, at least k; None: what suits the device, more for larger k (on
         a CPU 2^11 k, within 2^12 and 2^15). They are spread over the bank likewise. If no number of
         passes near n / bank_chunk divides n, a padded copy of the bank is made.
@@ -212,6 +213,7 @@ def _search(queries, bank, scale, allowed, how: _How, at_once: int = 1):
     size, width = bank.shape
     total = queries.shape[0]
     least, each, most = _ROWS_CPU if devices.platform() == "cpu" else _ROWS
+    held = _SCORES_GPU if devices.platform() == "gpu" else _SCORES
     rows = min(size, how.bank_chunk or max(least, how.k, min(each * how.k, most)))
     bank_passes, per_pass = over.divide(size, rows, least=how.k, block=_BLOCK)
     missing = bank_passes * per_pass - size
@@ -246,7 +248,7 @@ def _search(queries, bank, scale, allowed, how: _How, at_once: int = 1):
             return best
         return jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
 
-    passes = math.ceil(total / (how.chunk or max(1, _SCORES // max(1, at_once * per_pass))))
+    passes = math.ceil(total / (how.chunk or max(1, held // max(1, at_once * per_pass))))
     if passes <= 1:
         return one_pass(queries)
     together = math.ceil(total / passes)

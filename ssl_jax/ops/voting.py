@@ -39,8 +39,9 @@ def sop_vote(
         P_i = sum_{j in SOP i} p_j c_j + sum_{all j} p_j (1 - s_j) / (K - 1)
 
     which equals the product with Y exactly and has no negative term. It streams over the M member
-    slots with two sums and a running maximum of shape [..., K]: neither the [K*M, K] matrix nor the
-    [..., K*M] logits are ever held, and the backward pass recomputes the logits slot by slot.
+    slots with two sums and a running maximum of shape [..., K]: the [K*M, K] matrix is never held,
+    nor are the [..., K*M] logits, but on a GPU a pass takes as many slots as give it 2^27 logits,
+    one at least. The backward pass recomputes the logits pass by pass.
 
     Args:
       queries: u [..., d], unit vectors as a rule; any float type (computed in float32 or wider),
@@ -108,8 +109,26 @@ def scaled(
     return devices.varying(scaled, sops)
 
 
-def _logits(queries, slot, precision):
-    return product("...d,kd->...k", queries, slot, precision=precision)
+def _passes(queries, sops: Sops) -> tuple[int, Sops]:
+    """How many slots are read in a pass, s; and the slots [M, K, ...] as [M / s, s K, ...]."""
+    slots, count, width = sops.slots.shape
+    together = devices.at_once(slots, queries.size // width * count)
+    passes = (x.reshape(slots // together, together * count, *x.shape[2:]) for x in sops)
+    return together, Sops(*passes)
+
+
+def _logits(queries, slots, precision):
+    return product("...d,kd->...k", queries, slots, precision=precision)
+
+
+def _summed(together: int, logits, own, shared):
+    """Of the slots [..., s K] of a pass: the largest logit [..., K], and the two sums above it."""
+    if together == 1:  # a sum has one term, exp(0)
+        return logits, own, shared
+    logits, own, shared = (x.reshape(*x.shape[:-1], together, -1) for x in (logits, own, shared))
+    top = jnp.max(logits, axis=-2, keepdims=True)
+    terms = jnp.exp(logits - top)
+    return top[..., 0, :], jnp.sum(own * terms, axis=-2), jnp.sum(shared * terms, axis=-2)
 
 
 def _forward(queries, sops: Sops, precision):
@@ -118,18 +137,20 @@ def _forward(queries, sops: Sops, precision):
     """
     shape = (*queries.shape[:-1], sops.slots.shape[1])
     dtype = queries.dtype
+    together, passes = _passes(queries, sops)
 
-    def step(carry, member):
+    def step(carry, members):
         top, own_sum, shared_sum = carry
-        slot, *parts = member
-        own, shared = (jnp.broadcast_to(x, shape) for x in parts)
-        logits = _logits(queries, slot, precision)
-        # Of exp(top - new_top) and exp(logits - new_top) one is always 1.
-        below = jnp.exp(-jnp.abs(logits - top))
-        higher = logits > top
+        slots, *parts = members
+        logits = _logits(queries, slots, precision)
+        own, shared = (jnp.broadcast_to(x, logits.shape) for x in parts)
+        highest, own, shared = _summed(together, logits, own, shared)
+        # Of exp(top - new_top) and exp(highest - new_top) one is always 1.
+        below = jnp.exp(-jnp.abs(highest - top))
+        higher = highest > top
         keep, add = jnp.where(higher, below, 1), jnp.where(higher, 1, below)
         return (
-            jnp.maximum(top, logits),
+            jnp.maximum(top, highest),
             own_sum * keep + own * add,
             shared_sum * keep + shared * add,
         ), None
@@ -140,7 +161,7 @@ def _forward(queries, sops: Sops, precision):
         jnp.zeros(shape, dtype),
     )
     start = devices.varying(start, (queries, sops))
-    (block_top, own_sum, shared_sum), _ = jax.lax.scan(step, start, sops)
+    (block_top, own_sum, shared_sum), _ = jax.lax.scan(step, start, passes)
 
     count = shape[-1]
     top = jnp.max(block_top, axis=-1, keepdims=True)
@@ -177,14 +198,18 @@ def _backward(precision, queries, sops: Sops, log_p, normaliser, cotangent):
     offset = log_total + log_p
     limit = float(np.log(2 * count))  # only rounding of huge logits can pass it
 
-    def step(grad, member):
-        slot, *parts = member
-        own, shared = (jnp.broadcast_to(x, p.shape) for x in parts)
-        ratio = jnp.exp(jnp.minimum((_logits(queries, slot, precision) - top) - offset, limit))
-        by_logit = ratio * (own * cotangent + p * (shared * votes - total))
-        return grad + product("...k,kd->...d", by_logit, slot, precision=precision), None
+    together, passes = _passes(queries, sops)
+    beside = functools.partial(jnp.tile, reps=together)  # [..., K] for slots [..., s K]
 
-    return jax.lax.scan(step, jnp.zeros_like(queries), sops)[0]
+    def step(grad, members):
+        slots, *parts = members
+        logits = _logits(queries, slots, precision)
+        own, shared = (jnp.broadcast_to(x, logits.shape) for x in parts)
+        ratio = jnp.exp(jnp.minimum((logits - top) - beside(offset), limit))
+        by_logit = ratio * (own * beside(cotangent) + beside(p) * (shared * votes - total))
+        return grad + product("...k,kd->...d", by_logit, slots, precision=precision), None
+
+    return jax.lax.scan(step, jnp.zeros_like(queries), passes)[0]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

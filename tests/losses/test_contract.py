@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import losses
+from ssl_jax.ops import devices
 from tests.losses import cases
 from tests.losses.cases import CASES
 from tests.losses.reference import close
@@ -68,7 +69,29 @@ VARIANTS = [(name, variant) for name, case in CASES.items() for variant in case.
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=map("-".join, VARIANTS))
 def test_equals_the_reference(name, variant):
-    sizes, settings = CASES[name].variants[variant]
+    equals_the_reference(name, *CASES[name].variants[variant])
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "settings", "numbers"),
+    [
+        ("dino", {}, {}, 2**27),
+        ("ibot_patch", {}, {}, 1),  # two views without a loop
+        ("ibot_patch", {"views": 3}, {}, 1),  # a pair, and one more
+        ("sop", {"slots": 4}, {}, 2**27),
+        ("sop", {"slots": 4}, {}, 2 * 3 * 5),  # two views of four, and two slots
+        ("cribo_objects", {"batch": 6}, {"chunk": 1}, 1),  # keeps sums
+    ],
+)
+def test_equals_the_reference_as_a_gpu_computes_it(monkeypatch, name, sizes, settings, numbers):
+    monkeypatch.setattr(devices, "platform", lambda: "gpu")
+    monkeypatch.setattr(devices, "knows_bfloat16", lambda: False)  # else products are rounded
+    monkeypatch.setattr(devices, "_AT_ONCE", numbers)
+    monkeypatch.setattr(cases, "compiled", cases.compiled.__wrapped__)  # a program of its own
+    equals_the_reference(name, sizes, settings)
+
+
+def equals_the_reference(name, sizes, settings):
     arrays = cases.make(name, **sizes)
     terms, gradients = cases.run(name, arrays, **settings)
     want, slopes = cases.wanted(name, arrays, **settings)

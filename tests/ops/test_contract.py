@@ -413,9 +413,24 @@ def stack(arrays):
 @pytest.mark.slow
 @names
 def test_vmap_gives_the_same(name):
-    batch, shared, want = problems(name)
-    mapped = jax.vmap(program(name), in_axes=({n: None if n in shared else 0 for n in batch},))
-    same(jax.jit(mapped)(batch), want)
+    same(mapped(name)(problems(name)[0]), problems(name)[2])
+
+
+def mapped(name):
+    batch, shared, _ = problems(name)
+    axes = {n: None if n in shared else 0 for n in batch}
+    return jax.jit(jax.vmap(program(name), in_axes=(axes,)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["nearest", "nearest groups", "cycle_consistent"])
+def test_vmap_over_an_axis_that_is_cut_along_explicit_ones(name):
+    """Of ops that share out their work, which is shared out then."""
+    (batch, shared, want), explicit = problems(name), jax.make_mesh((8,), ("data",))
+    specs = {n: jax.P() if n in shared else jax.P("data") for n in batch}
+    batch = {n: jax.device_put(x, jax.NamedSharding(explicit, specs[n])) for n, x in batch.items()}
+    with jax.set_mesh(explicit):
+        same(mapped(name)(batch), want)
 
 
 @functools.cache

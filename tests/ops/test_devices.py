@@ -45,6 +45,16 @@ def test_the_platform_is_that_of_the_mesh():
         assert devices.platform() == "tpu"
 
 
+# Parts, numbers of each -> how many side by side on two GPUs: at most 2 * 2**27 numbers, or one.
+@pytest.mark.parametrize("parts, numbers, together", [(12, 2**25, 6), (7, 2**30, 1), (9, 0, 9)])
+def test_parts_side_by_side_on_a_gpu(parts, numbers, together):
+    for platform in ("cpu", "tpu", "gpu"):
+        device = jax.sharding.AbstractDevice(device_kind="", num_cores=1, platform=platform)
+        mesh = jax.sharding.AbstractMesh((2,), ("data",), abstract_device=device)
+        with jax.sharding.use_abstract_mesh(mesh):
+            assert devices.at_once(parts, numbers) == (together if platform == "gpu" else 1)
+
+
 @pytest.mark.parametrize("capability, known", [("7.5", False), ("9.0", True)])
 def test_an_old_gpu_multiplies_float32_as_it_is(monkeypatch, capability, known):
     gpu = types.SimpleNamespace(compute_capability=capability)
