@@ -158,7 +158,7 @@ def _small(config, variant: str) -> None:
     model.init_std = model.position_std = 0.1
     model.image_size = config.views.global_size = 32
     config.views.global_scale = (0.3, 1.0)
-    data.crop_on, data.cache = "host", True
+    data.crop_on, data.cache = "host", "memory"
     finetune.global_token, finetune.init_scale, finetune.layer_decay = "mean", 1.0, 0.75
     finetune.mixup, finetune.cutmix, finetune.randaugment.count = 0.2, 0.0, 1
     optim.batch_size = optim.base_batch = 64

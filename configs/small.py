@@ -141,7 +141,7 @@ CHANGES = {
 def _shared(config) -> None:
     """Network, optimizer and views: those of the quickstart."""
     data, views, model, optim = config.data, config.views, config.model, config.optim
-    data.crop_on, data.cache = "device", True
+    data.crop_on, data.cache = "device", "memory"
     data.length = 16384  # of generated pictures
     views.global_size, views.global_scale, views.local_count = 32, (0.2, 1.0), 0
     views.flip, views.jitter_prob, views.gray_prob = 0.5, 0.0, 0.2

@@ -4,22 +4,21 @@ report.
 
 import collections
 import contextlib
-import functools
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-from ml_collections import ConfigDict
+import numpy as np
 
 from ssl_jax import config as config_lib
-from ssl_jax import methods
 from ssl_jax.config import InputError
-from ssl_jax.data import loader
+from ssl_jax.data import loader, resident
 from ssl_jax.evals.registry import BASELINES, TRAINED
 from ssl_jax.evals.report import Evaluation
-from ssl_jax.ops import numerics
 from ssl_jax.train import (
     checkpoint,
+    disk,
     distributed,
     extension,
     guards,
@@ -27,74 +26,20 @@ from ssl_jax.train import (
     lock,
     log,
     memory,
-    optim,
     profile,
-    schedule,
+    resume,
     sharding,
-    start,
+    span,
     state,
     step,
     stop,
     trackers,
 )
 from ssl_jax.train.console import Console
+from ssl_jax.train.setup import Run, fresh_state, open_loader, shardings
 from ssl_jax.train.stop import EXIT_PREEMPTED, Stop
-from ssl_jax.train.trackers import Trackers
 
 EXIT_DONE = 0
-
-
-class Run(NamedTuple):
-    """Everything a run is made of, before anything is allocated or written."""
-
-    config: ConfigDict  # resolved
-    method: methods.Method
-    source: Any
-    mesh: jax.sharding.Mesh
-    optimizer: optim.Optimizer
-    constants: Any  # of the method, as read from files
-    keys: dict  # {dotted key: config.Key}, how each is declared
-    abstract: state.TrainState  # ShapeDtypeStructs with shardings
-    traced: profile.Steps | None = None  # steps whose operations are timed
-
-
-def plan(config: ConfigDict, source: Any, keys: dict) -> Run:
-    """Works out shapes and shardings of a resolved config; no array of the state is allocated.
-
-    source: of the training images (see data.source). keys: as declared, see settings.keys.
-    Raises InputError for a source without the labels that the method learns from.
-    """
-    method = methods.make(config)
-    loader.check_labels(source, method.views)
-    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
-    optimizer, abstract = on_mesh(method, config, mesh)
-    return Run(config, method, source, mesh, optimizer, method.constants(), keys, abstract)
-
-
-def on_mesh(
-    method: methods.Method, config: ConfigDict, mesh: jax.sharding.Mesh
-) -> tuple[optim.Optimizer, state.TrainState]:
-    """The optimizer, and the state as ShapeDtypeStructs with shardings on a mesh, which need not be
-    of this machine. No file is read."""
-    params = jax.eval_shape(lambda: method.init(numerics.key(0))[0])
-    optimizer = optim.make(config.optim, method.rules, params)
-    constants = methods.shapes_of_constants(method)
-    shapes = jax.eval_shape(lambda c: state.create(method, optimizer, 0, c), constants)
-    places = sharding.state_shardings(mesh, shapes, method.placement)
-    return optimizer, checkpoint.abstract(shapes, places)
-
-
-def fresh_state(run: Run) -> state.TrainState:
-    """A new state made directly in its shardings (the same bits on any mesh), with the weights of
-    `init_from` if there are any."""
-    shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
-    create = jax.jit(
-        lambda constants: state.create(run.method, run.optimizer, run.config.seed, constants),
-        out_shardings=shardings,
-    )
-    return start.start_from(
-        run.config, create(run.constants), evaluated=run.method.starts_evaluated
-    )
 
 
 def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
@@ -128,53 +73,65 @@ def _train(
     """held: is closed at the end, however it comes, with the lock of the run folder in it."""
     if jax.process_count() > 1:
         asked.busy()  # a signal waits for the first step, at which all stop
-    trackers.check(run.config)
-    memory.check(run.abstract, jax.local_devices())
-    with console.phase("asking whether all processes agree"):
+    trackers.check(run.config, workdir)
+    on_devices = run.config.data.cache == "device"
+    images = resident.needed(run.source) if on_devices else 0
+    memory.check(run.abstract, jax.local_devices(), images)
+    with console.phase("checking that all processes agree"):
         distributed.agree(_facts(run))
-    with console.phase("opening the images of the evaluations"):
+    with console.phase("opening the evaluation data"):
         evaluation.open()  # a wrong folder shows here, not after the training
     existed = distributed.told(workdir.is_dir())[0]
     if existed:
         _lock(workdir, console, held)
     with console.phase("reading the newest checkpoint"):
-        saved = _open_checkpoints(workdir, run, create=False)
+        saved = resume.open_checkpoints(workdir, run, create=False)
         if not saved or saved.latest() is None:
             log.check_new(workdir)
         distributed.agree({"newest checkpoint": saved and saved.latest(), "workdir": str(workdir)})
-        current, record = _restore(saved, run, console) if saved else (None, 0)
-    begin = 0 if current is None else int(current.step)
-    batches = open_loader(run, record)
+        current, record = resume.restore(saved, run, console) if saved else (None, 0)
+    begin, total = 0 if current is None else int(current.step), run.config.run.total_steps
+    source = None
+    if on_devices and begin < total:
+        with console.phase("decoding the images for the devices"):
+            source = resident.load(run.source, run.mesh, run.config.data.workers)
+    batches = open_loader(run, record, source)
     try:
         # Unreadable data shows here, before a folder is made, and so do weights of init_from that
         # do not fit.
         with console.phase("reading the first batch"):
-            batch = next(batches) if begin < run.config.run.total_steps else None
-        with console.phase("making the network"):
+            batch = next(batches) if begin < total else None
+        with console.phase("initialising the network"):
             current = current or fresh_state(run)
         if not saved:
-            checkpoint.check_space(
-                _existing_parent(workdir), run.abstract, copies=run.config.checkpoint.keep + 1
-            )
+            there = next(place for place in (workdir, *workdir.parents) if place.exists())
+            disk.check_space(there, run.abstract, copies=run.config.checkpoint.keep + 1)
         workdir.mkdir(parents=True, exist_ok=True)
         if not existed:
             _lock(workdir, console, held)
-        saved = saved or _open_checkpoints(workdir, run, create=True)
-        finished = begin == run.config.run.total_steps and extension.is_reported(
-            workdir, run.config
-        )
+        saved = saved or resume.open_checkpoints(workdir, run, create=True)
+        assert saved is not None
+        finished = begin == total and extension.is_reported(workdir, run.config)
         _record_run(workdir, run, begin, console)
         if all(distributed.told(finished)):
-            console.say("the run has reached its end, and its report is written")
+            console.say("this run is complete, and its report is written")
             console.close(workdir, bool(evaluation.tasks))
             return EXIT_DONE
-        if begin in _former_ends(run) and distributed.is_first():
+        if begin in resume.former_ends(run) and distributed.is_first():
             extension.set_aside(workdir, begin)
-        with checkpoint.full_disk_named(workdir):
-            return _loop(run, workdir, saved, current, batches, batch, evaluation, console, asked)
+        with disk.full_disk_named(workdir):
+            steps = _Steps(run, workdir, saved, current, evaluation, console, asked, source)
+            return steps.run(batches, batch)
     finally:
         asked.over()
         batches.close()
+
+
+def _facts(run: Run) -> dict:
+    """What all processes of a run must have in common."""
+    values = config_lib.flatten(run.config)
+    known = {"number of images": len(run.source), "code of ssl_jax": log.code()}
+    return values | log.versions() | resume.flags() | known
 
 
 def _lock(workdir: Path, console: Console, held: contextlib.ExitStack) -> None:
@@ -183,7 +140,7 @@ def _lock(workdir: Path, console: Console, held: contextlib.ExitStack) -> None:
     refused = ""
     if distributed.is_first():
         try:
-            with checkpoint.full_disk_named(workdir), console.phase("waiting for the run folder"):
+            with disk.full_disk_named(workdir), console.phase("waiting for the run directory"):
                 taken = lock.Lock(workdir, console.say)
                 held.callback(taken.release)  # first: a signal may come at any time
                 taken.take()
@@ -191,294 +148,6 @@ def _lock(workdir: Path, console: Console, held: contextlib.ExitStack) -> None:
             refused = str(error)
     if refused := "".join(distributed.told(refused)):
         raise InputError(refused)
-
-
-def _loop(
-    run: Run,
-    workdir: Path,
-    saved: checkpoint.Checkpoints,
-    current: state.TrainState,
-    batches: loader.Loader,
-    batch: dict | None,
-    evaluation: Evaluation,
-    console: Console,
-    asked: Stop,
-) -> int:
-    config, total = run.config, run.config.run.total_steps
-    at = int(current.step)
-    rows = log.Table(workdir, "metrics", restored_step=at or None)
-    scores = log.Table(workdir, "evals", restored_step=at or None)
-    tracked = Trackers(workdir, config, at, {"metrics": rows, "evals": scores})
-    monitor = health.Monitor(run.method)
-    guard = guards.NonFinite(config.max_nonfinite)
-    unreadable = guards.Unreadable(workdir, run.source)
-    eval_every = config.evals.every_steps if evaluation.tasks else 0
-
-    def evaluate(at):
-        with console.phase(f"evaluating at step {at}") as took:
-            row = {"step": at, **evaluation(*_network(current), drawn=config.log.tracked_pictures)}
-            scores.write(row)
-            tracked.write("evals", row)
-            if config.log.tracked_pictures and distributed.is_first():
-                drawn = evaluation.draw(*_network(current), workdir / "pictures", workdir)
-                tracked.pictures(at, drawn)
-        console.evaluated(at, took)
-        found = "  ".join(f"{k} {v:.4g}" for k, v in row.items() if k != "step")
-        console.say(f"eval at step {at}: {found}  ({took.seconds:.1f} s)")
-
-    traced = run.traced if distributed.is_first() else None
-    profiler = profile.Profiler(traced, workdir / "profile")
-    with contextlib.closing(tracked), contextlib.closing(profiler):
-        if at < total:
-            assert batch is not None
-            train_step = _compiled(run, current, asked.tell(batch), console)
-            # At the start, and of a run that was stopped during this evaluation.
-            missing = eval_every and at % eval_every == 0 and scores.newest < at
-            if distributed.told(bool(missing))[0]:
-                evaluate(at)
-        console.begin(at)
-        asked.busy()
-        # Metrics of steps the device may still be busy with: at most two.
-        in_flight: collections.deque[tuple[int, dict]] = collections.deque()
-        refused: InputError | None = None  # what the data ended the run with
-        while at < total:
-            console.now(f"step {at + 1}")
-            assert batch is not None
-            batch = asked.tell(batch)
-            profiler.before(at + 1)
-            current, metrics = train_step(current, sharding.put_batch(batch, run.mesh))
-            at += 1
-            if costs := profiler.after(at, metrics, train_step.as_text):
-                console.say(costs)
-            unreadable.note(batch)
-            in_flight.append((at, metrics))
-            console.now(f"reading the batch of step {at + 1}")
-            batch = None
-            try:
-                if at < total:
-                    batch = _read(batches, asked, console)
-            except InputError as error:
-                if jax.process_count() > 1:
-                    raise  # a save takes all processes, and the others go on
-                refused, asked.agreed = error, True
-            if jax.process_count() == 1:
-                asked.agreed |= asked.told  # nobody else to be told
-            console.now(f"the result of step {in_flight[0][0]}")
-            while in_flight and (
-                len(in_flight) > 1 or at == total or asked.agreed or _due(at, config)
-            ):
-                done, metrics = in_flight.popleft()
-                asked.hear(metrics)
-                guard.check(done, metrics)
-                console.finished(done, metrics)
-                if done % config.log.every_steps == 0 or done == total:
-                    row = {"step": done, **log.scalars(metrics), **console.timing(done)}
-                    rows.write(row)
-                    tracked.write("metrics", row)
-                    console.show(row, monitor(row))
-            if eval_every and at % eval_every == 0 and at < total and refused is None:
-                if jax.process_count() > 1:
-                    evaluate(at)
-                else:
-                    try:
-                        leaves = f"leaving the evaluation, saving step {at}"
-                        asked.unless_told(functools.partial(evaluate, at), leaves)
-                    except InputError as error:  # an image is broken since the evaluation before
-                        refused, asked.agreed = error, True
-            if at == total or asked.agreed or at % config.checkpoint.every_steps == 0:
-                with console.phase(f"saving step {at}") as took:
-                    saved.save(current, meta(config, at))
-                console.saved(at, took)
-            if asked.agreed and at < total:
-                with console.phase(f"saving step {at}"):
-                    saved.save(current, meta(config, at), whole=True)
-                if refused is not None:
-                    console.say(f"saved step {at} in {saved.folder}")
-                    raise refused
-                console.say(
-                    f"signal received: saved step {at} in {saved.folder}; the same command"
-                    f" continues (exit code {EXIT_PREEMPTED})"
-                )
-                return EXIT_PREEMPTED
-        with console.phase("the last save"):
-            saved.save(current, meta(config, at), whole=True)
-        asked.told = any(distributed.told(asked.told))  # all make the report, or none
-        asked.idle()
-        _report(run, workdir, current, evaluation, scores, tracked, console)
-    console.close(workdir, bool(evaluation.tasks))
-    return EXIT_DONE
-
-
-def _read(batches: loader.Loader, asked: Stop, console: Console) -> dict | None:
-    """The next batch; None where a signal comes first, of one process: images may never come."""
-    read: list[dict] = []
-
-    def work():
-        read.append(console.waiting(lambda: next(batches)))
-
-    if jax.process_count() == 1:
-        asked.unless_told(work, "saving after this step")
-    else:
-        work()
-    return read[0] if read else None
-
-
-def _compiled(
-    run: Run, current: state.TrainState, batch: dict, console: Console
-) -> jax.stages.Compiled:
-    """The step as a program for arrays like these. It is traced and compiled once."""
-    train_step = step.compile_step(
-        step.make_step(run.method, run.optimizer, run.config),
-        run.mesh,
-        jax.tree.map(lambda x: x.sharding, run.abstract),
-    )
-    console.say("compiling the step ...")
-    with console.phase("compiling the step", compiling=True) as took:
-        program = train_step.lower(current, sharding.put_batch(batch, run.mesh)).compile()
-    console.say(f"compiled in {took.seconds:.0f} s")
-    return program
-
-
-def _report(
-    run: Run,
-    workdir: Path,
-    current: state.TrainState,
-    evaluation: Evaluation,
-    scores: log.Table,
-    tracked: Trackers,
-    console: Console,
-) -> None:
-    """The comparison with baselines: in results.json and results.txt, as pictures, in trackers, and
-    its last row among the scores of the run."""
-    if not evaluation.tasks:
-        return
-    network, total = _network(current), run.config.run.total_steps
-    beside = f", beside {' and '.join(BASELINES)}" if run.config.evals.baselines else ""
-    console.say(f"final report: {', '.join(evaluation.tasks)}{beside}")
-    with console.phase("final report"):
-        results = evaluation.compare(*network)
-        row = {"step": total, **results[TRAINED]}
-        scores.write(row)
-        tracked.write("evals", row)
-        tracked.final(total, results, evaluation.publish(results, *network, workdir))
-
-
-def _network(current) -> tuple[Any, Any]:
-    """Weights and constants to evaluate, on this process."""
-    return distributed.local((state.weights(current), current.constants))
-
-
-def _facts(run: Run) -> dict:
-    """What all processes of a run must have in common."""
-    values = config_lib.flatten(run.config)
-    known = {"number of images": len(run.source), "code of ssl_jax": log.code()}
-    return values | log.versions() | _flags() | known
-
-
-def _due(at: int, config) -> bool:
-    """Whether something after this step looks at its result, so that no step may stay in flight."""
-    every = (config.evals.every_steps, config.checkpoint.every_steps)
-    return any(e and at % e == 0 for e in every)
-
-
-def open_loader(run: Run, record: int = 0) -> loader.Loader:
-    """Batches of the run from a record on."""
-    c = run.config
-    return loader.Loader(
-        run.source,
-        run.method.views,
-        batch_size=c.optim.batch_size,
-        seed=c.seed,
-        workers=c.data.workers,
-        crop_on=c.data.crop_on,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
-        start_record=record,
-        total_records=c.run.total_steps * c.optim.batch_size,
-        max_unreadable=c.data.max_unreadable,
-    )
-
-
-def _open_checkpoints(workdir: Path, run: Run, *, create: bool):
-    folder = workdir / "checkpoints"
-    if not create and not folder.exists():
-        return None
-    c = run.config.checkpoint
-    return checkpoint.Checkpoints(
-        folder, keep=c.keep, keep_every=c.keep_every, kept=_former_ends(run)
-    )
-
-
-def _former_ends(run: Run) -> tuple[int, ...]:
-    """Steps at which the run ended before it was lengthened."""
-    return schedule.ends(run.config.optim, run.config.run.steps_per_epoch)[:-1]
-
-
-def _restore(saved, run: Run, console: Console):
-    """The newest intact checkpoint, after checking that it belongs to this config, and its data
-    position; (None, 0) if there is none. Damaged ones are moved out of the way.
-
-    Raises InputError where all are damaged.
-    """
-    while (newest := saved.latest()) is not None:
-        try:
-            return _restored(saved, newest, run, console)
-        except checkpoint.Damaged as error:
-            console.say(f"{error}; it is kept as {saved.set_aside(newest)}")
-            if jax.process_count() > 1:
-                # Others may have read what they needed of it, and must not go on with it.
-                console.say("the same command continues from the one before")
-                raise stop.Interrupted from error
-    if (damaged := checkpoint.aside(saved.folder)).is_dir():
-        raise InputError(
-            f"{saved.folder.parent} has no intact checkpoint to continue from, the damaged ones are"
-            f" in {damaged}: put an intact copy into {saved.folder}, or begin anew in another"
-            " --workdir"
-        )
-    return None, 0
-
-
-def _restored(saved, newest, run, console):
-    meta = saved.meta(newest)
-    stored = config_lib.from_json(meta["config"])
-    longer = extension.lengthened(stored, run.config)
-    differing = config_lib.compare_for_resume(longer, run.config, run.keys)
-    if differing:
-        raise InputError(
-            f"{saved.folder.parent} holds a run with other settings: {'; '.join(differing)}. Use"
-            " those, or another --workdir"
-        )
-    for name, now in _flags().items():
-        if (before := meta.get("flags", {}).get(name, now)) != now:
-            raise InputError(
-                f"{saved.folder.parent} holds a run with {name}={before:d}, and here it is {now:d},"
-                f" which gives other numbers; continue with {name}={before:d}"
-            )
-    current = saved.restore(newest, run.abstract)
-    console.say(f"continuing from step {newest} ({saved.folder / str(newest)})")
-    if longer is not stored:
-        before, after = stored.run.total_steps, run.config.run.total_steps
-        console.say(
-            f"lengthened from {before} to {after} steps: from step {before} on, learning rate,"
-            " weight decay and teacher momentum take their cosines anew, without a warm-up"
-        )
-    return current, meta["record"]
-
-
-def _flags() -> dict[str, bool]:
-    """JAX's settings under which the same keys and types give other numbers."""
-    names = "JAX_THREEFRY_PARTITIONABLE", "JAX_ENABLE_X64"
-    return {name: bool(getattr(jax.config, name.lower())) for name in names}
-
-
-def meta(config: ConfigDict, at: int) -> dict:
-    """What a checkpoint holds beside the state: config, data position, versions."""
-    return {
-        "flags": _flags(),
-        "config": config_lib.to_json(config),
-        "record": at * config.optim.batch_size,
-        "versions": log.versions(),
-    }
 
 
 def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:
@@ -489,15 +158,244 @@ def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:
     c = run.config
     devices = jax.devices()
     console.say(
-        f"{c.method} on {len(devices)} x {devices[0].device_kind} ({devices[0].platform}),"
-        f" {run.source!r}: {len(run.source)} images, batch {c.optim.batch_size}, steps {start} to"
-        f" {c.run.total_steps} ({c.run.steps_per_epoch} an epoch); run folder {workdir}"
+        f"{c.method} on {len(devices)} x {devices[0].device_kind}, batch {c.optim.batch_size},"
+        f" steps {start} to {c.run.total_steps} ({c.run.steps_per_epoch} per epoch)"
     )
+    classes = f", {run.source.num_classes} classes" if run.source.num_classes else ""
+    console.say(f"data: {run.source}, {len(run.source)} images{classes}")
     if left_out := getattr(run.source, "left_out", ""):
-        console.say(f"left out: {left_out}")
+        console.say(f"skipped: {left_out}")
+    console.say(f"run directory: {workdir}")
 
 
-def _existing_parent(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
+class _Steps:
+    """The steps of a run from a state on, and all that is written of them."""
+
+    def __init__(
+        self,
+        run: Run,
+        workdir: Path,
+        saved: checkpoint.Checkpoints,
+        current: state.TrainState,
+        evaluation: Evaluation,
+        console: Console,
+        asked: Stop,
+        source: resident.Resident | None,
+    ):
+        """source: of images that the devices keep, None where batches bring theirs."""
+        self._run, self._config, self._workdir = run, run.config, workdir
+        self._saved, self._current, self._evaluation = saved, current, evaluation
+        self._console, self._asked = console, asked
+        self._at, self._total = int(current.step), run.config.run.total_steps
+        self._rows = log.Table(workdir, "metrics", restored_step=self._at or None)
+        self._scores = log.Table(workdir, "evals", restored_step=self._at or None)
+        tables = {"metrics": self._rows, "evals": self._scores}
+        self._tracked = trackers.Trackers(workdir, run.config, self._at, tables)
+        self._monitor = health.Monitor(run.method)
+        self._guard = guards.NonFinite(run.config.max_nonfinite)
+        self._unreadable = guards.Unreadable(workdir, run.source)
+        self._profiler = profile.Profiler(
+            run.traced if distributed.is_first() else None, workdir / "profile"
+        )
+        self._eval_every = run.config.evals.every_steps if evaluation.tasks else 0
+        self._images = None if source is None else source.images
+        every = (run.config.log, run.config.checkpoint, run.config.evals)
+        self._most = 1 if source is None else run.config.log.every_steps
+        self._length = span.Length(self._most, self._total, [one.every_steps for one in every])
+        # Steps the device may still be busy with, at most two spans of them: the last one of a
+        # span, how many they are, and their metrics.
+        self._in_flight: collections.deque[tuple[int, int, dict]] = collections.deque()
+        self._refused: InputError | None = None  # what the data ended the run with
+
+    def run(self, batches: loader.Loader, batch: dict | None) -> int:
+        """To the end of the plan and the report, or to a signal; returns an exit code."""
+        console, asked, total = self._console, self._asked, self._total
+        with contextlib.closing(self._tracked), contextlib.closing(self._profiler):
+            if self._at < total:
+                assert batch is not None
+                train_step = self._compiled([asked.tell(batch)])
+                # At the start, and of a run that was stopped during this evaluation.
+                missing = self._is_due(self._eval_every) and self._scores.newest < self._at
+                if distributed.told(missing)[0]:
+                    self._evaluate()
+            console.begin(self._at)
+            asked.busy()
+            read = [] if batch is None else [batch]
+            while self._at < total:
+                self._step(train_step, [asked.tell(one) for one in read])
+                read = self._next(batches)
+                self._log()
+                if self._is_due(self._eval_every) and self._at < total and self._refused is None:
+                    self._evaluate_unless_told()
+                if (
+                    self._at == total
+                    or asked.agreed
+                    or self._is_due(self._config.checkpoint.every_steps)
+                ):
+                    with console.phase(f"saving step {self._at}") as took:
+                        self._save()
+                    console.saved(self._at, took)
+                if asked.agreed and self._at < total:
+                    return self._leave()
+            with console.phase("saving the last checkpoint"):
+                self._save(whole=True)
+            asked.told = any(distributed.told(asked.told))  # all make the report, or none
+            asked.idle()
+            self._report()
+        console.close(self._workdir, bool(self._evaluation.tasks))
+        return EXIT_DONE
+
+    def _compiled(self, batches: list[dict]) -> jax.stages.Compiled:
+        """A span of steps as a program for arrays like these. It is traced and compiled once."""
+        run, console = self._run, self._console
+        function = step.make_step(run.method, run.optimizer, run.config)
+        if self._images is not None:
+            function = span.spanned(function, self._most)
+        train_step = step.compile_step(function, run.mesh, shardings(run))
+        console.say("compiling the step ...")
+        with console.phase("compiling the step", compiling=True) as took:
+            program = train_step.lower(self._current, *self._put(batches)).compile()
+        console.say(f"compiled in {took.seconds:.0f} s")
+        return program
+
+    def _put(self, batches: list[dict]) -> tuple:
+        """What a span of steps takes beside the state."""
+        mesh = self._run.mesh
+        if self._images is None:
+            return (sharding.put_batch(batches[0], mesh),)
+        count = jax.device_put(np.int32(len(batches)), sharding.replicated(mesh))
+        return span.stacked(batches, self._most, mesh), count, self._images
+
+    def _step(self, train_step: jax.stages.Compiled, batches: list[dict]) -> None:
+        self._console.now(f"step {self._at + 1}")
+        self._profiler.before(self._at + 1)
+        self._current, metrics = train_step(self._current, *self._put(batches))
+        self._at += len(batches)
+        if costs := self._profiler.after(self._at, metrics, train_step.as_text):
+            self._console.say(costs)
+        for batch in batches:
+            self._unreadable.note(batch)
+        self._in_flight.append((self._at, len(batches), metrics))
+
+    def _next(self, batches: loader.Loader) -> list[dict]:
+        """The batches of the next span; fewer where the run ends before them: at its end, at a
+        signal to the only process, since images may never come, and where the data are refused."""
+        console, asked = self._console, self._asked
+        console.now(f"reading the batch of step {self._at + 1}")
+        read: list[dict] = []
+
+        def work():
+            for _ in range(distributed.told(self._length.after(self._at))[0]):
+                read.append(console.waiting(lambda: next(batches)))
+
+        try:
+            if self._at < self._total and jax.process_count() == 1:
+                asked.unless_told(work, "saving after this step")
+            elif self._at < self._total:
+                work()
+        except InputError as error:
+            self._refuse(error)
+        if jax.process_count() == 1:
+            asked.agreed |= asked.told  # nobody else to be told
+        return read
+
+    def _refuse(self, error: InputError) -> None:
+        """The run ends after this step."""
+        if jax.process_count() > 1:
+            raise error  # a save takes all processes, and the others go on
+        self._refused, self._asked.agreed = error, True
+
+    def _log(self) -> None:
+        """Looks at the results of steps, and at that of the last one where something needs it."""
+        config, asked = self._config, self._asked
+        self._console.now(f"the result of step {self._in_flight[0][0]}")
+        # Whether something after this step looks at its result, so that none may stay in flight.
+        every = (config.evals.every_steps, config.checkpoint.every_steps)
+        due = self._at == self._total or any(map(self._is_due, every))
+        while self._in_flight and (len(self._in_flight) > 1 or due or asked.agreed):
+            end, count, metrics = self._in_flight.popleft()
+            for done, one in self._apart(end, count, metrics):
+                asked.hear(one)
+                self._guard.check(done, one)
+                self._console.finished(done, one)
+                if done % config.log.every_steps == 0 or done == self._total:
+                    row = {"step": done, **log.scalars(one), **self._console.timing(done)}
+                    self._rows.write(row)
+                    self._tracked.write("metrics", row)
+                    self._console.show(row, self._monitor(row))
+
+    def _apart(self, end: int, count: int, metrics: dict) -> list[tuple[int, dict]]:
+        """(step, its metrics) of a span that ends with step `end`."""
+        if self._images is None:
+            return [(end, metrics)]
+        metrics = jax.device_get(metrics)  # waits for them
+        self._length.ended(time.perf_counter(), count)
+        rows = [jax.tree.map(lambda x, i=i: x[i], metrics) for i in range(count)]
+        return list(zip(range(end - count + 1, end + 1), rows, strict=True))
+
+    def _is_due(self, every: int) -> bool:
+        """Whether what is done every so many steps (0 = never) comes after this one."""
+        return bool(every) and self._at % every == 0
+
+    def _evaluate_unless_told(self) -> None:
+        if jax.process_count() > 1:
+            self._evaluate()
+            return
+        try:
+            leaves = f"leaving the evaluation, saving step {self._at}"
+            self._asked.unless_told(self._evaluate, leaves)
+        except InputError as error:  # an image is broken since the evaluation before
+            self._refuse(error)
+
+    def _evaluate(self) -> None:
+        at, console, pictures = self._at, self._console, self._config.log.tracked_pictures
+        with console.phase(f"evaluating at step {at}") as took:
+            scores = self._evaluation(*self._network(), drawn=pictures)
+            self._score(scores)
+            if pictures and distributed.is_first():
+                folder = self._workdir / "pictures"
+                drawn = self._evaluation.draw(*self._network(), folder, self._workdir)
+                self._tracked.pictures(at, drawn)
+        console.evaluated(at, took)
+        found = "  ".join(f"{k} {v:.4g}" for k, v in scores.items())
+        console.say(f"eval at step {at}: {found}  ({took.seconds:.1f} s)")
+
+    def _score(self, scores: dict) -> None:
+        row = {"step": self._at, **scores}
+        self._scores.write(row)
+        self._tracked.write("evals", row)
+
+    def _network(self) -> tuple[Any, Any]:
+        """Weights and constants to evaluate, on this process."""
+        return distributed.local((state.weights(self._current), self._current.constants))
+
+    def _save(self, **how: bool) -> None:
+        self._saved.save(self._current, resume.meta(self._config, self._at), **how)
+
+    def _leave(self) -> int:
+        """Saves the step at which a signal or the data end the run. Raises what the data did."""
+        with self._console.phase(f"saving step {self._at}"):
+            self._save(whole=True)
+        where = f"saved step {self._at} in {self._saved.folder}"
+        if self._refused is not None:
+            self._console.say(where)
+            raise self._refused
+        self._console.say(
+            f"{where}; run the same command again to resume (exit code {EXIT_PREEMPTED})"
+        )
+        return EXIT_PREEMPTED
+
+    def _report(self) -> None:
+        """The comparison with baselines: in results.json and results.txt, as pictures, in trackers,
+        and its last row among the scores of the run."""
+        evaluation = self._evaluation
+        if not evaluation.tasks:
+            return
+        also = f", compared with {' and '.join(BASELINES)}" if self._config.evals.baselines else ""
+        self._console.say(f"final report: {', '.join(evaluation.tasks)}{also}")
+        with self._console.phase("final report"):
+            network = self._network()
+            results = evaluation.compare(*network)
+            self._score(results[TRAINED])
+            drawn = evaluation.publish(results, *network, self._workdir)
+            self._tracked.final(self._total, results, drawn)

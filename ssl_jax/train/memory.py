@@ -15,14 +15,15 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may have of the 
 _NAMED = 3  # arrays named in the error
 
 
-def check(abstract: TrainState, devices: Sequence[jax.Device]) -> None:
+def check(abstract: TrainState, devices: Sequence[jax.Device], images: int = 0) -> None:
     """Refuses a training state that the devices cannot hold.
 
     What a step needs beside it is not counted, so what passes may still be too much, and nothing
     that fits is refused.
 
     Args:
-      abstract: ShapeDtypeStructs with shardings. devices: of this process.
+      abstract: ShapeDtypeStructs with shardings. devices: of this process. images: bytes of those
+        that each device keeps.
 
     Raises:
       InputError: says what is needed and what there is, and names the largest arrays.
@@ -30,15 +31,21 @@ def check(abstract: TrainState, devices: Sequence[jax.Device]) -> None:
     leaves, _ = jax.tree_util.tree_flatten_with_path(abstract._asdict())
     sizes = {jax.tree_util.keystr(p, simple=True, separator="/"): _bytes(x) for p, x in leaves}
     needed, limit = sum(sizes.values()), of(devices)
-    if limit is None or needed <= limit:
+    if limit is None or needed + images <= limit:
         return
+    if images and needed <= limit:
+        raise InputError(
+            f"data.cache=device: the images take {images / 2**30:,.1f} GiB on each device, which"
+            f" has {limit / 2**30:,.1f} GiB, {needed / 2**30:,.1f} of them for the training state;"
+            " use data.cache=none, or a smaller data.size"
+        )
     shapes = {jax.tree_util.keystr(p, simple=True, separator="/"): x.shape for p, x in leaves}
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:_NAMED]
     named = ", ".join(f"{name} {list(shapes[name])}" for name in largest)
     raise InputError(
         f"the training state takes {needed / 2**30:,.1f} GiB on each device, which has"
-        f" {limit / 2**30:,.1f} GiB; its largest arrays are {named}: make them smaller, or share"
-        " them out over more devices (mesh.fsdp)"
+        f" {limit / 2**30:,.1f} GiB; its largest arrays are {named}: make them smaller, or shard"
+        " them over more devices (mesh.fsdp)"
     )
 
 

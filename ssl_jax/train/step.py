@@ -135,20 +135,19 @@ def flops_per_image(config: ConfigDict, state: TrainState) -> float:
 def compile_step(train_step: Callable, mesh: Mesh, state_shardings: Any) -> jax.stages.Wrapped:
     """Jits the step for a mesh: the state is donated and keeps its shardings, metrics are
     replicated. Inside, the mesh is in context, for whatever shares work out among its devices.
+
+    train_step: of (state, batch), or of what else in place of the batch lies on the mesh already.
     """
 
     @functools.wraps(train_step)
-    def on_mesh(state, batch):
+    def on_mesh(state, *batch):
         # optax and JAX's attention mix types, whatever the environment asks of the user's own code.
         mixing = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), mixing[0], mixing[1]:
-            return train_step(state, batch)
+            return train_step(state, *batch)
 
     return jax.jit(
-        on_mesh,
-        donate_argnums=0,
-        in_shardings=(state_shardings, sharding.batch_sharding(mesh)),
-        out_shardings=(state_shardings, sharding.replicated(mesh)),
+        on_mesh, donate_argnums=0, out_shardings=(state_shardings, sharding.replicated(mesh))
     )
 
 

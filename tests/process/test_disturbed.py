@@ -66,14 +66,14 @@ def test_a_disturbed_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
     assert run.ended() == (-signal.SIGKILL,) and (folder / FILE).exists()
 
     run = killed(folder, lambda run: run.saves)
-    assert run.says("is gone without having ended its run")()
+    assert run.says("is gone and left its run unfinished")()
 
     evaluating = r"evaluating at step (4|8): slow, \d+ of 12 parts"
     stopped(folder, lambda run: run.says(evaluating), signal.SIGTERM, "leaving the evaluation")
     step = runs.newest(folder)
     assert step in (4, 8) and runs.rows(folder, "evals")[-1]["step"] == step - 4
 
-    answer = "(saving after this step|leaving the evaluation)"
+    answer = "(saving a checkpoint after this step|leaving the evaluation)"
     stopped(folder, lambda run: run.says(rf"step +{step + 1}/12"), signal.SIGINT, answer)
     assert runs.newest(folder) > step
     assert runs.rows(folder, "evals")[-1]["step"] >= step, "what was left out is made up for"
@@ -95,3 +95,22 @@ def test_a_disturbed_run_ends_as_an_undisturbed_one(undisturbed, tmp_path):
     assert (folder / "pictures" / "slow.png").is_file()
     found = runs.differences(folder, undisturbed)
     assert found.names == () and found.arrays > 20 and found.rows == 16
+
+
+@pytest.mark.slow
+def test_killed_within_a_span_of_steps(tmp_path):
+    """With images that the device keeps."""
+    changes = {"data.cache": "device", "log.every_steps": 6, "checkpoint.every_steps": 5}
+    options = (*OPTIONS, *(f"--config.{key}={value}" for key, value in changes.items()))
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    run = Run(CONFIG, whole, *options)
+    assert run.ended() == (0,), run.text()
+    run = Run(CONFIG, folder, *options)
+    saved = folder / "checkpoints" / "5"
+    assert run.until(saved.is_dir), run.text()
+    run.signal(signal.SIGKILL)
+    assert run.ended() == (-signal.SIGKILL,)
+    run = Run(CONFIG, folder, *options)
+    assert run.ended() == (0,), run.text()
+    found = runs.differences(folder, whole)
+    assert found.names == () and found.arrays > 20 and found.rows > 2
