@@ -1,5 +1,6 @@
 """What a network is worth on real sets: every evaluation that they allow, beside the untrained
-network and raw pixels. Prints a row as each ends; --write puts the table into docs/results.md.
+network and raw pixels. Prints a row as each ends; --write puts the table into docs/results.md,
+with --rows these rows of it.
 
     python launch/evaluate.py runs/imagenette --data /data/tfds --davis /data/DAVIS --write
 
@@ -125,8 +126,11 @@ def main(argv=None) -> int:
     text = runs.markdown(table(found))
     print(text)
     if args.write:
-        note = f"\n`python launch/evaluate.py`, {encoder!r}. {runs.provenance()}\n"
-        runs.fill(ROOT / "docs" / "results.md", "evaluation", text + note)
+        option, document = f" --rows {args.rows}" if args.rows else "", ROOT / "docs" / "results.md"
+        note = f"\n`python launch/evaluate.py{option}`, {encoder!r}. {runs.provenance()}\n"
+        if args.rows:
+            text = among(text, runs.filled(document, "evaluation").replace(note, ""))
+        runs.fill(document, "evaluation", text + note)
     return 0
 
 
@@ -159,6 +163,16 @@ def evaluated(name: str, encoder, args) -> dict:
         (folder / "seconds.json").write_text(json.dumps(time.monotonic() - began))
     seconds = json.loads((folder / "seconds.json").read_text())
     return json.loads((folder / "results.json").read_text()) | {"seconds": seconds}
+
+
+def among(table: str, older: str) -> str:
+    """An older table and its notes, with the rows that the table has anew; the table itself where
+    the older one lacks some of them."""
+    first, rows = (lambda line: line.split(" | ")[0]), older.splitlines()
+    new = {first(line): line for line in table.splitlines()}
+    if not new.keys() <= set(map(first, rows)):
+        return table
+    return "".join(f"{new.get(first(line), line)}\n" for line in rows)
 
 
 def is_section(value) -> bool:

@@ -106,9 +106,9 @@ def to_file(
     out = local(out)
     write = files.writer(out)
     if out.exists():
-        raise InputError(f"{out} is there already; choose another name")
+        raise InputError(f"{out} already exists; choose another name")
     if not out.parent.is_dir():
-        raise InputError(f"{out} cannot be written: there is no folder {out.parent}")
+        raise InputError(f"{out}: the folder {out.parent} does not exist; create it")
     folder = out.with_name(out.name + ".parts")
     if not folder.exists():
         what.source.look()  # before anything is written

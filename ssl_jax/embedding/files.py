@@ -21,7 +21,7 @@ def writer(path: Path) -> Callable[[Path, Parts, Plan], None]:
         return _write_npz
     if path.suffix == ".parquet":
         return _write_parquet
-    raise InputError(f'the name of an embedding ends in .npz or .parquet, not "{path.name}"')
+    raise InputError(f'"{path.name}" is the name of the embedding; it must end in .npz or .parquet')
 
 
 def joined(parts: Parts, plan: Plan) -> dict[str, np.ndarray]:
@@ -38,7 +38,7 @@ def _described(parts, plan) -> tuple[dict[str, np.ndarray], dict[str, tuple[int,
     [N, h, w, d] where all images have one grid, else [all patches, d] beside their grids."""
     read = [part for part in parts if len(part["index"])]
     if not read:
-        raise InputError(f"no readable image in {plan.source!r}")
+        raise InputError(f"no readable image in {plan.source}")
     names = ["index", "names", "sizes"] + (["labels"] if "labels" in read[0] else [])
     small = {name: np.concatenate([part[name] for part in read]) for name in names}
     small["skipped"] = np.concatenate([part["skipped"] for part in parts])

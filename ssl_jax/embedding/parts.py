@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, read_json
 from ssl_jax.data import base, listing
 from ssl_jax.evals import store
 from ssl_jax.evals.extraction import Work
@@ -81,7 +81,7 @@ class Plan:
         )
         rows, skipped = work.run(dict(self.tokens), self.layers, self.batch_size)
         index = rows["index"]
-        stored = _stored(self.source)
+        stored = base.unresized(self.source)
         sizes = np.asarray([base.shape(stored, int(i)) for i in index], np.int32)
         part = dict(
             index=index,
@@ -106,7 +106,7 @@ class Kept:
         self.folder = folder
         known = folder / _PLAN
         if known.exists():
-            there = json.loads(known.read_text())
+            there = read_json(known)
             differing = sorted(key for key in plan if plan[key] != there.get(key))
             if differing:
                 raise InputError(
@@ -117,7 +117,7 @@ class Kept:
             folder.mkdir(exist_ok=True)
             if others := [path.name for path in folder.iterdir() if path.name != f"{_PLAN}.part"]:
                 raise InputError(
-                    f"{folder} is there already and holds {others[0]}; choose another name for the"
+                    f"{folder} already exists and holds {others[0]}; choose another name for the"
                     " file"
                 )
             _replace(known, lambda file: file.write(json.dumps(plan).encode()))
@@ -167,15 +167,10 @@ def _flat(name, values, dtype):
     return flat | {name: flat[name].astype(dtype)}
 
 
-def _stored(source):
-    """The source of the images as they are stored."""
-    return getattr(source, "unresized", source)
-
-
 def _names(source) -> list[str]:
     """Of all records: where the source has relative paths, those."""
     try:
-        names = _stored(source).list_names()
+        names = base.unresized(source).list_names()
     except (AttributeError, InputError):  # it has no such names, or its records have none
         names = map(source.name, range(len(source)))
     # File names may be bytes that are no text.

@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import decode
+from ssl_jax.data import base, decode
 from ssl_jax.data.lookup import pixels
-from ssl_jax.evals import dense, knn, native, tokens, windows
+from ssl_jax.evals import knn, native, streamed, tokens, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.metrics import check_classes
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Panel, Picture, class_name
-from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.train import distributed
 
 PAPER_K = 140  # 20 * 7
@@ -43,7 +43,7 @@ def defaults() -> dict:
             above=0,
         ),
         temperature=knn.temperature_key(),
-        cells=key(3, "a box is divided into so many by so many", "cells", above=0),
+        cells=key(3, "a box is divided into this many cells along each side", "cells", above=0),
         boxes=key(
             "exact",
             'how boxes follow the image: "exact", or as in FLSL\'s script, which scales height and'
@@ -149,7 +149,7 @@ def classify(
       memory: [n, p, d] features of the training images, labels: [n] int in [0, num_classes).
       queries: [m, p, d].
       ks: numbers of neighbours; each is limited to n p.
-      chunks: see `dense.nearest_streamed`.
+      chunks: see `streamed.nearest_streamed`.
 
     Returns:
       {k: int32 [m, p]}; equal scores go to the lowest class.
@@ -158,7 +158,7 @@ def classify(
     of_row = np.repeat(np.asarray(labels, np.int32), memory.shape[1])
     ks = tuple(sorted({min(k, len(bank)) for k in ks}))
     rows = queries.reshape(-1, dim)
-    similarity, index = dense.nearest_streamed(rows, bank, k=ks[-1], **chunks)
+    similarity, index = streamed.nearest_streamed(rows, bank, k=ks[-1], **chunks)
     step = max(1, _VOTES // num_classes)
     winners = [
         np.asarray(
@@ -233,7 +233,7 @@ def select(
         dim = max(distributed.told(dim))
     if not dim:
         raise InputError(
-            f"no image of {source!r} has a box that is seen; the box-aligned k-NN needs a set with"
+            f"no image of {source} shows a box; the box-aligned k-NN needs a set with"
             " boxes, or leave it out of evals.tasks"
         )
     columns = (
@@ -250,7 +250,7 @@ def _seen(record, resize, crop, patch, boxes, name=""):
     image, stored = record["image"], np.asarray(record.get("boxes", ()), np.float64)
     if stored.size % 4 or not np.isfinite(stored).all() or (stored.reshape(-1, 4)[:, 2:] < 0).any():
         raise InputError(
-            f"{name} has the boxes {stored.tolist()}; wanted is [n, 4], y, x, height and width"
+            f"{name} has the boxes {stored.tolist()}; expected [n, 4]: y, x, height, width"
         )
     stored = stored.reshape(-1, 4)
     size = image.shape[:2]
@@ -283,7 +283,7 @@ def _label(record, box, name):
             " needs one of them"
         )
     if len(of_boxes) <= box:
-        raise InputError(f"{name} has {len(of_boxes)} labels of boxes, but a box {box}")
+        raise InputError(f"{name} has {len(of_boxes)} box labels, but a box {box}")
     return int(of_boxes[box])
 
 
@@ -381,7 +381,7 @@ def figures(case: Case) -> dict[str, Picture]:
 def _unresized(source, size):
     """The source of the records as they are stored, and to what to resize them; (source, 0) for
     one that has its size already, as embedded sets do."""
-    stored = getattr(source, "unresized", source)
+    stored = base.unresized(source)
     return stored, 0 if stored is source else size
 
 
@@ -390,13 +390,4 @@ def _names(source):
     return getattr(source, "class_names", None) or getattr(source, "box_names", None)
 
 
-register(
-    "box_knn",
-    run,
-    defaults,
-    heading="box k-NN",
-    needs="boxes",
-    share=True,
-    figures=figures,
-    protocols=PROTOCOLS,
-)
+register_module(__name__, heading="box k-NN", needs="boxes", share=True)

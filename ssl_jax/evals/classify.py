@@ -15,7 +15,7 @@ from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Classes
-from ssl_jax.evals.registry import BASELINES, Protocol, register
+from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
 # Short side 256, the central 224 pixels: a crop ratio of .875.
@@ -86,20 +86,12 @@ def _scored(case):
     classes = found.image.shape[1]
     if found.labels.min() < 0 or found.labels.max() >= classes:
         raise InputError(
-            f"{case.test!r} has the labels {found.labels.min()} to {found.labels.max()}, but the"
+            f"{case.test} has the labels {found.labels.min()} to {found.labels.max()}, but the"
             f" network was trained for 0 to {classes - 1}; evaluate it on the set it was trained on"
         )
     return found
 
 
-register(
-    "classify",
-    run,
-    dict,
-    heading="top-1",
-    needs="labels",
-    share=True,
-    figures=figures,
-    baselines=BASELINES[:1],
-    protocols=PROTOCOLS,
+register_module(
+    __name__, heading="top-1", needs="labels", share=True, defaults=dict, baselines=BASELINES[:1]
 )

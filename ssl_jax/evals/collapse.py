@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import key
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.rank import rank_me
-from ssl_jax.evals.registry import register
+from ssl_jax.evals.registry import register_module
 from ssl_jax.evals.stability import SCALE, random_crop
 from ssl_jax.evals.windows import filled, window
 
@@ -132,4 +132,4 @@ def run(case: Case) -> dict[str, float]:
     }
 
 
-register("collapse", run, defaults, one_size=True)
+register_module(__name__, one_size=True)

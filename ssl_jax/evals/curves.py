@@ -1,6 +1,7 @@
 """Curves of a run: losses, health, schedules and scores over the step, as one PNG."""
 
 import csv
+import io
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from ssl_jax import reading
 from ssl_jax.config import InputError
 from ssl_jax.evals.pictures.render import LINES, STYLE, save, set_title
 from ssl_jax.methods.base import Meaning
@@ -78,12 +80,10 @@ def read_metrics(path: Path | str, rows: int = 1) -> dict[str, np.ndarray]:
     rows: that there must be, 0 or 1. Raises InputError for what is no such table.
     """
     path = Path(path)
-    if path.stat().st_size > _LARGEST:
-        raise InputError(f"{path} has more than {_LARGEST} bytes; it is no table of metrics")
     try:
-        with open(path, newline="", encoding="utf-8") as file:
-            found = list(csv.DictReader(file))
-    except (csv.Error, UnicodeDecodeError) as error:
+        text = reading.read_bytes(path, _LARGEST).decode()
+        found = list(csv.DictReader(io.StringIO(text, newline="")))
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
         raise InputError(f"{path} is not a table of metrics: {error}") from error
     if not found and not rows:
         return {}

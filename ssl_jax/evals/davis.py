@@ -20,7 +20,7 @@ from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import tracking
 from ssl_jax.evals.pictures.base import Animation, Picture
 from ssl_jax.evals.propagation import Settings, track
-from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.train import distributed
 
 _SHOWN = 3  # videos in the pictures
@@ -39,7 +39,7 @@ def defaults() -> dict:
             most=16384,
         ),
         multiple=key(
-            64, "the longer side of resized frames is cut to a multiple of it", "pixels", above=0
+            64, "the longer side of resized frames is cropped to its multiple", "pixels", above=0
         ),
         frames=key(1, "per forward pass", "images", above=0),
         previous=key(
@@ -107,7 +107,7 @@ def sequences_of(source: Any, frames: int = 0) -> dict[str, range]:
     known = getattr(source, "sequences", None)
     if not known:
         raise InputError(
-            f'davis needs videos with masks, {source!r} has none; use data.kind="moving_shapes" or'
+            f'davis needs videos with masks, {source} has none; use data.kind="moving_shapes" or'
             " a set of videos, or leave it out of evals.tasks"
         )
     result: dict[str, range] = {}
@@ -117,8 +117,8 @@ def sequences_of(source: Any, frames: int = 0) -> dict[str, range]:
             break
         if len(records) < 3:
             raise InputError(
-                f"the video {name} has {len(records)} frames; it needs 3, as the first is given and"
-                " the last does not count"
+                f"the video {name} has {len(records)} frames; it needs 3: the first is given"
+                " and the last not scored"
             )
         result[name] = records
     return result
@@ -133,7 +133,7 @@ def follow(case: Case, name: str, records: range) -> _Followed:
             try:
                 record = case.test[i]
             except Unreadable as error:
-                raise InputError(f"the video {name} cannot be followed: {error}") from error
+                raise InputError(f"cannot follow the video {name}: {error}") from error
             if record.get("mask") is None:
                 raise InputError(f"{case.test.name(i)} has no mask; davis needs one for each frame")
             truth.append(record["mask"])
@@ -191,7 +191,7 @@ def _measured(followed: _Followed) -> list[video.Measured]:
     try:
         return video.measure(followed.truth, followed.predicted)
     except ValueError as error:
-        raise InputError(f"the video {followed.name} cannot be scored: {error}") from error
+        raise InputError(f"cannot score the video {followed.name}: {error}") from error
 
 
 def _shown(case):
@@ -218,6 +218,4 @@ def figures(case: Case) -> dict[str, Picture | Animation]:
     return {"tracking": tracking.picture(strips), **pictures}
 
 
-register(
-    "davis", run, defaults, heading="J&F", needs="sequences", figures=figures, protocols=PROTOCOLS
-)
+register_module(__name__, heading="J&F", needs="sequences")

@@ -9,7 +9,6 @@ its sparse tokens, and says pixels (squared error) or the codes of a frozen toke
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -20,15 +19,15 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError, key
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import psnr, quality
+from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import Picture, reconstructions
-from ssl_jax.evals.registry import BASELINES, Protocol, register
+from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 from ssl_jax.losses import reconstruction
 from ssl_jax.models import decoder, factorise, tokenizer
 from ssl_jax.ops import numerics
 
 _SHOWN = 6  # test images of the picture
-_THREADS = 8  # that read images while the device works
 
 _STELLAR = {
     "width": 512,
@@ -60,7 +59,7 @@ def defaults() -> dict:
         ),
         target=key(
             "pixel",
-            'what it says of each patch: "pixel", or "vq", the code of a frozen tokenizer',
+            'what it predicts of each patch: "pixel", or "vq", the code of a frozen tokenizer',
             choices=("pixel", "vq"),
         ),
         tokenizer=key(
@@ -183,22 +182,6 @@ def latents(encoder: Callable, images: np.ndarray, tokens: str = "auto") -> jax.
     return factorise.recompose(maps.reshape(b, h * w, r), extras["tokens"]).reshape(b, h, w, -1)
 
 
-def read(source: Any, batches: Iterable[np.ndarray], images_of: Callable) -> Iterator[np.ndarray]:
-    """The images of each batch of record numbers, read by several threads, one batch ahead."""
-    with ThreadPoolExecutor(_THREADS) as pool:
-
-        def start(rows):
-            return [pool.submit(images_of, source, [row]) for row in rows]
-
-        ahead = None
-        for rows in batches:
-            behind, ahead = ahead, start(rows)
-            if behind is not None:
-                yield np.concatenate([future.result() for future in behind])
-        if ahead is not None:
-            yield np.concatenate([future.result() for future in ahead])
-
-
 def _readable(source: Any, record: int) -> bool:
     try:
         source[int(record)]
@@ -221,7 +204,8 @@ def train(case: Case) -> tuple[Decoder, tokenizer.Target]:
         rng = np.random.Generator(np.random.Philox(key=[case.seed, epoch]))
         order = rng.permutation(index)
         steps = order[: len(index) // size * size].reshape(-1, size)
-        for images in read(case.train, steps, case.images):
+        for made in ahead(lambda i: case.images(case.train, [i]), steps, 1):
+            images = np.concatenate(made)
             found = latents(case.encoder, images, c.tokens)
             yield found.reshape(size, h * w, dim), images
 
@@ -273,16 +257,7 @@ def figures(case: Case) -> dict[str, Picture]:
     return {"decoded": reconstructions.picture(images[:part], shown[:part], title)}
 
 
-register(
-    "decode",
-    run,
-    defaults,
-    heading="decoded PSNR, dB",
-    trains=True,
-    one_size=True,
-    figures=figures,
-    # Raw pixels as features would be copied.
-    baselines=BASELINES[:1],
-    protocols=PROTOCOLS,
-    check=check,
+# Raw pixels as features would be copied.
+register_module(
+    __name__, heading="decoded PSNR, dB", trains=True, one_size=True, baselines=BASELINES[:1]
 )

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import features, knn, store, tokens
 from ssl_jax.evals.case import Case
@@ -24,8 +23,9 @@ from ssl_jax.evals.metrics import ABSENT, check_classes, class_iou, confusion, m
 from ssl_jax.evals.pictures import segmentation
 from ssl_jax.evals.pictures.base import IGNORE, Classes, Picture
 from ssl_jax.evals.pictures.confusion import picture as picture_of_classes
-from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.evals.store import Grids
+from ssl_jax.evals.streamed import BLOCK, nearest_streamed
 
 NEIGHBOURS = 50
 TEMPERATURE = 0.1  # of the softmax vote
@@ -35,7 +35,6 @@ PROTOCOLS = {
         dict(data=dict(size=0), crop=0, k=NEIGHBOURS, subsample=(1, 8, 64, 128), runs=5),
     )
 }
-_BLOCK = 2**18  # test patches that are searched for at a time
 _SHOWN = 6  # test images of the picture
 
 
@@ -56,7 +55,7 @@ def defaults() -> dict:
         ),
         subsample=key(
             (1,),
-            "keep one training image in so many; each is reported, and the first is the score",
+            "keep one training image in this many; each is reported, and the first is the score",
             "images",
             above=0,
         ),
@@ -95,7 +94,7 @@ def patch_labels(
     h, w = grid
     if height % h or width % w:
         raise ValueError(
-            f"masks of {width}x{height} pixels cannot be cut into {w}x{h} equal patches"
+            f"masks of {width}x{height} pixels cannot be divided into {w}x{h} equal patches"
         )
     wrong = (masks >= num_classes) & (masks != ignore) | (masks < 0)
     if wrong.any():
@@ -112,70 +111,6 @@ def patch_labels(
         )
         result[i] = counts.reshape(h * w, num_classes + 1).argmax(axis=1)
     return np.where(result == num_classes, ignore, result).reshape(n, h, w).astype(np.int32)
-
-
-def nearest_streamed(
-    queries: np.ndarray,
-    bank: np.ndarray,
-    *,
-    rows: np.ndarray | None = None,
-    k: int = NEIGHBOURS,
-    query_chunk: int = 2048,
-    bank_chunk: int = 65536,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The k nearest rows of `bank` by cosine, exactly; the bank goes to the device in pieces, with
-    a running top k.
-
-    Args:
-      queries: [q, d], bank: [n, d], on the host. k: limited to the rows searched.
-      rows: ascending indices of the rows of the bank to search, read piece by piece; None: all.
-      query_chunk, bank_chunk: rows per device call; device memory holds 2^18 queries, one piece of
-        the bank and [query_chunk, bank_chunk] similarities at most. Results do not depend on them.
-
-    Returns:
-      similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities
-      in order of the index.
-    """
-    count = len(bank) if rows is None else len(rows)
-    if not count or not len(queries):
-        raise ValueError(f"nothing to retrieve: {len(queries)} queries, {count} rows in the bank")
-    k, query_chunk = min(k, count), min(query_chunk, len(queries))
-    bank_chunk = max(min(bank_chunk, count), k)
-    similarity = np.empty((len(queries), k), np.float32)
-    index = np.empty((len(queries), k), np.int32)
-    nothing = jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32)
-    for first in range(0, len(queries), _BLOCK):
-        starts = range(first, min(first + _BLOCK, len(queries)), query_chunk)
-        pieces = [knn.normalize(_padded(queries, start, query_chunk)) for start in starts]
-        best = [nothing] * len(pieces)
-        for start in range(0, count, bank_chunk):
-            chosen = None if rows is None else rows[start : start + bank_chunk]
-            part = knn.normalize(_padded(bank, start, bank_chunk, chosen))
-            where = jnp.arange(bank_chunk) < count - start
-            best = [_merge(piece, part, where, start, *b, k=k) for piece, b in zip(pieces, best)]
-        for start, (values, found) in zip(starts, best):
-            stop = min(start + query_chunk, len(queries))
-            similarity[start:stop] = np.asarray(values)[: stop - start]
-            index[start:stop] = np.asarray(found)[: stop - start]
-    return similarity, index if rows is None else rows[index].astype(np.int32)
-
-
-def _padded(rows, start, size, chosen=None):
-    """`size` rows from `start` on, or the chosen ones, filled up with zeros, so that every piece
-    has one shape."""
-    part = np.asarray(rows[start : start + size] if chosen is None else rows[chosen], np.float32)
-    return np.pad(part, ((0, size - len(part)), (0, 0)))
-
-
-@functools.partial(jax.jit, static_argnames="k")
-def _merge(queries, bank, where, offset, similarity, index, *, k):
-    """Top k of the best so far and of this piece of the bank; earlier rows win ties."""
-    # Both sides have length 1.
-    new_similarity, new_index = ops.nearest(queries, bank, k=k, where=where, metric="dot")
-    similarity, best = jax.lax.top_k(jnp.concatenate([similarity, new_similarity], axis=1), k)
-    return similarity, jnp.take_along_axis(
-        jnp.concatenate([index, new_index + offset], axis=1), best, axis=1
-    )
 
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "rule"))
@@ -211,9 +146,9 @@ def retrieve(
         raise ValueError(f'the vote is "plain" or "softmax", got {rule!r}')
     labels = np.asarray(bank_labels, np.int32)
     classes = []
-    for start in range(0, len(queries), _BLOCK):
+    for start in range(0, len(queries), BLOCK):
         similarity, index = nearest_streamed(
-            queries[start : start + _BLOCK], bank, rows=rows, k=k, **chunks
+            queries[start : start + BLOCK], bank, rows=rows, k=k, **chunks
         )
         found = _vote(jnp.asarray(labels[index]), similarity, num_classes=num_classes, rule=rule)
         classes.append(np.asarray(found))
@@ -305,7 +240,7 @@ def _classes(case, *masks):
     seen, names = num_classes(*masks), getattr(case.test, "mask_names", None)
     if names and seen > len(names):
         raise InputError(
-            f"a mask of {case.test!r} has class {seen - 1}, but the set names {len(names)} classes,"
+            f"a mask of {case.test} has class {seen - 1}, but the set names {len(names)} classes,"
             f" 0 to {len(names) - 1}; {IGNORE} means ignore"
         )
     return seen
@@ -401,18 +336,10 @@ def figures(case: Case) -> dict[str, Picture | Classes]:
             scored.patch_counts,
             scored.patch_iou,
             names=names,
-            title="IoU of each class, and what its patches are taken for",
+            title="IoU of each class, and the predicted classes of its patches",
             measure="IoU",
         )
     return pictures
 
 
-register(
-    "dense",
-    run,
-    defaults,
-    heading="dense mIoU",
-    needs="masks",
-    figures=figures,
-    protocols=PROTOCOLS,
-)
+register_module(__name__, heading="dense mIoU", needs="masks")

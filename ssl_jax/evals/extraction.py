@@ -1,11 +1,7 @@
 """From records to arrays of features: decoded ahead, encoded in batches of one shape, put into
 rows."""
 
-import collections
-import concurrent.futures
 import contextlib
-import itertools
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,11 +13,11 @@ from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
 from ssl_jax.data.values import check_range
 from ssl_jax.evals import store, tokens
+from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.store import Grids
 from ssl_jax.evals.windows import cut, filled, unit, window
 from ssl_jax.train import progress
 
-_THREADS = min(16, os.cpu_count() or 1)  # that decode images
 _AHEAD = 2  # batches that are decoded while the device is busy
 
 
@@ -108,41 +104,31 @@ class Work:
 
     def _batches(self, batch_size: int) -> Iterator[tuple[list[int], list[dict], list[str], int]]:
         """(rows, their records, names of unreadable ones, images to fill up to), decoded ahead."""
-        plan = _plan(self._windows, batch_size)
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            waiting: collections.deque = collections.deque()
-
-            def ahead(count):
-                for rows, full in itertools.islice(plan, count):
-                    waiting.append((rows, full, [pool.submit(self._read, row) for row in rows]))
-
-            ahead(_AHEAD)
-            while waiting:
-                rows, full, futures = waiting.popleft()
-                ahead(1)
-                kept, records, missing = [], [], []
-                for row, future in zip(rows, futures):
-                    try:
-                        records.append(future.result())
-                        kept.append(int(row))
-                    except Unreadable:
-                        missing.append(self._source.name(int(self._indices[row])))
-                yield kept, records, missing, full
+        plan = list(_plan(self._windows, batch_size))
+        made = ahead(self._read, (rows for rows, _ in plan), _AHEAD)
+        for records, (rows, full) in zip(made, plan):
+            kept = [int(row) for row, record in zip(rows, records) if record]
+            bad = [self._indices[row] for row, record in zip(rows, records) if not record]
+            missing = [self._source.name(int(i)) for i in bad]
+            yield kept, [record for record in records if record], missing, full
 
     def _read(self, row):
-        """A record, its image and mask cut."""
+        """A record, its image and mask cut; None where it cannot be read."""
         i = int(self._indices[row])
-        record = self._source[i]
+        try:
+            record = self._source[i]
+        except Unreadable:
+            return None
         label = record.get("label", 0)
         if label != int(label) or not -1 <= label < 2**31:
-            raise InputError(f"{self._source.name(i)} has the label {label}, which is no class")
+            raise InputError(f"{self._source.name(i)} has the label {label}, which is not a class")
         check_range(record["image"], self._source.name(i))
         shape = record["image"].shape[:2]
         part = window(shape, self._crop, self._multiple, self._source.name(i))
         if part.size != tuple(self._windows[row]):
             raise InputError(
-                f"{self._source.name(i)} has {pixels(shape)} pixels, another size than"
-                f" {self._source!r} says; set data.size of the evaluation"
+                f"{self._source.name(i)} has {pixels(shape)} pixels, not the size that"
+                f" {self._source} states; set data.size of the evaluation"
             )
         record = {**record, "image": unit(cut(record["image"], part))}
         if not self._masks:
@@ -213,7 +199,7 @@ def _all_or_none(name, missing, count, source):
     """Whether all records have such a value; InputError if only some have."""
     if 0 < missing < count:
         raise InputError(
-            f"{missing} of {count} records of {source!r} have no {name}; give all of them one, or"
+            f"{missing} of {count} records of {source} have no {name}; give all of them one, or"
             " none"
         )
     return count > 0 and not missing

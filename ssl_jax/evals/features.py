@@ -105,8 +105,7 @@ def extract(
             rows, skipped = _joined(rows, skipped)
         if not len(rows["index"]):
             raise InputError(
-                f"no readable image in {source!r} ({len(skipped)} unreadable, {len(indices)} asked"
-                " for)"
+                f"no readable image in {source} ({len(skipped)} of {len(indices)} unreadable)"
             )
         for name in names:
             check_finite(name, rows[name], rows["index"], source)

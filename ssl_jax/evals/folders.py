@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssl_jax.config import InputError, json_object, local, wrong_type
+from ssl_jax.config import InputError, local, read_json
 from ssl_jax.evals import curves, registry
 
-_LARGEST = 2**26  # bytes of a JSON file
 # Examples of what config.json and environment.json may hold where the report uses it.
 _EXAMPLES: dict[str, Any] = {
     "run": {},
@@ -23,8 +22,8 @@ _EXAMPLES: dict[str, Any] = {
     "evals": {},
     "expected": {},
     "versions": {},
-    "devices": [""],
-    "command": [""],
+    "devices": ("",),
+    "command": ("",),
 }
 
 
@@ -108,28 +107,28 @@ def distinct(parts: Sequence[Sequence[str]]) -> list[str]:
 def _check(folder: Path) -> None:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"{folder} {what}; give the folder of a run (its --workdir)")
+        raise InputError(f"{folder} {what}; give a run directory (--workdir of train)")
     if (folder / "config.json").is_file():
         return
     above = next((p for p in folder.resolve().parents if (p / "config.json").is_file()), None)
     inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
     hint = f"; did you mean {above}?" if above else ""
     if inside:
-        hint = f"; it holds the runs {', '.join(inside[:6])}: name those"
-    raise InputError(f"{folder} is no run: it has no config.json{hint}")
+        hint = f"; it holds the runs {', '.join(inside[:6])}: name one of them"
+    raise InputError(f"{folder} is not a run directory: it has no config.json{hint}")
 
 
 def _read(name: str, folder: Path) -> RunFolder:
     pictures = folder / "pictures"
-    results = _json(folder / "results.json")
+    results = _json(folder / "results.json", {})
     for row, scores in results.items():
         if not isinstance(scores, dict) or not all(map(_is_number, scores.values())):
-            raise InputError(f'{folder / "results.json"}: "{row}" is no object of numbers')
+            raise InputError(f'{folder / "results.json"}: "{row}" is not an object of numbers')
     return RunFolder(
         name=name,
         path=folder,
-        config=_checked(folder / "config.json"),
-        environment=_checked(folder / "environment.json"),
+        config=_json(folder / "config.json", _EXAMPLES),
+        environment=_json(folder / "environment.json", _EXAMPLES),
         results=results,
         metrics=_columns(folder / "metrics.csv"),
         scores=_columns(folder / "evals.csv"),
@@ -146,34 +145,13 @@ def _is_there(path: Path, folder: Path) -> bool:
     """Whether it is a regular file. Raises InputError for one that is a link out of the folder: the
     page would show what the folder's maker may not have."""
     if path.is_file() and not path.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{path} is a link out of the run folder; put a copy there")
+        raise InputError(f"{path} links out of the run directory; replace it with a copy")
     return path.is_file()
 
 
-def _json(path: Path) -> dict:
-    """The object in a JSON file, {} if there is no file."""
-    if not _is_there(path, path.parent):
-        return {}
-    if path.stat().st_size > _LARGEST:
-        raise InputError(f"{path} has more than {_LARGEST} bytes; it is of no run")
-    return json_object(path.read_bytes(), str(path))
-
-
-def _checked(path: Path) -> dict:
-    """The same of a file with entries of _EXAMPLES."""
-    values = _json(path)
-    for name, example in _EXAMPLES.items():
-        section, _, last = name.rpartition(".")
-        place = values.get(section, {}) if section else values
-        if (value := place.get(last)) is not None and not _is_like(value, example):
-            raise InputError(f"{path}: {wrong_type(name, value, example)}")
-    return values
-
-
-def _is_like(value, example) -> bool:
-    if isinstance(example, list):
-        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
-    return _is_number(value) if example == 0 else isinstance(value, type(example))
+def _json(path: Path, examples: Mapping[str, Any]) -> dict:
+    """The object in a JSON file, see `read_json`; {} if there is no file."""
+    return read_json(path, examples) if _is_there(path, path.parent) else {}
 
 
 def _is_number(value) -> bool:

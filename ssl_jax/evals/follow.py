@@ -19,19 +19,7 @@ from ssl_jax.evals.section import TRAINING
 HELD_OUT = ("val", "test")
 _KEPT, _SCORED = "[:80%]", "[80%:]"  # of a set without such a part
 # What says how a set is read: an evaluation may say it itself.
-_READING = (
-    "name",
-    "dir",
-    "images",
-    "labels",
-    "masks",
-    "mask_suffix",
-    "boxes",
-    "class_names",
-    "class_map",
-    "reduce_zero_label",
-    "raw_labels",
-)
+_READING = ("name", *(entry for entry in source.ONLY if entry != "list"))
 
 
 def follow(config: ConfigDict) -> None:
@@ -94,7 +82,7 @@ def settle(
             kept += [] if "rank" in kept else [_rank(config, like)]
         config.evals.tasks = tuple(kept)
         lacks = " and ".join(
-            f"no {needs} (left out: {', '.join(names)})" for needs, names in left_out.items()
+            f"no {needs} for {', '.join(names)}" for needs, names in left_out.items()
         )
         notes.append(f"evaluations: {', '.join(kept)}; {_where(config.data)} has {lacks}")
     followers = _followers(config)
@@ -102,8 +90,8 @@ def settle(
     if records is not None:
         if (count := len(records.unlabelled)) and section.chosen(config):
             notes.append(
-                f"evaluations: without {count} images of {_where(config.data)} beside its"
-                f" {records.num_classes} classes, which training alone sees"
+                f"evaluations: skip the {count} images of {_where(config.data)} that are in none of"
+                f" its {records.num_classes} classes; training uses them"
             )
         notes += _choose_parts(config, followers, given)
     section.check(config)
@@ -158,15 +146,15 @@ def _choose_parts(config, followers, given) -> list[str]:
             if name not in chosen:
                 continue
             raise InputError(
-                f"evals.{name}.data.test_split: {_where(config.data)} has no part"
-                f" {', '.join(HELD_OUT)}, and data.split={trained!r} leaves no slice; name the part"
-                " that is scored"
+                f"evals.{name}.data.test_split: {_where(config.data)} has no part named"
+                f" {' or '.join(HELD_OUT)}, and data.split={trained!r} leaves no slice; name the"
+                " part to score"
             )
         if f"evals.{name}.data.split" not in given:
             each.data.split = trained if left else trained + _KEPT
         each.data.test_split = left or trained + _SCORED
-        seen = "" if left else ", of which training sees the images and no label"
-        why = f"{_where(config.data)} has no part {', '.join(HELD_OUT)}"
-        note = f"evaluations: scored is {each.data.test_split}{seen}; {why}"
+        seen = "" if left else " (training sees its images, but not their labels)"
+        why = f"{_where(config.data)} has no part named {' or '.join(HELD_OUT)}"
+        note = f"evaluations: score {each.data.test_split}{seen}, as {why}"
         notes |= {note: None} if name in chosen else {}
     return list(notes)

@@ -6,7 +6,6 @@ was fitted before. The images that are scored lie in `dir`, as VARIANT/val/CLASS
 as `data.size` and `crop` say.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax import reading
-from ssl_jax.config import InputError, key, local
+from ssl_jax.config import InputError, key, local, read_json
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import linear, probe
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.registry import BASELINES, Protocol, register
+from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 
 ORIGINAL = "original"
 VARIANTS = (
@@ -74,10 +73,10 @@ def read_mapping(path: str | Path) -> np.ndarray:
     path = local(path)
     if not path.is_file():
         raise InputError(
-            f'no mapping "{path}"; give `mapping` the in_to_in9.json of the backgrounds challenge'
+            f'no file "{path}"; set `mapping` to in_to_in9.json of the backgrounds challenge'
         )
     try:
-        entries = {int(name): int(value) for name, value in json.loads(path.read_text()).items()}
+        entries = {int(name): int(value) for name, value in read_json(path).items()}
         mapping = np.array([entries[i] for i in range(len(entries))], np.int64)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise InputError(
@@ -97,13 +96,13 @@ def read_head(path: str | Path) -> dict[str, np.ndarray]:
     """
     path = local(path)
     if not path.is_file():
-        raise InputError(f"no classifier {path}; give `head` an .npz file with kernel and bias")
+        raise InputError(f"no file {path}; set `head` to an .npz file with kernel and bias")
     try:
         with reading.open_npz(path) as stored:
             head = {name: np.asarray(stored[name], np.float32) for name in stored.files}
     # zipfile, NumPy and its header parser have no common error class
     except Exception as error:
-        raise InputError(f"{path} is no .npz file that can be read: {error}") from error
+        raise InputError(f"cannot read {path} as .npz: {error}") from error
     kernel, bias = head.get("kernel"), head.get("bias")
     norm = [name for name in ("scale", "shift") if name in head]
     if (
@@ -120,12 +119,6 @@ def read_head(path: str | Path) -> dict[str, np.ndarray]:
             " shift [d] if it has a layer norm"
         )
     return head
-
-
-def save_head(path: str | Path, params: Mapping[str, Any]) -> None:
-    """Writes `probe.Probe.params` as a file that `read_head` reads."""
-    arrays: dict[str, Any] = {name: np.asarray(value) for name, value in params.items()}
-    np.savez(local(path), **arrays)
 
 
 def predict(head: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
@@ -158,11 +151,14 @@ def _variant(case, name, classes):
 def check(name: str, section: ConfigDict) -> None:
     """Refuses an evaluation `name` without its folder, mapping or classifier. Raises InputError."""
     linear.check(name, section)
+    _opened(name, section)
+
+
+def _opened(name, section) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+    """(mapping, classifier or None) of an evaluation `name`, whose folder is there."""
     if not section.dir or not local(section.dir).is_dir():
         raise InputError(f'{name}.dir is "{section.dir}"; it must be the folder of ImageNet-9')
-    read_mapping(section.mapping)
-    if section.head:
-        read_head(section.head)
+    return read_mapping(section.mapping), read_head(section.head) if section.head else None
 
 
 def run(case: Case) -> dict[str, float]:
@@ -173,13 +169,12 @@ def run(case: Case) -> dict[str, float]:
     Raises InputError for a missing folder, mapping or classifier, or ones that do not fit.
     """
     c = case.config
-    check("imagenet9", c)
-    mapping = read_mapping(c.mapping)
+    mapping, known = _opened("imagenet9", c)
     sources: dict[str, Any] = {
         name: _variant(case, name, 1 + int(mapping.max())) for name in c.variants
     }
-    fitted = None if c.head else linear.probe(case, len(mapping))
-    head = read_head(c.head) if fitted is None else fitted.params
+    fitted = None if known else linear.probe(case, len(mapping))
+    head: Any = fitted.params if fitted else known
     if head["kernel"].shape[1] != len(mapping):
         raise InputError(
             f"the classifier knows {head['kernel'].shape[1]} classes, the mapping {len(mapping)}"
@@ -202,13 +197,4 @@ def run(case: Case) -> dict[str, float]:
 
 
 # A saved classifier takes no raw pixels.
-register(
-    "imagenet9",
-    run,
-    defaults,
-    heading="ImageNet-9",
-    needs="labels",
-    baselines=BASELINES[:1],
-    protocols=PROTOCOLS,
-    check=check,
-)
+register_module(__name__, heading="ImageNet-9", needs="labels", baselines=BASELINES[:1])

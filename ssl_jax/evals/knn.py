@@ -17,7 +17,7 @@ from ssl_jax.evals import metrics, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion, neighbours
 from ssl_jax.evals.pictures.base import Classes, Picture
-from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.evals.registry import Protocol, register_module
 
 KS = (20, 10, 100, 200)
 TEMPERATURE = 0.07
@@ -222,13 +222,4 @@ def figures(case: Case) -> dict[str, Picture | Classes]:
     }
 
 
-register(
-    "knn",
-    run,
-    defaults,
-    heading="k-NN",
-    needs="labels",
-    share=True,
-    figures=figures,
-    protocols=PROTOCOLS,
-)
+register_module(__name__, heading="k-NN", needs="labels", share=True)

@@ -19,7 +19,7 @@ from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, logits, whiten
-from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.ops import numerics
 
 _SCALED_TO = 256  # features, of learning rates that grow with the batch
@@ -101,7 +101,7 @@ def defaults() -> dict:
         crop_scale=key(
             (),
             "(least, largest) share of the area of random crops to train on, which are encoded"
-            " anew in every epoch; () = the evaluation crop, encoded once",
+            " again in every epoch; () = the evaluation crop, encoded once",
             element=0.5,
             above=0,
             most=1,
@@ -133,7 +133,7 @@ def _probe(case, num_classes):
     train, test = case.labelled(c.tokens, c.layers)
     found = 1 + int(max(train.labels.max(), test.labels.max()))
     if num_classes and found > num_classes:
-        raise InputError(f"the images have {found} classes, {num_classes} are asked for")
+        raise InputError(f"the images have {found} classes, expected {num_classes}")
     factor = _factor(c)
     return fit(
         train.image,
@@ -216,15 +216,4 @@ def _crops(case: Case, records: np.ndarray) -> Stream:
     return stream
 
 
-register(
-    "linear",
-    run,
-    defaults,
-    heading="linear",
-    needs="labels",
-    share=True,
-    figures=figures,
-    trains=True,
-    protocols=PROTOCOLS,
-    check=check,
-)
+register_module(__name__, heading="linear", needs="labels", share=True, trains=True)

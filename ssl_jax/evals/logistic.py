@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import tokens
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.registry import register
+from ssl_jax.evals.registry import register_module
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HELD_OUT = 0.1
@@ -107,4 +107,4 @@ def run(case: Case) -> dict[str, float]:
     return {"logistic": 100.0 * accuracy, "logistic_c": chosen}
 
 
-register("logistic", run, defaults, heading="logistic", needs="labels", share=True)
+register_module(__name__, heading="logistic", needs="labels", share=True)

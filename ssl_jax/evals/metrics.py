@@ -44,7 +44,7 @@ def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str
     if masks and IGNORE in seen:
         found += f" and {IGNORE}, which is ignored"
         rule = ",".join(f"{value}:{i}" for i, value in enumerate([*(classes or [0]), IGNORE]))
-        hint = f"; if {IGNORE} is a class, evals.{type}.data.class_map={{{rule}}} says so"
+        hint = f"; if {IGNORE} is a class, set evals.{type}.data.class_map={{{rule}}}"
     raise InputError(
         f"{type}: the {what} of {source} have {found}; a score needs two classes{hint}"
     )

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 import ssl_jax
-from ssl_jax import extras
+from ssl_jax import extras, reading
 from ssl_jax.config import COMPUTED, InputError, flatten
 from ssl_jax.data import source
 from ssl_jax.evals import charts, comparison
@@ -34,10 +34,10 @@ _SMOOTHING = 0.05
 # What the pictures show that any network can have; others are called after their file.
 _SHOWN = {
     "attention": "Attention of the class token in the last block, one map a head",
-    "curves": "Losses, health and schedules over the step",
+    "curves": "Losses, health and schedules by step",
     "neighbours": "Test images with their nearest training images",
     "pca": "First three principal components of the patch features, as colours",
-    "segmentation": "Test images with their true and predicted classes of patches",
+    "segmentation": "Test images with the true and predicted class of each patch",
 }
 
 
@@ -98,7 +98,7 @@ def _overview(number: int, run: RunFolder) -> dict:
     config = flatten(run.config)
     status = "finished" if run.results else f"at step {run.step:,}, no results yet"
     if run.results and run.step < run.total_steps:
-        status = f"results, and trained on to step {run.step:,}"
+        status = f"results, then trained further to step {run.step:,}"
     written = min(max(path.lstat().st_mtime for path in run.path.iterdir()), time.time())
     batch = config.get("optim.batch_size", 0)
     rates = run.metrics.get("images_per_second", np.zeros(0))
@@ -182,7 +182,7 @@ def _charts(runs) -> list[dict]:
 
     def add(title, note, drawn, **words):
         if any(np.isfinite(line.y).any() for line in drawn):
-            label = f"{title} over the step of {', '.join(runs[line.run].name for line in drawn)}"
+            label = f"{title} by step of {', '.join(runs[line.run].name for line in drawn)}"
             svg = charts.lines(drawn, label=label, number=len(result), **words)
             members = [_member(line, runs) for line in drawn]
             result.append(dict(title=title, note=note, svg=svg, members=members))
@@ -203,7 +203,7 @@ def _charts(runs) -> list[dict]:
             line = charts.Line(run.metrics["step"], run.metrics["loss"], number)
             methods.setdefault(str(run.config.get("method", "")), []).append(line)
     for method, drawn in methods.items():
-        note = "running mean over 5 % of the steps, on the faint values"
+        note = "running mean over 5 % of the steps; faint: the values themselves"
         title = f"Loss of {method}" if method else "Loss"
         add(title, note, drawn, smooth=_SMOOTHING)
     return result
@@ -251,9 +251,7 @@ def _inlined(path: Path) -> dict:
     as it is."""
     kind = path.suffix[1:]
     try:
-        if path.stat().st_size > _LARGEST:
-            raise ValueError(f"it has more than {_LARGEST} bytes")
-        raw = path.read_bytes()
+        raw = reading.read_bytes(path, _LARGEST)
         # The formats that runs write: of others, Pillow gives some to programs.
         with Image.open(io.BytesIO(raw), formats=("PNG", "GIF")) as image:
             size = image.size

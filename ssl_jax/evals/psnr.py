@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.registry import BASELINES, register
+from ssl_jax.evals.registry import BASELINES, register_module
 from ssl_jax.evals.windows import filled
 from ssl_jax.models import tokenizer
 
@@ -68,4 +68,4 @@ def run(case: Case) -> dict[str, float]:
     return {"psnr": float(np.concatenate(values).mean())}
 
 
-register("psnr", run, dict, heading="PSNR, dB", one_size=True, baselines=BASELINES[:1])
+register_module(__name__, heading="PSNR, dB", one_size=True, defaults=dict, baselines=BASELINES[:1])

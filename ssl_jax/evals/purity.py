@@ -19,7 +19,7 @@ from ssl_jax.evals.metrics import check_classes, num_classes
 from ssl_jax.evals.pictures import cribo as objects
 from ssl_jax.evals.pictures import similarity
 from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture
-from ssl_jax.evals.registry import register
+from ssl_jax.evals.registry import register_module
 from ssl_jax.methods.encoder import Encoder
 
 SHARPNESS = 0.1 * 384**0.5  # FLSL's self-attention, tau x D of ViT-S, on cosines
@@ -137,7 +137,7 @@ def kind_of(case: Case) -> str:
     wanted = {kind: name for name, kind in _OWN.items()}.get(asked, method)
     if config is not None and method != wanted:
         raise InputError(
-            f'clusters="{asked}" are those of {wanted}, but the network is of {method}; use'
+            f'clusters="{asked}" needs a network of {wanted}, but this one is of {method}; use'
             ' "kmeans" or "auto"'
         )
     return "kmeans" if config is None else asked
@@ -227,11 +227,11 @@ def figures(case: Case) -> dict[str, Picture]:
             Panel(images[i], labels=found[i], title=text),
         )
 
-    title = f"Clusters of patches ({kind_of(case)}) beside the true regions"
+    title = f"Clusters of patches ({kind_of(case)}) and the true regions"
     drawn = {"clusters": Picture(title, tuple(map(row, range(len(images)))))}
     if isinstance(case.encoder, Encoder):
         drawn |= similarity.draw(case.encoder, images)
     return drawn
 
 
-register("purity", run, defaults, heading="purity", needs="masks", one_size=True, figures=figures)
+register_module(__name__, heading="purity", needs="masks", one_size=True)

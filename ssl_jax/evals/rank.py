@@ -11,7 +11,7 @@ from ssl_jax.evals.features import subset
 from ssl_jax.evals.knn import normalize
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture
-from ssl_jax.evals.registry import BASELINES, register
+from ssl_jax.evals.registry import BASELINES, register_module
 
 _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 _SEARCHED = 10000  # training images among which these are looked for, at most
@@ -52,4 +52,4 @@ def figures(case: Case) -> dict[str, Picture]:
 
 
 # Of pixels it would count other dimensions, of which there are thousands.
-register("rank", run, dict, heading="RankMe, dimensions", figures=figures, baselines=BASELINES[:1])
+register_module(__name__, heading="RankMe, dimensions", defaults=dict, baselines=BASELINES[:1])

@@ -7,7 +7,7 @@
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import Picture, reconstructions
-from ssl_jax.evals.registry import BASELINES, Protocol, register
+from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 
 _SHOWN = 6  # test images of the picture
 
@@ -38,14 +38,11 @@ def figures(case: Case) -> dict[str, Picture]:
     return {"rebuilt": reconstructions.picture(images[:shown], rebuilt[:shown], title)}
 
 
-register(
-    "reconstruct",
-    run,
-    quality.defaults,
+register_module(
+    __name__,
     heading="rebuilt PSNR, dB",
     one_size=True,
-    figures=figures,
+    defaults=quality.defaults,
     baselines=BASELINES[:1],
-    protocols=PROTOCOLS,
     check=quality.check,
 )

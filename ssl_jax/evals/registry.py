@@ -1,5 +1,6 @@
 """The types of evaluation: what `type` in the config's section `evals` names."""
 
+import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -80,6 +81,19 @@ def register(name: str, run: Callable, defaults: Callable, **others: Any) -> Non
     imported, and is kept in the checkpoint. Registering a name again replaces it.
     """
     TYPES[name] = Type(run, defaults, **others)
+
+
+def register_module(name: str, **others: Any) -> None:
+    """`register` of the type that a module is, called as the last part of its name.
+
+    Its functions and protocols are `run`, `defaults`, `figures`, `check` and `PROTOCOLS` of the
+    module, as far as it has them; `others` are of `Type`, and come first.
+    """
+    own = vars(sys.modules[name])
+    fields = {field: own.get(field) for field in ("run", "defaults", "figures", "check")}
+    fields |= {"protocols": own.get("PROTOCOLS")}
+    found = {field: value for field, value in fields.items() if value is not None}
+    register(name.rpartition(".")[2], **(found | others))
 
 
 def get(name: str) -> Type:

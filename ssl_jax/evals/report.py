@@ -188,10 +188,9 @@ class Evaluation:
         (folder / "results.txt").write_text(table + "\n")
         print(table, flush=True)
         paths = self.draw(params, constants, folder / "pictures", folder)
+        print(f"{len(paths)} pictures in {folder / 'pictures'}", flush=True)
         # Last: it says that there is nothing left to do.
         (folder / "results.json").write_text(json.dumps(known, indent=2) + "\n")
-        for path in paths:
-            print(f"picture: {path}", flush=True)
         return paths
 
 

@@ -22,7 +22,7 @@ from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.metrics import check_classes
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture, class_name
-from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.train import distributed
 
 _QUERIES, _SHOWN, _SIDE = (
@@ -43,7 +43,7 @@ def defaults() -> dict:
             path=True,
             acts="",
         ),
-        crop_queries=key(True, "whether queries of the benchmark are cut out of their images"),
+        crop_queries=key(True, "crop the benchmark's queries out of their images"),
         fit=key(
             0,
             "images are shrunk to fit a square of this side, keeping their aspect; 0 = as they are",
@@ -201,7 +201,7 @@ def _benchmark_gallery(case: Case) -> _Gallery:
     missing = [name for name in (*truth.images, *truth.queries) if name not in record_of]
     if missing:
         raise InputError(
-            f"{len(missing)} images of {c.ground_truth} are not in {case.test!r}, the first is"
+            f"{len(missing)} images of {c.ground_truth} are not in {case.test}, the first is"
             f' {missing[0]}; data.dir must be the folder that holds "jpg" with all images'
         )
     images, queries = (
@@ -238,8 +238,8 @@ def _labelled_gallery(case: Case) -> _Gallery:
     check_classes("retrieval", case.test, [of_row], "labels")
     if len(of_row) == len(np.unique(of_row)):
         raise InputError(
-            f"no two of the {len(of_row)} test images share a label, so that nothing can be"
-            " retrieved; use more of them (test_examples) or another set"
+            f"no two of the {len(of_row)} test images share a label, so nothing can be retrieved;"
+            " use more of them (test_examples) or another set"
         )
     vectors = _embedded(case, rows)
     class_names = getattr(case.test, "class_names", None)
@@ -271,7 +271,7 @@ def _image(case, record, box=None):
     try:
         image = case.test[int(record)]["image"]
     except Unreadable as error:
-        raise InputError(f"an image of the benchmark cannot be read: {error}") from error
+        raise InputError(f"cannot read an image of the benchmark: {error}") from error
     return shrunk(image if box is None else cut_out(image, box), case.config.fit)
 
 
@@ -334,13 +334,4 @@ def _thumbnail(image):
     return windows.unit(shrunk(image, _SIDE) if image.dtype == np.uint8 else image)
 
 
-register(
-    "retrieval",
-    run,
-    defaults,
-    heading="retrieval mAP",
-    needs="labels",
-    figures=figures,
-    protocols=PROTOCOLS,
-    check=check,
-)
+register_module(__name__, heading="retrieval mAP", needs="labels")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, local, reason
 
 _LISTS = ("easy", "hard", "junk")
 
@@ -38,7 +38,7 @@ def read(path: str | Path) -> GroundTruth:
     path = local(path)
     if not path.is_file():
         raise InputError(
-            f"no ground truth {path}; give the benchmark's gnd_roxford5k.pkl or gnd_rparis6k.pkl,"
+            f"no file {path}; give the benchmark's gnd_roxford5k.pkl or gnd_rparis6k.pkl,"
             " or a .json of the same content"
         )
     data = path.read_bytes()
@@ -47,9 +47,9 @@ def read(path: str | Path) -> GroundTruth:
         return _checked(content)
     # A broken pickle raises nearly anything.
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
-            f"{path} is no ground truth of the revisited Oxford or Paris benchmark: {reason}"
+            f"{path} is not a ground truth of the revisited Oxford or Paris benchmark:"
+            f" {reason(error)}"
         ) from error
 
 

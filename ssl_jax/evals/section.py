@@ -62,7 +62,7 @@ def defaults() -> dict:
                 acts="is a folder to write into",
             ),
             baselines=key(
-                True, "the final scores stand beside an untrained network and raw pixels"
+                True, "compare the final scores with an untrained network and raw pixels"
             ),
             picture_size=key(
                 0,
@@ -97,11 +97,11 @@ def _keys_of(type: str) -> dict:
             type=key(type, "what is measured", choices=tuple(registry.TYPES)),
             # `split` is what a classifier learns from, or the memory in which neighbours are found.
             data=data,
-            train_examples=key(0, "use so many of the training part; 0 = all", "images", least=0),
+            train_examples=key(0, "use this many of the training part; 0 = all", "images", least=0),
             test_examples=key(0, "the same of the test part", "images", least=0),
             crop=key(
                 0,
-                "square centre crop; 0 = none. Images are always cut to a multiple of the patch",
+                "square centre crop; 0 = none. Images are always cropped to whole patches",
                 "pixels",
                 least=0,
                 most=16384,
@@ -161,8 +161,8 @@ def keys(config: ConfigDict) -> dict[str, Key]:
         path = f"evals.{name}"
         if not name.isidentifier():
             raise InputError(
-                f'an evaluation is called "{name}"; use letters, digits and "_", because scores and'
-                " pictures are called after it"
+                f'an evaluation is named "{name}"; use letters, digits and "_", because scores and'
+                " pictures are named after it"
             )
         example = f'make it with ssl_jax.evals.new("{next(iter(registry.TYPES))}", ...)'
         if "type" not in section:
@@ -219,7 +219,7 @@ def check_source(name: str, section: ConfigDict, opened: Any) -> None:
     if type.one_size and not section.crop and opened.size is None:
         raise InputError(
             f'evals.{name}: the type "{section.type}" needs images of one size, and those of'
-            f" {opened!r} have their own; set evals.{name}.data.size or evals.{name}.crop, in"
+            f" {opened} have their own; set evals.{name}.data.size or evals.{name}.crop, in"
             " pixels"
         )
 
@@ -242,8 +242,8 @@ def check_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None
         raise InputError(
             f"evals.{name}: the parts of {section.data.dir} have other classes (only"
             f" {section.data.test_split} has {listed(sorted(theirs - ours))}, only"
-            f" {section.data.split} {listed(sorted(ours - theirs))}); what is scored needs classes"
-            " that are learned"
+            f" {section.data.split} {listed(sorted(ours - theirs))}); only classes that are also"
+            " trained on can be scored"
         )
 
 
@@ -252,7 +252,7 @@ def lacking(name: str, section: ConfigDict, opened: Any) -> InputError:
     needs = registry.get(section.type).needs
     where = "" if needs == "labels" else f" (see evals.{name}.data.{needs})"
     return InputError(
-        f'evals.{name}: the type "{section.type}" needs {needs}, which {opened!r} does not'
+        f'evals.{name}: the type "{section.type}" needs {needs}, which {opened} does not'
         f" have{where}; use a set with {needs}, or leave {name} out of evals.tasks"
     )
 

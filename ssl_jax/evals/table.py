@@ -71,7 +71,7 @@ def comparison_table(
 
     rule = "-" * (sum(widths) + 2 * len(columns))
     head, *rows = map(padded, lines)
-    told = [f"{columns[name]}: {text}" for name, (_, text) in highest.items() if text]
-    end = f", by more than the standard error\n{'; '.join(told)}" if told else ""
-    last = f"percent where no unit is named; * = best of the column{end}"
+    errors = [f"{columns[name]}: {text}" for name, (_, text) in highest.items() if text]
+    end = f" by more than the standard error\n{'; '.join(errors)}" if errors else ""
+    last = f"in percent unless a unit is given; * = best of its column{end}"
     return "\n".join([head, rule, *rows, last])

@@ -1,7 +1,6 @@
 """The source of an evaluation or an embedding: what cannot be read is named, and little of it is
 left out."""
 
-import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Sequence
@@ -9,11 +8,11 @@ from typing import Any
 
 from ssl_jax.data import base, loader
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.features import drawn
 
 SHARE = loader.defaults()["max_unreadable"].default
 _FEW = 1000  # records, which are read before anything is compiled
-_THREADS = 8
 
 
 class Telling(base.Source):
@@ -58,8 +57,7 @@ class Telling(base.Source):
                 self[int(i)]
 
         if self._examples <= _FEW:
-            with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-                list(pool.map(read, drawn(self, self._examples, seed)))
+            list(ahead(read, [drawn(self, self._examples, seed)], 0))
 
     def readable(self) -> int:
         """How many of the examples could be read so far."""
@@ -79,7 +77,7 @@ class Telling(base.Source):
     @property
     def unresized(self) -> Any:
         """See `Prepared.unresized`; tells as well."""
-        inner = getattr(self._source, "unresized", self._source)
+        inner = base.unresized(self._source)
         if inner is self._source:
             return self
         return Telling(inner, self._examples, self._known, self._share)
@@ -90,7 +88,7 @@ class Telling(base.Source):
                 return
             self._known[i] = reason
             loader.check_share(self, self._known, self._share, self._examples)
-            print(f"  warning: without {self.name(i)}, which cannot be used ({reason})", flush=True)
+            print(f"  warning: skipped {self.name(i)} ({reason})", flush=True)
 
     def __repr__(self) -> str:
         return repr(self._source)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError, key
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import Scatter, class_name
-from ssl_jax.evals.registry import Protocol, register
+from ssl_jax.evals.registry import Protocol, register_module
 
 _NEIGHBOURS = 5  # whose trustworthiness is measured
 
@@ -37,8 +37,8 @@ def embed(
     features = np.asarray(features, np.float32)
     if len(features) <= max(perplexity, 2):
         raise InputError(
-            f"t-SNE of {len(features)} images needs 3 or more, and more than the perplexity of"
-            f" {perplexity:g}"
+            f"t-SNE has {len(features)} images; it needs at least 3, and more than the perplexity"
+            f" of {perplexity:g}"
         )
     model = TSNE(dimensions, perplexity=perplexity, init="random", random_state=seed)
     return model.fit_transform(features)
@@ -71,4 +71,4 @@ def figures(case: Case) -> dict[str, Scatter]:
     return {"tsne": Scatter(title, points, labels, tuple(known.items()))}
 
 
-register("tsne", run, defaults, figures=figures, protocols=PROTOCOLS)
+register_module(__name__)

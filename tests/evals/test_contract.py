@@ -34,19 +34,9 @@ _SETTINGS = {
     "segment": dict(side=16, batch=8, steps=3, lrs=(1e-2,)),
     "stability": dict(shifts=(0, 2, 4)),
     "tsne": dict(perplexity=5.0),
-    "yolos": dict(
-        queries=4,
-        epochs=1,
-        batch=8,
-        sizes=(16,),
-        longest=32,
-        test_size=16,
-        canvas=8,
-        crop_prob=0.0,
-        lr=1e-2,
-        clip=10.0,
-    ),
+    "yolos": dict(queries=4, epochs=1, batch=8, sizes=(16,), longest=32, test_size=16, canvas=8),
 }
+_SETTINGS["yolos"] |= dict(crop_prob=0.0, lr=1e-2, clip=10.0)
 # By how much the score may move between one device and eight: one prediction on the border of two.
 _TOLERANCE = dict.fromkeys(("classify", "knn", "linear", "logistic"), 100 / 30)
 _TOLERANCE |= dict(imagenet9=100 / 4, box_knn=2.0, collapse=0.01, decode=0.05, yolos=1.0)

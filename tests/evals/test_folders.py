@@ -60,29 +60,20 @@ def test_what_is_no_run_is_refused(tmp_path, path, named):
         folders.read([tmp_path / "runs" / "a", tmp_path / "runs" / ".." / "runs" / "a"])
 
 
-@pytest.mark.parametrize(
-    "name, text",
-    [
-        ("config.json", "{"),
-        ("environment.json", "[]"),
-        ("results.json", '{"trained": {"knn": "good"}}'),
-        ("results.json", '{"trained": {"knn": 1' + "0" * 400 + "}}"),
-        ("config.json", "[" * 100_000),
-        ("config.json", '{"a":' * 90 + "1" + "}" * 90),
-        ("config.json", '{"run": {"total_steps": "x"}}'),
-        ("config.json", '{"optim": {"batch_size": 1' + "0" * 400 + "}}"),
-        ("config.json", '{"evals": []}'),
-        ("config.json", '{"expected": 3}'),
-        ("environment.json", '{"versions": []}'),
-        ("environment.json", '{"devices": [[]]}'),
-        ("metrics.csv", "a,b\n1,2\n"),
-        ("metrics.csv", "step,loss\n1e300,2\n"),
-        ("metrics.csv", b"step,loss\n1,\xff\n"),
-        ("metrics.csv", "step,loss\n1," + "9" * 200_000 + "\n"),
-        ("environment.json", None),
-        ("pictures/pca.png", None),
-    ],
-)
+MANY = "1" + "0" * 400
+DAMAGES = {
+    "config.json": ["{", "[" * 100_000, '{"a":' * 90 + "1" + "}" * 90, '{"evals": []}'],
+    "environment.json": ["[]", '{"versions": []}', '{"devices": [[]]}', None],
+    "results.json": [f'{{"trained": {{"knn": {x}}}}}' for x in ('"good"', MANY)],
+    "metrics.csv": ["a,b\n1,2\n", "step,loss\n1e300,2\n", b"step,loss\n1,\xff\n"],
+    "pictures/pca.png": [None],
+}
+DAMAGES["config.json"] += ['{"run": {"total_steps": "x"}}', '{"expected": 3}']
+DAMAGES["config.json"] += [f'{{"optim": {{"batch_size": {MANY}}}}}']
+DAMAGES["metrics.csv"] += ["step,loss\n1," + "9" * 200_000 + "\n"]
+
+
+@pytest.mark.parametrize("name, text", [(n, text) for n in DAMAGES for text in DAMAGES[n]])
 def test_damaged_files_are_named(tmp_path, name, text):
     """None: a link to what is not the run's, which the page would show."""
     run_folders.write(tmp_path / "a")

@@ -3,18 +3,26 @@
 import numpy as np
 import pytest
 
-from ssl_jax import evals, settings
+from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.data import arrays
 from ssl_jax.evals import linear
 from tests.evals import fakes
 
 
-def test_the_picture_of_classes_is_of_the_probe_that_was_scored(monkeypatch):
-    source = fakes.Source(fakes.images(40), labels=np.arange(40) % 3)
-    config = evals.new("linear", lrs=(1e-2,), epochs=3, batch=8, held_out=0.0)
-    case = evals.Case(evals.raw_pixels(4), config, source, source, patch=4)
+def test_crops_are_encoded_anew_and_the_picture_is_of_the_probe_that_was_scored(monkeypatch):
+    source, seen = fakes.Source(fakes.images(40), labels=np.arange(40) % 3), []
+    crops = dict(crop_scale=(0.3, 0.6), data=dict(size=8))
+    config = evals.new("linear", lrs=(1e-2,), epochs=3, batch=8, held_out=0.0, **crops)
+
+    def network(images):
+        seen.append(np.asarray(images))
+        return evals.raw_pixels(4)(images)
+
+    case = evals.Case(network, config, source, source, patch=4, batch_size=40)
     right = linear.run(case)["linear"]
+    epochs = np.concatenate(seen)[-3 * 40 :]  # after the test images
+    assert len(np.unique(epochs, axis=0)) == 3 * 40
     monkeypatch.setattr(linear, "fit", None)  # it is not trained again
     shares = linear.figures(case)["linear_classes"].values[np.arange(40) % 3]
     assert 100 * np.mean(shares) == pytest.approx(right)
@@ -40,21 +48,3 @@ def test_random_crops_come_with_their_images():
     for crops, rows in found:
         assert crops.shape == (7, 8, 8, 3) and 0 <= crops.min() and crops.max() <= 1
         np.testing.assert_array_equal(crops.mean((1, 2)).argmax(1), labels[10 + rows])
-
-
-def test_crops_are_encoded_anew_in_every_epoch():
-    c = settings.base_config("dino")
-    data = dict(length=8, size=16)
-    evals.add(c, "linear", data=data, test_examples=4, held_out=0.0, epochs=3, batch=4)
-    c.evals.linear.update(dict(crop_scale=(0.3, 0.6), lrs=(1e-2,)))
-    c.evals.batch_size = 4
-    seen = []
-
-    def network(images):
-        seen.append(np.asarray(images))
-        return evals.pixels.Pixels(seen[-1].mean(axis=(1, 2)), None)
-
-    evals.evaluate(network, c, tasks=("linear",))
-    assert [len(images) for images in seen] == (2 + 1 + 3 * 2) * [4]  # train, test, three epochs
-    crops = np.concatenate(seen[3:])
-    assert crops.shape[1:] == (16, 16, 3) and len(np.unique(crops, axis=0)) == 3 * 8

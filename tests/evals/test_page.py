@@ -102,11 +102,8 @@ def test_nothing_in_a_run_breaks_out_of_its_text(tmp_path):
         evals={"knn": {"type": HOSTILE}},
         results={HOSTILE: {HOSTILE: 1.0}, "trained": {f"knn_{HOSTILE}": 2.0, HOSTILE: 1.0}},
     )
-    environment = dict.fromkeys(run_folders.ENVIRONMENT, HOSTILE) | {
-        "command": [HOSTILE],
-        "devices": [HOSTILE],
-        "versions": {HOSTILE: HOSTILE},
-    }
+    environment = dict.fromkeys(run_folders.ENVIRONMENT, HOSTILE)
+    environment |= dict(command=[HOSTILE], devices=[HOSTILE], versions={HOSTILE: HOSTILE})
     (folder / "environment.json").write_text(json.dumps(environment))
     (folder / "pictures" / f"{name}.failed.txt").write_text("")
     run_folders.table(
@@ -186,21 +183,3 @@ def test_the_command_writes_the_page(write, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert run(*folders, "--out", out) == cli.EXIT_INPUT
     assert ".[train]" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "arguments, named",
-    [
-        ((), "folder"),
-        (("RUN", "--out=none/page.html"), "none"),
-        (("RUN", "--out=page.pdf"), ".html"),
-        (("RUN", "--ouut=x"), "ouut"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path, write, monkeypatch, capsys, arguments, named):
-    monkeypatch.chdir(tmp_path)
-    write("RUN")
-    assert run(*arguments) == cli.EXIT_INPUT
-    error = capsys.readouterr().err
-    assert named in error and error.count("\n") == 1
-    assert not list(tmp_path.glob("*.html"))

@@ -1,5 +1,7 @@
 """What an evaluation cannot read is named, and more than a share of it is refused."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -33,22 +35,6 @@ def test_one_in_a_hundred_is_told_once_and_the_second_is_refused(capsys):
     assert many.readable() == 98
 
 
-def test_too_much_of_few_images_is_refused_before_anything_is_encoded(tmp_path):
-    """By the rule of training."""
-    for i in range(12):
-        save(tmp_path / "train" / "ab"[i % 2] / f"{i}.png", fakes.images(1, 16, 16, i)[0])
-        save(tmp_path / "val" / "ab"[i % 2] / f"{i}.png", fakes.images(1, 16, 16, i)[0])
-    (tmp_path / "val/b/3.png").write_bytes(b"no image")
-    config = settings.base_config("dino")
-    config.model.patch = 4
-    folder = dict(kind="folder", dir=str(tmp_path), split="train", test_split="val", size=16)
-    evals.add(config, "knn", data=folder, k=(1,))
-    with pytest.raises(InputError, match=r"data\.max_unreadable=0.01.*1 of 12.*val/b/3\.png"):
-        evals.evaluate(None, config)
-    config.data.max_unreadable = 0.1
-    assert evals.sources(config)["knn"][1].readable() == 11
-
-
 def test_records_before_they_are_resized_are_counted_with_the_others(capsys):
     stored = fakes.Source(fakes.images(200), broken=(3, 4, 5))
     source = Telling(Prepared(stored, size=4))
@@ -69,16 +55,22 @@ def test_records_before_they_are_resized_are_counted_with_the_others(capsys):
 
 @pytest.mark.parametrize(
     "type, size, value, named",
-    [("dense", (8, 8), 1, "8x8.*16x16"), ("segment", (16, 16), 9, "value 9")],
+    [
+        ("dense", (8, 8), 1, "8x8.*16x16"),
+        ("segment", (16, 16), 9, "value 9"),
+        ("knn", (16, 16), 1, "image"),  # which is none, and named before anything is encoded
+    ],
 )
-def test_a_mask_that_does_not_fit_is_named(type, size, value, named, tmp_path):
-    """Not the first of its part, which is looked at before."""
-    for part in ("train", "val"):
-        for i in range(5):
-            wrong = part == "val" and i == 3
-            mask = np.full(size if wrong else (16, 16), value if wrong else i % 2, np.uint8)
-            save(tmp_path / "images" / part / f"{i}.png", np.zeros((16, 16, 3), np.uint8))
-            save(tmp_path / "masks" / part / f"{i}.png", mask)
+def test_what_cannot_be_used_is_named(type, size, value, named, tmp_path):
+    """By the rule of training; not the first of its part, which is looked at before."""
+    for part, i in itertools.product(("train", "val"), range(5)):
+        wrong = part == "val" and i == 3
+        mask = np.full(size if wrong else (16, 16), value if wrong else i % 2, np.uint8)
+        place = f"{part}/{'ab'[i % 2]}/{i}.png"
+        save(tmp_path / "images" / place, np.full((16, 16, 3), i, np.uint8))
+        save(tmp_path / "masks" / place, mask)
+    if type == "knn":
+        (tmp_path / "images/val/b/3.png").write_bytes(b"no image")
     (tmp_path / "names.txt").write_text("a\nb\n")
     config = settings.base_config("dino")
     config.model.patch = 4
@@ -86,5 +78,7 @@ def test_a_mask_that_does_not_fit_is_named(type, size, value, named, tmp_path):
     images = dict(kind="folder", split="train", test_split="val", size=0, **places)
     few = dict(side=16, batch=4, steps=1, lrs=(0.1,)) if type == "segment" else {}
     evals.add(config, type, data=images, train_examples=0, test_examples=0, **few)
-    with pytest.raises(InputError, match=f"1 of 5.*val/3.png.*{named}"):
-        evals.evaluate(evals.raw_pixels(4), config)
+    with pytest.raises(InputError, match=f"max_unreadable=0.01.*1 of 5.*val/b/3.png.*{named}"):
+        evals.evaluate(None if type == "knn" else evals.raw_pixels(4), config)
+    config.data.max_unreadable = 0.3
+    assert type != "knn" or evals.sources(config)[type][1].readable() == 4

@@ -12,7 +12,7 @@ def picture(
     values: np.ndarray | None = None,
     *,
     names: Sequence[str] | None = None,
-    title: str = "Share of each class that is right, and what it is taken for",
+    title: str = "Correct share of each class, and the classes predicted for it",
     measure: str = "right",
 ) -> Classes:
     """A bar for each class, and on the same rows where its examples went.

@@ -19,6 +19,7 @@ from matplotlib.patheffects import withStroke
 from numpy.typing import ArrayLike
 from PIL import Image
 
+from ssl_jax.config import reason
 from ssl_jax.evals.pictures.base import Animation, Chart, Classes, Panel, Picture, Scatter
 from ssl_jax.train import progress
 
@@ -94,10 +95,9 @@ def _survived(folder: Path, name: str):
     except Exception as error:
         report.parent.mkdir(parents=True, exist_ok=True)
         report.write_text(traceback.format_exc())
-        reason = " ".join(str(error).split())
         print(
-            f"  warning: picture {name} failed ({type(error).__name__}: {reason[:200]}); traceback:"
-            f" {report}",
+            f"  warning: could not draw {name} ({type(error).__name__}: {reason(error)[:200]});"
+            f" traceback: {report}",
             flush=True,
         )
 
@@ -187,7 +187,7 @@ def classes(picture: Classes, folder: Path | str, name: str) -> Path:
             left.text(value, i, f" {text} ", color=color, ha=side_of_end, va="center", fontsize=8)
         map_of = dict(cmap="inferno", vmin=0, vmax=100, aspect="auto", interpolation="nearest")
         shares = right.imshow(100 * picture.shares, **map_of)
-        right.set_title("taken for, % of the row")
+        right.set_title("predicted, % of the row")
         right.set_xticks(*named, rotation=90)
         fig.colorbar(shares, ax=right, shrink=0.6, pad=0.02)
         return save(fig, folder, name)

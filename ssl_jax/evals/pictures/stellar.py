@@ -46,7 +46,7 @@ def _maps(images, localization) -> Picture:
             ),
         )
 
-    title = "Localization maps: which sparse token explains which place"
+    title = "Localization maps: which sparse token explains which part of the image"
     return Picture(title, tuple(row(*pair) for pair in zip(images, localization)))
 
 

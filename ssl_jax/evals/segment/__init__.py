@@ -121,7 +121,7 @@ def _outcome(case: Case) -> Outcome:
     if counts is None:
         counts = counted([best[0]], test)[0]
     if not counts.sum():
-        raise InputError(f"no pixel of {case.test!r} has a class that counts")
+        raise InputError(f"every pixel of {case.test} is ignored")
     return Outcome(best[0], net, best[1], counts, selection if len(lrs) > 1 else None, classes)
 
 
@@ -194,9 +194,7 @@ def _rows(case: Case, batch: int) -> range:
     """Of each batch, those that this process makes. Raises InputError if they cannot be shared."""
     processes = jax.process_count() if case.shared else 1
     if batch % processes:
-        raise InputError(
-            f"batch is {batch}, which {processes} processes cannot share; use a multiple of it"
-        )
+        raise InputError(f"batch is {batch}; it must be a multiple of the {processes} processes")
     own = batch // processes
     return (
         range(own)

@@ -1,6 +1,5 @@
 """Classes of every pixel of test images: whole, by a sliding window, or of their central square."""
 
-import concurrent.futures
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from PIL import Image
 
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import metrics
+from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.segment import crops
 from ssl_jax.evals.segment.network import Network
 from ssl_jax.evals.segment.records import Records
@@ -22,7 +22,6 @@ from ssl_jax.models import segmentation
 from ssl_jax.train import distributed, sharding
 
 _BUCKET = 64  # pixels: canvases and results are this much too large at most, to compile fewer sizes
-_THREADS = 4
 
 
 class Windows(NamedTuple):
@@ -111,18 +110,18 @@ def score(
         except Unreadable:
             return None
 
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        for start in range(0, len(records), config.batch):
-            found = pool.map(read, range(start, min(start + config.batch, len(records))))
-            items = [item for item in found if item is not None]
-            logits = _encoded(logits_of, weights, shared, [item[1] for item in items], mesh)
-            for (position, windows, image, mask), of_image in zip(items, logits):
-                if config.level == "patch":
-                    predicted = np.asarray(jnp.argmax(of_image[0], axis=-1), np.uint8)
-                    mask = grid_labels(mask, predicted.shape[1:])
-                else:
-                    predicted = join(of_image, windows, mask.shape)
-                yield Scored(position, image, mask, predicted)
+    count = len(records)
+    batches = (range(i, min(i + config.batch, count)) for i in range(0, count, config.batch))
+    for found in ahead(read, batches, 1):
+        items = [item for item in found if item is not None]
+        logits = _encoded(logits_of, weights, shared, [item[1] for item in items], mesh)
+        for (position, windows, image, mask), of_image in zip(items, logits):
+            if config.level == "patch":
+                predicted = np.asarray(jnp.argmax(of_image[0], axis=-1), np.uint8)
+                mask = grid_labels(mask, predicted.shape[1:])
+            else:
+                predicted = join(of_image, windows, mask.shape)
+            yield Scored(position, image, mask, predicted)
 
 
 def counts(

@@ -1,8 +1,7 @@
 """Records of a source as images and masks, and training batches of their crops."""
 
-import concurrent.futures
 import contextlib
-from collections import deque
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,11 +10,12 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
+from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.pictures.base import IGNORE
 from ssl_jax.evals.segment import crops
 
-_THREADS = 4
 _AHEAD = 3  # batches in preparation
+_READ_AHEAD = 16  # masks that are read alone
 _ORDER, _CROP = 1, 2  # keep the streams of random numbers apart
 
 
@@ -51,13 +51,13 @@ class Records:
         mask = record.get("mask")
         if mask is None:
             raise InputError(
-                f"{self.source.name(index)} has no mask; segmentation needs one of every image"
+                f"{self.source.name(index)} has no mask; segmentation needs one for each image"
             )
         image, mask = _bytes(np.asarray(record["image"])), np.asarray(mask, np.uint8)
         if image.shape[:2] != mask.shape:
             raise InputError(
                 f"{self.source.name(index)}: the image has {pixels(image.shape)} pixels, its mask"
-                f" {pixels(mask.shape)}; they must be the same"
+                f" {pixels(mask.shape)}; they must be equal"
             )
         if self._crop:
             image, mask = (crops.centre(array, self._crop) for array in (image, mask))
@@ -78,7 +78,7 @@ class Records:
                 return self[(position + step) % len(self)]
             except Unreadable:
                 continue
-        raise InputError(f"no readable image in {self.source!r}")
+        raise InputError(f"no readable image in {self.source}")
 
     def masks(self) -> Iterator[np.ndarray]:
         """Those of all records that can be read, read by several threads."""
@@ -87,10 +87,9 @@ class Records:
             with contextlib.suppress(Unreadable):
                 return self[position][1]
 
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            for mask in pool.map(read, range(len(self))):
-                if mask is not None:
-                    yield mask
+        for (mask,) in ahead(read, zip(range(len(self))), _READ_AHEAD):
+            if mask is not None:
+                yield mask
 
     def part(self, positions: np.ndarray) -> "Records":
         """Only those at `positions`."""
@@ -129,35 +128,21 @@ def batches(
     """
     rows = range(batch) if rows is None else rows
 
+    @functools.lru_cache(maxsize=2)
     def order(epoch):
         return np.random.default_rng([seed, _ORDER, epoch]).permutation(len(records))
 
-    def one(step, row, position):
+    def one(place):
+        step, row = place
+        epoch, i = divmod(step * batch + row, len(records))
+        position = order(epoch)[i]
         rng = np.random.default_rng([seed, _CROP, step, row, int(records.indices[position])])
         return crops.draw(rng, *records.readable(position), recipe)
 
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-        waiting: deque = deque()
-        epoch, positions = 0, order(0)
-
-        def enqueue(step):
-            nonlocal epoch, positions
-            jobs = []
-            for row in rows:
-                place = step * batch + row
-                if place // len(records) != epoch:
-                    epoch = place // len(records)
-                    positions = order(epoch)
-                jobs.append(pool.submit(one, step, row, positions[place % len(records)]))
-            waiting.append(jobs)
-
-        for step in range(min(_AHEAD, steps)):
-            enqueue(step)
-        for step in range(steps):
-            images, masks = zip(*(job.result() for job in waiting.popleft()))
-            if step + _AHEAD < steps:
-                enqueue(step + _AHEAD)
-            yield {"image": np.stack(images), "mask": np.stack(masks)}
+    places = ([(step, row) for row in rows] for step in range(steps))
+    for made in ahead(one, places, _AHEAD):
+        images, masks = zip(*made)
+        yield {"image": np.stack(images), "mask": np.stack(masks)}
 
 
 def _bytes(image: np.ndarray) -> np.ndarray:

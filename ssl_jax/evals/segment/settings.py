@@ -38,7 +38,7 @@ def defaults() -> dict:
             "images enter as (x - 0.5) / 0.5 instead of with the network's own mean and deviation"
             " (code of CrIBo)",
         ),
-        dice=key(0.0, "weight of the Dice loss beside the cross-entropy", least=0, most=1000),
+        dice=key(0.0, "weight of the Dice loss next to the cross-entropy", least=0, most=1000),
         auxiliary=key(0.4, "weight of upernet's auxiliary head", least=0, most=1000),
         average=key(
             "labelled",
@@ -106,7 +106,7 @@ def defaults() -> dict:
         ),
         lrs=key(
             (3e-3, 1e-2, 3e-2),
-            "learning rates; with a frozen network they are trained at once. The best counts",
+            "learning rates; a frozen network trains all of them in one pass. The best counts",
             above=0,
             most=1000,
         ),

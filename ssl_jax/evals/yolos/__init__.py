@@ -38,7 +38,7 @@ def run(case: Case) -> dict[str, float]:
     case.extracted[case.own("yolos")] = found
     predicted, true, _ = found
     if not any(len(image.boxes) for image in true):
-        raise InputError(f"no test image of {case.test!r} has a box, so there is nothing to score")
+        raise InputError(f"no test image of {case.test} has a box, so there is nothing to score")
     scores = detection.average_precision(predicted, true, classes=classes)
     return {"yolos": scores.pop("ap")} | {
         f"yolos_{name.removeprefix('ap_')}": value for name, value in scores.items()
@@ -48,7 +48,7 @@ def run(case: Case) -> dict[str, float]:
 def check(name: str, section: ConfigDict) -> None:
     """Refuses a crop, and a machine that could train but not score. Raises InputError."""
     if section.crop:
-        raise InputError(f"{name}.crop is {section.crop}, but yolos sees whole images; set it to 0")
+        raise InputError(f"{name}.crop is {section.crop}, but yolos uses whole images; set it to 0")
     detection.check_installed()
 
 

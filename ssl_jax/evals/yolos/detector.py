@@ -33,7 +33,7 @@ def make(encoder: Any, config: ConfigDict, classes: int, rng: jax.Array) -> Dete
     params = getattr(encoder, "params", None)
     if not isinstance(params, dict) or "backbone" not in params:
         raise InputError(
-            "yolos trains a vision transformer further, and this network is none; leave it out of"
+            "yolos fine-tunes a vision transformer, which this network is not; leave it out of"
             " evals.tasks"
         )
     section = encoder.config.model

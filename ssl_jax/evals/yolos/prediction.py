@@ -1,7 +1,6 @@
 """What a detector finds in images, and what is in them."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -9,12 +8,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.detection import Boxes
 from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector
 from ssl_jax.losses import detection as losses
-
-_THREADS = 8  # that decode and resize
 
 
 def predict(
@@ -38,29 +36,26 @@ def predict(
         return record, views.plain(record, config.test_size, config.longest)
 
     predicted, true, kept = [], [], []
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for start in range(0, len(indices), batch_size):
-            rows = indices[start : start + batch_size]
-            read = [(i, *pair) for i, pair in zip(rows, pool.map(viewed, rows)) if pair]
-            if not read:
-                continue
-            made = [view for _, _, view in read]
-            # one batch shape for each canvas
-            filled = made + made[-1:] * (batch_size - len(made))
-            images = views.batch(
-                filled, most=config.queries, multiple=multiple, fill=detector.fill
-            ).image
-            found = map(np.asarray, apply(detector.params, images))
-            for (index, record, view), corners, scores, labels in zip(read, *found):
-                height, width = np.asarray(record["image"]).shape[:2]
-                scale = np.array(images.shape[1:3]) * (height, width) / view.image.shape[:2]
-                low = np.clip(corners[:, :2] * scale, 0, (height, width))
-                high = np.clip(corners[:, 2:] * scale, 0, (height, width))
-                inside = np.concatenate([low, high - low], axis=1)
-                predicted.append(Boxes(inside, labels, scores))
-                boxes = np.asarray(record["boxes"]).reshape(-1, 4)
-                true.append(
-                    Boxes(boxes, np.asarray(record.get("box_labels", np.zeros(len(boxes)))))
-                )
-                kept.append(int(index))
+    batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
+    for views_of, rows in zip(ahead(viewed, batches, 1), batches):
+        read = [(i, *pair) for i, pair in zip(rows, views_of) if pair]
+        if not read:
+            continue
+        made = [view for _, _, view in read]
+        # one batch shape for each canvas
+        filled = made + made[-1:] * (batch_size - len(made))
+        images = views.batch(
+            filled, most=config.queries, multiple=multiple, fill=detector.fill
+        ).image
+        found = map(np.asarray, apply(detector.params, images))
+        for (index, record, view), corners, scores, labels in zip(read, *found):
+            height, width = np.asarray(record["image"]).shape[:2]
+            scale = np.array(images.shape[1:3]) * (height, width) / view.image.shape[:2]
+            low = np.clip(corners[:, :2] * scale, 0, (height, width))
+            high = np.clip(corners[:, 2:] * scale, 0, (height, width))
+            inside = np.concatenate([low, high - low], axis=1)
+            predicted.append(Boxes(inside, labels, scores))
+            boxes = np.asarray(record["boxes"]).reshape(-1, 4)
+            true.append(Boxes(boxes, np.asarray(record.get("box_labels", np.zeros(len(boxes))))))
+            kept.append(int(index))
     return predicted, true, kept

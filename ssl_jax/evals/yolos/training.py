@@ -4,7 +4,6 @@ import collections
 import functools
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from ml_collections import ConfigDict
 from ssl_jax import trees
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector, make
 from ssl_jax.losses import detection as losses
@@ -24,7 +24,6 @@ from ssl_jax.train import distributed, sharding
 
 _LEAST_LR = 1e-7  # at the end of the cosine
 _AHEAD = 2  # batches prepared while the device works
-_THREADS = 8  # that decode and resize
 _REPORTS = 10  # lines on the console
 
 
@@ -140,7 +139,7 @@ def classes_of(source: Any) -> int:
     without boxes."""
     if not getattr(source, "has_boxes", False):
         raise InputError(
-            f"yolos needs boxes, and {source!r} has none; point the evaluation's data at a set with"
+            f"yolos needs boxes, and {source} has none; point the evaluation's data at a set with"
             " boxes, or leave it out of evals.tasks"
         )
     return getattr(source, "num_box_classes", None) or 1
@@ -150,7 +149,8 @@ def _batches(source, indices, size: int, config, detector, seed: int) -> Iterato
     """The batches of all epochs, each epoch in an order of its own without its last partial one;
     some are prepared ahead by threads."""
 
-    def view(epoch, record):
+    def view(item):
+        epoch, record = item
         rng = np.random.default_rng((seed, epoch, int(record)))
         return views.drawn(_readable(source, record), rng, config)
 
@@ -158,22 +158,11 @@ def _batches(source, indices, size: int, config, detector, seed: int) -> Iterato
         for epoch in range(config.epochs):
             order = np.random.default_rng((seed, epoch)).permutation(indices)
             for start in range(0, len(order) - size + 1, size):
-                yield epoch, order[start : start + size]
+                yield [(epoch, record) for record in order[start : start + size]]
 
     multiple = math.lcm(config.canvas, detector.patch)
-    pending: collections.deque = collections.deque()
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for epoch, records in rows():
-            pending.append([pool.submit(view, epoch, record) for record in records])
-            if len(pending) > _AHEAD:
-                yield _batch(pending.popleft(), config, multiple, detector)
-        while pending:
-            yield _batch(pending.popleft(), config, multiple, detector)
-
-
-def _batch(futures, config, multiple, detector):
-    made = [future.result() for future in futures]
-    return views.batch(made, most=config.queries, multiple=multiple, fill=detector.fill)
+    for made in ahead(view, rows(), _AHEAD):
+        yield views.batch(made, most=config.queries, multiple=multiple, fill=detector.fill)
 
 
 def _readable(source, index) -> dict:
@@ -183,4 +172,4 @@ def _readable(source, index) -> dict:
             return source[(int(index) + i) % len(source)]
         except Unreadable:
             continue
-    raise InputError(f"no record of {source!r} can be read")
+    raise InputError(f"no record of {source} can be read")
