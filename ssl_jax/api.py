@@ -19,14 +19,14 @@ from ssl_jax.evals import report
 from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import zoo
-from ssl_jax.train import checkpoint, distributed, extension, loop, profile
+from ssl_jax.train import checkpoint, distributed, extension, loop, profile, setup
 
 EXPORTS = (*hub.TARGETS, "safetensors", "npz")
 _PACKAGE = Path(__file__).resolve().parent
 _ZOO = _PACKAGE / "zoo" if (_PACKAGE / "zoo").is_dir() else _PACKAGE.parent / "zoo"
 
 
-def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()) -> loop.Run:
+def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()) -> setup.Run:
     """Checks the whole config and plans the run; raises InputError before anything is allocated.
 
     Of the evaluations of the training set, those that it cannot carry are left out, which is said;
@@ -49,7 +49,7 @@ def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()
     for note in notes if distributed.is_first() else ():
         print(note, flush=True)
     config = settings.resolve(config, num_records=len(records), num_devices=jax.device_count())
-    return loop.plan(config, records, settings.keys(config.method))
+    return setup.plan(config, records, settings.keys(config.method))
 
 
 def train(
@@ -214,13 +214,13 @@ def export(
     about = about or card.About(encoder.config.method, step=encoder.step)
     if to in hub.TARGETS:
         token = encoder.image_token
-        said = hub.write(path, encoder.shape, encoder.backbone, to=to, image=token, about=about)
+        remarks = hub.write(path, encoder.shape, encoder.backbone, to=to, image=token, about=about)
         others = sorted(set(encoder.params) - {"backbone"}) if "backbone" in encoder.params else []
         if others:
-            said = [*said, f"Not in it, as no part of the encoder: {', '.join(others)}."]
-        return said
+            remarks = [*remarks, f"Not exported, as only the encoder is: {', '.join(others)}."]
+        return remarks
     if Path(path).suffix != f".{to}":
-        raise InputError(f"{path}: a network exported to {to} is a file that ends in .{to}")
+        raise InputError(f"{path}: the name of a network exported to {to} must end in .{to}")
     noted = dict(scores=about.results, command=about.command, data=about.data, **about.notes)
     save(encoder, path, **{name: value for name, value in noted.items() if value})
     return []
@@ -235,7 +235,7 @@ def _restored(network: own.Saved, file: Path, trust: bool) -> Encoder:
             shape = zoo.vit_config({"size": "custom", **stored.model})
             return encoder.published(shape, params["backbone"], stored.method, image)
         except (TypeError, KeyError, AttributeError) as error:
-            raise InputError(f"{file} is no network: its config or weights lack {error}") from error
+            raise InputError(f"{file}: its config or weights lack {error}") from error
     return Encoder(_completed(network.config, trust), params, constants, network.notes.get("step"))
 
 
@@ -286,7 +286,7 @@ def _completed(text: str, trust: bool) -> FrozenConfigDict:
     methods.import_modules(modules)
     if (method := stored.get("method", "")) not in methods.METHODS:
         raise InputError(
-            f"{unknown('method', method, methods.METHODS)}; the module that registers it must be"
-            " imported first, --import=MODULE"
+            f"{unknown('method', method, methods.METHODS)}; import the module that registers it"
+            " first, --import=MODULE"
         )
     return FrozenConfigDict(settings.completed(stored))

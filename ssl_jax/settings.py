@@ -36,25 +36,25 @@ def sections() -> dict:
         init_from=key(
             "",
             "weights to start from: a file, a run or one checkpoint of it; empty = random."
-            " Never read when a run is continued",
+            " Not read when a run is resumed",
             acts="",
         ),
         init_only=key(
             "",
-            'of these weights take only what lies below this path of the parameters ("backbone");'
-            " empty = all that match",
+            'load only the weights below this path of the parameters ("backbone"); empty = all that'
+            " match",
             acts="",
         ),
         imports=key(
             (),
-            "modules imported first; they register methods of yours (--import)",
+            "modules imported first, which register your own methods (--import)",
             element="my.module",
             free=True,
             acts="is imported and so runs",
         ),
         max_nonfinite=key(
             20,
-            "stop after so many steps in a row with a non-finite loss or gradient; 0 = never",
+            "stop after this many consecutive steps with a non-finite loss or gradient; 0 = never",
             "steps",
             least=0,
             free=True,
@@ -125,11 +125,7 @@ def completed(stored: ConfigDict | FrozenConfigDict) -> ConfigDict:
         if key is None or (key.free and not key.allows(value)):
             continue
         key.check(f"stored config: {name}", value)
-        *path, last = name.split(".")
-        section = config
-        for part in path:
-            section = section[part]
-        section[last] = value
+        _put(config, name, value)
     for name in OPEN:
         if isinstance(stored.get(name), ConfigDict | FrozenConfigDict):
             config[name] = ConfigDict(stored[name].to_dict())
@@ -155,11 +151,15 @@ def with_absolute_paths(config: ConfigDict) -> ConfigDict:
     for name, declared in (keys(config.method) | evals.keys(config)).items():
         if declared.path and (value := values[name]) and "://" not in value:
             place = config_lib.absolute(value)
-            *path, last = name.split(".")
             # Others are looked for elsewhere, or nowhere; but that folder is made.
             if place.exists() or name == "evals.cache":
-                functools.reduce(operator.getitem, path, config)[last] = str(place)
+                _put(config, name, str(place))
     return config
+
+
+def _put(config, name, value):
+    *path, last = name.split(".")
+    functools.reduce(operator.getitem, path, config)[last] = value
 
 
 def check_evals(config: ConfigDict) -> None:
@@ -201,6 +201,11 @@ def validate(config: ConfigDict, num_devices: int | None) -> None:
             " to start from"
         )
     views.check(config)
+    if config.data.cache == "device" and config.data.crop_on == "host":
+        raise InputError(
+            'data.cache is "device", which cuts the crops where the images are; set'
+            ' data.crop_on="device"'
+        )
     zoo.check(config)
     optim.check(config)
     if num_devices is not None:

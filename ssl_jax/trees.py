@@ -92,7 +92,7 @@ def stacked(flat: Mapping[str, Any]) -> dict[str, Any]:
             found[path] = leaf
     for name, rows in blocks.items():
         if sorted(rows) != list(range(len(rows))):
-            raise ValueError(f"{name}: there are blocks {sorted(rows)}; wanted all from 0 on")
+            raise ValueError(f"{name}: there are blocks {sorted(rows)}; expected all from 0 on")
         found[name] = _stack([rows[i] for i in range(len(rows))])
     return found
 

@@ -46,7 +46,7 @@ def text(name: str, network: Network, folder: Folder, about: About) -> str:
         f"{head}{tags}",
         f"# {name}\n\nA vision transformer of ssl-jax as {folder.model} of {folder.library}.\n",
         f"| | |\n| --- | --- |\n{table}\n",
-        f"## Use\n\n```python\n{_USE[folder.library](name, network)}```\n",
+        f"## Use\n\n```python\n{square(c.image_size)}{_USE[folder.library](name, network)}```\n",
     ]
     if folder.remarks:
         parts.append("".join(f"- {remark}\n" for remark in folder.remarks))
@@ -81,6 +81,16 @@ def _scores(results: Mapping[str, Mapping[str, float]]) -> str:
         cells = [f"{row[name]:.4g}" if name in row else "-" for row in results.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def square(size: int) -> str:
+    """Python that cuts a photo as `ssl_jax.embed` does, to the bit: what the libraries do to it
+    afterwards changes nothing."""
+    return (
+        "(width, height), side = photo.size, min(photo.size)  # a Pillow image, RGB\n"
+        "box = (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2\n"
+        f"photo = photo.resize(({size}, {size}), 3, box=box)  # bicubic, as ssl_jax.embed\n\n"
+    )
 
 
 def _slices(network: Network) -> tuple[int, int]:

@@ -76,7 +76,7 @@ def own_words(config: dict[str, Any], described: Described) -> Described:
         return described
     names = {field.name for field in dataclasses.fields(vit.ViTConfig)}
     if not isinstance(entry, dict) or not isinstance(entry.get("model"), dict):
-        raise InputError(f'its "{SECTION}" is no entry that this package writes')
+        raise InputError(f'its "{SECTION}" was not written by this package')
     if strange := sorted(set(entry["model"]) - names):
         raise InputError(
             f'its "{SECTION}" has model.{strange[0]}, which this version does not know'

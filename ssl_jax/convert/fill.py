@@ -71,11 +71,11 @@ class Report(NamedTuple):
 
     def __str__(self) -> str:
         lines = [
-            f"{self.source}: {self.title}; {len(self.matched)} of"
-            f" {len(self.matched) + len(self.missing)} parameters taken"
+            f"{self.source}: {self.title}; loaded {len(self.matched)} of"
+            f" {len(self.matched) + len(self.missing)} parameters"
         ]
-        lines += [f"  as initialised: {brief(self.missing)}"] if self.missing else []
-        lines += [f"  in it, but not used: {brief(self.left)}"] if self.left else []
+        lines += [f"  newly initialised: {brief(self.missing)}"] if self.missing else []
+        lines += [f"  not used: {brief(self.left)}"] if self.left else []
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -115,17 +115,16 @@ def fill(
     notes: list[str] = []
     if only and not any(_inside(path, only) for path in wanted):
         raise InputError(
-            f'init_only is "{only}", but no parameter lies there; the first levels are'
+            f'init_only is "{only}", but the model has no parameters there; it has'
             f" {', '.join(sorted(params))}"
         )
     paths = _whole_parts([path for path in wanted if _inside(path, only)], weights, notes)
     taken = {path: _fit(path, weights, wanted[path].shape, notes) for path in paths}
     if not taken:
         raise InputError(
-            f"{weights.source} holds nothing for this model{f' below {only}' if only else ''}: it"
-            " has names such as"
-            f" {brief((*weights.names.values(), *weights.left), 3) or '(none at all)'}; wanted are"
-            f" weights for {brief(wanted, 3)}"
+            f"{weights.source} holds no weights of this model{f' below {only}' if only else ''}: it"
+            f" has {brief((*weights.names.values(), *weights.left), 3) or 'nothing'}, not"
+            f" {brief(wanted, 3)}"
         )
     _check_blocks(wanted, weights, taken)
     computed = [
@@ -178,15 +177,13 @@ def _whole_parts(paths: list[str], weights: Weights, notes: list[str]) -> list[s
         odd = sorted(set(ours) ^ {path for path in theirs if not path.endswith("/position")})
         if part == "decoder" and theirs and _has_no_positions(part, ours, weights):
             notes.append(
-                "decoder was trained without position codes there (they are zeros, as transformers"
-                " starts ViTMAE from scratch), this one has fixed ones: left as initialised"
+                "decoder: these weights were trained with position codes of zero (as transformers"
+                " initialises ViTMAE), this model has fixed ones; newly initialised"
             )
         elif part in ("backbone", "constants") or not odd:
             taken += [path for path in ours if path in weights.arrays]
         elif theirs:
-            notes.append(
-                f"{part} is another one there (not in both: {brief(odd, 3)}): left as initialised"
-            )
+            notes.append(f"{part} differs (not in both: {brief(odd, 3)}); newly initialised")
     return taken
 
 
@@ -218,13 +215,11 @@ def _fit(path: str, weights: Weights, shape: tuple[int, ...], notes: list[str]):
             f" {tuple(array.shape)}, but this model has {shape}: {cause}"
         )
     if isinstance(array, np.ndarray) and not np.isfinite(array).all():
-        raise InputError(
-            f"{weights.source}: {weights.names[path]} holds numbers that are not finite"
-        )
+        raise InputError(f"{weights.source}: {weights.names[path]} has numbers that are not finite")
     return array
 
 
-_HEAD = '; init_only="backbone" takes the encoder alone'
+_HEAD = '; init_only="backbone" loads only the encoder'
 # The likely cause of a shape that does not fit; the first that matches counts.
 _CAUSES = (
     (
@@ -275,12 +270,12 @@ def _fit_codes(codes, weights: Weights, shape: tuple[int, ...], notes: list[str]
         side = 1 if kernel is None else math.isqrt(kernel.shape[0] // 3)
         notes.append(
             f"position codes resized from {grid} x {grid} to {wanted_grid} x {wanted_grid} patches"
-            f" ({', '.join(rule.values())}), and once more for views of another size, which moves"
-            f" features a little: --config.model.image_size={grid * side} keeps them as they are"
+            f" ({', '.join(rule.values())}), and again for views of another size, which changes"
+            f" features slightly; --config.model.image_size={grid * side} keeps them unchanged"
         )
     if wanted_lead and not lead:
         first = np.zeros((1, shape[1]), np.float32)
-        notes.append("no position code for the class token there: zeros")
+        notes.append("no position code for the class token: using zeros")
     return np.concatenate([first[:wanted_lead], rest])
 
 
@@ -302,8 +297,8 @@ def _check_blocks(wanted, weights: Weights, taken) -> None:
     theirs, ours = _blocks(weights.arrays), _blocks(wanted)
     if _blocks(taken) and theirs != ours:
         raise InputError(
-            f"{weights.source} has {len(theirs)} transformer blocks, this model {len(ours)}: "
-            "choose the model.size (or custom depth) it was made with"
+            f"{weights.source} has {len(theirs)} transformer blocks, this model {len(ours)}; "
+            "choose the model.size (or custom depth) of the weights"
         )
 
 
@@ -348,8 +343,8 @@ def _check_model(wanted, weights: Weights, taken, computed, model: Mapping | Non
     if reasons:
         flags = [f"--config.model.{key}={value}".replace(" ", "") for key, value in keys.items()]
         raise InputError(
-            f"{weights.source} ({weights.title}) is of another network than this model, which would"
-            f" misread it: {'; '.join(reasons)}" + (f"; add {' '.join(flags)}" if flags else "")
+            f"{weights.source} ({weights.title}) does not fit this model:"
+            f" {'; '.join(reasons)}" + (f"; add {' '.join(flags)}" if flags else "")
         )
 
 

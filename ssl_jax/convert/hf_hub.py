@@ -23,7 +23,7 @@ _ELSEWHERE = {  # model types of networks that look like ViTs
     "dinov3_vit": "RoPE instead of position codes",
     "eva02": "RoPE instead of position codes",
     "clip": "a norm in front of the blocks",
-    "siglip": "a pooling head of its own",
+    "siglip": "an attention pooling head",
 }
 
 
@@ -130,7 +130,7 @@ def _remarks(network: Network, kind: str, family: str) -> list[str]:
     if any(getattr(c, key) != rule[key] for key in ("position_resize", "resize_kernel")):
         kernel = "antialiased bicubic" if "antialias" in rule["resize_kernel"] else "bicubic"
         said.append(
-            f"At sizes other than {c.image_size} x {c.image_size} features differ a little:"
+            f"At sizes other than {c.image_size} x {c.image_size} features differ slightly:"
             f" {_MODELS[kind][0]} resizes position codes by a{'n' * (kernel[0] == 'a')} {kernel}"
             f' kernel, this network was made for position_resize="{c.position_resize}",'
             f' resize_kernel="{c.resize_kernel}".'
@@ -154,7 +154,7 @@ def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described
         return None
     if kind in _ELSEWHERE:
         raise InputError(
-            f'model_type "{kind}" is another network than this package\'s: {_ELSEWHERE[kind]}'
+            f'model_type "{kind}" is a network that ssl_jax does not have: {_ELSEWHERE[kind]}'
         )
     if not preparation.get("do_normalize", True):
         preparation = {**preparation, "image_mean": (0.0,) * 3, "image_std": (1.0,) * 3}

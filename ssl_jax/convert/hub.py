@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import safetensors.numpy
 
-from ssl_jax import reading, trees
-from ssl_jax.config import InputError, json_object, local, unknown
+from ssl_jax import trees
+from ssl_jax.config import InputError, local, read_json, unknown
 from ssl_jax.convert import card, hf_hub, read, timm_hub
 from ssl_jax.convert.described import SECTION, Described, Network, own_words, section
 from ssl_jax.models import position, vit
@@ -39,7 +39,7 @@ def describe(path: str | Path) -> Described:
 
 
 def _json(file: Path) -> dict[str, Any]:
-    return json_object(file.read_bytes(), str(file)) if file.is_file() else {}
+    return read_json(file) if file.is_file() else {}
 
 
 def write(
@@ -101,8 +101,8 @@ def write(
 def _is_ours(path):
     """Whether a folder holds an export, of which config.json is written first."""
     try:
-        return SECTION in reading.parse_json(reading.read_bytes(path / _CONFIG))
-    except (OSError, ValueError, TypeError):
+        return SECTION in read_json(path / _CONFIG)
+    except InputError:
         return False
 
 
@@ -122,5 +122,5 @@ def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.nd
         flat["registers"] = np.concatenate(tokens)
     wrong = [path for path, array in flat.items() if not np.isfinite(array).all()]
     if wrong:
-        raise InputError(f"{wrong[0]} holds numbers that are not finite: nothing is exported")
+        raise InputError(f"{wrong[0]} has numbers that are not finite; nothing was exported")
     return {f"backbone/{path}": array for path, array in flat.items()}

@@ -12,7 +12,7 @@ import safetensors
 import safetensors.flax
 
 from ssl_jax import reading, trees
-from ssl_jax.config import InputError, json_object, wrong_type
+from ssl_jax.config import InputError, json_object
 from ssl_jax.convert import read as files
 
 # Names in the metadata of .safetensors, and of two texts among the arrays of .npz.
@@ -50,11 +50,11 @@ def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
     """
     path = Path(path)
     if path.suffix not in (".safetensors", ".npz"):
-        raise InputError(f"{path}: a network is saved as .safetensors or .npz; name it so")
+        raise InputError(f"{path}: the name of a saved network must end in .safetensors or .npz")
     if path.suffix == ".npz" and dtype == "bfloat16":
         raise InputError(f"{path}: .npz has no bfloat16; save as .safetensors, or in float32")
     if path.exists() and not _is_ours(path):
-        raise InputError(f"{path} is there already and no network of ours; choose another name")
+        raise InputError(f"{path} exists and is not a network of ssl_jax; choose another name")
     content = {"params": saved.params, "constants": saved.constants or {}}
 
     def stored(array):
@@ -94,12 +94,9 @@ def read(path: str | Path) -> Saved | None:
             return None
         config, notes = texts[_CONFIG], texts.get(_NOTES, "{}")
         files.check_sum(path, texts.get(files.CHECKSUM), arrays, config, notes)
-    known = json_object(notes, f"{path}: its notes")
-    for name, example in _EXAMPLES.items():
-        if not isinstance(known.get(name, example), type(example) | type(None)):
-            raise InputError(f"{path}: its notes: {wrong_type(name, known[name], example)}")
+    known = json_object(notes, f"{path}: its notes", _EXAMPLES)
     if len(arrays) > _MOST:
-        raise InputError(f"{path} holds {len(arrays)} arrays, which no network has")
+        raise InputError(f"{path} holds {len(arrays)} arrays, more than any network")
     try:
         tree: dict[str, Any] = jax.tree.map(jnp.asarray, trees.nest(trees.stacked(arrays)))
         return Saved(config, {**tree["params"]}, tree.get("constants"), known)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import pickle
 import re
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import safetensors
 import safetensors.numpy
 
 from ssl_jax import extras, reading
-from ssl_jax.config import InputError, json_object, local
+from ssl_jax.config import InputError, local, read_json
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
@@ -44,14 +45,14 @@ def check_local(path: str | Path) -> None:
     if local(text).exists():
         return
     if match := _HUB.fullmatch(text):
-        raise InputError(f"{text} is on the Hugging Face hub; fetch it first: {_fetch(match[1])}")
+        raise InputError(f"{text} is on Hugging Face; download it first: {_fetch(match[1])}")
     if re.match("https?:/", text):
-        raise InputError(f"{text} is an address; fetch the file first: curl -L -O {text}")
+        raise InputError(f"{text} is a URL; download the file first: curl -L -O {text}")
     owner = text.partition("/")[0]
     if _NAME.fullmatch(text) and Path(text).suffix not in SUFFIXES and not Path(owner).exists():
         raise InputError(
-            f"there is no {text} here; if it is a repository on the Hugging Face hub, fetch it"
-            f" first: {_fetch(text)}"
+            f"no file or folder {text}; if it is a repository on the Hugging Face hub, download"
+            f" it first: {_fetch(text)}"
         )
 
 
@@ -60,7 +61,7 @@ def _fetch(repository: str) -> str:
     name, _, revision = repository.strip("/").partition("@")
     folder = name.split("/")[-1]
     chosen = f" --revision {revision}" if revision else ""
-    return f"hf download {name}{chosen} --local-dir {folder}, and give {folder}"
+    return f"hf download {name}{chosen} --local-dir {folder}, then use {folder}"
 
 
 def weight_file(path: str | Path) -> Path | None:
@@ -77,7 +78,7 @@ def weight_file(path: str | Path) -> Path | None:
     if not path.is_file():
         raise InputError(f"no such weight file: {path}")
     if path.suffix not in SUFFIXES and not path.name.endswith(_INDEX):
-        raise InputError(f"{path} is no weight file by its name; known are {', '.join(SUFFIXES)}")
+        raise InputError(f"{path} is not a weight file; the name must end in {', '.join(SUFFIXES)}")
     return path
 
 
@@ -147,7 +148,7 @@ def check_sum(file: Path, saved: str | None, arrays: Mapping[str, np.ndarray], *
     """Refuses what is not as it was saved; None: it was saved without a checksum. Raises
     InputError."""
     if saved not in (None, checksum(arrays, *texts)):
-        raise InputError(f"{file} is damaged: it does not hold what was saved (by checksum)")
+        raise InputError(f"{file} is damaged: its checksum does not match")
 
 
 def _safetensors(file: Path) -> dict[str, np.ndarray]:
@@ -165,18 +166,18 @@ def _is_numeric(array) -> bool:
 
 def _in_shards(index: Path) -> dict[str, np.ndarray]:
     """The tensors of all files that an index names, which lie beside it."""
-    places: Any = json_object(index.read_bytes(), str(index)).get("weight_map")
+    places: Any = read_json(index).get("weight_map")
     names: set[Any] = set(places.values()) if isinstance(places, dict) else {None}
     if not all(isinstance(n, str) and n == Path(n).name and n.endswith(SUFFIXES) for n in names):
-        raise InputError(f"{index} has no weight_map from tensors to weight files beside it")
+        raise InputError(f"{index} has no weight_map from tensors to weight files")
     files = [index.with_name(name) for name in sorted(names)]
     if missing := [file.name for file in files if not file.is_file()]:
         raise InputError(
-            f"{index} names {missing[0]}, which is not beside it: fetch all {len(files)} files"
+            f"{index} names {missing[0]}, which is missing; download all {len(files)} files"
         )
     found = {name: tensor for file in files for name, tensor in tensors(file).items()}
     if lacking := sorted(places.keys() - found.keys()):
-        raise InputError(f"{index} names {lacking[0]}, which is not in {places[lacking[0]]}")
+        raise InputError(f"{index} names {lacking[0]}, which {places[lacking[0]]} does not hold")
     return found
 
 
@@ -185,26 +186,34 @@ def _torch_tensors(file: Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError as error:
         raise InputError(
-            f"{file} is in PyTorch's format, which torch reads: {extras.install('convert')}, or"
+            f"{file} is in PyTorch's format, which needs torch; {extras.install('convert')}, or"
             " save the weights as .safetensors or .npz"
         ) from error
+    if zipfile.is_zipfile(file):
+        reading.check_zip(file)
     try:
         # The full checkpoints of the DINO family and of MAE hold their command line as a Namespace:
         # plain values under names.
         with torch.serialization.safe_globals([argparse.Namespace]):
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except Exception as error:
+        if not isinstance(error, pickle.UnpicklingError) and "weights_only" not in str(error):
+            raise
         raise InputError(
             f"{file} is damaged, or holds more than tensors and plain values: Python objects from a"
-            " file are never run here. In PyTorch, save its state dict alone,"
-            ' torch.save({"student": ..., "teacher": ...}, ...), and take that file'
+            " file are never run here. Save its state dict alone in PyTorch,"
+            ' torch.save({"student": ..., "teacher": ...}, ...), and use that file'
         ) from error
 
-    def array(tensor):
-        tensor = tensor.detach()
-        return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-
-    return {name: array(leaf) for name, leaf in _leaves(content) if isinstance(leaf, torch.Tensor)}
+    found, size = {}, 0
+    for count, (name, leaf) in enumerate(_leaves(content), start=1):
+        # What holds itself, or a view that repeats itself, is small in the file alone.
+        tensor = leaf.detach() if isinstance(leaf, torch.Tensor) else torch.empty(0)
+        size += 4 * tensor.numel()
+        reading.check_unpacked(file, max(size, 1024 * count))
+        if isinstance(leaf, torch.Tensor):
+            found[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return {name: array for name, array in found.items() if _is_numeric(array)}
 
 
 def _leaves(content, prefix: str = ""):

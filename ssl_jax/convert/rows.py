@@ -54,8 +54,8 @@ def _write_pixel_bias(x):
         return x
     if not np.array_equal(x, np.tile(x[:3], side**2)):
         raise InputError(
-            "the decoder's output bias differs between the pixels of a patch; the published form"
-            " has one number per channel, so these weights cannot be written in it"
+            "the decoder's output bias differs between the pixels of a patch, but the published"
+            " layout has one number per channel, so it cannot hold these weights"
         )
     return x[:3]
 
@@ -124,7 +124,8 @@ def read(
       ({our path: float32 array}, {our path: names it was made of}, names that no row knows).
 
     Raises:
-      InputError: a piece of a parameter is not there, or there twice.
+      InputError: a piece of a parameter is not there, there twice, or of a shape that no such
+        parameter has.
     """
     pieces: dict[str, dict[int, np.ndarray]] = {}
     counts: dict[str, int] = {}
@@ -139,7 +140,11 @@ def read(
             index, counts[path] = row.piece
             if index in pieces.setdefault(path, {}):
                 raise InputError(f"{origins[path][-1]} and {name} would both be {path}")
-            pieces[path][index] = row.layout.read(np.asarray(tensor, np.float32))
+            try:
+                pieces[path][index] = row.layout.read(np.asarray(tensor, np.float32))
+            except (IndexError, ValueError) as error:
+                shape = np.shape(tensor)
+                raise InputError(f"{name} cannot be {path}: its shape is {shape}") from error
             origins.setdefault(path, []).append(name)
     for path, parts in pieces.items():
         if len(parts) != counts[path]:

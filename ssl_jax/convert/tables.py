@@ -1,7 +1,8 @@
 """Whose weights are called what: one table of rows per family of published checkpoints.
 
 The names are those of the authors' code and, for timm and Hugging Face, of the libraries, against
-which they are tested; of published files, a DINOv2 was at hand (see tests/convert/test_real.py).
+which they are tested; of published files, a DINOv2 was at hand (see
+tests/convert/test_front_door.py).
 """
 
 from typing import NamedTuple
@@ -21,6 +22,17 @@ from ssl_jax.convert.rows import (
     timm_encoder,
     tokens,
     weight_norm,
+)
+
+# What the encoder is an attribute of: in training code, and beside a text encoder.
+_WRAPPED = (
+    "backbone.",
+    "encoder.",
+    "image_encoder.",
+    "vision_encoder.",
+    "visual_encoder.",
+    "visual.",
+    "trunk.",
 )
 
 
@@ -45,9 +57,9 @@ class Family(NamedTuple):
     title: str
     mark: str
     rows: tuple[Row, ...]
-    prefixes: tuple[str, ...]
     model: dict[str, str]
-    norm_eps: float
+    prefixes: tuple[str, ...] = _WRAPPED
+    norm_eps: float = 1e-6
     method: str = ""
     teacher: tuple[tuple[str, str], ...] = ()
     note: str = ""
@@ -56,16 +68,6 @@ class Family(NamedTuple):
 _EXACT = {"gelu": "erf", "position_resize": "exact", "resize_kernel": "keys-0.75"}
 _OFFSET = {"gelu": "erf", "position_resize": "dino_offset", "resize_kernel": "keys-0.75"}
 _ANTIALIAS = {"gelu": "erf", "position_resize": "exact", "resize_kernel": "antialias-0.5"}
-# What the encoder is an attribute of: in training code, and beside a text encoder.
-_WRAPPED = (
-    "backbone.",
-    "encoder.",
-    "image_encoder.",
-    "vision_encoder.",
-    "visual_encoder.",
-    "visual.",
-    "trunk.",
-)
 _NORMALISED = (
     "images are normalised with ImageNet's mean and deviation here; some of these weights were"
     " trained with 0.5 and 0.5 (model.mean, model.std)"
@@ -128,7 +130,6 @@ FAMILIES: dict[str, Family] = {
         mark=r"embeddings\.register_tokens",
         prefixes=_HF_DINOV2_PREFIXES,
         model=_ANTIALIAS,
-        norm_eps=1e-6,
         rows=_HF_DINOV2,
     ),
     "hf_dinov2": Family(
@@ -136,7 +137,6 @@ FAMILIES: dict[str, Family] = {
         mark=r"encoder\.layer\.\d+\.layer_scale1\.lambda1",
         prefixes=_HF_DINOV2_PREFIXES,
         model=_EXACT,
-        norm_eps=1e-6,
         rows=_HF_DINOV2,
     ),
     "hf": Family(
@@ -163,9 +163,7 @@ FAMILIES: dict[str, Family] = {
     "mae": Family(
         title="MAE",
         mark=r"decoder_blocks\..*",
-        prefixes=_WRAPPED,
         model=_EXACT,
-        norm_eps=1e-6,
         rows=(
             *_TIMM,
             *linear("decoder/embed", "decoder_embed"),
@@ -177,27 +175,13 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "dinov2_registers": Family(
-        title="DINOv2 with registers",
-        mark=r"register_tokens",
-        prefixes=_WRAPPED,
-        model=_ANTIALIAS,
-        norm_eps=1e-6,
-        rows=_DINOV2,
+        title="DINOv2 with registers", mark=r"register_tokens", model=_ANTIALIAS, rows=_DINOV2
     ),
-    "dinov2": Family(
-        title="DINOv2",
-        mark=r"mask_token",
-        prefixes=_WRAPPED,
-        model=_OFFSET,
-        norm_eps=1e-6,
-        rows=_DINOV2,
-    ),
+    "dinov2": Family(title="DINOv2", mark=r"mask_token", model=_OFFSET, rows=_DINOV2),
     "cribo": Family(
         title="CrIBo",
         mark=r"head\.last_layer_c\..*",
-        prefixes=_WRAPPED,
         model=_OFFSET,
-        norm_eps=1e-6,
         rows=(
             *_TIMM,
             *dino_mlp("head/trunk/mlp", "head.mlp"),
@@ -208,9 +192,7 @@ FAMILIES: dict[str, Family] = {
     "dino": Family(
         title="DINO family (DINO, iBOT, SOP, MaSSL, FLSL)",
         mark=r"head\.(?:mlp|last_layer)\..*|masked_embed",
-        prefixes=_WRAPPED,
         model=_OFFSET,
-        norm_eps=1e-6,
         rows=(
             *_TIMM,
             Row("backbone/mask_token", ("masked_embed",)),  # iBOT, SOP, MaSSL
@@ -222,9 +204,7 @@ FAMILIES: dict[str, Family] = {
     "timm": Family(
         title="timm ViT",
         mark=r"head\.weight|fc_norm\..*|reg_token",
-        prefixes=_WRAPPED,
         model=_ANTIALIAS,
-        norm_eps=1e-6,
         note=_NORMALISED,
         rows=_TIMM,
     ),
@@ -233,11 +213,9 @@ FAMILIES: dict[str, Family] = {
     "vit": Family(
         title="ViT under names that DINO, MAE and timm share",
         mark=r"patch_embed\.proj\.weight",
-        prefixes=_WRAPPED,
         model={"gelu": "erf"},
-        norm_eps=1e-6,
         note=(
-            "these names do not say how position codes are resized: set"
+            "these names do not tell how position codes are resized: set"
             " model.position_resize=dino_offset for an encoder of DINO, iBOT, SOP, MaSSL, CrIBo,"
             " FLSL or DINOv2, and model.resize_kernel=antialias-0.5 for one of timm"
         ),

@@ -89,7 +89,7 @@ def _remarks(network: Network) -> list[str]:
     c, said = network.shape, []
     if (c.position_resize, c.resize_kernel) != ("exact", "antialias-0.5"):
         said.append(
-            f"At sizes other than {c.image_size} x {c.image_size} features differ a little: timm"
+            f"At sizes other than {c.image_size} x {c.image_size} features differ slightly: timm"
             " resizes position codes by an antialiased bicubic kernel, this network was made for"
             f' position_resize="{c.position_resize}", resize_kernel="{c.resize_kernel}".'
         )
@@ -111,7 +111,7 @@ def read(config: Mapping[str, Any]) -> Described | None:
         return None
     for word, reason in _UNLIKE.items():
         if word in name:
-            raise InputError(f"timm's {name} is another network than this package's: {reason}")
+            raise InputError(f"timm's {name} is a network that ssl_jax does not have: {reason}")
     # Old folders have one level; in newer ones the inner says how images were prepared.
     prepared = config.get("pretrained_cfg", config)
     arguments = config.get("model_args", {})

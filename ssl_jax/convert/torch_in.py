@@ -105,7 +105,7 @@ def load_vit(
         scaled = "backbone/blocks/0/ls1/gamma" in weights.arrays
         whose = ("DINOv2 and timm", "dinov2") if scaled else ("DINO, MAE and timm", 'dino", "mae')
         raise InputError(
-            f"{path} holds an encoder under names that {whose[0]} share: give"
+            f"{path} holds an encoder under names that {whose[0]} share; give"
             f' family="{whose[1]}" or "timm"'
         )
     fields = {"norm_eps": tables.FAMILIES[source.family].norm_eps} | weights.model
@@ -114,8 +114,7 @@ def load_vit(
     params, report = fill_lib.fill({"backbone": shapes}, weights, only="backbone")
     if report.missing:
         raise InputError(
-            f"{path} lacks {fill_lib.brief(report.missing)}, without which there is no vision"
-            " transformer"
+            f"{path} lacks {fill_lib.brief(report.missing)}, which a vision transformer needs"
         )
     return config, params["backbone"], report
 
@@ -149,8 +148,8 @@ def translate(
             part, short = _unwrap(name)
             if other := parts.setdefault(part, {}).get(short):
                 raise InputError(
-                    f"{source} holds two tensors for {short}: {other} and {name}; save one of their"
-                    " trees alone"
+                    f"{source} holds two tensors for {short}: {other} and {name}; save only one of"
+                    " the two networks"
                 )
             parts[part][short] = name
     if family is not None and family not in tables.FAMILIES:
@@ -181,7 +180,7 @@ _UNLIKE = {
     r".*\.mlp\.(w12|w[123]|weights_in|weights_out|gate_proj|fc1_[gx])\..*": (
         "SwiGLU (DINOv2 giant), an MLP with a gate, where this vision transformer has a GELU"
     ),
-    r".*\.(q_norm|k_norm)\..*": "norms of queries and keys, which this vision transformer has not",
+    r".*\.(q_norm|k_norm)\..*": "norms of queries and keys, which this vision transformer lacks",
 }
 
 
@@ -190,9 +189,7 @@ def _check_layers(names: list[str], source: str) -> None:
     for pattern, what in _UNLIKE.items():
         found = [name for name in names if re.fullmatch(pattern, name)]
         if found:
-            raise InputError(
-                f"{source} is of a network with {what}; it has {fill_lib.brief(found, 3)}"
-            )
+            raise InputError(f"{source} holds a network with {what}: {fill_lib.brief(found, 3)}")
 
 
 def _unwrap(name: str) -> tuple[str, str]:
@@ -217,10 +214,8 @@ def _recognise(parts, source: str) -> str:
                 return "dinov2" if any(name.endswith(".ls1.gamma") for name in names) else "dino"
             return key
     titles = ", ".join(table.title for table in tables.FAMILIES.values())
-    such = fill_lib.brief(names, 3) or "(none at all)"
-    raise InputError(
-        f"{source} holds names such as {such}, which no table knows; known are {titles}"
-    )
+    such = fill_lib.brief(names, 3) or "(none)"
+    raise InputError(f"{source} holds unknown names such as {such}; known are {titles}")
 
 
 def _translate(
@@ -242,8 +237,8 @@ def _translate(
         left.append(*origins.pop("backbone/cls"))
         del arrays["backbone/cls"], titles["backbone/cls"]
         notes.append(
-            "its class token is no part of the network (FLSL): position codes are fixed and have"
-            " none for it"
+            "its class token is not used (FLSL): position codes are fixed, and the class token has"
+            " none"
         )
     return fill_lib.Weights(
         source,
@@ -283,8 +278,8 @@ def _check_extra(left, table: tables.Family, source: str) -> None:
     ]
     if strange:
         raise InputError(
-            f"{source}: this vision transformer has no place for {fill_lib.brief(strange, 3)}, so"
-            " its features would differ"
+            f"{source}: this vision transformer lacks {fill_lib.brief(strange, 3)}, so its"
+            " features would differ"
         )
 
 
@@ -303,8 +298,7 @@ def _vit_config(weights: fill_lib.Weights, fields: Mapping[str, Any]) -> vit.ViT
     ]
     if missing:
         raise InputError(
-            f"{weights.source} lacks {', '.join(missing)}, without which the shape of the network"
-            " cannot be told"
+            f"{weights.source} lacks {', '.join(missing)}, which give the shape of the network"
         )
     width, hidden = arrays["patch/kernel"].shape[1], arrays["blocks/0/mlp/fc1/kernel"].shape[1]
     ratio = (
@@ -317,7 +311,7 @@ def _vit_config(weights: fill_lib.Weights, fields: Mapping[str, Any]) -> vit.ViT
     fixed = fields.get("position") == "sincos" and fill_lib.is_sincos(arrays["position"])
     if 3 * side**2 != arrays["patch/kernel"].shape[0] or grid is None:
         raise InputError(
-            f"{weights.source}: patches are not square with 3 channels, or position codes no square"
+            f"{weights.source}: patches must be square with 3 channels, and position codes a square"
             " grid"
         )
     shown: dict[str, Any] = dict(

@@ -3,29 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from ssl_jax.data import classes, decode
-from ssl_jax.data.lookup import pixels
+from ssl_jax.data.decode import Unreadable
 
 _NAMED = 5  # unreadable records in an error
-
-# What a source knows of all its records; one that wraps another has the same.
-FACTS = (
-    "num_classes",
-    "class_names",
-    "unlabelled",
-    "has_masks",
-    "mask_names",
-    "has_boxes",
-    "num_box_classes",
-    "box_names",
-    "size",
-    "sequences",
-    "image_ids",
-    "annotations",
-    "left_out",
-)
 
 
 class Source:
@@ -44,47 +24,10 @@ class Source:
     image_ids: Sequence[int] | None = None
     annotations: str | None = None
     left_out: str = ""
-    # How encoded images are read, see `decode.decode_image`.
-    max_pixels: int = decode.MAX_PIXELS
-    short_side: int = 0
+    place: str = ""  # where the images are, for people; repr tells sources apart
 
-    # Classes of the values of masks, see `classes.table`.
-    _table: np.ndarray
-
-    def _decoded(self, data: bytes | str, name: str | None = None) -> tuple[np.ndarray, int]:
-        """An encoded image, uint8 [H,W,3], and its EXIF orientation. Raises decode.Unreadable."""
-        return decode.decode_turned(
-            data, name, max_pixels=self.max_pixels, short_side=self.short_side
-        )
-
-    def _header(self, data: bytes | str, name: str | None = None) -> tuple[tuple[int, int], int]:
-        """(H, W) of an encoded image, and its EXIF orientation. Raises decode.Unreadable."""
-        return decode.image_header(
-            data, name, max_pixels=self.max_pixels, short_side=self.short_side
-        )
-
-    def _classes(
-        self,
-        mask: bytes | str | np.ndarray,
-        name: str,
-        shape: tuple[int, int],
-        turn: int,
-        image: str = "its image",
-    ) -> np.ndarray:
-        """Classes uint8 [H,W] of a mask, encoded or uint8 [H,W], of an image with this shape and
-        EXIF orientation. Raises decode.Unreadable."""
-        if not isinstance(mask, np.ndarray):
-            mask = decode.decode_mask(
-                mask, name, max_pixels=self.max_pixels, turn=turn, shape=shape
-            )
-        if mask.shape != tuple(shape):
-            raise decode.Unreadable(
-                name, f"the mask has {pixels(mask.shape)} pixels, {image} {pixels(shape)}"
-            )
-        try:
-            return classes.apply(self._table, mask)
-        except ValueError as error:
-            raise decode.Unreadable(name, str(error)) from error
+    def __str__(self) -> str:
+        return self.place or repr(self)
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -108,6 +51,15 @@ class Source:
             setattr(self, name, getattr(source, name, getattr(Source, name)))
 
 
+# What a source knows of all its records; one that wraps another has the same.
+FACTS = tuple(Source.__annotations__)
+
+
+def unresized(source: Any) -> Any:
+    """The source of the records as they were before they were resized; itself where none are."""
+    return getattr(source, "unresized", source)
+
+
 def shape(source: Any, i: int) -> tuple[int, int]:
     """`source.shape(i)`, also of a source that has no such method."""
     own = getattr(source, "shape", None)
@@ -118,7 +70,7 @@ def why_unreadable(source: Any, i: int) -> str:
     """The reason why record i cannot be read, in one line; reads it once more."""
     try:
         source[i]
-    except decode.Unreadable as error:
+    except Unreadable as error:
         return error.reason
     return "readable now"
 

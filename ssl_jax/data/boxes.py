@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax import reading
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, reason
 from ssl_jax.data.decode import SIDEWAYS, Unreadable
 
 
@@ -90,7 +90,7 @@ class XmlBoxes:
         corners, labels = [], []
         for name, (top, left, bottom, right) in objects:
             if name not in self._number:
-                raise Unreadable(path, f'a box of the class "{name}", which data.class_names lacks')
+                raise Unreadable(path, f'class "{name}" of a box is not in data.class_names')
             labels.append(self._number[name])
             corners.append((top - self._first, left - self._first, bottom, right))
         stated = (height, width) if height > 0 and width > 0 else None
@@ -115,8 +115,7 @@ def parse_xml(path: str) -> tuple[float, float, list[tuple[str, tuple[float, ...
         height, width = (float(root.findtext(f"size/{side}", "0")) for side in ("height", "width"))
     # LookupError: an encoding that nobody knows.
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unreadable(path, f"no annotation of objects: {reason}") from error
+        raise Unreadable(path, f"not an annotation of objects: {reason(error)}") from error
     return height, width, objects
 
 
@@ -171,11 +170,11 @@ def read_coco(path: str | Path) -> Instances:
     try:
         return _instances(reading.parse_json(reading.read_bytes(path)))
     except OSError as error:
-        raise InputError(f"data.boxes: {path} cannot be read: {error.strerror}") from error
+        raise InputError(f"data.boxes: {path} cannot be read: {reason(error)}") from error
     # It may hold anything.
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(
-            f"data.boxes: {path} is no COCO file of instances (images, annotations, categories):"
+            f"data.boxes: {path} is not a COCO file of instances (images, annotations, categories):"
             f" {type(error).__name__} {error}"
         ) from error
 
@@ -186,11 +185,11 @@ def _instances(content: dict[str, Any]) -> Instances:
     images = sorted(content["images"], key=lambda entry: entry["file_name"])
     place = {entry["id"]: i for i, entry in enumerate(images)}
     if len(place) < len(images) or len(number) < len(categories):
-        raise ValueError("two images or two categories have one id")
+        raise ValueError("two images or two categories have the same id")
     files = tuple(entry["file_name"] for entry in images)
     names = tuple(entry["name"] for entry in categories)
     if not all(isinstance(name, str) for name in (*files, *names)):
-        raise TypeError("names of files and categories are texts")
+        raise TypeError("names of files and categories must be strings")
     corners: list[list] = [[] for _ in images]
     labels: list[list] = [[] for _ in images]
     for entry in content["annotations"]:
@@ -211,5 +210,5 @@ def _instances(content: dict[str, Any]) -> Instances:
 
 def _finite(number):
     if not isinstance(number, int | float) or not math.isfinite(number):
-        raise TypeError(f"a box has numbers, not {number!r}")
+        raise TypeError(f"a box must have numbers, not {number!r}")
     return number

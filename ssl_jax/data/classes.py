@@ -3,13 +3,11 @@
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ssl_jax import reading
-from ssl_jax.config import InputError, is_mapping, local
+from ssl_jax.config import InputError, is_mapping
 
 IGNORE = 255  # in masks of records: this pixel has no class
 _NONE = -1  # in tables: no mask may have this value
@@ -71,8 +69,8 @@ def apply(table: np.ndarray, mask: np.ndarray) -> np.ndarray:
         known = np.flatnonzero((table != _NONE) & (table != IGNORE))
         span = f"{known[0]}..{known[-1]}" if len(known) else "none"
         raise ValueError(
-            f"the mask has the value {mask[wrong][0]}, which is no class (classes: {span})"
-            " and not the one for ignored pixels; see data.class_names, data.class_map, data.ignore"
+            f"the mask has the value {mask[wrong][0]}, which is neither a class ({span})"
+            " nor the value of ignored pixels; see data.class_names, data.class_map, data.ignore"
         )
     return classes.astype(np.uint8)
 
@@ -102,16 +100,3 @@ def final(
     if known and not given and rules.get("reduce_zero_label"):
         known = known[1:]
     return table(**rules, num_classes=len(known) if known else None, before=before), known
-
-
-def read_names(path: str | Path) -> tuple[str, ...]:
-    """The lines of a text file that are not empty. Raises InputError for one that has none."""
-    try:
-        lines = reading.read_text(local(path)).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text file"
-        raise InputError(f"data.class_names: {path} cannot be read: {reason}") from error
-    names = tuple(line.strip() for line in lines if line.strip())
-    if not names:
-        raise InputError(f"data.class_names: {path} holds no name; write one class a line")
-    return names

@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax import reading
+from ssl_jax.config import reason
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
 
@@ -52,6 +53,7 @@ _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _PLANAR, _SAMPLE_FORMAT = 284, 339
 # Bytes that a file may have for each of `max_pixels` (four channels of 16 bits), and beside them.
 _PER_PIXEL, _BESIDE = 8, 2**26
+_STRIP = 2**20  # pixels that become RGB at once
 
 
 class Unreadable(Exception):
@@ -72,13 +74,6 @@ def decode_image(
 ) -> np.ndarray:
     """The image alone that `decode_turned` gives: uint8 [H,W,3]."""
     return decode_turned(data, name, **limits)[0]
-
-
-def image_shape(
-    data: bytes | str | os.PathLike, name: str | None = None, **limits: int
-) -> tuple[int, int]:
-    """The shape alone that `image_header` gives: (H, W)."""
-    return image_header(data, name, **limits)[0]
 
 
 def decode_turned(
@@ -243,11 +238,9 @@ def _reason(error):
         return "not an image of a known format"
     if isinstance(error, FileNotFoundError):
         return "no such file"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
     if isinstance(error, Image.DecompressionBombError):
         return f"more pixels than data.max_pixels allows: {error}"
-    return " ".join(str(error).split()) or type(error).__name__
+    return reason(error)
 
 
 def _rgb(image):
@@ -257,7 +250,12 @@ def _rgb(image):
         tags = getattr(image, "tag_v2", {})
         levels = _levels(12 if tags.get(_BITS) == (12,) else 16, tags.get(_PHOTOMETRIC) == 0)
         return np.repeat(levels[np.asarray(image)][..., None], 3, axis=2), turn
-    return np.array(image if image.mode == "RGB" else image.convert("RGB")), turn
+    pixels, rows = np.empty((image.height, image.width, 3), np.uint8), _STRIP // image.width + 1
+    for top in range(0, image.height, rows):  # all at once Pillow would copy them twice
+        bottom = min(top + rows, image.height)
+        strip = image.crop((0, top, image.width, bottom)) if rows < image.height else image
+        pixels[top:bottom] = strip if strip.mode == "RGB" else strip.convert("RGB")
+    return pixels, turn
 
 
 def _check_samples(image):

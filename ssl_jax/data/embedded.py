@@ -65,7 +65,7 @@ class GeneratedSource(Source):
             )
         if length < 1:
             raise InputError(
-                f"data.length: {kind} needs a number of pictures to generate, at least 1, got"
+                f"data.length: {kind} needs the number of images to generate, at least 1, got"
                 f" {length}"
             )
         if size < generated.MIN_SIZE:

@@ -1,39 +1,35 @@
 """Encoded images that other files hold, with labels and masks: what tars and tables share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.data import classes
-from ssl_jax.data.base import Source
-from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.lookup import checked
+from ssl_jax.data.stored import Named, Stored
 
 _CLASSES = 1000  # integers below may be numbers of classes even if only some of them occur
 
 
-class Encoded(Source):
+class Encoded(Stored):
     """Records whose images and masks come as bytes from `_read`, which a subclass has."""
 
     def _take(
         self,
         labels: Sequence[Any] | None,
+        named: Named,
         *,
         masks: bool = False,
         class_names: Sequence[str] | None = None,
-        mask_names: Sequence[str] = (),
-        rules: Mapping[str, Any] | None = None,
         read_from: tuple[str, str] = ("", ""),
     ) -> None:
         """Keeps what is known of all records.
 
         Args:
           labels: of all records: integers from 0, or names, which are then numbered; None: none,
-            as where all are None or negative, like those of a hidden test set.
+            as where all are None or negative, like those of a hidden test set. named: as opened.
           masks: whether they have masks. class_names: of labels that are numbers.
-          mask_names, rules: of masks, see `classes.final`.
           read_from: what labels and masks are called where they come from, for `repr`.
 
         Raises InputError for a label that is neither number nor text, or negative or None where
@@ -44,57 +40,23 @@ class Encoded(Source):
         if labels is not None and wrong:
             raise InputError(
                 f"data.labels: {self.name(wrong[0])} has the label {labels[wrong[0]]!r};"
-                f" {len(wrong)} of {len(labels)} are neither numbers from 0 nor texts"
+                f" {len(wrong)} of {len(labels)} are neither numbers from 0 nor strings"
             )
         self._labels, self.class_names = numbered(labels, class_names)
         if self._labels is not None:
-            named, last = len(self.class_names or ()), int(self._labels.argmax())
-            self.num_classes = named or 1 + int(self._labels[last])
+            count, last = len(self.class_names or ()), int(self._labels.argmax())
+            self.num_classes = count or 1 + int(self._labels[last])
             if self._labels[last] >= self.num_classes:
                 raise InputError(
-                    f"data.labels: {self.name(last)} has the label {self._labels[last]}, of"
-                    f" {named} classes that are named"
+                    f"data.labels: {self.name(last)} has the label {self._labels[last]}, but only"
+                    f" {count} classes have names"
                 )
         self.has_masks = masks
-        self._table, self.mask_names = classes.final(rules or {}, given=mask_names)
+        self._table, self.mask_names = classes.final(named.rules, given=named.class_names)
         known = [f"classes={self.num_classes}", *[f"labels={read_from[0]!r}"] * bool(read_from[0])]
         known += [classes.told(self._table, read_from[1])] if masks else []
         self._known = ", ".join(known)  # kept features are found again by `repr`
-        if masks:
-            self._check_first_mask()
-
-    def _check_first_mask(self):
-        """Masks of the wrong kind are found here, not after a run that left them all out."""
-        try:
-            image, turn = self._decoded(self._read(0, "image"), self.name(0))
-        except Unreadable:
-            return  # says nothing about masks
-        try:
-            self._mask(0, image.shape[:2], turn)
-        except Unreadable as error:
-            raise InputError(f"data.masks: {error}") from error
-
-    def _read(self, i: int, part: str) -> bytes:
-        """The bytes of the "image" or "mask" of record i. Raises Unreadable."""
-        raise NotImplementedError
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        i = checked(i, len(self))
-        image, turn = self._decoded(self._read(i, "image"), self.name(i))
-        record: dict[str, Any] = {"image": image}
-        if self._labels is not None:
-            record["label"] = int(self._labels[i])
-        if self.has_masks:
-            record["mask"] = self._mask(i, image.shape[:2], turn)
-        return record
-
-    def _mask(self, i, shape, turn):
-        """Classes [H,W] of image i, which has this shape and EXIF orientation."""
-        return self._classes(self._read(i, "mask"), f"{self.name(i)}, mask", shape, turn)
-
-    def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i from its header."""
-        return self._header(self._read(checked(i, len(self)), "image"), self.name(i))[0]
+        self._check_first_mask()
 
 
 def _is_label(label):

@@ -3,26 +3,16 @@
 import copy
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
 from ssl_jax.data import classes
-from ssl_jax.data.base import Source
-from ssl_jax.data.boxes import Boxes
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked
+from ssl_jax.data.stored import ReadsBoxes, Stored
 
 
-class ReadsBoxes(Protocol):
-    """`boxes.XmlBoxes`, `boxes.TableBoxes`."""
-
-    def read(self, i: int, shape: tuple[int, int], turn: int) -> Boxes:
-        """Boxes of image i, which has this shape (H, W) and EXIF orientation."""
-
-
-class Files(Source):
+class Files(Stored):
     """Image files, each with a label, a mask file and boxes as far as they are given."""
 
     def __init__(
@@ -73,56 +63,21 @@ class Files(Source):
         """The same images and labels without masks and boxes."""
         other = copy.copy(self)
         other._masks = other._boxes = other.mask_names = other.box_names = None
-        other.has_masks, other.has_boxes, other.num_box_classes, other._told = (
-            False,
-            False,
-            None,
-            [],
-        )
+        other.has_masks = other.has_boxes = False
+        other.num_box_classes, other._told = None, []
         return other
-
-    def _check_first_mask(self):
-        """Masks of the wrong kind are found here, not after a run that left them all out."""
-        if not self._masks or self._masks[0] is None:
-            return
-        try:
-            header = self._header(self.name(0))
-        except Unreadable:
-            return  # says nothing about masks
-        try:
-            self._mask(0, *header)
-        except Unreadable as error:
-            raise InputError(f"data.masks: {error}") from error
 
     def __len__(self):
         return len(self._paths)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        i = checked(i, len(self))
-        image, turn = self._decoded(self.name(i))
-        shape = image.shape[:2]
-        record: dict[str, Any] = {"image": image}
-        if self._labels is not None:
-            record["label"] = int(self._labels[i])
-        if self._masks is not None and self._masks[i] is not None:
-            record["mask"] = self._mask(i, shape, turn)
-        if self._boxes is not None:
-            boxes, labels = self._boxes.read(i, shape, turn)
-            record["boxes"] = boxes
-            if labels is not None:
-                record["box_labels"] = labels
+        record = super().__getitem__(i)
         if self._frames:
             record["sequence"], record["frame"] = self._frames[i]
         return record
 
-    def _mask(self, i, shape, turn):
-        """Classes [H,W] of image i, which has this shape and EXIF orientation."""
-        path = self._masks[i]
-        return self._classes(path, path, shape, turn, f"its image {self.name(i)}")
-
-    def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i from its header."""
-        return self._header(self.name(i))[0]
+    def _read(self, i, part):
+        return self.name(i) if part == "image" else self._masks[i]
 
     def name(self, i: int) -> str:
         return os.path.join(self._root, self._paths[checked(i, len(self))])

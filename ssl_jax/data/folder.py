@@ -12,8 +12,9 @@ from ssl_jax.config import InputError, local
 from ssl_jax.data import boxes as boxes_lib
 from ssl_jax.data import classes, decode, listing
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.files import Files, ReadsBoxes
+from ssl_jax.data.files import Files
 from ssl_jax.data.lookup import listed
+from ssl_jax.data.stored import ReadsBoxes
 
 # In capitals as well. A GIF is an animation or a drawing more often than a photograph.
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -75,8 +76,6 @@ class Folder(Files):
           InputError: the folder or the split does not exist or holds no image; masks are missing or
             of the wrong kind.
         """
-        if not root:
-            raise InputError("data.dir is empty: give the folder that holds the images")
         root = _unpacked(local(root))
         beside = listing.place(root, "images", split)
         places = _mask_places(root, split) if beside and not (masks or boxes) else []
@@ -89,11 +88,11 @@ class Folder(Files):
             inside = mask_folder.relative_to(folder).parts
             paths = [p for p in paths if PurePosixPath(p).parts[: len(inside)] != inside]
         if not paths:
-            there = f" (there: {listing.counted(others)})" if others else ""
+            there = f" (found: {listing.counted(others)})" if others else ""
             kind = next((kind for end, kind in OTHERS.items() if end in others), "")
             hint = f"; data.kind={kind} reads them" if kind else ""
             raise InputError(
-                f"data.dir: no image in or below {folder}{there}{hint}; accepted extensions:"
+                f"data.dir: no images in or below {folder}{there}{hint}; accepted extensions:"
                 f" {_ACCEPTED}"
             )
         label_names, labels = _folder_classes(paths)
@@ -115,9 +114,9 @@ class Folder(Files):
             box_names=box_names,
         )
         self._told += [f"masks from {str(found)!r}"] if found is not None else []
-        self.left_out = f"{listing.counted(others)} of {folder}" if others else ""
+        self.left_out = f"{listing.counted(others)} in {folder} (not images)" if others else ""
         if unused := _unused(root, folder, {masks, boxes}):
-            what = f"the images of {listed(unused)} beside {folder}"
+            what = f"the images of {listed(unused)} next to {folder}"
             self.left_out = f"{self.left_out}; {what}" if self.left_out else what
 
 
@@ -174,7 +173,7 @@ def _beside(key, root, where, split):
     folder = listing.place(root, where, split) or root / where
     if not folder.is_dir():
         raise InputError(
-            f"data.{key}: {folder} is no folder; give one below {root}, or a path from /"
+            f"data.{key}: {folder} is not a folder; give one below {root}, or an absolute path"
         )
     return folder
 
@@ -225,14 +224,14 @@ def _folder_of_split(root, split):
     held_out = [name for name in names if listing.is_part(name) and _holds_images(root / name)]
     if split == "train" and held_out:
         raise InputError(
-            f"data.split: {root} has the part {listed(held_out)} and no folder train; move the"
-            f" images to train on into {root / 'train'}, or set data.split={held_out[0]}"
+            f"data.split: {root} has the part {listed(held_out)} but no folder train; move the"
+            f" training images to {root / 'train'}, or set data.split={held_out[0]}"
         )
     if split == "train":
         return root
     raise InputError(
-        f"data.split: {root} has no subfolder {split!r}; subfolders: {listed(names)}; a part that"
-        ' is held out can be a slice, such as "train[90%:]"'
+        f"data.split: {root} has no subfolder {split!r}; subfolders: {listed(names)}; to hold out"
+        ' a part, use a slice such as "train[90%:]"'
     )
 
 

@@ -1,18 +1,18 @@
 """A Hugging Face data set on disk as a source: parquet files, or what `save_to_disk` wrote."""
 
+import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from ssl_jax import reading
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, local, reason
 from ssl_jax.data import listing
 from ssl_jax.data.decode import Unreadable, most_bytes
 from ssl_jax.data.encoded import Encoded
-from ssl_jax.data.lookup import checked, listed, nearest
+from ssl_jax.data.lookup import checked, chosen, listed
+from ssl_jax.data.stored import Named
 
 IMAGES = ("image", "img", "jpg", "png", "webp", "picture", "photo")
 LABELS = ("label", "labels", "fine_label", "cls", "class", "category", "target")
@@ -26,26 +26,13 @@ class HuggingFace(Encoded):
     row, so their columns are held in memory, images encoded as they are. Arrow files, which
     `Dataset.save_to_disk` writes, are mapped into memory and may be larger than it. Worker
     processes open both anew: with several of them take Arrow files.
-    Columns are those that the arguments name, or the first with a usual name (IMAGES, LABELS,
+    Columns are those that `named` says, or the first with a usual name (IMAGES, LABELS,
     MASKS); names of classes are those of the column's ClassLabel. Labels are integers, texts,
     bools, or categories of these.
     """
 
-    def __init__(
-        self,
-        place: str | os.PathLike,
-        split: str = "train",
-        *,
-        images: str = "",
-        labels: str = "",
-        masks: str = "",
-        class_names: Sequence[str] = (),
-        rules: Mapping[str, Any] | None = None,
-    ):
-        """
-        Args:
-          place: folder of the data set. images, labels, masks: names of columns.
-          class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
+    def __init__(self, place: str | os.PathLike, split: str, named: Named):
+        """place: folder of the data set.
 
         Raises:
           InputError: no such split or column; labels of another type; a file that is broken, or
@@ -55,10 +42,11 @@ class HuggingFace(Encoded):
         self._files = _files(place, split)
         self._root = local(place)
         schema = _schema(self._files[0])
+        column = functools.partial(chosen, there=schema.names, where=self._files[0])
         self._columns = {
-            "image": _column("images", schema, images, IMAGES),
-            "label": _column("labels", schema, labels, LABELS),
-            "mask": _column("masks", schema, masks, MASKS),
+            "image": column("images", named.images, IMAGES),
+            "label": column("labels", named.labels, LABELS),
+            "mask": column("masks", named.masks, MASKS),
         }
         if self._columns["image"] is None:
             raise InputError(
@@ -66,10 +54,11 @@ class HuggingFace(Encoded):
                 " one with images"
             )
         kinds = _label_kinds([schema], self._columns["label"])
-        if labels and not all(kinds):
+        if named.labels and not all(kinds):
             raise InputError(
-                f"data.labels: the column {labels!r} has the type {schema.field(labels).type};"
-                " labels are integers, texts, bools, or categories of these"
+                f"data.labels: the column {named.labels!r} has the type"
+                f" {schema.field(named.labels).type}; labels must be integers, strings, booleans"
+                " or categories of these"
             )
         if self._columns["label"] == self._columns["mask"] or not all(kinds):
             self._columns["label"] = None  # a column `label` of images holds masks
@@ -78,10 +67,9 @@ class HuggingFace(Encoded):
         names = _class_names(schema, self._columns["label"])
         self._take(
             found,
+            named,
             masks=self._columns["mask"] is not None,
             class_names=names,
-            mask_names=class_names,
-            rules=rules,
             read_from=(self._columns["label"] or "", self._columns["mask"] or ""),
         )
 
@@ -91,7 +79,7 @@ class HuggingFace(Encoded):
         self._tables = _tables(self._files, used)
         self._starts = np.cumsum([0, *(table.num_rows for table in self._tables)])
         if not self._starts[-1]:
-            raise InputError(f"data.dir: {self._files[0]} and what follows hold no row")
+            raise InputError(f"data.dir: {self._files[0]} and later files hold no rows")
 
     def _column_values(self):
         """Labels of all rows; None where there are none."""
@@ -101,7 +89,7 @@ class HuggingFace(Encoded):
         kinds = _label_kinds([table.schema for table in self._tables], name)
         if len(set(kinds) - {"nothing"}) > 1:
             raise InputError(
-                f"data.labels: the column {name!r} of {self._files[0]} and what follows has several"
+                f"data.labels: the column {name!r} of {self._files[0]} and later files has several"
                 f" types: {', '.join(sorted(set(kinds)))}"
             )
         values = [value for table in self._tables for value in table[name].to_pylist()]
@@ -118,7 +106,7 @@ class HuggingFace(Encoded):
                 path = os.path.join(self._root, value)
                 return reading.read_bytes(path, most_bytes(self.max_pixels))
             except OSError as error:
-                raise Unreadable(self.name(i), f"{value}: {error.strerror}") from error
+                raise Unreadable(self.name(i), f"{value}: {reason(error)}") from error
         if not isinstance(value, bytes) or not value:
             raise Unreadable(self.name(i), f"no {part} in the column {self._columns[part]!r}")
         return value
@@ -173,8 +161,6 @@ def _split_of(path):
 
 def _files(place, split) -> list[str]:
     """The files of a split, in their order."""
-    if not place:
-        raise InputError("data.dir is empty: give the folder of the Hugging Face data set")
     place = local(place)
     if place.is_file():
         return [str(place)]
@@ -184,7 +170,7 @@ def _files(place, split) -> list[str]:
             return _saved_files(folder)
     files = [str(path) for path in _parquet(place) if _split_of(path) == split]
     if not files:
-        there = listed(parts(place)) if place.is_dir() else "it is no folder"
+        there = listed(parts(place)) if place.is_dir() else "it is not a folder"
         raise InputError(
             f"data.split: {place} has no parquet or Arrow files of {split!r}; splits: {there}"
         )
@@ -199,7 +185,7 @@ def _saved_files(folder) -> list[str]:
         return [os.path.join(folder, entry["filename"]) for entry in entries or [{}]]
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise InputError(
-            f"data.dir: {path} does not name the files of a data set: {_line(error)}"
+            f"data.dir: {path} does not name the files of a data set: {reason(error)}"
         ) from error
 
 
@@ -226,7 +212,7 @@ def _schema(path):
             else pyarrow.ipc.open_stream(pyarrow.memory_map(path)).schema
         )
     except (OSError, pyarrow.ArrowException) as error:
-        raise InputError(f"data.dir: {path} cannot be read: {_line(error)}") from error
+        raise InputError(f"data.dir: {path} cannot be read: {reason(error)}") from error
 
 
 def _tables(files, columns):
@@ -245,13 +231,13 @@ def _tables(files, columns):
                 tables.append(_opened(path).select(columns))
     except MemoryError as error:
         raise InputError(
-            f"data.dir: {files[0]} and what follows need more than half of the memory that is free;"
-            " make Arrow files of them, which are read from disk:"
+            f"data.dir: {files[0]} and later files need more than half of the free memory;"
+            " convert them to Arrow files, which are read from disk:"
             ' datasets.load_dataset("parquet", data_dir=...).save_to_disk(...)'
         ) from error
     except (OSError, KeyError, _pyarrow().ArrowException) as error:
         where = getattr(error, "filename", None) or files[len(tables)]
-        raise InputError(f"data.dir: {where} cannot be read: {_line(error)}") from error
+        raise InputError(f"data.dir: {where} cannot be read: {reason(error)}") from error
     return tables
 
 
@@ -301,16 +287,6 @@ def _class_names(schema, column):
         return None
 
 
-def _column(key, schema, wanted, usual):
-    """The column that is wanted, or the first with a usual name; None if there is none."""
-    if wanted and wanted not in schema.names:
-        raise InputError(
-            f"data.{key}: no column {wanted!r}{nearest(wanted, schema.names)}; columns:"
-            f" {listed(schema.names)}"
-        )
-    return wanted or next((name for name in usual if name in schema.names), None)
-
-
 def _label_kinds(schemas, name):
     """What the labels in a column are by each schema; "" for none that can be labels."""
     types = _pyarrow().types
@@ -326,8 +302,3 @@ def _label_kinds(schemas, name):
         return next((kind for kind, tests in kinds.items() if any(t(type_) for t in tests)), "")
 
     return [kind(schema.field(name)) for schema in schemas if name is not None]
-
-
-def _line(error):
-    text = getattr(error, "strerror", None) or str(error)
-    return " ".join(text.split()) or type(error).__name__

@@ -17,7 +17,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ssl_jax import reading
 from ssl_jax.config import InputError, local
 from ssl_jax.data import boxes as boxes_lib
 from ssl_jax.data import classes, folder, listing, names
@@ -58,8 +57,6 @@ def open_layout(
     Raises:
       InputError: the folder or split does not exist, or images or masks are missing.
     """
-    if not root:
-        raise InputError(f'data.dir is empty: give the folder of data.kind="{kind}"')
     if kind == "coco":
         return _coco(root, split)
     if kind == "davis":
@@ -79,7 +76,7 @@ def _voc(root, split, raw):
     # VOC's own masks where there are some: those of the larger set have no ignored borders.
     places = [root / "SegmentationClass", root / "SegmentationClassAug"]
     masks = [_first(places, f"{name}.png") for name in ids]
-    hint = f"they belong into {places[0]} or {places[1].name}"
+    hint = f"they belong in {places[0]} or {places[1].name}"
     listing.refuse_missing("data.dir", "mask", paths, masks, hint)
     found = dict(root=root / "JPEGImages", paths=paths, masks=masks, names=names.VOC)
     if (root / "Annotations").is_dir():
@@ -219,7 +216,7 @@ def _root(root, mark, inner, marks=()):
     what = "has" if root.is_dir() else "does not exist and has"
     raise InputError(
         f"data.dir: {root} {what} no folder {' or '.join(wanted)}; give the folder"
-        f" {inner} as the download unpacks it"
+        f" {inner} that the download unpacks to"
     )
 
 
@@ -239,7 +236,7 @@ def _year(root, split):
     if found is None:
         raise InputError(
             f"data.split: no images of {split!r} in {root}: neither {split}2017 nor"
-            f" images/{split}2017 is there"
+            f" images/{split}2017 exists"
         )
     return found
 
@@ -248,7 +245,7 @@ def _images(place):
     """{root, paths} of all images in a folder."""
     paths = listing.files_below(place, folder.EXTENSIONS)
     if not paths:
-        raise InputError(f"data.dir: no image in or below {place}")
+        raise InputError(f"data.dir: no images in or below {place}")
     return dict(root=place, paths=paths)
 
 
@@ -285,13 +282,7 @@ def _listed_ids(place, *splits, column_part=-1):
             f"data.split: no list {splits[0]}.txt in {place}; splits: {listed(there)}"
             f"{nearest(splits[0], there)}"
         )
-    try:
-        lines = reading.read_text(file).splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"data.split: {file} cannot be read: {error}") from error
-    columns = [line.split()[0] for line in lines if line.strip()]
-    if not columns:
-        raise InputError(f"data.split: {file} is empty")
+    columns = [line.split()[0] for line in listing.lines_of("split", file)]
     parts = [column.strip("/").split("/") for column in columns]
     chosen = (part[column_part] if len(part) > 1 else part[0] for part in parts)
     return list(dict.fromkeys(name.rsplit(".", 1)[0] for name in chosen))

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ssl_jax.config import InputError
+from ssl_jax import reading
+from ssl_jax.config import InputError, local, reason
 from ssl_jax.data.lookup import listed
 
 _NAMED = 3  # files in an error
@@ -24,7 +25,7 @@ def alike(name: str, there: Iterable[str]) -> str | None:
     words = next((words for words in _ALIKE if name.lower() in words), (name.lower(),))
     found = [name] if name in there else [other for other in there if other.lower() in words]
     if len(found) > 1:
-        raise InputError(f"data.split: {listed(found)}: which of them is {name!r}? Name that one")
+        raise InputError(f"data.split: {name!r} can be {listed(found)}; name one of them")
     return found[0] if found else None
 
 
@@ -58,7 +59,7 @@ def files_below(
     paths, visited = [], set()
 
     def fail(error):
-        raise InputError(f"data.dir: cannot list {error.filename}: {error.strerror}") from error
+        raise InputError(f"data.dir: cannot list {error.filename}: {reason(error)}") from error
 
     for folder, subfolders, files in os.walk(root, followlinks=True, onerror=fail):
         real = os.path.realpath(folder)
@@ -78,6 +79,24 @@ def files_below(
         if left_out is not None:
             left_out.update(kinds)
     return sorted(paths)
+
+
+def text_of(key: str, path: str | os.PathLike, encoding: str = "utf-8") -> str:
+    """The text in a file that the key `data.KEY` names. Raises InputError."""
+    try:
+        return reading.read_text(local(path), encoding)
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise InputError(f"data.{key}: {path} cannot be read: {why}") from error
+
+
+def lines_of(key: str, path: str | os.PathLike) -> list[str]:
+    """The lines of a text file that the key `data.KEY` names, but empty ones. Raises InputError,
+    also for one without a line."""
+    lines = [line.strip() for line in text_of(key, path).splitlines() if line.strip()]
+    if not lines:
+        raise InputError(f"data.{key}: {path} is empty; write one name per line")
+    return lines
 
 
 def counted(left_out: Counter) -> str:

@@ -44,12 +44,19 @@ _UNIT = 16  # rows of a unit in a worker process, at most
 def defaults() -> dict:
     """The keys of the section `data` that say how images are read, beside those of the source."""
     return dict(
-        cache=key(False, "keep decoded images in memory (uint8; for sets that fit)", free=True),
+        cache=key(
+            "none",
+            'where decoded images stay, uint8, for sets that fit: "none", the "memory" of each'
+            ' loader process, or each "device", which then cuts the crops; several steps run in one'
+            " program there",
+            choices=("none", "memory", "device"),
+            free=True,
+        ),
         decode_size=key(
             0,
-            "JPEGs are decoded at 1/2, 1/4 or 1/8 of their size, the smallest at which the shorter"
-            " side still has so many pixels: faster, but crops see what that leaves (sets whose"
-            " images share one size stay as they are); 0 = as stored",
+            "JPEGs are decoded at the smallest of 1/2, 1/4 and 1/8 of their size whose shorter side"
+            " still has this many pixels: faster, but crops see less detail (sets whose images"
+            " share one size are not changed); 0 = as stored",
             "pixels",
             least=0,
             most=16384,
@@ -87,7 +94,8 @@ class Loader:
         (with repeats the pass over the data);
       "replaced" [b] bool: the record was unreadable and the next readable one of the source stands
         in for it, while "index" stays that of the unreadable one;
-      "source" [b,H,W,3] uint8 or float32, the images themselves, only with crop_on="device";
+      "source" [b,H,W,3] uint8 or float32, the images themselves, only with crop_on="device"; or, of
+        a source whose images the devices have (`resident.Resident`), their "row" [b] int32;
       "label" [b] int32, only where the recipe asks for labels, of the image that is shown.
 
     A few batches are prepared ahead: by two threads (workers=0), or by `workers` spawned processes.
@@ -213,9 +221,10 @@ class _Batches:
         b, unit = divmod(number, len(self._rows))
         passes, indices = self._order(b, self._rows[unit])
         records = [self._readable(i) for i in indices]
-        images = [record["image"] for record, _ in records]
-        self._check_images(images, indices)
-        sizes = [image.shape[:2] for image in images]
+        images = [record["image"] for record, _ in records if "image" in record]
+        if images:
+            self._check_images(images, indices)
+        sizes = [image.shape[:2] for image in images] or [self.image_size] * len(records)
         streams = [
             dict(seed=self._seed, epoch=p, index=i) for p, i in zip(passes, indices, strict=True)
         ]
@@ -236,8 +245,10 @@ class _Batches:
         }
         if self._recipe.classes:
             batch["label"] = self._labels([record for record, _ in records], indices)
-        if self._on_device:
+        if self._on_device and images:
             batch["source"] = np.stack(images)
+        elif self._on_device:
+            batch["row"] = np.array([record["row"] for record, _ in records], np.int32)
         return batch
 
     def _order(self, b, rows):
@@ -256,8 +267,8 @@ class _Batches:
         for i, label in zip(indices, labels, strict=True):
             if label is None or not 0 <= label < self._recipe.classes:
                 raise InputError(
-                    f"{self._source.name(i)} (or what replaces it) has the label {label}; wanted"
-                    f" are labels from 0 to {self._recipe.classes - 1}"
+                    f"{self._source.name(i)} (or its replacement) has the label {label}; labels"
+                    f" must be from 0 to {self._recipe.classes - 1}"
                 )
         return np.array(labels, np.int32)
 
@@ -274,7 +285,7 @@ class _Batches:
             except Unreadable as error:
                 self._bad[i] = error.reason
                 check_share(self._source, self._bad, self._share)
-        raise InputError(f"no record of {self._source!r} can be read")
+        raise InputError(f"no record of {self._source} can be read")
 
     def _check_images(self, images, indices):
         """Images must be uint8 for crops on the host, of one size and in range for crops on the
@@ -283,7 +294,7 @@ class _Batches:
             if any(image.dtype != np.uint8 for image in images):
                 raise InputError(
                     "data.crop_on=host needs uint8 images; use data.crop_on=device for"
-                    f" {self._source!r}"
+                    f" {self._source}"
                 )
             return
         for i, image in zip(indices, images, strict=True):
@@ -292,7 +303,7 @@ class _Batches:
                 actual, expected = map(lookup.pixels, (image.shape, self.image_size))
                 raise InputError(
                     f"data.crop_on=device needs images of one size, but {self._source.name(i)} (or"
-                    f" what replaces it) has {actual} and not {expected} pixels: set data.size, or"
+                    f" its replacement) has {actual} pixels, not {expected}; set data.size or"
                     " data.crop_on=host"
                 )
 
@@ -317,18 +328,18 @@ def check_labels(source: Any, recipe: recipes.ViewRecipe) -> None:
     unlabelled: Sequence[int] = getattr(source, "unlabelled", ())
     if len(unlabelled):
         raise InputError(
-            f"{len(unlabelled)} of {len(source)} images of {source!r} have no label, the first is"
-            f" {source.name(unlabelled[0])}; move them away, or name the others in data.list"
+            f"{len(unlabelled)} of {len(source)} images of {source} have no label, first"
+            f" {source.name(unlabelled[0])}; move them away, or list the others in data.list"
         )
     if source.num_classes == recipe.classes:
         return
     if source.num_classes is None:
         raise InputError(
-            f"{source!r} has no labels, which this method learns from; use a set with labels (a"
+            f"{source} has no labels, which this method needs; use a set with labels (a"
             " TFDS set, or a folder with a subfolder per class)"
         )
     raise InputError(
-        f"{source!r} has {source.num_classes} classes, but the method is set to {recipe.classes};"
+        f"{source} has {source.num_classes} classes, but the method is set to {recipe.classes};"
         " set the method's `classes` to those of the data"
     )
 
@@ -342,7 +353,7 @@ def _check(source, batch_size, seed, workers, crop_on, process_count, start_reco
         )
     if batch_size > len(source):
         raise InputError(
-            f"optim.batch_size={batch_size} is more than the {len(source)} records of {source!r}"
+            f"optim.batch_size={batch_size} is more than the {len(source)} records of {source}"
         )
     if seed < 0:
         raise InputError(f"seed must not be negative, got {seed}")
@@ -367,8 +378,8 @@ def check_share(source: Any, bad: dict, share: float, count: int = 0) -> None:
     if len(bad) <= share * count:
         return
     raise InputError(
-        f"data.max_unreadable={share:g}: already {len(bad)} of {count} records cannot be"
-        f" read: {base.named_unreadable(source, bad)}; repair them or move them away, or raise"
+        f"data.max_unreadable={share:g}: {len(bad)} of {count} records cannot be read:"
+        f" {base.named_unreadable(source, bad)}; repair or move them, or raise"
         " data.max_unreadable"
     )
 

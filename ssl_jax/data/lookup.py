@@ -1,7 +1,9 @@
 """Indices and names that may not be there: the check of an index, and what errors say of names."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from ssl_jax.config import InputError
 
 _LONGEST = 200  # characters of a name in an error
 
@@ -17,6 +19,18 @@ def nearest(word: object, words: Sequence[str]) -> str:
     """The text "; did you mean ...?" if one of the words is close, else none."""
     close = difflib.get_close_matches(str(word), words, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def chosen(
+    key: str, wanted: str, usual: Iterable[str], there: Sequence[str], where: object
+) -> str | None:
+    """The name that the key `data.KEY` gives, or the first usual one; None if there is none. Raises
+    InputError for one that is not there."""
+    if wanted and wanted not in there:
+        raise InputError(
+            f"data.{key}: {where} has no {wanted!r}{nearest(wanted, there)}; it has {listed(there)}"
+        )
+    return wanted or next((name for name in usual if name in there), None)
 
 
 def pixels(shape: Sequence[int]) -> str:

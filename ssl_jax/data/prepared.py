@@ -50,7 +50,7 @@ class Prepared(base.Source):
     def unresized(self) -> Any:
         """The source of the records as they were before they were resized; itself where none
         are."""
-        inner = getattr(self._source, "unresized", self._source)
+        inner = base.unresized(self._source)
         return inner if self._side or inner is not self._source else self
 
     def _read(self, i):

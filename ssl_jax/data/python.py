@@ -47,19 +47,19 @@ class Called(base.Source):
         given = {name: value for name, value in given.items() if every or name in wanted}
         if "split" not in given and split != "train":
             raise InputError(
-                f"data.split: {kind} takes no argument `split`, so it has the part train and slices"
-                f" of it, not {split!r}"
+                f"data.split: {kind} takes no argument `split`, so it has only the part train and"
+                f" slices of it, not {split!r}"
             )
         try:
             self._records: Any = function(**given)
         except InputError:
             raise
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"data.kind: {kind} called with {given} raised {said}") from error
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"data.kind: {kind} called with {given} raised {reason}") from error
         if not (hasattr(self._records, "__len__") and hasattr(self._records, "__getitem__")):
             raise InputError(
-                f"data.kind: {kind} must return an object with len() and records by index, it"
+                f"data.kind: {kind} must return an object with len() and records by index, but"
                 f" returned {type(self._records).__name__}"
             )
         if not len(self._records):

@@ -62,6 +62,7 @@ from ssl_jax.data.embedded import GeneratedSource
 from ssl_jax.data.folder import Folder
 from ssl_jax.data.lookup import nearest
 from ssl_jax.data.prepared import Prepared
+from ssl_jax.data.stored import Named, Stored
 from ssl_jax.data.tfds import Tfds
 
 EMBEDDED = embedded.SETS
@@ -91,7 +92,7 @@ _HAVE = {
 _OWN_SLICES = ("tfds", "davis")
 _SEGMENTED = tuple(kind for kind in layouts.KINDS if kind not in ("coco", "davis"))
 # Keys that only some kinds use.
-_ONLY = {
+ONLY = {
     "dir": (*_READ, "tfds", *layouts.KINDS, python.PREFIX),
     "list": (*_READ, "tfds", "coco", *_SEGMENTED),
     "images": (*_FILES, "tfds"),
@@ -162,7 +163,7 @@ def defaults() -> dict:
         masks=key(
             "",
             "where masks of classes are. Folder: a folder in it or a path from /, with a file of"
-            ' the same stem for each image, "" = masks or annotations beside images, if there are;'
+            ' the same stem for each image, "" = masks or annotations next to images, if any;'
             " others: name of a feature or column, or an extension in tars",
             free=True,
             acts="",
@@ -225,8 +226,8 @@ def defaults() -> dict:
         ),
         max_pixels=key(
             decode.MAX_PIXELS,
-            "an image with more counts as unreadable before it is decoded, which takes 3 bytes and"
-            " more for each; 0 = no limit",
+            "an image with more counts as unreadable before it is decoded, which takes 4 to 16"
+            " bytes for each; 0 = no limit",
             "pixels",
             least=0,
             most=2**40,
@@ -241,14 +242,7 @@ def check(name: str, section: ConfigDict, place: str) -> None:
     Args:
       place: the folder where it finds its images.
     """
-    if section.kind in _READ and not place:
-        raise InputError(
-            f'{name}.dir is ""; {name}.kind="{section.kind}" needs the folder that holds the images'
-        )
-    if section.kind in layouts.KINDS and not place:
-        raise InputError(
-            f'{name}.dir is ""; {name}.kind="{section.kind}" needs the folder of the download'
-        )
+    _check_dir(name, section.kind, place)
     if section.kind == "tfds" and not section.name:
         raise InputError(
             f'{name}.name is ""; {name}.kind="tfds" needs the name of a set, for example "cifar10"'
@@ -256,16 +250,23 @@ def check(name: str, section: ConfigDict, place: str) -> None:
     for entry in sorted(unused(section)):
         if section[entry]:
             raise InputError(
-                f"{name}.{entry} is {section[entry]!r}, which means nothing for"
-                f' {name}.kind="{section.kind}"; it is for {", ".join(_ONLY[entry])}'
+                f"{name}.{entry} is {section[entry]!r}, which has no meaning for"
+                f' {name}.kind="{section.kind}"; it is for {", ".join(ONLY[entry])}'
             )
     classes.table(section.class_map, ignore=section.ignore)
+
+
+def _check_dir(name, kind, place):
+    """Refuses to look for images in no folder. Raises InputError."""
+    if kind in (*_READ, *layouts.KINDS) and not place:
+        what = "of the download" if kind in layouts.KINDS else "that holds the images"
+        raise InputError(f'{name}.dir is ""; {name}.kind="{kind}" needs the folder {what}')
 
 
 def unused(section: ConfigDict) -> set[str]:
     """The keys of a section that mean nothing for its kind."""
     own = python.PREFIX if python.is_one(section.kind) else section.kind
-    return {entry for entry, kinds in _ONLY.items() if own not in kinds}
+    return {entry for entry, kinds in ONLY.items() if own not in kinds}
 
 
 def parts(section: ConfigDict) -> Sequence[str]:
@@ -332,40 +333,39 @@ def make_source(
     """
     kind = str(config.get("kind"))
     split = split or config.get("split") or "train"
-    list = config.get("list", "") if list is None else list
-    size = config.get("size", 0)
+    absent = {name: declared.default for name, declared in defaults().items()}
+    c = {**absent, "length": 0, "cache": "none", "decode_size": 0, **config}
+    list, size = c["list"] if list is None else list, c["size"]
     if size < 0:
         raise InputError(f"data.size must be 0 (native) or a number of pixels, got {size}")
     if kind not in KINDS and not python.is_one(kind):
         raise InputError(
-            f"data.kind: one of {', '.join(KINDS)}, not {kind!r}{nearest(kind, KINDS)}"
+            f"data.kind is {kind!r}; it must be one of {', '.join(KINDS)}{nearest(kind, KINDS)}"
         )
     if kind in embedded.SETS:
-        source: Source = GeneratedSource(
-            kind, split, config.get("length", 0), size=size or embedded.SIZE
-        )
+        source: Source = GeneratedSource(kind, split, c["length"], size=size or embedded.SIZE)
     elif kind in _OWN_SLICES or not subset.split_name(split)[1]:
-        source = _from_files(kind, config, split, truth)
+        source = _from_files(kind, c, split, truth)
     else:
-        whole = _from_files(kind, config, subset.split_name(split)[0], truth)
+        whole = _from_files(kind, c, subset.split_name(split)[0], truth)
         source = subset.sliced(whole, split)
     if list:
-        if kind not in _ONLY["list"]:
+        if kind not in ONLY["list"]:
             raise InputError(f'data.list: {list!r} cannot restrict data.kind="{kind}"')
         source = subset.listed_records(source, list)
-    cache = bool(config.get("cache", False))
+    source.place = f"{c['name'] or c['dir'] or kind} ({split})"
+    cache = c["cache"] == "memory"
     return Prepared(source, size=size, cache=cache) if size or cache else source
 
 
-def _from_files(
-    kind: str, config: ConfigDict | Mapping[str, Any], split: str, truth: bool
-) -> Source:
+def _from_files(kind: str, c: Mapping[str, Any], split: str, truth: bool) -> Source:
     """A source of a kind that is not embedded."""
     if python.is_one(kind):
-        return python.Called(kind, config.get("dir", ""), split)
-    source = _opened(kind, config, split, truth)
-    source.max_pixels = config.get("max_pixels", decode.MAX_PIXELS)
-    _set_decode_size(source, config.get("decode_size", 0), truth)
+        return python.Called(kind, c["dir"], split)
+    _check_dir("data", kind, c["dir"])
+    source = _opened(kind, c, split, truth)
+    source.max_pixels = c["max_pixels"]
+    _set_decode_size(source, c["decode_size"], truth)
     return source
 
 
@@ -375,34 +375,24 @@ def _set_decode_size(source, side, truth):
         source.short_side = 0 if source.size else side
     elif side and not truth:
         raise InputError(
-            f"data.decode_size={side} is for images without masks and boxes, not for {source!r};"
+            f"data.decode_size={side} is for images without masks and boxes, not for {source};"
             " set it to 0"
         )
 
 
-def _opened(kind: str, config: ConfigDict | Mapping[str, Any], split: str, truth: bool) -> Source:
+def _opened(kind: str, c: Mapping[str, Any], split: str, truth: bool) -> Stored:
     """The same, of no function of the user's."""
-    names = config.get("class_names", "")
     common: dict[str, Any] = dict(
-        class_names=classes.read_names(names) if names else (),
-        rules=dict(
-            class_map=config.get("class_map", ()),
-            reduce_zero_label=config.get("reduce_zero_label", False),
-            ignore=config.get("ignore", classes.IGNORE),
-        ),
+        class_names=listing.lines_of("class_names", names) if (names := c["class_names"]) else (),
+        rules={name: c[name] for name in ("class_map", "reduce_zero_label", "ignore")},
     )
-    places = {entry: config.get(entry, "") for entry in ("masks", "boxes")}
+    places = {name: c[name] for name in ("masks", "boxes")}
     if kind == "folder":
-        suffix = config.get("mask_suffix", "")
-        images = Folder(config.get("dir", ""), split, mask_suffix=suffix, **places, **common)
+        images = Folder(c["dir"], split, mask_suffix=c["mask_suffix"], **places, **common)
         return images if truth else images.images_alone()
-    columns = {entry: config.get(entry, "") for entry in ("images", "labels", "masks")}
     if kind in _FILES:
-        return _FILES[kind][1](config.get("dir", ""), split, **columns, **common)
+        columns = {name: c[name] for name in ("images", "labels", "masks")}
+        return _FILES[kind][1](c["dir"], split, Named(**columns, **common))
     if kind == "tfds":
-        images = config.get("images", "")
-        return Tfds(
-            config.get("name", ""), config.get("dir"), split, images=images, **places, **common
-        )
-    raw = config.get("raw_labels", False)
-    return layouts.open_layout(kind, config.get("dir", ""), split, raw_labels=raw, **common)
+        return Tfds(c["name"], c["dir"], split, images=c["images"], **places, **common)
+    return layouts.open_layout(kind, c["dir"], split, raw_labels=c["raw_labels"], **common)

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax import reading
-from ssl_jax.config import InputError, local
-from ssl_jax.data import base
+from ssl_jax.config import InputError
+from ssl_jax.data import base, listing
 from ssl_jax.data.lookup import checked, listed
 
 _NAMED = 3  # unknown names in an error
@@ -76,8 +75,8 @@ class Relabelled(Subset):
     @property
     def unresized(self) -> Any:
         """See `Prepared.unresized`."""
-        inner = getattr(self._source, "unresized", self._source)
-        return self if inner is self._source else Relabelled(inner, class_names(self) or ())
+        inner = base.unresized(self._source)
+        return self if inner is self._source else Relabelled(inner, self.class_names or ())
 
 
 def class_names(source: Any) -> tuple[str, ...] | None:
@@ -147,13 +146,13 @@ def sliced(source: Any, split: str) -> Subset:
     # Several classes of error, and their texts have several lines.
     except Exception as error:
         raise InputError(
-            f"data.split: {split!r} is no slice of the {len(source)} records of {name!r}; write"
+            f"data.split: {split!r} is not a slice of the {len(source)} records of {name!r}; write"
             f" {name}[:90%], {name}[100:200] or {name}[:10%]+{name}[90%:]"
         ) from error
     order = np.array(_hash_order(source))
     chosen = np.concatenate([order[span.from_ : span.to] for span in spans])
     if not len(chosen):
-        raise InputError(f"data.split: {split!r} of {source!r} holds no record")
+        raise InputError(f"data.split: {split!r} of {source} holds no records")
     return Subset(source, np.unique(chosen), f"split={split!r}")
 
 
@@ -174,25 +173,18 @@ def listed_records(source: Any, path: str) -> Subset:
     Raises:
       InputError: no such file, a name that the source does not know or knows several times.
     """
-    try:
-        lines = reading.read_text(local(path)).splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text file"
-        raise InputError(f"data.list: {path} cannot be read: {reason}") from error
-    wanted = dict.fromkeys(line.strip() for line in lines if line.strip())
-    if not wanted:
-        raise InputError(f"data.list: {path} names no record; write one name a line")
+    wanted = dict.fromkeys(listing.lines_of("list", path))
     known = _places(source.list_names(), wanted)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise InputError(
-            f"data.list: {len(unknown)} of {len(wanted)} names in {path} are not in {source!r}:"
-            f" {listed(unknown, _NAMED)}; its names are like {source.list_names()[0]!r}"
+            f"data.list: {len(unknown)} of {len(wanted)} names in {path} are not in {source}:"
+            f" {listed(unknown, _NAMED)}; names there look like {source.list_names()[0]!r}"
         )
     twice = [name for name in wanted if known[name] < 0]
     if twice:
         raise InputError(
-            f"data.list: {listed(twice, _NAMED)} in {path}: several records of {source!r} have this"
+            f"data.list: {listed(twice, _NAMED)} in {path}: several records of {source} have this"
             " name; write relative paths"
         )
     return Subset(source, sorted({known[name] for name in wanted}), f"list={path!r}")

@@ -2,16 +2,15 @@
 
 import csv
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ssl_jax import reading
 from ssl_jax.config import InputError, local
 from ssl_jax.data import classes, encoded, listing
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.files import Files
-from ssl_jax.data.lookup import listed, nearest
+from ssl_jax.data.lookup import chosen, listed
+from ssl_jax.data.stored import Named
 
 EXTENSIONS = (".csv", ".tsv")
 # What columns are usually called, in small letters.
@@ -35,29 +34,15 @@ SPLITS = ("split", "subset", "set", "partition")
 class Table(Files):
     """Images that a CSV or TSV file with a header line lists, one a row.
 
-    The columns of paths, labels and masks are those that the arguments name, or the first with a
+    The columns of paths, labels and masks are those that `named` says, or the first with a
     usual name (IMAGES, LABELS, MASKS; any case). Paths are relative to the folder of the file, or
     absolute. Labels are texts, numbered in sorted order: those of all rows of the file, so that
     its parts agree. A column called as one of SPLITS divides the rows; so do files train.csv and
     val.csv in one folder. Otherwise all rows are "train", of which slices can be taken.
     """
 
-    def __init__(
-        self,
-        place: str | os.PathLike,
-        split: str = "train",
-        *,
-        images: str = "",
-        labels: str = "",
-        masks: str = "",
-        class_names: Sequence[str] = (),
-        rules: Mapping[str, Any] | None = None,
-    ):
-        """
-        Args:
-          place: the file, or a folder that holds it.
-          images, labels, masks: names of columns; "": the usual ones.
-          class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
+    def __init__(self, place: str | os.PathLike, split: str, named: Named):
+        """place: the file, or a folder that holds it.
 
         Raises:
           InputError: naming file and row for a row without a path or label, or with too few or too
@@ -66,9 +51,9 @@ class Table(Files):
         self._list = _file(place, split)
         columns, rows = _read(self._list)
         column = {
-            "images": _column("images", self._list, columns, images, IMAGES),
-            "labels": _column("labels", self._list, columns, labels, LABELS),
-            "masks": _column("masks", self._list, columns, masks, MASKS),
+            "images": _column("images", self._list, columns, named.images, IMAGES),
+            "labels": _column("labels", self._list, columns, named.labels, LABELS),
+            "masks": _column("masks", self._list, columns, named.masks, MASKS),
         }
         if column["images"] is None:
             raise InputError(
@@ -85,10 +70,10 @@ class Table(Files):
         root, first = self._list.parent, self._list.parent / paths[0]
         if not os.path.isfile(first):
             raise InputError(
-                f"data.dir: {self._list}, row {self._rows[0]}: {first} is no file; paths are"
+                f"data.dir: {self._list}, row {self._rows[0]}: {first} is not a file; paths are"
                 f" relative to {root}"
             )
-        table, mask_names = classes.final(rules or {}, given=class_names)
+        table, mask_names = classes.final(named.rules, given=named.class_names)
         with_masks = column["masks"] is not None
         mask_files = [rows[i][1][column["masks"]] for i in kept] if with_masks else []
         super().__init__(
@@ -131,8 +116,6 @@ def _files(place):
 
 def _file(place, split) -> Path:
     """The list of a split."""
-    if not place:
-        raise InputError("data.dir is empty: give the CSV file, or the folder that holds it")
     place = local(place)
     if not place.exists():
         raise InputError(f"data.dir: {place} does not exist; give a CSV file, or its folder")
@@ -147,11 +130,7 @@ def _file(place, split) -> Path:
 
 def _read(path):
     """(names of the columns, [(row of the file, {column: cell})]) of a CSV or TSV file."""
-    try:
-        text = reading.read_text(path, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
-        raise InputError(f"data.dir: {path} cannot be read: {reason}") from error
+    text = listing.text_of("dir", path, "utf-8-sig")
     head = text.split("\n", 1)[0]
     delimiter = max("\t,;", key=head.count)
     reader = csv.DictReader(text.splitlines(keepends=True), delimiter=delimiter, strict=True)
@@ -162,8 +141,8 @@ def _read(path):
         for cells in reader:
             if None in cells or None in cells.values():
                 raise InputError(
-                    f"data.dir: {path}, row {reader.line_num}: {len(columns)} cells are wanted, as"
-                    " the header has"
+                    f"data.dir: {path}, row {reader.line_num}: expected {len(columns)} cells, as in"
+                    " the header"
                 )
             rows.append((reader.line_num, {name: cell.strip() for name, cell in cells.items()}))
     except csv.Error as error:
@@ -175,13 +154,8 @@ def _read(path):
 
 def _column(key, path, columns, wanted, usual):
     """The column that is wanted, or the first with a usual name; None if there is none."""
-    if wanted and wanted not in columns:
-        raise InputError(
-            f"data.{key}: {path} has no column {wanted!r}{nearest(wanted, columns)}; columns:"
-            f" {listed(columns)}"
-        )
     small = {name.lower(): name for name in reversed(columns)}
-    found = wanted or next((small[name] for name in usual if name in small), None)
+    found = chosen(key, wanted, [small.get(name) for name in usual], columns, path)
     if columns.count(found) > 1:
         raise InputError(f"data.{key}: {path} has several columns {found!r}; rename all but one")
     return found
@@ -208,7 +182,7 @@ def _of_split(path, columns, rows, split):
     if column is None:
         raise InputError(
             f"data.split: {path} has no column {' or '.join(SPLITS)}, so its rows are the part"
-            f' train, not {split!r}; a part that is held out can be a slice, such as "train[90%:]"'
+            f' train, not {split!r}; to hold out a part, use a slice such as "train[90%:]"'
         )
     if value is None:
         raise InputError(

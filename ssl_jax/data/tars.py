@@ -10,15 +10,15 @@ import os
 import posixpath
 import re
 import tarfile
-from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
 from ssl_jax import reading
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, local, reason
 from ssl_jax.data import listing
 from ssl_jax.data.decode import Unreadable, most_bytes
 from ssl_jax.data.encoded import Encoded
 from ssl_jax.data.lookup import checked, listed
+from ssl_jax.data.stored import Named
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "image")
 MASKS = ("seg.png", "mask.png", "segmentation.png")
@@ -42,27 +42,13 @@ class Tars(Encoded):
     """Samples of WebDataset shards: members "KEY.EXTENSION" that follow each other and share KEY.
 
     The image of a sample is its "jpg", "png", ... (IMAGES); its label the text in "cls", or LABELS
-    in its "json"; its mask "seg.png" or "mask.png". Arguments name other extensions, or the key in
+    in its "json"; its mask "seg.png" or "mask.png". `named` says other extensions, or the key in
     the json. Samples without an image are left out and counted. A split is a folder of tars, or the
     tars that have its name in theirs ("train-0000.tar"); "train" is all tars if none has.
     """
 
-    def __init__(
-        self,
-        place: str | os.PathLike,
-        split: str = "train",
-        *,
-        images: str = "",
-        labels: str = "",
-        masks: str = "",
-        class_names: Sequence[str] = (),
-        rules: Mapping[str, Any] | None = None,
-    ):
-        """
-        Args:
-          place: a tar, or a folder of tars.
-          images, masks: extensions of members. labels: an extension, or a key in the json.
-          class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
+    def __init__(self, place: str | os.PathLike, split: str, named: Named):
+        """place: a tar, or a folder of tars. named.labels: an extension, or a key in the json.
 
         Raises:
           InputError: naming shard and sample for a tar that is compressed or broken, a sample
@@ -70,43 +56,38 @@ class Tars(Encoded):
         """
         self._place, self._split = str(place), split
         self._shards = _shards(place, split)
-        wanted = {"images": images, "labels": labels, "masks": masks}
-        samples = [sample for n in range(len(self._shards)) for sample in self._index(n, wanted)]
+        shards = range(len(self._shards))
+        samples = [sample for n in shards for sample in self._index(n, named.labels)]
         there = sorted({extension for _, members, _ in samples for extension in members})
-        image = {key: _first(members, images, IMAGES) for key, members, _ in samples}
-        mask = {key: _first(members, masks, MASKS) for key, members, _ in samples}
+        image = {key: _first(members, named.images, IMAGES) for key, members, _ in samples}
+        mask = {key: _first(members, named.masks, MASKS) for key, members, _ in samples}
         kept = [sample for sample in samples if image[sample[0]] is not None]
         if not kept:
             raise InputError(
                 f"data.images: no sample of {self._shards[0]} has an image"
-                f" ({images or ', '.join(IMAGES)}); its extensions: {listed(there)}"
+                f" ({named.images or ', '.join(IMAGES)}); its extensions: {listed(there)}"
             )
         self._names = [key for key, _, _ in kept]
         self._members = {"image": [image[key] for key in self._names]}
         self._members["mask"] = [mask[key] for key in self._names]
         missing = len(samples) - len(kept)
-        self.left_out = f"{missing} samples without an image of {place}" if missing else ""
+        self.left_out = f"{missing} samples without an image in {place}" if missing else ""
         found = [label for _, _, label in kept]
         has_labels, has_masks = any(x is not None for x in found), any(self._members["mask"])
-        if labels and not has_labels:
+        if named.labels and not has_labels:
             raise InputError(
-                f"data.labels: no sample of {self._shards[0]} has {labels!r}, as extension or in"
-                f" its json; its extensions: {listed(there)}"
+                f"data.labels: no sample of {self._shards[0]} has {named.labels!r}, as extension or"
+                f" in its json; its extensions: {listed(there)}"
             )
         self._refuse_missing("labels", "label", found if has_labels else ())
         self._refuse_missing("masks", "mask", self._members["mask"] if has_masks else ())
-        if masks and not has_masks:
+        if named.masks and not has_masks:
             raise InputError(
-                f"data.masks: no sample of {self._shards[0]} has the extension {masks!r}; its"
+                f"data.masks: no sample of {self._shards[0]} has the extension {named.masks!r}; its"
                 f" extensions: {listed(there)}"
             )
-        self._take(
-            found if has_labels else None,
-            masks=has_masks,
-            mask_names=class_names,
-            rules=rules,
-            read_from=(labels, masks),
-        )
+        labels, read_from = found if has_labels else None, (named.labels, named.masks)
+        self._take(labels, named, masks=has_masks, read_from=read_from)
 
     def _refuse_missing(self, key, what, values):
         lacking = [self.name(i) for i, value in enumerate(values) if value is None]
@@ -136,22 +117,21 @@ class Tars(Encoded):
                     extension = extension.lower()
                     member = _Member(number, info.offset_data, info.size)
                     samples.setdefault(key, {})[extension] = member
-                    if extension in ("cls", "json", wanted["labels"]):
+                    if extension in ("cls", "json", wanted):
                         name = f"{self._shards[number]}/{key}.{extension}"
                         if member.size > _MOST:
                             raise tarfile.ReadError(f"{info.name} has {member.size} bytes")
                         file.seek(member.begin)
                         content = file.read(member.size)
-                        found = _label(name, content, extension, wanted["labels"])
+                        found = _label(name, content, extension, wanted)
                         if found is not None:
                             labels.setdefault(key, found)
         except InputError:
             raise
         except Exception as error:  # tarfile raises nearly anything for headers that are broken
-            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
             raise InputError(
-                f"data.dir: {self._shards[number]} cannot be read as a tar: {reason}; it must not"
-                " be compressed, and whole"
+                f"data.dir: {self._shards[number]} cannot be read as a tar: {reason(error)};"
+                " it must be complete and not compressed"
             ) from error
         return [(f"{number}/{key}", members, labels.get(key)) for key, members in samples.items()]
 
@@ -163,7 +143,7 @@ class Tars(Encoded):
                 file.seek(member.begin)
                 data = file.read(member.size)
         except OSError as error:
-            raise Unreadable(self.name(i), error.strerror or str(error)) from error
+            raise Unreadable(self.name(i), reason(error)) from error
         if len(data) < member.size:
             raise Unreadable(self.name(i), "the tar has become shorter since it was opened")
         return data
@@ -209,8 +189,6 @@ def parts(place: str | os.PathLike) -> list[str]:
 
 def _shards(place, split) -> list[str]:
     """Paths of the tars of a split."""
-    if not place:
-        raise InputError("data.dir is empty: give a tar, or the folder that holds the tars")
     place = local(place)
     if place.is_file():
         found = [place] if split == "train" else []
@@ -224,8 +202,8 @@ def _shards(place, split) -> list[str]:
     if not found:
         there = listed(parts(place)) if place.exists() else "it does not exist"
         raise InputError(
-            f"data.split: {place} has no tar of the part {split!r}; parts: {there}; a part that is"
-            ' held out can be a slice, such as "train[90%:]"'
+            f"data.split: {place} has no tar of the part {split!r}; parts: {there}; to hold out a"
+            ' part, use a slice such as "train[90%:]"'
         )
     return list(map(str, found))
 
@@ -246,7 +224,7 @@ def _label(name, content, extension, wanted):
         keys = (wanted,) if wanted else LABELS
         value = next((fields[key] for key in keys if key in fields), None)
         if not isinstance(value, str | int | float | None) or value != value:
-            raise ValueError(f"labels are numbers or texts, not {value!r:.99}")
+            raise ValueError(f"labels must be numbers or strings, not {value!r:.99}")
     except (UnicodeDecodeError, ValueError, TypeError) as error:
         raise InputError(f"data.labels: {name} cannot be read: {error}") from error
     return _number(value) if isinstance(value, str) else value

@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError, json_object, local
+from ssl_jax.config import InputError, local, read_json, reason
 from ssl_jax.data import boxes as boxes_lib
 from ssl_jax.data import classes
-from ssl_jax.data.base import Source
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.lookup import checked, listed, nearest
+from ssl_jax.data.lookup import checked, chosen, listed, nearest
+from ssl_jax.data.stored import Stored
 
 IMAGES = ("image", "image_left")
 MASKS = ("segmentation_mask", "annotation", "segmentation_label")
 FILE_NAMES = ("file_name", "filename", "image/filename", "id", "image/id", "image_id")
 
 
-class Tfds(Source):
+class Tfds(Stored):
     """A prepared TFDS data set in random-access form (ArrayRecord), read by `tfds.data_source`
     without TensorFlow.
 
@@ -54,14 +54,14 @@ class Tfds(Source):
             without images.
         """
         self._name, self._split = name, split
-        self._records, self._image, self._mask = _open_tfds(name, data_dir, split, images, masks)
+        self._records, self._image, self._masks = _open_tfds(name, data_dir, split, images, masks)
         features = self._records.dataset_info.features
         label = features["label"] if "label" in features else None
         self.num_classes = getattr(label, "num_classes", None)
         self.class_names = _names(label)
-        self.has_masks = self._mask is not None
+        self.has_masks = self._masks is not None
         if self.has_masks:
-            names = _names(features[self._mask])
+            names = _names(features[self._masks])
             self._table, self.mask_names = classes.final(rules or {}, names, given=class_names)
         self._objects, self._bbox = _boxes_feature(name, features, boxes)
         self.has_boxes = self._objects is not None
@@ -73,20 +73,6 @@ class Tfds(Source):
         self._file_name = next((key for key in FILE_NAMES if key in features), None)
         self.size = self._declared_size(features[self._image].shape)
         self._check_first_mask()
-
-    def _check_first_mask(self):
-        """Masks of the wrong kind are found here, not after a run that left them all out."""
-        if not self.has_masks:
-            return
-        try:
-            record, name = self._read(0)
-            image, turn = self._pixels(record[self._image], name)
-        except Unreadable:
-            return  # says nothing about masks
-        try:
-            self._mask_of(record, name, image.shape[:2], turn)
-        except Unreadable as error:
-            raise InputError(f"data.masks: {error}") from error
 
     def _declared_size(self, shape):
         """(H, W) of the image feature if it is fixed and record 0 keeps to it (some sets do not),
@@ -101,16 +87,16 @@ class Tfds(Source):
     def __len__(self):
         return len(self._records)
 
-    def _read(self, i):
+    def _read_record(self, i):
         """(record i as TFDS gives it, its name)."""
         name = self.name(i)
         try:
             return self._records[int(i)], name
         except Exception as error:  # array_record and protobuf have no common error class
-            raise Unreadable(name, " ".join(str(error).split()) or type(error).__name__) from error
+            raise Unreadable(name, reason(error)) from error
 
     def __getitem__(self, i: int) -> dict[str, Any]:
-        record, name = self._read(i)
+        record, name = self._read_record(i)
         image, turn = self._pixels(record[self._image], name)
         sample: dict[str, Any] = {"image": image}
         if self.num_classes is not None:
@@ -118,7 +104,7 @@ class Tfds(Source):
         if self.has_masks:
             sample["mask"] = self._mask_of(record, name, image.shape[:2], turn)
         if self.has_boxes:
-            sample |= self._boxes(record[self._objects], name, image.shape[:2], turn)
+            sample |= self._boxes_of(record[self._objects], name, image.shape[:2], turn)
         return sample
 
     def _pixels(self, value, name):
@@ -129,7 +115,7 @@ class Tfds(Source):
 
     def _mask_of(self, record, name, shape, turn):
         """Classes uint8 [H,W] of a mask feature, encoded or decoded ([H,W] or [H,W,1])."""
-        value = record[self._mask]
+        value = record[self._masks]
         if not isinstance(value, bytes):
             value = np.asarray(value)
             if value.ndim != 2 and value.shape[2:] != (1,):
@@ -139,7 +125,7 @@ class Tfds(Source):
             value = value.astype(np.uint8).reshape(value.shape[:2])
         return self._classes(value, name, shape, turn)
 
-    def _boxes(self, objects, name, shape, turn):
+    def _boxes_of(self, objects, name, shape, turn):
         """{"boxes", "box_labels" if they have classes} of a record."""
         # Without TensorFlow a sequence comes as a list, flat if it is empty or of one box.
         corners = np.asarray(objects[self._bbox], np.float32).reshape(-1, 4)
@@ -155,11 +141,13 @@ class Tfds(Source):
             raise Unreadable(name, str(error)) from error
         return {"boxes": found.boxes} | ({} if labels is None else {"box_labels": found.labels})
 
-    def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i from its header; the record is read, no pixel decoded."""
-        record, name = self._read(i)
+    def _header_of(self, i):
+        record, name = self._read_record(i)
         value = record[self._image]
-        return self._header(value, name)[0] if isinstance(value, bytes) else value.shape[:2]
+        return self._header(value, name) if isinstance(value, bytes) else (value.shape[:2], 1)
+
+    def _mask(self, i, shape, turn):
+        return self._mask_of(*self._read_record(i), shape, turn)
 
     def name(self, i: int) -> str:
         return f"{self._name}/{self._split}/{checked(i, len(self))}"
@@ -175,14 +163,14 @@ class Tfds(Source):
                 f" {', '.join(FILE_NAMES)})"
             )
         if self._names is None:
-            values = (self._read(i)[0][self._file_name] for i in range(len(self)))
+            values = (self._read_record(i)[0][self._file_name] for i in range(len(self)))
             self._names = [v.decode() if isinstance(v, bytes) else str(v) for v in values]
         return self._names
 
     _names: list[str] | None = None
 
     def __repr__(self):
-        masks = f", {classes.told(self._table, self._mask)}" if self.has_masks else ""
+        masks = f", {classes.told(self._table, self._masks)}" if self.has_masks else ""
         return f"Tfds({self._name!r}, {self._split!r}, images={len(self)}{masks})"
 
 
@@ -201,9 +189,9 @@ def _info(name, folder):
     place = folder / re.split("[/:]", name)[0]
     # TFDS would wait for a pipe for ever.
     if odd := [str(path) for path in place.rglob("*") if not (path.is_file() or path.is_dir())]:
-        raise InputError(f"data.dir: no regular files: {listed(odd, 3)}")
+        raise InputError(f"data.dir: {listed(odd, 3)} are not regular files")
     for file in place.rglob("features.json"):
-        for feature in _classes_in(json_object(file.read_bytes(), str(file))):
+        for feature in _classes_in(read_json(file)):
             module = feature.rpartition(".")[0]
             if not module.startswith("tensorflow_datasets.") and module not in sys.modules:
                 raise InputError(
@@ -228,17 +216,6 @@ def _names(feature):
     """Names of the classes of a feature, None if it has none."""
     names = getattr(feature, "names", None)
     return tuple(names) if names else None
-
-
-def _feature(key, name, features, wanted, usual):
-    """The feature that `data.KEY` names, or the first usual one, or None. InputError for one that
-    does not exist."""
-    if wanted and wanted not in features:
-        raise InputError(
-            f"data.{key}: {name} has no feature {wanted!r}; its features: {listed(list(features))}"
-            f"{nearest(wanted, list(features))}"
-        )
-    return wanted or next((one for one in usual if one in features), None)
 
 
 def _boxes_feature(name, features, wanted):
@@ -299,11 +276,12 @@ def _open_tfds(name, data_dir, split, images, masks):
         raise InputError(
             f"data.name: cannot open {name!r} in {folder}; found: {listed(versions)}"
         ) from error
-    image = _feature("images", name, info.features, images, IMAGES)
-    mask = _feature("masks", name, info.features, masks, MASKS)
+    features = list(info.features)
+    image = chosen("images", images, IMAGES, features, name)
+    mask = chosen("masks", masks, MASKS, features, name)
     if image is None:
         raise InputError(
-            f"data.name: {name} has no feature 'image'; its features: {listed(list(info.features))}"
+            f"data.name: {name} has no feature 'image'; its features: {listed(features)}"
             "; if one of them holds images, name it in data.images"
         )
     try:
@@ -314,7 +292,7 @@ def _open_tfds(name, data_dir, split, images, masks):
             f"data.split: {name} has {splits} and slices such as train[:10%], not {split!r}"
         ) from error
     if not count:
-        raise InputError(f"data.split: {split!r} of {name} holds no record")
+        raise InputError(f"data.split: {split!r} of {name} holds no records")
     decoders = {
         key: tfds.decode.SkipDecoding()
         for key, feature in info.features.items()
@@ -327,7 +305,7 @@ def _open_tfds(name, data_dir, split, images, masks):
     # NotImplementedError for TFRecord files, FileNotFoundError for missing shards.
     except Exception as error:
         raise InputError(
-            f"data.dir: {name} in {folder} cannot be read by index: {_first_sentence(error)}"
+            f"data.dir: {name} in {folder} cannot be read by index: {reason(error).split('. ')[0]}"
         ) from error
     return records, image, mask
 
@@ -346,7 +324,3 @@ def _prepared_sets(folder):
         path for depth in ("*/*", "*/*/*") for path in folder.glob(f"{depth}/dataset_info.json")
     )
     return sorted(path.relative_to(folder).parent.parts for path in files)
-
-
-def _first_sentence(error):
-    return " ".join(str(error).split()).split(". ")[0] or type(error).__name__

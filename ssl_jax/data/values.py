@@ -28,11 +28,11 @@ def check_range(image: np.ndarray, name: str) -> None:
         remedy = "divide them by 255, or give them as uint8"
     else:
         remedy = (
-            "undo a normalisation by mean and deviation; what a resampling put beyond the ends is"
-            " cut by np.clip(image, 0, 1)"
+            "undo a normalisation by mean and deviation, or clip what resampling put outside:"
+            " np.clip(image, 0, 1)"
         )
     raise InputError(
-        f"{name} has float values from {low:g} to {high:g}, and images must lie in [0, 1]: {remedy}"
+        f"{name} has float values from {low:g} to {high:g}, but images must lie in [0, 1]: {remedy}"
     )
 
 

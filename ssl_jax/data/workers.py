@@ -56,7 +56,7 @@ class Ahead:
                     raise
                 if int(died[1]) == _NO_GUARD:
                     raise InputError(
-                        f"data.workers={self._workers}: each worker imports the script that runs,"
+                        f"data.workers={self._workers}: each worker imports the main script,"
                         ' and would train too; put the call below if __name__ == "__main__":'
                     ) from error
                 self._begin_again(_how(int(died[1])), deaths, count)
@@ -80,14 +80,13 @@ class Ahead:
         self.close()
         if deaths == _DEATHS:
             raise InputError(
-                f"data.workers={self._workers}: {deaths} times in a row a worker process died"
-                f" before one batch was read (the last one by {how}): if memory runs out, lower"
-                " data.workers or data.max_pixels; otherwise an image or its library ends the"
-                " process"
+                f"data.workers={self._workers}: {deaths} worker processes in a row died before"
+                f" one batch was read (the last: {how}); if memory runs out, lower data.workers"
+                " or data.max_pixels, otherwise an image or its decoder crashes the process"
             )
         print(
-            f"  warning: a data worker died ({how}); all of them start again where they were, and"
-            " no batch changes. If memory runs out, lower data.workers",
+            f"  warning: a data worker died ({how}); restarting all workers where they were (no"
+            " batch changes). If memory runs out, lower data.workers",
             flush=True,
         )
         wanted = self._sequence

@@ -223,13 +223,17 @@ def entropies(**classes: int) -> dict[str, Meaning]:
     }
 
 
-def assignment_warnings(metrics: Mapping[str, float], prefix: str, num_classes: int) -> list[str]:
-    """Warnings from the entropies of a distribution over `num_classes` prototypes (natural
-    logarithm).
+def assignment_warnings(metrics: Mapping[str, float], **classes: int) -> list[str]:
+    """Warnings from the entropies (natural logarithm) of distributions over K prototypes, {prefix:
+    K}: of collapse to few of them, and of targets that teach nothing.
 
-    Reads `{prefix}_teacher_entropy` (mean entropy of a target) and `{prefix}_marginal_entropy`
-    (entropy of the mean target of a batch).
+    Reads, where they are, `{prefix}_teacher_entropy` (mean entropy of a target) and
+    `{prefix}_marginal_entropy` (entropy of the mean target of a batch).
     """
+    return [text for prefix, count in classes.items() for text in _warnings(metrics, prefix, count)]
+
+
+def _warnings(metrics, prefix: str, num_classes: int) -> list[str]:
     top = math.log(num_classes)
     each, marginal = (
         metrics.get(f"{prefix}_{name}") for name in ("teacher_entropy", "marginal_entropy")
@@ -245,7 +249,7 @@ def assignment_warnings(metrics: Mapping[str, float], prefix: str, num_classes: 
     # Their difference is the information, in nats, that a target holds about its image.
     if marginal < 0.1 * top or marginal - each < 0.03 * top:
         return [
-            f"collapse of {prefix} targets: all images get nearly the same one, on about "
+            f"collapse of {prefix} targets: nearly all images have the same target, on about "
             f"{math.exp(marginal):.1f} of {num_classes} prototypes (entropy of a target "
             f"{each:.2f}, of their mean {marginal:.2f}, log K = {top:.2f}); check anchors or "
             "centering, lower optim.lr"

@@ -22,13 +22,7 @@ def defaults() -> dict:
         head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
         prototypes=key(65536, "K, rows of the weight-normalised last layer", least=2, most=2**24),
         norm_last_layer=key(True, "gain of the last layer fixed at 1, or (False) learned"),
-        freeze_last_layer_epochs=key(
-            1,
-            "the last layer and its moments do not move before",
-            unit="epochs",
-            least=0,
-            most=10**6,
-        ),
+        freeze_last_layer_epochs=multicrop.freeze_key("the last layer and its moments"),
         global_token=multicrop.token_key(),
         **multicrop.temperature_keys(),
         center_momentum=key(0.9, "of the moving average of teacher logits", least=0, below=1),
@@ -101,6 +95,6 @@ def make(config: ConfigDict) -> base.Method:
         rules=multicrop.last_layer_rules(
             "head/last", freeze_epochs=c.freeze_last_layer_epochs, fixed_gain=c.norm_last_layer
         ),
-        health=lambda metrics: base.assignment_warnings(metrics, "cls", c.prototypes),
+        health=lambda metrics: base.assignment_warnings(metrics, cls=c.prototypes),
         meanings=base.entropies(cls=c.prototypes),
     )

@@ -30,13 +30,7 @@ def defaults() -> dict:
     return dict(
         head_hidden=key(2048, "width of a head's two hidden layers", least=1, most=65536),
         separate_head=key(True, "patches have a head of their own, or (False) the class token's"),
-        freeze_last_layer_epochs=key(
-            1,
-            "the last layers and their moments do not move before",
-            unit="epochs",
-            least=0,
-            most=10**6,
-        ),
+        freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
         global_token=multicrop.token_key(),
         **multicrop.temperature_keys(),
         centering=key(
@@ -145,12 +139,8 @@ def make(config: ConfigDict) -> base.Method:
         """DINO, iBOT and KoLeo; running means, if there are any, then follow the batch."""
         *scores, tokens = map(multicrop.views_first, outputs)
         # Warmed up step by step, unlike DINO's and iBOT's.
-        tau = ops.linear_warmup(
-            progress.step,
-            start=c.teacher_temperature,
-            end=c.final_teacher_temperature,
-            warmup=c.teacher_temperature_epochs * progress.steps_per_epoch,
-        )
+        steps = c.teacher_temperature_epochs * progress.steps_per_epoch
+        tau = multicrop.teacher_temperature(c, progress.step, steps)
         if c.centering == "sinkhorn":
             terms = losses.dinov2(
                 *scores,
@@ -184,18 +174,12 @@ def make(config: ConfigDict) -> base.Method:
             "patch_center": ops.ema_center(carry["patch_center"], mean, momentum=momentum),
         }
 
-    def show(params, images, features):
+    def show(params, images, features, *_):
         """patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
         scores = patch_head.apply(params[patch_path], features.patches)
         return {"patch_prototype": scores.argmax(axis=-1)}
 
-    def health(metrics):
-        """Meters against log K: collapse to one prototype, or targets that teach nothing."""
-        return [
-            *base.assignment_warnings(metrics, "cls", c.cls.prototypes),
-            *base.assignment_warnings(metrics, "patch", c.patch.prototypes),
-        ]
-
+    prototypes = dict(cls=c.cls.prototypes, patch=c.patch.prototypes)
     return base.Method(
         views=views,
         init=init,
@@ -204,8 +188,8 @@ def make(config: ConfigDict) -> base.Method:
         features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
         teacher_of=multicrop.without_mask_token,
         rules=_rules(config),
-        health=health,
-        meanings=base.entropies(cls=c.cls.prototypes, patch=c.patch.prototypes),
+        health=lambda metrics: base.assignment_warnings(metrics, **prototypes),
+        meanings=base.entropies(**prototypes),
     )
 
 

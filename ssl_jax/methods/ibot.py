@@ -29,13 +29,7 @@ def defaults() -> dict:
         head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
         shared_head=key("all", shared, choices=("all", "mlp", "none")),
         norm_last_layer=key(False, "gain of the last layer fixed at 1, or (False) learned"),
-        freeze_last_layer_epochs=key(
-            1,
-            "the last layers and their moments do not move before",
-            unit="epochs",
-            least=0,
-            most=10**6,
-        ),
+        freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
         global_token=multicrop.token_key(),
         student_temperature=key(0.1, "tau_s, of both losses", above=0),
         teacher_temperature_epochs=multicrop.warmup_key(),
@@ -200,20 +194,11 @@ def make(config: ConfigDict) -> base.Method:
             for logits, part in (centers[name],)
         }
 
-    def show(params, images, features):
+    def show(params, images, features, *_):
         """patch_prototype [B, h, w] int, the likeliest prototype of each patch."""
         if not with_patches:
             return {}
         return {"patch_prototype": patch_scores(params, features.patches).argmax(axis=-1)}
-
-    def health(metrics):
-        """Meters against log K: collapse to one prototype, or targets that teach nothing."""
-        parts = ("cls", "patch") if with_patches else ("cls",)
-        return [
-            text
-            for part in parts
-            for text in base.assignment_warnings(metrics, part, prototypes[part])
-        ]
 
     return base.Method(
         views=views,
@@ -227,6 +212,6 @@ def make(config: ConfigDict) -> base.Method:
             freeze_epochs=c.freeze_last_layer_epochs,
             fixed_gain=c.norm_last_layer,
         ),
-        health=health,
+        health=lambda metrics: base.assignment_warnings(metrics, **prototypes),
         meanings=base.entropies(**prototypes),
     )

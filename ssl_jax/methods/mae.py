@@ -79,16 +79,9 @@ def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
     """One masked crop. Photometric draws only where the config asks for some (table 1e; published:
     none)."""
     v = config.views
-    wanted = v.jitter_prob or v.gray_prob or v.blur_prob[0]
-    group = recipe.GroupRecipe(
-        count=1,
-        size=v.global_size,
-        scale=tuple(v.global_scale),
-        patch=config.model.patch,
-        flip=v.flip,
-        photometric=(recipe.photometric(v, blur_prob=v.blur_prob[0]),) if wanted else (),
-        mask=masks.MaskRecipe(kind="random", ratio=tuple(v.mask_ratio), drop=True),
-    )
+    dropped = masks.MaskRecipe(kind="random", ratio=tuple(v.mask_ratio), drop=True)
+    draws = recipe.photometric_of_one(v)
+    group = recipe.group_of(v, config.model.patch, count=1, photometric=draws, mask=dropped)
     return recipe.ViewRecipe((("global", group),))
 
 
@@ -178,7 +171,7 @@ def make(config: ConfigDict) -> base.Method:
             predicted = predicted * scale + shift
         return jnp.clip(predicted * std + mean, 0.0, 1.0)
 
-    def show(params, images, features):
+    def show(params, images, features, *_):
         """hidden [B, n], masks that never change, and reconstruction [B, n, P], pixels in [0, 1] of
         all patches as predicted from the others."""
         grid, mask = features.patches.shape[1:3], views["global"].mask

@@ -83,7 +83,9 @@ def split_keys(keys: jax.Array, count: int) -> jax.Array:
 
 def global_token(tokens: vit.Tokens, kind: str) -> jax.Array:
     """[..., d]: the class token ("cls"), or the average of the patch tokens ("mean") or of the
-    query tokens ("queries")."""
+    query tokens ("queries"); "concat": the first two, [..., 2 d]."""
+    if kind == "concat":
+        return jnp.concatenate([global_token(tokens, part) for part in ("cls", "mean")], axis=-1)
     if kind == "queries":
         assert tokens.queries is not None
         return tokens.queries.mean(axis=-2)
@@ -124,7 +126,7 @@ def features_of(
     Args:
       encoder: the vision transformer without drop-path and mask vector; model: its section of the
         config. token: the image, see `global_token`.
-      show: (params, images, features) -> {name: array}, the method's extras.
+      show: (params, images, features, tokens, constants) -> {name: array}, the method's extras.
     """
 
     def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
@@ -138,7 +140,9 @@ def features_of(
             layers=tokens.layers,
             extras={},
         )
-        return result._replace(extras=show(params, images, result)) if extras and show else result
+        if extras and show:
+            result = result._replace(extras=show(params, images, result, tokens, constants))
+        return result
 
     return features
 
@@ -228,17 +232,19 @@ def warmup_key() -> Key:
     return key(30.0, meaning, unit="epochs", least=0)
 
 
-def teacher_temperature(section: ConfigDict, epoch: jax.Array, epochs: float) -> jax.Array:
-    """tau_t with its linear warm-up, constant within an epoch (as in the code of DINO and iBOT).
+def freeze_key(what: str) -> Key:
+    """The key `freeze_last_layer_epochs` of a section."""
+    return key(1, f"{what} do not move before", unit="epochs", least=0, most=10**6)
 
-    section: with teacher_temperature and final_teacher_temperature; epochs: of the warm-up.
+
+def teacher_temperature(section: ConfigDict, done: jax.Array, warmup: float) -> jax.Array:
+    """tau_t with its linear warm-up.
+
+    section: with teacher_temperature and final_teacher_temperature. done, warmup: epochs (tau_t is
+    constant within each, as in the code of DINO and iBOT) or steps.
     """
-    return ops.linear_warmup(
-        epoch,
-        start=section.teacher_temperature,
-        end=section.final_teacher_temperature,
-        warmup=epochs,
-    )
+    start, end = section.teacher_temperature, section.final_teacher_temperature
+    return ops.linear_warmup(done, start=start, end=end, warmup=warmup)
 
 
 def last_layer_rules(path: str, *, freeze_epochs: float, fixed_gain: bool) -> base.Rules:

@@ -88,7 +88,7 @@ def decoder(
         dtype=dtype,
         attention_kind=attention,
     )
-    build = functools.partial(
+    model = functional(
         _Decoder,
         in_dim=in_dim,
         out_dim=out_dim,
@@ -102,7 +102,6 @@ def decoder(
         lead=int(cls),
         remat=remat,
     )
-    model = functional(build, _Decoder.__call__)
 
     def apply(params, tokens, codes, *, keep=None):
         _check_inputs(

@@ -37,8 +37,7 @@ def yolos(shape: vit.ViTConfig, classes: int, middle: int = 0) -> Model:
     """
     if shape.queries < 1 or classes < 1:
         raise ValueError(f"a detector needs queries and classes, got {shape.queries} and {classes}")
-    build = functools.partial(_Yolos, shape=shape, classes=classes, grid=middle // shape.patch)
-    return functional(build, _Yolos.__call__)
+    return functional(_Yolos, shape=shape, classes=classes, grid=middle // shape.patch)
 
 
 def pretrained(

@@ -42,9 +42,7 @@ def projections(width: int, dtype: str = "float32") -> Model:
     """
     if width < 1:
         raise ValueError(f"width is {width}; it must be at least 1")
-    model = functional(
-        functools.partial(_Projections, width=width, dtype=dtype), _Projections.__call__
-    )
+    model = functional(_Projections, width=width, dtype=dtype)
 
     def apply(params, patches, sparse):
         for name, tokens in (("patches", patches), ("sparse", sparse)):

@@ -35,23 +35,28 @@ class Model(NamedTuple):
     module: Callable[[Mapping], nnx.Module]
 
 
-def functional(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Model:
-    """Turns a module builder into a Model.
+def functional(
+    build: Callable[..., nnx.Module], call: Callable | None = None, **sizes: Any
+) -> Model:
+    """Turns a module into a Model.
 
     Args:
-      build: key -> module. Called once per init and once (abstractly) before the first apply.
-      call: (module, *inputs, **options) -> outputs; must not write to the module.
+      build: (key, **sizes) -> module: its class as a rule. Called once per init and once
+        (abstractly) before the first apply.
+      call: (module, *inputs, **options) -> outputs; must not write to the module. None: the
+        module's own call.
     """
+    make = functools.partial(build, **sizes)
 
     @functools.cache
     def structure():
         """The module without its arrays, and {path: shape}."""
         key = jax.eval_shape(jax.random.key, 0)
-        graphdef, state = nnx.split(nnx.eval_shape(build, key, graph=True), graph=True)
+        graphdef, state = nnx.split(nnx.eval_shape(make, key, graph=True), graph=True)
         return graphdef, trees.flatten(nnx.to_pure_dict(state))
 
     def init(key):
-        state = nnx.split(build(key), graph=True)[1]
+        state = nnx.split(make(key), graph=True)[1]
         return trees.nest(trees.flatten(nnx.to_pure_dict(state)))
 
     def module(params):
@@ -60,7 +65,8 @@ def functional(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Mode
         return nnx.merge(graphdef, nnx.restore_int_paths(params))
 
     def apply(params, *inputs, **options):
-        return call(module(params), *inputs, **options)
+        network = module(params)
+        return call(network, *inputs, **options) if call else network(*inputs, **options)
 
     return Model(init, apply, module)
 

@@ -41,10 +41,8 @@ def projection_head(
       ValueError: impossible sizes, here; an x of another width, in apply.
     """
     _check_sizes(init_std, in_dim=in_dim, hidden=hidden, out=out, layers=layers)
-    build = functools.partial(
-        _Projection, sizes=_sizes(in_dim, hidden, out, layers), init_std=init_std, dtype=dtype
-    )
-    return functional(build, _Projection.__call__)
+    sizes = _sizes(in_dim, hidden, out, layers)
+    return functional(_Projection, sizes=sizes, init_std=init_std, dtype=dtype)
 
 
 @functools.cache
@@ -72,14 +70,8 @@ def dino_head(
     _check_sizes(
         init_std, in_dim=in_dim, out=out, hidden=hidden, bottleneck=bottleneck, layers=layers
     )
-    build = functools.partial(
-        _Prototypes,
-        sizes=_sizes(in_dim, hidden, bottleneck, layers),
-        out=out,
-        init_std=init_std,
-        dtype=dtype,
-    )
-    return functional(build, _Prototypes.__call__)
+    sizes = _sizes(in_dim, hidden, bottleneck, layers)
+    return functional(_Prototypes, sizes=sizes, out=out, init_std=init_std, dtype=dtype)
 
 
 @functools.cache
@@ -95,8 +87,7 @@ def linear_head(
       ValueError: impossible sizes.
     """
     _check_sizes(init_std, in_dim=in_dim, out=out)
-    build = functools.partial(_Linear, sizes=(in_dim, out), norm=norm, std=init_std, dtype=dtype)
-    return functional(build, _Linear.__call__)
+    return functional(_Linear, sizes=(in_dim, out), norm=norm, std=init_std, dtype=dtype)
 
 
 @functools.cache
@@ -112,8 +103,8 @@ def prototypes(in_dim: int, out: int, dtype: str = "float32") -> Model:
       ValueError: impossible sizes.
     """
     _check_sizes(in_dim=in_dim, out=out)
-    build = functools.partial(_WeightNormLinear, fan_in=in_dim, fan_out=out, dtype=dtype)
-    return functional(build, _WeightNormLinear.kernel)
+    kernel = _WeightNormLinear.kernel
+    return functional(_WeightNormLinear, kernel, fan_in=in_dim, fan_out=out, dtype=dtype)
 
 
 class _Projection(nnx.Module):

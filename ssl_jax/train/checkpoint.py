@@ -3,15 +3,13 @@ asynchronously and atomically.
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
 import os
-import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from ssl_jax import trees
 from ssl_jax.config import InputError, absolute, free_on_resume, key
-from ssl_jax.train import checksums, damage
+from ssl_jax.train import checksums, damage, disk
 from ssl_jax.train.damage import Damaged as Damaged
 from ssl_jax.train.state import TrainState
 
@@ -30,9 +28,6 @@ _ITEMS = ("state", "meta")
 _NETWORKS = ("params", "teacher")  # fields of the state
 # Of `meta`: the checksum of each array, and that of all else in it.
 _SUMS, _DIGEST = "checksums", "digest"
-# Bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not
-# full.
-_OVERHEAD = 2**20
 
 
 def defaults() -> dict:
@@ -74,7 +69,7 @@ class Checkpoints:
                 f"no checkpoints in {self.folder.parent}: the folder {self.folder.name}/ is missing"
             )
         _quiet()
-        with _readable_errors(self.folder):
+        with disk.readable_errors(self.folder):
             self._manager = ocp.CheckpointManager(
                 self.folder,
                 options=ocp.CheckpointManagerOptions(
@@ -111,12 +106,12 @@ class Checkpoints:
                 why = f"a checkpoint was not written: {damage.first_line(error)}"
                 if lost or jax.process_count() > 1:  # a save takes all processes
                     raise InputError(f"{why} ({path})") from error
-                print(f"  warning: {why}; were files deleted? Saving {path} anew", flush=True)
+                print(f"  warning: {why}; were files deleted? Saving {path} again", flush=True)
                 self._manager.reload()
 
     def _save(self, state, meta, whole):
         step = int(state.step)
-        with _readable_errors(self.folder):
+        with disk.readable_errors(self.folder):
             self._manager.check_for_errors()
             if step != self._manager.latest_step():
                 tree = state._asdict()
@@ -133,7 +128,7 @@ class Checkpoints:
             if whole:
                 self.wait()
                 if jax.process_index() == 0 and not (self.folder / str(step)).is_dir():
-                    raise damage.NotAsSaved(f"{step} is gone")
+                    raise damage.NotAsSaved(f"step {step} is missing")
 
     def meta(self, step: int) -> dict:
         """The `meta` that was saved: config, data position, versions, checksums. Raises Damaged,
@@ -145,7 +140,7 @@ class Checkpoints:
             digest = found.pop(_DIGEST, None)
             # Checkpoints of versions without checksums have neither.
             if (digest or _SUMS in found) and digest != _digest(found):
-                raise damage.NotAsSaved("its config or data position is not the one saved")
+                raise damage.NotAsSaved("wrong checksum of its config or data position")
             return found
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
@@ -166,7 +161,7 @@ class Checkpoints:
             self.check(step)
             raise InputError(
                 f"checkpoint {self.folder / str(step)} is intact, but of another network or"
-                " version, and cannot be continued; a new run (another --workdir) can take its"
+                " version, and cannot be resumed; start a new run (another --workdir) from its"
                 f" weights with --config.init_from={self.folder.parent}: {damage.first_line(error)}"
             ) from error
         with self._damage_named(step, meta):
@@ -192,7 +187,7 @@ class Checkpoints:
         while place.exists():
             count += 1
             place = place.with_name(f"{step}-{count}")
-        with _readable_errors(self.folder):
+        with disk.readable_errors(self.folder):
             place.parent.mkdir(exist_ok=True)
             try:
                 (self.folder / str(step)).rename(place)
@@ -245,7 +240,7 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Blocks until everything is on disk. Raises InputError if a save failed."""
-        with _readable_errors(self.folder):
+        with disk.readable_errors(self.folder):
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
 
@@ -264,7 +259,7 @@ class Checkpoints:
         if not path.is_dir():
             known = list(self._manager.all_steps())
             if step in known:
-                raise Damaged(f"checkpoint {path} is gone: another process put it aside")
+                raise Damaged(f"checkpoint {path} is gone: another process moved it")
             raise InputError(
                 f"no checkpoint of step {step} in {self.folder}; complete ones: {known}"
             )
@@ -304,7 +299,7 @@ def locate(path: str | Path) -> tuple[Path, int | None]:
     """
     path = absolute(path)
     if not path.is_dir():
-        raise InputError(f"no such checkpoint or run folder: {path}")
+        raise InputError(f"no such checkpoint or run directory: {path}")
     if path.name.isdecimal() and not (path / "checkpoints").is_dir():
         return path.parent, int(path.name)
     return (path, None) if path.name == "checkpoints" else (path / "checkpoints", None)
@@ -334,7 +329,7 @@ def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
             except Damaged as error:
                 if place == len(steps):
                     raise
-                print(f"warning: {error}; taking an older one", file=sys.stderr, flush=True)
+                print(f"warning: {error}; using an older one", file=sys.stderr, flush=True)
         raise AssertionError("unreachable")
     finally:
         saved.close()
@@ -345,74 +340,6 @@ def abstract(state: TrainState, shardings: Any) -> TrainState:
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings
     )
-
-
-def check_space(folder: Path, state: TrainState, copies: int) -> None:
-    """Refuses a run whose checkpoints cannot fit on the disk of `folder`. Raises InputError."""
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(_raw_keys, state)))
-    size += _OVERHEAD
-    needed, free = size * copies, shutil.disk_usage(folder).free
-    if free < needed:
-        raise InputError(
-            f"{folder} has {free / 2**20:.1f} MiB free; {copies} checkpoints of {size / 2**20:.1f}"
-            f" MiB need {needed / 2**20:.1f} MiB: free some space, choose another --workdir or"
-            " lower checkpoint.keep"
-        )
-
-
-def _raw_keys(state):
-    def is_key(x):
-        return jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-    return jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, state)
-
-
-@contextlib.contextmanager
-def full_disk_named(folder: Path) -> Iterator[None]:
-    """Turns a write that failed for want of space, of a log for example, into one line: an
-    InputError that names the folder.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise InputError(_no_space(folder)) from error
-        raise
-
-
-def _no_space(folder):
-    return (
-        f"no space left on the disk of {folder}; the last complete checkpoint is intact, free space"
-        " and start again"
-    )
-
-
-@contextlib.contextmanager
-def _readable_errors(folder: Path):
-    """Turns a full or unwritable disk, which may surface wrapped and at a later call, into one
-    line.
-    """
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception as error:
-        chain: BaseException | None = error
-        texts = []
-        while chain is not None:
-            texts.append(f"{getattr(chain, 'errno', '')} {chain}")
-            chain = chain.__cause__ or chain.__context__
-        text = " ".join(texts)
-        if (
-            "No space left" in text
-            or "quota exceeded" in text
-            or "RESOURCE_EXHAUSTED" in text
-            or str(errno.ENOSPC) + " " in text
-        ):
-            raise InputError(_no_space(folder)) from error
-        if "Permission denied" in text or "Read-only" in text:
-            raise InputError(f"cannot write to {folder}: permission denied") from error
-        raise
 
 
 def _quiet():

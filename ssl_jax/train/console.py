@@ -113,9 +113,9 @@ class Console:
         """The last lines of a run: where its results are, and what to run next."""
         near = workdir.is_relative_to(Path.cwd())
         place = shlex.quote(str(workdir.relative_to(Path.cwd()) if near else workdir))
-        left = "scores in results.txt, pictures/, weights" if scored else "weights"
+        left = "results.txt, pictures/ and checkpoints/" if scored else "checkpoints/"
         took = log.clock(time.perf_counter() - self._opened)
-        self.say(f"done after {took}: {left} in checkpoints/, all in {place}")
+        self.say(f"finished in {took}; {place} holds {left}")
         score = f"ssl-jax eval {place}" + ("" if scored else " --add=knn")
         self.say(f"next: {score}   ssl-jax report {place}")
 
@@ -141,7 +141,7 @@ class Console:
                 self._apart += now - began
             self._doing, self._doing_since = before, now
             self._detail = ""
-            self._watchdog.phase("the step after")
+            self._watchdog.phase("the next step")
 
     def _detailed(self, text):
         self._detail = text

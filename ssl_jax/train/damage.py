@@ -43,12 +43,13 @@ def named(path: Path, versions: Mapping[str, str | None] | None = None) -> Itera
         if _is_damage(error, versions == log.versions()):
             raise Damaged(f"checkpoint {path} is damaged: {first_line(error)}") from error
         raise InputError(
-            f"checkpoint {path} cannot be read, and stays where it is: {first_line(error)}"
+            f"checkpoint {path} cannot be read and was left in place: {first_line(error)}"
         ) from error
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
-    return [] if error is None else [error, *_chain(error.__cause__ or error.__context__)]
+def chain(error: BaseException | None) -> list[BaseException]:
+    """An error and those that it was made of."""
+    return [] if error is None else [error, *chain(error.__cause__ or error.__context__)]
 
 
 def is_of_machine(error: Exception) -> bool:
@@ -57,16 +58,15 @@ def is_of_machine(error: Exception) -> bool:
         isinstance(e, MemoryError)
         or (isinstance(e, OSError) and not isinstance(e, FileNotFoundError))
         or _MACHINE.search(str(e))
-        for e in _chain(error)
+        for e in chain(error)
     )
 
 
 def _is_damage(error: Exception, same_versions: bool) -> bool:
-    chain = _chain(error)
     if is_of_machine(error):
         return False
     changed = (NotAsSaved, FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError)
-    if any(isinstance(e, changed) or _CONTENT.search(str(e)) for e in chain):
+    if any(isinstance(e, changed) or _CONTENT.search(str(e)) for e in chain(error)):
         return True
     return same_versions and isinstance(error, _STRANGE)
 
@@ -84,7 +84,7 @@ def compare(found: dict[str, str], saved: dict[str, str] | None) -> None:
     wrong = [name for name in found if saved is not None and saved.get(name) != found[name]]
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise NotAsSaved(f"{', '.join(wrong[:3])}{more} not as saved (by checksum)")
+        raise NotAsSaved(f"wrong checksum of {', '.join(wrong[:3])}{more}")
 
 
 def check_files(folder: Path) -> None:
@@ -106,4 +106,4 @@ def check_files(folder: Path) -> None:
     pieces = {key: store.read(key, byte_range=slice(-1, None)) for key in store.list().result()}
     missing = [key.decode() for key, read in pieces.items() if not read.result().value]
     if missing or not pieces:
-        raise NotAsSaved(f"no data of {missing[0] if missing else 'any array'} in {folder}")
+        raise NotAsSaved(f"{folder} holds no data of {missing[0] if missing else 'any array'}")

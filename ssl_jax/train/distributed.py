@@ -44,8 +44,8 @@ def connect(
     given = [x is not None for x in (coordinator, num_processes, process_id)]
     if any(given) and not all(given):
         raise InputError(
-            "--coordinator=ADDRESS:PORT, --num-processes=N and --process-id=I belong together; give"
-            " all three, or --distributed alone where SLURM, Open MPI, GKE or a TPU slice say so"
+            "give --coordinator=ADDRESS:PORT, --num-processes=N and --process-id=I together, or"
+            " --distributed alone under SLURM, Open MPI, GKE or on a TPU slice"
         )
     if coordinator is not None and not coordinator.rpartition(":")[2].isdecimal():
         raise InputError(f"--coordinator is {coordinator}; give ADDRESS:PORT of process 0")
@@ -70,7 +70,7 @@ def connect(
         if all(given):
             raise
         raise InputError(
-            "--distributed finds no SLURM, Open MPI, GKE or TPU slice around it; give"
+            "--distributed finds no SLURM, Open MPI, GKE or TPU slice here; give"
             " --coordinator=ADDRESS:PORT --num-processes=N --process-id=I"
         ) from error
 
@@ -81,28 +81,29 @@ def _check_address(coordinator: str, mine: bool) -> None:
     host, _, port = coordinator.rpartition(":")
     try:
         if not 0 < int(port) < 2**16:
-            raise OSError("there is no such port")
+            raise OSError("no such port")
         socket.getaddrinfo(host.strip("[]"), port)
         if mine:
             socket.create_server(("", int(port))).close()
     except OSError as error:
         raise InputError(
             f"--coordinator={coordinator}: {error.strerror or error}; give the address of process 0"
-            " and a port that is free there"
+            " and a free port on its machine"
         ) from error
 
 
 @contextlib.contextmanager
 def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
-    """Says at once who is waited for, and ends the process with a line when nobody came."""
+    """Prints at once who is waited for, and ends the process with a line when nobody came."""
     who = "this process" if coordinator is None else f"process {process_id} of {num_processes}"
     others = "process 0" if process_id else "the others"
-    waits = f"{who} waits for {others}{f' at {coordinator}' if coordinator else ''}"
-    print(f"{waits}, up to {_TOGETHER} s", flush=True)
+    whom = f"{others}{f' at {coordinator}' if coordinator else ''}"
+    print(f"{who} is waiting up to {_TOGETHER} s for {whom}", flush=True)
 
     def end():
         print(
-            f"ssl-jax: {waits} in vain: start all, with one --coordinator that each can reach",
+            f"ssl-jax: {who} waited {_TOGETHER} s in vain for {whom}; start all processes, with the"
+            " same --coordinator, which each must reach",
             file=sys.stderr,
             flush=True,
         )
@@ -147,8 +148,8 @@ def together() -> Iterator[None]:
         elif any(word in str(error) for word in _LOST):
             first = str(error).strip().splitlines()[0]
             print(
-                f"ssl-jax: {where}: another process is gone ({first[:200]}); start all again, and"
-                " the run goes on from its newest checkpoint",
+                f"ssl-jax: {where}: another process is gone ({first[:200]}); start all processes"
+                " again to resume from the newest checkpoint",
                 file=sys.stderr,
             )
         else:
@@ -183,8 +184,8 @@ def agree(facts: Mapping[str, object]) -> None:
     if (head != head[0]).any():
         differing = np.flatnonzero((head != head[0]).any(axis=1)).tolist()
         raise InputError(
-            f"processes {differing} run another version of the package, or of the config's method,"
-            " than process 0; install the same everywhere"
+            f"processes {differing} and process 0 run different versions of the package or of the"
+            " config's method; install the same version everywhere"
         )
     values = everywhere(np.stack([_digest(facts[name]) for name in names]))
     differs = (values != values[0]).any(axis=-1)  # [processes, names]
@@ -194,8 +195,8 @@ def agree(facts: Mapping[str, object]) -> None:
     what = [name for name, here in zip(names, differs.any(axis=0), strict=True) if here]
     shown = ", ".join(f"{name} = {facts[name]!r}" for name in what[:5])
     raise InputError(
-        f"processes {others} differ from process 0 in {', '.join(what)}; here, in process {mine}:"
-        f" {shown}. Start all with the same config, code, packages and data"
+        f"processes {others} differ from process 0 in {', '.join(what)} (process {mine} has"
+        f" {shown}); start all processes with the same config, code, packages and data"
     )
 
 
@@ -293,7 +294,7 @@ class Watchdog:
                 what = (
                     f"still {self._name} after {silent:.0f} s; large networks take many minutes"
                     if compiling
-                    else f"nothing happened for {silent:.0f} s in: {self._name}"
+                    else f"no progress for {silent:.0f} s in: {self._name}"
                 )
                 where = f"process {jax.process_index()} of {jax.process_count()}"
                 print(f"{where}: {what}", file=self._stream, flush=True)

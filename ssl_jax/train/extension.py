@@ -47,14 +47,15 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
         return _with(config, before) if longer else config
     if other:
         raise InputError(
-            f"--extend={extend}: optim.{other} is {plan[other]} in {workdir}, {config.optim[other]}"
-            " here; --extend lengthens the plan of the run, leave the key as it was"
+            f"--extend={extend}: optim.{other} is {plan[other]} in {workdir}, but"
+            f" {config.optim[other]} here; --extend changes only the total number of steps, so"
+            f" keep optim.{other}={plan[other]}"
         )
     total = recorded.run.total_steps
     if extend <= total:
         raise InputError(
-            f"--extend is {extend}, but {workdir} is at step {max(done)} of {total}; --extend says"
-            f" how many steps the run shall have in all, use more than {total}"
+            f"--extend is {extend}, but {workdir} is at step {max(done)} of {total}; --extend is"
+            f" the total number of steps, so use more than {total}"
         )
     return _with(config, (*before, extend))
 

@@ -25,15 +25,15 @@ class NonFinite:
             return
         self._row += 1
         print(
-            f"  warning: step {done} had a non-finite loss or gradient and was left out"
-            f" ({int(metrics['nonfinite'])} so far)",
+            f"  warning: skipped step {done}, whose loss or gradient is not finite"
+            f" ({int(metrics['nonfinite'])} skipped so far)",
             flush=True,
         )
         if self._limit and self._row >= self._limit:
             raise InputError(
-                f"{self._row} steps in a row (the last: {done}) had a non-finite loss or gradient:"
-                " look at the images (NaN?), lower optim.lr, or raise max_nonfinite; the last"
-                " checkpoint is intact"
+                f"{self._row} consecutive steps up to step {done} had a non-finite loss or"
+                " gradient: check the images for NaN, lower optim.lr, or raise max_nonfinite; the"
+                " last checkpoint is intact"
             )
 
 
@@ -59,8 +59,8 @@ class Unreadable:
                 with open(self._path, "a", encoding="utf-8") as f:
                     f.write(f"{name}\t{reason}\n")
                 print(
-                    f"  warning: cannot read {name} ({reason}); the next readable image takes its"
-                    f" place (list: {self._path})",
+                    f"  warning: cannot read {name} ({reason}); using the next readable image"
+                    f" instead (all such images: {self._path})",
                     flush=True,
                 )
 

@@ -1,5 +1,5 @@
-"""Is it stable, is it learning: collects each method's warnings from the metrics and says each of
-them once; and once of a curve that rises that this is as it should be.
+"""Is it stable, is it learning: reports each warning of the method's metrics once, and once for a
+curve that rises that this is expected.
 """
 
 import statistics
@@ -45,5 +45,5 @@ class Monitor:
             elif mean > lowest + _RISE * abs(lowest) and other > other_then:
                 # Of curves that rise for the same reason the first one is enough.
                 self._rises = {n: m for n, m in self._rises.items() if m.why != meaning.why}
-                return [f"{name} rises, which is no bad sign here: {meaning.why}"]
+                return [f"{name} is rising, which is expected here: {meaning.why}"]
         return []

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, read_json
 
 FILE = "lock.json"
+_EXAMPLES = {"host": "", "boot": "", "process": 0, "started": "", "lock": ""}  # what it holds
 _BEAT = 10.0  # seconds from one sign of life to the next
 _DEAD = 90.0  # seconds without one after which a process of another machine is taken for gone
 
@@ -67,14 +68,15 @@ class Lock:
             return  # it has just ended
         who = f"process {other.get('process')} on {other.get('host')}"
         refused = InputError(
-            f"{who} trains in {self.path.parent}; wait for it, stop it, or use another --workdir"
+            f"{who} is training in {self.path.parent}; wait for it, stop it, or use another"
+            " --workdir"
         )
         if _here(other, self._mine):
             if _alive(other):
                 raise refused
         elif (left := self._dead - self._age()) > 0:
             self._say(
-                f"{who} trained here just now: if it is gone, this run begins in {left:.0f} s"
+                f"{who} was just training here; this run starts in {left:.0f} s if it is gone"
             )
             until = time.monotonic() + left
             while time.monotonic() < until:
@@ -84,7 +86,7 @@ class Lock:
                 if self._beat() != beat:
                     raise refused
         self.path.unlink(missing_ok=True)
-        self._say(f"{who} is gone without having ended its run, which goes on here")
+        self._say(f"{who} is gone and left its run unfinished; taking the run over")
 
     def _beat(self):
         """The time of the newest sign of life, by the disk's clock; None without a lock."""
@@ -129,9 +131,8 @@ def _myself() -> dict:
 
 def _read(path):
     try:
-        found = json.loads(path.read_text())
-        return found if isinstance(found, dict) else {}
-    except (OSError, ValueError):
+        return read_json(path, _EXAMPLES)
+    except InputError:
         return {}
 
 

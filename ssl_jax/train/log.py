@@ -1,4 +1,4 @@
-"""What a run writes while it goes: metrics as CSV and JSONL, the progress line, the environment."""
+"""Records of a run: metrics as CSV and JSONL, the progress line, the environment."""
 
 import csv
 import hashlib
@@ -42,13 +42,13 @@ def defaults() -> dict:
             every_steps=key(10, "steps from one row of metrics to the next", "steps", above=0),
             every_seconds=key(
                 60.0,
-                "a line at least so often, also between rows of metrics; 0 = at rows only",
+                "longest time between two progress lines; 0 = one for each row of metrics only",
                 "seconds",
                 least=0,
             ),
             silent_seconds=key(
                 600.0,
-                "nothing happened for so long: say which process hangs, and where; 0 = never",
+                "time without progress after which a process reports where it hangs; 0 = never",
                 "seconds",
                 least=0,
             ),
@@ -256,7 +256,7 @@ def check_new(folder: Path) -> None:
         ours = False
     if there and not ours:
         raise InputError(
-            f"--workdir={folder} holds {listed(there)} of something else; choose another folder"
+            f"--workdir={folder} holds {listed(there)} that no run wrote; choose another folder"
         )
 
 

@@ -23,6 +23,7 @@ from ssl_jax import trees
 from ssl_jax.config import InputError, check_choice, key
 from ssl_jax.methods.base import NEVER, Rule, Rules
 from ssl_jax.train import clip as clip_lib
+from ssl_jax.train import updates
 
 _OTHERS = "others"  # parameters that are in no stack of blocks
 
@@ -102,7 +103,7 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
       InputError: a parameter without a rule, an impossible rule, an unknown name, a stack of blocks
         of which only some decay.
     """
-    check_choice("optim.name", config.name, _TRANSFORMATIONS)
+    check_choice("optim.name", config.name, updates.TRANSFORMATIONS)
     structure = jax.tree.structure(params)
     leaves = _leaves(rules, params)
     clip = clip_lib.make(
@@ -126,7 +127,7 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
         """The optax transformation of one step for a part; its state depends on the name alone."""
         decayed = trees.nest({path: leaf.decayed for path, leaf in parts[name].items()})
         labels = trees.nest({path: leaf.label for path, leaf in parts[name].items()})
-        inner = _TRANSFORMATIONS[config.name](config, lr, weight_decay, decayed)
+        inner = updates.TRANSFORMATIONS[config.name](config, lr, weight_decay, decayed)
         by_label = {x: _from_epoch(inner, x, start, epoch) for x, start in starts.items()}
         return optax.partition(by_label, labels)
 
@@ -146,14 +147,14 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
             change = transformation(name, starts, lr, weight_decay, epoch)
             return change.update(grads, state, params)
 
-        updates, states = {}, {}
+        changed, states = {}, {}
         for name, own in _divided(clipped.gradients).items():
             changes, states[name] = of_part(
                 name, step, trees.nest(own), opt_state[name], trees.nest(before[name])
             )
-            updates[name] = trees.flatten(changes)
+            changed[name] = trees.flatten(changes)
         scaled = structure.unflatten(
-            updates[name][inner] * trees.along(leaf.lr, updates[name][inner])
+            changed[name][inner] * trees.along(leaf.lr, changed[name][inner])
             for path, leaf in leaves.items()
             for name, inner in [_place(path)]
         )
@@ -205,8 +206,8 @@ def _leaves(rules: Rules, params: Any) -> dict[str, _Leaf]:
             yes = next(name for name, value in decayed.items() if value)
             no = next(name for name, value in decayed.items() if not value)
             raise InputError(
-                f"by its optimizer rule {yes} decays, by another {no} does not; blocks are stored"
-                " together, so give them one value of decay"
+                f"by the optimizer rules {yes} decays and {no} does not; blocks are stored"
+                " together, so give them the same value of decay"
             )
         leaves[path] = _Leaf(tuple(own.values()), any(decayed.values()))
     return leaves
@@ -225,60 +226,6 @@ def _divided(flat: dict[str, Any]) -> dict[str, dict[str, Any]]:
         name, inner = _place(path)
         parts.setdefault(name, {})[inner] = leaf
     return parts
-
-
-# --- update rules: name -> optax transformation, from the section `optim`, lr, weight decay and the
-# tree that says what decays. The learning rate scales the decay in all of them; sgd and lars add
-# the decay to the gradient, before momentum, the others to the step.
-
-
-def _adamw(config, lr, weight_decay, decayed):
-    return optax.chain(
-        _scale_by_adam(config.beta1, config.beta2, config.eps),
-        optax.add_decayed_weights(weight_decay, decayed),
-        optax.scale_by_learning_rate(lr),
-    )
-
-
-def _lars(config, lr, weight_decay, decayed):
-    # What does not decay is not scaled by the ratio of norms either (code of SimCLR and BYOL).
-    return optax.lars(lr, weight_decay, decayed, trust_ratio_mask=decayed, momentum=config.beta1)
-
-
-def _lion(config, lr, weight_decay, decayed):
-    return optax.lion(lr, config.beta1, config.beta2, weight_decay=weight_decay, mask=decayed)
-
-
-def _sgd(config, lr, weight_decay, decayed):
-    return optax.chain(
-        optax.add_decayed_weights(weight_decay, decayed), optax.sgd(lr, momentum=config.beta1)
-    )
-
-
-def _muon(config, lr, weight_decay, decayed):
-    def dimensions(x):
-        # None: Adam. A token [1, d] or a gain [1, K] has no directions to make orthogonal.
-        return optax.contrib.MuonDimensionNumbers() if x.ndim == 2 and min(x.shape) > 1 else None
-
-    # 0.2: the root mean square of a step is about Adam's, so that lr and weight decay mean the same
-    # (Liu et al. 2025, "Muon is scalable for LLM training").
-    direction = optax.contrib.muon(
-        -1.0,  # so that it gives the direction, to which decay is added
-        beta=config.beta1,
-        eps=config.eps,
-        adam_b1=config.beta1,
-        adam_b2=config.beta2,
-        muon_weight_dimension_numbers=lambda params: jax.tree.map(dimensions, params),
-        consistent_rms=0.2,
-    )
-    return optax.chain(
-        direction,
-        optax.add_decayed_weights(weight_decay, decayed),
-        optax.scale_by_learning_rate(lr),
-    )
-
-
-_TRANSFORMATIONS = {"adamw": _adamw, "lars": _lars, "lion": _lion, "muon": _muon, "sgd": _sgd}
 
 
 # --- freezing
@@ -311,33 +258,6 @@ def _clip_groups(path: str, rules: tuple[Rule, ...], clip_by: str) -> tuple[str 
     return tuple(name(i, rule) for i, rule in enumerate(rules))
 
 
-# --- what optax does otherwise
-
-
-def _scale_by_adam(beta1, beta2, eps):
-    """optax.scale_by_adam, but with a bias correction that is exact in float32.
-
-    optax rounds beta before it takes 1 - beta^t. In the first hundred updates its steps are off by
-    up to 1e-5 for beta2 = 0.999 and 1e-4 for 0.9999; these by less than 1e-6.
-    """
-    adam = optax.scale_by_adam(beta1, beta2, eps)
-
-    def update(grads, state, params=None):
-        _, state = adam.update(grads, state, params)
-        bias1, bias2 = (_bias_correction(beta, state.count) for beta in (beta1, beta2))
-        steps = jax.tree.map(
-            lambda m, v: (m / bias1) / (jnp.sqrt(v / bias2) + eps), state.mu, state.nu
-        )
-        return steps, state
-
-    return optax.GradientTransformation(adam.init, update)
-
-
-def _bias_correction(beta: float, count):
-    """1 - beta^count, without the cancellation."""
-    return 1.0 if beta == 0 else -jnp.expm1(count * math.log(beta))
-
-
 # --- config
 
 
@@ -347,7 +267,7 @@ def defaults() -> dict:
         name=key(
             "adamw",
             "update rule; lars and sgd take beta1 as momentum and no beta2",
-            choices=tuple(_TRANSFORMATIONS),
+            choices=tuple(updates.TRANSFORMATIONS),
         ),
         batch_size=key(
             1024, "per step, over all devices and processes", "images", above=0, most=2**24
@@ -363,7 +283,7 @@ def defaults() -> dict:
         extended=key(
             (),
             "further ends of the run, see --extend; from each end to the next, learning rate,"
-            " weight decay and teacher momentum take their cosines anew",
+            " weight decay and teacher momentum start their cosines again",
             "steps from the start of the run",
             element=1,
             above=0,
@@ -393,7 +313,7 @@ def defaults() -> dict:
         ),
         chunks=key(
             1,
-            "encode the batch in so many pieces to save memory (the gradient is the same); 1 = off",
+            "pieces in which a batch is encoded, to save memory (same gradient); 1 = off",
             "pieces",
             above=0,
             most=2**24,

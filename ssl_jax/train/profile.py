@@ -26,7 +26,7 @@ def parse(text: str) -> Steps:
     found = re.fullmatch(r"(\d+):(\d+)", text)
     if not found or not int(found[1]) or not int(found[2]):
         raise InputError(
-            f'--profile is "{text}"; give the first step and how many, for example --profile=20:5'
+            f'--profile is "{text}"; give the first step and how many, such as --profile=20:5'
             " (the first steps also compile)"
         )
     return Steps(int(found[1]), int(found[2]))

@@ -27,9 +27,9 @@ def defaults() -> dict:
     """The section `mesh` of the config."""
     return free_on_resume(
         dict(
-            data=key(0, "devices along the batch only; 0 = all devices / fsdp", "devices", least=0),
+            data=key(0, "shards of the batch alone; 0 = all devices / fsdp", "devices", least=0),
             fsdp=key(
-                1, "devices along which parameters and moments are cut as well", "devices", above=0
+                1, "shards of parameters and moments, and of the batch too", "devices", above=0
             ),
         )
     )

@@ -121,7 +121,7 @@ def _saved(path: Path, network: own.Saved) -> fill.Source:
 def _config(text: str):
     """A stored config that says what the weights are of. Raises InputError."""
     config = config_lib.from_json(text)
-    if "method" not in config or "model" not in config:
+    if not config.get("method") or not config.get("model"):
         raise InputError("the stored config lacks method or model")
     return config
 
@@ -152,7 +152,7 @@ def _with_first_layer(tree, weights: fill.Weights) -> fill.Weights:
             if other not in arrays:
                 raise InputError(
                     f"{weights.source} ({weights.title}) has no projection head whose first layer"
-                    " could go on in the classifier; set finetune.hidden=0"
+                    " could start the classifier; set finetune.hidden=0"
                 )
             arrays[path], names[path] = arrays[other], names[other]
     return weights._replace(arrays=arrays, names=names)

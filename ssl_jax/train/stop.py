@@ -123,8 +123,8 @@ class Stop:
                     self._end_later()
             elif number == signal.SIGINT and self._whole:
                 print(
-                    "stopped at once; the last checkpoint stays, the same command continues from"
-                    f" there (exit code {EXIT_AT_ONCE})",
+                    "stopped at once; run the same command again to resume from the last"
+                    f" checkpoint (exit code {EXIT_AT_ONCE})",
                     flush=True,
                 )
                 self._end(EXIT_AT_ONCE)
@@ -135,11 +135,11 @@ class Stop:
     def _what_happens(self, number):
         if self._ends():
             return (
-                "stopping now, nothing is unsaved; the same command continues (exit code"
+                "stopping now; nothing is lost, run the same command again to resume (exit code"
                 f" {EXIT_PREEMPTED})"
             )
-        again = "; again to stop now" if number == signal.SIGINT else ""
-        return (self._leaves or "saving after this step") + again
+        again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
+        return (self._leaves or "saving a checkpoint after this step") + again
 
     def _end_later(self):
         ending = threading.Timer(self.patience, self._end_idle)

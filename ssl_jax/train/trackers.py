@@ -8,7 +8,6 @@ the background: of a process that is killed, and not stopped, they may lack the 
 """
 
 import importlib
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from ssl_jax.config import InputError, key
 from ssl_jax.train import distributed, log
 
 _FLUSHED = 10  # seconds after which TensorBoard's events are in their file
+_FILE = "trackers.json"
 _PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 
 
@@ -40,7 +40,7 @@ def defaults() -> dict:
             acts="is written into",
         ),
         tracked_pictures=key(
-            False, "trackers get the pictures at every evaluation, not only at the end"
+            False, "send pictures to the trackers at every evaluation, not only at the end"
         ),
     )
 
@@ -58,8 +58,8 @@ class Trackers:
         if not distributed.is_first():
             return
         chosen = [name for name in _PACKAGES if config.log[name]]
-        self._known = folder / "trackers.json"
-        self._names = names = json.loads(self._known.read_text()) if self._known.exists() else {}
+        self._known = folder / _FILE
+        self._names = names = _recorded(folder)
         for name in chosen:
             package = _package(name)
             late = name not in names
@@ -108,11 +108,20 @@ class Trackers:
         self._writers = []
 
 
-def check(config: ConfigDict) -> None:
-    """Raises InputError if a tracker is asked for whose package is not installed."""
+def check(config: ConfigDict, folder: Path) -> None:
+    """Raises InputError if a tracker is asked for whose package is not installed, and if the run
+    folder's trackers.json is not what a run writes."""
+    _recorded(folder)
     for name in _PACKAGES:
         if config.log[name]:
             _package(name)
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """What trackers.json holds: the names of the run, and the step of the final report."""
+    path, examples = folder / _FILE, {**dict.fromkeys(_PACKAGES, ""), "final": 0}
+    known = config_lib.read_json(path, examples) if path.exists() else {}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 class _TensorBoard:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.config import InputError
+from ssl_jax.views import section
 
 _TRIES = 10  # rectangles drawn; the first that fits is taken, and if none does, nothing is erased
 
@@ -37,8 +38,7 @@ class Erasing:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
 
     def __post_init__(self):
-        if not 0 <= self.prob <= 1:
-            raise InputError(f"the probability of erasing is {self.prob}; use one from 0 to 1")
+        section.KEYS["flip"].check("prob", self.prob)
         for name, (low, high) in (("area", self.area), ("ratio", self.ratio)):
             if not 0 < low <= high:
                 raise InputError(f"{name} is {(low, high)}; use (lo, hi) with 0 < lo <= hi")

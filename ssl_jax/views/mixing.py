@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.config import InputError
+from ssl_jax.views import section
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,7 @@ class Mixing:
                 f"mixup is {self.mixup} and cutmix {self.cutmix}; use numbers >= 0, one above 0"
             )
         for name in ("switch_prob", "prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; use a number from 0 to 1")
+            section.KEYS["flip"].check(name, getattr(self, name))
 
 
 def partners(x: jax.Array) -> jax.Array:

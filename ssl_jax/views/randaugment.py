@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from ssl_jax.config import InputError
+from ssl_jax.views import section
 
 LARGEST = 10.0  # magnitude at which an operation is strongest
 
@@ -43,8 +44,7 @@ class RandAugment:
                 f"RandAugment has count {self.count}, magnitude {self.magnitude} and std "
                 f"{self.std}; use count >= 0, a magnitude from 0 to {LARGEST:g} and std >= 0"
             )
-        if not 0 <= self.prob <= 1:
-            raise InputError(f"RandAugment has prob {self.prob}; use a number from 0 to 1")
+        section.KEYS["flip"].check("prob", self.prob)
 
 
 def augment(image: np.ndarray, recipe: RandAugment, rng: np.random.Generator) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""View recipes: which crops, masks and photometric draws one image yields, and the batch that
-carries them.
+"""What a view recipe draws: crops, masks and photometric draws of an image, and the batch that
+carries them; and the recipe that the section `views` of a config asks for.
 
 Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`)
 or on the device, and photometric draws are made on the device inside the step (`prepare`). Every
@@ -14,7 +14,6 @@ int32, the label of the image that this one is mixed with, and "share" [B] float
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -23,23 +22,18 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import DTypeLike
 
-from ssl_jax.config import InputError, check_multiple
+from ssl_jax.config import InputError
 from ssl_jax.ops import numerics
 from ssl_jax.views import boxes as boxes_lib
-from ssl_jax.views import crops, erasing, masks, mixing, randaugment, section
-from ssl_jax.views.erasing import Erasing
+from ssl_jax.views import crops, erasing, masks, mixing, randaugment
+from ssl_jax.views.groups import GroupRecipe, ViewRecipe
+from ssl_jax.views.groups import max_masked as max_masked
 from ssl_jax.views.masks import MaskRecipe
-from ssl_jax.views.mixing import Mixing
 from ssl_jax.views.photometric import Photometric, augment, uniforms
-from ssl_jax.views.randaugment import RandAugment
 
 STREAM = 0x76696577  # "view": keeps these draws apart from other users of Philox with the same seed
 _AUGMENT = 0x61756764  # "augd": RandAugment's, so that it leaves crops and masks as they are
 _ERASING, _MIXING = 0x65726173, 0x6D697867  # "eras" and "mixg", folded into keys
-RESERVED = (
-    *("source", "source_size", "index", "epoch", "replaced", "stop"),
-    *("label", "partner", "share"),
-)
 
 
 class Group(NamedTuple):
@@ -62,115 +56,6 @@ class Drawn(NamedTuple):
     flips: np.ndarray  # [V] bool
     masks: np.ndarray | None  # [V, n] bool
     keep: np.ndarray | None  # [V, m] int32
-
-
-@dataclass(frozen=True)
-class GroupRecipe:
-    """The views of one size that one image yields.
-
-    Attributes:
-      count: views; size: of a view, pixels (square); patch: of the network, pixels.
-      scale: (lo, hi) share of the image area; ratio: (lo, hi) width / height.
-      flip: probability of a horizontal flip. photometric: one per view, or () for none.
-      mask: of every view of this group, or None.
-      inside: name of an earlier group; view v is a crop of its view v % count as that was cut and
-        resized (FLSL's nested crops): `scale` is the share of that view, flips combine, and the
-        image is still resampled once.
-      reuse: name of an earlier group; view v repeats the box and the flip of its view v, as far as
-        it has one (STELLAR's first masked view shows the region of the main view). Further views
-        are drawn as usual.
-      randaugment: of every view, on the host, or None; what the device crops does not get it.
-      erasing: of every view, after all other draws, or None.
-
-    Raises:
-      InputError: a value is out of range or contradicts another.
-    """
-
-    count: int
-    size: int
-    scale: tuple[float, float]
-    patch: int
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-    photometric: tuple[Photometric, ...] = ()
-    mask: MaskRecipe | None = None
-    inside: str = ""
-    reuse: str = ""
-    randaugment: RandAugment | None = None
-    erasing: Erasing | None = None
-
-    def __post_init__(self):
-        section.KEYS["global_count"].check("count", self.count)
-        section.KEYS["global_scale"].check("scale", self.scale)
-        section.KEYS["flip"].check("flip", self.flip)
-        for name in ("size", "patch"):
-            section.KEYS["global_size"].check(name, getattr(self, name))
-        check_multiple("size", self.size, self.patch, "patch")
-        if len(self.ratio) != 2 or not 0 < self.ratio[0] <= self.ratio[1]:
-            raise InputError(f"ratio is {self.ratio}; use (lo, hi) with 0 < lo <= hi")
-        if len(self.photometric) not in (0, self.count):
-            raise InputError(
-                f"photometric has {len(self.photometric)} entries; give one per view, {self.count}"
-            )
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(rows, columns) of patches."""
-        return self.size // self.patch, self.size // self.patch
-
-    @property
-    def patches(self) -> int:
-        """Patches of a view."""
-        return self.grid[0] * self.grid[1]
-
-
-@dataclass(frozen=True)
-class ViewRecipe:
-    """All views of one image: named groups, in order. Hashable, so it can be static under jit.
-
-    Attributes:
-      groups: (name, recipe) in order.
-      classes: number of classes of the labels that come with the images; 0 = no labels are wanted.
-      repeats: how often a batch shows each of its records, with other draws each time.
-      mix: how the images of a batch are mixed, or None. Needs labels.
-    """
-
-    groups: tuple[tuple[str, GroupRecipe], ...]
-    classes: int = 0
-    repeats: int = 1
-    mix: Mixing | None = None
-
-    def __post_init__(self):
-        if self.mix and not self.classes:
-            raise InputError("images can only be mixed with their labels; set classes")
-        if self.repeats < 1:
-            raise InputError(f"repeats is {self.repeats}; use at least 1")
-        names = [name for name, _ in self.groups]
-        if not names:
-            raise InputError("a view recipe needs at least one group")
-        if len(set(names)) < len(names) or set(names) & set(RESERVED):
-            raise InputError(
-                f"group names {names} must differ from each other and from {list(RESERVED)}"
-            )
-        for i, (name, group) in enumerate(self.groups):
-            for key in ("inside", "reuse"):
-                other = getattr(group, key)
-                if other and other not in names[:i]:
-                    raise InputError(
-                        f'group "{name}": {key} is "{other}", which is none of the groups before'
-                        f" it, {names[:i]}"
-                    )
-
-    def __getitem__(self, name: str) -> GroupRecipe:
-        return dict(self.groups)[name]
-
-
-def max_masked(recipe: ViewRecipe, name: str) -> int:
-    """The largest number of masked patches that a view of the named group can have; 0 without
-    masks.
-    """
-    group = recipe[name]
-    return group.mask.max_masked(group.patches) if group.mask else 0
 
 
 def draw(
@@ -413,27 +298,34 @@ def recipe_multicrop(views: ConfigDict, patch: int) -> ViewRecipe:
     if views.mask != "none":
         mask = MaskRecipe(kind=views.mask, ratio=tuple(views.mask_ratio), prob=views.mask_prob)
     count = views.global_count
-    group = GroupRecipe(
-        count=count,
-        size=views.global_size,
-        scale=tuple(views.global_scale),
+    draws = (first, second, *(further,) * (count - 2))[:count]
+    groups = [("global", group_of(views, patch, photometric=draws, mask=mask))]
+    if views.local_count:
+        draws = (local,) * views.local_count
+        groups.append(("local", group_of(views, patch, "local", photometric=draws)))
+    return ViewRecipe(tuple(groups))
+
+
+def group_of(views: ConfigDict, patch: int, size: str = "global", **fields: Any) -> GroupRecipe:
+    """The large ("global") or small ("local") crops of the section `views` of a config.
+
+    fields: of `GroupRecipe`, beside or in place of those that the section gives.
+    """
+    own = dict(
+        count=views[f"{size}_count"],
+        size=views[f"{size}_size"],
+        scale=tuple(views[f"{size}_scale"]),
         patch=patch,
         flip=views.flip,
-        photometric=(first, second, *(further,) * (count - 2))[:count],
-        mask=mask,
     )
-    groups = [("global", group)]
-    if views.local_count:
-        group = GroupRecipe(
-            count=views.local_count,
-            size=views.local_size,
-            scale=tuple(views.local_scale),
-            patch=patch,
-            flip=views.flip,
-            photometric=(local,) * views.local_count,
-        )
-        groups.append(("local", group))
-    return ViewRecipe(tuple(groups))
+    return GroupRecipe(**own | fields)
+
+
+def photometric_of_one(views: ConfigDict) -> tuple[Photometric, ...]:
+    """`photometric` of a single view; () where the section asks for no such draw."""
+    if views.jitter_prob or views.gray_prob or views.blur_prob[0]:
+        return (photometric(views, blur_prob=views.blur_prob[0]),)
+    return ()
 
 
 def photometric(views: ConfigDict, *, blur_prob: float, solarize_prob: float = 0.0) -> Photometric:

@@ -188,16 +188,15 @@ def health(metrics: Mapping[str, float], prototypes: int) -> list[str]:
     back from.
     """
     warnings = base.spread_warnings(metrics)
-    for level in ("image", "object"):
-        warnings += base.assignment_warnings(metrics, level, prototypes)
+    warnings += base.assignment_warnings(metrics, image=prototypes, object=prototypes)
     if metrics.get("objects_per_image", 1.0) < 1:
         warnings.append(
-            "hardly any object: views share no cluster; raise views.global_scale, or lower"
+            "hardly any objects: the views share no clusters; raise views.global_scale, or lower"
             " cribo.clusters"
         )
     if metrics.get("memory_fill", 0.0) == 1 and metrics["bootstrapping_ratio"] < 1e-3:
         warnings.append(
-            "no bootstrapping: hardly a neighbour leads back to its object; later than the first"
-            " epochs: lower cribo.clusters"
+            "no bootstrapping: hardly any neighbour leads back to its object; after the first"
+            " epochs, lower cribo.clusters"
         )
     return warnings

@@ -24,13 +24,7 @@ def defaults() -> dict:
         norm_last_layer=key(
             False, "gain fixed at 1 (published ViT-B); False: it learns and decays (ViT-S)"
         ),
-        freeze_last_layer_epochs=key(
-            1,
-            "the last layers and their moments do not move before",
-            unit="epochs",
-            least=0,
-            most=10**6,
-        ),
+        freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
         **multicrop.temperature_keys(),
         center_momentum=key(0.9, "of both centers", least=0, below=1),
         global_weight=key(1.0, "of the loss over images, L_g", least=0),
@@ -66,7 +60,7 @@ def defaults() -> dict:
         cycle=key(True, "only cycle-consistent neighbours count; False: all (table 8)"),
         group=key(
             128,
-            "among so many images the way back is searched (official code: a device's batch);"
+            "images among which the way back is searched (official code: a device's batch);"
             " 0 = the batch",
             unit="images",
             least=0,

@@ -16,9 +16,9 @@ from ml_collections import ConfigDict
 
 from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.finetune.settings import check, defaults, view_recipe
-from ssl_jax.models import heads, vit
+from ssl_jax.models import heads
 
-__all__ = ["check", "defaults", "image_token", "make", "rules", "targets"]
+__all__ = ["check", "defaults", "make", "rules", "targets"]
 
 
 class Outputs(NamedTuple):
@@ -71,7 +71,7 @@ def make(config: ConfigDict) -> base.Method:
         images = views_of["global"].images[:, 0]
         tokens = backbone.student.apply(params["backbone"], images, keys=keys)
         truth = (views_of[name] for name in ("label", "partner", "share"))
-        return Outputs(scores(params, image_token(tokens, c.global_token)), *truth)
+        return Outputs(scores(params, multicrop.global_token(tokens, c.global_token)), *truth)
 
     def objective(params, teacher, outputs, carry, key, progress):
         """Cross-entropy to the smoothed shares. The accuracy is that of the class with the larger
@@ -81,20 +81,9 @@ def make(config: ConfigDict) -> base.Method:
         right = outputs.scores.argmax(axis=-1) == major
         return each.mean(), base.Output(carry, {"accuracy": right.mean(dtype=jnp.float32)})
 
-    def features(params, images, *, extras=False, constants=None, **options):
-        """extras: logits [B, C], the scores of the classes."""
-        del constants
-        tokens = backbone.teacher.apply(params["backbone"], images, **options)
-        image = image_token(tokens, c.global_token)
-        grid = (images.shape[1] // m.patch, images.shape[2] // m.patch)
-        return base.Features(
-            image=image,
-            cls=tokens.cls,
-            patches=tokens.patches.reshape(len(images), *grid, -1),
-            attention=tokens.attention,
-            layers=tokens.layers,
-            extras={"logits": scores(params, image)} if extras else {},
-        )
+    def show(params, images, features, *_):
+        """logits [B, C], the scores of the classes."""
+        return {"logits": scores(params, features.image)}
 
     t = config.teacher
     slowest = min(t.momentum, t.final_momentum)
@@ -107,13 +96,13 @@ def make(config: ConfigDict) -> base.Method:
         loss, chance = metrics.get("loss"), math.log(c.classes)
         if loss is not None and loss > chance + 0.1:
             warnings.append(
-                f"worse than chance: the loss is {loss:.2f}, and {chance:.2f} for a classifier that"
-                " knows nothing; lower optim.lr or lengthen optim.warmup_epochs"
+                f"worse than chance: the loss is {loss:.2f}, that of random guesses {chance:.2f};"
+                " lower optim.lr or raise optim.warmup_epochs"
             )
         if left > 0.1:
             warnings.append(
-                f"slow average: {100 * left:.0f} % of the weights evaluated at the end will be"
-                " those of the start; lower teacher.momentum, or set finetune.average=False"
+                f"slow average: the initial weights will make up {100 * left:.0f} % of the"
+                " final average; lower teacher.momentum or set finetune.average=False"
             )
         return warnings
 
@@ -122,7 +111,7 @@ def make(config: ConfigDict) -> base.Method:
         init=init,
         encode=encode,
         objective=objective,
-        features=features,
+        features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
         teacher_of=_all if c.average else base.no_teacher,
         rules=rules(m.depth, c.layer_decay),
         health=health,
@@ -132,13 +121,6 @@ def make(config: ConfigDict) -> base.Method:
 
 def _all(params):
     return params
-
-
-def image_token(tokens: vit.Tokens, kind: str) -> jax.Array:
-    """What stands for the image, one of TOKENS: [B, d], or [B, 2 d] for "concat"."""
-    if kind != "concat":
-        return multicrop.global_token(tokens, kind)
-    return jnp.concatenate([multicrop.global_token(tokens, k) for k in ("cls", "mean")], axis=-1)
 
 
 def rules(depth: int, decay: float) -> base.Rules:

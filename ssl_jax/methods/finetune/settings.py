@@ -108,16 +108,13 @@ def check(config: ConfigDict) -> None:
 def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
     """One crop with labels and the augmentations that the config asks for."""
     c, v, m = config.finetune, config.views, config.model
-    wanted = v.jitter_prob or v.gray_prob or v.blur_prob[0]
     r, g, b = (round(255 * x) for x in m.mean)
     policy = randaugment.RandAugment(**c.randaugment, fill=(r, g, b))
-    group = recipe.GroupRecipe(
+    group = recipe.group_of(
+        v,
+        m.patch,
         count=1,
-        size=v.global_size,
-        scale=tuple(v.global_scale),
-        patch=m.patch,
-        flip=v.flip,
-        photometric=(recipe.photometric(v, blur_prob=v.blur_prob[0]),) if wanted else (),
+        photometric=recipe.photometric_of_one(v),
         randaugment=policy if policy.count else None,
         erasing=erasing.Erasing(c.erase_prob, mean=tuple(m.mean), std=tuple(m.std))
         if c.erase_prob

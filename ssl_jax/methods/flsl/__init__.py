@@ -68,13 +68,7 @@ def defaults() -> dict:
         prototypes=key(
             4096, "K, centroids: rows of the last layer, with gain 1", least=2, most=2**24
         ),
-        freeze_last_layer_epochs=key(
-            1,
-            "the last layer and its moments do not move before",
-            unit="epochs",
-            least=0,
-            most=10**6,
-        ),
+        freeze_last_layer_epochs=multicrop.freeze_key("the last layer and its moments"),
         **multicrop.temperature_keys(),
         targets=key(
             "softmax",
@@ -203,7 +197,7 @@ def make(config: ConfigDict) -> base.Method:
         return terms["loss"], base.Output(carry, metrics)
 
     def health(metrics):
-        warnings = base.assignment_warnings(metrics, "mode", c.prototypes)
+        warnings = base.assignment_warnings(metrics, mode=c.prototypes)
         return warnings + base.spread_warnings(metrics)
 
     return base.Method(

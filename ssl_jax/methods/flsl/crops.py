@@ -16,7 +16,7 @@ def nested(config: ConfigDict) -> recipe.ViewRecipe:
     """
     c, v = config.flsl, config.views
 
-    def group(count, size, scale, blur, **place):
+    def group(count, blur, size="global", **place):
         draw = recipe.photometric(v, blur_prob=blur, solarize_prob=v.solarize_prob)
         if c.photometric == "either":
             draw = dataclasses.replace(
@@ -25,23 +25,16 @@ def nested(config: ConfigDict) -> recipe.ViewRecipe:
                 alternative_prob=0.5,
                 alternative=(v.blur_prob[1], v.solarize_prob),
             )
-        return recipe.GroupRecipe(
-            count=count,
-            size=size,
-            scale=tuple(scale),
-            patch=config.model.patch,
-            flip=v.flip,
-            photometric=(draw,) * count,
-            **(place if c.nested else {}),
-        )
+        place = {} if not c.nested else place
+        draws = (draw,) * count
+        return recipe.group_of(v, patch, size, count=count, photometric=draws, **place)
 
-    size, blur = v.global_size, v.blur_prob
-    groups = {"global": group(1, size, v.global_scale, blur[0])}
+    blur, patch = v.blur_prob, config.model.patch
+    groups = {"global": group(1, blur[0])}
     if v.global_count == 2:
-        groups["other"] = group(1, size, v.global_scale, blur[0], reuse="global")
-    groups["student"] = group(v.global_count, size, c.student_scale, blur[0], inside="global")
+        groups["other"] = group(1, blur[0], reuse="global")
+    student = group(v.global_count, blur[0], inside="global")
+    groups["student"] = dataclasses.replace(student, scale=tuple(c.student_scale))
     if v.local_count:
-        groups["local"] = group(
-            v.local_count, v.local_size, v.local_scale, blur[2], inside="global"
-        )
+        groups["local"] = group(v.local_count, blur[2], "local", inside="global")
     return recipe.ViewRecipe(tuple(groups.items()))

@@ -21,8 +21,8 @@ from ssl_jax.views import recipe
 
 _RISES = base.Meaning(
     rises_with="cls_usage",
-    why="the more anchors are in use (cls_usage), the more a prediction has to choose among; the"
-    " scores of evaluations tell how it goes",
+    why="the more anchors are in use (cls_usage), the more choices a prediction has; judge by"
+    " the scores of evaluations",
 )
 
 
@@ -127,7 +127,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
             ).squeeze(1),
         )
 
-    def show(params, images, features):
+    def show(params, images, features, *_):
         """Of weights that hold a head: embedding [B, d] of the image, and with a patch objective
         patch_embeddings [B, h, w, d]."""
         if "head" not in params:
@@ -137,11 +137,10 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
             shown["patch_embeddings"] = head.apply(params["head"], features.patches)
         return shown
 
+    anchors = {name: c[name].anchors for name in tasks(c)}
+
     def health(metrics):
-        warnings = []
-        for name in tasks(c):
-            warnings += base.assignment_warnings(metrics, name, c[name].anchors)
-        return warnings + base.spread_warnings(metrics)
+        return base.assignment_warnings(metrics, **anchors) + base.spread_warnings(metrics)
 
     return base.Method(
         views=views,
@@ -151,8 +150,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         features=multicrop.features_of(backbone.teacher, m, c.global_token, show),
         teacher_of=multicrop.without_mask_token,
         health=health,
-        meanings=base.entropies(**{name: c[name].anchors for name in tasks(c)})
-        | {"loss": _RISES, "cls_loss": _RISES},
+        meanings=base.entropies(**anchors) | {"loss": _RISES, "cls_loss": _RISES},
     )
 
 
@@ -171,10 +169,6 @@ def remember(carry: Mapping[str, Mapping[str, Any]], outputs: Outputs) -> dict[s
 
 def temperatures(section: ConfigDict, progress: base.Progress) -> dict[str, Any]:
     """tau_s, and tau_t with its linear warm-up per step (not per epoch, as in DINO)."""
-    warm = ops.linear_warmup(
-        progress.step,
-        start=section.teacher_temperature,
-        end=section.final_teacher_temperature,
-        warmup=section.teacher_temperature_epochs * progress.steps_per_epoch,
-    )
+    steps = section.teacher_temperature_epochs * progress.steps_per_epoch
+    warm = multicrop.teacher_temperature(section, progress.step, steps)
     return dict(student_temperature=section.student_temperature, teacher_temperature=warm)

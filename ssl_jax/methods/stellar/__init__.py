@@ -181,37 +181,23 @@ def make(config: ConfigDict) -> base.Method:
         )
         return terms.pop("loss"), base.Output(carry, terms | metrics)
 
-    def features(params, images, *, layers=(), attention=False, extras=False, constants=None):
-        """The image is the mean of its sparse tokens.
-
-        extras: tokens [B, r, d]; and as far as the tree holds what it takes, localization [B, h, w,
-        r], share [B, r, K] (the probability of each prototype for each token), and rebuilt, pixels
-        [B, H, W, 3] in [0, 1] or codes [B, h, w].
+    def show(params, images, features, tokens, constants):
+        """tokens [B, r, d]; and as far as the tree holds what it takes, localization [B, h, w, r],
+        share [B, r, K] (the probability of each prototype for each token), and rebuilt, pixels [B,
+        H, W, 3] in [0, 1] or codes [B, h, w].
         """
-        seen = backbone.teacher.apply(
-            params["backbone"], images, layers=layers, attention=attention
-        )
-        batch, rows, columns = (n // p for n, p in zip(images.shape, (1, m.patch, m.patch)))
-        shown = {"tokens": seen.queries} if extras else {}
-        if extras and "token_head" in params:
-            prototypes = params["token_head"]["prototypes"]
-            shown["share"] = jax.nn.softmax(
-                embed(params, seen, "token") @ prototypes.T / c.temperature
-            )
-        if extras and "factorise" in params:
-            maps = localize(params, seen)
-            shown["localization"] = maps.reshape(batch, rows, columns, -1)
+        shown = {"tokens": tokens.queries}
+        if "token_head" in params:
+            rows = params["token_head"]["prototypes"]
+            scores = embed(params, tokens, "token") @ rows.T
+            shown["share"] = jax.nn.softmax(scores / c.temperature)
+        if "factorise" in params:
+            maps, grid = localize(params, tokens), features.patches.shape[1:3]
+            shown["localization"] = maps.reshape(len(images), *grid, -1)
             if "decoder" in params and constants is not None:
-                out = rebuild(params, constants["fourier"], seen, maps, columns)
-                shown["rebuilt"] = goal.show(out, (rows, columns))
-        return base.Features(
-            image=seen.queries.mean(axis=1),
-            cls=seen.cls,
-            patches=seen.patches.reshape(batch, rows, columns, -1),
-            attention=seen.attention,
-            layers=seen.layers,
-            extras=shown,
-        )
+                out = rebuild(params, constants["fourier"], tokens, maps, grid[1])
+                shown["rebuilt"] = goal.show(out, grid)
+        return shown
 
     def teacher_of(params):
         """With targets from a teacher: everything, so that it can rebuild images too."""
@@ -219,16 +205,12 @@ def make(config: ConfigDict) -> base.Method:
 
     def health(metrics):
         """Targets that say nothing, or the same of all images; tokens that are all alike."""
-        warnings = [
-            text
-            for kind in ("token", "cls")
-            for text in base.assignment_warnings(metrics, kind, c.prototypes)
-        ]
+        warnings = base.assignment_warnings(metrics, token=c.prototypes, cls=c.prototypes)
         contrast = metrics.get("match_contrast", 0.0)
         if contrast > 0.98:
             warnings.append(
-                f"tokens alike: matched tokens are {contrast:.2f} times as far apart as any two, "
-                "so the matching is blind; raise stellar.weights.koleo or lower optim.lr"
+                f"similar tokens: matched tokens are {contrast:.2f} times as far apart as any two, "
+                "so the matching finds nothing; raise stellar.weights.koleo or lower optim.lr"
             )
         return warnings
 
@@ -237,7 +219,7 @@ def make(config: ConfigDict) -> base.Method:
         init=init,
         encode=encode,
         objective=objective,
-        features=features,
+        features=multicrop.features_of(backbone.teacher, m, "queries", show),
         constants=constants,
         constant_shapes=constant_shapes,
         teacher_of=teacher_of,

@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 from ssl_jax.views import recipe
 from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.photometric import Photometric
-from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
+from ssl_jax.views.recipe import ViewRecipe
 
 
 def view_recipe(config: ConfigDict) -> ViewRecipe:
@@ -20,11 +20,11 @@ def view_recipe(config: ConfigDict) -> ViewRecipe:
     """
     c, v, patch = config.stellar, config.views, config.model.patch
     first, further, small = (recipe.photometric(v, blur_prob=prob) for prob in v.blur_prob)
-    large = dict(size=v.global_size, scale=tuple(v.global_scale), patch=patch, flip=v.flip)
     if c.targets == "teacher":
-        groups = {"global": GroupRecipe(count=2, photometric=(Photometric(), further), **large)}
+        main = recipe.group_of(v, patch, count=2, photometric=(Photometric(), further))
     else:
-        groups = {"global": GroupRecipe(count=1, **large)}
+        main = recipe.group_of(v, patch, count=1)
+    groups = {"global": main}
     if c.masked:
         dropped = MaskRecipe(
             "random",
@@ -34,16 +34,10 @@ def view_recipe(config: ConfigDict) -> ViewRecipe:
             focus_prob=c.mask_focus_prob,
         )
         photometric = (first, *[further] * (v.global_count - 1))
-        groups["masked"] = GroupRecipe(
-            count=v.global_count, photometric=photometric, mask=dropped, reuse="global", **large
+        groups["masked"] = recipe.group_of(
+            v, patch, photometric=photometric, mask=dropped, reuse="global"
         )
     if v.local_count:
-        groups["local"] = GroupRecipe(
-            count=v.local_count,
-            size=v.local_size,
-            scale=tuple(v.local_scale),
-            patch=patch,
-            flip=v.flip,
-            photometric=(small,) * v.local_count,
-        )
+        draws = (small,) * v.local_count
+        groups["local"] = recipe.group_of(v, patch, "local", photometric=draws)
     return ViewRecipe(tuple(groups.items()))

@@ -23,13 +23,13 @@ class Stateful(NamedTuple):
     apply: Callable[..., tuple[Any, dict[str, Any]]]
 
 
-def stateful(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Stateful:
-    """Turns a module builder into a Stateful.
+def stateful(build: type[nnx.Module], **sizes: Any) -> Stateful:
+    """Turns a module into a Stateful.
 
-    Args:
-      build: key -> module. call: (module, *inputs, **options) -> outputs; may write to the
-        module's BatchStat variables and to nothing else.
+    build: (key, **sizes) -> module: its class, whose call (*inputs, **options) -> outputs may write
+      to the module's BatchStat variables and to nothing else.
     """
+    make = functools.partial(build, **sizes)
 
     def parts(module):
         return nnx.split(module, nnx.Param, nnx.BatchStat, graph=True)
@@ -39,17 +39,17 @@ def stateful(build: Callable[[jax.Array], nnx.Module], call: Callable) -> Statef
 
     @functools.cache
     def graph():
-        return parts(nnx.eval_shape(build, jax.eval_shape(jax.random.key, 0), graph=True))[0]
+        return parts(nnx.eval_shape(make, jax.eval_shape(jax.random.key, 0), graph=True))[0]
 
     @jax.jit  # one program in place of one for each layer
     def init(key):
-        _, params, stats = parts(build(key))
+        _, params, stats = parts(make(key))
         return plain(params), plain(stats)
 
     def apply(params: dict[str, Any], stats: dict[str, Any], *inputs, **options):
         states = (nnx.restore_int_paths(tree) for tree in (params, stats))
         module = nnx.merge(graph(), *states)
-        outputs = call(module, *inputs, **options)
+        outputs = module(*inputs, **options)
         return outputs, plain(parts(module)[2])
 
     return Stateful(init, apply)

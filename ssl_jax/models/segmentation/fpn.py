@@ -20,10 +20,9 @@ def fpn(
     apply(params, stats, maps, *, train=False, keys=None): maps, four arrays [B, h, w, width] ->
     Logits [B, 4 h, 4 w, classes].
     """
-    build = functools.partial(
+    return stateful(
         _Fpn, width=width, classes=classes, channels=channels, hidden=hidden, dropout=dropout
     )
-    return stateful(build, _Fpn.__call__)
 
 
 class _Fpn(nnx.Module):

@@ -23,10 +23,9 @@ def linear(
     As in iBOT (appendix E: no norm, four layers), CrIBo (section 4.2: the linear decoder of
     Segmenter) and STELLAR (appendix C.2: BatchNorm).
     """
-    build = functools.partial(
+    return stateful(
         _Linear, width=width * levels, classes=classes, batch_norm=batch_norm, dropout=dropout
     )
-    return stateful(build, _Linear.__call__)
 
 
 class _Linear(nnx.Module):

@@ -34,7 +34,7 @@ def mask_transformer(
     that come in, and 0 in the paper.
     """
     channels = channels or width
-    build = functools.partial(
+    return stateful(
         _MaskTransformer,
         width=width * levels,
         classes=classes,
@@ -43,7 +43,6 @@ def mask_transformer(
         heads=next(n for n in range(max(1, channels // _HEAD_WIDTH), 0, -1) if channels % n == 0),
         dropout=dropout,
     )
-    return stateful(build, _MaskTransformer.__call__)
 
 
 class _MaskTransformer(nnx.Module):

@@ -22,10 +22,7 @@ def upernet(width: int, classes: int, *, channels: int = 512, dropout: float = 0
     apply(params, stats, maps, *, train=False, keys=None): maps, four arrays [B, h, w, width] ->
     Logits [B, 4 h, 4 w, classes], whose auxiliary [B, h, w, classes] is there in training alone.
     """
-    build = functools.partial(
-        _UperNet, width=width, classes=classes, channels=channels, dropout=dropout
-    )
-    return stateful(build, _UperNet.__call__)
+    return stateful(_UperNet, width=width, classes=classes, channels=channels, dropout=dropout)
 
 
 class _UperNet(nnx.Module):

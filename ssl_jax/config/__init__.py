@@ -1,0 +1,67 @@
+"""The config's machinery: how keys are declared, config files, storing and comparing.
+
+A config is a plain `ml_collections.ConfigDict`. Each of its keys is declared once, beside the code
+that reads it, as a `Key` in the dict that the function `defaults()` of that module returns;
+`ssl_jax.settings` puts the sections together. This package imports `ssl_jax.reading` alone.
+"""
+
+from ssl_jax.config.errors import InputError, MissingFile, nearest, reason, refusal, unknown
+from ssl_jax.config.files import find, load, read_module, shipped
+from ssl_jax.config.keys import (
+    Key,
+    build,
+    check_choice,
+    check_multiple,
+    free_on_resume,
+    is_mapping,
+    key,
+    with_defaults,
+    wrong_type,
+)
+from ssl_jax.config.paths import absolute, local
+from ssl_jax.config.stored import (
+    COMPUTED,
+    OPEN,
+    changed,
+    compare_for_resume,
+    fingerprint,
+    flatten,
+    from_json,
+    json_object,
+    read_json,
+    to_json,
+)
+
+__all__ = [
+    "COMPUTED",
+    "OPEN",
+    "InputError",
+    "Key",
+    "MissingFile",
+    "absolute",
+    "build",
+    "changed",
+    "check_choice",
+    "check_multiple",
+    "compare_for_resume",
+    "find",
+    "fingerprint",
+    "flatten",
+    "free_on_resume",
+    "from_json",
+    "is_mapping",
+    "json_object",
+    "key",
+    "load",
+    "local",
+    "nearest",
+    "read_json",
+    "read_module",
+    "reason",
+    "refusal",
+    "shipped",
+    "to_json",
+    "unknown",
+    "with_defaults",
+    "wrong_type",
+]

@@ -1,0 +1,151 @@
+"""Configs in files: as JSON text that anybody may have written, and compared with it."""
+
+import itertools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ml_collections import ConfigDict, FrozenConfigDict
+
+from ssl_jax import reading
+from ssl_jax.config.errors import InputError, reason
+from ssl_jax.config.keys import Key
+from ssl_jax.config.paths import absolute
+
+COMPUTED = "run"  # the section that settings.resolve writes
+# Sections without declared keys: `expected` maps the name of a score to a number and where it comes
+# from, which is shown and never used.
+OPEN = ("expected", COMPUTED)
+_LARGEST = 2**26  # bytes of a JSON file
+_DEEPEST, _NESTED = 64, (dict, list)  # levels of JSON, and what has another one
+
+
+def flatten(config: Mapping) -> dict[str, Any]:
+    """{dotted key: value} of every leaf; an empty section has none."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, (ConfigDict, Mapping)):
+            flat |= {f"{key}.{inner}": leaf for inner, leaf in flatten(value).items()}
+        else:
+            flat[key] = value
+    return flat
+
+
+def to_json(config: ConfigDict) -> str:
+    """The config as JSON text, keys sorted; `from_json` gives an equal config back."""
+    return json.dumps(config.to_dict(), indent=2, sort_keys=True) + "\n"
+
+
+def from_json(text: str) -> FrozenConfigDict:
+    """A frozen config from the text of `to_json`, which anybody may have written. Raises InputError
+    if it is no such text."""
+    values = json_object(text, "stored config", {"method": "", "model": {}})
+    try:
+        return FrozenConfigDict(ConfigDict(_tuples(values)))
+    # What ml_collections does not take: a dict in a list, a name with a dot.
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"the stored config was not written by this package: {error}") from error
+
+
+def json_object(
+    text: str | bytes, what: str, examples: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The object in a JSON text that anybody may have written.
+
+    what: it is, for messages. examples: {dotted name: a value of its type}; what has such a name is
+    of that type, null, or not there.
+
+    Raises InputError.
+    """
+    try:
+        value = reading.parse_json(text)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{what} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{what} must be a JSON object, got {type(value).__name__}")
+    inner: list[Any] = [value]
+    for _ in range(_DEEPEST):
+        groups = (x.values() if isinstance(x, dict) else x for x in inner if type(x) in _NESTED)
+        inner = list(itertools.chain.from_iterable(groups))
+    if inner:
+        raise InputError(f"{what} has more than {_DEEPEST} levels")
+    for name, example in examples.items():
+        section, _, last = name.rpartition(".")
+        found = ((value.get(section) or {}) if section else value).get(last)
+        if found is not None:
+            Key(example, "").check(f"{what}: {name}", found)
+    return value
+
+
+def read_json(
+    path: str | Path, examples: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, Any]:
+    """The object in a JSON file, see `json_object`. Raises InputError."""
+    try:
+        return json_object(reading.read_bytes(path, _LARGEST), str(path), examples)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from error
+
+
+def _tuples(value):
+    if isinstance(value, dict):
+        return {k: _tuples(v) for k, v in value.items()}
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def changed(old: Mapping, new: Mapping) -> list[str]:
+    """Dotted keys whose values differ, or that only one of two configs (or flat dicts) has;
+    sorted.
+    """
+    old, new, absent = flatten(old), flatten(new), object()
+    return [key for key in sorted(old | new) if old.get(key, absent) != new.get(key, absent)]
+
+
+def fingerprint(config: ConfigDict, declared: dict[str, Key]) -> dict[str, Any]:
+    """{dotted key: value} of everything in a resolved config that must agree for a run to be
+    continued: all keys that are not declared free, and the number of training images.
+    """
+
+    def free(name):
+        if name in declared:
+            return declared[name].free
+        # Not a key of this version: free where its whole section is.
+        section = name.split(".")[0]
+        others = [k.free for other, k in declared.items() if other.startswith(f"{section}.")]
+        return section in OPEN or (bool(others) and all(others))
+
+    records = f"{COMPUTED}.num_records"
+    values = flatten(config)
+    return {name: value for name, value in values.items() if name == records or not free(name)}
+
+
+def compare_for_resume(
+    saved: ConfigDict, current: ConfigDict, declared: dict[str, Key]
+) -> list[str]:
+    """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
+    [] if it can.
+
+    A key that the version of `saved` did not have yet is no reason while it switches nothing on.
+    """
+    old, new = fingerprint(saved, declared), fingerprint(current, declared)
+
+    def off(value):
+        return isinstance(value, bool | int | str | tuple) and not value
+
+    new = {name: value for name, value in new.items() if name in old or not off(value)}
+
+    def said(values, name):
+        return repr(values[name]) if name in values else "absent"
+
+    def moved(name):
+        """Whether it is one file: relative before, or it is not there any more."""
+        key, before, now = declared.get(name), old.get(name), new.get(name)
+        if key is None or not key.path or not before or not now:
+            return False
+        there = absolute(before)
+        return there == Path(now) or (there.name == Path(now).name and not there.exists())
+
+    differing = [name for name in changed(old, new) if not moved(name)]
+    return [f"{name} is {said(old, name)} there, {said(new, name)} here" for name in differing]

@@ -1,0 +1,86 @@
+"""What a run is made of, worked out before anything is allocated or written."""
+
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from ssl_jax import methods
+from ssl_jax.data import loader
+from ssl_jax.ops import numerics
+from ssl_jax.train import checkpoint, optim, profile, sharding, start, state
+
+
+class Run(NamedTuple):
+    """Everything a run is made of."""
+
+    config: ConfigDict  # resolved
+    method: methods.Method
+    source: Any
+    mesh: jax.sharding.Mesh
+    optimizer: optim.Optimizer
+    constants: Any  # of the method, as read from files
+    keys: dict  # {dotted key: config.Key}, how each is declared
+    abstract: state.TrainState  # ShapeDtypeStructs with shardings
+    traced: profile.Steps | None = None  # steps whose operations are timed
+
+
+def plan(config: ConfigDict, source: Any, keys: dict) -> Run:
+    """Works out shapes and shardings of a resolved config; no array of the state is allocated.
+
+    source: of the training images (see data.source). keys: as declared, see settings.keys.
+    Raises InputError for a source without the labels that the method learns from.
+    """
+    method = methods.make(config)
+    loader.check_labels(source, method.views)
+    mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
+    optimizer, abstract = on_mesh(method, config, mesh)
+    return Run(config, method, source, mesh, optimizer, method.constants(), keys, abstract)
+
+
+def on_mesh(
+    method: methods.Method, config: ConfigDict, mesh: jax.sharding.Mesh
+) -> tuple[optim.Optimizer, state.TrainState]:
+    """The optimizer, and the state as ShapeDtypeStructs with shardings on a mesh, which need not be
+    of this machine. No file is read."""
+    params = jax.eval_shape(lambda: method.init(numerics.key(0))[0])
+    optimizer = optim.make(config.optim, method.rules, params)
+    constants = methods.shapes_of_constants(method)
+    shapes = jax.eval_shape(lambda c: state.create(method, optimizer, 0, c), constants)
+    places = sharding.state_shardings(mesh, shapes, method.placement)
+    return optimizer, checkpoint.abstract(shapes, places)
+
+
+def fresh_state(run: Run) -> state.TrainState:
+    """A new state made directly in its shardings (the same bits on any mesh), with the weights of
+    `init_from` if there are any."""
+    create = jax.jit(
+        lambda constants: state.create(run.method, run.optimizer, run.config.seed, constants),
+        out_shardings=shardings(run),
+    )
+    return start.start_from(
+        run.config, create(run.constants), evaluated=run.method.starts_evaluated
+    )
+
+
+def shardings(run: Run) -> state.TrainState:
+    """Those of the state."""
+    return jax.tree.map(lambda x: x.sharding, run.abstract)
+
+
+def open_loader(run: Run, record: int = 0, source: Any = None) -> loader.Loader:
+    """Batches of the run from a record on. source: in place of the run's, the same records."""
+    c = run.config
+    return loader.Loader(
+        run.source if source is None else source,
+        run.method.views,
+        batch_size=c.optim.batch_size,
+        seed=c.seed,
+        workers=c.data.workers,
+        crop_on=c.data.crop_on,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+        start_record=record,
+        total_records=c.run.total_steps * c.optim.batch_size,
+        max_unreadable=c.data.max_unreadable,
+    )
