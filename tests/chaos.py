@@ -237,18 +237,14 @@ def throw(lane: Lane, folder: Path, count: int, seed: int, until: float) -> list
 
 @contextlib.contextmanager
 def _disk(place: Path) -> Iterator[Path]:
-    """A disk of its own in memory, which only root can make, with what was on it the last time."""
+    """A disk of its own in memory, which only root can make; what is on it does not stay."""
     place.mkdir(parents=True, exist_ok=True)
-    kept = place.with_name("kept")
-    if not place.is_mount() and _ran("mount", "-t", "tmpfs", "-o", "size=256m", "none", str(place)):
-        if kept.is_dir():
-            shutil.copytree(kept, place, dirs_exist_ok=True)
+    if not place.is_mount():
+        _ran("mount", "-t", "tmpfs", "-o", "size=256m", "none", str(place))
     try:
         yield place
     finally:
         if place.is_mount():
-            shutil.rmtree(kept, ignore_errors=True)
-            shutil.copytree(place, kept)
             _ran("umount", "-l", str(place))
 
 
@@ -299,7 +295,7 @@ def _attempt(lane: Lane, chance: random.Random, disturbed: bool) -> tuple[dict, 
     if lane.processes > 1 and REFUSED in fault.codes and REFUSED in (codes or ()):
         allowed += LEFT  # one was refused and is gone, as the others notice
     survived = codes is not None and ((hit and not fault.codes) or set(codes) <= set(allowed))
-    began = re.search(r"continuing from step (\d+)", text)
+    began = re.search(r"resuming from step (\d+)", text)
     rows = log.read_rows(lane.workdir / "metrics.jsonl")
     return {
         "fault": name,

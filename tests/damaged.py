@@ -179,7 +179,7 @@ def _measured(data: bytes) -> tuple[str, str, float, int]:
 def _outcome(data: bytes) -> tuple[str, str]:
     try:
         image = decode.decode_image(data, "an image", max_pixels=MAX_PIXELS)
-        shape = decode.image_shape(data, "an image", max_pixels=MAX_PIXELS)
+        shape, _ = decode.image_header(data, "an image", max_pixels=MAX_PIXELS)
     except decode.Unreadable as error:
         one_line = error.name == "an image" and error.reason and "\n" not in str(error)
         return ("unreadable", error.reason) if one_line else ("crashed", f"badly said: {error!r}")

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from launch import runs
 from ssl_jax import evals, methods, settings
 from ssl_jax.config import InputError
-from ssl_jax.train import loop, sharding
+from ssl_jax.train import setup, sharding
 from tests import damaged, tiny
 
 Row = tuple[str | int, ...]
@@ -70,7 +70,7 @@ def build(config) -> None:
     """Shapes of the training state; nothing is allocated."""
     resolved = settings.resolve(config, num_records=10**6, num_devices=1)
     method = methods.make(resolved)
-    _, state = loop.on_mesh(method, resolved, sharding.make_mesh(1, 1))
+    _, state = setup.on_mesh(method, resolved, sharding.make_mesh(1, 1))
     assert all(math.prod(x.shape) > 0 for x in jax.tree.leaves(state.params))
 
 

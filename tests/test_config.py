@@ -2,7 +2,6 @@
 must keep, in one table.
 """
 
-import ast
 import functools
 import math
 import re
@@ -50,6 +49,7 @@ REFUSED = {
         data.max_unreadable=1.5; data.workers=-1; data.workers=1000000000; data.size=1000000000
         data.length=1000000000000000000000000000000; evals.batch_size=0
         evals.dense.data.kind=photos; evals.knn.k=(); evals.knn.k=(0,10); evals.knn.temperature=0.0
+        evals.knn.k=((0,0),(2,1))
         evals.knn.data.kind=photo_collages; evals.linear.lrs=(); log.every_steps=2147483648
         mesh.fsdp=3; mesh.data=16; model.size=S; model.width=256; model.width=1000000000
         model.depth=1000000000; model.queries=1000000000; model.in_channels=1; model.mean=(0.5,)
@@ -279,13 +279,6 @@ def start(name: str) -> ConfigDict:
     return config
 
 
-def value(text: str):
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return math.nan if text == "nan" else text
-
-
 def changed(name: str, changes: str) -> ConfigDict:
     config = ConfigDict(start(name).to_dict())
     for word in changes.split():
@@ -293,7 +286,7 @@ def changed(name: str, changes: str) -> ConfigDict:
         *sections, last = path.split(".")
         section = functools.reduce(lambda section, part: section[part], sections, config)
         with section.ignore_type():
-            section[last] = value(text)
+            section[last] = tiny.value(text)
     return config
 
 
@@ -310,49 +303,36 @@ def test_refused(name, row):
     assert (named or changes.partition("=")[0]) in refused(check, changed(name, changes))
 
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [("{0:0,255:1}", ((0, 0), (255, 1))), ("(1,0)", (1, 0)), ("{20,10}", None), ("{}", ())],
-)
-def test_a_dict_is_pairs_on_the_command_line_and_a_set_is_refused(text, expected):
-    for name in ("data.class_map", "evals.knn.k"):
-        argv = ["train", f"--config.{name}={text}"]
-        if expected is None:
-            assert name in refused(arguments.parse, argv, start("toy"))
-            continue
-        _, config = arguments.parse(argv, start("toy"))
-        assert config_lib.flatten(config)[name] == expected
-        if "{0" in text and name == "evals.knn.k":
-            assert name in refused(check, config)
+# Changes on the command line -> keys that they set, or what the refusal names.
+PARSED = """
+    data.class_map={0:0,255:1} evals.knn.k=(1,0) -> data.class_map=((0,0),(255,1)) evals.knn.k=(1,0)
+    data.class_map={} evals.knn.k={0:0,2:1} -> data.class_map=() evals.knn.k=((0,0),(2,1))
+    data.class_map={20,10} -> data.class_map
+    evals.knn.k={20,10} -> evals.knn.k
+    data.dir=/x -> data.kind=folder evals.knn.data.kind=photos evals.knn.data.dir=
+    data.dir=/x.TSV -> data.kind=csv evals.knn.data.kind=photos
+    data.name=cifar10 data.dir=/x -> data.kind=tfds evals.knn.data.kind=photos
+    evals.knn.data.dir=/x -> data.kind=photos evals.knn.data.kind=folder \
+        evals.dense.data.kind=photo_collages
+    evals.all.data.dir=/x evals.dense.data.kind=voc -> data.kind=photos evals.knn.data.kind=folder \
+        evals.dense.data.kind=voc evals.knn.data.dir=/x
+    data.kind=photos data.dir=/x -> data.kind=photos
+    evals.knn.data.size=64 evals.all.data.size=48 evals.all.epochs=5 -> evals.knn.data.size=64 \
+        evals.dense.data.size=48 evals.linear.epochs=5
+    evals.all.kk=1 -> evals.all.kk
+"""
 
 
-@pytest.mark.parametrize(
-    "given, data, knn, dense",
-    [
-        ("data.dir=/x", "folder", "photos", "photo_collages"),
-        ("data.dir=/x.TSV", "csv", "photos", "photo_collages"),
-        ("data.name=cifar10 data.dir=/x", "tfds", "photos", "photo_collages"),
-        ("evals.knn.data.dir=/x", "photos", "folder", "photo_collages"),
-        ("evals.all.data.dir=/x evals.dense.data.kind=voc", "photos", "folder", "voc"),
-        ("data.kind=photos data.dir=/x", "photos", "photos", "photo_collages"),
-    ],
-)
-def test_a_folder_says_of_what_kind_a_set_is(given, data, knn, dense):
-    argv = ["train", *(f"--config.{change}" for change in given.split())]
-    _, config = arguments.parse(argv, start("toy"))
-    sections = (config.data, config.evals.knn.data, config.evals.dense.data)
-    assert tuple(section.kind for section in sections) == (data, knn, dense)
-    assert ("evals" in given) == (config.evals.knn.data.dir == "/x")
-
-
-def test_keys_of_all_evaluations():
-    argv = ["train", "--config.evals.knn.data.size=64", "--config.evals.all.data.size=48"]
-    _, config = arguments.parse([*argv, "--config.evals.all.epochs=5"], start("toy"))
-    assert (config.evals.knn.data.size, config.evals.dense.data.size) == (64, 48)
-    assert config.evals.linear.epochs == 5
-    assert "evals.all.kk" in refused(
-        arguments.parse, ["train", "--config.evals.all.kk=1"], start("toy")
-    )
+@pytest.mark.parametrize(("name", "row"), rows({"toy": PARSED}))
+def test_what_the_command_line_sets(name, row):
+    changes, _, expected = row.partition(" -> ")
+    argv = ["train", *(f"--config.{change}" for change in changes.split())]
+    if "=" not in expected:
+        assert expected in refused(arguments.parse, argv, start(name))
+        return
+    found = config_lib.flatten(arguments.parse(argv, start(name))[1])
+    values = tiny.values(expected)
+    assert {key: found[key] for key in values} == values
 
 
 @pytest.mark.parametrize(("name", "row"), rows(ACCEPTED))
@@ -546,18 +526,14 @@ def test_json_round_trip(write):
     settings.validate(again, 8)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[1]", "[" * 100_000, '{"a":' * 90 + "1" + "}" * 90, '{"method": 1}', '{"model": []}',
-     '{"a.b": 1}', '{"a": [{}]}', None],
-)  # fmt: skip
-def test_broken_json(text):
-    refused(config_lib.from_json, text)
+BROKEN = ["", "{", "[1]", "[" * 100_000, '{"a":' * 90 + "1" + "}" * 90, '{"method": 1}', None]
+BROKEN += ['{"model": []}', '{"a.b": 1}', '{"a": [{}]}']
+NO_FILES = ["~nobody_of_this_name/a", "a\0b", "a" * 5000]
 
 
-@pytest.mark.parametrize("name", ["~nobody_of_this_name/a", "a\0b", "a" * 5000])
-def test_what_can_be_no_file(name):
-    refused(config_lib.local, name)
+@pytest.mark.parametrize("text", [*BROKEN, *NO_FILES])
+def test_broken_json_and_what_can_be_no_file(text):
+    refused(config_lib.local if text in NO_FILES else config_lib.from_json, text)
 
 
 def test_changed_keys():

@@ -17,23 +17,16 @@ from ssl_jax.data.source import EMBEDDED
 from ssl_jax.models import zoo
 from ssl_jax.train import step
 from ssl_jax.views import recipe
+from tests import tiny
 
 SMALL = ("cifar10", "imagenette96", "photos", "photo_collages")
 NAMES = list(config_lib.shipped())
 PAPERS = papers.names()
-LENGTHS = {
-    "imagenet2012": 1_281_167,
-    "imagenet2012_subset/1pct": 12_811,
-    "imagenet2012_subset/10pct": 128_116,
-    "cars196": 8_144,
-    "cifar10": 50_000,
-    "cifar100": 50_000,
-    "i_naturalist2018": 437_513,
-    "oxford_flowers102": 2_040,
-    "imagenette96": 9_469,
-    "coco/2017": 118_287,
-    "places365_small": 1_803_460,
-}
+LENGTHS = tiny.values("""
+    imagenet2012=1281167 imagenet2012_subset/1pct=12811 imagenet2012_subset/10pct=128116
+    cars196=8144 cifar10=50000 cifar100=50000 i_naturalist2018=437513 oxford_flowers102=2040
+    imagenette96=9469 coco/2017=118287 places365_small=1803460
+""")
 
 
 @functools.cache
@@ -188,28 +181,6 @@ def test_memories_at_full_size(name):
     carry = jax.eval_shape(lambda: method.init(jax.random.key(0)))[1]
     held = {part: memory["memory"]["rows"]["embedding"] for part, memory in carry.items()}
     assert {part: rows.shape for part, rows in held.items()} == MEMORIES[name]
-
-
-PUBLISHED = {  # of MaSSL's commands, ViT-S/16 and ViT-B/16
-    "optim.lr": (5e-4, 7.5e-4),
-    "optim.final_lr": (None, 2e-6),
-    "optim.warmup_epochs": (0, 10),
-    "optim.clip": (3.0, 3.0),
-    "optim.clip_by": ("tensor", "tensor"),
-    "teacher.momentum": (0.992, 0.996),
-    "massl.teacher_temperature_epochs": (30, 50),
-    "views.global_scale": ((0.32, 1.0),) * 2,
-    "views.local_scale": ((0.05, 0.32),) * 2,
-    "views.mask": ("none", "none"),
-    "model.drop_path": (0.1, 0.1),
-}
-
-
-def test_published_commands_of_massl():
-    for i, variant in enumerate(("vits16", "vitb16")):
-        flat = config_lib.flatten(load("massl", variant))
-        wanted = {key: values[i] for key, values in PUBLISHED.items() if values[i] is not None}
-        assert {key: flat[key] for key in wanted} == wanted
 
 
 @pytest.mark.parametrize("name", WITH_SMALL)

@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, settings
 from ssl_jax.config import InputError
+from tests import tiny
 
 pytestmark = pytest.mark.usefixtures("toy_method")
 
@@ -67,15 +68,8 @@ def test_resolve(toy):
     toy.update_from_flattened_dict(changes)
     before = config_lib.to_json(toy)
     config = settings.resolve(toy, num_records=10_300, num_devices=8)
-    assert config.run.to_dict() == dict(
-        num_records=10_300,
-        steps_per_epoch=20,
-        total_steps=200,
-        epochs=10.0,
-        warmup_steps=30,
-        peak_lr=1e-3,
-        batch_per_device=64,
-    )
+    plan = "num_records=10300 steps_per_epoch=20 total_steps=200 epochs=10.0 warmup_steps=30"
+    assert config.run.to_dict() == tiny.values(f"{plan} peak_lr=1e-3 batch_per_device=64")
     assert config_lib.to_json(toy) == before
     assert (config.model.width, config.model.depth, config.model.heads) == (384, 12, 6)
     again = settings.resolve(ConfigDict(config.to_dict()), num_records=10_300, num_devices=8)
@@ -118,33 +112,16 @@ def differing(saved, current) -> list[str]:
     return config_lib.compare_for_resume(saved, current, settings.keys(current.method))
 
 
-MUST_AGREE = {
-    "model.patch": 8,
-    "model.dtype": "bfloat16",
-    "toy.temperature": 0.2,
-    "toy.names": ("a",),
-    "views.local_count": 2,
-    "optim.batch_size": 512,
-    "optim.lr": 1e-4,
-    "seed": 1,
-    "data.split": "test",
-    "teacher.momentum": 0.9,
-    "data.crop_on": "device",
-    "optim.clip_by": "global",
-}
-MAY_CHANGE = {
-    "log.every_steps": 1,
-    "evals.tasks": ("knn",),
-    "evals.knn.data.length": 50,
-    "checkpoint.keep": 5,
-    "data.workers": 3,
-    "mesh.fsdp": 2,
-    "data.dir": "/elsewhere",
-    "model.remat": "block",
-    "optim.chunks": 2,
-    "max_nonfinite": 5,
-    "expected.knn": "1",
-}
+MUST_AGREE = tiny.values("""
+    model.patch=8 model.dtype=bfloat16 toy.temperature=0.2 toy.names=('a',) views.local_count=2
+    optim.batch_size=512 optim.lr=1e-4 optim.clip_by=global seed=1 data.split=test
+    data.crop_on=device teacher.momentum=0.9
+""")
+MAY_CHANGE = tiny.values("""
+    log.every_steps=1 evals.tasks=('knn',) evals.knn.data.length=50 checkpoint.keep=5
+    data.workers=3 data.dir=/elsewhere mesh.fsdp=2 model.remat=block optim.chunks=2
+    max_nonfinite=5 expected.knn='1'
+""")
 
 
 @pytest.mark.parametrize(("key", "value"), [*MUST_AGREE.items(), *MAY_CHANGE.items()])

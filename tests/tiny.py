@@ -1,5 +1,8 @@
 """A configuration so small that a step takes milliseconds, for tests of the whole machine."""
 
+import ast
+import math
+
 import jax
 import numpy as np
 
@@ -9,162 +12,97 @@ from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import loop
 from ssl_jax.views import recipe
 
-# What each method changes in the tiny config: dotted key -> value.
+# What each method changes in the tiny config; a key that begins with a dot is of its own section.
 _CHANGES = {
-    "cribo": {
-        "views.local_count": 0,
-        "cribo.head_hidden": 32,
-        "cribo.head_bottleneck": 16,
-        "cribo.prototypes": 24,
-        "cribo.teacher_temperature_epochs": 2.0,
-        "cribo.clusters": 5,
-        "cribo.memory": 20,
-        "cribo.group": 4,
-    },
-    "dino": {
-        "dino.head_hidden": 32,
-        "dino.head_bottleneck": 16,
-        "dino.prototypes": 24,
-        "dino.teacher_temperature_epochs": 2.0,
-    },
-    "dinov2": {
-        "views.mask": "block",
-        "views.mask_ratio": (0.1, 0.5),
-        "views.mask_prob": 0.5,
-        "model.layer_scale": 0.1,
-        "optim.clip_by": "global",
-        "dinov2.head_hidden": 32,
-        "dinov2.cls.bottleneck": 16,
-        "dinov2.cls.prototypes": 24,
-        "dinov2.patch.bottleneck": 12,
-        "dinov2.patch.prototypes": 20,
-        "dinov2.teacher_temperature_epochs": 2.0,
-    },
-    "finetune": {
-        "data.kind": "photos",  # each has a label
-        "views.global_count": 1,
-        "views.local_count": 0,
-        "finetune.classes": 17,
-        "finetune.init_scale": 1.0,
-        "finetune.layer_decay": 0.75,
-        "finetune.randaugment.count": 0,  # the device crops
-    },
-    "flsl": {
-        "model.cls": False,
-        "model.position": "sincos",
-        "flsl.head_hidden": 32,
-        "flsl.head_bottleneck": 16,
-        "flsl.prototypes": 24,
-        "flsl.teacher_temperature_epochs": 2.0,
-    },
-    "ibot": {
-        "views.mask": "block",
-        "ibot.head_hidden": 32,
-        "ibot.head_bottleneck": 16,
-        "ibot.cls.prototypes": 24,
-        "ibot.teacher_temperature_epochs": 2.0,
-    },
-    "mae": {
-        "views.global_count": 1,
-        "views.local_count": 0,
-        "views.mask": "random",
-        "views.mask_ratio": (0.75, 0.75),
-        "model.position": "sincos",
-        "mae.decoder_width": 16,
-        "mae.decoder_depth": 1,
-        "mae.decoder_heads": 2,
-    },
-    "massl": {
-        "massl.head_hidden": 32,
-        "massl.head_out": 16,
-        "massl.teacher_temperature_epochs": 2.0,
-        "massl.cls.anchors": 12,
-        "massl.cls.tasks": 2,
-        "massl.cls.memory": 40,
-    },
-    "sop": {
-        "views.mask": "block",
-        "views.mask_ratio": (0.3, 0.3),
-        "views.mask_prob": 1.0,
-        "sop.head_hidden": 32,
-        "sop.head_out": 16,
-        "sop.teacher_temperature_epochs": 2.0,
-        "sop.cls.anchors": 12,
-        "sop.cls.members": 3,
-        "sop.cls.tasks": 2,
-        "sop.cls.memory": 40,
-        "sop.patch.anchors": 8,
-        "sop.patch.members": 2,
-        "sop.patch.tasks": 1,
-        "sop.patch.memory": 20,
-    },
-    "sove": {
-        "views.mask": "block",
-        "views.mask_ratio": (0.3, 0.3),
-        "views.mask_prob": 1.0,
-        "sove.head_hidden": 32,
-        "sove.head_out": 16,
-        "sove.teacher_temperature_epochs": 2.0,
-        "sove.cls.anchors": 12,
-        "sove.cls.members": 3,
-        "sove.cls.tasks": 2,
-        "sove.cls.memory": 40,
-        "sove.patch.anchors": 8,
-        "sove.patch.members": 2,
-        "sove.patch.tasks": 1,
-        "sove.patch.memory": 20,
-    },
-    "stellar": {
-        "model.queries": 3,
-        "views.global_count": 2,
-        "stellar.mask_ratio": 0.7,
-        "stellar.prototypes": 24,
-        "stellar.head_hidden": 32,
-        "stellar.head_out": 16,
-        "stellar.decoder_width": 16,
-        "stellar.decoder_depth": 1,
-        "stellar.decoder_heads": 2,
-    },
+    "cribo": """
+        views.local_count=0 .head_hidden=32 .head_bottleneck=16 .prototypes=24
+        .teacher_temperature_epochs=2.0 .clusters=5 .memory=20 .group=4
+    """,
+    "dino": ".head_hidden=32 .head_bottleneck=16 .prototypes=24 .teacher_temperature_epochs=2.0",
+    "dinov2": """
+        views.mask=block views.mask_ratio=(0.1,0.5) views.mask_prob=0.5 model.layer_scale=0.1
+        optim.clip_by=global .head_hidden=32 .cls.bottleneck=16 .cls.prototypes=24
+        .patch.bottleneck=12 .patch.prototypes=20 .teacher_temperature_epochs=2.0
+    """,
+    "finetune": """
+        data.kind=photos views.global_count=1 views.local_count=0 .classes=17 .init_scale=1.0
+        .layer_decay=0.75 .randaugment.count=0
+    """,
+    "flsl": """
+        model.cls=False model.position=sincos .head_hidden=32 .head_bottleneck=16 .prototypes=24
+        .teacher_temperature_epochs=2.0
+    """,
+    "ibot": """
+        views.mask=block .head_hidden=32 .head_bottleneck=16 .cls.prototypes=24
+        .teacher_temperature_epochs=2.0
+    """,
+    "mae": """
+        views.global_count=1 views.local_count=0 views.mask=random views.mask_ratio=(0.75,0.75)
+        model.position=sincos .decoder_width=16 .decoder_depth=1 .decoder_heads=2
+    """,
+    "massl": """
+        .head_hidden=32 .head_out=16 .teacher_temperature_epochs=2.0 .cls.anchors=12 .cls.tasks=2
+        .cls.memory=40
+    """,
+    "sop": """
+        views.mask=block views.mask_ratio=(0.3,0.3) views.mask_prob=1.0 .head_hidden=32 .head_out=16
+        .teacher_temperature_epochs=2.0 .cls.anchors=12 .cls.members=3 .cls.tasks=2 .cls.memory=40
+        .patch.anchors=8 .patch.members=2 .patch.tasks=1 .patch.memory=20
+    """,
+    "sove": """
+        views.mask=block views.mask_ratio=(0.3,0.3) views.mask_prob=1.0 .head_hidden=32 .head_out=16
+        .teacher_temperature_epochs=2.0 .cls.anchors=12 .cls.members=3 .cls.tasks=2 .cls.memory=40
+        .patch.anchors=8 .patch.members=2 .patch.tasks=1 .patch.memory=20
+    """,
+    "stellar": """
+        model.queries=3 views.global_count=2 .mask_ratio=0.7 .prototypes=24 .head_hidden=32
+        .head_out=16 .decoder_width=16 .decoder_depth=1 .decoder_heads=2
+    """,
 }
 
-# Settings with a carry of their own, or that couple the images of a batch in another way: name ->
-# (method, changes).
+# Settings with a carry of their own, or that couple the images of a batch in another way: the
+# method, and what it changes.
 VARIANTS = {
-    "cribo_batch": ("cribo", {"cribo.normalize": "batch"}),
+    "cribo_batch": "cribo .normalize=batch",
     # 120 objects: a memory that eight devices share.
-    "cribo_cut": ("cribo", {"cribo.memory": 24}),
-    "cribo_kmeans": ("cribo", {"cribo.clustering": "kmeans"}),
-    "dinov2_ema": (
-        "dinov2",
-        {
-            "model.registers": 2,
-            "dinov2.centering": "ema",
-            "dinov2.separate_head": False,
-            "dinov2.patch.bottleneck": 16,
-            "dinov2.patch.prototypes": 24,
-        },
-    ),
-    "finetune_host": (
-        "finetune",
-        {
-            "finetune.randaugment.count": 2,
-            "finetune.repeats": 3,
-            "finetune.hidden": 32,
-            "finetune.norm": True,
-            "finetune.average": False,
-            "finetune.global_token": "mean",
-        },
-    ),
-    "flsl_centered": (
-        "flsl",
-        {"flsl.targets": "centered", "views.global_count": 1},
-    ),  # the tiny config has 2: the symmetric loss
-    "ibot_mlp": ("ibot", {"ibot.shared_head": "mlp", "ibot.patch.prototypes": 20}),
-    "sop_fixed": ("sop", {"sop.anchors": "fixed"}),
-    "stellar_teacher": ("stellar", {"stellar.targets": "teacher"}),
+    "cribo_cut": "cribo .memory=24",
+    "cribo_kmeans": "cribo .clustering=kmeans",
+    "dinov2_ema": """
+        dinov2 model.registers=2 .centering=ema .separate_head=False .patch.bottleneck=16
+        .patch.prototypes=24
+    """,
+    "finetune_host": """
+        finetune .randaugment.count=2 .repeats=3 .hidden=32 .norm=True .average=False
+        .global_token=mean
+    """,
+    "flsl_centered": "flsl .targets=centered views.global_count=1",
+    "ibot_mlp": "ibot .shared_head=mlp .patch.prototypes=20",
+    "sop_fixed": "sop .anchors=fixed",
+    "stellar_teacher": "stellar .targets=teacher",
 }
 # What the methods' own runs have, and a variant only would compile again.
-_WITHOUT = {"model.depth": 1, "views.local_count": 0, "data.crop_on": "host"}
+_WITHOUT = "model.depth=1 views.local_count=0 data.crop_on=host"
+_BASE = """
+    data.kind=photo_collages data.length=35 data.size=24 data.crop_on=device views.global_size=16
+    views.local_size=8 views.local_count=2 views.global_scale=(0.4,1.0) views.local_scale=(0.1,0.4)
+    model.size=custom model.width=16 model.depth=2 model.heads=2 model.patch=4 model.image_size=16
+    model.drop_path=0.1 optim.batch_size=8 optim.epochs=3.0 optim.warmup_epochs=1.0 optim.lr=0.02
+    teacher.momentum=0.9 checkpoint.every_steps=3 log.every_steps=1
+"""
+
+
+def value(text: str):
+    """Of what stands in a table behind a key: a number, a tuple, a word."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return math.nan if text == "nan" else text
+
+
+def values(text: str, section: str = "") -> dict:
+    """{key: value} of "key=value key=value"."""
+    pairs = (word.split("=", 1) for word in text.split())
+    return {section * key.startswith(".") + key: value(x) for key, x in pairs}
 
 
 def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
@@ -173,29 +111,13 @@ def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
 
     `name`: a method, or one of the variants above.
     """
-    name, variant = VARIANTS.get(name, (name, {}))
+    name, _, variant = VARIANTS.get(name, name).strip().partition(" ")
     c = settings.base_config(name)
-    c.data.update(dict(kind="photo_collages", length=35, size=24, crop_on="device"))
-    c.views.update(
-        dict(
-            global_size=16,
-            local_size=8,
-            local_count=2,
-            global_scale=(0.4, 1.0),
-            local_scale=(0.1, 0.4),
-        )
-    )
-    c.model.update(
-        dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, drop_path=0.1)
-    )
-    c.optim.update(dict(batch_size=8, epochs=3.0, warmup_epochs=1.0, lr=0.02))
-    c.teacher.momentum = 0.9
+    text = f"{_BASE} {_CHANGES[name]} {_WITHOUT if variant else ''} {variant}"
+    c.update_from_flattened_dict(values(text, name))
     c.mesh.update(dict(data=mesh_data, fsdp=mesh_fsdp))
-    c.checkpoint.every_steps = 3
-    c.log.every_steps = 1
-    c.update_from_flattened_dict(_CHANGES[name] | (_WITHOUT | variant if variant else {}))
-    for key, value in changes.items():
-        c.update_from_flattened_dict({key.replace("__", "."): value})
+    for key, x in changes.items():
+        c.update_from_flattened_dict({key.replace("__", "."): x})
     return c
 
 

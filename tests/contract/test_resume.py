@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.train import checkpoint, log, loop
+from ssl_jax.train import checkpoint, log, loop, resume
 from tests import tiny
 from tests.contract import steps
 
@@ -50,11 +50,11 @@ def test_resume_of_a_variant_is_bit_exact(case, tmp_path):
 @pytest.mark.parametrize("flag", ["JAX_ENABLE_X64", "JAX_THREEFRY_PARTITIONABLE"])
 @pytest.mark.parametrize("case", steps.cases(["sop"]), indirect=True)
 def test_flags_that_give_other_numbers_are_refused(case, flag, tmp_path):
-    meta = loop.meta(case.run.config, 4)
+    meta = resume.meta(case.run.config, 4)
     meta["flags"][flag] = not meta["flags"][flag]
     saved = types.SimpleNamespace(folder=tmp_path, meta=lambda step: meta)
     with pytest.raises(InputError, match=flag):
-        loop._restored(saved, 4, case.run, None)
+        resume.restore_step(saved, 4, case.run, None)
 
 
 @pytest.mark.parametrize("case", steps.cases(["sop"]), indirect=True)

@@ -10,12 +10,14 @@ import jax
 import numpy as np
 import pytest
 from ml_collections import FrozenConfigDict
+from PIL import Image
 from safetensors.numpy import save_file
 
 import ssl_jax
 from ssl_jax import convert, methods
 from ssl_jax.config import InputError
 from ssl_jax.convert import card, described, hub, read
+from ssl_jax.data import decode
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
 from tests import tiny
@@ -79,11 +81,15 @@ def test_the_librarys_own_config_is_understood(exported, tmp_path, case):
 
 
 def test_images_are_prepared_as_embed_does(exported):
-    """The whole of the shorter side, then the central square."""
+    """The whole of the shorter side, then the central square; by the card's code to the bit."""
     prepared = json.loads((exported("timm", "plain")[1] / "config.json").read_text())
     assert prepared["pretrained_cfg"]["crop_pct"] == 1.0
     prepared = json.loads((exported("hf", "plain")[1] / "preprocessor_config.json").read_text())
     assert prepared["size"]["shortest_edge"] == prepared["crop_size"]["height"] == 32
+    image = np.random.default_rng(0).integers(0, 256, (41, 70, 3), np.uint8)
+    photo = {"photo": Image.fromarray(image)}
+    exec(card.square(32), photo)
+    np.testing.assert_array_equal(photo["photo"], decode.resize_square(image, 32))
 
 
 @pytest.mark.parametrize("image", ["cls", "mean", "queries"])

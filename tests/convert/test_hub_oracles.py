@@ -11,9 +11,11 @@ import json
 import numpy as np
 import pytest
 import skimage.data
+from PIL import Image
 
 import ssl_jax
-from ssl_jax.convert import tables
+from ssl_jax.convert import card, tables
+from ssl_jax.data import decode
 from tests.convert import networks, write_names
 
 torch = pytest.importorskip("torch", reason="the oracles of export need torch")
@@ -74,6 +76,22 @@ def test_another_rule_for_other_sizes_changes_features_little(timm, tmp_path):
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     assert ((ours * theirs).sum(axis=1) / lengths).min() > 0.999
     assert np.abs(ours - theirs).max() > 1e-3  # so the remark is needed
+
+
+@pytest.mark.parametrize("height, width", [(282, 271), (217, 404)])
+def test_timm_prepares_photos_nearly_as_we_do_and_squares_alike(timm, tmp_path, height, width):
+    """What docs/export.md says."""
+    encoder, photo = ssl_jax.load("zoo/sop_imagenette"), skimage.data.astronaut()[:height, :width]
+    ssl_jax.export(encoder, tmp_path / "out", to="timm")
+    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
+    prepare = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    photos = [{"photo": Image.fromarray(photo)} for _ in range(2)]
+    exec(card.square(48), photos[1])
+    with torch.no_grad():
+        near, same = (model(prepare(each["photo"])[None])[0].numpy() for each in photos)
+    ours = encoder(decode.resize_square(photo, 48)[None] / np.float32(255)).image[0]
+    np.testing.assert_allclose(same, ours, atol=1e-4)
+    assert ours @ near > 0.99 * np.linalg.norm(ours) * np.linalg.norm(near)
 
 
 @pytest.mark.parametrize("image", ["cls", "mean"])

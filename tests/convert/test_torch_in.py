@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from ml_collections import FrozenConfigDict
 
-from ssl_jax import config as config_lib
 from ssl_jax import convert, methods, settings, trees
 from ssl_jax.config import InputError
 from ssl_jax.convert import rows, tables, torch_in
@@ -64,7 +64,7 @@ def shapes(name: str, **changes) -> dict:
     c.update_from_flattened_dict(GENERAL.get(name, {}))
     own = CHANGES[name] | changes
     c.update_from_flattened_dict({f"{name}.{key}": value for key, value in own.items()})
-    method = methods.make(config_lib.FrozenConfigDict(c))
+    method = methods.make(FrozenConfigDict(c))
     params = jax.eval_shape(lambda: method.init(jax.random.key(0))[0])
     constants = jax.eval_shape(method.constants)
     return params | ({"constants": constants} if constants else {})
@@ -286,78 +286,7 @@ def test_heads_of_dinov2():
     chex.assert_trees_all_equal({path: arrays[path] for path in wanted}, wanted)
 
 
-# --- features
-
-DINOV2 = {n: published.dinov2(registers=n) for n in (0, 3)}
-CHUNKED = {n: published.dinov2(registers=n, block="blocks.0.{i}") for n in (0, 3)}
-NATIVE = ((16, 16),)
-SIZES = (*NATIVE, (24, 8), (8, 32))
-
-
-class Network(NamedTuple):
-    """file: tensors of a checkpoint; timm: the same under timm's names; family: as `load_vit` takes
-    it; offset, eps: of its computation; rule: for position codes of other sizes."""
-
-    file: dict
-    timm: dict
-    family: str | None
-    offset: float
-    eps: float
-    rule: tuple[str, str]
-    sizes: tuple = SIZES
-
-
-EXACT, OFFSET = ("exact", "keys-0.75"), ("dino_offset", "keys-0.75")
-NETWORKS = {
-    "dino": Network(PLAIN, PLAIN, "dino", 0.1, 1e-6, OFFSET),
-    "mae": Network(PLAIN, PLAIN, "mae", 0.0, 1e-6, EXACT),
-    "hf": Network(published.as_hf(PLAIN), PLAIN, None, 0.0, 1e-12, EXACT),
-    "flsl with a class token": Network(
-        FLSL | {"cls_token": PLAIN["cls_token"]}, FLSL, "dino", 0.1, 1e-6, OFFSET, NATIVE
-    ),
-}
-for count, plain in DINOV2.items():
-    theirs = ("exact", "antialias-0.5") if count else OFFSET
-    network = Network(plain, plain, None, 0.0, 1e-6, theirs, NATIVE)
-    files = {
-        "": (plain, theirs),
-        ", chunked": (prefixed("teacher.backbone.", CHUNKED[count]), theirs),
-        ", hf": (published.as_hf(plain), theirs if count else EXACT),
-    }
-    NETWORKS |= {
-        f"dinov2, {count} registers{name}": network._replace(file=file, rule=rule)
-        for name, (file, rule) in files.items()
-    }
-
-
-@functools.cache
-def applied(config: vit.ViTConfig):
-    return jax.jit(vit.vit(config).apply)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_features(saved, name):
-    """At the native size and at others, against NumPy in float64 on PyTorch's layouts."""
-    n = NETWORKS[name]
-    config, params, report = convert.load_vit(saved(n.file), family=n.family, heads=HEADS)
-    assert config.norm_eps == n.eps and not report.missing
-    assert (config.position_resize, config.resize_kernel) == n.rule
-    assert set(report.left) == ({"cls_token"} if "flsl" in name else set())
-    assert bool(report.notes) == (name in ("hf", "flsl with a class token"))
-    if "mask_token" in n.timm:
-        assert config.registers == n.timm.get("register_tokens", np.zeros((1, 0, 1))).shape[1]
-        np.testing.assert_array_equal(params["mask_token"], n.timm["mask_token"])
-        np.testing.assert_array_equal(
-            params["blocks"]["ls2"]["gamma"][1], n.timm["blocks.1.ls2.gamma"]
-        )
-    for size in n.sizes:
-        images = np.random.default_rng(0).random((2, *size, 3))
-        seen = applied(config)(params, np.float32(images))
-        parts = ([] if seen.cls is None else [seen.cls[:, None]]) + [seen.patches]
-        wanted = published.forward(n.timm, images, offset=n.offset, eps=config.norm_eps)
-        hidden = slice(int(config.cls), int(config.cls) + config.registers)
-        wanted = np.delete(wanted, hidden, axis=1)
-        np.testing.assert_allclose(np.concatenate(parts, axis=1), wanted, atol=1e-4)
+# --- shapes
 
 
 def test_the_shape_of_an_encoder_is_read_off_its_weights(saved):
@@ -383,6 +312,7 @@ def test_a_class_token_with_a_code_or_learned_codes_stays(saved):
 # --- names
 
 RECOGNISED = published.families()
+DINOV2 = published.dinov2(registers=3)
 WRAPPINGS = ("", "module.", "state_dict.", "model.", "state_dict.module.", "_orig_mod.")
 FAMILY = pytest.mark.parametrize("family", tables.FAMILIES)
 
@@ -490,6 +420,8 @@ def test_names_that_no_table_knows_or_that_come_twice_or_may_be_anybodys(saved):
         ({}, "STELLAR"),  # the first family there is
         (prefixed("model.", PLAIN) | prefixed("state_dict.", PLAIN), r"state_dict\.cls_token"),
         (prefixed("backbone.", PLAIN) | prefixed("visual.", PLAIN), r"visual\.cls_token"),
+        (PLAIN | {"cls_token": np.ones(())}, "cls_token"),
+        (PLAIN | {"cls_token": np.ones(0)}, "cls_token"),
     ):
         with pytest.raises(InputError, match=named):
             torch_in.translate(tensors)
@@ -497,7 +429,7 @@ def test_names_that_no_table_knows_or_that_come_twice_or_may_be_anybodys(saved):
     del t["encoder.layer.1.attention.attention.key.weight"]
     with pytest.raises(InputError, match="backbone/blocks/1/attn/qkv/kernel"):
         torch_in.translate(t)
-    bare = {name: tensor for name, tensor in DINOV2[0].items() if name != "mask_token"}
+    bare = {name: tensor for name, tensor in published.dinov2().items() if name != "mask_token"}
     for tensors, family, named in ((PLAIN, None, "dino"), (PLAIN, "dinno", "dino")):
         with pytest.raises(InputError, match=f'"{named}"'):  # several have these names
             convert.load_vit(saved(tensors), family=family)
@@ -508,12 +440,12 @@ def test_names_that_no_table_knows_or_that_come_twice_or_may_be_anybodys(saved):
 REVERSED = published.encoder(cls=False) | published.dino_head()
 REVERSED |= {"pos_embed": FLSL["pos_embed"][:, ::-1]}
 MOVED = published.mae() | {"decoder_pos_embed": published.mae()["decoder_pos_embed"] + 0.1}
-UNSCALED = {name: x for name, x in DINOV2[3].items() if ".ls" not in name}
+UNSCALED = {name: x for name, x in DINOV2.items() if ".ls" not in name}
 REFUSED = [  # tensors, parameters, what the message must name
     (REVERSED, lambda: shapes("flsl"), "pos_embed"),
     (MOVED, lambda: shapes("mae"), "decoder_pos_embed"),
     (CODED, lambda: shapes("stellar"), "reconstruction_head"),
-    (DINOV2[3], lambda: backbone(0.0), "model.layer_scale=1 .*model.registers=3"),
+    (DINOV2, lambda: backbone(0.0), "model.layer_scale=1 .*model.registers=3"),
     (UNSCALED, lambda: backbone(0.0), "model.registers=3"),
     (PLAIN, lambda: backbone(0.1), "model.layer_scale=0"),
 ]

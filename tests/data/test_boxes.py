@@ -41,47 +41,51 @@ def test_xml(tmp_path):
     assert nothing.boxes.shape == (0, 4) and nothing.labels.dtype == np.int32
 
 
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("<annotation><object>", ""),
-        (xml((4, 4), [("cow", (0, 0, 1, 1))]), "cow"),
-        (xml((4, 4), [("cat", ("?", 0, 1, 1))]), ""),
-        (xml((4, 4), [("cat", ("nan", 0, 1, 1))]), "finite"),
-        ('<?xml version="1.0" encoding="nosuch"?><annotation/>', "nosuch"),
-    ],
-)
-def test_broken_xml_is_unreadable(text, named, tmp_path):
-    (tmp_path / "a.xml").write_text(text)
-    with pytest.raises(Unreadable, match=f"a.xml: .*{named}"):
-        boxes.XmlBoxes([str(tmp_path / "a.xml")], ("cat",)).read(0, (4, 4))
-
-
 def coco(**changes):
     return json.dumps(coco_json() | changes)
 
 
-def boxed(bbox):
+def boxed(*bbox):
     return coco(annotations=[dict(image_id=9, category_id=1, bbox=bbox)])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *["[", "{}", '{"images": [], "annotations": [{}]}', "[1]", "[" * 10**5],
-        *[boxed([1, 2, 3, float("nan")]), boxed(["1", "2", "3", "4"]), boxed([10**400, 0, 1, 1])],
-        *[boxed([[1], [2], [3], [4]]), coco(annotations="ab")],
-        coco(images=[dict(id=1, file_name=5)], annotations=[]),
-        coco(categories=[dict(id=1, name=None)], annotations=[]),
-        coco(images=[dict(id=1, file_name=name) for name in "ab"], annotations=[]),
-    ],
-)
-def test_other_json_is_refused(text, tmp_path):
-    (tmp_path / "x.json").write_text(text)
-    with pytest.raises(InputError, match="data.boxes: .*x.json"):
-        boxes.read_coco(tmp_path / "x.json")
-    with pytest.raises(InputError, match="gone.json"):
-        boxes.read_coco(tmp_path / "gone.json")
+IMAGE = dict(id=1, file_name="a")
+BROKEN = [
+    ("<annotation><object>", ""),
+    (xml((4, 4), [("cow", (0, 0, 1, 1))]), "cow"),
+    (xml((4, 4), [("cat", ("?", 0, 1, 1))]), ""),
+    (xml((4, 4), [("cat", ("nan", 0, 1, 1))]), "finite"),
+    ('<?xml version="1.0" encoding="nosuch"?><annotation/>', "nosuch"),
+    *((x, "") for x in ("[", "{}", '{"images": [], "annotations": [{}]}', "[1]", "[" * 10**5)),
+    *((boxed(1, 2, 3, x), "") for x in (float("nan"), "4", [4], 10**400)),
+    (coco(annotations="ab"), ""),
+    *((coco(images=x, annotations=[]), "") for x in ([IMAGE | dict(file_name=5)], [IMAGE] * 2)),
+    (coco(categories=[dict(id=1, name=None)], annotations=[]), ""),
+]
+
+
+@pytest.mark.parametrize("text, named", BROKEN)
+def test_broken_annotations_are_named(text, named, tmp_path):
+    (file := tmp_path / "a.txt").write_text(text)
+    if text.startswith("<"):
+        with pytest.raises(Unreadable, match=f"a.txt: .*{named}"):
+            boxes.XmlBoxes([str(file)], ("cat",)).read(0, (4, 4))
+        return
+    for path in (file, tmp_path / "gone.json"):
+        with pytest.raises(InputError, match=f"data.boxes: .*{path.name}"):
+            boxes.read_coco(path)
+
+
+def annotate(folder, name, pixels):
+    """Of image a: a mask without EXIF, and its box as XML and in a file of COCO's."""
+    save(folder / name / "a.png", pixels)
+    (top, bottom), (left, right) = ((int(x.min()), int(x.max()) + 1) for x in np.nonzero(pixels))
+    text = xml(pixels.shape, [("a", (top, left, bottom, right))])
+    (folder / name / "a.xml").write_text(text)
+    found = [dict(image_id=9, category_id=1, bbox=[left, top, right - left, bottom - top])]
+    image = dict(id=9, file_name="a.png", height=len(pixels), width=pixels.shape[1])
+    (folder / f"{name}.json").write_text(coco(images=[image], annotations=found))
+    return [("masks", name), ("boxes", name), ("boxes", f"{name}.json")]
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -92,21 +96,10 @@ def test_what_is_said_of_the_stored_pixels_turns_with_them(orientation, tmp_path
     for name, array in (("images", 255 * np.dstack([stored] * 3)), ("own", stored)):
         save(tmp_path / name / "a.png", array, exif=exif)
     upright = (make_source(dict(kind="folder", dir=tmp_path))[0]["image"][..., 0] > 0).astype("u1")
-    places = {"own": None, "stored": stored} | ({"upright": upright} if orientation > 4 else {})
-    for name, pixels in places.items():
-        if pixels is not None:
-            save(tmp_path / name / "a.png", pixels)
-            (top, bottom), (left, right) = ((x.min(), x.max() + 1) for x in np.nonzero(pixels))
-            text = xml(pixels.shape, [("a", (top, left, bottom, right))])
-            (tmp_path / name / "a.xml").write_text(text)
-            bbox = np.array([left, top, right - left, bottom - top]).tolist()
-            image = dict(id=9, file_name="a.png", height=len(pixels), width=pixels.shape[1])
-            text = coco(images=[image], annotations=[dict(image_id=9, category_id=1, bbox=bbox)])
-            (tmp_path / f"{name}.json").write_text(text)
-        boxes = [("boxes", name), ("boxes", f"{name}.json")] if pixels is not None else []
-        for key, place in (("masks", name), *boxes):
-            record = make_source(dict(kind="folder", dir=tmp_path) | {key: place})[0]
-            for y, x, height, width in record.get("boxes", np.zeros((0, 4))).astype(int):
-                record["mask"] = np.zeros_like(upright)
-                record["mask"][y : y + height, x : x + width] = 1
-            np.testing.assert_array_equal(record["mask"], upright, f"{key} {place}")
+    given = [("masks", "own"), *annotate(tmp_path, "stored", stored)]
+    for key, place in given + (annotate(tmp_path, "upright", upright) if orientation > 4 else []):
+        record = make_source(dict(kind="folder", dir=tmp_path) | {key: place})[0]
+        for y, x, height, width in record.get("boxes", np.zeros((0, 4))).astype(int):
+            record["mask"] = np.zeros_like(upright)
+            record["mask"][y : y + height, x : x + width] = 1
+        np.testing.assert_array_equal(record["mask"], upright, f"{key} {place}")

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import tifffile
 from PIL import Image, ImageFile, ImageOps
 
 from ssl_jax.data import decode
-from ssl_jax.data.decode import Unreadable, decode_image, decode_mask, image_shape, resize_square
+from ssl_jax.data.decode import Unreadable, decode_image, decode_mask, image_header, resize_square
 
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF")
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 18, 3), np.uint8)
@@ -20,6 +21,10 @@ RED = np.full((16, 24, 3), (220, 30, 40), np.uint8)
 DEEP = np.array([[0, 128, 129, 257, 32768, 65535]], np.uint16)
 INDICES = np.array([[0, 1], [1, 2]], np.uint8)
 COLOURS = np.array([[9, 8, 7], [200, 100, 50], [1, 2, 3]], np.uint8)
+
+
+def image_shape(data, *name, **limits):
+    return image_header(data, *name, **limits)[0]
 
 
 def encoded(image, file_format="PNG", **options):
@@ -183,21 +188,18 @@ def test_the_shape_decodes_no_pixel(monkeypatch):
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_more_pixels_than_allowed_are_named_before_they_are_decoded(file_format, monkeypatch):
+def test_more_pixels_than_allowed_are_not_decoded(file_format, monkeypatch, tmp_path):
     data, count = encoded(SMOOTH, file_format), 40 * 30
+    (tmp_path / "a.png").write_bytes(data)
+    os.truncate(tmp_path / "a.png", 2**26 + 24 * count)  # takes no place on the disk
+    with pytest.raises(Unreadable, match="a.png: .*MiB"):  # more than its pixels can make it
+        decode_image(tmp_path / "a.png", max_pixels=count)
     for limit in (count, 0):
         assert decode_image(data, max_pixels=limit).shape == (40, 30, 3)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: 1 / 0)
     for read in (decode_image, decode_mask, image_shape):
         with pytest.raises(Unreadable, match="^a: 30x40.*data.max_pixels=1199"):
             read(data, "a", max_pixels=count - 1)
-
-
-def test_a_file_larger_than_its_pixels_can_make_it_is_not_read(tmp_path):
-    (tmp_path / "a.png").write_bytes(encoded(PIXELS))
-    os.truncate(tmp_path / "a.png", 2**26 + 8 * PIXELS.size)  # takes no place on the disk
-    with pytest.raises(Unreadable, match="a.png: .*MiB"):
-        decode_image(tmp_path / "a.png", max_pixels=PIXELS[..., 0].size)
 
 
 def test_pillows_own_limit_goes_up_where_more_is_asked_for(monkeypatch):
@@ -208,6 +210,19 @@ def test_pillows_own_limit_goes_up_where_more_is_asked_for(monkeypatch):
     assert Image.MAX_IMAGE_PIXELS == 500
     assert decode_image(data, max_pixels=1200).shape == (40, 30, 3)
     assert Image.MAX_IMAGE_PIXELS == 1200
+
+
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
+def test_large_images_are_not_copied_on_the_way(mode, monkeypatch):
+    monkeypatch.setattr(decode, "_STRIP", 20_000)
+    image = Image.effect_noise((700, 900), 50).convert("RGB").convert(mode)
+    data = encoded(image)
+    tracemalloc.start()
+    pixels = decode_image(data)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    np.testing.assert_array_equal(pixels, image.convert("RGB"))
+    assert peak < 1.5 * pixels.nbytes
 
 
 @pytest.mark.parametrize(

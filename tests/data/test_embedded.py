@@ -17,10 +17,9 @@ MAKERS = [entry.make for entry in embedded.SETS.values()]
 
 @pytest.mark.parametrize("kind", embedded.SETS)
 def test_sets_have_any_length_and_refuse_what_cannot_be(kind):
-    length = 10**4 if embedded.SETS[kind].frames else 10**9  # videos know each sequence
-    config = dict(kind=kind, split="test", length=length, size=32)
-    records, last = make_source(config), length - 1
-    assert len(records) == length and records.size == (32, 32)
+    config = dict(kind=kind, split="test", length=10**9, size=32)
+    records, last = make_source(config), 10**9 - 1
+    assert len(records) == 10**9 and records.size == (32, 32)
     same_record(records[last], embedded.SETS[kind].make(0, "test", last, size=32))
     assert make_source(dict(kind=kind, length=1)).size == (64, 64)
     for key, value in (("split", "val"), ("length", 0), ("size", 4), ("size", -1)):
@@ -142,3 +141,6 @@ def test_sequences_are_whole_videos_also_when_kept_in_memory():
     assert list(source.sequences) == [f"moving_shapes/test/{i}" for i in range(3)]
     assert source.sequences["moving_shapes/test/1"] == range(videos.FRAMES, 2 * videos.FRAMES)
     assert Prepared(source, cache=True).sequences == source.sequences
+    many = make_source(dict(kind="moving_shapes", length=2**31 - 1)).sequences  # no dict of them
+    assert len(many) == 2**27 - 1 and next(iter(many)) == "moving_shapes/train/0"
+    assert many["moving_shapes/train/5"] == range(80, 96) and "moving_shapes/train/-1" not in many

@@ -52,18 +52,12 @@ def test_folders_without_classes(names, tmp_path):
 )
 def test_usual_names_of_parts(images, split, part, tmp_path):
     write(tmp_path, {name: i for i, name in enumerate(images.split())})
-    if part is None:
+    if part:
+        (name,) = files(Folder(tmp_path, split), tmp_path)
+        assert name.startswith(f"{part}/") and part.split("/")[-1] in parts(tmp_path)
+    else:
         with pytest.raises(InputError, match="data.split"):
             Folder(tmp_path, split)
-        return
-    (name,) = files(Folder(tmp_path, split), tmp_path)
-    assert name.startswith(f"{part}/") and part.split("/")[-1] in parts(tmp_path)
-
-
-def test_folders_beside_train_are_named(tmp_path):
-    write(tmp_path, {"train/1.png": 0, "car/1.png": 1, "test/1.png": 2})
-    put(tmp_path / "notes" / "x.txt", b"no image")
-    assert Folder(tmp_path).left_out == f"the images of car beside {tmp_path / 'train'}"
 
 
 def test_images_beside_classes_have_no_label(tmp_path):
@@ -88,13 +82,17 @@ def test_formats_and_what_is_left_out(tmp_path):
     for i in range(4):
         np.testing.assert_array_equal(folder[i]["image"], IMAGES[i])
     np.testing.assert_array_equal(folder[4]["image"], np.full((4, 5, 3), 7))
-    what, place = folder.left_out.split(" of ")
+    what, place = folder.left_out.split(" in ")
     counts = {"3 .heic", "1 .gif", "1 .txt", "1 .md", "1 without extension"}
-    assert place == str(tmp_path) and counts < set(what.split(", "))
+    assert place == f"{tmp_path} (not images)" and counts < set(what.split(", "))
     assert make_source(dict(kind="folder", dir=tmp_path, size=4)).left_out == folder.left_out
     put(tmp_path / "only" / "1.heic", b"")
     with pytest.raises(InputError, match="1 .heic"):
         Folder(tmp_path / "only")
+    write(tmp_path / "parts", {"train/1.png": 0, "car/1.png": 1, "test/1.png": 2})
+    put(tmp_path / "parts" / "notes" / "x.txt", b"no image")
+    others = f"the images of car next to {tmp_path / 'parts' / 'train'}"
+    assert Folder(tmp_path / "parts").left_out == others
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path):

@@ -97,14 +97,13 @@ def test_rows_that_are_wrong_are_named(tmp_path):
 
 def test_what_needs_more_memory_than_there_is(tmp_path, monkeypatch):
     parquet(tmp_path / "train.parquet", range(7))
-    monkeypatch.setattr(huggingface.reading, "free_memory", lambda: 2000)
-    with pytest.raises(InputError, match="memory"):
-        opened(tmp_path)
-    monkeypatch.setattr(huggingface.reading, "free_memory", lambda: 2**40)
-    assert len(opened(tmp_path)) == 7
     # One value that a dictionary holds once stands for all rows.
     one = pa.DictionaryArray.from_arrays(np.zeros(99, np.int32), pa.array([bytes(2000)]))
-    pq.write_table(pa.table({"image": one}), tmp_path / "train.parquet", store_schema=False)
-    monkeypatch.setattr(huggingface.reading, "free_memory", lambda: 99 * 2000)
-    with pytest.raises(InputError, match="memory"):
-        opened(tmp_path)
+    (tmp_path / "b").mkdir()
+    pq.write_table(pa.table({"image": one}), tmp_path / "b/train.parquet", store_schema=False)
+    for place, free in ((tmp_path, 2000), (tmp_path / "b", 99 * 2000)):
+        monkeypatch.setattr(huggingface.reading, "free_memory", lambda free=free: free)
+        with pytest.raises(InputError, match="memory"):
+            opened(place / "train.parquet")
+    monkeypatch.setattr(huggingface.reading, "free_memory", lambda: 2**40)
+    assert len(opened(tmp_path / "train.parquet")) == 7

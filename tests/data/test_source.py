@@ -25,14 +25,6 @@ RULED = ["folder with masks", *(name for name in OF_FOLDERS if name not in ("coc
 TYPES = dict(image=np.uint8, mask=np.uint8, boxes=np.float32, box_labels=np.int32)
 
 
-def test_videos_are_no_dict_of_all_frames():
-    images = make_source(dict(kind="moving_shapes", length=2**31 - 1))
-    assert len(images.sequences) == 2**27 - 1
-    assert images.sequences["moving_shapes/train/5"] == range(80, 96)
-    assert next(iter(images.sequences)) == "moving_shapes/train/0"
-    assert "moving_shapes/train/-1" not in images.sequences
-
-
 def test_every_kind_has_a_case():
     assert {name.split()[0] for name in MAKERS} == {*source.KINDS, "python", "arrays"}
 
@@ -67,6 +59,7 @@ def test_records(case, images):
 
 def test_facts(case, images):
     expected = {fact: getattr(base.Source, fact) for fact in base.FACTS} | case.facts
+    expected["place"] = images.place  # of a config: where its images are
     for wrapped, other in (
         (images, {}),
         (Prepared(images, cache=True), {}),

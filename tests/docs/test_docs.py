@@ -42,6 +42,12 @@ def test_links_lead_somewhere():
                 assert (path.parent / target.partition("#")[0]).exists(), f"{path.name}: {target}"
 
 
+def test_pictures_are_shown_and_small():
+    text = "".join(PAGES.values())
+    for picture in (ROOT / "docs" / "pictures").iterdir():
+        assert f"pictures/{picture.name})" in text and picture.stat().st_size < 200_000, picture
+
+
 def test_tests_that_hold_a_promise_exist():
     for name in ("CONTRIBUTING.md", "docs/reliability.md", "docs/resuming.md"):
         named = set(re.findall(r"`(tests/[\w/.-]+\.py)`", PAGES[ROOT / name]))

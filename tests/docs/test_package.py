@@ -47,14 +47,9 @@ def dist(tmp_path_factory):
 
 def run(command, place, cwd, check=True) -> subprocess.CompletedProcess:
     """A command that finds the package in a place, and not in the checkout."""
-    return subprocess.run(
-        [str(word) for word in command],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(place)},
-        check=check,
-        capture_output=True,
-        text=True,
-    )
+    environment = {**os.environ, "PYTHONPATH": str(place)}
+    options = dict(cwd=cwd, env=environment, check=check, capture_output=True, text=True)
+    return subprocess.run([str(word) for word in command], **options)
 
 
 def test_sdist_and_wheel_hold_what_is_needed_and_no_more(dist):

@@ -41,9 +41,7 @@ def untrained(monkeypatch):
         ("zoo", "name=nowhere", "nowhere"),
     ],
 )
-def test_what_a_script_does_not_know_is_refused_by_name(
-    script, words, named, tmp_path, monkeypatch, capsys
-):
+def test_unknown_words_are_refused_by_name(script, words, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         runs.start(lambda: load(script).main(words.split()))
@@ -66,6 +64,12 @@ def test_a_script_end_to_end(script, words, table, names, tmp_path):
     assert load(script).main([*words.split(), f"--workdir={tmp_path}", *TINY]) == 0
     text = (tmp_path / table).read_text()
     assert all(cells(text, name)[0] != "-" for name in names)
+
+
+@pytest.mark.slow
+def test_a_command_draws_the_picture_of_the_readme(tmp_path):
+    load("pictures").draw(tmp_path / "readme.jpg")
+    assert 50_000 < (tmp_path / "readme.jpg").stat().st_size < 200_000
 
 
 def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
@@ -237,4 +241,11 @@ def test_evaluations_are_shown_kept_and_written(tmp_path, monkeypatch, capsys):
     for name in ("knn_cifar10", "davis"):
         assert any(line.startswith(f"{name}: left out") for line in lines)
     monkeypatch.setattr(evaluate.report, "Evaluation", lambda *_: pytest.fail("made again"))
+    text = document.read_text()
     assert evaluate.main([*command[:-2], "--rows=knn_photos"]) == 0
+    assert document.read_text().startswith(text[: text.index("`python")])  # the rows of before
+    rows = text.replace("| knn_photos |", "| knn_photos | old |\n| knn_others |")
+    document.write_text(rows)
+    assert evaluate.main([*command[:-2], "--rows=knn_photos"]) == 0
+    assert cells(document.read_text(), "knn_photos")[2:5] == shown
+    assert "| knn_others |" in document.read_text()

@@ -9,6 +9,7 @@ import numpy as np
 from ssl_jax import ops, settings
 from ssl_jax.methods import base
 from ssl_jax.methods.sop import embeddings
+from tests import tiny
 from tests.losses import reference
 
 BATCH, VIEWS, PATCHES, WIDTH = 3, 4, 5, 6
@@ -27,13 +28,16 @@ def config_of(name, **changes):
     """
     c = settings.base_config(name)
     section = c[name]
-    mask = "block" if "patch" in section else "none"
-    c.views.update(dict(global_size=16, local_size=8, local_count=2, mask=mask))
-    c.model.update(
-        dict(size="custom", width=16, depth=2, heads=2, patch=4, image_size=16, init_std=0.25)
-    )
-    section.update(
-        dict(head_hidden=32, head_out=WIDTH, teacher_temperature_epochs=STEPS_OF_WARMUP[0])
+    c.update_from_flattened_dict(
+        tiny.values(
+            f"""
+        views.global_size=16 views.local_size=8 views.local_count=2 model.size=custom
+        views.mask={"block" if "patch" in section else "none"} model.width=16 model.depth=2
+        model.heads=2 model.patch=4 model.image_size=16 model.init_std=0.25 .head_hidden=32
+        .head_out={WIDTH} .teacher_temperature_epochs={STEPS_OF_WARMUP[0]}
+    """,
+            name,
+        )
     )
     for task in TASKS.keys() & section.keys():
         section[task].update({key: x for key, x in TASKS[task].items() if key in section[task]})

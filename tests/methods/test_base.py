@@ -47,11 +47,11 @@ def test_health_watches_every_distribution(name):
     [
         ("cribo flsl massl sop sove", {"embedding_spread": 0.01}, "collapse of embeddings"),
         ("cribo flsl massl sop sove", {"embedding_spread": 0.5}, ""),
-        ("cribo", {"objects_per_image": 0.5}, "hardly any object"),
+        ("cribo", {"objects_per_image": 0.5}, "hardly any objects"),
         ("cribo", {"memory_fill": 1.0, "bootstrapping_ratio": 0.0}, "no bootstrapping"),
         ("cribo", {"memory_fill": 0.5, "bootstrapping_ratio": 0.0}, ""),
         ("mae", {"reconstruction_explained": 0.001}, "no reconstruction"),
-        ("stellar", {"match_contrast": 0.99}, "tokens alike"),
+        ("stellar", {"match_contrast": 0.99}, "similar tokens"),
         ("stellar", {"match_contrast": 0.5}, ""),
     ],
 )

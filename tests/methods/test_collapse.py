@@ -8,6 +8,7 @@ import pytest
 
 from ssl_jax import api, settings
 from ssl_jax.train import log, loop, sharding, step
+from tests import tiny
 
 STEPS = 160
 
@@ -19,26 +20,17 @@ def collages_config(name, **changes):
     for seconds.
     """
     c = settings.base_config(name)
-    c.data.update(dict(kind="photo_collages", length=2048, size=48, crop_on="device", cache=True))
-    c.views.update(
-        dict(
-            global_size=32,
-            local_count=0,
-            global_scale=(0.4, 1.0),
-            flip=0.0,
-            blur_prob=(0.0, 0.0, 0.0),
-            solarize_prob=0.0,
-        )
+    c.update_from_flattened_dict(
+        tiny.values(f"""
+        data.kind=photo_collages data.length=2048 data.size=48 data.crop_on=device data.cache=True
+        views.global_size=32 views.local_count=0 views.global_scale=(0.4,1.0) views.flip=0.0
+        views.blur_prob=(0.0,0.0,0.0) views.solarize_prob=0.0 model.size=custom model.width=64
+        model.depth=2 model.heads=2 model.patch=8 model.image_size=32 model.init_std={64**-0.5}
+        optim.batch_size=64 optim.steps={STEPS} optim.lr=4e-3 optim.warmup_epochs=0.5
+        optim.final_weight_decay=0.1 teacher.momentum=0.98
+    """)
     )
-    c.model.update(
-        dict(size="custom", width=64, depth=2, heads=2, patch=8, image_size=32, init_std=64**-0.5)
-    )
-    c.optim.update(
-        dict(batch_size=64, steps=STEPS, lr=4e-3, warmup_epochs=0.5, final_weight_decay=0.1)
-    )
-    c.teacher.momentum = 0.98
-    for key, value in changes.items():
-        c.update_from_flattened_dict({key.replace("__", "."): value})
+    c.update_from_flattened_dict({key.replace("__", "."): x for key, x in changes.items()})
     return c
 
 
@@ -144,15 +136,13 @@ def test_dino_is_uniform_without_sharpening():
 
 def stellar(**weights):
     c = collages_config("stellar", optim__steps=100, model__queries=4, views__global_count=2)
-    c.stellar.update(
-        dict(
-            head_hidden=128,
-            head_out=32,
-            prototypes=64,
-            decoder_width=64,
-            decoder_depth=1,
-            decoder_heads=4,
-            mask_ratio=0.25,
+    c.update_from_flattened_dict(
+        tiny.values(
+            """
+        .head_hidden=128 .head_out=32 .prototypes=64 .decoder_width=64 .decoder_depth=1
+        .decoder_heads=4 .mask_ratio=0.25
+    """,
+            "stellar",
         )
     )
     c.stellar.weights.update(weights)
@@ -191,16 +181,13 @@ def test_flsl_without_the_volume_term_gives_everything_one_centroid():
     minus mean entropy, after 160 steps: measured 1.40 nats with all terms, 0.16 without the volume
     term, and health says so. The two settings that collapse in the paper, v = 0 and symmetric
     crops, do not within so few steps: 1.40 and 1.39 nats."""
-    changes = dict(
-        model__cls=False,
-        model__position="sincos",
-        views__global_scale=(0.8, 1.0),
-        flsl__head_hidden=128,
-        flsl__head_bottleneck=32,
-        flsl__prototypes=128,
-        flsl__window=1,
-        flsl__photometric="both",
-        flsl__final_teacher_temperature=0.04,
+    changes = tiny.values(
+        """
+        model.cls=False model.position=sincos views.global_scale=(0.8,1.0) .head_hidden=128
+        .head_bottleneck=32 .prototypes=128 .window=1 .photometric=both
+        .final_teacher_temperature=0.04
+    """,
+        "flsl",
     )
     for gamma, low, high in ((5.0, 0.8, math.inf), (0.0, 0.0, 0.4)):
         run, row = last_rows(collages_config("flsl", **changes, flsl__gamma=gamma))

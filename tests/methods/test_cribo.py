@@ -25,16 +25,11 @@ pytestmark = pytest.mark.slow
 
 WIDTH, SIDE, BATCH, CLUSTERS, MEMORY = 16, 4, 6, 5, 8
 TOKENS = 2 * SIDE**2
-SETTINGS = dict(
-    model__depth=1,
-    optim__batch_size=BATCH,
-    cribo__head_bottleneck=8,
-    cribo__prototypes=12,
-    cribo__teacher_temperature_epochs=3.0,
-    cribo__clusters=CLUSTERS,
-    cribo__memory=MEMORY,
-    cribo__group=0,
-)
+SETTINGS = tiny.values(f"""
+    model.depth=1 optim.batch_size={BATCH} cribo.head_bottleneck=8 cribo.prototypes=12
+    cribo.teacher_temperature_epochs=3.0 cribo.clusters={CLUSTERS} cribo.memory={MEMORY}
+    cribo.group=0
+""")
 
 
 @functools.cache

@@ -19,12 +19,8 @@ pytestmark = pytest.mark.slow
 
 BATCH, TAU = 4, 0.04 + 0.03 * 5 / 7  # of step 5 in a warm-up of 2 epochs of 4 steps
 PROGRESS = base.Progress(jnp.int32(5), jnp.int32(1), jnp.float32(1.25), 4, 40)
-EMA = dict(
-    dinov2__centering="ema",
-    dinov2__separate_head=False,
-    dinov2__patch__bottleneck=16,
-    dinov2__patch__prototypes=24,
-)
+EMA = dict(dinov2__centering="ema", dinov2__separate_head=False)
+EMA |= dict(dinov2__patch__bottleneck=16, dinov2__patch__prototypes=24)
 
 
 @functools.cache

@@ -14,19 +14,18 @@ from ssl_jax.data.arrays import ArraySource
 from ssl_jax.evals import case as case_lib
 from ssl_jax.methods import finetune
 from ssl_jax.methods.encoder import Encoder
-from ssl_jax.methods.finetune import image_token, rules, targets
+from ssl_jax.methods.finetune import rules, targets
+from ssl_jax.methods.multicrop import global_token
 from ssl_jax.models.vit import Tokens
 from ssl_jax.train import loop, optim, sharding, start, step
 from tests import tiny
 
 config = functools.partial(tiny.config, "finetune")
-PLAIN = {  # no augmentation at all
-    **{f"finetune__{name}": 0.0 for name in ("erase_prob", "mixup", "cutmix", "smoothing")},
-    **{f"views__{name}": 0.0 for name in ("jitter_prob", "gray_prob", "flip")},
-    "views__blur_prob": (0.0, 0.0, 0.0),
-    "views__global_scale": (1.0, 1.0),
-    "model__drop_path": 0.0,
-}
+PLAIN = tiny.values("""
+    finetune.erase_prob=0.0 finetune.mixup=0.0 finetune.cutmix=0.0 finetune.smoothing=0.0
+    views.jitter_prob=0.0 views.gray_prob=0.0 views.flip=0.0 views.blur_prob=(0.0,0.0,0.0)
+    views.global_scale=(1.0,1.0) model.drop_path=0.0
+""")  # no augmentation at all
 
 
 def test_targets_loss_and_accuracy():
@@ -60,7 +59,7 @@ def test_the_token_of_the_image():
         "concat": np.concatenate([cls, patches.mean(1)], axis=1),
     }
     for kind, value in expected.items():
-        np.testing.assert_allclose(image_token(tokens, kind), value, atol=1e-6)
+        np.testing.assert_allclose(global_token(tokens, kind), value, atol=1e-6)
 
 
 def shapes(c=None, **changes):

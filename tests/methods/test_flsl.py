@@ -103,11 +103,8 @@ def test_student_views_lie_inside_the_teachers(preset, flip, size, index):
         np.testing.assert_array_equal(drawn["other"].flips, drawn["global"].flips)
         assert len(drawn["student"].boxes) == 2 and "local" not in drawn
     else:
-        assert (
-            len(drawn["student"].boxes) == 1
-            and len(drawn["local"].boxes) == 2
-            and "other" not in drawn
-        )
+        assert (len(drawn["student"].boxes), len(drawn["local"].boxes)) == (1, 2)
+        assert "other" not in drawn
     for name, low, high in (("student", 0.5, 1.0), ("local", 0.05, 0.4)):
         for box in drawn[name].boxes if name in drawn else ():
             assert boxes.overlap(box, teacher) == pytest.approx(1, abs=1e-5)
@@ -180,14 +177,11 @@ def test_outputs_are_the_equations(preset):
             rows["modes"].append(shift(seen, seen, c.sa_sharpness))
             rows["student"].append(head(state.params["head"], rows["modes"][-1]))
             rows["teacher"].append(head(state.teacher["head"], shift(seen, met, c.ca_sharpness)))
-    assert [x.shape[1] for x in rows["tokens"]] == (
-        [16, 4, 4] if preset is CODE else [16, 16, 4, 4]
-    )
+    assert [x.shape[1] for x in rows["tokens"]] == [16] * (1 + (preset is not CODE)) + [4, 4]
     for name, want in rows.items():
         close(getattr(out, name), np.concatenate(want, axis=1), relative=3e-5)
-    assert (
-        np.abs(np.diff(np.concatenate(rows["teacher"], axis=1), axis=1)).max() > 1e-4
-    )  # the queries do differ
+    steps = np.diff(np.concatenate(rows["teacher"], axis=1), axis=1)
+    assert np.abs(steps).max() > 1e-4  # the queries do differ
 
 
 def test_attention_meters_are_entropy_and_peak_of_the_rows():
@@ -316,14 +310,9 @@ def test_aggregated_similarity_by_hand():
     falls to 0, not below.
     """
     x, y = np.eye(2, dtype=np.float32)
-    close(
-        similarity.aggregated_similarity(np.stack([x, 2 * x, 5 * x, y]).reshape(1, 2, 2, 2))[0],
-        [[1, 1], [1, 1 / 3]],
-    )
-    close(
-        similarity.aggregated_similarity(np.stack([x, x, x, -x]).reshape(1, 2, 2, 2))[0],
-        [[1, 1], [1, 0]],
-    )
+    for patches, last in (([x, 2 * x, 5 * x, y], 1 / 3), ([x, x, x, -x], 0)):
+        found = similarity.aggregated_similarity(np.stack(patches).reshape(1, 2, 2, 2))
+        close(found[0], [[1, 1], [1, last]])
 
 
 def test_pictures_show_similarity_of_blocks_and_attention_of_patches():

@@ -9,13 +9,9 @@ from ssl_jax.train import optim, state, step
 from tests import tiny
 from tests.methods import test_mae, test_stellar
 
-MAE = test_mae.SETTINGS | dict(
-    optim__epochs=10.0,
-    optim__warmup_epochs=0.0,
-    optim__lr=0.3,
-    optim__clip_by="none",
-    optim__beta2=0.95,
-)
+MAE = test_mae.SETTINGS | tiny.values("""
+    optim.epochs=10.0 optim.warmup_epochs=0.0 optim.lr=0.3 optim.clip_by=none optim.beta2=0.95
+""")
 STELLAR = test_stellar.SETTINGS | dict(stellar__targets="teacher", stellar__matching="hungarian")
 
 

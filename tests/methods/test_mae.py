@@ -21,14 +21,10 @@ pytestmark = pytest.mark.slow
 MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
 KEPT, N = 4, 16
 
-SETTINGS = dict(
-    views__jitter_prob=0.0,
-    views__gray_prob=0.0,
-    views__blur_prob=(0.0, 0.0, 0.0),
-    model__drop_path=0.0,
-    model__init_std=0.25,
-    optim__batch_size=4,
-)
+SETTINGS = tiny.values("""
+    views.jitter_prob=0.0 views.gray_prob=0.0 views.blur_prob=(0.0,0.0,0.0) model.drop_path=0.0
+    model.init_std=0.25 optim.batch_size=4
+""")
 
 
 def resolved(**changes):

@@ -1,12 +1,11 @@
 """Presets and rows of the papers' tables have the papers' numbers."""
 
-import ast
-
 import pytest
 
 from ssl_jax import config as config_lib
 from ssl_jax import papers
 from ssl_jax.methods.stellar.views import view_recipe
+from tests import tiny
 
 # config: "key=value ..."
 PRESETS = {
@@ -36,7 +35,14 @@ PRESETS = {
     "ibot:vits16": "ibot.cls.prototypes=8192 ibot.patch.prototypes=0 ibot.shared_head='all'"
     " ibot.cls.final_teacher_temperature=0.07 ibot.patch.final_teacher_temperature=0.07",
     "mae:vitb16": "mae.decoder_width=512 mae.decoder_depth=8 mae.decoder_heads=16",
-    "massl:vits16": "massl.cls.memory=131072 massl.cls.anchors=16384 massl.cls.tasks=8",
+    "massl:vits16": "massl.cls.memory=131072 massl.cls.anchors=16384 massl.cls.tasks=8"
+    " optim.lr=5e-4 optim.warmup_epochs=0 optim.clip=3.0 optim.clip_by=tensor"
+    " teacher.momentum=0.992 massl.teacher_temperature_epochs=30 views.global_scale=(0.32,1.0)"
+    " views.local_scale=(0.05,0.32) views.mask=none model.drop_path=0.1",
+    "massl:vitb16": "optim.lr=7.5e-4 optim.final_lr=2e-6 optim.warmup_epochs=10 optim.clip=3.0"
+    " optim.clip_by=tensor teacher.momentum=0.996 massl.teacher_temperature_epochs=50"
+    " views.global_scale=(0.32,1.0) views.local_scale=(0.05,0.32) views.mask=none"
+    " model.drop_path=0.1",
     "sove:vits16": "sove.contributions='similarity' sove.cls.anchors=8192 sove.cls.members=9"
     " sove.patch.anchors=512",
     "stellar:vitb16": "optim.batch_size=2048 optim.epochs=150 optim.lr=1.5e-4 optim.final_lr=1.5e-4"
@@ -66,9 +72,7 @@ ROWS = {
 def test_numbers(name):
     config = config_lib.load(name) if name in PRESETS else papers.find(name).load()
     values = config_lib.flatten(config)
-    for pair in (PRESETS | ROWS)[name].split():
-        key, _, text = pair.partition("=")
-        value = ast.literal_eval(text)
+    for key, value in tiny.values((PRESETS | ROWS)[name]).items():
         same = value if isinstance(value, str) else pytest.approx(value, rel=1e-6)
         assert values[key] == same, key
 

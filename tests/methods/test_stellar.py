@@ -22,19 +22,11 @@ from tests import tiny
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = dict(
-    model__queries=5,
-    optim__batch_size=4,
-    optim__base_batch=4,
-    optim__steps=20,
-    optim__warmup_epochs=0.0,
-    optim__clip_by="global",
-    teacher__momentum=0.996,
-    stellar__prototypes=12,
-    stellar__head_hidden=16,
-    stellar__head_out=8,
-    stellar__mask_ratio=0.75,
-)
+SETTINGS = tiny.values("""
+    model.queries=5 optim.batch_size=4 optim.base_batch=4 optim.steps=20 optim.warmup_epochs=0.0
+    optim.clip_by=global teacher.momentum=0.996 stellar.prototypes=12 stellar.head_hidden=16
+    stellar.head_out=8 stellar.mask_ratio=0.75
+""")
 
 
 def unresolved(**changes):
@@ -288,15 +280,9 @@ def codes(monkeypatch, tmp_path):
     monkeypatch.setattr(tokenizer, "maskgit_vqgan", lambda: small)
     rng = np.random.default_rng(0)
     layout = tokenizer._layout(32, (1, 2), 1, 11, 6)
-    path = tmp_path / "vqgan.npz"
-    np.savez(
-        path,
-        **{
-            name: (0.3 * rng.normal(size=shape) + ("norm" in name)).astype(np.float32)
-            for name, shape in layout.items()
-        },
-    )
-    return str(path)
+    drawn = {n: 0.3 * rng.normal(size=shape) + ("norm" in n) for n, shape in layout.items()}
+    np.savez(tmp_path / "vqgan.npz", **{n: x.astype(np.float32) for n, x in drawn.items()})
+    return str(tmp_path / "vqgan.npz")
 
 
 def test_codes_are_rebuilt_and_the_tokenizer_is_a_constant(codes):

@@ -101,8 +101,8 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(small_disk, capfd):
     line = capfd.readouterr().err
     assert line.count("\n") == 1 and str(folder) in line and not list(folder.iterdir())
     code = (
-        "from ssl_jax import cli; from ssl_jax.train import checkpoint;"
-        " checkpoint.check_space = lambda *a, **k: None;"
+        "from ssl_jax import cli; from ssl_jax.train import disk;"
+        " disk.check_space = lambda *a, **k: None;"
         f" raise SystemExit(cli.main({command}))"
     )
     # A process of its own: pytest would catch what Orbax's threads print.
@@ -111,5 +111,5 @@ def test_a_disk_that_fills_up_keeps_the_last_checkpoint(small_disk, capfd):
     assert done.stderr.count("\n") == 1 and "no space left" in done.stderr, done.stderr
     resize("64m")
     assert cli.main(command) == loop.EXIT_DONE
-    assert "continuing from step" in capfd.readouterr().out
+    assert "resuming from step" in capfd.readouterr().out
     assert (folder / "run" / "checkpoints" / "12").is_dir()

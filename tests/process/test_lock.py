@@ -95,6 +95,6 @@ def test_a_run_in_a_folder_in_use_is_refused_before_anything_is_written(tmp_path
     arguments = ["ssl-jax", "train", "--config=tests/tiny_run.py:mae", f"--workdir={tmp_path}"]
     assert cli.main(arguments) == 2
     err = capsys.readouterr().err
-    assert f"trains in {tmp_path}" in err and err.count("\n") == 1
+    assert f"training in {tmp_path}" in err and err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
     held.release()

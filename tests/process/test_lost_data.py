@@ -1,7 +1,10 @@
 """Data that end a run, or an evaluation of it, cost no step that was done."""
 
+import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,7 +69,10 @@ def test_an_evaluation_that_is_refused_costs_no_step(tmp_path, monkeypatch):
 
 DEADLY = """
 import os, signal, time
+from multiprocessing import shared_memory
 import numpy as np
+
+shared_memory._SHM_NAME_PREFIX = os.environ["BLOCKS"]  # of the workers of this test
 
 class Images:
     def __len__(self):
@@ -85,39 +91,44 @@ def images():
 """
 
 
-@pytest.mark.slow
-def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(tmp_path):
-    """The system kills a data worker again and again: the step is saved, the exit code is 2."""
+@pytest.fixture
+def train(tmp_path):
+    """train(record, workers=1, *options, **environment): a run that this record disturbs."""
     (tmp_path / "deadly.py").write_text(DEADLY)
-    options = ("--config.data.kind=python:deadly.images", "--config.data.workers=1")
-    options += ("--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
-    options += ("--config.log.every_steps=5",)
+    keys = ("data.kind=python:deadly.images", "evals.tasks=()", "checkpoint.every_steps=100")
 
-    def trained(deadly):
-        env = compiling.environment(PYTHONPATH=f"{runs.ROOT}:{tmp_path}", DEADLY=str(deadly))
-        return runs.Run("tests/tiny_run.py:dino", tmp_path / "run", *options, env=env)
+    def started(record, *options, workers=1, **variables):
+        variables |= dict(DEADLY=str(record), BLOCKS=f"/t{os.getpid()}_")
+        env = compiling.environment(PYTHONPATH=f"{runs.ROOT}:{tmp_path}", **variables)
+        given = [f"--config.{key}" for key in (*keys, f"data.workers={workers}", *options)]
+        return runs.Run("tests/tiny_run.py:dino", tmp_path / "run", *given, env=env)
 
-    run = trained(loader.permutation(35, 0, 0)[31])  # the last of the first epoch
+    yield started
+    assert not [*Path("/dev/shm").glob(f"t{os.getpid()}_*")], "shared memory is left"
+
+
+@pytest.mark.slow
+def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(train, tmp_path):
+    """The system kills a data worker again and again: the step is saved, the exit code is 2."""
+    run = train(loader.permutation(35, 0, 0)[31], "log.every_steps=5")  # the last of an epoch
     assert run.ended() == (2,), run.text()
     assert sum(line.startswith("ssl-jax: ") for line in run.lines) == 1
     assert "data.workers=1" in run.text() and "Traceback" not in run.text()
     assert runs.newest(tmp_path / "run") == 3
-    run = trained(-1)
-    assert run.ended() == (0,) and "continuing from step 3" in run.text()
+    run = train(-1, "log.every_steps=5")
+    assert run.ended() == (0,) and "resuming from step 3" in run.text()
     assert [row["step"] for row in runs.rows(tmp_path / "run")] == [5, 10, 12]  # the last one too
+    leaked = re.findall(r"(\d+) leaked shared_memory", run.text())
+    assert sum(map(int, leaked)) <= 1  # the last one may be on its way
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers, later", [(0, False), (0, True), (1, True)])
-def test_a_reader_that_hangs_holds_no_exit(workers, later, tmp_path):
+def test_a_reader_that_hangs_holds_no_exit(workers, later, train, tmp_path):
     """As of a disk on the network that is gone. In start-up nothing is unsaved; later the steps so
     far are saved."""
-    (tmp_path / "deadly.py").write_text(DEADLY)
-    options = ("--config.data.kind=python:deadly.images", f"--config.data.workers={workers}")
-    options += ("--config.evals.tasks=()", "--config.checkpoint.every_steps=100")
-    record = str(loader.permutation(35, 0, 0)[31 if later else 0])
-    env = compiling.environment(PYTHONPATH=f"{runs.ROOT}:{tmp_path}", DEADLY=record, HANGS="1")
-    run = runs.Run("tests/tiny_run.py:dino", tmp_path / "run", *options, env=env)
+    record = loader.permutation(35, 0, 0)[31 if later else 0]
+    run = train(record, workers=workers, HANGS="1")
     # The line of step 1 comes when the fourth batch is waited for.
     assert run.until(run.says("step +1/12" if later else "hangs"), 120), run.text()
     time.sleep(0.5)

@@ -83,6 +83,19 @@ if __name__ == "__main__":
 """
 
 
+def test_a_script_that_trains_where_it_is_imported_is_told_of_the_guard(tmp_path, root):
+    """Each worker imports it, and would train too."""
+    code = "from ssl_jax import api\nfrom tests import tiny\n"
+    code += "api.train(tiny.config('dino', data__workers=1), 'run')"
+    (tmp_path / "main.py").write_text(code)
+    options = dict(capture_output=True, text=True, cwd=tmp_path)
+    options |= dict(env={**os.environ, "PYTHONPATH": str(root)})
+    done = subprocess.run([sys.executable, "main.py"], **options)
+    assert done.returncode == 1 and len(said := done.stderr.splitlines()) < 50  # of one process
+    assert "data.workers=1" in said[-1] and "__main__" in said[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["main.py"]
+
+
 def test_workers_end_with_a_killed_main_process(tmp_path, root):
     (tmp_path / "main.py").write_text(MAIN)
     environment = {**os.environ, "PYTHONPATH": str(root)}

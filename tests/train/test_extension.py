@@ -82,9 +82,7 @@ def killed_at(number, monkeypatch, *arguments):
 
 
 @pytest.mark.slow
-def test_lengthened_twice_and_killed_it_equals_a_fresh_run_with_that_plan(
-    tmp_path, monkeypatch, compiled_as_for_users
-):
+def test_lengthened_and_killed_it_equals_a_fresh_run(tmp_path, monkeypatch, compiled_as_for_users):
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     killed_at(4, monkeypatch, settings(), run)
     killed_at(4, monkeypatch, settings(), run, 11)  # before anything of the new plan is saved
@@ -114,9 +112,7 @@ def test_lengthened_twice_and_killed_it_equals_a_fresh_run_with_that_plan(
 
 
 @pytest.mark.slow
-def test_with_constant_schedules_it_equals_a_fresh_run_of_that_length(
-    tmp_path, compiled_as_for_users
-):
+def test_with_constant_schedules_it_equals_a_longer_run(tmp_path, compiled_as_for_users):
     run, fresh = tmp_path / "run", tmp_path / "fresh"
     assert train(constant(), run) == 0
     first, config = (run / "results.json").read_text(), (run / "config.json").read_text()

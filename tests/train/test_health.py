@@ -21,7 +21,7 @@ def test_a_rise_with_its_cause_is_explained_once():
     losses = [*[4.0] * 6, *[4.5] * 12]
     up = [*[0.1] * 6, *[0.2] * 12]
     notes = sum(said(monitor(loss=meaning, cls_loss=meaning), losses, up), [])
-    assert notes == [f"note: loss rises, which is no bad sign here: {WHY}"]
+    assert len(notes) == 1 and notes[0].startswith("note: loss ") and WHY in notes[0]
     # Not where the cause is missing, nor without a rise, nor of a method that says nothing.
     assert not any(said(monitor(loss=meaning), losses, [0.1] * 18))
     assert not any(said(monitor(loss=meaning), losses[::-1], up))

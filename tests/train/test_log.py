@@ -13,12 +13,8 @@ def test_rows_past_the_restored_step_are_cut(tmp_path):
     assert len(log.read_rows(tmp_path / "metrics.jsonl")) == 3
     table.write({"step": 4, "loss": 0.5})
     rows = log.read_rows(tmp_path / "metrics.jsonl")
-    assert [(row["step"], row["loss"]) for row in rows] == [
-        (1, 1 / 3),
-        (2, 2 / 3),
-        (3, 1),
-        (4, 0.5),
-    ]
+    losses = {1: 1 / 3, 2: 2 / 3, 3: 1, 4: 0.5}
+    assert [(row["step"], row["loss"]) for row in rows] == [*losses.items()]
     lines = (tmp_path / "metrics.csv").read_text().splitlines()
     assert lines[0] == "step,loss" and len(lines) == 5
 

@@ -16,14 +16,6 @@ def test_parts_and_counts_are_told_as_they_come():
                 add(36)
         with progress.part("dense", 1, 1):
             pass
-    assert told == [
-        "raw pixels",
-        "raw pixels, knn (1 of 3)",
-        "raw pixels, knn (1 of 3), 64 of 100 images",
-        "raw pixels, knn (1 of 3), 100 of 100 images",
-        "raw pixels, knn (1 of 3)",
-        "raw pixels",
-        "",
-        "dense",
-        "",
-    ]
+    knn = "raw pixels, knn (1 of 3)"
+    counts = [f"{knn}, {count} of 100 images" for count in (64, 100)]
+    assert told == ["raw pixels", knn, *counts, knn, "raw pixels", "", "dense", ""]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import FrozenConfigDict
 
-from ssl_jax import api, cli, settings, trees
+from ssl_jax import api, cli, trees
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.convert import fill, torch_in
@@ -125,7 +125,7 @@ def test_a_resumed_run_reads_none_of_them(both, tmp_path, capsys):
     assert train(tmp_path / "run", *given) == loop.EXIT_DONE
     both[0].unlink()
     assert train(tmp_path / "run", *given, "--extend=4") == loop.EXIT_DONE
-    assert "continuing from step 2" in capsys.readouterr().out
+    assert "resuming from step 2" in capsys.readouterr().out
 
 
 REFUSED = {  # {file: what its refusal names}
@@ -214,12 +214,7 @@ def test_a_run_that_is_none_and_another_start_are_refused(earlier, tmp_path, cap
 @pytest.mark.slow
 def test_the_two_stages_of_stellar(tmp_path):
     """The second one drops the teacher and goes on from the student, with its Fourier matrix."""
-    c = settings.base_config("stellar")
-    c.update({key: tiny.config("dino")[key] for key in ("data", "views", "optim")})
-    c.model.update(dict(size="custom", width=16, depth=1, heads=2, patch=4, image_size=16))
-    c.model.queries = 3
-    c.stellar.update(dict(targets="teacher", prototypes=6, head_hidden=8, head_out=8))
-    c.stellar.update(dict(decoder_width=8, decoder_depth=1, decoder_heads=2))
+    c = tiny.config("stellar", model__depth=1, stellar__targets="teacher")
     run = api.prepare(c)
     start = loop.fresh_state(run)
     (ends,) = save_run(tmp_path / "first", run, start, 7)

@@ -137,10 +137,17 @@ def test_a_hosted_tracker_gets_each_row_once_also_when_it_is_switched_on_later(
 
 
 @pytest.mark.parametrize("name, value", [("tensorboard", True), ("wandb", "a"), ("trackio", "a")])
-def test_a_tracker_that_is_not_installed_is_refused(monkeypatch, name, value):
+def test_a_tracker_that_is_not_installed_is_refused(monkeypatch, tmp_path, name, value):
     monkeypatch.setitem(sys.modules, trackers._PACKAGES[name], None)
     config = tiny.config("dino")
-    trackers.check(config)
+    trackers.check(config, tmp_path)
     config.log[name] = value
     with pytest.raises(InputError, match=rf"log\.{name}"):
-        trackers.check(config)
+        trackers.check(config, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"tensorboard": 3}', '{"final": "8"}'])
+def test_a_record_of_trackers_that_somebody_changed(tmp_path, text):
+    (tmp_path / "trackers.json").write_text(text)
+    with pytest.raises(InputError, match="trackers.json"):
+        trackers.check(tiny.config("dino"), tmp_path)
