@@ -35,8 +35,8 @@ find_python() {
       fi
     done
   done
-  say "needs Python >= 3.11 (3.11 to 3.13 are tested); ${candidates[*]}: none is." \
-    "Name one with PYTHON=/path/to/python"
+  say "Python 3.11 or newer is required (tested: 3.11 to 3.13), but not found as" \
+    "${candidates[*]}; name one with PYTHON=/path/to/python"
   return 1
 }
 
@@ -61,7 +61,7 @@ create_venv() {
     "$1" -m venv --clear --without-pip "$VENV"
     "$1" -m pip --python "$VENV/bin/python" install --quiet pip
   else
-    say "$1 has neither ensurepip nor pip; install one (on Debian: apt install python3-venv)"
+    say "$1 has neither ensurepip nor pip; install one of them (Debian: apt install python3-venv)"
     return 1
   fi
 }
@@ -88,10 +88,10 @@ prepare_environment() {
   if up_to_date; then return; fi
   python="$(find_python)"
   if [ -e "$VENV/bin/python" ] && [ ! -f "$STAMP" ] && ! supported "$VENV/bin/python"; then
-    say "$VENV is an environment of yours with a Python that is too old; move it away"
+    say "$VENV has a Python that is too old and was not created by this script; move it away"
     return 1
   fi
-  say "installing requirements.lock into .venv (a few minutes the first time)"
+  say "installing the packages of requirements.lock into .venv (takes a few minutes once)"
   if [ -f "$STAMP" ] || ! supported "$VENV/bin/python"; then
     create_venv "$python"
   fi

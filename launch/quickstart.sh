@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Pretrains SOP on windows of photographs on a CPU and evaluates it; needs only
-# Python >= 3.11 and pip, makes its own .venv.
+# Pretrains SOP on photographs on a CPU and evaluates it. Needs only Python >= 3.11 and pip; creates
+# its own .venv.
 #
-#   bash launch/quickstart.sh                    results in runs/quickstart
+#   bash launch/quickstart.sh                    trains in runs/quickstart
 #   bash launch/quickstart.sh [FOLDER] [--config.KEY=VALUE ...]
 #
-# Started again, it continues where it stopped, also after a kill.
+# Run it again to resume after a stop or a kill.
 
 workdir=runs/quickstart # of this checkout
 case "${1:-}" in

@@ -2,13 +2,13 @@
 # Lints and tests the checkout; needs only Python >= 3.11 and pip, makes its own .venv.
 #
 #   bash launch/test.sh                        lint, then the quick tests, tier by tier
-#   bash launch/test.sh --slow                 all tests of a change: what CI runs
-#   bash launch/test.sh --nightly              also what is too dear for every change
-#   bash launch/test.sh tests/ops -k sinkhorn  any other arguments go to one pytest
+#   bash launch/test.sh --slow                 all tests that CI runs for a change
+#   bash launch/test.sh --nightly              also the tests that are too expensive for that
+#   bash launch/test.sh tests/ops -k sinkhorn  passes any other arguments to one pytest
 #
-# Tiers: lint, unit, contract, process, docs (folders of tests; unit: all others). A tier that fails ends the run. At
-# the end stands a table of their tests and minutes. SSL_JAX_TEST_WORKERS: parallel test processes
-# (default 2; 0 = in this process, for a debugger).
+# Tiers: lint, unit, contract, process, docs (folders of tests; unit: all others). The run stops
+# after the first tier that fails, and ends with a table of tests and minutes per tier.
+# SSL_JAX_TEST_WORKERS: number of test processes (default 2; 0 = this process, for a debugger).
 
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
@@ -34,15 +34,16 @@ run() {
 }
 
 finish() {
-  local status=$1
+  local status=$1 result="passed in"
   python -m tests.tiers "$reports" || [ "$status" != 0 ] || status=1
-  say "$((SECONDS - started)) s$([ "$status" = 0 ] || echo ', FAILED')"
+  [ "$status" = 0 ] || result="FAILED after"
+  say "$result $((SECONDS - started)) s"
   exit "$status"
 }
 
 say "lint"
 ruff check --output-format concise . || finish 1
-ruff format --check --quiet . || { say "ruff format would change files; run it"; finish 1; }
+ruff format --check --quiet . || { say "run ruff format, it would change files"; finish 1; }
 mypy --no-error-summary || finish 1
 
 if [ "${#arguments[@]}" -gt 0 ]; then

@@ -45,19 +45,28 @@ def read_bytes(path: str | os.PathLike, most: int | None = None) -> bytes:
 
 def open_npz(path: str | os.PathLike) -> Any:
     """The arrays of an .npz file, each read when it is asked for (NumPy's NpzFile); never a pickle.
-    Raises what NumPy does, and ValueError for a file that unpacks to far more than it is, as no
-    weights do: they hardly compress."""
+    Raises what NumPy does, and ValueError as `check_unpacked` does."""
     import numpy as np
 
-    check_regular(path)
-    with zipfile.ZipFile(path) as archive:
-        size, own = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
-    if size > max(_UNPACKED, _RATIO * own):
-        raise ValueError(f"its {own:,} bytes unpack to {size / 2**20:,.0f} MiB")
+    check_zip(path)
     return np.load(path, allow_pickle=False)
 
 
-_UNPACKED, _RATIO = 2**26, 20  # bytes that any .npz may unpack to, and how many times its own
+def check_zip(path: str | os.PathLike) -> None:
+    """`check_unpacked` of all that a zip file holds."""
+    with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        check_unpacked(path, sum(member.file_size for member in archive.infolist()))
+
+
+def check_unpacked(path: str | os.PathLike, size: int) -> None:
+    """Raises ValueError where a file becomes so many bytes of weights and is far smaller, as none
+    is: weights hardly compress."""
+    own = os.path.getsize(path)
+    if size > max(_UNPACKED, _RATIO * own):
+        raise ValueError(f"its {own:,} bytes unpack to {size / 2**20:,.0f} MiB")
+
+
+_UNPACKED, _RATIO = 2**26, 20  # bytes that any file may unpack to, and how many times its own
 
 
 def check_size(size: int, most: int | None = None) -> None:

@@ -13,6 +13,7 @@ import os
 import posixpath
 import re
 import textwrap
+import tomllib
 from pathlib import Path
 
 from latex2mathml import converter
@@ -52,6 +53,14 @@ PURPOSES = {
     "photos": "the same on windows of the embedded photographs: nothing to download",
     "photo_collages": "the same on collages of them, scenes with several regions and masks",
 }
+
+
+def on_config(config):
+    """Links the site to the repository, once pyproject.toml has its address."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        config.repo_url = tomllib.load(file)["tool"]["ssl-jax"]["repository"] or None
+    config.repo_name = config.repo_url and "Source"
+    return config
 
 
 def on_files(files, config):

@@ -94,7 +94,7 @@ def _run(argv: list[str]) -> int:
         return 0
     if not argv:
         raise InputError(
-            f"no command; give one of {', '.join(COMMANDS)} (ssl-jax --help explains them)"
+            f"no command; choose one of {', '.join(COMMANDS)} (ssl-jax --help explains them)"
         )
     if argv[0] not in COMMANDS:
         raise InputError(unknown("command", argv[0], COMMANDS))

@@ -134,6 +134,18 @@ def trusted(argv: list[str]) -> tuple[bool, list[str]]:
     return others != rest, others
 
 
+def check_network(argv: list[str], *more: str) -> None:
+    """Raises InputError where a command that reads a network has none as its first argument.
+
+    more: the rest of an example.
+    """
+    if len(argv) < 2 or argv[1].startswith("-"):
+        raise InputError(
+            f"{argv[0]} needs a network first: a run directory, one of its checkpoints, zoo/NAME or"
+            f" a file of weights; for example {' '.join(('ssl-jax', argv[0], 'runs/a', *more))}"
+        )
+
+
 def parse(
     argv: list[str], config: ConfigDict, **others: bool | str | list[str] | None
 ) -> tuple[flags.FlagValues, ConfigDict]:

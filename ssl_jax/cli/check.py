@@ -26,7 +26,7 @@ def run(argv: list[str]) -> int:
     """Runs the command; returns the exit code."""
     folders = flags.FlagValues()(argv)[1:]
     if not folders:
-        raise InputError("check needs a run folder, for example: ssl-jax check runs/a")
+        raise InputError("check needs a run directory; for example ssl-jax check runs/a")
 
     from ssl_jax.train import checkpoint
 
@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
         for step in steps:
             try:
                 count = saved.check(step)
-                found = f"intact, {count} arrays" if count else "readable; it has no checksums"
+                found = f"intact, {count} arrays" if count else "readable, saved without checksums"
                 print(f"{folder / str(step)}: {found}", flush=True)
             except checkpoint.Damaged as error:
                 damaged += 1

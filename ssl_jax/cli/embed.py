@@ -58,11 +58,7 @@ def run(argv: list[str]) -> int:
     from ssl_jax.cli import cache
 
     places = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[1:3]))
-    if not places:
-        raise InputError(
-            "embed needs a NETWORK first: a run folder, one step of it or a file of weights, for"
-            " example: ssl-jax embed runs/a /my/images --out=vectors.npz"
-        )
+    arguments.check_network(argv, "/my/images", "--out=vectors.npz")
     trust, rest = arguments.trusted(argv[1 + len(places) :])
     given, rest = arguments.early(rest, "family")
     encoder = api.load(places[0], family=given.get("family") or None, trust=trust)
@@ -70,7 +66,7 @@ def run(argv: list[str]) -> int:
     options = dict(out="", tokens="image", layers="1", size=None, batch="64", dtype="float32")
     values, config = arguments.parse(argv[:1] + rest, ConfigDict({"data": section}), **options)
     if not values.out:
-        raise InputError("--out=FILE is missing, for example --out=vectors.npz")
+        raise InputError("embed needs --out=FILE, for example --out=vectors.npz")
     given_keys = arguments.given(argv[:1] + rest, config)
     if not trust:
         settings.check_stored(config, ("data.",), given_keys)
@@ -94,16 +90,16 @@ def run(argv: list[str]) -> int:
         dtype=values.dtype,
     )
     cache.keep_programs()
-    print(f"{encoder}, {source!r}: {len(source)} images", flush=True)
-    told = _Progress()
+    print(f"network: {encoder}; data: {source}, {len(source)} images", flush=True)
+    shown = _Progress()
     try:
-        out = embedding.to_file(plan, values.out, progress=told)
+        out = embedding.to_file(plan, values.out, progress=shown)
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", flush=True)
+        print("stopped; run the same command again to resume", flush=True)
         return _EXIT_STOPPED
-    left_out = f", {told.left_out} that cannot be read left out" if told.left_out else ""
-    written = len(source) - told.left_out
-    print(f"{out}: {written} images{left_out}, {out.stat().st_size / 2**20:.1f} MiB")
+    skipped = f", skipped {shown.skipped} that cannot be read" if shown.skipped else ""
+    written = len(source) - shown.skipped
+    print(f"{out}: {written} images{skipped}, {out.stat().st_size / 2**20:.1f} MiB")
     return os.EX_OK
 
 
@@ -124,14 +120,14 @@ def _keys() -> dict:
 
 
 class _Progress:
-    """A line every few seconds; left_out: how many images could not be read."""
+    """A line every few seconds; skipped: how many images could not be read."""
 
     def __init__(self):
         self._shown, self._began, self._from = -_EVERY, time.monotonic(), None
-        self.left_out = 0
+        self.skipped = 0
 
-    def __call__(self, done: int, count: int, left_out: int) -> None:
-        self.left_out += left_out
+    def __call__(self, done: int, count: int, skipped: int) -> None:
+        self.skipped += skipped
         now = time.monotonic()
         if self._from is None:
             self._from, self._began = done, now  # the first part holds the compilation

@@ -76,21 +76,17 @@ def run(argv: list[str]) -> int:
     from ssl_jax.cli import cache
     from ssl_jax.evals import report
 
-    if len(argv) < 2 or argv[1].startswith("-"):
-        raise InputError(
-            "eval needs a NETWORK first: a run folder, one step of it or a file of weights, for"
-            " example runs/a, runs/a/checkpoints/1000 or zoo/sop_quickstart"
-        )
+    arguments.check_network(argv)
     if any(map(arguments.names_a_config, argv)):
         raise InputError(
-            "--config=NAME and --row=ROW are for train and show; eval takes the config that the"
-            " checkpoint holds"
+            "--config=NAME and --row=ROW are for train and show; eval uses the config in the"
+            " checkpoint"
         )
     trust, rest = arguments.trusted(argv[2:])
     given, rest = arguments.early(rest, "add", "out", "family")
     out = config_lib.local(given["out"]) if given.get("out") else None
     if out and out.suffix == ".json" and not out.parent.is_dir():
-        raise InputError(f"--out is {out}, but there is no folder {out.parent}")
+        raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; create it")
     if out:
         _check_out(out)
     encoder, stored = _opened(argv[1], given.get("family"), trust)
@@ -99,8 +95,8 @@ def run(argv: list[str]) -> int:
     for key in config_lib.changed(stored, config):
         if not key.startswith("evals.") and key != "data.max_unreadable":
             raise InputError(
-                f"{key} belongs to the checkpoint and cannot be changed; only keys of the section"
-                " evals can, and data.max_unreadable"
+                f"{key} belongs to the checkpoint and cannot be changed; eval can change only keys"
+                " of the section evals, and data.max_unreadable"
             )
     evals.follow(config)
     tasks = tuple(evals.chosen(config, values.task or added or None))
@@ -151,8 +147,7 @@ def _check(config: ConfigDict, foreign: Sequence[str], given: Collection[str]) -
     if not config.evals.tasks:
         names = ", ".join(evals.named(config)) or "its config has none"
         raise InputError(
-            f"evals.tasks names no evaluation of this network; give --task=NAME ({names}) or"
-            " --add=TYPE"
+            f"evals.tasks of this network is empty; choose --task=NAME ({names}) or --add=TYPE"
         )
     plain = [f"evals.{key}" for key in evals.defaults()] if foreign else []
     settings.check_stored(config, (*plain, *(f"evals.{name}." for name in foreign)), given)
@@ -177,7 +172,7 @@ def _shown():
     def repeat():
         while not done.wait(_EVERY):
             minutes = (time.monotonic() - began) / 60
-            print(f"after {minutes:.1f} min: {now[0] or 'evaluating'}", flush=True)
+            print(f"{now[0] or 'evaluating'} ({minutes:.1f} min so far)", flush=True)
 
     threading.Thread(target=repeat, daemon=True).start()
     try:
@@ -200,14 +195,14 @@ def _check_out(out: Path) -> None:
         ours = False
     if there and not ours:
         raise InputError(
-            f"--out: {there[0]} is there already, and no evaluation wrote it; choose another name"
+            f"--out: {there[0]} exists and was not written by eval; choose another name"
         )
 
 
 def _add(config: ConfigDict, wanted: str, arguments: list[str]) -> list[str]:
     """Adds the evaluations of --add to the config; returns their names.
 
-    arguments: the others. Raises InputError for a paper's protocol whose images are nowhere said:
+    arguments: the others. Raises InputError for a paper's protocol whose images are not given:
     those of this package would give a score that looks like the paper's.
     """
     from ssl_jax import evals
@@ -219,18 +214,18 @@ def _add(config: ConfigDict, wanted: str, arguments: list[str]) -> list[str]:
         name = f"{type}_{protocol}" if protocol else type
         if name in evals.named(config):
             raise InputError(
-                f"--add={entry}: the config has an evaluation {name} already; choose it by"
-                f" --task={name}, its settings by --config.evals.{name}.KEY=VALUE"
+                f"--add={entry}: the config already has an evaluation {name}; run it with"
+                f" --task={name}, and change its settings with --config.evals.{name}.KEY=VALUE"
             )
         if protocol:
             paper, key = registry.protocol(type, protocol), f"--config.evals.{name}.data."
-            said = "kind" in paper.changes.get("data", {})
+            known = "kind" in paper.changes.get("data", {})
             kinds = (f"{key}kind=", "--config.evals.all.data.kind=")
-            said = said or any(argument.startswith(kinds) for argument in arguments)
-            if registry.get(type).needs in ("masks", "boxes") and not said:
+            known = known or any(argument.startswith(kinds) for argument in arguments)
+            if registry.get(type).needs in ("masks", "boxes") and not known:
                 raise InputError(
-                    f"--add={entry} ({paper.source}) needs to know its images: {key}kind=KIND and"
-                    f" {key}dir=FOLDER, maybe {key}split=TRAIN and {key}test_split=TEST"
+                    f"--add={entry} ({paper.source}) needs its data set: give {key}kind=KIND and"
+                    f" {key}dir=FOLDER, and where they differ {key}split and {key}test_split"
                 )
         config.evals[name] = evals.new(type, protocol=protocol)
         names.append(name)

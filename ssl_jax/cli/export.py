@@ -54,11 +54,7 @@ def run(argv: list[str]) -> int:
     from ssl_jax import api
     from ssl_jax.config import unknown
 
-    if len(argv) < 2 or argv[1].startswith("-"):
-        raise InputError(
-            "export needs a NETWORK first: a run folder, one step of it or a file of weights, for"
-            " example runs/a, runs/a/checkpoints/1000 or zoo/sop_quickstart"
-        )
+    arguments.check_network(argv, "--to=timm", "--out=exported/a")
     values = flags.FlagValues()
     for name in ("to", "out", "family", "heads"):
         flags.DEFINE_string(name, None, "", flag_values=values)
@@ -145,5 +141,5 @@ def _rows(notes: dict) -> dict[str, dict[str, float]]:
         rows = scores
     numbers = itertools.chain.from_iterable(row.values() for row in rows.values() if row)
     if strange := [x for x in numbers if not isinstance(x, int | float)]:
-        raise InputError(f"the notes of the network have the score {strange[0]!r}; give numbers")
+        raise InputError(f"the notes of the network hold the score {strange[0]!r}; give a number")
     return {row: values for row, values in rows.items() if values}

@@ -49,7 +49,7 @@ def _use(name):
             jax.config.update("jax_platforms", platform if name == "cpu" else f"{platform},cpu")
             return
     raise InputError(
-        f"--platform={name}, but JAX finds no such device; if there is one, {extras.install(name)}"
+        f"--platform={name}, but JAX finds no such device; if you have one, {extras.install(name)}"
     )
 
 

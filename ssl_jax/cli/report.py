@@ -31,14 +31,14 @@ def run(argv: list[str]) -> int:
     flags.DEFINE_string("title", "", "", flag_values=values)
     folders = values(argv)[1:]
     if not folders:
-        raise InputError("report needs a run folder, for example: ssl-jax report runs/a runs/b")
+        raise InputError("report needs a run directory; for example ssl-jax report runs/a runs/b")
     out = local(values.out)
     if out.suffix not in (".html", ".htm"):
-        raise InputError(f'--out is "{out}"; the name of a page ends in .html')
+        raise InputError(f'--out is "{out}"; it must end in .html')
     if not out.parent.is_dir():
-        raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; make it")
+        raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; create it")
     if out.exists() and b"ssl-jax report</title>" not in out.read_bytes():
-        raise InputError(f"--out: {out} is there already and no report; choose another name")
+        raise InputError(f"--out: {out} exists and is not a report; choose another name")
 
     from ssl_jax import evals  # noqa: F401  # registers the types, whose headings are shown
     from ssl_jax.evals import folders as run_folders
@@ -50,7 +50,7 @@ def run(argv: list[str]) -> int:
     size = out.stat().st_size / 2**20
     pictures = sum(len(run.pictures) for run in runs)
     unfinished = [run.name for run in runs if not run.results]
-    note = f"; without results yet: {', '.join(unfinished)}" if unfinished else ""
+    note = f"; no results yet of {', '.join(unfinished)}" if unfinished else ""
     print(f"{out}: {_count(len(runs), 'run')}, {_count(pictures, 'picture')}, {size:.1f} MiB{note}")
     return 0
 

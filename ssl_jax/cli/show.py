@@ -141,7 +141,7 @@ def _missing(config) -> list[str]:
     try:
         methods.get(config.method).check(config)
     except MissingFile as error:
-        return [f"cannot be trained here: {error}"]
+        return [f"this config cannot be trained here: {error}"]
     return []
 
 
@@ -155,7 +155,7 @@ def _with_data(config, given) -> tuple[ConfigDict, int, list[str]]:
         return (
             config,
             config.optim.batch_size * _ASSUMED_STEPS,
-            [f"steps assume {_ASSUMED_STEPS} an epoch, the data cannot be opened: {error}"],
+            [f"assuming {_ASSUMED_STEPS} steps per epoch, as the data cannot be opened: {error}"],
         )
     config, notes = evals.settle(config, records, given)
     return config, len(records), notes
@@ -167,7 +167,7 @@ def _costs(config) -> list[str]:
     params, _ = jax.eval_shape(method.init, numerics.key(0))
     forward = zoo.forward_flops(zoo.vit_config(config.model), size, size)
     rows = {f"parameters, {name}": f"{zoo.count(tree):,}" for name, tree in params.items()}
-    rows["parameters, all"] = f"{zoo.count(params):,}"
+    rows["parameters, total"] = f"{zoo.count(params):,}"
     rows[f"forward, one {size} px image"] = f"{forward / 1e9:,.4g} GFLOP"
     image, batch = step.flops_per_image(config, _abstract_state(method)), config.optim.batch_size
     rows["training step, per image"] = f"{image / 1e9:,.4g} GFLOP"

@@ -48,10 +48,10 @@ def run(argv: list[str]) -> int:
     flags = dict(distributed=False) | dict.fromkeys(("workdir", "profile", "extend", *place))
     values, config = arguments.parse(rest, config, **flags)
     if not values.workdir:
-        raise InputError("--workdir=FOLDER is missing: where checkpoints, metrics and pictures go")
+        raise InputError("train needs --workdir=FOLDER for checkpoints, metrics and pictures")
     if "://" in values.workdir:
         raise InputError(
-            f"--workdir is {values.workdir}; it must be a folder, such as a bucket that is mounted"
+            f"--workdir is {values.workdir}; it must be a folder, for example a mounted bucket"
         )
     from ssl_jax import api
     from ssl_jax.cli import cache
