@@ -3,6 +3,7 @@
     python launch/plans.py --topology v5e:16x16 --topology v5p:4x4x4      TPU slices, by libtpu
     python launch/plans.py --devices 64 --device H100
     python launch/plans.py --topology v5e:16x16 --write                   also into docs/clusters.md
+    python launch/plans.py --bounds --topology h100:8 --write             what bounds a step there
 
 A compilation of some minutes each, on a CPU. STELLAR's target is pixels: codes need a file.
 """
@@ -33,10 +34,23 @@ PRESETS = (
     ("stellar:vitb16", "stellar.target=pixel"),
     ("stellar:vith14", "stellar.target=pixel", "mesh.fsdp=8"),
 )
+# Of the table of bounds: those whose steps are to be timed.
+BOUNDED = (
+    *((f"{name}:vits16",) for name in ("dino", "ibot", "sop", "sove", "massl", "flsl", "dinov2")),
+    ("cribo:vits16_in1k",),
+    ("mae:vitb16",),
+    ("dino:vitb16",),
+    ("sop:vitl16", "mesh.fsdp=8"),
+    ("stellar:vitb16", "stellar.target=pixel"),
+)
 IMAGES = 1281167  # of ImageNet
 _HEADING = (
     *("config", "devices", "memory GiB", "TFLOP", "sent MiB: summed, gathered, scattered, other"),
     *("bound by", "ms", "images/s", "device-hours"),
+)
+_BOUNDS = (
+    *("config", "images a device", "kernels", "GB moved", "ms by bytes", "ms by products"),
+    *("images/s a device", "MFU at most", "temporary GiB"),
 )
 
 
@@ -45,11 +59,13 @@ def main(argv=None) -> int:
     parser.add_argument("--topology", action="append", default=[], help="h100:8, v5e:16x16; repeat")
     parser.add_argument("--devices", type=int, help="a number of devices instead")
     parser.add_argument("--device", default="H100", help="and their kind")
+    parser.add_argument("--bounds", action="store_true", help="the table of what bounds a step")
     parser.add_argument("--only", default="", help="configs, comma-separated")
     parser.add_argument("--write", action="store_true", help="put it into docs/clusters.md")
     parser.add_argument("--out", default="runs/plans", type=Path, help="folder of what plan says")
     args, passed_on = parser.parse_known_args(argv)
-    known = {name for name, *_ in PRESETS}
+    presets = BOUNDED if args.bounds else PRESETS
+    known = {name for name, *_ in presets}
     names = args.only.split(",") if args.only else known
     runs.refuse_unknown(parser, passed_on, configs=(names, known))
     places = [[f"--topology={slice_}"] for slice_ in args.topology]
@@ -60,19 +76,20 @@ def main(argv=None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     rows, failed = [], []
     for place in places:
-        for preset in PRESETS:
+        for preset in presets:
             if preset[0] not in names:
                 continue
             plan = planned(preset, place, passed_on, args.out)
             if plan is None:
                 failed.append(" ".join([*preset, *place]))
             else:
-                rows.append(row(preset, plan))
+                rows.append((bound if args.bounds else row)(preset, plan))
                 print(" | ".join(rows[-1]), flush=True)
-    text = runs.markdown([_HEADING, *rows])
+    text = runs.markdown([_BOUNDS if args.bounds else _HEADING, *rows])
     print(f"\n{text}", end="")
     if args.write and rows:
-        runs.fill(ROOT / "docs" / "clusters.md", "plans", f"{text}\n{runs.provenance()}\n")
+        part = "bounds" if args.bounds else "plans"
+        runs.fill(ROOT / "docs" / "clusters.md", part, f"{text}\n{runs.provenance()}\n")
     for what in failed:
         print(f"FAILED: {what}, see {args.out}", file=sys.stderr)
     return 1 if failed else 0
@@ -113,6 +130,22 @@ def row(preset: tuple[str, ...], plan: dict) -> list[str]:
         f"{1000 * max(plan['seconds'].values()):.1f}",
         f"{plan['images_per_second']:,.0f}",
         f"{plan['device_hours']:,.0f}",
+    ]
+
+
+def bound(preset: tuple[str, ...], plan: dict) -> list[str]:
+    """Cells of the table of bounds."""
+    devices, kernels = plan["mesh"]["data"] * plan["mesh"]["fsdp"], plan["kernels"].values()
+    return [
+        " ".join(part for part in preset if "target" not in part),
+        f"{plan['batch'] // devices} on {devices} x {plan['device']}",
+        f"{sum(kind['times'] for kind in kernels):,.0f}",
+        f"{sum(kind['bytes'] for kind in kernels) / 1e9:,.0f}",
+        f"{1000 * plan['seconds']['memory']:.1f}",
+        f"{1000 * plan['seconds']['compute']:.1f}",
+        f"{plan['images_per_second'] / devices:,.0f}",
+        f"{plan['mfu']:.0%}",
+        f"{plan['memory']['temporary'] / 2**30:.1f}",
     ]
 
 

@@ -60,8 +60,8 @@ class TooLarge(InputError):
 class Step(NamedTuple):
     """A compiled step.
 
-    memory: {"params", "teacher", "opt_state", "carry", "constants", "batch", "temporary": bytes on
-    one device}. program: of one device, with kernels unless it is simulated. useful: FLOPs that the
+    memory: {"params", "teacher", "opt_state", "carry", "constants", "batch", "temporary", and the
+    "images" that the device keeps: bytes on one device}. program: of one device, with kernels unless it is simulated. useful: FLOPs that the
     model needs, on one device (`step.flops_per_image`).
     """
 
@@ -150,6 +150,9 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
             " a smaller optim.batch_size"
         ) from error
     memory["batch"] = _held(batch)
+    if config.data.cache == "device":
+        images = config.run.steps_per_epoch * config.optim.batch_size
+        memory["images"] = 3.0 * math.prod(size) * images
     memory["temporary"] = _temporary(compiled.memory_analysis(), platform == "cpu")
     ran = () if platform == "cpu" else program.read(str(compiled.as_text())).kernels
     useful = step.flops_per_image(config, state) * config.optim.batch_size / mesh.size
