@@ -18,8 +18,12 @@ def l2_normalize(x: jax.Array, eps: float = 1e-6) -> jax.Array:
     also at x = 0.
     """
     x = x.astype(jnp.float32)
+    return x * _one_over_norm(x, -1, eps)
+
+
+def _one_over_norm(x, axis, eps=1e-6):
     # The maximum is taken of the squares: below eps its gradient is 0, so no 0 / 0 arises.
-    return x * jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=-1, keepdims=True), eps**2))
+    return jax.lax.rsqrt(jnp.maximum(jnp.square(x).sum(axis=axis, keepdims=True), eps**2))
 
 
 @functools.cache
@@ -150,7 +154,13 @@ class _WeightNormLinear(nnx.Module):
         return (self.gain[...] * l2_normalize(self.direction[...].T).T).astype(self.dtype)
 
     def __call__(self, x):
-        return jnp.matmul(x.astype(self.dtype), self.kernel(), preferred_element_type=jnp.float32)
+        direction, x = self.direction[...], x.astype(self.dtype)
+        if x.size >= direction.shape[0] ** 2:
+            return jnp.matmul(x, self.kernel(), preferred_element_type=jnp.float32)
+        # Fewer rows than the matrix has: the results are scaled, which are then the smaller array.
+        matrix = direction.astype(self.dtype)
+        scale = self.gain[...] * _one_over_norm(direction, 0)
+        return jnp.matmul(x, matrix, preferred_element_type=jnp.float32) * scale
 
 
 def _sizes(in_dim: int, hidden: int, out: int, layers: int) -> tuple[int, ...]:

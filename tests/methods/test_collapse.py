@@ -22,7 +22,7 @@ def collages_config(name, **changes):
     c = settings.base_config(name)
     c.update_from_flattened_dict(
         tiny.values(f"""
-        data.kind=photo_collages data.length=2048 data.size=48 data.crop_on=device data.cache=True
+        data.kind=photo_collages data.length=2048 data.size=48 data.crop_on=device data.cache=memory
         views.global_size=32 views.local_count=0 views.global_scale=(0.4,1.0) views.flip=0.0
         views.blur_prob=(0.0,0.0,0.0) views.solarize_prob=0.0 model.size=custom model.width=64
         model.depth=2 model.heads=2 model.patch=8 model.image_size=32 model.init_std={64**-0.5}
