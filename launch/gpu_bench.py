@@ -158,6 +158,7 @@ def _preset(job, toy, take_turn):
 
     config = bench.with_photographs(job.config)
     config.evals.tasks, config.optim.batch_size = (), 2 if toy else job.batch
+    config.mesh.update(dict(data=1, fsdp=1))  # one GPU, however many there are
     changes = dict(pair.split("=") for pair in job.changes.split(",") if pair)
     config.model.update({key: int(value) for key, value in changes.items()})
     if toy:

@@ -142,10 +142,12 @@ def together() -> Iterator[None]:
         os._exit(stop.EXIT_PREEMPTED)
     except BaseException as error:
         where = f"process {jax.process_index()} of {jax.process_count()}"
-        line = refusal(error)
+        # A process that is lost while all save may come as an error of the checkpoint.
+        lost = any(word in str(error) for word in _LOST)
+        line = "" if lost else refusal(error)
         if line:
             print(f"ssl-jax: {where}: {line}", file=sys.stderr)
-        elif any(word in str(error) for word in _LOST):
+        elif lost:
             first = str(error).strip().splitlines()[0]
             print(
                 f"ssl-jax: {where}: another process is gone ({first[:200]}); start all processes"

@@ -62,8 +62,8 @@ class Step(NamedTuple):
 
     memory: {"params", "teacher", "opt_state", "carry", "constants", "batch", "temporary", and the
     "images" that the device keeps: bytes on one device}. program: of one device, with kernels
-    unless it is simulated. useful: FLOPs that the
-    model needs, on one device (`step.flops_per_image`).
+    unless it is simulated. useful: FLOPs that the model needs, on one device
+    (`step.flops_per_image`).
     """
 
     memory: dict[str, float]

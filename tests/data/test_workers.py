@@ -60,6 +60,7 @@ def test_what_was_not_taken_comes_again(dying):
     assert [it.length for it in made] == [40, 40, 7, 40]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code, name", [(-9, "SIGKILL"), (3, "exit code 3")])
 def test_a_worker_that_dies_again_and_again_ends_it(code, name, dying):
     made = dying(5, 5, 5, None, code=code)
