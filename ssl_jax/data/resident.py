@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ssl_jax.config import InputError
 from ssl_jax.data import base, lookup
@@ -58,9 +57,9 @@ def needed(source: Any) -> int:
     return len(source) * math.prod(source.size) * 3
 
 
-def load(source: Any, mesh: Mesh, workers: int = 0) -> Resident:
-    """Decodes all images of a source, `workers` as of the loader, and puts them on each device of a
-    mesh. Raises InputError for images that are not uint8 or not of the source's size."""
+def load(source: Any, place: jax.sharding.Sharding, workers: int = 0) -> Resident:
+    """Decodes all images of a source, `workers` as of the loader, and puts them where `place` says:
+    on each device. Raises InputError for images that are not uint8 or not of the source's size."""
     units = _Units(source)
     ahead = Ahead(units, 0, workers)
     images = np.empty((len(source), *source.size, 3), np.uint8)
@@ -74,7 +73,6 @@ def load(source: Any, mesh: Mesh, workers: int = 0) -> Resident:
                 bad[rows.start + i] = base.why_unreadable(source, rows.start + i)
     finally:
         ahead.close()
-    place = NamedSharding(mesh, PartitionSpec())
     on_devices = jax.make_array_from_callback(images.shape, place, images.__getitem__)
     return Resident(source, on_devices, labels, bad)
 

@@ -170,7 +170,7 @@ class Console:
         """A step is finished. metrics: its scalars, on the device."""
         self._at, self._metrics = done, metrics
         self._doing_since = time.perf_counter()
-        self._eta.step(done, self._training())
+        self._eta.step(done, self.training())
 
     def evaluated(self, at: int, took: Took) -> None:
         """An evaluation during training is over."""
@@ -182,7 +182,7 @@ class Console:
 
     # --- numbers
 
-    def _training(self) -> float:
+    def training(self) -> float:
         """Seconds of training since the beginning."""
         now = time.perf_counter()
         paused = 0.0 if self._paused is None else now - self._paused
@@ -192,11 +192,11 @@ class Console:
         """Clock columns since the last row, of training alone; `seconds` since the beginning are of
         everything."""
         columns = self._speed(done)
-        self._row, self._row_training, self._row_waited = done, self._training(), self._waited
+        self._row, self._row_training, self._row_waited = done, self.training(), self._waited
         return columns
 
     def _speed(self, done):
-        seconds = max(self._training() - self._row_training, 1e-9)
+        seconds = max(self.training() - self._row_training, 1e-9)
         rate = self._batch * (done - self._row) / seconds
         return {
             "images_per_second": rate,

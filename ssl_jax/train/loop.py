@@ -4,7 +4,6 @@ report.
 
 import collections
 import contextlib
-import time
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,8 @@ def _train(
     source = None
     if on_devices and begin < total:
         with console.phase("decoding the images for the devices"):
-            source = resident.load(run.source, run.mesh, run.config.data.workers)
+            place = sharding.replicated(run.mesh)
+            source = resident.load(run.source, place, run.config.data.workers)
     batches = open_loader(run, record, source)
     try:
         # Unreadable data shows here, before a folder is made, and so do weights of init_from that
@@ -264,7 +264,8 @@ class _Steps:
         if self._images is None:
             return (sharding.put_batch(batches[0], mesh),)
         count = jax.device_put(np.int32(len(batches)), sharding.replicated(mesh))
-        return span.stacked(batches, self._most, mesh), count, self._images
+        put = sharding.put_batch(span.stacked(batches, self._most), mesh, axis=1)
+        return put, count, self._images
 
     def _step(self, train_step: jax.stages.Compiled, batches: list[dict]) -> None:
         self._console.now(f"step {self._at + 1}")
@@ -285,7 +286,10 @@ class _Steps:
         read: list[dict] = []
 
         def work():
-            for _ in range(distributed.told(self._length.after(self._at))[0]):
+            count = self._length.after(self._at)
+            if self._most > 1:  # clocks differ
+                count = distributed.told(count)[0]
+            for _ in range(count):
                 read.append(console.waiting(lambda: next(batches)))
 
         try:
@@ -329,7 +333,7 @@ class _Steps:
         if self._images is None:
             return [(end, metrics)]
         metrics = jax.device_get(metrics)  # waits for them
-        self._length.ended(time.perf_counter(), count)
+        self._length.ended(self._console.training(), count)
         rows = [jax.tree.map(lambda x, i=i: x[i], metrics) for i in range(count)]
         return list(zip(range(end - count + 1, end + 1), rows, strict=True))
 

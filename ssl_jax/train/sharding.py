@@ -102,9 +102,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Axis 0 cut over all devices."""
-    return NamedSharding(mesh, PartitionSpec(AXES))
+def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """That axis cut over all devices."""
+    return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXES))
 
 
 def param_sharding(
@@ -240,12 +240,12 @@ def _gathered_backward(spec, dtype, _, gradient):
 _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
-def put_batch(batch: Any, mesh: Mesh) -> Any:
-    """Puts a batch on the mesh, axis 0 cut over all devices.
+def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
+    """Puts a batch on the mesh, the axis of its rows cut over all devices.
 
     Args:
       batch: pytree of NumPy arrays that hold THIS process's rows (all rows if there is one
-        process); every process has as many.
+        process); every process has as many. axis: of the rows.
 
     Returns:
       The same pytree of global arrays, rows in the order of the processes.
@@ -253,20 +253,21 @@ def put_batch(batch: Any, mesh: Mesh) -> Any:
     Raises:
       InputError: the global number of rows does not divide by the number of devices.
     """
-    sharding, processes = batch_sharding(mesh), len({d.process_index for d in mesh.devices.flat})
+    place = batch_sharding(mesh, axis)
+    processes = len({device.process_index for device in mesh.devices.flat})
 
     def put(path, rows):
         rows = np.asarray(rows)
-        if rows.ndim == 0 or rows.shape[0] * processes % mesh.size:
+        if rows.ndim <= axis or rows.shape[axis] * processes % mesh.size:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise InputError(
                 f"batch entry {name} has shape {rows.shape} in each of {processes} processes; "
                 f"its rows must divide by {mesh.size} devices"
             )
         if processes == 1:
-            return jax.device_put(rows, sharding)
-        return jax.make_array_from_process_local_data(
-            sharding, rows, (rows.shape[0] * processes, *rows.shape[1:])
-        )
+            return jax.device_put(rows, place)
+        shape = list(rows.shape)
+        shape[axis] *= processes
+        return jax.make_array_from_process_local_data(place, rows, shape)
 
     return jax.tree_util.tree_map_with_path(put, batch)

@@ -7,9 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import jaxpr_as_fun
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-from ssl_jax.train import sharding
 
 _SECONDS = 1.0  # a span may take, since a signal waits for its end
 
@@ -24,7 +21,8 @@ def spanned(train_step: Callable, most: int) -> Callable:
     def span(state, batches, count, images):
         def batch_of(i):
             batch = jax.tree.map(lambda x: x[i], batches)
-            return {**batch, "source": images[batch.pop("row")]}
+            batch["source"] = images[batch.pop("row")]
+            return batch
 
         # Traced once, for its program and for the shapes of its metrics.
         traced, shapes = jax.make_jaxpr(train_step, return_shape=True)(state, batch_of(0))
@@ -41,18 +39,9 @@ def spanned(train_step: Callable, most: int) -> Callable:
     return span
 
 
-def stacked(batches: list[dict], most: int, mesh: Mesh) -> dict:
-    """Batches of this process's rows as one on the mesh, for `spanned`; the last stands in for
-    those that are missing."""
-    place = NamedSharding(mesh, PartitionSpec(None, *sharding.batch_sharding(mesh).spec))
-    processes = len({d.process_index for d in mesh.devices.flat})
-
-    def put(*rows):
-        rows = np.stack(rows + rows[-1:] * (most - len(rows)))
-        shape = (most, rows.shape[1] * processes, *rows.shape[2:])
-        return jax.make_array_from_process_local_data(place, rows, shape)
-
-    return jax.tree.map(put, *batches)
+def stacked(batches: list[dict], most: int) -> dict:
+    """Batches as one for `spanned`; the last stands in for those that are missing."""
+    return jax.tree.map(lambda *rows: np.stack(rows + rows[-1:] * (most - len(rows))), *batches)
 
 
 class Length:
@@ -73,7 +62,7 @@ class Length:
         return min(self._affordable, self._most, min(ends) - at)
 
     def ended(self, now: float, steps: int) -> None:
-        """A span of so many steps ended at this second of a clock."""
+        """A span of so many steps ended at this second of training."""
         if self._before is not None:
             seconds = max(now - self._before, 1e-6)
             self._affordable = max(1, min(2 * self._affordable, int(_SECONDS * steps / seconds)))

@@ -48,14 +48,15 @@ def test_the_bits_of_single_steps_with_images_of_the_host(name, compiled_as_for_
         state, metrics = single(state, batch)
         singles.append(metrics)
 
-    source = resident.load(run.source, run.mesh)
+    source = resident.load(run.source, sharding.replicated(run.mesh))
     stream = setup.open_loader(run, 0, source)
     batches = [next(stream) for _ in range(5)]
     stream.close()
     other, spans = setup.fresh_state(run), []
     program = None
     for part in (batches[:2], batches[2:]):
-        arguments = span.stacked(part, 3, run.mesh), np.int32(len(part)), source.images
+        stacked = sharding.put_batch(span.stacked(part, 3), run.mesh, axis=1)
+        arguments = stacked, np.int32(len(part)), source.images
         if program is None:
             program = compiled(span.spanned(function, 3), run, other, *arguments)
         other, metrics = program(other, *arguments)
@@ -95,4 +96,4 @@ def test_images_of_another_kind_are_named():
         source = ArraySource(images)
         source.size = (24, 24)
         with pytest.raises(InputError, match="data.cache"):
-            resident.load(source, run.mesh)
+            resident.load(source, sharding.replicated(run.mesh))
