@@ -266,8 +266,7 @@ def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
             )
         if processes == 1:
             return jax.device_put(rows, place)
-        shape = list(rows.shape)
-        shape[axis] *= processes
+        shape = (*rows.shape[:axis], rows.shape[axis] * processes, *rows.shape[axis + 1 :])
         return jax.make_array_from_process_local_data(place, rows, shape)
 
     return jax.tree_util.tree_map_with_path(put, batch)
