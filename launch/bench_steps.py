@@ -89,7 +89,7 @@ class Step:
 
     own: False replaces the method's objective, see `networks_only`. images: of a step. flops: of
     the products that the model needs in it. temporary, arguments, bytes: of one device, as XLA
-    says.
+    says. text: the compiled program.
     """
 
     def __init__(self, config, *, own: bool = True):
@@ -111,6 +111,7 @@ class Step:
         self.bytes = self.arguments + self.temporary
         self.images, self.devices = run.config.optim.batch_size, run.mesh.size
         self.flops = step.flops_per_image(run.config, run.abstract) * self.images
+        self.text = str(self._call.as_text())
 
     def fill(self):
         self._batch = sharding.put_batch(self._batch, self._run.mesh)

@@ -14,12 +14,15 @@ card and scale is not run again: started again, the script goes on where the min
 table OUT/gpu.md has all records of the commit. Exit status 1 if a job failed.
 
 A record: ms (median of four rounds of eight steps), images_per_second, tflops (products that the
-model needs), temporary and arguments in GiB, seconds to compile, kernels a step (of a trace).
+model needs), temporary and arguments in GiB, seconds to compile, bytes that the compiled step's
+kernels read and write, how many kernels a trace of a step has and their ms. OUT/NAME.kernels.csv
+has these one by one.
 """
 
 import argparse
+import csv
 import fcntl
-import glob
+import functools
 import importlib.util
 import json
 import os
@@ -38,7 +41,8 @@ ROUNDS, STEPS = 4, 8  # timed
 
 
 class Job(NamedTuple):
-    """What is timed. config: a preset, or "torch" or "tests" with what they are given in `options`.
+    """What is timed. config: a preset; "torch" or "tests" with what they are given in `options`;
+    "card" for the rates that copies and products reach.
     batch: images of a step. changes: settings that differ from the preset's, so that one card holds
     what the preset spreads over several."""
 
@@ -50,6 +54,7 @@ class Job(NamedTuple):
 
 _VIT_S = "ibot:vits16 dinov2:vits16 massl:vits16 sove:vits16 flsl:vits16".split()
 JOBS = {
+    "card": Job("card"),
     "dino": Job("dino:vits16"),
     "torch-compiled": Job("torch", options=("compiled",)),
     "torch-eager": Job("torch", options=("eager",)),
@@ -77,7 +82,10 @@ def main(arguments=None) -> int:
     parser.add_argument("--job", help=argparse.SUPPRESS)  # a process of this script's
     options = parser.parse_args(arguments)
     if options.job:
-        return _work(JOBS[options.job], toy=options.scale == "toy", turn=options.out / "turn")
+        files = dict(
+            turn=options.out / "turn", kernels=options.out / f"{options.job}.kernels.csv"
+        )
+        return _work(JOBS[options.job], toy=options.scale == "toy", **files)
     names = options.only.split(",") if options.only else list(JOBS)
     if unknown := [name for name in names if name not in JOBS]:
         parser.error(f"no job {', '.join(unknown)}; there are {', '.join(JOBS)}")
@@ -134,15 +142,16 @@ def _all(names, options):
         time.sleep(0.2)
 
 
-def _work(job: Job, *, toy: bool, turn: pathlib.Path) -> int:
+def _work(job: Job, *, toy: bool, turn: pathlib.Path, kernels: pathlib.Path) -> int:
     """Prints the record of a job as JSON. It compiles at once and is timed when it has `turn`, a
-    file that one process locks at a time."""
+    file that one process locks at a time. kernels: the table of a preset's kernels."""
     # Several programs share the card: none may take all of its memory.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     begin = time.time()
-    measure = {"torch": _torch, "tests": _tests}.get(job.config, _preset)
+    measure = {"torch": _torch, "tests": _tests, "card": _card}.get(job.config)
     with open(turn, "w") as lock:
-        row = measure(job, toy, lambda: fcntl.flock(lock, fcntl.LOCK_EX))
+        take_turn = functools.partial(fcntl.flock, lock, fcntl.LOCK_EX)
+        row = measure(job, toy, take_turn) if measure else _preset(job, toy, take_turn, kernels)
     if "error" in row:
         print(row["error"], file=sys.stderr)
         return 1
@@ -150,11 +159,13 @@ def _work(job: Job, *, toy: bool, turn: pathlib.Path) -> int:
     return 0
 
 
-def _preset(job, toy, take_turn):
+def _preset(job, toy, take_turn, kernels):
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
     import bench
     import bench_steps
     import jax
+
+    from ssl_jax.train import program
 
     config = bench.with_photographs(job.config)
     config.evals.tasks, config.optim.batch_size = (), 2 if toy else job.batch
@@ -180,8 +191,9 @@ def _preset(job, toy, take_turn):
         temporary=step.temporary / 2**30,
         arguments=step.arguments / 2**30,
         compile_seconds=compiling,
-        kernels=_kernels(step),
+        bytes=program.read(step.text).traffic(),
         jax=jax.__version__,
+        **_traced(step, kernels),
     )
 
 
@@ -191,20 +203,49 @@ def _seconds(call) -> float:
     return time.perf_counter() - start
 
 
-def _kernels(step) -> float | None:
-    """Kernels that a GPU runs in a step, of a trace; None on a CPU."""
+def _traced(step, table: pathlib.Path) -> dict:
+    """{"kernels": how many ran in a step, "busy": their ms} of a trace, and writes `table`: ms of a
+    step, times, operation of XLA, line of the package."""
     import jax
 
-    steps = 2
+    from ssl_jax.train import profile, program
+
+    steps = 4
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             step.turn(steps)
-        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-        planes = jax.profiler.ProfileData.from_file(path).planes
-        lines = [line for plane in planes if "GPU" in plane.name for line in plane.lines]
-        return (
-            sum(len(list(line.events)) for line in lines if "Stream" in line.name) / steps or None
-        )
+        (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        costs = profile.costs(path, program.where(step.text))
+    with open(table, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("ms", "times", "operation", "line"))
+        for one in costs:
+            ms = f"{1000 * one.seconds / steps:.4f}"
+            rows.writerow((ms, one.times / steps, one.name, one.where))
+    ran = sum(one.times for one in costs) / steps
+    return dict(kernels=ran, busy=1000 * sum(one.seconds for one in costs) / steps)
+
+
+def _card(job, toy, take_turn):
+    import jax
+    import jax.numpy as jnp
+
+    size, width = (1 << 16, 64) if toy else (1 << 30, 8192)
+    copy, product = jax.jit(lambda x: x + 1), jax.jit(jnp.matmul)
+    pixels = jnp.zeros(size, jnp.float32)
+    matrix = jax.random.normal(jax.random.key(0), (width, width), jnp.bfloat16)
+    take_turn()
+
+    def each(call, argument):
+        jax.block_until_ready(call(argument))
+        seconds = (_seconds(lambda: jax.block_until_ready(call(argument))) for _ in range(10))
+        return statistics.median(seconds)
+
+    return dict(
+        copy_rate=2 * pixels.nbytes / each(copy, pixels),
+        product_rate=2 * width**3 / each(lambda x: product(x, x), matrix),
+        jax=jax.__version__,
+    )
 
 
 def _torch(job, toy, take_turn):
@@ -247,6 +288,9 @@ def _tests(job, toy, take_turn):
 def _line(row: dict) -> str:
     if "tests" in row:
         return row["tests"]
+    if "copy_rate" in row:
+        rates = row["copy_rate"] / 1e12, row["product_rate"] / 1e12
+        return "copies {:.2f} TB/s, bfloat16 products {:.0f} TFLOP/s".format(*rates)
     memory = "" if row["temporary"] is None else f", {row['temporary']:.1f} GiB of results"
     return (
         f"{row['ms']:.1f} ms, {row['images_per_second']:.0f} images/s{memory}, compiled in"
@@ -257,9 +301,10 @@ def _line(row: dict) -> str:
 def table(done: dict[str, dict], of: str) -> str:
     """Records as a table in Markdown; of: commit, card and scale."""
     peer = done.get("torch-compiled", {}).get("ms")
+    rate = done.get("card", {}).get("copy_rate")
     lines = [f"{of}", "", f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
     for name, row in done.items():
-        if "tests" in row:
+        if "ms" not in row:
             continue
         label = f"{name}, {row['changes']}" if row.get("changes") else name
         ratio = f"{row['ms'] / peer:.2f}" if peer and name.startswith(("dino", "torch")) else ""
@@ -267,15 +312,26 @@ def table(done: dict[str, dict], of: str) -> str:
             *(label, str(row["batch"]), f"{row['ms']:.1f}", f"{row['images_per_second']:.0f}"),
             ratio,
             *(_cell(row.get(key), form) for key, form in _REST),
+            *_bound(row, rate),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    tests = [f"{name}: {row['tests']}" for name, row in done.items() if "tests" in row]
-    return "\n".join([*lines, "", *tests]) + "\n"
+    others = [f"{name}: {_line(row)}" for name, row in done.items() if "ms" not in row]
+    return "\n".join([*lines, "", *others]) + "\n"
+
+
+def _bound(row, rate):
+    """GB of a step, the ms that they take at the card's rate of copies, the share that these are of
+    the measured ones."""
+    if not rate or not row.get("bytes"):
+        return "", "", ""
+    least = 1000 * row["bytes"] / rate
+    return f"{row['bytes'] / 1e9:.0f}", f"{least:.1f}", f"{100 * least / row['ms']:.0f} %"
 
 
 _COLUMNS = ("step", "images", "ms", "images/s", "x PyTorch compiled")
-_COLUMNS += ("kernels", "temporary GiB", "TFLOP/s")
-_REST = (("kernels", ".0f"), ("temporary", ".1f"), ("tflops", ".0f"))
+_COLUMNS += ("kernels", "ms in kernels", "temporary GiB", "TFLOP/s")
+_COLUMNS += ("GB", "ms by bytes", "share reached")
+_REST = (("kernels", ".0f"), ("busy", ".1f"), ("temporary", ".1f"), ("tflops", ".0f"))
 
 
 def _cell(value, form):

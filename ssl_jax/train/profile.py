@@ -90,12 +90,14 @@ def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
     found: dict[str, list[float]] = defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
         for line in plane.lines:
-            # A TPU has a line for operations alone; elsewhere they say of themselves what they are.
-            all_are = line.name == "XLA Ops"
+            # A TPU has a line for operations alone, a GPU one for each stream; elsewhere they say
+            # of themselves what they are. A GPU's have the names of kernels, and say of which
+            # operation.
+            all_are = line.name == "XLA Ops" or line.name.startswith("Stream")
             events = [
-                (event.start_ns, event.duration_ns, event.name)
+                (event.start_ns, event.duration_ns, operation or event.name)
                 for event in line.events
-                if all_are or any(name == "hlo_op" for name, _ in event.stats)
+                if (operation := dict(event.stats).get("hlo_op")) or all_are
             ]
             for name, seconds in _own_times(events):
                 found[name].append(seconds)
