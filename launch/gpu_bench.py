@@ -7,22 +7,24 @@
 Needs the package with a GPU build of JAX in the active environment, and no data: the pictures come
 with the package. PyTorch is timed where it is installed.
 
-Jobs start in the order of their importance. As many as half the processors compile side by side,
-each in a process of its own; they take turns being timed, one at a time. Each result is written to
-OUT/gpu.jsonl at once, with card, commit and versions, and a job that has a record of this commit,
-card and scale is not run again: started again, the script goes on where the minutes ended. The
-table OUT/gpu.md has all records of the commit. Exit status 1 if a job failed.
+Jobs start in the order of their importance. Some compile side by side, each in a process of its
+own: XLA and PyTorch both need some 100 s, on several cores. They take turns being timed, on cores
+that no other compiles on. Each result is written to OUT/gpu.jsonl at once, with card, commit and
+versions, and a job that has a record of this commit, card and scale is not run again: started
+again, the script goes on where the minutes ended. The table OUT/gpu.md has all records of the
+commit. Exit status 1 if a job failed.
 
-A record: ms (median of four rounds of eight steps), images_per_second, tflops (products that the
-model needs), temporary and arguments in GiB, seconds to compile, bytes that the compiled step's
-kernels read and write, how many kernels a trace of a step has and their ms. OUT/NAME.kernels.csv
-has these one by one.
+A record: ms (median of four rounds of eight steps, each waiting for the last of them),
+images_per_second, tflops (products that the model needs), temporary and arguments in GiB, seconds
+to compile, bytes that the compiled step's kernels read and write, how many kernels a trace of a
+step has and their ms ("busy"), the ms that the host needs to start a step. OUT/NAME.kernels.csv has
+the kernels one by one.
 """
 
 import argparse
+import contextlib
 import csv
 import fcntl
-import functools
 import importlib.util
 import json
 import os
@@ -43,15 +45,16 @@ ROUNDS, STEPS = 4, 8  # timed
 class Job(NamedTuple):
     """What is timed. config: a preset; "torch" or "tests" with what they are given in `options`;
     "card" for the rates that copies and products reach.
-    batch: images of a step. changes: settings that differ from the preset's, so that one card holds
-    what the preset spreads over several."""
+    batch: images of a step. changes: of `model`, where they differ from the preset's, so that one
+    card holds what the preset spreads over several."""
 
     config: str
     batch: int = 128
-    changes: str = ""
+    changes: dict = {}
     options: tuple[str, ...] = ()
 
 
+_HALF_OF_VIT_L = dict(size="custom", width=1024, depth=12, heads=16)
 _VIT_S = "ibot:vits16 dinov2:vits16 massl:vits16 sove:vits16 flsl:vits16".split()
 JOBS = {
     "card": Job("card"),
@@ -60,7 +63,7 @@ JOBS = {
     "torch-eager": Job("torch", options=("eager",)),
     "sop": Job("sop:vits16"),
     "dino-vitb16": Job("dino:vitb16", 64),
-    "sop-vitl16": Job("sop:vitl16", 32, "depth=12"),  # half of its blocks
+    "sop-vitl16": Job("sop:vitl16", 32, _HALF_OF_VIT_L),
     "stellar-vitb16": Job("stellar:vitb16", 32),
     "cribo": Job("cribo:vits16_in1k"),
     "mae-vitb16": Job("mae:vitb16", 128),
@@ -77,15 +80,22 @@ def main(arguments=None) -> int:
     parser.add_argument("--only", default="", help=f"of {', '.join(JOBS)}; comma-separated")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs/gpu_bench"))
     parser.add_argument("--scale", choices=("paper", "toy"), default="paper")
-    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4))
     parser.add_argument("--limit", type=float, default=300, help="seconds a job may take")
+    parser.add_argument(
+        "--write",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="put the table of FILE's records, one"
+        " commit's, into docs/benchmarks.md; times nothing",
+    )
     parser.add_argument("--job", help=argparse.SUPPRESS)  # a process of this script's
     options = parser.parse_args(arguments)
     if options.job:
-        files = dict(
-            turn=options.out / "turn", kernels=options.out / f"{options.job}.kernels.csv"
-        )
+        files = dict(turn=options.out / "turn", kernels=options.out / f"{options.job}.kernels.csv")
         return _work(JOBS[options.job], toy=options.scale == "toy", **files)
+    if options.write:
+        return _write(options.write)
     names = options.only.split(",") if options.only else list(JOBS)
     if unknown := [name for name in names if name not in JOBS]:
         parser.error(f"no job {', '.join(unknown)}; there are {', '.join(JOBS)}")
@@ -94,7 +104,7 @@ def main(arguments=None) -> int:
         print("torch is not installed: no comparison with PyTorch", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
     made = runs.made()
-    of = f"{made['commit']} {' '.join(made['accelerators']) or made['processor']} {options.scale}"
+    of = f"{made['commit']} {made['accelerators'] or made['processor']} {options.scale}"
     kept = records.Records(options.out / "gpu.jsonl")
     missing = [name for name in names if f"{of} {name}" not in kept]
     failed = []
@@ -106,7 +116,7 @@ def main(arguments=None) -> int:
             kept[f"{of} {name}"] = row | {"made": made}
             print(f"{name}: {_line(row)}", flush=True)
     done = {name: kept[f"{of} {name}"] for name in names if f"{of} {name}" in kept}
-    (options.out / "gpu.md").write_text(table(done, of), encoding="utf-8")
+    (options.out / "gpu.md").write_text(f"{of}\n\n{table(done)}", encoding="utf-8")
     print(f"{len(done)} of {len(names)} jobs have a record; table in {options.out / 'gpu.md'}")
     return 1 if failed else 0
 
@@ -142,15 +152,30 @@ def _all(names, options):
         time.sleep(0.2)
 
 
+def _stay_on(timed: bool) -> None:
+    """Keeps all threads of the process on four cores for what is timed, or on the others, where
+    processes compile; on a machine of few, on any."""
+    cores = range(os.cpu_count() or 1)
+    if len(cores) >= 8 and hasattr(os, "sched_setaffinity"):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), cores[:4] if timed else cores[4:])
+
+
 def _work(job: Job, *, toy: bool, turn: pathlib.Path, kernels: pathlib.Path) -> int:
     """Prints the record of a job as JSON. It compiles at once and is timed when it has `turn`, a
     file that one process locks at a time. kernels: the table of a preset's kernels."""
     # Several programs share the card: none may take all of its memory.
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     begin = time.time()
+    _stay_on(timed=False)
     measure = {"torch": _torch, "tests": _tests, "card": _card}.get(job.config)
     with open(turn, "w") as lock:
-        take_turn = functools.partial(fcntl.flock, lock, fcntl.LOCK_EX)
+
+        def take_turn():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _stay_on(timed=True)
+
         row = measure(job, toy, take_turn) if measure else _preset(job, toy, take_turn, kernels)
     if "error" in row:
         print(row["error"], file=sys.stderr)
@@ -170,28 +195,30 @@ def _preset(job, toy, take_turn, kernels):
     config = bench.with_photographs(job.config)
     config.evals.tasks, config.optim.batch_size = (), 2 if toy else job.batch
     config.mesh.update(dict(data=1, fsdp=1))  # one GPU, however many there are
-    changes = dict(pair.split("=") for pair in job.changes.split(",") if pair)
-    config.model.update({key: int(value) for key, value in changes.items()})
+    config.model.update(job.changes)
     if toy:
         config.model.size = "custom"
         config.model.update(_TOY)
     began = time.time()
     step = bench_steps.Step(config)
     compiling = time.time() - began
+    moved = program.read(step.text).traffic()
     take_turn()
     step.fill()
     step.turn(3)
     each = statistics.median(_seconds(lambda: step.turn(STEPS)) / STEPS for _ in range(ROUNDS))
+    host = 1000 * step.host_seconds()
     return dict(
         batch=step.images,
-        changes=job.changes,
+        host=host,
+        changes=" ".join(f"{key}={value}" for key, value in job.changes.items()),
         ms=1000 * each,
         images_per_second=step.images / each,
         tflops=step.flops / each / 1e12,
         temporary=step.temporary / 2**30,
         arguments=step.arguments / 2**30,
         compile_seconds=compiling,
-        bytes=program.read(step.text).traffic(),
+        bytes=moved,
         jax=jax.__version__,
         **_traced(step, kernels),
     )
@@ -256,13 +283,17 @@ def _torch(job, toy, take_turn):
     batch, compiled = 2 if toy else job.batch, job.options == ("compiled",)
     began = time.time()
     step = bench_torch.make_step(batch, device, compiled=compiled, small=toy)
-    step()  # compiles; a card has room for two
+    step().item()  # compiles; a card has room for two
     compiling = time.time() - began
     take_turn()
-    for _ in range(3):
-        step()
-    rounds = [_seconds(lambda: [step() for _ in range(STEPS)]) / STEPS for _ in range(ROUNDS)]
-    each = statistics.median(rounds)
+
+    def turn(steps):
+        for _ in range(steps):
+            loss = step()
+        loss.item()
+
+    turn(3)
+    each = statistics.median(_seconds(lambda: turn(STEPS)) / STEPS for _ in range(ROUNDS))
     peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
     return dict(
         batch=batch,
@@ -298,11 +329,21 @@ def _line(row: dict) -> str:
     )
 
 
-def table(done: dict[str, dict], of: str) -> str:
-    """Records as a table in Markdown; of: commit, card and scale."""
+def _write(file: pathlib.Path) -> int:
+    """Puts the table of a file's records into docs/benchmarks.md."""
+    kept = records.Records(file)
+    of_job = {name.split()[-1]: kept[name] for name in kept}
+    done = {job: of_job[job] for job in JOBS if job in of_job}
+    made = runs.provenance_of(row["made"] for row in done.values())
+    runs.fill(runs.ROOT / "docs" / "benchmarks.md", "gpu", f"{table(done)}\n{made}\n")
+    return 0
+
+
+def table(done: dict[str, dict]) -> str:
+    """Records as a table in Markdown."""
     peer = done.get("torch-compiled", {}).get("ms")
     rate = done.get("card", {}).get("copy_rate")
-    lines = [f"{of}", "", f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
+    lines = [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
     for name, row in done.items():
         if "ms" not in row:
             continue
@@ -315,7 +356,7 @@ def table(done: dict[str, dict], of: str) -> str:
             *_bound(row, rate),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    others = [f"{name}: {_line(row)}" for name, row in done.items() if "ms" not in row]
+    others = [f"{name}: {_line(row)}." for name, row in done.items() if "ms" not in row]
     return "\n".join([*lines, "", *others]) + "\n"
 
 
@@ -329,9 +370,15 @@ def _bound(row, rate):
 
 
 _COLUMNS = ("step", "images", "ms", "images/s", "x PyTorch compiled")
-_COLUMNS += ("kernels", "ms in kernels", "temporary GiB", "TFLOP/s")
+_COLUMNS += ("kernels", "ms in kernels", "ms of the host", "temporary GiB", "TFLOP/s")
 _COLUMNS += ("GB", "ms by bytes", "share reached")
-_REST = (("kernels", ".0f"), ("busy", ".1f"), ("temporary", ".1f"), ("tflops", ".0f"))
+_REST = (
+    ("kernels", ".0f"),
+    ("busy", ".1f"),
+    ("host", ".1f"),
+    ("temporary", ".1f"),
+    ("tflops", ".0f"),
+)
 
 
 def _cell(value, form):

@@ -28,6 +28,9 @@ class Records:
     def __contains__(self, name: str) -> bool:
         return name in self._of
 
+    def __iter__(self):
+        return iter(self._of)
+
     def __getitem__(self, name: str) -> dict:
         return self._of[name]
 

@@ -161,15 +161,10 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
 
 
 def _for_gpu(lowered: jax.stages.Lowered, **options: Any) -> tuple:
-    """As `program.compile`, without autotuning, which needs a GPU."""
-    options = {"xla_gpu_autotune_level": 0} | options
-    try:
-        return program.compile(lowered, **options)
-    except jax.errors.JaxRuntimeError as error:
-        if "tile sizes" not in str(error):
-            raise
-    # What XLA takes without trying is nothing for some small products; cuBLAS can do them all.
-    return program.compile(lowered, **options, xla_gpu_enable_triton_gemm=False)
+    """As `program.compile`, without autotuning, which needs a GPU; and without products by Triton,
+    for which XLA finds no tiles unless it tries them."""
+    options = dict(xla_gpu_autotune_level=0, xla_gpu_enable_triton_gemm=False) | options
+    return program.compile(lowered, **options)
 
 
 def _temporary(used: Any, simulated: bool) -> float:

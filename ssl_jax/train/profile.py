@@ -87,24 +87,31 @@ def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
 
     file: .xplane.pb, as jax.profiler writes it. lines: {operation: line} of the program.
     """
+    of_kernel = {_kernel(name): name for name in lines}
     found: dict[str, list[float]] = defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
         for line in plane.lines:
             # A TPU has a line for operations alone, a GPU one for each stream; elsewhere they say
-            # of themselves what they are. A GPU's have the names of kernels, and say of which
-            # operation.
+            # of themselves what they are.
             all_are = line.name == "XLA Ops" or line.name.startswith("Stream")
-            events = [
-                (event.start_ns, event.duration_ns, operation or event.name)
-                for event in line.events
-                if (operation := dict(event.stats).get("hlo_op")) or all_are
-            ]
+            events = []
+            for event in line.events:
+                operation = dict(event.stats).get("hlo_op", "")
+                if all_are and operation not in lines:  # a kernel of a CUDA graph
+                    operation = of_kernel.get(event.name, event.name)
+                if operation:
+                    events.append((event.start_ns, event.duration_ns, operation))
             for name, seconds in _own_times(events):
                 found[name].append(seconds)
     listed = [
         Cost(name, lines.get(name, ""), len(times), sum(times)) for name, times in found.items()
     ]
     return sorted(listed, key=lambda cost: -cost.seconds)
+
+
+def _kernel(operation: str) -> str:
+    """XLA's name for the kernel of an operation on a GPU."""
+    return re.sub(r"\W", "_", operation)
 
 
 def _own_times(events):

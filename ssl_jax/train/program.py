@@ -166,7 +166,7 @@ class _Reader:
         if kind == "conditional":  # the dearest branch
             inner = [max(inner, key=lambda c: (c.flops.total(), c.bytes.total()))]
         times = self._module.trips(one) if kind == "while" else 1
-        fused = kind == "fusion"
+        fused = kind == "fusion" and bool(bodies)  # what ends one, "fusion-done", names none
         for part in inner:
             pairs = list(zip(found, part, strict=True))
             for total, costs in pairs[:3] if fused else pairs:

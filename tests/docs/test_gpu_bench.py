@@ -29,6 +29,13 @@ def test_a_result_is_kept_and_measured_once(tmp_path, monkeypatch):
     ).read_text()
 
 
+def test_the_table_in_the_documents_is_that_of_the_records(root, monkeypatch):
+    script, written = load("gpu_bench"), []
+    monkeypatch.setattr(script.runs, "fill", lambda file, name, text: written.append(text))
+    script.main([f"--write={root / 'docs/records_gpu_steps.jsonl'}"])
+    assert written == [script.runs.filled(root / "docs/benchmarks.md", "gpu")]
+
+
 @pytest.mark.nightly
 def test_rehearsal(tmp_path, root):
     command = [sys.executable, root / "launch/gpu_bench.py", "--scale=toy", f"--out={tmp_path}"]

@@ -136,6 +136,11 @@ _COMPILED = f"""HloModule step, is_scheduled=true
   ROOT %written = {_ROWS} dynamic-update-slice(%rows, %update, %i, %zero, %zero)
 }}
 
+%fused_negation (a: bf16[64,32]) -> bf16[64,32] {{
+  %a = bf16[64,32]{{1,0}} parameter(0)
+  ROOT %minus = bf16[64,32]{{1,0}} negate(%a)
+}}
+
 %body (state: (s32[], {_ROWS}, bf16[64,16])) -> (s32[], {_ROWS}, bf16[64,16]) {{
   %state = (s32[], {_ROWS}, bf16[64,16]{{1,0}}) parameter(0)
   %i = s32[] get-tuple-element(%state), index=0
@@ -181,6 +186,9 @@ ENTRY %main (a: bf16[64,32], b: bf16[32,16], rows: {_ROWS}, q: bf16[2,8,4,16]) -
   %begin = ((bf16[64,32]{{1,0}}), {_TILED % "S(1)"}, s32[]) slice-start(%a),
     slice={{[0:64], [0:16]}}
   %end = {_TILED % "S(1)"} slice-done(%begin)
+  %turn = ((bf16[64,32]{{1,0}}), bf16[64,32]{{1,0}}, u32[]) fusion-start(%a), kind=kLoop,
+    calls=%fused_negation
+  %turned = bf16[64,32]{{1,0}} fusion-done(%turn)
   ROOT %result = {_TILED % ""} negate(%near)
 }}
 """
@@ -196,7 +204,7 @@ def test_bytes_of_kernels_by_hand():
         # A pass of the loop writes one row and reads it, whose index is four bytes; the last
         # negation, the copy and the slice before it have one end on the chip.
         "copy": (8 + 2, 8 * (2 * row + 4) + 2 * row),
-        "elementwise": (8 + 1, 8 * (2 * row + 4) + row),
+        "elementwise": (8 + 1 + 1, 8 * (2 * row + 4) + row + 2 * 2 * 64 * 32),
         "collective": (1, 2 * row),
         "attention by cuDNN": (1, 2 * (2 * 2 * 8 * 4 * 16)),
     }
