@@ -2,13 +2,12 @@
 
     python -m tests.tiers .cache/tests
 
-A test that took more than LIMIT CPU seconds and is marked neither slow nor nightly is named, and
-the exit code is 1.
+A test that took more than LIMIT CPU seconds and is marked neither slow nor nightly is named. That
+is no failure: on a machine with other work, a test of half a second was once given eleven.
 """
 
 import argparse
 import pathlib
-import sys
 from xml.etree import ElementTree
 
 from rich.console import Console
@@ -38,7 +37,7 @@ def read(path: pathlib.Path) -> tuple[float, list[dict]]:
     return float(suite.get("time", 0)), tests
 
 
-def main(arguments=None) -> int:
+def main(arguments=None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=pathlib.Path)
     folder = parser.parse_args(arguments).folder
@@ -59,14 +58,12 @@ def main(arguments=None) -> int:
     for test in every:
         if test["outcome"] in ("failure", "error"):
             console.print(f"failed: {test['name']}", highlight=False)
-    late = [test for test in every if test["called"] > LIMIT and not test["marked"]]
-    for test in late:
-        console.print(
-            f"{test['name']} took {test['called']:.1f} CPU s: make it cheaper than {LIMIT}, or mark"
-            " it slow or nightly"
-        )
-    return int(bool(late))
+        elif test["called"] > LIMIT and not test["marked"]:
+            console.print(
+                f"{test['name']} took {test['called']:.1f} CPU s: make it cheaper than {LIMIT}, or"
+                " mark it slow or nightly"
+            )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
