@@ -10,6 +10,7 @@
     python launch/bench.py evals                extraction of features and both searches for
     python launch/bench.py evals --camvid /data/tfds    neighbours; among CamVid's patches
     python launch/bench.py loader               decoding and views, of one core
+    python launch/bench.py cache                whole runs by data.cache, some minutes
 
 Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
 waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
@@ -28,6 +29,9 @@ bare forward pass or our search; "same" is the share of our neighbours that fais
 
 Loader: a table and OUT/loader.json, from the processor's seconds in interleaved rounds; "cores" is
 how many make 1000 images a second.
+
+Cache: a table and OUT/cache.json, of runs that take turns; "data wait" is the share of the time
+that the step waits for data.
 """
 
 import argparse
@@ -39,6 +43,7 @@ import platform
 import sys
 import zlib
 
+import bench_libraries
 import bench_measure
 import bench_ops
 import jax
@@ -73,6 +78,7 @@ def ops(options) -> int:
     rows, skipped = [], []
     path = pathlib.Path(options.out) / "ops.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    peers = bench_libraries.setup("faiss", "torch")
     print(_line(COLUMNS), flush=True)
     for name in names:
         case = bench_ops.CASES[name](
@@ -91,12 +97,13 @@ def ops(options) -> int:
             scale=options.scale,
             rounds=options.rounds,
             seed=options.seed,
+            peers=peers,
             rows=rows,
             skipped=skipped,
         )
         # After every op: a run cut short keeps what it has measured.
         path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"wrote {path}")
+    print(f"{peers}\nwrote {path}")
     wrong = [
         f"{row['op']} ({row['direction']}): {row['form']}" for row in rows if row["agrees"] is False
     ]
@@ -145,6 +152,7 @@ def evals(options) -> int:
     import bench_evals
 
     small = options.scale == "small"
+    peers = bench_libraries.setup("faiss")
     rows = bench_evals.measure(options.rounds, options.seed, small=small, camvid=options.camvid)
     cells = [
         (
@@ -156,7 +164,7 @@ def evals(options) -> int:
         )
         for row in rows
     ]
-    _report(options, "evals", rows, [("case", "form", "ms", "x", "same"), *cells])
+    _report(options, "evals", rows, [("case", "form", "ms", "x", "same"), *cells], peers)
     return 0
 
 
@@ -175,10 +183,25 @@ def loader(options) -> int:
     return 0
 
 
-def _report(options, name: str, rows: list[dict], table: list) -> None:
+def cache(options) -> int:
+    import bench_cache
+
+    one = next(iter(bench_cache.RUNS))
+    small = dict(cases={one: bench_cache.RUNS[one]}, steps=12) if options.scale == "small" else {}
+    rows = bench_cache.measure(options.rounds, **small)
+    cells = [
+        (row["case"], row["form"], f"{row['rate']:,.0f}", f"{row['x']:.2f}", f"{row['wait']:.1%}")
+        for row in rows
+    ]
+    heading = ("run", "data.cache", "images/s", "x", "data wait")
+    _report(options, "cache", rows, [heading, *cells])
+    return 0
+
+
+def _report(options, name: str, rows: list[dict], table: list, peers: str = "") -> None:
     """Prints the table, keeps the rows as OUT/NAME.json; with --write the table goes into
-    docs/benchmarks.md."""
-    text = runs.markdown(table)
+    docs/benchmarks.md. peers: how other libraries were set up, a line below the table."""
+    text = runs.markdown(table) + (f"\n{peers}.\n" if peers else "")
     print(text)
     path = pathlib.Path(options.out) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,7 +276,9 @@ def main(arguments=None) -> int:
     command.add_argument("--camvid", default="", help="folder of CamVid in TFDS's form")
     command = commands.add_parser("loader", help="what a core does for an image")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
-    for name in ("steps", "evals", "loader"):
+    command = commands.add_parser("cache", help="whole runs, by where the decoded set is kept")
+    command.add_argument("--scale", choices=("paper", "small"), default="paper")
+    for name in ("steps", "evals", "loader", "cache"):
         commands.choices[name].add_argument(
             "--write", action="store_true", help="put the table into docs/benchmarks.md"
         )
@@ -266,7 +291,8 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; it must be at least 1")
-    return {"ops": ops, "steps": steps, "evals": evals, "loader": loader}[options.command](options)
+    commands = dict(ops=ops, steps=steps, evals=evals, loader=loader, cache=cache)
+    return commands[options.command](options)
 
 
 if __name__ == "__main__":

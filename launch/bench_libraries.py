@@ -6,7 +6,31 @@ names those that are missing. A call returns what is to be compared with the nai
 where it solves another problem (an exact matching is no entropic plan).
 """
 
+import importlib
+import importlib.util
+import os
+
 import numpy as np
+
+_CONDITIONS = {
+    "faiss": "IndexFlatIP, given unit rows, its making not timed",
+    "torch": "eager, on JAX's arrays",
+}
+_THREADS = {"faiss": "omp_set_num_threads", "torch": "set_num_threads"}
+
+
+def setup(*modules: str) -> str:
+    """Gives the libraries as many threads as this process has cores, and says how they are set up:
+    a line; "" if none is installed.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = [module for module in modules if importlib.util.find_spec(module)]
+    for module in found:
+        library = importlib.import_module(module)
+        getattr(library, _THREADS[module])(cores)
+    kernel = os.environ.get("OPENBLAS_CORETYPE", "its own choice")
+    parts = [f"{module}: {_CONDITIONS[module]}" for module in found]
+    return "; ".join([*parts, f"threads: {cores}, OPENBLAS_CORETYPE: {kernel}"]) if found else ""
 
 
 def hungarian(cost):

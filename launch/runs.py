@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from ssl_jax import evals
+from ssl_jax import evals, pages
 from ssl_jax.config import refusal
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,7 +24,8 @@ _LAST = 20  # rows of metrics.csv that stand for the end of a run
 
 def start(main) -> None:
     """Ends the process with what a script's `main()` returns; bad input is one line and status 2,
-    as of ssl-jax."""
+    as of ssl-jax. With huge pages, as ssl-jax."""
+    pages.restart_with_huge_pages()
     try:
         sys.exit(main())
     except Exception as error:

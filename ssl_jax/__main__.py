@@ -3,12 +3,13 @@
 import contextlib
 import sys
 
-from ssl_jax import extras
+from ssl_jax import extras, pages
 from ssl_jax.train import stop
 
 
 def main() -> int:
     """Runs the command line; returns its exit code, 2 with one line if an extra is missing."""
+    pages.restart_with_huge_pages()
     # Before anything that takes time to import: a signal is heard from Python's own start on.
     train = sys.argv[1:2] == ["train"]
     told = stop.listening(whole=True) if train else contextlib.nullcontext()

@@ -20,8 +20,8 @@ PACKAGE = ROOT / "ssl_jax"
 # Left to right; a dotted name stands for that module of its package. The loader turns records into
 # views, so it stands right of both.
 ORDER = """
-    extras trees reading config papers ops data views data.loader models losses methods train.stop
-    train.progress train.distributed train.clip train.updates train.optim train.schedule
+    pages extras trees reading config papers ops data views data.loader models losses methods
+    train.stop train.progress train.distributed train.clip train.updates train.optim train.schedule
     train.sharding train.state train.step evals embedding train.log train.checksums train.damage
     train.disk train.checkpoint convert train.trackers train.health settings train api cli __main__
 """.split()

@@ -70,6 +70,13 @@ def test_steps_and_evaluations_are_timed(command, tmp_path, monkeypatch):
     assert len(report["rows"]) >= (1 if command.startswith("steps") else 4)
 
 
+@pytest.mark.nightly
+def test_runs_are_timed_by_where_they_keep_the_set(tmp_path):
+    status, report = run(tmp_path, "cache", "--scale=small", "--rounds=1")
+    assert status == 0 and [row["form"] for row in report["rows"]] == ["none", "memory", "device"]
+    assert all(row["rate"] > 0 for row in report["rows"])
+
+
 def test_the_loader_is_timed(tmp_path):
     status, report = run(tmp_path, "loader", "--scale=small")
     assert status == 0 and len(report["rows"]) == 5
