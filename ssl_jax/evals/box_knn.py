@@ -11,7 +11,6 @@ visible box are left out.
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -159,20 +158,10 @@ def classify(
     ks = tuple(sorted({min(k, len(bank)) for k in ks}))
     rows = queries.reshape(-1, dim)
     similarity, index = streamed.nearest_streamed(rows, bank, k=ks[-1], **chunks)
-    step = max(1, _VOTES // num_classes)
-    winners = [
-        np.asarray(
-            knn.vote(
-                jnp.asarray(of_row[index[start : start + step]]),
-                knn.weights(jnp.asarray(similarity[start : start + step]), temperature),
-                num_classes=num_classes,
-                ks=ks,
-            )
-        )
-        for start in range(0, len(rows), step)
-    ]
-    predicted = np.concatenate(winners, axis=1).reshape(len(ks), *queries.shape[:2])
-    return dict(zip(ks, predicted))
+    chunk = max(1, _VOTES // num_classes)
+    how: dict[str, Any] = dict(num_classes=num_classes, ks=ks, temperature=temperature)
+    winners = knn.winners(of_row[index], similarity, chunk=chunk, **how)
+    return {k: predicted.reshape(queries.shape[:2]) for k, predicted in winners.items()}
 
 
 def select(

@@ -4,20 +4,20 @@ iBOT; SOP table 1).
 
 import functools
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax import ops
 from ssl_jax.config import Key, key
 from ssl_jax.evals import metrics, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion, neighbours
 from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
+from ssl_jax.evals.streamed import nearest_streamed, padded
 
 KS = (20, 10, 100, 200)
 TEMPERATURE = 0.07
@@ -79,7 +79,7 @@ def classify(
       bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; computed in float32.
       ks: numbers of neighbours; each is limited to the size of the bank.
       temperature: > 0.
-      chunk: queries per device call; memory grows with it, results do not depend on it.
+      chunk: queries per device call at most; memory grows with it, results do not depend on it.
 
     Returns:
       Neighbours. Equal scores go to the lowest class.
@@ -101,40 +101,30 @@ def classify(
     if not len(bank) or labels.min() < 0 or labels.max() >= num_classes:
         raise ValueError(f"k-NN needs a bank that is not empty, with labels in [0, {num_classes})")
     ks = tuple(sorted({min(k, len(bank)) for k in ks}))
-    bank, labels = normalize(bank), jnp.asarray(labels)
-    predictions, similarity, index = [], [], []
-    for start in range(0, len(queries), chunk):
-        rows = queries[start : start + chunk]
-        padded = np.pad(rows, ((0, min(chunk, len(queries)) - len(rows)), (0, 0)))
-        part = _classify_chunk(
-            normalize(padded), bank, labels, num_classes=num_classes, ks=ks, temperature=temperature
-        )
-        p, s, i = (np.asarray(x) for x in part)
-        predictions.append(p[:, : len(rows)])
-        similarity.append(s[: len(rows)])
-        index.append(i[: len(rows)])
-    stacked = np.concatenate(predictions, axis=1)
-    return Neighbours(dict(zip(ks, stacked)), np.concatenate(similarity), np.concatenate(index))
+    similarity, index = nearest_streamed(
+        queries, bank, k=ks[-1], query_chunk=chunk, bank_chunk=len(bank)
+    )
+    how: dict[str, Any] = dict(num_classes=num_classes, ks=ks, temperature=temperature)
+    return Neighbours(winners(labels[index], similarity, chunk=chunk, **how), similarity, index)
+
+
+def winners(
+    labels: np.ndarray, similarity: np.ndarray, *, chunk: int, ks: Collection[int], **how: Any
+) -> dict[int, np.ndarray]:
+    """{k: [q] int32}, the winners of the votes of neighbours [q, n], nearest first, `chunk` queries
+    at a time. how: num_classes and temperature of `classify`."""
+    chunk = min(chunk, len(labels))
+    parts = [
+        np.asarray(_winners(*(padded(x, start, chunk) for x in (labels, similarity)), ks=ks, **how))
+        for start in range(0, len(labels), chunk)
+    ]
+    return dict(zip(ks, np.concatenate(parts, axis=1)[:, : len(labels)]))
 
 
 @functools.partial(jax.jit, static_argnames=("num_classes", "ks", "temperature"))
-def _classify_chunk(queries, bank, labels, *, num_classes, ks, temperature):
-    # Both sides have length 1.
-    similarity, index = ops.nearest(queries, bank, k=ks[-1], metric="dot")
-    votes = vote(labels[index], weights(similarity, temperature), num_classes=num_classes, ks=ks)
-    return votes, similarity, index
-
-
-def weights(similarity: jax.Array, temperature: float) -> jax.Array:
-    """exp(similarity / temperature) of [q, k], nearest first, over that of the nearest."""
-    return jnp.exp((similarity - similarity[:, :1]) / temperature)
-
-
-@jax.jit
-def normalize(x: jax.typing.ArrayLike) -> jax.Array:
-    """Rows of [..., d] at length 1 in float32; a zero row stays zero."""
-    x = jnp.asarray(x, jnp.float32)
-    return x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+def _winners(labels, similarity, *, num_classes, ks, temperature):
+    weights = jnp.exp((similarity - similarity[:, :1]) / temperature)  # over that of the nearest
+    return vote(labels, weights, num_classes=num_classes, ks=ks)
 
 
 def vote(

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from ssl_jax.evals import knn
 from ssl_jax.evals.pictures.base import IGNORE
+from ssl_jax.evals.streamed import normalize
 
 _TILE = 8  # side of the squares of target patches that are looked at together, patches
 _TILES = 8  # of them at a time
@@ -138,12 +138,12 @@ def track(
       [H, W] uint8 for every frame, the first one's own included; the last step is nearest pixel.
     """
     frames = iter(features)
-    first = knn.normalize(next(frames))
+    first = normalize(next(frames))
     labels = jnp.asarray(one_hot(mask, first.shape[:2]))
     yield mask
     known = [(first, labels)]
     for patches in frames:
-        target = knn.normalize(patches)
+        target = normalize(patches)
         missing = 1 + settings.previous - len(known)
         sources, given = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*known))
         soft = propagate(

@@ -16,7 +16,7 @@ from PIL import Image
 
 from ssl_jax.config import InputError, key, local
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import knn, native, ranking, revisited, tokens, windows
+from ssl_jax.evals import native, ranking, revisited, streamed, tokens, windows
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.metrics import check_classes
@@ -126,7 +126,7 @@ def embed(
         sums[row] = sums[row] + vector if row in sums else vector
     if not sums:
         return np.empty((0, 0), np.float32)
-    return np.asarray(knn.normalize(np.stack([sums[row] for row in range(len(sums))])))
+    return np.asarray(streamed.normalize(np.stack([sums[row] for row in range(len(sums))])))
 
 
 # --- what is asked for

@@ -8,8 +8,8 @@ Source: "Self-Organizing Visual Prototypes for Non-Parametric Representation Lea
 section 2.2 and appendix A.1.
 """
 
+import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,34 +70,43 @@ def sop_vote(
 
     Reference: SOP section 2.2, eq. 1 and appendix A.1.
     """
-    sops = prepare(members, weights)
+    sops = prepare(members, weights, once=True)
     return vote(scaled(queries, temperature, sops), sops, precision)
 
 
-class Sops(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Sops:
     """SOPs in the form that the stream reads: slot by slot. Made once and used for many queries."""
 
-    slots: Float[Array, "M K d"]
+    slots: Float[Array, "M K d"] | Float[Array, "K M d"]
     own: Float[Array, "M K"]  # c_j = (K s_j - 1) / (K - 1), in [0, 1]
     shared: Float[Array, "M K"]  # 1 - s_j: 0 for every member, or at least 1e-4 for every member
+    axis: int = dataclasses.field(default=0, metadata=dict(static=True))  # of `slots`: that of M
 
 
-def prepare(members: Float[Array, "K M d"], weights: Float[Array, "K M"]) -> Sops:
+def prepare(
+    members: Float[Array, "K M d"], weights: Float[Array, "K M"], *, once: bool = False
+) -> Sops:
     """Brings members [K, M, d] and weights [K, M] into slot order; stops gradients.
+
+    once: of a single vote. A CPU then copies one slot after another as it reads them, which takes
+    less than a copy of all of them in order.
 
     Unless all weights are 1, they are clipped below 1: then either nothing is shared, or P_i >=
     1e-4 / (K - 1) everywhere, and the backward pass divides by P without care.
     """
     members, weights = jax.lax.stop_gradient((members, weights))
     # Devices share the queries out, and each needs all members.
-    slots, share = devices.whole((jnp.swapaxes(wide(members), 0, 1), jnp.asarray(weights).T))
+    axis, count = int(once and devices.platform() == "cpu"), members.shape[0]
+    slots = wide(members) if axis else jnp.swapaxes(wide(members), 0, 1)
+    slots, share = devices.whole((slots, jnp.asarray(weights).T))
     share = share.astype(slots.dtype)
-    count = slots.shape[1]
     if count == 1:
-        return Sops(slots, jnp.ones_like(share), jnp.zeros_like(share))
+        return Sops(slots, jnp.ones_like(share), jnp.zeros_like(share), axis)
     share = jnp.where(jnp.all(share >= 1), 1, jnp.clip(share, 1 / count, MAX_SHARE))
     own = jnp.maximum(count * share - 1, 0) / (count - 1)  # K * (1 / K) may round to less than 1
-    return Sops(slots, own, 1 - share)
+    return Sops(slots, own, 1 - share, axis)
 
 
 def scaled(
@@ -109,12 +118,19 @@ def scaled(
     return devices.varying(scaled, sops)
 
 
-def _passes(queries, sops: Sops) -> tuple[int, Sops]:
-    """How many slots are read in a pass, s; and the slots [M, K, ...] as [M / s, s K, ...]."""
-    slots, count, width = sops.slots.shape
-    together = devices.at_once(slots, queries.size // width * count)
-    passes = (x.reshape(slots // together, together * count, *x.shape[2:]) for x in sops)
-    return together, Sops(*passes)
+def _passes(queries, sops: Sops):
+    """How many slots are read in a pass, s; what a scan runs over, of which the last two are the
+    shares [s K] of a pass; and the function of the first that gives its slots [s K, d].
+    """
+    slots, count = sops.own.shape
+    if sops.axis:
+        numbers = jnp.arange(slots)
+        take = functools.partial(jax.lax.dynamic_index_in_dim, sops.slots, axis=1, keepdims=False)
+        return 1, (numbers, sops.own, sops.shared), take
+    together = devices.at_once(slots, queries.size // sops.slots.shape[-1] * count)
+    parts = (sops.slots, sops.own, sops.shared)
+    passes = (x.reshape(slots // together, together * count, *x.shape[2:]) for x in parts)
+    return together, tuple(passes), lambda slots: slots
 
 
 def _logits(queries, slots, precision):
@@ -135,13 +151,14 @@ def _forward(queries, sops: Sops, precision):
     """log P [..., K], and for the backward pass the largest logit and the log sum exp above it,
     both [..., 1].
     """
-    shape = (*queries.shape[:-1], sops.slots.shape[1])
+    shape = (*queries.shape[:-1], sops.own.shape[1])
     dtype = queries.dtype
-    together, passes = _passes(queries, sops)
+    together, passes, take = _passes(queries, sops)
 
     def step(carry, members):
         top, own_sum, shared_sum = carry
         slots, *parts = members
+        slots = take(slots)
         logits = _logits(queries, slots, precision)
         own, shared = (jnp.broadcast_to(x, logits.shape) for x in parts)
         highest, own, shared = _summed(together, logits, own, shared)
@@ -198,11 +215,12 @@ def _backward(precision, queries, sops: Sops, log_p, normaliser, cotangent):
     offset = log_total + log_p
     limit = float(np.log(2 * count))  # only rounding of huge logits can pass it
 
-    together, passes = _passes(queries, sops)
+    together, passes, take = _passes(queries, sops)
     beside = functools.partial(jnp.tile, reps=together)  # [..., K] for slots [..., s K]
 
     def step(grad, members):
         slots, *parts = members
+        slots = take(slots)
         logits = _logits(queries, slots, precision)
         own, shared = (jnp.broadcast_to(x, logits.shape) for x in parts)
         ratio = jnp.exp(jnp.minimum((logits - top) - beside(offset), limit))

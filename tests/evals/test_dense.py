@@ -8,7 +8,7 @@ from sklearn.metrics import jaccard_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import dense
+from ssl_jax.evals import dense, streamed
 from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
@@ -72,7 +72,14 @@ def test_equals_scikit_learn(rule):
     assert 0.3 < dense.mean_iou(found.patch_iou) < 1
 
 
+@pytest.fixture(params=["host", "device"])
+def selection(request, monkeypatch):
+    """Where neighbours are selected: CPUs and accelerators differ."""
+    monkeypatch.setattr(streamed, "_on_host", lambda: request.param == "host")
+
+
 @pytest.mark.parametrize("query_chunk, bank_chunk", [(7, 11), (64, 30), (5, 2)])
+@pytest.mark.usefixtures("selection")
 def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk, tmp_path):
     """Of a bank in a file, too, of which some rows count."""
     rng = np.random.default_rng(1)
@@ -101,8 +108,11 @@ def test_the_running_top_k_is_exact_for_any_chunks(query_chunk, bank_chunk, tmp_
         ([[-1, 0], [0, -1]], 50, 512, [1, 0], [0, -1]),
         # All less similar than a row of zeros, which fills up a chunk.
         ([[-1, 0.2], [-1, 0.1], [-1, 0]], 2, 2, [0, 1], [-0.980581, -0.995037]),
+        # Of more equal ones than neighbours, behind a nearer one of a later piece.
+        ([[0, 1]] * 9 + [[1, 0]] + [[0, 1]] * 9, 3, 5, [9, 0, 1], [1, 0, 0]),
     ],
 )
+@pytest.mark.usefixtures("selection")
 def test_neighbours_at_the_edges(bank, k, chunk, index, similarity):
     query, bank = np.array([[1.0, 0.0]]), np.array(bank, float)
     found = dense.nearest_streamed(query, bank, k=k, bank_chunk=chunk)
