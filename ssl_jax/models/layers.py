@@ -155,7 +155,8 @@ class Attention(nnx.Module):
         seen: tokens that count, the first ones; the others are padding. None: all.
         """
         b, n, width = x.shape
-        q, k, v = jnp.moveaxis(self.qkv(x).reshape(b, n, 3, self.heads, width // self.heads), 2, 0)
+        parts = self.qkv(x).reshape(b, n, 3, self.heads, width // self.heads)
+        q, k, v = (parts[:, :, i] for i in range(3))
         weights = None
         if return_weights:
             scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
