@@ -9,7 +9,8 @@ from ssl_jax.train import stop
 
 def main() -> int:
     """Runs the command line; returns its exit code, 2 with one line if an extra is missing."""
-    pages.restart_with_huge_pages()
+    if "jax" not in sys.modules:  # else somebody calls this in a process with work of its own
+        pages.restart_with_huge_pages()
     # Before anything that takes time to import: a signal is heard from Python's own start on.
     train = sys.argv[1:2] == ["train"]
     told = stop.listening(whole=True) if train else contextlib.nullcontext()

@@ -1,6 +1,7 @@
 """pages.py: when the program starts anew."""
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -34,3 +35,15 @@ def test_the_program_starts_anew_once(mode, before, after, tmp_path, monkeypatch
     else:
         assert started == [(sys.executable, [sys.executable, *sys.orig_argv[1:]])]
         assert os.environ["GLIBC_TUNABLES"] == after.format("glibc.malloc.hugetlb=1")
+
+
+def test_the_program_is_the_same_afterwards():
+    """Its arguments, output, exit code."""
+    environment = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"}
+    command = [sys.executable, "-m", "ssl_jax", "tran"]
+    ended = [
+        subprocess.run(command, env=env, capture_output=True, text=True)
+        for env in (environment, os.environ)
+    ]
+    assert ended[0].returncode == ended[1].returncode == 2
+    assert ended[0].stderr == ended[1].stderr != ""
