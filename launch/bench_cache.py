@@ -31,8 +31,8 @@ def measure(rounds: int, *, cases=RUNS, steps: int = 120) -> list[dict]:
     rows = []
     for (case, cache), values in found.items():
         rate, wait = (statistics.median(column) for column in zip(*values))
-        first = rows[-1]["first"] if rows and rows[-1]["case"] == case else rate
-        rows.append(dict(case=case, form=cache, rate=rate, x=first / rate, wait=wait, first=first))
+        first = statistics.median(value for value, _ in found[case, CACHES[0]])
+        rows.append(dict(case=case, form=cache, rate=rate, x=first / rate, wait=wait))
     return rows
 
 

@@ -202,7 +202,7 @@ def _preset(job, toy, take_turn, kernels):
     began = time.time()
     step = bench_steps.Step(config)
     compiling = time.time() - began
-    moved = program.read(step.text).traffic()
+    moved, lines = program.read(step.text).traffic(), program.where(step.text)
     take_turn()
     step.fill()
     step.turn(3)
@@ -220,7 +220,7 @@ def _preset(job, toy, take_turn, kernels):
         compile_seconds=compiling,
         bytes=moved,
         jax=jax.__version__,
-        **_traced(step, kernels),
+        **_traced(step, lines, kernels),
     )
 
 
@@ -230,19 +230,19 @@ def _seconds(call) -> float:
     return time.perf_counter() - start
 
 
-def _traced(step, table: pathlib.Path) -> dict:
+def _traced(step, lines: dict[str, str], table: pathlib.Path) -> dict:
     """{"kernels": how many ran in a step, "busy": their ms} of a trace, and writes `table`: ms of a
-    step, times, operation of XLA, line of the package."""
+    step, times, operation of XLA, line of the package. lines: of the step's operations."""
     import jax
 
-    from ssl_jax.train import profile, program
+    from ssl_jax.train import profile
 
     steps = 4
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             step.turn(steps)
         (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
-        costs = profile.costs(path, program.where(step.text))
+        costs = profile.costs(path, lines)
     with open(table, "w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(("ms", "times", "operation", "line"))

@@ -40,9 +40,9 @@ def nearest_streamed(
     count = len(bank) if rows is None else len(rows)
     if not count or not len(queries):
         raise ValueError(f"nothing to retrieve: {len(queries)} queries, {count} rows in the bank")
-    on_host = _on_host()
-    merge: Callable[..., Any] = _merge_on_host if on_host else _merge
-    if on_host:
+    merge: Callable[..., Any] = _merge
+    if _on_host():
+        merge = _merge_on_host
         query_chunk, bank_chunk = map(min, (query_chunk, bank_chunk), _HOST_CHUNKS)
     k, query_chunk = min(k, count), min(query_chunk, len(queries))
     bank_chunk = max(min(bank_chunk, count), k)
