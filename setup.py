@@ -73,7 +73,7 @@ setup(
     package_dir={"ssl_jax.configs": "configs", "ssl_jax.zoo": "zoo"},
     package_data={
         "ssl_jax": ["py.typed"],
-        "ssl_jax.evals": ["*.html"],
+        "ssl_jax.report": ["*.html"],
         "ssl_jax.papers": ["*.json", "*.toml"],
         "ssl_jax.train": ["*.toml"],
         "ssl_jax.zoo": ["*.safetensors"],

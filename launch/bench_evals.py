@@ -12,7 +12,8 @@ import numpy as np
 from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import dense, features, knn, store, windows
+from ssl_jax.evals import dense, knn
+from ssl_jax.features import extract, store, windows
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.train import state
 
@@ -76,7 +77,7 @@ def overlap(one: np.ndarray, other: np.ndarray) -> float:
 
 def extraction(name: str, rounds: int, seed: int, batch: int) -> list[dict]:
     """Rows of an untrained network's bare forward pass over batches that are in memory, its
-    features brought back to the host, and of `features.extract` of the same images, which reads,
+    features brought back to the host, and of `extract.extract` of the same images, which reads,
     cuts and stores too."""
     network, config = untrained(name, seed)
     size = config.model.image_size
@@ -96,7 +97,7 @@ def extraction(name: str, rounds: int, seed: int, batch: int) -> list[dict]:
 
     calls = {
         "forward pass": bare,
-        "features.extract": lambda: features.extract(network, source, batch_size=batch),
+        "features.extract": lambda: extract.extract(network, source, batch_size=batch),
     }
     for call in calls.values():
         call()
@@ -118,7 +119,7 @@ def patches(folder: str, split: str, seed: int, count: int = 0) -> np.ndarray:
     section = settings.base_config("dino").data
     section.update(dict(kind="tfds", name="camvid", dir=folder, split=split, size=0))
     source = make_source(section, split=split)
-    found = features.extract(
+    found = extract.extract(
         network,
         source,
         indices=range(count or len(source)),

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import api, methods
-from ssl_jax.train import estimate, loop, sharding, step
+from ssl_jax.runtime import sharding
+from ssl_jax.train import estimate, loop, step
 
 STEPS = 10  # of a turn
 

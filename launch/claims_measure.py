@@ -15,8 +15,8 @@ import ssl_jax
 from ssl_jax import evals, methods
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import decode, dense, psnr, purity, stability
-from ssl_jax.evals.features import extract
-from ssl_jax.evals.windows import images_of
+from ssl_jax.features.extract import extract
+from ssl_jax.features.windows import images_of
 from ssl_jax.models import tokenizer
 from ssl_jax.train import state
 

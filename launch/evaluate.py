@@ -27,7 +27,7 @@ import ssl_jax  # noqa: E402
 from ssl_jax import evals, settings  # noqa: E402
 from ssl_jax.config import InputError  # noqa: E402
 from ssl_jax.data import source  # noqa: E402
-from ssl_jax.evals import report  # noqa: E402
+from ssl_jax.report.evaluation import Evaluation  # noqa: E402
 
 
 class Row(NamedTuple):
@@ -153,7 +153,7 @@ def evaluated(name: str, encoder, args) -> dict:
         config.evals.tasks, config.evals.picture_size = (name,), 0  # pictures of what is scored
         config.evals.cache = str(args.workdir / "features")  # several rows want the same
         settings.check_evals(config)
-        evaluation = report.Evaluation(FrozenConfigDict(config))
+        evaluation = Evaluation(FrozenConfigDict(config))
         evaluation.open()
         evaluation.network = encoder
         folder.mkdir(parents=True, exist_ok=True)

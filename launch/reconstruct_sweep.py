@@ -32,7 +32,8 @@ import ssl_jax  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 from ssl_jax.data.source import make_source  # noqa: E402
 from ssl_jax.evals import decode  # noqa: E402
-from ssl_jax.evals.pictures import Chart, Curve, Picture, reconstructions, render  # noqa: E402
+from ssl_jax.evals.pictures import Chart, Curve, Picture, reconstructions  # noqa: E402
+from ssl_jax.report import render  # noqa: E402
 
 DENSE = "dense MAE"
 _HEADING = ("tokens", "k-NN, %", "PSNR, own decoder", "PSNR, new decoder", "SSIM, new decoder")

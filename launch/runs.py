@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
-from ssl_jax import evals, pages
+from ssl_jax import evals
 from ssl_jax.config import refusal
+from ssl_jax.runtime import pages
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}

@@ -3,8 +3,8 @@
 import contextlib
 import sys
 
-from ssl_jax import extras, pages
-from ssl_jax.train import stop
+from ssl_jax import extras
+from ssl_jax.runtime import pages, stop
 
 
 def main() -> int:

@@ -11,15 +11,18 @@ import numpy as np
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import convert, embedding, evals, methods, settings
+from ssl_jax import convert, evals, methods, settings
 from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import card, hub, own
-from ssl_jax.data import source, workers
-from ssl_jax.evals import report
+from ssl_jax.data import source
+from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import zoo
-from ssl_jax.train import checkpoint, distributed, extension, loop, profile, setup
+from ssl_jax.report.evaluation import Evaluation
+from ssl_jax.runtime import distributed
+from ssl_jax.train import checkpoint, extension, loop, profile, setup
+from ssl_jax.views import workers
 
 EXPORTS = (*hub.TARGETS, "safetensors", "npz")
 _PACKAGE = Path(__file__).resolve().parent
@@ -71,7 +74,7 @@ def train(
     workers.end_in_worker()
     config = extension.planned(config, workdir, extend)
     run = prepare(config, records, given)._replace(traced=steps)
-    return loop.train(run, workdir, report.Evaluation(run.config))
+    return loop.train(run, workdir, Evaluation(run.config))
 
 
 def load(

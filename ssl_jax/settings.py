@@ -18,9 +18,11 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import evals, methods
 from ssl_jax.config import COMPUTED, OPEN, InputError, Key, key, unknown
-from ssl_jax.data import loader, source
+from ssl_jax.data import source
 from ssl_jax.models import zoo
-from ssl_jax.train import checkpoint, log, optim, schedule, sharding, trackers
+from ssl_jax.runtime import sharding
+from ssl_jax.train import checkpoint, log, optim, schedule, trackers
+from ssl_jax.views import loader
 from ssl_jax.views import section as views
 
 _LAST_STEP = 2**31 - 1  # steps are counted in 32 bits

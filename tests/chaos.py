@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from launch.runs import fill, markdown, provenance
+from ssl_jax.runtime.stop import EXIT_AT_ONCE, EXIT_PREEMPTED
 from ssl_jax.train import log
-from ssl_jax.train.stop import EXIT_AT_ONCE, EXIT_PREEMPTED
 from tests.data import records
 from tests.process import runs
 from tests.process.runs import Run

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 os.environ["JAX_PLATFORMS"] = os.environ.get("SSL_JAX_TEST_PLATFORM", "cpu")
 os.environ["MPLBACKEND"] = "Agg"
-# Whoever calls the program's main() in here must not start pytest anew (ssl_jax/pages.py).
+# Whoever calls the program's main() in here must not start pytest anew (ssl_jax/runtime/pages.py).
 os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=0"
 os.environ["NPROC"] = compiling.THREADS
 os.environ["XLA_FLAGS"] = compiling.flags(8, os.environ.get("XLA_FLAGS", ""))

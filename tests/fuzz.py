@@ -24,7 +24,8 @@ from ml_collections import ConfigDict
 from launch import runs
 from ssl_jax import evals, methods, settings
 from ssl_jax.config import InputError
-from ssl_jax.train import setup, sharding
+from ssl_jax.runtime import sharding
+from ssl_jax.train import setup
 from tests import damaged, tiny
 
 Row = tuple[str | int, ...]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ssl_jax import pages
+from ssl_jax.runtime import pages
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from ml_collections import ConfigDict
 from ssl_jax import methods, settings
 from ssl_jax.cli import plan
 from ssl_jax.config import InputError, MissingFile
-from ssl_jax.train import estimate, program, setup, sharding, step
+from ssl_jax.runtime import sharding
+from ssl_jax.train import estimate, program, setup, step
 from tests import tiny
 from tests.conftest import ROOT
 

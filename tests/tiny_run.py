@@ -3,7 +3,7 @@
 import os
 
 from ssl_jax import evals
-from ssl_jax.train import sharding
+from ssl_jax.runtime import sharding
 from tests import tiny
 
 # Of a process of its own: so that mesh.fsdp cuts the tiny networks.

@@ -12,7 +12,7 @@ from absl import flags
 
 from ssl_jax.cli import completion, platforms
 from ssl_jax.config import InputError, refusal, unknown
-from ssl_jax.train import stop
+from ssl_jax.runtime import stop
 
 EXIT_INPUT = 2  # bad input: one line on stderr
 # Modules of this package, each with HELP and run(argv).

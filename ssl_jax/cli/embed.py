@@ -11,9 +11,9 @@ from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
-from ssl_jax.data import loader
 from ssl_jax.data import source as source_lib
-from ssl_jax.train import progress
+from ssl_jax.runtime import progress
+from ssl_jax.views import loader
 
 HELP = """ssl-jax embed NETWORK [FOLDER] --out=FILE [--tokens=NAME,...] [--layers=N] [--size=N]
              [--batch=N] [--dtype=float16] [--config.data.KEY=VALUE ...] [--family=NAME] [--trust]
@@ -54,8 +54,9 @@ _EVERY = 10.0  # seconds between two lines of progress
 
 def run(argv: list[str]) -> int:
     """Runs the command; returns the exit code."""
-    from ssl_jax import api, embedding
+    from ssl_jax import api
     from ssl_jax.cli import cache
+    from ssl_jax.features import embedding
 
     places = list(itertools.takewhile(lambda argument: not argument.startswith("-"), argv[1:3]))
     arguments.check_network(argv, "/my/images", "--out=vectors.npz")

@@ -13,9 +13,9 @@ from pathlib import Path
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
-from ssl_jax import reading, settings
+from ssl_jax import settings
 from ssl_jax.cli import arguments
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, reading
 
 HELP = """ssl-jax eval NETWORK [--task=NAME,...] [--add=TYPE[:PROTOCOL],...]
              [--config.evals.KEY=VALUE ...] [--out=PLACE] [--family=NAME] [--trust]
@@ -74,7 +74,7 @@ def run(argv: list[str]) -> int:
     """Runs the command; returns the exit code."""
     from ssl_jax import api, evals
     from ssl_jax.cli import cache
-    from ssl_jax.evals import report
+    from ssl_jax.report.evaluation import Evaluation
 
     arguments.check_network(argv)
     if any(map(arguments.names_a_config, argv)):
@@ -103,7 +103,7 @@ def run(argv: list[str]) -> int:
     config.evals.tasks = tasks
     cache.keep_programs()
     _check(config, () if trust else tasks, arguments.given(argv[:1] + rest, config))
-    evaluation = report.Evaluation(FrozenConfigDict(config))
+    evaluation = Evaluation(FrozenConfigDict(config))
     evaluation.open()  # a wrong folder shows here, before the weights are read
     evaluation.network = encoder = encoder or api.load(argv[1], trust=trust)
     print(encoder)
@@ -160,7 +160,7 @@ def _shown():
     import rich.console
     from rich.markup import escape
 
-    from ssl_jax.train import progress
+    from ssl_jax.runtime import progress
 
     if sys.stdout.isatty():
         with rich.console.Console(stderr=True).status("evaluating") as status:

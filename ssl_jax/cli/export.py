@@ -86,7 +86,7 @@ def about(path: str, encoder: Any) -> Any:
     file."""
     from ssl_jax import api
     from ssl_jax.convert import card, own
-    from ssl_jax.evals import folders
+    from ssl_jax.report import folders
 
     config = encoder.config.to_dict()
     known = card.About(config["method"], _data(config), encoder.step)

@@ -10,7 +10,8 @@ from ssl_jax import methods, settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
-from ssl_jax.train import estimate, sharding
+from ssl_jax.runtime import sharding
+from ssl_jax.train import estimate
 from ssl_jax.train.program import Program
 
 HELP = """ssl-jax plan --config=NAME[:VARIANT] --topology=DEVICES [--config.KEY=VALUE ...]

@@ -41,8 +41,8 @@ def run(argv: list[str]) -> int:
         raise InputError(f"--out: {out} exists and is not a report; choose another name")
 
     from ssl_jax import evals  # noqa: F401  # registers the types, whose headings are shown
-    from ssl_jax.evals import folders as run_folders
-    from ssl_jax.evals import page
+    from ssl_jax.report import folders as run_folders
+    from ssl_jax.report import page
 
     runs = run_folders.read(folders)
     text = page.html(runs, title=values.title, now=datetime.datetime.now())

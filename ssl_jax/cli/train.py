@@ -55,7 +55,8 @@ def run(argv: list[str]) -> int:
         )
     from ssl_jax import api
     from ssl_jax.cli import cache
-    from ssl_jax.train import distributed, profile
+    from ssl_jax.runtime import distributed
+    from ssl_jax.train import profile
 
     steps = profile.parse(values.profile) if values.profile else None
     extend = arguments.number(values.extend, "extend")

@@ -2,7 +2,7 @@
 
 A config is a plain `ml_collections.ConfigDict`. Each of its keys is declared once, beside the code
 that reads it, as a `Key` in the dict that the function `defaults()` of that module returns;
-`ssl_jax.settings` puts the sections together. This package imports `ssl_jax.reading` alone.
+`ssl_jax.settings` puts the sections together. This package imports `ssl_jax.config.reading` alone.
 """
 
 from ssl_jax.config.errors import InputError, MissingFile, nearest, reason, refusal, unknown

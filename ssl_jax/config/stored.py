@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FrozenConfigDict
 
-from ssl_jax import reading
+from ssl_jax.config import reading
 from ssl_jax.config.errors import InputError, reason
 from ssl_jax.config.keys import Key
 from ssl_jax.config.paths import absolute

@@ -11,8 +11,8 @@ import numpy as np
 import safetensors
 import safetensors.flax
 
-from ssl_jax import reading, trees
-from ssl_jax.config import InputError, json_object
+from ssl_jax import trees
+from ssl_jax.config import InputError, json_object, reading
 from ssl_jax.convert import read as files
 
 # Names in the metadata of .safetensors, and of two texts among the arrays of .npz.

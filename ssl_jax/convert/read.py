@@ -17,8 +17,8 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from ssl_jax import extras, reading
-from ssl_jax.config import InputError, local, read_json
+from ssl_jax import extras
+from ssl_jax.config import InputError, local, read_json, reading
 
 TORCH_SUFFIXES = (".pth", ".pt", ".bin", ".ckpt", ".tar")
 SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)

@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax import reading
-from ssl_jax.config import InputError, reason
+from ssl_jax.config import InputError, reading, reason
 from ssl_jax.data.decode import SIDEWAYS, Unreadable
 
 

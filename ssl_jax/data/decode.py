@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ssl_jax import reading
-from ssl_jax.config import reason
+from ssl_jax.config import reading, reason
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
 

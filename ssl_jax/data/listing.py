@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ssl_jax import reading
-from ssl_jax.config import InputError, local, reason
+from ssl_jax.config import InputError, local, reading, reason
 from ssl_jax.data.lookup import listed
 
 _NAMED = 3  # files in an error

@@ -12,8 +12,7 @@ import re
 import tarfile
 from typing import Any, BinaryIO, NamedTuple
 
-from ssl_jax import reading
-from ssl_jax.config import InputError, local, reason
+from ssl_jax.config import InputError, local, reading, reason
 from ssl_jax.data import listing
 from ssl_jax.data.decode import Unreadable, most_bytes
 from ssl_jax.data.encoded import Encoded

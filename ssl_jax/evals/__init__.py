@@ -5,7 +5,7 @@
 
 A config names its evaluations (`section`), each has a type (`registry`), and runs on a network as a
 `Case`. A new type is one module that calls `register`. Pictures (`pictures`) are data; the modules
-that draw them, `pictures.render` and `curves`, import matplotlib and are not imported here.
+that draw them stand in `ssl_jax.report`.
 """
 
 from ssl_jax.evals import (
@@ -15,14 +15,10 @@ from ssl_jax.evals import (
     davis,
     decode,
     dense,
-    detection,
-    features,
-    frechet,
     imagenet9,
     knn,
     linear,
     logistic,
-    metrics,
     pictures,
     psnr,
     purity,
@@ -36,12 +32,12 @@ from ssl_jax.evals import (
     yolos,
 )
 from ssl_jax.evals.case import Case, cases, evaluate, run, sources
-from ssl_jax.evals.features import Extracted, extract, subset
 from ssl_jax.evals.follow import follow, settle
-from ssl_jax.evals.pixels import raw_pixels
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, chosen, defaults, folder, headings, keys, named, new
 from ssl_jax.evals.table import comparison_table
+from ssl_jax.features.extract import Extracted, extract, subset
+from ssl_jax.features.pixels import raw_pixels
 
 __all__ = [
     "BASELINES",
@@ -63,20 +59,16 @@ __all__ = [
     "decode",
     "defaults",
     "dense",
-    "detection",
     "evaluate",
     "extract",
-    "features",
     "folder",
     "follow",
-    "frechet",
     "headings",
     "imagenet9",
     "keys",
     "knn",
     "linear",
     "logistic",
-    "metrics",
     "named",
     "new",
     "pictures",

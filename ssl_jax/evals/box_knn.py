@@ -17,14 +17,16 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError, key
 from ssl_jax.data import base, decode
 from ssl_jax.data.lookup import pixels
-from ssl_jax.evals import knn, native, streamed, tokens, windows
+from ssl_jax.evals import knn
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import on_all_devices
-from ssl_jax.evals.metrics import check_classes
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Panel, Picture, class_name
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.train import distributed
+from ssl_jax.features import native, tokens, windows
+from ssl_jax.features.extract import on_all_devices
+from ssl_jax.runtime import distributed
+from ssl_jax.scores import streamed
+from ssl_jax.scores.metrics import check_classes
 
 PAPER_K = 140  # 20 * 7
 _BELOW = 1e-3  # pixels

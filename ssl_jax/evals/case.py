@@ -11,12 +11,13 @@ from ssl_jax.config import InputError, flatten
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import EMBEDDED, make_source
-from ssl_jax.evals import metrics, registry, section
-from ssl_jax.evals.features import Extracted, drawn, extract
-from ssl_jax.evals.telling import Telling
-from ssl_jax.evals.tokens import DENSE
-from ssl_jax.evals.windows import image_of, images_of, stacked
-from ssl_jax.train import progress
+from ssl_jax.evals import registry, section
+from ssl_jax.features.extract import Extracted, drawn, extract
+from ssl_jax.features.telling import Telling
+from ssl_jax.features.tokens import DENSE
+from ssl_jax.features.windows import image_of, images_of, stacked
+from ssl_jax.runtime import progress
+from ssl_jax.scores import metrics
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 

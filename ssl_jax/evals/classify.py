@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
+from ssl_jax.scores import metrics
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
 # Short side 256, the central 224 pixels: a crop ratio of .875.

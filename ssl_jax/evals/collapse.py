@@ -12,7 +12,7 @@ from ssl_jax.evals.case import Case
 from ssl_jax.evals.rank import rank_me
 from ssl_jax.evals.registry import register_module
 from ssl_jax.evals.stability import SCALE, random_crop
-from ssl_jax.evals.windows import filled, window
+from ssl_jax.features.windows import filled, window
 
 _DEAD = 0.01  # a dimension is dead below this share of the root mean square of all deviations
 _ROWS = 1024  # of a piece in which pairs are made

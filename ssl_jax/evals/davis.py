@@ -14,14 +14,15 @@ import numpy as np
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import native, tokens, video, windows
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import tracking
 from ssl_jax.evals.pictures.base import Animation, Picture
-from ssl_jax.evals.propagation import Settings, track
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.train import distributed
+from ssl_jax.features import native, tokens, windows
+from ssl_jax.features.extract import on_all_devices
+from ssl_jax.runtime import distributed
+from ssl_jax.scores import video
+from ssl_jax.scores.propagation import Settings, track
 
 _SHOWN = 3  # videos in the pictures
 

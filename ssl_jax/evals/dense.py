@@ -17,15 +17,24 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
-from ssl_jax.evals import features, knn, store, tokens
+from ssl_jax.evals import knn
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.metrics import ABSENT, check_classes, class_iou, confusion, mean_iou, num_classes
 from ssl_jax.evals.pictures import segmentation
-from ssl_jax.evals.pictures.base import IGNORE, Classes, Picture
+from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.pictures.confusion import picture as picture_of_classes
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.evals.store import Grids
-from ssl_jax.evals.streamed import BLOCK, nearest_streamed
+from ssl_jax.features import extract, store, tokens
+from ssl_jax.features.store import Grids
+from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores.metrics import (
+    ABSENT,
+    check_classes,
+    class_iou,
+    confusion,
+    mean_iou,
+    num_classes,
+)
+from ssl_jax.scores.streamed import BLOCK, nearest_streamed
 
 NEIGHBOURS = 50
 TEMPERATURE = 0.1  # of the softmax vote
@@ -271,7 +280,7 @@ def run(case: Case) -> dict[str, float]:
         draws = []
         for draw in range(c.runs if part > 1 else 1):
             count = max(1, len(train.masks) // part)
-            images = features.subset(len(train.masks), count, case.seed + draw)
+            images = extract.subset(len(train.masks), count, case.seed + draw)
             try:
                 result = segment(
                     train.patches,

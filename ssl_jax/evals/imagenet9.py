@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax import reading
-from ssl_jax.config import InputError, key, local, read_json
+from ssl_jax.config import InputError, key, local, read_json, reading
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import linear, probe
+from ssl_jax.evals import linear
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
+from ssl_jax.scores import probe
 
 ORIGINAL = "original"
 VARIANTS = (

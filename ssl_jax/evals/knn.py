@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import Key, key
-from ssl_jax.evals import metrics, tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion, neighbours
 from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.evals.streamed import nearest_streamed, padded
+from ssl_jax.features import tokens
+from ssl_jax.scores import metrics
+from ssl_jax.scores.streamed import nearest_streamed, padded
 
 KS = (20, 10, 100, 200)
 TEMPERATURE = 0.07

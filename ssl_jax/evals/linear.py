@@ -13,14 +13,15 @@ from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import crops, metrics, tokens
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import on_all_devices
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Classes
-from ssl_jax.evals.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, logits, whiten
 from ssl_jax.evals.registry import Protocol, register_module
+from ssl_jax.features import crops, tokens
+from ssl_jax.features.extract import on_all_devices
 from ssl_jax.ops import numerics
+from ssl_jax.scores import metrics
+from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, logits, whiten
 
 _SCALED_TO = 256  # features, of learning rates that grow with the batch
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, key
-from ssl_jax.evals import tokens
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import register_module
+from ssl_jax.features import tokens
 
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HELD_OUT = 0.1

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, register_module
-from ssl_jax.evals.windows import filled
+from ssl_jax.features.windows import filled
 from ssl_jax.models import tokenizer
 
 _LEAST_ERROR = 1e-10  # 100 dB

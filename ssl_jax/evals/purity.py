@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError, key
 from ssl_jax.evals import dense
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.metrics import check_classes, num_classes
 from ssl_jax.evals.pictures import cribo as objects
 from ssl_jax.evals.pictures import similarity
-from ssl_jax.evals.pictures.base import IGNORE, Panel, Picture
+from ssl_jax.evals.pictures.base import Panel, Picture
 from ssl_jax.evals.registry import register_module
+from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.scores.metrics import check_classes, num_classes
 
 SHARPNESS = 0.1 * 384**0.5  # FLSL's self-attention, tau x D of ViT-S, on cosines
 _OWN = {"cribo": "objects", "stellar": "tokens"}  # method: the clusters it has

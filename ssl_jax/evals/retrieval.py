@@ -16,14 +16,16 @@ from PIL import Image
 
 from ssl_jax.config import InputError, key, local
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import native, ranking, revisited, streamed, tokens, windows
+from ssl_jax.evals import revisited
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.features import on_all_devices
-from ssl_jax.evals.metrics import check_classes
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture, class_name
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.train import distributed
+from ssl_jax.features import native, tokens, windows
+from ssl_jax.features.extract import on_all_devices
+from ssl_jax.runtime import distributed
+from ssl_jax.scores import ranking, streamed
+from ssl_jax.scores.metrics import check_classes
 
 _QUERIES, _SHOWN, _SIDE = (
     6,

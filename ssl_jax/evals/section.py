@@ -29,7 +29,8 @@ from ssl_jax import config as config_lib
 from ssl_jax.config import InputError, Key, check_multiple, free_on_resume, key, unknown
 from ssl_jax.data import source, subset
 from ssl_jax.data.lookup import listed
-from ssl_jax.evals import registry, tokens
+from ssl_jax.evals import registry
+from ssl_jax.features import tokens
 
 ALL = "all"
 TRAINING = "training"  # kind of data of an evaluation: what the run is trained on

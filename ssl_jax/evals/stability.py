@@ -22,7 +22,7 @@ from ssl_jax.data.lookup import pixels
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import Chart, Curve
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.evals.windows import filled
+from ssl_jax.features.windows import filled
 
 SHIFTS, CROPS, SCALE = (0, 2, 4, 8, 16), 4, (0.36, 1.0)
 

@@ -164,7 +164,7 @@ class Method(NamedTuple):
     rules: ((path pattern, Rule), ...)
         How the optimizer treats each parameter; must cover all.
     placement: ((path pattern, PartitionSpec over the axes of the mesh), ...)
-        Where arrays of params and carry live if not where train.sharding puts them by itself.
+        Where arrays of params and carry live if not where runtime.sharding puts them by itself.
     health(metrics) -> list of text
         Warnings "KIND: likely cause" from one row of metrics.
     meanings: {column of metrics: Meaning}

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssl_jax import reading
-from ssl_jax.config import InputError, MissingFile
+from ssl_jax.config import InputError, MissingFile, reading
 
 
 def read(path: str | Path, what: str, fetch: str) -> dict[str, np.ndarray]:

@@ -19,7 +19,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ssl_jax.train import distributed, log, progress, step
+from ssl_jax.runtime import distributed, progress
+from ssl_jax.train import log, step
 
 _WINDOW = 500  # steps whose speed tells how long the next ones take
 _BAR = 24  # characters

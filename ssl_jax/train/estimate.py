@@ -20,7 +20,8 @@ from ml_collections import ConfigDict
 
 from ssl_jax import extras, methods
 from ssl_jax.config import InputError, MissingFile, unknown
-from ssl_jax.train import program, setup, sharding, step
+from ssl_jax.runtime import sharding
+from ssl_jax.train import program, setup, step
 from ssl_jax.views import recipe
 
 FIELDS = ("params", "teacher", "opt_state", "carry", "constants")

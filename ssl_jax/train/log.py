@@ -17,7 +17,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, free_on_resume, key
 from ssl_jax.data.lookup import listed
-from ssl_jax.train import distributed, progress
+from ssl_jax.runtime import distributed, progress
 
 # Columns that depend on the clock: left out of every bit-exact comparison.
 TIMING = ("images_per_second", "data_wait", "mfu", "memory_mib", "seconds")

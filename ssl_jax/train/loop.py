@@ -12,31 +12,28 @@ import numpy as np
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.data import loader, resident
 from ssl_jax.evals.registry import BASELINES, TRAINED
-from ssl_jax.evals.report import Evaluation
+from ssl_jax.runtime import distributed, lock, sharding, stop
+from ssl_jax.runtime.stop import EXIT_PREEMPTED, Stop
 from ssl_jax.train import (
     checkpoint,
     disk,
-    distributed,
     extension,
     guards,
     health,
-    lock,
     log,
     memory,
     profile,
     resume,
-    sharding,
     span,
     state,
     step,
-    stop,
     trackers,
 )
 from ssl_jax.train.console import Console
+from ssl_jax.train.evaluation import Evaluation, Scores
 from ssl_jax.train.setup import Run, fresh_state, open_loader, shardings
-from ssl_jax.train.stop import EXIT_PREEMPTED, Stop
+from ssl_jax.views import loader, resident
 
 EXIT_DONE = 0
 
@@ -44,9 +41,6 @@ EXIT_DONE = 0
 def train(run: Run, workdir: str | Path, evaluation: Evaluation) -> int:
     """Trains to the end of the plan, continuing whatever `workdir` holds. Returns an exit code
     (EXIT_DONE or EXIT_PREEMPTED).
-
-    evaluation: with `tasks` (none: nothing is evaluated), `open()`, a call (params, constants) ->
-    {score: number}, and `compare`, `publish` and `draw`; see evals.report.
 
     Raises InputError for a data set, checkpoint or disk that cannot work; nothing is written before
     those checks.
@@ -364,7 +358,7 @@ class _Steps:
         found = "  ".join(f"{k} {v:.4g}" for k, v in scores.items())
         console.say(f"eval at step {at}: {found}  ({took.seconds:.1f} s)")
 
-    def _score(self, scores: dict) -> None:
+    def _score(self, scores: Scores) -> None:
         row = {"step": self._at, **scores}
         self._scores.write(row)
         self._tracked.write("evals", row)

@@ -9,7 +9,8 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.train import checkpoint, extension, log, schedule, state, stop
+from ssl_jax.runtime import stop
+from ssl_jax.train import checkpoint, extension, log, schedule, state
 from ssl_jax.train.console import Console
 from ssl_jax.train.setup import Run
 

@@ -6,9 +6,10 @@ import jax
 from ml_collections import ConfigDict
 
 from ssl_jax import methods
-from ssl_jax.data import loader
 from ssl_jax.ops import numerics
-from ssl_jax.train import checkpoint, optim, profile, sharding, start, state
+from ssl_jax.runtime import sharding
+from ssl_jax.train import checkpoint, optim, profile, start, state
+from ssl_jax.views import loader
 
 
 class Run(NamedTuple):

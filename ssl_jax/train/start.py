@@ -13,7 +13,8 @@ from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError, local
 from ssl_jax.convert import fill, own, read, torch_in
-from ssl_jax.train import checkpoint, sharding
+from ssl_jax.runtime import sharding
+from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
 
 # What the same weights may be read by in two ways: keys of the config's section `model`.

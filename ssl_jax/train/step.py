@@ -16,7 +16,8 @@ from ssl_jax import methods
 from ssl_jax.methods import Method, Output, Progress
 from ssl_jax.models import flops
 from ssl_jax.ops import numerics
-from ssl_jax.train import schedule, sharding
+from ssl_jax.runtime import sharding
+from ssl_jax.train import schedule
 from ssl_jax.train.optim import Optimizer
 from ssl_jax.train.state import TrainState
 from ssl_jax.views import recipe

@@ -20,7 +20,8 @@ from PIL import Image
 from ssl_jax import config as config_lib
 from ssl_jax import extras
 from ssl_jax.config import InputError, key
-from ssl_jax.train import distributed, log
+from ssl_jax.runtime import distributed
+from ssl_jax.train import log
 
 _FLUSHED = 10  # seconds after which TensorBoard's events are in their file
 _FILE = "trackers.json"

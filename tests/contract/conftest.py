@@ -3,7 +3,7 @@ import gc
 import jax
 import pytest
 
-from ssl_jax.train import sharding
+from ssl_jax.runtime import sharding
 from tests.contract import steps
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from ssl_jax import api
 from ssl_jax.methods import METHODS
-from ssl_jax.train import log, loop, program, sharding, step
+from ssl_jax.runtime import sharding
+from ssl_jax.train import log, loop, program, step
 from ssl_jax.views import recipe
 from tests import tiny
 

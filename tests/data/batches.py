@@ -3,7 +3,7 @@
 import numpy as np
 
 from ssl_jax.data.arrays import ArraySource
-from ssl_jax.data.loader import Loader
+from ssl_jax.views.loader import Loader
 from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.randaugment import RandAugment
 from ssl_jax.views.recipe import GroupRecipe, ViewRecipe

@@ -10,9 +10,9 @@ import pytest
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.folder import Folder, parts
-from ssl_jax.data.loader import check_labels
 from ssl_jax.data.source import make_source
 from ssl_jax.data.subset import Subset, sliced
+from ssl_jax.views.loader import check_labels
 from tests.data.records import IMAGES, MASKS, coco_json, png, same_record, save, xml
 from tests.data.sets import COCO_NAMES, put
 

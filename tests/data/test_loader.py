@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.data import workers
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.loader import Loader, permutation
 from ssl_jax.data.values import check_range
 from ssl_jax.views import recipe as recipes
+from ssl_jax.views import workers
+from ssl_jax.views.loader import Loader, permutation
 from tests.data.batches import IMAGES, LABELS, RECORDS, SIZE, VIEWS, labelled, loader, take
 
 FLOATS = (IMAGES / 255).astype(np.float32)

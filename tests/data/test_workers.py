@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.data import workers
-from ssl_jax.data.workers import Ahead
+from ssl_jax.views import workers
+from ssl_jax.views.workers import Ahead
 
 NUMBERS = np.arange(40)
 

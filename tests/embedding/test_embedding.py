@@ -12,10 +12,11 @@ from PIL import Image
 from pyarrow import parquet
 
 import ssl_jax
-from ssl_jax import cli, embedding
+from ssl_jax import cli
 from ssl_jax.config import InputError
 from ssl_jax.data import decode
-from ssl_jax.embedding import parts
+from ssl_jax.features import embedding
+from ssl_jax.features.embedding import parts
 from ssl_jax.methods import encoder
 from ssl_jax.models import vit
 

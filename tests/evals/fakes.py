@@ -10,7 +10,7 @@ import numpy as np
 from ssl_jax import evals
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pixels import Pixels
+from ssl_jax.features.pixels import Pixels
 
 
 class Source:

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from ssl_jax.evals import ahead as module
-from ssl_jax.evals.ahead import ahead
+from ssl_jax.features import ahead as module
+from ssl_jax.features.ahead import ahead
 from tests import compiling
 from tests.process import runs
 

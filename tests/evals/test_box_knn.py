@@ -11,7 +11,7 @@ from ssl_jax.data import decode
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.evals import box_knn
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pixels import Pixels
+from ssl_jax.features.pixels import Pixels
 from tests.evals import fakes
 
 

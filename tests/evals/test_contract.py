@@ -15,8 +15,8 @@ from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, settings
 from ssl_jax.config import InputError
 from ssl_jax.evals import registry
-from ssl_jax.evals.pictures import render
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.report import render
 from tests import tiny
 from tests.data.records import save, write_tfds
 from tests.evals import fakes

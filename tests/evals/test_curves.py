@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import curves
 from ssl_jax.methods.base import Meaning, entropies
+from ssl_jax.report import curves
 
 
 def plots(figure):

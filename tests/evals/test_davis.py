@@ -5,8 +5,10 @@ import pytest
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import davis, video
+from ssl_jax.evals import davis
 from ssl_jax.evals.case import Case
+from ssl_jax.features import pixels
+from ssl_jax.scores import video
 from tests.evals import fakes
 
 
@@ -71,7 +73,7 @@ def test_scores_of_features_that_match_and_of_noise():
 
     def noise(images):
         patches = rng.normal(size=(len(images), 12, 12, 8)).astype(np.float32)
-        return evals.pixels.Pixels(patches[:, 0, 0], patches)
+        return pixels.Pixels(patches[:, 0, 0], patches)
 
     lost = evals.TYPES["davis"].run(_case(source, noise))
     assert lost["davis_j"] < scores["davis_j"] - 25

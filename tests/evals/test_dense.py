@@ -8,7 +8,9 @@ from sklearn.metrics import jaccard_score
 from sklearn.neighbors import KNeighborsClassifier
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import dense, streamed
+from ssl_jax.evals import dense
+from ssl_jax.features import extract
+from ssl_jax.scores import streamed
 from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
@@ -147,7 +149,7 @@ def test_subsampled_banks_are_averaged_and_follow_the_seed():
     metrics = dense.run(_case(subsample=(3, 1), runs=2))
     singles = []
     for seed in (0, 1):
-        rows = dense.features.subset(9, 3, seed)
+        rows = extract.subset(9, 3, seed)
         part = _TRAIN[rows], _TRAIN_MASKS[rows]
         found = dense.segment(*part, _TEST, _TEST_MASKS, num_classes=3, k=15)
         singles.append(dense.mean_iou(found.patch_iou))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.evals.detection import Boxes, average_precision
+from ssl_jax.scores.detection import Boxes, average_precision
 
 pytest.importorskip("faster_coco_eval")
 

@@ -6,7 +6,10 @@ import pytest
 from ssl_jax import config as config_lib
 from ssl_jax import evals, settings
 from ssl_jax.config import InputError, key
-from ssl_jax.evals import report, table
+from ssl_jax.evals import table
+from ssl_jax.features import pixels
+from ssl_jax.report import evaluation
+from ssl_jax.report.evaluation import Evaluation
 from tests.evals import fakes
 
 HEADINGS = dict(knn="k-NN", linear="linear", dense="dense mIoU")
@@ -133,11 +136,11 @@ def test_three_rows_in_order_and_baselines_only_where_named(config, types, monke
             made.append(params)
 
         def __call__(self, images, **_):
-            return evals.pixels.Pixels(images.mean(axis=(1, 2)) * self.params, None)
+            return pixels.Pixels(images.mean(axis=(1, 2)) * self.params, None)
 
-    monkeypatch.setattr(report, "Encoder", Encoder)
-    monkeypatch.setattr(report, "bound", lambda config: "method")
-    monkeypatch.setattr(report.state, "initial_weights", lambda method, seed: np.float32(1))
+    monkeypatch.setattr(evaluation, "Encoder", Encoder)
+    monkeypatch.setattr(evaluation, "bound", lambda config: "method")
+    monkeypatch.setattr(evaluation.state, "initial_weights", lambda method, seed: np.float32(1))
     evals.register(
         "scale",
         lambda case: {"scale": float(np.abs(case.features()[1].image).mean())},
@@ -147,14 +150,14 @@ def test_three_rows_in_order_and_baselines_only_where_named(config, types, monke
     evals.add(config, "scale", **IMAGES)
     config.evals.tasks = ("knn", "scale")
     first: list = []
-    results = report.Evaluation(config).compare(np.float32(2), first=first.append)
+    results = Evaluation(config).compare(np.float32(2), first=first.append)
     assert first == [results["trained"]]
     assert tuple(results) == evals.ROWS == ("untrained network", "raw pixels", "trained")
     assert made == [2, 1]  # the network that was asked for comes first
     assert results["trained"]["scale"] == pytest.approx(2 * results["untrained network"]["scale"])
     assert set(results["raw pixels"]) == {"knn", "knn_k10"}
     config.evals.baselines = False
-    alone = report.Evaluation(config)
+    alone = Evaluation(config)
     assert alone.compare(np.float32(2)) == {"trained": results["trained"]} and len(made) == 3
     assert "k-NN: 10 test images, standard error" in alone.table(results)
 

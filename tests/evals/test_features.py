@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import features, store, windows
-from ssl_jax.evals.pixels import Pixels, area_weights, raw_pixels
+from ssl_jax.features import extract, store, windows
+from ssl_jax.features.pixels import Pixels, area_weights, raw_pixels
 from tests.evals import fakes
 
 
@@ -16,16 +16,16 @@ def test_padding_changes_no_feature_and_there_is_one_trace(monkeypatch):
     masks = np.zeros((7, 8, 8), np.uint8)
     source = fakes.Source(fakes.images(7), labels=np.arange(7) % 3, masks=masks)
     fn, shapes = fakes.counted_features()
-    padded = features.extract(fn, source, batch_size=4, patches=True)
+    padded = extract.extract(fn, source, batch_size=4, patches=True)
     assert shapes == [(4, 8, 8, 3)]
-    whole = features.extract(fn, source, batch_size=7, patches=True)
+    whole = extract.extract(fn, source, batch_size=7, patches=True)
     np.testing.assert_allclose(padded.image, whole.image, rtol=1e-6)
     np.testing.assert_allclose(padded.patches, whole.patches, rtol=1e-6)
     assert padded.image.shape == (7, 5) and padded.patches.shape == (7, 2, 2, 5)
     np.testing.assert_array_equal(padded.labels, np.arange(7) % 3)
     assert padded.masks.shape == (7, 8, 8) and padded.skipped == ()
     monkeypatch.setattr(store, "IN_MEMORY", 100)  # features too large for it are a file
-    filed = features.extract(fn, source, batch_size=4, patches=True)
+    filed = extract.extract(fn, source, batch_size=4, patches=True)
     assert isinstance(filed.patches, np.memmap) and not isinstance(padded.patches, np.memmap)
     np.testing.assert_array_equal(filed.patches, padded.patches)
 
@@ -37,7 +37,7 @@ def test_rows_follow_the_indices_and_pixels_are_in_0_1():
     def flat(x):
         return Pixels(jnp.asarray(x).reshape(len(x), -1), jnp.zeros((len(x), 1, 1, 1)))
 
-    seen = features.extract(flat, source, batch_size=2, indices=[4, 0, 3])
+    seen = extract.extract(flat, source, batch_size=2, indices=[4, 0, 3])
     np.testing.assert_array_equal(seen.index, [4, 0, 3])
     np.testing.assert_array_equal(seen.labels, [4, 0, 3])
     expected = pixels[[4, 0, 3]].reshape(3, -1).astype(np.float32) / np.float32(255)
@@ -51,10 +51,10 @@ def test_image_and_mask_are_cut_alike_around_the_centre():
     masks = np.arange(2 * 10 * 13).reshape(2, 10, 13).astype(np.uint8)
     source = fakes.Source(fakes.images(2, 10, 13), masks=masks)
     fn, shapes = fakes.counted_features(patch=4)
-    out = features.extract(fn, source, batch_size=2, patches=True, multiple=4)
+    out = extract.extract(fn, source, batch_size=2, patches=True, multiple=4)
     assert shapes == [(2, 8, 12, 3)]  # 10x13, reduced to a multiple of 4
     np.testing.assert_array_equal(out.masks, masks[:, 1:9, 0:12])
-    cropped = features.extract(fn, source, batch_size=2, patches=True, crop=8, multiple=4)
+    cropped = extract.extract(fn, source, batch_size=2, patches=True, crop=8, multiple=4)
     np.testing.assert_array_equal(cropped.masks, masks[:, 1:9, 2:10])
     expected = fn(windows.images_of(source, [0, 1], crop=8)).patches
     np.testing.assert_allclose(cropped.patches, expected, rtol=1e-6)
@@ -81,7 +81,7 @@ def _mixed(height, width, **options):
 def test_what_cannot_work_is_named(source, options, named):
     fn, _ = fakes.counted_features()
     with pytest.raises(InputError, match=named):
-        features.extract(fn, source, batch_size=2, **options)
+        extract.extract(fn, source, batch_size=2, **options)
 
 
 def _sized(*sizes, broken=()):
@@ -97,7 +97,7 @@ def test_images_of_different_sizes_go_by_shape_and_come_in_order(broken):
     source = _sized((8, 12), (9, 8), (8, 13), (8, 8), (10, 15), broken=broken)
     cuts = [(8, 12), (8, 8), (8, 12), (8, 8), (8, 12)]
     fn, shapes = fakes.counted_features()
-    out = features.extract(fn, source, batch_size=4, patches=True, multiple=4)
+    out = extract.extract(fn, source, batch_size=4, patches=True, multiple=4)
     # 8x12 has three images, which take a batch of four; 8x8 has two.
     assert sorted(shapes) == [(2, 8, 8, 3), (4, 8, 12, 3)]
     readable = [i for i in range(5) if i not in broken]
@@ -129,10 +129,10 @@ class _Counted:
 def test_kept_features_are_found_again_with_the_same_bits(tmp_path, sizes):
     options = dict(batch_size=2, patches=True, multiple=4)
     source, network = _sized(*sizes), _Counted()
-    bare = features.extract(network, source, **options)
-    first = features.extract(network, source, **options, cache=tmp_path / "new")
+    bare = extract.extract(network, source, **options)
+    first = extract.extract(network, source, **options, cache=tmp_path / "new")
     seen = network.batches
-    again = features.extract(network, _sized(*sizes), **options, cache=tmp_path / "new")
+    again = extract.extract(network, _sized(*sizes), **options, cache=tmp_path / "new")
     assert network.batches == seen
     for one, other in ((bare, first), (bare, again)):
         for name in ("image", "labels", "index"):
@@ -142,8 +142,8 @@ def test_kept_features_are_found_again_with_the_same_bits(tmp_path, sizes):
             np.testing.assert_array_equal(one.masks[i], other.masks[i])
     assert isinstance(store.rows_of(again.patches), np.memmap)
     # Other weights, records or choices are other entries.
-    features.extract(_Counted("others"), source, **options, cache=tmp_path / "new")
-    features.extract(network, source, **options, indices=[1, 0], cache=tmp_path / "new")
+    extract.extract(_Counted("others"), source, **options, cache=tmp_path / "new")
+    extract.extract(network, source, **options, indices=[1, 0], cache=tmp_path / "new")
     assert network.batches > seen and len(list((tmp_path / "new").iterdir())) == 3
 
 
@@ -151,24 +151,24 @@ def test_a_cache_of_other_images_or_with_damage_is_refused(tmp_path):
     options = dict(batch_size=2, cache=tmp_path)
     network = _Counted()
     with pytest.raises(InputError):
-        features.extract(network, fakes.Source(np.full((2, 8, 8, 3), np.nan)), **options)
+        extract.extract(network, fakes.Source(np.full((2, 8, 8, 3), np.nan)), **options)
     assert not list(tmp_path.iterdir())  # one that fails leaves nothing behind
-    features.extract(network, fakes.Source(fakes.images(4)), **options)
+    extract.extract(network, fakes.Source(fakes.images(4)), **options)
     with pytest.raises(InputError, match="record/0"):
-        features.extract(network, fakes.Source(fakes.images(4, seed=5)), **options)
+        extract.extract(network, fakes.Source(fakes.images(4, seed=5)), **options)
     (file,) = tmp_path.glob("*/image.npy")
     file.write_bytes(file.read_bytes()[:-8])
     with pytest.raises(InputError, match="image.npy"):
-        features.extract(network, fakes.Source(fakes.images(4)), **options)
+        extract.extract(network, fakes.Source(fakes.images(4)), **options)
 
 
 def test_subset_is_drawn_without_repetition_from_the_seed():
-    a = features.subset(1000, 50, seed=3)
+    a = extract.subset(1000, 50, seed=3)
     assert len(np.unique(a)) == 50 and (np.diff(a) > 0).all() and a.max() > 700
-    np.testing.assert_array_equal(a, features.subset(1000, 50, seed=3))
-    assert not np.array_equal(a, features.subset(1000, 50, seed=4))
-    np.testing.assert_array_equal(features.subset(5, 0, seed=0), np.arange(5))
-    np.testing.assert_array_equal(features.subset(5, 9, seed=0), np.arange(5))
+    np.testing.assert_array_equal(a, extract.subset(1000, 50, seed=3))
+    assert not np.array_equal(a, extract.subset(1000, 50, seed=4))
+    np.testing.assert_array_equal(extract.subset(5, 0, seed=0), np.arange(5))
+    np.testing.assert_array_equal(extract.subset(5, 9, seed=0), np.arange(5))
 
 
 def test_raw_pixels_average_down_centre_and_cut_patches():

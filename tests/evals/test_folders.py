@@ -5,7 +5,7 @@ import os
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import folders
+from ssl_jax.report import folders
 from tests.evals import run_folders
 
 

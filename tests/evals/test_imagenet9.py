@@ -10,7 +10,7 @@ from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.evals import imagenet9, linear
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pixels import Pixels
+from ssl_jax.features.pixels import Pixels
 from tests.evals import fakes
 
 MAPPING = {"0": 0, "1": -1, "2": 1, "3": 0}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score, recall_score
 
-from ssl_jax.evals import metrics
+from ssl_jax.scores import metrics
 
 _RNG = np.random.default_rng(0)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ssl_jax.evals import native
+from ssl_jax.features import native
 
 
 def _stream(*widths):

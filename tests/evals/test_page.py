@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ssl_jax import cli
-from ssl_jax.evals import comparison, folders, page
+from ssl_jax.report import comparison, folders, page
 from tests.evals import run_folders
 
 pytest.importorskip("jinja2")

@@ -5,9 +5,12 @@ import pytest
 from PIL import Image
 
 from ssl_jax import evals, settings
-from ssl_jax.evals import pictures, report
+from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import Panel, Picture, attention, neighbours, pca, segmentation
+from ssl_jax.features import windows
 from ssl_jax.methods.base import Features
+from ssl_jax.report import evaluation as report_evaluation
+from ssl_jax.report.evaluation import Evaluation
 
 _RNG = np.random.default_rng(0)
 
@@ -88,7 +91,7 @@ def encoder(monkeypatch):
             even = np.full((len(images), 2, 17, 17), 1 / 17) if attention else None
             return Features(rows.image, np.zeros((len(images), 3)), rows.patches, even)
 
-    monkeypatch.setattr(report, "Encoder", Encoder)
+    monkeypatch.setattr(report_evaluation, "Encoder", Encoder)
     return asked
 
 
@@ -109,7 +112,7 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
 
     own_pictures(monkeypatch, draw)
     (tmp_path / "metrics.csv").write_text("step,loss\n0,3\n1,2\n2,1\n")
-    evaluation = report.Evaluation(config)
+    evaluation = Evaluation(config)
     folder = tmp_path / "pictures"
     of_all, of_tasks = {"pca", "dino_own"}, {"knn_classes", "neighbours"}
     of_others = {"curves", "attention", "segmentation", "far_knn_classes", "far_neighbours"}
@@ -121,15 +124,15 @@ def test_a_run_draws_every_figure_the_data_allow(tmp_path, config, encoder, monk
     assert encoder == [(6, 16, 16, 3)]
     (images,) = got
     source = evaluation.sources["dense"][1]
-    expected = evals.windows.images_of(source, range(16), crop=16, multiple=4)
+    expected = windows.images_of(source, range(16), crop=16, multiple=4)
     np.testing.assert_array_equal(images, expected)
     config.evals.tasks = ("knn",)
     config.model.cls = False
-    paths = report.Evaluation(config).draw("weights", None, folder, tmp_path / "nothing")
+    paths = Evaluation(config).draw("weights", None, folder, tmp_path / "nothing")
     assert {path.stem for path in paths} == of_all | of_tasks
     assert len(got) == 2 and not np.array_equal(got[1], got[0])
     config.evals.tasks = ()
-    assert report.Evaluation(config).draw("weights", None, tmp_path / "none", tmp_path / "no") == []
+    assert Evaluation(config).draw("weights", None, tmp_path / "none", tmp_path / "no") == []
     assert len(got) == 2 and not (tmp_path / "none").exists()
 
 
@@ -138,7 +141,7 @@ def test_pictures_can_show_larger_images_than_are_scored(tmp_path, config, encod
     got = []
     own_pictures(monkeypatch, lambda encoder, images: got.append(images.shape) or {})
     config.evals.picture_size = 32
-    report.Evaluation(config).draw("weights", None, tmp_path / "pictures", tmp_path)
+    Evaluation(config).draw("weights", None, tmp_path / "pictures", tmp_path)
     assert encoder == [(6, 32, 32, 3)] and got == [(16, 32, 32, 3)]
     assert config.evals.dense.data.size == 24
 

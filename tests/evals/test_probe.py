@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from ssl_jax.evals.probe import LEARNING_RATES, fit, logits, whiten
+from ssl_jax.scores.probe import LEARNING_RATES, fit, logits, whiten
 
 _RNG = np.random.default_rng(0)
 _CENTRES = 0.8 * _RNG.normal(size=(4, 24))

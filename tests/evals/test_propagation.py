@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ssl_jax.evals import propagation
-from ssl_jax.evals.propagation import Settings
+from ssl_jax.scores import propagation
+from ssl_jax.scores.propagation import Settings
 
 
 def _unit(x):

@@ -9,8 +9,9 @@ from skimage import metrics
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import frechet, quality
+from ssl_jax.evals import quality
 from ssl_jax.models import inception
+from ssl_jax.scores import frechet
 
 _RNG = np.random.default_rng(0)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ssl_jax.evals import ranking
-from ssl_jax.evals.ranking import Query
+from ssl_jax.scores import ranking
+from ssl_jax.scores.ranking import Query
 
 
 def _query(relevant, ignored=()):

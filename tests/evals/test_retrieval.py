@@ -9,9 +9,10 @@ from PIL import Image
 from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.data.folder import Folder
-from ssl_jax.evals import retrieval, revisited, tokens, windows
+from ssl_jax.evals import retrieval, revisited
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pixels import Pixels
+from ssl_jax.features import tokens, windows
+from ssl_jax.features.pixels import Pixels
 from tests.evals import fakes
 
 

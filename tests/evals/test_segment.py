@@ -17,7 +17,7 @@ from ssl_jax.evals import registry
 from ssl_jax.evals.segment import crops, inference, network, optimizer, records, settings, training
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
-from ssl_jax.train import sharding
+from ssl_jax.runtime import sharding
 from tests.evals import fakes
 
 _PATCH = 4

@@ -9,7 +9,7 @@ from ssl_jax import evals, settings
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.evals.telling import Telling
+from ssl_jax.features.telling import Telling
 from tests.data.records import save
 from tests.evals import fakes
 

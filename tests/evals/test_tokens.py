@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import pixels, tokens
+from ssl_jax.features import pixels, tokens
 from ssl_jax.methods import encoder
 from ssl_jax.models import vit
 

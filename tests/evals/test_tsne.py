@@ -5,7 +5,8 @@ import pytest
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import features, tsne
+from ssl_jax.evals import tsne
+from ssl_jax.features import extract
 from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
@@ -14,7 +15,7 @@ _ROWS = (6 * np.eye(3, 8)[_LABELS] + 0.3 * _RNG.normal(size=(60, 8))).astype(np.
 
 
 def _case(**changes):
-    test = features.Extracted(_ROWS, None, _LABELS, None, np.arange(60), 3, ())
+    test = extract.Extracted(_ROWS, None, _LABELS, None, np.arange(60), 3, ())
     return fakes.case("tsne", test, test, perplexity=8, **changes)
 
 

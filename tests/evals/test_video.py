@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ssl_jax.evals import video
+from ssl_jax.scores import video
 
 
 def _square(top, left, side, size=40):

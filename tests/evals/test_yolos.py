@@ -17,6 +17,7 @@ from ssl_jax.evals.yolos import detector as detectors
 from ssl_jax.evals.yolos import prediction, training, views
 from ssl_jax.losses import detection as losses
 from ssl_jax.methods.encoder import Encoder, bound
+from ssl_jax.scores import detection
 from ssl_jax.train import state
 from tests import tiny
 from tests.evals import fakes
@@ -149,7 +150,7 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
     for found, wanted in zip(predicted, true):
         np.testing.assert_allclose(found.boxes, wanted.boxes, atol=1e-3)
         np.testing.assert_array_equal(found.labels, wanted.labels)
-    assert evals.detection.average_precision(predicted, true, classes=2)["ap"] == 100
+    assert detection.average_precision(predicted, true, classes=2)["ap"] == 100
 
 
 def test_what_cannot_work_is_refused(encoder, monkeypatch):

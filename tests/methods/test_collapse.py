@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ssl_jax import api, settings
-from ssl_jax.train import log, loop, sharding, step
+from ssl_jax.runtime import sharding
+from ssl_jax.train import log, loop, step
 from tests import tiny
 
 STEPS = 160

@@ -17,7 +17,8 @@ from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.finetune import rules, targets
 from ssl_jax.methods.multicrop import global_token
 from ssl_jax.models.vit import Tokens
-from ssl_jax.train import loop, optim, sharding, start, step
+from ssl_jax.runtime import sharding
+from ssl_jax.train import loop, optim, start, step
 from tests import tiny
 
 config = functools.partial(tiny.config, "finetune")

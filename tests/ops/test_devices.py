@@ -11,7 +11,8 @@ import pytest
 from ssl_jax import ops
 from ssl_jax.models import attention
 from ssl_jax.ops import devices, numerics
-from ssl_jax.train import program, sharding
+from ssl_jax.runtime import sharding
+from ssl_jax.train import program
 from tests.losses.reference import close
 
 

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from ssl_jax import cli
-from ssl_jax.train.lock import FILE
+from ssl_jax.runtime.lock import FILE
 from tests.process import runs
 from tests.process.runs import Run
 

@@ -13,13 +13,13 @@ import pytest
 
 from ssl_jax import cli
 from ssl_jax.config import InputError
-from ssl_jax.train import lock
-from ssl_jax.train.lock import FILE, Lock
+from ssl_jax.runtime import lock
+from ssl_jax.runtime.lock import FILE, Lock
 
 ELSEWHERE = {"host": "node7", "boot": "b", "process": 12, "started": "3"}
 TAKE = """
 import os, pathlib, sys
-from ssl_jax.train.lock import Lock
+from ssl_jax.runtime.lock import Lock
 Lock(pathlib.Path(sys.argv[1])).take()
 os._exit(1)
 """

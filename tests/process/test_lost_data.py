@@ -11,11 +11,11 @@ import pytest
 
 from ssl_jax import api
 from ssl_jax.config import InputError
-from ssl_jax.data import loader
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import report
-from ssl_jax.train import stop
+from ssl_jax.report import evaluation
+from ssl_jax.runtime import stop
+from ssl_jax.views import loader
 from tests import compiling, tiny, tiny_run
 from tests.process import runs
 
@@ -59,7 +59,7 @@ def test_an_evaluation_that_is_refused_costs_no_step(tmp_path, monkeypatch):
             raise InputError("1 of 20 images to evaluate cannot be used")
         return {"knn": 1.0}
 
-    monkeypatch.setattr(report.Evaluation, "__call__", scored)
+    monkeypatch.setattr(evaluation.Evaluation, "__call__", scored)
     config = tiny_run.get_config("dino")
     config.checkpoint.every_steps = 100
     with pytest.raises(InputError, match="1 of 20"):

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from ssl_jax.train import stop
+from ssl_jax.runtime import stop
 from tests.process.runs import ROOT
 
 

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from ssl_jax.config import InputError
-from ssl_jax.data import loader
 from ssl_jax.data.folder import Folder
+from ssl_jax.views import loader
 from tests.data import batches as sets
 from tests.data.records import save
 

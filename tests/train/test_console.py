@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from rich.console import Console as Terminal
 
 from ssl_jax import api
-from ssl_jax.train import console, progress
+from ssl_jax.runtime import progress
+from ssl_jax.train import console
 from tests import tiny
 
 

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 from ssl_jax.config import InputError
-from ssl_jax.train import distributed, stop
+from ssl_jax.runtime import distributed, stop
 
 
 def watched(seconds, tmp_path, limit=0.2, **phase):

@@ -5,7 +5,8 @@ import pytest
 
 from ssl_jax import api, cli
 from ssl_jax.config import InputError
-from ssl_jax.train import memory, sharding
+from ssl_jax.runtime import sharding
+from ssl_jax.train import memory
 from tests import tiny
 
 

@@ -17,7 +17,8 @@ from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError
 from ssl_jax.methods.base import DEFAULT_RULES, NEVER, Rule
-from ssl_jax.train import checkpoint, optim, sharding
+from ssl_jax.runtime import sharding
+from ssl_jax.train import checkpoint, optim
 from ssl_jax.train.state import TrainState
 
 EVERYTHING = ((".*", Rule(decay=True)),)

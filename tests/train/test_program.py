@@ -6,7 +6,8 @@ import pytest
 
 from ssl_jax import ops
 from ssl_jax.config import MissingFile
-from ssl_jax.train import estimate, program, sharding
+from ssl_jax.runtime import sharding
+from ssl_jax.train import estimate, program
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """What is being done is told in words, nested, and to nobody where nobody shows it."""
 
-from ssl_jax.train import progress
+from ssl_jax.runtime import progress
 
 
 def test_a_slow_speed_is_not_0():

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from ssl_jax.config import InputError
-from ssl_jax.train import sharding
+from ssl_jax.runtime import sharding
 
 
 @pytest.mark.parametrize(

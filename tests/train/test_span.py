@@ -6,10 +6,11 @@ import pytest
 
 from ssl_jax import api
 from ssl_jax.config import InputError
-from ssl_jax.data import resident
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.train import setup, sharding, span, step
+from ssl_jax.runtime import sharding
+from ssl_jax.train import setup, span, step
+from ssl_jax.views import resident
 from tests import tiny
 
 

@@ -7,7 +7,6 @@ of evaluations and of every network with a class token.
 
 from ssl_jax.evals.pictures import cribo, flsl, ibot, mae, sop, stellar  # noqa: F401, each registers its own
 from ssl_jax.evals.pictures.base import (
-    IGNORE,
     Animation,
     Chart,
     Curve,
@@ -21,7 +20,6 @@ from ssl_jax.evals.pictures.base import (
 )
 
 __all__ = [
-    "IGNORE",
     "Animation",
     "Chart",
     "Curve",

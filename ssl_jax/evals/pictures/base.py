@@ -7,8 +7,6 @@ import numpy as np
 
 from ssl_jax.methods.encoder import Encoder
 
-IGNORE = 255  # mask value of a pixel without a class
-
 
 class Panel(NamedTuple):
     """One cell of a picture: an image, and what is laid over it.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.evals import windows
 from ssl_jax.evals.pictures.base import Panel, Picture, register
+from ssl_jax.features import windows
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.sop import embeddings
 from ssl_jax.ops import numerics

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssl_jax.evals.pictures.base import IGNORE, Animation, Panel, Picture
+from ssl_jax.evals.pictures.base import Animation, Panel, Picture
+from ssl_jax.losses.segmentation import IGNORE
 
 _COLUMNS = 6  # frames of a strip
 _FRAME = "#bbbbbb"

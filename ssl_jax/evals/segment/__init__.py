@@ -14,13 +14,13 @@ import jax
 import numpy as np
 
 from ssl_jax.config import InputError, check_multiple
-from ssl_jax.evals import metrics
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import register
 from ssl_jax.evals.segment import crops, figures, inference, network, records, settings, training
 from ssl_jax.evals.segment.settings import PROTOCOLS, defaults
 from ssl_jax.methods.encoder import Encoder
-from ssl_jax.train import distributed, sharding
+from ssl_jax.runtime import distributed, sharding
+from ssl_jax.scores import metrics
 
 _LARGEST = 224  # side of crops where nobody says: of networks' training, mostly
 

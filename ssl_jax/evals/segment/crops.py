@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.config import InputError
-from ssl_jax.evals.pictures.base import IGNORE
+from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.views import boxes
 
 KINDS = ("scale_crop", "resized_crop")

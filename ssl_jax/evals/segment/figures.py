@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.evals import metrics
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import IGNORE, Classes, Panel, Picture, class_name
+from ssl_jax.evals.pictures.base import Classes, Panel, Picture, class_name
 from ssl_jax.evals.segment.inference import Scored
+from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores import metrics
 
 SHOWN = 6  # test images
 _LEGEND = 24  # with more classes than this, those with most pixels are named

@@ -11,15 +11,15 @@ from jax.sharding import Mesh
 from PIL import Image
 
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import metrics
-from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.segment import crops
 from ssl_jax.evals.segment.network import Network
 from ssl_jax.evals.segment.records import Records
 from ssl_jax.evals.segment.settings import PYRAMIDS
 from ssl_jax.evals.segment.training import Trained, grid_labels
+from ssl_jax.features.ahead import ahead
 from ssl_jax.models import segmentation
-from ssl_jax.train import distributed, sharding
+from ssl_jax.runtime import distributed, sharding
+from ssl_jax.scores import metrics
 
 _BUCKET = 64  # pixels: canvases and results are this much too large at most, to compile fewer sizes
 

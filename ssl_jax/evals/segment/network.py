@@ -10,7 +10,7 @@ from ssl_jax.config import InputError
 from ssl_jax.evals.segment.settings import PYRAMIDS
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import segmentation
-from ssl_jax.train import sharding
+from ssl_jax.runtime import sharding
 
 
 class Network(NamedTuple):

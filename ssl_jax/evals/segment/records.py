@@ -10,9 +10,9 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
-from ssl_jax.evals.ahead import ahead
-from ssl_jax.evals.pictures.base import IGNORE
 from ssl_jax.evals.segment import crops
+from ssl_jax.features.ahead import ahead
+from ssl_jax.losses.segmentation import IGNORE
 
 _AHEAD = 3  # batches in preparation
 _READ_AHEAD = 16  # masks that are read alone

@@ -3,10 +3,10 @@
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
-from ssl_jax.evals.metrics import ABSENT
 from ssl_jax.evals.registry import Protocol
 from ssl_jax.evals.segment import crops
 from ssl_jax.losses.segmentation import AVERAGES
+from ssl_jax.scores.metrics import ABSENT
 
 HEADS = ("linear", "mask_transformer", "fpn", "upernet")
 PYRAMIDS = ("fpn", "upernet")  # heads that read four maps

@@ -14,7 +14,7 @@ from ssl_jax.evals.segment.network import Network
 from ssl_jax.losses.segmentation import dice, pixel_cross_entropy
 from ssl_jax.models import segmentation
 from ssl_jax.ops import numerics
-from ssl_jax.train import distributed, sharding
+from ssl_jax.runtime import distributed, sharding
 
 _TOLD = 60.0  # seconds between two lines about a long training
 _AHEAD = 2  # steps that wait on the device

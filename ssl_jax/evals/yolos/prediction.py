@@ -8,11 +8,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals.ahead import ahead
-from ssl_jax.evals.detection import Boxes
 from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector
+from ssl_jax.features.ahead import ahead
 from ssl_jax.losses import detection as losses
+from ssl_jax.scores.detection import Boxes
 
 
 def predict(

@@ -15,12 +15,12 @@ from ml_collections import ConfigDict
 from ssl_jax import trees
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals.ahead import ahead
 from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector, make
+from ssl_jax.features.ahead import ahead
 from ssl_jax.losses import detection as losses
 from ssl_jax.ops import numerics
-from ssl_jax.train import distributed, sharding
+from ssl_jax.runtime import distributed, sharding
 
 _LEAST_LR = 1e-7  # at the end of the cosine
 _AHEAD = 2  # batches prepared while the device works

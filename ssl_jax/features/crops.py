@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.data.loader import Loader
 from ssl_jax.data.subset import Subset
+from ssl_jax.views.loader import Loader
 from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
 
 _GROUP = "crop"

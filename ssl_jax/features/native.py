@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.evals import windows
+from ssl_jax.features import windows
 
 _WAITING = 8  # batches of images that wait for others of their shape
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from ssl_jax.config import InputError, read_json
 from ssl_jax.data import base, listing
-from ssl_jax.evals import store
-from ssl_jax.evals.extraction import Work
-from ssl_jax.evals.features import check_finite, on_all_devices
-from ssl_jax.evals.telling import Telling
-from ssl_jax.evals.tokens import DENSE
+from ssl_jax.features import store
+from ssl_jax.features.extract import check_finite, on_all_devices
+from ssl_jax.features.extraction import Work
+from ssl_jax.features.telling import Telling
+from ssl_jax.features.tokens import DENSE
 from ssl_jax.methods.encoder import Encoder
 
 _BYTES = 2**28  # of features in a part
@@ -29,7 +29,7 @@ _PLAN = "plan.json"
 class Plan:
     """Which vectors of which images.
 
-    tokens: {name of an array: kind of token, see `evals.tokens`}. layers: see there. batch_size:
+    tokens: {name of an array: kind of token, see `features.tokens`}. layers: see there. batch_size:
     images of a forward pass. dtype: of the vectors.
     """
 

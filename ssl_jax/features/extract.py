@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.evals import cached, extraction, store, tokens
-from ssl_jax.train import distributed
+from ssl_jax.features import cached, extraction, store, tokens
+from ssl_jax.runtime import distributed
 
 
 class Extracted(NamedTuple):

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 
 from ssl_jax.config import InputError, local
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals import store
+from ssl_jax.features import store
 
 _META = "meta.json"
 

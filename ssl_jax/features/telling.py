@@ -6,10 +6,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from ssl_jax.data import base, loader
+from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.evals.ahead import ahead
-from ssl_jax.evals.features import drawn
+from ssl_jax.features.ahead import ahead
+from ssl_jax.features.extract import drawn
+from ssl_jax.views import loader
 
 SHARE = loader.defaults()["max_unreadable"].default
 _FEW = 1000  # records, which are read before anything is compiled

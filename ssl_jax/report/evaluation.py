@@ -16,7 +16,8 @@ from ssl_jax.evals.pictures import attention, pca
 from ssl_jax.evals.table import IMAGES
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.ops import numerics
-from ssl_jax.train import distributed, progress, state
+from ssl_jax.runtime import distributed, progress
+from ssl_jax.train import state
 
 _SHOWN = 6  # test images in the pictures of any network
 _PICTURED = 2000  # images of each part that pictures of larger ones look at
@@ -118,8 +119,10 @@ class Evaluation:
         Pictures of the network are of test images of an evaluation with masks, else of the first;
         those of the method of the images that it wants (`pictures.register`).
         """
-        from ssl_jax.evals import curves  # matplotlib takes a second to import
-        from ssl_jax.evals.pictures import render
+        from ssl_jax.report import (
+            curves,  # matplotlib takes a second to import
+            render,
+        )
 
         config, paths = self.config, []
         metrics, scores = (_table(tables / f"{name}.csv") for name in ("metrics", "evals"))
@@ -196,7 +199,7 @@ class Evaluation:
 
 def _table(path: Path):
     """The columns of a CSV file; None where there is none or it is empty."""
-    from ssl_jax.evals import curves
+    from ssl_jax.report import curves
 
     return curves.read_metrics(path) if path.exists() and path.stat().st_size else None
 

@@ -33,8 +33,8 @@ from ssl_jax.config import InputError, key
 from ssl_jax.data import base, lookup
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.values import check_range
-from ssl_jax.data.workers import Ahead, end_in_worker
 from ssl_jax.views import recipe as recipes
+from ssl_jax.views.workers import Ahead, end_in_worker
 
 _ORDER = 0x0DE7  # keeps the streams of the data order apart from all others made of (seed, epoch)
 _ENDLESS = 2**40  # batches

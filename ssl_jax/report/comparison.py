@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssl_jax.config import changed, flatten
-from ssl_jax.evals.folders import RunFolder
 from ssl_jax.evals.registry import BASELINES, TRAINED
 from ssl_jax.evals.table import IMAGES, best
+from ssl_jax.report.folders import RunFolder
 
 ABSENT = "\u2013"  # an en dash: nothing there
 

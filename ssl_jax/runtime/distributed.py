@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from ssl_jax.config import InputError, refusal
-from ssl_jax.train import stop
+from ssl_jax.runtime import stop
 
 # A process that is lost ends the others after so many seconds: long enough for a busy machine.
 _HEARTBEAT = 30

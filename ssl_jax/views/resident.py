@@ -11,7 +11,7 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data import base, lookup
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.workers import Ahead
+from ssl_jax.views.workers import Ahead
 
 _UNIT = 256  # records decoded at a time
 

@@ -13,10 +13,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-from ssl_jax import reading
-from ssl_jax.config import InputError
-from ssl_jax.evals.pictures.render import LINES, STYLE, save, set_title
+from ssl_jax.config import InputError, reading
 from ssl_jax.methods.base import Meaning
+from ssl_jax.report.render import LINES, STYLE, save, set_title
 
 _SMOOTHING = 0.05  # width of the running mean, as share of the curve
 _LARGEST = 2**28  # bytes of a table

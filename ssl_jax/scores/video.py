@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.evals.pictures.base import IGNORE
+from ssl_jax.losses.segmentation import IGNORE
 
 TOLERANCE = 0.008  # of the diagonal: how far a boundary may be off
 _HIT = 0.5  # recall counts the frames with a value above it

@@ -18,14 +18,14 @@ import numpy as np
 from PIL import Image
 
 import ssl_jax
-from ssl_jax import extras, reading
-from ssl_jax.config import COMPUTED, InputError, flatten
+from ssl_jax import extras
+from ssl_jax.config import COMPUTED, InputError, flatten, reading
 from ssl_jax.data import source
-from ssl_jax.evals import charts, comparison
-from ssl_jax.evals.comparison import ABSENT
-from ssl_jax.evals.folders import RunFolder
 from ssl_jax.evals.registry import TRAINED
-from ssl_jax.train import progress
+from ssl_jax.report import charts, comparison
+from ssl_jax.report.comparison import ABSENT
+from ssl_jax.report.folders import RunFolder
+from ssl_jax.runtime import progress
 
 WIDEST = 1600  # pixels of a picture in the page; wider ones are scaled down
 _LARGEST, _PIXELS = 2**27, 2**26  # bytes and pixels of a picture that is shown

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.embedding.parts import Plan
+from ssl_jax.features.embedding.parts import Plan
 
 Parts = Sequence[Mapping[str, np.ndarray]]
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssl_jax.config import InputError, local, read_json
-from ssl_jax.evals import curves, registry
+from ssl_jax.evals import registry
+from ssl_jax.report import curves
 
 # Examples of what config.json and environment.json may hold where the report uses it.
 _EXAMPLES: dict[str, Any] = {

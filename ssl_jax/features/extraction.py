@@ -12,11 +12,11 @@ from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
 from ssl_jax.data.values import check_range
-from ssl_jax.evals import store, tokens
-from ssl_jax.evals.ahead import ahead
-from ssl_jax.evals.store import Grids
-from ssl_jax.evals.windows import cut, filled, unit, window
-from ssl_jax.train import progress
+from ssl_jax.features import store, tokens
+from ssl_jax.features.ahead import ahead
+from ssl_jax.features.store import Grids
+from ssl_jax.features.windows import cut, filled, unit, window
+from ssl_jax.runtime import progress
 
 _AHEAD = 2  # batches that are decoded while the device is busy
 

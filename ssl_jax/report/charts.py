@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from ssl_jax.evals.curves import running_mean
+from ssl_jax.report.curves import running_mean
 
 COLORS = 7  # the page has so many colours of lines; then the dashes change
 DASHES = ((), (5, 2), (1.2, 1.6), (6, 2, 1.2, 2))  # in widths of the line

@@ -21,7 +21,7 @@ from PIL import Image
 
 from ssl_jax.config import reason
 from ssl_jax.evals.pictures.base import Animation, Chart, Classes, Panel, Picture, Scatter
-from ssl_jax.train import progress
+from ssl_jax.runtime import progress
 
 # A bare dict, because matplotlib types the keys as a Literal of all names there are.
 STYLE: dict = {

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from ssl_jax.evals.pictures.base import IGNORE
-from ssl_jax.evals.streamed import normalize
+from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores.streamed import normalize
 
 _TILE = 8  # side of the squares of target patches that are looked at together, patches
 _TILES = 8  # of them at a time

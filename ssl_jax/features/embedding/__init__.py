@@ -17,12 +17,12 @@ from ssl_jax.data import source as source_lib
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.base import Source
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.embedding import files, parts
-from ssl_jax.evals import telling
-from ssl_jax.evals import tokens as kinds
+from ssl_jax.features import telling
+from ssl_jax.features import tokens as kinds
+from ssl_jax.features.embedding import files, parts
 from ssl_jax.methods.encoder import Encoder
 
-# What an image becomes, as people name it, and as `evals.tokens` does.
+# What an image becomes, as people name it, and as `features.tokens` does.
 TOKENS = {
     "image": "image",
     "cls": "cls",

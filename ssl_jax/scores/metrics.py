@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
-from ssl_jax.evals.pictures.base import IGNORE
+from ssl_jax.losses.segmentation import IGNORE
 
 ABSENT = ("zero", "skip")  # what a class that is only predicted counts as
 

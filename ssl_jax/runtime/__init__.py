@@ -1,0 +1,1 @@
+"""What every run needs whatever it computes: signals, progress, processes, meshes, locks."""

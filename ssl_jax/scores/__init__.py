@@ -1,0 +1,1 @@
+"""From vectors to numbers: scores of features as functions of arrays."""

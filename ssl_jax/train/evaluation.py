@@ -1,0 +1,35 @@
+"""What the training loop asks of the evaluation that it is given; `report.evaluation` is one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+Scores = Mapping[str, float]
+
+
+class Evaluation(Protocol):
+    """Scores of a network during a run and at its end.
+
+    `params` is the teacher's tree where there is one, `constants` are those of the method.
+    """
+
+    @property
+    def tasks(self) -> Sequence[str]:
+        """Names of the evaluations; none: nothing is evaluated."""
+
+    def open(self) -> None:
+        """Opens the data sets. Raises InputError where one cannot be opened."""
+
+    def __call__(self, params: Any, constants: Any = None, *, drawn: bool = False) -> Scores:
+        """Computes all scores of these weights. drawn: whether `draw` follows."""
+
+    def compare(self, params: Any, constants: Any = None) -> Mapping[str, Scores]:
+        """Computes {row: scores}, see `evals.registry.ROWS`."""
+
+    def draw(self, params: Any, constants: Any, folder: Path, tables: Path) -> Sequence[Path]:
+        """Draws the pictures of these weights into `folder` and returns the files."""
+
+    def publish(
+        self, results: Mapping[str, Scores], params: Any, constants: Any, folder: Path
+    ) -> Sequence[Path]:
+        """Prints a comparison, writes it into the run directory and returns the pictures."""
