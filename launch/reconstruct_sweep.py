@@ -31,7 +31,6 @@ from claims_papers import Variant  # noqa: E402
 import ssl_jax  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 from ssl_jax.data.source import make_source  # noqa: E402
-from ssl_jax.evals import decode  # noqa: E402
 from ssl_jax.evals.pictures import Chart, Curve, Picture, reconstructions  # noqa: E402
 from ssl_jax.report import render  # noqa: E402
 
@@ -116,8 +115,8 @@ def measured(run, images: int) -> dict[str, float]:
     known = json.loads(file.read_text()) if file.exists() else {}
     if known.get("images") != images:
         case = case_of(run, images)
-        known = {"images": images} | decode.run(case)
-        (picture,) = decode.figures(case).values()  # of the same decoder
+        known = {"images": images} | evals.TYPES["decode"].run(case)
+        (picture,) = evals.TYPES["decode"].figures(case).values()  # of the same decoder
         shown = [np.stack([row[i].image for row in picture.rows]) for i in (0, 1)]
         np.savez(run.folder / "decode.npz", images=shown[0], rebuilt=shown[1])
         file.write_text(json.dumps(known, indent=2) + "\n")

@@ -3,11 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
 from ssl_jax.config.errors import InputError, nearest
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +167,30 @@ def _number(x) -> str:
 def key(default: Any, meaning: str, unit: str = "", **words: Any) -> Key:
     """Declares a key of a section: `lr=key(5e-4, "peak learning rate", above=0)`; see `Key`."""
     return Key(default, meaning, unit, **words)
+
+
+def field(
+    default: Any, meaning: str, unit: str = "", *, required: bool = False, **words: Any
+) -> Any:
+    """Declares a key as a field of a frozen dataclass: `k: int = field(20, "neighbours", above=0)`.
+
+    required: the dataclass itself has no default; `default` is that of the config. Others: see
+    `Key`.
+    """
+    metadata = {"key": key(default, meaning, unit, **words)}
+    if required:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def keys_of(settings: Any) -> dict[str, Key]:
+    """{name: Key} of the fields of a dataclass, which `field` declared."""
+    return {one.name: one.metadata["key"] for one in dataclasses.fields(settings)}
+
+
+def settings_of(settings: type[T], section: Mapping | ConfigDict) -> T:
+    """The dataclass `settings` with the values that a section of a config has for its fields."""
+    return settings(**{name: section[name] for name in keys_of(settings)})
 
 
 def with_defaults(keys: dict, changes: dict) -> dict:

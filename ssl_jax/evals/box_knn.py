@@ -8,13 +8,14 @@ The class is the label of the image; where a set has none, that of the box. Imag
 visible box are left out.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.data import base, decode
 from ssl_jax.data.lookup import pixels
 from ssl_jax.evals import knn
@@ -34,23 +35,23 @@ _VOTES = 2**26  # votes by class that are held at a time
 _SHOWN, _COLUMNS = 12, 6  # test images of the picture, side by side
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The keys of this type of evaluation."""
-    return dict(
-        k=key(
-            (PAPER_K, *knn.KS),
-            "numbers of neighbours; each is reported, and the first is the score",
-            "neighbours",
-            above=0,
-        ),
-        temperature=knn.temperature_key(),
-        cells=key(3, "a box is divided into this many cells along each side", "cells", above=0),
-        boxes=key(
-            "exact",
-            'how boxes follow the image: "exact", or as in FLSL\'s script, which scales height and'
-            " width to data.size each although the image keeps its aspect",
-            choices=("exact", "script"),
-        ),
+
+    k: tuple[int, ...] = field(
+        (PAPER_K, *knn.KS),
+        "numbers of neighbours; each is reported, and the first is the score",
+        "neighbours",
+        above=0,
+    )
+    temperature: float = knn.temperature_field()
+    cells: int = field(3, "a box is divided into this many cells along each side", "cells", above=0)
+    boxes: str = field(
+        "exact",
+        'how boxes follow the image: "exact", or as in FLSL\'s script, which scales height and'
+        " width to data.size each although the image keeps its aspect",
+        choices=("exact", "script"),
     )
 
 
@@ -326,7 +327,7 @@ def _result(case: Case) -> _Result:
     return _Result(predicted, test.labels, test.index, test.points)
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`box_knn_k20` and so on: share of test images with a visible box of which any feature names
     the class, in percent; `box_knn`: with the first k; `box_knn_best`: the best of several on the
     test images.
@@ -342,7 +343,7 @@ def run(case: Case) -> dict[str, float]:
     return {"box_knn": next(iter(accuracy.values())), **best, **accuracy}
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"box_neighbours": the first test images, the points whose patches voted, and how many of
     them name the class}."""
     result, c = case.once("box_knn", _result), case.config

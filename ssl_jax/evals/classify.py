@@ -14,7 +14,7 @@ from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Classes
-from ssl_jax.evals.registry import BASELINES, Protocol, register_module
+from ssl_jax.evals.registry import BASELINES, NoSettings, Protocol, register_module
 from ssl_jax.scores import metrics
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)
@@ -46,7 +46,7 @@ def accuracies(logits: ArrayLike, labels: ArrayLike, ks: tuple[int, ...] = (1, T
     return [float(np.clip((k - above) / equal, 0, 1).mean()) for k in ks]
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: NoSettings) -> dict[str, float]:
     """Top-1 accuracy `classify` and, of more than five classes, `classify_top5`, in percent.
 
     Raises InputError for a network without a classifier, a set without labels, or one with other
@@ -58,7 +58,7 @@ def run(case: Case) -> dict[str, float]:
     return {"classify": 100 * first} | ({"classify_top5": 100 * top} if many else {})
 
 
-def figures(case: Case) -> dict[str, Classes]:
+def figures(case: Case, settings: NoSettings) -> dict[str, Classes]:
     """{"classify_classes": what each class is taken for}."""
     found = case.once("classify", _scored)
     counts = metrics.confusion(
@@ -92,6 +92,4 @@ def _scored(case):
     return found
 
 
-register_module(
-    __name__, heading="top-1", needs="labels", share=True, defaults=dict, baselines=BASELINES[:1]
-)
+register_module(__name__, heading="top-1", needs="labels", share=True, baselines=BASELINES[:1])

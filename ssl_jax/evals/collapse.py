@@ -2,12 +2,14 @@
 dimensions. No labels are needed.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import key
+from ssl_jax.config import field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.rank import rank_me
 from ssl_jax.evals.registry import register_module
@@ -18,15 +20,15 @@ _DEAD = 0.01  # a dimension is dead below this share of the root mean square of 
 _ROWS = 1024  # of a piece in which pairs are made
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The keys of this type of evaluation."""
-    return dict(
-        scale=key(
-            SCALE,
-            "of the two random crops for alignment, least and largest share of the area",
-            above=0,
-            most=1,
-        )
+
+    scale: tuple[float, ...] = field(
+        SCALE,
+        "of the two random crops for alignment, least and largest share of the area",
+        above=0,
+        most=1,
     )
 
 
@@ -109,7 +111,7 @@ def _views(case: Case) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """Of the test images' vectors: `collapse`, the mean cosine of two of them in percent (100 = all
     alike); `collapse_deviation` in percent of an even spread; `collapse_dead`, dimensions that do
     not vary, in percent; `collapse_rank` (RankMe) and `collapse_effective_rank`, in dimensions;

@@ -6,13 +6,14 @@ whose masks hold the number of the object of each pixel (0 = background, 255 = i
 `test_examples` whole videos are taken, see `sequences_of`; the training part is not used.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import tracking
@@ -22,38 +23,40 @@ from ssl_jax.features import native, tokens, windows
 from ssl_jax.features.extract import on_all_devices
 from ssl_jax.runtime import distributed
 from ssl_jax.scores import video
-from ssl_jax.scores.propagation import Settings, track
+from ssl_jax.scores.propagation import Propagation, track
 
+_DINO = Propagation()
 _SHOWN = 3  # videos in the pictures
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The keys of this type of evaluation."""
-    numbers = Settings()
-    return dict(
-        short_side=key(
-            0,
-            "shorter side to which frames are resized (bilinear), the other keeps the aspect but"
-            " for `multiple`; 0 = as stored",
-            "pixels",
-            least=0,
-            most=16384,
-        ),
-        multiple=key(
-            64, "the longer side of resized frames is cropped to its multiple", "pixels", above=0
-        ),
-        frames=key(1, "per forward pass", "images", above=0),
-        previous=key(
-            numbers.previous, "frames that labels come from, besides the first", "images", above=0
-        ),
-        radius=key(
-            numbers.radius,
-            "how far away a source may lie, up or down and left or right",
-            "patches",
-            above=0,
-        ),
-        top=key(numbers.top, "sources that a patch takes its label from", "patches", above=0),
-        temperature=key(numbers.temperature, "sources weigh exp(cosine / temperature)", least=1e-6),
+
+    short_side: int = field(
+        0,
+        "shorter side to which frames are resized (bilinear), the other keeps the aspect but"
+        " for `multiple`; 0 = as stored",
+        "pixels",
+        least=0,
+        most=16384,
+    )
+    multiple: int = field(
+        64, "the longer side of resized frames is cropped to its multiple", "pixels", above=0
+    )
+    frames: int = field(1, "per forward pass", "images", above=0)
+    previous: int = field(
+        _DINO.previous, "frames that labels come from, besides the first", "images", above=0
+    )
+    radius: int = field(
+        _DINO.radius,
+        "how far away a source may lie, up or down and left or right",
+        "patches",
+        above=0,
+    )
+    top: int = field(_DINO.top, "sources that a patch takes its label from", "patches", above=0)
+    temperature: float = field(
+        _DINO.temperature, "sources weigh exp(cosine / temperature)", least=1e-6
     )
 
 
@@ -150,7 +153,7 @@ def follow(case: Case, name: str, records: range) -> _Followed:
         (item for part in ((first,), stream) for item in part),
         batch_size=min(c.frames, len(records)),
     )
-    settings = Settings(c.previous, c.radius, c.top, c.temperature)
+    settings = Propagation(c.previous, c.radius, c.top, c.temperature)
     masks = track(
         (patches for _, patches in features), truth[0], frame=first[1].shape[:2], settings=settings
     )
@@ -158,7 +161,7 @@ def follow(case: Case, name: str, records: range) -> _Followed:
     return _Followed(name, records, np.stack(truth), predicted)
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`davis`: mean of J and F in percent; `davis_j`, `davis_f`: means over all objects, each the
     mean over its frames but the first and the last; `davis_j_recall`, `davis_f_recall`: the shares
     of frames above one half.
@@ -200,7 +203,7 @@ def _shown(case):
     return "davis", repr(case.test), repr(case.config)
 
 
-def figures(case: Case) -> dict[str, Picture | Animation]:
+def figures(case: Case, settings: Settings) -> dict[str, Picture | Animation]:
     """{"tracking": frames of the first videos with the objects as followed, "tracking_NAME": each
     as an animation}."""
     shown = case.extracted.get(_shown(case)) or {

@@ -8,6 +8,7 @@ its sparse tokens, and says pixels (squared error) or the codes of a frozen toke
 (cross-entropy), which the tokenizer's own decoder makes into pixels.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
@@ -48,45 +49,45 @@ PROTOCOLS = {
 }
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings(quality.Settings):
     """The keys of this type of evaluation."""
-    return quality.defaults() | dict(
-        tokens=key(
-            "auto",
-            'what the decoder gets: "dense", the patch tokens; "sparse", the low-rank map of'
-            ' STELLAR\'s sparse tokens; "auto", sparse where there is one',
-            choices=("auto", "dense", "sparse"),
-        ),
-        target=key(
-            "pixel",
-            'what it predicts of each patch: "pixel", or "vq", the code of a frozen tokenizer',
-            choices=("pixel", "vq"),
-        ),
-        tokenizer=key(
-            "", f'file with the weights for target="vq"; {tokenizer.FETCH}', path=True, acts=""
-        ),
-        width=key(64, "of the decoder", above=0),
-        depth=key(2, "blocks of the decoder", "blocks", above=0),
-        heads=key(4, "of its attention; divides width", "heads", above=0),
-        epochs=key(20, "of training the decoder", "epochs", above=0),
-        batch=key(64, "images per step", "images", above=0),
-        lr=key(1e-3, "learning rate of AdamW, constant", above=0, most=10),
-        weight_decay=key(1e-4, "of AdamW", least=0, most=10),
+
+    tokens: str = field(
+        "auto",
+        'what the decoder gets: "dense", the patch tokens; "sparse", the low-rank map of'
+        ' STELLAR\'s sparse tokens; "auto", sparse where there is one',
+        choices=("auto", "dense", "sparse"),
     )
+    target: str = field(
+        "pixel",
+        'what it predicts of each patch: "pixel", or "vq", the code of a frozen tokenizer',
+        choices=("pixel", "vq"),
+    )
+    tokenizer: str = field(
+        "", f'file with the weights for target="vq"; {tokenizer.FETCH}', path=True, acts=""
+    )
+    width: int = field(64, "of the decoder", above=0)
+    depth: int = field(2, "blocks of the decoder", "blocks", above=0)
+    heads: int = field(4, "of its attention; divides width", "heads", above=0)
+    epochs: int = field(20, "of training the decoder", "epochs", above=0)
+    batch: int = field(64, "images per step", "images", above=0)
+    lr: float = field(1e-3, "learning rate of AdamW, constant", above=0, most=10)
+    weight_decay: float = field(1e-4, "of AdamW", least=0, most=10)
 
 
-def check(name: str, section: ConfigDict) -> None:
+def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Refuses an evaluation `name` whose files are missing, or whose decoder cannot be. Raises
     InputError."""
-    quality.check(name, section)
-    if section.width % section.heads or section.width % 2:
+    quality.check(name, settings, data)
+    if settings.width % settings.heads or settings.width % 2:
         raise InputError(
-            f"{name}.width is {section.width}; it must be even and a multiple of heads ="
-            f" {section.heads}"
+            f"{name}.width is {settings.width}; it must be even and a multiple of heads ="
+            f" {settings.heads}"
         )
-    if section.target == "vq":
+    if settings.target == "vq":
         try:
-            tokenizer.maskgit_vqgan().load(section.tokenizer, decoder=True)
+            tokenizer.maskgit_vqgan().load(settings.tokenizer, decoder=True)
         except InputError as error:
             raise InputError(f'{name}.target="vq" needs {name}.tokenizer: {error}') from error
 
@@ -239,17 +240,16 @@ def _trained(case: Case) -> tuple[Decoder, tokenizer.Target]:
     return case.once("decode", train)
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`decode`: PSNR in dB of the test images, `decode_ssim` (0 to 1), and if asked for
     `decode_lpips_*` and `decode_rfid_*` (lower is better).
 
     Raises InputError for settings or files that do not fit.
     """
-    check("decode", case.config)
     return quality.scores("decode", case.config, rebuilt(case, *_trained(case)))
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"decoded": test images, rebuilt, and the error}."""
     images, shown, count = next(iter(rebuilt(case, *_trained(case))))
     part = min(_SHOWN, count)

@@ -7,6 +7,7 @@ label is "ignore" are dropped; mIoU over patches and over pixels. Images may dif
 bank may be larger than the memory of a device or, in a file, of the machine.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.evals import knn
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import segmentation
@@ -47,30 +48,30 @@ PROTOCOLS = {
 _SHOWN = 6  # test images of the picture
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The keys of this type of evaluation."""
-    return dict(
-        k=key(NEIGHBOURS, "nearest patches that vote", "patches", above=0),
-        vote=key(
-            "plain",
-            '"plain", or "softmax" (votes weigh exp(cosine / 0.1))',
-            choices=("plain", "softmax"),
-        ),
-        absent=key(
-            "zero",
-            'a class that is predicted somewhere but is not in the truth: "zero" counts its IoU as'
-            ' 0 (as mmsegmentation), "skip" leaves it out of the mean',
-            choices=ABSENT,
-        ),
-        subsample=key(
-            (1,),
-            "keep one training image in this many; each is reported, and the first is the score",
-            "images",
-            above=0,
-        ),
-        runs=key(5, "draws of a subsample above 1, averaged", "draws", above=0),
-        layers=tokens.layers_key(),
+
+    k: int = field(NEIGHBOURS, "nearest patches that vote", "patches", above=0)
+    vote: str = field(
+        "plain",
+        '"plain", or "softmax" (votes weigh exp(cosine / 0.1))',
+        choices=("plain", "softmax"),
     )
+    absent: str = field(
+        "zero",
+        'a class that is predicted somewhere but is not in the truth: "zero" counts its IoU as'
+        ' 0 (as mmsegmentation), "skip" leaves it out of the mean',
+        choices=ABSENT,
+    )
+    subsample: tuple[int, ...] = field(
+        (1,),
+        "keep one training image in this many; each is reported, and the first is the score",
+        "images",
+        above=0,
+    )
+    runs: int = field(5, "draws of a subsample above 1, averaged", "draws", above=0)
+    layers: int = tokens.layers_field()
 
 
 class Retrieval(NamedTuple):
@@ -264,7 +265,7 @@ def _features(case):
     return train, test
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`dense`: patch-level mIoU in percent; `dense_pixel`: pixel-level; both with the first
     subsample, and `dense_1in8`, ... with each of several. A subsample above 1 is the mean over
     `runs` draws of training images, drawn from the seed (CrIBo: 5 draws), and `_sd` their standard
@@ -309,7 +310,7 @@ def run(case: Case) -> dict[str, float]:
     return scores
 
 
-def figures(case: Case) -> dict[str, Picture | Classes]:
+def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     """{"segmentation": the first test images, their true classes and those retrieved;
     "dense_classes": IoU of each class and what its patches are taken for, if it was scored}."""
     train, test = _features(case)

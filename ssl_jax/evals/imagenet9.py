@@ -6,6 +6,7 @@ was fitted before. The images that are scored lie in `dir`, as VARIANT/val/CLASS
 as `data.size` and `crop` say.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, key, local, read_json, reading
+from ssl_jax.config import InputError, field, local, read_json, reading
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import linear
 from ssl_jax.evals.case import Case
@@ -34,30 +35,29 @@ VARIANTS = (
 )
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings(linear.Settings):
     """The keys of this type of evaluation."""
-    return dict(
-        dir=key(
-            "", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True, path=True, acts=""
-        ),
-        mapping=key(
-            "",
-            'the challenge\'s "in_to_in9.json": {class of ImageNet-1K: class of ImageNet-9, or -1}',
-            free=True,
-            path=True,
-            acts="",
-        ),
-        head=key(
-            "",
-            "a fitted classifier, .npz with kernel [d, c] and bias [c], and scale and shift [d] of"
-            ' its layer norm if it has one; "" = fitted on data',
-            free=True,
-            path=True,
-            acts="",
-        ),
-        variants=key(VARIANTS, "which are scored", choices=VARIANTS),
-        **linear.defaults(),
+
+    dir: str = field(
+        "", "folder of ImageNet-9, with VARIANT/val/CLASS in it", free=True, path=True, acts=""
     )
+    mapping: str = field(
+        "",
+        'the challenge\'s "in_to_in9.json": {class of ImageNet-1K: class of ImageNet-9, or -1}',
+        free=True,
+        path=True,
+        acts="",
+    )
+    head: str = field(
+        "",
+        "a fitted classifier, .npz with kernel [d, c] and bias [c], and scale and shift [d] of"
+        ' its layer norm if it has one; "" = fitted on data',
+        free=True,
+        path=True,
+        acts="",
+    )
+    variants: tuple[str, ...] = field(VARIANTS, "which are scored", choices=VARIANTS)
 
 
 # The classifier is that of SOP's and SOVE's table 1, for ViT-B.
@@ -148,10 +148,10 @@ def _variant(case, name, classes):
     return source
 
 
-def check(name: str, section: ConfigDict) -> None:
+def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Refuses an evaluation `name` without its folder, mapping or classifier. Raises InputError."""
-    linear.check(name, section)
-    _opened(name, section)
+    linear.check(name, settings, data)
+    _opened(name, settings)
 
 
 def _opened(name, section) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
@@ -161,7 +161,7 @@ def _opened(name, section) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
     return read_mapping(section.mapping), read_head(section.head) if section.head else None
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`imagenet9`: accuracy on the original images in percent; `imagenet9_mixed_rand` and so on: on
     the variants; `imagenet9_bg_gap`: Mixed-Same minus Mixed-Rand; `imagenet9_head`: accuracy of a
     classifier fitted here on the test part of `data`.

@@ -2,6 +2,7 @@
 iBOT; SOP table 1).
 """
 
+import dataclasses
 import functools
 from collections.abc import Collection
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import Key, key
+from ssl_jax.config import field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion, neighbours
 from ssl_jax.evals.pictures.base import Classes, Picture
@@ -33,23 +34,22 @@ PROTOCOLS = {
 _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 
 
-def defaults() -> dict:
+def temperature_field() -> Any:
+    """Declares the temperature of cosines. Below, float32 has no other weights than 1 and 0."""
+    return field(TEMPERATURE, "votes weigh exp(cosine / temperature)", least=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(tokens.Settings):
     """The keys of this type of evaluation."""
-    return dict(
-        **tokens.keys(),
-        k=key(
-            KS,
-            "numbers of neighbours; each is reported, and the first is the score",
-            "neighbours",
-            above=0,
-        ),
-        temperature=temperature_key(),
+
+    k: tuple[int, ...] = field(
+        KS,
+        "numbers of neighbours; each is reported, and the first is the score",
+        "neighbours",
+        above=0,
     )
-
-
-def temperature_key() -> Key:
-    """The key of a temperature of cosines. Below, float32 has no other weights than 1 and 0."""
-    return key(TEMPERATURE, "votes weigh exp(cosine / temperature)", least=1e-6)
+    temperature: float = temperature_field()
 
 
 class Neighbours(NamedTuple):
@@ -154,7 +154,7 @@ def vote(
     return jnp.stack(winners)
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """Top-1 accuracy in percent: `knn`, with the first k; `knn_k10`, ... for each k; `knn_best`,
     the best of several on the test set, as papers report it.
 
@@ -178,7 +178,7 @@ def run(case: Case) -> dict[str, float]:
     return {"knn": first, **best, **accuracy}
 
 
-def figures(case: Case) -> dict[str, Picture | Classes]:
+def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     """{"neighbours": some test images with their nearest training images}: the first image of each
     class, then the second, ...; {"knn_classes": what each class is taken for}."""
     train, test = case.labelled(case.config.tokens, case.config.layers)

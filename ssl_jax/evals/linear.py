@@ -7,11 +7,13 @@ crop, which are computed once. `PROTOCOLS` has the papers' own: STELLAR's full g
 cosine, several layers, the best on the test set), both on random crops.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.data.source import make_source
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
@@ -65,54 +67,53 @@ PROTOCOLS = {
 }
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings(tokens.Settings):
     """The keys of this type of evaluation."""
-    return dict(
-        **tokens.keys(),
-        epochs=key(30, "of training the probe", "epochs", above=0),
-        batch=key(256, "features per step", "features", above=0),
-        batch_factors=key(
-            (1,),
-            "multiples of the batch that are tried, each with every learning rate",
-            above=0,
-            most=2**16,
-        ),
-        lrs=key(
-            LEARNING_RATES,
-            "learning rates tried in one run; the best on the held-out part counts",
-            above=0,
-            most=1000,
-        ),
-        scale_lr=key(False, "learning rates are for 256 features and grow with the batch"),
-        schedule=key(
-            "constant",
-            'of the learning rate: "constant", or "cosine" to 0, one value for each epoch',
-            choices=("constant", "cosine"),
-        ),
-        optimizer=key("adamw", '"sgd" and "lars" have momentum .9', choices=OPTIMIZERS),
-        weight_decay=key(1e-4, "of the optimizer", least=0, most=1000),
-        norm=key(True, "affine LayerNorm before the linear layer"),
-        held_out=key(
-            0.1,
-            "share of the training images that chooses among the grid; 0 = the test images choose,"
-            " as iBOT and SOP report it",
-            least=0,
-            below=1,
-        ),
-        crop_scale=key(
-            (),
-            "(least, largest) share of the area of random crops to train on, which are encoded"
-            " again in every epoch; () = the evaluation crop, encoded once",
-            element=0.5,
-            above=0,
-            most=1,
-        ),
+
+    epochs: int = field(30, "of training the probe", "epochs", above=0)
+    batch: int = field(256, "features per step", "features", above=0)
+    batch_factors: tuple[int, ...] = field(
+        (1,),
+        "multiples of the batch that are tried, each with every learning rate",
+        above=0,
+        most=2**16,
+    )
+    lrs: tuple[float, ...] = field(
+        LEARNING_RATES,
+        "learning rates tried in one run; the best on the held-out part counts",
+        above=0,
+        most=1000,
+    )
+    scale_lr: bool = field(False, "learning rates are for 256 features and grow with the batch")
+    schedule: str = field(
+        "constant",
+        'of the learning rate: "constant", or "cosine" to 0, one value for each epoch',
+        choices=("constant", "cosine"),
+    )
+    optimizer: str = field("adamw", '"sgd" and "lars" have momentum .9', choices=OPTIMIZERS)
+    weight_decay: float = field(1e-4, "of the optimizer", least=0, most=1000)
+    norm: bool = field(True, "affine LayerNorm before the linear layer")
+    held_out: float = field(
+        0.1,
+        "share of the training images that chooses among the grid; 0 = the test images choose,"
+        " as iBOT and SOP report it",
+        least=0,
+        below=1,
+    )
+    crop_scale: tuple[float, ...] = field(
+        (),
+        "(least, largest) share of the area of random crops to train on, which are encoded"
+        " again in every epoch; () = the evaluation crop, encoded once",
+        element=0.5,
+        above=0,
+        most=1,
     )
 
 
-def check(name: str, section: ConfigDict) -> None:
+def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Refuses a crop_scale that is no range. Raises InputError."""
-    scale = tuple(section.crop_scale)
+    scale = tuple(settings.crop_scale)
     if len(scale) not in (0, 2) or tuple(sorted(scale)) != scale:
         raise InputError(f"{name}.crop_scale is {scale}; use (least, largest) or ()")
 
@@ -130,7 +131,6 @@ def probe(case: Case, num_classes: int = 0) -> Probe:
 
 def _probe(case, num_classes):
     c = case.config
-    check("linear", c)
     train, test = case.labelled(c.tokens, c.layers)
     found = 1 + int(max(train.labels.max(), test.labels.max()))
     if num_classes and found > num_classes:
@@ -161,7 +161,7 @@ def _factor(c) -> float:
     return c.batch / _SCALED_TO if c.scale_lr else 1.0
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`linear`: test accuracy in percent; `linear_lr`, `linear_batch`: the selected ones;
     `linear_held_out`: its accuracy on the held-out part; `linear_best`: the best of the grid on the
     test images, which have then been looked at.
@@ -178,7 +178,7 @@ def run(case: Case) -> dict[str, float]:
     return scores
 
 
-def figures(case: Case) -> dict[str, Classes]:
+def figures(case: Case, settings: Settings) -> dict[str, Classes]:
     """{"linear_classes": what each class of the test images is taken for}."""
     c, found = case.config, probe(case)
     test = case.part("test", c.tokens, c.layers)

@@ -1,13 +1,14 @@
 """Logistic regression on frozen features, by scikit-learn: convex, so that nothing but the strength
 of the penalty is chosen."""
 
+import dataclasses
 import math
 import warnings
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import register_module
 from ssl_jax.features import tokens
@@ -16,17 +17,16 @@ PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _HELD_OUT = 0.1
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings(tokens.Settings):
     """The keys of this type of evaluation."""
-    return dict(
-        **tokens.keys(),
-        c=key(
-            PENALTIES,
-            "inverse strengths of the L2 penalty; the best on a held-out 10 % counts",
-            above=0,
-        ),
-        iterations=key(1000, "of L-BFGS, at most", above=0, most=10**6),
+
+    c: tuple[float, ...] = field(
+        PENALTIES,
+        "inverse strengths of the L2 penalty; the best on a held-out 10 % counts",
+        above=0,
     )
+    iterations: int = field(1000, "of L-BFGS, at most", above=0, most=10**6)
 
 
 def fit(
@@ -88,7 +88,7 @@ def fit(
     return float(accuracy), float(chosen)
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`logistic`: test accuracy in percent; `logistic_c`: the chosen C.
 
     Raises InputError for a set without labels, or with a single class.

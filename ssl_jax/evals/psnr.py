@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.registry import BASELINES, register_module
+from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
 from ssl_jax.features.windows import filled
 from ssl_jax.models import tokenizer
 
@@ -59,7 +59,7 @@ def rebuilt(case: Case) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         yield images, pixels(case.encoder.config, extras["rebuilt"]), count
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: NoSettings) -> dict[str, float]:
     """`psnr`: mean over the test images, in dB.
 
     Raises InputError for a network that rebuilds no images.
@@ -68,4 +68,4 @@ def run(case: Case) -> dict[str, float]:
     return {"psnr": float(np.concatenate(values).mean())}
 
 
-register_module(__name__, heading="PSNR, dB", one_size=True, defaults=dict, baselines=BASELINES[:1])
+register_module(__name__, heading="PSNR, dB", one_size=True, baselines=BASELINES[:1])

@@ -6,13 +6,14 @@ any network. `purity_modes` needs no hard clusters: how far FLSL's mode of a tok
 token's own region.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.evals import dense
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import cribo as objects
@@ -28,17 +29,17 @@ _OWN = {"cribo": "objects", "stellar": "tokens"}  # method: the clusters it has
 _SHOWN = 6  # test images of the picture
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The keys of this type of evaluation."""
-    return dict(
-        clusters=key(
-            "auto",
-            '"objects" of CrIBo, "tokens" of STELLAR, "kmeans" of the patches of any network;'
-            ' "auto" = the network\'s own, else kmeans',
-            choices=("auto", "objects", "tokens", "kmeans"),
-        ),
-        k=key(8, "clusters of kmeans, in each image", "clusters", above=0),
+
+    clusters: str = field(
+        "auto",
+        '"objects" of CrIBo, "tokens" of STELLAR, "kmeans" of the patches of any network;'
+        ' "auto" = the network\'s own, else kmeans',
+        choices=("auto", "objects", "tokens", "kmeans"),
     )
+    k: int = field(8, "clusters of kmeans, in each image", "clusters", above=0)
 
 
 class Agreement(NamedTuple):
@@ -188,7 +189,7 @@ def _compared(case: Case):
     return test, found, labels
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """Means over the test images, in percent: `purity`, `purity_nmi`, `purity_ari` of the clusters,
     `purity_modes`, see `modes`; and `purity_clusters`, how many an image has.
 
@@ -212,7 +213,7 @@ def _numbered(labels: np.ndarray) -> np.ndarray:
     return np.unique(labels, return_inverse=True)[1] - (labels < 0).any()
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"clusters": test images, their classes, and the clusters; "similarity": see
     `pictures.similarity`}."""
     test, found, labels = _compared(case)

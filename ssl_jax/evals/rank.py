@@ -9,7 +9,7 @@ from ssl_jax import ops
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture
-from ssl_jax.evals.registry import BASELINES, register_module
+from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
 from ssl_jax.features.extract import subset
 from ssl_jax.scores.streamed import normalize
 
@@ -27,14 +27,14 @@ def rank_me(features: ArrayLike) -> float:
     return float(np.exp(-(p * np.log(p)).sum()))
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: NoSettings) -> dict[str, float]:
     """`rank`: RankMe of the test images' features (not in percent)."""
     test = case.part("test")
     assert test.image is not None
     return {"rank": rank_me(test.image)}
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
     """{"neighbours": some test images with their nearest training images}; {} where both parts have
     labels, by which `knn` can say which are right."""
     if case.train.num_classes is not None and case.test.num_classes is not None:
@@ -52,4 +52,4 @@ def figures(case: Case) -> dict[str, Picture]:
 
 
 # Of pixels it would count other dimensions, of which there are thousands.
-register_module(__name__, heading="RankMe, dimensions", defaults=dict, baselines=BASELINES[:1])
+register_module(__name__, heading="RankMe, dimensions", baselines=BASELINES[:1])

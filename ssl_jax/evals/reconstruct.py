@@ -20,17 +20,16 @@ PROTOCOLS = {
 }
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: quality.Settings) -> dict[str, float]:
     """`reconstruct`: PSNR in dB, `reconstruct_ssim` (0 to 1), and if asked for
     `reconstruct_lpips_*` and `reconstruct_rfid_*` (lower is better), over the test images.
 
     Raises InputError for a network that rebuilds no images, or measures whose files are missing.
     """
-    quality.check("reconstruct", case.config)
     return quality.scores("reconstruct", case.config, psnr.rebuilt(case))
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case, settings: quality.Settings) -> dict[str, Picture]:
     """{"rebuilt": test images, rebuilt, and the error}."""
     images, rebuilt, count = next(iter(psnr.rebuilt(case)))
     shown = min(_SHOWN, count)
@@ -42,7 +41,7 @@ register_module(
     __name__,
     heading="rebuilt PSNR, dB",
     one_size=True,
-    defaults=quality.defaults,
+    settings=quality.Settings,
     baselines=BASELINES[:1],
     check=quality.check,
 )

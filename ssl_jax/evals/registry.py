@@ -1,26 +1,15 @@
 """The types of evaluation: what `type` in the config's section `evals` names."""
 
+import dataclasses
 import sys
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ssl_jax.config import InputError, unknown
+from ssl_jax.config import InputError, Key, keys_of, settings_of, unknown
 
 BASELINES = ("untrained network", "raw pixels")  # what a trained network is compared with
 TRAINED = "trained"
 ROWS = (*BASELINES, TRAINED)  # of a comparison, in this order
-
-
-def no_figures(case: object) -> dict:
-    """Default `figures`: nothing to show."""
-    del case
-    return {}
-
-
-def nothing_to_check(name: str, section: object) -> None:
-    """Default `check`: every combination of the keys can work."""
-    del name, section
 
 
 class Protocol(NamedTuple):
@@ -34,66 +23,98 @@ class Protocol(NamedTuple):
     changes: Mapping[str, Any]
 
 
-class Type(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class NoSettings:
+    """The settings of a type without keys of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Type:
     """A type of evaluation.
 
-    run(case) -> {score: number}: all scores of one network, see `Case`. The score that stands for
-      the evaluation has the name of the type; the names of all others begin with it.
-    defaults() -> dict of `config.Key`: the keys of its own; data, examples and crop all types have.
+    score(case, settings) -> {score: number}: all scores of one network, see `Case`. The score that
+      stands for the evaluation has the name of the type; the names of all others begin with it.
+    settings: a frozen dataclass, its fields declared with `config.field`: the type's keys. Data,
+      examples and crop all types have.
     heading: of the score that has the type's name, in tables and curves, with its unit after a
       comma unless that is percent ("PSNR, dB"); "" = not shown there.
     needs: "labels", "masks" or "boxes" of the images, or "sequences" of them with masks; "" =
       images alone.
     one_size: whether the images must have one size, all as they are read or all after the crop.
+    whole: whether images are taken whole, so that `crop` must be 0.
     multiples: names of keys that must be multiples of the network's patch.
-    figures(case) -> {name: pictures.Picture or pictures.Animation}: drawn at the end of a run, of
-      the trained network.
+    draw(case, settings) -> {name: pictures.Picture or pictures.Animation}: the figures, drawn at
+      the end of a run, of the trained network; None: there are none.
     share: the score that has the type's name is the share of the test images that are right.
     baselines: of BASELINES, those that the scores of a trained network are compared with.
     protocols: {name: Protocol} of the papers that use it.
-    trains: whether the pictures are of something that `run` trained: they are then of the images
+    trains: whether the figures are of something that `score` trained: they are then of the images
       that are scored, and never of larger ones.
-    check(name, section): refuses settings that cannot work (a file is missing), before a run is
-      started; `name` is that of the section, for the message. Raises InputError.
+    check(name, settings, data): refuses settings that cannot work (a file is missing), before a
+      run is started; `name` is that of the section, for the message, `data` its section of images.
+      Raises InputError. None: every combination can work.
     """
 
-    run: Callable
-    defaults: Callable
+    score: Callable
+    settings: Any = NoSettings
     heading: str = ""
     needs: str = ""
     one_size: bool = False
+    whole: bool = False
     multiples: tuple[str, ...] = ()
     share: bool = False
-    figures: Callable = no_figures
+    draw: Callable | None = None
     baselines: tuple[str, ...] = BASELINES
-    protocols: Mapping[str, Protocol] = MappingProxyType({})
+    protocols: Mapping[str, Protocol] = dataclasses.field(default_factory=dict)
     trains: bool = False
-    check: Callable = nothing_to_check
+    check: Callable | None = None
+
+    def keys(self) -> dict[str, Key]:
+        """The keys of the type's own."""
+        return keys_of(self.settings)
+
+    def run(self, case: Any) -> dict[str, float]:
+        """All scores of a `Case`. Raises InputError where its settings cannot work, or its data
+        lack what the type needs."""
+        self.refuse(case.config.type, case.config)
+        return self.score(case, settings_of(self.settings, case.config))
+
+    def figures(self, case: Any) -> dict[str, Any]:
+        """The figures of a `Case`; {} where the type has none."""
+        if self.draw is None:
+            return {}
+        return self.draw(case, settings_of(self.settings, case.config))
+
+    def refuse(self, name: str, section: Any) -> None:
+        """Refuses a section of the type that cannot work, see `check`. Raises InputError."""
+        if self.check is not None:
+            self.check(name, settings_of(self.settings, section), section.data)
 
 
 TYPES: dict[str, Type] = {}
 
 
-def register(name: str, run: Callable, defaults: Callable, **others: Any) -> None:
+def register(name: str, score: Callable, settings: Any = NoSettings, **others: Any) -> None:
     """Adds a type of evaluation under `name`; see `Type` for the arguments.
 
     A module outside the package calls this when it is imported; `--import=my.module` has it
     imported, and is kept in the checkpoint. Registering a name again replaces it.
     """
-    TYPES[name] = Type(run, defaults, **others)
+    TYPES[name] = Type(score, settings, **others)
 
 
 def register_module(name: str, **others: Any) -> None:
     """`register` of the type that a module is, called as the last part of its name.
 
-    Its functions and protocols are `run`, `defaults`, `figures`, `check` and `PROTOCOLS` of the
-    module, as far as it has them; `others` are of `Type`, and come first.
+    The module has the function `score`, and as far as it needs them the dataclass `Settings`, the
+    functions `figures` and `check`, `NEEDS` and `PROTOCOLS`; `others` are of `Type`.
     """
-    own = vars(sys.modules[name])
-    fields = {field: own.get(field) for field in ("run", "defaults", "figures", "check")}
-    fields |= {"protocols": own.get("PROTOCOLS")}
-    found = {field: value for field, value in fields.items() if value is not None}
-    register(name.rpartition(".")[2], **(found | others))
+    module = vars(sys.modules[name])
+    parts = dict(
+        settings="Settings", draw="figures", check="check", needs="NEEDS", protocols="PROTOCOLS"
+    )
+    fields = {field: module[there] for field, there in parts.items() if there in module}
+    register(name.rpartition(".")[2], module["score"], **fields, **others)
 
 
 def get(name: str) -> Type:

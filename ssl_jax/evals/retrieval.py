@@ -5,6 +5,7 @@ DINO evaluate it). Without: any labelled set, each test image against all others
 is relevant.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image
 
-from ssl_jax.config import InputError, key, local
+from ssl_jax.config import InputError, field, local
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import revisited
 from ssl_jax.evals.case import Case
@@ -34,29 +35,30 @@ _QUERIES, _SHOWN, _SIDE = (
 )  # of the picture: queries, neighbours, pixels of the longer side
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings(tokens.Settings):
     """The keys of this type of evaluation."""
-    return dict(
-        **tokens.keys(),
-        ground_truth=key(
-            "",
-            'the benchmark\'s "gnd_roxford5k.pkl" or "gnd_rparis6k.pkl" (or .json of the same'
-            ' content), in data.dir or anywhere; "" = labels say what is relevant',
-            path=True,
-            acts="",
-        ),
-        crop_queries=key(True, "crop the benchmark's queries out of their images"),
-        fit=key(
-            0,
-            "images are shrunk to fit a square of this side, keeping their aspect; 0 = as they are",
-            "pixels",
-            least=0,
-            most=16384,
-        ),
-        scales=key(
-            (1.0,), "an image is the mean over its features at these scales", above=0, most=16
-        ),
-        k=key(ranking.KS, "precision among the first k is reported", "images", above=0),
+
+    ground_truth: str = field(
+        "",
+        'the benchmark\'s "gnd_roxford5k.pkl" or "gnd_rparis6k.pkl" (or .json of the same'
+        ' content), in data.dir or anywhere; "" = labels say what is relevant',
+        path=True,
+        acts="",
+    )
+    crop_queries: bool = field(True, "crop the benchmark's queries out of their images")
+    fit: int = field(
+        0,
+        "images are shrunk to fit a square of this side, keeping their aspect; 0 = as they are",
+        "pixels",
+        least=0,
+        most=16384,
+    )
+    scales: tuple[float, ...] = field(
+        (1.0,), "an image is the mean over its features at these scales", above=0, most=16
+    )
+    k: tuple[int, ...] = field(
+        ranking.KS, "precision among the first k is reported", "images", above=0
     )
 
 
@@ -181,24 +183,24 @@ def _gallery(case: Case) -> _Gallery:
     return case.once("retrieval", make)
 
 
-def _truth(section: ConfigDict) -> revisited.GroundTruth:
-    path = local(section.ground_truth)
-    place = path if path.is_file() else local(section.data.dir) / path
+def _truth(settings: Settings, data: ConfigDict) -> revisited.GroundTruth:
+    path = local(settings.ground_truth)
+    place = path if path.is_file() else local(data.dir) / path
     return revisited.read(place)
 
 
-def check(name: str, section: ConfigDict) -> None:
+def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Refuses an evaluation `name` whose ground truth is not there. Raises InputError."""
-    if section.ground_truth:
+    if settings.ground_truth:
         try:
-            _truth(section)
+            _truth(settings, data)
         except InputError as error:
             raise InputError(f"{name}.ground_truth: {error}") from error
 
 
 def _benchmark_gallery(case: Case) -> _Gallery:
     c = case.config
-    truth = _truth(c)
+    truth = _truth(c, c.data)
     record_of = {Path(case.test.name(i)).stem: i for i in range(len(case.test))}
     missing = [name for name in (*truth.images, *truth.queries) if name not in record_of]
     if missing:
@@ -280,7 +282,7 @@ def _image(case, record, box=None):
 # --- the evaluation
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """Mean average precision in percent: `retrieval`, of the benchmark's Medium setting or of a
     labelled set; `retrieval_hard`, `retrieval_easy`, `retrieval_medium` of the benchmark; and the
     mean precision among the first k of each, `retrieval_p5`, `retrieval_hard_p5`.
@@ -298,7 +300,7 @@ def run(case: Case) -> dict[str, float]:
     return result
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"retrieved": some queries with their nearest images}, as Medium judges them."""
     found = _gallery(case)
     wanted = next(iter(found.wanted.values()))

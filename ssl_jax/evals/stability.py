@@ -9,6 +9,7 @@ total distance), and the relative Frobenius change |L' - L| / |L| with the colum
 each the mean over images, of a shift along both axes.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from scipy import optimize, spatial
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.data.lookup import pixels
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import Chart, Curve
@@ -41,25 +42,25 @@ PROTOCOLS = {
 }
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The keys of this type of evaluation."""
-    return dict(
-        shifts=key(
-            SHIFTS,
-            "how far images are moved, within what data.size has more than crop (0: within as much"
-            " as the largest shift takes)",
-            "pixels",
-            least=0,
-        ),
-        crops=key(CROPS, "random crops of each image that are compared, in pairs", least=2),
-        scale=key(
-            SCALE,
-            "of those crops, least and largest share of the area",
-            above=0,
-            most=1,
-            length=2,
-            ordered=True,
-        ),
+
+    shifts: tuple[int, ...] = field(
+        SHIFTS,
+        "how far images are moved, within what data.size has more than crop (0: within as much"
+        " as the largest shift takes)",
+        "pixels",
+        least=0,
+    )
+    crops: int = field(CROPS, "random crops of each image that are compared, in pairs", least=2)
+    scale: tuple[float, ...] = field(
+        SCALE,
+        "of those crops, least and largest share of the area",
+        above=0,
+        most=1,
+        length=2,
+        ordered=True,
     )
 
 
@@ -268,7 +269,7 @@ def _measured(case: Case) -> tuple[Shifted, tuple[float, float]]:
     return Shifted(*means), tuple(np.average(crops, axis=0, weights=weights).tolist())
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """In percent: `stability`, the cosine of matched tokens (of image vectors where there are none)
     under shifts, mean over all above 0; `stability_where`, the relative Frobenius change of the
     maps likewise; `stability_follows`, the same where the map moved along, over whole patches;
@@ -296,7 +297,7 @@ def run(case: Case) -> dict[str, float]:
     return {f"stability{name}": 100 * float(x) for name, x in values.items() if np.isfinite(x)}
 
 
-def figures(case: Case) -> dict[str, Chart]:
+def figures(case: Case, settings: Settings) -> dict[str, Chart]:
     """{"shifts": both curves against the shift}."""
     moved, _ = case.once("stability", _measured)
     shifts = np.array(case.config.shifts)
@@ -313,10 +314,10 @@ def figures(case: Case) -> dict[str, Chart]:
     return {"shifts": Chart(title, curves, x="shift, pixels", y="cosine, relative change")}
 
 
-def check(name: str, section: ConfigDict) -> None:
+def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Refuses shifts that move nothing. Raises InputError."""
-    if max(section.shifts) == 0:
-        raise InputError(f"{name}.shifts is {section.shifts}; give at least one above 0")
+    if max(settings.shifts) == 0:
+        raise InputError(f"{name}.shifts is {settings.shifts}; give at least one above 0")
 
 
 register_module(__name__, heading="stability", one_size=True)

@@ -3,10 +3,12 @@
 A picture first; its score says how far the picture can be trusted.
 """
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import Scatter, class_name
 from ssl_jax.evals.registry import Protocol, register_module
@@ -16,12 +18,12 @@ _NEIGHBOURS = 5  # whose trustworthiness is measured
 PROTOCOLS = {"sop": Protocol("SOP figures C.2 and C.3", {"perplexity": 30.0, "dimensions": 3})}
 
 
-def defaults() -> dict:
+@dataclasses.dataclass(frozen=True)
+class Settings:
     """The keys of this type of evaluation."""
-    return dict(
-        perplexity=key(30.0, "about how many neighbours a point has", above=1, most=10000),
-        dimensions=key(2, "of the picture", least=2, most=3),
-    )
+
+    perplexity: float = field(30.0, "about how many neighbours a point has", above=1, most=10000)
+    dimensions: int = field(2, "of the picture", least=2, most=3)
 
 
 def embed(
@@ -52,7 +54,7 @@ def _points(case: Case):
     return test, case.once("tsne", lambda _: embed(image, **how))
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`tsne`: trustworthiness in percent: 100 where the neighbours in the picture are neighbours
     among the features (Venna & Kaski 2001, scikit-learn)."""
     from sklearn.manifold import trustworthiness
@@ -62,7 +64,7 @@ def run(case: Case) -> dict[str, float]:
     return {"tsne": 100 * float(trustworthiness(test.image, points, n_neighbors=count))}
 
 
-def figures(case: Case) -> dict[str, Scatter]:
+def figures(case: Case, settings: Settings) -> dict[str, Scatter]:
     """{"tsne": the test images as points, coloured by class where there are classes}."""
     test, points = _points(case)
     labels, names = test.labels, getattr(case.test, "class_names", None)

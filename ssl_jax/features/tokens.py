@@ -1,5 +1,6 @@
 """Which vectors of a network an evaluation looks at."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ssl_jax.config import InputError, Key, key
+from ssl_jax.config import InputError, field
 from ssl_jax.models import zoo
 
 KINDS = ("image", "cls", "mean", "cls_mean", "sparse")
@@ -18,29 +19,29 @@ _ALONE = (
 SPARSE_TOKENS = "sparse_tokens"  # all of them, not their mean
 
 
-def keys() -> dict[str, Key]:
-    """The keys `tokens` and `layers` of an evaluation of images."""
-    return dict(
-        tokens=key(
-            "image",
-            'the vector of an image: "image" (what the method means by it), class token ("cls"),'
-            ' mean of the patch tokens ("mean"), both side by side ("cls_mean"), or mean of the'
-            ' sparse tokens ("sparse")',
-            choices=KINDS,
-        ),
-        layers=layers_key(),
-    )
-
-
-def layers_key() -> Key:
-    """The key `layers` of an evaluation."""
-    return key(
+def layers_field() -> Any:
+    """Declares the key `layers` of an evaluation."""
+    return field(
         1,
         "last blocks whose tokens are put side by side, each after the final norm",
         "blocks",
         above=0,
         most=1000,
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Which vectors of an image an evaluation looks at."""
+
+    tokens: str = field(
+        "image",
+        'the vector of an image: "image" (what the method means by it), class token ("cls"),'
+        ' mean of the patch tokens ("mean"), both side by side ("cls_mean"), or mean of the'
+        ' sparse tokens ("sparse")',
+        choices=KINDS,
+    )
+    layers: int = layers_field()
 
 
 def check(name: str, section: Mapping, model: Mapping) -> None:

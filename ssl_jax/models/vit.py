@@ -13,29 +13,18 @@ Tokens inside the network are ordered: class token, registers, patches (row by r
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ssl_jax.config import InputError, check_multiple, key
+from ssl_jax.config import InputError, check_multiple, field, keys_of
 from ssl_jax.models import attention as attention_lib
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import position as position_lib
 from ssl_jax.models.functional import Model, functional
 from ssl_jax.ops import patchify
-
-
-def _field(default, meaning: str, unit: str = "", *, required: bool = False, **limits) -> Any:
-    """A field of ViTConfig, declared like a key of a config; required: `default` is that of a
-    config's section `model`, and ViTConfig itself has none.
-    """
-    metadata = {"key": key(default, meaning, unit, **limits)}
-    if required:
-        return dataclasses.field(metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
 
 _BY_SIZE = '0 = from the size; set by hand for model.size="custom"'
 
@@ -50,17 +39,17 @@ class ViTConfig:
       InputError: values that cannot work; it names the field.
     """
 
-    width: int = _field(
+    width: int = field(
         0, f"token width; {_BY_SIZE}", "channels", required=True, least=0, most=65536
     )
-    depth: int = _field(
+    depth: int = field(
         0, f"number of blocks; {_BY_SIZE}", "blocks", required=True, least=0, most=1000
     )
-    heads: int = _field(
+    heads: int = field(
         0, f"attention heads; {_BY_SIZE}", "heads", required=True, least=0, most=4096
     )
-    patch: int = _field(16, "side of a square patch", "pixels", required=True, above=0, most=1024)
-    image_size: int = _field(
+    patch: int = field(16, "side of a square patch", "pixels", required=True, above=0, most=1024)
+    image_size: int = field(
         224,
         "native grid of the position codes; other image sizes are interpolated",
         "pixels, square",
@@ -68,100 +57,100 @@ class ViTConfig:
         above=0,
         most=16384,
     )
-    mlp_ratio: float = _field(4.0, "hidden width of the MLP / token width", above=0, most=100)
-    cls: bool = _field(True, "class token")
-    registers: int = _field(
+    mlp_ratio: float = field(4.0, "hidden width of the MLP / token width", above=0, most=100)
+    cls: bool = field(True, "class token")
+    registers: int = field(
         0,
         "extra learned tokens that no output shows (Darcet et al. 2023)",
         "tokens",
         least=0,
         most=10000,
     )
-    queries: int = _field(0, "extra learned query tokens", "tokens", least=0, most=10000)
-    position: str = _field(
+    queries: int = field(0, "extra learned query tokens", "tokens", least=0, most=10000)
+    position: str = field(
         "learned",
         'position codes: "sincos" are fixed, and none for the class token',
         choices=("learned", "sincos"),
     )
-    position_resize: str = _field(
+    position_resize: str = field(
         "exact",
         'resizing of position codes: "exact", or "dino_offset" (DINO-family weights)',
         choices=position_lib.RULES,
     )
-    resize_kernel: str = _field(
+    resize_kernel: str = field(
         "keys-0.75",
         'its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)',
         choices=position_lib.KERNELS,
     )
-    layer_scale: float = _field(
+    layer_scale: float = field(
         0.0,
         "LayerScale: initial value of a learned factor per channel of each branch; 0 = none",
         least=0,
         most=100,
     )
-    drop_path: float = _field(
+    drop_path: float = field(
         0.0,
         "highest stochastic-depth rate (last block), linear over blocks; student only",
         least=0,
         below=1,
     )
-    init_std: float = _field(
+    init_std: float = field(
         0.02,
         "standard deviation of initial weights; above 0.4 torch's cut at +-2 would matter",
         above=0,
         most=0.4,
     )
-    position_std: float = _field(
+    position_std: float = field(
         0.0, "the same for learned position codes alone; 0 = init_std", least=0, most=4
     )
-    norm_eps: float = _field(
+    norm_eps: float = field(
         1e-6,
         "added to the variance in every LayerNorm; Hugging Face's ViT has 1e-12",
         above=0,
         most=1,
     )
-    gelu: str = _field(
+    gelu: str = field(
         "erf", '"erf" (exact) or "tanh" (approximate, faster)', choices=("erf", "tanh")
     )
-    scan: bool = _field(
+    scan: bool = field(
         False,
         "scan one compiled block: compiles faster, but a GPU step copies every residual;"
         " same numbers",
         free=True,
     )
-    attention: str = _field(
+    attention: str = field(
         "auto",
         'kernel: "auto" takes the fused one of cuDNN or of TPUs where it is faster, else "xla"',
         choices=attention_lib.KINDS,
         free=True,
     )
-    remat: str = _field(
+    remat: str = field(
         "none",
         'recomputed in the backward pass: "none", all but linear layers ("dots"), or all of a'
         ' "block"; less memory, same numbers',
         choices=layers_lib.REMAT,
         free=True,
     )
-    dtype: str = _field(
+    dtype: str = field(
         "float32",
         "of the computation; parameters, losses and softmax are always float32",
         choices=("float32", "bfloat16"),
     )
-    in_channels: int = _field(3, "channels of an image", "channels", above=0, most=1024)
-    mean: tuple[float, ...] = _field(
+    in_channels: int = field(3, "channels of an image", "channels", above=0, most=1024)
+    mean: tuple[float, ...] = field(
         (0.485, 0.456, 0.406),
         "subtracted from images in [0, 1], per channel (ImageNet's)",
         least=0,
         most=1,
     )
-    std: tuple[float, ...] = _field(
+    std: tuple[float, ...] = field(
         (0.229, 0.224, 0.225), "divides them then, per channel (ImageNet's)", above=0, most=1
     )
-    mask_token: bool = _field(False, "own the vector that replaces masked patches")
+    mask_token: bool = field(False, "own the vector that replaces masked patches")
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            field.metadata["key"].check(field.name, getattr(self, field.name))
+        for name, declared in keys_of(self).items():
+            declared.check(name, getattr(self, name))
         check_together(dataclasses.asdict(self))
 
     @property

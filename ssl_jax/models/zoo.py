@@ -1,6 +1,5 @@
 """Named sizes of vision transformers, and what a model costs."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, check_choice, key, unknown
+from ssl_jax.config import InputError, check_choice, key, keys_of, unknown
 from ssl_jax.models import vit
 from ssl_jax.models.vit import ViTConfig
 
@@ -47,7 +46,7 @@ def vit_config(section: ConfigDict | Mapping[str, Any], **overrides: Any) -> ViT
         ViTConfig refuses.
     """
     values = {name: section[name] for name in section} | overrides
-    size, fields = values.pop("size"), {f.name for f in dataclasses.fields(ViTConfig)}
+    size, fields = values.pop("size"), keys_of(ViTConfig).keys()
     if strange := sorted(values.keys() - fields):
         raise InputError(unknown("key of the model", f"model.{strange[0]}", sorted(fields)))
     shape = zip(_SHAPE, model_shape(values | {"size": size}), strict=True)
@@ -92,7 +91,7 @@ def defaults() -> dict:
     """The section `model` of the config: the size, and the fields of ViTConfig but `mask_token`,
     which the method sets.
     """
-    fields = {f.name: f.metadata["key"] for f in dataclasses.fields(ViTConfig)}
+    fields = keys_of(ViTConfig)
     del fields["mask_token"]
     return dict(size=key("s", "name of a size", choices=(*SIZES, "custom"), free=True), **fields)
 

@@ -19,8 +19,8 @@ _TILE = 8  # side of the squares of target patches that are looked at together, 
 _TILES = 8  # of them at a time
 
 
-class Settings(NamedTuple):
-    """Of the propagation: DINO's numbers."""
+class Propagation(NamedTuple):
+    """How labels are propagated; the defaults are DINO's."""
 
     previous: int = 7  # frames that labels come from, besides the first; at least 1
     radius: int = 12  # patches that a source may lie away, up or down and left or right
@@ -125,7 +125,7 @@ def track(
     mask: np.ndarray,
     *,
     frame: tuple[int, int],
-    settings: Settings = Settings(),  # noqa: B008, immutable
+    settings: Propagation = Propagation(),  # noqa: B008, immutable
 ) -> Iterator[np.ndarray]:
     """The mask of every frame of a video from that of the first.
 

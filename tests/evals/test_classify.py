@@ -46,16 +46,16 @@ def case(scores=SCORES, labels=LABELS):
 
 
 def test_scores_of_a_network_in_percent():
-    scores = classify.run(case())
+    scores = evals.TYPES["classify"].run(case())
     assert scores == {"classify": pytest.approx(100 * 8 / 11), "classify_top5": 100.0}
-    values = classify.figures(case())["classify_classes"].values
+    values = evals.TYPES["classify"].figures(case())["classify_classes"].values
     for label in range(7):
         assert values[label] == pytest.approx(np.mean(~WRONG[LABELS == label]))
     # With five classes or fewer the top 5 say nothing.
-    assert set(classify.run(case(SCORES[:, :5], LABELS % 5))) == {"classify"}
+    assert set(evals.TYPES["classify"].run(case(SCORES[:, :5], LABELS % 5))) == {"classify"}
 
 
 @pytest.mark.parametrize("scores", [SCORES[:, :6], None])
 def test_networks_of_other_classes_or_without_a_classifier_are_refused(scores):
     with pytest.raises(InputError):
-        classify.run(case(scores))
+        evals.TYPES["classify"].run(case(scores))

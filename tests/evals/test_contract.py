@@ -14,7 +14,6 @@ from PIL import Image
 from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, settings
 from ssl_jax.config import InputError
-from ssl_jax.evals import registry
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.report import render
 from tests import tiny
@@ -133,7 +132,7 @@ def test_devices_and_batches_change_no_score(type, scored, alone, monkeypatch):
 
 
 # `rank` draws where there are no labels
-_DRAWN = [t for t in evals.TYPES if t != "rank" and evals.TYPES[t].figures != registry.no_figures]
+_DRAWN = [t for t in evals.TYPES if t != "rank" and evals.TYPES[t].draw is not None]
 
 
 @pytest.mark.parametrize("type", _slow(_DRAWN, {*_DRAWN} - {"knn", "dense"}))
@@ -240,7 +239,7 @@ def test_defaults_and_protocols_are_valid(type):
     for protocol in evals.TYPES[type].protocols.values():
         assert protocol.source
         if type == "yolos":  # nothing is left to the defaults
-            assert set(protocol.changes) == {*evals.TYPES[type].defaults(), "data"}
+            assert set(protocol.changes) == {*evals.TYPES[type].keys(), "data"}
 
 
 _IMAGENET = {"data.name": "imagenet2012", "data.test_split": "validation", "data.size": 256}

@@ -7,6 +7,7 @@ import pytest
 from sklearn.metrics import jaccard_score
 from sklearn.neighbors import KNeighborsClassifier
 
+from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.evals import dense
 from ssl_jax.features import extract
@@ -146,7 +147,7 @@ def _case(train_masks=_TRAIN_MASKS, test_masks=_TEST_MASKS, **changes):
 
 
 def test_subsampled_banks_are_averaged_and_follow_the_seed():
-    metrics = dense.run(_case(subsample=(3, 1), runs=2))
+    metrics = evals.TYPES["dense"].run(_case(subsample=(3, 1), runs=2))
     singles = []
     for seed in (0, 1):
         rows = extract.subset(9, 3, seed)
@@ -156,14 +157,14 @@ def test_subsampled_banks_are_averaged_and_follow_the_seed():
     assert metrics["dense"] == pytest.approx(100 * np.mean(singles))
     assert metrics["dense_sd"] == pytest.approx(100 * np.std(singles, ddof=1))
     assert singles[0] != singles[1]
-    whole, expected = dense.run(_case()), _expected(15, "plain")
+    whole, expected = evals.TYPES["dense"].run(_case()), _expected(15, "plain")
     assert whole["dense"] == pytest.approx(100 * _miou(_majority(_TEST_MASKS), expected))
     pixels = expected.repeat(2, 1).repeat(2, 2)
     assert whole["dense_pixel"] == pytest.approx(100 * _miou(_TEST_MASKS, pixels))
     assert metrics["dense_1in1"] == whole["dense"] != metrics["dense"]
     assert metrics["dense_1in1_pixel"] == whole["dense_pixel"]
     with pytest.raises(InputError, match="class 2"):  # which the set does not name
-        dense.run(_case(source=SimpleNamespace(mask_names=("sky", "road"))))
+        evals.TYPES["dense"].run(_case(source=SimpleNamespace(mask_names=("sky", "road"))))
 
 
 def _grids(arrays):
@@ -194,7 +195,9 @@ def test_a_class_that_is_only_predicted_counts_or_not():
     predicted = _expected(15, "plain")
     truth = _majority(masks)
     assert (predicted[truth != 255] == 2).any()
-    zero, skip = (dense.run(_case(test_masks=masks, absent=a)) for a in ("zero", "skip"))
+    zero, skip = (
+        evals.TYPES["dense"].run(_case(test_masks=masks, absent=a)) for a in ("zero", "skip")
+    )
     assert skip["dense"] == pytest.approx(100 * _miou(truth, predicted))
     assert zero["dense"] == pytest.approx(skip["dense"] * 2 / 3)
     assert zero["dense_pixel"] == pytest.approx(skip["dense_pixel"] * 2 / 3)

@@ -1,11 +1,13 @@
 """Named evaluations, what they share, types from outside; the comparison and its table."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
 from ssl_jax import evals, settings
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.evals import table
 from ssl_jax.features import pixels
 from ssl_jax.report import evaluation
@@ -98,8 +100,10 @@ def test_keys_follow_the_evaluations_of_a_config_which_is_stored_with_them(confi
 def test_a_type_from_outside_is_configured_run_and_shown(config, types):
     evals.register(
         "mean",
-        lambda case: {"mean": case.config.scale * float(case.features()[1].image.mean())},
-        lambda: dict(scale=key(2.0, "factor", above=0)),
+        lambda case, settings: {"mean": settings.scale * float(case.features()[1].image.mean())},
+        dataclasses.make_dataclass(
+            "Scale", [("scale", float, field(2.0, "factor", above=0))], frozen=True
+        ),
         heading="mean",
     )
     config.evals.ten = evals.new("mean", scale=10.0, **IMAGES)
@@ -113,10 +117,10 @@ def test_a_type_from_outside_is_configured_run_and_shown(config, types):
 def test_a_type_from_outside_gets_the_boxes_that_it_needs(config, types):
     """Of an embedded set by default; the contract has the refusals of others."""
 
-    def count(case):
+    def count(case, settings):
         return {"counted": float(sum(len(case.test[i]["boxes"]) for i in range(3)))}
 
-    evals.register("counted", count, dict, needs="boxes", heading="boxes")
+    evals.register("counted", count, needs="boxes", heading="boxes")
     evals.add(config, "counted", data=dict(length=3, size=16))
     settings.validate(config, None)
     assert evals.evaluate(evals.raw_pixels(4), config, tasks=("counted",))["counted"] >= 6
@@ -143,8 +147,7 @@ def test_three_rows_in_order_and_baselines_only_where_named(config, types, monke
     monkeypatch.setattr(evaluation.state, "initial_weights", lambda method, seed: np.float32(1))
     evals.register(
         "scale",
-        lambda case: {"scale": float(np.abs(case.features()[1].image).mean())},
-        dict,
+        lambda case, _: {"scale": float(np.abs(case.features()[1].image).mean())},
         baselines=("untrained network",),
     )
     evals.add(config, "scale", **IMAGES)

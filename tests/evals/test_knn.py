@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
+from ssl_jax import evals
 from ssl_jax.evals import box_knn, knn
 from tests.evals import fakes
 
@@ -62,9 +63,12 @@ def test_weights_matter_and_equal_scores_go_to_the_lowest_class():
 def test_metrics_hold_each_k_the_first_and_the_best():
     train = SimpleNamespace(image=_BANK, labels=_BANK_LABELS)
     test = SimpleNamespace(image=_QUERIES, labels=_QUERY_LABELS)
-    metrics = knn.run(fakes.case("knn", train, test, k=(10, 1, 200)))
+    metrics = evals.TYPES["knn"].run(fakes.case("knn", train, test, k=(10, 1, 200)))
     assert list(metrics) == ["knn", "knn_best", "knn_k1", "knn_k10", "knn_k150"]
     assert metrics["knn_k10"] == pytest.approx(100 * np.mean(_expected(10) == _QUERY_LABELS))
     assert metrics["knn_best"] == max(metrics[f"knn_k{k}"] for k in (1, 10, 150))
     assert metrics["knn_k10"] != metrics["knn_k1"] and metrics["knn"] == metrics["knn_k10"]
-    assert knn.run(fakes.case("knn", train, test, k=(1, 10)))["knn"] == metrics["knn_k1"]
+    assert (
+        evals.TYPES["knn"].run(fakes.case("knn", train, test, k=(1, 10)))["knn"]
+        == metrics["knn_k1"]
+    )

@@ -20,14 +20,14 @@ def test_crops_are_encoded_anew_and_the_picture_is_of_the_probe_that_was_scored(
         return evals.raw_pixels(4)(images)
 
     case = evals.Case(network, config, source, source, patch=4, batch_size=40)
-    right = linear.run(case)["linear"]
+    right = evals.TYPES["linear"].run(case)["linear"]
     epochs = np.concatenate(seen)[-3 * 40 :]  # after the test images
     assert len(np.unique(epochs, axis=0)) == 3 * 40
     monkeypatch.setattr(linear, "fit", None)  # it is not trained again
-    shares = linear.figures(case)["linear_classes"].values[np.arange(40) % 3]
+    shares = evals.TYPES["linear"].figures(case)["linear_classes"].values[np.arange(40) % 3]
     assert 100 * np.mean(shares) == pytest.approx(right)
     with pytest.raises(InputError, match="crop_scale"):
-        linear.run(fakes.case("linear", None, None, crop_scale=(1.0, 0.5)))
+        evals.TYPES["linear"].run(fakes.case("linear", None, None, crop_scale=(1.0, 0.5)))
 
 
 def test_random_crops_come_with_their_images():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.evals import logistic
 from tests.evals import fakes
@@ -59,8 +60,8 @@ def test_few_images_of_many_classes():
 def test_scores_and_training_images_of_one_class():
     train = SimpleNamespace(image=_TRAIN, labels=_LABELS)
     test = SimpleNamespace(image=_TEST, labels=_TEST_LABELS)
-    scores = logistic.run(fakes.case("logistic", train, test, c=(1.0,)))
+    scores = evals.TYPES["logistic"].run(fakes.case("logistic", train, test, c=(1.0,)))
     assert scores["logistic_c"] == 1.0 and 50 < scores["logistic"] <= 100
     same = SimpleNamespace(image=_TRAIN, labels=np.zeros(300, int))
     with pytest.raises(InputError):
-        logistic.run(fakes.case("logistic", same, test))
+        evals.TYPES["logistic"].run(fakes.case("logistic", same, test))

@@ -165,14 +165,14 @@ def test_principal_colours_are_alike_for_patches_that_are_alike():
 
 def test_figures_call_classes_by_the_names_of_their_source(config):
     cases = evals.cases(evals.raw_pixels(4), config)
-    segments = evals.dense.figures(cases["dense"])["segmentation"]
+    segments = evals.TYPES["dense"].figures(cases["dense"])["segmentation"]
     assert segments.legend[:2] == ((0, "astronaut"), (1, "brick")) and segments.background is None
     cases["knn"].test.class_names = [f"photograph {i}" for i in range(17)]
-    rows = evals.knn.figures(cases["knn"])["neighbours"].rows
+    rows = evals.TYPES["knn"].figures(cases["knn"])["neighbours"].rows
     assert all(row[0].title.startswith("query: photograph ") for row in rows)
     assert all("photograph " in panel.title for panel in rows[0][1:])
     right = evals.run({"knn": cases["knn"]})["knn"]
-    classes = evals.knn.figures(cases["knn"])["knn_classes"]
+    classes = evals.TYPES["knn"].figures(cases["knn"])["knn_classes"]
     assert classes.names == tuple(f"photograph {i}" for i in range(17))
     shares = classes.values[cases["knn"].part("test").labels]
     assert 100 * np.mean(shares) == pytest.approx(right)

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from ssl_jax.scores import propagation
-from ssl_jax.scores.propagation import Settings
+from ssl_jax.scores.propagation import Propagation
 
 
 def _unit(x):
@@ -95,7 +95,7 @@ def test_follows_a_moving_shape():
         union = ((truth == 1) | (predicted == 1)).sum()
         assert ((truth == 1) & (predicted == 1)).sum() / union > 0.7
     # frames further away than the sources reach: the shape is lost
-    near = Settings(previous=1, radius=1, top=5, temperature=0.1)
+    near = Propagation(previous=1, radius=1, top=5, temperature=0.1)
     jumps = [*propagation.track(features[::4], masks[0], frame=(64, 64), settings=near)]
     assert ((masks[8] == 1) & (jumps[2] == 1)).sum() < 0.3 * (masks[8] == 1).sum()
 
@@ -110,6 +110,6 @@ def test_the_last_frames_and_the_first_are_the_sources(monkeypatch):
     monkeypatch.setattr(propagation, "propagate", propagate)
     features = [np.array([[[t, 1.0]]]) for t in range(6)]
     mask = np.zeros((4, 4), np.uint8)
-    settings = Settings(previous=2)
+    settings = Propagation(previous=2)
     assert len(list(propagation.track(features, mask, frame=(4, 4), settings=settings))) == 6
     assert seen == [[0], [0, 1], [0, 1, 2], [0, 2, 3], [0, 3, 4]]

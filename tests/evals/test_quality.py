@@ -124,4 +124,4 @@ def test_measures_are_means_over_the_images_that_count(monkeypatch):
 def test_a_missing_package_is_refused_before_a_run(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="evals.x.lpips"):
-        quality.check("evals.x", evals.new("reconstruct", lpips="alex"))
+        evals.TYPES["reconstruct"].refuse("evals.x", evals.new("reconstruct", lpips="alex"))

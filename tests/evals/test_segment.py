@@ -355,7 +355,7 @@ def test_eight_devices_give_what_one_gives_and_two_rates_what_each_gives(encoder
 @pytest.mark.parametrize("name", settings.PROTOCOLS)
 def test_protocols_fit_their_networks(name):
     section = evals.new("segment", protocol=name)
-    settings.check("segment", section)
+    evals.TYPES["segment"].refuse("segment", section)
     shape = vit.ViTConfig(width=768, depth=12, heads=12, patch=16, image_size=224)
     params = jax.eval_shape(vit.vit(shape).init, jax.random.key(0))
     net = network.make(encoder_lib.published(shape, params, "b"), section, 150, 16)

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ssl_jax import evals, trees
 from ssl_jax.config import InputError
-from ssl_jax.evals import case, yolos
+from ssl_jax.evals import case
 from ssl_jax.evals.yolos import detector as detectors
 from ssl_jax.evals.yolos import prediction, training, views
 from ssl_jax.losses import detection as losses
@@ -118,7 +118,7 @@ def test_the_gradient_is_clipped():
 @pytest.mark.slow
 def test_a_run_is_scored_and_drawn(encoder):
     case = made(encoder, broken=(3,))
-    scores = yolos.run(case)
+    scores = evals.TYPES["yolos"].run(case)
     assert set(scores) >= {"yolos", "yolos_ap50", "yolos_ap75", "yolos_small"}
     assert all(0 <= value <= 100 for value in scores.values())
     predicted, true, kept = case.extracted[case.own("yolos")]
@@ -128,8 +128,8 @@ def test_a_run_is_scored_and_drawn(encoder):
         assert found.boxes.shape == (8, 4) and set(found.labels) <= {0, 1}
         assert (found.boxes >= 0).all()
         assert (found.boxes[:, :2] + found.boxes[:, 2:] <= (32 + 1e-3, 40 + 1e-3)).all()
-    assert len(yolos.figures(case)["boxes"].rows) == 3
-    assert yolos.figures(made(encoder)) == {}  # nothing was trained
+    assert len(evals.TYPES["yolos"].figures(case)["boxes"].rows) == 3
+    assert evals.TYPES["yolos"].figures(made(encoder)) == {}  # nothing was trained
 
 
 def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
@@ -155,17 +155,17 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
 
 def test_what_cannot_work_is_refused(encoder, monkeypatch):
     with pytest.raises(InputError, match="network"):
-        yolos.run(case.Case(evals.raw_pixels(4), section(), Squares(4), Squares(4)))
+        evals.TYPES["yolos"].run(case.Case(evals.raw_pixels(4), section(), Squares(4), Squares(4)))
     with pytest.raises(InputError, match="position_size"):
         detectors.make(encoder, section(position_size=18), 2, jax.random.key(0))
     # Before the training.
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(InputError, match=r"\.\[eval\]"):
-        evals.TYPES["yolos"].check("evals.yolos", section())
+        evals.TYPES["yolos"].refuse("evals.yolos", section())
 
 
 @pytest.mark.slow
 def test_it_learns(encoder):
     """Eight images of bright rectangles are learned by heart."""
-    scores = yolos.run(made(encoder, train=8, test=8, epochs=300, lr=5e-3, clip=1.0))
+    scores = evals.TYPES["yolos"].run(made(encoder, train=8, test=8, epochs=300, lr=5e-3, clip=1.0))
     assert scores["yolos_ap50"] > 60

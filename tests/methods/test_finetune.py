@@ -216,7 +216,7 @@ def test_it_learns_a_few_images_by_heart():
     assert accuracy[0] < 0.7 and accuracy[-1] == 1.0
     section = evals.new("classify", data=dict(size=16))
     encoder, resized = Encoder(run.config, state.teacher), case_lib.Prepared(source, size=16)
-    scores = evals.classify.run(case_lib.Case(encoder, section, resized, resized, patch=4))
+    scores = evals.TYPES["classify"].run(case_lib.Case(encoder, section, resized, resized, patch=4))
     assert scores == {"classify": 100.0}
 
 

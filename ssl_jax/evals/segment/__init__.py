@@ -17,7 +17,7 @@ from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import register
 from ssl_jax.evals.segment import crops, figures, inference, network, records, settings, training
-from ssl_jax.evals.segment.settings import PROTOCOLS, defaults
+from ssl_jax.evals.segment.settings import PROTOCOLS, Settings
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.runtime import distributed, sharding
 from ssl_jax.scores import metrics
@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
     classes: int
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`segment`: mIoU; `segment_class_accuracy`: mAcc; `segment_accuracy`: aAcc, all in percent, of
     the selected learning rate `segment_lr`; `segment_held_out`: its mIoU on held-out images, if
     there were several.
@@ -75,7 +75,6 @@ def outcome(case: Case) -> Outcome:
 
 def _outcome(case: Case) -> Outcome:
     c, side = case.config, _side(case)
-    settings.check("segment", c)
     train, test, classes = _records(case)
     net = network.make(case.encoder, c, classes, case.patch)
     mesh, local = _meshes(case)
@@ -203,7 +202,7 @@ def _rows(case: Case, batch: int) -> range:
     )
 
 
-def draw(case: Case) -> dict:
+def draw(case: Case, settings: Settings) -> dict:
     """Pictures of the trained network, see `figures.make`."""
     if not _applies(case):
         return {}
@@ -222,11 +221,11 @@ def draw(case: Case) -> dict:
 
 register(
     "segment",
-    run,
-    defaults,
+    score,
+    Settings,
     heading="segm. mIoU",
     needs="masks",
-    figures=draw,
+    draw=draw,
     trains=True,
     protocols=PROTOCOLS,
     check=settings.check,

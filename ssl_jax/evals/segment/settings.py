@@ -1,8 +1,10 @@
 """The keys of segmentation with a trained head, and the papers' settings."""
 
+import dataclasses
+
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, key
+from ssl_jax.config import InputError, field
 from ssl_jax.evals.registry import Protocol
 from ssl_jax.evals.segment import crops
 from ssl_jax.losses.segmentation import AVERAGES
@@ -14,138 +16,146 @@ DECAYS = ("matrices", "not_norms", "all")
 TESTS = ("whole", "slide", "center")
 
 
-def defaults() -> dict:
-    """The keys of this type of evaluation. Those of nobody's paper are small enough for a CPU."""
-    return dict(
-        head=key("linear", "what is trained on the patch tokens", choices=HEADS),
-        layers=key(
-            (-1,),
-            "blocks whose tokens the head reads, 0 = the first, -1 = the last; each after the final"
-            " norm. fpn and upernet read four, or one four times",
-            least=-1000,
-            most=999,
-        ),
-        channels=key(0, "of the head; 0 = as its authors", "channels", least=0, most=65536),
-        batch_norm=key(False, "BatchNorm before the linear head"),
-        dropout=key(0.0, "of whole channels before the classifier", least=0, below=1),
-        frozen=key(True, "only the head is trained; False: the network too"),
-        layer_decay=key(
-            1.0, "learning rate of a block / that of the next (frozen=False)", above=0, most=1
-        ),
-        drop_path=key(0.0, "highest stochastic-depth rate, in training", least=0, below=1),
-        half=key(
-            False,
-            "images enter as (x - 0.5) / 0.5 instead of with the network's own mean and deviation"
-            " (code of CrIBo)",
-        ),
-        dice=key(0.0, "weight of the Dice loss next to the cross-entropy", least=0, most=1000),
-        auxiliary=key(0.4, "weight of upernet's auxiliary head", least=0, most=1000),
-        average=key(
-            "labelled",
-            'the cross-entropy is a mean over "labelled" pixels, or over "all", those to ignore'
-            " included (mmsegmentation)",
-            choices=AVERAGES,
-        ),
-        level=key(
-            "pixel",
-            'where loss and scores are taken: at each "pixel", or at the grid of the logits with'
-            ' the nearest label ("patch", code of STELLAR)',
-            choices=("pixel", "patch"),
-        ),
-        augment=key(
-            "scale_crop",
-            'training crops: "scale_crop" of mmsegmentation, or "resized_crop" of torchvision',
-            choices=crops.KINDS,
-        ),
-        side=key(
-            0,
-            "of training crops, sliding windows and the centre crop; 0 = shorter side of the images"
-            " up to 224",
-            "pixels",
-            least=0,
-            most=16384,
-        ),
-        short=key(
-            0,
-            "shorter side that images are brought to before the random scale, and in tests; 0 = as"
-            " stored",
-            "pixels",
-            least=0,
-            most=16384,
-        ),
-        long=key(0, "bound of the longer side then; 0 = none", "pixels", least=0, most=65536),
-        ratio=key(
-            (0.5, 2.0), "random scale (scale_crop)", above=0, most=100, length=2, ordered=True
-        ),
-        scale=key(
-            (0.25, 1.0),
-            "a crop's share of the image (resized_crop)",
-            above=0,
-            most=1,
-            length=2,
-            ordered=True,
-        ),
-        largest_class=key(
-            0.75, "share of a crop that one class may fill (scale_crop)", above=0, most=1
-        ),
-        photometric=key(True, "brightness, contrast, saturation and hue of crops change"),
-        test=key(
-            "whole",
-            'test images: "whole"; a window of `side` that slides ("slide"); or the central square'
-            ' of `side` pixels ("center")',
-            choices=TESTS,
-        ),
-        stride=key(0, "of sliding windows; 0 = 2/3 of side", "pixels", least=0, most=16384),
-        steps=key(300, "of training", "steps", above=0, most=2**31 - 1),
-        epochs=key(0.0, "of training, in place of steps; 0 = steps", "epochs", least=0, most=10**6),
-        batch=key(8, "crops per step", "images", above=0, most=2**20),
-        optimizer=key(
-            "adamw",
-            'adam adds weight decay to the gradient, "adamw" to the step',
-            choices=("adam", "adamw"),
-        ),
-        lrs=key(
-            (3e-3, 1e-2, 3e-2),
-            "learning rates; a frozen network trains all of them in one pass. The best counts",
-            above=0,
-            most=1000,
-        ),
-        weight_decay=key(1e-4, "of what decays", least=0, most=1000),
-        decayed=key(
-            "matrices",
-            'what decays: "matrices" (no biases, norms, tokens, position codes), all but norms and'
-            ' position codes ("not_norms"), "all"',
-            choices=DECAYS,
-        ),
-        power=key(1.0, "lr falls as (1 - step / steps)^power; 0 = constant", least=0, most=100),
-        warmup=key(0, "linear warm-up from 0", "steps", least=0, most=2**31 - 1),
-        final_lr=key(0.0, "end of the fall; 0 = final_share", least=0, most=1000),
-        final_share=key(0.0, "end of the fall as share of the learning rate", least=0, most=1),
-        held_out=key(
-            0.1,
-            "share of the training images that selects the learning rate if there are several; 0 ="
-            " the test images select it",
-            least=0,
-            below=1,
-        ),
-        classes=key(
-            0,
-            "number of classes of the masks, less the ignored one; 0 = as the set names them, else"
-            " found in the masks",
-            least=0,
-            most=255,
-        ),
-        ignored=key(-1, "class that counts as unlabelled; -1 = none", least=-1, most=254),
-        absent=key(
-            "zero",
-            'a class that is predicted somewhere but is not in the truth: "zero" counts its IoU as'
-            ' 0 (as mmsegmentation), "skip" leaves it out of the mean',
-            choices=ABSENT,
-        ),
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The keys of this type of evaluation."""
+
+    head: str = field("linear", "what is trained on the patch tokens", choices=HEADS)
+    layers: tuple[int, ...] = field(
+        (-1,),
+        "blocks whose tokens the head reads, 0 = the first, -1 = the last; each after the final"
+        " norm. fpn and upernet read four, or one four times",
+        least=-1000,
+        most=999,
+    )
+    channels: int = field(0, "of the head; 0 = as its authors", "channels", least=0, most=65536)
+    batch_norm: bool = field(False, "BatchNorm before the linear head")
+    dropout: float = field(0.0, "of whole channels before the classifier", least=0, below=1)
+    frozen: bool = field(True, "only the head is trained; False: the network too")
+    layer_decay: float = field(
+        1.0, "learning rate of a block / that of the next (frozen=False)", above=0, most=1
+    )
+    drop_path: float = field(0.0, "highest stochastic-depth rate, in training", least=0, below=1)
+    half: bool = field(
+        False,
+        "images enter as (x - 0.5) / 0.5 instead of with the network's own mean and deviation"
+        " (code of CrIBo)",
+    )
+    dice: float = field(
+        0.0, "weight of the Dice loss next to the cross-entropy", least=0, most=1000
+    )
+    auxiliary: float = field(0.4, "weight of upernet's auxiliary head", least=0, most=1000)
+    average: str = field(
+        "labelled",
+        'the cross-entropy is a mean over "labelled" pixels, or over "all", those to ignore'
+        " included (mmsegmentation)",
+        choices=AVERAGES,
+    )
+    level: str = field(
+        "pixel",
+        'where loss and scores are taken: at each "pixel", or at the grid of the logits with'
+        ' the nearest label ("patch", code of STELLAR)',
+        choices=("pixel", "patch"),
+    )
+    augment: str = field(
+        "scale_crop",
+        'training crops: "scale_crop" of mmsegmentation, or "resized_crop" of torchvision',
+        choices=crops.KINDS,
+    )
+    side: int = field(
+        0,
+        "of training crops, sliding windows and the centre crop; 0 = shorter side of the images"
+        " up to 224",
+        "pixels",
+        least=0,
+        most=16384,
+    )
+    short: int = field(
+        0,
+        "shorter side that images are brought to before the random scale, and in tests; 0 = as"
+        " stored",
+        "pixels",
+        least=0,
+        most=16384,
+    )
+    long: int = field(0, "bound of the longer side then; 0 = none", "pixels", least=0, most=65536)
+    ratio: tuple[float, ...] = field(
+        (0.5, 2.0), "random scale (scale_crop)", above=0, most=100, length=2, ordered=True
+    )
+    scale: tuple[float, ...] = field(
+        (0.25, 1.0),
+        "a crop's share of the image (resized_crop)",
+        above=0,
+        most=1,
+        length=2,
+        ordered=True,
+    )
+    largest_class: float = field(
+        0.75, "share of a crop that one class may fill (scale_crop)", above=0, most=1
+    )
+    photometric: bool = field(True, "brightness, contrast, saturation and hue of crops change")
+    test: str = field(
+        "whole",
+        'test images: "whole"; a window of `side` that slides ("slide"); or the central square'
+        ' of `side` pixels ("center")',
+        choices=TESTS,
+    )
+    stride: int = field(0, "of sliding windows; 0 = 2/3 of side", "pixels", least=0, most=16384)
+    steps: int = field(300, "of training", "steps", above=0, most=2**31 - 1)
+    epochs: float = field(
+        0.0, "of training, in place of steps; 0 = steps", "epochs", least=0, most=10**6
+    )
+    batch: int = field(8, "crops per step", "images", above=0, most=2**20)
+    optimizer: str = field(
+        "adamw",
+        'adam adds weight decay to the gradient, "adamw" to the step',
+        choices=("adam", "adamw"),
+    )
+    lrs: tuple[float, ...] = field(
+        (3e-3, 1e-2, 3e-2),
+        "learning rates; a frozen network trains all of them in one pass. The best counts",
+        above=0,
+        most=1000,
+    )
+    weight_decay: float = field(1e-4, "of what decays", least=0, most=1000)
+    decayed: str = field(
+        "matrices",
+        'what decays: "matrices" (no biases, norms, tokens, position codes), all but norms and'
+        ' position codes ("not_norms"), "all"',
+        choices=DECAYS,
+    )
+    power: float = field(
+        1.0, "lr falls as (1 - step / steps)^power; 0 = constant", least=0, most=100
+    )
+    warmup: int = field(0, "linear warm-up from 0", "steps", least=0, most=2**31 - 1)
+    final_lr: float = field(0.0, "end of the fall; 0 = final_share", least=0, most=1000)
+    final_share: float = field(
+        0.0, "end of the fall as share of the learning rate", least=0, most=1
+    )
+    held_out: float = field(
+        0.1,
+        "share of the training images that selects the learning rate if there are several; 0 ="
+        " the test images select it",
+        least=0,
+        below=1,
+    )
+    classes: int = field(
+        0,
+        "number of classes of the masks, less the ignored one; 0 = as the set names them, else"
+        " found in the masks",
+        least=0,
+        most=255,
+    )
+    ignored: int = field(-1, "class that counts as unlabelled; -1 = none", least=-1, most=254)
+    absent: str = field(
+        "zero",
+        'a class that is predicted somewhere but is not in the truth: "zero" counts its IoU as'
+        ' 0 (as mmsegmentation), "skip" leaves it out of the mean',
+        choices=ABSENT,
     )
 
 
-def check(name: str, section: ConfigDict) -> None:
+def check(name: str, section: Settings, data: ConfigDict) -> None:
     """Refuses keys that contradict each other. Raises InputError."""
     c = section
     if c.head in PYRAMIDS and len(c.layers) not in (1, 4):

@@ -17,20 +17,19 @@ from ssl_jax.evals.pictures import boxes as boxes_picture
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import BASELINES, register
 from ssl_jax.evals.yolos.prediction import predict
-from ssl_jax.evals.yolos.settings import PROTOCOLS, defaults
+from ssl_jax.evals.yolos.settings import PROTOCOLS, Settings
 from ssl_jax.evals.yolos.training import classes_of, train
 from ssl_jax.scores import detection
 
 _SHOWN, _LEAST_SCORE = 8, 0.5  # images in the picture, and what is drawn in them
 
 
-def run(case: Case) -> dict[str, float]:
+def score(case: Case, settings: Settings) -> dict[str, float]:
     """`yolos`: AP of the test images in percent; `yolos_ap50`, `yolos_ap75`, and by size `_small`,
     `_medium`, `_large` where there are boxes of that size.
 
     Raises InputError for a network without weights, data without boxes, or a crop.
     """
-    check("evals.yolos", case.config)
     train_indices, test_indices = (case.chosen(name)[1] for name in ("train", "test"))
     classes = max(classes_of(case.train), classes_of(case.test))
     detector = train(case.encoder, case.train, train_indices, case.config, case.seed)
@@ -45,14 +44,13 @@ def run(case: Case) -> dict[str, float]:
     }
 
 
-def check(name: str, section: ConfigDict) -> None:
-    """Refuses a crop, and a machine that could train but not score. Raises InputError."""
-    if section.crop:
-        raise InputError(f"{name}.crop is {section.crop}, but yolos uses whole images; set it to 0")
+def check(name: str, settings: Settings, data: ConfigDict) -> None:
+    """Refuses a machine that could train but not score. Raises InputError."""
+    del name, settings, data
     detection.check_installed()
 
 
-def figures(case: Case) -> dict[str, Picture]:
+def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"boxes": some test images with their true and predicted boxes}; nothing where this process
     has not trained the detector on images of this size."""
     found = case.extracted.get(case.own("yolos"))
@@ -72,12 +70,13 @@ def figures(case: Case) -> dict[str, Picture]:
 
 register(
     "yolos",
-    run,
-    defaults,
+    score,
+    Settings,
     heading="YOLOS AP",
     trains=True,
     needs="boxes",
-    figures=figures,
+    draw=figures,
+    whole=True,
     baselines=BASELINES[:1],
     protocols=PROTOCOLS,
     check=check,

@@ -1,52 +1,58 @@
 """The keys of the evaluation `yolos`, and the papers' settings."""
 
-from ssl_jax.config import key
+import dataclasses
+
+from ssl_jax.config import field
 from ssl_jax.evals.registry import Protocol
 
 
-def defaults() -> dict:
-    """The keys of this type of evaluation: a short training on small images."""
-    return dict(
-        queries=key(100, "detection tokens, the most objects in an image", "tokens", above=0),
-        epochs=key(50, "of training", "epochs", above=0),
-        batch=key(8, "images per step", "images", above=0),
-        lr=key(1e-4, "of AdamW; a cosine to 1e-7, one value an epoch", above=0),
-        weight_decay=key(
-            1e-4, "of AdamW; not on the encoder's biases, norms, tokens and position codes", least=0
-        ),
-        clip=key(0.1, "largest norm of the gradient", above=0),
-        class_weight=key(1.0, "of the class, in matching and loss", least=0),
-        l1_weight=key(5.0, "of the distance of boxes, in matching and loss", least=0),
-        giou_weight=key(2.0, "of the generalised IoU, in matching and loss", least=0),
-        no_object_weight=key(0.1, "of a token without an object, in the loss", least=0),
-        sizes=key((256, 288, 320), "shorter side, drawn for each image", "pixels", above=0),
-        longest=key(512, "longer side at most", "pixels", above=0),
-        test_size=key(320, "shorter side of test images", "pixels", above=0),
-        flip=key(0.5, "share of training images that are mirrored", least=0, most=1),
-        crop_prob=key(0.5, "share of training images that are cropped", least=0, most=1),
-        crop_from=key((256, 320, 384), "shorter side before the crop", "pixels", above=0),
-        crop_sides=key(
-            (192, 320), "sides of the crop, from and to", "pixels", above=0, length=2, ordered=True
-        ),
-        canvas=key(
-            64,
-            "sides of a batch's canvas are multiples of this and of the patch; a larger one means"
-            " fewer shapes to compile",
-            "pixels",
-            above=0,
-        ),
-        position_size=key(
-            0,
-            "square grid on which learned position codes are trained; 0 = as pretrained",
-            "pixels",
-            least=0,
-        ),
-        middle_size=key(
-            0,
-            "square grid of the learned codes added after every block but the last; 0 = none",
-            "pixels",
-            least=0,
-        ),
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The keys of this type of evaluation."""
+
+    queries: int = field(100, "detection tokens, the most objects in an image", "tokens", above=0)
+    epochs: int = field(50, "of training", "epochs", above=0)
+    batch: int = field(8, "images per step", "images", above=0)
+    lr: float = field(1e-4, "of AdamW; a cosine to 1e-7, one value an epoch", above=0)
+    weight_decay: float = field(
+        1e-4, "of AdamW; not on the encoder's biases, norms, tokens and position codes", least=0
+    )
+    clip: float = field(0.1, "largest norm of the gradient", above=0)
+    class_weight: float = field(1.0, "of the class, in matching and loss", least=0)
+    l1_weight: float = field(5.0, "of the distance of boxes, in matching and loss", least=0)
+    giou_weight: float = field(2.0, "of the generalised IoU, in matching and loss", least=0)
+    no_object_weight: float = field(0.1, "of a token without an object, in the loss", least=0)
+    sizes: tuple[int, ...] = field(
+        (256, 288, 320), "shorter side, drawn for each image", "pixels", above=0
+    )
+    longest: int = field(512, "longer side at most", "pixels", above=0)
+    test_size: int = field(320, "shorter side of test images", "pixels", above=0)
+    flip: float = field(0.5, "share of training images that are mirrored", least=0, most=1)
+    crop_prob: float = field(0.5, "share of training images that are cropped", least=0, most=1)
+    crop_from: tuple[int, ...] = field(
+        (256, 320, 384), "shorter side before the crop", "pixels", above=0
+    )
+    crop_sides: tuple[int, ...] = field(
+        (192, 320), "sides of the crop, from and to", "pixels", above=0, length=2, ordered=True
+    )
+    canvas: int = field(
+        64,
+        "sides of a batch's canvas are multiples of this and of the patch; a larger one means"
+        " fewer shapes to compile",
+        "pixels",
+        above=0,
+    )
+    position_size: int = field(
+        0,
+        "square grid on which learned position codes are trained; 0 = as pretrained",
+        "pixels",
+        least=0,
+    )
+    middle_size: int = field(
+        0,
+        "square grid of the learned codes added after every block but the last; 0 = none",
+        "pixels",
+        least=0,
     )
 
 
