@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -20,6 +20,31 @@ from ssl_jax.runtime import progress
 from ssl_jax.scores import metrics
 
 _CACHE_BYTES = 2**30  # of decoded images per source
+
+
+class Labelled(NamedTuple):
+    """Vectors of N images with labels."""
+
+    image: np.ndarray  # [N, d] float32
+    labels: np.ndarray  # [N] int32, from 0 on
+    # [N] int64, record of the source each row came from
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
+
+
+class Masked(NamedTuple):
+    """Patches of N images with masks; `store.Grids` where the images differ in size."""
+
+    patches: Any  # [N, h, w, d] float32
+    masks: Any  # [N, H, W] uint8, 255 = ignore
+    # [N] int64, record of the source each row came from
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
+
+
+class Records(NamedTuple):
+    """Records of a source."""
+
+    source: Any
+    indices: np.ndarray  # [n] int64
 
 
 @dataclass(frozen=True)
@@ -65,14 +90,38 @@ class Case:
             self.extracted[known] = self.of(*self.chosen(name), tokens, layers)
         return self.extracted[known]
 
-    def labelled(self, tokens: str = "image", layers: int = 1) -> tuple[Any, Any]:
-        """`features` of images with labels. Raises InputError where some have none, or all training
-        images one class."""
-        parts: tuple[Any, Any] = self.features(tokens, layers)
+    def labelled(self, tokens: str = "image", layers: int = 1) -> tuple[Labelled, Labelled]:
+        """Vectors of the training and the test images with their labels, see `part`. Raises
+        InputError where some have none, or all training images one class."""
+        parts = self.features(tokens, layers)
         for part in parts:
             self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
         metrics.check_classes(self.config.type, self.train, [parts[0].labels], "labels")
-        return parts
+        train, test = (Labelled(part.image, part.labels, part.index) for part in parts)
+        return train, test
+
+    def masked(self, name: str, layers: int = 1) -> Masked:
+        """Patches of the training or the test images with their masks, see `part`. Raises
+        InputError where they have none, or training images of one class."""
+        part = self.part(name, DENSE, layers)
+        self.need(part.masks is not None, "masks")
+        if name == "train":
+            metrics.check_classes(self.config.type, self.train, part.masks, "masks")
+        return Masked(part.patches, part.masks, part.index)
+
+    def boxed(self, name: str) -> Records:
+        """The records of the training or the test images, which have boxes. Raises InputError
+        where they have none."""
+        source, indices = self.chosen(name)
+        self.need(getattr(source, "has_boxes", False), "boxes")
+        return Records(source, indices)
+
+    def videos(self) -> Mapping[str, range]:
+        """{name: records} of the videos of the test part, whose frames have masks. Raises
+        InputError where there are none."""
+        sequences: Mapping[str, range] = getattr(self.test, "sequences", None) or {}
+        self.need(bool(sequences), "videos with masks")
+        return sequences
 
     def need(self, there: bool, needs: str) -> None:
         """Raises InputError unless the images have what the evaluation needs."""

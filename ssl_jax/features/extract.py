@@ -24,9 +24,9 @@ class Extracted(NamedTuple):
     None. Where the images differ in size, patches and masks are `store.Grids` instead of arrays.
     """
 
-    image: np.ndarray | None  # [N, d] float32
+    image: Any  # [N, d] float32
     patches: Any  # [N, h, w, d] float32
-    labels: np.ndarray | None  # [N] int32
+    labels: Any  # [N] int32
     masks: Any  # [N, H, W] uint8, 255 = ignore; cropped like the images
     # [N] int64, record of the source each row came from
     index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
