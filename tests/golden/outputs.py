@@ -35,6 +35,7 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import cli, config, evals, methods, settings
 from ssl_jax.data.source import make_source
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.scores import frechet
 from tests import tiny
 from tests.data import sets
 from tests.data.records import save
@@ -140,13 +141,13 @@ def score(name: str, folder: pathlib.Path) -> dict:
     return {"scores": scores, "sums": sums, "digest": digest}
 
 
-def frechet(folder: pathlib.Path) -> float:
+def frechet_distance(folder: pathlib.Path) -> float:
     """The distance of two sets of random features."""
     moments = []
     for rows in np.random.default_rng(0).normal(size=(2, 9, 5)):
-        moments.append(evals.frechet.Moments(5))
+        moments.append(frechet.Moments(5))
         moments[-1].add(rows)
-    return evals.frechet.distance(*moments[0].result(), *moments[1].result())
+    return frechet.distance(*moments[0].result(), *moments[1].result())
 
 
 def write_images(folder: pathlib.Path) -> None:
@@ -240,7 +241,7 @@ def items() -> dict:
     """{name: function of an empty folder -> a string or a tree of dicts, lists and numbers}."""
     made = {f"scores/{name}": functools.partial(score, name) for name in EVALUATIONS}
     made |= {f"sources/{name}": functools.partial(source, name) for name in sets.MAKERS}
-    made |= {"scores/frechet": frechet, "run": run, "cached": cached}
+    made |= {"scores/frechet": frechet_distance, "run": run, "cached": cached}
     for name in presets():
         made[f"show/{name}"] = functools.partial(shown, name)
     for name in cli.COMMANDS:
