@@ -3,7 +3,6 @@ left out."""
 
 import contextlib
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from ssl_jax.data import base
@@ -16,7 +15,7 @@ SHARE = loader.defaults()["max_unreadable"].default
 _FEW = 1000  # records, which are read before anything is compiled
 
 
-class Telling(base.Source):
+class Telling(base.Wrapper):
     """Another source, which tells of each record that cannot be read, once.
 
     `s[i]` raises decode.Unreadable as the other's does, for the evaluation to leave the record out;
@@ -34,13 +33,10 @@ class Telling(base.Source):
         known: dict[int, str] | None = None,
         share: float = SHARE,
     ):
-        self._source, self._lock, self._share = source, threading.Lock(), share
+        super().__init__(source)
+        self._lock, self._share = threading.Lock(), share
         self._known = {} if known is None else known  # {record: reason}
-        self._take_facts(source)
-        self._examples = min(examples or len(source), len(source) - len(self.unlabelled))
-
-    def __len__(self) -> int:
-        return len(self._source)
+        self._examples = min(examples or len(self), len(self) - len(self.unlabelled))
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         try:
@@ -64,21 +60,10 @@ class Telling(base.Source):
         """How many of the examples could be read so far."""
         return self._examples - len(self._known)
 
-    def list_names(self) -> Sequence[str]:
-        """See `Files.list_names`."""
-        return self._source.list_names()
-
-    def name(self, i: int) -> str:
-        return self._source.name(i)
-
-    def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i, without decoding it where the source can do so."""
-        return base.shape(self._source, i)
-
     @property
-    def unresized(self) -> Any:
-        """See `Prepared.unresized`; tells as well."""
-        inner = base.unresized(self._source)
+    def unresized(self) -> base.Source:
+        """See `Source.unresized`; tells as well."""
+        inner = self._source.unresized
         if inner is self._source:
             return self
         return Telling(inner, self._examples, self._known, self._share)
@@ -90,6 +75,3 @@ class Telling(base.Source):
             self._known[i] = reason
             loader.check_share(self, self._known, self._share, self._examples)
             print(f"  warning: skipped {self.name(i)} ({reason})", flush=True)
-
-    def __repr__(self) -> str:
-        return repr(self._source)
