@@ -2,7 +2,7 @@
 rows."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,9 @@ from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
 from ssl_jax.data.values import check_range
-from ssl_jax.features import store, tokens
+from ssl_jax.features import store
 from ssl_jax.features.feed import Batch, View, encoded, feed, planned
+from ssl_jax.features.network import Network
 from ssl_jax.features.store import Grids
 from ssl_jax.features.windows import cut, unit, window
 from ssl_jax.runtime import progress
@@ -28,7 +29,7 @@ class Work:
 
     def __init__(
         self,
-        network: Callable[[np.ndarray], Any],
+        network: Network,
         source: Any,
         indices: np.ndarray,
         *,
@@ -63,10 +64,9 @@ class Work:
         """({"index", "labels", "masks" and features as arrays or Grids}, names of what is
         unreadable).
 
-        names: {name of the features: kind of token}; layers: see `tokens.reader`. batch_size:
+        names: {name of the features: kind of token}; layers: see `Network.read`. batch_size:
         images of a call.
         """
-        read = tokens.readers(self._network, names, layers)
         done = np.zeros(len(self._indices), bool)
         labels: dict[int, int | None] = {}
         masked = 0
@@ -78,6 +78,9 @@ class Work:
                 add(len(batch.views) + len(batch.skipped))
                 skipped.extend(batch.skipped)
                 yield batch
+
+        def read(images):
+            return self._network.read(images, names, layers)
 
         with progress.counter(len(self._indices), "images") as add:
             for views, features in encoded(read, batches(add)):

@@ -12,6 +12,7 @@ from ssl_jax.data.folder import Folder
 from ssl_jax.evals import retrieval, revisited
 from ssl_jax.evals.case import Case
 from ssl_jax.features import tokens, windows
+from ssl_jax.features.network import adopt
 from ssl_jax.features.pixels import Pixels
 from tests.evals import fakes
 
@@ -52,7 +53,7 @@ def test_embedded_images_are_means_over_scales_whatever_their_sizes():
     images += [*fakes.images(1, 16, 24)]
     encoder, shapes = fakes.counted_features()
     scales = (1.0, 2**-0.5, 0.5)
-    read = tokens.reader(encoder)
+    read = tokens.reader(adopt(encoder))
     found = retrieval.embed(read, iter(images), scales=scales, patch=4, batch_size=2)
     assert len(set(shapes)) == len(shapes) == 6  # each shape is compiled once
     single = fakes.counted_features()[0]
