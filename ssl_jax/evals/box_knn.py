@@ -58,12 +58,12 @@ PROTOCOLS = {
 }
 
 
-def _view(case, settings, source):
+def _sight(case, settings, source):
     """The records of a source as they are stored, and how they are shown; a source that has its
     size already, as embedded sets do, is not resized again."""
     stored = base.unresized(source)
     resize = 0 if stored is source else case.config.data.size
-    return stored, boxes.View(case.patch, resize, case.config.crop, settings.boxes)
+    return stored, boxes.Sight(case.patch, resize, case.config.crop, settings.boxes)
 
 
 class _Result(NamedTuple):
@@ -77,9 +77,9 @@ class _Result(NamedTuple):
 def _result(case, settings) -> _Result:
     def select(name):
         records = case.boxed(name)
-        stored, view = _view(case, settings, records.source)
+        stored, sight = _sight(case, settings, records.source)
         how = dict(cells=settings.cells, batch_size=case.batch_size, shared=case.shared)
-        return boxes.select(case.encoder, stored, records.indices, view, **how)
+        return boxes.select(case.network, stored, records.indices, sight, **how)
 
     train, test = select("train"), select("test")
     case.need(min(train.labels.min(), test.labels.min()) >= 0, "labels from 0 on")
@@ -113,14 +113,14 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"box_neighbours": the first test images, the points whose patches voted, and how many of
     them name the class}."""
     k, predicted, test = case.once("box_knn", lambda case: _result(case, settings))
-    stored, view = _view(case, settings, case.test)
+    stored, sight = _sight(case, settings, case.test)
     names = getattr(case.test, "class_names", None) or getattr(case.test, "box_names", None)
     panels = []
     for label, i, points, classes in zip(test.labels[:_SHOWN], *test[2:], predicted[k]):
         votes = int((classes == label).sum())
         color, mark = neighbours.judged(votes > 0)
         title = f"{mark} {class_name(names, label)}: {votes} of {len(classes)} say so"
-        image = windows.unit(boxes.seen(stored[int(i)], view)[1])
+        image = windows.unit(boxes.seen(stored[int(i)], sight)[1])
         panels.append(Panel(image, marks=tuple(map(tuple, points)), title=title, frame=color))
     rows = tuple(tuple(panels[i : i + _COLUMNS]) for i in range(0, len(panels), _COLUMNS))
     title = f"Patches at the centres of the cells of the largest box; {k} neighbours of each vote"

@@ -35,7 +35,7 @@ def _views(case, scale):
         size = window(images[0].shape, case.config.crop, case.patch).size
         for view in views:
             crops = np.stack([random_crop(rng, x, size, scale) for x in images])
-            features = case.encoder(filled(crops, case.batch_size))
+            features = case.network(filled(crops, case.batch_size))
             view.append(np.asarray(features.image)[: len(images)])
     return map(np.concatenate, views)
 

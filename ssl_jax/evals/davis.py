@@ -78,7 +78,7 @@ class _Followed(NamedTuple):
 def _followed(case, settings, name, records) -> _Followed:
     """The masks of one video, from that of its first frame."""
     stream = frames.encoded(
-        case.encoder,
+        case.network,
         case.test,
         records,
         name=name,

@@ -16,9 +16,7 @@ from ssl_jax.evals.pictures import clusters as pictures
 from ssl_jax.evals.pictures import similarity
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import register_module
-from ssl_jax.features.extras import names, with_extras
 from ssl_jax.features.windows import filled
-from ssl_jax.methods.encoder import Encoder
 from ssl_jax.scores.clusters import agreement, kmeans, modes
 from ssl_jax.scores.metrics import check_classes, num_classes
 from ssl_jax.scores.segmentation import patch_labels
@@ -43,15 +41,15 @@ class Settings:
 def kind_of(case: Case, clusters: str, shape: tuple[int, ...]) -> str:
     """Which clusters are compared, by the extras of the network for images of that shape. Raises
     InputError for those that a network lacks."""
-    if clusters == "kmeans" or not hasattr(case.encoder, "config"):
+    if clusters == "kmeans" or case.network.config is None:
         return "kmeans"
-    shown = names(case.encoder, shape)
+    shown = case.network.extras(shape)
     kinds = [kind for kind, name in _EXTRAS.items() if name in shown]
     if clusters == "auto":
         return (*kinds, "kmeans")[0]
     if clusters not in kinds:
         raise InputError(
-            f'clusters="{clusters}", but {case.encoder} shows no {_EXTRAS[clusters]}; use "kmeans"'
+            f'clusters="{clusters}", but {case.network} shows no {_EXTRAS[clusters]}; use "kmeans"'
             ' or "auto"'
         )
     return clusters
@@ -67,7 +65,7 @@ def _clusters(case, settings, test: Masked) -> tuple[np.ndarray, str]:
     for start in range(0, len(test.index), case.batch_size):
         rows = test.index[start : start + case.batch_size]
         images = filled(case.images(case.test, rows), case.batch_size)
-        found = np.asarray(with_extras(case.encoder, images)[1][_EXTRAS[kind]])
+        found = np.asarray(case.network.with_extras(images)[1][_EXTRAS[kind]])
         parts.append((found if kind == "objects" else found.argmax(axis=-1))[: len(rows)])
     return np.concatenate(parts), kind
 
@@ -106,8 +104,8 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     test, clusters, kind, labels = _compared(case, settings)
     images = case.images(case.test, test.index[:_SHOWN])
     drawn = {"clusters": pictures.picture(images, labels, clusters, kind)}
-    if isinstance(case.encoder, Encoder):
-        drawn |= similarity.draw(case.encoder, images)
+    if case.network.encoder is not None:
+        drawn |= similarity.draw(case.network.encoder, images)
     return drawn
 
 

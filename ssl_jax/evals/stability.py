@@ -16,7 +16,7 @@ from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import Chart, Curve
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.features.extras import with_extras
+from ssl_jax.features.network import adopt
 from ssl_jax.features.windows import filled
 from ssl_jax.scores import stability
 
@@ -61,7 +61,7 @@ class Settings:
 
 def parts(encoder: Any, images: np.ndarray) -> stability.Parts:
     """Of a network with localization maps S and L, of any other its image vector and patches."""
-    features, extras = with_extras(encoder, images)
+    features, extras = adopt(encoder).with_extras(images)
     if "localization" in extras:
         return stability.Parts(*(np.asarray(extras[name]) for name in ("tokens", "localization")))
     return stability.Parts(np.asarray(features.image)[:, None], np.asarray(features.patches))
@@ -71,7 +71,7 @@ def _measured(case, settings) -> tuple[stability.Shifted, tuple[float, float]]:
     """See `scores.stability.measured`. Raises InputError for images that are too small or few."""
 
     def function(images):  # with one shape for the network
-        rows = parts(case.encoder, filled(images, case.batch_size))
+        rows = parts(case.network, filled(images, case.batch_size))
         return stability.Parts(*(x[: len(images)] for x in rows))
 
     try:

@@ -12,11 +12,12 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError
 from ssl_jax.data import decode
 from ssl_jax.features import derived, windows
+from ssl_jax.features.feed import View
 
 _BELOW = 1e-3  # pixels
 
 
-class View(NamedTuple):
+class Sight(NamedTuple):
     """How images are shown to the network, and how their boxes follow.
 
     patch: of the network. resize: the shorter side; 0: as stored. crop: 0: all of the image, cut to
@@ -93,7 +94,7 @@ def patches_at(points: ArrayLike, patch: int, grid: tuple[int, int]) -> np.ndarr
     return rows * grid[1] + columns
 
 
-def seen(record: dict, view: View, name: str = "") -> tuple[np.ndarray, np.ndarray]:
+def seen(record: dict, sight: Sight, name: str = "") -> tuple[np.ndarray, np.ndarray]:
     """The boxes [n, 4] of a record in the image that the network sees, and that image. Raises
     InputError for boxes of another shape, or an image smaller than the crop."""
     image, stored = record["image"], np.asarray(record.get("boxes", ()), np.float64)
@@ -102,12 +103,12 @@ def seen(record: dict, view: View, name: str = "") -> tuple[np.ndarray, np.ndarr
             f"{name} has the boxes {stored.tolist()}; expected [n, 4]: y, x, height, width"
         )
     size = image.shape[:2]
-    if view.resize:
-        image = decode.resize_square(image, view.resize)
-    part = windows.window(image.shape, view.crop, view.patch, name)
-    if view.resize:
-        place = follow_script if view.boxes == "script" else follow
-        mapped = place(stored, size, resize=view.resize, crop=part.height)
+    if sight.resize:
+        image = decode.resize_square(image, sight.resize)
+    part = windows.window(image.shape, sight.crop, sight.patch, name)
+    if sight.resize:
+        place = follow_script if sight.boxes == "script" else follow
+        mapped = place(stored, size, resize=sight.resize, crop=part.height)
     else:
         mapped = _mapped(stored, (1, 1), (part.top, part.left), part.size)
     return mapped, windows.cut(image, part)
@@ -132,7 +133,7 @@ def select(
     network: Any,
     source: Any,
     indices: ArrayLike,
-    view: View,
+    sight: Sight,
     *,
     cells: int = 3,
     batch_size: int,
@@ -145,34 +146,27 @@ def select(
 
     Raises InputError where no record has a box, or one has neither a label nor one for its boxes.
     """
-    about: list[tuple] = []  # (record, label, points) of each image
+    mine = derived.share(np.asarray(indices, np.int64), shared)
 
-    def images():
-        for i in map(int, derived.share(np.asarray(indices, np.int64), shared)):
-            try:
-                record = source[i]
-            except decode.Unreadable:
-                continue
-            boxes, image = seen(record, view, source.name(i))
-            areas = boxes[:, 2] * boxes[:, 3]
-            if not len(areas) or not areas.max():
-                continue
+    def cut(row, record):
+        name = source.name(int(mine[row]))
+        boxes, image = seen(record, sight, name)
+        areas = boxes[:, 2] * boxes[:, 3]
+        if len(areas) and areas.max():
             largest = int(areas.argmax())
             points = centres(boxes[largest], cells)
-            grid = image.shape[0] // view.patch, image.shape[1] // view.patch
-            label = _label(record, largest, source.name(i))
-            about.append((i, label, points / image.shape[:2]))
-            yield (len(about) - 1, patches_at(points, view.patch, grid)), windows.unit(image)
+            grid = image.shape[0] // sight.patch, image.shape[1] // sight.patch
+            places = patches_at(points, sight.patch, grid)
+            label = _label(record, largest, name)
+            yield View((row, label, points / image.shape[:2], places), windows.unit(image))
 
-    rows: dict[int, np.ndarray] = {}
-    for (row, places), patches in derived.encoded(network, images(), batch_size=batch_size):
-        rows[row] = patches.reshape(-1, patches.shape[-1])[places]
-    columns = (
-        np.array([rows[row] for row in range(len(rows))], np.float32),
-        np.array([label for _, label, _ in about], np.int32),
-        np.array([i for i, _, _ in about], np.int64),
-        np.array([points for _, _, points in about], np.float32),
-    )
+    rows = {}
+    stream = derived.encoded(network, source, mine, cut, batch_size=batch_size)
+    for (row, label, points, places), patches in stream:
+        rows[row] = patches.reshape(-1, patches.shape[-1])[places], label, mine[row], points
+    types = np.float32, np.int32, np.int64, np.float32
+    in_order = [rows[row] for row in sorted(rows)]
+    columns = [np.array([x[i] for x in in_order], kind) for i, kind in enumerate(types)]
     selected = Selected(*derived.joined(columns, shared))
     if not len(selected.index):
         raise InputError(

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.features import derived, windows
+from ssl_jax.features.feed import View
 
 
 def first(videos: Mapping[str, range], count: int = 0) -> dict[str, range]:
@@ -62,16 +62,14 @@ def encoded(
     Raises InputError for a frame that cannot be read, or has no mask.
     """
 
-    def images():
-        for i in records:
-            try:
-                record = source[i]
-            except Unreadable as error:
-                raise InputError(f"cannot follow the video {name}: {error}") from error
-            image, mask = record["image"], record.get("mask")
-            if mask is None:
-                raise InputError(f"{source.name(i)} has no mask; davis needs one for each frame")
-            size = resized(image.shape[:2], short=short, multiple=multiple, patch=patch)
-            yield (mask, size), windows.unit(cv2.resize(image, size[::-1]))
+    def cut(row, record):
+        image, mask = record["image"], record.get("mask")
+        if mask is None:
+            lacking = source.name(records[row])
+            raise InputError(f"{lacking} has no mask; davis needs one for each frame")
+        size = resized(image.shape[:2], short=short, multiple=multiple, patch=patch)
+        yield View((mask, size), windows.unit(cv2.resize(image, size[::-1])))
 
-    return derived.encoded(network, images(), batch_size=min(batch_size, len(records)))
+    needed = derived.Needed(source, f"cannot follow the video {name}")
+    size = min(batch_size, len(records))
+    return derived.encoded(network, needed, records, cut, batch_size=size)

@@ -1,6 +1,6 @@
 """Features of an image at several scales (DINO's evaluation of retrieval)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cv2
@@ -8,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.features import derived, windows
+from ssl_jax.features.feed import View
 
 
 def shrunk(image: np.ndarray, side: int) -> np.ndarray:
@@ -32,20 +33,32 @@ def scaled(image: np.ndarray, scale: float, patch: int) -> np.ndarray:
 
 
 def encoded(
-    network: Any, images: Iterable[np.ndarray], *, scales: Sequence[float], patch: int, **how: Any
-) -> np.ndarray:
-    """[n, d] float32: the sum over an image's vectors at the scales.
+    network: Any,
+    source: Any,
+    records: np.ndarray,
+    show: Callable[[int, Any], View],
+    *,
+    scales: Sequence[float],
+    patch: int,
+    **how: Any,
+) -> tuple[list, np.ndarray]:
+    """What each image of the records is, and [n, d] float32, the sum over its vectors at the
+    scales.
 
-    images: [H, W, 3] uint8, or float in [0, 1], of any size. how: see `derived.encoded`.
+    show: (row, record) -> the image to be scaled, [H, W, 3] uint8 or float in [0, 1] of any size,
+    see `feed.feed`. how: see `derived.encoded`.
     """
 
-    def views() -> Iterator[tuple[int, np.ndarray]]:
-        for row, image in enumerate(images):
-            whole = windows.unit(image)
-            for scale in scales:
-                yield row, scaled(whole, scale, patch)
+    def cut(row, record):
+        what, image = show(row, record)
+        whole = windows.unit(image)
+        for scale in scales:
+            yield View((row, what), scaled(whole, scale, patch))
 
+    about: dict[int, Any] = {}
     sums: dict[int, np.ndarray] = {}
-    for row, vector in derived.encoded(network, views(), **how):
+    for (row, what), vector in derived.encoded(network, source, records, cut, **how):
+        about[row] = what
         sums[row] = sums[row] + vector if row in sums else vector
-    return np.array([sums[row] for row in range(len(sums))], np.float32)
+    rows = sorted(sums)
+    return [about[row] for row in rows], np.array([sums[row] for row in rows], np.float32)

@@ -111,7 +111,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     chosen = [able[n] for n in np.argsort(turns, kind="stable")[:_QUERIES]]
 
     def image(record, box=None):
-        shown = gallery.image(case, settings, record, box)
+        shown = gallery.shown(case.test[int(record)]["image"], settings, box)
         return windows.unit(shrunk(shown, _SIDE) if shown.dtype == np.uint8 else shown)
 
     queries, rows, right, titles = [], [], [], []

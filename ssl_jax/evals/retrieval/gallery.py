@@ -1,17 +1,17 @@
 """What is searched in retrieval: features of queries and of a gallery, and what should be found."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import class_name
 from ssl_jax.evals.retrieval import ground_truth
 from ssl_jax.features import derived, scales
+from ssl_jax.features.feed import View
 from ssl_jax.scores import normalize, ranking
 from ssl_jax.scores.metrics import check_classes
 
@@ -47,9 +47,13 @@ def benchmark(case: Case, settings: Any) -> Gallery:
 
     def vectors(records, boxes=None):
         rows = derived.share(np.arange(len(records)), case.shared)
-        cut = (None if boxes is None else boxes[i] for i in rows)
-        shown = (image(case, settings, i, box) for i, box in zip(records[rows], cut))
-        return _encoded(case, settings, shown, [])[0]
+        source = derived.Needed(case.test, "cannot read an image of the benchmark")
+
+        def show(row, record):
+            box = None if boxes is None else boxes[rows[row]]
+            return View((), shown(record["image"], settings, box))
+
+        return _encoded(case, settings, source, records[rows], show)[0]
 
     targets = ranking.levels(truth.easy, truth.hard, truth.junk)
     features = vectors(queries, boxes), vectors(images)
@@ -59,23 +63,18 @@ def benchmark(case: Case, settings: Any) -> Gallery:
 def labelled(case: Case, settings: Any) -> Gallery:
     """The test images that can be read, each against all others. Raises InputError for one without
     a label, or labels that no two share."""
-    about: list[tuple[int, int]] = []  # (record, label) of each image
+    chosen = derived.share(case.chosen("test")[1], case.shared)
 
-    def images():
-        for i in map(int, derived.share(case.chosen("test")[1], case.shared)):
-            try:
-                record = case.test[i]
-            except Unreadable:
-                continue
-            if record.get("label") is None:
-                raise InputError(
-                    f"{case.test.name(i)} has no label; retrieval needs a labelled set, or"
-                    " `ground_truth` of the revisited Oxford or Paris benchmark"
-                )
-            about.append((i, int(record["label"])))
-            yield scales.shrunk(record["image"], settings.fit)
+    def show(row, record):
+        number, label = int(chosen[row]), record.get("label")
+        if label is None:
+            raise InputError(
+                f"{case.test.name(number)} has no label; retrieval needs a labelled set, or"
+                " `ground_truth` of the revisited Oxford or Paris benchmark"
+            )
+        return View((number, int(label)), shown(record["image"], settings))
 
-    vectors, facts = _encoded(case, settings, images(), about)
+    vectors, facts = _encoded(case, settings, case.test, chosen, show)
     records, labels = facts.reshape(-1, 2).T
     check_classes("retrieval", case.test, [labels], "labels")
     if len(labels) == len(np.unique(labels)):
@@ -89,14 +88,10 @@ def labelled(case: Case, settings: Any) -> Gallery:
     return Gallery(vectors, vectors, targets, records, records, titles, None)
 
 
-def image(case: Case, settings: Any, record: int, box: np.ndarray | None = None) -> np.ndarray:
-    """An image of the test set as it is shown to the network before it is scaled, or the part of
-    it within a box."""
-    try:
-        whole = case.test[int(record)]["image"]
-    except Unreadable as error:
-        raise InputError(f"cannot read an image of the benchmark: {error}") from error
-    return scales.shrunk(whole if box is None else cut_out(whole, box), settings.fit)
+def shown(image: np.ndarray, settings: Any, box: np.ndarray | None = None) -> np.ndarray:
+    """An image as it is shown to the network before it is scaled, or the part of it within a
+    box."""
+    return scales.shrunk(image if box is None else cut_out(image, box), settings.fit)
 
 
 def cut_out(image: np.ndarray, box: np.ndarray) -> np.ndarray:
@@ -107,17 +102,18 @@ def cut_out(image: np.ndarray, box: np.ndarray) -> np.ndarray:
     return part if part.size else image
 
 
-def _encoded(case, settings, images: Iterable[np.ndarray], about: list) -> list[np.ndarray]:
-    """Vectors [n, d] of length 1 of the images of all processes, and `about` [n, ...], which is
-    filled meanwhile."""
-    vectors = scales.encoded(
-        case.encoder,
-        images,
+def _encoded(case, settings, source, records, show) -> list[np.ndarray]:
+    """Vectors [n, d] of length 1 of the images of all processes, and what `show` says of them."""
+    about, sums = scales.encoded(
+        case.network,
+        source,
+        records,
+        show,
         scales=settings.scales,
         patch=case.patch,
         kind=settings.tokens,
         layers=settings.layers,
         batch_size=case.batch_size,
     )
-    columns = derived.joined([vectors, np.array(about, np.int64)], case.shared)
-    return [np.asarray(normalize.on_device(columns[0])), columns[1]]
+    sums, facts = derived.joined([sums, np.array(about, np.int64)], case.shared)
+    return [np.asarray(normalize.on_device(sums)), facts]
