@@ -8,14 +8,14 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, flatten
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import EMBEDDED, make_source
 from ssl_jax.evals import registry, section
-from ssl_jax.features.extract import Extracted, drawn, extract
-from ssl_jax.features.telling import Telling
+from ssl_jax.features.extract import Extracted, extract
+from ssl_jax.features.feed import View, by_shape, feed
+from ssl_jax.features.telling import Telling, drawn
 from ssl_jax.features.tokens import DENSE
-from ssl_jax.features.windows import image_of, images_of, stacked
+from ssl_jax.features.windows import cut_record, images_of, stacked
 from ssl_jax.runtime import progress
 from ssl_jax.scores import metrics
 
@@ -183,17 +183,13 @@ class Case:
         `batch_size` at a time; cut as they are for `features`, or whole."""
         how = {} if whole else dict(crop=self.config.crop, multiple=self.patch)
         source, records = self.chosen("test")
-        waiting: list[np.ndarray] = []
-        for i in records:
-            try:
-                waiting.append(image_of(source, i, **how))
-            except Unreadable:
-                continue
-            if len(waiting) == self.batch_size:
-                yield stacked(waiting)
-                waiting = []
-        if waiting:
-            yield stacked(waiting)
+
+        def cut(row, record):
+            yield View(row, cut_record(record, source.name(int(records[row])), **how))
+
+        size = self.batch_size
+        for batch in by_shape(feed(source, records, cut, size), size, shape=lambda view: None):
+            yield stacked([view.image for view in batch.views])
 
 
 def _images(config) -> tuple:

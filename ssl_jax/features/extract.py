@@ -16,6 +16,8 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.features import cached, extraction, store, tokens
+from ssl_jax.features.telling import drawn as drawn
+from ssl_jax.features.telling import subset as subset
 from ssl_jax.runtime import distributed
 
 
@@ -172,22 +174,6 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
         for name, (shape, dtype) in sorted(known.items())
     }
     return store.folded(joined), [name for one in every for name in one["skipped"]]
-
-
-def drawn(source: Any, count: int, seed: int) -> np.ndarray:
-    """`subset` of the records of a source, without those that have no label where others do."""
-    rows = np.setdiff1d(np.arange(len(source)), getattr(source, "unlabelled", ()))
-    return rows[subset(len(rows), count, seed)]
-
-
-def subset(length: int, count: int, seed: int) -> np.ndarray:
-    """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not
-    smaller.
-    """
-    if count <= 0 or count >= length:
-        return np.arange(length)
-    rng = np.random.Generator(np.random.Philox(key=seed))
-    return np.sort(rng.choice(length, count, replace=False))
 
 
 def check_finite(name: str, values: Any, kept: np.ndarray, source: Any) -> None:
