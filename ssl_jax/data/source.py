@@ -23,11 +23,13 @@ A source is any picklable object with
     s.sequences      {name: range of records} of a video set, else None
     s.image_ids      ids of the images in s.annotations, a COCO JSON file; None for all other sets
     s.left_out       which files are no records, as text ("3 .heic, 1 .txt of /my/images"); ""
+    s.list_names()   the names that `data.list` may contain, None where records have none
+    s.unresized      the source of the records before they were resized, s itself where none are
     repr(s)          the same text in every process and run
 
 and safe to read from several threads. Arrays of a record are not to be written to: a cache may hand
-them out again. `base.Source` is one that knows nothing; a source of your own that lacks what came
-later (has_boxes, shape, ...) counts as one without boxes, and `base.shape(s, i)` decodes.
+them out again. A source of your own needs only the first two: `base.adopt(s)` has all the others,
+from s where s has them, and else those of `base.Source`, which knows nothing.
 
 Kinds of a config: `embedded`, `folder`, a CSV list (`table`), WebDataset `tars`, `huggingface`,
 `tfds`, what a function of yours returns (`python`), and known data sets in the folders of their
@@ -57,7 +59,7 @@ from ssl_jax.data import (
     tars,
     tfds,
 )
-from ssl_jax.data.base import Source
+from ssl_jax.data.base import Source, adopt
 from ssl_jax.data.embedded import GeneratedSource
 from ssl_jax.data.folder import Folder
 from ssl_jax.data.lookup import nearest
@@ -304,11 +306,12 @@ def may_have(section: ConfigDict, need: str) -> bool:
 
 def has(source: Any, need: str) -> bool:
     """Whether a source has one of NEEDS."""
+    source = adopt(source)
     if need == "labels":
         return source.num_classes is not None
     if need == "sequences":
-        return bool(getattr(source, "sequences", None))
-    return bool(getattr(source, f"has_{need}", False))
+        return bool(source.sequences)
+    return source.has_masks if need == "masks" else source.has_boxes
 
 
 def make_source(

@@ -152,16 +152,10 @@ class Tfds(Stored):
     def name(self, i: int) -> str:
         return f"{self._name}/{self._split}/{checked(i, len(self))}"
 
-    def list_names(self) -> list[str]:
-        """What `data.list` may name: the file name or id of each record. Reads the whole set once.
-
-        Raises InputError if records have neither.
-        """
+    def list_names(self) -> list[str] | None:
+        """The file name or id of each record, None without either. Reads the whole set once."""
         if self._file_name is None:
-            raise InputError(
-                f"data.list: the records of {self._name} have no file name or id (none of"
-                f" {', '.join(FILE_NAMES)})"
-            )
+            return None
         if self._names is None:
             values = (self._read_record(i)[0][self._file_name] for i in range(len(self)))
             self._names = [v.decode() if isinstance(v, bytes) else str(v) for v in values]

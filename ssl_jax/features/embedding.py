@@ -57,11 +57,6 @@ class Plan:
         """What people call the images; once, because some sets are read whole to know it."""
         return _names(self.source)
 
-    @functools.cached_property
-    def stored(self) -> Any:
-        """The source of the images as they are stored."""
-        return base.unresized(self.source)
-
     def described(self) -> dict[str, Any]:
         """What the result depends on, as JSON."""
         return dict(
@@ -101,7 +96,8 @@ class Plan:
         # Absent where no image of the part can be read.
         vectors = {name: rows.pop(name) for name in self.tokens if name in rows}
         check_finite(vectors, index, self.source)
-        sizes = [base.shape(self.stored, int(i)) for i in index]
+        stored = self.source.unresized
+        sizes = [stored.shape(int(i)) for i in index]
         part = rows | dict(
             names=_text([self.names[int(i)] for i in index]),
             sizes=np.asarray(sizes, np.int32).reshape(-1, 2),
@@ -244,10 +240,7 @@ def to_file(
 
 def _names(source) -> list[str]:
     """Of all records: where the source has relative paths, those."""
-    try:
-        names = base.unresized(source).list_names()
-    except (AttributeError, InputError):  # it has no such names, or its records have none
-        names = map(source.name, range(len(source)))
+    names = source.unresized.list_names() or map(source.name, range(len(source)))
     # File names may be bytes that are no text.
     return [os.fsencode(name).decode(errors="backslashreplace") for name in names]
 

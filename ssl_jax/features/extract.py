@@ -87,7 +87,7 @@ def extract(
         not finite, only some of the records have a label (or a mask), the network lacks such
         tokens, or the cache holds features of other images.
     """
-    network = adopt(network)
+    network, source = adopt(network), base.adopt(source)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
     entry = _entry(network, source, cache, indices, (image, patches, token, layers, crop, multiple))
     if entry is not None and (stored := entry.read()) is not None:
@@ -188,7 +188,7 @@ def _sizes(source, records, crop, multiple):
     for row, i in enumerate(map(int, records)):
         # An unreadable record keeps 0 x 0: it is met again, and named, when it is read.
         with contextlib.suppress(Unreadable):
-            sizes[row] = window(base.shape(source, i), 0, multiple, source.name(i)).size
+            sizes[row] = window(source.shape(i), 0, multiple, source.name(i)).size
     return sizes
 
 

@@ -2,7 +2,6 @@
 these are few."""
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ _FEW = 1000  # records that are read before anything is compiled
 
 def drawn(source: Any, count: int, seed: int) -> np.ndarray:
     """`subset` of the records of a source, without those that have no label where others do."""
-    rows = np.setdiff1d(np.arange(len(source)), getattr(source, "unlabelled", ()))
+    rows = np.setdiff1d(np.arange(len(source)), base.adopt(source).unlabelled)
     return rows[subset(len(rows), count, seed)]
 
 
@@ -32,7 +31,7 @@ def subset(length: int, count: int, seed: int) -> np.ndarray:
     return np.sort(rng.choice(length, count, replace=False))
 
 
-class Telling(base.Source):
+class Telling(base.Wrapper):
     """Another source, which names each record that cannot be read, once.
 
     `s[i]` raises decode.Unreadable as the other's does, for a feed to leave the record out; with
@@ -50,13 +49,10 @@ class Telling(base.Source):
         reasons: dict[int, str] | None = None,
         share: float = SHARE,
     ):
-        self._source, self._lock, self._share = source, threading.Lock(), share
+        super().__init__(source)
+        self._lock, self._share = threading.Lock(), share
         self._reasons = {} if reasons is None else reasons
-        self._take_facts(source)
-        self._examples = min(examples or len(source), len(source) - len(self.unlabelled))
-
-    def __len__(self) -> int:
-        return len(self._source)
+        self._examples = min(examples or len(self), len(self) - len(self.unlabelled))
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         try:
@@ -77,21 +73,10 @@ class Telling(base.Source):
         """How many of the examples could be read so far."""
         return self._examples - len(self._reasons)
 
-    def list_names(self) -> Sequence[str]:
-        """See `Files.list_names`."""
-        return self._source.list_names()
-
-    def name(self, i: int) -> str:
-        return self._source.name(i)
-
-    def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i, without decoding it where the source can do so."""
-        return base.shape(self._source, i)
-
     @property
-    def unresized(self) -> Any:
-        """See `Prepared.unresized`; names bad records as well."""
-        inner = base.unresized(self._source)
+    def unresized(self) -> base.Source:
+        """See `Source.unresized`; names bad records as well."""
+        inner = self._source.unresized
         if inner is self._source:
             return self
         return Telling(inner, self._examples, self._reasons, self._share)
@@ -103,6 +88,3 @@ class Telling(base.Source):
             self._reasons[i] = reason
             loader.check_share(self, self._reasons, self._share, self._examples)
             print(f"  warning: skipped {self.name(i)} ({reason})", flush=True)
-
-    def __repr__(self) -> str:
-        return repr(self._source)

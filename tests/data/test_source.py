@@ -78,9 +78,31 @@ def test_facts(case, images):
             assert source.may_have(section, need) or not source.has(images, need), need
 
 
+def test_of_a_foreign_object_length_and_records_suffice():
+    rows = [{"image": image} for image in records.IMAGES[:, :6]]
+    bare = pickle.loads(pickle.dumps(base.adopt(rows)))
+    assert {fact: getattr(bare, fact) for fact in base.FACTS} == {
+        fact: getattr(base.Source, fact) for fact in base.FACTS
+    }
+    assert (len(bare), bare.name(3), bare.shape(3)) == (12, "list/3", (6, 8))
+    assert bare.list_names() is None and bare.unresized is bare and base.adopt(bare) is bare
+    records.same_record(bare[1], rows[1])
+
+    class Rows(list):
+        has_masks, name, shape, unresized = True, "a set".format, lambda s, i: (i, 1), rows
+        list_names = lambda s: map(str, range(12))  # noqa: E731
+
+    known = base.adopt(Rows(rows))
+    assert (known.has_masks, known.name(3), known.shape(3)) == (True, "a set", (3, 1))
+    assert known.list_names()[11] == "11" and len(known.unresized) == 12
+    assert str(known) == str(rows) and repr(known) == repr(rows)
+    with pytest.raises(InputError, match="generator"):
+        base.adopt(image for image in rows)
+
+
 def test_names(case, images, tmp_path):
     assert len({images.name(i) for i in range(len(images))}) == len(images)
-    if hasattr(images, "list_names") and case.config["kind"] != "davis":
+    if images.list_names() and case.config["kind"] != "davis":
         names = images.list_names()
         assert len(set(names)) == len(names) == len(images)
         (tmp_path / "list.txt").write_text(f"{names[-1]}\n")

@@ -61,8 +61,8 @@ def test_weights_matter_and_equal_scores_go_to_the_lowest_class():
 
 
 def test_metrics_hold_each_k_the_first_and_the_best():
-    train = SimpleNamespace(image=_BANK, labels=_BANK_LABELS)
-    test = SimpleNamespace(image=_QUERIES, labels=_QUERY_LABELS)
+    train = SimpleNamespace(image=_BANK, labels=_BANK_LABELS, index=None)
+    test = SimpleNamespace(image=_QUERIES, labels=_QUERY_LABELS, index=None)
     metrics = evals.TYPES["knn"].run(fakes.case("knn", train, test, k=(10, 1, 200)))
     assert list(metrics) == ["knn", "knn_best", "knn_k1", "knn_k10", "knn_k150"]
     assert metrics["knn_k10"] == pytest.approx(100 * np.mean(_expected(10) == _QUERY_LABELS))
