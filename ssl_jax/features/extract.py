@@ -98,7 +98,7 @@ def extract(
     kinds = ({"image": token} if image else {}) | ({"patches": tokens.DENSE} if patches else {})
     with contextlib.ExitStack() as stack:
         # With several processes each has a part of the rows: they are kept when they are joined.
-        writer = stack.enter_context(entry.new()) if entry and alone else None
+        folder = stack.enter_context(entry.new()) if entry and alone else None
         rows, skipped = encode(
             on_all_devices(network),
             source,
@@ -108,7 +108,7 @@ def extract(
             batch_size=batch_size,
             crop=crop,
             multiple=multiple,
-            allocate=writer.allocate if writer else store.allocate,
+            folder=folder,
         )
         if not alone:
             rows, skipped = _joined(rows, skipped)
@@ -118,10 +118,11 @@ def extract(
             )
         check_finite({name: rows[name] for name in kinds}, rows["index"], source)
         if entry and not alone and distributed.is_first():
-            writer = stack.enter_context(entry.new())
-        if writer:
-            images = _fingerprint(source, rows["index"])
-            writer.finish(rows, {"skipped": list(skipped), "images": images})
+            folder = stack.enter_context(entry.new())
+        if entry and folder:
+            index = rows["index"]
+            images = {i: _digest(source, i) for i in index[[0, len(index) // 2, -1]].tolist()}
+            entry.finish(folder, rows, {"skipped": list(skipped), "images": images})
     return _extracted(rows, skipped, source)
 
 
@@ -136,16 +137,16 @@ def encode(
     crop: int = 0,
     multiple: int = 1,
     masks: bool = True,
-    allocate: store.Allocate = store.allocate,
+    folder: Path | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Features and truth of records of this process: ({"index", "labels", "masks" and features as
     arrays or Grids}, names of what cannot be read).
 
     kinds: {name of the features: kind of token}; others: see `extract`. masks: whether they are
-    kept. allocate: makes the arrays.
+    kept. folder: for the files of the arrays, see `store.allocate`.
     """
     sizes = _sizes(source, records, crop, multiple)
-    table = store.Table(sizes, allocate)
+    table = store.Table(sizes, folder)
     done, masked = np.zeros((2, len(records)), bool)
     labels = np.full(len(records), _NONE)
     skipped: list[int] = []
@@ -277,24 +278,19 @@ def _entry(network, source, cache, indices, choice):
     return store.Entry(cache, key)
 
 
-def _fingerprint(source: Any, index: Sequence[int] | np.ndarray) -> dict[str, str]:
-    """What tells the images of a source from others of the same names: a hash of three of them."""
-    chosen = sorted({int(index[0]), int(index[len(index) // 2]), int(index[-1])})
-    return {
-        str(i): hashlib.sha256(np.ascontiguousarray(source[i]["image"]).tobytes()).hexdigest()
-        for i in chosen
-    }
+def _digest(source: Any, i: int) -> str:
+    """What tells an image from another of the same name; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(np.ascontiguousarray(source[i]["image"]).tobytes()).hexdigest()
+    except Unreadable:
+        return ""
 
 
 def _check_images(entry: store.Entry, stored: Mapping[str, str], source: Any) -> None:
-    """Refuses an entry whose images, by their `_fingerprint`, are not those of the source. Raises
-    InputError."""
+    """Refuses an entry of other images than the source's, of which `stored` has some digests by
+    record. Raises InputError."""
     for i, digest in stored.items():
-        try:
-            now = _fingerprint(source, [int(i)])[i]
-        except Unreadable:
-            now = None
-        if now != digest:
+        if _digest(source, int(i)) != digest:
             raise InputError(
                 f"evals.cache: {entry.path} holds features of other images ({source.name(int(i))}"
                 ' has changed); choose another folder for evals.cache, or ""'

@@ -21,8 +21,6 @@ _META = "meta.json"
 _PLAN = "plan.json"
 IN_MEMORY = 2**31  # bytes of one array; larger ones are files
 
-Allocate = Callable[[str, tuple[int, ...], DTypeLike], np.ndarray]
-
 
 class Grids(Sequence):
     """Arrays [h, w, ...] of N images whose sizes differ, in one array.
@@ -82,11 +80,11 @@ def folded(arrays: Mapping[str, np.ndarray]) -> "dict[str, np.ndarray | Grids]":
 class Table:
     """Arrays of N images whose rows are filled in any order, some perhaps never.
 
-    sizes: [N, 2], height and width of the images, in pixels. allocate: makes the arrays.
+    sizes: [N, 2], height and width of the images, in pixels. folder: see `allocate`.
     """
 
-    def __init__(self, sizes: np.ndarray, allocate: Allocate):
-        self._sizes, self._allocate = sizes, allocate
+    def __init__(self, sizes: np.ndarray, folder: Path | None = None):
+        self._sizes, self._folder = sizes, folder
         self._arrays: dict[str, np.ndarray | Grids] = {}
 
     def put(self, name: str, rows: Sequence[int], values: np.ndarray, side: int = 0) -> None:
@@ -106,10 +104,12 @@ class Table:
 
     def _empty(self, name, values, side):
         if not side or (self._sizes == self._sizes[0]).all():
-            return self._allocate(name, (len(self._sizes), *values.shape[1:]), values.dtype)
+            shape = len(self._sizes), *values.shape[1:]
+            return allocate(name, shape, values.dtype, self._folder)
         shapes = self._sizes // side
         size = int(shapes.prod(axis=1).sum())
-        return Grids(self._allocate(name, (size, *values.shape[3:]), values.dtype), shapes)
+        rows = allocate(name, (size, *values.shape[3:]), values.dtype, self._folder)
+        return Grids(rows, shapes)
 
     def arrays(self, filled: np.ndarray) -> "dict[str, np.ndarray | Grids]":
         """All arrays, without the rows that are not `filled` [N]."""
@@ -134,36 +134,32 @@ def _without_gaps(array, filled):
     return array[:count]
 
 
-def allocate(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An array in memory, or above IN_MEMORY in a temporary file."""
-    size = _bytes_of(shape, dtype)
-    if size <= IN_MEMORY:
+def allocate(
+    name: str, shape: tuple[int, ...], dtype: DTypeLike, folder: Path | None = None
+) -> np.ndarray:
+    """An array in memory, or above IN_MEMORY in a temporary file; with a folder always in its file
+    NAME.npy there. Raises InputError where the disk has no room for it."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if folder is None and size <= IN_MEMORY:
         return np.empty(shape, dtype)
-    folder = tempfile.gettempdir()
-    _check_room(f"features of {size / 2**30:.1f} GiB do", size, folder, "evals.cache or TMPDIR")
-    handle, path = tempfile.mkstemp(prefix=f"ssl_jax_{name}_", suffix=".npy")
-    os.close(handle)
-    array = _file(path, shape, dtype)
-    Path(path).unlink()  # the space is free again when the array is, however the process ends
-    return array
+    place = folder or tempfile.gettempdir()
+    free = shutil.disk_usage(place).free
+    if free < size:
+        raise InputError(
+            f"{name} features of {size / 2**30:.1f} GiB do not fit the {free / 2**30:.1f} GiB free"
+            f" in {place}; set evals.cache{'' if folder else ' or TMPDIR'} to a folder with more"
+            " room"
+        )
+    if folder:
+        return _file(folder / f"{name}.npy", shape, dtype)
+    with tempfile.NamedTemporaryFile(prefix=f"ssl_jax_{name}_", suffix=".npy") as file:
+        # Gone by name at the end of the block; the space is free again when the array is, however
+        # the process ends.
+        return _file(file.name, shape, dtype)
 
 
 def _file(path, shape, dtype):
     return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
-
-
-def _bytes_of(shape, dtype):
-    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-
-
-def _check_room(what, size, folder, keys):
-    """Refuses an array for which a folder has no room. Raises InputError."""
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise InputError(
-            f"{what} not fit the {free / 2**30:.1f} GiB free in {folder}; set {keys} to a folder"
-            " with more room"
-        )
 
 
 class Entry:
@@ -208,46 +204,35 @@ class Entry:
         )
 
     @contextlib.contextmanager
-    def new(self) -> Iterator["Writer"]:
-        """A Writer of the entry; what it has not finished at the end of the block is removed."""
+    def new(self) -> Iterator[Path]:
+        """A folder for the files of a new entry, see `allocate`; without `finish` they are removed
+        at the end of the block."""
         with contextlib.suppress(FileExistsError):
             self.path.parent.mkdir(parents=True)
         with tempfile.TemporaryDirectory(
             prefix=f".{self.path.name}_", dir=self.path.parent, ignore_cleanup_errors=True
         ) as folder:
-            yield Writer(Path(folder), self.path, self._key)
+            yield Path(folder)
 
-
-class Writer:
-    """An entry of a cache while it is made, which appears whole or not at all."""
-
-    def __init__(self, folder: Path, path: Path, key: Mapping[str, Any]):
-        self._folder, self._path, self._key = folder, path, key
-
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-        """A new array of the entry, in its file."""
-        size = _bytes_of(shape, dtype)
-        what = f"evals.cache: {name} of {size / 2**30:.1f} GiB does"
-        _check_room(what, size, self._folder.parent, "evals.cache")
-        return _file(self._folder / f"{name}.npy", shape, dtype)
-
-    def finish(self, arrays: Mapping[str, "np.ndarray | Grids"], notes: Mapping[str, Any]) -> None:
-        """Writes the arrays, as far as they are not in the files that were allocated, and notes."""
+    def finish(
+        self, folder: Path, arrays: Mapping[str, "np.ndarray | Grids"], notes: Mapping[str, Any]
+    ) -> None:
+        """Makes the entry, whole, of the files in the folder, all other arrays, and notes."""
         described = {}
         for name, array in flat(arrays).items():
-            path = self._folder / f"{name}.npy"
+            path = folder / f"{name}.npy"
             # The whole of a file that was allocated is written already.
             whole = isinstance(array, np.memmap) and path.exists()
             if not whole or np.load(path, mmap_mode="r").shape != array.shape:
-                other = self._folder / f"{name}.new.npy"
+                other = folder / f"{name}.new.npy"
                 np.save(other, array, allow_pickle=False)
                 other.replace(path)
             described[name] = [list(array.shape), str(array.dtype)]
         meta = {"key": self._key, "arrays": described, "notes": notes}
-        (self._folder / _META).write_text(json.dumps(meta, indent=1))
+        (folder / _META).write_text(json.dumps(meta, indent=1))
         # Two evaluations may have made the same entry at once; the first one stays.
         with contextlib.suppress(OSError):
-            self._folder.rename(self._path)
+            folder.rename(self.path)
 
 
 class Parts:

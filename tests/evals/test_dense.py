@@ -164,7 +164,7 @@ def test_subsampled_banks_are_averaged_and_follow_the_seed():
     assert metrics["dense_1in1"] == whole["dense"] != metrics["dense"]
     assert metrics["dense_1in1_pixel"] == whole["dense_pixel"]
     with pytest.raises(InputError, match="class 2"):  # which the set does not name
-        evals.TYPES["dense"].run(_case(source=SimpleNamespace(mask_names=("sky", "road"))))
+        evals.TYPES["dense"].run(_case(source=fakes.Source(_TEST, mask_names=("sky", "road"))))
 
 
 def _grids(arrays):
