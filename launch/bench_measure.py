@@ -84,7 +84,7 @@ def _compare(case: Case, direction: str, calls: dict, memory: dict, rounds: int)
     seconds = time_interleaved(calls, rounds)
     rows = []
     for name in calls:
-        row = dict(size=case.size, direction=direction, form=name)
+        row = dict(size=case.size, direction=direction, form=name, library=name in case.libraries)
         row |= dict(
             ms=1e3 * seconds[name],
             times_ops=seconds[name] / seconds[ours],
