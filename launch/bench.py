@@ -14,6 +14,9 @@
     python launch/bench.py loader               decoding and views, of one core
     python launch/bench.py cache                whole runs by data.cache, some minutes
 
+On one core (`taskset -c 0 python launch/bench.py ...`) the times of ops, steps and searches are seconds
+of the processor, which other work on the machine does not change.
+
 Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
 waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
 and of other libraries by how much the process grew in their first call, less what they returned;
@@ -41,7 +44,6 @@ import argparse
 import importlib.metadata
 import itertools
 import json
-import os
 import pathlib
 import platform
 import sys
@@ -64,11 +66,10 @@ def machine() -> dict:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     device = jax.devices()[0]
     return dict(
         processor=runs.processor(),
-        cores=cores,
+        cores=runs.cores(),
         system=platform.platform(),
         python=platform.python_version(),
         device=f"{device.platform}: {device.device_kind} x {jax.device_count()}",

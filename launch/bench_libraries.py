@@ -17,6 +17,7 @@ import sys
 import tempfile
 
 import numpy as np
+import runs
 
 _CONDITIONS = {
     "faiss": "IndexFlatIP, given unit rows, its making not timed",
@@ -32,7 +33,7 @@ def setup(*modules: str, installed: bool = False) -> str:
     installed: leave all else as it is. False: faiss multiplies matrices from 20 queries on, and
     torch's MKL uses AVX-512 on AMD's processors too.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = runs.cores()
     found = [module for module in modules if importlib.util.find_spec(module)]
     parts = [f"{module}: {_CONDITIONS[module]}" for module in found]
     if "torch" in found and not installed and _mkl_takes_all_processors():
