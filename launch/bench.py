@@ -14,8 +14,8 @@
     python launch/bench.py loader               decoding and views, of one core
     python launch/bench.py cache                whole runs by data.cache, some minutes
 
-On one core (`taskset -c 0 python launch/bench.py ...`) the times of ops, steps and searches are seconds
-of the processor, which other work on the machine does not change.
+On one core (`taskset -c 0 python launch/bench.py ...`) the times of ops, steps and evaluations are
+the processor's seconds, which other work on the machine does not change.
 
 Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
 waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
