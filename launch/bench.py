@@ -238,7 +238,7 @@ def _beside_libraries(rows: list[dict]) -> list[tuple]:
         ours, *others = group
         if name in libraries:
             memory = f"{ours['temporary_bytes'] / 2**20:.0f}"
-            forms = "; ".join(f"{row['form']} {row['times_ops']:.2g}" for row in others)
+            forms = "; ".join(f"{row['form']}: {row['times_ops']:.3g}" for row in others)
             table.append((f"{name}: {size}, {direction}", f"{ours['ms']:.1f}", memory, forms))
     return table
 
