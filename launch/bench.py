@@ -224,7 +224,8 @@ def _report(options, name: str, rows: list[dict], table: list, peers: str = "") 
 def _write(options, name: str, text: str) -> None:
     """With --write, a table and what lies below it go into docs/benchmarks.md."""
     if options.write:
-        note = f"\nMedians of {options.rounds} rounds, seed {options.seed}. {runs.provenance()}\n"
+        rounds = f"Medians of {options.rounds} rounds" if options.rounds > 1 else "One round"
+        note = f"\n{rounds}, seed {options.seed}. {runs.provenance()}\n"
         runs.fill(runs.ROOT / "docs" / "benchmarks.md", name, text + note)
 
 
