@@ -72,6 +72,11 @@ def defaults() -> dict:
             'where crops are cut: "host", or "device" (small images, all of one size)',
             choices=("host", "device"),
         ),
+        area_crops=key(
+            False,
+            "crops on the host by OpenCV's area filter, in half the time of Pillow's antialiased"
+            " bicubic; other pixels",
+        ),
         workers=key(
             0,
             "loader processes, each with a copy of the package in memory; 0 = in the main process."
@@ -111,6 +116,7 @@ class Loader:
         seed: int,
         workers: int = 0,
         crop_on: str = "host",
+        area_crops: bool = False,
         process_index: int = 0,
         process_count: int = 1,
         start_record: int = 0,
@@ -122,7 +128,7 @@ class Loader:
           source: see data.source. recipe: views.recipe.ViewRecipe.
           batch_size: over all processes. seed: >= 0.
           workers: processes; 0 = threads of this process.
-          crop_on: "host", or "device" for images of one size.
+          crop_on: "host", or "device" for images of one size. area_crops: see `crops_host`.
           start_record: `state()["record"]` of an earlier loader.
           total_records: stop before this record (whole batches only); None = never.
           max_unreadable: share of len(source) in [0,1]; more distinct unreadable records than that
@@ -149,7 +155,8 @@ class Loader:
         cuts = [process_index * local + local * i // self._units for i in range(self._units + 1)]
         rows = [range(*pair) for pair in itertools.pairwise(cuts)]
         batches = _Batches(
-            source, recipe, seed, batch_size, rows, crop_on == "device", max_unreadable, length
+            *(source, recipe, seed, batch_size, rows),
+            *(crop_on == "device", area_crops, max_unreadable, length),
         )
         self.source_size = batches.image_size
         self._ahead = Ahead(batches, start_record // batch_size * self._units, workers)
@@ -205,10 +212,11 @@ class _Batches:
     b * len(rows) + i has rows[i] of batch b. Picklable, safe in threads.
     """
 
-    def __init__(self, source, recipe, seed, batch_size, rows, on_device, share, length):
+    def __init__(self, source, recipe, seed, batch_size, rows, on_device, area, share, length):
         self._source, self._recipe, self._seed = source, recipe, seed
         self._batch_size, self._rows = batch_size, rows
-        self._on_device, self._share, self._length = on_device, share, length
+        self._on_device, self._area = on_device, area
+        self._share, self._length = share, length
         self._bad = {}  # record index -> reason, of the unreadable records met by this process
         self.image_size = source.size
         if on_device and self.image_size is None:
@@ -233,7 +241,7 @@ class _Batches:
         crops = None
         if not self._on_device:
             crops = [
-                recipes.crop_host(self._recipe, image, row, **stream)
+                recipes.crop_host(self._recipe, image, row, area=self._area, **stream)
                 for image, row, stream in zip(images, drawn, streams, strict=True)
             ]
         batch = {
