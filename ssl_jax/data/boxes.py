@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, reading, reason
-from ssl_jax.data.decode import SIDEWAYS, Unreadable
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.orientation import SIDEWAYS
 
 
 class Boxes(NamedTuple):

@@ -12,8 +12,6 @@ from ssl_jax.data import listing
 
 IGNORE = 255  # in masks of records: this pixel has no class
 _NONE = -1  # in tables: no mask may have this value
-# Of a section `data`, for sets with masks whose numbers may be changed.
-KEYS = ("class_names", "class_map", "reduce_zero_label")
 
 
 def table(
@@ -101,7 +99,11 @@ def of_masks(
       section: class_map, reduce_zero_label and ignore, see `table`; class_names, see `given`.
       names: of the set's own classes. before: see `table`.
     """
-    rules = {name: section[name] for name in (*KEYS[1:], "ignore") if name in section}
+    rules = {
+        name: section[name]
+        for name in ("class_map", "reduce_zero_label", "ignore")
+        if name in section
+    }
     known = given(section)
     if not known and names and not rules.get("class_map"):
         known = tuple(names)[1:] if rules.get("reduce_zero_label") else tuple(names)

@@ -268,20 +268,16 @@ def _folder_classes(paths):
     return tuple(map(listing.readable, found)), np.array([number[top] for top in tops], np.int32)
 
 
-def _open(section, split):
-    return Folder(section["dir"], split, section)
-
-
 def _has(section):
     return ("labels", "masks", *["boxes"] * bool(section["boxes"]))
 
 
 kinds.register(
     "folder",
-    _open,
+    lambda section, split: Folder(section["dir"], split, section),
     parts=parts,
-    keys=("dir", "list", "masks", "mask_suffix", "boxes", *classes.KEYS),
+    keys=("dir", "list", *_BESIDE, *kinds.MASK_KEYS),
     has=_has,
-    required=kinds.FOLDER,
     classes="names",
+    **kinds.FOLDER,
 )

@@ -288,12 +288,4 @@ def _label_kinds(schemas, name):
     return [kind(schema.field(name)) for schema in schemas if name is not None]
 
 
-kinds.register(
-    "huggingface",
-    HuggingFace,
-    parts=parts,
-    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
-    has=("labels", "masks"),
-    required=kinds.FOLDER,
-    classes="numbers",
-)
+kinds.register("huggingface", HuggingFace, parts=parts, classes="numbers", **kinds.COLUMNS)

@@ -9,7 +9,13 @@ from ssl_jax.config import InputError, check_choice
 
 # What an evaluation may need of a set; sequences: videos with masks.
 NEEDS = ("labels", "masks", "boxes", "sequences")
-FOLDER = MappingProxyType({"dir": "the folder that holds the images"})
+# Keys of a section `data` for masks whose numbers may be changed, see `classes.of_masks`.
+MASK_KEYS = ("class_names", "class_map", "reduce_zero_label")
+# How a kind is registered whose images lie in a folder, and one of them that has columns.
+FOLDER: dict[str, Any] = dict(required={"dir": "the folder that holds the images"})
+COLUMNS = FOLDER | dict(
+    keys=("dir", "list", "images", "labels", "masks", *MASK_KEYS), has=("labels", "masks")
+)
 Section = Mapping[str, Any]  # the keys of `source.defaults()` and their values
 
 

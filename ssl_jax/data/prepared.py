@@ -73,7 +73,7 @@ def _square(record, side):
     height, width = record["image"].shape[:2]
     record = {**record, "image": decode.resize_square(record["image"], side)}
     if "mask" in record:
-        record["mask"] = decode.resize_square_mask(record["mask"], side)
+        record["mask"] = decode.resize_square(record["mask"], side)
     if "boxes" in record:
         y, x, square = decode.central_square(height, width)
         corner = (record["boxes"][:, :2] - (y, x)) * (side / square)

@@ -146,8 +146,4 @@ def _pixels(image):
     return pixels
 
 
-def _open(section, split):
-    return Called(section["kind"], section["dir"], split)
-
-
-kinds.register(PREFIX, _open, keys=("dir",))
+kinds.register(PREFIX, lambda c, split: Called(c["kind"], c["dir"], split), keys=("dir",))

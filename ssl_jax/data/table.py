@@ -198,12 +198,4 @@ def _of_split(path, columns, rows, split):
     return [i for i, (_, cells) in enumerate(rows) if cells[column] == value]
 
 
-kinds.register(
-    "csv",
-    Table,
-    parts=parts,
-    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
-    has=("labels", "masks"),
-    required=kinds.FOLDER,
-    classes="names",
-)
+kinds.register("csv", Table, parts=parts, classes="names", **kinds.COLUMNS)

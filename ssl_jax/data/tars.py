@@ -228,12 +228,4 @@ def _number(text):
     return int(text) if text.removeprefix("-").isdecimal() else text or None
 
 
-kinds.register(
-    "webdataset",
-    Tars,
-    parts=parts,
-    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
-    has=("labels", "masks"),
-    required=kinds.FOLDER,
-    classes="numbers",
-)
+kinds.register("webdataset", Tars, parts=parts, classes="numbers", **kinds.COLUMNS)

@@ -267,7 +267,7 @@ kinds.register(
     "tfds",
     Tfds,
     parts=parts,
-    keys=("dir", "list", "images", "masks", "boxes", *classes.KEYS),
+    keys=("dir", "list", "images", "masks", "boxes", *kinds.MASK_KEYS),
     has=("labels", "masks", "boxes"),
     required={"name": 'the name of a set, for example "cifar10"'},
     slices=False,
