@@ -262,9 +262,9 @@ def _header(image):
 
 def _indices(image, turn, shape):
     signed_bytes = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT) == (2,) and image.mode == "L"
-    image, own = upright(image)
+    image, stated = upright(image)
     size = image.height, image.width
-    if own == 1 and not (turn in SIDEWAYS and size == tuple(shape) != size[::-1]):
+    if stated == 1 and not (turn in SIDEWAYS and size == tuple(shape) != size[::-1]):
         image = turned(image, turn)
     values = np.asarray(image)
     if values.ndim != 2:

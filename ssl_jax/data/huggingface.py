@@ -131,8 +131,8 @@ def _parts(place):
 
 def _parquet(place):
     """All parquet files of a data set."""
-    found = {path for form in ("*", "*/*", "*/*/*") for path in place.glob(f"{form}.parquet")}
-    return sorted(path for path in found if not path.name.startswith("."))
+    paths = {path for form in ("*", "*/*", "*/*/*") for path in place.glob(f"{form}.parquet")}
+    return sorted(path for path in paths if not path.name.startswith("."))
 
 
 def _split_of(path):

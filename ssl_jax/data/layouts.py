@@ -168,9 +168,9 @@ def _davis(section, split):
     )
 
 
-def _mapped(own, class_map):
+def _mapped(names, class_map):
     """Names and table of a set whose files hold other numbers than its classes."""
-    return dict(names=own, before=classes.table(class_map, num_classes=len(own)))
+    return dict(names=names, before=classes.table(class_map, num_classes=len(names)))
 
 
 def _root(root, mark, inner, marks=()):
