@@ -157,16 +157,6 @@ def adopt(source: Any, title: str = "") -> Source:
     return _Adopted(source, title)
 
 
-def unresized(source: Any) -> Source:
-    """The `Source.unresized` of any source."""
-    return adopt(source).unresized
-
-
-def shape(source: Any, i: int) -> tuple[int, int]:
-    """The `Source.shape` of any source."""
-    return adopt(source).shape(i)
-
-
 def why_unreadable(source: Source, i: int) -> str:
     """The reason why record i cannot be read, in one line; reads it once more."""
     try:
