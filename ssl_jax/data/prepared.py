@@ -36,10 +36,6 @@ class Prepared(base.Wrapper):
                     value.flags.writeable = False
         return record
 
-    def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i, without decoding it where the source can do so."""
-        return self.size if self.size is not None else super().shape(i)
-
     @property
     def unresized(self) -> base.Source:
         """See `Source.unresized`."""

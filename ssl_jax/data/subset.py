@@ -149,19 +149,13 @@ def sliced(source: Any, split: str) -> Subset:
             f"data.split: {split!r} is not a slice of the {len(source)} records of {name!r}; write"
             f" {name}[:90%], {name}[100:200] or {name}[:10%]+{name}[90%:]"
         ) from error
-    order = np.array(_hash_order(source))
+    names = source.list_names() or list(map(str, range(len(source))))
+    hashes = [hashlib.blake2b(os.fsencode(name), digest_size=16).digest() for name in names]
+    order = np.array(sorted(range(len(source)), key=lambda i: (hashes[i], i)))
     chosen = np.concatenate([order[span.from_ : span.to] for span in spans])
     if not len(chosen):
         raise InputError(f"data.split: {split!r} of {source} holds no records")
     return Subset(source, np.unique(chosen), f"split={split!r}")
-
-
-def _hash_order(source) -> list[int]:
-    """The records of a source by the hashes of their names."""
-    count = len(source)
-    names = source.list_names() or list(map(str, range(count)))
-    hashes = [hashlib.blake2b(os.fsencode(name), digest_size=16).digest() for name in names]
-    return sorted(range(count), key=lambda i: (hashes[i], i))
 
 
 def listed_records(source: Any, path: str) -> Subset:

@@ -53,7 +53,7 @@ class Tars(Stored):
           InputError: naming shard and sample for a tar that is compressed or broken, a sample
             without label or mask where others have one.
         """
-        place, self._shards = section["dir"], _shards(section["dir"], split)
+        place, self._shards = section["dir"], _shards(section, split)
         shards = range(len(self._shards))
         samples = [sample for n in shards for sample in self._index(n, section["labels"])]
         there = sorted({extension for _, members, _ in samples for extension in members})
@@ -169,10 +169,7 @@ class _Headers:
 
 def parts(section: kinds.Section) -> list[str]:
     """Names of the parts that the tars of a folder have."""
-    return _parts(local(section["dir"]))
-
-
-def _parts(place):
+    place = local(section["dir"])
     if place.is_file():
         return []
     named = [_PARTS.search(path.name) for path in place.glob("*.tar")]
@@ -180,20 +177,20 @@ def _parts(place):
     return sorted({*folders, *(match[1] for match in named if match)})
 
 
-def _shards(place, split) -> list[str]:
+def _shards(section, split) -> list[str]:
     """Paths of the tars of a split."""
-    place = local(place)
+    place = local(section["dir"])
     if place.is_file():
         shards = [place] if split == "train" else []
     else:
-        split = listing.alike(split, _parts(place)) or split
+        split = listing.alike(split, parts(section)) or split
         tars = sorted(place.glob("*.tar"))
         inside = sorted((place / split).glob("*.tar"))
         named = [path for path in tars if split in _PARTS.findall(path.name)]
         divided = any(_PARTS.search(path.name) for path in tars)
         shards = inside or named or (tars if split == "train" and not divided else [])
     if not shards:
-        there = listed(_parts(place)) if place.exists() else "it does not exist"
+        there = listed(parts(section)) if place.exists() else "it does not exist"
         raise InputError(
             f"data.split: {place} has no tar of the part {split!r}; parts: {there}; to hold out a"
             ' part, use a slice such as "train[90%:]"'
