@@ -16,6 +16,7 @@ keys its draws, is the pass epoch(r) * R + i // D over the data.
 
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,11 +34,23 @@ class Batches:
     b * len(rows) + i has rows[i] of batch b. Picklable, safe in threads.
     """
 
-    def __init__(self, source, recipe, seed, batch_size, rows, on_device, share, length):
+    def __init__(
+        self,
+        source: base.Source,
+        recipe: recipes.ViewRecipe,
+        seed: int,
+        batch_size: int,
+        rows: Sequence[range],
+        on_device: bool,
+        share: float,
+        length: int,
+    ):
+        """on_device: whether the device cuts the crops. share: of the records that may be
+        unreadable. length: number of global batches."""
         self._source, self._recipe, self._seed = source, recipe, seed
         self._batch_size, self._rows = batch_size, rows
         self._on_device, self._share, self._length = on_device, share, length
-        self._bad = {}  # record index -> reason, of the unreadable records met by this process
+        self._bad: dict[int, str] = {}  # record -> reason, of unreadable ones met by this process
         self.image_size = source.size
         if on_device and self.image_size is None:
             self.image_size = self._readable(0)[0]["image"].shape[:2]
