@@ -61,7 +61,7 @@ PROTOCOLS = {
 def _sight(case, settings, source):
     """The records of a source as they are stored, and how they are shown; a source that has its
     size already, as embedded sets do, is not resized again."""
-    stored = base.unresized(source)
+    stored = base.adopt(source).unresized
     resize = 0 if stored is source else case.config.data.size
     return stored, boxes.Sight(case.patch, resize, case.config.crop, settings.boxes)
 

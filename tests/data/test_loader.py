@@ -17,7 +17,8 @@ from ssl_jax.data.values import check_range
 from ssl_jax.train import setup
 from ssl_jax.views import recipe as recipes
 from ssl_jax.views import workers
-from ssl_jax.views.loader import Loader, permutation
+from ssl_jax.views.batches import permutation
+from ssl_jax.views.loader import Loader
 from tests import tiny
 from tests.data.batches import IMAGES, LABELS, RECORDS, SIZE, VIEWS, labelled, loader, take
 
