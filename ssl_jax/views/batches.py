@@ -46,8 +46,8 @@ class Batches:
         share: float,
         length: int,
     ):
-        """on_device: whether the device cuts the crops. area_crops: see `recipe.crop_host`. share: of the records that may be
-        unreadable. length: number of global batches."""
+        """on_device: whether the device cuts the crops; area_crops: see `recipe.crop_host`.
+        share: of the records that may be unreadable. length: number of global batches."""
         self._source, self._recipe, self._seed = source, recipe, seed
         self._batch_size, self._rows = batch_size, rows
         self._on_device, self._area_crops = on_device, area_crops
