@@ -3,6 +3,7 @@ into rows."""
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
@@ -122,7 +123,7 @@ def extract(
         if entry and folder:
             index = rows["index"]
             images = {i: _digest(source, i) for i in index[[0, len(index) // 2, -1]].tolist()}
-            entry.finish(folder, rows, {"skipped": list(skipped), "images": images})
+            entry.finish(folder, rows, skipped=list(skipped), images=images)
     return _extracted(rows, skipped, source)
 
 
@@ -152,7 +153,17 @@ def encode(
     skipped: list[int] = []
 
     def view(row: int, record: Mapping[str, Any]) -> Iterator[View]:
-        yield _view(row, record, source, int(records[row]), (crop, multiple, masks), sizes[row])
+        name, image = source.name(int(records[row])), record["image"]
+        part = window(image.shape, crop, multiple, name)
+        _check(record, name)
+        if part.size != tuple(sizes[row]):
+            raise InputError(
+                f"{name} has {pixels(image.shape)} pixels, not the size that {source} states; set"
+                " data.size of the evaluation"
+            )
+        mask = record.get("mask") if masks else None
+        what = row, record.get("label"), None if mask is None else cut(mask, part)
+        yield View(what, unit(cut(image, part)))
 
     def batches() -> Iterator[Batch]:
         plan = planned(sizes, batch_size)
@@ -162,11 +173,10 @@ def encode(
             yield batch
 
     with progress.counter(len(records), "images") as add:
-        read = lambda images: network.read(images, kinds, layers)  # noqa: E731
-        for views, features in encoded(read, batches()):
+        for views, features in encoded(lambda x: network.read(x, kinds, layers), batches()):
             rows = [row for (row, _, _), _ in views]
             for (row, label, mask), _ in views:
-                labels[row] = label
+                labels[row] = _NONE if label is None else label
                 if mask is not None:
                     masked[row] = True
                     table.put("masks", [row], mask[None], side=1)
@@ -193,26 +203,12 @@ def _sizes(source, records, crop, multiple):
     return sizes
 
 
-def _view(row, record, source, i, how, size):
-    """What the network sees of record i, with (row, label, mask). Raises InputError for a label
-    that is no class, for values outside [0, 1] and for another size than the planned one."""
-    (crop, multiple, masks), name = how, source.name(i)
-    label, mask = record.get("label"), record.get("mask") if masks else None
-    if label is None:
-        label = _NONE
-    elif label != int(label) or not -1 <= label < 2**31:
+def _check(record: Mapping[str, Any], name: str) -> None:
+    """Refuses a label that is no class, and values outside [0, 1]. Raises InputError."""
+    label = record.get("label")
+    if label is not None and (label != int(label) or not -1 <= label < 2**31):
         raise InputError(f"{name} has the label {label}, which is not a class")
     check_range(record["image"], name)
-    shape = record["image"].shape[:2]
-    part = window(shape, crop, multiple, name)
-    if part.size != tuple(size):
-        raise InputError(
-            f"{name} has {pixels(shape)} pixels, not the size that {source} states; set data.size"
-            " of the evaluation"
-        )
-    return View(
-        (row, label, mask if mask is None else cut(mask, part)), unit(cut(record["image"], part))
-    )
 
 
 def _all_or_none(name: str, there: np.ndarray, source: Any) -> bool:
@@ -275,7 +271,8 @@ def _entry(network, source, cache, indices, choice):
         "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
         **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
     }
-    return store.Entry(cache, key)
+    text = json.dumps(key, sort_keys=True)
+    return store.Entry(local(cache) / hashlib.sha256(text.encode()).hexdigest()[:20], key)
 
 
 def _digest(source: Any, i: int) -> str:

@@ -158,11 +158,11 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
     plan = embedding.plan(network, embedding.opened(some(folder), None, network), **options)
     computed, compute = [], embedding.Plan.compute
 
-    def counted(self, start, stop):
+    def counted(self, start, stop, folder=None):
         computed.append(start)
         if len(computed) == 2:
             raise KeyboardInterrupt
-        return compute(self, start, stop)
+        return compute(self, start, stop, folder)
 
     monkeypatch.setattr(embedding.Plan, "compute", counted)
     with pytest.raises(KeyboardInterrupt):
