@@ -36,8 +36,9 @@ from ssl_jax.evals.follow import follow, settle
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, chosen, defaults, folder, headings, keys, named, new
 from ssl_jax.evals.table import comparison_table
-from ssl_jax.features.extract import Extracted, extract, subset
+from ssl_jax.features.extract import Extracted, extract
 from ssl_jax.features.pixels import raw_pixels
+from ssl_jax.features.telling import subset
 
 __all__ = [
     "BASELINES",

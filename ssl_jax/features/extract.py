@@ -20,8 +20,6 @@ from ssl_jax.features import store, tokens
 from ssl_jax.features.feed import Batch, View, encoded, feed, planned
 from ssl_jax.features.network import Network, adopt
 from ssl_jax.features.network import on_all_devices as on_all_devices
-from ssl_jax.features.telling import drawn as drawn
-from ssl_jax.features.telling import subset as subset
 from ssl_jax.features.windows import cut, unit, window
 from ssl_jax.runtime import distributed, progress
 

@@ -53,6 +53,12 @@ class Network:
         features = self._function(images, extras=True)
         return features, features.extras or {}
 
+    def extras(self, shape: tuple[int, ...]) -> set[str]:
+        """Names of what else the method has to show of images of that shape [B, H, W, 3]; nothing
+        is computed."""
+        images = jax.ShapeDtypeStruct(shape, jnp.float32)
+        return set(jax.eval_shape(lambda x: self.with_extras(x)[1], images))
+
     def read(
         self, images: ArrayLike, kinds: Mapping[str, str], layers: int = 1
     ) -> dict[str, jax.Array]:
