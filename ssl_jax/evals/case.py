@@ -98,10 +98,10 @@ class Case:
         name: "train" or "test". tokens: of `tokens.KINDS` for one vector each, or "patches".
         layers: see `Network.read`.
         """
-        known = (*_images(self.config), self.config.crop, tokens, layers, name)
-        if known not in self.extracted:
-            self.extracted[known] = self.of(*self.chosen(name), tokens, layers)
-        return self.extracted[known]
+        place = (*_images(self.config), self.config.crop, tokens, layers, name)
+        if place not in self.extracted:
+            self.extracted[place] = self.of(*self.chosen(name), tokens, layers)
+        return self.extracted[place]
 
     def labelled(self, tokens: str = "image", layers: int = 1) -> tuple[Labelled, Labelled]:
         """Vectors of the training and the test images with their labels, see `part`. Raises
@@ -180,10 +180,10 @@ class Case:
 
     def once(self, name: str, make: Callable[["Case"], Any], *more: Any) -> Any:
         """make(self), worked out once for the scores and the pictures of this evaluation."""
-        known = self.own(name, *more)
-        if known not in self.extracted:
-            self.extracted[known] = make(self)
-        return self.extracted[known]
+        place = self.own(name, *more)
+        if place not in self.extracted:
+            self.extracted[place] = make(self)
+        return self.extracted[place]
 
     def images(self, source: Any, indices: Iterable[int]) -> np.ndarray:
         """Images [n, H, W, 3] float32 in [0, 1] of records of `train` or `test`, cut as they are
@@ -219,8 +219,8 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     opened: dict[tuple, tuple] = {}
     result, stored = {}, list[Telling]()
     for name, c in section.chosen(config, tasks).items():
-        known = _images(c)
-        if known not in opened:
+        images = _images(c)
+        if images not in opened:
             data = c.data
             parts = (
                 (data.split, data.get("list", ""), c.train_examples),
@@ -230,14 +230,14 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
             pair = section.numbered_alike(
                 c, *(_cached(make_source(data, split=s, list=x), count) for s, x, count in parts)
             )
-            opened[known] = tuple(
+            opened[images] = tuple(
                 Telling(part, count, share=share) for part, (*_, count) in zip(pair, parts)
             )
-            stored += opened[known] if data.kind not in EMBEDDED else ()
-        for source in opened[known]:
+            stored += opened[images] if data.kind not in EMBEDDED else ()
+        for source in opened[images]:
             section.check_source(name, c, source)
-        section.check_classes(name, c, *opened[known])
-        result[name] = opened[known]
+        section.check_classes(name, c, *opened[images])
+        result[name] = opened[images]
     for source in stored:
         source.look(config.seed)
     return result
@@ -291,8 +291,8 @@ def run(cases: Mapping[str, Case]) -> dict[str, float]:
     for number, (name, case) in enumerate(cases.items(), start=1):
         type = case.config.type
         with progress.part(name, number, len(cases)):
-            found = registry.get(type).run(case)
-        for score, value in found.items():
+            results = registry.get(type).run(case)
+        for score, value in results.items():
             scores[registry.score_name(name, type, score)] = value
     return scores
 

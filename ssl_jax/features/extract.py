@@ -160,12 +160,11 @@ def encode(
                 " data.size of the evaluation"
             )
         mask = record.get("mask") if masks else None
-        what = row, record.get("label"), None if mask is None else cut(mask, part)
-        yield View(what, unit(cut(image, part)))
+        mask = mask if mask is None else cut(mask, part)
+        yield View((row, record.get("label"), mask), unit(cut(image, part)))
 
     def batches() -> Iterator[Batch]:
-        plan = planned(sizes, batch_size)
-        for batch in feed(source, records, view, batch_size, plan=plan):
+        for batch in feed(source, records, view, plan=planned(sizes, batch_size)):
             add(len(batch.views) + len(batch.skipped))
             skipped.extend(batch.skipped)
             yield batch
@@ -190,9 +189,9 @@ def encode(
 
 def _sizes(source, records, crop, multiple):
     """[N, 2]: height and width of what is kept of each record."""
-    known = source.size or ((crop, crop) if crop else None)
-    if known is not None:
-        return np.tile(window(known, crop, multiple).size, (len(records), 1))
+    size = source.size or ((crop, crop) if crop else None)
+    if size is not None:
+        return np.tile(window(size, crop, multiple).size, (len(records), 1))
     sizes = np.zeros((len(records), 2), np.int64)
     for row, i in enumerate(map(int, records)):
         # An unreadable record keeps 0 x 0: it is met again, and named, when it is read.
@@ -237,18 +236,18 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     flat = store.flat(rows)
     shapes = {name: (x.shape[1:], str(x.dtype)) for name, x in flat.items()}
     every = distributed.told({"shapes": shapes, "count": len(flat["index"]), "skipped": skipped})
-    known: dict = {}
+    all_shapes: dict = {}
     for one in every:
-        known |= one["shapes"]
+        all_shapes |= one["shapes"]
     some = [one["shapes"].keys() for one in every if one["count"]]
-    if any(names != known.keys() for names in some):
-        partly = known.keys() - set.intersection(*map(set, some))
+    if any(names != all_shapes.keys() for names in some):
+        partly = all_shapes.keys() - set.intersection(*map(set, some))
         raise InputError(
             f"only some records have {', '.join(sorted(partly))}; give all of them, or none"
         )
     joined = {
         name: distributed.joined(flat.get(name, np.empty((0, *shape), dtype)))
-        for name, (shape, dtype) in sorted(known.items())
+        for name, (shape, dtype) in sorted(all_shapes.items())
     }
     return store.folded(joined), [name for one in every for name in one["skipped"]]
 

@@ -171,6 +171,8 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
     other = embedding.plan(network, embedding.opened(some(folder), 4, network), **options)
     with pytest.raises(InputError, match=r"x\.npz\.parts"):
         embedding.to_file(other, out)  # the parts that are there are of other images
+    (left,) = (tmp_path / "x.npz.parts").iterdir()
+    assert isinstance(np.load(left / "image.npy", mmap_mode="r"), np.memmap)
     progress = []
     embedding.to_file(plan, out, progress=lambda *told: progress.append(told))
     assert computed == [0, 2, 2, 4]  # the first part was there
