@@ -166,7 +166,7 @@ class Entry:
     """
 
     def __init__(self, path: Path, key: Mapping[str, Any]):
-        self.path, self._key = path, json.loads(json.dumps(key))
+        self.path, self._key = path, json.loads(json.dumps(key, sort_keys=True))
 
     def read(self) -> "tuple[dict[str, np.ndarray | Grids], dict] | None":
         """(arrays by name, memory-mapped; notes), or None where there is nothing.
