@@ -125,7 +125,8 @@ def test_arrays_in_half_precision_and_all_sparse_tokens(network):
 @pytest.mark.parametrize("size", [8, 0])
 def test_files_hold_what_memory_has(network, folder, tmp_path, small_parts, size):
     _picture(folder / "a/1.png", height=9, width=17, seed=1)
-    options = dict(tokens=("image", "patches"), batch_size=2, size=size)
+    dtype = "float16" if size else "float32"
+    options = dict(tokens=("image", "patches"), batch_size=2, size=size, dtype=dtype)
     if size:  # a part without readable images
         (folder / "b/3.png").write_bytes(b"no image either")
     wanted = ssl_jax.embed(network, some(folder), **options)
