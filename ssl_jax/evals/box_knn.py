@@ -17,11 +17,11 @@ from ssl_jax.config import field
 from ssl_jax.data import base
 from ssl_jax.evals import knn
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Panel, Picture, class_name
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import boxes, windows
-from ssl_jax.scores.metrics import check_classes
 from ssl_jax.scores.neighbours import KS, classify_sets
 
 PAPER_K = 140  # 20 * 7
@@ -58,7 +58,7 @@ PROTOCOLS = {
 }
 
 
-def _sight(case, settings, source):
+def _sight(case: Case, settings: Settings, source: Any) -> tuple[Any, boxes.Sight]:
     """The records of a source as they are stored, and how they are shown; a source that has its
     size already, as embedded sets do, is not resized again."""
     stored = base.unresized(source)
@@ -74,12 +74,19 @@ class _Result(NamedTuple):
     test: boxes.Selected  # without features
 
 
-def _result(case, settings) -> _Result:
-    def select(name):
+def _result(case: Case, settings: Settings) -> _Result:
+    def select(name: str) -> boxes.Selected:
         records = case.boxed(name)
         stored, sight = _sight(case, settings, records.source)
-        how = dict(cells=settings.cells, batch_size=case.batch_size, shared=case.shared)
-        return boxes.select(case.network, stored, records.indices, sight, **how)
+        return boxes.select(
+            case.network,
+            stored,
+            records.indices,
+            sight,
+            cells=settings.cells,
+            batch_size=case.batch_size,
+            shared=case.shared,
+        )
 
     train, test = select("train"), select("test")
     case.need(min(train.labels.min(), test.labels.min()) >= 0, "labels from 0 on")
@@ -93,7 +100,7 @@ def _result(case, settings) -> _Result:
         temperature=settings.temperature,
     )
     first = min(settings.k[0], max(predicted))
-    return _Result(first, predicted, test._replace(features=None))
+    return _Result(first, predicted, test._replace(features=np.empty(0)))
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

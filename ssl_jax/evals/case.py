@@ -12,6 +12,7 @@ from ssl_jax.config import InputError, flatten
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import EMBEDDED, make_source
 from ssl_jax.evals import registry, section
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.features.extract import Extracted, extract
 from ssl_jax.features.feed import View, by_shape, feed
 from ssl_jax.features.network import Network, adopt
@@ -19,7 +20,6 @@ from ssl_jax.features.telling import Telling, drawn
 from ssl_jax.features.tokens import DENSE
 from ssl_jax.features.windows import cut_record, images_of, stacked
 from ssl_jax.runtime import progress
-from ssl_jax.scores import metrics
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 
@@ -103,7 +103,7 @@ class Case:
         parts = self.features(tokens, layers)
         for part in parts:
             self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
-        metrics.check_classes(self.config.type, self.train, [parts[0].labels], "labels")
+        check_classes(self.config.type, self.train, [parts[0].labels], "labels")
         train, test = (Labelled(part.image, part.labels, part.index) for part in parts)
         return train, test
 
@@ -113,7 +113,7 @@ class Case:
         part = self.part(name, DENSE, layers)
         self.need(part.masks is not None, "masks")
         if name == "train":
-            metrics.check_classes(self.config.type, self.train, part.masks, "masks")
+            check_classes(self.config.type, self.train, part.masks, "masks")
         return Masked(part.patches, part.masks, part.index)
 
     def boxed(self, name: str) -> Records:

@@ -75,7 +75,7 @@ class _Followed(NamedTuple):
     predicted: np.ndarray  # likewise
 
 
-def _followed(case, settings, name, records) -> _Followed:
+def _followed(case: Case, settings: Settings, name: str, records: range) -> _Followed:
     """The masks of one video, from that of its first frame."""
     stream = frames.encoded(
         case.network,

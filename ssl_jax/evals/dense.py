@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from ssl_jax.config import InputError, field
-from ssl_jax.evals.case import Case
+from ssl_jax.evals.case import Case, Masked
 from ssl_jax.evals.pictures import confusion, segmentation
 from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
@@ -15,7 +15,7 @@ from ssl_jax.features import extract, tokens
 from ssl_jax.features.store import Grids
 from ssl_jax.losses.segmentation import IGNORE
 from ssl_jax.scores.metrics import ABSENT, mean_iou, num_classes
-from ssl_jax.scores.segmentation import NEIGHBOURS, segment
+from ssl_jax.scores.segmentation import NEIGHBOURS, Retrieval, segment
 
 PROTOCOLS = {
     "cribo": Protocol(
@@ -24,6 +24,9 @@ PROTOCOLS = {
     )
 }
 _SHOWN = 6  # test images of the picture
+
+Parts = tuple[Masked, Masked, int]
+"""Training and test patches with their masks, and the number of classes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +55,8 @@ class Settings:
     layers: int = tokens.layers_field()
 
 
-def _parts(case, settings):
-    """Training and test patches with their masks, and the number of classes. Raises InputError for
-    labels that the set does not name."""
+def _parts(case: Case, settings: Settings) -> Parts:
+    """What is searched. Raises InputError for labels that the set does not name."""
     train, test = (case.masked(name, settings.layers) for name in ("train", "test"))
     classes, names = num_classes(train.masks, test.masks), getattr(case.test, "mask_names", None)
     if names and classes > len(names):
@@ -65,10 +67,14 @@ def _parts(case, settings):
     return train, test, classes
 
 
-def _retrieved(parts, settings, images=None, shown=None):
+def _retrieved(
+    parts: Parts, settings: Settings, images: np.ndarray | None = None, shown: int | None = None
+) -> Retrieval:
     """Classes of the patches of the first `shown` test images, from some training images."""
     train, test, classes = parts
-    how = dict(k=settings.k, rule=settings.vote, absent=settings.absent, images=images)
+    how: dict[str, Any] = dict(
+        k=settings.k, rule=settings.vote, absent=settings.absent, images=images
+    )
     test_patches, test_masks = (x[:shown] if shown else x for x in (test.patches, test.masks))
     arrays = train.patches, train.masks, test_patches, test_masks
     try:

@@ -79,7 +79,7 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
             raise InputError(f"{name}.ground_truth: {error}") from error
 
 
-def _gallery(case, settings) -> gallery.Gallery:
+def _gallery(case: Case, settings: Settings) -> gallery.Gallery:
     make = gallery.benchmark if settings.ground_truth else gallery.labelled
     return case.once("retrieval", lambda case: make(case, settings))
 

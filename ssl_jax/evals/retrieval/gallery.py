@@ -1,6 +1,6 @@
 """What is searched in retrieval: features of queries and of a gallery, and what should be found."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,12 +8,12 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.pictures.base import class_name
 from ssl_jax.evals.retrieval import ground_truth
 from ssl_jax.features import derived, scales
 from ssl_jax.features.feed import View
 from ssl_jax.scores import normalize, ranking
-from ssl_jax.scores.metrics import check_classes
 
 
 class Gallery(NamedTuple):
@@ -102,7 +102,9 @@ def cut_out(image: np.ndarray, box: np.ndarray) -> np.ndarray:
     return part if part.size else image
 
 
-def _encoded(case, settings, source, records, show) -> list[np.ndarray]:
+def _encoded(
+    case: Case, settings: Any, source: Any, records: np.ndarray, show: Callable
+) -> list[np.ndarray]:
     """Vectors [n, d] of length 1 of the images of all processes, and what `show` says of them."""
     about, sums = scales.encoded(
         case.network,
