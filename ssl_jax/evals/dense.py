@@ -72,13 +72,18 @@ def _retrieved(
 ) -> Retrieval:
     """Classes of the patches of the first `shown` test images, from some training images."""
     train, test, classes = parts
-    how: dict[str, Any] = dict(
-        k=settings.k, rule=settings.vote, absent=settings.absent, images=images
-    )
-    test_patches, test_masks = (x[:shown] if shown else x for x in (test.patches, test.masks))
-    arrays = train.patches, train.masks, test_patches, test_masks
     try:
-        return segment(*arrays, num_classes=classes, **how)
+        return segment(
+            train.patches,
+            train.masks,
+            test.patches[:shown] if shown else test.patches,
+            test.masks[:shown] if shown else test.masks,
+            num_classes=classes,
+            k=settings.k,
+            rule=settings.vote,
+            absent=settings.absent,
+            images=images,
+        )
     except ValueError as error:
         some = "" if images is None else f" of {len(images)} training images"
         raise InputError(f"dense retrieval from the patches{some}: {error}") from error
