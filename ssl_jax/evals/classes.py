@@ -1,4 +1,4 @@
-"""Refuses labels on which every network has the same score."""
+"""How many classes labels have; refuses those that cannot be scored."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,6 +8,7 @@ from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores.metrics import num_classes
 
 
 def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str) -> None:
@@ -34,3 +35,14 @@ def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str
     raise InputError(
         f"{type}: the {what} of {source} have {count}; a score needs two classes{hint}"
     )
+
+
+def classes_of(source: Any, *masks: Iterable[np.ndarray]) -> int:
+    """`num_classes` of masks. Raises InputError for a class that the source does not name."""
+    classes, names = num_classes(*masks), getattr(source, "mask_names", None)
+    if names and classes > len(names):
+        raise InputError(
+            f"a mask of {source} has class {classes - 1}, but the set names {len(names)} classes,"
+            f" 0 to {len(names) - 1}; {IGNORE} means ignore"
+        )
+    return classes

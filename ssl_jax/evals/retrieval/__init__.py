@@ -8,20 +8,15 @@ is relevant.
 import dataclasses
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.evals.retrieval import gallery, ground_truth
-from ssl_jax.features import tokens, windows
-from ssl_jax.features.scales import shrunk
+from ssl_jax.evals.retrieval import gallery, ground_truth, pictures
+from ssl_jax.features import tokens
 from ssl_jax.scores import ranking
-
-_QUERIES, _SHOWN, _SIDE = 6, 8, 224  # of the picture: queries, neighbours, pixels of a longer side
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,37 +99,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"retrieved": some queries with their nearest images}, as Medium judges them."""
-    searched = _gallery(case, settings)
-    targets, names = next(iter(searched.targets.values())), searched.titles
-    able = [i for i in range(len(targets)) if len(targets[i].relevant)]
-    turns = neighbours.turns([names[i] for i in able])  # not six towers
-    chosen = [able[n] for n in np.argsort(turns, kind="stable")[:_QUERIES]]
-
-    def image(record, box=None):
-        shown = gallery.shown(case.test[int(record)]["image"], settings, box)
-        return windows.unit(shrunk(shown, _SIDE) if shown.dtype == np.uint8 else shown)
-
-    queries, rows, right, titles = [], [], [], []
-    for i in chosen:
-        order = ranking.ranking(searched.queries[i : i + 1], searched.gallery)[0]
-        order = order[~np.isin(order, targets[i].ignored)][:_SHOWN]
-        box = None if searched.boxes is None else searched.boxes[i]
-        queries.append(image(searched.query_records[i], box))
-        rows.append([image(searched.gallery_records[row]) for row in order])
-        right.append(np.isin(order, targets[i].relevant))
-        titles.append([f"{searched.queries[i] @ searched.gallery[row]:.2f}" for row in order])
-    marks = np.array([row[: min(map(len, titles))] for row in right])
-    picture = neighbours.judged_rows(
-        queries,
-        rows,
-        marks,
-        query_titles=[f"query: {names[i]}" for i in chosen],
-        titles=titles,
-        title=f"Nearest images, with cosine similarity: {100 * marks.mean():.0f} % of those shown"
-        " are relevant",
-        meaning=("relevant", "not relevant"),
-    )
-    return {"retrieved": picture}
+    return {"retrieved": pictures.retrieved(case, settings, _gallery(case, settings))}
 
 
 register_module(__name__, heading="retrieval mAP", needs="labels")
