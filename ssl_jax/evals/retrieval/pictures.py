@@ -1,13 +1,12 @@
 """Queries beside what was retrieved."""
 
-from typing import Any
-
 import numpy as np
 
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.retrieval.gallery import Gallery, shown
+from ssl_jax.evals.retrieval.settings import Settings
 from ssl_jax.features import windows
 from ssl_jax.features.scales import shrunk
 from ssl_jax.scores import ranking
@@ -15,7 +14,7 @@ from ssl_jax.scores import ranking
 _QUERIES, _SHOWN, _SIDE = 6, 8, 224  # queries, neighbours, pixels of a longer side
 
 
-def retrieved(case: Case, settings: Any, searched: Gallery) -> Picture:
+def retrieved(case: Case, settings: Settings, searched: Gallery) -> Picture:
     """Some queries with their nearest images, as the first setting judges them."""
     targets, names = next(iter(searched.targets.values())), searched.titles
     able = [i for i in range(len(targets)) if len(targets[i].relevant)]
