@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError, flatten
 from ssl_jax.data import base
 from ssl_jax.evals import registry, section
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.opened import images_of_section, sources
 from ssl_jax.features.extract import Extracted, extract
 from ssl_jax.features.feed import by_shape, feed
@@ -19,7 +20,6 @@ from ssl_jax.features.telling import drawn
 from ssl_jax.features.tokens import DENSE
 from ssl_jax.features.windows import cut_record, images_of, stacked
 from ssl_jax.runtime import progress
-from ssl_jax.scores import metrics
 
 
 class Labelled(NamedTuple):
@@ -106,7 +106,7 @@ class Case:
         parts = self.features(tokens, layers)
         for part in parts:
             self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
-        metrics.check_classes(self.config.type, self.train, [parts[0].labels], "labels")
+        check_classes(self.config.type, self.train, [parts[0].labels], "labels")
         train, test = (Labelled(part.image, part.labels, part.index) for part in parts)
         return train, test
 
@@ -116,7 +116,7 @@ class Case:
         part = self.part(name, DENSE, layers)
         self.need(part.masks is not None, "masks")
         if name == "train":
-            metrics.check_classes(self.config.type, self.train, part.masks, "masks")
+            check_classes(self.config.type, self.train, part.masks, "masks")
         return Masked(part.patches, part.masks, part.index)
 
     def boxed(self, name: str) -> Records:

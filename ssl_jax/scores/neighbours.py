@@ -208,7 +208,7 @@ def classify_sets(
       {k: [m, p] int32}.
     """
     rows, of_row = bank.reshape(-1, bank.shape[-1]), np.repeat(labels, bank.shape[1])
-    found = classify(
+    votes = classify(
         rows,
         of_row,
         queries.reshape(-1, queries.shape[-1]),
@@ -218,7 +218,7 @@ def classify_sets(
         bank_chunk=BANK_CHUNK,
         **how,
     )
-    return {k: classes.reshape(queries.shape[:2]) for k, classes in found.predictions.items()}
+    return {k: classes.reshape(queries.shape[:2]) for k, classes in votes.predictions.items()}
 
 
 def retrieve(

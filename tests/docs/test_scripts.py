@@ -243,7 +243,7 @@ def test_evaluations_are_shown_kept_and_written(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     for name in ("knn_cifar10", "davis"):
         assert any(line.startswith(f"{name}: left out") for line in lines)
-    monkeypatch.setattr(evaluate.report, "Evaluation", lambda *_: pytest.fail("made again"))
+    monkeypatch.setattr(evaluate, "Evaluation", lambda *_: pytest.fail("made again"))
     text = document.read_text()
     assert evaluate.main([*command[:-2], "--rows=knn_photos"]) == 0
     assert document.read_text().startswith(text[: text.index("`python")])  # the rows of before

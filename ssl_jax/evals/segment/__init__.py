@@ -15,6 +15,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.registry import register
 from ssl_jax.evals.segment import crops, figures, inference, network, records, settings, training
 from ssl_jax.evals.segment.settings import PROTOCOLS, Settings
@@ -165,7 +166,7 @@ def _records(case: Case) -> tuple[records.Records, records.Records, int]:
         records.Records(*case.chosen(name), crop=c.crop, ignored=c.ignored, classes=known)
         for name in ("train", "test")
     )
-    metrics.check_classes("segment", case.train, train.masks(), "masks")
+    check_classes("segment", case.train, train.masks(), "masks")
     return train, test, known or metrics.num_classes(train.masks(), test.masks())
 
 
