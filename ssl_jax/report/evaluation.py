@@ -16,6 +16,7 @@ from ssl_jax.evals.pictures import attention, pca
 from ssl_jax.evals.table import IMAGES
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.ops import numerics
+from ssl_jax.report import folders
 from ssl_jax.runtime import distributed, progress
 from ssl_jax.train import state
 
@@ -125,11 +126,13 @@ class Evaluation:
         )
 
         config, paths = self.config, []
-        metrics, scores = (_table(tables / f"{name}.csv") for name in ("metrics", "evals"))
-        if metrics is not None:
+        metrics, scores = (
+            folders.read_metrics(tables / f"{name}.csv") for name in ("metrics", "evals")
+        )
+        if metrics:
             title = f"{config.method}, batch {config.optim.batch_size}"
             titles = evals.headings(config, self.tasks)
-            words = dict(scores=scores, shown=titles, title=title)
+            words: dict = dict(scores=scores, shown=titles, title=title)
             with progress.part("curves"):
                 meanings = bound(FrozenConfigDict(config)).meanings
                 paths.append(curves.draw(metrics, folder, meanings=meanings, **words))
@@ -195,13 +198,6 @@ class Evaluation:
         # Last: it says that there is nothing left to do.
         (folder / "results.json").write_text(json.dumps(known, indent=2) + "\n")
         return paths
-
-
-def _table(path: Path):
-    """The columns of a CSV file; None where there is none or it is empty."""
-    from ssl_jax.report import curves
-
-    return curves.read_metrics(path) if path.exists() and path.stat().st_size else None
 
 
 def _needs_masks(case) -> bool:

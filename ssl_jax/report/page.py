@@ -22,7 +22,7 @@ from ssl_jax import extras
 from ssl_jax.config import COMPUTED, InputError, flatten, reading
 from ssl_jax.data import source
 from ssl_jax.evals.registry import TRAINED
-from ssl_jax.report import charts, comparison
+from ssl_jax.report import charts, comparison, curves
 from ssl_jax.report.comparison import ABSENT
 from ssl_jax.report.folders import RunFolder
 from ssl_jax.runtime import progress
@@ -30,7 +30,6 @@ from ssl_jax.runtime import progress
 WIDEST = 1600  # pixels of a picture in the page; wider ones are scaled down
 _LARGEST, _PIXELS = 2**27, 2**26  # bytes and pixels of a picture that is shown
 _QUALITY = 90  # of WebP
-_SMOOTHING = 0.05
 # What the pictures show that any network can have; others are called after their file.
 _SHOWN = {
     "attention": "Attention of the class token in the last block, one map a head",
@@ -205,7 +204,7 @@ def _charts(runs) -> list[dict]:
     for method, drawn in methods.items():
         note = "running mean over 5 % of the steps; faint: the values themselves"
         title = f"Loss of {method}" if method else "Loss"
-        add(title, note, drawn, smooth=_SMOOTHING)
+        add(title, note, drawn, smooth=curves.SMOOTHING)
     return result
 
 
