@@ -14,7 +14,7 @@ from ssl_jax import config as config_lib
 from ssl_jax import convert, evals, methods, settings
 from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import card, hub, own
-from ssl_jax.data import source
+from ssl_jax.data import base, source
 from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
@@ -44,6 +44,7 @@ def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()
     settings.validate(config, num_devices=jax.device_count())
     definition.check(config)
     config = settings.with_absolute_paths(config)
+    records = None if records is None else base.adopt(records)
     opened = source.make_source(config.data) if records is None else None
     if opened is not None and (opened.has_masks or opened.has_boxes):
         records = source.make_source(config.data, truth=False)

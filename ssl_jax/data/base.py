@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 
 _NAMED = 5  # unreadable records in an error
@@ -45,28 +46,128 @@ class Source:
         height, width = self[i]["image"].shape[:2]
         return height, width
 
-    def _take_facts(self, source: Any) -> None:
-        """The FACTS of another source, which may be no `Source` and lack some."""
-        for name in FACTS:
-            setattr(self, name, getattr(source, name, getattr(Source, name)))
+    def list_names(self) -> Sequence[str] | None:
+        """The names that `data.list` may contain, one for each record; None: records have none."""
+        return None
+
+    @property
+    def unresized(self) -> "Source":
+        """The source of the records as they were before they were resized; itself where none
+        are."""
+        return self
 
 
 # What a source knows of all its records; one that wraps another has the same.
 FACTS = tuple(Source.__annotations__)
 
 
-def unresized(source: Any) -> Any:
-    """The source of the records as they were before they were resized; itself where none are."""
-    return getattr(source, "unresized", source)
+class Wrapper(Source):
+    """The records of another source, with its facts; a subclass changes some of either."""
+
+    def __init__(self, source: Any):
+        """source: is adopted, see `adopt`."""
+        self._source = adopt(source)
+        for fact in FACTS:
+            setattr(self, fact, getattr(self._source, fact))
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self._source[i]
+
+    def name(self, i: int) -> str:
+        return self._source.name(i)
+
+    def shape(self, i: int) -> tuple[int, int]:
+        """(H, W) of image i, as the source has it."""
+        return self._source.shape(i)
+
+    def list_names(self) -> Sequence[str] | None:
+        """Those of the source."""
+        return self._source.list_names()
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+
+class _Adopted(Source):
+    """An object of somebody else's, in which all but its length and its records may be missing."""
+
+    def __init__(self, source: Any, title: str):
+        self._source, self._title = source, title
+        for fact in FACTS:
+            setattr(self, fact, getattr(source, fact, getattr(Source, fact)))
+
+    def _method(self, name):
+        """The method of that name; None where the object has none."""
+        method = getattr(self._source, name, None)
+        return method if callable(method) else None
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return self._source[i]
+
+    def name(self, i: int) -> str:
+        name = self._method("name")
+        return f"{self._title}/{i}" if name is None else str(name(i))
+
+    def shape(self, i: int) -> tuple[int, int]:
+        """(H, W) of image i."""
+        shape = self._method("shape")
+        return super().shape(i) if shape is None else shape(i)
+
+    def list_names(self) -> Sequence[str] | None:
+        """See `Source.list_names`."""
+        names = self._method("list_names")
+        return None if names is None else list(names())
+
+    @property
+    def unresized(self) -> Source:
+        """See `Source.unresized`."""
+        inner = getattr(self._source, "unresized", self._source)
+        return self if inner is self._source else adopt(inner, self._title)
+
+    def __str__(self) -> str:
+        return str(self._source)
+
+    def __repr__(self) -> str:
+        return repr(self._source)
+
+
+def adopt(source: Any, title: str = "") -> Source:
+    """A source with every attribute of the protocol, see `data.source`.
+
+    Args:
+      source: a `Source`, which is returned as it is, or any object with a length and records by
+        index. Facts that it lacks are those of a `Source` that knows nothing.
+      title: what records without a name are called, "TITLE/3"; by default the name of the type.
+
+    Raises InputError for an object without len() or records by index.
+    """
+    if isinstance(source, Source):
+        return source
+    title = title or type(source).__name__
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise InputError(
+            f"records must be an object with len() and records by index, but {title} is not"
+        )
+    return _Adopted(source, title)
+
+
+def unresized(source: Any) -> Source:
+    """The `Source.unresized` of any source."""
+    return adopt(source).unresized
 
 
 def shape(source: Any, i: int) -> tuple[int, int]:
-    """`source.shape(i)`, also of a source that has no such method."""
-    own = getattr(source, "shape", None)
-    return own(i) if own is not None else Source.shape(source, i)
+    """The `Source.shape` of any source."""
+    return adopt(source).shape(i)
 
 
-def why_unreadable(source: Any, i: int) -> str:
+def why_unreadable(source: Source, i: int) -> str:
     """The reason why record i cannot be read, in one line; reads it once more."""
     try:
         source[i]
@@ -75,7 +176,7 @@ def why_unreadable(source: Any, i: int) -> str:
     return "readable now"
 
 
-def named_unreadable(source: Any, bad: Mapping[int, str | None]) -> str:
+def named_unreadable(source: Source, bad: Mapping[int, str | None]) -> str:
     """Some unreadable records for a message: "a.png (truncated), ... and 3 more".
 
     bad: {index: reason, or None to ask again}.

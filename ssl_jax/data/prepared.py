@@ -8,7 +8,7 @@ from ssl_jax.config import InputError
 from ssl_jax.data import base, decode
 
 
-class Prepared(base.Source):
+class Prepared(base.Wrapper):
     """Another source, resized to a square and/or kept in RAM once decoded.
 
     size: 0 leaves images as they are; otherwise short side to `size` (antialiased bicubic), then
@@ -19,14 +19,11 @@ class Prepared(base.Source):
     """
 
     def __init__(self, source: Any, *, size: int = 0, cache: bool = False):
-        self._source, self._side = source, int(size)
+        super().__init__(source)
+        self._side = int(size)
         self._cache: dict[int, dict] | None = {} if cache else None
-        self._take_facts(source)
         if size:
             self.size = (self._side, self._side)
-
-    def __len__(self):
-        return len(self._source)
 
     def __getitem__(self, i):
         if self._cache is None:
@@ -39,18 +36,14 @@ class Prepared(base.Source):
                     value.flags.writeable = False
         return record
 
-    def name(self, i: int) -> str:
-        return self._source.name(i)
-
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i, without decoding it where the source can do so."""
-        return self.size if self.size is not None else base.shape(self._source, i)
+        return self.size if self.size is not None else super().shape(i)
 
     @property
-    def unresized(self) -> Any:
-        """The source of the records as they were before they were resized; itself where none
-        are."""
-        inner = base.unresized(self._source)
+    def unresized(self) -> base.Source:
+        """See `Source.unresized`."""
+        inner = self._source.unresized
         return inner if self._side or inner is not self._source else self
 
     def _read(self, i):

@@ -8,20 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
-from ssl_jax.data import base
+from ssl_jax.config import InputError, did_you_mean
+from ssl_jax.data import base, kinds
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.lookup import checked, nearest
+from ssl_jax.data.lookup import checked
 
 PREFIX = "python:"
 
 
-def is_one(kind: object) -> bool:
-    """Whether a kind names a function."""
-    return isinstance(kind, str) and kind.startswith(PREFIX)
-
-
-class Called(base.Source):
+class Called(base.Wrapper):
     """The records that a function returns: an object with a length and records by index.
 
     The function is called with those of `dir`, `split` that it has arguments for; without `split`
@@ -51,35 +46,32 @@ class Called(base.Source):
                 f" slices of it, not {split!r}"
             )
         try:
-            self._records: Any = function(**given)
+            records: Any = function(**given)
         except InputError:
             raise
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise InputError(f"data.kind: {kind} called with {given} raised {reason}") from error
-        if not (hasattr(self._records, "__len__") and hasattr(self._records, "__getitem__")):
+        if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise InputError(
                 f"data.kind: {kind} must return an object with len() and records by index, but"
-                f" returned {type(self._records).__name__}"
+                f" returned {type(records).__name__}"
             )
-        if not len(self._records):
+        if not len(records):
             raise InputError(f"data.kind: {kind} called with {given} returned no record")
+        super().__init__(base.adopt(records, kind))
         self._given = given
-        self._take_facts(self._records)
-        names = self.class_names or getattr(self._records, "classes", None)
+        names = self.class_names or getattr(records, "classes", None)
         if isinstance(names, Mapping):
             names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]
         self.class_names = names
         if self.num_classes is None and self.class_names:
             self.num_classes = len(self.class_names)
 
-    def __len__(self):
-        return len(self._records)
-
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
         try:
-            record = self._records[i]
+            record: Any = self._source[i]
             if not isinstance(record, dict):
                 image, label = record
                 record = {"image": image, "label": label}
@@ -107,9 +99,12 @@ class Called(base.Source):
             )
         return max(-1, int(value))
 
-    def name(self, i: int) -> str:
-        own = getattr(self._records, "name", None)
-        return str(own(i)) if callable(own) else f"{self._kind}/{i}"
+    def shape(self, i: int) -> tuple[int, int]:
+        """(H, W) of the image that this source makes of record i."""
+        return base.Source.shape(self, i)
+
+    def list_names(self) -> None:
+        """None: `data.list` is for files."""
 
     def __repr__(self):
         given = "".join(f", {name}={value!r}" for name, value in self._given.items())
@@ -134,7 +129,7 @@ def _function(kind):
     function = getattr(loaded, name, None)
     if not callable(function):
         there = [other for other in dir(loaded) if callable(getattr(loaded, other))]
-        raise InputError(f"data.kind: {module} has no function {name!r}{nearest(name, there)}")
+        raise InputError(f"data.kind: {module} has no function {name!r}{did_you_mean(name, there)}")
     return function
 
 
@@ -149,3 +144,10 @@ def _pixels(image):
             f" {list(pixels.shape)}"
         )
     return pixels
+
+
+def _open(section, split):
+    return Called(section["kind"], section["dir"], split)
+
+
+kinds.register(PREFIX, _open, keys=("dir",))

@@ -17,15 +17,15 @@ from ssl_jax.data.lookup import checked, listed
 _NAMED = 3  # unknown names in an error
 
 
-class Subset(base.Source):
+class Subset(base.Wrapper):
     """The records `indices` of a source, in this order."""
 
     def __init__(self, source: Any, indices: Sequence[int] | np.ndarray, what: str = ""):
         """what: says in messages which records these are."""
-        self._source, self._indices = source, np.asarray(indices, np.int64)
+        super().__init__(source)
+        self._indices = np.asarray(indices, np.int64)
         number = zlib.crc32(self._indices.astype("<i8").tobytes())  # other records, another repr
         self._what = f"{what or 'records'}, {len(self._indices)} images, {number:08x}"
-        self._take_facts(source)
         if self.image_ids is not None:
             self.image_ids = tuple(self.image_ids[i] for i in self._indices)
         self.unlabelled = np.flatnonzero(np.isin(self._indices, self.unlabelled)).tolist()
@@ -45,12 +45,12 @@ class Subset(base.Source):
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i, as the source finds it."""
-        return base.shape(self._source, self._index(i))
+        return self._source.shape(self._index(i))
 
-    def list_names(self) -> Sequence[str]:
-        """What `data.list` may name."""
+    def list_names(self) -> Sequence[str] | None:
+        """Those of these records."""
         names = self._source.list_names()
-        return [names[i] for i in self._indices]
+        return None if names is None else [names[i] for i in self._indices]
 
     def __repr__(self):
         return f"Subset({self._source!r}, {self._what})"
@@ -73,9 +73,9 @@ class Relabelled(Subset):
         return record if label < 0 else {**record, "label": self._number[label]}
 
     @property
-    def unresized(self) -> Any:
-        """See `Prepared.unresized`."""
-        inner = base.unresized(self._source)
+    def unresized(self) -> base.Source:
+        """See `Source.unresized`."""
+        inner = self._source.unresized
         return self if inner is self._source else Relabelled(inner, self.class_names or ())
 
 
@@ -159,7 +159,7 @@ def sliced(source: Any, split: str) -> Subset:
 def _hash_order(source) -> list[int]:
     """The records of a source by the hashes of their names."""
     count = len(source)
-    names = source.list_names() if hasattr(source, "list_names") else list(map(str, range(count)))
+    names = source.list_names() or list(map(str, range(count)))
     hashes = [hashlib.blake2b(os.fsencode(name), digest_size=16).digest() for name in names]
     return sorted(range(count), key=lambda i: (hashes[i], i))
 
@@ -174,12 +174,15 @@ def listed_records(source: Any, path: str) -> Subset:
       InputError: no such file, a name that the source does not know or knows several times.
     """
     wanted = dict.fromkeys(listing.lines_of("list", path))
-    known = _places(source.list_names(), wanted)
+    names = source.list_names()
+    if names is None:
+        raise InputError(f"data.list: {path}: the records of {source} have no file name or id")
+    known = _places(names, wanted)
     unknown = [name for name in wanted if name not in known]
     if unknown:
         raise InputError(
             f"data.list: {len(unknown)} of {len(wanted)} names in {path} are not in {source}:"
-            f" {listed(unknown, _NAMED)}; names there look like {source.list_names()[0]!r}"
+            f" {listed(unknown, _NAMED)}; names there look like {names[0]!r}"
         )
     twice = [name for name in wanted if known[name] < 0]
     if twice:

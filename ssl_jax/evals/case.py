@@ -1,5 +1,6 @@
 """Evaluations at work: one `Case` for each, on one network."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -8,14 +9,15 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, flatten
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import EMBEDDED, make_source
 from ssl_jax.evals import registry, section
-from ssl_jax.features.extract import Extracted, drawn, extract
-from ssl_jax.features.telling import Telling
+from ssl_jax.features.extract import Extracted, extract
+from ssl_jax.features.feed import View, by_shape, feed
+from ssl_jax.features.network import Network, adopt
+from ssl_jax.features.telling import Telling, drawn
 from ssl_jax.features.tokens import DENSE
-from ssl_jax.features.windows import image_of, images_of, stacked
+from ssl_jax.features.windows import cut_record, images_of, stacked
 from ssl_jax.runtime import progress
 from ssl_jax.scores import metrics
 
@@ -51,8 +53,8 @@ class Records(NamedTuple):
 class Case:
     """One evaluation of one network: what `run` and `figures` of its type work on.
 
-    encoder: images [B, H, W, 3] in [0, 1] -> Features: a `methods.encoder.Encoder` or any function
-      that gives `.image` and `.patches`.
+    encoder: an Encoder, raw pixels or any function of images, see `features.network`; `network`
+      is what it is adopted as.
     config: the evaluation's section. train, test: sources of its images.
     seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
     extracted: features that evaluations of this network on the same images share, and what one
@@ -72,6 +74,11 @@ class Case:
     shared: bool = True
     cache: str = ""
 
+    @functools.cached_property
+    def network(self) -> Network:
+        """The network."""
+        return adopt(self.encoder)
+
     def features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
         """Features of the training and the test images, see `part`."""
         return self.part("train", tokens, layers), self.part("test", tokens, layers)
@@ -83,7 +90,7 @@ class Case:
         choice.
 
         name: "train" or "test". tokens: of `tokens.KINDS` for one vector each, or "patches".
-        layers: see `tokens.reader`.
+        layers: see `Network.read`.
         """
         known = (*_images(self.config), self.config.crop, tokens, layers, name)
         if known not in self.extracted:
@@ -148,7 +155,7 @@ class Case:
         `part`."""
         dense = tokens == DENSE
         return extract(
-            self.encoder,
+            self.network,
             source,
             batch_size=self.batch_size,
             indices=indices,
@@ -183,17 +190,13 @@ class Case:
         `batch_size` at a time; cut as they are for `features`, or whole."""
         how = {} if whole else dict(crop=self.config.crop, multiple=self.patch)
         source, records = self.chosen("test")
-        waiting: list[np.ndarray] = []
-        for i in records:
-            try:
-                waiting.append(image_of(source, i, **how))
-            except Unreadable:
-                continue
-            if len(waiting) == self.batch_size:
-                yield stacked(waiting)
-                waiting = []
-        if waiting:
-            yield stacked(waiting)
+
+        def cut(row, record):
+            yield View(row, cut_record(record, source.name(int(records[row])), **how))
+
+        size = self.batch_size
+        for batch in by_shape(feed(source, records, cut, size), size, shape=lambda view: None):
+            yield stacked([view.image for view in batch.views])
 
 
 def _images(config) -> tuple:

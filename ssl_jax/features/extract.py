@@ -1,9 +1,4 @@
-"""Features of a data set from a frozen network.
-
-A network takes images [B, H, W, 3] float32 in [0, 1] and returns a `methods.Features`-like object
-with `.image` [B, d] and `.patches` [B, h, w, d]. Everything in `ssl_jax.evals` works on such a
-function, so a trained network, an untrained one and raw pixels are scored by the same code.
-"""
+"""Features of a data set from a frozen network."""
 
 import contextlib
 import hashlib
@@ -16,6 +11,10 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.features import cached, extraction, store, tokens
+from ssl_jax.features.network import adopt
+from ssl_jax.features.network import on_all_devices as on_all_devices
+from ssl_jax.features.telling import drawn as drawn
+from ssl_jax.features.telling import subset as subset
 from ssl_jax.runtime import distributed
 
 
@@ -58,13 +57,13 @@ def extract(
     Images of different sizes are put into batches by shape; each shape is compiled by itself.
 
     Args:
-      network: see the module's docstring.
+      network: an Encoder, or any function of images, see `features.network`.
       source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`,
         `s.name(i)`, `s.size`, `s.num_classes`.
       batch_size: images per call.
       indices: which records, in which order; None: all of them.
       image, patches: which features to keep.
-      token, layers: which vectors, see `tokens.reader`.
+      token, layers: which vectors, see `Network.read`.
       crop: side of the square kept from the centre, in pixels; 0: everything.
       multiple: height and width are cut to a multiple of this (the patch size), around the centre.
       shared: whether all processes call this, each for its share; False: this one by itself.
@@ -79,6 +78,7 @@ def extract(
         not finite, only some of the records have a label (or a mask), the network lacks such
         tokens, or the cache holds features of other images.
     """
+    network = adopt(network)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
     kept = _kept(network, source, cache, indices, (image, patches, token, layers, crop, multiple))
     if kept is not None and (entry := kept.read()) is not None:
@@ -119,20 +119,13 @@ def extract(
     return _extracted(rows, skipped, source)
 
 
-def on_all_devices(network: Callable) -> Callable:
-    """The network on all devices of this process, if it can be spread."""
-    devices = jax.local_devices()
-    return network.across(devices) if len(devices) > 1 and hasattr(network, "across") else network
-
-
 def _kept(network, source, cache, indices, choice):
     """The Cache entry of an extraction; None without a folder, or for a network that cannot be told
     from another one."""
-    digest = getattr(network, "digest", None)
-    if not cache or digest is None:
+    if not cache or not network.digest:
         return None
     key = {
-        "network": digest,
+        "network": network.digest,
         "source": repr(source),
         "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
         **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
@@ -172,22 +165,6 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
         for name, (shape, dtype) in sorted(known.items())
     }
     return store.folded(joined), [name for one in every for name in one["skipped"]]
-
-
-def drawn(source: Any, count: int, seed: int) -> np.ndarray:
-    """`subset` of the records of a source, without those that have no label where others do."""
-    rows = np.setdiff1d(np.arange(len(source)), getattr(source, "unlabelled", ()))
-    return rows[subset(len(rows), count, seed)]
-
-
-def subset(length: int, count: int, seed: int) -> np.ndarray:
-    """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not
-    smaller.
-    """
-    if count <= 0 or count >= length:
-        return np.arange(length)
-    rng = np.random.Generator(np.random.Philox(key=seed))
-    return np.sort(rng.choice(length, count, replace=False))
 
 
 def check_finite(name: str, values: Any, kept: np.ndarray, source: Any) -> None:

@@ -2,7 +2,7 @@
 rows."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,12 @@ from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
 from ssl_jax.data.values import check_range
-from ssl_jax.features import store, tokens
-from ssl_jax.features.ahead import ahead
+from ssl_jax.features import store
+from ssl_jax.features.feed import Batch, View, encoded, feed, planned
+from ssl_jax.features.network import Network
 from ssl_jax.features.store import Grids
-from ssl_jax.features.windows import cut, filled, unit, window
+from ssl_jax.features.windows import cut, unit, window
 from ssl_jax.runtime import progress
-
-_AHEAD = 2  # batches that are decoded while the device is busy
 
 
 class Work:
@@ -30,7 +29,7 @@ class Work:
 
     def __init__(
         self,
-        network: Callable[[np.ndarray], Any],
+        network: Network,
         source: Any,
         indices: np.ndarray,
         *,
@@ -65,82 +64,60 @@ class Work:
         """({"index", "labels", "masks" and features as arrays or Grids}, names of what is
         unreadable).
 
-        names: {name of the features: kind of token}; layers: see `tokens.reader`. batch_size:
+        names: {name of the features: kind of token}; layers: see `Network.read`. batch_size:
         images of a call.
         """
-        read = tokens.readers(self._network, names, layers)
         done = np.zeros(len(self._indices), bool)
         labels: dict[int, int | None] = {}
         masked = 0
-        skipped: list[str] = []
-        pending = None
+        skipped: list[int] = []
+
+        def batches(add) -> Iterator[Batch]:
+            plan = planned(self._windows, batch_size)
+            for batch in feed(self._source, self._indices, self._cut, batch_size, plan=plan):
+                add(len(batch.views) + len(batch.skipped))
+                skipped.extend(batch.skipped)
+                yield batch
+
+        def read(images):
+            return self._network.read(images, names, layers)
+
         with progress.counter(len(self._indices), "images") as add:
-            for rows, records, missing, full in self._batches(batch_size):
-                add(len(rows) + len(missing))
-                skipped += missing
-                if not rows:
-                    continue
-                images = filled(np.stack([record["image"] for record in records]), full)
-                found = read(images)
-                for row, record in zip(rows, records):
-                    labels[row] = record.get("label")
-                    if record.get("mask") is not None:
+            for views, features in encoded(read, batches(add)):
+                rows = []
+                for (row, label, mask), _ in views:
+                    rows.append(row)
+                    labels[row] = label
+                    if mask is not None:
                         masked += 1
-                        self._put("masks", [row], record["mask"][None])
-                # The device works on this batch while the last is stored and the next is decoded.
-                if pending is not None:
-                    self._store(*pending)
-                pending = rows, found
+                        self._put("masks", [row], mask[None])
                 done[rows] = True
-            if pending is not None:
-                self._store(*pending)
+                for name, values in features.items():
+                    self._put(name, rows, values)
         result = {name: self._ordered(array, done) for name, array in self._arrays.items()}
         result["index"] = self._indices[done]
         labelled = [labels[int(row)] for row in np.flatnonzero(done)]
         _all_or_none("mask", len(labelled) - masked, len(labelled), self._source)
         if _all_or_none("label", labelled.count(None), len(labelled), self._source):
             result["labels"] = np.asarray(labelled, np.int32)
-        return result, skipped
+        return result, [self._source.name(i) for i in skipped]
 
-    def _batches(self, batch_size: int) -> Iterator[tuple[list[int], list[dict], list[str], int]]:
-        """(rows, their records, names of unreadable ones, images to fill up to), decoded ahead."""
-        plan = list(_plan(self._windows, batch_size))
-        made = ahead(self._read, (rows for rows, _ in plan), _AHEAD)
-        for records, (rows, full) in zip(made, plan):
-            kept = [int(row) for row, record in zip(rows, records) if record]
-            bad = [self._indices[row] for row, record in zip(rows, records) if not record]
-            missing = [self._source.name(int(i)) for i in bad]
-            yield kept, [record for record in records if record], missing, full
-
-    def _read(self, row):
-        """A record, its image and mask cut; None where it cannot be read."""
-        i = int(self._indices[row])
-        try:
-            record = self._source[i]
-        except Unreadable:
-            return None
-        label = record.get("label", 0)
-        if label != int(label) or not -1 <= label < 2**31:
-            raise InputError(f"{self._source.name(i)} has the label {label}, which is not a class")
-        check_range(record["image"], self._source.name(i))
+    def _cut(self, row, record):
+        """What the network sees of a record, with (row, label, mask); see `feed`."""
+        name = self._source.name(int(self._indices[row]))
+        label, mask = record.get("label"), record.get("mask") if self._masks else None
+        if label is not None and (label != int(label) or not -1 <= label < 2**31):
+            raise InputError(f"{name} has the label {label}, which is not a class")
+        check_range(record["image"], name)
         shape = record["image"].shape[:2]
-        part = window(shape, self._crop, self._multiple, self._source.name(i))
+        part = window(shape, self._crop, self._multiple, name)
         if part.size != tuple(self._windows[row]):
             raise InputError(
-                f"{self._source.name(i)} has {pixels(shape)} pixels, not the size that"
+                f"{name} has {pixels(shape)} pixels, not the size that"
                 f" {self._source} states; set data.size of the evaluation"
             )
-        record = {**record, "image": unit(cut(record["image"], part))}
-        if not self._masks:
-            record.pop("mask", None)
-        if record.get("mask") is not None:
-            record["mask"] = cut(record["mask"], part)
-        return record
-
-    def _store(self, rows, found):
-        """Puts features of a batch where they belong."""
-        for name, values in found.items():
-            self._put(name, rows, np.asarray(values)[: len(rows)])
+        mask = mask if mask is None else cut(mask, part)
+        yield View((row, label, mask), unit(cut(record["image"], part)))
 
     def _put(self, name, rows, values):
         """Puts values [n, ...] into the given rows of an array, which the first ones make."""
@@ -172,18 +149,6 @@ class Work:
             return _without_gaps(array, done)
         of_row = np.repeat(done, array.shapes.prod(axis=1))
         return Grids(_without_gaps(array.rows, of_row), array.shapes[done])
-
-
-def _plan(windows, batch_size):
-    """(rows, images to fill up to) of each batch: all of one shape, rows in order."""
-    shapes, kind = np.unique(windows, axis=0, return_inverse=True)
-    for number in range(len(shapes)):
-        rows = np.flatnonzero(kind.reshape(-1) == number)
-        for start in range(0, len(rows), batch_size):
-            part = rows[start : start + batch_size]
-            # Of a rare shape a smaller batch: powers of two, so that few programs are compiled.
-            full = min(batch_size, 1 << (len(part) - 1).bit_length())
-            yield part, batch_size if len(shapes) == 1 else full
 
 
 def _without_gaps(array, done):

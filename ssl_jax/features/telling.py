@@ -1,46 +1,58 @@
-"""The source of an evaluation or an embedding: what cannot be read is named, and little of it is
-left out."""
+"""The records of an evaluation or an embedding: which are drawn, which cannot be read, and that
+these are few."""
 
-import contextlib
 import threading
-from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.features.ahead import ahead
-from ssl_jax.features.extract import drawn
+from ssl_jax.features.feed import feed
 from ssl_jax.views import loader
 
 SHARE = loader.defaults()["max_unreadable"].default
-_FEW = 1000  # records, which are read before anything is compiled
+_FEW = 1000  # records that are read before anything is compiled
 
 
-class Telling(base.Source):
-    """Another source, which tells of each record that cannot be read, once.
+def drawn(source: Any, count: int, seed: int) -> np.ndarray:
+    """`subset` of the records of a source, without those that have no label where others do."""
+    rows = np.setdiff1d(np.arange(len(source)), base.adopt(source).unlabelled)
+    return rows[subset(len(rows), count, seed)]
 
-    `s[i]` raises decode.Unreadable as the other's does, for the evaluation to leave the record out;
-    with more than a share of them it raises InputError, as scores of what is left are not those of
-    the set.
+
+def subset(length: int, count: int, seed: int) -> np.ndarray:
+    """`count` of `length` records, drawn without replacement, ascending; all if count is 0 or not
+    smaller.
+    """
+    if count <= 0 or count >= length:
+        return np.arange(length)
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    return np.sort(rng.choice(length, count, replace=False))
+
+
+class Telling(base.Wrapper):
+    """Another source, which names each record that cannot be read, once.
+
+    `s[i]` raises decode.Unreadable as the other's does, for a feed to leave the record out; with
+    more than a share of them it raises InputError, as scores of what is left are not those of the
+    set.
 
     examples: how many records an evaluation reads; 0 = all. share: of them that may be unreadable,
-    as in training (data.max_unreadable).
+    as in training (data.max_unreadable). reasons: {record: why it cannot be read} so far.
     """
 
     def __init__(
         self,
         source: Any,
         examples: int = 0,
-        known: dict[int, str] | None = None,
+        reasons: dict[int, str] | None = None,
         share: float = SHARE,
     ):
-        self._source, self._lock, self._share = source, threading.Lock(), share
-        self._known = {} if known is None else known  # {record: reason}
-        self._take_facts(source)
-        self._examples = min(examples or len(source), len(source) - len(self.unlabelled))
-
-    def __len__(self) -> int:
-        return len(self._source)
+        super().__init__(source)
+        self._lock, self._share = threading.Lock(), share
+        self._reasons = {} if reasons is None else reasons
+        self._examples = min(examples or len(self), len(self) - len(self.unlabelled))
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         try:
@@ -50,46 +62,29 @@ class Telling(base.Source):
             raise
 
     def look(self, seed: int = 0) -> None:
-        """Reads the examples that are drawn from the seed in advance, if they are few: what they
-        are refused for is said before anything is compiled. Many are told of on the way."""
-
-        def read(i):
-            with contextlib.suppress(Unreadable):
-                self[int(i)]
-
+        """Reads the examples that are drawn from the seed in advance, if they are few, so that bad
+        ones are refused before anything is compiled. Many are named on the way."""
         if self._examples <= _FEW:
-            list(ahead(read, [drawn(self, self._examples, seed)], 0))
+            records = drawn(self, self._examples, seed)
+            for _ in feed(self, records, lambda row, record: (), max(1, len(records))):
+                pass
 
     def readable(self) -> int:
         """How many of the examples could be read so far."""
-        return self._examples - len(self._known)
-
-    def list_names(self) -> Sequence[str]:
-        """See `Files.list_names`."""
-        return self._source.list_names()
-
-    def name(self, i: int) -> str:
-        return self._source.name(i)
-
-    def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i, without decoding it where the source can do so."""
-        return base.shape(self._source, i)
+        return self._examples - len(self._reasons)
 
     @property
-    def unresized(self) -> Any:
-        """See `Prepared.unresized`; tells as well."""
-        inner = base.unresized(self._source)
+    def unresized(self) -> base.Source:
+        """See `Source.unresized`; names bad records as well."""
+        inner = self._source.unresized
         if inner is self._source:
             return self
-        return Telling(inner, self._examples, self._known, self._share)
+        return Telling(inner, self._examples, self._reasons, self._share)
 
     def _tell(self, i, reason):
         with self._lock:  # threads read ahead
-            if i in self._known:
+            if i in self._reasons:
                 return
-            self._known[i] = reason
-            loader.check_share(self, self._known, self._share, self._examples)
+            self._reasons[i] = reason
+            loader.check_share(self, self._reasons, self._share, self._examples)
             print(f"  warning: skipped {self.name(i)} ({reason})", flush=True)
-
-    def __repr__(self) -> str:
-        return repr(self._source)

@@ -89,8 +89,13 @@ def images_of(
 
 def image_of(source: Any, i: int, *, crop: int = 0, multiple: int = 1) -> np.ndarray:
     """Image [H, W, 3] float32 in [0, 1] of one record; see `images_of`."""
-    image = source[int(i)]["image"]
-    return unit(cut(image, window(image.shape, crop, multiple, source.name(int(i)))))
+    return cut_record(source[int(i)], source.name(int(i)), crop=crop, multiple=multiple)
+
+
+def cut_record(record: Any, name: str, *, crop: int = 0, multiple: int = 1) -> np.ndarray:
+    """Image [H, W, 3] float32 in [0, 1] of a record of that name; see `images_of`."""
+    image = record["image"]
+    return unit(cut(image, window(image.shape, crop, multiple, name)))
 
 
 def stacked(images: Sequence[np.ndarray]) -> np.ndarray:

@@ -18,8 +18,7 @@ from ssl_jax.views import recipe
 def defaults() -> dict:
     """The section `dino` of the config: the published values for ViT-S/16 on ImageNet."""
     return dict(
-        head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
-        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
+        **multicrop.head_keys(),
         prototypes=key(65536, "K, rows of the weight-normalised last layer", least=2, most=2**24),
         norm_last_layer=key(True, "gain of the last layer fixed at 1, or (False) learned"),
         freeze_last_layer_epochs=multicrop.freeze_key("the last layer and its moments"),
@@ -56,17 +55,14 @@ def make(config: ConfigDict) -> base.Method:
         params = {"backbone": backbone.student.init(key_backbone), "head": head.init(key_head)}
         return params, {"center": jnp.zeros(c.prototypes, jnp.float32)}
 
-    def scores(encoder, params, group, keys=None):
-        tokens = multicrop.encode(encoder, params["backbone"], group, keys=keys)
+    def scores(params, tokens):
         return head.apply(params["head"], multicrop.global_token(tokens, c.global_token))
 
     def encode(params, teacher, constants, views, keys, progress):
         keys = multicrop.split_keys(keys, 2)
-        groups = [(i, views[name]) for i, name in enumerate(("global", "local")) if name in views]
-        student = [scores(backbone.student, params, group, keys[:, i]) for i, group in groups]
-        return Outputs(
-            jnp.concatenate(student, axis=1), scores(backbone.teacher, teacher, views["global"])
-        )
+        student, clean = multicrop.student_teacher(backbone, params, teacher, views, keys)
+        student = [scores(params, tokens) for tokens in student]
+        return Outputs(jnp.concatenate(student, axis=1), scores(teacher, clean))
 
     def objective(params, teacher, outputs, carry, key, progress):
         """Cross-entropy over pairs of different views (eq. 2 and 3); then the center (eq. 4)."""

@@ -111,28 +111,23 @@ def make(config: ConfigDict) -> base.Method:
 
     def encode(params, teacher, constants, views_of, keys, progress):
         keys = multicrop.split_keys(keys, 2)
-        group = views_of["global"]
-        clean = multicrop.encode(backbone.teacher, teacher["backbone"], group)
-        seen = multicrop.encode(
-            backbone.student, params["backbone"], group, keys=keys[:, 0], masked=True
+        student, clean = multicrop.student_teacher(
+            backbone, params, teacher, views_of, keys, masked=True
         )
-        student = [image(seen)]
-        if "local" in views_of:
-            local = multicrop.encode(
-                backbone.student, params["backbone"], views_of["local"], keys=keys[:, 1]
-            )
-            student.append(image(local))
+        images, seen = [image(tokens) for tokens in student], student[0]
         # Only masked patches have targets and a loss.
-        index, mask = multicrop.masked_first(group.masks, recipe.max_masked(views, "global"))
+        index, mask = multicrop.masked_first(
+            views_of["global"].masks, recipe.max_masked(views, "global")
+        )
         return Outputs(
-            student=head.apply(params["head"], jnp.concatenate(student, axis=1)),
+            student=head.apply(params["head"], jnp.concatenate(images, axis=1)),
             teacher=head.apply(teacher["head"], image(clean)),
             student_patch=patch_head.apply(params[patch_path], multicrop.take(seen.patches, index)),
             teacher_patch=patch_head.apply(
                 teacher[patch_path], multicrop.take(clean.patches, index)
             ),
             mask=mask,
-            tokens=image(seen),
+            tokens=images[0],
         )
 
     def objective(params, teacher, outputs, carry, key, progress):

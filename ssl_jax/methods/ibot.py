@@ -25,8 +25,7 @@ def defaults() -> dict:
     )
     center_momentum = key(0.9, "of the moving average of teacher logits", least=0, below=1)
     return dict(
-        head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
-        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
+        **multicrop.head_keys(),
         shared_head=key("all", shared, choices=("all", "mlp", "none")),
         norm_last_layer=key(False, "gain of the last layer fixed at 1, or (False) learned"),
         freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
@@ -120,26 +119,21 @@ def make(config: ConfigDict) -> base.Method:
 
     def encode(params, teacher, constants, views_of, keys, progress):
         keys = multicrop.split_keys(keys, 2)
-        group = views_of["global"]
-        clean = multicrop.encode(backbone.teacher, teacher["backbone"], group)
-        seen = multicrop.encode(
-            backbone.student, params["backbone"], group, keys=keys[:, 0], masked=with_patches
+        student, clean = multicrop.student_teacher(
+            backbone, params, teacher, views_of, keys, masked=with_patches
         )
-        student = [cls_scores(params, seen)]
-        if "local" in views_of:
-            local = multicrop.encode(
-                backbone.student, params["backbone"], views_of["local"], keys=keys[:, 1]
-            )
-            student.append(cls_scores(params, local))
-        out = Outputs(jnp.concatenate(student, axis=1), cls_scores(teacher, clean))
+        scores = [cls_scores(params, tokens) for tokens in student]
+        out = Outputs(jnp.concatenate(scores, axis=1), cls_scores(teacher, clean))
         if not with_patches:
             return out
         # The loss reads masked patches only: project just those of the student; exact, because the
         # rest is multiplied by 0.
-        index, mask = multicrop.masked_first(group.masks, recipe.max_masked(views, "global"))
+        index, mask = multicrop.masked_first(
+            views_of["global"].masks, recipe.max_masked(views, "global")
+        )
         every = patch_scores(teacher, clean.patches)
         return out._replace(
-            student_patch=patch_scores(params, multicrop.take(seen.patches, index)),
+            student_patch=patch_scores(params, multicrop.take(student[0].patches, index)),
             teacher_patch=multicrop.take(every, index),
             mask=mask,
             patch_mean=every.mean(axis=(1, 2)),

@@ -76,6 +76,37 @@ def encode(
     return jax.tree.map(lambda x: x.reshape(batch, count, *x.shape[1:]), tokens)
 
 
+def student_teacher(
+    backbone: Encoders,
+    params: Mapping[str, Any],
+    teacher: Mapping[str, Any],
+    views: Mapping[str, recipe.Group],
+    keys: jax.Array,
+    *,
+    masked: bool = False,
+) -> tuple[list[vit.Tokens], vit.Tokens]:
+    """Encodes all views by the student, and the global views, without masks, by the teacher.
+
+    keys: [B, 2], of drop-path in global and in local views. masked: whether the student sees
+    global views with their masks.
+
+    Returns the student's tokens of the global and, if there are any, of the local views, and the
+    teacher's.
+    """
+    student = [
+        encode(
+            backbone.student,
+            params["backbone"],
+            views[name],
+            keys=keys[:, i],
+            masked=masked and name == "global",
+        )
+        for i, name in enumerate(("global", "local"))
+        if name in views
+    ]
+    return student, encode(backbone.teacher, teacher["backbone"], views["global"])
+
+
 def split_keys(keys: jax.Array, count: int) -> jax.Array:
     """[B, count] keys from one key per image [B]."""
     return jax.vmap(lambda one: jax.random.split(one, count))(keys)
@@ -162,6 +193,14 @@ def prototype_head(
 
 
 # --- settings
+
+
+def head_keys() -> dict:
+    """The keys of DINO's head."""
+    return dict(
+        head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
+        head_bottleneck=key(256, "width before the prototypes, L2-normalised", least=1, most=65536),
+    )
 
 
 def token_key(**options: Any) -> Key:

@@ -42,7 +42,7 @@ class Unreadable:
     unreadable.txt: name, tab, reason.
     """
 
-    def __init__(self, workdir: Path, records: Any):
+    def __init__(self, workdir: Path, records: base.Source):
         self._path, self._records = workdir / "unreadable.txt", records
         known = self._path.read_text("utf-8") if self._path.exists() else ""
         self._known = {line.split("\t")[0] for line in known.splitlines()}

@@ -157,8 +157,8 @@ def _record_run(workdir: Path, run: Run, start: int, console: Console) -> None:
     )
     classes = f", {run.source.num_classes} classes" if run.source.num_classes else ""
     console.say(f"data: {run.source}, {len(run.source)} images{classes}")
-    if left_out := getattr(run.source, "left_out", ""):
-        console.say(f"skipped: {left_out}")
+    if run.source.left_out:
+        console.say(f"skipped: {run.source.left_out}")
     console.say(f"run directory: {workdir}")
 
 

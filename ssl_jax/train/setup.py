@@ -6,6 +6,7 @@ import jax
 from ml_collections import ConfigDict
 
 from ssl_jax import methods
+from ssl_jax.data.base import Source
 from ssl_jax.ops import numerics
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint, optim, profile, start, state
@@ -17,7 +18,7 @@ class Run(NamedTuple):
 
     config: ConfigDict  # resolved
     method: methods.Method
-    source: Any
+    source: Source
     mesh: jax.sharding.Mesh
     optimizer: optim.Optimizer
     constants: Any  # of the method, as read from files
@@ -26,7 +27,7 @@ class Run(NamedTuple):
     traced: profile.Steps | None = None  # steps whose operations are timed
 
 
-def plan(config: ConfigDict, source: Any, keys: dict) -> Run:
+def plan(config: ConfigDict, source: Source, keys: dict) -> Run:
     """Works out shapes and shardings of a resolved config; no array of the state is allocated.
 
     source: of the training images (see data.source). keys: as declared, see settings.keys.
@@ -69,7 +70,7 @@ def shardings(run: Run) -> state.TrainState:
     return jax.tree.map(lambda x: x.sharding, run.abstract)
 
 
-def open_loader(run: Run, record: int = 0, source: Any = None) -> loader.Loader:
+def open_loader(run: Run, record: int = 0, source: Source | None = None) -> loader.Loader:
     """Batches of the run from a record on. source: in place of the run's, the same records."""
     c = run.config
     return loader.Loader(

@@ -23,7 +23,6 @@ import atexit
 import functools
 import itertools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -134,6 +133,7 @@ class Loader:
           labels that do not fit.
         """
         end_in_worker()
+        source = base.adopt(source)
         check_labels(source, recipe)
         _check(
             source, batch_size, seed, workers, crop_on, process_count, start_record, max_unreadable
@@ -321,11 +321,11 @@ def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
-def check_labels(source: Any, recipe: recipes.ViewRecipe) -> None:
+def check_labels(source: base.Source, recipe: recipes.ViewRecipe) -> None:
     """Refuses a source without the labels that a recipe asks for. Raises InputError."""
     if not recipe.classes:
         return
-    unlabelled: Sequence[int] = getattr(source, "unlabelled", ())
+    unlabelled = source.unlabelled
     if len(unlabelled):
         raise InputError(
             f"{len(unlabelled)} of {len(source)} images of {source} have no label, first"
@@ -371,7 +371,7 @@ def _check(source, batch_size, seed, workers, crop_on, process_count, start_reco
         raise InputError(f"data.max_unreadable is a share of the records, from 0 to 1, got {share}")
 
 
-def check_share(source: Any, bad: dict, share: float, count: int = 0) -> None:
+def check_share(source: base.Source, bad: dict, share: float, count: int = 0) -> None:
     """Refuses a source of which `bad` (index -> reason, or None to ask again) has more than that
     share; count: of its records that are read, 0 = all. Raises InputError."""
     count = count or len(source)

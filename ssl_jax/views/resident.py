@@ -16,28 +16,24 @@ from ssl_jax.views.workers import Ahead
 _UNIT = 256  # records decoded at a time
 
 
-class Resident(base.Source):
+class Resident(base.Wrapper):
     """The records of another source without their pixels, which are rows of `images`.
 
     images: uint8 [N, H, W, 3], on all devices of a mesh. Records that cannot be read stay so.
     """
 
-    def __init__(self, source: Any, images: jax.Array, labels: np.ndarray, bad: dict[int, str]):
-        self._take_facts(source)
-        self._source, self.images, self._labels, self._bad = source, images, labels, bad
+    def __init__(
+        self, source: base.Source, images: jax.Array, labels: np.ndarray, bad: dict[int, str]
+    ):
+        super().__init__(source)
+        self.images, self._labels, self._bad = images, labels, bad
         self.size = images.shape[1], images.shape[2]
-
-    def __len__(self) -> int:
-        return len(self._source)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         if i in self._bad:
             raise Unreadable(self.name(i), self._bad[i])
         label = self._labels[i]
         return {"row": i} | ({} if label < 0 else {"label": int(label)})
-
-    def name(self, i: int) -> str:
-        return self._source.name(i)
 
     def __repr__(self) -> str:
         return f"Resident({self._source!r})"
@@ -46,7 +42,7 @@ class Resident(base.Source):
         return {**self.__dict__, "images": None}  # worker processes only draw
 
 
-def needed(source: Any) -> int:
+def needed(source: base.Source) -> int:
     """Bytes that the images of a source take on each device. Raises InputError for images of
     different sizes."""
     if source.size is None:
@@ -60,6 +56,7 @@ def needed(source: Any) -> int:
 def load(source: Any, place: jax.sharding.Sharding, workers: int = 0) -> Resident:
     """Decodes all images of a source, `workers` as of the loader, and puts them where `place` says:
     on each device. Raises InputError for images that are not uint8 or not of the source's size."""
+    source = base.adopt(source)
     units = _Units(source)
     ahead = Ahead(units, 0, workers)
     images = np.empty((len(source), *source.size, 3), np.uint8)

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
+from ssl_jax import cli
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data import base, source
@@ -26,7 +27,7 @@ TYPES = dict(image=np.uint8, mask=np.uint8, boxes=np.float32, box_labels=np.int3
 
 
 def test_every_kind_has_a_case():
-    assert {name.split()[0] for name in MAKERS} == {*source.KINDS, "python", "arrays"}
+    assert {name.split()[0] for name in MAKERS} == {*source.kinds.names(), "python", "arrays"}
 
 
 def opened(case, **changes):
@@ -78,9 +79,66 @@ def test_facts(case, images):
             assert source.may_have(section, need) or not source.has(images, need), need
 
 
+def test_of_a_foreign_object_length_and_records_suffice():
+    rows = [{"image": image} for image in records.IMAGES[:, :6]]
+    bare = pickle.loads(pickle.dumps(base.adopt(rows)))
+    assert {fact: getattr(bare, fact) for fact in base.FACTS} == {
+        fact: getattr(base.Source, fact) for fact in base.FACTS
+    }
+    assert (len(bare), bare.name(3), bare.shape(3)) == (12, "list/3", (6, 8))
+    assert bare.list_names() is None and bare.unresized is bare and base.adopt(bare) is bare
+    records.same_record(bare[1], rows[1])
+
+    class Rows(list):
+        has_masks, name, shape, unresized = True, "a set".format, lambda s, i: (i, 1), rows
+        list_names = lambda s: map(str, range(12))  # noqa: E731
+
+    known = base.adopt(Rows(rows))
+    assert (known.has_masks, known.name(3), known.shape(3)) == (True, "a set", (3, 1))
+    assert known.list_names()[11] == "11" and len(known.unresized) == 12
+    assert str(known) == str(rows) and repr(known) == repr(rows)
+    with pytest.raises(InputError, match="generator"):
+        base.adopt(image for image in rows)
+
+
+OUTSIDE = """
+from pathlib import Path
+
+import numpy as np
+from ssl_jax import data
+
+
+def opened(section, split):
+    count = int(Path(section["dir"]).name) // {"train": 1, "test": 2}[split]
+    return [{"image": np.full((8, 8, 3), i, np.uint8), "mask": np.eye(8)} for i in range(count)]
+
+
+parts = lambda section: ("train", "test")
+required = {"dir": "the number of records"}
+data.register("mine", opened, parts=parts, keys=["dir"], has=["masks"], required=required)
+"""
+
+
+def test_a_kind_from_outside(tmp_path, monkeypatch, capsys):
+    (tmp_path / "outside_kind.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(source.kinds, "KINDS", dict(source.kinds.KINDS))
+    arguments = ["--config=quickstart", "--config.data.kind=mine", "--config.optim.batch_size=8"]
+    for more, code, named in (
+        ([], 2, "data.kind"),
+        (["--import=outside_kind"], 2, "data.dir"),
+        (["--import=outside_kind", "--config.data.dir=12", "--config.data.list=x"], 2, "data.list"),
+        (["--import=outside_kind", "--config.data.dir=12"], 0, "12 has no labels"),
+    ):
+        assert cli.main(["ssl-jax", "show", *more, *arguments]) == code
+        assert named in "".join(capsys.readouterr()), more
+    half = make_source(dict(kind="mine", dir="12", split="train[:50%]", size=4))
+    assert len(half) == 6 and half[0]["image"].shape == (4, 4, 3) and half.num_classes is None
+
+
 def test_names(case, images, tmp_path):
     assert len({images.name(i) for i in range(len(images))}) == len(images)
-    if hasattr(images, "list_names") and case.config["kind"] != "davis":
+    if images.list_names() and case.config["kind"] != "davis":
         names = images.list_names()
         assert len(set(names)) == len(names) == len(images)
         (tmp_path / "list.txt").write_text(f"{names[-1]}\n")

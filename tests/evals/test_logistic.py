@@ -58,10 +58,10 @@ def test_few_images_of_many_classes():
 
 
 def test_scores_and_training_images_of_one_class():
-    train = SimpleNamespace(image=_TRAIN, labels=_LABELS)
-    test = SimpleNamespace(image=_TEST, labels=_TEST_LABELS)
+    train = SimpleNamespace(image=_TRAIN, labels=_LABELS, index=None)
+    test = SimpleNamespace(image=_TEST, labels=_TEST_LABELS, index=None)
     scores = evals.TYPES["logistic"].run(fakes.case("logistic", train, test, c=(1.0,)))
     assert scores["logistic_c"] == 1.0 and 50 < scores["logistic"] <= 100
-    same = SimpleNamespace(image=_TRAIN, labels=np.zeros(300, int))
+    same = SimpleNamespace(image=_TRAIN, labels=np.zeros(300, int), index=None)
     with pytest.raises(InputError):
         evals.TYPES["logistic"].run(fakes.case("logistic", same, test))

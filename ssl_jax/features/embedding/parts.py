@@ -169,10 +169,7 @@ def _flat(name, values, dtype):
 
 def _names(source) -> list[str]:
     """Of all records: where the source has relative paths, those."""
-    try:
-        names = base.unresized(source).list_names()
-    except (AttributeError, InputError):  # it has no such names, or its records have none
-        names = map(source.name, range(len(source)))
+    names = base.unresized(source).list_names() or map(source.name, range(len(source)))
     # File names may be bytes that are no text.
     return [os.fsencode(name).decode(errors="backslashreplace") for name in names]
 

@@ -93,35 +93,33 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         }
         return params, carry
 
-    def embed(encoder, params, group, keys=None, masked=False):
-        """Tokens of a group of views [B, V, ...] and the embedding of each view [B, V, d]."""
-        tokens = multicrop.encode(encoder, params["backbone"], group, keys=keys, masked=masked)
-        return tokens, head.apply(params["head"], multicrop.global_token(tokens, c.global_token))
+    def embed(params, tokens):
+        """The embedding [B, V, d] of each view."""
+        return head.apply(params["head"], multicrop.global_token(tokens, c.global_token))
 
     def encode(params, teacher, constants, views, keys, progress):
         keys = multicrop.split_keys(keys, 3)
-        group = views["global"]
-        clean, target = embed(backbone.teacher, teacher, group)
-        masked, student = embed(backbone.student, params, group, keys[:, 0], with_patches)
-        if "local" in views:
-            _, local = embed(backbone.student, params, views["local"], keys[:, 1])
-            student = jnp.concatenate([student, local], axis=1)
-        outputs = Outputs(student, target)
+        student, clean = multicrop.student_teacher(
+            backbone, params, teacher, views, keys[:, :2], masked=with_patches
+        )
+        embeddings = [embed(params, tokens) for tokens in student]
+        outputs = Outputs(jnp.concatenate(embeddings, axis=1), embed(teacher, clean))
         if not with_patches:
             return outputs
 
+        masks = views["global"].masks
         # Only masked patches have a loss: the head is spared the others.
-        index, masks = multicrop.masked_first(group.masks, most_masked)
+        index, masked = multicrop.masked_first(masks, most_masked)
 
         def one_patch(key):
-            return jax.random.randint(key, (1,), 0, group.masks.shape[-1], jnp.int32)
+            return jax.random.randint(key, (1,), 0, masks.shape[-1], jnp.int32)
 
         # One random patch of global view 2 per image enters the patch memory (appendix A).
         pick = jax.vmap(one_patch)(keys[:, 2])
         return outputs._replace(
-            student_patches=head.apply(params["head"], multicrop.take(masked.patches, index)),
+            student_patches=head.apply(params["head"], multicrop.take(student[0].patches, index)),
             teacher_patches=head.apply(teacher["head"], multicrop.take(clean.patches, index)),
-            masks=masks,
+            masks=masked,
             memory_patch=head.apply(
                 teacher["head"], multicrop.take(clean.patches[:, 1], pick)
             ).squeeze(1),

@@ -1,4 +1,4 @@
-"""Records are made ahead in their order, and a reader that hangs holds nobody."""
+"""Records are read ahead in order, in batches of one shape; a reader that hangs holds nobody."""
 
 import itertools
 import signal
@@ -7,11 +7,14 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 
-from ssl_jax.features import ahead as module
-from ssl_jax.features.ahead import ahead
+from ssl_jax.config import InputError
+from ssl_jax.features import feed
+from ssl_jax.features.feed import Batch, View, ahead
 from tests import compiling
+from tests.evals import fakes
 from tests.process import runs
 
 
@@ -29,7 +32,7 @@ def test_batches_come_in_order_and_few_are_made_ahead():
 
 
 def test_an_error_waits_for_nothing_that_hangs_or_has_not_begun(monkeypatch):
-    monkeypatch.setattr(module, "_PATIENCE", 0.01)
+    monkeypatch.setattr(feed, "_PATIENCE", 0.01)
     made, goes_on = [], threading.Event()
 
     def read(i):
@@ -43,6 +46,64 @@ def test_an_error_waits_for_nothing_that_hangs_or_has_not_begun(monkeypatch):
         next(batches)
     assert len(made) < 100 and not goes_on.is_set()
     goes_on.set()
+
+
+def _cut(row, record):
+    """Two views of each record but the third, which is left out."""
+    value = int(record["image"][0, 0, 0])
+    return [View((row, value, i), record["image"]) for i in range(2) if row != 2]
+
+
+def test_views_come_in_order_without_records_that_cannot_be_read():
+    images = np.arange(1, 8, dtype=np.uint8).repeat(12).reshape(7, 2, 2, 3)
+    source = fakes.Source(images, broken=(1, 5))
+    batches = list(feed.feed(source, [6, 5, 4, 3, 1, 0], _cut, 2))
+    assert [batch.skipped for batch in batches] == [[5], [], [1]]
+    seen = [[view.what for view in batch.views] for batch in batches]
+    assert seen == [[(0, 7, 0), (0, 7, 1)], [(3, 4, 0), (3, 4, 1)], [(5, 1, 0), (5, 1, 1)]]
+    assert feed.readable(source, [0, 1, 5], 1)["image"].max() == 1  # the next after the end
+    with pytest.raises(InputError, match="7 images"):
+        feed.readable(source, [1, 5], 0)
+
+
+def test_batches_of_known_shapes_keep_the_order_of_rows():
+    shapes = np.array([[4, 4], [2, 9], [4, 4], [4, 4], [2, 9], [4, 4], [4, 4]])
+    plan = [(rows.tolist(), size) for rows, size in feed.planned(shapes, 3)]
+    assert plan == [([1, 4], 2), ([0, 2, 3], 3), ([5, 6], 2)]
+    assert [size for _, size in feed.planned(shapes[:1].repeat(4, axis=0), 3)] == [3, 3]
+
+
+def _stream(*widths):
+    views = [View(i, np.full((2, width, 3), i, np.float32)) for i, width in enumerate(widths)]
+    return (Batch([view], 1, []) for view in views)
+
+
+def test_each_image_gets_its_own_features():
+    shapes = []
+
+    def read(images):
+        shapes.append(images.shape[:1] + images.shape[2:3])
+        return images.mean(axis=(1, 2, 3))
+
+    batches = feed.by_shape(_stream(4, 5, 4, 4, 5, 4, 4, 6, 6, 6), 4)
+    features = [pair for views, x in feed.encoded(read, batches) for pair in zip(views, x)]
+    assert sorted((view.what, x) for view, x in features) == [(i, i) for i in range(10)]
+    # five of width 4: a whole batch and one that is filled up to it; others to a power of two
+    assert shapes == [(4, 4), (2, 5), (4, 4), (4, 6)]
+    assert list(feed.encoded(read, [Batch([], 3, [])])) == []
+
+
+def test_few_images_wait_however_many_shapes_there_are():
+    taken = []
+
+    def stream():
+        for batch in _stream(*range(4, 44), *[4] * 3):  # forty shapes
+            taken.append(batch)
+            yield batch
+
+    batches = feed.by_shape(stream(), 2)
+    assert next(batches).views[0].what == 0 and len(taken) <= 18
+    assert sum(len(batch.views) for batch in batches) == 42
 
 
 IMAGES = """

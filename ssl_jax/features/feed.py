@@ -1,0 +1,219 @@
+"""From records to batches for a network: read ahead by threads, cut, and grouped by shape.
+
+    batches = feed(source, records, lambda row, record: [View(row, record["image"])], 64)
+    for views, features in encoded(read, by_shape(batches, 64)):
+        ...
+
+`feed` leaves out records that cannot be read; a source that is `telling.Telling` names each of them
+and refuses more than a share. `ahead` and `readable` are for views that are drawn at random.
+"""
+
+import collections
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.features import windows
+
+_THREADS = min(16, 4 + (os.cpu_count() or 1))  # some wait for a disk while others decode
+_PATIENCE = 1.0  # seconds to wait for a thread once its result is no longer needed
+_AHEAD = 2  # batches that are read while the device is busy
+_WAITING = 8  # batches of images that wait for others of their shape
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Plan = Sequence[tuple[np.ndarray, int]]  # (rows, images to fill up to) of each batch
+
+
+class View(NamedTuple):
+    """What a network sees of a record."""
+
+    what: Any  # which one it is, and what else the reader of its features needs
+    image: np.ndarray  # [H, W, 3] float32 in [0, 1], sides multiples of the patch
+
+
+class Batch(NamedTuple):
+    """Views of some records, and which records could not be read."""
+
+    views: list
+    size: int  # images that it is filled up to
+    skipped: list[int]
+
+    @property
+    def images(self) -> np.ndarray:
+        """[size, H, W, 3], the last one repeated; of views of one shape."""
+        return windows.filled(np.stack([view.image for view in self.views]), self.size)
+
+
+def feed(
+    source: Any,
+    records: Sequence[int] | np.ndarray,
+    cut: Callable[[int, Any], Iterable],
+    size: int,
+    *,
+    plan: Plan | None = None,
+) -> Iterator[Batch]:
+    """The views of records, batch after batch in their order; threads read and cut ahead.
+
+    Args:
+      records: numbers of records of the source.
+      cut: (row, record) -> views of the record, none to leave it out; `row` is its place in
+        `records`. Called by threads.
+      size: records of a batch.
+      plan: the batches in another order, see `planned`.
+
+    Yields:
+      a Batch for each batch of records, without those that cannot be read.
+    """
+    if plan is None:
+        rows = np.arange(len(records))
+        plan = [(rows[start : start + size], size) for start in range(0, len(rows), size)]
+
+    def views_of(row):
+        try:
+            record = source[int(records[row])]
+        except Unreadable:
+            return None
+        return list(cut(int(row), record))
+
+    for results, (rows, full) in zip(ahead(views_of, (rows for rows, _ in plan), _AHEAD), plan):
+        views = [view for result in results if result is not None for view in result]
+        skipped = [int(records[int(row)]) for row, x in zip(rows, results) if x is None]
+        yield Batch(views, full, skipped)
+
+
+def planned(shapes: np.ndarray, size: int) -> Plan:
+    """The plan of a feed of images whose shapes [n, 2] are known: batches of one shape each, rows
+    in order."""
+    plan = []
+    different, kinds = np.unique(shapes, axis=0, return_inverse=True)
+    for kind in range(len(different)):
+        rows = np.flatnonzero(kinds.reshape(-1) == kind)
+        for start in range(0, len(rows), size):
+            part = rows[start : start + size]
+            plan.append((part, size if len(different) == 1 else _power(len(part), size)))
+    return plan
+
+
+def by_shape(
+    batches: Iterable[Batch],
+    size: int,
+    shape: Callable[[View], Any] = lambda view: view.image.shape,
+) -> Iterator[Batch]:
+    """The views of a feed in batches of `size`, of one shape each, as they come.
+
+    The last batch of a shape is filled up to `size`, to a power of two if the shape is rare, so
+    that few programs are compiled. Views wait until there are `size` of their shape, or eight
+    batches of all shapes, so with several shapes the order changes; with one it does not.
+    """
+    waiting: dict[Any, list] = {}
+    often = set()
+
+    def group(key):
+        views = waiting.pop(key)
+        return Batch(views, size if key in often else _power(len(views), size), [])
+
+    for view in (view for batch in batches for view in batch.views):
+        key = shape(view)
+        waiting.setdefault(key, []).append(view)
+        if len(waiting[key]) == size:
+            often.add(key)
+            yield group(key)
+        elif sum(map(len, waiting.values())) >= _WAITING * size:  # memory is limited
+            yield group(max(waiting, key=lambda other: len(waiting[other])))
+    for key in list(waiting):
+        yield group(key)
+
+
+def _power(count, most):
+    """The power of two that a rare shape's batch is filled up to."""
+    return min(most, 1 << (count - 1).bit_length())
+
+
+def encoded(
+    read: Callable[[np.ndarray], Any], batches: Iterable[Batch]
+) -> Iterator[tuple[list[View], Any]]:
+    """(views, their features on the host) of each batch that has any, of views of one shape.
+
+    read: images [B, H, W, 3] -> features [B, ...], an array or a tree of them, see `Network.read`.
+    """
+
+    def on_host(views, features):
+        return views, jax.tree.map(lambda x: np.asarray(x)[: len(views)], features)
+
+    pending = None
+    for batch in batches:
+        if batch.views:
+            started = batch.views, read(batch.images)
+            # The device works on this batch while the host is busy with the one before and the
+            # next.
+            if pending is not None:
+                yield on_host(*pending)
+            pending = started
+    if pending is not None:
+        yield on_host(*pending)
+
+
+def readable(source: Any, records: Sequence[int] | np.ndarray, row: int) -> Any:
+    """The record in that place of `records`, or the next that can be read, for a random draw.
+    Raises InputError if none can."""
+    for step in range(len(records)):
+        with contextlib.suppress(Unreadable):
+            return source[int(records[(int(row) + step) % len(records)])]
+    raise InputError(f"no readable image in {source}")
+
+
+def ahead(
+    function: Callable[[Item], Result], batches: Iterable[Iterable[Item]], count: int
+) -> Iterator[list[Result]]:
+    """[function(item) of each item] of each batch, in order; threads work on `count` batches more
+    than the one that is taken. Raises what `function` raised.
+
+    A thread that hangs, as a read from a disk on the network can, holds neither who leaves early,
+    by an exception or a signal, nor Python's own end.
+    """
+    jobs: queue.SimpleQueue = queue.SimpleQueue()
+
+    def work():
+        while (job := jobs.get()) is not None:
+            future, item = job
+            try:
+                future.set_result(function(item))
+            except BaseException as error:  # raised where the result is taken
+                future.set_exception(error)
+            del job, future, item  # not kept while the thread waits
+
+    def begin(item):
+        jobs.put((future := Future[Result](), item))
+        return future
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    waiting: collections.deque[list[Future[Result]]] = collections.deque()
+    try:
+        for batch in batches:
+            waiting.append([begin(item) for item in batch])
+            if len(waiting) > count:
+                yield [future.result() for future in waiting.popleft()]
+        while waiting:
+            yield [future.result() for future in waiting.popleft()]
+    finally:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                jobs.get_nowait()
+        for _ in threads:
+            jobs.put(None)
+        until = time.monotonic() + _PATIENCE
+        for thread in threads:
+            thread.join(max(0, until - time.monotonic()))

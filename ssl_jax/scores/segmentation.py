@@ -1,0 +1,151 @@
+"""Segmentation by retrieval: a test patch takes the class of its nearest training patches
+(Hummingbird; CrIBo table 1).
+
+CrIBo leaves open the similarity, the votes, the level of the score and the treatment of ignored
+pixels. Here: cosine; plain votes, or softmax(similarity / 0.1); training patches whose majority
+label is "ignore" are dropped; mIoU over patches and over pixels. Images may differ in size; the
+bank may be larger than the memory of a device or, in a file, of the machine.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.features import store
+from ssl_jax.features.store import Grids
+from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores import neighbours
+from ssl_jax.scores.metrics import class_iou, confusion
+
+NEIGHBOURS = 50
+
+
+class Retrieval(NamedTuple):
+    """Predictions of N test images and their scores; lists where the images differ in size."""
+
+    predicted: Any  # [N, h, w] int32, class of each patch
+    truth: Any  # [N, h, w] int32, majority label of each patch, 255 = ignore
+    patch_iou: np.ndarray  # [c] float64, NaN for classes that do not count, see `class_iou`
+    pixel_iou: np.ndarray  # the same, predictions enlarged by nearest neighbour to the masks' size
+    patch_counts: np.ndarray  # [c, c] int64, patches by true (row) and predicted class
+
+
+def patch_labels(
+    masks: ArrayLike, grid: tuple[int, int], *, num_classes: int, ignore: int = IGNORE
+) -> np.ndarray:
+    """Majority label of each patch.
+
+    Args:
+      masks: [N, H, W] int in [0, num_classes) or `ignore`.
+      grid: (h, w), a partition of the mask into equal patches.
+
+    Returns:
+      [N, h, w] int32; a tie goes to the lowest class, and to a class rather than to `ignore`.
+
+    Raises:
+      ValueError: the grid does not divide the masks, or a label is out of range.
+    """
+    masks = np.asarray(masks)
+    n, height, width = masks.shape
+    h, w = grid
+    if height % h or width % w:
+        raise ValueError(
+            f"masks of {width}x{height} pixels cannot be divided into {w}x{h} equal patches"
+        )
+    wrong = (masks >= num_classes) & (masks != ignore) | (masks < 0)
+    if wrong.any():
+        raise ValueError(
+            f"mask label {masks[wrong][0]} is neither below {num_classes} nor {ignore} (ignore)"
+        )
+    patch = np.arange(h * w).reshape(h, w).repeat(height // h, axis=0).repeat(width // w, axis=1)
+    result = np.empty((n, h * w), np.int32)
+    for i in range(n):
+        # "ignore" comes last, so ties go to a class.
+        column = np.where(masks[i] == ignore, num_classes, masks[i])
+        counts = np.bincount(
+            (patch * (num_classes + 1) + column).ravel(), minlength=h * w * (num_classes + 1)
+        )
+        result[i] = counts.reshape(h * w, num_classes + 1).argmax(axis=1)
+    return np.where(result == num_classes, ignore, result).reshape(n, h, w).astype(np.int32)
+
+
+def segment(
+    train: np.ndarray | Grids,
+    train_masks: np.ndarray | Grids,
+    test: np.ndarray | Grids,
+    test_masks: np.ndarray | Grids,
+    *,
+    num_classes: int,
+    k: int = NEIGHBOURS,
+    rule: str = "plain",
+    absent: str = "zero",
+    images: Sequence[int] | np.ndarray | None = None,
+    **chunks: int,
+) -> Retrieval:
+    """Labels the patches of test images by retrieval from the training images.
+
+    Args:
+      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); or Grids.
+      test, test_masks: likewise for N images.
+      k, rule, chunks: see `neighbours.retrieve`. absent: see `class_iou`.
+      images: the training images to retrieve from; None: all.
+
+    Raises:
+      ValueError: every training patch is ignored, all have one class, or shapes do not fit.
+    """
+    labels_of_image = labels_of(train_masks, train, num_classes=num_classes)
+    labels = np.concatenate([labels.ravel() for labels in labels_of_image])
+    valid = labels != IGNORE
+    if images is not None:
+        sizes = [labels.size for labels in labels_of_image]
+        valid &= np.isin(np.repeat(np.arange(len(sizes)), sizes), images)
+    if not valid.any():
+        raise ValueError("every training patch is ignored")
+    if images is None and len(np.unique(labels[valid])) == 1:
+        raise ValueError(f"every training patch is of class {labels[valid][0]}")
+    truth = labels_of(test_masks, test, num_classes=num_classes)
+    classes = neighbours.retrieve(
+        store.rows_of(train),
+        labels,
+        store.rows_of(test),
+        num_classes=num_classes,
+        k=k,
+        rule=rule,
+        rows=None if valid.all() else np.flatnonzero(valid),
+        **chunks,
+    )
+    ends = np.cumsum([labels.size for labels in truth])
+    predicted = [
+        classes[end - labels.size : end].reshape(labels.shape) for labels, end in zip(truth, ends)
+    ]
+    counts = np.zeros((2, num_classes, num_classes), np.int64)
+    for right, guess, mask in zip(truth, predicted, test_masks):
+        enlarged = enlarge(guess[None], mask.shape)[0]
+        counts[0] += confusion(right, guess, num_classes=num_classes)
+        counts[1] += confusion(mask, enlarged, num_classes=num_classes)
+    one_size = not isinstance(test, Grids)
+    return Retrieval(
+        predicted=np.stack(predicted) if one_size else predicted,
+        truth=np.stack(truth) if one_size else truth,
+        patch_iou=class_iou(counts[0], absent),
+        pixel_iou=class_iou(counts[1], absent),
+        patch_counts=counts[0],
+    )
+
+
+def labels_of(
+    masks: np.ndarray | Grids, patches: np.ndarray | Grids, *, num_classes: int
+) -> list[np.ndarray]:
+    """[h, w] majority labels of the patches of each image, see `patch_labels`."""
+    shapes = [patches[i].shape[:2] for i in range(len(patches))]
+    return [
+        patch_labels(masks[i][None], shapes[i], num_classes=num_classes)[0]
+        for i in range(len(masks))
+    ]
+
+
+def enlarge(grids: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """[N, h, w] -> [N, H, W] by nearest neighbour; size (H, W) is a multiple of (h, w)."""
+    return grids.repeat(size[0] // grids.shape[1], axis=1).repeat(size[1] // grids.shape[2], axis=2)
