@@ -18,9 +18,9 @@ from ssl_jax.data import base
 from ssl_jax.evals import knn
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import neighbours
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import boxes, windows
+from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 from ssl_jax.scores.metrics import check_classes
 from ssl_jax.scores.neighbours import KS, classify_sets
 

@@ -9,11 +9,11 @@ import numpy as np
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion, segmentation
-from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import extract, tokens
 from ssl_jax.features.store import Grids
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.scores.metrics import ABSENT, mean_iou, num_classes
 from ssl_jax.scores.segmentation import NEIGHBOURS, segment
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from ssl_jax.evals.pictures.base import Panel, Picture
+from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.report.style import GRID_STYLE, LINES, class_colors, paint, save, set_title
 
 _SIDE, _WIDEST = 1.5, 16.0  # inches: of a panel; of a grid, which makes panels smaller if many

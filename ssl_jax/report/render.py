@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ssl_jax.config import reason
-from ssl_jax.evals.pictures.base import Animation, Chart, Classes, Picture, Scatter
+from ssl_jax.methods.pictures.base import Animation, Chart, Classes, Picture, Scatter
 from ssl_jax.report.grid import as_float, check, grid, legend_entry
 from ssl_jax.report.style import (
     GRID_STYLE,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
+from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 from ssl_jax.scores.detection import Boxes
 
 _SIDE = 480  # pixels of an image's longer side, so that lines are thin beside it

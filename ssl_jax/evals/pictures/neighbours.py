@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
+from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 
 _RIGHT, _WRONG, _QUERY = "#1a9850", "#d73027", "#333333"
 

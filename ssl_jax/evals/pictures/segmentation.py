@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 
 _FRAME = "#bbbbbb"
 _LEGEND = 24  # with more classes than this, the legend has those that appear

@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import neighbours
-from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.evals.retrieval import gallery, ground_truth
 from ssl_jax.features import tokens, windows
 from ssl_jax.features.scales import shrunk
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import ranking
 
 _QUERIES, _SHOWN, _SIDE = 6, 8, 224  # of the picture: queries, neighbours, pixels of a longer side
