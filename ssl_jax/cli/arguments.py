@@ -134,11 +134,11 @@ def changed(config: ConfigDict, changes: Sequence[str]) -> ConfigDict:
     --config.evals.all.KEY=VALUE stands for each evaluation that has KEY. The kind of a set follows
     from its `dir` or `name` where they alone are given. Raises InputError.
     """
-    known = config_lib.flatten(config)
-    changes = _for_all(changes, known)
+    keys = config_lib.flatten(config)
+    changes = _for_all(changes, keys)
     for key in (match[1] for match in map(_KEY.match, changes) if match):
-        if key not in known:
-            raise InputError(_no_key(key, known))
+        if key not in keys:
+            raise InputError(_no_key(key, keys))
     values, argv = flags.FlagValues(), ["", *changes]
     copy = ConfigDict(config.to_dict())
     config_flags.DEFINE_config_dict("config", copy, "", flag_values=values, sys_argv=argv)
@@ -146,25 +146,25 @@ def changed(config: ConfigDict, changes: Sequence[str]) -> ConfigDict:
         values(argv)
     except flags.Error as error:
         match = re.match(r"flag --config\.([^=]+)=(.*?): ", str(error))
-        if not match or match[1] not in known:
+        if not match or match[1] not in keys:
             raise InputError(" ".join(str(error).split())) from error
-        raise InputError(config_lib.wrong_type(match[1], match[2], known[match[1]])) from error
+        raise InputError(config_lib.wrong_type(match[1], match[2], keys[match[1]])) from error
     result = values["config"].value
     _set_kinds(result, given(changes, result))
     return result
 
 
-def _for_all(changes: Sequence[str], known: Collection[str]) -> list[str]:
+def _for_all(changes: Sequence[str], keys: Collection[str]) -> list[str]:
     """The changes, with one for each evaluation that has the key in place of
     --config.evals.all.KEY=VALUE. They come first: a change of one evaluation counts.
 
-    known: all keys there are.
+    keys: all keys there are.
     """
     of_all, others = [], []
     for change in changes:
         match = re.match(r"(--?config\.evals\.)all(\.[^=]+)(=.*)", change, re.DOTALL)
         same = rf"evals\.(\w+){re.escape(match[2])}" if match else "$."
-        names = [one[1] for one in (re.fullmatch(same, key) for key in known) if one]
+        names = [one[1] for one in (re.fullmatch(same, key) for key in keys) if one]
         of_all += [f"{match[1]}{name}{match[2]}{match[3]}" for name in names if match]
         others += [] if names else [change]
     return [*of_all, *others]
@@ -193,13 +193,13 @@ def given(changes: Sequence[str], config: ConfigDict) -> set[str]:
     return {match[1] for match in matches if match}
 
 
-def _no_key(key: str, known) -> str:
-    """Message for a dotted key that is not in `known`."""
-    inside = [k for k in known if k.startswith(key + ".")]
+def _no_key(key: str, keys) -> str:
+    """Message for a dotted key that is not in `keys`."""
+    inside = [k for k in keys if k.startswith(key + ".")]
     if inside:
         return f'"{key}" is a section; set one of its keys: {", ".join(inside)}'
     last = key.rpartition(".")[2].lower().replace("-", "_")
-    own = next((own for own, names in _SYNONYMS.items() if last in names.split()), None)
-    if own:
-        return f'unknown config key "{key}"; here it is {own}'
-    return config_lib.unknown("config key", key, known)
+    ours = next((ours for ours, names in _SYNONYMS.items() if last in names.split()), None)
+    if ours:
+        return f'unknown config key "{key}"; here it is {ours}'
+    return config_lib.unknown("config key", key, keys)

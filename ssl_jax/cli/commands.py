@@ -46,7 +46,7 @@ def _evaluations() -> str:
     from ssl_jax import evals
 
     protocols = {name: "|".join(type.protocols) for name, type in sorted(evals.TYPES.items())}
-    types = [f"{name}:{known}" if known else name for name, known in protocols.items()]
+    types = [f"{name}:{protocol}" if protocol else name for name, protocol in protocols.items()]
     indent: dict = dict(initial_indent="  ", subsequent_indent="  ", break_long_words=False)
     return textwrap.fill("  ".join(types), 78, **indent)
 

@@ -129,11 +129,11 @@ def _check_out(out: Path) -> None:
     """Refuses a place with something that no evaluation wrote. Raises InputError."""
     from ssl_jax import evals
 
-    known = [out] if out.suffix == ".json" else [out / "results.json"]
-    files = known if out.suffix == ".json" else [*known, out / "results.txt", out / "pictures"]
+    outputs = [out] if out.suffix == ".json" else [out / "results.json"]
+    files = outputs if out.suffix == ".json" else [*outputs, out / "results.txt", out / "pictures"]
     there = [file for file in files if file.exists()]
     try:
-        ours = evals.TRAINED in reading.parse_json(reading.read_bytes(known[0]))
+        ours = evals.TRAINED in reading.parse_json(reading.read_bytes(outputs[0]))
     except (OSError, ValueError, TypeError):
         ours = False
     if there and not ours:

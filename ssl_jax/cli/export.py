@@ -37,19 +37,19 @@ def about(path: str, encoder: Any) -> Any:
     from ssl_jax.report import folders
 
     config = encoder.config.to_dict()
-    known = card.About(config["method"], _data(config), encoder.step)
+    facts = card.About(config["method"], _data(config), encoder.step)
     place = api.place_of(path)
     if place.is_file():
         stored = own.read(place)
         notes = stored.notes if stored else {}
-        return known._replace(results=_rows(notes), command=_line(notes.get("command")))
+        return facts._replace(results=_rows(notes), command=_line(notes.get("command")))
     folder = place.parent.parent if place.parent.name == "checkpoints" else place
     if not (folder / "checkpoints").is_dir():
-        return known
+        return facts
     (run,) = folders.read([folder])
     # results.json is of the last step.
     results = run.results if encoder.step == run.total_steps else {}
-    return known._replace(results=results, command=_command(run.environment.get("command", [])))
+    return facts._replace(results=results, command=_command(run.environment.get("command", [])))
 
 
 def _data(config: dict) -> str:
@@ -69,8 +69,8 @@ def _command(words: list[str]) -> str:
     """The command that trained, without its work folder."""
     if not words:
         return ""
-    kept = [word for word in words[1:] if not word.lstrip("-").startswith("workdir=")]
-    return shlex.join(["ssl-jax", *kept])
+    words = [word for word in words[1:] if not word.lstrip("-").startswith("workdir=")]
+    return shlex.join(["ssl-jax", *words])
 
 
 def _line(text: str | None) -> str:

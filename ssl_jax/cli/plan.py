@@ -229,13 +229,13 @@ def suggestions(result: dict) -> list[str]:
     memory, fits = result["memory"], _total(result["memory"]) < result["memory_of_device"]
     lines = []
     if not fits:
-        held = max(memory, key=memory.get)
+        largest = max(memory, key=memory.get)
         remedy = {
             "temporary": 'model.remat="block" or a larger optim.chunks',
             "carry": "more devices, or a smaller memory of the method",
             "batch": "a smaller optim.batch_size",
-        }.get(held, "a larger mesh.fsdp")
-        lines.append(f"  to make it fit: {remedy} (largest: {held})")
+        }.get(largest, "a larger mesh.fsdp")
+        lines.append(f"  to make it fit: {remedy} (largest: {largest})")
     elif result["remat"] != "none" and 2 * _total(memory) < result["memory_of_device"]:
         less = "none" if result["remat"] == "dots" else "dots"
         lines.append(f'  to recompute less, as memory allows: model.remat="{less}"')

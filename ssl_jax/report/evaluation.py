@@ -154,9 +154,9 @@ class Evaluation:
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
             prefix = "" if name == case.config.type else f"{name}_"
             paths += render.draw(figures, folder, name, prefix)
-        if alike and (wanted := pictures.wanted(config.method)):
+        if alike and (demand := pictures.wanted(config.method)):
             paths += render.draw(
-                lambda: pictures.draw(encoder, images(*wanted)),
+                lambda: pictures.draw(encoder, images(*demand)),
                 folder,
                 f"{config.method}_pictures",
                 f"{config.method}_",
@@ -190,13 +190,13 @@ class Evaluation:
             return []
         table = self.table(results)
         shares = {name + IMAGES: count for name, count in self._images().items()}
-        known = {**results, evals.TRAINED: {**results[evals.TRAINED], **shares}}
+        stored = {**results, evals.TRAINED: {**results[evals.TRAINED], **shares}}
         (folder / "results.txt").write_text(table + "\n")
         print(table, flush=True)
         paths = self.draw(params, constants, folder / "pictures", folder)
         print(f"{len(paths)} pictures in {folder / 'pictures'}", flush=True)
         # Last: it says that there is nothing left to do.
-        (folder / "results.json").write_text(json.dumps(known, indent=2) + "\n")
+        (folder / "results.json").write_text(json.dumps(stored, indent=2) + "\n")
         return paths
 
 
