@@ -9,6 +9,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, flatten
+from ssl_jax.data import base
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import EMBEDDED, make_source
 from ssl_jax.evals import registry, section
@@ -55,7 +56,7 @@ class Case:
 
     encoder: an Encoder, raw pixels or any function of images, see `features.network`; `network`
       is what it is adopted as.
-    config: the evaluation's section. train, test: sources of its images.
+    config: the evaluation's section. train, test: sources of its images, adopted; None: not used.
     seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
     extracted: features that evaluations of this network on the same images share, and what one
       evaluation works out `once`; filled on demand.
@@ -73,6 +74,11 @@ class Case:
     extracted: dict = field(default_factory=dict)
     shared: bool = True
     cache: str = ""
+
+    def __post_init__(self):
+        for name in ("train", "test"):
+            if (source := getattr(self, name)) is not None:
+                object.__setattr__(self, name, base.adopt(source))
 
     @functools.cached_property
     def network(self) -> Network:
@@ -120,15 +126,14 @@ class Case:
         """The records of the training or the test images, which have boxes. Raises InputError
         where they have none."""
         source, indices = self.chosen(name)
-        self.need(getattr(source, "has_boxes", False), "boxes")
+        self.need(source.has_boxes, "boxes")
         return Records(source, indices)
 
     def videos(self) -> Mapping[str, range]:
         """{name: records} of the videos of the test part, whose frames have masks. Raises
         InputError where there are none."""
-        sequences: Mapping[str, range] = getattr(self.test, "sequences", None) or {}
-        self.need(bool(sequences), "videos with masks")
-        return sequences
+        self.need(bool(self.test.sequences), "videos with masks")
+        return self.test.sequences
 
     def need(self, there: bool, needs: str) -> None:
         """Raises InputError unless the images have what the evaluation needs."""

@@ -1,7 +1,5 @@
 """Scores of the evaluation `dense`."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -52,7 +50,7 @@ def test_subsampled_banks_are_averaged_and_follow_the_seed():
 
 def test_labels_that_say_nothing_are_refused():
     with pytest.raises(InputError, match="class 2"):  # which the set does not name
-        _run(source=SimpleNamespace(mask_names=("sky", "road")))
+        _run(source=fakes.Source(_TEST.patches, mask_names=("sky", "road")))
     rare = np.zeros_like(_TRAIN.masks)
     rare[0, 0, 0] = 1  # no patch is mostly of it
     with pytest.raises(InputError, match="class 0"):
