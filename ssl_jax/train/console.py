@@ -103,7 +103,7 @@ class Console:
             with self._lock:
                 self._spoken = time.perf_counter()
                 if self._live is None:
-                    print(text, flush=True)
+                    print(f"{text}\n", end="", flush=True)  # at once: a signal prints a line too
                 else:  # as it is: rich would break paths at the edge, and read [brackets]
                     plain: dict = dict(markup=False, highlight=False, emoji=False)
                     self._live.console.print(text, soft_wrap=True, **plain)
