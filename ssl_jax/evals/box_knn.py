@@ -19,9 +19,9 @@ from ssl_jax.evals import knn
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.pictures import neighbours
-from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import boxes, windows
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores.neighbours import KS, classify_sets
 
 PAPER_K = 140  # 20 * 7

@@ -13,8 +13,8 @@ from numpy.typing import ArrayLike
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.registry import BASELINES, NoSettings, Protocol, register_module
+from ssl_jax.methods.pictures.base import Classes
 from ssl_jax.scores import metrics
 
 _IMAGENET = dict(kind="tfds", name="imagenet2012", test_split="validation", size=256)

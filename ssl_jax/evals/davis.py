@@ -14,9 +14,9 @@ import numpy as np
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import tracking
-from ssl_jax.evals.pictures.base import Animation, Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import derived, frames, windows
+from ssl_jax.methods.pictures.base import Animation, Picture
 from ssl_jax.scores import propagation, video
 from ssl_jax.scores.propagation import Propagation
 

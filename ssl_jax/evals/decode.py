@@ -21,10 +21,11 @@ from ssl_jax.config import InputError, field
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 from ssl_jax.features.ahead import ahead
 from ssl_jax.losses import reconstruction
+from ssl_jax.methods.pictures import reconstructions
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.models import decoder, factorise, tokenizer
 from ssl_jax.ops import numerics
 

@@ -10,11 +10,11 @@ from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case, Masked
 from ssl_jax.evals.classes import classes_of
 from ssl_jax.evals.pictures import segmentation as pictures
-from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import tokens
 from ssl_jax.features.store import Grids
 from ssl_jax.features.telling import subset
+from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.scores.metrics import ABSENT, mean_iou
 from ssl_jax.scores.segmentation import NEIGHBOURS, Retrieval, segment
 

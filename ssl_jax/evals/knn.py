@@ -11,9 +11,9 @@ import numpy as np
 from ssl_jax.config import field
 from ssl_jax.evals.case import Case, Labelled
 from ssl_jax.evals.pictures import confusion, neighbours
-from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import tokens
+from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.scores.neighbours import KS, TEMPERATURE, classify
 
 _IMAGENET = dict(kind="folder", split="train", test_split="val", size=256)

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterator
 
-import jax
 import numpy as np
-from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
 from ssl_jax.features.windows import filled
-from ssl_jax.models import tokenizer
+from ssl_jax.methods.stellar.pictures import pixels
 
 _LEAST_ERROR = 1e-10  # 100 dB
 
@@ -23,17 +21,6 @@ def psnr(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
     """
     error = np.square(np.asarray(images, np.float64) - np.asarray(rebuilt, np.float64))
     return -10 * np.log10(np.maximum(error.mean(axis=(1, 2, 3)), _LEAST_ERROR))
-
-
-def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
-    """What STELLAR rebuilt, as pixels [B, H, W, 3] in [0, 1].
-
-    config: of the run. rebuilt: the extra of that name: pixels, or a tokenizer's codes [B, h, w].
-    """
-    goal = tokenizer.target(config.stellar.target, config.model.patch)
-    return np.asarray(
-        rebuilt if goal.decode is None else goal.decode(config.stellar.tokenizer, rebuilt)
-    )
 
 
 def batches(case: Case) -> Iterator[tuple[np.ndarray, int]]:

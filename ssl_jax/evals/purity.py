@@ -14,10 +14,10 @@ from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case, Masked
 from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.pictures import clusters as pictures
-from ssl_jax.evals.pictures import similarity
-from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import register_module
 from ssl_jax.features.windows import filled
+from ssl_jax.methods.pictures import similarity
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores.clusters import agreement, kmeans, modes
 from ssl_jax.scores.metrics import num_classes
 from ssl_jax.scores.segmentation import patch_labels

@@ -14,6 +14,7 @@ from rich.console import Console as Terminal
 from ssl_jax import api
 from ssl_jax.runtime import progress
 from ssl_jax.train import console, loop
+from ssl_jax.train import eta as eta_lib
 from tests import tiny
 
 
@@ -25,7 +26,7 @@ def config(tasks=("knn",)):
 
 
 def test_the_time_to_the_end_counts_steps_evaluations_and_saves():
-    eta = console.Eta(config())
+    eta = eta_lib.Eta(config())
     eta.begin(0)
     assert str(eta) == "?"
     eta.evaluated(0, 30.0)
@@ -51,7 +52,7 @@ def test_the_time_to_the_end_counts_steps_evaluations_and_saves():
     ],
 )
 def test_the_time_to_the_end_says_what_it_leaves_out(settings, at, expected):
-    eta = console.Eta(config(**settings))
+    eta = eta_lib.Eta(config(**settings))
     eta.begin(at)
     eta.step(at + 1, 1.0)
     eta.step(at + 2, 2.0)

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
+from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 
 _COLUMNS = 6  # images of `points`, side by side
 _RIGHT, _WRONG, _QUERY = "#1a9850", "#d73027", "#333333"

@@ -11,10 +11,10 @@ from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.evals.retrieval import gallery, ground_truth, pictures
 from ssl_jax.evals.retrieval.settings import Settings
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import ranking
 
 # DINO's script, which iBOT, SOVE and SOP use, computes queries from whole images; the benchmark

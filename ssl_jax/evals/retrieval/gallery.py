@@ -9,11 +9,11 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.classes import check_classes
-from ssl_jax.evals.pictures.base import class_name
 from ssl_jax.evals.retrieval import ground_truth
 from ssl_jax.evals.retrieval.settings import Settings
 from ssl_jax.features import derived, scales
 from ssl_jax.features.feed import View
+from ssl_jax.methods.pictures.base import class_name
 from ssl_jax.scores import normalize, ranking
 
 

@@ -4,11 +4,11 @@ import numpy as np
 
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import neighbours
-from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.retrieval.gallery import Gallery, shown
 from ssl_jax.evals.retrieval.settings import Settings
 from ssl_jax.features import windows
 from ssl_jax.features.scales import shrunk
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import ranking
 
 _QUERIES, _SHOWN, _SIDE = 6, 8, 224  # queries, neighbours, pixels of a longer side

@@ -5,23 +5,22 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.evals.pictures.base import Panel, Picture
-from ssl_jax.evals.psnr import psnr
+from ssl_jax.methods.pictures.base import Panel, Picture
 
 
 def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:
     """A row per image: the image, rebuilt, and the squared error. images, rebuilt: [n, H, W, 3]."""
     images, rebuilt = np.asarray(images), np.asarray(rebuilt)
 
-    def row(image, guess, decibels):
+    def row(image, guess):
         error = np.square(image - guess).mean(axis=-1)
         return (
             Panel(image, title="image"),
-            Panel(guess, title=f"rebuilt, {decibels:.1f} dB"),
+            Panel(guess, title=f"rebuilt, {_decibels(image, guess)}"),
             Panel(image, heat=error, title="squared error"),
         )
 
-    return Picture(title, tuple(row(*each) for each in zip(images, rebuilt, psnr(images, rebuilt))))
+    return Picture(title, tuple(row(*pair) for pair in zip(images, rebuilt)))
 
 
 def compared(images: ArrayLike, rebuilt: Mapping[str, ArrayLike], title: str) -> Picture:
@@ -30,12 +29,20 @@ def compared(images: ArrayLike, rebuilt: Mapping[str, ArrayLike], title: str) ->
     images: [n, H, W, 3]. rebuilt: {name of the network: [n, H, W, 3]}.
     """
     images = np.asarray(images)
-    columns = {name: (np.asarray(x), psnr(images, x)) for name, x in rebuilt.items()}
     rows = tuple(
         (
             Panel(image, title="image"),
-            *(Panel(x[i], title=f"{name}, {db[i]:.1f} dB") for name, (x, db) in columns.items()),
+            *(
+                Panel(guess, title=f"{name}, {_decibels(image, guess)}")
+                for name, guess in zip(rebuilt, guesses)
+            ),
         )
-        for i, image in enumerate(images)
+        for image, *guesses in zip(images, *map(np.asarray, rebuilt.values()))
     )
     return Picture(title, rows)
+
+
+def _decibels(image: np.ndarray, guess: np.ndarray) -> str:
+    """The PSNR of pixels in [0, 1], at most 100 dB, as text."""
+    error = np.square(np.asarray(image, np.float64) - guess).mean()
+    return f"{-10 * np.log10(max(error, 1e-10)):.1f} dB"
