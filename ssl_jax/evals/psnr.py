@@ -5,35 +5,26 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 from ml_collections import ConfigDict
-from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
 from ssl_jax.features.windows import filled
 from ssl_jax.models import tokenizer
-
-_LEAST_ERROR = 1e-10  # 100 dB
-
-
-def psnr(images: ArrayLike, rebuilt: ArrayLike) -> np.ndarray:
-    """Peak signal-to-noise ratio in dB of each image, for pixels in [0, 1].
-
-    images, rebuilt: [B, H, W, 3]; returns [B] float64, 100 at most.
-    """
-    error = np.square(np.asarray(images, np.float64) - np.asarray(rebuilt, np.float64))
-    return -10 * np.log10(np.maximum(error.mean(axis=(1, 2, 3)), _LEAST_ERROR))
+from ssl_jax.scores import rebuild
 
 
 def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
-    """What STELLAR rebuilt, as pixels [B, H, W, 3] in [0, 1].
+    """What a network rebuilt, as pixels [B, H, W, 3] in [0, 1].
 
-    config: of the run. rebuilt: the extra of that name: pixels, or a tokenizer's codes [B, h, w].
+    config: of the run, whose method's section names the tokenizer if there is one. rebuilt: the
+    extra of that name: pixels, or codes int [B, h, w] of the tokenizer.
     """
-    goal = tokenizer.target(config.stellar.target, config.model.patch)
-    return np.asarray(
-        rebuilt if goal.decode is None else goal.decode(config.stellar.tokenizer, rebuilt)
-    )
+    if not np.issubdtype(rebuilt.dtype, np.integer):
+        return np.asarray(rebuilt)
+    decode = tokenizer.target("vq", config.model.patch).decode
+    assert decode is not None
+    return np.asarray(decode(config[config.method].tokenizer, rebuilt))
 
 
 def batches(case: Case) -> Iterator[tuple[np.ndarray, int]]:
@@ -52,9 +43,9 @@ def rebuilt(case: Case) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
         extras = case.encoder(images, extras=True).extras
         if not extras or "rebuilt" not in extras:
             raise InputError(
-                f"{case.config.type} needs a network that rebuilds images, as STELLAR with"
-                " stellar.weights.reconstruction above 0; leave it out of evals.tasks, or use the"
-                ' type "decode", which trains a decoder for any network'
+                f"{case.config.type} needs a network that rebuilds images, and this one has no"
+                ' decoder; leave it out of evals.tasks, or use the type "decode", which trains a'
+                " decoder for any network"
             )
         yield images, pixels(case.encoder.config, extras["rebuilt"]), count
 
@@ -64,7 +55,7 @@ def score(case: Case, settings: NoSettings) -> dict[str, float]:
 
     Raises InputError for a network that rebuilds no images.
     """
-    values = [psnr(images, found)[:count] for images, found, count in rebuilt(case)]
+    values = [rebuild.psnr(images, shown)[:count] for images, shown, count in rebuilt(case)]
     return {"psnr": float(np.concatenate(values).mean())}
 
 

@@ -81,18 +81,6 @@ def test_a_classifier_that_is_fitted_here_can_be_saved_and_read(folder, monkeypa
     assert again == {name: value for name, value in scores.items() if name != "imagenet9_head"}
 
 
-def test_predictions_with_and_without_a_layer_norm():
-    rng = np.random.default_rng(0)
-    x, kernel, bias = rng.normal(size=(9, 6)) * 3 + 1, rng.normal(size=(6, 4)), rng.normal(size=4)
-    scale, shift = rng.normal(size=6), rng.normal(size=6)
-    head = {k: v.astype(np.float32) for k, v in dict(kernel=kernel, bias=bias).items()}
-    np.testing.assert_array_equal(imagenet9.predict(head, x), (x @ kernel + bias).argmax(1))
-    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
-    head |= {k: v.astype(np.float32) for k, v in dict(scale=scale, shift=shift).items()}
-    expected = ((normed * scale + shift) @ kernel + bias).argmax(1)
-    np.testing.assert_array_equal(imagenet9.predict(head, x), expected)
-
-
 @pytest.mark.parametrize(
     "change, named",
     [

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.evals.pictures.base import Panel, Picture
-from ssl_jax.evals.psnr import psnr
+from ssl_jax.scores.rebuild import psnr
 
 
 def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:

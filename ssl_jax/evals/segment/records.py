@@ -10,7 +10,8 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
-from ssl_jax.evals.segment import crops
+from ssl_jax.evals.segment import crops, geometry
+from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.features.ahead import ahead
 from ssl_jax.losses.segmentation import IGNORE
 
@@ -60,7 +61,7 @@ class Records:
                 f" {pixels(mask.shape)}; they must be equal"
             )
         if self._crop:
-            image, mask = (crops.centre(array, self._crop) for array in (image, mask))
+            image, mask = (geometry.centre(array, self._crop) for array in (image, mask))
         mask = without_class(mask, self._ignored)
         if self._classes:
             wrong = (mask >= self._classes) & (mask != IGNORE)
@@ -111,22 +112,17 @@ def without_class(mask: np.ndarray, ignored: int) -> np.ndarray:
 
 
 def batches(
-    records: Records,
-    recipe: crops.Recipe,
-    *,
-    batch: int,
-    steps: int,
-    seed: int,
-    rows: Sequence[int] | None = None,
+    records: Records, settings: Settings, *, seed: int, rows: Sequence[int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """`steps` training batches {"image": uint8 [b, side, side, 3], "mask": uint8 [b, side, side]}.
+    """The training batches {"image": uint8 [b, side, side, 3], "mask": uint8 [b, side, side]}, as
+    many as the settings have steps.
 
     Records come in an order drawn anew for every epoch (the end of one and the start of the next
     may share a batch). A crop depends on seed, step, row and record alone, not on threads.
 
     rows: of each batch that are made here (those of this process); None: all.
     """
-    rows = range(batch) if rows is None else rows
+    rows = range(settings.batch) if rows is None else rows
 
     @functools.lru_cache(maxsize=2)
     def order(epoch):
@@ -134,12 +130,12 @@ def batches(
 
     def one(place):
         step, row = place
-        epoch, i = divmod(step * batch + row, len(records))
+        epoch, i = divmod(step * settings.batch + row, len(records))
         position = order(epoch)[i]
         rng = np.random.default_rng([seed, _CROP, step, row, int(records.indices[position])])
-        return crops.draw(rng, *records.readable(position), recipe)
+        return crops.draw(rng, *records.readable(position), settings)
 
-    places = ([(step, row) for row in rows] for step in range(steps))
+    places = ([(step, row) for row in rows] for step in range(settings.steps))
     for made in ahead(one, places, _AHEAD):
         images, masks = zip(*made)
         yield {"image": np.stack(images), "mask": np.stack(masks)}
