@@ -12,9 +12,9 @@ import numpy as np
 from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import dense, knn
 from ssl_jax.features import extract, store, windows
 from ssl_jax.methods.encoder import Encoder, bound
+from ssl_jax.scores import neighbours, segmentation
 from ssl_jax.train import state
 
 WIDTH = 384
@@ -40,12 +40,14 @@ def measure(rounds: int, seed: int, *, small: bool = False, camvid: str = "") ->
     rng = np.random.default_rng(seed)
     scale = 100 if small else 1
     arrays = [rng.standard_normal((n // scale, WIDTH), np.float32) for n in KNN]
-    rows = search("k-NN", *arrays, max(knn.KS), rounds, classified)
+    rows = search("k-NN", *arrays, max(neighbours.KS), rounds, classified)
     if camvid:
         arrays = [patches(camvid, split, seed, 2 if small else 0) for split in _CAMVID_SPLITS]
     else:
         arrays = [rng.standard_normal((n // scale, WIDTH), np.float32) for n in DENSE]
-    rows += search("dense retrieval", *arrays, dense.NEIGHBOURS, rounds, dense.nearest_streamed)
+    rows += search(
+        "dense retrieval", *arrays, segmentation.NEIGHBOURS, rounds, neighbours.nearest_streamed
+    )
     for name in NETWORKS[small:]:
         rows += extraction(name, rounds, seed, 8 if small else _BATCH)
     return rows
@@ -53,7 +55,7 @@ def measure(rounds: int, seed: int, *, small: bool = False, camvid: str = "") ->
 
 def classified(queries, bank, k):
     """k-NN with its vote: (similarity, index)."""
-    found = knn.classify(bank, np.zeros(len(bank), int), queries, num_classes=2, ks=(k,))
+    found = neighbours.classify(bank, np.zeros(len(bank), int), queries, num_classes=2, ks=(k,))
     return found.similarity, found.index
 
 

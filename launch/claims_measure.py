@@ -14,10 +14,11 @@ import optax
 import ssl_jax
 from ssl_jax import evals, methods
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import decode, dense, psnr, purity, stability
+from ssl_jax.evals import decode, psnr
 from ssl_jax.features.extract import extract
 from ssl_jax.features.windows import images_of
 from ssl_jax.models import tokenizer
+from ssl_jax.scores import clusters, segmentation, stability
 from ssl_jax.train import state
 
 SCORES = ("knn", "linear", "dense", "psnr")
@@ -192,7 +193,7 @@ def _latents(encoder, source, count: int, kind: str):
 
 
 def modes(encoder) -> dict[str, float]:
-    """purity: `purity.modes` of the last block's tokens; purity_gain: over those of the first."""
+    """purity: `clusters.modes` of the last block's tokens; purity_gain: over those of the first."""
 
     class First(NamedTuple):
         patches: jax.Array
@@ -215,9 +216,9 @@ def _purity_of(function, config) -> float:
         patches=True,
     )
     classes = len(make_source(config.evals.dense.data).mask_names)
-    labels = dense.patch_labels(found.masks, found.patches.shape[1:3], num_classes=classes)
+    labels = segmentation.patch_labels(found.masks, found.patches.shape[1:3], num_classes=classes)
     tokens = found.patches.reshape(len(labels), -1, found.patches.shape[-1])
-    return 100 * purity.modes(tokens, labels.reshape(len(labels), -1))
+    return 100 * clusters.modes(tokens, labels.reshape(len(labels), -1))
 
 
 # {name: (heading, probe)}

@@ -5,7 +5,15 @@ that reads it, as a `Key` in the dict that the function `defaults()` of that mod
 `ssl_jax.settings` puts the sections together. This package imports `ssl_jax.config.reading` alone.
 """
 
-from ssl_jax.config.errors import InputError, MissingFile, nearest, reason, refusal, unknown
+from ssl_jax.config.errors import (
+    InputError,
+    MissingFile,
+    did_you_mean,
+    nearest,
+    reason,
+    refusal,
+    unknown,
+)
 from ssl_jax.config.files import find, load, read_module, shipped
 from ssl_jax.config.keys import (
     Key,
@@ -47,6 +55,7 @@ __all__ = [
     "check_choice",
     "check_multiple",
     "compare_for_resume",
+    "did_you_mean",
     "find",
     "field",
     "fingerprint",

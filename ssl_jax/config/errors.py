@@ -50,10 +50,14 @@ def unknown(kind: str, name: str, options: Collection[str]) -> str:
     """Message for a name that does not exist: the nearest one that does, and all of them if they
     are few.
     """
-    close = nearest(str(name), options)
-    hint = f'; did you mean "{close}"?' if close else ""
     listed = f" (known: {', '.join(sorted(options))})" if len(options) <= 16 else ""
-    return f'unknown {kind} "{name}"{hint}{listed}'
+    return f'unknown {kind} "{name}"{did_you_mean(name, options)}{listed}'
+
+
+def did_you_mean(name: object, options: Collection[str]) -> str:
+    """The text '; did you mean "..."?' if one of the options is similar, else ""."""
+    close = nearest(str(name), options)
+    return f'; did you mean "{close}"?' if close else ""
 
 
 def nearest(name: str, options: Collection[str]) -> str | None:

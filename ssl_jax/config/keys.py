@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from ml_collections import ConfigDict
 
-from ssl_jax.config.errors import InputError, nearest
+from ssl_jax.config.errors import InputError, did_you_mean
 
 T = TypeVar("T")
 
@@ -227,8 +227,7 @@ def build(keys: Mapping) -> ConfigDict:
 def check_choice(name: str, value: object, choices: Collection) -> None:
     """Raises InputError, naming the nearest choice, if `value` is none of `choices`."""
     if value not in list(choices):  # by comparison: a value need not be hashable
-        close = nearest(str(value), [str(choice) for choice in choices])
-        hint = f'; did you mean "{close}"?' if close else ""
+        hint = did_you_mean(value, [str(choice) for choice in choices])
         listed = ", ".join(map(str, choices))
         raise InputError(f'{name} is "{str(value).strip()}"; it must be one of {listed}{hint}')
 

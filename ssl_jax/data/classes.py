@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError, is_mapping
+from ssl_jax.data import listing
 
 IGNORE = 255  # in masks of records: this pixel has no class
 _NONE = -1  # in tables: no mask may have this value
+# Of a section `data`, for sets with masks whose numbers may be changed.
+KEYS = ("class_names", "class_map", "reduce_zero_label")
 
 
 def table(
@@ -75,28 +78,32 @@ def apply(table: np.ndarray, mask: np.ndarray) -> np.ndarray:
     return classes.astype(np.uint8)
 
 
-def told(table: np.ndarray, *files: str) -> str:
+def summary(table: np.ndarray, *files: str) -> str:
     """A short text that is the same for the same table and the same mask files: what a source says
     of its masks in its `repr`, by which features and masks are kept and found again."""
     text = b"\n".join(map(os.fsencode, files)) + table.astype("<i2").tobytes()
     return f"masks={zlib.crc32(text):08x}"
 
 
-def final(
-    rules: Mapping[str, Any],
-    names: Sequence[str] | None = None,
-    *,
-    given: Sequence[str] = (),
-    before: np.ndarray | None = None,
-) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """The table of a set, and the names of the classes that come out.
+def given(section: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of classes in the file `class_names` of a section `data`; () without one."""
+    path = section.get("class_names")
+    return tuple(listing.lines_of("class_names", path)) if path else ()
+
+
+def of_masks(
+    section: Mapping[str, Any], names: Sequence[str] | None = None, before: np.ndarray | None = None
+) -> dict[str, Any]:
+    """What a section `data` makes of the masks of a set: its `table`, and `mask_names`, the names
+    of the classes that come out.
 
     Args:
-      rules: class_map, reduce_zero_label, ignore of `table`.
-      names: of the set's own classes. given: by the user, of the classes that come out.
-      before: see `table`.
+      section: class_map, reduce_zero_label and ignore, see `table`; class_names, see `given`.
+      names: of the set's own classes. before: see `table`.
     """
-    known = tuple(given) or (None if rules.get("class_map") or not names else tuple(names))
-    if known and not given and rules.get("reduce_zero_label"):
-        known = known[1:]
-    return table(**rules, num_classes=len(known) if known else None, before=before), known
+    rules = {name: section[name] for name in (*KEYS[1:], "ignore") if name in section}
+    known = given(section)
+    if not known and names and not rules.get("class_map"):
+        known = tuple(names)[1:] if rules.get("reduce_zero_label") else tuple(names)
+    values = table(**rules, num_classes=len(known) or None, before=before)
+    return dict(table=values, mask_names=known or None)

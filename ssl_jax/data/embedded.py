@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from ssl_jax.config import InputError
-from ssl_jax.data import generated, photos, videos
+from ssl_jax.data import generated, kinds, photos, videos
 from ssl_jax.data.base import Source
 from ssl_jax.data.lookup import checked
 
@@ -98,3 +98,21 @@ class GeneratedSource(Source):
     def __repr__(self):
         which = f"{self._kind!r}, {self._split!r}, {self._length}"
         return f"GeneratedSource({which}, size={self.size[0]}, seed={self._seed})"
+
+
+def _open(section, split):
+    size = section["size"] or SIZE
+    return GeneratedSource(section["kind"], split, section["length"], size=size)
+
+
+def _has(entry):
+    """What of `kinds.NEEDS` an embedded set has."""
+    if entry.mask_names is None:
+        return ("labels",)
+    return ("masks", "sequences" if entry.frames else "boxes")
+
+
+for _kind, _entry in SETS.items():
+    kinds.register(
+        _kind, _open, parts=lambda section: generated.SPLITS, has=_has(_entry), slices=False
+    )

@@ -1,15 +1,12 @@
 """Images in files, with what other files say of them: masks and boxes."""
 
-import copy
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ssl_jax.data import classes
 from ssl_jax.data.lookup import checked
-from ssl_jax.data.stored import ReadsBoxes, Stored
+from ssl_jax.data.stored import Stored
 
 
 class Files(Stored):
@@ -17,55 +14,31 @@ class Files(Stored):
 
     def __init__(
         self,
+        title: str,
         root: str | os.PathLike,
         paths: Sequence[str],
         *,
-        kind: str = "files",
-        labels: np.ndarray | None = None,
-        class_names: Sequence[str] | None = None,
         masks: Sequence[str | None] | None = None,
-        table: np.ndarray | None = None,
-        mask_names: Sequence[str] | None = None,
-        boxes: ReadsBoxes | None = None,
-        box_names: Sequence[str] | None = None,
         sequences: Mapping[str, range] | None = None,
+        about: Sequence[str] = (),
+        **facts: Any,
     ):
         """
         Args:
-          root: folder. paths: of the images, below it.
-          kind: what the set is called in messages.
-          labels: int [N], -1 for an image without one. class_names: of the labels.
+          title: what the set is called in messages. root: folder. paths: of the images, below it.
           masks: paths of the mask files; None for an image without one.
-          table: see `classes.table`; None: values are classes.
-          mask_names, box_names: of the classes. boxes: reads the boxes of an image.
           sequences: name -> range of records, all records in this order; they know their
             "sequence" and their "frame" in it.
-
-        Raises:
-          InputError: the first mask is none, has another size than its image, or values that are no
-            class.
+          about: what else tells this set apart. facts: see `Stored._describe`, which checks them.
         """
-        self._root, self._paths, self._kind = str(root), tuple(paths), kind
-        self._labels, self.class_names = labels, class_names
-        self.num_classes = len(class_names) if class_names else None
-        self.unlabelled = () if labels is None else np.flatnonzero(labels < 0).tolist()
-        self._masks, self.has_masks, self.mask_names = masks, masks is not None, mask_names
-        self._table = classes.table() if table is None else table
-        self._boxes, self.has_boxes, self.box_names = boxes, boxes is not None, box_names
-        self.num_box_classes = len(box_names) if box_names else None
+        self._title, self._root, self._paths, self._masks = title, str(root), tuple(paths), masks
         self.sequences = sequences
         videos = (sequences or {}).items()
         self._frames = [(name, frame) for name, rows in videos for frame in range(len(rows))]
-        self._told = [] if masks is None else [classes.told(self._table, *map(str, masks))]
-        self._check_first_mask()
-
-    def images_alone(self) -> "Files":
-        """The same images and labels without masks and boxes."""
-        other = copy.copy(self)
-        other._masks = other._boxes = other.mask_names = other.box_names = None
-        other.has_masks = other.has_boxes = False
-        other.num_box_classes, other._told = None, []
-        return other
+        self._describe(masks=masks is not None, **facts)
+        files = [] if masks is None else [classes.summary(self._table, *map(str, masks))]
+        self._about = [repr(self._root), f"images={len(self)}", f"classes={self.num_classes}"]
+        self._about += [*files, *about, *["boxes=True"] * self.has_boxes]
 
     def __len__(self):
         return len(self._paths)
@@ -83,9 +56,5 @@ class Files(Stored):
         return os.path.join(self._root, self._paths[checked(i, len(self))])
 
     def list_names(self) -> Sequence[str]:
-        """What `data.list` may name: the relative path of each image."""
+        """The relative path of each image."""
         return self._paths
-
-    def __repr__(self):
-        known = [f"classes={self.num_classes}", *self._told, *["boxes=True"] * self.has_boxes]
-        return f"{self._kind}({self._root!r}, images={len(self)}, {', '.join(known)})"

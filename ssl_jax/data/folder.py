@@ -1,16 +1,18 @@
 """A folder of images as a source, with folders of masks and boxes beside it."""
 
+import copy
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ssl_jax.config import InputError, local
 from ssl_jax.data import boxes as boxes_lib
-from ssl_jax.data import classes, decode, listing
+from ssl_jax.data import classes, decode, kinds, listing
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.files import Files
 from ssl_jax.data.lookup import listed
@@ -19,6 +21,7 @@ from ssl_jax.data.stored import ReadsBoxes
 # In capitals as well. A GIF is an animation or a drawing more often than a photograph.
 EXTENSIONS = (".bmp", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 MASKS = (".bmp", ".gif", ".png", ".tif", ".tiff")  # what loses no value
+_BESIDE = ("masks", "mask_suffix", "boxes")  # keys that say what lies beside the images
 BESIDE = ("masks", "annotations")  # folders of masks that are found without being named
 _ACCEPTED = ", ".join(EXTENSIONS)
 # What other kinds of data.kind read.
@@ -54,28 +57,24 @@ class Folder(Files):
         self,
         root: str | os.PathLike,
         split: str = "train",
-        *,
-        masks: str = "",
-        mask_suffix: str = "",
-        boxes: str = "",
-        class_names: Sequence[str] = (),
-        rules: Mapping[str, Any] | None = None,
+        section: kinds.Section = MappingProxyType({}),
     ):
         """
         Args:
-          masks: folder of masks, below `root` or a path of its own; may be divided by splits as the
-            images are. "": those that are found beside the images.
-          mask_suffix: end of a mask's name after the stem of its image.
-          boxes: folder of XML files (VOC, ILSVRC), likewise, or a COCO JSON file, in whose name
-            "{split}" stands for the split. "": none.
-          class_names: of masks, and of boxes in XML files (otherwise those of the labels, or all
-            that the files name).
-          rules: class_map, reduce_zero_label, ignore of `classes.table`.
+          section: some keys of a section `data`:
+            masks: folder of masks, below `root` or a path of its own; may be divided by splits as
+              the images are. "": those that are found beside the images.
+            mask_suffix: end of a mask's name after the stem of its image.
+            boxes: folder of XML files (VOC, ILSVRC), likewise, or a COCO JSON file, in whose name
+              "{split}" stands for the split. "": none.
+            class_names: file with those of masks, and of boxes in XML files (otherwise those of the
+              labels, or all that the files name). The others: see `classes.of_masks`.
 
         Raises:
           InputError: the folder or the split does not exist or holds no image; masks are missing or
             of the wrong kind.
         """
+        masks, mask_suffix, boxes = (section.get(key, "") for key in _BESIDE)
         root = _unpacked(local(root))
         beside = listing.place(root, "images", split)
         places = _mask_places(root, split) if beside and not (masks or boxes) else []
@@ -96,28 +95,26 @@ class Folder(Files):
                 f" {_ACCEPTED}"
             )
         label_names, labels = _folder_classes(paths)
-        given = class_names if mask_folder is not None else ()
-        table, mask_names = classes.final(rules or {}, given=given)
-        reader, box_names = None, None
+        facts: dict[str, Any] = dict(labels=labels, class_names=label_names)
         if boxes:
-            reader, box_names = _boxes(root, boxes, split, paths, class_names or label_names)
-        super().__init__(
-            folder,
-            paths,
-            kind="Folder",
-            labels=labels,
-            class_names=label_names,
-            masks=mask_files(mask_folder, paths, mask_suffix) if mask_folder is not None else None,
-            table=table,
-            mask_names=mask_names,
-            boxes=reader,
-            box_names=box_names,
-        )
-        self._told += [f"masks from {str(found)!r}"] if found is not None else []
+            names = classes.given(section) or label_names
+            facts["boxes"], facts["box_names"] = _boxes(root, boxes, split, paths, names)
+        if mask_folder is not None:
+            facts |= classes.of_masks(section)
+            facts["masks"] = mask_files(mask_folder, paths, mask_suffix)
+        about = [f"masks from {str(found)!r}"] if found is not None else []
+        super().__init__("Folder", folder, paths, about=about, **facts)
         self.left_out = f"{listing.counted(others)} in {folder} (not images)" if others else ""
         if unused := _unused(root, folder, {masks, boxes}):
             what = f"the images of {listed(unused)} next to {folder}"
             self.left_out = f"{self.left_out}; {what}" if self.left_out else what
+
+    def images_alone(self) -> "Folder":
+        """The same images and labels without masks and boxes."""
+        other = copy.copy(self)
+        other._describe(labels=self._labels, class_names=self.class_names)
+        other._about = self._about[:3]  # folder, number of images, classes
+        return other
 
 
 def mask_files(folder: Path, paths: Sequence[str], suffix: str = "") -> list[str]:
@@ -178,11 +175,12 @@ def _beside(key, root, where, split):
     return folder
 
 
-def parts(root: str | os.PathLike, divided: bool = False) -> list[str]:
-    """Names of the subfolders that can be a split. divided: masks or boxes lie in other folders, so
-    that root/images may hold the splits."""
-    root = _unpacked(local(root))
+def parts(section: kinds.Section) -> list[str]:
+    """Names of the subfolders that can be a split."""
+    root = _unpacked(local(section["dir"]))
     images = listing.below(root, "images")
+    # Masks or boxes lie in other folders, so that root/images may hold the splits.
+    divided = any(section.get(key) for key in ("masks", "boxes"))
     divided |= any(listing.below(root, name) for name in BESIDE)
     inner = listing.subfolders(images) if divided and images else []
     return sorted({*listing.subfolders(root), *inner})
@@ -268,3 +266,22 @@ def _folder_classes(paths):
         return None, None
     number = {None: -1} | {name: i for i, name in enumerate(found)}
     return tuple(map(listing.readable, found)), np.array([number[top] for top in tops], np.int32)
+
+
+def _open(section, split):
+    return Folder(section["dir"], split, section)
+
+
+def _has(section):
+    return ("labels", "masks", *["boxes"] * bool(section["boxes"]))
+
+
+kinds.register(
+    "folder",
+    _open,
+    parts=parts,
+    keys=("dir", "list", "masks", "mask_suffix", "boxes", *classes.KEYS),
+    has=_has,
+    required=kinds.FOLDER,
+    classes="names",
+)

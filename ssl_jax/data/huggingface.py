@@ -1,76 +1,62 @@
 """A Hugging Face data set on disk as a source: parquet files, or what `save_to_disk` wrote."""
 
-import functools
 import os
 import re
 
 import numpy as np
 
 from ssl_jax.config import InputError, local, reading, reason
-from ssl_jax.data import listing
+from ssl_jax.data import classes, kinds, listing
 from ssl_jax.data.decode import Unreadable, most_bytes
-from ssl_jax.data.encoded import Encoded
-from ssl_jax.data.lookup import checked, chosen, listed
-from ssl_jax.data.stored import Named
+from ssl_jax.data.labels import checked as checked_labels
+from ssl_jax.data.lookup import checked, listed, named
+from ssl_jax.data.stored import Stored
 
 IMAGES = ("image", "img", "jpg", "png", "webp", "picture", "photo")
 LABELS = ("label", "labels", "fine_label", "cls", "class", "category", "target")
 MASKS = ("mask", "annotation", "segmentation_mask", "segmentation", "seg")
 
 
-class HuggingFace(Encoded):
+class HuggingFace(Stored):
     """A data set of the Hugging Face hub, as a download has it or `datasets` saved it.
 
     Parquet files ("data/train-00000-of-00002.parquet", "train/0000.parquet") have no access to one
     row, so their columns are held in memory, images encoded as they are. Arrow files, which
     `Dataset.save_to_disk` writes, are mapped into memory and may be larger than it. Worker
     processes open both anew: with several of them take Arrow files.
-    Columns are those that `named` says, or the first with a usual name (IMAGES, LABELS,
+    Columns are those that the section names, or the first with a usual name (IMAGES, LABELS,
     MASKS); names of classes are those of the column's ClassLabel. Labels are integers, texts,
     bools, or categories of these.
     """
 
-    def __init__(self, place: str | os.PathLike, split: str, named: Named):
-        """place: folder of the data set.
+    def __init__(self, section: kinds.Section, split: str):
+        """section: the keys that `register` names below; dir is the folder of the data set.
 
         Raises:
           InputError: no such split or column; labels of another type; a file that is broken, or
             parquet files that are larger than half of the memory; a row without a label.
         """
-        self._place, self._split = str(place), split
-        self._files = _files(place, split)
-        self._root = local(place)
+        self._root, self._files = local(section["dir"]), _files(section["dir"], split)
         schema = _schema(self._files[0])
-        column = functools.partial(chosen, there=schema.names, where=self._files[0])
-        self._columns = {
-            "image": column("images", named.images, IMAGES),
-            "label": column("labels", named.labels, LABELS),
-            "mask": column("masks", named.masks, MASKS),
-        }
-        if self._columns["image"] is None:
+        usual = dict(images=IMAGES, labels=LABELS, masks=MASKS)
+        columns = named(section, usual, schema.names, self._files[0])
+        labels, masks = columns["labels"], columns["masks"]
+        kinds_of_labels = _label_kinds([schema], labels)
+        if section["labels"] and not all(kinds_of_labels):
             raise InputError(
-                f"data.images: {self._files[0]} has the columns {listed(schema.names)}; name the"
-                " one with images"
+                f"data.labels: the column {labels!r} has the type {schema.field(labels).type};"
+                " labels must be integers, strings, booleans or categories of these"
             )
-        kinds = _label_kinds([schema], self._columns["label"])
-        if named.labels and not all(kinds):
-            raise InputError(
-                f"data.labels: the column {named.labels!r} has the type"
-                f" {schema.field(named.labels).type}; labels must be integers, strings, booleans"
-                " or categories of these"
-            )
-        if self._columns["label"] == self._columns["mask"] or not all(kinds):
-            self._columns["label"] = None  # a column `label` of images holds masks
+        if labels == masks or not all(kinds_of_labels):
+            labels = None  # a column `label` of images holds masks
+        self._columns = {"image": columns["images"], "label": labels, "mask": masks}
         self._open()
-        found = self._column_values()
-        names = _class_names(schema, self._columns["label"])
-        self._take(
-            found,
-            named,
-            masks=self._columns["mask"] is not None,
-            class_names=names,
-            read_from=(self._columns["label"] or "", self._columns["mask"] or ""),
-        )
+        values = self._label_values()
+        numbers, names = checked_labels(values, self.name, _class_names(schema, labels))
+        given = classes.of_masks(section) if masks else {}
+        self._describe(labels=numbers, class_names=names, masks=masks is not None, **given)
+        self._about = [repr(str(section["dir"])), repr(split)]
+        self._about += self._encoded(labels or "", masks or "")
 
     def _open(self):
         """Reads or maps the columns."""
@@ -80,7 +66,7 @@ class HuggingFace(Encoded):
         if not self._starts[-1]:
             raise InputError(f"data.dir: {self._files[0]} and later files hold no rows")
 
-    def _column_values(self):
+    def _label_values(self):
         """Labels of all rows; None where there are none."""
         name = self._columns["label"]
         if name is None:
@@ -129,14 +115,13 @@ class HuggingFace(Encoded):
         self.__dict__.update(state)
         self._open()
 
-    def __repr__(self):
-        size = f"images={len(self)}"
-        return f"HuggingFace({self._place!r}, {self._split!r}, {size}, {self._known})"
 
-
-def parts(place: str | os.PathLike) -> list[str]:
+def parts(section: kinds.Section) -> list[str]:
     """Names of the splits of a data set on disk."""
-    place = local(place)
+    return _parts(local(section["dir"]))
+
+
+def _parts(place):
     if (place / "state.json").is_file():
         return []
     folders = [path.parent.name for path in place.glob("*/state.json")]
@@ -163,13 +148,13 @@ def _files(place, split) -> list[str]:
     place = local(place)
     if place.is_file():
         return [str(place)]
-    split = listing.alike(split, parts(place)) or split
+    split = listing.alike(split, _parts(place)) or split
     for folder in (place / split, *([place] if split == "train" else [])):
         if (folder / "state.json").is_file():
             return _saved_files(folder)
     files = [str(path) for path in _parquet(place) if _split_of(path) == split]
     if not files:
-        there = listed(parts(place)) if place.is_dir() else "it is not a folder"
+        there = listed(_parts(place)) if place.is_dir() else "it is not a folder"
         raise InputError(
             f"data.split: {place} has no parquet or Arrow files of {split!r}; splits: {there}"
         )
@@ -301,3 +286,14 @@ def _label_kinds(schemas, name):
         return next((kind for kind, tests in kinds.items() if any(t(type_) for t in tests)), "")
 
     return [kind(schema.field(name)) for schema in schemas if name is not None]
+
+
+kinds.register(
+    "huggingface",
+    HuggingFace,
+    parts=parts,
+    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
+    has=("labels", "masks"),
+    required=kinds.FOLDER,
+    classes="numbers",
+)

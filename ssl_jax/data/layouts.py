@@ -14,14 +14,14 @@ of lists in ImageSets: `train_aug` (or `trainaug`) is the larger training set of
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, did_you_mean, local
 from ssl_jax.data import boxes as boxes_lib
-from ssl_jax.data import classes, folder, listing, names
+from ssl_jax.data import classes, folder, kinds, listing, names
 from ssl_jax.data.files import Files
-from ssl_jax.data.lookup import listed, nearest
+from ssl_jax.data.lookup import listed
 
 # Values of the mask files -> classes.
 _ADE20K = {0: classes.IGNORE, **{i + 1: i for i in range(len(names.ADE20K))}}
@@ -35,36 +35,17 @@ _COCO_STUFF = {value: i for i, value in enumerate(v for v in range(182) if v not
 _LONG = {"train": "training", "val": "validation"}  # splits of ADE20K
 
 
-def open_layout(
-    kind: str,
-    root: str | os.PathLike,
-    split: str,
-    *,
-    rules: Mapping[str, Any] | None = None,
-    class_names: Sequence[str] = (),
-    raw_labels: bool = False,
-) -> Files:
-    """A data set in its official form.
+def _segmented(kind: str, find: Callable[[Path, str, bool], dict]) -> Callable:
+    """Opens a set whose masks `find` finds: of (folder, split, whether values stay as they are), a
+    dict of what `Files` takes, of the `names` of its own classes, and maybe of the table `before`
+    that of the section."""
 
-    Args:
-      kind, root, split: see the module's docstring.
-      rules: class_map, reduce_zero_label, ignore of `classes.table`, for the set's own classes:
-        with reduce_zero_label the background of VOC is ignored, and Pascal Context has 59 classes.
-      class_names: of the masks' classes if `rules` change them.
-      raw_labels: classes are the values of the mask files, as they are (Cityscapes: 34 instead of
-        19).
+    def opened(section: kinds.Section, split: str) -> Files:
+        facts = find(local(section["dir"]), split, section["raw_labels"])
+        names, before = facts.pop("names"), facts.pop("before", None)
+        return Files(f"{kind}/{split}", **facts, **classes.of_masks(section, names, before))
 
-    Raises:
-      InputError: the folder or split does not exist, or images or masks are missing.
-    """
-    if kind == "coco":
-        return _coco(root, split)
-    if kind == "davis":
-        return _davis(root, split)
-    found = _SEGMENTATION[kind](local(root), split, raw_labels)
-    own, before = found.pop("names"), found.pop("before", None)
-    table, mask_names = classes.final(rules or {}, own, given=class_names, before=before)
-    return Files(kind=f"{kind}/{split}", table=table, mask_names=mask_names, **found)
+    return opened
 
 
 def _voc(root, split, raw):
@@ -132,20 +113,10 @@ def _coco_stuff(root, split, raw):
     return found | (dict(names=None) if raw else _mapped(names.COCO_STUFF, _COCO_STUFF))
 
 
-_SEGMENTATION = dict(
-    voc=_voc,
-    pascal_context=_pascal_context,
-    ade20k=_ade20k,
-    cityscapes=_cityscapes,
-    coco_stuff=_coco_stuff,
-)
-KINDS = (*_SEGMENTATION, "coco", "davis")
-
-
-def _coco(root, split):
+def _coco(section, split):
     """COCO detection: the images that the JSON file lists; crowds are no boxes. Knows `image_ids`
     and `annotations`, the JSON file itself, for evaluators."""
-    root = _root(local(root), "annotations", "coco")
+    root = _root(local(section["dir"]), "annotations", "coco")
     images = _year(root, split)
     path = root / "annotations" / f"instances_{images.name}.json"
     content = boxes_lib.read_coco(path)
@@ -154,9 +125,9 @@ def _coco(root, split):
     hint = f"{path.name} lists them"
     listing.refuse_missing("data.dir", f"file in {images}", content.files, found, hint)
     source = Files(
+        f"coco/{split}",
         images,
         content.files,
-        kind=f"coco/{split}",
         boxes=boxes_lib.TableBoxes(content.corners, content.labels, content.sizes),
         box_names=content.names,
     )
@@ -164,10 +135,10 @@ def _coco(root, split):
     return source
 
 
-def _davis(root, split):
+def _davis(section, split):
     """DAVIS 2016 and 2017: sequences of frames. Split "2016/val" or "2017/val" ("val") is a list of
     ImageSets; in that of 2016 all objects are one (1)."""
-    root = _root(local(root), "JPEGImages", "DAVIS")
+    root = _root(local(section["dir"]), "JPEGImages", "DAVIS")
     wanted = split if "/" in split else f"2017/{split}"
     year = wanted.split("/")[0]
     lists = root / "ImageSets" / year
@@ -191,9 +162,9 @@ def _davis(root, split):
     single = year in ("2016", "480p")  # the lists of the first release lie in 480p
     table = classes.table({0: 0, **dict.fromkeys(range(1, 256), 1)}) if single else classes.table()
     return Files(
+        f"davis/{wanted}",
         parts[0],
         paths,
-        kind=f"davis/{wanted}",
         masks=masks,
         table=table,
         mask_names=("background", "object") if single else None,
@@ -280,9 +251,36 @@ def _listed_ids(place, *splits, column_part=-1):
         there = sorted(path.stem for path in place.glob("*.txt"))
         raise InputError(
             f"data.split: no list {splits[0]}.txt in {place}; splits: {listed(there)}"
-            f"{nearest(splits[0], there)}"
+            f"{did_you_mean(splits[0], there)}"
         )
     columns = [line.split()[0] for line in listing.lines_of("split", file)]
     parts = [column.strip("/").split("/") for column in columns]
     chosen = (part[column_part] if len(part) > 1 else part[0] for part in parts)
     return list(dict.fromkeys(name.rsplit(".", 1)[0] for name in chosen))
+
+
+def _register(kind, opened, has, keys, slices=True):
+    required = {"dir": "the folder of the download"}
+    splits = ("train", "val")
+    kinds.register(
+        kind,
+        opened,
+        parts=lambda section: splits,
+        keys=("dir", *keys),
+        has=has,
+        required=required,
+        slices=slices,
+    )
+
+
+for _kind, _find in dict(
+    voc=_voc,
+    pascal_context=_pascal_context,
+    ade20k=_ade20k,
+    cityscapes=_cityscapes,
+    coco_stuff=_coco_stuff,
+).items():
+    _has = ("masks", "boxes") if _kind == "voc" else ("masks",)
+    _register(_kind, _segmented(_kind, _find), _has, ("list", "raw_labels", *classes.KEYS))
+_register("coco", _coco, ("boxes",), ("list",))
+_register("davis", _davis, ("masks", "sequences"), (), slices=False)

@@ -1,9 +1,9 @@
 """Indices and names that may not be there: the check of an index, and what errors say of names."""
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, did_you_mean
 
 _LONGEST = 200  # characters of a name in an error
 
@@ -15,22 +15,33 @@ def checked(i: int, length: int) -> int:
     return int(i)
 
 
-def nearest(word: object, words: Sequence[str]) -> str:
-    """The text "; did you mean ...?" if one of the words is close, else none."""
-    close = difflib.get_close_matches(str(word), words, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def named(
+    section: Mapping[str, Any],
+    usual: Mapping[str, Iterable[str | None]],
+    there: Sequence[str],
+    where: object,
+) -> dict[str, str | None]:
+    """{KEY: name} of what the keys `data.KEY` of a section name: columns, features. Where a key is
+    "", it is the first of its usual names that there is, None if there is none.
 
-
-def chosen(
-    key: str, wanted: str, usual: Iterable[str], there: Sequence[str], where: object
-) -> str | None:
-    """The name that the key `data.KEY` gives, or the first usual one; None if there is none. Raises
-    InputError for one that is not there."""
-    if wanted and wanted not in there:
+    Args:
+      usual: {KEY: names}, those of "images" among them. there: all names in the file `where`.
+    Raises:
+      InputError: a name that is not there; no images.
+    """
+    result = {}
+    for key, names in usual.items():
+        name = section[key] or next((name for name in names if name in there), None)
+        if name and name not in there:
+            hint = did_you_mean(name, there)
+            has = f"{where} has no {name!r}{hint}; it has {listed(there)}"
+            raise InputError(f"data.{key}: {has}")
+        result[key] = name
+    if result["images"] is None:
         raise InputError(
-            f"data.{key}: {where} has no {wanted!r}{nearest(wanted, there)}; it has {listed(there)}"
+            f"data.images: {where} has {listed(there)}; give the name of what holds the images"
         )
-    return wanted or next((name for name in usual if name in there), None)
+    return result
 
 
 def pixels(shape: Sequence[int]) -> str:

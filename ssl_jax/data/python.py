@@ -8,17 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError
-from ssl_jax.data import base
+from ssl_jax.config import InputError, did_you_mean
+from ssl_jax.data import base, kinds
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.lookup import checked, nearest
+from ssl_jax.data.lookup import checked
 
 PREFIX = "python:"
-
-
-def is_one(kind: object) -> bool:
-    """Whether a kind names a function."""
-    return isinstance(kind, str) and kind.startswith(PREFIX)
 
 
 class Called(base.Wrapper):
@@ -134,7 +129,7 @@ def _function(kind):
     function = getattr(loaded, name, None)
     if not callable(function):
         there = [other for other in dir(loaded) if callable(getattr(loaded, other))]
-        raise InputError(f"data.kind: {module} has no function {name!r}{nearest(name, there)}")
+        raise InputError(f"data.kind: {module} has no function {name!r}{did_you_mean(name, there)}")
     return function
 
 
@@ -149,3 +144,10 @@ def _pixels(image):
             f" {list(pixels.shape)}"
         )
     return pixels
+
+
+def _open(section, split):
+    return Called(section["kind"], section["dir"], split)
+
+
+kinds.register(PREFIX, _open, keys=("dir",))

@@ -44,69 +44,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import (
-    classes,
-    decode,
-    embedded,
-    folder,
-    generated,
-    huggingface,
-    layouts,
-    listing,
-    python,
-    subset,
-    table,
-    tars,
-    tfds,
-)
+from ssl_jax.data import classes, decode, embedded, folder, kinds, listing, python, subset
 from ssl_jax.data.base import Source, adopt
-from ssl_jax.data.embedded import GeneratedSource
-from ssl_jax.data.folder import Folder
-from ssl_jax.data.lookup import nearest
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.data.stored import Named, Stored
-from ssl_jax.data.tfds import Tfds
+from ssl_jax.data.stored import Stored
 
-EMBEDDED = embedded.SETS
-# Kinds that are opened alike: their module, which has `parts`, and their class in it.
-_FILES = {
-    "csv": (table, table.Table),
-    "webdataset": (tars, tars.Tars),
-    "huggingface": (huggingface, huggingface.HuggingFace),
-}
-_READ = ("folder", *_FILES)  # kinds that need data.dir
-KINDS = (*EMBEDDED, *_READ, "tfds", *layouts.KINDS)
-NUMBERED = _READ  # kinds that number classes by what a part holds, if nothing else names them
-# What an evaluation may need of a set; sequences: videos with masks.
-NEEDS = ("labels", "masks", "boxes", "sequences")
-# What kinds have; of "folder" and "tfds" it depends on the files and keys.
-_HAVE = {
-    "photos": ("labels",),
-    "photo_collages": ("masks", "boxes"),
-    "voc": ("masks", "boxes"),
-    "moving_shapes": ("masks", "sequences"),
-    "davis": ("masks", "sequences"),
-    "coco": ("boxes",),
-    "tfds": ("labels", "masks", "boxes"),
-    **dict.fromkeys(_FILES, ("labels", "masks")),
-}
-# Kinds that read slices themselves, or whose records belong together and are not sliced.
-_OWN_SLICES = ("tfds", "davis")
-_SEGMENTED = tuple(kind for kind in layouts.KINDS if kind not in ("coco", "davis"))
-# Keys that only some kinds use.
-ONLY = {
-    "dir": (*_READ, "tfds", *layouts.KINDS, python.PREFIX),
-    "list": (*_READ, "tfds", "coco", *_SEGMENTED),
-    "images": (*_FILES, "tfds"),
-    "labels": tuple(_FILES),
-    "masks": (*_READ, "tfds"),
-    "mask_suffix": ("folder",),
-    "boxes": ("folder", "tfds"),
-    "class_names": (*_READ, "tfds", *_SEGMENTED),
-    "class_map": (*_READ, "tfds", *_SEGMENTED),
-    "reduce_zero_label": (*_READ, "tfds", *_SEGMENTED),
-    "raw_labels": _SEGMENTED,
-}
+EMBEDDED = embedded.SETS  # need no download
 
 
 def title(kind: str, name: str) -> str:
@@ -125,7 +68,7 @@ def defaults() -> dict:
             'what the set is: "photos", "photo_collages" and "moving_shapes" are embedded (no'
             ' download), "voc" and those that follow are official downloads;'
             ' "python:module.function" calls a function of yours that returns the records',
-            choices=KINDS,
+            choices=kinds.names(),
             prefix=python.PREFIX,
             acts="is a function that is called",
         ),
@@ -244,48 +187,31 @@ def check(name: str, section: ConfigDict, place: str) -> None:
     Args:
       place: the folder where it finds its images.
     """
-    _check_dir(name, section.kind, place)
-    if section.kind == "tfds" and not section.name:
-        raise InputError(
-            f'{name}.name is ""; {name}.kind="tfds" needs the name of a set, for example "cifar10"'
-        )
+    kind = kinds.get(section.kind)
+    kind.check(name, section.kind, {**section, "dir": place})
+    readers = kinds.specific()
     for entry in sorted(unused(section)):
         if section[entry]:
             raise InputError(
                 f"{name}.{entry} is {section[entry]!r}, which has no meaning for"
-                f' {name}.kind="{section.kind}"; it is for {", ".join(ONLY[entry])}'
+                f' {name}.kind="{section.kind}"; it is for {", ".join(readers[entry])}'
             )
     classes.table(section.class_map, ignore=section.ignore)
 
 
-def _check_dir(name, kind, place):
-    """Refuses to look for images in no folder. Raises InputError."""
-    if kind in (*_READ, *layouts.KINDS) and not place:
-        what = "of the download" if kind in layouts.KINDS else "that holds the images"
-        raise InputError(f'{name}.dir is ""; {name}.kind="{kind}" needs the folder {what}')
-
-
 def unused(section: ConfigDict) -> set[str]:
     """The keys of a section that mean nothing for its kind."""
-    own = python.PREFIX if python.is_one(section.kind) else section.kind
-    return {entry for entry, kinds in ONLY.items() if own not in kinds}
+    kind = kinds.find(section.kind)
+    return kinds.specific().keys() - set(kind.keys if kind else ())
 
 
 def parts(section: ConfigDict) -> Sequence[str]:
     """Names of the parts of a set that can be opened; none for a set that is not divided."""
-    if section.kind in EMBEDDED:
-        return generated.SPLITS
-    if section.kind == "tfds":
-        return tfds.parts(section.name, section.dir)
-    if section.kind in layouts.KINDS:
-        return ("train", "val")
-    if python.is_one(section.kind):
-        return ()
-    if section.kind in _FILES:
-        found = _FILES[section.kind][0].parts(section.dir)
-    else:
-        found = folder.parts(section.dir, bool(section.masks or section.boxes))
-    return found if listing.alike(subset.split_name(section.split)[0], found) else ()
+    kind = kinds.get(section.kind)
+    names = kind.parts(section)
+    if kind.classes == "declared" or listing.alike(subset.split_name(section.split)[0], names):
+        return names
+    return ()  # folders and files that are no parts
 
 
 def kind_at(place: str) -> str:
@@ -297,11 +223,8 @@ def kind_at(place: str) -> str:
 def may_have(section: ConfigDict, need: str) -> bool:
     """Whether a set that this section names can have one of NEEDS; an opened one says for sure,
     see `has`."""
-    if section.kind == "folder":
-        return need in ("labels", "masks") or bool(section.get(need))
-    if python.is_one(section.kind):
-        return True
-    return need in _HAVE.get(section.kind, ("masks",))
+    kind = kinds.get(section.kind)
+    return need in (kind.has(section) if callable(kind.has) else kind.has)
 
 
 def has(source: Any, need: str) -> bool:
@@ -334,68 +257,40 @@ def make_source(
     Raises:
       InputError: names the key and what would be right.
     """
-    kind = str(config.get("kind"))
-    split = split or config.get("split") or "train"
     absent = {name: declared.default for name, declared in defaults().items()}
     c = {**absent, "length": 0, "cache": "none", "decode_size": 0, **config}
+    split = split or c["split"] or "train"
     list, size = c["list"] if list is None else list, c["size"]
     if size < 0:
         raise InputError(f"data.size must be 0 (native) or a number of pixels, got {size}")
-    if kind not in KINDS and not python.is_one(kind):
-        raise InputError(
-            f"data.kind is {kind!r}; it must be one of {', '.join(KINDS)}{nearest(kind, KINDS)}"
-        )
-    if kind in embedded.SETS:
-        source: Source = GeneratedSource(kind, split, c["length"], size=size or embedded.SIZE)
-    elif kind in _OWN_SLICES or not subset.split_name(split)[1]:
-        source = _from_files(kind, c, split, truth)
-    else:
-        whole = _from_files(kind, c, subset.split_name(split)[0], truth)
-        source = subset.sliced(whole, split)
+    kind = kinds.get(config.get("kind"))
+    kind.check("data", c["kind"], c)
+    name, is_slice = subset.split_name(split)
+    is_slice = is_slice and kind.slices
+    source = adopt(kind.open(c, name if is_slice else split), c["kind"])
+    if isinstance(source, Stored):
+        source = _limited(source, c, truth)
+    if is_slice:
+        source = subset.sliced(source, split)
     if list:
-        if kind not in ONLY["list"]:
-            raise InputError(f'data.list: {list!r} cannot restrict data.kind="{kind}"')
+        if "list" not in kind.keys:
+            raise InputError(f'data.list: {list!r} cannot restrict data.kind="{c["kind"]}"')
         source = subset.listed_records(source, list)
-    source.place = f"{c['name'] or c['dir'] or kind} ({split})"
+    source.place = f"{c['name'] or c['dir'] or c['kind']} ({split})"
     cache = c["cache"] == "memory"
     return Prepared(source, size=size, cache=cache) if size or cache else source
 
 
-def _from_files(kind: str, c: Mapping[str, Any], split: str, truth: bool) -> Source:
-    """A source of a kind that is not embedded."""
-    if python.is_one(kind):
-        return python.Called(kind, c["dir"], split)
-    _check_dir("data", kind, c["dir"])
-    source = _opened(kind, c, split, truth)
+def _limited(source: Stored, c: Mapping[str, Any], truth: bool) -> Stored:
+    """The source with the limits of the section for decoding. Masks and boxes are of images as they
+    are stored, and so is a size that all images share."""
+    source = source if truth else source.images_alone()
     source.max_pixels = c["max_pixels"]
-    _set_decode_size(source, c["decode_size"], truth)
-    return source
-
-
-def _set_decode_size(source, side, truth):
-    """Masks and boxes are of images as they are stored, and so is a size that all images share."""
     if not (source.has_masks or source.has_boxes):
-        source.short_side = 0 if source.size else side
-    elif side and not truth:
+        source.short_side = 0 if source.size else c["decode_size"]
+    elif c["decode_size"] and not truth:
         raise InputError(
-            f"data.decode_size={side} is for images without masks and boxes, not for {source};"
-            " set it to 0"
+            f"data.decode_size={c['decode_size']} is for images without masks and boxes, not for"
+            f" {source}; set it to 0"
         )
-
-
-def _opened(kind: str, c: Mapping[str, Any], split: str, truth: bool) -> Stored:
-    """The same, of no function of the user's."""
-    common: dict[str, Any] = dict(
-        class_names=listing.lines_of("class_names", names) if (names := c["class_names"]) else (),
-        rules={name: c[name] for name in ("class_map", "reduce_zero_label", "ignore")},
-    )
-    places = {name: c[name] for name in ("masks", "boxes")}
-    if kind == "folder":
-        images = Folder(c["dir"], split, mask_suffix=c["mask_suffix"], **places, **common)
-        return images if truth else images.images_alone()
-    if kind in _FILES:
-        columns = {name: c[name] for name in ("images", "labels", "masks")}
-        return _FILES[kind][1](c["dir"], split, Named(**columns, **common))
-    if kind == "tfds":
-        return Tfds(c["name"], c["dir"], split, images=c["images"], **places, **common)
-    return layouts.open_layout(kind, c["dir"], split, raw_labels=c["raw_labels"], **common)
+    return source

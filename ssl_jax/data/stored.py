@@ -1,8 +1,9 @@
-"""Records whose images and masks are encoded: in files, or as bytes in files of others."""
+"""Records of which a kind has an index of encoded bytes, of paths of files, or of arrays: what is
+the same for all of them, as decoding, the classes of masks, and the check of these."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,7 +11,10 @@ from ssl_jax.config import InputError
 from ssl_jax.data import classes, decode
 from ssl_jax.data.base import Source
 from ssl_jax.data.boxes import Boxes
+from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import checked, pixels
+
+Part = bytes | str | np.ndarray  # encoded, the path of its file, or decoded
 
 
 class ReadsBoxes(Protocol):
@@ -20,110 +24,146 @@ class ReadsBoxes(Protocol):
         """Boxes of image i, which has this shape (H, W) and EXIF orientation."""
 
 
-class Named(NamedTuple):
-    """What holds what, as the user names it; "" = as it is usually called.
-
-    images, labels, masks: columns of a table, extensions of members of a tar. class_names: of
-    masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
-    """
-
-    images: str = ""
-    labels: str = ""
-    masks: str = ""
-    class_names: Sequence[str] = ()
-    rules: Mapping[str, Any] = MappingProxyType({})
-
-
 class Stored(Source):
-    """Records that `_read` gives encoded; a subclass has it."""
+    """Records of which `_read` gives image and mask.
+
+    A subclass has `_read`, `__len__` and `name`, calls `_describe`, and sets `_about`.
+    """
 
     # How encoded images are read, see `decode.decode_turned`.
     max_pixels: int = decode.MAX_PIXELS
     short_side: int = 0
-    _labels: np.ndarray | None = None  # int [N], -1 for an image without one
-    _boxes: ReadsBoxes | None = None
-    _table: np.ndarray  # classes of the values of masks, see `classes.table`
+    # What `repr` prints, by which kept features are found again: "TITLE(ABOUT, ABOUT, ...)".
+    _title: str = ""  # that of the class
+    _about: Sequence[str]
 
-    def _read(self, i: int, part: str) -> bytes | str | None:
-        """The "image" or "mask" of record i: encoded, or the path of its file; None for a record
-        without a mask. Raises Unreadable."""
+    def _read(self, i: int, part: str) -> Part | None:
+        """The "image" or "mask" of record i; None for a record without a mask. Raises
+        Unreadable."""
         raise NotImplementedError
+
+    def _reader(self, i: int) -> Callable[[str], Any]:
+        """`_read` of record i; a subclass that has all parts at once reads them once."""
+        return functools.partial(self._read, i)
+
+    def _describe(
+        self,
+        *,
+        labels: np.ndarray | None = None,
+        class_names: Sequence[str] | None = None,
+        masks: bool = False,
+        table: np.ndarray | None = None,
+        mask_names: Sequence[str] | None = None,
+        boxes: ReadsBoxes | None = None,
+        box_names: Sequence[str] | None = None,
+    ) -> None:
+        """Keeps what is known of all records.
+
+        Args:
+          labels: int [N], -1 for an image without one. class_names: of the labels.
+          masks: whether there are some. table: the classes of their values, see `classes.table`;
+            None: values are classes. mask_names, box_names: of the classes.
+          boxes: reads the boxes of an image.
+
+        Raises:
+          InputError: the first mask is none, has another size than its image, or values that are no
+            class: found here, not after a run that left them all out.
+        """
+        self._labels, self.class_names = labels, class_names
+        if labels is not None:
+            self.num_classes = len(class_names or ()) or 1 + int(labels.max())
+            self.unlabelled = np.flatnonzero(labels < 0).tolist()
+        self._table = classes.table() if table is None else table
+        self.has_masks, self.mask_names = masks, mask_names if masks else None
+        self._boxes, self.has_boxes, self.box_names = boxes, boxes is not None, box_names
+        self.num_box_classes = len(box_names) if box_names else None
+        if not (masks and len(self)):
+            return
+        try:
+            shape, turn = self._header(0)
+        except Unreadable:
+            return  # says nothing about masks
+        try:
+            self._mask(0, self._reader(0), shape, turn)
+        except Unreadable as error:
+            raise InputError(f"data.masks: {error}") from error
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         i = checked(i, len(self))
-        image, turn = self._decoded(self._read(i, "image"), self.name(i))
+        read = self._reader(i)
+        image, turn = self._image(i, read("image"))
         shape = image.shape[:2]
         record: dict[str, Any] = {"image": image}
-        if self._labels is not None:
-            record["label"] = int(self._labels[i])
-        if self.has_masks and (mask := self._mask(i, shape, turn)) is not None:
+        if (label := self._label(i, read)) is not None:
+            record["label"] = int(label)
+        if (mask := self._mask(i, read, shape, turn)) is not None:
             record["mask"] = mask
-        if self._boxes is not None:
-            boxes, labels = self._boxes.read(i, shape, turn)
-            record |= {"boxes": boxes} | ({} if labels is None else {"box_labels": labels})
+        if (objects := self._objects(i, read, shape, turn)) is not None:
+            record["boxes"] = objects.boxes
+            if objects.labels is not None:
+                record["box_labels"] = objects.labels
         return record
 
-    def _mask(self, i: int, shape: tuple[int, int], turn: int) -> np.ndarray | None:
-        """Classes [H,W] of image i, which has this shape and EXIF orientation."""
-        mask = self._read(i, "mask")
-        if mask is None:
-            return None
-        name = mask if isinstance(mask, str) else f"{self.name(i)}, mask"
-        return self._classes(mask, name, shape, turn, f"its image {self.name(i)}")
+    def _label(self, i, read):
+        """The label of record i; None without labels."""
+        del read
+        return None if self._labels is None else self._labels[i]
+
+    def _objects(self, i: int, read: Callable, shape: tuple[int, int], turn: int) -> Boxes | None:
+        """The boxes of image i, which has this shape and EXIF orientation; None without boxes."""
+        del read
+        return None if self._boxes is None else self._boxes.read(i, shape, turn)
+
+    def _image(self, i: int, image: Part) -> tuple[np.ndarray, int]:
+        """The image of record i, uint8 [H,W,3], and its EXIF orientation. Raises Unreadable."""
+        if isinstance(image, np.ndarray):
+            return np.broadcast_to(np.asarray(image, np.uint8), (*image.shape[:2], 3)), 1
+        limits = dict(max_pixels=self.max_pixels, short_side=self.short_side)
+        return decode.decode_turned(image, self.name(i), **limits)
+
+    def _header(self, i: int) -> tuple[tuple[int, int], int]:
+        """(H, W) of image i and its EXIF orientation, from its header. Raises Unreadable."""
+        image = self._reader(i)("image")
+        if isinstance(image, np.ndarray):
+            return image.shape[:2], 1
+        limits = dict(max_pixels=self.max_pixels, short_side=self.short_side)
+        return decode.image_header(image, self.name(i), **limits)
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i from its header."""
-        return self._header_of(checked(i, len(self)))[0]
+        return self._header(checked(i, len(self)))[0]
 
-    def _header_of(self, i: int) -> tuple[tuple[int, int], int]:
-        """(H, W) of image i and its EXIF orientation. Raises Unreadable."""
-        return self._header(self._read(i, "image"), self.name(i))
-
-    def _check_first_mask(self) -> None:
-        """Masks of the wrong kind are found here, not after a run that left them all out. Raises
-        InputError."""
-        if not (self.has_masks and len(self)):
-            return
+    def _mask(self, i: int, read: Callable, shape: tuple[int, int], turn: int) -> np.ndarray | None:
+        """Classes uint8 [H,W] of image i, which has this shape and EXIF orientation; None where it
+        has no mask. Raises Unreadable."""
+        mask = read("mask") if self.has_masks else None
+        if mask is None:
+            return None
+        name = mask if isinstance(mask, str) else f"{self.name(i)}, mask"
+        if isinstance(mask, np.ndarray):
+            if mask.ndim != 2 and mask.shape[2:] != (1,):
+                raise Unreadable(name, f"a mask needs one channel, this one has {mask.shape}")
+            values = mask.astype(np.uint8).reshape(mask.shape[:2])
+        else:
+            limits = dict(max_pixels=self.max_pixels, turn=turn)
+            values = decode.decode_mask(mask, name, shape=shape, **limits)
+        if values.shape != tuple(shape):
+            reason = f"the mask has {pixels(values.shape)} pixels"
+            raise Unreadable(name, f"{reason}, its image {self.name(i)} {pixels(shape)}")
         try:
-            header = self._header_of(0)
-        except decode.Unreadable:
-            return  # says nothing about masks
-        try:
-            self._mask(0, *header)
-        except decode.Unreadable as error:
-            raise InputError(f"data.masks: {error}") from error
-
-    def _decoded(self, data: Any, name: str | None = None) -> tuple[np.ndarray, int]:
-        """An encoded image, uint8 [H,W,3], and its EXIF orientation. Raises decode.Unreadable."""
-        return decode.decode_turned(
-            data, name, max_pixels=self.max_pixels, short_side=self.short_side
-        )
-
-    def _header(self, data: Any, name: str | None = None) -> tuple[tuple[int, int], int]:
-        """(H, W) of an encoded image, and its EXIF orientation. Raises decode.Unreadable."""
-        return decode.image_header(
-            data, name, max_pixels=self.max_pixels, short_side=self.short_side
-        )
-
-    def _classes(
-        self,
-        mask: bytes | str | np.ndarray,
-        name: str,
-        shape: tuple[int, int],
-        turn: int,
-        image: str = "its image",
-    ) -> np.ndarray:
-        """Classes uint8 [H,W] of a mask, encoded or uint8 [H,W], of an image with this shape and
-        EXIF orientation. Raises decode.Unreadable."""
-        if not isinstance(mask, np.ndarray):
-            mask = decode.decode_mask(
-                mask, name, max_pixels=self.max_pixels, turn=turn, shape=shape
-            )
-        if mask.shape != tuple(shape):
-            raise decode.Unreadable(
-                name, f"the mask has {pixels(mask.shape)} pixels, {image} {pixels(shape)}"
-            )
-        try:
-            return classes.apply(self._table, mask)
+            return classes.apply(self._table, values)
         except ValueError as error:
-            raise decode.Unreadable(name, str(error)) from error
+            raise Unreadable(name, str(error)) from error
+
+    def _encoded(self, labels: str, masks: str) -> list[str]:
+        """Of `_about`, for a set whose labels and masks have these names."""
+        about = [f"images={len(self)}", f"classes={self.num_classes}"]
+        about += [f"labels={labels!r}"] if labels else []
+        return about + ([classes.summary(self._table, masks)] if self.has_masks else [])
+
+    def images_alone(self) -> "Stored":
+        """The records that training reads, which uses neither masks nor boxes."""
+        return self
+
+    def __repr__(self):
+        return f"{self._title or type(self).__name__}({', '.join(self._about)})"

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from ssl_jax.config import InputError, local
-from ssl_jax.data import classes, encoded, listing
+from ssl_jax.data import classes, kinds, listing
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.files import Files
-from ssl_jax.data.lookup import chosen, listed
-from ssl_jax.data.stored import Named
+from ssl_jax.data.labels import numbered
+from ssl_jax.data.lookup import listed, named
 
 EXTENSIONS = (".csv", ".tsv")
 # What columns are usually called, in small letters.
@@ -41,29 +41,25 @@ class Table(Files):
     val.csv in one folder. Otherwise all rows are "train", of which slices can be taken.
     """
 
-    def __init__(self, place: str | os.PathLike, split: str, named: Named):
-        """place: the file, or a folder that holds it.
+    def __init__(self, section: kinds.Section, split: str):
+        """section: the keys that `register` names below; dir is the file, or a folder that holds
+        it.
 
         Raises:
           InputError: naming file and row for a row without a path or label, or with too few or too
             many cells; file and columns for a column or split that is not there.
         """
-        self._list = _file(place, split)
+        self._list = _file(section["dir"], split)
         columns, rows = _read(self._list)
-        column = {
-            "images": _column("images", self._list, columns, named.images, IMAGES),
-            "labels": _column("labels", self._list, columns, named.labels, LABELS),
-            "masks": _column("masks", self._list, columns, named.masks, MASKS),
-        }
-        if column["images"] is None:
-            raise InputError(
-                f"data.images: {self._list} has the columns {listed(columns)}; name the one with"
-                " the paths of images"
-            )
-        numbers, names = encoded.numbered(_labels(self._list, rows, column["labels"]))
-        kept = _of_split(self._list, columns, rows, split)
-        self._rows = [rows[i][0] for i in kept]
-        paths = [rows[i][1][column["images"]] for i in kept]
+        column = _columns(section, self._list, columns)
+        facts: dict[str, Any] = {}
+        labels = _labels(self._list, rows, column["labels"])
+        indices = _of_split(self._list, columns, rows, split)
+        if labels is not None:
+            numbers, facts["class_names"] = numbered(labels)
+            facts["labels"] = numbers[indices]
+        self._rows = [rows[i][0] for i in indices]
+        paths = [rows[i][1][column["images"]] for i in indices]
         for line, path in zip(self._rows, paths):
             if not path:
                 raise InputError(f"data.dir: {self._list}, row {line}: no path of an image")
@@ -73,21 +69,13 @@ class Table(Files):
                 f"data.dir: {self._list}, row {self._rows[0]}: {first} is not a file; paths are"
                 f" relative to {root}"
             )
-        table, mask_names = classes.final(named.rules, given=named.class_names)
-        with_masks = column["masks"] is not None
-        mask_files = [rows[i][1][column["masks"]] for i in kept] if with_masks else []
-        super().__init__(
-            root,
-            paths,
-            kind="Table",
-            labels=None if numbers is None else numbers[kept],
-            class_names=names,
-            masks=[os.path.join(root, file) if file else None for file in mask_files] or None,
-            table=table,
-            mask_names=mask_names if with_masks else None,
-        )
+        if column["masks"] is not None:
+            files = [rows[i][1][column["masks"]] for i in indices]
+            facts["masks"] = [os.path.join(root, file) if file else None for file in files]
+            facts |= classes.of_masks(section)
         where = dict(list=self._list.name, split=split, labels=column["labels"])
-        self._told += [f"{name}={value!r}" for name, value in where.items()]
+        about = [f"{name}={value!r}" for name, value in where.items()]
+        super().__init__("Table", root, paths, about=about, **facts)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         try:
@@ -97,14 +85,13 @@ class Table(Files):
             raise Unreadable(error.name, f"{error.reason} ({where})") from error
 
 
-def parts(place: str | os.PathLike) -> list[str]:
+def parts(section: kinds.Section) -> list[str]:
     """Names of the parts of a list that is there."""
-    place = local(place)
-    files = _files(place)
+    files = _files(local(section["dir"]))
     if len(files) != 1:
         return sorted(file.stem for file in files)
     columns, rows = _read(files[0])
-    column = _column("split", files[0], columns, "", SPLITS)
+    column = _split_column(files[0], columns)
     return [] if column is None else sorted({cells[column] for _, cells in rows})
 
 
@@ -152,13 +139,32 @@ def _read(path):
     return columns, rows
 
 
-def _column(key, path, columns, wanted, usual):
-    """The column that is wanted, or the first with a usual name; None if there is none."""
+def _columns(section, path, columns):
+    """{key: the column that it means}, None for those that are not there."""
+    usual = dict(images=IMAGES, labels=LABELS, masks=MASKS)
+    usual = {key: _in_any_case(names, columns) for key, names in usual.items()}
+    result = named(section, usual, columns, path)
+    for key, name in result.items():
+        _check_single(key, path, columns, name)
+    return result
+
+
+def _in_any_case(names, columns):
+    """Those of the columns that are called so."""
     small = {name.lower(): name for name in reversed(columns)}
-    found = chosen(key, wanted, [small.get(name) for name in usual], columns, path)
-    if columns.count(found) > 1:
-        raise InputError(f"data.{key}: {path} has several columns {found!r}; rename all but one")
-    return found
+    return [small[name] for name in names if name in small]
+
+
+def _check_single(key, path, columns, name):
+    if columns.count(name) > 1:
+        raise InputError(f"data.{key}: {path} has several columns {name!r}; rename all but one")
+
+
+def _split_column(path, columns):
+    """The column that divides the rows; None if there is none."""
+    name = next(iter(_in_any_case(SPLITS, columns)), None)
+    _check_single("split", path, columns, name)
+    return name
 
 
 def _labels(path, rows, column):
@@ -174,7 +180,7 @@ def _labels(path, rows, column):
 
 def _of_split(path, columns, rows, split):
     """Indices of the rows of a split."""
-    column = _column("split", path, columns, "", SPLITS)
+    column = _split_column(path, columns)
     there = sorted({cells[column] for _, cells in rows} if column else ())
     value = listing.alike(split, there)
     if value is None and (listing.alike(split, [path.stem]) or (not column and split == "train")):
@@ -190,3 +196,14 @@ def _of_split(path, columns, rows, split):
             f" {listed(there)}"
         )
     return [i for i, (_, cells) in enumerate(rows) if cells[column] == value]
+
+
+kinds.register(
+    "csv",
+    Table,
+    parts=parts,
+    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
+    has=("labels", "masks"),
+    required=kinds.FOLDER,
+    classes="names",
+)

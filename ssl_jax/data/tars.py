@@ -6,18 +6,17 @@ tarfile says where each member begins, and the bytes are read from there. All he
 when a set is opened.
 """
 
-import os
 import posixpath
 import re
 import tarfile
 from typing import Any, BinaryIO, NamedTuple
 
 from ssl_jax.config import InputError, local, reading, reason
-from ssl_jax.data import listing
+from ssl_jax.data import classes, kinds, listing
 from ssl_jax.data.decode import Unreadable, most_bytes
-from ssl_jax.data.encoded import Encoded
+from ssl_jax.data.labels import checked as checked_labels
 from ssl_jax.data.lookup import checked, listed
-from ssl_jax.data.stored import Named
+from ssl_jax.data.stored import Stored
 
 IMAGES = ("jpg", "jpeg", "png", "webp", "tif", "tiff", "bmp", "image")
 MASKS = ("seg.png", "mask.png", "segmentation.png")
@@ -37,64 +36,60 @@ class _Member(NamedTuple):
     size: int
 
 
-class Tars(Encoded):
+class Tars(Stored):
     """Samples of WebDataset shards: members "KEY.EXTENSION" that follow each other and share KEY.
 
     The image of a sample is its "jpg", "png", ... (IMAGES); its label the text in "cls", or LABELS
-    in its "json"; its mask "seg.png" or "mask.png". `named` says other extensions, or the key in
-    the json. Samples without an image are left out and counted. A split is a folder of tars, or the
-    tars that have its name in theirs ("train-0000.tar"); "train" is all tars if none has.
+    in its "json"; its mask "seg.png" or "mask.png". The section can name other extensions, or the
+    key in the json. Samples without an image are left out and counted. A split is a folder of
+    tars, or the tars that have its name in theirs ("train-0000.tar"); "train" is all tars if none
+    has.
     """
 
-    def __init__(self, place: str | os.PathLike, split: str, named: Named):
-        """place: a tar, or a folder of tars. named.labels: an extension, or a key in the json.
+    def __init__(self, section: kinds.Section, split: str):
+        """section: the keys that `register` names below; dir is a tar, or a folder of tars.
 
         Raises:
           InputError: naming shard and sample for a tar that is compressed or broken, a sample
             without label or mask where others have one.
         """
-        self._place, self._split = str(place), split
-        self._shards = _shards(place, split)
+        place, self._shards = section["dir"], _shards(section["dir"], split)
         shards = range(len(self._shards))
-        samples = [sample for n in shards for sample in self._index(n, named.labels)]
+        samples = [sample for n in shards for sample in self._index(n, section["labels"])]
         there = sorted({extension for _, members, _ in samples for extension in members})
-        image = {key: _first(members, named.images, IMAGES) for key, members, _ in samples}
-        mask = {key: _first(members, named.masks, MASKS) for key, members, _ in samples}
-        kept = [sample for sample in samples if image[sample[0]] is not None]
-        if not kept:
-            raise InputError(
-                f"data.images: no sample of {self._shards[0]} has an image"
-                f" ({named.images or ', '.join(IMAGES)}); its extensions: {listed(there)}"
-            )
-        self._names = [key for key, _, _ in kept]
-        self._members = {"image": [image[key] for key in self._names]}
-        self._members["mask"] = [mask[key] for key in self._names]
-        missing = len(samples) - len(kept)
+        images = [_first(members, section["images"], IMAGES) for _, members, _ in samples]
+        if not any(images):
+            raise self._lacking("images", section["images"] or ", ".join(IMAGES), there)
+        chosen = [sample for sample, image in zip(samples, images) if image is not None]
+        self._names = [key for key, _, _ in chosen]
+        masks = [_first(members, section["masks"], MASKS) for _, members, _ in chosen]
+        self._members = {"image": list(filter(None, images)), "mask": masks}
+        missing = len(samples) - len(chosen)
         self.left_out = f"{missing} samples without an image in {place}" if missing else ""
-        found = [label for _, _, label in kept]
-        has_labels, has_masks = any(x is not None for x in found), any(self._members["mask"])
-        if named.labels and not has_labels:
-            raise InputError(
-                f"data.labels: no sample of {self._shards[0]} has {named.labels!r}, as extension or"
-                f" in its json; its extensions: {listed(there)}"
-            )
-        self._refuse_missing("labels", "label", found if has_labels else ())
-        self._refuse_missing("masks", "mask", self._members["mask"] if has_masks else ())
-        if named.masks and not has_masks:
-            raise InputError(
-                f"data.masks: no sample of {self._shards[0]} has the extension {named.masks!r}; its"
-                f" extensions: {listed(there)}"
-            )
-        labels, read_from = found if has_labels else None, (named.labels, named.masks)
-        self._take(labels, named, masks=has_masks, read_from=read_from)
+        values: dict[str, Any] = {"labels": [label for _, _, label in chosen], "masks": masks}
+        for key, column in values.items():
+            lacking = [self.name(i) for i, value in enumerate(column) if value is None]
+            if len(lacking) == len(column) and section[key]:
+                raise self._lacking(key, section[key], there)
+            if 0 < len(lacking) < len(column):
+                what = f"{len(lacking)} of {len(column)} samples have none"
+                raise InputError(f"data.{key}: {what}: {listed(lacking, 3)}")
+            values[key] = column if len(lacking) < len(column) else None
+        labels, class_names = checked_labels(values["labels"], self.name)
+        given = classes.of_masks(section) if values["masks"] else {}
+        self._describe(
+            labels=labels, class_names=class_names, masks=values["masks"] is not None, **given
+        )
+        self._about = [repr(str(place)), repr(split), f"shards={len(shards)}"]
+        self._about += self._encoded(section["labels"], section["masks"])
 
-    def _refuse_missing(self, key, what, values):
-        lacking = [self.name(i) for i, value in enumerate(values) if value is None]
-        if lacking:
-            raise InputError(
-                f"data.{key}: {len(lacking)} of {len(self)} samples have no {what}:"
-                f" {listed(lacking, 3)}"
-            )
+    def _lacking(self, key, wanted, there):
+        """The error that no sample has what a key names."""
+        what = "extension or key of its json" if key == "labels" else "extension"
+        return InputError(
+            f"data.{key}: no sample of {self._shards[0]} has the {what} {wanted!r}; its extensions:"
+            f" {listed(there)}"
+        )
 
     def _index(self, number, wanted):
         """[(key, {extension: _Member}, label)] of the samples of a shard, in its order."""
@@ -158,10 +153,6 @@ class Tars(Encoded):
         """What `data.list` may name: the key of each sample."""
         return [name.partition("/")[2] for name in self._names]
 
-    def __repr__(self):
-        size = f"shards={len(self._shards)}, images={len(self)}"
-        return f"Tars({self._place!r}, {self._split!r}, {size}, {self._known})"
-
 
 class _Headers:
     """A tar of which no more is read at once than a header: sizes in it may lie."""
@@ -176,9 +167,12 @@ class _Headers:
         return self._file.read(size)
 
 
-def parts(place: str | os.PathLike) -> list[str]:
+def parts(section: kinds.Section) -> list[str]:
     """Names of the parts that the tars of a folder have."""
-    place = local(place)
+    return _parts(local(section["dir"]))
+
+
+def _parts(place):
     if place.is_file():
         return []
     named = [_PARTS.search(path.name) for path in place.glob("*.tar")]
@@ -192,14 +186,14 @@ def _shards(place, split) -> list[str]:
     if place.is_file():
         found = [place] if split == "train" else []
     else:
-        split = listing.alike(split, parts(place)) or split
+        split = listing.alike(split, _parts(place)) or split
         tars = sorted(place.glob("*.tar"))
         inside = sorted((place / split).glob("*.tar"))
         named = [path for path in tars if split in _PARTS.findall(path.name)]
         divided = any(_PARTS.search(path.name) for path in tars)
         found = inside or named or (tars if split == "train" and not divided else [])
     if not found:
-        there = listed(parts(place)) if place.exists() else "it does not exist"
+        there = listed(_parts(place)) if place.exists() else "it does not exist"
         raise InputError(
             f"data.split: {place} has no tar of the part {split!r}; parts: {there}; to hold out a"
             ' part, use a slice such as "train[90%:]"'
@@ -232,3 +226,14 @@ def _label(name, content, extension, wanted):
 def _number(text):
     """A text of digits as a number, any other as it is."""
     return int(text) if text.removeprefix("-").isdecimal() else text or None
+
+
+kinds.register(
+    "webdataset",
+    Tars,
+    parts=parts,
+    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
+    has=("labels", "masks"),
+    required=kinds.FOLDER,
+    classes="numbers",
+)

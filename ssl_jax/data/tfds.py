@@ -3,16 +3,14 @@
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from ssl_jax.config import InputError, local, read_json, reason
+from ssl_jax.config import InputError, did_you_mean, local, read_json, reason
 from ssl_jax.data import boxes as boxes_lib
-from ssl_jax.data import classes
+from ssl_jax.data import classes, kinds
 from ssl_jax.data.decode import Unreadable
-from ssl_jax.data.lookup import checked, chosen, listed, nearest
+from ssl_jax.data.lookup import checked, listed, named
 from ssl_jax.data.stored import Stored
 
 IMAGES = ("image", "image_left")
@@ -24,55 +22,42 @@ class Tfds(Stored):
     """A prepared TFDS data set in random-access form (ArrayRecord), read by `tfds.data_source`
     without TensorFlow.
 
-    Uses the feature `label`, and those of images, masks and boxes that its arguments name; decodes
-    lazily and with the same code as a folder. Of boxes, crowds (`is_crowd`) are left out."""
+    Uses the feature `label`, and those of images, masks and boxes that the section names: images
+    and masks the first of IMAGES and MASKS that the set has, boxes the first sequence that has
+    boxes. Decodes lazily and with the same code as a folder. Of boxes, crowds (`is_crowd`) are left
+    out."""
 
-    def __init__(
-        self,
-        name: str,
-        data_dir: str | os.PathLike | None,
-        split: str = "train",
-        *,
-        images: str = "",
-        masks: str = "",
-        boxes: str = "",
-        class_names: Sequence[str] = (),
-        rules: Mapping[str, Any] | None = None,
-    ):
+    def __init__(self, section: kinds.Section, split: str):
         """Opens the set.
 
         Args:
-          name: as TFDS takes it, "name[/config][:version]".
-          data_dir: the folder that holds the data sets; None or "": TFDS's own default.
+          section: the keys that `register` names below; name is as TFDS takes it,
+            "name[/config][:version]", dir the folder that holds the data sets, "" TFDS's own
+            default, boxes the name of the sequence ("objects") with a feature of boxes and maybe
+            `label`.
           split: TFDS split, slices included.
-          images, masks: names of features; "": the first of IMAGES or MASKS that the set has.
-          boxes: name of the sequence ("objects") with a feature of boxes and maybe `label`; "": the
-            first sequence that has boxes.
-          class_names: of masks. rules: class_map, reduce_zero_label, ignore of `classes.table`.
         Raises:
           InputError: naming what exists for a wrong folder, name, split or feature; for a set
             without images.
         """
-        self._name, self._split = name, split
-        self._records, self._image, self._masks = _open_tfds(name, data_dir, split, images, masks)
-        features = self._records.dataset_info.features
-        label = features["label"] if "label" in features else None
-        self.num_classes = getattr(label, "num_classes", None)
-        self.class_names = _names(label)
-        self.has_masks = self._masks is not None
-        if self.has_masks:
-            names = _names(features[self._masks])
-            self._table, self.mask_names = classes.final(rules or {}, names, given=class_names)
-        self._objects, self._bbox = _boxes_feature(name, features, boxes)
-        self.has_boxes = self._objects is not None
-        if self.has_boxes:
-            inner = features[self._objects].feature
-            box_label = inner["label"] if "label" in inner else None
-            self.num_box_classes = getattr(box_label, "num_classes", None)
-            self.box_names = _names(box_label)
+        self._name, self._split = section["name"], split
+        self._records, features, columns = _open_tfds(section, split)
+        self._parts = {"image": columns["images"], "mask": columns["masks"]}
         self._file_name = next((key for key in FILE_NAMES if key in features), None)
-        self.size = self._declared_size(features[self._image].shape)
-        self._check_first_mask()
+        masks = self._parts["mask"]
+        names = _names(features[masks]) if masks else None
+        self._describe(masks=masks is not None, **classes.of_masks(section, names))
+        label = features["label"] if "label" in features else None
+        self.num_classes, self.class_names = getattr(label, "num_classes", None), _names(label)
+        self._sequence, self._bbox = _boxes_feature(self._name, features, section["boxes"])
+        if self._sequence is not None:
+            inner = features[self._sequence].feature
+            label = inner["label"] if "label" in inner else None
+            self.has_boxes, self.box_names = True, _names(label)
+            self.num_box_classes = getattr(label, "num_classes", None)
+        self.size = self._declared_size(features[self._parts["image"]].shape)
+        about = [repr(self._name), repr(split), f"images={len(self)}"]
+        self._about = about + ([classes.summary(self._table, masks)] if masks else [])
 
     def _declared_size(self, shape):
         """(H, W) of the image feature if it is fixed and record 0 keeps to it (some sets do not),
@@ -87,67 +72,35 @@ class Tfds(Stored):
     def __len__(self):
         return len(self._records)
 
-    def _read_record(self, i):
-        """(record i as TFDS gives it, its name)."""
-        name = self.name(i)
+    def _record(self, i):
+        """Record i as TFDS gives it."""
         try:
-            return self._records[int(i)], name
+            return self._records[int(i)]
         except Exception as error:  # array_record and protobuf have no common error class
-            raise Unreadable(name, reason(error)) from error
+            raise Unreadable(self.name(i), reason(error)) from error
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        record, name = self._read_record(i)
-        image, turn = self._pixels(record[self._image], name)
-        sample: dict[str, Any] = {"image": image}
-        if self.num_classes is not None:
-            sample["label"] = int(record["label"])
-        if self.has_masks:
-            sample["mask"] = self._mask_of(record, name, image.shape[:2], turn)
-        if self.has_boxes:
-            sample |= self._boxes_of(record[self._objects], name, image.shape[:2], turn)
-        return sample
+    def _reader(self, i):
+        record = self._record(i)
+        return lambda part: record[self._parts.get(part, part)]
 
-    def _pixels(self, value, name):
-        """An image feature, encoded or decoded: uint8 [H,W,3], its EXIF orientation."""
-        if isinstance(value, bytes):
-            return self._decoded(value, name)
-        return np.broadcast_to(np.asarray(value, np.uint8), (*value.shape[:2], 3)), 1
+    def _label(self, i, read):
+        return None if self.num_classes is None else read("label")
 
-    def _mask_of(self, record, name, shape, turn):
-        """Classes uint8 [H,W] of a mask feature, encoded or decoded ([H,W] or [H,W,1])."""
-        value = record[self._masks]
-        if not isinstance(value, bytes):
-            value = np.asarray(value)
-            if value.ndim != 2 and value.shape[2:] != (1,):
-                raise Unreadable(
-                    name, f"a mask needs one channel, this one has shape {value.shape}"
-                )
-            value = value.astype(np.uint8).reshape(value.shape[:2])
-        return self._classes(value, name, shape, turn)
-
-    def _boxes_of(self, objects, name, shape, turn):
-        """{"boxes", "box_labels" if they have classes} of a record."""
+    def _objects(self, i, read, shape, turn):
+        if self._sequence is None:
+            return None
+        objects = read(self._sequence)
         # Without TensorFlow a sequence comes as a list, flat if it is empty or of one box.
-        corners = np.asarray(objects[self._bbox], np.float32).reshape(-1, 4)
-        labels = None
+        corners, labels = np.asarray(objects[self._bbox], np.float32).reshape(-1, 4), None
         if self.num_box_classes is not None:
             labels = np.asarray(objects["label"], np.int32).reshape(-1)
         if "is_crowd" in objects:
-            kept = ~np.asarray(objects["is_crowd"], bool).reshape(-1)
-            corners, labels = corners[kept], None if labels is None else labels[kept]
+            single = ~np.asarray(objects["is_crowd"], bool).reshape(-1)
+            corners, labels = corners[single], None if labels is None else labels[single]
         try:
-            found = boxes_lib.from_corners(corners, labels, shape, turn, stated=(1, 1))
+            return boxes_lib.from_corners(corners, labels, shape, turn, stated=(1, 1))
         except ValueError as error:
-            raise Unreadable(name, str(error)) from error
-        return {"boxes": found.boxes} | ({} if labels is None else {"box_labels": found.labels})
-
-    def _header_of(self, i):
-        record, name = self._read_record(i)
-        value = record[self._image]
-        return self._header(value, name) if isinstance(value, bytes) else (value.shape[:2], 1)
-
-    def _mask(self, i, shape, turn):
-        return self._mask_of(*self._read_record(i), shape, turn)
+            raise Unreadable(self.name(i), str(error)) from error
 
     def name(self, i: int) -> str:
         return f"{self._name}/{self._split}/{checked(i, len(self))}"
@@ -157,20 +110,16 @@ class Tfds(Stored):
         if self._file_name is None:
             return None
         if self._names is None:
-            values = (self._read_record(i)[0][self._file_name] for i in range(len(self)))
+            values = (self._record(i)[self._file_name] for i in range(len(self)))
             self._names = [v.decode() if isinstance(v, bytes) else str(v) for v in values]
         return self._names
 
     _names: list[str] | None = None
 
-    def __repr__(self):
-        masks = f", {classes.told(self._table, self._masks)}" if self.has_masks else ""
-        return f"Tfds({self._name!r}, {self._split!r}, images={len(self)}{masks})"
 
-
-def parts(name: str, data_dir: str | os.PathLike | None) -> list[str]:
+def parts(section: kinds.Section) -> list[str]:
     """Names of the splits of a set that is there."""
-    return list(_info(name, _folder(data_dir)).splits)
+    return list(_info(section["name"], _folder(section["dir"])).splits)
 
 
 def _info(name, folder):
@@ -240,44 +189,16 @@ def _boxes_feature(name, features, wanted):
     return sequence, key
 
 
-def _open_tfds(name, data_dir, split, images, masks):
-    """(`tfds.data_source` of an image set, its images left encoded; the features of images and of
-    masks, None without these). InputError for whatever does not exist.
+def _open_tfds(section, split):
+    """(`tfds.data_source` of an image set, its images left encoded; its features; the names of
+    those of images and of masks). InputError for whatever does not exist.
     """
     import tensorflow_datasets as tfds  # half a second, only for those who use it
 
-    if not name:
-        raise InputError("data.name is empty: give the name of the TFDS data set")
-    folder = _folder(data_dir)
-    if not folder.is_dir():
-        raise InputError(
-            f"data.dir: {folder} does not exist; give the folder that holds the TFDS sets"
-            " (NAME/VERSION)"
-        )
-    prepared = _prepared_sets(folder)
-    present = sorted({parts[0] for parts in prepared})
-    base = re.split("[/:]", name)[0]
-    if base not in present:
-        hint = nearest(name, present) or "; if it is a folder of images, set data.kind=folder"
-        raise InputError(f"data.name: no {name!r} in {folder}; found: {listed(present)}{hint}")
-    try:
-        info = _info(name, folder)
-    except InputError:
-        raise
-    # Versions, configs: TFDS has several error classes for what is not there.
-    except Exception as error:
-        versions = ["/".join(parts) for parts in prepared if parts[0] == base]
-        raise InputError(
-            f"data.name: cannot open {name!r} in {folder}; found: {listed(versions)}"
-        ) from error
-    features = list(info.features)
-    image = chosen("images", images, IMAGES, features, name)
-    mask = chosen("masks", masks, MASKS, features, name)
-    if image is None:
-        raise InputError(
-            f"data.name: {name} has no feature 'image'; its features: {listed(features)}"
-            "; if one of them holds images, name it in data.images"
-        )
+    name, folder = section["name"], _folder(section["dir"])
+    info = _existing(name, folder)
+    features = info.features
+    columns = named(section, dict(images=IMAGES, masks=MASKS), list(features), name)
     try:
         count = info.splits[split].num_examples
     except (ValueError, KeyError, AssertionError) as error:
@@ -287,11 +208,8 @@ def _open_tfds(name, data_dir, split, images, masks):
         ) from error
     if not count:
         raise InputError(f"data.split: {split!r} of {name} holds no records")
-    decoders = {
-        key: tfds.decode.SkipDecoding()
-        for key, feature in info.features.items()
-        if isinstance(feature, tfds.features.Image)
-    }
+    images = [key for key in features if isinstance(features[key], tfds.features.Image)]
+    decoders = {key: tfds.decode.SkipDecoding() for key in images}
     try:
         records = tfds.data_source(
             name, data_dir=folder, split=split, download=False, decoders=decoders
@@ -301,7 +219,32 @@ def _open_tfds(name, data_dir, split, images, masks):
         raise InputError(
             f"data.dir: {name} in {folder} cannot be read by index: {reason(error).split('. ')[0]}"
         ) from error
-    return records, image, mask
+    return records, features, columns
+
+
+def _existing(name, folder):
+    """`_info` of a set; InputError naming the sets that lie in the folder where it is none."""
+    if not folder.is_dir():
+        raise InputError(
+            f"data.dir: {folder} does not exist; give the folder that holds the TFDS sets"
+            " (NAME/VERSION)"
+        )
+    prepared = _prepared_sets(folder)
+    present = sorted({parts[0] for parts in prepared})
+    base = re.split("[/:]", name)[0]
+    if base not in present:
+        hint = did_you_mean(name, present) or "; if it is a folder of images, set data.kind=folder"
+        raise InputError(f"data.name: no {name!r} in {folder}; found: {listed(present)}{hint}")
+    try:
+        return _info(name, folder)
+    except InputError:
+        raise
+    # Versions, configs: TFDS has several error classes for what is not there.
+    except Exception as error:
+        versions = ["/".join(parts) for parts in prepared if parts[0] == base]
+        raise InputError(
+            f"data.name: cannot open {name!r} in {folder}; found: {listed(versions)}"
+        ) from error
 
 
 def _folder(data_dir):
@@ -318,3 +261,14 @@ def _prepared_sets(folder):
         path for depth in ("*/*", "*/*/*") for path in folder.glob(f"{depth}/dataset_info.json")
     )
     return sorted(path.relative_to(folder).parent.parts for path in files)
+
+
+kinds.register(
+    "tfds",
+    Tfds,
+    parts=parts,
+    keys=("dir", "list", "images", "masks", "boxes", *classes.KEYS),
+    has=("labels", "masks", "boxes"),
+    required={"name": 'the name of a set, for example "cifar10"'},
+    slices=False,
+)

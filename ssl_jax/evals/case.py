@@ -1,5 +1,6 @@
 """Evaluations at work: one `Case` for each, on one network."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -8,11 +9,13 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, flatten
+from ssl_jax.data import base
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import EMBEDDED, make_source
 from ssl_jax.evals import registry, section
 from ssl_jax.features.extract import Extracted, extract
 from ssl_jax.features.feed import View, by_shape, feed
+from ssl_jax.features.network import Network, adopt
 from ssl_jax.features.telling import Telling, drawn
 from ssl_jax.features.tokens import DENSE
 from ssl_jax.features.windows import cut_record, images_of, stacked
@@ -51,9 +54,9 @@ class Records(NamedTuple):
 class Case:
     """One evaluation of one network: what `run` and `figures` of its type work on.
 
-    encoder: images [B, H, W, 3] in [0, 1] -> Features: a `methods.encoder.Encoder` or any function
-      that gives `.image` and `.patches`.
-    config: the evaluation's section. train, test: sources of its images.
+    encoder: an Encoder, raw pixels or any function of images, see `features.network`; `network`
+      is what it is adopted as.
+    config: the evaluation's section. train, test: sources of its images, adopted; None: not used.
     seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
     extracted: features that evaluations of this network on the same images share, and what one
       evaluation works out `once`; filled on demand.
@@ -72,6 +75,16 @@ class Case:
     shared: bool = True
     cache: str = ""
 
+    def __post_init__(self):
+        for name in ("train", "test"):
+            if (source := getattr(self, name)) is not None:
+                object.__setattr__(self, name, base.adopt(source))
+
+    @functools.cached_property
+    def network(self) -> Network:
+        """The network."""
+        return adopt(self.encoder)
+
     def features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
         """Features of the training and the test images, see `part`."""
         return self.part("train", tokens, layers), self.part("test", tokens, layers)
@@ -83,7 +96,7 @@ class Case:
         choice.
 
         name: "train" or "test". tokens: of `tokens.KINDS` for one vector each, or "patches".
-        layers: see `tokens.reader`.
+        layers: see `Network.read`.
         """
         known = (*_images(self.config), self.config.crop, tokens, layers, name)
         if known not in self.extracted:
@@ -113,15 +126,14 @@ class Case:
         """The records of the training or the test images, which have boxes. Raises InputError
         where they have none."""
         source, indices = self.chosen(name)
-        self.need(getattr(source, "has_boxes", False), "boxes")
+        self.need(source.has_boxes, "boxes")
         return Records(source, indices)
 
     def videos(self) -> Mapping[str, range]:
         """{name: records} of the videos of the test part, whose frames have masks. Raises
         InputError where there are none."""
-        sequences: Mapping[str, range] = getattr(self.test, "sequences", None) or {}
-        self.need(bool(sequences), "videos with masks")
-        return sequences
+        self.need(bool(self.test.sequences), "videos with masks")
+        return self.test.sequences
 
     def need(self, there: bool, needs: str) -> None:
         """Raises InputError unless the images have what the evaluation needs."""
@@ -148,7 +160,7 @@ class Case:
         `part`."""
         dense = tokens == DENSE
         return extract(
-            self.encoder,
+            self.network,
             source,
             batch_size=self.batch_size,
             indices=indices,

@@ -11,15 +11,13 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError
-from ssl_jax.data import decode, listing, source, subset
+from ssl_jax.data import decode, kinds, listing, source, subset
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.section import TRAINING
 
 # Parts that people keep apart, in the order in which they are tried.
 HELD_OUT = ("val", "test")
 _KEPT, _SCORED = "[:80%]", "[80%:]"  # of a set without such a part
-# What says how a set is read: an evaluation may say it itself.
-_READING = ("name", *(entry for entry in source.ONLY if entry != "list"))
 
 
 def follow(config: ConfigDict) -> None:
@@ -38,7 +36,8 @@ def follow(config: ConfigDict) -> None:
             if needs and not source.may_have(data, needs):
                 own.kind = section.DEFAULT_KIND[needs]
             continue
-        for name in (*_READING, "size"):
+        # How a set is read: an evaluation may say it itself.
+        for name in kinds.specific().keys() - {"list"} | {"name", "size"}:
             own[name] = own[name] or data[name]
         if own.max_pixels == decode.MAX_PIXELS:
             own.max_pixels = data.max_pixels

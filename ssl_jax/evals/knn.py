@@ -3,14 +3,10 @@ iBOT; SOP table 1).
 """
 
 import dataclasses
-import functools
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ssl_jax.config import field
 from ssl_jax.evals.case import Case
@@ -18,11 +14,8 @@ from ssl_jax.evals.pictures import confusion, neighbours
 from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import tokens
-from ssl_jax.scores import metrics
-from ssl_jax.scores.streamed import nearest_streamed, padded
+from ssl_jax.scores.neighbours import KS, TEMPERATURE, classify
 
-KS = (20, 10, 100, 200)
-TEMPERATURE = 0.07
 _IMAGENET = dict(kind="folder", split="train", test_split="val", size=256)
 _PAPER = dict(data=_IMAGENET, crop=224, k=KS, temperature=TEMPERATURE)
 PROTOCOLS = {
@@ -52,106 +45,19 @@ class Settings(tokens.Settings):
     temperature: float = temperature_field()
 
 
-class Neighbours(NamedTuple):
-    """Predictions of every k, and what they were made from (nearest first)."""
-
-    predictions: dict[int, np.ndarray]  # k -> [q] int32
-    similarity: np.ndarray  # [q, max k] float32, cosine
-    # [q, max k] int32, rows of the bank
-    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
-
-
-def classify(
-    bank: ArrayLike,
-    labels: ArrayLike,
-    queries: ArrayLike,
-    *,
-    num_classes: int,
-    ks: Collection[int] = KS,
-    temperature: float = TEMPERATURE,
-    chunk: int = 1024,
-) -> Neighbours:
-    """Predicts the class that wins the weighted vote of the k nearest bank rows, for several k.
-
-    score(c) = sum over the k nearest rows i of exp(<q, b_i> / temperature) [label_i = c], q and b
-    L2-normalised; over the nearest row's weight, so that none is infinite.
-
-    Args:
-      bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; computed in float32.
-      ks: numbers of neighbours; each is limited to the size of the bank.
-      temperature: > 0.
-      chunk: queries per device call at most; memory grows with it, results do not depend on it.
-
-    Returns:
-      Neighbours. Equal scores go to the lowest class.
-
-    Raises:
-      ValueError: shapes do not fit or a label is out of range.
-    """
-    bank, labels, queries = np.asarray(bank), np.asarray(labels, np.int32), np.asarray(queries)
-    if (
-        bank.ndim != 2
-        or queries.ndim != 2
-        or bank.shape[1] != queries.shape[1]
-        or labels.shape != bank.shape[:1]
-    ):
-        raise ValueError(
-            f"bank {bank.shape}, labels {labels.shape} and queries {queries.shape} do not fit [n,"
-            " d], [n], [q, d]"
-        )
-    if not len(bank) or labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(f"k-NN needs a bank that is not empty, with labels in [0, {num_classes})")
-    ks = tuple(sorted({min(k, len(bank)) for k in ks}))
-    similarity, index = nearest_streamed(
-        queries, bank, k=ks[-1], query_chunk=chunk, bank_chunk=len(bank)
-    )
-    how: dict[str, Any] = dict(num_classes=num_classes, ks=ks, temperature=temperature)
-    return Neighbours(winners(labels[index], similarity, chunk=chunk, **how), similarity, index)
+def scores_by_k(name: str, accuracy: Mapping[int, float], first: int) -> dict[str, float]:
+    """The scores of an evaluation `name` of several k, from the accuracy 0..1 of each: in percent
+    that of the first k, or of the most neighbours that there are; the best of several; and each."""
+    percent = {k: 100.0 * share for k, share in accuracy.items()}
+    best = {f"{name}_best": max(percent.values())} if len(percent) > 1 else {}
+    each = {f"{name}_k{k}": value for k, value in percent.items()}
+    return {name: percent[min(first, max(percent))], **best, **each}
 
 
-def winners(
-    labels: np.ndarray, similarity: np.ndarray, *, chunk: int, ks: Collection[int], **how: Any
-) -> dict[int, np.ndarray]:
-    """{k: [q] int32}, the winners of the votes of neighbours [q, n], nearest first, `chunk` queries
-    at a time. how: num_classes and temperature of `classify`."""
-    chunk = min(chunk, len(labels))
-    parts = [
-        np.asarray(_winners(*(padded(x, start, chunk) for x in (labels, similarity)), ks=ks, **how))
-        for start in range(0, len(labels), chunk)
-    ]
-    return dict(zip(ks, np.concatenate(parts, axis=1)[:, : len(labels)]))
-
-
-@functools.partial(jax.jit, static_argnames=("num_classes", "ks", "temperature"))
-def _winners(labels, similarity, *, num_classes, ks, temperature):
-    weights = jnp.exp((similarity - similarity[:, :1]) / temperature)  # over that of the nearest
-    return vote(labels, weights, num_classes=num_classes, ks=ks)
-
-
-def vote(
-    labels: jax.Array, weights: jax.Array, *, num_classes: int, ks: Collection[int]
-) -> jax.Array:
-    """Winners after the first k weighted votes, for each k.
-
-    Args:
-      labels: [q, n] int, weights: [q, n] float32, nearest first. ks: ascending, each at most n.
-
-    Returns:
-      [len(ks), q] int32. Equal scores go to the lowest class. One vote per query is added at a
-      time, so memory is [q, num_classes] and no two additions meet in one place: every run gives
-      the same, on accelerators too.
-    """
-    rows = jnp.arange(labels.shape[0])
-
-    def add(j, scores):
-        return scores.at[rows, labels[:, j]].add(weights[:, j], unique_indices=True)
-
-    scores, done, winners = jnp.zeros((labels.shape[0], num_classes), jnp.float32), 0, []
-    for k in ks:
-        scores = jax.lax.fori_loop(done, k, add, scores)
-        done = k
-        winners.append(jnp.argmax(scores, axis=1).astype(jnp.int32))
-    return jnp.stack(winners)
+def _parts(case, settings):
+    """Training and test vectors, and the number of classes."""
+    train, test = case.labelled(settings.tokens, settings.layers)
+    return train, test, 1 + int(max(train.labels.max(), test.labels.max()))
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
@@ -160,48 +66,33 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
     Raises InputError for a set without labels.
     """
-    c = case.config
-    train, test = case.labelled(c.tokens, c.layers)
-    result = classify(
-        train.image,
-        train.labels,
-        test.image,
-        num_classes=1 + int(max(train.labels.max(), test.labels.max())),
-        ks=tuple(c.k),
-        temperature=c.temperature,
-    )
-    accuracy = {
-        f"knn_k{k}": 100.0 * float((p == test.labels).mean()) for k, p in result.predictions.items()
-    }
-    first = accuracy[f"knn_k{min(c.k[0], len(train.image))}"]
-    best = {"knn_best": max(accuracy.values())} if len(accuracy) > 1 else {}
-    return {"knn": first, **best, **accuracy}
-
-
-def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
-    """{"neighbours": some test images with their nearest training images}: the first image of each
-    class, then the second, ...; {"knn_classes": what each class is taken for}."""
-    train, test = case.labelled(case.config.tokens, case.config.layers)
-    labels = test.labels[:1000]
-    turn = [np.sum(labels[:i] == label) for i, label in enumerate(labels)]
-    queries = np.lexsort((labels, turn))[:_QUERIES]
-    classes = 1 + int(max(train.labels.max(), test.labels.max()))
-    nearest = classify(
-        train.image, train.labels, test.image[queries], num_classes=classes, ks=(_SHOWN,)
-    )
-    c, names = case.config, getattr(case.test, "class_names", None)
+    train, test, classes = _parts(case, settings)
     voted = classify(
         train.image,
         train.labels,
         test.image,
         num_classes=classes,
-        ks=c.k[:1],
-        temperature=c.temperature,
+        ks=settings.k,
+        temperature=settings.temperature,
     )
+    accuracy = {k: float((p == test.labels).mean()) for k, p in voted.predictions.items()}
+    return scores_by_k("knn", accuracy, settings.k[0])
+
+
+def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
+    """{"neighbours": some test images with their nearest training images}: the first image of each
+    class, then the second, ...; {"knn_classes": what each class is taken for}."""
+    train, test, classes = _parts(case, settings)
+    bank = train.image, train.labels
+    labels = test.labels[:1000]
+    queries = np.lexsort((labels, neighbours.turns(labels.tolist())))[:_QUERIES]
+    nearest = classify(*bank, test.image[queries], num_classes=classes, ks=(_SHOWN,))
+    how: dict[str, Any] = dict(ks=settings.k[:1], temperature=settings.temperature)
+    voted = classify(*bank, test.image, num_classes=classes, **how)
     (predicted,) = voted.predictions.values()
-    counts = metrics.confusion(test.labels, predicted, num_classes=classes, ignore=-1)
+    names = getattr(case.test, "class_names", None)
     return {
-        "knn_classes": confusion.picture(counts, names=names),
+        "knn_classes": confusion.of_labels(test.labels, predicted, classes, names),
         "neighbours": neighbours.picture(
             case.images(case.test, test.index[queries]),
             [case.images(case.train, train.index[row]) for row in nearest.index],

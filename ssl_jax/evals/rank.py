@@ -3,7 +3,6 @@ labels, their nearest neighbours are drawn (with labels `knn` does so).
 """
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ssl_jax import ops
 from ssl_jax.evals.case import Case
@@ -11,27 +10,16 @@ from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
 from ssl_jax.features.extract import subset
-from ssl_jax.scores.streamed import normalize
+from ssl_jax.scores import normalize
+from ssl_jax.scores.collapse import rank_me
 
 _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 _SEARCHED = 10000  # training images among which these are looked for, at most
 
 
-def rank_me(features: ArrayLike) -> float:
-    """exp of the entropy of the normalised singular values of [N, d]: 1 (collapsed) to min(N, d).
-
-    Source: Garrido et al. 2023, "RankMe", eq. 1.
-    """
-    s = np.linalg.svd(np.asarray(features, np.float64), compute_uv=False)
-    p = s / (s.sum() + 1e-7) + 1e-7
-    return float(np.exp(-(p * np.log(p)).sum()))
-
-
 def score(case: Case, settings: NoSettings) -> dict[str, float]:
     """`rank`: RankMe of the test images' features (not in percent)."""
-    test = case.part("test")
-    assert test.image is not None
-    return {"rank": rank_me(test.image)}
+    return {"rank": rank_me(case.part("test").image)}
 
 
 def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
@@ -42,9 +30,8 @@ def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
     count = min(case.config.train_examples or _SEARCHED, _SEARCHED)
     train = case.of(case.train, subset(len(case.train), count, case.seed))
     test = case.part("test")
-    assert train.image is not None and test.image is not None
     shown = min(_SHOWN, len(train.image))
-    queries, bank = normalize(test.image[:_QUERIES]), normalize(train.image)
+    queries, bank = map(normalize.on_device, (test.image[:_QUERIES], train.image))
     similarity, index = map(np.asarray, ops.nearest(queries, bank, k=shown, metric="dot"))
     images = [case.images(case.train, train.index[row]) for row in index]
     shown_queries = case.images(case.test, test.index[:_QUERIES])

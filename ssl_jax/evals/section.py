@@ -27,7 +27,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError, Key, check_multiple, free_on_resume, key, unknown
-from ssl_jax.data import source, subset
+from ssl_jax.data import kinds, source, subset
 from ssl_jax.data.lookup import listed
 from ssl_jax.evals import registry
 from ssl_jax.features import tokens
@@ -233,15 +233,17 @@ def check_source(name: str, section: ConfigDict, opened: Any) -> None:
 def numbered_alike(section: ConfigDict, train: Any, test: Any) -> tuple[Any, Any]:
     """The two parts of a set with one number for a class where labels are numbered by what a part
     holds, if `test` has no class that `train` lacks."""
-    if section.data.kind not in source.NUMBERED:
+    numbering = kinds.get(section.data.kind).classes
+    if numbering == "declared":
         return train, test
-    return subset.numbered_alike(train, test, section.data.kind in ("webdataset", "huggingface"))
+    return subset.numbered_alike(train, test, numbering == "numbers")
 
 
 def check_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None:
     """Refuses two parts of a set, labels numbered by what a part holds, of which the scored one has
     a class that the other lacks. Raises InputError."""
-    if section.data.kind not in source.NUMBERED or registry.get(section.type).needs != "labels":
+    declared = kinds.get(section.data.kind).classes == "declared"
+    if declared or registry.get(section.type).needs != "labels":
         return
     ours, theirs = (set(subset.class_names(part) or ()) for part in (train, test))
     if ours and theirs - ours:

@@ -6,14 +6,12 @@ A picture first; its score says how far the picture can be trusted.
 import dataclasses
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures.base import Scatter, class_name
 from ssl_jax.evals.registry import Protocol, register_module
-
-_NEIGHBOURS = 5  # whose trustworthiness is measured
+from ssl_jax.scores import tsne
 
 PROTOCOLS = {"sop": Protocol("SOP figures C.2 and C.3", {"perplexity": 30.0, "dimensions": 3})}
 
@@ -26,51 +24,35 @@ class Settings:
     dimensions: int = field(2, "of the picture", least=2, most=3)
 
 
-def embed(
-    features: ArrayLike, *, perplexity: float = 30.0, dimensions: int = 2, seed: int = 0
-) -> np.ndarray:
-    """Points [N, dimensions] float32 of rows [N, d]: scikit-learn's t-SNE from a random start
-    (van der Maaten & Hinton 2008).
-
-    Raises InputError for no more rows than the perplexity, or fewer than 3.
-    """
-    from sklearn.manifold import TSNE
-
-    features = np.asarray(features, np.float32)
-    if len(features) <= max(perplexity, 2):
-        raise InputError(
-            f"t-SNE has {len(features)} images; it needs at least 3, and more than the perplexity"
-            f" of {perplexity:g}"
-        )
-    model = TSNE(dimensions, perplexity=perplexity, init="random", random_state=seed)
-    return model.fit_transform(features)
-
-
-def _points(case: Case):
+def _points(case, settings):
+    """The test images' vectors, and a point for each. Raises InputError for too few of them."""
     test = case.part("test", "image")
-    image, c = test.image, case.config
-    assert image is not None
-    how = dict(perplexity=c.perplexity, dimensions=c.dimensions, seed=case.seed)
-    return test, case.once("tsne", lambda _: embed(image, **how))
+
+    def embedded(case):
+        how = dict(perplexity=settings.perplexity, dimensions=settings.dimensions, seed=case.seed)
+        try:
+            return tsne.embed(test.image, **how)
+        except ValueError as error:
+            raise InputError(f"{error}; raise test_examples or lower perplexity") from error
+
+    return test, case.once("tsne", embedded)
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """`tsne`: trustworthiness in percent: 100 where the neighbours in the picture are neighbours
     among the features (Venna & Kaski 2001, scikit-learn)."""
-    from sklearn.manifold import trustworthiness
-
-    test, points = _points(case)
-    count = min(_NEIGHBOURS, (len(points) - 1) // 2)
-    return {"tsne": 100 * float(trustworthiness(test.image, points, n_neighbors=count))}
+    test, points = _points(case, settings)
+    return {"tsne": 100 * tsne.trust(test.image, points)}
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Scatter]:
     """{"tsne": the test images as points, coloured by class where there are classes}."""
-    test, points = _points(case)
+    test, points = _points(case, settings)
     labels, names = test.labels, getattr(case.test, "class_names", None)
-    known = {} if labels is None else {int(k): class_name(names, int(k)) for k in np.unique(labels)}
-    title = f"t-SNE of {len(points)} image vectors, perplexity {case.config.perplexity:g}"
-    return {"tsne": Scatter(title, points, labels, tuple(known.items()))}
+    classes = () if labels is None else np.unique(labels).tolist()
+    legend = tuple((label, class_name(names, label)) for label in classes)
+    title = f"t-SNE of {len(points)} image vectors, perplexity {settings.perplexity:g}"
+    return {"tsne": Scatter(title, points, labels, legend)}
 
 
 register_module(__name__)

@@ -1,13 +1,9 @@
-"""Features of a data set from a frozen network.
-
-A network takes images [B, H, W, 3] float32 in [0, 1] and returns a `methods.Features`-like object
-with `.image` [B, d] and `.patches` [B, h, w, d]. Everything in `ssl_jax.evals` works on such a
-function, so a trained network, an untrained one and raw pixels are scored by the same code.
-"""
+"""Features of a data set from a frozen network: decoded ahead, encoded in batches of one shape, put
+into rows."""
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +11,20 @@ import jax
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.features import cached, extraction, store, tokens
+from ssl_jax.data import base
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.lookup import pixels
+from ssl_jax.data.values import check_range
+from ssl_jax.features import store, tokens
+from ssl_jax.features.feed import Batch, View, encoded, feed, planned
+from ssl_jax.features.network import Network, adopt
+from ssl_jax.features.network import on_all_devices as on_all_devices
 from ssl_jax.features.telling import drawn as drawn
 from ssl_jax.features.telling import subset as subset
-from ssl_jax.runtime import distributed
+from ssl_jax.features.windows import cut, unit, window
+from ssl_jax.runtime import distributed, progress
+
+_NONE = -2  # in place of the label of a record that has none
 
 
 class Extracted(NamedTuple):
@@ -37,7 +43,7 @@ class Extracted(NamedTuple):
 
 
 def extract(
-    network: Callable[[np.ndarray], Any],
+    network: Network | Callable[[np.ndarray], Any],
     source: Any,
     *,
     batch_size: int,
@@ -60,13 +66,13 @@ def extract(
     Images of different sizes are put into batches by shape; each shape is compiled by itself.
 
     Args:
-      network: see the module's docstring.
+      network: an Encoder, or any function of images, see `features.network`.
       source: `len(s)`, `s[i] -> {"image": uint8 or float [H, W, 3], "label"?, "mask"?}`,
         `s.name(i)`, `s.size`, `s.num_classes`.
       batch_size: images per call.
       indices: which records, in which order; None: all of them.
       image, patches: which features to keep.
-      token, layers: which vectors, see `tokens.reader`.
+      token, layers: which vectors, see `Network.read`.
       crop: side of the square kept from the centre, in pixels; 0: everything.
       multiple: height and width are cut to a multiple of this (the patch size), around the centre.
       shared: whether all processes call this, each for its share; False: this one by itself.
@@ -81,77 +87,154 @@ def extract(
         not finite, only some of the records have a label (or a mask), the network lacks such
         tokens, or the cache holds features of other images.
     """
+    network, source = adopt(network), base.adopt(source)
     indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
-    kept = _kept(network, source, cache, indices, (image, patches, token, layers, crop, multiple))
-    if kept is not None and (entry := kept.read()) is not None:
-        arrays, notes = entry
-        cached.check_images(kept, notes["images"], source)
-        return _extracted(store.folded(arrays), notes["skipped"], source)
-    mine = distributed.share(indices) if shared else indices
+    entry = _entry(network, source, cache, indices, (image, patches, token, layers, crop, multiple))
+    if entry is not None and (stored := entry.read()) is not None:
+        arrays, notes = stored
+        _check_images(entry, notes["images"], source)
+        return _extracted(arrays, notes["skipped"], source)
     alone = not shared or jax.process_count() == 1
-    names = {"image": token} if image else {}
-    names |= {"patches": tokens.DENSE} if patches else {}
+    kinds = ({"image": token} if image else {}) | ({"patches": tokens.DENSE} if patches else {})
     with contextlib.ExitStack() as stack:
         # With several processes each has a part of the rows: they are kept when they are joined.
-        writer = stack.enter_context(kept.writing()) if kept and alone else None
-        work = extraction.Work(
+        folder = stack.enter_context(entry.new()) if entry and alone else None
+        rows, skipped = encode(
             on_all_devices(network),
             source,
-            mine,
+            indices if alone else distributed.share(indices),
+            kinds,
+            layers=layers,
+            batch_size=batch_size,
             crop=crop,
             multiple=multiple,
-            allocate=writer.allocate if writer else store.allocate,
+            folder=folder,
         )
-        rows, skipped = work.run(names, layers, batch_size)
         if not alone:
             rows, skipped = _joined(rows, skipped)
         if not len(rows["index"]):
             raise InputError(
                 f"no readable image in {source} ({len(skipped)} of {len(indices)} unreadable)"
             )
-        for name in names:
-            check_finite(name, rows[name], rows["index"], source)
-        if kept and not alone and distributed.is_first():
-            writer = stack.enter_context(kept.writing())
-        if writer:
-            for name, array in store.flat(rows).items():
-                writer.keep(name, array)
-            seen = cached.fingerprint(source, rows["index"])
-            writer.notes |= {"skipped": list(skipped), "images": seen}
+        check_finite({name: rows[name] for name in kinds}, rows["index"], source)
+        if entry and not alone and distributed.is_first():
+            folder = stack.enter_context(entry.new())
+        if entry and folder:
+            index = rows["index"]
+            images = {i: _digest(source, i) for i in index[[0, len(index) // 2, -1]].tolist()}
+            entry.finish(folder, rows, {"skipped": list(skipped), "images": images})
     return _extracted(rows, skipped, source)
 
 
-def on_all_devices(network: Callable) -> Callable:
-    """The network on all devices of this process, if it can be spread."""
-    devices = jax.local_devices()
-    return network.across(devices) if len(devices) > 1 and hasattr(network, "across") else network
+def encode(
+    network: Network,
+    source: Any,
+    records: np.ndarray,
+    kinds: Mapping[str, str],
+    *,
+    layers: int,
+    batch_size: int,
+    crop: int = 0,
+    multiple: int = 1,
+    masks: bool = True,
+    folder: Path | None = None,
+) -> tuple[dict[str, Any], list[str]]:
+    """Features and truth of records of this process: ({"index", "labels", "masks" and features as
+    arrays or Grids}, names of what cannot be read).
+
+    kinds: {name of the features: kind of token}; others: see `extract`. masks: whether they are
+    kept. folder: for the files of the arrays, see `store.allocate`.
+    """
+    sizes = _sizes(source, records, crop, multiple)
+    table = store.Table(sizes, folder)
+    done, masked = np.zeros((2, len(records)), bool)
+    labels = np.full(len(records), _NONE)
+    skipped: list[int] = []
+
+    def view(row: int, record: Mapping[str, Any]) -> Iterator[View]:
+        yield _view(row, record, source, int(records[row]), (crop, multiple, masks), sizes[row])
+
+    def batches() -> Iterator[Batch]:
+        plan = planned(sizes, batch_size)
+        for batch in feed(source, records, view, batch_size, plan=plan):
+            add(len(batch.views) + len(batch.skipped))
+            skipped.extend(batch.skipped)
+            yield batch
+
+    with progress.counter(len(records), "images") as add:
+        read = lambda images: network.read(images, kinds, layers)  # noqa: E731
+        for views, features in encoded(read, batches()):
+            rows = [row for (row, _, _), _ in views]
+            for (row, label, mask), _ in views:
+                labels[row] = label
+                if mask is not None:
+                    masked[row] = True
+                    table.put("masks", [row], mask[None], side=1)
+            done[rows] = True
+            for name, values in features.items():
+                table.put(name, rows, values, side=multiple if values.ndim == 4 else 0)
+    result: dict[str, Any] = {**table.arrays(done), "index": records[done]}
+    _all_or_none("mask", masked[done], source)
+    if _all_or_none("label", labels[done] != _NONE, source):
+        result["labels"] = labels[done].astype(np.int32)
+    return result, [source.name(i) for i in skipped]
 
 
-def _kept(network, source, cache, indices, choice):
-    """The Cache entry of an extraction; None without a folder, or for a network that cannot be told
-    from another one."""
-    digest = getattr(network, "digest", None)
-    if not cache or digest is None:
-        return None
-    key = {
-        "network": digest,
-        "source": repr(source),
-        "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
-        **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
-    }
-    return cached.Cache(cache, key)
+def _sizes(source, records, crop, multiple):
+    """[N, 2]: height and width of what is kept of each record."""
+    known = source.size or ((crop, crop) if crop else None)
+    if known is not None:
+        return np.tile(window(known, crop, multiple).size, (len(records), 1))
+    sizes = np.zeros((len(records), 2), np.int64)
+    for row, i in enumerate(map(int, records)):
+        # An unreadable record keeps 0 x 0: it is met again, and named, when it is read.
+        with contextlib.suppress(Unreadable):
+            sizes[row] = window(source.shape(i), 0, multiple, source.name(i)).size
+    return sizes
 
 
-def _extracted(rows, skipped, source):
-    return Extracted(
-        image=rows.get("image"),
-        patches=rows.get("patches"),
-        labels=rows.get("labels"),
-        masks=rows.get("masks"),
-        index=rows["index"],
-        num_classes=source.num_classes,
-        skipped=tuple(skipped),
+def _view(row, record, source, i, how, size):
+    """What the network sees of record i, with (row, label, mask). Raises InputError for a label
+    that is no class, for values outside [0, 1] and for another size than the planned one."""
+    (crop, multiple, masks), name = how, source.name(i)
+    label, mask = record.get("label"), record.get("mask") if masks else None
+    if label is None:
+        label = _NONE
+    elif label != int(label) or not -1 <= label < 2**31:
+        raise InputError(f"{name} has the label {label}, which is not a class")
+    check_range(record["image"], name)
+    shape = record["image"].shape[:2]
+    part = window(shape, crop, multiple, name)
+    if part.size != tuple(size):
+        raise InputError(
+            f"{name} has {pixels(shape)} pixels, not the size that {source} states; set data.size"
+            " of the evaluation"
+        )
+    return View(
+        (row, label, mask if mask is None else cut(mask, part)), unit(cut(record["image"], part))
     )
+
+
+def _all_or_none(name: str, there: np.ndarray, source: Any) -> bool:
+    """Whether all records have such a value; InputError if only some have."""
+    if there.any() and not there.all():
+        raise InputError(
+            f"{(~there).sum()} of {len(there)} records of {source} have no {name}; give all of them"
+            " one, or none"
+        )
+    return bool(there.any())
+
+
+def check_finite(features: Mapping[str, Any], index: np.ndarray, source: Any) -> None:
+    """Refuses features that are not finite, image by image, since they may be a file. Raises
+    InputError."""
+    for name, values in features.items():
+        bad = [i for i, row in enumerate(values) if not np.isfinite(row).all()]
+        if bad:
+            raise InputError(
+                f"{name} features of {len(bad)} of {len(index)} images are not finite (first:"
+                f" {source.name(index[bad[0]])})"
+            )
 
 
 def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
@@ -176,15 +259,39 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     return store.folded(joined), [name for one in every for name in one["skipped"]]
 
 
-def check_finite(name: str, values: Any, kept: np.ndarray, source: Any) -> None:
-    """Refuses features that are not finite; a few images at a time, since they may be a file."""
-    bad: list[int] = []
-    for start in range(0, len(kept), 256):
-        stop = min(start + 256, len(kept))
-        part = [values[i] for i in range(start, stop)]
-        bad += [start + i for i, value in enumerate(part) if not np.isfinite(value).all()]
-    if bad:
-        raise InputError(
-            f"{name} features of {len(bad)} of {len(kept)} images are not finite (first:"
-            f" {source.name(kept[bad[0]])})"
-        )
+def _extracted(rows, skipped, source):
+    parts = (rows.get(name) for name in ("image", "patches", "labels", "masks"))
+    return Extracted(*parts, rows["index"], source.num_classes, tuple(skipped))
+
+
+def _entry(network, source, cache, indices, choice):
+    """The entry of an extraction in the cache; None without a folder, or for a network that cannot
+    be told from another one."""
+    if not cache or not network.digest:
+        return None
+    key = {
+        "network": network.digest,
+        "source": repr(source),
+        "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
+        **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
+    }
+    return store.Entry(cache, key)
+
+
+def _digest(source: Any, i: int) -> str:
+    """What tells an image from another of the same name; "" where it cannot be read."""
+    try:
+        return hashlib.sha256(np.ascontiguousarray(source[i]["image"]).tobytes()).hexdigest()
+    except Unreadable:
+        return ""
+
+
+def _check_images(entry: store.Entry, stored: Mapping[str, str], source: Any) -> None:
+    """Refuses an entry of other images than the source's, of which `stored` has some digests by
+    record. Raises InputError."""
+    for i, digest in stored.items():
+        if _digest(source, int(i)) != digest:
+            raise InputError(
+                f"evals.cache: {entry.path} holds features of other images ({source.name(int(i))}"
+                ' has changed); choose another folder for evals.cache, or ""'
+            )

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
+from ssl_jax.features.network import Network
 from ssl_jax.ops import patchify
 
 GRID = 16  # side to which an image is averaged
@@ -20,7 +20,7 @@ class Pixels(NamedTuple):
     patches: jax.Array  # [B, h, w, d]
 
 
-class RawPixels:
+class RawPixels(Network):
     """images [B, H, W, 3] in [0, 1] -> Pixels, for the same evaluation as a network with patches of
     `patch` pixels.
 
@@ -32,11 +32,12 @@ class RawPixels:
     """
 
     def __init__(self, patch: int, grid: int = GRID):
-        self.patch, self.grid = patch, grid
-        self.digest = f"raw pixels, patch {patch}, grid {grid}"
+        super().__init__(functools.partial(_pixels, patch=patch, grid=grid))
+        self._digest = f"raw pixels, patch {patch}, grid {grid}"
 
-    def __call__(self, images: ArrayLike) -> Pixels:
-        return _pixels(images, self.patch, self.grid)
+    @property
+    def digest(self) -> str:
+        return self._digest
 
 
 @functools.cache

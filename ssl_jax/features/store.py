@@ -1,21 +1,25 @@
-"""Arrays of features: in memory, or in a temporary file if they are too large for it; of images of
-one size or of many."""
+"""Arrays of features: in memory, or in files where they are too large for it or kept for the next
+time; of images of one size or of many."""
 
+import contextlib
+import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local, read_json
 
 _SHAPES = "_shapes"
+_META = "meta.json"
+_PLAN = "plan.json"
 IN_MEMORY = 2**31  # bytes of one array; larger ones are files
-
-Allocate = Callable[[str, tuple[int, ...], DTypeLike], np.ndarray]
 
 
 class Grids(Sequence):
@@ -27,6 +31,14 @@ class Grids(Sequence):
     def __init__(self, rows: np.ndarray, shapes: np.ndarray):
         self.rows, self.shapes = rows, shapes
         self._ends = np.cumsum(shapes.prod(axis=1))
+
+    @classmethod
+    def of(cls, grids: "np.ndarray | Grids") -> "Grids":
+        """Grids of an array [N, h, w, d] too; no copy."""
+        if isinstance(grids, Grids):
+            return grids
+        shapes = np.tile(np.asarray(grids.shape[1:3], np.int64), (len(grids), 1))
+        return cls(rows_of(grids), shapes)
 
     def __len__(self):
         return len(self.shapes)
@@ -44,45 +56,239 @@ def rows_of(grids: "np.ndarray | Grids") -> np.ndarray:
     return grids.rows if isinstance(grids, Grids) else grids.reshape(-1, grids.shape[-1])
 
 
-def flat(rows: Mapping[str, "np.ndarray | Grids"]) -> dict[str, np.ndarray]:
-    """Arrays alone: Grids as their rows and shapes."""
-    found: dict[str, np.ndarray] = {}
-    for name, array in rows.items():
+def flat(arrays: Mapping[str, "np.ndarray | Grids"]) -> dict[str, np.ndarray]:
+    """Arrays alone: Grids as their rows and, under NAME_shapes, their shapes."""
+    result: dict[str, np.ndarray] = {}
+    for name, array in arrays.items():
         if isinstance(array, Grids):
-            found |= {name: array.rows, f"{name}{_SHAPES}": array.shapes}
+            result |= {name: array.rows, f"{name}{_SHAPES}": array.shapes}
         else:
-            found[name] = array
-    return found
+            result[name] = array
+    return result
 
 
 def folded(arrays: Mapping[str, np.ndarray]) -> "dict[str, np.ndarray | Grids]":
     """What `flat` was made of."""
-    found: dict[str, np.ndarray | Grids] = {}
+    result: dict[str, np.ndarray | Grids] = {}
     for name, array in arrays.items():
         if not name.endswith(_SHAPES):
             shapes = arrays.get(f"{name}{_SHAPES}")
-            found[name] = array if shapes is None else Grids(array, np.asarray(shapes))
-    return found
+            result[name] = array if shapes is None else Grids(array, np.asarray(shapes))
+    return result
 
 
-def allocate(name: str, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
-    """An array in memory, or above IN_MEMORY in a temporary file."""
-    size = bytes_of(shape, dtype)
-    if size <= IN_MEMORY:
+class Table:
+    """Arrays of N images whose rows are filled in any order, some perhaps never.
+
+    sizes: [N, 2], height and width of the images, in pixels. folder: see `allocate`.
+    """
+
+    def __init__(self, sizes: np.ndarray, folder: Path | None = None):
+        self._sizes, self._folder = sizes, folder
+        self._arrays: dict[str, np.ndarray | Grids] = {}
+
+    def put(self, name: str, rows: Sequence[int], values: np.ndarray, side: int = 0) -> None:
+        """Puts values [n, ...] into n rows of an array, which the first ones make.
+
+        side: in pixels, of what a value stands for in values [n, h, w, ...] of images that may
+          differ in size; 0 = each image has as many.
+        """
+        if name not in self._arrays:
+            self._arrays[name] = self._empty(name, values, side)
+        array = self._arrays[name]
+        if isinstance(array, Grids):
+            for row, value in zip(rows, values):
+                array[row][:] = value
+        else:
+            array[rows] = values
+
+    def _empty(self, name, values, side):
+        if not side or (self._sizes == self._sizes[0]).all():
+            shape = len(self._sizes), *values.shape[1:]
+            return allocate(name, shape, values.dtype, self._folder)
+        shapes = self._sizes // side
+        size = int(shapes.prod(axis=1).sum())
+        rows = allocate(name, (size, *values.shape[3:]), values.dtype, self._folder)
+        return Grids(rows, shapes)
+
+    def arrays(self, filled: np.ndarray) -> "dict[str, np.ndarray | Grids]":
+        """All arrays, without the rows that are not `filled` [N]."""
+        return {name: _ordered(array, filled) for name, array in self._arrays.items()}
+
+
+def _ordered(array, filled):
+    if filled.all():
+        return array
+    if not isinstance(array, Grids):
+        return _without_gaps(array, filled)
+    of_row = np.repeat(filled, array.shapes.prod(axis=1))
+    return Grids(_without_gaps(array.rows, of_row), array.shapes[filled])
+
+
+def _without_gaps(array, filled):
+    """The filled rows, moved together in place: a copy may not fit into memory."""
+    count = int(filled.sum())
+    for new, old in enumerate(np.flatnonzero(filled)):
+        if new != old:
+            array[new] = array[old]
+    return array[:count]
+
+
+def allocate(
+    name: str, shape: tuple[int, ...], dtype: DTypeLike, folder: Path | None = None
+) -> np.ndarray:
+    """An array in memory, or above IN_MEMORY in a temporary file; with a folder always in its file
+    NAME.npy there. Raises InputError where the disk has no room for it."""
+    size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if folder is None and size <= IN_MEMORY:
         return np.empty(shape, dtype)
-    free = shutil.disk_usage(tempfile.gettempdir()).free
+    place = folder or tempfile.gettempdir()
+    free = shutil.disk_usage(place).free
     if free < size:
         raise InputError(
-            f"features of {size / 2**30:.1f} GiB do not fit the {free / 2**30:.1f} GiB free in"
-            f" {tempfile.gettempdir()}; set evals.cache or TMPDIR to a folder with more room"
+            f"{name} features of {size / 2**30:.1f} GiB do not fit the {free / 2**30:.1f} GiB free"
+            f" in {place}; set evals.cache{'' if folder else ' or TMPDIR'} to a folder with more"
+            " room"
         )
-    handle, path = tempfile.mkstemp(prefix=f"ssl_jax_{name}_", suffix=".npy")
-    os.close(handle)
-    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
-    Path(path).unlink()  # the space is free again when the array is, however the process ends
-    return array
+    if folder:
+        return _file(folder / f"{name}.npy", shape, dtype)
+    with tempfile.NamedTemporaryFile(prefix=f"ssl_jax_{name}_", suffix=".npy") as file:
+        # Gone by name at the end of the block; the space is free again when the array is, however
+        # the process ends.
+        return _file(file.name, shape, dtype)
 
 
-def bytes_of(shape: tuple[int, ...], dtype: DTypeLike) -> int:
-    """Size of such an array."""
-    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+def _file(path, shape, dtype):
+    return np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+
+
+class Entry:
+    """Features of a key in a cache: a subfolder with a .npy file for each array.
+
+    root: the folder of the cache. key: what the features depend on, as JSON; its hash names the
+    subfolder.
+    """
+
+    def __init__(self, root: str | Path, key: Mapping[str, Any]):
+        self._key = json.loads(json.dumps(key, sort_keys=True))
+        text = json.dumps(self._key, sort_keys=True)
+        self.path = local(root) / hashlib.sha256(text.encode()).hexdigest()[:20]
+
+    def read(self) -> "tuple[dict[str, np.ndarray | Grids], dict] | None":
+        """(arrays by name, memory-mapped; notes), or None where there is nothing.
+
+        Raises InputError for a damaged entry.
+        """
+        try:
+            meta = json.loads((self.path / _META).read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise self._damaged(_META) from error
+        arrays = {}
+        for name, (shape, dtype) in meta["arrays"].items():
+            file = f"{name}.npy"
+            try:
+                array = np.load(self.path / file, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError) as error:
+                raise self._damaged(file) from error
+            if [list(array.shape), str(array.dtype)] != [shape, dtype]:
+                raise self._damaged(file)
+            arrays[name] = array
+        return folded(arrays), meta["notes"]
+
+    def _damaged(self, file):
+        return InputError(
+            f"evals.cache: {self.path / file} is damaged; choose another folder for evals.cache, or"
+            ' "" to keep no features'
+        )
+
+    @contextlib.contextmanager
+    def new(self) -> Iterator[Path]:
+        """A folder for the files of a new entry, see `allocate`; without `finish` they are removed
+        at the end of the block."""
+        with contextlib.suppress(FileExistsError):
+            self.path.parent.mkdir(parents=True)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{self.path.name}_", dir=self.path.parent, ignore_cleanup_errors=True
+        ) as folder:
+            yield Path(folder)
+
+    def finish(
+        self, folder: Path, arrays: Mapping[str, "np.ndarray | Grids"], notes: Mapping[str, Any]
+    ) -> None:
+        """Makes the entry, whole, of the files in the folder, all other arrays, and notes."""
+        described = {}
+        for name, array in flat(arrays).items():
+            path = folder / f"{name}.npy"
+            # The whole of a file that was allocated is written already.
+            whole = isinstance(array, np.memmap) and path.exists()
+            if not whole or np.load(path, mmap_mode="r").shape != array.shape:
+                other = folder / f"{name}.new.npy"
+                np.save(other, array, allow_pickle=False)
+                other.replace(path)
+            described[name] = [list(array.shape), str(array.dtype)]
+        meta = {"key": self._key, "arrays": described, "notes": notes}
+        (folder / _META).write_text(json.dumps(meta, indent=1))
+        # Two evaluations may have made the same entry at once; the first one stays.
+        with contextlib.suppress(OSError):
+            folder.rename(self.path)
+
+
+class Parts:
+    """Consecutive parts of a work in a folder, until all are there; each is a file of arrays.
+
+    plan: what they depend on, as JSON. Raises InputError where the folder holds parts of another
+    plan, or something else.
+    """
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any]):
+        self._folder = folder
+        path = folder / _PLAN
+        if path.exists():
+            stored = read_json(path)
+            differing = sorted(key for key in plan if plan[key] != stored.get(key))
+            if differing:
+                raise InputError(
+                    f"{folder} holds parts of another embedding ({', '.join(differing)} differ);"
+                    " choose another name for the file"
+                )
+            return
+        folder.mkdir(exist_ok=True)
+        if others := [path.name for path in folder.iterdir() if path.name != f"{_PLAN}.part"]:
+            raise InputError(
+                f"{folder} already exists and holds {others[0]}; choose another name for the file"
+            )
+        _replace(path, lambda file: file.write(json.dumps(plan).encode()))
+
+    def read(self, start: int) -> Mapping[str, np.ndarray] | None:
+        """The part that begins with this record, its arrays read when they are taken; None if it is
+        not there."""
+        path = self._path(start)
+        return np.load(path, allow_pickle=False) if path.exists() else None
+
+    def write(self, start: int, part: Mapping[str, np.ndarray]) -> None:
+        """Keeps a part, whole or not at all."""
+        _replace(self._path(start), lambda file: np.savez(file, allow_pickle=False, **part))
+
+    def all(self) -> list[Mapping[str, np.ndarray]]:
+        """All parts in the order of their records."""
+        paths = sorted(self._folder.glob("[0-9]*.npz"))
+        return [np.load(path, allow_pickle=False) for path in paths]
+
+    def remove(self) -> None:
+        """Removes the parts, and the folder if nothing else is in it."""
+        for path in (*self._folder.glob("[0-9]*.npz"), *self._folder.glob(f"{_PLAN}*")):
+            path.unlink()
+        with contextlib.suppress(OSError):
+            self._folder.rmdir()
+
+    def _path(self, start):
+        return self._folder / f"{start:012d}.npz"
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
+    temporary = path.with_name(path.name + ".part")
+    with open(temporary, "wb") as file:
+        write(file)
+    os.replace(temporary, path)

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from ssl_jax.losses.segmentation import IGNORE
-from ssl_jax.scores.streamed import normalize
+from ssl_jax.scores import normalize
 
 _TILE = 8  # side of the squares of target patches that are looked at together, patches
 _TILES = 8  # of them at a time
@@ -138,12 +138,12 @@ def track(
       [H, W] uint8 for every frame, the first one's own included; the last step is nearest pixel.
     """
     frames = iter(features)
-    first = normalize(next(frames))
+    first = normalize.on_device(next(frames))
     labels = jnp.asarray(one_hot(mask, first.shape[:2]))
     yield mask
     known = [(first, labels)]
     for patches in frames:
-        target = normalize(patches)
+        target = normalize.on_device(patches)
         missing = 1 + settings.previous - len(known)
         sources, given = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*known))
         soft = propagate(
@@ -157,3 +157,25 @@ def track(
         )
         known = [known[0], *[*known[1:], (target, soft)][-settings.previous :]]
         yield _resized(np.asarray(hardened(soft, frame)), mask.shape)
+
+
+def follow(
+    frames: Iterable[tuple[tuple[np.ndarray, tuple[int, int]], np.ndarray]], settings: Propagation
+) -> tuple[np.ndarray, np.ndarray]:
+    """True and predicted masks [T, H, W] uint8 of a video, by `track`.
+
+    frames: ((mask [H, W] uint8, (height, width) that the network saw), patch features [h, w, d]) of
+    each, one after the other.
+    """
+    stream = iter(frames)
+    (given, size), patches = next(stream)
+    truth = [given]
+
+    def features():
+        yield patches
+        for (mask, _), later in stream:
+            truth.append(mask)
+            yield later
+
+    predicted = list(track(features(), given, frame=size, settings=settings))
+    return np.stack(truth), np.stack(predicted)

@@ -2,7 +2,7 @@
 benchmark computes them (Radenovic et al. 2018).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,9 +47,9 @@ def average_precision(places: ArrayLike) -> float:
     places: [r] int, r > 0: see `positions`.
     """
     places = np.asarray(places, np.float64)
-    found = np.arange(len(places))
-    before = np.where(places == 0, 1.0, found / np.maximum(places, 1))
-    return float(np.mean((before + (found + 1) / (places + 1)) / 2))
+    earlier = np.arange(len(places))
+    before = np.where(places == 0, 1.0, earlier / np.maximum(places, 1))
+    return float(np.mean((before + (earlier + 1) / (places + 1)) / 2))
 
 
 def precision_at(places: ArrayLike, k: int) -> float:
@@ -64,39 +64,69 @@ def precision_at(places: ArrayLike, k: int) -> float:
 
 
 def evaluate(
-    queries: np.ndarray, gallery: np.ndarray, wanted: Sequence[Query], ks: Collection[int] = KS
+    queries: np.ndarray, gallery: np.ndarray, targets: Sequence[Query], ks: Collection[int] = KS
 ) -> Scores:
     """Ranks the gallery by the dot product with each query; equal products in order of the rows.
 
     Args:
-      queries: [q, d], gallery: [n, d]; float. wanted: of each query; one that has nothing relevant
+      queries: [q, d], gallery: [n, d]; float. targets: of each query; one that has nothing relevant
         does not count.
 
     Raises:
       ValueError: shapes do not fit, or no query has anything to find.
     """
-    if queries.ndim != 2 or gallery.shape[1:] != queries.shape[1:] or len(wanted) != len(queries):
+    if queries.ndim != 2 or gallery.shape[1:] != queries.shape[1:] or len(targets) != len(queries):
         raise ValueError(
-            f"queries {queries.shape}, gallery {gallery.shape} and {len(wanted)} answers do not fit"
-            " [q, d], [n, d], q"
+            f"queries {queries.shape}, gallery {gallery.shape} and {len(targets)} answers do not"
+            " fit [q, d], [n, d], q"
         )
-    found = [
+    all_places = [
         positions(order, query)
         for start in range(0, len(queries), _CHUNK)
         for order, query in zip(
-            ranking(queries[start : start + _CHUNK], gallery), wanted[start : start + _CHUNK]
+            ranking(queries[start : start + _CHUNK], gallery), targets[start : start + _CHUNK]
         )
         if len(query.relevant)
     ]
-    if not found:
+    if not all_places:
         raise ValueError("no query has a relevant row in the gallery")
     return Scores(
-        mean_ap=float(np.mean([average_precision(places) for places in found])),
-        precision={k: float(np.mean([precision_at(places, k) for places in found])) for k in ks},
-        queries=len(found),
+        mean_ap=float(np.mean([average_precision(places) for places in all_places])),
+        precision={
+            k: float(np.mean([precision_at(places, k) for places in all_places])) for k in ks
+        },
+        queries=len(all_places),
     )
 
 
 def ranking(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
     """[q, n] int rows of the gallery [n, d] for each query [q, d], largest dot product first."""
     return np.argsort(-(queries @ gallery.T), axis=1, kind="stable")
+
+
+# --- what queries should find
+
+
+def levels(
+    easy: Iterable[np.ndarray], hard: Iterable[np.ndarray], junk: Iterable[np.ndarray]
+) -> dict[str, list[Query]]:
+    """The three settings of the benchmark: what is relevant, and what is left out of the ranking.
+
+    "easy": easy images, without hard and junk ones. "medium": easy and hard, without junk. "hard":
+    hard, without easy and junk. The query's own image is among the junk.
+
+    easy, hard, junk: of each query, rows [r] of the gallery.
+    """
+    join = np.concatenate
+    entries = list(zip(easy, hard, junk, strict=True))
+    return {
+        "medium": [Query(join([easy, hard]), junk) for easy, hard, junk in entries],
+        "hard": [Query(hard, join([easy, junk])) for easy, hard, junk in entries],
+        "easy": [Query(easy, join([hard, junk])) for easy, hard, junk in entries],
+    }
+
+
+def same_label(labels: np.ndarray) -> list[Query]:
+    """Each of the images against all others: those with its label [n] are relevant."""
+    rows = np.arange(len(labels))
+    return [Query(rows[(labels == labels[i]) & (rows != i)], rows[i : i + 1]) for i in rows]

@@ -1,96 +1,151 @@
-"""Classes of the pixels of an image from logits of its windows, and their counts."""
+"""Segmentation by retrieval: a test patch takes the class of its nearest training patches
+(Hummingbird; CrIBo table 1).
 
-import functools
+CrIBo leaves open the similarity, the votes, the level of the score and the treatment of ignored
+pixels. Here: cosine; plain votes, or softmax(similarity / 0.1); training patches whose majority
+label is "ignore" are dropped; mIoU over patches and over pixels. Images may differ in size; the
+bank may be larger than the memory of a device or, in a file, of the machine.
+"""
+
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
-from ssl_jax.models import segmentation
+from ssl_jax.features import store
+from ssl_jax.features.store import Grids
+from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores import neighbours
+from ssl_jax.scores.metrics import class_iou, confusion
 
-_BUCKET = 64  # pixels: canvases and results are this much too large at most, to compile fewer sizes
-
-
-def starts(length: int, window: int, stride: int) -> list[int]:
-    """Where windows begin along a side: every `stride`, the last one moved back to the border; as
-    mmsegmentation's slide_inference."""
-    count = max(length - window + stride - 1, 0) // stride + 1
-    return [max(min(i * stride + window, length) - window, 0) for i in range(count)]
+NEIGHBOURS = 50
 
 
-def grid_labels(masks: Any, grid: Sequence[int]) -> Any:
-    """[..., H, W] -> [..., h, w], the label at (floor(i H / h), floor(j W / w)), as torch's nearest
-    interpolation."""
-    rows, columns = (np.arange(new) * old // new for new, old in zip(grid, masks.shape[-2:]))
-    return masks[..., rows, :][..., columns]
+class Retrieval(NamedTuple):
+    """Predictions of N test images and their scores; lists where the images differ in size."""
+
+    predicted: Any  # [N, h, w] int32, class of each patch
+    truth: Any  # [N, h, w] int32, majority label of each patch, 255 = ignore
+    patch_iou: np.ndarray  # [c] float64, NaN for classes that do not count, see `class_iou`
+    pixel_iou: np.ndarray  # the same, predictions enlarged by nearest neighbour to the masks' size
+    patch_counts: np.ndarray  # [c, c] int64, patches by true (row) and predicted class
 
 
-def join(
-    logits: jax.Array,
-    corners: Sequence[tuple[int, int]],
-    window: tuple[int, int],
-    size: tuple[int, int],
-    result: Sequence[int],
+def patch_labels(
+    masks: ArrayLike, grid: tuple[int, int], *, num_classes: int, ignore: int = IGNORE
 ) -> np.ndarray:
-    """Classes uint8 [networks, H, W] from the logits [windows, networks, h, w, c] of an image.
+    """Majority label of each patch.
 
-    Each window's logits are upsampled to its pixels, averaged where windows overlap, resampled to
-    `result`, all bilinearly, and the largest wins; as mmsegmentation's tests do it.
+    Args:
+      masks: [N, H, W] int in [0, num_classes) or `ignore`.
+      grid: (h, w), a partition of the mask into equal patches.
 
-    corners: (y, x) of the windows in an image of `size`. window: (height, width) of each. result:
-    (H, W).
+    Returns:
+      [N, h, w] int32; a tie goes to the lowest class, and to a class rather than to `ignore`.
+
+    Raises:
+      ValueError: the grid does not divide the masks, or a label is out of range.
     """
-    counts: np.ndarray
-    if len(corners) == 1 and window == size:
-        canvas = _enlarged(logits[0], window)
-        counts = np.ones(window, np.float32)
-    else:
-        height, width = (_bucket(max(a, b)) for a, b in zip(size, window))
-        canvas = jnp.zeros((logits.shape[1], height, width, logits.shape[-1]), jnp.float32)
-        counts = np.zeros((height, width), np.float32)
-        for one, (y, x) in zip(logits, corners):
-            canvas = _added(canvas, one, y, x, window)
-            counts[y : y + window[0], x : x + window[1]] += 1
-    samples = [_samples(old, new, _bucket(new)) for old, new in zip(size, result)]
-    labels = _decided(canvas, np.maximum(counts, 1), *samples)
-    return np.asarray(labels)[:, : result[0], : result[1]]
+    masks = np.asarray(masks)
+    n, height, width = masks.shape
+    h, w = grid
+    if height % h or width % w:
+        raise ValueError(
+            f"masks of {width}x{height} pixels cannot be divided into {w}x{h} equal patches"
+        )
+    wrong = (masks >= num_classes) & (masks != ignore) | (masks < 0)
+    if wrong.any():
+        raise ValueError(
+            f"mask label {masks[wrong][0]} is neither below {num_classes} nor {ignore} (ignore)"
+        )
+    patch = np.arange(h * w).reshape(h, w).repeat(height // h, axis=0).repeat(width // w, axis=1)
+    result = np.empty((n, h * w), np.int32)
+    for i in range(n):
+        # "ignore" comes last, so ties go to a class.
+        column = np.where(masks[i] == ignore, num_classes, masks[i])
+        counts = np.bincount(
+            (patch * (num_classes + 1) + column).ravel(), minlength=h * w * (num_classes + 1)
+        )
+        result[i] = counts.reshape(h * w, num_classes + 1).argmax(axis=1)
+    return np.where(result == num_classes, ignore, result).reshape(n, h, w).astype(np.int32)
 
 
-def _bucket(length: int) -> int:
-    return -(-length // _BUCKET) * _BUCKET
+def segment(
+    train: np.ndarray | Grids,
+    train_masks: np.ndarray | Grids,
+    test: np.ndarray | Grids,
+    test_masks: np.ndarray | Grids,
+    *,
+    num_classes: int,
+    k: int = NEIGHBOURS,
+    rule: str = "plain",
+    absent: str = "zero",
+    images: Sequence[int] | np.ndarray | None = None,
+    **chunks: int,
+) -> Retrieval:
+    """Labels the patches of test images by retrieval from the training images.
+
+    Args:
+      train: [M, h, w, d] patch features, train_masks: [M, H, W] labels (255 = ignore); or Grids.
+      test, test_masks: likewise for N images.
+      k, rule, chunks: see `neighbours.retrieve`. absent: see `class_iou`.
+      images: the training images to retrieve from; None: all.
+
+    Raises:
+      ValueError: every training patch is ignored, all have one class, or shapes do not fit.
+    """
+    labels_of_image = labels_of(train_masks, train, num_classes=num_classes)
+    labels = np.concatenate([labels.ravel() for labels in labels_of_image])
+    valid = labels != IGNORE
+    if images is not None:
+        sizes = [labels.size for labels in labels_of_image]
+        valid &= np.isin(np.repeat(np.arange(len(sizes)), sizes), images)
+    if not valid.any():
+        raise ValueError("every training patch is ignored")
+    if images is None and len(np.unique(labels[valid])) == 1:
+        raise ValueError(f"every training patch is of class {labels[valid][0]}")
+    truth = labels_of(test_masks, test, num_classes=num_classes)
+    classes = neighbours.retrieve(
+        store.rows_of(train),
+        labels,
+        store.rows_of(test),
+        num_classes=num_classes,
+        k=k,
+        rule=rule,
+        rows=None if valid.all() else np.flatnonzero(valid),
+        **chunks,
+    )
+    ends = np.cumsum([labels.size for labels in truth])
+    predicted = [
+        classes[end - labels.size : end].reshape(labels.shape) for labels, end in zip(truth, ends)
+    ]
+    counts = np.zeros((2, num_classes, num_classes), np.int64)
+    for right, guess, mask in zip(truth, predicted, test_masks):
+        enlarged = enlarge(guess[None], mask.shape)[0]
+        counts[0] += confusion(right, guess, num_classes=num_classes)
+        counts[1] += confusion(mask, enlarged, num_classes=num_classes)
+    one_size = not isinstance(test, Grids)
+    return Retrieval(
+        predicted=np.stack(predicted) if one_size else predicted,
+        truth=np.stack(truth) if one_size else truth,
+        patch_iou=class_iou(counts[0], absent),
+        pixel_iou=class_iou(counts[1], absent),
+        patch_counts=counts[0],
+    )
 
 
-def _samples(old: int, new: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of `new` bilinear samples of `old` pixels: the two neighbours and the second one's weight,
-    filled up to `length`."""
-    places = np.maximum((np.arange(length) + 0.5) * old / new - 0.5, 0)
-    first = np.minimum(np.floor(places).astype(np.int32), old - 1)
-    weight = np.where(first < old - 1, places - first, 0).astype(np.float32)
-    return first, np.minimum(first + 1, old - 1).astype(np.int32), weight
+def labels_of(
+    masks: np.ndarray | Grids, patches: np.ndarray | Grids, *, num_classes: int
+) -> list[np.ndarray]:
+    """[h, w] majority labels of the patches of each image, see `patch_labels`."""
+    shapes = [patches[i].shape[:2] for i in range(len(patches))]
+    return [
+        patch_labels(masks[i][None], shapes[i], num_classes=num_classes)[0]
+        for i in range(len(masks))
+    ]
 
 
-@functools.partial(jax.jit, static_argnames="size")
-def _enlarged(logits, size):
-    return segmentation.upsample(logits, size)
-
-
-@functools.partial(jax.jit, static_argnames="size", donate_argnums=0)
-def _added(canvas, logits, y, x, size):
-    """The canvas with a window's logits [networks, h, w, c] added at (y, x)."""
-    large = segmentation.upsample(logits, size)
-    there = jax.lax.dynamic_slice(canvas, (0, y, x, 0), large.shape)
-    return jax.lax.dynamic_update_slice(canvas, there + large, (0, y, x, 0))
-
-
-@jax.jit
-def _decided(canvas, counts, rows, columns):
-    """Averages, resamples and takes the largest: uint8 [networks, H, W]."""
-    x = canvas / counts[..., None]
-    for axis, (first, second, weight) in ((1, rows), (2, columns)):
-        shape = [1, 1, 1, 1]
-        shape[axis] = -1
-        weight = weight.reshape(shape)
-        x = jnp.take(x, first, axis=axis) * (1 - weight) + jnp.take(x, second, axis=axis) * weight
-    return jnp.argmax(x, axis=-1).astype(jnp.uint8)
+def enlarge(grids: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """[N, h, w] -> [N, H, W] by nearest neighbour; size (H, W) is a multiple of (h, w)."""
+    return grids.repeat(size[0] // grids.shape[1], axis=1).repeat(size[1] // grids.shape[2], axis=2)

@@ -40,12 +40,19 @@ def test_a_value_without_a_class_is_named(table, value):
         classes.apply(table, np.array([[255, value]], np.uint8))
 
 
-def test_names_follow_the_rules():
-    own = ("a", "b", "c")
-    assert classes.final({}, own)[1] == own
-    assert classes.final(dict(reduce_zero_label=True), own)[1] == ("b", "c")
-    assert classes.final(dict(class_map=(1, 0, 0)), own)[1] is None
-    assert classes.final(dict(class_map=(1, 0, 0)), own, given=("x", "y"))[1] == ("x", "y")
+@pytest.mark.parametrize(
+    "section, expected",
+    [
+        ({}, ("a", "b", "c")),
+        (dict(reduce_zero_label=True), ("b", "c")),
+        (dict(class_map=(1, 0, 0)), None),
+        (dict(class_map=(1, 0, 0), class_names="names.txt"), ("x", "y")),
+    ],
+)
+def test_names_follow_the_rules(section, expected, tmp_path, monkeypatch):
+    (tmp_path / "names.txt").write_text("x\ny\n")
+    monkeypatch.chdir(tmp_path)
+    assert classes.of_masks(section, ("a", "b", "c"))["mask_names"] == expected
 
 
 def test_known_sets_have_their_number_of_classes():

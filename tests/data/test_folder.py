@@ -54,7 +54,7 @@ def test_usual_names_of_parts(images, split, part, tmp_path):
     write(tmp_path, {name: i for i, name in enumerate(images.split())})
     if part:
         (name,) = files(Folder(tmp_path, split), tmp_path)
-        assert name.startswith(f"{part}/") and part.split("/")[-1] in parts(tmp_path)
+        assert name.startswith(f"{part}/") and part.split("/")[-1] in parts(dict(dir=tmp_path))
     else:
         with pytest.raises(InputError, match="data.split"):
             Folder(tmp_path, split)
@@ -110,7 +110,7 @@ def test_names_that_are_no_utf8(tmp_path):
             write(tmp_path, {f"images/{name}": i}, {f"masks/{name}": i})
         except OSError:
             pytest.skip("this file system knows only UTF-8")
-    folder = Folder(tmp_path, masks="masks")
+    folder = Folder(tmp_path, section=dict(masks="masks"))
     assert folder.class_names == ("b", "caf\\xe9") and folder[2]["label"] == 1
     repr(folder).encode()
     np.testing.assert_array_equal(folder[2]["image"], IMAGES[1])
@@ -159,28 +159,28 @@ def test_masks_that_are_not_sure_are_passed_over(why, tmp_path):
     records = Folder(tmp_path)
     assert len(records) == 3 and not records.has_masks and records.num_classes is None
     if why == "two places":
-        assert Folder(tmp_path, masks="masks").has_masks
+        assert Folder(tmp_path, section=dict(masks="masks")).has_masks
     else:
         with pytest.raises(InputError, match="data.masks: .*0.png"):
-            Folder(tmp_path, masks="masks")
+            Folder(tmp_path, section=dict(masks="masks"))
 
 
 def test_splits_keep_apart_what_has_the_same_name(tmp_path):
     images = {"images/train/1.png": 0, "images/val/1.png": 1}
     write(tmp_path, images, {"masks/train/1.png": 0, "masks/val/1.png": 1})
     for i, split in enumerate(("train", "val")):
-        record = Folder(tmp_path, split, masks="masks")[0]
+        record = Folder(tmp_path, split, dict(masks="masks"))[0]
         same_record(record, {"image": IMAGES[i], "mask": MASKS[i]})
     with pytest.raises(InputError, match="data.split"):
-        Folder(tmp_path, "test", masks="masks")
+        Folder(tmp_path, "test", dict(masks="masks"))
 
 
 def test_missing_masks_are_named(tmp_path):
     write(tmp_path, {f"images/{i}.png": i for i in range(5)}, {"masks/0.png": 0})
     with pytest.raises(InputError, match="data.masks: 4 of 5 .* 1.png, 2.png, 3.png and 1 more"):
-        Folder(tmp_path, masks="masks")
+        Folder(tmp_path, section=dict(masks="masks"))
     with pytest.raises(InputError, match="data.masks: .*gone"):
-        Folder(tmp_path, masks="gone")
+        Folder(tmp_path, section=dict(masks="gone"))
 
 
 @pytest.mark.parametrize(
@@ -194,14 +194,15 @@ def test_missing_masks_are_named(tmp_path):
 )
 def test_masks_of_the_wrong_kind(mask, named, tmp_path):
     """The first is refused at once; a later one is a record that cannot be read."""
-    names = ("sky", "road", "car")
+    (tmp_path / "names.txt").write_text("sky\nroad\ncar\n")
+    section = dict(masks="masks", class_names=tmp_path / "names.txt")
     write(tmp_path, {"images/1.png": 0})
     save(tmp_path / "masks/1.png", mask)
     with pytest.raises(InputError, match=f"data.masks: .*masks/1.png: .*{named}"):
-        Folder(tmp_path, masks="masks", class_names=names)
+        Folder(tmp_path, section=section)
     write(tmp_path, {"images/0.png": 0})
     save(tmp_path / "masks/0.png", MASKS[0] % 3)
-    records = Folder(tmp_path, masks="masks", class_names=names)
+    records = Folder(tmp_path, section=section)
     records[0]
     with pytest.raises(Unreadable, match=f"masks/1.png: .*{named}"):
         records[1]
@@ -221,20 +222,20 @@ def test_boxes_of_a_flat_folder(tmp_path):
     for i, name in enumerate(("dog", "cat")):
         put(tmp_path / "images" / f"{i}.png", png(IMAGES[i]))
         put(tmp_path / "xml" / f"{i}.xml", xml((8, 8), [(name, (0, 0, 4, 4))]))
-    records = Folder(tmp_path, boxes="xml")
+    records = Folder(tmp_path, section=dict(boxes="xml"))
     assert records.box_names == ("cat", "dog") and records.num_classes is None
     assert [records[i]["box_labels"].tolist() for i in range(2)] == [[1], [0]]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="data.boxes: .*0.xml"):
-        Folder(tmp_path, boxes="empty")
+        Folder(tmp_path, section=dict(boxes="empty"))
 
 
 def test_boxes_in_a_coco_file(tmp_path):
     write(tmp_path, {f"train/{name}.jpg": 0 for name in "abc"})
     put(tmp_path / "instances_train.json", json.dumps(coco_json()))
-    records = Folder(tmp_path, boxes="instances_{split}.json")
+    records = Folder(tmp_path, section=dict(boxes="instances_{split}.json"))
     assert records.box_names == COCO_NAMES
     np.testing.assert_array_equal(records[0]["boxes"], [[2, 1, 4, 3]])
     write(tmp_path, {"train/d.jpg": 0})
     with pytest.raises(InputError, match="1 of 4 .*d.jpg"):
-        Folder(tmp_path, boxes="instances_{split}.json")
+        Folder(tmp_path, section=dict(boxes="instances_{split}.json"))

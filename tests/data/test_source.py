@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 
+from ssl_jax import cli
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.data import base, source
@@ -26,7 +27,7 @@ TYPES = dict(image=np.uint8, mask=np.uint8, boxes=np.float32, box_labels=np.int3
 
 
 def test_every_kind_has_a_case():
-    assert {name.split()[0] for name in MAKERS} == {*source.KINDS, "python", "arrays"}
+    assert {name.split()[0] for name in MAKERS} == {*source.kinds.names(), "python", "arrays"}
 
 
 def opened(case, **changes):
@@ -98,6 +99,41 @@ def test_of_a_foreign_object_length_and_records_suffice():
     assert str(known) == str(rows) and repr(known) == repr(rows)
     with pytest.raises(InputError, match="generator"):
         base.adopt(image for image in rows)
+
+
+OUTSIDE = """
+from pathlib import Path
+
+import numpy as np
+from ssl_jax import data
+
+
+def opened(section, split):
+    count = int(Path(section["dir"]).name) // {"train": 1, "test": 2}[split]
+    return [{"image": np.full((8, 8, 3), i, np.uint8), "mask": np.eye(8)} for i in range(count)]
+
+
+parts = lambda section: ("train", "test")
+required = {"dir": "the number of records"}
+data.register("mine", opened, parts=parts, keys=["dir"], has=["masks"], required=required)
+"""
+
+
+def test_a_kind_from_outside(tmp_path, monkeypatch, capsys):
+    (tmp_path / "outside_kind.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(source.kinds, "KINDS", dict(source.kinds.KINDS))
+    arguments = ["--config=quickstart", "--config.data.kind=mine", "--config.optim.batch_size=8"]
+    for more, code, named in (
+        ([], 2, "data.kind"),
+        (["--import=outside_kind"], 2, "data.dir"),
+        (["--import=outside_kind", "--config.data.dir=12", "--config.data.list=x"], 2, "data.list"),
+        (["--import=outside_kind", "--config.data.dir=12"], 0, "12 has no labels"),
+    ):
+        assert cli.main(["ssl-jax", "show", *more, *arguments]) == code
+        assert named in "".join(capsys.readouterr()), more
+    half = make_source(dict(kind="mine", dir="12", split="train[:50%]", size=4))
+    assert len(half) == 6 and half[0]["image"].shape == (4, 4, 3) and half.num_classes is None
 
 
 def test_names(case, images, tmp_path):

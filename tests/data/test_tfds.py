@@ -52,7 +52,7 @@ def test_what_is_not_there_is_named(change, named, tmp_path):
 
 def test_sets_that_cannot_be_read_are_refused(tmp_path):
     other_boxes = dict(boxes=[[[0, 0, 1, 1]]] * 12, bbox_format="REL_XYXY")
-    changes = dict(name=dict(key="picture"), dir=dict(file_format="tfrecord"), boxes=other_boxes)
+    changes = dict(images=dict(key="picture"), dir=dict(file_format="tfrecord"), boxes=other_boxes)
     for key, change in changes.items():
         with pytest.raises(InputError, match=f"data.{key}"):
             make_source(written(tmp_path / key, **change))

@@ -24,7 +24,7 @@ class Source:
         self.size = size if size != "same" else sizes.pop() if len(sizes) == 1 else None
         self._broken = set(broken)
         self.num_classes = None if labels is None else int(np.max(labels)) + 1
-        self.has_masks = masks is not None
+        self.has_masks, self.has_boxes = masks is not None, self._parts["boxes"] is not None
         vars(self).update(others)
 
     def __len__(self):
@@ -43,6 +43,12 @@ class Source:
 
     def __repr__(self):
         return f"Source({len(self)} images)"
+
+
+def boxed(images, boxes, **others):
+    """A Source of images with boxes [n, 4] each."""
+    boxes = [np.asarray(of_one, np.float32).reshape(-1, 4) for of_one in boxes]
+    return Source(images, boxes=boxes, **others)
 
 
 def images(count, height=8, width=8, seed=0):

@@ -1,132 +1,14 @@
-"""k-NN on the patches of boxes: boxes placed by hand, features made by hand."""
+"""The evaluation `box_knn`."""
 
-import chex
-import cv2
 import numpy as np
 import pytest
-from sklearn.neighbors import KNeighborsClassifier
 
 from ssl_jax import evals
-from ssl_jax.data import decode
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.evals import box_knn
 from ssl_jax.evals.case import Case
-from ssl_jax.features.pixels import Pixels
+from ssl_jax.features import boxes
 from tests.evals import fakes
-
-
-def boxed(images, boxes, **others):
-    """A source of images with boxes [n, 4] each."""
-    boxes = [np.asarray(of_one, np.float32).reshape(-1, 4) for of_one in boxes]
-    return fakes.Source(images, boxes=boxes, **others)
-
-
-def test_boxes_follow_the_image():
-    # 300 x 600: by 256/300, the middle 300 columns stay, of which 262.5 (224 pixels)
-    scale = 256 / 300
-    inside = [60, 200, 90, 120]
-    expected = [60 * scale - 16, 50 * scale - 16, 90 * scale, 120 * scale]
-    np.testing.assert_allclose(box_knn.follow([inside], (300, 600))[0], expected)
-    beyond = box_knn.follow([[0, 0, 300, 600], [0, 0, 40, 40]], (300, 600))
-    np.testing.assert_allclose(beyond[0], [0, 0, 224, 224], rtol=1e-5)
-    # FLSL's script: a whole image ends just before the crop does, so its middle is in patch 6.
-    for box in (beyond[0], box_knn.follow_script([[0, 0, 300, 600]], (300, 600))[0]):
-        found = box_knn.patches_at(box_knn.centres(box), 16, (14, 14))
-        assert found.tolist() == [30, 34, 39, 86, 90, 95, 156, 160, 165]
-    assert beyond[1, 2] * beyond[1, 3] == 0  # cut away with the left part
-    assert box_knn.follow([], (300, 600)).shape == (0, 4)
-    # The script squeezes boxes.
-    expected = [60 * scale - 16, 200 * 256 / 600 - 16, 90 * scale, 120 * 256 / 600]
-    np.testing.assert_allclose(box_knn.follow_script([inside], (300, 600))[0], expected)
-    found = [f([[10, 20, 100, 50]], (256, 256)) for f in (box_knn.follow_script, box_knn.follow)]
-    np.testing.assert_allclose(*found)
-
-
-@pytest.mark.parametrize("size", [(90, 140), (140, 90), (64, 64)])
-def test_a_white_box_is_where_it_is_said_to_be(size):
-    image, box = np.zeros((*size, 3), np.uint8), (22, 30, 34, 26)
-    image[22:56, 30:56] = 255
-    seen = decode.resize_square(image, 64)[8:56, 8:56, 0] > 127
-    y, x, h, w = box_knn.follow([box], size, resize=64, crop=48)[0]
-    found = cv2.boundingRect(seen.astype(np.uint8))
-    np.testing.assert_allclose([found[1], found[0], found[3], found[2]], [y, x, h, w], atol=1.01)
-
-
-def test_points_are_centres_of_cells_and_each_lies_in_the_patch_with_the_nearest_centre():
-    points = box_knn.centres((4, 10, 6, 12), 3)
-    np.testing.assert_allclose(points, [(y, x) for y in (5, 7, 9) for x in (12, 16, 20)])
-    found = box_knn.patches_at([(-1, 0), (12, 24), (0, 23.9)], 4, (3, 6))
-    np.testing.assert_array_equal(found, [0, 17, 5])  # on and beyond the border
-    points = np.random.default_rng(0).uniform(0, (12, 24), (200, 2))
-    y, x = np.mgrid[:3, :6] * 4 + 2
-    centres = np.stack([y.ravel(), x.ravel()], 1)
-    nearest = np.linalg.norm(points[:, None] - centres, axis=-1).argmin(1)
-    np.testing.assert_array_equal(box_knn.patches_at(points, 4, (3, 6)), nearest)
-
-
-def test_every_feature_votes_on_its_own(monkeypatch):
-    rng = np.random.default_rng(0)
-    memory, queries = rng.normal(size=(14, 9, 5)), rng.normal(size=(6, 9, 5))
-    labels = rng.integers(0, 4, 14)
-    how = dict(num_classes=4, ks=(7, 500), bank_chunk=50, query_chunk=20)
-    found = box_knn.classify(memory, labels, queries, **how)
-    assert list(found) == [7, 126]  # no more than there are
-    for k, predicted in found.items():
-        knn = KNeighborsClassifier(k, metric="cosine", weights=lambda d: np.exp((1 - d) / 0.07))
-        knn.fit(memory.reshape(-1, 5), np.repeat(labels, 9))
-        expected = knn.predict(queries.reshape(-1, 5))
-        np.testing.assert_array_equal(predicted, expected.reshape(6, 9))
-    monkeypatch.setattr(box_knn, "_VOTES", 9)  # votes are counted in pieces
-    chex.assert_trees_all_equal(box_knn.classify(memory, labels, queries, **how), found)
-
-
-def _places(images):
-    """Features of a patch: which one it is, [B, h, w, h * w]."""
-    b, height, width, _ = np.shape(images)
-    h, w = height // 4, width // 4
-    eye = np.eye(h * w, dtype=np.float32).reshape(1, h, w, -1)
-    return Pixels(None, np.repeat(eye, b, axis=0))
-
-
-def test_selects_the_patches_of_the_largest_visible_box():
-    images = fakes.images(3, 24, 40)
-    boxes = [
-        [[0, 8, 12, 12], [12, 20, 12, 11]],  # the first is larger
-        [[0, 0, 24, 7], [3, 20, 6, 6]],  # the first is larger, but outside of the middle square
-        [],
-    ]
-    source = boxed(images, boxes, labels=np.array([4, 5, 6]))
-    found = box_knn.select(_places, source, range(3), patch=4, batch_size=2, resize=24)
-    np.testing.assert_array_equal(found.index, [0, 1])
-    np.testing.assert_array_equal(found.labels, [4, 5])
-    # 40 columns, of which 24 from 8 on are seen: 6 x 6 patches; the first box is rows and columns
-    # 0..12, with centres at 2, 6, 10
-    first, second = found.features.argmax(-1)
-    np.testing.assert_array_equal(first, [r * 6 + c for r in range(3) for c in range(3)])
-    # the second is rows 3..9, columns 12..18: centres 4, 6, 8 and 13, 15, 17
-    np.testing.assert_array_equal(second, [r * 6 + c for r in (1, 1, 2) for c in (3, 3, 4)])
-    np.testing.assert_allclose(found.points[1, 0], [4 / 24, 13 / 24])
-    # Images as stored may differ in size.
-    mixed = [np.zeros((*size, 3), np.uint8) for size in ((16, 24), (24, 16), (16, 24))]
-    source = boxed(mixed, [[[4, 4, 3, 3]], [[16, 12, 4, 4]], [[0, 20, 4, 4]]], labels=[0, 1, 2])
-    found = box_knn.select(_places, source, range(3), patch=4, batch_size=2)
-    for row, place in enumerate((1 * 6 + 1, 4 * 4 + 3, 0 * 6 + 5)):
-        np.testing.assert_array_equal(found.features[row].argmax(-1), place)
-
-
-@pytest.mark.parametrize(
-    "boxes, height",
-    [
-        ("exact", 8),  # columns 24..36 are 12..24 of the square, 8..20 of the crop; 8..16 are left
-        ("script", 6),  # squeezed to 12..18, 8..14 of the crop
-    ],
-)
-def test_crops_and_the_box_of_the_script(boxes, height):
-    source = boxed(fakes.images(1, 24, 48), [[[0, 24, 12, 12]]], box_labels=[[3]])
-    how = dict(patch=4, batch_size=2, resize=24, crop=16, boxes=boxes)
-    found = box_knn.select(_places, source, [0], **how)
-    np.testing.assert_allclose(found.points[0, 8] * 16, [8 * 5 / 6, 8 + height * 5 / 6], rtol=1e-4)
-    assert found.labels[0] == 3
 
 
 def _sets(count=12, box_labels=False):
@@ -134,18 +16,18 @@ def _sets(count=12, box_labels=False):
     boxed too. Training and test sets."""
     rng = np.random.default_rng(0)
     colors = np.array([(250, 20, 20), (20, 250, 20), (20, 20, 250)])
-    images, boxes, labels = [], [], []
+    images, placed, labels = [], [], []
     for i in range(2 * count):
         image = rng.integers(100, 156, (40, 60, 3)).astype(np.uint8)
         y, x = rng.integers(0, 24), rng.integers(10, 34)
         image[y : y + 16, x : x + 16] = colors[i % 3]
         images.append(image)
-        boxes.append([[0, 10, 3, 3], [y, x, 16, 16]])
+        placed.append([[0, 10, 3, 3], [y, x, 16, 16]])
         labels.append([(i + 1) % 3, i % 3])
     labels = np.array(labels)
     kind = dict(box_labels=labels) if box_labels else dict(labels=labels[:, 1])
     return [
-        boxed(images[part], boxes[part], **{k: v[part] for k, v in kind.items()})
+        fakes.boxed(images[part], placed[part], **{k: v[part] for k, v in kind.items()})
         for part in (slice(count), slice(count, None))
     ]
 
@@ -164,8 +46,8 @@ def test_the_class_of_the_largest_box_is_found(box_labels):
 
 
 def test_one_right_feature_is_enough(monkeypatch):
-    predicted = np.array([[0, 1, 1], [1, 1, 1], [2, 0, 2]])
-    result = box_knn._Result({5: predicted}, np.array([0, 0, 2]), np.arange(3), None)
-    monkeypatch.setattr(box_knn, "_result", lambda case: result)
+    predicted = {5: np.array([[0, 1, 1], [1, 1, 1], [2, 0, 2]])}
+    test = boxes.Selected(None, np.array([0, 0, 2]), np.arange(3), None)
+    monkeypatch.setattr(box_knn, "_result", lambda *_: box_knn._Result(5, predicted, test))
     scores = evals.TYPES["box_knn"].run(fakes.case("box_knn", None, None))
     assert scores["box_knn"] == pytest.approx(200 / 3)

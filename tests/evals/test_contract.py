@@ -6,6 +6,7 @@ import json
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict, FrozenConfigDict
@@ -59,7 +60,7 @@ class Network(Encoder):
         found = super().__call__(images, extras=extras, **options)
         if not extras:
             return found
-        shown = {"rebuilt": np.clip(images - 0.1, 0, 1), "logits": found.image @ _KERNEL}
+        shown = {"rebuilt": jnp.clip(images - 0.1, 0, 1), "logits": found.image @ _KERNEL}
         return found._replace(extras={**found.extras, **shown})
 
 
@@ -251,7 +252,7 @@ _PROTOCOLS = [
     ("decode", "sparse", dict(width=512, depth=6, epochs=20, lr=1e-4, tokens="sparse")),
     ("decode", "dense", {"tokens": "dense", "crop": 224, "data.size": 256}),
     ("linear", "sop_small", {"layers": 4, "tokens": "cls", "data.size": 256}),
-    ("retrieval", "paris", dict(ground_truth="gnd_rparis6k.pkl", fit=512, crop_queries=False)),
+    ("retrieval", "paris", dict(ground_truth="gnd_rparis6k.json", fit=512, crop_queries=False)),
     ("retrieval", "paris", {"scales": (1.0, 2**-0.5, 0.5), "data.test_split": "jpg"}),
     ("yolos", "coco", dict(epochs=150, batch=32, lr=2.5e-5, clip=0.1, test_size=800)),
     ("yolos", "coco", dict(class_weight=1, l1_weight=5, giou_weight=2, no_object_weight=0.1)),

@@ -5,9 +5,8 @@ import pytest
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import davis
 from ssl_jax.evals.case import Case
-from ssl_jax.features import pixels
+from ssl_jax.features import frames, pixels
 from ssl_jax.scores import video
 from tests.evals import fakes
 
@@ -50,16 +49,16 @@ def _case(source, encoder=None, patch=4, **changes):
 )
 def test_frame_sizes(size, settings, expected):
     short, multiple, patch = settings
-    assert davis.resized(size, short=short, multiple=multiple, patch=patch) == expected
+    assert frames.resized(size, short=short, multiple=multiple, patch=patch) == expected
 
 
 def test_whole_videos_are_taken():
-    source = Videos(5, 4, 6)
-    assert davis.sequences_of(source) == source.sequences
-    for frames, videos in ((9, 2), (8, 1), (2, 1)):
-        assert list(davis.sequences_of(source, frames)) == [f"video {i}" for i in range(videos)]
+    videos = Videos(5, 4, 6).sequences
+    assert frames.first(videos) == videos
+    for count, number in ((9, 2), (8, 1), (2, 1)):
+        assert list(frames.first(videos, count)) == [f"video {i}" for i in range(number)]
     with pytest.raises(InputError, match="video 1"):
-        davis.sequences_of(Videos(5, 2))
+        frames.first(Videos(5, 2).sequences)
 
 
 def test_scores_of_features_that_match_and_of_noise():
@@ -80,10 +79,8 @@ def test_scores_of_features_that_match_and_of_noise():
     with pytest.raises(InputError, match="video 0.*record/2"):  # which cannot be read
         evals.TYPES["davis"].run(_case(Videos(5, broken=[2])))
     # objects of all videos count alike, however long
-    parts = [
-        video.measure(f.truth, f.predicted)[0].j
-        for f in (davis.follow(case, *item) for item in source.sequences.items())
-    ]
+    videos = case.extracted[case.own("davis")].values()
+    parts = [video.measure(v.truth, v.predicted)[0].j for v in videos]
     assert scores["davis_j"] == pytest.approx(100 * np.mean(parts))
 
 
@@ -95,7 +92,8 @@ def test_frames_are_resized_for_the_network_and_masks_come_back_at_their_own_siz
         return evals.raw_pixels(4)(images)
 
     case = _case(source, seen, short_side=32, multiple=8)
-    followed = davis.follow(case, "video 0", range(4))
+    evals.TYPES["davis"].run(case)
+    (followed,) = case.extracted[case.own("davis")].values()
     assert shapes == [(2, 32, 40, 3)] * 2
     assert followed.predicted.shape == followed.truth.shape == (4, 64, 88)
     np.testing.assert_array_equal(followed.predicted[0], followed.truth[0])

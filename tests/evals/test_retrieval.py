@@ -1,4 +1,4 @@
-"""Image retrieval: features at several scales, the benchmark's settings, labelled folders."""
+"""The evaluation `retrieval`: the benchmark and labelled sets."""
 
 import json
 
@@ -9,9 +9,7 @@ from PIL import Image
 from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.data.folder import Folder
-from ssl_jax.evals import retrieval, revisited
 from ssl_jax.evals.case import Case
-from ssl_jax.features import tokens, windows
 from ssl_jax.features.pixels import Pixels
 from tests.evals import fakes
 
@@ -24,44 +22,6 @@ def _case(source, encoder, patch=4, **changes):
 def _colors(images):
     """Features: the mean colour, from 0 on."""
     return Pixels(np.asarray(images).mean(axis=(1, 2)), None)
-
-
-def test_images_are_shrunk_to_fit_and_never_enlarged():
-    image = fakes.images(1, 60, 100)[0]
-    assert retrieval.shrunk(image, 50).shape == (30, 50, 3)
-    assert retrieval.shrunk(image, 100) is image and retrieval.shrunk(image, 0) is image
-    small = Image.fromarray(image).resize((50, 30), Image.Resampling.LANCZOS)
-    np.testing.assert_array_equal(retrieval.shrunk(image, 50), small)
-
-
-def test_scaled_images_lose_what_fills_no_patch_at_the_bottom_and_the_right():
-    image = windows.unit(fakes.images(1, 19, 30)[0])
-    np.testing.assert_array_equal(retrieval.scaled(image, 1, 4), image[:16, :28])
-    half = retrieval.scaled(image, 0.5, 4)
-    assert half.shape == (8, 12, 3)
-    # half-pixel centres: at scale 1/2, the mean of 2 x 2 pixels where the size is even
-    means = image[:18].reshape(9, 2, 15, 2, 3).mean((1, 3))
-    even = retrieval.scaled(image[:18], 0.5, 1)
-    np.testing.assert_allclose(even, means, atol=1e-6)
-    with pytest.raises(InputError, match="patch"):
-        retrieval.scaled(image, 0.1, 4)
-
-
-def test_embedded_images_are_means_over_scales_whatever_their_sizes():
-    images = [*fakes.images(3, 16, 24), *fakes.images(2, 20, 12, seed=1)]
-    images += [*fakes.images(1, 16, 24)]
-    encoder, shapes = fakes.counted_features()
-    scales = (1.0, 2**-0.5, 0.5)
-    read = tokens.reader(encoder)
-    found = retrieval.embed(read, iter(images), scales=scales, patch=4, batch_size=2)
-    assert len(set(shapes)) == len(shapes) == 6  # each shape is compiled once
-    single = fakes.counted_features()[0]
-    for image, vector in zip(images, found, strict=True):
-        total = sum(
-            np.asarray(single(retrieval.scaled(windows.unit(image), s, 4)[None]).image[0])
-            for s in scales
-        )
-        np.testing.assert_allclose(vector, total / np.linalg.norm(total), atol=1e-5)
 
 
 COLORS = dict(red=(200, 20, 20), pink=(200, 120, 120), blue=(20, 20, 200), gray=(99, 99, 99))
@@ -113,14 +73,6 @@ def test_benchmark(benchmark):
         (benchmark / missing).unlink()
         with pytest.raises(InputError, match=named):
             _run(benchmark)
-
-
-def test_settings_of_the_benchmark():
-    parts = ((np.array(rows),) for rows in ([1, 2], [3], [4]))
-    truth = revisited.GroundTruth(("a",), ("a",), np.zeros((1, 4)), *parts)
-    expected = {"medium": ({1, 2, 3}, {4}), "hard": ({3}, {1, 2, 4}), "easy": ({1, 2}, {3, 4})}
-    for name, (query,) in retrieval.settings(truth).items():
-        assert (set(query.relevant), set(query.ignored)) == expected[name]
 
 
 def test_each_image_of_a_labelled_set_looks_for_its_label_among_all_others():

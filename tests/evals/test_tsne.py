@@ -5,8 +5,8 @@ import pytest
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import tsne
 from ssl_jax.features import extract
+from ssl_jax.scores import tsne
 from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
@@ -16,7 +16,7 @@ _ROWS = (6 * np.eye(3, 8)[_LABELS] + 0.3 * _RNG.normal(size=(60, 8))).astype(np.
 
 def _case(**changes):
     test = extract.Extracted(_ROWS, None, _LABELS, None, np.arange(60), 3, ())
-    return fakes.case("tsne", test, test, perplexity=8, **changes)
+    return fakes.case("tsne", test, test, **{"perplexity": 8} | changes)
 
 
 @pytest.mark.slow
@@ -29,5 +29,10 @@ def test_groups_stay_together_and_the_seed_decides():
     (picture,) = evals.TYPES["tsne"].figures(_case()).values()
     np.testing.assert_array_equal(picture.points, points)
     assert picture.legend == ((0, "0"), (1, "1"), (2, "2"))
-    with pytest.raises(InputError, match="perplexity"):
+
+
+def test_too_few_images_are_refused():
+    with pytest.raises(ValueError):
         tsne.embed(_ROWS, perplexity=60)
+    with pytest.raises(InputError, match="perplexity"):
+        evals.TYPES["tsne"].run(_case(perplexity=60))

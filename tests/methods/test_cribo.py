@@ -386,7 +386,10 @@ def test_pictures_show_objects_beside_their_nearest_in_other_images():
     images = rng.random((3, 16, 16, 3), np.float32)
     patches = rng.normal(size=(3, SIDE, SIDE, WIDTH)).astype(np.float32)
     patches[2] = patches[0]  # so that every object of image 0 lies in image 2 as well
-    rows = drawing.matches(images, jnp.asarray(patches), config().cribo, seed=0)["matches"].rows
+    found = objects.find((16, 16), jnp.asarray(patches), config().cribo, seed=0)
+    assert np.asarray(found["clusters"]).shape == (3, SIDE, SIDE)
+    shown = np.asarray(found["clusters"]), found["objects"], found["exist"]
+    rows = drawing.matches(images, *shown)["matches"].rows
     assert len(rows) == 3
     for i, (whole, *pairs) in enumerate(rows):
         sizes = [int((panel.labels >= 0).sum()) for panel in pairs[::2]]

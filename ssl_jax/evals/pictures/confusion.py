@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssl_jax.evals.pictures.base import Classes, class_name
+from ssl_jax.scores import metrics
 
 
 def picture(
@@ -28,3 +29,11 @@ def picture(
         values = np.where(total > 0, np.diagonal(shares), np.nan)
     all_names = tuple(class_name(names, i) for i in range(len(counts)))
     return Classes(title, values, shares, all_names, measure)
+
+
+def of_labels(
+    labels: np.ndarray, predicted: np.ndarray, num_classes: int, names: Sequence[str] | None
+) -> Classes:
+    """`picture` of true and predicted classes [n], both in [0, num_classes)."""
+    counts = metrics.confusion(labels, predicted, num_classes=num_classes, ignore=-1)
+    return picture(counts, names=names)

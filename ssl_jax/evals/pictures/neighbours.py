@@ -101,6 +101,12 @@ def judged_rows(
     return Picture(title, rows, legend=tuple(zip((_RIGHT, _WRONG), meaning)))
 
 
+def turns(kinds: Sequence) -> list[int]:
+    """How many of the same kind come before each: in their order, queries are the first of each
+    kind, then the second, ..."""
+    return [sum(other == kind for other in kinds[:i]) for i, kind in enumerate(kinds)]
+
+
 def judged(right: bool) -> tuple[str, str]:
     """Colour and sign of what is right or wrong; a sign for those who cannot tell red from
     green."""

@@ -23,15 +23,16 @@ def picture(
     """One row per image: the image, its mask, the true class of each patch, the predicted class.
 
     Args:
-      images: n of [H, W, 3] in [0, 1]. masks: n of [H, W] int, 255 = ignore. truth: n of [h, w]
-        int, 255 = ignore. predicted: n of [h, w] int. Sizes may differ from image to image.
+      images: n of [H, W, 3] in [0, 1]. masks: n or more of [H, W] int, 255 = ignore. truth: of
+        [h, w] int, 255 = ignore. predicted: of [h, w] int. Sizes may differ from image to image.
       class_names: names of all classes; None: numbers. One called "background" is light gray.
     """
-    given = dict(images=images, masks=masks, truth=truth, predictions=predicted)
-    shapes = {name: [np.shape(array) for array in arrays] for name, arrays in given.items()}
-    sides = [shape[:2] for shape in shapes["images"]]
-    if shapes["masks"] != sides or not len(sides) == len(truth) == len(predicted):
-        raise ValueError(", ".join(f"{n} {found}" for n, found in shapes.items()) + " do not fit")
+    masks, truth, predicted = (
+        [part[i] for i in range(len(images))] for part in (masks, truth, predicted)
+    )
+    sides = [image.shape[:2] for image in images]
+    if (shapes := [mask.shape for mask in masks]) != sides:
+        raise ValueError(f"images of {sides} and masks of {shapes} do not fit")
 
     def classes(labels, title):
         labels = np.where(labels == IGNORE, -1, labels.astype(np.int64))

@@ -1,6 +1,6 @@
 """Videos with the objects that were followed through them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -13,6 +13,17 @@ _FRAME = "#bbbbbb"
 Video = tuple[str, Sequence[np.ndarray], np.ndarray, np.ndarray]
 """Name, images [H, W, 3] in [0, 1] of T frames, true and predicted masks [T, H, W] (0 =
 background, 255 = ignore)."""
+
+
+def draw(videos: Iterable[Video]) -> dict[str, Picture | Animation]:
+    """{"tracking": frames of the videos with the objects as followed, "tracking_NAME": each as an
+    animation}."""
+    videos = list(videos)
+    drawn: dict[str, Picture | Animation] = {"tracking": picture(videos)}
+    for name, images, _, predicted in videos:
+        safe = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
+        drawn[f"tracking_{safe}"] = animation(name, images, predicted)
+    return drawn
 
 
 def picture(videos: Sequence[Video]) -> Picture:
@@ -37,11 +48,8 @@ def picture(videos: Sequence[Video]) -> Picture:
     )
 
 
-def animation(
-    name: str, images: Sequence[np.ndarray], truth: np.ndarray, predicted: np.ndarray
-) -> Animation:
+def animation(name: str, images: Sequence[np.ndarray], predicted: np.ndarray) -> Animation:
     """One video with the objects as followed."""
-    del truth
     frames = tuple(
         Panel(image, labels=_objects(mask)) for image, mask in zip(images, predicted, strict=True)
     )

@@ -160,12 +160,16 @@ def make(config: ConfigDict) -> base.Method:
         metrics |= {f"object_{name}": value for name, value in terms.items()}
         return loss, base.Output(new, metrics)
 
+    def show(params, images, features, tokens, constants):
+        """clusters, objects and exist, see `objects.find`."""
+        return objects.find(images.shape[1:3], features.patches, c, seed=config.seed)
+
     return base.Method(
         views=views,
         init=init,
         encode=encode,
         objective=objective,
-        features=multicrop.features_of(backbone.teacher, m, "cls"),
+        features=multicrop.features_of(backbone.teacher, m, "cls", show),
         teacher_of=lambda params: params,
         rules=multicrop.last_layer_rules(
             "head/(images|objects)",

@@ -8,8 +8,10 @@ from ml_collections import ConfigDict
 
 from ssl_jax import ops
 from ssl_jax.methods import base
-from ssl_jax.ops import devices
+from ssl_jax.ops import devices, numerics
+from ssl_jax.views import boxes
 
+CLUSTERS = 12  # of a single image at most, as in the figures of the paper
 _VIEWS = ("first", "second")  # names of the two halves of the memory
 
 
@@ -114,3 +116,26 @@ def bootstrapping(consistent: jax.Array, valid: jax.Array) -> dict[str, jax.Arra
         "bootstrapping_ratio": ratio,
         "bootstrapping_share": share,
     }
+
+
+def find(
+    size: tuple[int, int], patches: jax.Array, section: ConfigDict, *, seed: int
+) -> dict[str, jax.Array]:
+    """Objects of single images with patches [B, h, w, d]: "clusters" [B, h, w] int32 of their
+    patches, "objects" [B, K, d], their mean patches, and "exist" [B, K] bool, which of these do.
+
+    size: (height, width) of the images in pixels.
+    """
+    count, rows, columns, width = patches.shape
+    num_clusters = min(CLUSTERS, section.clusters, rows * columns)
+    tokens = patches.reshape(count, -1, width)
+    frames = jnp.tile(jnp.array([0.0, 0.0, *size]), (count, 1))
+    positions = boxes.patch_positions(frames, jnp.zeros(count, bool), (rows, columns))
+    assign = clustering(section, num_clusters)
+    seeds = jax.random.split(numerics.key(seed), count)
+    labels = assign(tokens, positions, seeds, section.position_weight).argmax(axis=-1)
+    assigned = jax.nn.one_hot(labels, num_clusters)
+    # The image stands for both of its views.
+    means, valid = ops.object_tokens(*(jnp.concatenate([x, x], axis=1) for x in (tokens, assigned)))
+    clusters = labels.reshape(count, rows, columns)
+    return {"clusters": clusters, "objects": means[:, 0], "exist": valid}

@@ -61,3 +61,10 @@ def test_queries_without_anything_to_find_do_not_count():
     assert scores.mean_ap == pytest.approx((1 + (0 / 2 + 1 / 3) / 2) / 2)
     with pytest.raises(ValueError):
         ranking.evaluate(vectors, vectors, [_query([])] * 3)
+
+
+def test_levels_of_the_benchmark():
+    parts = ([np.array(rows)] for rows in ([1, 2], [3], [4]))
+    expected = {"medium": ({1, 2, 3}, {4}), "hard": ({3}, {1, 2, 4}), "easy": ({1, 2}, {3, 4})}
+    for name, (query,) in ranking.levels(*parts).items():
+        assert (set(query.relevant), set(query.ignored)) == expected[name]

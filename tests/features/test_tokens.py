@@ -6,6 +6,7 @@ import pytest
 
 from ssl_jax.config import InputError
 from ssl_jax.features import pixels, tokens
+from ssl_jax.features.network import adopt
 from ssl_jax.methods import encoder
 from ssl_jax.models import vit
 
@@ -34,7 +35,7 @@ def test_the_last_block(network):
         "patches": found.patches,
     }
     for kind, value in wanted.items():
-        np.testing.assert_allclose(tokens.reader(network, kind)(_IMAGES), value, atol=1e-6)
+        np.testing.assert_allclose(tokens.reader(adopt(network), kind)(_IMAGES), value, atol=1e-6)
     raw = pixels.raw_pixels(4)  # these have one vector, and patches
     for kind in tokens.KINDS:
         np.testing.assert_array_equal(tokens.reader(raw, kind, 4)(_IMAGES), raw(_IMAGES).image)
@@ -45,9 +46,9 @@ def test_the_last_block(network):
 def test_the_last_blocks_side_by_side(network):
     layers = network(_IMAGES, layers=(0, 1, 2)).layers
     one, two, three = (layers[i] for i in range(3))
-    cls = tokens.reader(network, "cls", 2)(_IMAGES)
+    cls = tokens.reader(adopt(network), "cls", 2)(_IMAGES)
     np.testing.assert_allclose(cls, np.concatenate([two.cls, three.cls], axis=1), atol=1e-6)
-    dense = np.asarray(tokens.reader(network, "patches", 3)(_IMAGES))
+    dense = np.asarray(tokens.reader(adopt(network), "patches", 3)(_IMAGES))
     assert dense.shape == (2, 2, 2, 48)
     wanted = np.concatenate([t.patches for t in (one, two, three)], axis=-1)
     np.testing.assert_allclose(dense.reshape(2, 4, 48), wanted, atol=1e-6)
@@ -67,4 +68,4 @@ def test_the_last_blocks_side_by_side(network):
 def test_tokens_that_do_not_exist_are_named(network, kind, layers, named):
     other = network if kind != "cls_mean" else _network(cls=False)
     with pytest.raises(InputError, match=named):
-        tokens.reader(other, kind, layers)(_IMAGES)
+        tokens.reader(adopt(other), kind, layers)(_IMAGES)

@@ -16,7 +16,6 @@ from ssl_jax import cli
 from ssl_jax.config import InputError
 from ssl_jax.data import decode
 from ssl_jax.features import embedding
-from ssl_jax.features.embedding import parts
 from ssl_jax.methods import encoder
 from ssl_jax.models import vit
 
@@ -31,7 +30,7 @@ def network():
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of two images."""
-    monkeypatch.setattr(parts, "_BYTES", 1)
+    monkeypatch.setattr(embedding, "_BYTES", 1)
 
 
 def _picture(path, height=12, width=12, seed=0):
@@ -157,7 +156,7 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
     out, options = tmp_path / "x.npz", dict(tokens=("image",), batch_size=2)
     wanted = ssl_jax.embed(network, some(folder), **options)
     plan = embedding.plan(network, embedding.opened(some(folder), None, network), **options)
-    computed, compute = [], parts.Plan.compute
+    computed, compute = [], embedding.Plan.compute
 
     def counted(self, start, stop):
         computed.append(start)
@@ -165,7 +164,7 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
             raise KeyboardInterrupt
         return compute(self, start, stop)
 
-    monkeypatch.setattr(parts.Plan, "compute", counted)
+    monkeypatch.setattr(embedding.Plan, "compute", counted)
     with pytest.raises(KeyboardInterrupt):
         embedding.to_file(plan, out)
     assert not out.exists()

@@ -1,0 +1,176 @@
+"""Features of the patches of boxes (FLSL tables 5, 6, 9, 11-14).
+
+The largest box of an image is divided into cells, 3 x 3 in the paper; the features of the patches
+at their centres stand for the image.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.config import InputError
+from ssl_jax.data import decode
+from ssl_jax.features import derived, windows
+from ssl_jax.features.feed import View
+
+_BELOW = 1e-3  # pixels
+
+
+class Sight(NamedTuple):
+    """How images are shown to the network, and how their boxes follow.
+
+    patch: of the network. resize: the shorter side; 0: as stored. crop: 0: all of the image, cut to
+    a multiple of the patch. boxes: "exact", see `follow`, or "script", see `follow_script`.
+    """
+
+    patch: int
+    resize: int = 0
+    crop: int = 0
+    boxes: str = "exact"
+
+
+class Selected(NamedTuple):
+    """Features of the boxes of N images, P of each."""
+
+    features: np.ndarray  # [N, P, d] float32
+    labels: np.ndarray  # [N] int32
+    # [N] int64, record of the source
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
+    points: np.ndarray  # [N, P, 2] float32, (y, x) in 0..1 of the image that was seen
+
+
+def follow(
+    boxes: ArrayLike, size: tuple[int, int], *, resize: int = 256, crop: int = 224
+) -> np.ndarray:
+    """Boxes in an image whose shorter side is resized to `resize` and of which the central square
+    of `crop` pixels is kept, cut at its border.
+
+    boxes: [n, 4] (y, x, height, width) in the pixels of the original of `size` (height, width).
+    Returns the same as float64 [n, 4]; one that lies outside has no area.
+    """
+    y, x, side = decode.central_square(*size)
+    scale, shift = resize / side, (resize - crop) // 2
+    return _mapped(boxes, (scale, scale), (shift + y * scale, shift + x * scale), (crop, crop))
+
+
+def follow_script(
+    boxes: ArrayLike, size: tuple[int, int], *, resize: int = 256, crop: int = 224
+) -> np.ndarray:
+    """As `follow`, but like FLSL's script: as if the image were squeezed to `resize` x `resize`."""
+    shift = (resize - crop) // 2
+    return _mapped(boxes, (resize / size[0], resize / size[1]), (shift, shift), (crop, crop))
+
+
+def _mapped(boxes, scale, shift, window):
+    """Boxes times `scale` minus `shift` (for y and x), cut to 0..window; what lies beyond ends just
+    before the window does, as in FLSL's script, so that the middle of a whole image belongs to the
+    patch above and to the left of it."""
+    boxes = np.asarray(boxes, np.float64).reshape(-1, 4)
+    corner = boxes[:, :2] * scale - shift
+    opposite = corner + boxes[:, 2:] * scale
+    last = np.asarray(window) - _BELOW
+    corner, opposite = (np.where(x > window, last, np.maximum(x, 0)) for x in (corner, opposite))
+    return np.concatenate([corner, opposite - corner], axis=1)
+
+
+def centres(box: ArrayLike, cells: int = 3) -> np.ndarray:
+    """Centres (y, x) of the cells x cells parts of a box (y, x, height, width): float64
+    [cells**2, 2], row by row."""
+    y, x, height, width = np.asarray(box, np.float64)
+    part = (np.arange(cells) + 0.5) / cells
+    rows, columns = np.meshgrid(y + part * height, x + part * width, indexing="ij")
+    return np.stack([rows.ravel(), columns.ravel()], axis=1)
+
+
+def patches_at(points: ArrayLike, patch: int, grid: tuple[int, int]) -> np.ndarray:
+    """The patch whose centre is nearest to each point (y, x): int64 [n] into the h * w patches.
+
+    That is the patch which contains the point; points on or beyond the last border belong to the
+    last patch.
+    """
+    places = np.floor(np.asarray(points) / patch).astype(np.int64)
+    rows, columns = np.clip(places, 0, np.asarray(grid) - 1).T
+    return rows * grid[1] + columns
+
+
+def seen(record: dict, sight: Sight, name: str = "") -> tuple[np.ndarray, np.ndarray]:
+    """The boxes [n, 4] of a record in the image that the network sees, and that image. Raises
+    InputError for boxes of another shape, or an image smaller than the crop."""
+    image, stored = record["image"], np.asarray(record.get("boxes", ()), np.float64)
+    if stored.size % 4 or not np.isfinite(stored).all() or (stored.reshape(-1, 4)[:, 2:] < 0).any():
+        raise InputError(
+            f"{name} has the boxes {stored.tolist()}; expected [n, 4]: y, x, height, width"
+        )
+    size = image.shape[:2]
+    if sight.resize:
+        image = decode.resize_square(image, sight.resize)
+    part = windows.window(image.shape, sight.crop, sight.patch, name)
+    if sight.resize:
+        place = follow_script if sight.boxes == "script" else follow
+        mapped = place(stored, size, resize=sight.resize, crop=part.height)
+    else:
+        mapped = _mapped(stored, (1, 1), (part.top, part.left), part.size)
+    return mapped, windows.cut(image, part)
+
+
+def _label(record, box, name):
+    """The class of a record: its own, or that of the box."""
+    if record.get("label") is not None:
+        return int(record["label"])
+    of_boxes = record.get("box_labels", record.get("labels"))
+    if of_boxes is None:
+        raise InputError(
+            f"{name} has boxes but neither a label nor labels of its boxes; the box-aligned k-NN"
+            " needs one of them"
+        )
+    if len(of_boxes) <= box:
+        raise InputError(f"{name} has {len(of_boxes)} box labels, but a box {box}")
+    return int(of_boxes[box])
+
+
+def select(
+    network: Any,
+    source: Any,
+    indices: ArrayLike,
+    sight: Sight,
+    *,
+    cells: int = 3,
+    batch_size: int,
+    shared: bool = True,
+) -> Selected:
+    """Features of the largest box of each image that has one; of several boxes the one that shows
+    most after resizing and cropping counts. Records that cannot be read are left out.
+
+    source: records as they are stored, see `Prepared.unresized`. shared: see `features.extract`.
+
+    Raises InputError where no record has a box, or one has neither a label nor one for its boxes.
+    """
+    mine = derived.share(np.asarray(indices, np.int64), shared)
+
+    def cut(row, record):
+        name = source.name(int(mine[row]))
+        boxes, image = seen(record, sight, name)
+        areas = boxes[:, 2] * boxes[:, 3]
+        if len(areas) and areas.max():
+            largest = int(areas.argmax())
+            points = centres(boxes[largest], cells)
+            grid = image.shape[0] // sight.patch, image.shape[1] // sight.patch
+            places = patches_at(points, sight.patch, grid)
+            label = _label(record, largest, name)
+            yield View((row, label, points / image.shape[:2], places), windows.unit(image))
+
+    rows = {}
+    stream = derived.encoded(network, source, mine, cut, batch_size=batch_size)
+    for (row, label, points, places), patches in stream:
+        rows[row] = patches.reshape(-1, patches.shape[-1])[places], label, mine[row], points
+    types = np.float32, np.int32, np.int64, np.float32
+    in_order = [rows[row] for row in sorted(rows)]
+    columns = [np.array([x[i] for x in in_order], kind) for i, kind in enumerate(types)]
+    selected = Selected(*derived.joined(columns, shared))
+    if not len(selected.index):
+        raise InputError(
+            f"no image of {source} shows a box; the box-aligned k-NN needs a set with"
+            " boxes, or leave it out of evals.tasks"
+        )
+    return selected

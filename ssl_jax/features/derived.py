@@ -1,0 +1,63 @@
+"""Features of images that are made from records: cut out, scaled, or resized."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.features import feed, tokens
+from ssl_jax.features.network import on_all_devices
+from ssl_jax.runtime import distributed
+
+
+def encoded(
+    network: Any,
+    source: Any,
+    records: Sequence[int] | np.ndarray,
+    cut: Callable[[int, Any], Iterable[feed.View]],
+    *,
+    kind: str = tokens.DENSE,
+    layers: int = 1,
+    batch_size: int,
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """(what, features) of each view of the records, by a network on all devices of the process.
+
+    cut: (row, record) -> views, see `feed.feed`. kind, layers: see `Network.read`.
+    """
+    read = tokens.reader(on_all_devices(network), kind, layers)
+    batches = feed.by_shape(feed.feed(source, records, cut, batch_size), batch_size)
+    for views, features in feed.encoded(read, batches):
+        yield from zip((view.what for view in views), features)
+
+
+class Needed:
+    """A source of which every record is needed: one that cannot be read raises InputError, which
+    begins with `why`."""
+
+    def __init__(self, source: Any, why: str):
+        self._source, self._why = source, why
+
+    def __getitem__(self, i: int) -> Any:
+        try:
+            return self._source[i]
+        except Unreadable as error:
+            raise InputError(f"{self._why}: {error}") from error
+
+
+def share(indices: np.ndarray, shared: bool) -> np.ndarray:
+    """The part of this process where all share the work, else everything."""
+    return distributed.share(indices) if shared else indices
+
+
+def joined(columns: Sequence[np.ndarray], shared: bool) -> list[np.ndarray]:
+    """Rows of all processes where they share the work. A process without rows cannot know their
+    shape: it is that of the others."""
+    if not shared:
+        return list(columns)
+    every = distributed.told([(len(rows), rows.shape[1:]) for rows in columns])
+    shapes = [next((s for count, s in entries if count), ()) for entries in zip(*every)]
+    return [
+        distributed.joined(rows.reshape(len(rows), *shape)) for rows, shape in zip(columns, shapes)
+    ]

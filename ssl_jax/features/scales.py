@@ -1,0 +1,64 @@
+"""Features of an image at several scales (DINO's evaluation of retrieval)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from ssl_jax.features import derived, windows
+from ssl_jax.features.feed import View
+
+
+def shrunk(image: np.ndarray, side: int) -> np.ndarray:
+    """uint8 [H, W, 3], smaller by Lanczos resampling so that it fits side x side pixels; as it is
+    if it fits, or side is 0."""
+    if not side or max(image.shape[:2]) <= side:
+        return image
+    small = Image.fromarray(image)
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return np.asarray(small)
+
+
+def scaled(image: np.ndarray, scale: float, patch: int) -> np.ndarray:
+    """float32 [H, W, 3] at another scale (bilinear, not antialiased, as DINO does it), without the
+    rows and columns at the bottom and the right that fill no patch."""
+    size = [int(side * scale) for side in image.shape[:2]]
+    if scale != 1:
+        size = [max(side, 1) for side in size]
+        image = cv2.resize(image, size[::-1], interpolation=cv2.INTER_LINEAR)
+    height, width = windows.floored((size[0], size[1]), patch)
+    return image[:height, :width]
+
+
+def encoded(
+    network: Any,
+    source: Any,
+    records: np.ndarray,
+    show: Callable[[int, Any], View],
+    *,
+    scales: Sequence[float],
+    patch: int,
+    **how: Any,
+) -> tuple[list, np.ndarray]:
+    """What each image of the records is, and [n, d] float32, the sum over its vectors at the
+    scales.
+
+    show: (row, record) -> the image to be scaled, [H, W, 3] uint8 or float in [0, 1] of any size,
+    see `feed.feed`. how: see `derived.encoded`.
+    """
+
+    def cut(row, record):
+        what, image = show(row, record)
+        whole = windows.unit(image)
+        for scale in scales:
+            yield View((row, what), scaled(whole, scale, patch))
+
+    about: dict[int, Any] = {}
+    sums: dict[int, np.ndarray] = {}
+    for (row, what), vector in derived.encoded(network, source, records, cut, **how):
+        about[row] = what
+        sums[row] = sums[row] + vector if row in sums else vector
+    rows = sorted(sums)
+    return [about[row] for row in rows], np.array([sums[row] for row in rows], np.float32)

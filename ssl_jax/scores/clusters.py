@@ -1,0 +1,99 @@
+"""Clusters of patches beside true regions: purity, mutual information, Rand index; and how far a
+token's mode comes from its own region.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores import normalize
+
+SHARPNESS = 0.1 * 384**0.5  # FLSL's self-attention, tau x D of ViT-S, on cosines
+
+
+class Agreement(NamedTuple):
+    """Of N images; NaN for one without a labelled patch."""
+
+    purity: np.ndarray  # [N] share of patches of the commonest class of their cluster
+    nmi: np.ndarray  # [N] mutual information over the mean entropy
+    ari: np.ndarray  # [N] Rand index adjusted for chance, 0 = chance
+    number: np.ndarray  # [N] clusters that have a labelled patch
+
+
+def purity(clusters: ArrayLike, labels: ArrayLike) -> float:
+    """Share of entries that have the commonest label of their cluster, 0..1. It rises with the
+    number of clusters: 1 where each has one entry.
+
+    clusters, labels: [n] int, n at least 1.
+    """
+    counts = np.unique(np.stack([np.ravel(clusters), np.ravel(labels)]), axis=1, return_counts=True)
+    (of_cluster, _), size = counts
+    best = [size[of_cluster == c].max() for c in np.unique(of_cluster)]
+    return float(np.sum(best) / np.size(clusters))
+
+
+def agreement(clusters: ArrayLike, labels: ArrayLike, ignore: int = IGNORE) -> Agreement:
+    """Compares the clusters of each image with its labels; both [N, h, w] int. Patches labelled
+    `ignore` do not count. NMI and ARI are scikit-learn's (arithmetic mean of the entropies)."""
+    from sklearn import metrics
+
+    rows = []
+    for cluster, truth in zip(np.asarray(clusters), np.asarray(labels)):
+        cluster, truth = cluster[truth != ignore], truth[truth != ignore]
+        rows.append(
+            (
+                purity(cluster, truth),
+                metrics.normalized_mutual_info_score(truth, cluster),
+                metrics.adjusted_rand_score(truth, cluster),
+                len(np.unique(cluster)),
+            )
+            if len(cluster)
+            else (np.nan,) * 4
+        )
+    return Agreement(*np.array(rows, np.float64).reshape(-1, 4).T)
+
+
+def modes(tokens: ArrayLike, labels: ArrayLike, sharpness: float = SHARPNESS) -> float:
+    """How far a token's mode comes from its own region: of the weights softmax_j(s cos(z_i, z_j)),
+    j != i, of the mean shift (FLSL eq. 4, 8), the share on patches of the same label, minus the
+    share that equal weights would have there, over 1 minus that share. 0 = the mode is the mean of
+    the view, 1 = that of the region; NaN where every view is one region.
+
+    tokens: [N, n, d]. labels: [N, n], `IGNORE` = takes no part.
+    """
+    labels = np.asarray(labels)
+    unit = normalize.on_host(tokens)
+    cosines = np.einsum("bid,bjd->bij", unit, unit)
+    labelled = labels != IGNORE
+    others = ~np.eye(labels.shape[1], dtype=bool) & labelled[:, None]
+    below = cosines - cosines.max(axis=-1, keepdims=True, where=others, initial=-1)
+    weights = np.exp(sharpness * np.minimum(below, 0))
+    same = (labels[:, :, None] == labels[:, None]) & others
+    count = others.sum(-1)
+    share = (weights * same).sum(-1) / np.maximum((weights * others).sum(-1), 1e-30)
+    chance = same.sum(-1) / np.maximum(count, 1)
+    # A view that is one region says nothing.
+    mixed = (chance < 1) & labelled & (count > 0)
+    if not mixed.any():
+        return float("nan")
+    return float(np.mean((share[mixed] - chance[mixed]) / (1 - chance[mixed])))
+
+
+def kmeans(patches: ArrayLike, k: int, seed: int = 0) -> np.ndarray:
+    """[N, h, w] int32 clusters of each image's own patches [N, h, w, d], by direction: k-means of
+    unit vectors (scikit-learn), at most k."""
+    from sklearn.cluster import KMeans
+    from threadpoolctl import threadpool_limits
+
+    unit = normalize.on_host(np.asarray(patches, np.float64))
+    n, h, w, d = unit.shape
+    clusters = np.empty((n, h * w), np.int32)
+    with threadpool_limits(1):  # an image is too small a task for several threads
+        for i, tokens in enumerate(unit.reshape(n, h * w, d)):
+            # Fewer different patches than clusters: no more than there are.
+            different = len(np.unique(tokens.round(6), axis=0))
+            model = KMeans(min(k, different), n_init=3, random_state=seed)
+            clusters[i] = model.fit_predict(tokens)
+    return clusters.reshape(n, h, w)

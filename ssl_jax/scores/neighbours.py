@@ -1,0 +1,292 @@
+"""Nearest rows of a bank that may be larger than the memory of a device, or in a file, and the
+classes that they vote for.
+"""
+
+import functools
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax import ops
+from ssl_jax.ops.numerics import product
+from ssl_jax.scores import normalize
+
+KS = (20, 10, 100, 200)  # of k-NN classification, as in DINO and iBOT
+TEMPERATURE = 0.07  # of its votes
+SOFTMAX_TEMPERATURE = 0.1  # of the votes "softmax"
+QUERY_CHUNK, BANK_CHUNK = 2048, 65536  # rows per device call at most
+BLOCK = 2**18  # queries that are searched for at a time
+_VOTES = 2**26  # votes by class that are held at a time
+_HOST_CHUNKS = 512, 8192  # queries and rows of the bank whose similarities stay in a CPU's cache
+
+
+def nearest_streamed(
+    queries: np.ndarray,
+    bank: np.ndarray,
+    *,
+    rows: np.ndarray | None = None,
+    k: int,
+    query_chunk: int = QUERY_CHUNK,
+    bank_chunk: int = BANK_CHUNK,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The k nearest rows of `bank` by cosine, exactly; the bank goes to the device in pieces, with
+    a running top k.
+
+    Args:
+      queries: [q, d], bank: [n, d], on the host. k: limited to the rows searched.
+      rows: ascending indices of the rows of the bank to search, read piece by piece; None: all.
+      query_chunk, bank_chunk: rows per device call at most; device memory holds 2^18 queries, one
+        piece of the bank and [query_chunk, bank_chunk] similarities at most. A CPU takes 512 and
+        8192 at most. Results do not depend on them.
+
+    Returns:
+      similarity [q, k] float32 (descending), index [q, k] int32 into the bank; equal similarities
+      in order of the index.
+    """
+    count = len(bank) if rows is None else len(rows)
+    if not count or not len(queries):
+        raise ValueError(f"nothing to retrieve: {len(queries)} queries, {count} rows in the bank")
+    merge: Callable[..., Any] = _merge
+    if _on_host():
+        merge = _merge_on_host
+        query_chunk, bank_chunk = map(min, (query_chunk, bank_chunk), _HOST_CHUNKS)
+    k, query_chunk = min(k, count), min(query_chunk, len(queries))
+    bank_chunk = max(min(bank_chunk, count), k)
+    similarity = np.empty((len(queries), k), np.float32)
+    index = np.empty((len(queries), k), np.int32)
+    nothing = jnp.full((query_chunk, k), -jnp.inf), jnp.zeros((query_chunk, k), jnp.int32)
+    for first in range(0, len(queries), BLOCK):
+        starts = range(first, min(first + BLOCK, len(queries)), query_chunk)
+        pieces = [normalize.on_device(_padded(queries, start, query_chunk)) for start in starts]
+        best = [nothing] * len(pieces)
+        for start in range(0, count, bank_chunk):
+            chosen = None if rows is None else rows[start : start + bank_chunk]
+            part = normalize.on_device(_padded(bank, start, bank_chunk, chosen))
+            best = [merge(piece, part, count - start, start, *b) for piece, b in zip(pieces, best)]
+        for start, (cosines, places) in zip(starts, best):
+            stop = min(start + query_chunk, len(queries))
+            similarity[start:stop] = np.asarray(cosines)[: stop - start]
+            index[start:stop] = np.asarray(places)[: stop - start]
+    return similarity, index if rows is None else rows[index].astype(np.int32)
+
+
+def _padded(rows, start, size, chosen=None):
+    """`size` rows from `start` on, or the chosen ones, the last one repeated to fill up, so that
+    every piece has one shape."""
+    part = np.asarray(rows[start : start + size] if chosen is None else rows[chosen])
+    missing = size - len(part)
+    return np.concatenate([part, part[-1:].repeat(missing, axis=0)]) if missing else part
+
+
+@jax.jit
+def _merge(queries, bank, count, offset, similarity, index):
+    """Top k of the best so far and of the first `count` rows of this piece of the bank; earlier
+    rows win ties."""
+    k, where = index.shape[1], jnp.arange(len(bank)) < count
+    # Both sides have length 1.
+    new_similarity, new_index = ops.nearest(queries, bank, k=k, where=where, metric="dot")
+    similarity, best = jax.lax.top_k(jnp.concatenate([similarity, new_similarity], axis=1), k)
+    return similarity, jnp.take_along_axis(
+        jnp.concatenate([index, new_index + offset], axis=1), best, axis=1
+    )
+
+
+def _on_host() -> bool:
+    """Whether to select with numpy: XLA's top k takes as long as the product there."""
+    return jax.default_backend() == "cpu"
+
+
+def _merge_on_host(queries, bank, count, offset, similarity, index):
+    """As `_merge`. Only what reaches the k-th best so far is sorted, at first that of this piece;
+    a NaN does, as the greatest."""
+    scores = np.asarray(_similarities(queries, bank))[:, :count]
+    similarity, index = np.asarray(similarity), np.asarray(index)
+    k, (size, count) = index.shape[1], scores.shape
+    least = similarity[:, -1:]
+    if not offset:
+        least = np.partition(scores, count - k, axis=1)[:, count - k, None]
+    query, row = np.divmod(np.flatnonzero(~(scores < least)), count)
+    reaching = np.bincount(query, minlength=size)
+    column = k + np.arange(len(query)) - np.repeat(np.cumsum(reaching) - reaching, reaching)
+    values = np.full((size, k + reaching.max()), -np.inf, np.float32)
+    rows = np.zeros(values.shape, np.int32)
+    values[:, :k], rows[:, :k] = similarity, index
+    values[query, column], rows[query, column] = scores[query, row], row + offset
+    best = np.argsort(-values, axis=1, kind="stable")[:, :k]  # of equals the lower row
+    return np.take_along_axis(values, best, axis=1), np.take_along_axis(rows, best, axis=1)
+
+
+@jax.jit
+def _similarities(queries, bank):
+    return product("qd,nd->qn", queries, bank)
+
+
+# --- classes
+
+
+class Neighbours(NamedTuple):
+    """Predictions of every k, and what they were made from (nearest first)."""
+
+    predictions: dict[int, np.ndarray]  # k -> [q] int32
+    similarity: np.ndarray  # [q, max k] float32, cosine
+    # [q, max k] int32, rows of the bank
+    index: np.ndarray  # type: ignore[assignment]  # hides tuple.index
+
+
+def classify(
+    bank: ArrayLike,
+    labels: ArrayLike,
+    queries: ArrayLike,
+    *,
+    num_classes: int,
+    ks: Collection[int] = KS,
+    temperature: float = TEMPERATURE,
+    chunk: int = 1024,
+    **chunks: int,
+) -> Neighbours:
+    """Predicts the class that wins the weighted vote of the k nearest bank rows, for several k
+    (Wu et al. 2018, as in DINO and iBOT).
+
+    score(c) = sum over the k nearest rows i of exp(<q, b_i> / temperature) [label_i = c], q and b
+    L2-normalised; over the nearest row's weight, so that none is infinite.
+
+    Args:
+      bank: [n, d], labels: [n] int in [0, num_classes), queries: [q, d]; computed in float32.
+      ks: numbers of neighbours; each is limited to the size of the bank.
+      temperature: > 0.
+      chunk: queries whose votes are counted at a time; memory grows with it, results do not depend
+        on it.
+      chunks: see `nearest_streamed`; by default `chunk` queries and the whole bank.
+
+    Returns:
+      Neighbours. Equal scores go to the lowest class.
+
+    Raises:
+      ValueError: shapes do not fit or a label is out of range.
+    """
+    bank, labels, queries = np.asarray(bank), np.asarray(labels, np.int32), np.asarray(queries)
+    if (
+        bank.ndim != 2
+        or queries.ndim != 2
+        or bank.shape[1] != queries.shape[1]
+        or labels.shape != bank.shape[:1]
+    ):
+        raise ValueError(
+            f"bank {bank.shape}, labels {labels.shape} and queries {queries.shape} do not fit [n,"
+            " d], [n], [q, d]"
+        )
+    if not len(bank) or labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(f"k-NN needs a bank that is not empty, with labels in [0, {num_classes})")
+    ks = tuple(sorted({min(k, len(bank)) for k in ks}))
+    chunks = dict(query_chunk=chunk, bank_chunk=len(bank)) | chunks
+    similarity, index = nearest_streamed(queries, bank, rows=None, k=ks[-1], **chunks)
+    votes, chunk = labels[index], min(chunk, len(queries))
+    how: dict[str, Any] = dict(num_classes=num_classes, ks=ks, temperature=temperature)
+    parts = [
+        np.asarray(_winners(_padded(votes, start, chunk), _padded(similarity, start, chunk), **how))
+        for start in range(0, len(queries), chunk)
+    ]
+    winners = np.concatenate(parts, axis=1)[:, : len(queries)]
+    return Neighbours(dict(zip(ks, winners)), similarity, index)
+
+
+def classify_sets(
+    bank: np.ndarray, labels: ArrayLike, queries: np.ndarray, *, num_classes: int, **how: Any
+) -> dict[int, np.ndarray]:
+    """Classes that each vector of a set votes for, by `classify` among the vectors of all sets.
+
+    Args:
+      bank: [n, p, d], labels: [n] int in [0, num_classes), queries: [m, p, d].
+      how: ks and temperature, see `classify`; each k is limited to n p.
+
+    Returns:
+      {k: [m, p] int32}.
+    """
+    rows, of_row = bank.reshape(-1, bank.shape[-1]), np.repeat(labels, bank.shape[1])
+    found = classify(
+        rows,
+        of_row,
+        queries.reshape(-1, queries.shape[-1]),
+        num_classes=num_classes,
+        chunk=max(1, _VOTES // num_classes),
+        query_chunk=QUERY_CHUNK,
+        bank_chunk=BANK_CHUNK,
+        **how,
+    )
+    return {k: classes.reshape(queries.shape[:2]) for k, classes in found.predictions.items()}
+
+
+def retrieve(
+    bank: np.ndarray,
+    bank_labels: ArrayLike,
+    queries: np.ndarray,
+    *,
+    num_classes: int,
+    k: int,
+    rule: str = "plain",
+    rows: np.ndarray | None = None,
+    **chunks: int,
+) -> np.ndarray:
+    """Class [q] int32 of each query [q, d] by a vote of its k nearest bank rows [n, d] with labels
+    [n].
+
+    Args:
+      rule: "plain" (one vote per neighbour) or "softmax" (weights softmax(similarity / 0.1)). Equal
+        scores go to the lowest class.
+      rows, chunks: see `nearest_streamed`.
+    """
+    if rule not in ("plain", "softmax"):
+        raise ValueError(f'the vote is "plain" or "softmax", got {rule!r}')
+    labels = np.asarray(bank_labels, np.int32)
+    how: dict[str, Any] = dict(num_classes=num_classes, rule=rule, temperature=SOFTMAX_TEMPERATURE)
+    classes = []
+    for start in range(0, len(queries), BLOCK):
+        similarity, index = nearest_streamed(
+            queries[start : start + BLOCK], bank, rows=rows, k=k, **chunks
+        )
+        classes.append(
+            np.asarray(_winners(labels[index], similarity, ks=index.shape[1:], **how)[0])
+        )
+    return np.concatenate(classes)
+
+
+@functools.partial(jax.jit, static_argnames=("num_classes", "ks", "temperature", "rule"))
+def _winners(labels, similarity, *, num_classes, ks, temperature, rule="nearest"):
+    """See `vote`; weights [q, n] by the rule."""
+    if rule == "plain":
+        weights = jnp.ones_like(similarity)
+    elif rule == "softmax":
+        weights = jax.nn.softmax(similarity / temperature, axis=1)
+    else:  # over that of the nearest
+        weights = jnp.exp((similarity - similarity[:, :1]) / temperature)
+    return vote(labels, weights, num_classes=num_classes, ks=ks)
+
+
+def vote(
+    labels: jax.Array, weights: jax.Array, *, num_classes: int, ks: Collection[int]
+) -> jax.Array:
+    """Winners after the first k weighted votes, for each k.
+
+    Args:
+      labels: [q, n] int, weights: [q, n] float32, nearest first. ks: ascending, each at most n.
+
+    Returns:
+      [len(ks), q] int32. Equal scores go to the lowest class. One vote per query is added at a
+      time, so memory is [q, num_classes] and no two additions meet in one place: every run gives
+      the same, on accelerators too.
+    """
+    rows = jnp.arange(labels.shape[0])
+
+    def add(j, scores):
+        return scores.at[rows, labels[:, j]].add(weights[:, j], unique_indices=True)
+
+    scores, done, winners = jnp.zeros((labels.shape[0], num_classes), jnp.float32), 0, []
+    for k in ks:
+        scores = jax.lax.fori_loop(done, k, add, scores)
+        done = k
+        winners.append(jnp.argmax(scores, axis=1).astype(jnp.int32))
+    return jnp.stack(winners)

@@ -1,0 +1,236 @@
+"""What stays and what moves when an image is shifted or cropped (STELLAR figure 2).
+
+The paper gives no definition of its curves. Here: cosine of matched tokens (one-to-one, of least
+total distance), and the relative Frobenius change |L' - L| / |L| of maps with the columns matched
+likewise; each the mean over images, of a shift along both axes.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+from scipy import optimize, spatial
+
+from ssl_jax.data.lookup import pixels
+from ssl_jax.scores import normalize
+
+
+class Parts(NamedTuple):
+    """What and where of B images."""
+
+    tokens: np.ndarray  # [B, r, d]
+    maps: np.ndarray  # [B, h, w, k]: k = r, a map per token, or channels that belong to no token
+
+
+class Shifted(NamedTuple):
+    """Means over images and both axes, one entry per shift."""
+
+    what: np.ndarray  # cosine of matched tokens
+    where: np.ndarray  # relative Frobenius change of the maps
+    follows: np.ndarray  # the same where the map moved with the image; NaN between whole patches
+    other: float  # cosine of matched tokens of different images
+
+
+def matching(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """[N, r] int: for each token of the first sets [N, r, d] its partner in the second, one to one,
+    of least total Euclidean distance (as `ops.align_sets` with "hungarian", without compiling)."""
+    pairs = (spatial.distance.cdist(one, other) for one, other in zip(first, second, strict=True))
+    return np.stack([optimize.linear_sum_assignment(cost)[1] for cost in pairs])
+
+
+def matched(index: np.ndarray, array: np.ndarray, axis: int = 1) -> np.ndarray:
+    """`array` with its `axis` (r tokens) in the order of `matching`."""
+    shape = [len(index)] + [1] * (array.ndim - 1)
+    shape[axis] = index.shape[1]
+    return np.take_along_axis(array, index.reshape(shape), axis=axis)
+
+
+def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """[N] mean cosine of matched tokens of two sets [N, r, d]."""
+    pairs = first, matched(matching(first, second), second)
+    one, other = map(normalize.on_host, pairs)
+    return (one * other).sum(axis=-1).mean(axis=-1)
+
+
+def kept(first: np.ndarray, second: np.ndarray) -> float:
+    """How much closer tokens [N, r, d] are to those of the other view of their picture than to
+    those of the picture before it, by the cosine of matched tokens: 1 = the same, 0 = no closer."""
+    foreign = float(cosine(first, np.roll(second, 1, axis=0)).mean())
+    return (float(cosine(first, second).mean()) - foreign) / max(1 - foreign, 1e-6)
+
+
+def change(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """[N] relative Frobenius change |second - first| / |first| of arrays [N, ...], float64."""
+    first, second = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (first, second))
+    size = np.maximum(np.linalg.norm(first, axis=1), 1e-12)
+    return np.linalg.norm(second - first, axis=1) / size
+
+
+def correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Of maps [N, h, w, r]: the mean over pictures of the correlation over cells; maps that vary
+    more weigh more."""
+    first, second = (x - x.mean(axis=(1, 2), keepdims=True) for x in (first, second))
+    norms = np.sqrt(np.square(first).sum((1, 2, 3)) * np.square(second).sum((1, 2, 3)))
+    return float(np.mean((first * second).sum((1, 2, 3)) / np.maximum(norms, 1e-12)))
+
+
+def random_crop(
+    rng: np.random.Generator, image: np.ndarray, size: tuple[int, int], scale: Sequence[float]
+) -> np.ndarray:
+    """A random part of an image [H, W, 3] of its own shape and a share of its area drawn from
+    `scale`, resized to (height, width)."""
+    full = np.array(image.shape[:2])
+    part = np.maximum(1, np.round(full * np.sqrt(rng.uniform(scale[0], scale[1]))).astype(int))
+    y, x = (int(rng.integers(0, n + 1)) for n in full - part)
+    area = part[0] > size[0]
+    return cv2.resize(
+        image[y : y + part[0], x : x + part[1]],
+        size[::-1],
+        interpolation=cv2.INTER_AREA if area else cv2.INTER_LINEAR,
+    )
+
+
+def shifted(
+    function: Callable[[np.ndarray], Parts],
+    images: np.ndarray,
+    shifts: Sequence[int],
+    window: tuple[int, int],
+    patch: int,
+) -> Shifted:
+    """How parts change when a window moves over images.
+
+    Args:
+      function: images [n, h, w, 3] -> Parts.
+      images: [N, H, W, 3]; shifts: pixels; the window (h, w) moves to the right, then down, from a
+        place in the middle of the other axis.
+      patch: pixels a cell of the maps stands for.
+
+    Raises:
+      ValueError: a shift leads out of the images.
+    """
+    free = [full - side for full, side in zip(images.shape[1:3], window)]
+    if max(shifts) > min(free):
+        raise ValueError(
+            f"a shift of {max(shifts)} pixels leaves images of {pixels(images.shape[1:])} pixels"
+            f" with a window of {pixels(window)}"
+        )
+
+    def seen(axis, shift):
+        y, x = (shift if axis == a else free[a] // 2 for a in (0, 1))
+        return function(images[:, y : y + window[0], x : x + window[1]])
+
+    rows, others = [], []
+    for axis in (0, 1):
+        first = seen(axis, 0)
+        others.append(cosine(first.tokens, np.roll(first.tokens, 1, axis=0)).mean())
+        rows.append([_compared(first, seen(axis, s), axis, s, patch) for s in shifts])
+    what, where, follows = np.mean(rows, axis=0).T
+    return Shifted(what, where, follows, float(np.mean(others)))
+
+
+def _compared(first: Parts, after: Parts, axis: int, shift: int, patch: int):
+    """(what, where, follows) of one shift, means over images."""
+    index = matching(first.tokens, after.tokens)
+    owned = first.maps.shape[-1] == first.tokens.shape[1] > 1
+    maps = matched(index, after.maps, axis=3) if owned else after.maps
+    follows = np.nan
+    cells, rest = divmod(shift, patch)
+    length = first.maps.shape[1 + axis]
+    if not rest and cells < length:
+        gone = first.maps.take(range(cells, length), 1 + axis)
+        follows = change(gone, maps.take(range(length - cells), 1 + axis)).mean()
+    what = cosine(first.tokens, after.tokens).mean()
+    return what, change(first.maps, maps).mean(), follows
+
+
+def cropped(
+    function: Callable[[np.ndarray], Parts],
+    images: np.ndarray,
+    *,
+    crops: int,
+    scale: Sequence[float],
+    size: tuple[int, int],
+    seed: int,
+) -> tuple[float, float]:
+    """Cosine of matched tokens of two random crops of an image, and of crops of different images;
+    means over all pairs of `crops` crops. At least 2 images."""
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    sets = [
+        function(np.stack([random_crop(rng, image, size, scale) for image in images])).tokens
+        for _ in range(crops)
+    ]
+    pairs = [(sets[i], sets[j]) for i in range(crops) for j in range(i)]
+    same = np.mean([cosine(a, b).mean() for a, b in pairs])
+    other = np.mean([cosine(a, np.roll(b, 1, axis=0)).mean() for a, b in pairs])
+    return float(same), float(other)
+
+
+def measured(
+    function: Callable[[np.ndarray], Parts],
+    batches: Iterable[np.ndarray],
+    *,
+    shifts: Sequence[int],
+    crops: int,
+    scale: Sequence[float],
+    window: int,
+    patch: int,
+    seed: int,
+) -> tuple[Shifted, tuple[float, float]]:
+    """Means of `shifted` and of `cropped` over images, of batches weighted by their size.
+
+    Args:
+      batches: [n, H, W, 3] each. A batch of one image counts only if it is the only one, which is
+        refused.
+      window: side of the window that moves, in pixels; 0: what the largest shift leaves.
+      others: see `shifted` and `cropped`.
+
+    Raises:
+      ValueError: a single image, or images smaller than a patch and the largest shift.
+    """
+    moved: list[Shifted] = []
+    pairs: list[tuple[float, float]] = []
+    weights: list[int] = []
+    for number, images in enumerate(batches):
+        if len(images) < 2:
+            if weights:
+                continue  # a single image has no other to be compared with
+            raise ValueError("one image, where at least 2 are compared")
+        part = _window(images.shape[1:3], window, max(shifts), patch)
+        moved.append(shifted(function, images, shifts, part, patch))
+        key = int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
+        pairs.append(cropped(function, images, crops=crops, scale=scale, size=part, seed=key))
+        weights.append(len(images))
+    means: Any = (np.average(np.stack(x), axis=0, weights=weights) for x in zip(*moved))
+    same, other = np.average(pairs, axis=0, weights=weights).tolist()
+    return Shifted(*means), (same, other)
+
+
+def _window(size, window, shift, patch):
+    """(height, width) of the part of images of `size` that the network sees, in whole patches."""
+    height, width = (max(window or side - shift, 0) // patch * patch for side in size)
+    if not height or not width:
+        raise ValueError(
+            f"images of {pixels(size)} pixels with shifts of up to {shift} leave less than a patch"
+            f" of {patch}"
+        )
+    return height, width
+
+
+def means(shifts: Sequence[int], moved: Shifted, pairs: tuple[float, float]) -> dict[str, float]:
+    """Results of `measured` by name: "" and "_where", means over the shifts above 0; "_follows",
+    over those by whole patches; "_other", "_crops", "_crops_other"; and of each shift, "_what_8"
+    and "_where_8". What is not finite is left out."""
+    some = np.array(shifts) > 0
+    whole = some & np.isfinite(moved.follows)
+    values = {
+        "": moved.what[some].mean() if some.any() else np.nan,
+        "_where": moved.where[some].mean() if some.any() else np.nan,
+        "_other": moved.other,
+        "_crops": pairs[0],
+        "_crops_other": pairs[1],
+        "_follows": moved.follows[whole].mean() if whole.any() else np.nan,
+    }
+    for shift, what, where in zip(shifts, moved.what, moved.where):
+        values |= {f"_what_{shift}": what, f"_where_{shift}": where}
+    return {name: float(x) for name, x in values.items() if np.isfinite(x)}
