@@ -46,8 +46,8 @@ def _scored(case):
     """The test images, with the scores of the classifier as their features."""
 
     def logits(images):
-        extras = case.encoder(images, extras=True).extras
-        if not extras or "logits" not in extras:
+        _, extras = case.network.with_extras(images)
+        if "logits" not in extras:
             raise InputError(
                 "classify needs a network with a classifier, as the method finetune trains; leave"
                 " it out of evals.tasks"

@@ -9,20 +9,19 @@ its sparse tokens, and says pixels (squared error) or the codes of a frozen toke
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, field
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
-from ssl_jax.features.ahead import ahead
+from ssl_jax.features.feed import ahead, feed
+from ssl_jax.features.network import Network
 from ssl_jax.models import factorise, tokenizer
 from ssl_jax.ops import numerics
 from ssl_jax.scores import rebuild
@@ -91,13 +90,12 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
             raise InputError(f'{name}.target="vq" needs {name}.tokenizer: {error}') from error
 
 
-def latents(encoder: Callable, images: np.ndarray, tokens: str = "auto") -> jax.Array:
+def latents(network: Network, images: np.ndarray, tokens: str = "auto") -> jax.Array:
     """What a decoder gets of images [B, H, W, 3]: [B, h, w, d], see `Settings` for `tokens`.
 
     Raises InputError where "sparse" is asked of a network without localization maps.
     """
-    features = encoder(images, extras=tokens != "dense")
-    extras = features.extras or {}
+    features, extras = (network(images), {}) if tokens == "dense" else network.with_extras(images)
     if tokens == "dense" or tokens == "auto" and "localization" not in extras:
         return features.patches
     if "localization" not in extras:
@@ -110,22 +108,15 @@ def latents(encoder: Callable, images: np.ndarray, tokens: str = "auto") -> jax.
     return factorise.recompose(maps.reshape(b, h * w, r), extras["tokens"]).reshape(b, h, w, -1)
 
 
-def _readable(source: Any, record: int) -> bool:
-    try:
-        source[int(record)]
-    except Unreadable:
-        return False
-    return True
-
-
 def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Target]:
     """The decoder of an evaluation, trained on its training images, and its goal."""
     source, records = case.chosen("train")
-    readable = records[[_readable(source, record) for record in records]]
+    batches_of_rows = feed(source, records, lambda row, record: [row], settings.batch)
+    readable = records[[row for batch in batches_of_rows for row in batch.views]]
     size = min(settings.batch, len(readable))
     goal = tokenizer.target(settings.target, case.patch)
     first = case.images(source, readable[:1])
-    _, h, w, dim = latents(case.encoder, first, settings.tokens).shape
+    _, h, w, dim = latents(case.network, first, settings.tokens).shape
 
     def batches():
         for epoch in range(settings.epochs):
@@ -134,7 +125,7 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
             steps = order[: len(order) // size * size].reshape(-1, size)
             for rows in ahead(lambda record: case.images(source, [record]), steps, 1):
                 images = np.concatenate(rows)
-                cells = latents(case.encoder, images, settings.tokens)
+                cells = latents(case.network, images, settings.tokens)
                 yield cells.reshape(size, h * w, dim), images
 
     same = ("width", "depth", "heads", "epochs", "lr", "weight_decay")
@@ -156,7 +147,7 @@ def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.nda
     trained once for the scores and the picture of an evaluation."""
     trained, goal = case.once("decode", lambda case: train(case, settings))
     for images, count in psnr.batches(case):
-        cells = latents(case.encoder, images, settings.tokens)
+        cells = latents(case.network, images, settings.tokens)
         b, h, w, dim = cells.shape
         shown = goal.show(trained.apply(trained.params, cells.reshape(b, h * w, dim)), (h, w))
         if goal.decode is not None:

@@ -19,7 +19,7 @@ from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import crops, tokens
-from ssl_jax.features.extract import on_all_devices
+from ssl_jax.features.network import on_all_devices
 from ssl_jax.ops import numerics
 from ssl_jax.scores import metrics
 from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, predict
@@ -191,7 +191,7 @@ def _crops(case: Case, settings: Settings, records: np.ndarray) -> Stream:
     if not size:
         raise InputError("crop_scale needs the size of a crop: set crop or data.size")
     source = make_source(dict(c.data.to_dict(), size=0))
-    read = tokens.reader(on_all_devices(case.encoder), settings.tokens, settings.layers)
+    read = tokens.reader(on_all_devices(case.network), settings.tokens, settings.layers)
 
     def stream(rows):
         batches = crops.batches(

@@ -40,14 +40,14 @@ def rebuilt(case: Case) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     Raises InputError for a network that rebuilds no images.
     """
     for images, count in batches(case):
-        extras = case.encoder(images, extras=True).extras
-        if not extras or "rebuilt" not in extras:
+        _, extras = case.network.with_extras(images)
+        if "rebuilt" not in extras:
             raise InputError(
                 f"{case.config.type} needs a network that rebuilds images, and this one has no"
                 ' decoder; leave it out of evals.tasks, or use the type "decode", which trains a'
                 " decoder for any network"
             )
-        yield images, pixels(case.encoder.config, extras["rebuilt"]), count
+        yield images, pixels(case.network.config, extras["rebuilt"]), count
 
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:

@@ -25,6 +25,7 @@ from ssl_jax.evals.segment import (
     windows,
 )
 from ssl_jax.evals.segment.settings import Settings
+from ssl_jax.features.network import adopt
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
 from ssl_jax.runtime import sharding
@@ -312,7 +313,7 @@ def test_eight_devices_give_what_one_gives_and_two_rates_what_each_gives(encoder
         case = _case(encoder, **changes, frozen=False, drop_path=0.1)
     how = _settings(case, steps=10 if frozen else 3, photometric=True, ratio=(0.5, 2.0))
     net, data = (
-        network.make(case.encoder, how, 2, _PATCH),
+        network.make(case.network, how, 2, _PATCH),
         records.Records(case.train, np.arange(20)),
     )
     rates = (0.01, 0.03) if frozen else (1e-3,)
@@ -344,7 +345,7 @@ def test_protocols_fit_their_networks(name):
     shape = vit.ViTConfig(width=768, depth=12, heads=12, patch=16, image_size=224)
     params = jax.eval_shape(vit.vit(shape).init, jax.random.key(0))
     how = settings_of(Settings, section)
-    net = network.make(encoder_lib.published(shape, params, "b"), how, 150, 16)
+    net = network.make(adopt(encoder_lib.published(shape, params, "b")), how, 150, 16)
     head, stats = jax.eval_shape(net.head.init, jax.random.key(0))
     expected = {"ibot_linear": 3072, "cribo_linear4": 3072, "flsl_fpn": 128}.get(name, 768)
     layer = "embed" if section.head == "mask_transformer" else "classify"

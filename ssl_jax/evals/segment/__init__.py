@@ -18,7 +18,6 @@ from ssl_jax.evals.segment import inference, pictures, selection
 from ssl_jax.evals.segment.protocols import PROTOCOLS
 from ssl_jax.evals.segment.selection import outcome
 from ssl_jax.evals.segment.settings import Settings, check
-from ssl_jax.methods.encoder import Encoder
 from ssl_jax.runtime import sharding
 from ssl_jax.scores import metrics
 
@@ -50,7 +49,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 def _applies(case: Case, settings: Settings) -> bool:
     """Raw pixels have no network that could be trained."""
-    return settings.frozen or isinstance(case.encoder, Encoder)
+    return settings.frozen or case.network.encoder is not None
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:

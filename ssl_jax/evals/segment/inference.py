@@ -8,16 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals.segment import windows
 from ssl_jax.evals.segment.network import Network
 from ssl_jax.evals.segment.records import Records
 from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.evals.segment.training import Trained
-from ssl_jax.features.ahead import ahead
+from ssl_jax.features.feed import feed
 from ssl_jax.features.windows import filled
 from ssl_jax.runtime import distributed, sharding
-from ssl_jax.scores import metrics, segmentation
+from ssl_jax.scores import metrics
+from ssl_jax.scores.windows import grid_labels, join
 
 
 class Scored(NamedTuple):
@@ -47,24 +47,19 @@ def score(
     weights, shared = jax.device_put((weights, shared), sharding.replicated(mesh))
     logits_of = _logits(network, mesh)
 
-    def read(position):
-        try:
-            return position, *windows.cut(*records[position], settings, patch)
-        except Unreadable:
-            return None
+    def cut(position, record):
+        yield position, *windows.cut(*records.pair(position, record), settings, patch)
 
-    count = len(records)
-    batches = (range(i, min(i + settings.batch, count)) for i in range(0, count, settings.batch))
-    for found in ahead(read, batches, 1):
-        items = [item for item in found if item is not None]
+    for batch in feed(records.source, records.indices, cut, settings.batch):
+        items = batch.views
         logits = _encoded(logits_of, weights, shared, [item[1] for item in items], mesh)
         for (position, cuts, image, mask), of_image in zip(items, logits):
             if settings.level == "patch":
                 predicted = np.asarray(jnp.argmax(of_image[0], axis=-1), np.uint8)
-                mask = segmentation.grid_labels(mask, predicted.shape[1:])
+                mask = grid_labels(mask, predicted.shape[1:])
             else:
                 window = cuts.pixels.shape[1:3]
-                predicted = segmentation.join(of_image, cuts.corners, window, cuts.size, mask.shape)
+                predicted = join(of_image, cuts.corners, window, cuts.size, mask.shape)
             yield Scored(position, image, mask, predicted)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
+from ssl_jax.features import network as features
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import segmentation
 from ssl_jax.runtime import sharding
@@ -27,24 +28,25 @@ class Network(NamedTuple):
     head: segmentation.Stateful
 
 
-def make(encoder: Any, settings: Settings, classes: int, patch: int) -> Network:
+def make(network: features.Network, settings: Settings, classes: int, patch: int) -> Network:
     """The network of an evaluation.
 
-    encoder: a `methods.encoder.Encoder`, or any function images -> `.patches`, whose one map is
-      taken for all levels.
+    network: that of its case; without an encoder, its one map is taken for all levels.
 
     Raises InputError for layers that the network does not have.
     """
-    trained = isinstance(encoder, Encoder)
-    backbone = {"backbone": encoder.backbone} if trained else {}
-    pyramid = settings.head in PYRAMIDS
-    tokens = _tokens(encoder, settings) if trained else lambda _, images, keys: [encoder(images)]
+    encoder, pyramid = network.encoder, settings.head in PYRAMIDS
+    backbone = {} if encoder is None else {"backbone": encoder.backbone}
+
+    def plain(weights, images, keys):
+        return [network(images)]
+
+    tokens = plain if encoder is None else _tokens(encoder, settings)
 
     def of_one(weights, inputs):
         images, keys = inputs
-        found = tokens(weights["params"], images, keys)
         grid = (images.shape[0], images.shape[1] // patch, images.shape[2] // patch, -1)
-        maps = [x.patches.reshape(grid) for x in found]
+        maps = [x.patches.reshape(grid) for x in tokens(weights["params"], images, keys)]
         return maps * (len(segmentation.STRIDES) // len(maps)) if pyramid else maps
 
     def maps(backbone, images, keys=None):
@@ -55,7 +57,7 @@ def make(encoder: Any, settings: Settings, classes: int, patch: int) -> Network:
         {"params": backbone},
         jax.ShapeDtypeStruct((1, patch, patch, 3), jnp.float32),
     )
-    depth = encoder.shape.depth if trained else 0
+    depth = 0 if encoder is None else encoder.shape.depth
     return Network(backbone, depth, maps, _head(settings, shapes, classes))
 
 
@@ -74,14 +76,14 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
     def tokens(weights, images, keys):
         if settings.half:
             images = (images - 0.5) / 0.5 * std + mean
-        found = encoder.apply(
+        seen = encoder.apply(
             weights["backbone"],
             images,
             layers=sorted(set(layers)),
             keys=keys if settings.drop_path else None,
             drop_path=settings.drop_path,
         )
-        return [found.layers[i] for i in layers]
+        return [seen.layers[i] for i in layers]
 
     return tokens
 

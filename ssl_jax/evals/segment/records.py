@@ -1,8 +1,7 @@
 """Records of a source as images and masks, and training batches of their crops."""
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,11 @@ from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
 from ssl_jax.evals.segment import crops, geometry
 from ssl_jax.evals.segment.settings import Settings
-from ssl_jax.features.ahead import ahead
+from ssl_jax.features.feed import ahead, feed
 from ssl_jax.losses.segmentation import IGNORE
 
 _AHEAD = 3  # batches in preparation
-_READ_AHEAD = 16  # masks that are read alone
+_READ_AHEAD = 8  # masks of a batch where they are read alone
 _ORDER, _CROP = 1, 2  # keep the streams of random numbers apart
 
 
@@ -47,8 +46,11 @@ class Records:
 
     def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         """Raises data.decode.Unreadable for a broken record."""
+        return self.pair(position, self.source[int(self.indices[position])])
+
+    def pair(self, position: int, record: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Image and mask of the record at that position."""
         index = int(self.indices[position])
-        record = self.source[index]
         mask = record.get("mask")
         if mask is None:
             raise InputError(
@@ -84,13 +86,11 @@ class Records:
     def masks(self) -> Iterator[np.ndarray]:
         """Those of all records that can be read, read by several threads."""
 
-        def read(position):
-            with contextlib.suppress(Unreadable):
-                return self[position][1]
+        def mask_of(position, record):
+            yield self.pair(position, record)[1]
 
-        for (mask,) in ahead(read, zip(range(len(self))), _READ_AHEAD):
-            if mask is not None:
-                yield mask
+        for batch in feed(self.source, self.indices, mask_of, _READ_AHEAD):
+            yield from batch.views
 
     def part(self, positions: np.ndarray) -> "Records":
         """Only those at `positions`."""
@@ -136,8 +136,8 @@ def batches(
         return crops.draw(rng, *records.readable(position), settings)
 
     places = ([(step, row) for row in rows] for step in range(settings.steps))
-    for made in ahead(one, places, _AHEAD):
-        images, masks = zip(*made)
+    for drawn in ahead(one, places, _AHEAD):
+        images, masks = zip(*drawn)
         yield {"image": np.stack(images), "mask": np.stack(masks)}
 
 

@@ -37,7 +37,7 @@ def outcome(case: Case, settings: Settings) -> Outcome:
 
 def _outcome(case: Case, settings: Settings) -> Outcome:
     train, test, classes = parts(case, settings)
-    net = network.make(case.encoder, settings, classes, case.patch)
+    net = network.make(case.network, settings, classes, case.patch)
     several = len(settings.lrs) > 1
     learn, choose = _split(train, settings.held_out if several else 0, case.seed)
     if settings.epochs:

@@ -15,7 +15,7 @@ from ssl_jax.losses.segmentation import dice, pixel_cross_entropy
 from ssl_jax.models import segmentation
 from ssl_jax.ops import numerics
 from ssl_jax.runtime import fit as fit_lib
-from ssl_jax.scores.segmentation import grid_labels
+from ssl_jax.scores.windows import grid_labels
 
 
 class Trained(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 
 from ssl_jax.evals.segment import geometry
 from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
-from ssl_jax.scores import segmentation
+from ssl_jax.scores.windows import starts
 
 
 class Windows(NamedTuple):
@@ -39,7 +39,7 @@ def cut(
     pixels = geometry.resize(image, size)
     padded, _ = geometry.pad(pixels, np.zeros(size, np.uint8), (side, side))
     stride = settings.stride or max(1, side * 2 // 3)
-    rows, columns = (segmentation.starts(length, side, stride) for length in size)
+    rows, columns = (starts(length, side, stride) for length in size)
     corners = list(itertools.product(rows, columns))
     cuts = np.stack([padded[y : y + side, x : x + side] for y, x in corners])
     return Windows(cuts, corners, size), image, mask

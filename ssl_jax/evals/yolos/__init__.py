@@ -35,7 +35,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     classes, others = (
         getattr(source, "num_box_classes", None) or 1 for source in (case.train, case.test)
     )
-    detector = train(case.encoder, train_records, classes, settings, case.seed)
+    detector = train(case.network.encoder, train_records, classes, settings, case.seed)
     results = predict(detector, test_records, settings)
     case.extracted[case.own("yolos")] = results
     predicted, true, _ = results

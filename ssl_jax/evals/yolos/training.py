@@ -10,13 +10,11 @@ import numpy as np
 import optax
 
 from ssl_jax import trees
-from ssl_jax.config import InputError
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals.case import Records
 from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector, make
 from ssl_jax.evals.yolos.settings import Settings
-from ssl_jax.features.ahead import ahead
+from ssl_jax.features.feed import ahead, readable
 from ssl_jax.losses import detection as losses
 from ssl_jax.ops import numerics
 from ssl_jax.runtime import fit, sharding
@@ -110,10 +108,12 @@ def _batches(
     """The batches of all epochs, each epoch in an order of its own without its last partial one;
     some are prepared ahead by threads."""
 
+    source, every = records.source, range(len(records.source))
+
     def view(item):
         epoch, record = item
         rng = np.random.default_rng((seed, epoch, int(record)))
-        return views.drawn(_readable(records.source, record), rng, settings)
+        return views.drawn(readable(source, every, record), rng, settings)
 
     def rows():
         for epoch in range(settings.epochs):
@@ -124,13 +124,3 @@ def _batches(
     multiple = math.lcm(settings.canvas, detector.patch)
     for drawn in ahead(view, rows(), _AHEAD):
         yield views.batch(drawn, most=settings.queries, multiple=multiple, fill=detector.fill)
-
-
-def _readable(source: Any, index: int) -> dict:
-    """The record, or the next that can be read."""
-    for i in range(len(source)):
-        try:
-            return source[(int(index) + i) % len(source)]
-        except Unreadable:
-            continue
-    raise InputError(f"no record of {source} can be read")
