@@ -11,7 +11,6 @@ its sparse tokens, and says pixels (squared error) or the codes of a frozen toke
 import dataclasses
 from collections.abc import Iterator
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -20,9 +19,8 @@ from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
-from ssl_jax.features.feed import ahead, feed
-from ssl_jax.features.network import Network
-from ssl_jax.models import factorise, tokenizer
+from ssl_jax.features import latents
+from ssl_jax.models import tokenizer
 from ssl_jax.ops import numerics
 from ssl_jax.scores import rebuild
 
@@ -55,7 +53,7 @@ class Settings(quality.Settings):
         "auto",
         'what the decoder gets: "dense", the patch tokens; "sparse", the low-rank map of'
         ' STELLAR\'s sparse tokens; "auto", sparse where there is one',
-        choices=("auto", "dense", "sparse"),
+        choices=latents.KINDS,
     )
     target: str = field(
         "pixel",
@@ -90,53 +88,34 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
             raise InputError(f'{name}.target="vq" needs {name}.tokenizer: {error}') from error
 
 
-def latents(network: Network, images: np.ndarray, tokens: str = "auto") -> jax.Array:
-    """What a decoder gets of images [B, H, W, 3]: [B, h, w, d], see `Settings` for `tokens`.
-
-    Raises InputError where "sparse" is asked of a network without localization maps.
-    """
-    features, extras = (network(images), {}) if tokens == "dense" else network.with_extras(images)
-    if tokens == "dense" or tokens == "auto" and "localization" not in extras:
-        return features.patches
-    if "localization" not in extras:
-        raise InputError(
-            'tokens="sparse" needs a network with sparse tokens and localization maps; use'
-            ' tokens="dense"'
-        )
-    maps = extras["localization"]
-    b, h, w, r = maps.shape
-    return factorise.recompose(maps.reshape(b, h * w, r), extras["tokens"]).reshape(b, h, w, -1)
-
-
 def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Target]:
     """The decoder of an evaluation, trained on its training images, and its goal."""
     source, records = case.chosen("train")
-    batches_of_rows = feed(source, records, lambda row, record: [row], settings.batch)
-    readable = records[[row for batch in batches_of_rows for row in batch.views]]
-    size = min(settings.batch, len(readable))
+    records = latents.readable(source, records, settings.batch)
+    size = min(settings.batch, len(records))
     goal = tokenizer.target(settings.target, case.patch)
-    first = case.images(source, readable[:1])
-    _, h, w, dim = latents(case.network, first, settings.tokens).shape
-
-    def batches():
-        for epoch in range(settings.epochs):
-            rng = np.random.Generator(np.random.Philox(key=[case.seed, epoch]))
-            order = rng.permutation(readable)
-            steps = order[: len(order) // size * size].reshape(-1, size)
-            for rows in ahead(lambda record: case.images(source, [record]), steps, 1):
-                images = np.concatenate(rows)
-                cells = latents(case.network, images, settings.tokens)
-                yield cells.reshape(size, h * w, dim), images
-
+    first = case.images(source, records[:1])
+    _, h, w, dim = latents.latents(case.network, first, settings.tokens).shape
+    batches = latents.shuffled(
+        case.network,
+        source,
+        records,
+        kind=settings.tokens,
+        size=size,
+        epochs=settings.epochs,
+        seed=case.seed,
+        crop=case.config.crop,
+        multiple=case.patch,
+    )
     same = ("width", "depth", "heads", "epochs", "lr", "weight_decay")
     trained = rebuild.fit_decoder(
-        batches(),
+        batches,
         goal,
         grid=(h, w),
         dim=dim,
         key=numerics.key(case.seed),
         constants=goal.constants(settings.tokenizer),
-        steps=len(readable) // size,
+        steps=len(records) // size,
         **{name: getattr(settings, name) for name in same},
     )
     return trained, goal
@@ -147,7 +126,7 @@ def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.nda
     trained once for the scores and the picture of an evaluation."""
     trained, goal = case.once("decode", lambda case: train(case, settings))
     for images, count in psnr.batches(case):
-        cells = latents(case.network, images, settings.tokens)
+        cells = latents.latents(case.network, images, settings.tokens)
         b, h, w, dim = cells.shape
         shown = goal.show(trained.apply(trained.params, cells.reshape(b, h * w, dim)), (h, w))
         if goal.decode is not None:

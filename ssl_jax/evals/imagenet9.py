@@ -7,18 +7,17 @@ as `data.size` and `crop` say.
 """
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, field, local, read_json
+from ssl_jax.config import InputError, field, local
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import linear
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
-from ssl_jax.models import weights
+from ssl_jax.models import classifiers
 from ssl_jax.scores import probe
 
 ORIGINAL = "original"
@@ -64,58 +63,6 @@ _CHANGES = {**linear.PROTOCOLS["sop_base"].changes, "variants": VARIANTS}
 PROTOCOLS = {"sop": Protocol("SOP table 6", _CHANGES), "sove": Protocol("SOVE table 6", _CHANGES)}
 
 
-def read_mapping(path: str | Path) -> np.ndarray:
-    """[c] int: for each class of ImageNet-1K the one of ImageNet-9 it belongs to, or -1.
-
-    Raises InputError for a file that says nothing of the kind.
-    """
-    path = local(path)
-    if not path.is_file():
-        raise InputError(
-            f'no file "{path}"; set `mapping` to in_to_in9.json of the backgrounds challenge'
-        )
-    try:
-        entries = {int(name): int(value) for name, value in read_json(path).items()}
-        mapping = np.array([entries[i] for i in range(len(entries))], np.int64)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{path} is not {{class of ImageNet-1K: class of ImageNet-9, or -1}} for the classes"
-            " 0, 1, ..."
-        ) from error
-    if not len(mapping) or mapping.max() < 0 or mapping.min() < -1:
-        raise InputError(f"{path} maps nothing, or to a class below -1")
-    return mapping
-
-
-def read_head(path: str | Path) -> dict[str, np.ndarray]:
-    """Arrays of a linear classifier: kernel [d, c], bias [c]; scale and shift [d] with a layer
-    norm.
-
-    Raises InputError for a file without them.
-    """
-    fetch = "set `head` to an .npz file with kernel and bias"
-    head = {
-        name: np.asarray(array, np.float32)
-        for name, array in weights.read(local(path), "classifier", fetch).items()
-    }
-    kernel, bias = head.get("kernel"), head.get("bias")
-    norm = [name for name in ("scale", "shift") if name in head]
-    if (
-        kernel is None
-        or bias is None
-        or kernel.ndim != 2
-        or bias.shape != kernel.shape[1:]
-        or len(norm) == 1
-        or any(head[name].shape != kernel.shape[:1] for name in norm)
-    ):
-        shapes = {name: list(value.shape) for name, value in head.items()}
-        raise InputError(
-            f"{path} holds {shapes}; a classifier is kernel [d, c] and bias [c], with scale and"
-            " shift [d] if it has a layer norm"
-        )
-    return head
-
-
 def _variant(case, settings, name, classes):
     """The images of a variant. Raises InputError for a folder that is not as the challenge's."""
     data = dict(kind="folder", dir=settings.dir, size=case.config.data.size)
@@ -138,7 +85,8 @@ def _opened(name: str, settings: Settings) -> tuple[np.ndarray, dict[str, np.nda
     """(mapping, classifier or None) of an evaluation `name`, whose folder is there."""
     if not settings.dir or not local(settings.dir).is_dir():
         raise InputError(f'{name}.dir is "{settings.dir}"; it must be the folder of ImageNet-9')
-    return read_mapping(settings.mapping), read_head(settings.head) if settings.head else None
+    head = classifiers.read_head(settings.head) if settings.head else None
+    return classifiers.read_mapping(settings.mapping), head
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

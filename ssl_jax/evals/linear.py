@@ -19,7 +19,6 @@ from ssl_jax.evals.pictures import confusion
 from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import crops, tokens
-from ssl_jax.features.network import on_all_devices
 from ssl_jax.ops import numerics
 from ssl_jax.scores import metrics
 from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, predict
@@ -190,23 +189,18 @@ def _crops(case: Case, settings: Settings, records: np.ndarray) -> Stream:
     size = c.crop or c.data.size or (case.train.size or (0,))[0]
     if not size:
         raise InputError("crop_scale needs the size of a crop: set crop or data.size")
-    source = make_source(dict(c.data.to_dict(), size=0))
-    read = tokens.reader(on_all_devices(case.network), settings.tokens, settings.layers)
-
-    def stream(rows):
-        batches = crops.batches(
-            source,
-            records[rows],
-            size=size // case.patch * case.patch,
-            scale=tuple(settings.crop_scale),
-            batch_size=settings.batch,
-            epochs=settings.epochs,
-            seed=case.seed,
-        )
-        for images, which in batches:
-            yield read(images), which
-
-    return stream
+    return crops.stream(
+        case.network,
+        make_source(dict(c.data.to_dict(), size=0)),
+        records,
+        tokens=settings.tokens,
+        layers=settings.layers,
+        size=size // case.patch * case.patch,
+        scale=tuple(settings.crop_scale),
+        batch_size=settings.batch,
+        epochs=settings.epochs,
+        seed=case.seed,
+    )
 
 
 register_module(__name__, heading="linear", needs="labels", share=True, trains=True)

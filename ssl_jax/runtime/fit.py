@@ -46,6 +46,15 @@ class Fitted(NamedTuple):
     carry: Any
     losses: np.ndarray
 
+    def each(self) -> list["Fitted"]:
+        """Several trainings, one by one."""
+
+        def of(i):
+            params, carry = jax.tree.map(lambda x: x[i], (self.params, self.carry))
+            return Fitted(params, carry, self.losses[:, i])
+
+        return [of(i) for i in range(self.losses.shape[1])]
+
 
 def begin(transformation: Transformation, params: Any, carry: Any, points: tuple) -> State:
     """The state before the first step, in buffers of its own; see `fit` for the arguments."""
@@ -120,37 +129,53 @@ def fit(
     state, constants, points = jax.device_put(
         (begin(transformation, params, carry, points), constants, points), whole
     )
-    waiting, losses = collections.deque[dict[str, jax.Array]](), list[np.ndarray]()
-
-    def collect(most):
-        """Takes terms from the device until at most so many steps wait; {} if none was taken."""
-        terms = {}
-        while len(waiting) > most:
-            terms = jax.device_get(waiting.popleft())
-            losses.append(terms["loss"])
-            if finite and not np.isfinite(losses[-1]).all():
-                raise InputError(
-                    f"{name}: the loss of step {len(losses)} of {steps} is {losses[-1]}; lower lr"
-                )
-        return terms
-
-    reported = time.monotonic()
+    curve = _Curve(name, steps, finite)
     for index, batch in enumerate(batches):
         state, terms = advance(state, constants, points, sharding.put_batch(batch, mesh), index)
-        waiting.append(terms)
-        terms = collect(_AHEAD)  # else all batches would go to the device at once
-        if terms and time.monotonic() - reported > _SECONDS and distributed.is_first():
-            text = ", ".join(
+        curve.add(terms)
+    losses = curve.result()
+    params, carry = jax.tree.map(np.asarray, (state.params, state.carry))
+    return Fitted(params, carry, losses)
+
+
+class _Curve:
+    """The losses of a training, taken from the device a few steps late; see `fit` for the
+    arguments."""
+
+    def __init__(self, name: str, steps: int, finite: bool):
+        self._name, self._steps, self._finite = name, steps, finite
+        self._waiting, self._losses = collections.deque[dict[str, jax.Array]](), list[np.ndarray]()
+        self._reported = time.monotonic()
+
+    def add(self, terms: dict[str, jax.Array]) -> None:
+        """Takes the terms of a step, and waits for an earlier step: else all batches would go to
+        the device at once. Raises InputError for a loss that is not finite."""
+        self._waiting.append(terms)
+        if len(self._waiting) > _AHEAD:
+            self._take()
+
+    def result(self) -> np.ndarray:
+        """The losses [steps, ...]. Raises InputError for one that is not finite, or if there is
+        none."""
+        while self._waiting:
+            self._take()
+        if not self._losses:
+            raise InputError(f"{self._name}: there is no batch to train on")
+        return np.stack(self._losses)
+
+    def _take(self):
+        terms = jax.device_get(self._waiting.popleft())
+        self._losses.append(terms["loss"])
+        step = f"step {len(self._losses)} of {self._steps}"
+        if self._finite and not np.isfinite(terms["loss"]).all():
+            raise InputError(f"{self._name}: the loss of {step} is {terms['loss']}; lower its lr")
+        if time.monotonic() - self._reported > _SECONDS and distributed.is_first():
+            values = (
                 f"{key} {' '.join(f'{x:.3f}' for x in np.ravel(value))}"
                 for key, value in terms.items()
             )
-            print(f"  {name}: step {len(losses)} of {steps}, {text}", flush=True)
-            reported = time.monotonic()
-    collect(0)
-    if not losses:
-        raise InputError(f"{name}: there is no batch to train on")
-    params, carry = jax.tree.map(np.asarray, (state.params, state.carry))
-    return Fitted(params, carry, np.stack(losses))
+            print(f"  {self._name}: {step}, {', '.join(values)}", flush=True)
+            self._reported = time.monotonic()
 
 
 def _several(points: tuple) -> bool:

@@ -80,16 +80,7 @@ def fit(
       ValueError: fewer than 2 training rows, labels out of range, or a share outside of [0, 1).
     """
     labels, test_labels = np.asarray(labels, np.int32), np.asarray(test_labels, np.int32)
-    if len(train) < 2 or not 0 <= held_out < 1:
-        raise ValueError(
-            f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {len(train)} and"
-            f" {held_out}"
-        )
-    if (
-        min(labels.min(), test_labels.min()) < 0
-        or max(labels.max(), test_labels.max()) >= num_classes
-    ):
-        raise ValueError(f"labels must lie in [0, {num_classes})")
+    _check(len(train), labels, test_labels, num_classes, held_out)
     key_split, key_init, key_order = jax.random.split(key, 3)
     order = np.asarray(jax.random.permutation(key_split, len(train)))
     learn, choose = classification.split(order, held_out)
@@ -115,19 +106,8 @@ def fit(
             inputs[learn], targets, grid, start, key_order, trainer=trainer, batch_size=batch_size
         )
     else:
-        fitted = fit_lib.fit(
-            _loss,
-            trainer.transformation,
-            ((features, targets[rows]) for features, rows in stream(learn)),
-            sharding.mesh_for(batch_size),
-            trainer.steps * epochs,
-            params=start,
-            points=grid,
-            prepare=lambda _, batch, index: (prepare(batch[0]), batch[1]),
-            name="linear",
-            finite=False,
-        )
-        params = jax.tree.map(jnp.asarray, fitted.params)
+        batches = ((features, targets[rows]) for features, rows in stream(learn))
+        params = _train_on(batches, grid, start, trainer, batch_size, prepare)
     test_accuracy, test_loss = _score(params, prepare(test), test_labels)
     chosen_accuracy, chosen_loss = test_accuracy, test_loss
     if len(choose):
@@ -141,6 +121,19 @@ def fit(
         test=test_accuracy,
         params=jax.tree.map(lambda x: np.asarray(x[best]), params),
     )
+
+
+def _check(rows, labels, test_labels, num_classes, held_out):
+    if rows < 2 or not 0 <= held_out < 1:
+        raise ValueError(
+            f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {rows} and"
+            f" {held_out}"
+        )
+    if (
+        min(labels.min(), test_labels.min()) < 0
+        or max(labels.max(), test_labels.max()) >= num_classes
+    ):
+        raise ValueError(f"labels must lie in [0, {num_classes})")
 
 
 class Grid(NamedTuple):
@@ -252,6 +245,23 @@ def _train(inputs, labels, grid, start, key_order, *, trainer, batch_size):
 
     state = fit_lib.begin(trainer.transformation, start, None, grid)
     return jax.lax.scan(epoch, state, jnp.arange(trainer.epochs))[0].params
+
+
+def _train_on(batches, grid, start, trainer, batch_size, prepare):
+    """The same on batches of (features, labels), as they come."""
+    fitted = fit_lib.fit(
+        _loss,
+        trainer.transformation,
+        batches,
+        sharding.mesh_for(batch_size),
+        trainer.steps * trainer.epochs,
+        params=start,
+        points=grid,
+        prepare=lambda _, batch, index: (prepare(batch[0]), batch[1]),
+        name="linear",
+        finite=False,
+    )
+    return jax.tree.map(jnp.asarray, fitted.params)
 
 
 def _score(params, inputs, labels):

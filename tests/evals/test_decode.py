@@ -5,7 +5,7 @@ import pytest
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import decode
+from ssl_jax.features.latents import latents
 from ssl_jax.features.network import adopt
 from ssl_jax.methods.base import Features
 from ssl_jax.scores import rebuild
@@ -79,15 +79,15 @@ class Sparse(Network):
 
 def test_what_the_decoder_gets():
     images = np.zeros((2, 12, 12, 3), np.float32)
-    low_rank = np.asarray(decode.latents(adopt(Sparse(None)), images, "sparse"))
+    low_rank = np.asarray(latents(adopt(Sparse(None)), images, "sparse"))
     assert low_rank.shape == (2, 3, 3, 4)
     np.testing.assert_array_equal(low_rank[..., 0], [[[3, 3, 7]] * 3] * 2)
-    np.testing.assert_array_equal(decode.latents(adopt(Sparse(None)), images), low_rank)
-    assert not np.any(decode.latents(adopt(Sparse(None)), images, "dense"))
+    np.testing.assert_array_equal(latents(adopt(Sparse(None)), images), low_rank)
+    assert not np.any(latents(adopt(Sparse(None)), images, "dense"))
     dense = Network(evals.raw_pixels(_PATCH))
-    assert decode.latents(adopt(dense), images).shape == (2, 3, 3, 48)
+    assert latents(adopt(dense), images).shape == (2, 3, 3, 48)
     with pytest.raises(InputError, match="tokens"):
-        decode.latents(adopt(dense), images, "sparse")
+        latents(adopt(dense), images, "sparse")
 
 
 class Rebuilder:

@@ -290,11 +290,11 @@ def test_frozen_weights_stay_and_trained_ones_move(encoder):
     case = _case(encoder, scenes, layers=(0, -1), batch_norm=True, dice=1.0, test="slide", steps=60)
     assert evals.run({"segment": case})["segment"] > 50
     frozen = _outcome(case)
-    assert set(frozen.trained.params) == {"head"} and frozen.trained.loss.shape == (60,)
-    assert frozen.trained.loss[-1] < 0.7 * frozen.trained.loss[0]
+    assert set(frozen.trained.params) == {"head"} and frozen.trained.losses.shape == (60,)
+    assert frozen.trained.losses[-1] < 0.7 * frozen.trained.losses[0]
     whole = dict(frozen=False, layer_decay=0.5, drop_path=0.2, lrs=(0.01,), weight_decay=0.0)
     trained = _outcome(_case(encoder, **whole, steps=20)).trained
-    assert trained.loss[-1] < trained.loss[0]
+    assert trained.losses[-1] < trained.losses[0]
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), trained.params["backbone"], before)
     moved = trees.flatten(moved)
     assert min(moved.values()) > 0
@@ -331,8 +331,8 @@ def test_eight_devices_give_what_one_gives_and_two_rates_what_each_gives(encoder
         chex.assert_trees_all_close(one, eight, rtol=1e-4, atol=1e-5)
         chex.assert_trees_all_close(one[1], fitted(1, rates[1:])[0][0], rtol=1e-4, atol=1e-5)
     else:
-        np.testing.assert_allclose(one[0].loss, eight[0].loss, rtol=1e-4)
-        variances = (found[0].stats["norm"]["var"] for found in (one, eight))
+        np.testing.assert_allclose(one[0].losses, eight[0].losses, rtol=1e-4)
+        variances = (found[0].carry["norm"]["var"] for found in (one, eight))
         np.testing.assert_allclose(*variances, rtol=1e-3, atol=1e-5)
     assert np.abs(counts - others).sum() <= (0.002 if frozen else 0.01) * counts.sum()
 

@@ -12,10 +12,10 @@ from ssl_jax.evals.segment import windows
 from ssl_jax.evals.segment.network import Network
 from ssl_jax.evals.segment.records import Records
 from ssl_jax.evals.segment.settings import Settings
-from ssl_jax.evals.segment.training import Trained
 from ssl_jax.features.feed import feed
 from ssl_jax.features.windows import filled
 from ssl_jax.runtime import distributed, sharding
+from ssl_jax.runtime.fit import Fitted
 from ssl_jax.scores import metrics
 from ssl_jax.scores.windows import grid_labels, join
 
@@ -31,7 +31,7 @@ class Scored(NamedTuple):
 
 def score(
     network: Network,
-    trained: Sequence[Trained],
+    trained: Sequence[Fitted],
     records: Records,
     settings: Settings,
     *,
@@ -42,7 +42,7 @@ def score(
 
     settings: with the side of windows and of the centre crop. mesh: of this process's devices.
     """
-    weights = [(one.params, one.stats) for one in trained]
+    weights = [(one.params, one.carry) for one in trained]
     shared = {} if "backbone" in trained[0].params else network.backbone
     weights, shared = jax.device_put((weights, shared), sharding.replicated(mesh))
     logits_of = _logits(network, mesh)

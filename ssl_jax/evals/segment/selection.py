@@ -11,6 +11,7 @@ from ssl_jax.evals.case import Case
 from ssl_jax.evals.segment import inference, network, records, training
 from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.runtime import distributed, sharding
+from ssl_jax.runtime.fit import Fitted
 from ssl_jax.scores import classification, metrics
 
 _LARGEST = 224  # side of crops where nobody says: of networks' training, mostly
@@ -23,7 +24,7 @@ class Outcome(NamedTuple):
     learning rate was judged, None if there was one.
     """
 
-    trained: training.Trained
+    trained: Fitted
     network: network.Network
     learning_rate: float
     counts: np.ndarray
@@ -77,9 +78,9 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
     return Outcome(one, net, lr, counts, selection if several else None)
 
 
-def _warn_of_divergence(trained: list[training.Trained], lrs: tuple[float, ...]) -> None:
+def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
     for one, lr in zip(trained, lrs):
-        if not np.isfinite(one.loss[-1]) and distributed.is_first():
+        if not np.isfinite(one.losses[-1]) and distributed.is_first():
             print(
                 f"  warning: segment: the loss is not finite after training with a learning rate of"
                 f" {lr:g}; use a lower one",

@@ -1,7 +1,6 @@
 """Training of a head, alone for several learning rates at once, or with the network."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +15,6 @@ from ssl_jax.models import segmentation
 from ssl_jax.ops import numerics
 from ssl_jax.runtime import fit as fit_lib
 from ssl_jax.scores.windows import grid_labels
-
-
-class Trained(NamedTuple):
-    """Of one learning rate, on the host: params {"head": ..., and "backbone": ... if it was
-    trained}, stats of BatchNorm, loss [steps]."""
-
-    params: Any
-    stats: Any
-    loss: np.ndarray
 
 
 def loss_of(settings: Settings, out: segmentation.Logits, masks: jax.Array) -> jax.Array:
@@ -55,13 +45,16 @@ def fit(
     lrs: Sequence[float],
     seed: int,
     mesh: Mesh,
-) -> list[Trained]:
+) -> list[fit_lib.Fitted]:
     """Trains one head per learning rate on the same batches, all from the same start.
 
     With a frozen network every batch is encoded once for all; else there is one learning rate, and
     the network is trained with its head.
 
     batches: {"image": uint8 [b, H, W, 3], "mask": uint8 [b, H, W]}, the rows of this process.
+
+    Returns, for each learning rate, params {"head": ..., and "backbone": ... if it was trained},
+    and as carry the statistics of BatchNorm.
     """
     frozen = settings.frozen
     if not frozen and len(lrs) != 1:
@@ -102,11 +95,4 @@ def fit(
         name="segment",
         finite=False,
     )
-    params, stats, losses = fitted
-    if not frozen:
-        return [Trained(params, stats, losses)]
-
-    def of(i):
-        return Trained(*jax.tree.map(lambda x: x[i], (params, stats)), losses[:, i])
-
-    return [of(i) for i in range(len(lrs))]
+    return fitted.each() if frozen else [fitted]
