@@ -98,14 +98,12 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
     _, h, w, dim = latents.latents(case.network, first, settings.tokens).shape
     batches = latents.shuffled(
         case.network,
-        source,
+        lambda record: case.images(source, [record])[0],
         records,
         kind=settings.tokens,
         size=size,
         epochs=settings.epochs,
         seed=case.seed,
-        crop=case.config.crop,
-        multiple=case.patch,
     )
     same = ("width", "depth", "heads", "epochs", "lr", "weight_decay")
     trained = rebuild.fit_decoder(

@@ -124,28 +124,25 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
     Raises InputError for a set without labels or with more classes, and for a crop_scale that is no
     range.
     """
-    return case.once("linear", lambda case: _probe(case, settings, num_classes), num_classes)
 
+    def trained(case):
+        train, test = case.labelled(settings.tokens, settings.layers)
+        classes = 1 + int(max(train.labels.max(), test.labels.max()))
+        if num_classes and classes > num_classes:
+            raise InputError(f"the images have {classes} classes, expected {num_classes}")
+        same = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "norm")
+        return fit(
+            *(train.image, train.labels, test.image, test.labels),
+            num_classes=num_classes or classes,
+            key=numerics.key(case.seed),
+            learning_rates=tuple(_factor(settings) * lr for lr in settings.lrs),
+            batch_factors=tuple(settings.batch_factors),
+            batch_size=settings.batch,
+            stream=_crops(case, settings, train.index) if settings.crop_scale else None,
+            **{name: getattr(settings, name) for name in same},
+        )
 
-def _probe(case, settings, num_classes):
-    train, test = case.labelled(settings.tokens, settings.layers)
-    classes = 1 + int(max(train.labels.max(), test.labels.max()))
-    if num_classes and classes > num_classes:
-        raise InputError(f"the images have {classes} classes, expected {num_classes}")
-    same = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "norm")
-    return fit(
-        train.image,
-        train.labels,
-        test.image,
-        test.labels,
-        num_classes=num_classes or classes,
-        key=numerics.key(case.seed),
-        learning_rates=tuple(_factor(settings) * lr for lr in settings.lrs),
-        batch_factors=tuple(settings.batch_factors),
-        batch_size=settings.batch,
-        stream=_crops(case, settings, train.index) if settings.crop_scale else None,
-        **{name: getattr(settings, name) for name in same},
-    )
+    return case.once("linear", trained, num_classes)
 
 
 def _factor(settings: Settings) -> float:

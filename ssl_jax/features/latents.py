@@ -1,7 +1,7 @@
 """What a decoder that rebuilds images gets of them: the map of patch tokens, or the low-rank map
 L S of sparse tokens S and their localization maps L."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -10,7 +10,6 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.features.feed import ahead, feed
 from ssl_jax.features.network import Network
-from ssl_jax.features.windows import image_of
 from ssl_jax.models import factorise
 
 KINDS = ("auto", "dense", "sparse")
@@ -44,32 +43,25 @@ def readable(source: Any, records: np.ndarray, size: int) -> np.ndarray:
 
 def shuffled(
     network: Network,
-    source: Any,
+    image_of: Callable[[int], np.ndarray],
     records: np.ndarray,
     *,
     kind: str,
     size: int,
     epochs: int,
     seed: int,
-    crop: int,
-    multiple: int,
 ) -> Iterator[tuple[jax.Array, np.ndarray]]:
-    """(latents [size, h w, d], images [size, H, W, 3] in [0, 1]) of readable records of one shape,
-    epoch after epoch in an order of its own, without its last partial batch.
+    """(latents [size, h w, d], images [size, H, W, 3] in [0, 1]) of readable records, epoch after
+    epoch in an order of its own, without its last partial batch.
 
-    crop, multiple: see `windows.image_of`.
+    image_of: record -> image, all of one shape.
     """
 
     def rows_of(epoch):
-        rng = np.random.Generator(np.random.Philox(key=[seed, epoch]))
-        order = rng.permutation(records)
+        order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(records)
         return order[: len(order) // size * size].reshape(-1, size)
 
-    def cut(record):
-        return image_of(source, record, crop=crop, multiple=multiple)
-
-    steps = (rows for epoch in range(epochs) for rows in rows_of(epoch))
-    for batch in ahead(cut, steps, 1):
+    for batch in ahead(image_of, (rows for i in range(epochs) for rows in rows_of(i)), 1):
         images = np.stack(batch)
         cells = latents(network, images, kind)
         yield cells.reshape(size, -1, cells.shape[-1]), images

@@ -132,50 +132,36 @@ def fit(
     curve = _Curve(name, steps, finite)
     for index, batch in enumerate(batches):
         state, terms = advance(state, constants, points, sharding.put_batch(batch, mesh), index)
-        curve.add(terms)
-    losses = curve.result()
+        curve.waiting.append(terms)
+        curve.take(_AHEAD)  # else all batches would go to the device at once
+    curve.take(0)
+    if not curve.losses:
+        raise InputError(f"{name}: there is no batch to train on")
     params, carry = jax.tree.map(np.asarray, (state.params, state.carry))
-    return Fitted(params, carry, losses)
+    return Fitted(params, carry, np.stack(curve.losses))
 
 
 class _Curve:
-    """The losses of a training, taken from the device a few steps late; see `fit` for the
-    arguments."""
+    """The losses of a training, taken from the device a few steps late."""
 
     def __init__(self, name: str, steps: int, finite: bool):
         self._name, self._steps, self._finite = name, steps, finite
-        self._waiting, self._losses = collections.deque[dict[str, jax.Array]](), list[np.ndarray]()
+        self.waiting, self.losses = collections.deque[dict[str, jax.Array]](), list[np.ndarray]()
         self._reported = time.monotonic()
 
-    def add(self, terms: dict[str, jax.Array]) -> None:
-        """Takes the terms of a step, and waits for an earlier step: else all batches would go to
-        the device at once. Raises InputError for a loss that is not finite."""
-        self._waiting.append(terms)
-        if len(self._waiting) > _AHEAD:
-            self._take()
-
-    def result(self) -> np.ndarray:
-        """The losses [steps, ...]. Raises InputError for one that is not finite, or if there is
-        none."""
-        while self._waiting:
-            self._take()
-        if not self._losses:
-            raise InputError(f"{self._name}: there is no batch to train on")
-        return np.stack(self._losses)
-
-    def _take(self):
-        terms = jax.device_get(self._waiting.popleft())
-        self._losses.append(terms["loss"])
-        step = f"step {len(self._losses)} of {self._steps}"
-        if self._finite and not np.isfinite(terms["loss"]).all():
-            raise InputError(f"{self._name}: the loss of {step} is {terms['loss']}; lower its lr")
-        if time.monotonic() - self._reported > _SECONDS and distributed.is_first():
-            values = (
-                f"{key} {' '.join(f'{x:.3f}' for x in np.ravel(value))}"
-                for key, value in terms.items()
-            )
-            print(f"  {self._name}: {step}, {', '.join(values)}", flush=True)
-            self._reported = time.monotonic()
+    def take(self, most: int) -> None:
+        """Waits until at most so many steps wait. Raises InputError for a loss that is not finite
+        where `fit` refuses it."""
+        while len(self.waiting) > most:
+            terms = jax.device_get(self.waiting.popleft())
+            self.losses.append(terms["loss"])
+            step = f"step {len(self.losses)} of {self._steps}"
+            if self._finite and not np.isfinite(terms["loss"]).all():
+                raise InputError(f"{self._name}: the loss of {step} is {terms['loss']}; lower lr")
+            if time.monotonic() - self._reported > _SECONDS and distributed.is_first():
+                values = ", ".join(f"{key} {np.round(x, 3)}" for key, x in terms.items())
+                print(f"  {self._name}: {step}, {values}", flush=True)
+                self._reported = time.monotonic()
 
 
 def _several(points: tuple) -> bool:
