@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from ssl_jax.config import InputError
+from ssl_jax.features import windows
 from ssl_jax.losses.segmentation import IGNORE
 
 # ImageNet's mean colour, which is 0 once an image is normalised: what mmsegmentation pads with.
@@ -55,14 +55,7 @@ def resample(
 
 def centre(array: np.ndarray, side: int) -> np.ndarray:
     """The central square of [H, W, ...]. Raises InputError where it does not fit."""
-    height, width = array.shape[:2]
-    if side > min(height, width):
-        raise InputError(
-            f"the evaluation's crop is {side} pixels but an image has {width}x{height}; use a"
-            " smaller crop, or a larger data.size"
-        )
-    top, left = (height - side) // 2, (width - side) // 2
-    return array[top : top + side, left : left + side]
+    return windows.cut(array, windows.window(array.shape, side, 1))
 
 
 def pad(image: np.ndarray, mask: np.ndarray, size: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
