@@ -61,9 +61,9 @@ def check_zip(path: str | os.PathLike) -> None:
 def check_unpacked(path: str | os.PathLike, size: int) -> None:
     """Raises ValueError where a file becomes so many bytes of weights and is far smaller, as none
     is: weights hardly compress."""
-    own = os.path.getsize(path)
-    if size > max(_UNPACKED, _RATIO * own):
-        raise ValueError(f"its {own:,} bytes unpack to {size / 2**20:,.0f} MiB")
+    packed = os.path.getsize(path)
+    if size > max(_UNPACKED, _RATIO * packed):
+        raise ValueError(f"its {packed:,} bytes unpack to {size / 2**20:,.0f} MiB")
 
 
 _UNPACKED, _RATIO = 2**26, 20  # bytes that any file may unpack to, and how many times its own

@@ -52,14 +52,14 @@ class Folder(NamedTuple):
 
     tensors: dict[str, np.ndarray]
     config: dict[str, Any]
-    others: dict[str, Any]
+    files: dict[str, Any]
     library: str
     model: str
     remarks: list[str]
 
 
 def section(network: Network) -> dict[str, Any]:
-    """Our own entry of config.json, from which `own_words` gives the network back."""
+    """Our own entry of config.json, from which `with_own_entry` gives the network back."""
     model = {
         field.name: getattr(network.shape, field.name)
         for field in dataclasses.fields(vit.ViTConfig)
@@ -68,7 +68,7 @@ def section(network: Network) -> dict[str, Any]:
     return {"method": network.method, "image": network.image, "model": model}
 
 
-def own_words(config: dict[str, Any], described: Described) -> Described:
+def with_own_entry(config: dict[str, Any], described: Described) -> Described:
     """`described` with what our own entry of the same config.json says. Raises InputError if it is
     not as `section` writes it."""
     entry = config.get(SECTION)

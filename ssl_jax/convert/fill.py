@@ -111,35 +111,35 @@ def fill(
         named); another number of blocks; numbers that are not finite; a model that computes
         something else with these weights.
     """
-    wanted = trees.shapes(params)
+    shapes = trees.shapes(params)
     notes: list[str] = []
-    if only and not any(_inside(path, only) for path in wanted):
+    if only and not any(_inside(path, only) for path in shapes):
         raise InputError(
             f'init_only is "{only}", but the model has no parameters there; it has'
             f" {', '.join(sorted(params))}"
         )
-    paths = _whole_parts([path for path in wanted if _inside(path, only)], weights, notes)
-    taken = {path: _fit(path, weights, wanted[path].shape, notes) for path in paths}
+    paths = _whole_parts([path for path in shapes if _inside(path, only)], weights, notes)
+    taken = {path: _fit(path, weights, shapes[path].shape, notes) for path in paths}
     if not taken:
         raise InputError(
             f"{weights.source} holds no weights of this model{f' below {only}' if only else ''}: it"
             f" has {brief((*weights.names.values(), *weights.left), 3) or 'nothing'}, not"
-            f" {brief(wanted, 3)}"
+            f" {brief(shapes, 3)}"
         )
-    _check_blocks(wanted, weights, taken)
+    _check_blocks(shapes, weights, taken)
     computed = [
-        path for path in weights.arrays if path.endswith("/position") and path not in wanted
+        path for path in weights.arrays if path.endswith("/position") and path not in shapes
     ]
     computed = [
         path for path in computed if any(_inside(other, path.split("/")[0]) for other in taken)
     ]
-    _check_model(wanted, weights, taken, computed, model)
+    _check_model(shapes, weights, taken, computed, model)
     placed = {weights.names[path] for path in (*taken, *computed)}
     left = (
         *sorted({name for path, name in weights.names.items() if path not in taken} - placed),
         *weights.left,
     )
-    missing = tuple(path for path in wanted if path not in taken and _inside(path, only))
+    missing = tuple(path for path in shapes if path not in taken and _inside(path, only))
     matched = {path: weights.names[path] for path in taken}
     notes += [weights.note] if weights.note else []
     report = Report(weights.source, weights.title, matched, left, missing, tuple(notes))
@@ -289,12 +289,12 @@ def grid_of(count: int) -> tuple[int, int | None]:
     return 0, None
 
 
-def _check_blocks(wanted, weights: Weights, taken) -> None:
+def _check_blocks(shapes, weights: Weights, taken) -> None:
     """A network with some of its blocks from elsewhere, or without some of theirs, is never
     meant.
     """
 
-    theirs, ours = _blocks(weights.arrays), _blocks(wanted)
+    theirs, ours = _blocks(weights.arrays), _blocks(shapes)
     if _blocks(taken) and theirs != ours:
         raise InputError(
             f"{weights.source} has {len(theirs)} transformer blocks, this model {len(ours)}; "
@@ -304,10 +304,10 @@ def _check_blocks(wanted, weights: Weights, taken) -> None:
 
 def _blocks(paths: Iterable[str]) -> set[int]:
     """Numbers of the encoder's blocks among paths."""
-    return {int(found[1]) for path in paths if (found := re.match(r"backbone/blocks/(\d+)/", path))}
+    return {int(match[1]) for path in paths if (match := re.match(r"backbone/blocks/(\d+)/", path))}
 
 
-def _check_model(wanted, weights: Weights, taken, computed, model: Mapping | None) -> None:
+def _check_model(shapes, weights: Weights, taken, computed, model: Mapping | None) -> None:
     """Refuses a model in which the weights would compute something else, naming all keys that would
     have to change: LayerScale or registers in one of the two networks alone, position codes that
     are not the fixed ones which it computes, values of its `model` section.
@@ -319,13 +319,13 @@ def _check_model(wanted, weights: Weights, taken, computed, model: Mapping | Non
         return any(re.fullmatch(r"backbone/blocks/\d+/ls[12]/gamma", path) for path in paths)
 
     if any(_inside(path, "backbone/blocks") for path in taken):
-        if scaled(weights.arrays) != scaled(wanted):
-            there, here = ("has", "not") if scaled(weights.arrays) else ("has no", "but")
-            reasons.append(f"it {there} LayerScale (blocks/*/ls1/gamma), {here} this model")
+        if scaled(weights.arrays) != scaled(shapes):
+            has, contrast = ("has", "not") if scaled(weights.arrays) else ("has no", "but")
+            reasons.append(f"it {has} LayerScale (blocks/*/ls1/gamma), {contrast} this model")
             # How factors start that are all taken; any number above 0 makes room for them.
             keys["layer_scale"] = 1 if scaled(weights.arrays) else 0
         registers = weights.arrays.get("backbone/registers")
-        if registers is not None and "backbone/registers" not in wanted:
+        if registers is not None and "backbone/registers" not in shapes:
             reasons.append(f"it has {len(registers)} registers, this model none")
             keys["registers"] = len(registers)
     for path in computed:

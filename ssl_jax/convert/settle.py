@@ -34,7 +34,7 @@ def settle(weights: Weights, model: Mapping[str, Any]) -> Weights:
     if "layer_scale" in model and "backbone/mask_token" in arrays:  # in our own words
         neutral["backbone/mask_token"] = 0
     for value in (0, 1):
-        paths = [path for path, wanted in neutral.items() if wanted == value]
+        paths = [path for path, number in neutral.items() if number == value]
         if all(np.all(arrays[path] == value) for path in paths):
             for path in paths:
                 del arrays[path], names[path]

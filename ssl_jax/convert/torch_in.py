@@ -127,15 +127,17 @@ def load(path: str | Path, *, family: str | None = None) -> fill_lib.Source:
         raise InputError(f"the folder {path} holds no weight file")
     described = hub.describe(path)
     family = family or described.family or None
-    found = translate(read.tensors(file), family=family, source=str(path))
-    asked = {key: described.model[key] for key in _ASKED if key in described.model}
+    translated = translate(read.tensors(file), family=family, source=str(path))
+    stated = {key: described.model[key] for key in _ASKED if key in described.model}
 
-    def told(weights):
+    def fitted(weights):
         weights = settle.settle(weights, described.model)
-        note = "" if "mean" in asked else weights.note
-        return weights._replace(model=weights.model | asked, note=note)
+        note = "" if "mean" in stated else weights.note
+        return weights._replace(model=weights.model | stated, note=note)
 
-    return found._replace(trees={part: told(tree) for part, tree in found.trees.items()})
+    return translated._replace(
+        trees={part: fitted(tree) for part, tree in translated.trees.items()}
+    )
 
 
 def translate(
@@ -187,9 +189,9 @@ _UNLIKE = {
 def _check_layers(names: list[str], source: str) -> None:
     """Refuses networks of another kind, naming what it is."""
     for pattern, what in _UNLIKE.items():
-        found = [name for name in names if re.fullmatch(pattern, name)]
-        if found:
-            raise InputError(f"{source} holds a network with {what}: {fill_lib.brief(found, 3)}")
+        matches = [name for name in names if re.fullmatch(pattern, name)]
+        if matches:
+            raise InputError(f"{source} holds a network with {what}: {fill_lib.brief(matches, 3)}")
 
 
 def _unwrap(name: str) -> tuple[str, str]:

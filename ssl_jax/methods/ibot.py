@@ -100,8 +100,10 @@ def make(config: ConfigDict) -> base.Method:
         if with_patches:
             carry["patch_center"] = jnp.zeros(prototypes["patch"], jnp.float32)
             if c.shared_head != "all":
-                own = patch_head.init(jax.random.fold_in(key_head, 1))
-                params["patch_head"] = own if c.shared_head == "none" else {"last": own["last"]}
+                separate = patch_head.init(jax.random.fold_in(key_head, 1))
+                params["patch_head"] = (
+                    separate if c.shared_head == "none" else {"last": separate["last"]}
+                )
         return params, carry
 
     def cls_scores(params, tokens):
@@ -131,12 +133,12 @@ def make(config: ConfigDict) -> base.Method:
         index, mask = multicrop.masked_first(
             views_of["global"].masks, recipe.max_masked(views, "global")
         )
-        every = patch_scores(teacher, clean.patches)
+        all_scores = patch_scores(teacher, clean.patches)
         return out._replace(
             student_patch=patch_scores(params, multicrop.take(student[0].patches, index)),
-            teacher_patch=multicrop.take(every, index),
+            teacher_patch=multicrop.take(all_scores, index),
             mask=mask,
-            patch_mean=every.mean(axis=(1, 2)),
+            patch_mean=all_scores.mean(axis=(1, 2)),
         )
 
     def objective(params, teacher, outputs, carry, key, progress):

@@ -160,8 +160,8 @@ class Axes:
             array = value if isinstance(value, jax.Array) else jnp.asarray(value)
         of_type = [hint for hint in hints if _has_type(array, hint)]
         kinds = dict.fromkeys(hint.__name__.partition("[")[0] for hint in hints)
-        wanted = " or ".join(_KINDS[kind] for kind in kinds)
-        require(bool(of_type), f"the type of {name}", array.dtype, wanted)
+        expected = " or ".join(_KINDS[kind] for kind in kinds)
+        require(bool(of_type), f"the type of {name}", array.dtype, expected)
         for hint in of_type:
             sizes = self._sizes(hint.dim_str.split(), array.shape)
             if sizes is not None:
@@ -171,8 +171,8 @@ class Axes:
                 self._cut(hint.dim_str.split(), array)
                 return array
         shapes = [self._written(hint.dim_str.split(), array.shape) for hint in of_type]
-        wanted = " or ".join(shapes)
-        require(False, f"the shape of {name}", array.shape, wanted)
+        expected = " or ".join(shapes)
+        require(False, f"the shape of {name}", array.shape, expected)
         raise AssertionError  # not reached
 
     def _sizes(self, names: list[str], shape: tuple) -> dict | None:
@@ -182,9 +182,9 @@ class Axes:
             return None
         sizes: dict[str, int | tuple[int, ...]] = {}
         for name, size in zip(names, grouped):
-            wanted = sizes.get(name, self.sizes.get(name, size))
+            expected = sizes.get(name, self.sizes.get(name, size))
             vacant = size == 0 and name not in self.empty
-            if vacant or (size != wanted and not name.startswith("*#")):
+            if vacant or (size != expected and not name.startswith("*#")):
                 return None
             sizes[name] = size
         return sizes
@@ -193,20 +193,20 @@ class Axes:
         """Joins leading axes that broadcast."""
         for axis in set(sizes) & set(self.sizes):
             if axis.startswith("*#"):
-                mine, others = (typing.cast(tuple, x[axis]) for x in (sizes, self.sizes))
+                mine, earlier = (typing.cast(tuple, x[axis]) for x in (sizes, self.sizes))
                 try:
-                    sizes[axis] = jnp.broadcast_shapes(mine, others)
+                    sizes[axis] = jnp.broadcast_shapes(mine, earlier)
                 except ValueError:
-                    wanted = f"broadcastable against {others}, those of {self.owners[axis]}"
-                    require(False, f"the leading axes of {name}", mine, wanted)
+                    expected = f"broadcastable against {earlier}, those of {self.owners[axis]}"
+                    require(False, f"the leading axes of {name}", mine, expected)
 
     def _cut(self, names: list[str], array: jax.Array) -> None:
         """Notes how the axes of an array are cut, as far as its type says so."""
         spec = (*jax.typeof(array).sharding.spec, *(None for _ in array.shape))[: array.ndim]
         for name, cut in zip(names, _grouped(names, spec) or ()):
-            own = cut if name.startswith("*") else (cut,)
-            others = self.cuts.get(name.replace("#", ""), ())
-            pairs = itertools.zip_longest(reversed(own), reversed(others))
+            axes = cut if name.startswith("*") else (cut,)
+            earlier = self.cuts.get(name.replace("#", ""), ())
+            pairs = itertools.zip_longest(reversed(axes), reversed(earlier))
             self.cuts[name.replace("#", "")] = tuple(a or b for a, b in pairs)[::-1]
 
     def spec(self, names: list[str]) -> PartitionSpec:

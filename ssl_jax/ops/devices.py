@@ -77,11 +77,11 @@ def by_rows(function: Callable[..., Any], rows: tuple, whole: tuple = ()) -> Any
     if not axes:
         return function(*rows, *whole)
     size = rows[0].shape[0]
-    cut, uncut = PartitionSpec(axes), PartitionSpec()
+    sharded, replicated = PartitionSpec(axes), PartitionSpec()
     shared = jax.shard_map(
         function,
-        in_specs=(*(cut for _ in rows), *(uncut for _ in whole)),
-        out_specs=cut,
+        in_specs=(*(sharded for _ in rows), *(replicated for _ in whole)),
+        out_specs=sharded,
         check_vma=False,  # loops that start from constants
     )
     padded = (passes.pad(x, -size % count()) for x in rows)
@@ -109,14 +109,14 @@ def summed(function: Callable[..., Any], rows: tuple, whole: tuple = ()) -> Any:
     wide = jax.tree.map(_at_least_float32, whole)
 
     def share(*arguments):
-        own, others = arguments[: len(rows)], arguments[len(rows) :]
-        return jax.tree.map(lambda x: x[None], function(*own, *cast(others, whole)))
+        row_args, whole_args = arguments[: len(rows)], arguments[len(rows) :]
+        return jax.tree.map(lambda x: x[None], function(*row_args, *cast(whole_args, whole)))
 
-    cut, uncut = PartitionSpec(axes), PartitionSpec()
+    sharded, replicated = PartitionSpec(axes), PartitionSpec()
     shared = jax.shard_map(
         share,
-        in_specs=(*(cut for _ in rows), *(uncut for _ in whole)),
-        out_specs=cut,
+        in_specs=(*(sharded for _ in rows), *(replicated for _ in whole)),
+        out_specs=sharded,
         check_vma=False,
     )
     return jax.tree.map(lambda x: x.sum(axis=0), shared(*rows, *wide))
@@ -187,9 +187,9 @@ def take(bank: jax.Array, index: jax.Array, *, cut: bool) -> jax.Array:
         index = jax.lax.all_gather(index, axes, tiled=True)
         here = index - jax.lax.axis_index(axes).astype(index.dtype) * rows.shape[0]
         mine = (here >= 0) & (here < rows.shape[0])
-        found = rows[jnp.where(mine, here, 0)]
-        found = jnp.where(mine.reshape(-1, *(1 for _ in rows.shape[1:])), found, 0)
-        return jax.lax.psum_scatter(found, axes, tiled=True)
+        taken = rows[jnp.where(mine, here, 0)]
+        taken = jnp.where(mine.reshape(-1, *(1 for _ in rows.shape[1:])), taken, 0)
+        return jax.lax.psum_scatter(taken, axes, tiled=True)
 
     size, spec = index.shape[0], PartitionSpec(axes)
     shared = jax.shard_map(share, in_specs=(spec, spec), out_specs=spec, check_vma=False)
@@ -254,10 +254,10 @@ def varying(tree: Any, like: Any) -> Any:
     def axes(x) -> frozenset:
         return getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset())
 
-    wanted = frozenset().union(*map(axes, jax.tree.leaves(like)))
+    target_axes = frozenset().union(*map(axes, jax.tree.leaves(like)))
 
     def mark(x):
-        missing = tuple(wanted - axes(x))
+        missing = tuple(target_axes - axes(x))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(mark, tree)

@@ -96,8 +96,8 @@ def _check_address(coordinator: str, mine: bool) -> None:
 def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
     """Prints at once who is waited for, and ends the process with a line when nobody came."""
     who = "this process" if coordinator is None else f"process {process_id} of {num_processes}"
-    others = "process 0" if process_id else "the others"
-    whom = f"{others}{f' at {coordinator}' if coordinator else ''}"
+    awaited = "process 0" if process_id else "the others"
+    whom = f"{awaited}{f' at {coordinator}' if coordinator else ''}"
     print(f"{who} is waiting up to {_TOGETHER} s for {whom}", flush=True)
 
     def end():
@@ -193,11 +193,11 @@ def agree(facts: Mapping[str, object]) -> None:
     differs = (values != values[0]).any(axis=-1)  # [processes, names]
     if not differs.any():
         return
-    others = np.flatnonzero(differs.any(axis=1)).tolist()
+    numbers = np.flatnonzero(differs.any(axis=1)).tolist()
     what = [name for name, here in zip(names, differs.any(axis=0), strict=True) if here]
     shown = ", ".join(f"{name} = {facts[name]!r}" for name in what[:5])
     raise InputError(
-        f"processes {others} differ from process 0 in {', '.join(what)} (process {mine} has"
+        f"processes {numbers} differ from process 0 in {', '.join(what)} (process {mine} has"
         f" {shown}); start all processes with the same config, code, packages and data"
     )
 
@@ -234,8 +234,8 @@ def everywhere(value: np.ndarray) -> np.ndarray:
 
     # As bytes: JAX would make 32 bits of 64.
     raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
-    found = np.asarray(multihost_utils.process_allgather(raw))
-    return found.view(value.dtype).reshape(-1, *value.shape)
+    gathered = np.asarray(multihost_utils.process_allgather(raw))
+    return gathered.view(value.dtype).reshape(-1, *value.shape)
 
 
 def told(value: Any) -> list:

@@ -150,8 +150,8 @@ def state_shardings(
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, spec in placement:
             if re.fullmatch(pattern, name):
-                wanted = NamedSharding(mesh, spec)
-                return wanted if _divides(wanted, leaf.shape) else replicated(mesh)
+                named = NamedSharding(mesh, spec)
+                return named if _divides(named, leaf.shape) else replicated(mesh)
         field = getattr(path[0], "name", getattr(path[0], "key", None))
         return (
             replicated(mesh)
@@ -216,18 +216,18 @@ def by_image(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gathered(cut, spec, dtype):
+def _gathered(sharded, spec, dtype):
     """This device's part of an array -> the whole array, sent in `dtype`. Its type stays, so that a
     gradient is added up in that."""
-    whole = cut.astype(dtype)
+    whole = sharded.astype(dtype)
     for axis, names in enumerate(spec):
         if names is not None:
             whole = jax.lax.all_gather(whole, names, axis=axis, tiled=True)
-    return whole.astype(cut.dtype)
+    return whole.astype(sharded.dtype)
 
 
-def _gathered_forward(cut, spec, dtype):
-    return _gathered(cut, spec, dtype), None
+def _gathered_forward(sharded, spec, dtype):
+    return _gathered(sharded, spec, dtype), None
 
 
 def _gathered_backward(spec, dtype, _, gradient):

@@ -44,8 +44,8 @@ class Unreadable:
 
     def __init__(self, workdir: Path, records: base.Source):
         self._path, self._records = workdir / "unreadable.txt", records
-        known = self._path.read_text("utf-8") if self._path.exists() else ""
-        self._known = {line.split("\t")[0] for line in known.splitlines()}
+        text = self._path.read_text("utf-8") if self._path.exists() else ""
+        self._known = {line.split("\t")[0] for line in text.splitlines()}
 
     def note(self, batch: Mapping[str, Any]) -> None:
         """Adds those of a batch."""

@@ -113,15 +113,15 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     )
     parts = _divided(leaves)
 
-    def of_part(name, function, *own):
+    def of_part(name, function, *arrays):
         """function(name, starts, trees of that part ...), in a stack of each block by itself.
 
         starts: {label: first epoch}.
         """
         starts = {leaf.label: leaf.starts for leaf in parts[name].values()}
         if name == _OTHERS:
-            return function(name, {label: start[0] for label, start in starts.items()}, *own)
-        return jax.vmap(functools.partial(function, name))(starts, *own)
+            return function(name, {label: start[0] for label, start in starts.items()}, *arrays)
+        return jax.vmap(functools.partial(function, name))(starts, *arrays)
 
     def transformation(name, starts, lr, weight_decay, epoch):
         """The optax transformation of one step for a part; its state depends on the name alone."""
@@ -134,10 +134,13 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     def init(params):
         flat = trees.flatten(optax.tree.cast(params, jnp.float32))
 
-        def begin(name, starts, own):
-            return transformation(name, starts, 0.0, 0.0, 0).init(own)
+        def begin(name, starts, arrays):
+            return transformation(name, starts, 0.0, 0.0, 0).init(arrays)
 
-        return {name: of_part(name, begin, trees.nest(own)) for name, own in _divided(flat).items()}
+        return {
+            name: of_part(name, begin, trees.nest(arrays))
+            for name, arrays in _divided(flat).items()
+        }
 
     def update(grads, opt_state, params, *, lr, weight_decay, epoch):
         clipped = clip(trees.flatten(optax.tree.cast(grads, jnp.float32)), epoch)
@@ -148,9 +151,9 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
             return change.update(grads, state, params)
 
         changed, states = {}, {}
-        for name, own in _divided(clipped.gradients).items():
+        for name, arrays in _divided(clipped.gradients).items():
             changes, states[name] = of_part(
-                name, step, trees.nest(own), opt_state[name], trees.nest(before[name])
+                name, step, trees.nest(arrays), opt_state[name], trees.nest(before[name])
             )
             changed[name] = trees.flatten(changes)
         scaled = structure.unflatten(
@@ -200,8 +203,8 @@ def _leaves(rules: Rules, params: Any) -> dict[str, _Leaf]:
     assigned, leaves = assign_rules(rules, params), {}
     for path, leaf in trees.flatten(params).items():
         blocks = trees.shapes({path: leaf})
-        own = {name: assigned[name] for name in blocks}
-        decayed = {name: is_decayed(name, blocks[name], rule) for name, rule in own.items()}
+        block_rules = {name: assigned[name] for name in blocks}
+        decayed = {name: is_decayed(name, blocks[name], rule) for name, rule in block_rules.items()}
         if len(set(decayed.values())) > 1:
             yes = next(name for name, value in decayed.items() if value)
             no = next(name for name, value in decayed.items() if not value)
@@ -209,7 +212,7 @@ def _leaves(rules: Rules, params: Any) -> dict[str, _Leaf]:
                 f"by the optimizer rules {yes} decays and {no} does not; blocks are stored"
                 " together, so give them the same value of decay"
             )
-        leaves[path] = _Leaf(tuple(own.values()), any(decayed.values()))
+        leaves[path] = _Leaf(tuple(block_rules.values()), any(decayed.values()))
     return leaves
 
 

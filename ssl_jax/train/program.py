@@ -148,19 +148,19 @@ class _Reader:
     def costs(self, name: str) -> _Costs:
         """Of a computation."""
         if name not in self._known:
-            found = _Costs(*(Counter() for _ in _Costs._fields))
+            totals = _Costs(*(Counter() for _ in _Costs._fields))
             for instruction in self._module.computations[name]:
-                self._add(instruction, found)
-            self._known[name] = found
+                self._add(instruction, totals)
+            self._known[name] = totals
         return self._known[name]
 
-    def _add(self, one: Instruction, found: _Costs) -> None:
+    def _add(self, one: Instruction, totals: _Costs) -> None:
         kind, line = one.base, self._module.where(one)
         if products := _products(one):
-            found.flops[line, _operands(one)] += products
-            found.moved[kind] += round(sum(i.bytes for i in (one, *one.operands)))
+            totals.flops[line, _operands(one)] += products
+            totals.moved[kind] += round(sum(i.bytes for i in (one, *one.operands)))
         elif kind in COLLECTIVES and kind + "-done" != one.kind and (devices := _group(one)) != 1:
-            found.sent[kind, one.type, one.bytes, devices, line] += 1
+            totals.sent[kind, one.type, one.bytes, devices, line] += 1
         bodies = self._module.bodies(one)
         inner = [self.costs(name) for name in bodies]
         if kind == "conditional":  # the dearest branch
@@ -168,7 +168,7 @@ class _Reader:
         times = self._module.trips(one) if kind == "while" else 1
         fused = kind == "fusion" and bool(bodies)  # what ends one, "fusion-done", names none
         for part in inner:
-            pairs = list(zip(found, part, strict=True))
+            pairs = list(zip(totals, part, strict=True))
             for total, costs in pairs[:3] if fused else pairs:
                 for key, number in costs.items():
                     total[key] += times * number
@@ -176,15 +176,15 @@ class _Reader:
             body = self._module.computations[bodies[0]] if fused else [one]
             line = self._module.where(one, *reversed(body)) or self._module.where(*one.operands)
             key = kernels.kind(one, body), line
-            found.ran[key] += not one.kind.endswith("-done")
-            found.bytes[key] += round(kernels.traffic(one, body))
+            totals.ran[key] += not one.kind.endswith("-done")
+            totals.bytes[key] += round(kernels.traffic(one, body))
 
 
 def _group(exchange: Instruction) -> int:
     """Devices that exchange with each other; 0 = all."""
-    if listed := exchange.found(r"replica_groups=\{\{([\d,]*)\}"):
+    if listed := exchange.bracketed(r"replica_groups=\{\{([\d,]*)\}"):
         return len(listed.split(","))
-    return int(exchange.found(r"replica_groups=\[\d+,(\d+)\]") or 0)
+    return int(exchange.bracketed(r"replica_groups=\[\d+,(\d+)\]") or 0)
 
 
 def _operands(product: Instruction) -> str:
@@ -204,13 +204,13 @@ def _products(one: Instruction) -> int:
     if one.kind in ("dot", "convolution"):
         left, right = (operand.shape for operand in one.operands[:2])
         if one.kind == "dot":
-            axes = one.found(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
+            axes = one.bracketed(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
             summed = math.prod(left[int(a)] for a in axes.split(",") if a)
         else:
-            kernel = one.found(r"dim_labels=\w+_(\w+)->") or ""
+            kernel = one.bracketed(r"dim_labels=\w+_(\w+)->") or ""
             summed = math.prod(right) // right[kernel.index("o")]
         return 2 * math.prod(one.shape) * summed
-    if one.kind == "custom-call" and (scores := one.found(_SCORES)):
+    if one.kind == "custom-call" and (scores := one.bracketed(_SCORES)):
         pairs = math.prod(map(int, scores.replace('"', "").split(",")))
         return 2 * _part(_CUDNN, one) * pairs * one.operands[0].shape[-1]
     if one.kind == "custom-call" and "flash_attention" in one.text:

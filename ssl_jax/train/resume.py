@@ -22,7 +22,7 @@ def open_checkpoints(workdir: Path, run: Run, *, create: bool) -> checkpoint.Che
         return None
     c = run.config.checkpoint
     return checkpoint.Checkpoints(
-        folder, keep=c.keep, keep_every=c.keep_every, kept=former_ends(run)
+        folder, keep=c.keep, keep_every=c.keep_every, preserved=former_ends(run)
     )
 
 

@@ -60,7 +60,7 @@ class Drawn(NamedTuple):
 
 def draw(
     recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size: Sequence[int]
-) -> dict[str, Drawn]:
+) -> dict[str, Draws]:
     """Draws boxes, flips and masks of one record; a pure function of its arguments.
 
     Args:
@@ -97,23 +97,23 @@ def draw(
                 mine[:shared] = other[:shared]
         geometry[name] = boxes, flips
     # Masks come last, so that switching them on leaves the crops of all groups as they are.
-    return {name: Drawn(*geometry[name], *_draw_masks(rng, group)) for name, group in recipe.groups}
+    return {name: Draws(*geometry[name], *_draw_masks(rng, group)) for name, group in recipe.groups}
 
 
 def _draw_masks(rng, group: GroupRecipe):
     """(masks [V, n] or None, keep [V, m] or None) of one record."""
     if group.mask is None:
         return None, None
-    drawn = np.stack([masks.draw(rng, group.mask, group.grid) for _ in range(group.count)])
+    masked = np.stack([masks.draw(rng, group.mask, group.grid) for _ in range(group.count)])
     if not group.mask.drop:
-        return drawn, None
-    return drawn, np.stack([np.flatnonzero(~mask) for mask in drawn]).astype(np.int32)
+        return masked, None
+    return masked, np.stack([np.flatnonzero(~mask) for mask in masked]).astype(np.int32)
 
 
 def crop_host(
     recipe: ViewRecipe,
     image: np.ndarray,
-    drawn: dict[str, Drawn],
+    draws: dict[str, Draws],
     *,
     seed: int = 0,
     epoch: int = 0,
@@ -125,7 +125,7 @@ def crop_host(
     seed, epoch, index: as of `draw`; RandAugment is a pure function of them.
     """
     cut = {
-        name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips)
+        name: crops.crops_host(image, draws[name].boxes, group.size, draws[name].flips)
         for name, group in recipe.groups
     }
     if not any(group.randaugment for _, group in recipe.groups):
@@ -169,10 +169,10 @@ def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
         if group.photometric:
             rows = augment(rows, u[:, first : first + group.count], group.photometric)
         if group.erasing:
-            own = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, _ERASING)))(
+            erase_keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, _ERASING)))(
                 keys[:, first : first + group.count]
             )
-            rows = erasing.erase(rows, own, group.erasing)
+            rows = erasing.erase(rows, erase_keys, group.erasing)
         if recipe.mix:
             rows, share = mixing.mix(rows, _batch_key(batch, seed), recipe.mix)
         first += group.count
@@ -311,14 +311,14 @@ def group_of(views: ConfigDict, patch: int, size: str = "global", **fields: Any)
 
     fields: of `GroupRecipe`, beside or in place of those that the section gives.
     """
-    own = dict(
+    values = dict(
         count=views[f"{size}_count"],
         size=views[f"{size}_size"],
         scale=tuple(views[f"{size}_scale"]),
         patch=patch,
         flip=views.flip,
     )
-    return GroupRecipe(**own | fields)
+    return GroupRecipe(**values | fields)
 
 
 def photometric_of_one(views: ConfigDict) -> tuple[Photometric, ...]:

@@ -89,11 +89,11 @@ class Ahead:
             " batch changes). If memory runs out, lower data.workers",
             flush=True,
         )
-        wanted = self._sequence
+        sequence = self._sequence
         if deaths == _DEATHS - 1:
             # The last try makes nothing ahead: what dies there takes nothing with it that is good.
-            wanted = _Beginning(wanted, self._next + count)
-        self._iterator = _iterate(wanted, self._next, self._workers)
+            sequence = _Beginning(sequence, self._next + count)
+        self._iterator = _iterate(sequence, self._next, self._workers)
 
     def close(self) -> None:
         """Stops threads and processes and lets go of what they made; nothing can be taken any

@@ -96,11 +96,11 @@ def check(config: ConfigDict) -> None:
         raise InputError(
             "model.cls is False but CrIBo's image is the class token; set model.cls=True"
         )
-    for name, wanted in (("global_count", 2), ("local_count", 0), ("mask", "none")):
-        if v[name] != wanted:
+    for name, required in (("global_count", 2), ("local_count", 0), ("mask", "none")):
+        if v[name] != required:
             raise InputError(
                 f"views.{name} is {v[name]!r}; CrIBo has two global views, no local ones and no"
-                f" masks: set it to {wanted!r}"
+                f" masks: set it to {required!r}"
             )
     tokens = 2 * (v.global_size // config.model.patch) ** 2
     if c.clusters > tokens:

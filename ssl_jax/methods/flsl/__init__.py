@@ -146,21 +146,21 @@ def make(config: ConfigDict) -> base.Method:
         parts = []
         for i, (name, window) in enumerate(WINDOWS.items()):
             if name in views:
-                own = patches(backbone.student, params, views[name], keys[:, 2 * i])
-                view_keys = multicrop.split_keys(keys[:, 2 * i + 1], own.shape[1])
+                tokens = patches(backbone.student, params, views[name], keys[:, 2 * i])
+                view_keys = multicrop.split_keys(keys[:, 2 * i + 1], tokens.shape[1])
                 grid = views[name].images.shape[2] // m.patch
                 index = windows.sample(
                     view_keys, grid, c[window], random_position=c.random_position
                 )
-                parts.append(modes.both_views(own, clean, index, tau_sa, tau_ca))
+                parts.append(modes.both_views(tokens, clean, index, tau_sa, tau_ca))
                 if name == "student":
-                    attention = modes.attention_meters(own, clean, index, tau_sa, tau_ca)
-        found = modes.Modes(*(jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
+                    attention = modes.attention_meters(tokens, clean, index, tau_sa, tau_ca)
+        stacked = modes.Modes(*(jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
         return Outputs(
-            found.tokens,
-            found.modes,
-            student=head.apply(params["head"], found.modes),
-            teacher=head.apply(teacher["head"], found.teacher_modes),
+            stacked.tokens,
+            stacked.modes,
+            student=head.apply(params["head"], stacked.modes),
+            teacher=head.apply(teacher["head"], stacked.teacher_modes),
             attention=attention,
         )
 

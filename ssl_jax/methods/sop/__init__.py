@@ -123,16 +123,16 @@ def make(config: ConfigDict) -> base.Method:
 
 
 def build(
-    section: ConfigDict, task: ConfigDict, held: Mapping[str, Any], key: jax.Array
+    section: ConfigDict, task: ConfigDict, carry: Mapping[str, Any], key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """SOPs of all independent tasks: members [T, K, M, d] and contributions [T, K, M] (section
     2.2).
 
     task: `cls` or `patch` of the section; held: its part of the carry.
     """
-    rows = held["memory"]["rows"]["embedding"]
-    if "anchors" in held:
-        anchors = held["anchors"]
+    rows = carry["memory"]["rows"]["embedding"]
+    if "anchors" in carry:
+        anchors = carry["anchors"]
     else:
         anchors = ops.sample_anchors(key, rows.shape[0], task.anchors, num_tasks=task.tasks)
 

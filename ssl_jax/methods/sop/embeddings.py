@@ -160,8 +160,8 @@ def remember(carry: Mapping[str, Mapping[str, Any]], outputs: Outputs) -> dict[s
     if outputs.memory_patch is not None:
         rows["patch"] = outputs.memory_patch
     return {
-        name: {**held, "memory": base.Push({"embedding": rows[name]})}
-        for name, held in carry.items()
+        name: {**part, "memory": base.Push({"embedding": rows[name]})}
+        for name, part in carry.items()
     }
 
 
