@@ -21,7 +21,7 @@ def load(name_with_arg: str, declared: Collection[str] = ()) -> ConfigDict:
       name_with_arg: "sop:vits16" calls get_config("vits16") of the config sop that comes with the
         package, "sop" its get_config(). A name that ends in .py is the path of a file:
         "configs/mine.py:vits16".
-      known: all keys there are, among which an error looks for the nearest one.
+      declared: all keys there are, among which an error looks for the nearest one.
 
     Returns:
       A locked config, not validated yet.

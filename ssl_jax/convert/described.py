@@ -1,5 +1,5 @@
-"""What is known of a network beside its weights: read from a folder's config.json, or to be written
-into one."""
+"""What is known of a network besides its weights, read from a folder's config.json, or to be
+written into one."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _FREE = ("drop_path", "init_std", "position_std", "scan", "attention", "remat", 
 class Described(NamedTuple):
     """What a config.json says beyond the shapes of the tensors; empty where there is none.
 
-    family: key of tables.FAMILIES, or "" if the names have to tell.
+    family: key of tables.FAMILIES, or "" if it has to be recognised by the names.
     model: fields of models.vit.ViTConfig.
     image: what stands for the image, see `methods.encoder.published`; "" = unknown.
     method: that trained it, "" = unknown.
@@ -45,7 +45,7 @@ class Network(NamedTuple):
 class Folder(NamedTuple):
     """A network as a library has it.
 
-    tensors: by the library's names. config: of config.json. others: further files, {name: JSON}.
+    tensors: by the library's names. config: of config.json. files: further files, {name: JSON}.
     library: its name. model: its class or architecture. remarks: where it computes something else
     or asks for something, one sentence each.
     """

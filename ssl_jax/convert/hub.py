@@ -12,7 +12,7 @@ import safetensors.numpy
 from ssl_jax import trees
 from ssl_jax.config import InputError, local, read_json, unknown
 from ssl_jax.convert import card, hf_hub, read, timm_hub
-from ssl_jax.convert.described import SECTION, Described, Network, with_own_entry, section
+from ssl_jax.convert.described import SECTION, Described, Network, section, with_own_entry
 from ssl_jax.models import position, vit
 
 TARGETS = {"timm": timm_hub.write, "hf": hf_hub.write}
@@ -90,7 +90,7 @@ def write(
     for name, content in {_CONFIG: config, **folder.files}.items():
         (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     tensors = {name: np.ascontiguousarray(array) for name, array in folder.tensors.items()}
-    # Not save_file, whose files nobody else may read. transformers wants to be told the format.
+    # Not save_file, whose files nobody else may read. transformers requires the format as metadata.
     metadata = {"format": "pt", read.CHECKSUM: read.checksum(tensors)}
     content = safetensors.numpy.save(tensors, metadata=metadata)
     (path / _WEIGHTS).write_bytes(content)

@@ -165,7 +165,7 @@ def _is_numeric(array) -> bool:
 
 
 def _in_shards(index: Path) -> dict[str, np.ndarray]:
-    """The tensors of all files that an index names, which lie beside it."""
+    """The tensors of all files that an index names, which lie in its folder."""
     places: Any = read_json(index).get("weight_map")
     names: set[Any] = set(places.values()) if isinstance(places, dict) else {None}
     if not all(isinstance(n, str) and n == Path(n).name and n.endswith(SUFFIXES) for n in names):

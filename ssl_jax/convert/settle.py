@@ -13,7 +13,7 @@ from ssl_jax.convert.fill import Weights
 def settle(weights: Weights, model: Mapping[str, Any]) -> Weights:
     """Weights whose tokens, LayerScale and mask vector are those of the network described.
 
-    - Codes that a library adds to registers (timm, unless told otherwise) go into the registers.
+    - Codes that a library adds to registers (timm does by default) go into the registers.
     - Query tokens were written as registers, behind them.
     - LayerScale and a mask vector that the network has not, but the library's model has, are left
       out where they are neutral: factors of 1, a vector of 0.

@@ -120,7 +120,7 @@ def load_vit(
 
 
 def load(path: str | Path, *, family: str | None = None) -> fill_lib.Source:
-    """Reads and translates a checkpoint, with what a config.json beside it says. Raises InputError
+    """Reads and translates a checkpoint, with what a config.json next to it says. Raises InputError
     as `load_torch` does."""
     file = read.weight_file(path)
     if file is None:

@@ -1,6 +1,6 @@
 """iBOT: image BERT pre-training with an online tokenizer (Zhou et al. 2021).
 
-DINO on the class token, and beside it masked image modelling: the student sees global views with
+DINO on the class token, together with masked image modelling: the student sees global views with
 masked patches and predicts, for each of them, the prototype scores that the EMA teacher gives the
 same patch of the clean view. With patch.weight = 0 it is DINO.
 """

@@ -3,8 +3,8 @@ predecessor.
 
 A view's prediction is a plain softmax over the rows of a memory of teacher embeddings. It is SOP's
 special case without support embeddings: k = 0, so that a member is its anchor, and one-hot
-contributions. The memory is cut at random into blocks, anew at every step; each block is a task of
-its own, and with blocks * rows of a block = memory every row votes exactly once.
+contributions. The memory is split at random into blocks, anew at every step; each block is a task
+of its own, and with blocks * rows of a block = memory every row votes exactly once.
 """
 
 import jax.numpy as jnp

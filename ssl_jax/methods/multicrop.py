@@ -287,7 +287,8 @@ def teacher_temperature(section: ConfigDict, done: jax.Array, warmup: float) -> 
 
 
 def last_layer_rules(path: str, *, freeze_epochs: float, fixed_gain: bool) -> base.Rules:
-    """Of a last layer that waits for `freeze_epochs`; its gain learns and decays, or stays at 1."""
+    """Rules of a last layer that is frozen for `freeze_epochs`; its gain learns and decays, or
+    stays at 1."""
     waiting = base.Rule(freeze_epochs=freeze_epochs)
     gain = base.Rule(freeze_epochs=base.NEVER) if fixed_gain else waiting
     return ((f"{path}/gain", gain), (f"{path}/.*", waiting), *base.DEFAULT_RULES)

@@ -370,7 +370,7 @@ class _ViT(nnx.Module):
         """Runs all blocks: x after the last, {i: x after block i} for i in layers, and the last
         block's weights or None.
 
-        With scan, the stack is cut only where an output is asked for.
+        With scan, the stack is split only where an output is requested.
         """
         c, depth = self.config, self.config.depth
         # The last block runs by itself if it has to show its weights.

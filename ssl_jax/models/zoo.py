@@ -66,7 +66,7 @@ def forward_flops(config: ViTConfig, height: int, width: int, visible: int | Non
 
     Args:
       height, width: image size in pixels.
-      kept: patches that enter the blocks if others are dropped (all are embedded); None = all.
+      visible: patches that enter the blocks if others are dropped (all are embedded); None = all.
 
     Norms, softmax, GELU and the resizing of position codes are left out: together about 1 % at
     ViT-B/16.

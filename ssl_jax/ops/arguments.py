@@ -10,7 +10,7 @@ from jax.typing import ArrayLike
 
 
 def require(condition: bool, name: str, got: object, expected: str) -> None:
-    """Raises ValueError "`name` is `got`; it must be `wanted`" unless `condition`."""
+    """Raises ValueError "`name` is `got`; it must be `expected`" unless `condition`."""
     if not condition:
         raise ValueError(f"{name} is {got}; it must be {expected}")
 

@@ -123,7 +123,8 @@ def _is_array(hint) -> bool:
 
 
 def _sharding(hint, axes: "Axes", mesh):
-    """How what a return annotation names is cut over a mesh: arrays by their axes, others whole."""
+    """How what a return annotation names is sharded over a mesh: arrays by their axes, others
+    replicated."""
     if _is_array(hint):
         return NamedSharding(mesh, axes.spec(hint.dim_str.split()))
     if typing.get_origin(hint) is tuple:
@@ -201,7 +202,7 @@ class Axes:
                     require(False, f"the leading axes of {name}", mine, expected)
 
     def _cut(self, names: list[str], array: jax.Array) -> None:
-        """Notes how the axes of an array are cut, as far as its type says so."""
+        """Notes how the axes of an array are sharded, as far as its type says so."""
         spec = (*jax.typeof(array).sharding.spec, *(None for _ in array.shape))[: array.ndim]
         for name, cut in zip(names, _grouped(names, spec) or ()):
             axes = cut if name.startswith("*") else (cut,)
@@ -210,7 +211,7 @@ class Axes:
             self.cuts[name.replace("#", "")] = tuple(a or b for a, b in pairs)[::-1]
 
     def spec(self, names: list[str]) -> PartitionSpec:
-        """How an array of these axes is cut; no axis of the mesh cuts two of them."""
+        """How an array of these axes is sharded; no axis of the mesh shards two of them."""
         used: set = set()
         cuts = [cut for name in names for cut in self.cuts.get(name, (None,))]
         for place, cut in enumerate(cuts):
@@ -220,7 +221,7 @@ class Axes:
         return PartitionSpec(*cuts)
 
     def _written(self, names: list[str], shape: tuple) -> str:
-        """The shape that was wanted: "[..., 3] as logits"."""
+        """The expected shape in words: "[..., 3] as logits"."""
         fixed = [name for name in names if name in self.sizes and not name.startswith("*#")]
         parts: list[int | str] = []
         for name in names:

@@ -248,8 +248,8 @@ def _nearest_by_label(distances, labels, num_clusters: int):
 
 
 def _nearest_by_cluster(distances, labels, num_clusters: int):
-    """The same, cluster by cluster: more arithmetic, but no scatter, which is slow and sequential
-    on accelerators.
+    """Computes `_nearest_by_label` cluster by cluster: more arithmetic, but no scatter, which is
+    slow and sequential on accelerators.
     """
 
     def one(_, cluster):

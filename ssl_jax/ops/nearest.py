@@ -118,7 +118,7 @@ def nearest(
         queries = queries * inverse_norm(queries)[..., None]
     if inverse_norms is not None:
         inverse_norms = jax.lax.stop_gradient(inverse_norms).astype(dtype)
-    rows_per_device = size // devices.count() if devices.divide(size) else 0  # rows of a cut bank
+    rows_per_device = size // devices.count() if devices.divide(size) else 0
     cut_bank = cut_bank and group_size is None and k <= rows_per_device
     how = _How(k, method, metric, recall_target, limit, chunk, bank_chunk, precision, cut_bank)
     values, index = _neighbours(queries.reshape(-1, width), bank, inverse_norms, where, how)
@@ -155,7 +155,8 @@ def _neighbours(queries, bank, scale, allowed, how: _How):
 
 
 def _in_groups(queries, bank, scale, allowed, how: _How):
-    """As `_neighbours`, for queries [b n, d] to a bank [n, d], each in its own group of rows."""
+    """Does what `_neighbours` does, for queries [b n, d] to a bank [n, d], each in its own group of
+    rows."""
     size, width = bank.shape
     groups = math.ceil(size / how.group)
     extra = groups * how.group - size
@@ -187,7 +188,8 @@ def _in_groups(queries, bank, scale, allowed, how: _How):
 
 @_neighbours.defjvp
 def _neighbours_jvp(how, primals, tangents):
-    """Of the selected pairs only: differentiating the search itself would hold every similarity."""
+    """Differentiates the selected pairs only: the derivative of the search itself would hold every
+    similarity."""
     (queries, bank, scale, _), (by_query, by_bank, *_) = primals, tangents
     values, index = _neighbours(*primals, how)
 
@@ -206,7 +208,8 @@ def _neighbours_jvp(how, primals, tangents):
 
 
 def _search(queries, bank, scale, allowed, how: _How, at_once: int = 1):
-    """As `_neighbours`, within one group; rows beyond the bank may stand for missing neighbours.
+    """Does what `_neighbours` does within one group; rows beyond the bank may stand for missing
+    neighbours.
 
     at_once: searches that run side by side.
     """

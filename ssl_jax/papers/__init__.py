@@ -52,7 +52,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of all rows: "sop/table10/K1024"."""
+        """The name among the rows of all papers: "sop/table10/K1024"."""
         return f"{self.paper}/{self.id}"
 
     def load(self) -> ConfigDict:
@@ -68,7 +68,7 @@ class Row:
 
 
 def names() -> list[str]:
-    """Of the papers, sorted."""
+    """The names of the papers, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 

@@ -24,7 +24,7 @@ from ssl_jax.runtime import stop
 _HEARTBEAT = 30
 _TOGETHER = 300  # seconds in which all must be there
 _LAST = 24 * 3600  # seconds that the others wait at the end, while process 0 draws
-# What is said where a process that is gone was waited for.
+# Words of the errors raised where a process that is gone was waited for.
 _LOST = ("Gloo", "Connection closed by peer", "Connection reset by peer", "heartbeat")
 _SENT = 2**26  # bytes of features that are exchanged at a time
 
@@ -120,8 +120,8 @@ def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Of several processes: one that fails ends at once, which the others notice; at the end each
-    waits for all.
+    """Keeps several processes together: one that fails ends at once, which the others notice; at
+    the end each waits for all.
 
     Left to Python and JAX, a process with an error would wait for the others before it ends, while
     they wait for it in the next exchange.
@@ -131,12 +131,13 @@ def together() -> Iterator[None]:
         return
     from jax.experimental import multihost_utils
 
-    # The first coordinates: were it gone before others that are told as well, JAX would abort them.
+    # The first coordinates: were it gone before others that get the signal too, JAX would abort
+    # them.
     wait = stop.leave_last() if is_first() else 0.0
     try:
         yield
     except stop.Interrupted:
-        # Others may not have been told, and would be waited for.
+        # Others may not have got the signal, and would be waited for.
         sys.stdout.flush()
         time.sleep(wait)
         os._exit(stop.EXIT_PREEMPTED)
@@ -169,7 +170,7 @@ def is_first() -> bool:
 
 
 def agree(facts: Mapping[str, object]) -> None:
-    """Refuses to go on with processes that differ; all must call it.
+    """Refuses to continue with processes that differ; all must call it.
 
     facts: {name: value that must be the same everywhere}: keys of the config, versions, length of
     the data.

@@ -1,5 +1,5 @@
-"""The mesh and where arrays live on it. Batches are cut over all devices; parameters over the axis
-`fsdp` only.
+"""The mesh and where arrays live on it. Batches are sharded over all devices; parameters over the
+axis `fsdp` only.
 """
 
 import functools
@@ -103,7 +103,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """That axis cut over all devices."""
+    """A sharding of that axis over all devices."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXES))
 
 
@@ -163,7 +163,7 @@ def state_shardings(
 
 
 def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
-    """Whether the devices can cut an array of this shape so."""
+    """Whether an array of this shape can be sharded so."""
     try:
         sharding.shard_shape(shape)
     except ValueError:
@@ -180,8 +180,8 @@ def by_image(
     """`function` with each device of the mesh in context (`jax.set_mesh`) at its own images.
 
     The gradient by the weights is summed over the devices once and in float32, however often
-    `function` uses them. Left to itself, XLA sums each use, inside loops too. Weights that are cut
-    are gathered for the call, and their gradient is cut again as it is summed.
+    `function` uses them. Left to itself, XLA sums each use, inside loops too. Sharded weights
+    are gathered for the call, and their gradient is sharded again as it is summed.
 
     Args:
       function: (weights, images) -> results, of which row i depends on row i of `images` alone.
@@ -241,7 +241,7 @@ _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
-    """Puts a batch on the mesh, the axis of its rows cut over all devices.
+    """Puts a batch on the mesh, the axis of its rows sharded over all devices.
 
     Args:
       batch: pytree of NumPy arrays that hold THIS process's rows (all rows if there is one

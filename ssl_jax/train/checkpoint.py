@@ -46,10 +46,10 @@ def defaults() -> dict:
 class Checkpoints:
     """The checkpoints of one run, in `folder`/<step>.
 
-    A save is written beside its final name and renamed when complete, so a kill at any moment
+    A save is written under a temporary name and renamed when complete, so a kill at any moment
     leaves the last complete one to be found. At most `keep` newest are kept, and for good those at
-    multiples of `keep_every` steps (0 = none) and at the steps `kept`. Each holds checksums of all
-    it is made of, which are compared when it is read.
+    multiples of `keep_every` steps (0 = none) and at the steps `preserved`. Each holds checksums of
+    all it is made of, which are compared when it is read.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Checkpoints:
         checksum. Raises Damaged."""
         try:
             device = jax.local_devices(backend="cpu")[0]
-        except RuntimeError:  # JAX was told to leave the CPU alone
+        except RuntimeError:  # JAX was configured without the CPU
             device = jax.local_devices()[0]
         here = jax.sharding.SingleDeviceSharding(device)
         self.read(step, TrainState._fields, lambda shape: here)
@@ -348,7 +348,7 @@ def _quiet():
     """Leaves only what is raised. Orbax logs every save, and a file that cannot be written makes
     its threads print hundreds of tracebacks (arrays still under way report to an event loop that is
     closed by then) around the one error that reaches the caller. One that cannot be read does the
-    same to those read beside it."""
+    same to those read with it."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings(

@@ -44,7 +44,7 @@ def make(
         for path, block_names in groups.items():
             gradient, start = gradients[path], starts[path]
             rows = 1 if len(block_names) > 1 else 0
-            # Never reshaped: a gradient that is cut over devices would be gathered for it.
+            # Never reshaped: a sharded gradient would be gathered for it.
             square = jnp.square(gradient).sum(range(rows, gradient.ndim)).reshape(-1)
             squares.append(jnp.where(epoch >= start, square, 0) if start.any() else square)
         all_squares = jnp.concatenate(squares)

@@ -44,7 +44,7 @@ class Machine(NamedTuple):
 
 
 def _machine(bf16: float, tf32: float = 0.0, f32: float = 0.0, **others: Any) -> Machine:
-    # A TPU's float32 product is one pass in bfloat16 unless told otherwise, and six if exact.
+    # A TPU's float32 product is one pass in bfloat16 by default, and six if exact.
     flops = {"bf16": bf16, "f16": bf16, "f32": tf32 or bf16, "f32 x3": bf16 / 3}
     return Machine(flops | {"f32 exact": f32 or bf16 / 6}, **others)
 
@@ -162,7 +162,7 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
 
 
 def _for_gpu(lowered: jax.stages.Lowered, **options: Any) -> tuple:
-    """As `program.compile`, without autotuning, which needs a GPU."""
+    """Compiles as `program.compile` does, without autotuning, which needs a GPU."""
     options = {"xla_gpu_autotune_level": 0} | options
     try:
         return program.compile(lowered, **options)

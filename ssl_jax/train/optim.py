@@ -249,7 +249,8 @@ def _from_epoch(inner, label, start, epoch):
 
 
 def _clip_groups(path: str, rules: tuple[Rule, ...], clip_by: str) -> tuple[str | None, ...]:
-    """By whose norm an array, or each block of a stack, is clipped; None: it is not."""
+    """The clip group of an array, or of each block of a stack, by whose norm it is clipped; None:
+    it is not clipped."""
 
     def name(i, rule):
         if clip_by == "none" or rule.freeze_epochs == NEVER:

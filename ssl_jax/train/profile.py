@@ -46,7 +46,7 @@ class Cost(NamedTuple):
 
 
 class Profiler:
-    """Traces the wanted steps of a run into a folder; None: no steps."""
+    """Traces some steps of a run into a folder; None: no steps."""
 
     def __init__(self, steps: Steps | None, folder: Path):
         self._steps, self._folder = steps, folder
@@ -59,14 +59,14 @@ class Profiler:
             jax.profiler.stop_trace()
 
     def before(self, step: int) -> None:
-        """Is told before a step is started; begins the trace at the first one wanted."""
+        """To be called before a step is started; begins the trace at the first traced step."""
         if self._steps and self._began is None and step >= self._steps.first:
             jax.block_until_ready(self._last)  # steps before it may still be at work
             jax.profiler.start_trace(str(self._folder))
             self._began = step
 
     def after(self, step: int, result: Any, text: Callable[[], str | None]) -> str | None:
-        """Is told when a step was started; after the last one the trace is written.
+        """To be called when a step was started; writes the trace after the last one.
 
         result: arrays of the step's. text: gives the compiled step as text.
 
@@ -117,7 +117,7 @@ def _kernel(operation: str) -> str:
 def _exclusive_times(events):
     """(name, seconds) of events of one line, without the events inside them: a loop does not count
     for what it runs."""
-    inside: list[list] = []  # [end, name, own nanoseconds], the innermost last
+    inside: list[list] = []  # [end, name, exclusive nanoseconds], the innermost last
     for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while inside and inside[-1][0] <= start:
             _, done, nanoseconds = inside.pop()

@@ -4,7 +4,7 @@
     program.read(compiled.as_text()).kernels          # of a GPU's or a TPU's program
 
 XLA's own cost analysis counts the body of a loop once and says nothing of collectives. Products and
-collectives are read from the program as XLA holds it after it was cut for the devices (the SPMD
+collectives are read from the program as XLA holds it after it was sharded (the SPMD
 partitioner) and before anything is fused for one kind of device: the same figures for CPUs, GPUs
 and TPUs. Kernels are read from the program that runs.
 """
@@ -56,7 +56,7 @@ class Kernels(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Of one device and one call.
+    """Costs of a program on one device in one call.
 
     flops: {type of the operands: FLOPs of matrix products and convolutions}: "bf16", "f32" (as
     precise as the platform's default), "f32 x3", "f32 exact". where: the same by (line, type).
@@ -146,7 +146,7 @@ class _Reader:
         self._known: dict[str, _Costs] = {}
 
     def costs(self, name: str) -> _Costs:
-        """Of a computation."""
+        """The costs of a computation, with those of the computations that it calls."""
         if name not in self._known:
             totals = _Costs(*(Counter() for _ in _Costs._fields))
             for instruction in self._module.computations[name]:

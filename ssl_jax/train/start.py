@@ -34,7 +34,7 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
     Where the source has a student and a teacher, each goes to its own. If it has one of them, both
     start from it. If this run has no teacher, it starts from the source's teacher, the network that
-    its authors evaluate, except within one method, where its student goes on (STELLAR's second
+    its authors evaluate, except within one method, where its student is continued (STELLAR's second
     stage drops the teacher of the first).
 
     Args:

@@ -49,7 +49,7 @@ class Group(NamedTuple):
     keep: Any = None
 
 
-class Drawn(NamedTuple):
+class Draws(NamedTuple):
     """The host's draws for one group of one record."""
 
     boxes: np.ndarray  # [V, 4] float32 (y, x, height, width) in source pixels
@@ -309,7 +309,7 @@ def recipe_multicrop(views: ConfigDict, patch: int) -> ViewRecipe:
 def group_of(views: ConfigDict, patch: int, size: str = "global", **fields: Any) -> GroupRecipe:
     """The large ("global") or small ("local") crops of the section `views` of a config.
 
-    fields: of `GroupRecipe`, beside or in place of those that the section gives.
+    fields: of `GroupRecipe`, in addition to or in place of those that the section gives.
     """
     values = dict(
         count=views[f"{size}_count"],

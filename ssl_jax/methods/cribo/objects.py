@@ -97,7 +97,7 @@ def remembered(objects: jax.Array, valid: jax.Array) -> base.Push:
     """
     rows = {"valid": valid.reshape(-1)}
     for view, name in enumerate(_VIEWS):
-        # Of objects that all devices have: XLA would cut the rows, and send them all again.
+        # Of objects that all devices have: XLA would shard the rows, and send them all again.
         rows[name] = devices.whole(objects[:, view].reshape(-1, objects.shape[-1]))
         square = jnp.square(rows[name]).sum(axis=-1)
         rows[f"{name}_inverse_norm"] = jax.lax.rsqrt(jnp.where(square > 0, square, 1))

@@ -102,7 +102,7 @@ def check(config: ConfigDict) -> None:
 
 
 class Outputs(NamedTuple):
-    """At the Q sampled tokens of all student views of an image."""
+    """Outputs at the Q sampled tokens of all student views of an image."""
 
     tokens: jax.Array  # [B, Q, d], the student's
     modes: jax.Array  # [B, Q, d], of these tokens in their own view

@@ -126,8 +126,8 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         )
 
     def show(params, images, features, *_):
-        """Of weights that hold a head: embedding [B, d] of the image, and with a patch objective
-        patch_embeddings [B, h, w, d]."""
+        """Computes, if the weights hold a head, embedding [B, d] of the image, and with a patch
+        objective patch_embeddings [B, h, w, d]."""
         if "head" not in params:
             return {}
         shown = {"embedding": head.apply(params["head"], features.image)}
