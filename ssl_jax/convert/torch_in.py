@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.config import InputError, unknown
+from ssl_jax.convert import adapt, hub, read, rows, tables
 from ssl_jax.convert import fill as fill_lib
-from ssl_jax.convert import hub, read, rows, settle, tables
 from ssl_jax.models import vit
 from ssl_jax.ops import numerics
 
@@ -131,7 +131,7 @@ def load(path: str | Path, *, family: str | None = None) -> fill_lib.Source:
     stated = {key: described.model[key] for key in _ASKED if key in described.model}
 
     def fitted(weights):
-        weights = settle.settle(weights, described.model)
+        weights = adapt.to_model(weights, described.model)
         note = "" if "mean" in stated else weights.note
         return weights._replace(model=weights.model | stated, note=note)
 

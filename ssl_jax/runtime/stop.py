@@ -46,7 +46,7 @@ class Stop:
         # Called before the process is ended from outside the main thread: to restore a terminal.
         self.leaving: list[Callable[[], None]] = []
         self._whole, self._idle, self._raised, self._over = whole, True, False, False
-        self._leaves = ""  # what is left out when a signal comes
+        self._skipping = ""  # what is left out when a signal comes
         self._answer = ""
         self._decided = threading.Event()
 
@@ -72,7 +72,7 @@ class Stop:
         """Runs `work`, such as an evaluation, and leaves it when a signal comes or came; then
         `agreed` is set, for the loop to save the step and stop, as `answer` says. For one process:
         several must stay together."""
-        self._leaves, self._idle = answer, True
+        self._skipping, self._idle = answer, True
         try:
             if self.told:
                 self._raise()
@@ -80,7 +80,7 @@ class Stop:
         except Interrupted:
             self.agreed = True
         finally:
-            self._idle, self._raised, self._leaves = False, False, ""
+            self._idle, self._raised, self._skipping = False, False, ""
 
     def tell(self, batch: dict) -> dict:
         """Adds this process's mark to a batch."""
@@ -109,13 +109,13 @@ class Stop:
     def watch(self, received: int) -> None:
         """Answers signals whose numbers come through a pipe: in a thread, so that the answer also
         comes while the main thread compiles."""
-        heard = False
+        announced = False
         while (data := os.read(received, 1)) and data != _END:
             number = data[0]
             if number not in _SIGNALS:
                 continue
-            if not heard:
-                heard = True
+            if not announced:
+                announced = True
                 # The main thread knows what it will do, unless it is deep in a library.
                 decided = self._decided.wait(_SOON)
                 answer = self._answer if decided else self._what_happens(number)
@@ -131,7 +131,7 @@ class Stop:
                 self._end(EXIT_AT_ONCE)
 
     def _ends(self):
-        return self._idle and not self._leaves
+        return self._idle and not self._skipping
 
     def _what_happens(self, number):
         if self._ends():
@@ -140,7 +140,7 @@ class Stop:
                 f" {EXIT_PREEMPTED})"
             )
         again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-        return (self._leaves or "saving a checkpoint after this step") + again
+        return (self._skipping or "saving a checkpoint after this step") + again
 
     def _end_later(self):
         ending = threading.Timer(self.patience, self._end_idle)
@@ -179,7 +179,7 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         yield _current
         return
     if whole:
-        atexit.register(_deaf)
+        atexit.register(_ignore_signals)
     stop = Stop(whole)
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -234,7 +234,7 @@ def _leave(number: int, frame: object) -> None:
     os._exit(EXIT_PREEMPTED)
 
 
-def _deaf() -> None:
+def _ignore_signals() -> None:
     """Ignores signals in the last moments of the process, when Python would let one kill it."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -263,7 +263,7 @@ def abstract_batch(
             boxes=shape(v, 4),
             flips=shape(v, of=np.bool_),
             masks=shape(v, n, of=np.bool_) if mask else None,
-            keep=shape(v, mask.kept(n), of=np.int32) if mask and mask.drop else None,
+            keep=shape(v, mask.visible(n), of=np.int32) if mask and mask.drop else None,
         )
     return batch
 

@@ -10,7 +10,7 @@ import numpy as np
 from ssl_jax.convert.fill import Weights
 
 
-def settle(weights: Weights, model: Mapping[str, Any]) -> Weights:
+def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:
     """Weights whose tokens, LayerScale and mask vector are those of the network described.
 
     - Codes that a library adds to registers (timm does by default) go into the registers.
