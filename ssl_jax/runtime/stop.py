@@ -106,11 +106,11 @@ class Stop:
         self._raised = True  # once: not again in what cleans up behind it
         raise Interrupted
 
-    def watch(self, received: int) -> None:
+    def watch(self, reading: int) -> None:
         """Answers signals whose numbers come through a pipe: in a thread, so that the answer also
         comes while the main thread compiles."""
         announced = False
-        while (data := os.read(received, 1)) and data != _END:
+        while (data := os.read(reading, 1)) and data != _END:
             number = data[0]
             if number not in _SIGNALS:
                 continue
@@ -184,12 +184,12 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    received, sent = os.pipe()
-    os.set_blocking(sent, False)
-    watching = threading.Thread(target=stop.watch, args=(received,), daemon=True)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    watching = threading.Thread(target=stop.watch, args=(reading,), daemon=True)
     watching.start()
     before = _handled_by(stop)
-    woken = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
+    woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     _current = stop
     try:
         yield stop
@@ -200,10 +200,10 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, _leave if whole else handler)
-        os.write(sent, _END)
+        os.write(writing, _END)
         watching.join(PATIENCE)  # a thread that writes to stdout while Python ends makes it abort
-        os.close(sent)
-        os.close(received)
+        os.close(writing)
+        os.close(reading)
 
 
 def leave_last() -> float:
