@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from ssl_jax import losses, ops
 from ssl_jax.config import key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.views import recipe
+from ssl_jax.views import configured
 
 
 def defaults() -> dict:
@@ -45,7 +45,7 @@ class Outputs(NamedTuple):
 def make(config: ConfigDict) -> base.Method:
     """DINO with the networks and settings of a resolved config."""
     c, m = config.dino, config.model
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m)
     head = multicrop.prototype_head(m, c, c.prototypes)
 

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.views import recipe
+from ssl_jax.views import configured, recipe
 
 
 def defaults() -> dict:
@@ -85,7 +85,7 @@ class Outputs(NamedTuple):
 def make(config: ConfigDict) -> base.Method:
     """DINOv2 with the networks and settings of a resolved config."""
     c, m = config.dinov2, config.model
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m, masked=True)
     head, patch_head = (
         multicrop.prototype_head(m, c, part.prototypes, part.bottleneck)

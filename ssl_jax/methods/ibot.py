@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
-from ssl_jax.views import recipe
+from ssl_jax.views import configured, recipe
 
 
 def defaults() -> dict:
@@ -87,7 +87,7 @@ def make(config: ConfigDict) -> base.Method:
     """iBOT with the networks and settings of a resolved config."""
     c, m = config.ibot, config.model
     with_patches = c.patch.weight > 0
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m, masked=with_patches)
     prototypes = {"cls": c.cls.prototypes, "patch": c.patch.prototypes or c.cls.prototypes}
     head, patch_head = (multicrop.prototype_head(m, c, number) for number in prototypes.values())

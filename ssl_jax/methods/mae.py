@@ -17,7 +17,7 @@ from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import decoder, position, zoo
-from ssl_jax.views import masks, recipe
+from ssl_jax.views import configured, masks, recipe
 
 
 def defaults() -> dict:
@@ -80,8 +80,8 @@ def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
     none)."""
     v = config.views
     dropped = masks.MaskRecipe(kind="random", ratio=tuple(v.mask_ratio), drop=True)
-    draws = recipe.photometric_of_one(v)
-    group = recipe.group_of(v, config.model.patch, count=1, photometric=draws, mask=dropped)
+    draws = configured.photometric_of_one(v)
+    group = configured.group_of(v, config.model.patch, count=1, photometric=draws, mask=dropped)
     return recipe.ViewRecipe((("global", group),))
 
 

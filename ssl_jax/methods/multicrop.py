@@ -13,7 +13,7 @@ from ssl_jax.config import InputError, Key, key
 from ssl_jax.methods import base
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.models.functional import Model
-from ssl_jax.views import recipe
+from ssl_jax.views import configured, recipe
 
 GLOBAL_TOKENS = ("cls", "mean")
 
@@ -239,7 +239,7 @@ def check_weights(config: ConfigDict) -> None:
         )
     if not weights["patch"]:
         return
-    group = recipe.recipe_multicrop(v, config.model.patch)
+    group = configured.recipe_multicrop(v, config.model.patch)
     if v.mask == "none" or v.mask_prob == 0 or recipe.max_masked(group, "global") == 0:
         raise InputError(
             f'views.mask is "{v.mask}", mask_ratio {v.mask_ratio}, mask_prob {v.mask_prob}, so no '

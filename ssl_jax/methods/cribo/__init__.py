@@ -23,7 +23,7 @@ from ssl_jax.methods.cribo.levels import Level
 from ssl_jax.methods.cribo.settings import check, defaults, position_weight
 from ssl_jax.models import heads
 from ssl_jax.ops import devices
-from ssl_jax.views import boxes, recipe
+from ssl_jax.views import boxes, configured
 
 __all__ = ["Outputs", "check", "defaults", "make"]
 
@@ -42,7 +42,7 @@ class Outputs(NamedTuple):
 def make(config: ConfigDict) -> base.Method:
     """CrIBo with the networks and settings of a resolved config."""
     c, m = config.cribo, config.model
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m)
     trunk = heads.projection_head(
         m.width, hidden=c.head_hidden, out=c.head_bottleneck, init_std=m.init_std, dtype=m.dtype

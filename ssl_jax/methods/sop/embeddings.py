@@ -17,7 +17,7 @@ from ssl_jax import ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models import heads
-from ssl_jax.views import recipe
+from ssl_jax.views import configured, recipe
 
 _RISES = base.Meaning(
     rises_with="cls_usage",
@@ -74,7 +74,7 @@ def check(config: ConfigDict) -> None:
 def method(config: ConfigDict, objective: Callable) -> base.Method:
     """The networks and memories of a resolved config as a Method with this objective."""
     c, m = config[config.method], config.model
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     with_patches = "patch" in tasks(c)
     most_masked = recipe.max_masked(views, "global")
     backbone = multicrop.encoders(m, masked=with_patches)
