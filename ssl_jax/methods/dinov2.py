@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.views import configured, recipe
 
 
@@ -30,9 +30,9 @@ def defaults() -> dict:
     return dict(
         head_hidden=key(2048, "width of a head's two hidden layers", least=1, most=65536),
         separate_head=key(True, "patches have a head of their own, or (False) the class token's"),
-        freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
-        global_token=multicrop.token_key(),
-        **multicrop.temperature_keys(),
+        freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
+        global_token=section_keys.token_key(),
+        **section_keys.temperature_keys(),
         centering=key(
             "sinkhorn",
             'of the targets: "sinkhorn" balances a batch, "ema" subtracts running means (DINO)',
@@ -55,8 +55,8 @@ def defaults() -> dict:
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c = config.dinov2
-    multicrop.check_weights(config)
-    multicrop.check_token(config)
+    section_keys.check_weights(config)
+    section_keys.check_token(config)
     for name in ("prototypes", "bottleneck"):
         if not c.separate_head and c.patch[name] != c.cls[name]:
             raise InputError(

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.views import configured, recipe
 
 
@@ -25,18 +25,18 @@ def defaults() -> dict:
     )
     center_momentum = key(0.9, "of the moving average of teacher logits", least=0, below=1)
     return dict(
-        **multicrop.head_keys(),
+        **section_keys.head_keys(),
         shared_head=key("all", shared, choices=("all", "mlp", "none")),
         norm_last_layer=key(False, "gain of the last layer fixed at 1, or (False) learned"),
-        freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
-        global_token=multicrop.token_key(),
+        freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
+        global_token=section_keys.token_key(),
         student_temperature=key(0.1, "tau_s, of both losses", above=0),
-        teacher_temperature_epochs=multicrop.warmup_key(),
+        teacher_temperature_epochs=section_keys.warmup_key(),
         centering=key(True, "False: the ablation that collapses"),
         cls=dict(
             weight=key(1.0, "lambda_1", least=0),
             prototypes=key(8192, "K, of the class token", least=2, most=2**24),
-            **multicrop.target_temperature_keys(),
+            **section_keys.target_temperature_keys(),
             center_momentum=center_momentum,
         ),
         patch=dict(
@@ -44,7 +44,7 @@ def defaults() -> dict:
             prototypes=key(
                 0, "K of the patches; 0 = as many as cls.prototypes", least=0, most=2**24
             ),
-            **multicrop.target_temperature_keys(),
+            **section_keys.target_temperature_keys(),
             center_momentum=center_momentum,
         ),
     )
@@ -53,8 +53,8 @@ def defaults() -> dict:
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c = config.ibot
-    multicrop.check_weights(config)
-    multicrop.check_token(config)
+    section_keys.check_weights(config)
+    section_keys.check_token(config)
     if c.patch.prototypes == 1:
         raise InputError(
             "ibot.patch.prototypes is 1; use at least 2, or 0 for as many as ibot.cls.prototypes"

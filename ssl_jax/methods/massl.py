@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.methods.sop import embeddings
 
 
@@ -31,7 +31,7 @@ def defaults() -> dict:
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     embeddings.check(config)
-    multicrop.check_no_masks(config, "MaSSL")
+    section_keys.check_no_masks(config, "MaSSL")
     c = config.massl.cls
     if c.anchors * c.tasks > c.memory:
         raise InputError(

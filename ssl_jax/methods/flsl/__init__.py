@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.methods.flsl import crops, modes
 from ssl_jax.models import heads
 from ssl_jax.views import windows
@@ -68,8 +68,8 @@ def defaults() -> dict:
         prototypes=key(
             4096, "K, centroids: rows of the last layer, with gain 1", least=2, most=2**24
         ),
-        freeze_last_layer_epochs=multicrop.freeze_key("the last layer and its moments"),
-        **multicrop.temperature_keys(),
+        freeze_last_layer_epochs=section_keys.freeze_key("the last layer and its moments"),
+        **section_keys.temperature_keys(),
         targets=key(
             "softmax",
             'softmax of the teacher; "centered": minus a moving average, as DINO; "batch_softmax":'
@@ -83,7 +83,7 @@ def defaults() -> dict:
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c, v, m = config.flsl, config.views, config.model
-    multicrop.check_no_masks(config, "FLSL")
+    section_keys.check_no_masks(config, "FLSL")
     if m.cls or m.queries:
         raise InputError("FLSL has patch tokens only; set model.cls=False and model.queries=0")
     if v.global_count not in (1, 2):

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.models import heads
 from ssl_jax.views import configured, recipe
 
@@ -49,8 +49,8 @@ def shared_keys() -> dict:
     return dict(
         head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
         head_out=key(256, "d, width of the L2-normalised embedding", least=1, most=65536),
-        global_token=multicrop.token_key(),
-        **multicrop.temperature_keys(),
+        global_token=section_keys.token_key(),
+        **section_keys.temperature_keys(),
     )
 
 
@@ -61,9 +61,9 @@ def tasks(section: ConfigDict) -> tuple[str, ...]:
 
 def check(config: ConfigDict) -> None:
     """Refuses settings of the shared keys that contradict each other. Raises InputError."""
-    multicrop.check_token(config)
+    section_keys.check_token(config)
     if "patch" in config[config.method]:
-        multicrop.check_weights(config)
+        section_keys.check_weights(config)
     if config.views.global_count != 2:
         raise InputError(
             f"views.global_count is {config.views.global_count}; {config.method.upper()} needs"
