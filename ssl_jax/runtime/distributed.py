@@ -268,8 +268,8 @@ class Watchdog:
         watchdog.phase("step 12")        # something happened, and this comes next
 
     When a phase lasts longer than that, its name, the process and where each of its threads stands
-    go to stderr; again after twice the time, and so on. Of a compilation it only says that it goes
-    on. 0 seconds: never.
+    go to stderr; again after twice the time, and so on. A compilation is only named. 0 seconds:
+    never.
     """
 
     def __init__(self, seconds: float, stream: TextIO | None = None):

@@ -143,16 +143,16 @@ class _Reader:
 
     def __init__(self, module: Module):
         self._module = module
-        self._known: dict[str, _Costs] = {}
+        self._totals: dict[str, _Costs] = {}
 
     def costs(self, name: str) -> _Costs:
         """The costs of a computation, with those of the computations that it calls."""
-        if name not in self._known:
+        if name not in self._totals:
             totals = _Costs(*(Counter() for _ in _Costs._fields))
             for instruction in self._module.computations[name]:
                 self._add(instruction, totals)
-            self._known[name] = totals
-        return self._known[name]
+            self._totals[name] = totals
+        return self._totals[name]
 
     def _add(self, one: Instruction, totals: _Costs) -> None:
         kind, line = one.base, self._module.where(one)
