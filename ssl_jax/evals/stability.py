@@ -67,7 +67,7 @@ def parts(encoder: Any, images: np.ndarray) -> stability.Parts:
     return stability.Parts(np.asarray(features.image)[:, None], np.asarray(features.patches))
 
 
-def _measured(case, settings) -> tuple[stability.Shifted, tuple[float, float]]:
+def _measured(case: Case, settings: Settings) -> tuple[stability.Shifted, tuple[float, float]]:
     """See `scores.stability.measured`. Raises InputError for images that are too small or few."""
 
     def function(images):  # with one shape for the network

@@ -2,10 +2,26 @@
 
 from collections.abc import Mapping
 
+import jax
 import numpy as np
+from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
 from ssl_jax.methods.pictures.base import Panel, Picture
+from ssl_jax.models import tokenizer
+
+
+def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
+    """What a network rebuilt, as pixels [B, H, W, 3] in [0, 1].
+
+    config: of the run, whose method's section names the tokenizer if there is one. rebuilt: the
+    extra of that name: pixels, or codes int [B, h, w] of the tokenizer.
+    """
+    if not np.issubdtype(rebuilt.dtype, np.integer):
+        return np.asarray(rebuilt)
+    decode = tokenizer.target("vq", config.model.patch).decode
+    assert decode is not None
+    return np.asarray(decode(config[config.method].tokenizer, rebuilt))
 
 
 def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:

@@ -1,13 +1,10 @@
 """What STELLAR shows (figs. 3 to 5): rebuilt images, localization maps, concepts."""
 
-import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.methods.pictures import reconstructions
 from ssl_jax.methods.pictures.base import Panel, Picture, register
-from ssl_jax.models import tokenizer
 
 _TOKENS = 6  # maps shown per image, those that cover most
 _ROWS, _COLUMNS = 4, 8  # concepts, and images of each
@@ -24,24 +21,13 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     if rebuilt is not None:
         title = "Images rebuilt from their sparse tokens"
         drawn["reconstructions"] = reconstructions.picture(
-            images, pixels(encoder.config, rebuilt), title
+            images, reconstructions.pixels(encoder.config, rebuilt), title
         )
     if maps is not None:
         drawn["localization"] = _maps(images, maps)
         if share is not None:
             drawn["concepts"] = _concepts(images, maps, share)
     return drawn
-
-
-def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
-    """What STELLAR rebuilt, as pixels [B, H, W, 3] in [0, 1].
-
-    config: of the run. rebuilt: the extra of that name: pixels, or a tokenizer's codes [B, h, w].
-    """
-    goal = tokenizer.target(config.stellar.target, config.model.patch)
-    return np.asarray(
-        rebuilt if goal.decode is None else goal.decode(config.stellar.tokenizer, rebuilt)
-    )
 
 
 def _maps(images, localization) -> Picture:
