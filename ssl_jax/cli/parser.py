@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from ssl_jax.config import InputError, unknown
 
@@ -13,12 +14,14 @@ class Parser(argparse.ArgumentParser):
     returns more text for {table}; it is called for --help alone, since it imports what it lists.
     """
 
-    def __init__(self, *, text: str, table: Callable[[], str] | None = None, **options):
+    def __init__(
+        self, *, text: str, table: Callable[[], str] | None = None, **options: Any
+    ) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **options)
         self._text, self._table = text, table or str
         self.takes_keys = "\n  --config." in text  # whether it reads --config.KEY=VALUE
 
-    def error(self, message: str):
+    def error(self, message: str) -> NoReturn:
         """Raises InputError; for a missing argument it says what the argument is."""
         if names := message.partition("required: ")[2]:
             name = names.split(", ")[0]

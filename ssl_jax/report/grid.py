@@ -9,6 +9,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
+from numpy.typing import ArrayLike
 
 from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.report.style import GRID_STYLE, LINES, class_colors, paint, save, set_title
@@ -191,13 +192,13 @@ def _unit(heat, from_zero: bool) -> np.ndarray:
     return (heat - low) / (high - low) if high > low else heat * 0
 
 
-def legend_entry(palette, which: str | int, text: str) -> Patch:
+def legend_entry(palette: np.ndarray, which: str | int, text: str) -> Patch:
     """A line of the legend: a colour, or that of a label."""
     color = which if isinstance(which, str) else tuple(paint(which, palette))
     return Patch(facecolor=color, edgecolor="#999999", linewidth=0.5, label=text)
 
 
-def as_float(image):
+def as_float(image: ArrayLike) -> np.ndarray:
     """An image as floats in [0, 1]: uint8 divided by 255, floats clipped."""
     image = np.asarray(image)
     return image / 255.0 if image.dtype == np.uint8 else np.clip(image, 0, 1)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib import colormaps, colors
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
@@ -51,7 +52,7 @@ class Line(NamedTuple):
 
 
 def draw_lines(
-    ax, lines: Iterable[Line], *, smooth: float = 0.0, points: int = 2**31, marked: int = 11
+    ax: Axes, lines: Iterable[Line], *, smooth: float = 0.0, points: int = 2**31, marked: int = 11
 ) -> None:
     """Draws lines into axes.
 

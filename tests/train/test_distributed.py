@@ -105,7 +105,7 @@ def test_an_address_where_nobody_can_listen_is_refused_at_once(place):
 def test_a_coordinator_that_never_answers_ends_the_process():
     with socket.create_server(("", 0)) as server:  # takes connections, and says nothing
         code = (
-            "from ssl_jax.train import distributed; distributed._TOGETHER = 2;"
+            "from ssl_jax.runtime import distributed; distributed._TOGETHER = 2;"
             f" distributed.connect('localhost:{server.getsockname()[1]}', 2, 1)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
