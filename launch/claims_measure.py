@@ -88,8 +88,8 @@ def on_record(name: str, record: dict, network: str) -> bool:
 def shifts(encoder) -> dict[str, float]:
     """The same pictures moved by a quarter of their side, up, then to the left, in whole patches.
 
-    what: see `stability.kept`. where: correlation of the localization maps of matched tokens where
-    the picture went, minus that at the same place of the grid. Both in percent.
+    what: see `stability.invariance`. where: correlation of the localization maps of matched tokens
+    where the picture went, minus that at the same place of the grid. Both in percent.
     """
     config = encoder.config
     side, patch = config.model.image_size, config.model.patch
@@ -100,7 +100,7 @@ def shifts(encoder) -> dict[str, float]:
     for axis in (1, 2):
         window = range(step * patch, step * patch + side)
         after = _extras(encoder, large.take(window, axis)[:, :side, :side])
-        what.append(stability.kept(before["tokens"], after["tokens"]))
+        what.append(stability.invariance(before["tokens"], after["tokens"]))
         index = stability.matching(before["tokens"], after["tokens"])
         first = before["localization"]
         last = stability.matched(index, after["localization"], axis=3)
@@ -115,7 +115,7 @@ def shifts(encoder) -> dict[str, float]:
 
 
 def crops(encoder) -> dict[str, float]:
-    """Two random crops of each picture: how alike their tokens are, in percent of `kept`."""
+    """Two random crops of each picture: how alike their tokens are, in percent of `invariance`."""
     size = encoder.config.model.image_size
     large = images_of(pictures(encoder.config, beyond=size), range(_PICTURES))
     rng, crop = (
@@ -128,7 +128,7 @@ def crops(encoder) -> dict[str, float]:
         ]
         for _ in range(2)
     )
-    return {"crops": 100 * stability.kept(first, second)}
+    return {"crops": 100 * stability.invariance(first, second)}
 
 
 def _extras(encoder, images) -> dict[str, np.ndarray]:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.registry import BASELINES, NoSettings, Protocol, register_module
+from ssl_jax.methods.pictures.base import Classes
 from ssl_jax.scores import metrics
 from ssl_jax.scores.classification import TOP, accuracies
 

@@ -17,9 +17,10 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError, field
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
 from ssl_jax.features import latents
+from ssl_jax.methods.pictures import reconstructions
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.models import tokenizer
 from ssl_jax.ops import numerics
 from ssl_jax.scores import rebuild

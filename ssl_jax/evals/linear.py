@@ -16,9 +16,9 @@ from ssl_jax.config import InputError, field
 from ssl_jax.data.source import make_source
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import crops, tokens
+from ssl_jax.methods.pictures.base import Classes
 from ssl_jax.ops import numerics
 from ssl_jax.scores import metrics
 from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, predict

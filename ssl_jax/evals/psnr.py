@@ -2,29 +2,14 @@
 
 from collections.abc import Iterator
 
-import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
 from ssl_jax.features.windows import filled
-from ssl_jax.models import tokenizer
+from ssl_jax.methods.pictures.reconstructions import pixels
 from ssl_jax.scores import rebuild
-
-
-def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
-    """What a network rebuilt, as pixels [B, H, W, 3] in [0, 1].
-
-    config: of the run, whose method's section names the tokenizer if there is one. rebuilt: the
-    extra of that name: pixels, or codes int [B, h, w] of the tokenizer.
-    """
-    if not np.issubdtype(rebuilt.dtype, np.integer):
-        return np.asarray(rebuilt)
-    decode = tokenizer.target("vq", config.model.patch).decode
-    assert decode is not None
-    return np.asarray(decode(config[config.method].tokenizer, rebuilt))
 
 
 def batches(case: Case) -> Iterator[tuple[np.ndarray, int]]:

@@ -6,8 +6,9 @@
 
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
+from ssl_jax.methods.pictures import reconstructions
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import rebuild
 
 _SHOWN = 6  # test images of the picture

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import register_module
 from ssl_jax.evals.segment import inference, pictures, selection
 from ssl_jax.evals.segment.protocols import PROTOCOLS
 from ssl_jax.evals.segment.selection import outcome
 from ssl_jax.evals.segment.settings import Settings, check
+from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.runtime import sharding
 from ssl_jax.scores import metrics
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import Classes, Panel, Picture, class_name
 from ssl_jax.evals.segment.inference import Scored
 from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.methods.pictures.base import Classes, Panel, Picture, class_name
 from ssl_jax.scores import metrics
 
 SHOWN = 6  # test images

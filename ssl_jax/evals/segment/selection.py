@@ -8,6 +8,7 @@ import numpy as np
 
 from ssl_jax.config import InputError, check_multiple
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.segment import inference, network, records, training
 from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.runtime import distributed, sharding
@@ -119,7 +120,7 @@ def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Reco
         )
         for name in ("train", "test")
     )
-    metrics.check_classes("segment", case.train, train.masks(), "masks")
+    check_classes("segment", case.train, train.masks(), "masks")
     return train, test, named or metrics.num_classes(train.masks(), test.masks())
 
 

@@ -14,11 +14,11 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import boxes as boxes_picture
-from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import BASELINES, register_module
 from ssl_jax.evals.yolos.prediction import predict
 from ssl_jax.evals.yolos.settings import PROTOCOLS, Settings
 from ssl_jax.evals.yolos.training import train
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import detection
 
 __all__ = ["PROTOCOLS", "Settings", "check", "figures", "score"]
