@@ -21,7 +21,7 @@ from ssl_jax.config import COMPUTED, OPEN, InputError, Key, key, unknown
 from ssl_jax.data import source
 from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
-from ssl_jax.train import checkpoint, log, optim, schedule, trackers
+from ssl_jax.train import checkpoint, log, optim_settings, schedule, trackers
 from ssl_jax.views import loader
 from ssl_jax.views import section as views
 
@@ -64,7 +64,7 @@ def sections() -> dict:
         data=source.defaults() | loader.defaults(),
         views=views.defaults(),
         model=zoo.defaults(),
-        optim=optim.defaults(),
+        optim=optim_settings.defaults(),
         teacher=schedule.defaults(),
         mesh=sharding.defaults(),
         checkpoint=checkpoint.defaults(),
@@ -211,7 +211,7 @@ def validate(config: ConfigDict, num_devices: int | None) -> None:
     if config.data.area_crops and config.data.crop_on == "device":
         raise InputError('data.area_crops is for crops on the host; set data.crop_on="host"')
     zoo.check(config)
-    optim.check(config)
+    optim_settings.check(config)
     if num_devices is not None:
         sharding.check(config, num_devices)
     source.check("data", config.data, config.data.dir)

@@ -1,6 +1,6 @@
 """The config's machinery: how keys are declared, config files, storing and comparing.
 
-A config is a plain `ml_collections.ConfigDict`. Each of its keys is declared once, beside the code
+A config is a plain `ml_collections.ConfigDict`. Each of its keys is declared once, next to the code
 that reads it, as a `Key` in the dict that the function `defaults()` of that module returns;
 `ssl_jax.settings` puts the sections together. This package imports `ssl_jax.config.reading` alone.
 """

@@ -14,14 +14,14 @@ from ml_collections import ConfigDict
 from ssl_jax.config.errors import InputError, nearest, unknown
 
 
-def load(name_with_arg: str, known: Collection[str] = ()) -> ConfigDict:
+def load(name_with_arg: str, declared: Collection[str] = ()) -> ConfigDict:
     """Runs `get_config` of a config file.
 
     Args:
       name_with_arg: "sop:vits16" calls get_config("vits16") of the config sop that comes with the
         package, "sop" its get_config(). A name that ends in .py is the path of a file:
         "configs/mine.py:vits16".
-      known: all keys there are, among which an error looks for the nearest one.
+      declared: all keys there are, among which an error looks for the nearest one.
 
     Returns:
       A locked config, not validated yet.
@@ -41,7 +41,7 @@ def load(name_with_arg: str, known: Collection[str] = ()) -> ConfigDict:
         config = get_config(arg) if arg else get_config()
     except (AttributeError, KeyError, TypeError) as error:
         # How ml_collections reports an unknown key or a wrong type.
-        raise InputError(f"{name_with_arg}: {_reason(error, known)}") from error
+        raise InputError(f"{name_with_arg}: {_reason(error, declared)}") from error
     if not isinstance(config, ConfigDict):
         raise InputError(
             f"{name}: get_config must return an ml_collections.ConfigDict, got"
@@ -117,7 +117,7 @@ def read_module(path: Path) -> types.ModuleType:
     return module
 
 
-def _reason(error: Exception, known: Collection[str]) -> str:
+def _reason(error: Exception, declared: Collection[str]) -> str:
     """One line from an error of ml_collections about an unknown key (which lists its section) or a
     wrong type.
     """
@@ -126,4 +126,4 @@ def _reason(error: Exception, known: Collection[str]) -> str:
     if key is None:
         return f"{type(error).__name__}: {text}".replace(" (reference)", "")
     present = re.findall(r"'(\w+)\\?': ", text)
-    return unknown("config key", key[1], present if nearest(key[1], present) else known)
+    return unknown("config key", key[1], present if nearest(key[1], present) else declared)

@@ -257,12 +257,12 @@ def is_like(value: object, example: object) -> bool:
 
 def wrong_type(key: str, value: object, current: object) -> str:
     """Message for a value that cannot stand where `current` stands."""
-    return f"{key} is {value!r}; it must be {_wanted(current)}, for example {current!r}"
+    return f"{key} is {value!r}; it must be {_type_text(current)}, for example {current!r}"
 
 
-def _wanted(current) -> str:
+def _type_text(current) -> str:
     if isinstance(current, tuple):
-        return f"a tuple of {_wanted(current[0]).split()[-1]}s" if current else "a tuple"
+        return f"a tuple of {_type_text(current[0]).split()[-1]}s" if current else "a tuple"
     return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}.get(
         type(current), f"a {type(current).__name__}"
     )

@@ -12,15 +12,15 @@ def local(path: str | os.PathLike) -> Path:
     try:
         if "\0" in str(path):
             raise ValueError("a zero byte")
-        found = Path(path).expanduser()
-        found.exists()
+        expanded = Path(path).expanduser()
+        expanded.exists()
     except (RuntimeError, ValueError, OSError) as error:
         raise InputError(f"{str(path)[:200]!r} is not a valid path: {error}") from error
-    return found
+    return expanded
 
 
 def absolute(path: str | Path) -> Path:
     """The path as it is called from any folder: from the root, "~" and ".." resolved, which
     libraries refuse; links stay. Raises InputError, see `local`."""
-    found = local(path).absolute()
-    return found.resolve() if ".." in found.parts else found
+    full = local(path).absolute()
+    return full.resolve() if ".." in full.parts else full

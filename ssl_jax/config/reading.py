@@ -1,7 +1,7 @@
 """The one place that opens files of others: only regular ones, which neither wait for ever, as a
 pipe does, nor never end, as a device does; and no more of them than memory holds.
 
-What is wrong with a file is said in OSError and ValueError. This module imports nothing of the
+OSError and ValueError say what is wrong with a file. This module imports nothing of the
 package.
 """
 
@@ -44,7 +44,7 @@ def read_bytes(path: str | os.PathLike, most: int | None = None) -> bytes:
 
 
 def open_npz(path: str | os.PathLike) -> Any:
-    """The arrays of an .npz file, each read when it is asked for (NumPy's NpzFile); never a pickle.
+    """The arrays of an .npz file, each read on access (NumPy's NpzFile); never a pickle.
     Raises what NumPy does, and ValueError as `check_unpacked` does."""
     import numpy as np
 
@@ -61,9 +61,9 @@ def check_zip(path: str | os.PathLike) -> None:
 def check_unpacked(path: str | os.PathLike, size: int) -> None:
     """Raises ValueError where a file becomes so many bytes of weights and is far smaller, as none
     is: weights hardly compress."""
-    own = os.path.getsize(path)
-    if size > max(_UNPACKED, _RATIO * own):
-        raise ValueError(f"its {own:,} bytes unpack to {size / 2**20:,.0f} MiB")
+    packed = os.path.getsize(path)
+    if size > max(_UNPACKED, _RATIO * packed):
+        raise ValueError(f"its {packed:,} bytes unpack to {size / 2**20:,.0f} MiB")
 
 
 _UNPACKED, _RATIO = 2**26, 20  # bytes that any file may unpack to, and how many times its own

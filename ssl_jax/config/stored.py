@@ -73,9 +73,9 @@ def json_object(
         raise InputError(f"{what} has more than {_DEEPEST} levels")
     for name, example in examples.items():
         section, _, last = name.rpartition(".")
-        found = ((value.get(section) or {}) if section else value).get(last)
-        if found is not None:
-            Key(example, "").check(f"{what}: {name}", found)
+        item = ((value.get(section) or {}) if section else value).get(last)
+        if item is not None:
+            Key(example, "").check(f"{what}: {name}", item)
     return value
 
 
@@ -113,8 +113,8 @@ def fingerprint(config: ConfigDict, declared: dict[str, Key]) -> dict[str, Any]:
             return declared[name].free
         # Not a key of this version: free where its whole section is.
         section = name.split(".")[0]
-        others = [k.free for other, k in declared.items() if other.startswith(f"{section}.")]
-        return section in OPEN or (bool(others) and all(others))
+        flags = [k.free for other, k in declared.items() if other.startswith(f"{section}.")]
+        return section in OPEN or (bool(flags) and all(flags))
 
     records = f"{COMPUTED}.num_records"
     values = flatten(config)
@@ -136,7 +136,7 @@ def compare_for_resume(
 
     new = {name: value for name, value in new.items() if name in old or not off(value)}
 
-    def said(values, name):
+    def text(values, name):
         return repr(values[name]) if name in values else "absent"
 
     def moved(name):
@@ -144,8 +144,8 @@ def compare_for_resume(
         key, before, now = declared.get(name), old.get(name), new.get(name)
         if key is None or not key.path or not before or not now:
             return False
-        there = absolute(before)
-        return there == Path(now) or (there.name == Path(now).name and not there.exists())
+        old_path = absolute(before)
+        return old_path == Path(now) or (old_path.name == Path(now).name and not old_path.exists())
 
     differing = [name for name in changed(old, new) if not moved(name)]
-    return [f"{name} is {said(old, name)} there, {said(new, name)} here" for name in differing]
+    return [f"{name} is {text(old, name)} there, {text(new, name)} here" for name in differing]

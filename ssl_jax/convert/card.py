@@ -10,7 +10,7 @@ class About(NamedTuple):
     """What no tensor says.
 
     method: the name. data: what it was trained on, in words. step: of the run, or None.
-    results: {row: {score: number}}, the network beside its baselines. command: that trained it.
+    results: {row: {score: number}}, of the network and its baselines. command: that trained it.
     notes: {name: anything JSON}.
     """
 

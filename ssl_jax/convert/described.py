@@ -1,5 +1,5 @@
-"""What is known of a network beside its weights: read from a folder's config.json, or to be written
-into one."""
+"""What is known of a network besides its weights, read from a folder's config.json, or to be
+written into one."""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ _FREE = ("drop_path", "init_std", "position_std", "scan", "attention", "remat", 
 class Described(NamedTuple):
     """What a config.json says beyond the shapes of the tensors; empty where there is none.
 
-    family: key of tables.FAMILIES, or "" if the names have to tell.
+    family: key of tables.FAMILIES, or "" if it has to be recognised by the names.
     model: fields of models.vit.ViTConfig.
     image: what stands for the image, see `methods.encoder.published`; "" = unknown.
     method: that trained it, "" = unknown.
@@ -45,21 +45,21 @@ class Network(NamedTuple):
 class Folder(NamedTuple):
     """A network as a library has it.
 
-    tensors: by the library's names. config: of config.json. others: further files, {name: JSON}.
+    tensors: by the library's names. config: of config.json. files: further files, {name: JSON}.
     library: its name. model: its class or architecture. remarks: where it computes something else
     or asks for something, one sentence each.
     """
 
     tensors: dict[str, np.ndarray]
     config: dict[str, Any]
-    others: dict[str, Any]
+    files: dict[str, Any]
     library: str
     model: str
     remarks: list[str]
 
 
 def section(network: Network) -> dict[str, Any]:
-    """Our own entry of config.json, from which `own_words` gives the network back."""
+    """Our own entry of config.json, from which `with_own_entry` gives the network back."""
     model = {
         field.name: getattr(network.shape, field.name)
         for field in dataclasses.fields(vit.ViTConfig)
@@ -68,7 +68,7 @@ def section(network: Network) -> dict[str, Any]:
     return {"method": network.method, "image": network.image, "model": model}
 
 
-def own_words(config: dict[str, Any], described: Described) -> Described:
+def with_own_entry(config: dict[str, Any], described: Described) -> Described:
     """`described` with what our own entry of the same config.json says. Raises InputError if it is
     not as `section` writes it."""
     entry = config.get(SECTION)

@@ -5,90 +5,17 @@ it.
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ssl_jax import trees
 from ssl_jax.config import InputError
+from ssl_jax.convert.weights import Report as Report
+from ssl_jax.convert.weights import Source as Source
+from ssl_jax.convert.weights import Weights as Weights
+from ssl_jax.convert.weights import brief as brief
 from ssl_jax.models import position
-
-
-class Weights(NamedTuple):
-    """A tree of weights from elsewhere, under our paths.
-
-    source: the file or folder, for messages.
-    title: whose weights, for messages.
-    arrays: {path: array}.
-    names: {path: what the source calls it}.
-    left: names in the source that have no path.
-    model: what a config's `model` section must say for these weights to mean here what they meant
-      there.
-    note: what nobody can check, for the report.
-    """
-
-    source: str
-    title: str
-    arrays: dict[str, Any]
-    names: dict[str, str]
-    left: tuple[str, ...]
-    model: dict[str, Any]
-    note: str = ""
-
-
-class Source(NamedTuple):
-    """All that is in one place.
-
-    family: key of tables.FAMILIES; "" for our own checkpoints.
-    method: ours that the weights belong to; "" if to none in particular.
-    trees: by part, "student" or "teacher", or "" where nothing says which.
-    """
-
-    family: str
-    method: str
-    trees: dict[str, Weights]
-
-    def tree(self, part: str) -> Weights:
-        """The tree of that part, or else the one there is."""
-        return next(self.trees[key] for key in (part, "", *self.trees) if key in self.trees)
-
-
-class Report(NamedTuple):
-    """What became of every tensor. str() is the text for a log.
-
-    matched: {our path: name in the source}.
-    left: names in the source that went nowhere.
-    missing: our paths that keep their values.
-    notes: what was changed beyond transposition, and what to look after.
-    """
-
-    source: str
-    title: str
-    matched: dict[str, str]
-    left: tuple[str, ...]
-    missing: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.source}: {self.title}; loaded {len(self.matched)} of"
-            f" {len(self.matched) + len(self.missing)} parameters"
-        ]
-        lines += [f"  newly initialised: {brief(self.missing)}"] if self.missing else []
-        lines += [f"  not used: {brief(self.left)}"] if self.left else []
-        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
-
-
-def brief(names: Iterable[str], most: int = 12) -> str:
-    """Names on one line: those that differ in numbers only are one ("blocks/*/norm1/scale x 12"),
-    and of many only the first.
-    """
-    counts: dict[str, int] = {}
-    for name in names:
-        key = re.sub(r"(?<![^/.])\d+(?![^/.])", "*", name)
-        counts[key] = counts.get(key, 0) + 1
-    texts = [f"{key} x {count}" if count > 1 else key for key, count in counts.items()]
-    return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def fill(
@@ -111,35 +38,35 @@ def fill(
         named); another number of blocks; numbers that are not finite; a model that computes
         something else with these weights.
     """
-    wanted = trees.shapes(params)
+    shapes = trees.shapes(params)
     notes: list[str] = []
-    if only and not any(_inside(path, only) for path in wanted):
+    if only and not any(_inside(path, only) for path in shapes):
         raise InputError(
             f'init_only is "{only}", but the model has no parameters there; it has'
             f" {', '.join(sorted(params))}"
         )
-    paths = _whole_parts([path for path in wanted if _inside(path, only)], weights, notes)
-    taken = {path: _fit(path, weights, wanted[path].shape, notes) for path in paths}
+    paths = _whole_parts([path for path in shapes if _inside(path, only)], weights, notes)
+    taken = {path: _fit(path, weights, shapes[path].shape, notes) for path in paths}
     if not taken:
         raise InputError(
             f"{weights.source} holds no weights of this model{f' below {only}' if only else ''}: it"
             f" has {brief((*weights.names.values(), *weights.left), 3) or 'nothing'}, not"
-            f" {brief(wanted, 3)}"
+            f" {brief(shapes, 3)}"
         )
-    _check_blocks(wanted, weights, taken)
+    _check_blocks(shapes, weights, taken)
     computed = [
-        path for path in weights.arrays if path.endswith("/position") and path not in wanted
+        path for path in weights.arrays if path.endswith("/position") and path not in shapes
     ]
     computed = [
         path for path in computed if any(_inside(other, path.split("/")[0]) for other in taken)
     ]
-    _check_model(wanted, weights, taken, computed, model)
+    _check_model(shapes, weights, taken, computed, model)
     placed = {weights.names[path] for path in (*taken, *computed)}
     left = (
         *sorted({name for path, name in weights.names.items() if path not in taken} - placed),
         *weights.left,
     )
-    missing = tuple(path for path in wanted if path not in taken and _inside(path, only))
+    missing = tuple(path for path in shapes if path not in taken and _inside(path, only))
     matched = {path: weights.names[path] for path in taken}
     notes += [weights.note] if weights.note else []
     report = Report(weights.source, weights.title, matched, left, missing, tuple(notes))
@@ -289,12 +216,12 @@ def grid_of(count: int) -> tuple[int, int | None]:
     return 0, None
 
 
-def _check_blocks(wanted, weights: Weights, taken) -> None:
+def _check_blocks(shapes, weights: Weights, taken) -> None:
     """A network with some of its blocks from elsewhere, or without some of theirs, is never
     meant.
     """
 
-    theirs, ours = _blocks(weights.arrays), _blocks(wanted)
+    theirs, ours = _blocks(weights.arrays), _blocks(shapes)
     if _blocks(taken) and theirs != ours:
         raise InputError(
             f"{weights.source} has {len(theirs)} transformer blocks, this model {len(ours)}; "
@@ -304,10 +231,10 @@ def _check_blocks(wanted, weights: Weights, taken) -> None:
 
 def _blocks(paths: Iterable[str]) -> set[int]:
     """Numbers of the encoder's blocks among paths."""
-    return {int(found[1]) for path in paths if (found := re.match(r"backbone/blocks/(\d+)/", path))}
+    return {int(match[1]) for path in paths if (match := re.match(r"backbone/blocks/(\d+)/", path))}
 
 
-def _check_model(wanted, weights: Weights, taken, computed, model: Mapping | None) -> None:
+def _check_model(shapes, weights: Weights, taken, computed, model: Mapping | None) -> None:
     """Refuses a model in which the weights would compute something else, naming all keys that would
     have to change: LayerScale or registers in one of the two networks alone, position codes that
     are not the fixed ones which it computes, values of its `model` section.
@@ -319,13 +246,13 @@ def _check_model(wanted, weights: Weights, taken, computed, model: Mapping | Non
         return any(re.fullmatch(r"backbone/blocks/\d+/ls[12]/gamma", path) for path in paths)
 
     if any(_inside(path, "backbone/blocks") for path in taken):
-        if scaled(weights.arrays) != scaled(wanted):
-            there, here = ("has", "not") if scaled(weights.arrays) else ("has no", "but")
-            reasons.append(f"it {there} LayerScale (blocks/*/ls1/gamma), {here} this model")
+        if scaled(weights.arrays) != scaled(shapes):
+            has, contrast = ("has", "not") if scaled(weights.arrays) else ("has no", "but")
+            reasons.append(f"it {has} LayerScale (blocks/*/ls1/gamma), {contrast} this model")
             # How factors start that are all taken; any number above 0 makes room for them.
             keys["layer_scale"] = 1 if scaled(weights.arrays) else 0
         registers = weights.arrays.get("backbone/registers")
-        if registers is not None and "backbone/registers" not in wanted:
+        if registers is not None and "backbone/registers" not in shapes:
             reasons.append(f"it has {len(registers)} registers, this model none")
             keys["registers"] = len(registers)
     for path in computed:

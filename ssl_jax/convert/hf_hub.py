@@ -70,9 +70,9 @@ def write(network: Network) -> Folder:
                 ones = np.ones(c.width, np.float32)
                 arrays.setdefault(f"backbone/blocks/{i}/{branch}/gamma", ones)
     tensors, _ = rows.write(tables.FAMILIES[family].rows, arrays)
-    others = {"preprocessor_config.json": _preparation(network)}
+    texts = {"preprocessor_config.json": _preparation(network)}
     return Folder(
-        tensors | extra, config, others, "transformers", name, _remarks(network, kind, family)
+        tensors | extra, config, texts, "transformers", name, _remarks(network, kind, family)
     )
 
 
@@ -80,17 +80,17 @@ def _kind(network: Network) -> str:
     """The model_type that computes this network. Raises InputError if there is none."""
     c, registers = network.shape, "backbone/registers" in network.params
     if not c.cls:
-        wanted = [
+        needs = [
             text
-            for text, there in (
+            for text, used in (
                 ("LayerScale (model.layer_scale)", c.layer_scale > 0),
                 ("registers or query tokens", registers),
             )
-            if there
+            if used
         ]
-        if wanted:
+        if needs:
             raise InputError(
-                f"no model of transformers has {' and '.join(wanted)} without a class token"
+                f"no model of transformers has {' and '.join(needs)} without a class token"
                 " (model.cls=False); export --to timm, whose ViT has"
             )
         return "ijepa"
@@ -126,21 +126,21 @@ def _preparation(network: Network) -> dict[str, Any]:
 
 def _remarks(network: Network, kind: str, family: str) -> list[str]:
     c, rule = network.shape, tables.FAMILIES[family].model
-    said = []
+    remarks = []
     if any(getattr(c, key) != rule[key] for key in ("position_resize", "resize_kernel")):
         kernel = "antialiased bicubic" if "antialias" in rule["resize_kernel"] else "bicubic"
-        said.append(
+        remarks.append(
             f"At sizes other than {c.image_size} x {c.image_size} features differ slightly:"
             f" {_MODELS[kind][0]} resizes position codes by a{'n' * (kernel[0] == 'a')} {kernel}"
             f' kernel, this network was made for position_resize="{c.position_resize}",'
             f' resize_kernel="{c.resize_kernel}".'
         )
     if family == "hf":
-        said.append(
+        remarks.append(
             f"Images of another size than {c.image_size} x {c.image_size} need"
             " model(images, interpolate_pos_encoding=True)."
         )
-    return said
+    return remarks
 
 
 def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described | None:
@@ -169,10 +169,12 @@ def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described
             " package normalises pixels of 0 to 1"
         )
     activation = config.get("hidden_act", "gelu")
-    known = {**{theirs: ours for ours, theirs in _GELU.items()}, "gelu_new": "tanh"}
-    if activation not in known:
-        raise InputError(f'hidden_act is "{activation}"; known are {", ".join(sorted(known))}')
-    model["gelu"] = known[activation]
+    activations = {**{theirs: ours for ours, theirs in _GELU.items()}, "gelu_new": "tanh"}
+    if activation not in activations:
+        raise InputError(
+            f'hidden_act is "{activation}"; known are {", ".join(sorted(activations))}'
+        )
+    model["gelu"] = activations[activation]
     if "num_attention_heads" in config:
         model["heads"] = config["num_attention_heads"]
     if "layer_norm_eps" in config:

@@ -12,7 +12,7 @@ import safetensors.numpy
 from ssl_jax import trees
 from ssl_jax.config import InputError, local, read_json, unknown
 from ssl_jax.convert import card, hf_hub, read, timm_hub
-from ssl_jax.convert.described import SECTION, Described, Network, own_words, section
+from ssl_jax.convert.described import SECTION, Described, Network, section, with_own_entry
 from ssl_jax.models import position, vit
 
 TARGETS = {"timm": timm_hub.write, "hf": hf_hub.write}
@@ -32,7 +32,7 @@ def describe(path: str | Path) -> Described:
     config, preparation = (_json(file.with_name(name)) for name in (_CONFIG, _PREPARATION))
     try:
         described = timm_hub.read(config) or hf_hub.read(config, preparation)
-        return own_words(config, described or Described())
+        return with_own_entry(config, described or Described())
     # Anybody may have written it: other types than the libraries' too.
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"{file.with_name(_CONFIG)}: {error}") from error
@@ -72,11 +72,11 @@ def write(
     path = local(path)
     if path.is_file():
         raise InputError(f"{path} is a file; --to {to} writes a folder")
-    there = {file.name for file in path.iterdir()} if path.is_dir() else set()
-    others = there - _FILES or (there if there and not _is_ours(path) else set())
-    if others:
+    present = {file.name for file in path.iterdir()} if path.is_dir() else set()
+    foreign = present - _FILES or (present if present and not _is_ours(path) else set())
+    if foreign:
         raise InputError(
-            f"{path} holds {min(others)}; export to a folder that is new, empty or an earlier"
+            f"{path} holds {min(foreign)}; export to a folder that is new, empty or an earlier"
             " export"
         )
     if shape.in_channels != 3:
@@ -87,10 +87,10 @@ def write(
     folder = TARGETS[to](network)
     path.mkdir(parents=True, exist_ok=True)
     config = folder.config | {SECTION: section(network)}
-    for name, content in {_CONFIG: config, **folder.others}.items():
+    for name, content in {_CONFIG: config, **folder.files}.items():
         (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     tensors = {name: np.ascontiguousarray(array) for name, array in folder.tensors.items()}
-    # Not save_file, whose files nobody else may read. transformers wants to be told the format.
+    # Not save_file, whose files nobody else may read. transformers requires the format as metadata.
     metadata = {"format": "pt", read.CHECKSUM: read.checksum(tensors)}
     content = safetensors.numpy.save(tensors, metadata=metadata)
     (path / _WEIGHTS).write_bytes(content)

@@ -94,12 +94,12 @@ def read(path: str | Path) -> Saved | None:
             return None
         config, notes = texts[_CONFIG], texts.get(_NOTES, "{}")
         files.check_sum(path, texts.get(files.CHECKSUM), arrays, config, notes)
-    known = json_object(notes, f"{path}: its notes", _EXAMPLES)
+    entries = json_object(notes, f"{path}: its notes", _EXAMPLES)
     if len(arrays) > _MOST:
         raise InputError(f"{path} holds {len(arrays)} arrays, more than any network")
     try:
         tree: dict[str, Any] = jax.tree.map(jnp.asarray, trees.nest(trees.stacked(arrays)))
-        return Saved(config, {**tree["params"]}, tree.get("constants"), known)
+        return Saved(config, {**tree["params"]}, tree.get("constants"), entries)
     # A name that is missing, or stands for an array and for a folder of arrays.
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is incomplete: {error}") from error

@@ -83,8 +83,8 @@ def weight_file(path: str | Path) -> Path | None:
 
 
 def _in_folder(folder: Path) -> Path | None:
-    known = (folder / name for name in IN_FOLDER)
-    if file := next((file for file in known if file.is_file()), None):
+    candidates = (folder / name for name in IN_FOLDER)
+    if file := next((file for file in candidates if file.is_file()), None):
         return file
     if (folder / "checkpoints").is_dir():  # of a run, in which exports may lie too
         return None
@@ -117,8 +117,8 @@ def tensors(file: Path) -> dict[str, np.ndarray]:
             return _safetensors(file)
         if file.suffix == ".npz":
             with reading.open_npz(file) as archive:
-                found = {name.replace("/", "."): archive[name] for name in archive.files}
-            return {name: array for name, array in found.items() if _is_numeric(array)}
+                arrays = {name.replace("/", "."): archive[name] for name in archive.files}
+            return {name: array for name, array in arrays.items() if _is_numeric(array)}
         return _torch_tensors(file)
 
 
@@ -136,12 +136,12 @@ def readable(file: Path) -> Iterator[None]:
 
 def checksum(arrays: Mapping[str, np.ndarray], *texts: str) -> str:
     """A hash of arrays, their names, shapes and types, and texts that go with them."""
-    found = hashlib.sha256(json.dumps(texts).encode())
+    digest = hashlib.sha256(json.dumps(texts).encode())
     for name in sorted(arrays):
         array = np.asarray(arrays[name])
-        found.update(f"{name} {array.shape} {array.dtype} ".encode())
-        found.update(array.tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {array.shape} {array.dtype} ".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def check_sum(file: Path, saved: str | None, arrays: Mapping[str, np.ndarray], *texts: str) -> None:
@@ -154,9 +154,9 @@ def check_sum(file: Path, saved: str | None, arrays: Mapping[str, np.ndarray], *
 def _safetensors(file: Path) -> dict[str, np.ndarray]:
     with safetensors.safe_open(file, framework="numpy") as opened:
         saved = (opened.metadata() or {}).get(CHECKSUM)
-    found = safetensors.numpy.load_file(file)
-    check_sum(file, saved, found)
-    return found
+    arrays = safetensors.numpy.load_file(file)
+    check_sum(file, saved, arrays)
+    return arrays
 
 
 def _is_numeric(array) -> bool:
@@ -165,7 +165,7 @@ def _is_numeric(array) -> bool:
 
 
 def _in_shards(index: Path) -> dict[str, np.ndarray]:
-    """The tensors of all files that an index names, which lie beside it."""
+    """The tensors of all files that an index names, which lie in its folder."""
     places: Any = read_json(index).get("weight_map")
     names: set[Any] = set(places.values()) if isinstance(places, dict) else {None}
     if not all(isinstance(n, str) and n == Path(n).name and n.endswith(SUFFIXES) for n in names):
@@ -175,10 +175,10 @@ def _in_shards(index: Path) -> dict[str, np.ndarray]:
         raise InputError(
             f"{index} names {missing[0]}, which is missing; download all {len(files)} files"
         )
-    found = {name: tensor for file in files for name, tensor in tensors(file).items()}
-    if lacking := sorted(places.keys() - found.keys()):
+    arrays = {name: tensor for file in files for name, tensor in tensors(file).items()}
+    if lacking := sorted(places.keys() - arrays.keys()):
         raise InputError(f"{index} names {lacking[0]}, which {places[lacking[0]]} does not hold")
-    return found
+    return arrays
 
 
 def _torch_tensors(file: Path) -> dict[str, np.ndarray]:
@@ -205,15 +205,15 @@ def _torch_tensors(file: Path) -> dict[str, np.ndarray]:
             ' torch.save({"student": ..., "teacher": ...}, ...), and use that file'
         ) from error
 
-    found, size = {}, 0
+    arrays, size = {}, 0
     for count, (name, leaf) in enumerate(_leaves(content), start=1):
         # What holds itself, or a view that repeats itself, is small in the file alone.
         tensor = leaf.detach() if isinstance(leaf, torch.Tensor) else torch.empty(0)
         size += 4 * tensor.numel()
         reading.check_unpacked(file, max(size, 1024 * count))
         if isinstance(leaf, torch.Tensor):
-            found[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-    return {name: array for name, array in found.items() if _is_numeric(array)}
+            arrays[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return {name: array for name, array in arrays.items() if _is_numeric(array)}
 
 
 def _leaves(content, prefix: str = ""):

@@ -86,19 +86,19 @@ def write(network: Network) -> Folder:
 
 
 def _remarks(network: Network) -> list[str]:
-    c, said = network.shape, []
+    c, remarks = network.shape, []
     if (c.position_resize, c.resize_kernel) != ("exact", "antialias-0.5"):
-        said.append(
+        remarks.append(
             f"At sizes other than {c.image_size} x {c.image_size} features differ slightly: timm"
             " resizes position codes by an antialiased bicubic kernel, this network was made for"
             f' position_resize="{c.position_resize}", resize_kernel="{c.resize_kernel}".'
         )
     if c.norm_eps != _EPS:
-        said.append(
+        remarks.append(
             f"timm adds {_EPS:g} to variances, not {c.norm_eps:g}: for trained weights the"
             " difference is below the rounding of float32."
         )
-    return said
+    return remarks
 
 
 def read(config: Mapping[str, Any]) -> Described | None:

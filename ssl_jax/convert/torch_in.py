@@ -10,21 +10,16 @@ put into a parameter tree.
     print(report)
 """
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.config import InputError, unknown
+from ssl_jax.convert import adapt, hub, read, rows, tables
 from ssl_jax.convert import fill as fill_lib
-from ssl_jax.convert import hub, read, rows, settle, tables
-from ssl_jax.models import vit
-from ssl_jax.ops import numerics
 
 # Dictionaries and modules that checkpoints are wrapped in, in any order, number and place.
 _WRAPPERS = {"module", "model", "network", "net", "state_dict", "model_state_dict"}
@@ -39,8 +34,8 @@ _PARTS = {
     "state_dict_ema": "teacher",
 }
 # What a config.json may say and a config's `model` section must then say too.
-_ASKED = ("heads", "gelu", "position_resize", "resize_kernel", "mean", "std")
-# Beside the weights in a full checkpoint, and nothing to report.
+_STATED = ("heads", "gelu", "position_resize", "resize_kernel", "mean", "std")
+# Stored with the weights in a full checkpoint, and nothing to report.
 _STATE = re.compile(
     r"(optimi[sz]ers?|optimizer_states|.*scaler|(lr_)?schedulers?|.*loss|callbacks|loops)(\..*)?"
 )
@@ -77,65 +72,25 @@ def load_torch(
     return fill_lib.fill(params, load(path, family=family).tree(part), only=only, model=model)
 
 
-def load_vit(
-    path: str | Path, *, family: str | None = None, part: str = "teacher", heads: int | None = None
-) -> tuple[vit.ViTConfig, dict, fill_lib.Report]:
-    """The encoder of a published checkpoint, with a config that makes our network compute what
-    theirs does at every image size.
-
-    Args:
-      path, part: see `load_torch`.
-      family: key of FAMILIES. Must be given for an encoder alone under the names that several
-        share: "dino", "mae" or "timm", with LayerScale "dinov2" or "timm".
-      heads: attention heads, which shapes do not tell; None: width / 64, as in all usual sizes.
-
-    Returns:
-      (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. Heads, mean,
-        deviation and the like are those of a config.json beside the weights; without one,
-        ViTConfig.mean and .std are ImageNet's: for weights that were trained with others, change
-        them with dataclasses.replace.
-
-    Raises:
-      InputError: as `load_torch`; the family cannot be told.
-    """
-    described = hub.describe(path)
-    source = load(path, family=family)
-    weights, given = source.tree(part), {"heads": heads} if heads else {}
-    if source.family == "vit":
-        scaled = "backbone/blocks/0/ls1/gamma" in weights.arrays
-        whose = ("DINOv2 and timm", "dinov2") if scaled else ("DINO, MAE and timm", 'dino", "mae')
-        raise InputError(
-            f"{path} holds an encoder under names that {whose[0]} share; give"
-            f' family="{whose[1]}" or "timm"'
-        )
-    fields = {"norm_eps": tables.FAMILIES[source.family].norm_eps} | weights.model
-    config = _vit_config(weights, fields | described.model | given)
-    shapes = jax.eval_shape(vit.vit(config).init, numerics.key(0))
-    params, report = fill_lib.fill({"backbone": shapes}, weights, only="backbone")
-    if report.missing:
-        raise InputError(
-            f"{path} lacks {fill_lib.brief(report.missing)}, which a vision transformer needs"
-        )
-    return config, params["backbone"], report
-
-
 def load(path: str | Path, *, family: str | None = None) -> fill_lib.Source:
-    """Reads and translates a checkpoint, with what a config.json beside it says. Raises InputError
+    """Reads and translates a checkpoint, with what a config.json next to it says. Raises InputError
     as `load_torch` does."""
     file = read.weight_file(path)
     if file is None:
         raise InputError(f"the folder {path} holds no weight file")
     described = hub.describe(path)
     family = family or described.family or None
-    found = translate(read.tensors(file), family=family, source=str(path))
-    asked = {key: described.model[key] for key in _ASKED if key in described.model}
+    translated = translate(read.tensors(file), family=family, source=str(path))
+    stated = {key: described.model[key] for key in _STATED if key in described.model}
 
-    def told(weights):
-        weights = settle.settle(weights, described.model)
-        note = "" if "mean" in asked else weights.note
-        return weights._replace(model=weights.model | asked, note=note)
+    def fitted(weights):
+        weights = adapt.to_model(weights, described.model)
+        note = "" if "mean" in stated else weights.note
+        return weights._replace(model=weights.model | stated, note=note)
 
-    return found._replace(trees={part: told(tree) for part, tree in found.trees.items()})
+    return translated._replace(
+        trees={part: fitted(tree) for part, tree in translated.trees.items()}
+    )
 
 
 def translate(
@@ -187,9 +142,9 @@ _UNLIKE = {
 def _check_layers(names: list[str], source: str) -> None:
     """Refuses networks of another kind, naming what it is."""
     for pattern, what in _UNLIKE.items():
-        found = [name for name in names if re.fullmatch(pattern, name)]
-        if found:
-            raise InputError(f"{source} holds a network with {what}: {fill_lib.brief(found, 3)}")
+        matches = [name for name in names if re.fullmatch(pattern, name)]
+        if matches:
+            raise InputError(f"{source} holds a network with {what}: {fill_lib.brief(matches, 3)}")
 
 
 def _unwrap(name: str) -> tuple[str, str]:
@@ -281,51 +236,3 @@ def _check_extra(left, table: tables.Family, source: str) -> None:
             f"{source}: this vision transformer lacks {fill_lib.brief(strange, 3)}, so its"
             " features would differ"
         )
-
-
-def _vit_config(weights: fill_lib.Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
-    """The shape of an encoder from its weights, and what else is known of it."""
-    arrays = {
-        path.removeprefix("backbone/"): array
-        for path, array in weights.arrays.items()
-        if path.startswith("backbone/")
-    }
-    depth = len({path.split("/")[1] for path in arrays if path.startswith("blocks/")})
-    missing = [
-        name
-        for name in ("patch/kernel", "position", "blocks/0/mlp/fc1/kernel")
-        if name not in arrays
-    ]
-    if missing:
-        raise InputError(
-            f"{weights.source} lacks {', '.join(missing)}, which give the shape of the network"
-        )
-    width, hidden = arrays["patch/kernel"].shape[1], arrays["blocks/0/mlp/fc1/kernel"].shape[1]
-    ratio = (
-        hidden / width
-        if int(hidden / width * width) == hidden
-        else math.nextafter(hidden / width, math.inf)
-    )
-    side = math.isqrt(arrays["patch/kernel"].shape[0] // 3)
-    _, grid = fill_lib.grid_of(arrays["position"].shape[0])
-    fixed = fields.get("position") == "sincos" and fill_lib.is_sincos(arrays["position"])
-    if 3 * side**2 != arrays["patch/kernel"].shape[0] or grid is None:
-        raise InputError(
-            f"{weights.source}: patches must be square with 3 channels, and position codes a square"
-            " grid"
-        )
-    shown: dict[str, Any] = dict(
-        width=width,
-        depth=depth,
-        patch=side,
-        image_size=side * grid,
-        mlp_ratio=ratio,
-        cls="cls" in arrays,
-        registers=len(arrays.get("registers", ())),
-        queries=len(arrays.get("queries", ())),
-        # How a network starts to learn; any number above 0 makes room for the factors.
-        layer_scale=(fields.get("layer_scale") or 1.0) if "blocks/0/ls1/gamma" in arrays else 0.0,
-        mask_token="mask_token" in arrays,
-        position="sincos" if fixed else "learned",
-    )
-    return vit.ViTConfig(**{"heads": max(1, width // 64)} | dict(fields) | shown)

@@ -95,7 +95,7 @@ def _keys_of(type: str) -> dict:
     )
     return free_on_resume(
         dict(
-            type=key(type, "what is measured", choices=tuple(registry.TYPES)),
+            type=key(type, "what is measured", choices=tuple(sorted(registry.TYPES))),
             # `split` is what a classifier learns from, or the memory in which neighbours are found.
             data=data,
             train_examples=key(0, "use this many of the training part; 0 = all", "images", least=0),

@@ -61,5 +61,5 @@ _INSTEAD = {
 if not TYPE_CHECKING:  # a checker of types would take every name for known
 
     def __getattr__(name: str):
-        known = f"; see {_INSTEAD[name]}" if name in _INSTEAD else ""
-        raise AttributeError(f"ssl_jax.losses has no {name!r}{known}")
+        hint = f"; see {_INSTEAD[name]}" if name in _INSTEAD else ""
+        raise AttributeError(f"ssl_jax.losses has no {name!r}{hint}")

@@ -186,8 +186,8 @@ def _summed(rows, valid, cycle, log_target, log_prediction, chunk):
     functions = {"log_target": log_target, "log_prediction": log_prediction}
     if devices.explicit_mesh((rows, *functions.values())) is not None:
         for name, function in functions.items():
-            wanted = "a jax.tree_util.Partial of the arrays it knows, under Explicit sharding"
-            arguments.require(isinstance(function, Partial), name, "a function", wanted)
+            expected = "a jax.tree_util.Partial of the arrays it knows, under Explicit sharding"
+            arguments.require(isinstance(function, Partial), name, "a function", expected)
         return devices.automatic(
             _summed, (rows, valid, cycle, log_target, log_prediction, chunk), {}
         )

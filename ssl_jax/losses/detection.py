@@ -135,13 +135,15 @@ def detr(
     logits, boxes, targets = wide(logits, boxes, targets)
     answers = jax.nn.one_hot(matched, queries, dtype=bool) & present[..., None]  # [b, t, q]
     busy = answers.any(axis=1)
-    wanted = jnp.where(busy, jnp.where(answers, labels[..., None], 0).sum(axis=1), nothing)
-    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), wanted[..., None], axis=-1)[..., 0]
+    query_labels = jnp.where(busy, jnp.where(answers, labels[..., None], 0).sum(axis=1), nothing)
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), query_labels[..., None], axis=-1)[
+        ..., 0
+    ]
     weights = jnp.where(busy, 1.0, no_object_weight).astype(logits.dtype)
-    found = jnp.take_along_axis(boxes, matched[..., None], axis=1)
+    matched_boxes = jnp.take_along_axis(boxes, matched[..., None], axis=1)
     count = jnp.maximum(present.sum(), 1).astype(boxes.dtype)
-    distance = jnp.abs(found - targets).sum(axis=-1)
-    overlap = generalized_iou(corners(found), corners(targets))
+    distance = jnp.abs(matched_boxes - targets).sum(axis=-1)
+    overlap = generalized_iou(corners(matched_boxes), corners(targets))
     terms = {
         "class_loss": -(weights * log_p).sum() / jnp.maximum(weights.sum(), _LEAST_AREA),
         "l1_loss": jnp.where(present, distance, 0).sum() / count,

@@ -78,14 +78,14 @@ def ibot(
         student_temperature=student_temperature,
         teacher_temperature=teacher_temperature,
     )
-    own = patch_teacher_temperature
+    patch_temperature = patch_teacher_temperature
     patch = ibot_patch(
         student_patch,
         teacher_patch,
         masks,
         centers[1],
         student_temperature=student_temperature,
-        teacher_temperature=teacher_temperature if own is None else own,
+        teacher_temperature=teacher_temperature if patch_temperature is None else patch_temperature,
     )
     return {
         "loss": weights[0] * cls["loss"] + weights[1] * patch["loss"],

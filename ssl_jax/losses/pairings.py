@@ -54,8 +54,8 @@ def across_views(
 
     def view(arrays):
         prediction, row = arrays
-        others = jnp.einsum("t,tbk->bk", row, targets, precision="highest")
-        return cross_entropy(prediction, others).mean()
+        target = jnp.einsum("t,tbk->bk", row, targets, precision="highest")
+        return cross_entropy(prediction, target).mean()
 
     together = devices.at_once(num_student, targets[0].size)
     by_view = jax.lax.map(

@@ -84,8 +84,8 @@ def dice(
     """
     probs = jax.nn.softmax(wide(logits), axis=-1)
     valid = (labels != ignore)[..., None].astype(probs.dtype)
-    known = jnp.where(labels != ignore, labels, 0)
-    truth = jax.nn.one_hot(known, probs.shape[-1], dtype=probs.dtype) * valid
+    classes = jnp.where(labels != ignore, labels, 0)
+    truth = jax.nn.one_hot(classes, probs.shape[-1], dtype=probs.dtype) * valid
     axes = tuple(range(labels.ndim))
     hit = (probs * truth).sum(axis=axes)
     present = truth.sum(axis=axes)

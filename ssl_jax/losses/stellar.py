@@ -140,8 +140,8 @@ def stellar(
         weights.setdefault("reconstruction", RECONSTRUCTION[kind])
         add("reconstruction", "reconstruction_loss", parts.pop("reconstruction_loss"))
         terms |= parts
-    wanted = "at least one of tokens, embeddings or a reconstruction"
-    arguments.require(bool(sums), "the input", "empty", wanted)
+    expected = "at least one of tokens, embeddings or a reconstruction"
+    arguments.require(bool(sums), "the input", "empty", expected)
     # A weight of exactly 0 takes its terms out, so that one that overflows cannot turn the sum into
     # NaN.
     counted = [weights[name] * value for name, value in sums.items() if not _is_zero(weights[name])]
@@ -196,13 +196,13 @@ def balanced_tokens(
 
     shared = (tokens.prototypes, targets.potentials, targets.temperature, student_temperature)
     for kind, (x, index) in tokens.views.items():
-        own = (jnp.asarray(x), jnp.asarray(index), targets.scores, likeliest)
+        per_image = (jnp.asarray(x), jnp.asarray(index), targets.scores, likeliest)
         # One device, one share of the images: else the gradient by the prototypes is added up over
         # the devices for every view.
-        loss, same = devices.summed(_sum_over_views, own, shared)
-        terms[f"{kind}_loss"] = loss / own[1].size
+        loss, same = devices.summed(_sum_over_views, per_image, shared)
+        terms[f"{kind}_loss"] = loss / per_image[1].size
         if kind == "align":
-            look["agreement"] = same / own[1].size
+            look["agreement"] = same / per_image[1].size
     return terms | look
 
 
@@ -370,8 +370,8 @@ def _check_tokens(name: str, tokens: Tokens) -> None:
     """Refuses tokens that do not fit each other, by name. Raises ValueError."""
     student, prototypes, teacher, matches, views = tokens
     if student is None and teacher is None:
-        wanted = "those of the main view or of a teacher"
-        arguments.require(False, f"the targets of the {name} views", "absent", wanted)
+        expected = "those of the main view or of a teacher"
+        arguments.require(False, f"the targets of the {name} views", "absent", expected)
     width = None if prototypes is None else jnp.shape(prototypes)[-1]
     if student is not None:
         kind = "logits [B, r, K]" if prototypes is None else "embeddings [B, r, e]"
@@ -385,18 +385,18 @@ def _check_tokens(name: str, tokens: Tokens) -> None:
         shape = (*jnp.shape(student)[:2], jnp.shape(student if width is None else prototypes)[-1])
         classes = shape[2] if width is None else jnp.shape(prototypes)[0]
         fits = shape[0] == scores[0] and classes == scores[2]
-        wanted = f"[{scores[0]}, r, {scores[2]}] as the teacher's"
-        arguments.require(fits, f"the shape of {name}_logits", (*shape[:2], classes), wanted)
-        wanted = "given, because the targets are a teacher's"
-        arguments.require(matches is not None, f"{name}_matches", None, wanted)
+        expected = f"[{scores[0]}, r, {scores[2]}] as the teacher's"
+        arguments.require(fits, f"the shape of {name}_logits", (*shape[:2], classes), expected)
+        expected = "given, because the targets are a teacher's"
+        arguments.require(matches is not None, f"{name}_matches", None, expected)
     for kind, (x, index) in views.items():
-        wanted = "given, one target token for each token of a masked view"
-        arguments.require(index is not None, "matches", None, wanted)
+        expected = "given, one target token for each token of a masked view"
+        arguments.require(index is not None, "matches", None, expected)
         label = f"{kind} {name} logits"
         meaning = f"[{scores[0]}, V, r', .]"
         arguments.require_shape(label, x, (scores[0], None, None, None), meaning)
         shape = jnp.shape(x)
-        wanted = f"{shape[:-1]} as the logits of the masked views"
-        arguments.require_shape("matches", index, shape[:-1], wanted)
+        expected = f"{shape[:-1]} as the logits of the masked views"
+        arguments.require_shape("matches", index, shape[:-1], expected)
         full = jnp.size(x) > 0
         arguments.require(full, f"the shape of the {label}", shape, "without an empty axis")

@@ -11,19 +11,19 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import key
-from ssl_jax.methods import base, multicrop
-from ssl_jax.views import recipe
+from ssl_jax.methods import base, multicrop, section_keys
+from ssl_jax.views import configured
 
 
 def defaults() -> dict:
     """The section `dino` of the config: the published values for ViT-S/16 on ImageNet."""
     return dict(
-        **multicrop.head_keys(),
+        **section_keys.head_keys(),
         prototypes=key(65536, "K, rows of the weight-normalised last layer", least=2, most=2**24),
         norm_last_layer=key(True, "gain of the last layer fixed at 1, or (False) learned"),
-        freeze_last_layer_epochs=multicrop.freeze_key("the last layer and its moments"),
-        global_token=multicrop.token_key(),
-        **multicrop.temperature_keys(),
+        freeze_last_layer_epochs=section_keys.freeze_key("the last layer and its moments"),
+        global_token=section_keys.token_key(),
+        **section_keys.temperature_keys(),
         center_momentum=key(0.9, "of the moving average of teacher logits", least=0, below=1),
         centering=key(True, "False: the ablation that collapses"),
     )
@@ -31,8 +31,8 @@ def defaults() -> dict:
 
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
-    multicrop.check_token(config)
-    multicrop.check_no_masks(config, "DINO")
+    section_keys.check_token(config)
+    section_keys.check_no_masks(config, "DINO")
 
 
 class Outputs(NamedTuple):
@@ -45,7 +45,7 @@ class Outputs(NamedTuple):
 def make(config: ConfigDict) -> base.Method:
     """DINO with the networks and settings of a resolved config."""
     c, m = config.dino, config.model
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m)
     head = multicrop.prototype_head(m, c, c.prototypes)
 

@@ -13,9 +13,9 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.runtime.decay import layer_factor
-from ssl_jax.views import recipe
+from ssl_jax.views import configured, recipe
 
 
 def defaults() -> dict:
@@ -31,9 +31,9 @@ def defaults() -> dict:
     return dict(
         head_hidden=key(2048, "width of a head's two hidden layers", least=1, most=65536),
         separate_head=key(True, "patches have a head of their own, or (False) the class token's"),
-        freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
-        global_token=multicrop.token_key(),
-        **multicrop.temperature_keys(),
+        freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
+        global_token=section_keys.token_key(),
+        **section_keys.temperature_keys(),
         centering=key(
             "sinkhorn",
             'of the targets: "sinkhorn" balances a batch, "ema" subtracts running means (DINO)',
@@ -56,8 +56,8 @@ def defaults() -> dict:
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c = config.dinov2
-    multicrop.check_weights(config)
-    multicrop.check_token(config)
+    section_keys.check_weights(config)
+    section_keys.check_token(config)
     for name in ("prototypes", "bottleneck"):
         if not c.separate_head and c.patch[name] != c.cls[name]:
             raise InputError(
@@ -86,7 +86,7 @@ class Outputs(NamedTuple):
 def make(config: ConfigDict) -> base.Method:
     """DINOv2 with the networks and settings of a resolved config."""
     c, m = config.dinov2, config.model
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m, masked=True)
     head, patch_head = (
         multicrop.prototype_head(m, c, part.prototypes, part.bottleneck)

@@ -1,6 +1,6 @@
 """iBOT: image BERT pre-training with an online tokenizer (Zhou et al. 2021).
 
-DINO on the class token, and beside it masked image modelling: the student sees global views with
+DINO on the class token, together with masked image modelling: the student sees global views with
 masked patches and predicts, for each of them, the prototype scores that the EMA teacher gives the
 same patch of the clean view. With patch.weight = 0 it is DINO.
 """
@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
-from ssl_jax.views import recipe
+from ssl_jax.methods import base, multicrop, section_keys
+from ssl_jax.views import configured, recipe
 
 
 def defaults() -> dict:
@@ -25,18 +25,18 @@ def defaults() -> dict:
     )
     center_momentum = key(0.9, "of the moving average of teacher logits", least=0, below=1)
     return dict(
-        **multicrop.head_keys(),
+        **section_keys.head_keys(),
         shared_head=key("all", shared, choices=("all", "mlp", "none")),
         norm_last_layer=key(False, "gain of the last layer fixed at 1, or (False) learned"),
-        freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
-        global_token=multicrop.token_key(),
+        freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
+        global_token=section_keys.token_key(),
         student_temperature=key(0.1, "tau_s, of both losses", above=0),
-        teacher_temperature_epochs=multicrop.warmup_key(),
+        teacher_temperature_epochs=section_keys.warmup_key(),
         centering=key(True, "False: the ablation that collapses"),
         cls=dict(
             weight=key(1.0, "lambda_1", least=0),
             prototypes=key(8192, "K, of the class token", least=2, most=2**24),
-            **multicrop.target_temperature_keys(),
+            **section_keys.target_temperature_keys(),
             center_momentum=center_momentum,
         ),
         patch=dict(
@@ -44,7 +44,7 @@ def defaults() -> dict:
             prototypes=key(
                 0, "K of the patches; 0 = as many as cls.prototypes", least=0, most=2**24
             ),
-            **multicrop.target_temperature_keys(),
+            **section_keys.target_temperature_keys(),
             center_momentum=center_momentum,
         ),
     )
@@ -53,8 +53,8 @@ def defaults() -> dict:
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c = config.ibot
-    multicrop.check_weights(config)
-    multicrop.check_token(config)
+    section_keys.check_weights(config)
+    section_keys.check_token(config)
     if c.patch.prototypes == 1:
         raise InputError(
             "ibot.patch.prototypes is 1; use at least 2, or 0 for as many as ibot.cls.prototypes"
@@ -87,7 +87,7 @@ def make(config: ConfigDict) -> base.Method:
     """iBOT with the networks and settings of a resolved config."""
     c, m = config.ibot, config.model
     with_patches = c.patch.weight > 0
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m, masked=with_patches)
     prototypes = {"cls": c.cls.prototypes, "patch": c.patch.prototypes or c.cls.prototypes}
     head, patch_head = (multicrop.prototype_head(m, c, number) for number in prototypes.values())
@@ -100,8 +100,10 @@ def make(config: ConfigDict) -> base.Method:
         if with_patches:
             carry["patch_center"] = jnp.zeros(prototypes["patch"], jnp.float32)
             if c.shared_head != "all":
-                own = patch_head.init(jax.random.fold_in(key_head, 1))
-                params["patch_head"] = own if c.shared_head == "none" else {"last": own["last"]}
+                separate = patch_head.init(jax.random.fold_in(key_head, 1))
+                params["patch_head"] = (
+                    separate if c.shared_head == "none" else {"last": separate["last"]}
+                )
         return params, carry
 
     def cls_scores(params, tokens):
@@ -131,12 +133,12 @@ def make(config: ConfigDict) -> base.Method:
         index, mask = multicrop.masked_first(
             views_of["global"].masks, recipe.max_masked(views, "global")
         )
-        every = patch_scores(teacher, clean.patches)
+        all_scores = patch_scores(teacher, clean.patches)
         return out._replace(
             student_patch=patch_scores(params, multicrop.take(student[0].patches, index)),
-            teacher_patch=multicrop.take(every, index),
+            teacher_patch=multicrop.take(all_scores, index),
             mask=mask,
-            patch_mean=every.mean(axis=(1, 2)),
+            patch_mean=all_scores.mean(axis=(1, 2)),
         )
 
     def objective(params, teacher, outputs, carry, key, progress):

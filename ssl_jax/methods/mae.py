@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.models import decoder, position, zoo
-from ssl_jax.views import masks, recipe
+from ssl_jax.views import configured, masks, recipe
 
 
 def defaults() -> dict:
@@ -31,7 +31,7 @@ def defaults() -> dict:
         decoder_depth=key(8, "its blocks", least=1, most=1000),
         decoder_heads=key(16, "its attention heads", least=1, most=4096),
         normalize_pixels=key(True, normalize),
-        global_token=multicrop.token_key(),
+        global_token=section_keys.token_key(),
     )
 
 
@@ -39,7 +39,7 @@ def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other, and views that MAE has no use for. Raises
     InputError."""
     c, v = config.mae, config.views
-    multicrop.check_token(config)
+    section_keys.check_token(config)
     unit = math.lcm(4, c.decoder_heads)
     if c.decoder_width % unit:
         raise InputError(
@@ -80,8 +80,8 @@ def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
     none)."""
     v = config.views
     dropped = masks.MaskRecipe(kind="random", ratio=tuple(v.mask_ratio), drop=True)
-    draws = recipe.photometric_of_one(v)
-    group = recipe.group_of(v, config.model.patch, count=1, photometric=draws, mask=dropped)
+    draws = configured.photometric_of_one(v)
+    group = configured.group_of(v, config.model.patch, count=1, photometric=draws, mask=dropped)
     return recipe.ViewRecipe((("global", group),))
 
 

@@ -3,8 +3,8 @@ predecessor.
 
 A view's prediction is a plain softmax over the rows of a memory of teacher embeddings. It is SOP's
 special case without support embeddings: k = 0, so that a member is its anchor, and one-hot
-contributions. The memory is cut at random into blocks, anew at every step; each block is a task of
-its own, and with blocks * rows of a block = memory every row votes exactly once.
+contributions. The memory is split at random into blocks, anew at every step; each block is a task
+of its own, and with blocks * rows of a block = memory every row votes exactly once.
 """
 
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.methods.sop import embeddings
 
 
@@ -31,7 +31,7 @@ def defaults() -> dict:
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     embeddings.check(config)
-    multicrop.check_no_masks(config, "MaSSL")
+    section_keys.check_no_masks(config, "MaSSL")
     c = config.massl.cls
     if c.anchors * c.tasks > c.memory:
         raise InputError(

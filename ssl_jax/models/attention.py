@@ -14,7 +14,7 @@ from ssl_jax.ops import devices, numerics
 
 KINDS = ("auto", "xla", "cudnn", "flash")
 _BLOCK = 128  # tokens: what the TPU kernel works on at a time
-_MOST = 512  # tokens of the largest block that fits beside the others on the chip
+_MOST = 512  # tokens of the largest block that fits on the chip with the others
 # From so many tokens on the TPU kernel is the faster one. It takes heads before tokens, in whole
 # blocks; libtpu's estimate for forward and backward, kernel over plain XLA, on v5e: 197 tokens 2.6,
 # 785 tokens 0.38.
@@ -39,7 +39,7 @@ def choose(kind: str, tokens: int, head_width: int, dtype: jax.typing.DTypeLike)
 
 
 def padding(kind: str, tokens: int, head_width: int, dtype: jax.typing.DTypeLike) -> int:
-    """How many tokens the kernel that `choose` takes needs beside these: JAX lets cuDNN
+    """How many more tokens the kernel that `choose` takes needs: JAX lets cuDNN
     differentiate an even number of tokens only."""
     return tokens % 2 if choose(kind, tokens, head_width, dtype) == "cudnn" else 0
 

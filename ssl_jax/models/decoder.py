@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ssl_jax.models import layers as layers_lib
+from ssl_jax.models import stack
 from ssl_jax.models.functional import Model, functional
 
 
@@ -133,7 +134,7 @@ class _Decoder(nnx.Module):
         self.embed = layers_lib.linear(layers_lib.normal(keys[0], (in_dim, width), init_std), dtype)
         if mask_token:
             self.mask_token = nnx.Param(layers_lib.normal(keys[1], (1, width), init_std))
-        self.blocks = layers_lib.stacked(block, keys[2], depth)
+        self.blocks = stack.stacked(block, keys[2], depth)
         self.norm = layers_lib.LayerNorm(width, norm_eps)
         self.out = layers_lib.linear(layers_lib.normal(keys[3], (width, out_dim), init_std), dtype)
         self.lead, self.remat = lead, remat  # tokens in front that have no cell
@@ -145,7 +146,7 @@ class _Decoder(nnx.Module):
         if keep is not None:
             cells = self._fill(cells, keep, codes.shape[0])
         x = jnp.concatenate([first, cells + codes.astype(jnp.float32)], axis=1)
-        x = layers_lib.run(self.blocks, x, remat=self.remat)
+        x = stack.run(self.blocks, x, remat=self.remat)
         return self.out(self.norm(x[:, lead:])).astype(jnp.float32)
 
     def _fill(self, cells, keep, n: int):

@@ -52,9 +52,11 @@ def pretrained(
 
     Raises ValueError for a weight that is missing or has another shape.
     """
-    own = {name: leaf for name, leaf in encoder.items() if name not in ("queries", "mask_token")}
+    weights = {
+        name: leaf for name, leaf in encoder.items() if name not in ("queries", "mask_token")
+    }
     if shape.position == "learned" and native != shape.image_size:
-        codes, first = own["position"], int(shape.cls)
+        codes, first = weights["position"], int(shape.cls)
         resized = position_lib.resize_codes(
             codes[first:],
             native // shape.patch,
@@ -62,8 +64,8 @@ def pretrained(
             rule=shape.position_resize,
             kernel=shape.resize_kernel,
         )
-        own["position"] = jnp.concatenate([codes[:first], resized])
-    result = {**params, "encoder": {**params["encoder"], **own}}
+        weights["position"] = jnp.concatenate([codes[:first], resized])
+    result = {**params, "encoder": {**params["encoder"], **weights}}
     if jax.tree.map(jnp.shape, result) != jax.tree.map(jnp.shape, params):
         raise ValueError("the encoder's weights are of another shape than the detector's")
     return result

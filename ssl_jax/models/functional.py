@@ -77,9 +77,9 @@ def _check_params(params: Mapping, shapes: Mapping) -> None:
         ("has the unknown", params.keys() - shapes.keys()),
     ):
         if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            rest = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise InputError(
-                f"the parameter tree {problem} {min(names)}{more}; it was made for another model"
+                f"the parameter tree {problem} {min(names)}{rest}; it was made for another model"
             )
     for name, leaf in params.items():
         shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)

@@ -57,8 +57,8 @@ def _norm_forward(x, scale, bias, eps):
     return (x - mean) * (inverse * scale) + bias, (x, mean, inverse, scale)
 
 
-def _norm_backward(eps, kept, cotangent):
-    x, mean, inverse, scale = kept
+def _norm_backward(eps, residuals, cotangent):
+    x, mean, inverse, scale = residuals
     unit, inner = (x - mean) * inverse, cotangent * scale
     along = (inner * unit).mean(-1, keepdims=True)
     slope = inverse * (inner - inner.mean(-1, keepdims=True) - unit * along)

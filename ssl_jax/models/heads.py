@@ -176,9 +176,9 @@ def _mlp(key, sizes, init_std, dtype) -> nnx.List:
 
 
 def _run_mlp(mlp, x):
-    wanted = mlp[0].kernel.shape[0]
-    if x.shape[-1] != wanted:
-        raise ValueError(f"the head's input has shape {x.shape}; its last axis must be {wanted}")
+    width = mlp[0].kernel.shape[0]
+    if x.shape[-1] != width:
+        raise ValueError(f"the head's input has shape {x.shape}; its last axis must be {width}")
     for i, linear in enumerate(mlp):
         x = linear(fused.gelu(x) if i else x)
     return x

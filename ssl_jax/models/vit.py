@@ -23,6 +23,7 @@ from ssl_jax.config import InputError, check_multiple, field, keys_of
 from ssl_jax.models import attention as attention_lib
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import position as position_lib
+from ssl_jax.models import stack
 from ssl_jax.models.functional import Model, functional
 from ssl_jax.ops import patchify
 
@@ -128,7 +129,7 @@ class ViTConfig:
         "none",
         'recomputed in the backward pass: "none", all but linear layers ("dots"), or all of a'
         ' "block"; less memory, same numbers',
-        choices=layers_lib.REMAT,
+        choices=stack.REMAT,
         free=True,
     )
     dtype: str = field(
@@ -292,7 +293,7 @@ class _ViT(nnx.Module):
             layer_scale=c.layer_scale,
             attention_kind=c.attention,
         )
-        self.blocks = layers_lib.stacked(block, keys[4], c.depth)
+        self.blocks = stack.stacked(block, keys[4], c.depth)
         self.norm = layers_lib.LayerNorm(d, c.norm_eps)
 
     def __call__(
@@ -302,7 +303,7 @@ class _ViT(nnx.Module):
         x = self._embed(images, masks, keep)
         scales = None
         if keys is not None and c.drop_path > 0:
-            scales = layers_lib.drop_path_scales(keys, c.drop_path, c.depth)
+            scales = stack.drop_path_scales(keys, c.drop_path, c.depth)
         x, inner, weights = self._encode(x, scales, layers, attention)
         if weights is not None and c.registers:
             hidden = slice(int(c.cls), c.cls + c.registers)
@@ -324,7 +325,7 @@ class _ViT(nnx.Module):
         c = self.config
         codes = None if middle is None else jnp.pad(middle, ((0, 1), (0, 0), (0, 0)))
         x = self._embed(images, None, None)
-        x = layers_lib.run(self.blocks, x, codes=codes, scan=c.scan, remat=c.remat)
+        x = stack.run(self.blocks, x, codes=codes, scan=c.scan, remat=c.remat)
         return self.norm(x[:, x.shape[1] - c.queries :])
 
     def _embed(self, images, masks, keep):
@@ -370,19 +371,19 @@ class _ViT(nnx.Module):
         """Runs all blocks: x after the last, {i: x after block i} for i in layers, and the last
         block's weights or None.
 
-        With scan, the stack is cut only where an output is asked for.
+        With scan, the stack is split only where an output is requested.
         """
         c, depth = self.config, self.config.depth
         # The last block runs by itself if it has to show its weights.
         stacked = depth - 1 if attention else depth
         outputs, start, weights = {}, 0, None
         for stop in sorted({i + 1 for i in layers if i < stacked} | {stacked}):
-            x = layers_lib.run(
+            x = stack.run(
                 self.blocks, x, scales, start=start, stop=stop, scan=c.scan, remat=c.remat
             )
             outputs[stop - 1], start = x, stop
         if attention:
-            last = layers_lib.block_of(self.blocks, depth - 1)
+            last = stack.block_of(self.blocks, depth - 1)
             x, weights = last(x, None if scales is None else scales[depth - 1], return_weights=True)
             outputs[depth - 1] = x
         return x, {i: outputs[i] for i in sorted(layers)}, weights

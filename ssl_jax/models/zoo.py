@@ -60,19 +60,21 @@ def vit_config(section: ConfigDict | Mapping[str, Any], **overrides: Any) -> ViT
     return ViTConfig(**values | dict(shape))
 
 
-def forward_flops(config: ViTConfig, height: int, width: int, kept: int | None = None) -> float:
+def forward_flops(config: ViTConfig, height: int, width: int, visible: int | None = None) -> float:
     """Floating-point operations of all matrix products of one image's forward pass (a multiply-add
     counts as 2), by formula; `flops.matmul_flops` counts any network.
 
     Args:
       height, width: image size in pixels.
-      kept: patches that enter the blocks if others are dropped (all are embedded); None = all.
+      visible: patches that enter the blocks if others are dropped (all are embedded); None = all.
 
     Norms, softmax, GELU and the resizing of position codes are left out: together about 1 % at
     ViT-B/16.
     """
     d, patches = config.width, (height // config.patch) * (width // config.patch)
-    tokens = (patches if kept is None else kept) + config.cls + config.registers + config.queries
+    tokens = (
+        (patches if visible is None else visible) + config.cls + config.registers + config.queries
+    )
     embed = patches * config.patch**2 * config.in_channels * d
     # qkv; scores and weighted sum; projection
     attention = tokens * d * 3 * d + 2 * tokens * tokens * d + tokens * d * d
@@ -114,10 +116,10 @@ def model_shape(section: ConfigDict | Mapping[str, Any]) -> tuple[int, int, int]
                 )
         return values
     fixed = SIZES[size][:3]
-    for name, value, wanted in zip(_SHAPE, values, fixed, strict=True):
-        if value not in (0, wanted):
+    for name, value, fixed_value in zip(_SHAPE, values, fixed, strict=True):
+        if value not in (0, fixed_value):
             raise InputError(
-                f'model.{name} is {value} but model.size "{size}" has {wanted}; '
+                f'model.{name} is {value} but model.size "{size}" has {fixed_value}; '
                 f'set model.size="custom" or model.{name}=0'
             )
     return fixed

@@ -9,10 +9,10 @@ import numpy as np
 from jax.typing import ArrayLike
 
 
-def require(condition: bool, name: str, got: object, wanted: str) -> None:
-    """Raises ValueError "`name` is `got`; it must be `wanted`" unless `condition`."""
+def require(condition: bool, name: str, got: object, expected: str) -> None:
+    """Raises ValueError "`name` is `got`; it must be `expected`" unless `condition`."""
     if not condition:
-        raise ValueError(f"{name} is {got}; it must be {wanted}")
+        raise ValueError(f"{name} is {got}; it must be {expected}")
 
 
 def known(value: object) -> bool:

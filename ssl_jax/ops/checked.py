@@ -123,7 +123,8 @@ def _is_array(hint) -> bool:
 
 
 def _sharding(hint, axes: "Axes", mesh):
-    """How what a return annotation names is cut over a mesh: arrays by their axes, others whole."""
+    """How what a return annotation names is sharded over a mesh: arrays by their axes, others
+    replicated."""
     if _is_array(hint):
         return NamedSharding(mesh, axes.spec(hint.dim_str.split()))
     if typing.get_origin(hint) is tuple:
@@ -160,8 +161,8 @@ class Axes:
             array = value if isinstance(value, jax.Array) else jnp.asarray(value)
         of_type = [hint for hint in hints if _has_type(array, hint)]
         kinds = dict.fromkeys(hint.__name__.partition("[")[0] for hint in hints)
-        wanted = " or ".join(_KINDS[kind] for kind in kinds)
-        require(bool(of_type), f"the type of {name}", array.dtype, wanted)
+        expected = " or ".join(_KINDS[kind] for kind in kinds)
+        require(bool(of_type), f"the type of {name}", array.dtype, expected)
         for hint in of_type:
             sizes = self._sizes(hint.dim_str.split(), array.shape)
             if sizes is not None:
@@ -171,8 +172,8 @@ class Axes:
                 self._cut(hint.dim_str.split(), array)
                 return array
         shapes = [self._written(hint.dim_str.split(), array.shape) for hint in of_type]
-        wanted = " or ".join(shapes)
-        require(False, f"the shape of {name}", array.shape, wanted)
+        expected = " or ".join(shapes)
+        require(False, f"the shape of {name}", array.shape, expected)
         raise AssertionError  # not reached
 
     def _sizes(self, names: list[str], shape: tuple) -> dict | None:
@@ -182,9 +183,9 @@ class Axes:
             return None
         sizes: dict[str, int | tuple[int, ...]] = {}
         for name, size in zip(names, grouped):
-            wanted = sizes.get(name, self.sizes.get(name, size))
+            expected = sizes.get(name, self.sizes.get(name, size))
             vacant = size == 0 and name not in self.empty
-            if vacant or (size != wanted and not name.startswith("*#")):
+            if vacant or (size != expected and not name.startswith("*#")):
                 return None
             sizes[name] = size
         return sizes
@@ -193,24 +194,24 @@ class Axes:
         """Joins leading axes that broadcast."""
         for axis in set(sizes) & set(self.sizes):
             if axis.startswith("*#"):
-                mine, others = (typing.cast(tuple, x[axis]) for x in (sizes, self.sizes))
+                mine, earlier = (typing.cast(tuple, x[axis]) for x in (sizes, self.sizes))
                 try:
-                    sizes[axis] = jnp.broadcast_shapes(mine, others)
+                    sizes[axis] = jnp.broadcast_shapes(mine, earlier)
                 except ValueError:
-                    wanted = f"broadcastable against {others}, those of {self.owners[axis]}"
-                    require(False, f"the leading axes of {name}", mine, wanted)
+                    expected = f"broadcastable against {earlier}, those of {self.owners[axis]}"
+                    require(False, f"the leading axes of {name}", mine, expected)
 
     def _cut(self, names: list[str], array: jax.Array) -> None:
-        """Notes how the axes of an array are cut, as far as its type says so."""
+        """Notes how the axes of an array are sharded, as far as its type says so."""
         spec = (*jax.typeof(array).sharding.spec, *(None for _ in array.shape))[: array.ndim]
         for name, cut in zip(names, _grouped(names, spec) or ()):
-            own = cut if name.startswith("*") else (cut,)
-            others = self.cuts.get(name.replace("#", ""), ())
-            pairs = itertools.zip_longest(reversed(own), reversed(others))
+            axes = cut if name.startswith("*") else (cut,)
+            earlier = self.cuts.get(name.replace("#", ""), ())
+            pairs = itertools.zip_longest(reversed(axes), reversed(earlier))
             self.cuts[name.replace("#", "")] = tuple(a or b for a, b in pairs)[::-1]
 
     def spec(self, names: list[str]) -> PartitionSpec:
-        """How an array of these axes is cut; no axis of the mesh cuts two of them."""
+        """How an array of these axes is sharded; no axis of the mesh shards two of them."""
         used: set = set()
         cuts = [cut for name in names for cut in self.cuts.get(name, (None,))]
         for place, cut in enumerate(cuts):
@@ -220,7 +221,7 @@ class Axes:
         return PartitionSpec(*cuts)
 
     def _written(self, names: list[str], shape: tuple) -> str:
-        """The shape that was wanted: "[..., 3] as logits"."""
+        """The expected shape in words: "[..., 3] as logits"."""
         fixed = [name for name in names if name in self.sizes and not name.startswith("*#")]
         parts: list[int | str] = []
         for name in names:

@@ -200,8 +200,8 @@ def _seeds(seeds, batch: tuple, count: int, num_clusters: int):
         # The largest random numbers: distinct by construction.
         return jax.lax.top_k(bits.reshape(*batch, count), num_clusters)[1]
     shape = (*batch, num_clusters)
-    wanted = f"{[*shape]}, num_clusters tokens per image"
-    require(seeds.shape == shape, "the shape of seeds", seeds.shape, wanted)
+    expected = f"{[*shape]}, num_clusters tokens per image"
+    require(seeds.shape == shape, "the shape of seeds", seeds.shape, expected)
     require_inside("an index in seeds", seeds, "tokens", count)
     if known(seeds):
         distinct = bool(np.all(np.diff(np.sort(np.asarray(seeds), axis=-1)) > 0))
@@ -248,8 +248,8 @@ def _nearest_by_label(distances, labels, num_clusters: int):
 
 
 def _nearest_by_cluster(distances, labels, num_clusters: int):
-    """The same, cluster by cluster: more arithmetic, but no scatter, which is slow and sequential
-    on accelerators.
+    """Computes `_nearest_by_label` cluster by cluster: more arithmetic, but no scatter, which is
+    slow and sequential on accelerators.
     """
 
     def one(_, cluster):

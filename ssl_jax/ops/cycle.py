@@ -98,7 +98,7 @@ def cycle_consistent(
     where, bank_where, inverse_norms = (
         None if x is None else x.reshape(-1) for x in (where, bank_where, inverse_norms)
     )
-    there, index = nearest(
+    forward, index = nearest(
         first,
         first_bank,
         where=bank_where,
@@ -106,11 +106,11 @@ def cycle_consistent(
         precision=precision,
         cut_bank=cut_bank,
     )
-    found = devices.take(second_bank, index[:, 0], cut=cut_bank)
-    back, home = nearest(found, second, where=where, group_size=group_size, precision=precision)
+    matches = devices.take(second_bank, index[:, 0], cut=cut_bank)
+    back, home = nearest(matches, second, where=where, group_size=group_size, precision=precision)
     # Values of -inf: there was no row to be found. An object that does not exist is never found
     # itself.
     consistent = (
-        (home[:, 0] == jnp.arange(count)) & (there[:, 0] > -jnp.inf) & (back[:, 0] > -jnp.inf)
+        (home[:, 0] == jnp.arange(count)) & (forward[:, 0] > -jnp.inf) & (back[:, 0] > -jnp.inf)
     )
     return Cycle(consistent.reshape(lead), index.reshape(lead))

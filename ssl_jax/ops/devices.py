@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from ssl_jax.ops import passes
 
-# Whether `jax.vmap` has shared the work out already: over an axis that is cut along Explicit ones.
+# Whether `jax.vmap` has shared the work out already: over an axis sharded along Explicit ones.
 _MAPPED: ContextVar[bool] = ContextVar("mapped", default=False)
 _AT_ONCE = 2**27  # numbers of an array of parts side by side, on each device
 
@@ -53,7 +53,7 @@ def at_once(parts: int, numbers: int) -> int:
     """How many of the equal parts of an op are computed side by side: a divisor of their number.
 
     One on a CPU or TPU, whose fast memory holds what one part needs. On a GPU many small kernels
-    take longer: as many as keep an array of so many numbers a part, cut over the devices, below 512
+    take longer: as many as keep an array of so many numbers a part, sharded, below 512
     MB.
     """
     if platform() != "gpu":
@@ -71,17 +71,17 @@ def by_rows(function: Callable[..., Any], rows: tuple, whole: tuple = ()) -> Any
         added and left out again. whole: trees of arrays that every device needs whole.
 
     Returns:
-      As `function`: a tree of arrays [n, ...], cut along their first axis.
+      As `function`: a tree of arrays [n, ...], sharded along their first axis.
     """
     axes = _axes()
     if not axes:
         return function(*rows, *whole)
     size = rows[0].shape[0]
-    cut, uncut = PartitionSpec(axes), PartitionSpec()
+    sharded, replicated = PartitionSpec(axes), PartitionSpec()
     shared = jax.shard_map(
         function,
-        in_specs=(*(cut for _ in rows), *(uncut for _ in whole)),
-        out_specs=cut,
+        in_specs=(*(sharded for _ in rows), *(replicated for _ in whole)),
+        out_specs=sharded,
         check_vma=False,  # loops that start from constants
     )
     padded = (passes.pad(x, -size % count()) for x in rows)
@@ -109,14 +109,14 @@ def summed(function: Callable[..., Any], rows: tuple, whole: tuple = ()) -> Any:
     wide = jax.tree.map(_at_least_float32, whole)
 
     def share(*arguments):
-        own, others = arguments[: len(rows)], arguments[len(rows) :]
-        return jax.tree.map(lambda x: x[None], function(*own, *cast(others, whole)))
+        row_args, whole_args = arguments[: len(rows)], arguments[len(rows) :]
+        return jax.tree.map(lambda x: x[None], function(*row_args, *cast(whole_args, whole)))
 
-    cut, uncut = PartitionSpec(axes), PartitionSpec()
+    sharded, replicated = PartitionSpec(axes), PartitionSpec()
     shared = jax.shard_map(
         share,
-        in_specs=(*(cut for _ in rows), *(uncut for _ in whole)),
-        out_specs=cut,
+        in_specs=(*(sharded for _ in rows), *(replicated for _ in whole)),
+        out_specs=sharded,
         check_vma=False,
     )
     return jax.tree.map(lambda x: x.sum(axis=0), shared(*rows, *wide))
@@ -129,14 +129,14 @@ def _at_least_float32(array: jax.Array) -> jax.Array:
 
 
 def divide(size: int) -> bool:
-    """Whether arrays of so many rows can be cut over the devices."""
+    """Whether arrays of so many rows can be sharded over the devices."""
     return size % count() == 0
 
 
 def by_bank(
     search: Callable[..., tuple[jax.Array, jax.Array]], queries: jax.Array, bank: tuple
 ) -> tuple[jax.Array, jax.Array]:
-    """A search for the k best rows of a bank whose rows are cut over the devices.
+    """Searches the k best rows of a bank whose rows are sharded over the devices.
 
     Every device searches its rows for all queries; then a device compares what all have found for
     its share of the queries. Only queries and results are sent, never the bank.
@@ -147,7 +147,7 @@ def by_bank(
       bank: arrays [n, ...], or None. The devices must divide n.
 
     Returns:
-      values [q, k] and rows [q, k] of the whole bank, cut by queries.
+      values [q, k] and rows [q, k] of the whole bank, sharded by queries.
     """
     axes = _axes()
     if not axes:
@@ -167,8 +167,8 @@ def by_bank(
         return -values[:, :k], index[:, :k]
 
     size, count_ = queries.shape[0], count()
-    cut, uncut = PartitionSpec(axes), PartitionSpec()
-    shared = jax.shard_map(share, in_specs=(uncut, cut), out_specs=cut, check_vma=False)
+    rows, copy = PartitionSpec(axes), PartitionSpec()
+    shared = jax.shard_map(share, in_specs=(copy, rows), out_specs=rows, check_vma=False)
     values, index = shared(passes.pad(queries, -size % count_), bank)
     return values[:size], index[:size]
 
@@ -176,8 +176,8 @@ def by_bank(
 def take(bank: jax.Array, index: jax.Array, *, cut: bool) -> jax.Array:
     """bank[index], [q, ...], of a bank [n, ...] of floats.
 
-    cut: True: its rows are cut over the devices, if these divide n; each sends those of the rows
-    that it holds, and the result is cut by `index` [q].
+    cut: True: its rows are sharded over the devices, if these divide n; each sends those of the
+    rows that it holds, and the result is sharded by `index` [q].
     """
     axes = _axes()
     if not axes or not cut or not divide(bank.shape[0]):
@@ -187,9 +187,9 @@ def take(bank: jax.Array, index: jax.Array, *, cut: bool) -> jax.Array:
         index = jax.lax.all_gather(index, axes, tiled=True)
         here = index - jax.lax.axis_index(axes).astype(index.dtype) * rows.shape[0]
         mine = (here >= 0) & (here < rows.shape[0])
-        found = rows[jnp.where(mine, here, 0)]
-        found = jnp.where(mine.reshape(-1, *(1 for _ in rows.shape[1:])), found, 0)
-        return jax.lax.psum_scatter(found, axes, tiled=True)
+        taken = rows[jnp.where(mine, here, 0)]
+        taken = jnp.where(mine.reshape(-1, *(1 for _ in rows.shape[1:])), taken, 0)
+        return jax.lax.psum_scatter(taken, axes, tiled=True)
 
     size, spec = index.shape[0], PartitionSpec(axes)
     shared = jax.shard_map(share, in_specs=(spec, spec), out_specs=spec, check_vma=False)
@@ -209,11 +209,11 @@ def automatic(
     kwargs: dict,
     results: Callable[[AbstractMesh], Any] = lambda mesh: NamedSharding(mesh, PartitionSpec()),
 ) -> Any:
-    """function(*args, **kwargs), for which XLA chooses how arrays are cut.
+    """function(*args, **kwargs), for which XLA chooses how arrays are sharded.
 
     With Explicit axes, the default of `jax.make_mesh`, every product, gather and reshape would have
-    to name how its result is cut. So the function gets arrays of Auto axes, and only its results
-    are of Explicit ones.
+    to name how its result is sharded. So the function gets arrays of Auto axes, and only its
+    results are of Explicit ones.
 
     Args:
       results: mesh -> the shardings of what the function returns (a tree or the beginning of one);
@@ -235,7 +235,7 @@ def automatic(
     try:
         return computed(arrays)
     except ValueError as error:
-        # Of `jax.shard_map` within `jax.vmap` over an axis that is cut.
+        # Of `jax.shard_map` within `jax.vmap` over a sharded axis.
         if "marked as manual" not in str(error):
             raise
     token = _MAPPED.set(True)
@@ -254,10 +254,10 @@ def varying(tree: Any, like: Any) -> Any:
     def axes(x) -> frozenset:
         return getattr(getattr(jax.typeof(x), "mat", None), "varying", frozenset())
 
-    wanted = frozenset().union(*map(axes, jax.tree.leaves(like)))
+    target_axes = frozenset().union(*map(axes, jax.tree.leaves(like)))
 
     def mark(x):
-        missing = tuple(wanted - axes(x))
+        missing = tuple(target_axes - axes(x))
         return jax.lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(mark, tree)

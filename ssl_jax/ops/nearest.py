@@ -104,8 +104,8 @@ def nearest(
     stored = inverse_norms is None or metric == "cosine"
     require(stored, "inverse_norms", "an array", 'None with metric "dot"')
     if group_size is not None:
-        wanted = f"{size}, the rows of the bank, with groups"
-        require(count == size, "the number of queries", count, wanted)
+        expected = f"{size}, the rows of the bank, with groups"
+        require(count == size, "the number of queries", count, expected)
         limit = min(size, group_size)
     rows = "the bank" if limit == size else "a group"
     require(1 <= k <= limit, "k", k, f"between 1 and {limit}, the rows of {rows}")
@@ -118,8 +118,8 @@ def nearest(
         queries = queries * inverse_norm(queries)[..., None]
     if inverse_norms is not None:
         inverse_norms = jax.lax.stop_gradient(inverse_norms).astype(dtype)
-    held = size // devices.count() if devices.divide(size) else 0  # rows of a cut bank
-    cut_bank = cut_bank and group_size is None and k <= held
+    rows_per_device = size // devices.count() if devices.divide(size) else 0
+    cut_bank = cut_bank and group_size is None and k <= rows_per_device
     how = _How(k, method, metric, recall_target, limit, chunk, bank_chunk, precision, cut_bank)
     values, index = _neighbours(queries.reshape(-1, width), bank, inverse_norms, where, how)
     return values.reshape(*batch, count, k), index.reshape(*batch, count, k)
@@ -155,7 +155,8 @@ def _neighbours(queries, bank, scale, allowed, how: _How):
 
 
 def _in_groups(queries, bank, scale, allowed, how: _How):
-    """As `_neighbours`, for queries [b n, d] to a bank [n, d], each in its own group of rows."""
+    """Does what `_neighbours` does, for queries [b n, d] to a bank [n, d], each in its own group of
+    rows."""
     size, width = bank.shape
     groups = math.ceil(size / how.group)
     extra = groups * how.group - size
@@ -172,22 +173,23 @@ def _in_groups(queries, bank, scale, allowed, how: _How):
         group = number[::length] // how.group % groups
         # Of all queries in order, the groups are as they stand: no copy of the bank.
         ordered = queries.shape[0] == groups * how.group
-        own = banks if ordered else (None if x is None else x[group] for x in banks)
+        searched = banks if ordered else (None if x is None else x[group] for x in banks)
         parts = queries.reshape(-1, length, width)
         values, index = jax.vmap(functools.partial(_search, how=how, at_once=len(parts)))(
-            parts, *own
+            parts, *searched
         )
         index = index + how.group * group[:, None, None]
         return tuple(x.reshape(-1, how.k) for x in (values, index))
 
     number = jnp.arange(queries.shape[0], dtype=jnp.int32)
-    found = devices.by_rows(share, (queries, number), (banks,))
-    return tuple(x.reshape(-1, size + extra, how.k)[:, :size].reshape(-1, how.k) for x in found)
+    selected = devices.by_rows(share, (queries, number), (banks,))
+    return tuple(x.reshape(-1, size + extra, how.k)[:, :size].reshape(-1, how.k) for x in selected)
 
 
 @_neighbours.defjvp
 def _neighbours_jvp(how, primals, tangents):
-    """Of the selected pairs only: differentiating the search itself would hold every similarity."""
+    """Differentiates the selected pairs only: the derivative of the search itself would hold every
+    similarity."""
     (queries, bank, scale, _), (by_query, by_bank, *_) = primals, tangents
     values, index = _neighbours(*primals, how)
 
@@ -206,14 +208,15 @@ def _neighbours_jvp(how, primals, tangents):
 
 
 def _search(queries, bank, scale, allowed, how: _How, at_once: int = 1):
-    """As `_neighbours`, within one group; rows beyond the bank may stand for missing neighbours.
+    """Does what `_neighbours` does within one group; rows beyond the bank may stand for missing
+    neighbours.
 
     at_once: searches that run side by side.
     """
     size, width = bank.shape
     total = queries.shape[0]
     least, each, most = _ROWS_CPU if devices.platform() == "cpu" else _ROWS
-    held = _SCORES_GPU if devices.platform() == "gpu" else _SCORES
+    budget = _SCORES_GPU if devices.platform() == "gpu" else _SCORES
     rows = min(size, how.bank_chunk or max(least, how.k, min(each * how.k, most)))
     bank_passes, per_pass = over.divide(size, rows, least=how.k, block=_BLOCK)
     missing = bank_passes * per_pass - size
@@ -248,7 +251,7 @@ def _search(queries, bank, scale, allowed, how: _How, at_once: int = 1):
             return best
         return jax.lax.scan(merge, best, jnp.arange(1, bank_passes, dtype=jnp.int32))[0]
 
-    passes = math.ceil(total / (how.chunk or max(1, held // max(1, at_once * per_pass))))
+    passes = math.ceil(total / (how.chunk or max(1, budget // max(1, at_once * per_pass))))
     if passes <= 1:
         return one_pass(queries)
     together = math.ceil(total / passes)

@@ -17,7 +17,7 @@ def key(seed: ArrayLike) -> jax.Array:
 
 
 def float_type(*arrays: ArrayLike) -> jnp.dtype:
-    """Their common float type, float32 at least; also where JAX was told not to mix types."""
+    """Their common float type, float32 at least; also where JAX is set not to mix types."""
     with jax.numpy_dtype_promotion("standard"):
         return jnp.promote_types(jnp.result_type(*arrays), jnp.float32)
 

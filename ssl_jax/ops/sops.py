@@ -60,8 +60,8 @@ def sample_anchors(
     Reference: SOP section 2.2 and table C.7 (anchor selection strategies).
     """
     disjoint = num_anchors * (num_tasks if strategy == "partition" else 1)
-    wanted = f"at least {disjoint}, the number of distinct anchors drawn"
-    require(disjoint <= size, "size", size, wanted)
+    expected = f"at least {disjoint}, the number of distinct anchors drawn"
+    require(disjoint <= size, "size", size, expected)
     if strategy == "partition":
         rows = jax.random.permutation(key, size)[:disjoint]
         return rows.reshape(num_tasks, num_anchors).astype(jnp.int32)
@@ -123,16 +123,16 @@ def build_sops(
     if by_index:
         require_inside("an index in anchors", anchors, "memory", size)
     candidates = size - (0 if not by_index else count if pool == "exclude_anchors" else 1)
-    wanted = f"at most {candidates + 1}, as the pool has {candidates} rows"
-    require(extra <= candidates, "num_members", num_members, wanted)
+    expected = f"at most {candidates + 1}, as the pool has {candidates} rows"
+    require(extra <= candidates, "num_members", num_members, expected)
 
     memory, anchors = jax.lax.stop_gradient((wide(memory), anchors))
     # Devices share the search out, but each needs all SOPs. It has the memory, so that nothing but
     # the results of the search has to be sent.
     vectors = devices.whole(memory[anchors] if by_index else anchors.astype(memory.dtype))
-    own = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
+    self_similarity = jnp.sum(vectors * vectors, axis=-1, keepdims=True)
     if extra == 0:
-        return vectors[:, None], own
+        return vectors[:, None], self_similarity
     search: dict[str, Any] = dict(metric="dot", chunk=chunk, precision=precision)
     if not by_index:
         similarity, index = nearest(vectors, memory, k=extra, **search)
@@ -148,7 +148,7 @@ def build_sops(
         similarity, index = (jnp.take_along_axis(x, order, axis=-1) for x in (similarity, index))
     similarity, index = devices.whole((similarity, index))
     members = devices.whole(jnp.concatenate([memory[index], vectors[:, None]], axis=1))
-    return members, jnp.concatenate([similarity, own], axis=1)
+    return members, jnp.concatenate([similarity, self_similarity], axis=1)
 
 
 @checked

@@ -177,8 +177,8 @@ def log_domain_plan(
 def _below_row_top(negative, keep):
     """How far each entry lies below the largest of its row, which counts as a constant."""
     lowest = jnp.finfo(negative.dtype).min
-    kept = negative if keep is None else jnp.where(keep, negative, lowest)
-    top = jax.lax.stop_gradient(jnp.max(kept, axis=-1, keepdims=True))
+    allowed = negative if keep is None else jnp.where(keep, negative, lowest)
+    top = jax.lax.stop_gradient(jnp.max(allowed, axis=-1, keepdims=True))
     below = top - negative
     return below if keep is None else jnp.where(keep, below, 0)
 

@@ -119,8 +119,8 @@ def scaled(
 
 
 def _passes(queries, sops: Sops):
-    """How many slots are read in a pass, s; what a scan runs over, of which the last two are the
-    shares [s K] of a pass; and the function of the first that gives its slots [s K, d].
+    """Returns how many slots s are read in a pass; what a scan runs over, of which the last two are
+    the shares [s K] of a pass; and the function of the first that gives its slots [s K, d].
     """
     slots, count = sops.own.shape
     if sops.axis:
@@ -138,7 +138,8 @@ def _logits(queries, slots, precision):
 
 
 def _summed(together: int, logits, own, shared):
-    """Of the slots [..., s K] of a pass: the largest logit [..., K], and the two sums above it."""
+    """Reduces the slots [..., s K] of a pass to the largest logit [..., K] and the two sums above
+    it."""
     if together == 1:  # a sum has one term, exp(0)
         return logits, own, shared
     logits, own, shared = (x.reshape(*x.shape[:-1], together, -1) for x in (logits, own, shared))

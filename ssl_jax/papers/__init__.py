@@ -52,23 +52,23 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Of all rows: "sop/table10/K1024"."""
+        """The name among the rows of all papers: "sop/table10/K1024"."""
         return f"{self.paper}/{self.id}"
 
     def load(self) -> ConfigDict:
         """The row's config, with its numbers. Raises InputError if it changes what is not there."""
         config = config_lib.load(self.config)
-        known = config_lib.flatten(config)
+        keys = config_lib.flatten(config)
         for key in self.changes:
-            if key not in known:
-                raise InputError(f"{self.name}: {unknown('config key', key, known)}")
+            if key not in keys:
+                raise InputError(f"{self.name}: {unknown('config key', key, keys)}")
         config.update_from_flattened_dict(self.changes)
         config.expected = dict(self.expected)
         return config
 
 
 def names() -> list[str]:
-    """Of the papers, sorted."""
+    """The names of the papers, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
@@ -81,9 +81,9 @@ def load(name: str) -> tuple[Row, ...]:
     """
     if name not in names():
         raise InputError(unknown("paper", name, names()))
-    more = json.loads(OURS.read_text(encoding="utf-8"))
+    measured = json.loads(OURS.read_text(encoding="utf-8"))
     return tuple(
-        dataclasses.replace(row, ours=row.ours | more.get(row.name, {}))
+        dataclasses.replace(row, ours=row.ours | measured.get(row.name, {}))
         for row in read(_FOLDER / f"{name}.toml")
     )
 

@@ -24,7 +24,7 @@ from ssl_jax.runtime import stop
 _HEARTBEAT = 30
 _TOGETHER = 300  # seconds in which all must be there
 _LAST = 24 * 3600  # seconds that the others wait at the end, while process 0 draws
-# What is said where a process that is gone was waited for.
+# Words of the errors raised where a process that is gone was waited for.
 _LOST = ("Gloo", "Connection closed by peer", "Connection reset by peer", "heartbeat")
 _SENT = 2**26  # bytes of features that are exchanged at a time
 
@@ -96,8 +96,8 @@ def _check_address(coordinator: str, mine: bool) -> None:
 def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
     """Prints at once who is waited for, and ends the process with a line when nobody came."""
     who = "this process" if coordinator is None else f"process {process_id} of {num_processes}"
-    others = "process 0" if process_id else "the others"
-    whom = f"{others}{f' at {coordinator}' if coordinator else ''}"
+    awaited = "process 0" if process_id else "the others"
+    whom = f"{awaited}{f' at {coordinator}' if coordinator else ''}"
     print(f"{who} is waiting up to {_TOGETHER} s for {whom}", flush=True)
 
     def end():
@@ -120,8 +120,8 @@ def _announced(coordinator, num_processes, process_id) -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Of several processes: one that fails ends at once, which the others notice; at the end each
-    waits for all.
+    """Keeps several processes together: one that fails ends at once, which the others notice; at
+    the end each waits for all.
 
     Left to Python and JAX, a process with an error would wait for the others before it ends, while
     they wait for it in the next exchange.
@@ -131,12 +131,13 @@ def together() -> Iterator[None]:
         return
     from jax.experimental import multihost_utils
 
-    # The first coordinates: were it gone before others that are told as well, JAX would abort them.
+    # The first coordinates: were it gone before others that get the signal too, JAX would abort
+    # them.
     wait = stop.leave_last() if is_first() else 0.0
     try:
         yield
     except stop.Interrupted:
-        # Others may not have been told, and would be waited for.
+        # Others may not have got the signal, and would be waited for.
         sys.stdout.flush()
         time.sleep(wait)
         os._exit(stop.EXIT_PREEMPTED)
@@ -169,7 +170,7 @@ def is_first() -> bool:
 
 
 def agree(facts: Mapping[str, object]) -> None:
-    """Refuses to go on with processes that differ; all must call it.
+    """Refuses to continue with processes that differ; all must call it.
 
     facts: {name: value that must be the same everywhere}: keys of the config, versions, length of
     the data.
@@ -193,11 +194,11 @@ def agree(facts: Mapping[str, object]) -> None:
     differs = (values != values[0]).any(axis=-1)  # [processes, names]
     if not differs.any():
         return
-    others = np.flatnonzero(differs.any(axis=1)).tolist()
+    numbers = np.flatnonzero(differs.any(axis=1)).tolist()
     what = [name for name, here in zip(names, differs.any(axis=0), strict=True) if here]
     shown = ", ".join(f"{name} = {facts[name]!r}" for name in what[:5])
     raise InputError(
-        f"processes {others} differ from process 0 in {', '.join(what)} (process {mine} has"
+        f"processes {numbers} differ from process 0 in {', '.join(what)} (process {mine} has"
         f" {shown}); start all processes with the same config, code, packages and data"
     )
 
@@ -234,8 +235,8 @@ def everywhere(value: np.ndarray) -> np.ndarray:
 
     # As bytes: JAX would make 32 bits of 64.
     raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), np.uint8)
-    found = np.asarray(multihost_utils.process_allgather(raw))
-    return found.view(value.dtype).reshape(-1, *value.shape)
+    gathered = np.asarray(multihost_utils.process_allgather(raw))
+    return gathered.view(value.dtype).reshape(-1, *value.shape)
 
 
 def told(value: Any) -> list:
@@ -267,8 +268,8 @@ class Watchdog:
         watchdog.phase("step 12")        # something happened, and this comes next
 
     When a phase lasts longer than that, its name, the process and where each of its threads stands
-    go to stderr; again after twice the time, and so on. Of a compilation it only says that it goes
-    on. 0 seconds: never.
+    go to stderr; again after twice the time, and so on. A compilation is only named. 0 seconds:
+    never.
     """
 
     def __init__(self, seconds: float, stream: TextIO | None = None):

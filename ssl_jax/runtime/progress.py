@@ -1,4 +1,4 @@
-"""What is being done at the moment, told by code that takes long to whoever shows it.
+"""Reports what is being done at the moment from code that takes long to whoever shows it.
 
     with progress.shown_by(tell):  # a console, for example
         with progress.part("knn", 1, 3), progress.counter(2000, "images") as add:

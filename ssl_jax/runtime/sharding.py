@@ -1,5 +1,5 @@
-"""The mesh and where arrays live on it. Batches are cut over all devices; parameters over the axis
-`fsdp` only.
+"""The mesh and where arrays live on it. Batches are sharded over all devices; parameters over the
+axis `fsdp` only.
 """
 
 import functools
@@ -120,7 +120,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def batch_sharding(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """That axis cut over all devices."""
+    """A sharding of that axis over all devices."""
     return NamedSharding(mesh, PartitionSpec(*(None,) * axis, AXES))
 
 
@@ -167,8 +167,8 @@ def state_shardings(
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         for pattern, spec in placement:
             if re.fullmatch(pattern, name):
-                wanted = NamedSharding(mesh, spec)
-                return wanted if _divides(wanted, leaf.shape) else replicated(mesh)
+                named = NamedSharding(mesh, spec)
+                return named if _divides(named, leaf.shape) else replicated(mesh)
         field = getattr(path[0], "name", getattr(path[0], "key", None))
         return (
             replicated(mesh)
@@ -180,7 +180,7 @@ def state_shardings(
 
 
 def _divides(sharding: NamedSharding, shape: tuple[int, ...]) -> bool:
-    """Whether the devices can cut an array of this shape so."""
+    """Whether an array of this shape can be sharded so."""
     try:
         sharding.shard_shape(shape)
     except ValueError:
@@ -197,8 +197,8 @@ def by_image(
     """`function` with each device of the mesh in context (`jax.set_mesh`) at its own images.
 
     The gradient by the weights is summed over the devices once and in float32, however often
-    `function` uses them. Left to itself, XLA sums each use, inside loops too. Weights that are cut
-    are gathered for the call, and their gradient is cut again as it is summed.
+    `function` uses them. Left to itself, XLA sums each use, inside loops too. Sharded weights
+    are gathered for the call, and their gradient is sharded again as it is summed.
 
     Args:
       function: (weights, images) -> results, of which row i depends on row i of `images` alone.
@@ -233,18 +233,18 @@ def by_image(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _gathered(cut, spec, dtype):
+def _gathered(sharded, spec, dtype):
     """This device's part of an array -> the whole array, sent in `dtype`. Its type stays, so that a
     gradient is added up in that."""
-    whole = cut.astype(dtype)
+    whole = sharded.astype(dtype)
     for axis, names in enumerate(spec):
         if names is not None:
             whole = jax.lax.all_gather(whole, names, axis=axis, tiled=True)
-    return whole.astype(cut.dtype)
+    return whole.astype(sharded.dtype)
 
 
-def _gathered_forward(cut, spec, dtype):
-    return _gathered(cut, spec, dtype), None
+def _gathered_forward(sharded, spec, dtype):
+    return _gathered(sharded, spec, dtype), None
 
 
 def _gathered_backward(spec, dtype, _, gradient):
@@ -258,7 +258,7 @@ _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
-    """Puts a batch on the mesh, the axis of its rows cut over all devices.
+    """Puts a batch on the mesh, the axis of its rows sharded over all devices.
 
     Args:
       batch: pytree of arrays that hold THIS process's rows (all rows if there is one

@@ -1,4 +1,4 @@
-"""Signals: what SIGTERM, SIGINT and SIGUSR1 ask of a run, and the answer at once.
+"""Handles SIGTERM, SIGINT and SIGUSR1, and prints at once what the run will do.
 
 A run is idle while nothing of it is unsaved (start-up, compiling the first step, the final report):
 then a signal ends it there. While it is busy, a signal waits for the loop, which saves after the
@@ -30,11 +30,12 @@ class Interrupted(BaseException):
 
 
 class Stop:
-    """Whether to stop, and how.
+    """Says whether to stop, and how.
 
     All processes must stop at the same step, and one process must not change its mind on the way.
-    So who was told to stop marks its part of the next batch, and the metrics of that step, which
-    every process reads at the same point of the loop, say so to all: nobody waits for an answer.
+    So a process that got a signal marks its part of the next batch, and the metrics of that step,
+    which every process reads at the same point of the loop, carry it to all: none waits for an
+    answer.
 
     whole: whether the process has nothing to do but this run, so that it may be ended.
     """
@@ -45,33 +46,33 @@ class Stop:
         # Called before the process is ended from outside the main thread: to restore a terminal.
         self.leaving: list[Callable[[], None]] = []
         self._whole, self._idle, self._raised, self._over = whole, True, False, False
-        self._leaves = ""  # what is left out when a signal comes
+        self._skipping = ""  # what is left out when a signal comes
         self._answer = ""
         self._decided = threading.Event()
 
     def idle(self) -> None:
-        """From here on nothing is unsaved: a signal raises Interrupted, also one that came
-        before."""
+        """Notes that nothing is unsaved from here on: a signal raises Interrupted, also one that
+        came before."""
         self._idle = True
         if self.told and not self._raised:
             self._raise()
 
     def busy(self) -> None:
-        """From here on a signal only sets `told`."""
+        """Lets a signal only set `told` from here on."""
         self._idle = False
 
     def over(self) -> None:
-        """Of a signal nothing is left to do: the process ends within `patience`, whatever else it
-        waits for, as Python does for the threads of a reader that hangs."""
+        """Ends the process after a signal within `patience`, as nothing is left to do, whatever
+        else it waits for, as Python does for the threads of a reader that hangs."""
         if self._whole and self.told and not self._over:
             self._over = True
             self._end_later()
 
     def unless_told(self, work: Callable[[], None], answer: str) -> None:
-        """Does `work`, such as an evaluation, and leaves it when a signal comes or came; then
+        """Runs `work`, such as an evaluation, and leaves it when a signal comes or came; then
         `agreed` is set, for the loop to save the step and stop, as `answer` says. For one process:
         several must stay together."""
-        self._leaves, self._idle = answer, True
+        self._skipping, self._idle = answer, True
         try:
             if self.told:
                 self._raise()
@@ -79,11 +80,11 @@ class Stop:
         except Interrupted:
             self.agreed = True
         finally:
-            self._idle, self._raised, self._leaves = False, False, ""
+            self._idle, self._raised, self._skipping = False, False, ""
 
     def tell(self, batch: dict) -> dict:
-        """The batch with this process's answer."""
-        import numpy as np  # here, so that signals are heard before anything large is imported
+        """Adds this process's mark to a batch."""
+        import numpy as np  # here, so that signals are handled before anything large is imported
 
         return {**batch, "stop": np.full(len(batch["index"]), self.told)}
 
@@ -91,7 +92,7 @@ class Stop:
         self.agreed |= bool(metrics.pop("stop"))
 
     def handle(self, number: int, frame: types.FrameType | None) -> None:
-        """Of a signal, in the main thread: between two lines of Python, so perhaps late."""
+        """Handles a signal, in the main thread: between two lines of Python, so perhaps late."""
         again = self.told and number == signal.SIGINT
         if not self.told:
             self.told, self._answer = True, self._what_happens(number)
@@ -105,16 +106,16 @@ class Stop:
         self._raised = True  # once: not again in what cleans up behind it
         raise Interrupted
 
-    def watch(self, received: int) -> None:
+    def watch(self, reading: int) -> None:
         """Answers signals whose numbers come through a pipe: in a thread, so that the answer also
         comes while the main thread compiles."""
-        heard = False
-        while (data := os.read(received, 1)) and data != _END:
+        announced = False
+        while (data := os.read(reading, 1)) and data != _END:
             number = data[0]
             if number not in _SIGNALS:
                 continue
-            if not heard:
-                heard = True
+            if not announced:
+                announced = True
                 # The main thread knows what it will do, unless it is deep in a library.
                 decided = self._decided.wait(_SOON)
                 answer = self._answer if decided else self._what_happens(number)
@@ -130,7 +131,7 @@ class Stop:
                 self._end(EXIT_AT_ONCE)
 
     def _ends(self):
-        return self._idle and not self._leaves
+        return self._idle and not self._skipping
 
     def _what_happens(self, number):
         if self._ends():
@@ -139,7 +140,7 @@ class Stop:
                 f" {EXIT_PREEMPTED})"
             )
         again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-        return (self._leaves or "saving a checkpoint after this step") + again
+        return (self._skipping or "saving a checkpoint after this step") + again
 
     def _end_later(self):
         ending = threading.Timer(self.patience, self._end_idle)
@@ -170,7 +171,7 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
     """Signals go to the Stop that is yielded; within another such block to that of the other.
 
     whole: see Stop; after the block, signals end the process with EXIT_PREEMPTED. Outside the main
-    thread, where Python has no signals, nobody is told to stop.
+    thread, where Python has no signals, no Stop gets one.
     """
     global _current
     if _current is not None:
@@ -178,17 +179,17 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         yield _current
         return
     if whole:
-        atexit.register(_deaf)
+        atexit.register(_ignore_signals)
     stop = Stop(whole)
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    received, sent = os.pipe()
-    os.set_blocking(sent, False)
-    watching = threading.Thread(target=stop.watch, args=(received,), daemon=True)
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    watching = threading.Thread(target=stop.watch, args=(reading,), daemon=True)
     watching.start()
     before = _handled_by(stop)
-    woken = signal.set_wakeup_fd(sent, warn_on_full_buffer=False)
+    woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     _current = stop
     try:
         yield stop
@@ -199,15 +200,15 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():
             signal.signal(number, _leave if whole else handler)
-        os.write(sent, _END)
+        os.write(writing, _END)
         watching.join(PATIENCE)  # a thread that writes to stdout while Python ends makes it abort
-        os.close(sent)
-        os.close(received)
+        os.close(writing)
+        os.close(reading)
 
 
 def leave_last() -> float:
-    """Of the process that others cannot do without: it ends after them. Returns the seconds that it
-    leaves them."""
+    """Lets this process, which the others cannot do without, end after them. Returns the seconds
+    that it leaves them."""
     if _current is not None:
         _current.patience = 1.5 * PATIENCE
     return 1.5 * PATIENCE
@@ -233,7 +234,7 @@ def _leave(number: int, frame: object) -> None:
     os._exit(EXIT_PREEMPTED)
 
 
-def _deaf() -> None:
-    """In the last moments of the process, after which Python would let a signal kill it."""
+def _ignore_signals() -> None:
+    """Ignores signals in the last moments of the process, when Python would let one kill it."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -46,10 +46,10 @@ def defaults() -> dict:
 class Checkpoints:
     """The checkpoints of one run, in `folder`/<step>.
 
-    A save is written beside its final name and renamed when complete, so a kill at any moment
+    A save is written under a temporary name and renamed when complete, so a kill at any moment
     leaves the last complete one to be found. At most `keep` newest are kept, and for good those at
-    multiples of `keep_every` steps (0 = none) and at the steps `kept`. Each holds checksums of all
-    it is made of, which are compared when it is read.
+    multiples of `keep_every` steps (0 = none) and at the steps `preserved`. Each holds checksums of
+    all it is made of, which are compared when it is read.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Checkpoints:
         *,
         keep: int = 2,
         keep_every: int = 0,
-        kept: tuple[int, ...] = (),
+        preserved: tuple[int, ...] = (),
         create: bool = True,
     ):
         self.folder = _usable(folder)
@@ -73,7 +73,7 @@ class Checkpoints:
             self._manager = ocp.CheckpointManager(
                 self.folder,
                 options=ocp.CheckpointManagerOptions(
-                    preservation_policy=_preserved(keep, keep_every, kept),
+                    preservation_policy=_preserved(keep, keep_every, preserved),
                     create=create,
                     cleanup_tmp_directories=create,
                 ),
@@ -134,14 +134,14 @@ class Checkpoints:
         """The `meta` that was saved: config, data position, versions, checksums. Raises Damaged,
         also if something was changed in it."""
         with self._damage_named(step):
-            found = self._manager.restore(
+            meta = self._manager.restore(
                 step, args=ocp.args.Composite(meta=ocp.args.JsonRestore())
             ).meta
-            digest = found.pop(_DIGEST, None)
+            digest = meta.pop(_DIGEST, None)
             # Checkpoints of versions without checksums have neither.
-            if (digest or _SUMS in found) and digest != _digest(found):
+            if (digest or _SUMS in meta) and digest != _digest(meta):
                 raise damage.NotAsSaved("wrong checksum of its config or data position")
-            return found
+            return meta
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """Reads the state of `step` onto the shapes and shardings of `abstract`
@@ -173,7 +173,7 @@ class Checkpoints:
         checksum. Raises Damaged."""
         try:
             device = jax.local_devices(backend="cpu")[0]
-        except RuntimeError:  # JAX was told to leave the CPU alone
+        except RuntimeError:  # JAX was configured without the CPU
             device = jax.local_devices()[0]
         here = jax.sharding.SingleDeviceSharding(device)
         self.read(step, TrainState._fields, lambda shape: here)
@@ -219,7 +219,7 @@ class Checkpoints:
             handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
             with ocp.Checkpointer(handler, multiprocessing_options=alone) as reader:
                 tree = reader.metadata(folder).item_metadata.tree
-                wanted = jax.tree.map(
+                targets = jax.tree.map(
                     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding_of(x.shape)),
                     {name: tree.get(name) for name in fields},
                 )
@@ -227,12 +227,12 @@ class Checkpoints:
                     lambda x: ocp.ArrayRestoreArgs(
                         sharding=x.sharding, global_shape=x.shape, dtype=x.dtype
                     ),
-                    wanted,
+                    targets,
                 )
                 tree = reader.restore(
                     folder,
                     args=ocp.args.PyTreeRestore(
-                        item=wanted, restore_args=arguments, partial_restore=True
+                        item=targets, restore_args=arguments, partial_restore=True
                     ),
                 )
             damage.compare(checksums.of(tree), meta.get(_SUMS))
@@ -257,11 +257,11 @@ class Checkpoints:
 
     def _check_parts(self, path, step):
         if not path.is_dir():
-            known = list(self._manager.all_steps())
-            if step in known:
+            complete = list(self._manager.all_steps())
+            if step in complete:
                 raise Damaged(f"checkpoint {path} is gone: another process moved it")
             raise InputError(
-                f"no checkpoint of step {step} in {self.folder}; complete ones: {known}"
+                f"no checkpoint of step {step} in {self.folder}; complete ones: {complete}"
             )
         missing = [item for item in _ITEMS if not (path / item).is_dir()]
         if missing:
@@ -277,20 +277,22 @@ def _digest(meta):
     return hashlib.sha256(json.dumps(meta, sort_keys=True).encode()).hexdigest()
 
 
-def _preserved(keep, keep_every, kept):
+def _preserved(keep, keep_every, steps):
     """Orbax's policy for what is not removed."""
     policy = ocp.checkpoint_managers
-    every = (policy.EveryNSteps(keep_every),) if keep_every else ()
-    return policy.AnyPreservationPolicy([policy.LatestN(keep), policy.CustomSteps(kept), *every])
+    periodic = (policy.EveryNSteps(keep_every),) if keep_every else ()
+    return policy.AnyPreservationPolicy(
+        [policy.LatestN(keep), policy.CustomSteps(steps), *periodic]
+    )
 
 
 def _usable(path: str | Path) -> Path:
     """The absolute path of a folder of checkpoints. Raises InputError for a name under which
     TensorStore would write elsewhere, or nothing."""
-    found = absolute(path)
-    if "\\" in str(found) or str(found) != os.fsencode(found).decode(errors="replace"):
-        raise InputError(f"{str(found)!r}: checkpoints need a name in UTF-8, without a backslash")
-    return found
+    full = absolute(path)
+    if "\\" in str(full) or str(full) != os.fsencode(full).decode(errors="replace"):
+        raise InputError(f"{str(full)!r}: checkpoints need a name in UTF-8, without a backslash")
+    return full
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
@@ -346,7 +348,7 @@ def _quiet():
     """Leaves only what is raised. Orbax logs every save, and a file that cannot be written makes
     its threads print hundreds of tracebacks (arrays still under way report to an event loop that is
     closed by then) around the one error that reaches the caller. One that cannot be read does the
-    same to those read beside it."""
+    same to those read with it."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     warnings.filterwarnings(

@@ -21,8 +21,8 @@ def of(tree: Any) -> dict[str, str]:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     sums = jax.device_get([_sums(array) for _, array in leaves])
     return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): bytes(found.astype(">u4")).hex()
-        for (path, _), found in zip(leaves, map(np.asarray, sums), strict=True)
+        jax.tree_util.keystr(path, simple=True, separator="/"): bytes(checksum.astype(">u4")).hex()
+        for (path, _), checksum in zip(leaves, map(np.asarray, sums), strict=True)
     }
 
 

@@ -32,23 +32,23 @@ def make(
         norm is 0.
       limit: largest norm. The factor is min(1, limit / (norm + 1e-6)).
     """
-    names = [name for own in groups.values() for name in own]
+    names = [name for block_names in groups.values() for name in block_names]
     distinct = dict.fromkeys(name for name in names if name is not None)
     numbers: dict[str | None, int] = {name: number for number, name in enumerate(distinct)}
     index = np.array([numbers.get(name, -1) for name in names])
     member = index == np.arange(len(numbers))[:, None]
-    ends = np.cumsum([len(own) for own in groups.values()])
+    ends = np.cumsum([len(block_names) for block_names in groups.values()])
 
     def clip(gradients, epoch) -> Clipped:
         squares = []
-        for path, own in groups.items():
+        for path, block_names in groups.items():
             gradient, start = gradients[path], starts[path]
-            rows = 1 if len(own) > 1 else 0
-            # Never reshaped: a gradient that is cut over devices would be gathered for it.
+            rows = 1 if len(block_names) > 1 else 0
+            # Never reshaped: a sharded gradient would be gathered for it.
             square = jnp.square(gradient).sum(range(rows, gradient.ndim)).reshape(-1)
             squares.append(jnp.where(epoch >= start, square, 0) if start.any() else square)
-        every = jnp.concatenate(squares)
-        norms = jnp.sqrt(jnp.where(member, every, 0).sum(1))
+        all_squares = jnp.concatenate(squares)
+        norms = jnp.sqrt(jnp.where(member, all_squares, 0).sum(1))
         factors = jnp.minimum(1.0, limit / (norms + 1e-6))
         # What belongs to no group has index -1.
         by_path = jnp.split(jnp.append(factors, 1.0)[index], ends[:-1])
@@ -57,6 +57,6 @@ def make(
             for path, factor in zip(groups, by_path, strict=True)
         }
         share = (factors < 1.0).mean() if numbers else jnp.zeros(())
-        return Clipped(clipped, jnp.sqrt(every.sum()), share)
+        return Clipped(clipped, jnp.sqrt(all_squares.sum()), share)
 
     return clip

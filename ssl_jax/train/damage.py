@@ -78,13 +78,13 @@ def first_line(error: Exception) -> str:
     return (lines[0] if ours else f"{type(error).__name__}: {lines[0]}")[:300]
 
 
-def compare(found: dict[str, str], saved: dict[str, str] | None) -> None:
+def compare(computed: dict[str, str], saved: dict[str, str] | None) -> None:
     """Raises NotAsSaved that names arrays with another checksum than was saved; None: there is
     none."""
-    wrong = [name for name in found if saved is not None and saved.get(name) != found[name]]
+    wrong = [name for name in computed if saved is not None and saved.get(name) != computed[name]]
     if wrong:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise NotAsSaved(f"wrong checksum of {', '.join(wrong[:3])}{more}")
+        rest = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise NotAsSaved(f"wrong checksum of {', '.join(wrong[:3])}{rest}")
 
 
 def check_files(folder: Path) -> None:

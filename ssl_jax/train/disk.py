@@ -13,8 +13,8 @@ from ssl_jax.config import InputError
 from ssl_jax.train import damage
 from ssl_jax.train.state import TrainState
 
-# Bytes of a checkpoint beside its arrays: names, shardings, config, blocks of the disk that are not
-# full.
+# Bytes of a checkpoint besides its arrays: names, shardings, config, blocks of the disk that are
+# not full.
 _OVERHEAD = 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _FULL_TEXT = re.compile("No space left|quota exceeded|RESOURCE_EXHAUSTED")

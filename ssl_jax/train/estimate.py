@@ -44,7 +44,7 @@ class Machine(NamedTuple):
 
 
 def _machine(bf16: float, tf32: float = 0.0, f32: float = 0.0, **others: Any) -> Machine:
-    # A TPU's float32 product is one pass in bfloat16 unless told otherwise, and six if exact.
+    # A TPU's float32 product is one pass in bfloat16 by default, and six if exact.
     flops = {"bf16": bf16, "f16": bf16, "f32": tf32 or bf16, "f32 x3": bf16 / 3}
     return Machine(flops | {"f32 exact": f32 or bf16 / 6}, **others)
 
@@ -119,10 +119,10 @@ def topology(name: str) -> list[jax.Device]:
     options = {"chip_config_name": "megacore"} if kind == "v4" else {}
     try:
         slice_ = f"{kind}:{size}"
-        found = topologies.get_topology_desc(platform="tpu", topology_name=slice_, **options)
+        description = topologies.get_topology_desc(platform="tpu", topology_name=slice_, **options)
     except Exception as error:
         raise InputError(f"no TPU slice {name}: {error}") from error
-    return list(found.devices)
+    return list(description.devices)
 
 
 def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
@@ -136,7 +136,7 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut), batch)
     places = jax.tree.map(lambda x: x.sharding, state)
     train_step = step.compile_step(step.make_step(method, optimizer, config), mesh, places)
-    memory = {name: _held(getattr(state, name)) for name in FIELDS}
+    memory = {name: _bytes_on_device(getattr(state, name)) for name in FIELDS}
     platform = mesh.devices.flat[0].platform
     try:
         lowered = train_step.lower(state, batch)
@@ -144,14 +144,14 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        held = sum(memory.values()) / 2**30
+        gibibytes = sum(memory.values()) / 2**30
         reason = str(error).partition("RESOURCE_EXHAUSTED: ")[2].partition("\n")[0]
         raise TooLarge(
-            f"the step does not fit a device, which also holds {held:.2f} GiB of the state:"
+            f"the step does not fit a device, which also holds {gibibytes:.2f} GiB of the state:"
             f' {reason} To make it fit: model.remat="block", a larger optim.chunks, more devices or'
             " a smaller optim.batch_size"
         ) from error
-    memory["batch"] = _held(batch)
+    memory["batch"] = _bytes_on_device(batch)
     if config.data.cache == "device":
         images = config.run.steps_per_epoch * config.optim.batch_size
         memory["images"] = 3.0 * math.prod(size) * images
@@ -162,7 +162,7 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
 
 
 def _for_gpu(lowered: jax.stages.Lowered, **options: Any) -> tuple:
-    """As `program.compile`, without autotuning, which needs a GPU."""
+    """Compiles as `program.compile` does, without autotuning, which needs a GPU."""
     options = {"xla_gpu_autotune_level": 0} | options
     try:
         return program.compile(lowered, **options)
@@ -183,12 +183,12 @@ def _temporary(used: Any, simulated: bool) -> float:
     """
     if not used:
         return 0.0
-    kept = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
+    live = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes
     peak = 0 if simulated else getattr(used, "peak_memory_in_bytes", 0)
-    return max(0.0, float(peak - kept)) if peak else float(used.temp_size_in_bytes)
+    return max(0.0, float(peak - live)) if peak else float(used.temp_size_in_bytes)
 
 
-def _held(tree: Any) -> float:
+def _bytes_on_device(tree: Any) -> float:
     """Bytes of a tree on one device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)

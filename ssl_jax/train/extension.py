@@ -1,4 +1,4 @@
-"""`--extend`: a run goes on past its end.
+"""`--extend`: a run continues past its end.
 
 The further ends of a run are the key `optim.extended`; the run's config.json and each checkpoint
 hold it. So a run that was lengthened has the plan of a fresh one with that key, and what the

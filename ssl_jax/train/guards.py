@@ -44,15 +44,15 @@ class Unreadable:
 
     def __init__(self, workdir: Path, records: base.Source):
         self._path, self._records = workdir / "unreadable.txt", records
-        known = self._path.read_text("utf-8") if self._path.exists() else ""
-        self._known = {line.split("\t")[0] for line in known.splitlines()}
+        text = self._path.read_text("utf-8") if self._path.exists() else ""
+        self._named = {line.split("\t")[0] for line in text.splitlines()}
 
     def note(self, batch: Mapping[str, Any]) -> None:
         """Adds those of a batch."""
         for index in np.asarray(batch["index"])[np.asarray(batch["replaced"])].tolist():
             name = _in_line(self._records.name(index))
-            if name not in self._known:
-                self._known.add(name)
+            if name not in self._named:
+                self._named.add(name)
                 reason = _in_line(base.why_unreadable(self._records, index))
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 # A short line at once: processes append to one file without mixing theirs.

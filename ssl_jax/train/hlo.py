@@ -72,7 +72,7 @@ class Instruction:
     def shape(self) -> tuple[int, ...]:
         return self.arrays[0].shape
 
-    def found(self, pattern: str) -> str | None:
+    def bracketed(self, pattern: str) -> str | None:
         """The part of the text that stands in the brackets of a pattern; None if it is not
         there."""
         match = re.search(pattern, self.text)
@@ -80,8 +80,8 @@ class Instruction:
 
     def named(self, *attributes: str) -> list[str]:
         """Computations that attributes name."""
-        found = (self.found(rf"\b{a}=(\{{[^}}]*\}}|%?[\w.\-]+)") or "" for a in attributes)
-        return [name.strip("%{} ") for names in found for name in names.split(",") if name]
+        texts = (self.bracketed(rf"\b{a}=(\{{[^}}]*\}}|%?[\w.\-]+)") or "" for a in attributes)
+        return [name.strip("%{} ") for names in texts for name in names.split(",") if name]
 
 
 class Module:
@@ -101,9 +101,9 @@ class Module:
     def where(self, *instructions: Instruction) -> str:
         """Line of this package that the first of these that has one comes from, one outside `train`
         if there is any: gradients know the line of `shard_map` alone. Or else what JAX calls it."""
-        frames = (self._lines.get(i.found(r"stack_frame_id=(\d+)") or "") for i in instructions)
+        frames = (self._lines.get(i.bracketed(r"stack_frame_id=(\d+)") or "") for i in instructions)
         lines = sorted(filter(None, frames), key=lambda line: line.startswith("train/"))
-        names = (i.found(r'op_name="([^"]*)"') for i in instructions)
+        names = (i.bracketed(r'op_name="([^"]*)"') for i in instructions)
         return lines[0] if lines else next(filter(None, names), "")
 
     def bodies(self, instruction: Instruction) -> list[str]:
@@ -122,32 +122,32 @@ class Module:
 
     def trips(self, loop: Instruction) -> int:
         """How often a loop runs: as XLA noted it, or else the number its condition compares to."""
-        if noted := loop.found(r'"known_trip_count":\{"n":"(\d+)"'):
+        if noted := loop.bracketed(r'"known_trip_count":\{"n":"(\d+)"'):
             return int(noted)
         condition = self.computations[loop.named("condition")[0]]
-        numbers = (i.found(r"s32\[\]\S* constant\((\d+)\)") for i in condition)
+        numbers = (i.bracketed(r"s32\[\]\S* constant\((\d+)\)") for i in condition)
         return max((int(number) for number in numbers if number), default=1)
 
 
 def _instructions(computation) -> list[Instruction]:
-    made: dict[str, Instruction] = {}
+    instructions: dict[str, Instruction] = {}
     for one in computation.instructions():
         words = re.findall(r"[A-Z][a-z0-9]*", one.opcode.name[1:])  # kAllReduce -> all-reduce
         kind, text = "-".join(words).lower(), one.to_string()
         if kind.startswith("async-") and f" {kind}(" not in text:  # "slice-start" is one of these
             kind = re.findall(r" ([a-z\-]+-(?:start|update|done))\(", text)[0]
         type_ = text.split(" = ", 1)[1].split(f" {kind}(", 1)[0]
-        operands = tuple(made[operand.name] for operand in one.operands())
-        made[one.name] = Instruction(one.name, kind, text, type_, operands)
-    return list(made.values())
+        operands = tuple(instructions[operand.name] for operand in one.operands())
+        instructions[one.name] = Instruction(one.name, kind, text, type_, operands)
+    return list(instructions.values())
 
 
 def _lines(text: str) -> dict[str, str]:
     """{number of a stack frame: "ops/nearest.py:12"}, the innermost line in this package."""
 
     def section(name):
-        found = re.search(rf"^{name}\n((?:\d+ .*\n)+)", text, re.MULTILINE)
-        rows = found[1].splitlines() if found else []
+        match = re.search(rf"^{name}\n((?:\d+ .*\n)+)", text, re.MULTILINE)
+        rows = match[1].splitlines() if match else []
         return dict(row.split(" ", 1) for row in rows)
 
     def fields(row):

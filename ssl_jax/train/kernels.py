@@ -42,7 +42,7 @@ def kind(kernel: Instruction, body: list[Instruction]) -> str:
             return "attention by cuDNN"
         if "flash_attention" in kernel.text:
             return "attention by Pallas"
-        target = kernel.found(r'custom_call_target="([^"]*)"') or "custom call"
+        target = kernel.bracketed(r'custom_call_target="([^"]*)"') or "custom call"
         return "product" if target.startswith(_CUBLAS) else target
     if kernel.base in COLLECTIVES:
         return "collective"
@@ -76,7 +76,7 @@ def traffic(kernel: Instruction, body: list[Instruction]) -> float:
     if alone:
         inputs = [(operand, shares[operand.name]) for operand in set(kernel.operands)]
     else:
-        numbers = ((i.found(r" parameter\((\d+)\)"), shares[i.name]) for i in body)
+        numbers = ((i.bracketed(r" parameter\((\d+)\)"), shares[i.name]) for i in body)
         inputs = [(kernel.operands[int(number)], share) for number, share in numbers if number]
     read = sum(share * _outside(array) for operand, share in inputs for array in operand.arrays)
     if kernel.kind.endswith("-start"):  # whose "-done" writes

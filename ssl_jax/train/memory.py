@@ -18,8 +18,8 @@ _NAMED = 3  # arrays named in the error
 def check(abstract: TrainState, devices: Sequence[jax.Device], images: int = 0) -> None:
     """Refuses a training state that the devices cannot hold.
 
-    What a step needs beside it is not counted, so what passes may still be too much, and nothing
-    that fits is refused.
+    What a step needs besides the state is not counted, so what passes may still be too much, and
+    nothing that fits is refused.
 
     Args:
       abstract: ShapeDtypeStructs with shardings. devices: of this process. images: bytes of those
@@ -72,7 +72,7 @@ def _host():
 
 
 def _bytes(x: Any) -> int:
-    """Of an array's part on one device."""
+    """Bytes of an array's part on one device."""
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         return 0  # a few bytes
     return math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize

@@ -20,7 +20,7 @@ import optax
 from ml_collections import ConfigDict
 
 from ssl_jax import trees
-from ssl_jax.config import InputError, check_choice, key
+from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods.base import NEVER, Rule, Rules
 from ssl_jax.runtime.decay import is_matrix
 from ssl_jax.train import clip as clip_lib
@@ -114,15 +114,15 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     )
     parts = _divided(leaves)
 
-    def of_part(name, function, *own):
+    def of_part(name, function, *arrays):
         """function(name, starts, trees of that part ...), in a stack of each block by itself.
 
         starts: {label: first epoch}.
         """
         starts = {leaf.label: leaf.starts for leaf in parts[name].values()}
         if name == _OTHERS:
-            return function(name, {label: start[0] for label, start in starts.items()}, *own)
-        return jax.vmap(functools.partial(function, name))(starts, *own)
+            return function(name, {label: start[0] for label, start in starts.items()}, *arrays)
+        return jax.vmap(functools.partial(function, name))(starts, *arrays)
 
     def transformation(name, starts, lr, weight_decay, epoch):
         """The optax transformation of one step for a part; its state depends on the name alone."""
@@ -135,10 +135,13 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     def init(params):
         flat = trees.flatten(optax.tree.cast(params, jnp.float32))
 
-        def begin(name, starts, own):
-            return transformation(name, starts, 0.0, 0.0, 0).init(own)
+        def begin(name, starts, arrays):
+            return transformation(name, starts, 0.0, 0.0, 0).init(arrays)
 
-        return {name: of_part(name, begin, trees.nest(own)) for name, own in _divided(flat).items()}
+        return {
+            name: of_part(name, begin, trees.nest(arrays))
+            for name, arrays in _divided(flat).items()
+        }
 
     def update(grads, opt_state, params, *, lr, weight_decay, epoch):
         clipped = clip(trees.flatten(optax.tree.cast(grads, jnp.float32)), epoch)
@@ -149,9 +152,9 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
             return change.update(grads, state, params)
 
         changed, states = {}, {}
-        for name, own in _divided(clipped.gradients).items():
+        for name, arrays in _divided(clipped.gradients).items():
             changes, states[name] = of_part(
-                name, step, trees.nest(own), opt_state[name], trees.nest(before[name])
+                name, step, trees.nest(arrays), opt_state[name], trees.nest(before[name])
             )
             changed[name] = trees.flatten(changes)
         scaled = structure.unflatten(
@@ -201,8 +204,8 @@ def _leaves(rules: Rules, params: Any) -> dict[str, _Leaf]:
     assigned, leaves = assign_rules(rules, params), {}
     for path, leaf in trees.flatten(params).items():
         blocks = trees.shapes({path: leaf})
-        own = {name: assigned[name] for name in blocks}
-        decayed = {name: is_decayed(name, blocks[name], rule) for name, rule in own.items()}
+        block_rules = {name: assigned[name] for name in blocks}
+        decayed = {name: is_decayed(name, blocks[name], rule) for name, rule in block_rules.items()}
         if len(set(decayed.values())) > 1:
             yes = next(name for name, value in decayed.items() if value)
             no = next(name for name, value in decayed.items() if not value)
@@ -210,7 +213,7 @@ def _leaves(rules: Rules, params: Any) -> dict[str, _Leaf]:
                 f"by the optimizer rules {yes} decays and {no} does not; blocks are stored"
                 " together, so give them the same value of decay"
             )
-        leaves[path] = _Leaf(tuple(own.values()), any(decayed.values()))
+        leaves[path] = _Leaf(tuple(block_rules.values()), any(decayed.values()))
     return leaves
 
 
@@ -247,7 +250,8 @@ def _from_epoch(inner, label, start, epoch):
 
 
 def _clip_groups(path: str, rules: tuple[Rule, ...], clip_by: str) -> tuple[str | None, ...]:
-    """By whose norm an array, or each block of a stack, is clipped; None: it is not."""
+    """The clip group of an array, or of each block of a stack, by whose norm it is clipped; None:
+    it is not clipped."""
 
     def name(i, rule):
         if clip_by == "none" or rule.freeze_epochs == NEVER:
@@ -257,84 +261,3 @@ def _clip_groups(path: str, rules: tuple[Rule, ...], clip_by: str) -> tuple[str 
         return f"tensor {path} {i}" if clip_by == "tensor" else "global"
 
     return tuple(name(i, rule) for i, rule in enumerate(rules))
-
-
-# --- config
-
-
-def defaults() -> dict:
-    """The section `optim` of the config: batch, length of the run, learning rate, AdamW."""
-    return dict(
-        name=key(
-            "adamw",
-            "update rule; lars and sgd take beta1 as momentum and no beta2",
-            choices=tuple(updates.TRANSFORMATIONS),
-        ),
-        batch_size=key(
-            1024, "per step, over all devices and processes", "images", above=0, most=2**24
-        ),
-        epochs=key(100.0, "length of the run", "epochs", least=0, most=10**6),
-        steps=key(
-            0,
-            "length of the run, which ends a longer warm-up too; 0 = epochs * steps per epoch",
-            "steps, counted in 32 bits",
-            least=0,
-            most=2**31 - 1,
-        ),
-        extended=key(
-            (),
-            "further ends of the run, see --extend; from each end to the next, learning rate,"
-            " weight decay and teacher momentum start their cosines again",
-            "steps from the start of the run",
-            element=1,
-            above=0,
-            most=2**31 - 1,
-        ),
-        lr=key(
-            5e-4,
-            "peak learning rate for a batch of base_batch; scaled by batch_size / base_batch",
-            above=0,
-            most=1000,
-        ),
-        base_batch=key(256, "batch that lr is meant for", "images", above=0, most=2**24),
-        final_lr=key(1e-6, "end of the cosine, not scaled", least=0, most=1000),
-        warmup_epochs=key(
-            10.0, "linear warm-up of the learning rate from 0", "epochs", least=0, most=10**6
-        ),
-        weight_decay=key(0.04, "decoupled (AdamW), at step 0", least=0, most=1000),
-        final_weight_decay=key(0.4, "end of its cosine", least=0, most=1000),
-        beta1=key(0.9, "decay of the first moment", least=0, below=1),
-        beta2=key(0.999, "decay of the second moment", least=0, below=1),
-        eps=key(1e-8, "added to the root of the second moment", above=0, most=1),
-        clip=key(3.0, "largest L2 norm of a gradient", least=0),
-        clip_by=key(
-            "tensor",
-            'whose norm: each "tensor" (DINO family), the "global" one, or "none"',
-            choices=("tensor", "global", "none"),
-        ),
-        chunks=key(
-            1,
-            "pieces in which a batch is encoded, to save memory (same gradient); 1 = off",
-            "pieces",
-            above=0,
-            most=2**24,
-            free=True,
-        ),
-    )
-
-
-def check(config: ConfigDict) -> None:
-    """Refuses settings of `config.optim` that contradict each other. Raises InputError."""
-    o = config.optim
-    if not (o.epochs > 0 or o.steps > 0):
-        raise InputError("optim.epochs and optim.steps are both 0; set one of them above 0")
-    if not o.steps and o.warmup_epochs > o.epochs:
-        raise InputError(
-            f"optim.warmup_epochs is {o.warmup_epochs}, longer than the run; use at most"
-            f" optim.epochs = {o.epochs}"
-        )
-    if o.clip_by != "none" and not o.clip > 0:
-        raise InputError(
-            f'optim.clip is {o.clip}; it must be above 0 (optim.clip_by="none" switches clipping'
-            " off)"
-        )

@@ -23,13 +23,13 @@ class Steps(NamedTuple):
 
 def parse(text: str) -> Steps:
     """The steps of "STEP:COUNT". Raises InputError."""
-    found = re.fullmatch(r"(\d+):(\d+)", text)
-    if not found or not int(found[1]) or not int(found[2]):
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if not match or not int(match[1]) or not int(match[2]):
         raise InputError(
             f'--profile is "{text}"; give the first step and how many, such as --profile=20:5'
             " (the first steps also compile)"
         )
-    return Steps(int(found[1]), int(found[2]))
+    return Steps(int(match[1]), int(match[2]))
 
 
 class Cost(NamedTuple):
@@ -46,7 +46,7 @@ class Cost(NamedTuple):
 
 
 class Profiler:
-    """Traces the wanted steps of a run into a folder; None: no steps."""
+    """Traces some steps of a run into a folder; None: no steps."""
 
     def __init__(self, steps: Steps | None, folder: Path):
         self._steps, self._folder = steps, folder
@@ -59,14 +59,14 @@ class Profiler:
             jax.profiler.stop_trace()
 
     def before(self, step: int) -> None:
-        """Is told before a step is started; begins the trace at the first one wanted."""
+        """To be called before a step is started; begins the trace at the first traced step."""
         if self._steps and self._began is None and step >= self._steps.first:
             jax.block_until_ready(self._last)  # steps before it may still be at work
             jax.profiler.start_trace(str(self._folder))
             self._began = step
 
     def after(self, step: int, result: Any, text: Callable[[], str | None]) -> str | None:
-        """Is told when a step was started; after the last one the trace is written.
+        """To be called when a step was started; writes the trace after the last one.
 
         result: arrays of the step's. text: gives the compiled step as text.
 
@@ -79,7 +79,7 @@ class Profiler:
         jax.profiler.stop_trace()
         steps, self._steps = step + 1 - self._began, None
         file = max(self._folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-        return said(costs(file, program.where(text() or "")), steps, self._folder)
+        return table(costs(file, program.where(text() or "")), steps, self._folder)
 
 
 def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
@@ -88,7 +88,7 @@ def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
     file: .xplane.pb, as jax.profiler writes it. lines: {operation: line} of the program.
     """
     of_kernel = {_kernel(name): name for name in lines}
-    found: dict[str, list[float]] = defaultdict(list)
+    durations: dict[str, list[float]] = defaultdict(list)
     for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
         for line in plane.lines:
             # A TPU has a line for operations alone, a GPU one for each stream; elsewhere they say
@@ -101,10 +101,10 @@ def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
                     operation = of_kernel.get(event.name, event.name)
                 if operation:
                     events.append((event.start_ns, event.duration_ns, operation))
-            for name, seconds in _own_times(events):
-                found[name].append(seconds)
+            for name, seconds in _exclusive_times(events):
+                durations[name].append(seconds)
     listed = [
-        Cost(name, lines.get(name, ""), len(times), sum(times)) for name, times in found.items()
+        Cost(name, lines.get(name, ""), len(times), sum(times)) for name, times in durations.items()
     ]
     return sorted(listed, key=lambda cost: -cost.seconds)
 
@@ -114,22 +114,22 @@ def _kernel(operation: str) -> str:
     return re.sub(r"\W", "_", operation)
 
 
-def _own_times(events):
+def _exclusive_times(events):
     """(name, seconds) of events of one line, without the events inside them: a loop does not count
     for what it runs."""
-    inside: list[list] = []  # [end, name, own nanoseconds], the innermost last
+    inside: list[list] = []  # [end, name, exclusive nanoseconds], the innermost last
     for start, duration, name in sorted(events, key=lambda event: (event[0], -event[1])):
         while inside and inside[-1][0] <= start:
-            _, done, own = inside.pop()
-            yield done, own / 1e9
+            _, done, nanoseconds = inside.pop()
+            yield done, nanoseconds / 1e9
         if inside:
             inside[-1][2] -= duration
         inside.append([start + duration, name, duration])
-    for _, done, own in inside:
-        yield done, own / 1e9
+    for _, done, nanoseconds in inside:
+        yield done, nanoseconds / 1e9
 
 
-def said(costs: list[Cost], steps: int, folder: Path) -> str:
+def table(costs: list[Cost], steps: int, folder: Path) -> str:
     """The costliest operations as a table."""
     total = sum(cost.seconds for cost in costs) or 1.0
     rows = [

@@ -4,7 +4,7 @@
     program.read(compiled.as_text()).kernels          # of a GPU's or a TPU's program
 
 XLA's own cost analysis counts the body of a loop once and says nothing of collectives. Products and
-collectives are read from the program as XLA holds it after it was cut for the devices (the SPMD
+collectives are read from the program as XLA holds it after it was sharded (the SPMD
 partitioner) and before anything is fused for one kind of device: the same figures for CPUs, GPUs
 and TPUs. Kernels are read from the program that runs.
 """
@@ -56,7 +56,7 @@ class Kernels(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Of one device and one call.
+    """Costs of a program on one device in one call.
 
     flops: {type of the operands: FLOPs of matrix products and convolutions}: "bf16", "f32" (as
     precise as the platform's default), "f32 x3", "f32 exact". where: the same by (line, type).
@@ -143,24 +143,24 @@ class _Reader:
 
     def __init__(self, module: Module):
         self._module = module
-        self._known: dict[str, _Costs] = {}
+        self._totals: dict[str, _Costs] = {}
 
     def costs(self, name: str) -> _Costs:
-        """Of a computation."""
-        if name not in self._known:
-            found = _Costs(*(Counter() for _ in _Costs._fields))
+        """The costs of a computation, with those of the computations that it calls."""
+        if name not in self._totals:
+            totals = _Costs(*(Counter() for _ in _Costs._fields))
             for instruction in self._module.computations[name]:
-                self._add(instruction, found)
-            self._known[name] = found
-        return self._known[name]
+                self._add(instruction, totals)
+            self._totals[name] = totals
+        return self._totals[name]
 
-    def _add(self, one: Instruction, found: _Costs) -> None:
+    def _add(self, one: Instruction, totals: _Costs) -> None:
         kind, line = one.base, self._module.where(one)
         if products := _products(one):
-            found.flops[line, _operands(one)] += products
-            found.moved[kind] += round(sum(i.bytes for i in (one, *one.operands)))
+            totals.flops[line, _operands(one)] += products
+            totals.moved[kind] += round(sum(i.bytes for i in (one, *one.operands)))
         elif kind in COLLECTIVES and kind + "-done" != one.kind and (devices := _group(one)) != 1:
-            found.sent[kind, one.type, one.bytes, devices, line] += 1
+            totals.sent[kind, one.type, one.bytes, devices, line] += 1
         bodies = self._module.bodies(one)
         inner = [self.costs(name) for name in bodies]
         if kind == "conditional":  # the dearest branch
@@ -168,7 +168,7 @@ class _Reader:
         times = self._module.trips(one) if kind == "while" else 1
         fused = kind == "fusion" and bool(bodies)  # what ends one, "fusion-done", names none
         for part in inner:
-            pairs = list(zip(found, part, strict=True))
+            pairs = list(zip(totals, part, strict=True))
             for total, costs in pairs[:3] if fused else pairs:
                 for key, number in costs.items():
                     total[key] += times * number
@@ -176,15 +176,15 @@ class _Reader:
             body = self._module.computations[bodies[0]] if fused else [one]
             line = self._module.where(one, *reversed(body)) or self._module.where(*one.operands)
             key = kernels.kind(one, body), line
-            found.ran[key] += not one.kind.endswith("-done")
-            found.bytes[key] += round(kernels.traffic(one, body))
+            totals.ran[key] += not one.kind.endswith("-done")
+            totals.bytes[key] += round(kernels.traffic(one, body))
 
 
 def _group(exchange: Instruction) -> int:
     """Devices that exchange with each other; 0 = all."""
-    if listed := exchange.found(r"replica_groups=\{\{([\d,]*)\}"):
+    if listed := exchange.bracketed(r"replica_groups=\{\{([\d,]*)\}"):
         return len(listed.split(","))
-    return int(exchange.found(r"replica_groups=\[\d+,(\d+)\]") or 0)
+    return int(exchange.bracketed(r"replica_groups=\[\d+,(\d+)\]") or 0)
 
 
 def _operands(product: Instruction) -> str:
@@ -204,13 +204,13 @@ def _products(one: Instruction) -> int:
     if one.kind in ("dot", "convolution"):
         left, right = (operand.shape for operand in one.operands[:2])
         if one.kind == "dot":
-            axes = one.found(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
+            axes = one.bracketed(r"lhs_contracting_dims=\{([\d,]*)\}") or ""
             summed = math.prod(left[int(a)] for a in axes.split(",") if a)
         else:
-            kernel = one.found(r"dim_labels=\w+_(\w+)->") or ""
+            kernel = one.bracketed(r"dim_labels=\w+_(\w+)->") or ""
             summed = math.prod(right) // right[kernel.index("o")]
         return 2 * math.prod(one.shape) * summed
-    if one.kind == "custom-call" and (scores := one.found(_SCORES)):
+    if one.kind == "custom-call" and (scores := one.bracketed(_SCORES)):
         pairs = math.prod(map(int, scores.replace('"', "").split(",")))
         return 2 * _part(_CUDNN, one) * pairs * one.operands[0].shape[-1]
     if one.kind == "custom-call" and "flash_attention" in one.text:

@@ -22,7 +22,7 @@ def open_checkpoints(workdir: Path, run: Run, *, create: bool) -> checkpoint.Che
         return None
     c = run.config.checkpoint
     return checkpoint.Checkpoints(
-        folder, keep=c.keep, keep_every=c.keep_every, kept=former_ends(run)
+        folder, keep=c.keep, keep_every=c.keep_every, preserved=former_ends(run)
     )
 
 
@@ -45,7 +45,7 @@ def restore(
         except checkpoint.Damaged as error:
             console.say(f"{error}; moved it to {saved.set_aside(newest)}")
             if jax.process_count() > 1:
-                # Others may have read what they needed of it, and must not go on with it.
+                # Others may have read what they needed of it, and must not continue with it.
                 console.say("run the same command again to resume from the checkpoint before it")
                 raise stop.Interrupted from error
     if (damaged := checkpoint.aside(saved.folder)).is_dir():
@@ -94,7 +94,7 @@ def flags() -> dict[str, bool]:
 
 
 def meta(config: ConfigDict, at: int) -> dict:
-    """What a checkpoint holds beside the state: config, data position, versions."""
+    """What a checkpoint holds besides the state: config, data position, versions."""
     return {
         "flags": flags(),
         "config": config_lib.to_json(config),

@@ -45,8 +45,8 @@ def stacked(batches: list[dict], most: int) -> dict:
 
 
 class Length:
-    """How many steps the next span has: up to the next one that something looks at, and about a
-    second's worth at most.
+    """Chooses how many steps the next span has: up to the next one that something looks at, and
+    about a second's worth at most.
 
     looked_at: periods in steps; 0: never.
     """
@@ -57,7 +57,7 @@ class Length:
         self._before: float | None = None
 
     def after(self, at: int) -> int:
-        """Of the span that follows step `at`."""
+        """The number of steps of the span that follows step `at`."""
         ends = [self._total, *(at + n - at % n for n in self._looked_at)]
         return min(self._affordable, self._most, min(ends) - at)
 

@@ -34,7 +34,7 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
     Where the source has a student and a teacher, each goes to its own. If it has one of them, both
     start from it. If this run has no teacher, it starts from the source's teacher, the network that
-    its authors evaluate, except within one method, where its student goes on (STELLAR's second
+    its authors evaluate, except within one method, where its student is continued (STELLAR's second
     stage drops the teacher of the first).
 
     Args:
@@ -85,13 +85,13 @@ def _source(path: str, mesh) -> fill.Source:
     place = local(path)
     file = read.weight_file(place) if place.exists() else None
     if file is None and place.is_dir():
-        return _own(place, mesh)
+        return _run_folder(place, mesh)
     if file and (network := own.read(file)) is not None:
         return _saved(file, network)
     return torch_in.load(path)
 
 
-def _own(path: Path, mesh) -> fill.Source:
+def _run_folder(path: Path, mesh) -> fill.Source:
     """A run folder of ours or one step of it: the trees "student" (with constants, as far as there
     are any) and "teacher"."""
 

@@ -1,3 +1,3 @@
-"""From one image to its augmented views: boxes, crops, masks, photometric draws and the recipes
+"""Makes the augmented views of an image: boxes, crops, masks, photometric draws and the recipes
 that name them.
 """

@@ -58,10 +58,10 @@ class MaskRecipe:
     def max_masked(self, n: int) -> int:
         """The largest number of masked patches out of n that a view can have."""
         if self.drop:
-            return n - self.kept(n)
+            return n - self.visible(n)
         return floor(self.ratio[1] * n)
 
-    def kept(self, n: int) -> int:
+    def visible(self, n: int) -> int:
         """Number of patches out of n that remain when masked ones are dropped: floor(n (1 - ratio))
         (MAE, STELLAR).
         """
@@ -80,7 +80,7 @@ def draw(rng: np.random.Generator, recipe: MaskRecipe, grid: tuple[int, int]) ->
     rows, columns = grid
     if recipe.drop:
         return focal_mask(
-            rng, grid, recipe.kept(rows * columns), focus=recipe.focus, prob=recipe.focus_prob
+            rng, grid, recipe.visible(rows * columns), focus=recipe.focus, prob=recipe.focus_prob
         )
     masked, share = rng.random() < recipe.prob, rng.random()
     target = (

@@ -65,8 +65,8 @@ def mix(rows: jax.Array, key: jax.Array, mixing: Mixing) -> tuple[jax.Array, jax
     cut = jax.random.uniform(key_which, dtype=jnp.float32) < chance
 
     def beta(key, alpha):
-        drawn = alpha > 0
-        return jax.random.beta(key, alpha, alpha, (), jnp.float32) if drawn else jnp.float32(1)
+        is_mixed = alpha > 0
+        return jax.random.beta(key, alpha, alpha, (), jnp.float32) if is_mixed else jnp.float32(1)
 
     share = beta(key_mixup, mixing.mixup)
     blended = share * rows + (1 - share) * other
@@ -77,9 +77,9 @@ def mix(rows: jax.Array, key: jax.Array, mixing: Mixing) -> tuple[jax.Array, jax
     inside = (y >= top) & (y < bottom) & (x >= left) & (x < right)
     pasted = jnp.where(inside, other, rows)
     # The box may stick out of the image: what counts is its area inside.
-    kept = 1 - (bottom - top) * (right - left) / (height * width)
+    own_share = 1 - (bottom - top) * (right - left) / (height * width)
     mixed = jnp.where(on, jnp.where(cut, pasted, blended), rows)
-    return mixed, jnp.where(on, jnp.where(cut, kept, share), 1.0).astype(jnp.float32)
+    return mixed, jnp.where(on, jnp.where(cut, own_share, share), 1.0).astype(jnp.float32)
 
 
 def rectangle(key: jax.Array, share: jax.Array, height: int, width: int) -> tuple[jax.Array, ...]:
@@ -87,8 +87,8 @@ def rectangle(key: jax.Array, share: jax.Array, height: int, width: int) -> tupl
     the image, the centre uniform over its pixels, cut at its border."""
     side = jnp.sqrt(1 - share)
     bounds: list[jax.Array] = []
-    for own, length in zip(jax.random.split(key), (height, width)):
-        centre = jax.random.randint(own, (), 0, length, jnp.int32)
+    for axis_key, length in zip(jax.random.split(key), (height, width)):
+        centre = jax.random.randint(axis_key, (), 0, length, jnp.int32)
         half = jnp.floor(length * side).astype(jnp.int32) // 2
         bounds += [jnp.maximum(centre - half, 0), jnp.minimum(centre + half, length)]
     return tuple(bounds)

@@ -130,8 +130,8 @@ def augment(rows: jax.Array, u: jax.Array, views: tuple[Photometric, ...]) -> ja
 
     if any(view.jitter_prob > 0 and any(view.jitter) for view in views):
         on = jittered < each("jitter_prob")
-        drawn = [strength(x, i) for i, x in enumerate((brightness, contrast, saturation))]
-        factors = jnp.where(on[..., None], jnp.stack(drawn, axis=-1), 1.0)
+        strengths = [strength(x, i) for i, x in enumerate((brightness, contrast, saturation))]
+        factors = jnp.where(on[..., None], jnp.stack(strengths, axis=-1), 1.0)
         shift = jnp.where(on, each("jitter", lambda jitter: jitter[3]) * (2.0 * hue - 1.0), 0.0)
         rows = jitter(
             rows, factors, shift, jnp.asarray(ORDERS)[(order * len(ORDERS)).astype(jnp.int32)]

@@ -1,5 +1,5 @@
 """What a view recipe draws: crops, masks and photometric draws of an image, and the batch that
-carries them; and the recipe that the section `views` of a config asks for.
+carries them.
 
 Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`)
 or on the device, and photometric draws are made on the device inside the step (`prepare`). Every
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 from numpy.typing import DTypeLike
 
 from ssl_jax.config import InputError
@@ -28,8 +27,7 @@ from ssl_jax.views import boxes as boxes_lib
 from ssl_jax.views import crops, erasing, masks, mixing, randaugment
 from ssl_jax.views.groups import GroupRecipe, ViewRecipe
 from ssl_jax.views.groups import max_masked as max_masked
-from ssl_jax.views.masks import MaskRecipe
-from ssl_jax.views.photometric import Photometric, augment, uniforms
+from ssl_jax.views.photometric import augment, uniforms
 
 STREAM = 0x76696577  # "view": keeps these draws apart from other users of Philox with the same seed
 _AUGMENT = 0x61756764  # "augd": RandAugment's, so that it leaves crops and masks as they are
@@ -49,7 +47,7 @@ class Group(NamedTuple):
     keep: Any = None
 
 
-class Drawn(NamedTuple):
+class Draws(NamedTuple):
     """The host's draws for one group of one record."""
 
     boxes: np.ndarray  # [V, 4] float32 (y, x, height, width) in source pixels
@@ -60,7 +58,7 @@ class Drawn(NamedTuple):
 
 def draw(
     recipe: ViewRecipe, *, seed: int, epoch: int, index: int, source_size: Sequence[int]
-) -> dict[str, Drawn]:
+) -> dict[str, Draws]:
     """Draws boxes, flips and masks of one record; a pure function of its arguments.
 
     Args:
@@ -97,23 +95,23 @@ def draw(
                 mine[:shared] = other[:shared]
         geometry[name] = boxes, flips
     # Masks come last, so that switching them on leaves the crops of all groups as they are.
-    return {name: Drawn(*geometry[name], *_draw_masks(rng, group)) for name, group in recipe.groups}
+    return {name: Draws(*geometry[name], *_draw_masks(rng, group)) for name, group in recipe.groups}
 
 
 def _draw_masks(rng, group: GroupRecipe):
     """(masks [V, n] or None, keep [V, m] or None) of one record."""
     if group.mask is None:
         return None, None
-    drawn = np.stack([masks.draw(rng, group.mask, group.grid) for _ in range(group.count)])
+    masked = np.stack([masks.draw(rng, group.mask, group.grid) for _ in range(group.count)])
     if not group.mask.drop:
-        return drawn, None
-    return drawn, np.stack([np.flatnonzero(~mask) for mask in drawn]).astype(np.int32)
+        return masked, None
+    return masked, np.stack([np.flatnonzero(~mask) for mask in masked]).astype(np.int32)
 
 
 def crop_host(
     recipe: ViewRecipe,
     image: np.ndarray,
-    drawn: dict[str, Drawn],
+    draws: dict[str, Draws],
     *,
     area: bool = False,
     seed: int = 0,
@@ -127,7 +125,7 @@ def crop_host(
     of them.
     """
     cut = {
-        name: crops.crops_host(image, drawn[name].boxes, group.size, drawn[name].flips, area)
+        name: crops.crops_host(image, draws[name].boxes, group.size, draws[name].flips, area)
         for name, group in recipe.groups
     }
     if not any(group.randaugment for _, group in recipe.groups):
@@ -171,10 +169,10 @@ def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
         if group.photometric:
             rows = augment(rows, u[:, first : first + group.count], group.photometric)
         if group.erasing:
-            own = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, _ERASING)))(
+            erase_keys = jax.vmap(jax.vmap(lambda key: jax.random.fold_in(key, _ERASING)))(
                 keys[:, first : first + group.count]
             )
-            rows = erasing.erase(rows, own, group.erasing)
+            rows = erasing.erase(rows, erase_keys, group.erasing)
         if recipe.mix:
             rows, share = mixing.mix(rows, _batch_key(batch, seed), recipe.mix)
         first += group.count
@@ -265,7 +263,7 @@ def abstract_batch(
             boxes=shape(v, 4),
             flips=shape(v, of=np.bool_),
             masks=shape(v, n, of=np.bool_) if mask else None,
-            keep=shape(v, mask.kept(n), of=np.int32) if mask and mask.drop else None,
+            keep=shape(v, mask.visible(n), of=np.int32) if mask and mask.drop else None,
         )
     return batch
 
@@ -280,63 +278,3 @@ def abstract_views(recipe: ViewRecipe, batch_size: int) -> dict:
         batch["partner"] = batch["label"]
         batch["share"] = jax.ShapeDtypeStruct((batch_size,), np.float32)
     return batch
-
-
-def recipe_multicrop(views: ConfigDict, patch: int) -> ViewRecipe:
-    """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
-
-    Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further
-    global views and local views; solarize on global view 2 only (DINO, after BYOL; iBOT and SOP
-    take it over). Masks on global views.
-
-    Args:
-      views: config.views, valid (see `views.section`); patch: of the network, pixels.
-    """
-    first = photometric(views, blur_prob=views.blur_prob[0])
-    second = photometric(views, blur_prob=views.blur_prob[1], solarize_prob=views.solarize_prob)
-    further = photometric(views, blur_prob=views.blur_prob[1])
-    local = photometric(views, blur_prob=views.blur_prob[2])
-    mask = None
-    if views.mask != "none":
-        mask = MaskRecipe(kind=views.mask, ratio=tuple(views.mask_ratio), prob=views.mask_prob)
-    count = views.global_count
-    draws = (first, second, *(further,) * (count - 2))[:count]
-    groups = [("global", group_of(views, patch, photometric=draws, mask=mask))]
-    if views.local_count:
-        draws = (local,) * views.local_count
-        groups.append(("local", group_of(views, patch, "local", photometric=draws)))
-    return ViewRecipe(tuple(groups))
-
-
-def group_of(views: ConfigDict, patch: int, size: str = "global", **fields: Any) -> GroupRecipe:
-    """The large ("global") or small ("local") crops of the section `views` of a config.
-
-    fields: of `GroupRecipe`, beside or in place of those that the section gives.
-    """
-    own = dict(
-        count=views[f"{size}_count"],
-        size=views[f"{size}_size"],
-        scale=tuple(views[f"{size}_scale"]),
-        patch=patch,
-        flip=views.flip,
-    )
-    return GroupRecipe(**own | fields)
-
-
-def photometric_of_one(views: ConfigDict) -> tuple[Photometric, ...]:
-    """`photometric` of a single view; () where the section asks for no such draw."""
-    if views.jitter_prob or views.gray_prob or views.blur_prob[0]:
-        return (photometric(views, blur_prob=views.blur_prob[0]),)
-    return ()
-
-
-def photometric(views: ConfigDict, *, blur_prob: float, solarize_prob: float = 0.0) -> Photometric:
-    """The draws of one kind of view, from the section `views` of a config."""
-    return Photometric(
-        jitter=tuple(views.jitter),
-        jitter_prob=views.jitter_prob,
-        gray_prob=views.gray_prob,
-        blur_prob=blur_prob,
-        blur_radius=tuple(views.blur_radius),
-        solarize_prob=solarize_prob,
-    )

@@ -89,11 +89,11 @@ class Ahead:
             " batch changes). If memory runs out, lower data.workers",
             flush=True,
         )
-        wanted = self._sequence
+        sequence = self._sequence
         if deaths == _DEATHS - 1:
             # The last try makes nothing ahead: what dies there takes nothing with it that is good.
-            wanted = _Beginning(wanted, self._next + count)
-        self._iterator = _iterate(wanted, self._next, self._workers)
+            sequence = _Beginning(sequence, self._next + count)
+        self._iterator = _iterate(sequence, self._next, self._workers)
 
     def close(self) -> None:
         """Stops threads and processes and lets go of what they made; nothing can be taken any
@@ -123,8 +123,8 @@ class _Beginning:
 
 
 def end_in_worker() -> None:
-    """Of a run that a script starts at its top level: ends the worker process that imports it, so
-    that the process of the run can say why."""
+    """Ends the worker process that imports a script which starts a run at its top level, so that
+    the process of the run can say why."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         os._exit(_NO_GUARD)
 
@@ -157,9 +157,8 @@ def _iterate(sequence, start, workers):
 
 
 def _start_worker(index, count):
-    """In a worker: leave signals to the main process (which saves, then closes), and end when it
-    does, however.
-    """
+    """Lets a worker leave signals to the main process (which saves, then closes), and end when it
+    does, however."""
     del index, count
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

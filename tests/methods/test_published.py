@@ -80,4 +80,4 @@ def test_numbers(name):
 @pytest.mark.parametrize("variant, kept", [("vitb16", 39), ("vith14", 51)])
 def test_views_of_stellar_keep_a_fifth_of_their_patches(variant, kept):
     group = view_recipe(config_lib.load(f"stellar:{variant}"))["masked"]
-    assert group.mask.kept(group.patches) == kept and group.count == 8
+    assert group.mask.visible(group.patches) == kept and group.count == 8

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax.models import detection, layers, position, vit
+from ssl_jax.models import detection, position, stack, vit
 from tests.models import reference
 
 SHAPE = vit.ViTConfig(width=8, depth=3, heads=2, patch=4, image_size=16, queries=5)
@@ -48,7 +48,7 @@ def test_middle_codes_come_after_every_block_but_the_last(images, changes):
     module = vit.vit(shape).module(params["encoder"])
     x = module._embed(images, None, None)
     for i in range(3):
-        x, _ = layers.block_of(module.blocks, i)(x)
+        x, _ = stack.block_of(module.blocks, i)(x)
         if i < 2:
             codes = params["middle"][i]
             patches = position.resize_codes(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ssl_jax.models import fused, layers
+from ssl_jax.models import fused, layers, stack
 
 
 def test_layer_norm_survives_offsets_scales_and_constants():
@@ -60,7 +60,7 @@ def test_gradients_of_layer_norm():
 
 def test_drop_path_rates_rise_linearly_and_keep_the_mean():
     keys = jax.random.split(jax.random.key(0), 4000)
-    scales = np.asarray(layers.drop_path_scales(keys, 0.4, 5))
+    scales = np.asarray(stack.drop_path_scales(keys, 0.4, 5))
     assert scales.shape == (5, 2, 4000)
     for block, rate in enumerate((0.0, 0.1, 0.2, 0.3, 0.4)):
         np.testing.assert_allclose(

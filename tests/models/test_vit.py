@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from ssl_jax.models import attention as attention_lib
-from ssl_jax.models import layers as layers_lib
-from ssl_jax.models import position, vit
+from ssl_jax.models import position, stack, vit
 from tests.models import reference
 from tests.models.reference import randomised
 
@@ -47,7 +46,7 @@ def forward(params, images, c, *, masks=None, keep=None, keys=None):
 
     scales = np.ones((c.depth, 2, len(images)))
     if keys is not None:
-        scales = np.asarray(layers_lib.drop_path_scales(keys, c.drop_path, c.depth), np.float64)
+        scales = np.asarray(stack.drop_path_scales(keys, c.drop_path, c.depth), np.float64)
     outputs, attention = [], []
     for b, image in enumerate(np.asarray(images, np.float64)):
         image = (image - np.array(c.mean)) / np.array(c.std)

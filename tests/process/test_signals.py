@@ -109,7 +109,7 @@ def started(script):
 COMPUTE = 'hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)'
 BLOCKED = """
 import hashlib, time
-from ssl_jax.train import stop
+from ssl_jax.runtime import stop
 with stop.listening(whole=True) as asked:
     asked.{state}()
     print("ready", flush=True)
@@ -152,7 +152,7 @@ def test_the_program_hears_signals_before_it_imports_what_takes_long():
 
 ENDING = """
 import sys, time
-from ssl_jax.train import stop
+from ssl_jax.runtime import stop
 class Late:
     def __del__(self):
         print("ending", flush=True)

@@ -18,7 +18,7 @@ from ssl_jax import trees
 from ssl_jax.config import InputError
 from ssl_jax.methods.base import DEFAULT_RULES, NEVER, Rule
 from ssl_jax.runtime import sharding
-from ssl_jax.train import checkpoint, optim
+from ssl_jax.train import checkpoint, optim, optim_settings
 from ssl_jax.train.state import TrainState
 
 EVERYTHING = ((".*", Rule(decay=True)),)
@@ -33,7 +33,7 @@ DECAYED = {
 
 
 def settings(**changes) -> ConfigDict:
-    config = config_lib.build(optim.defaults())
+    config = config_lib.build(optim_settings.defaults())
     config.update(dict(clip_by="none") | changes)
     return config
 

@@ -74,7 +74,7 @@ def test_dropping_keeps_the_published_count(n, ratio, kept):
     """Exact where n (1 - ratio) is a whole number: not the 19 of 100 of floating point."""
     recipe = MaskRecipe("random", (ratio, ratio), drop=True)
     side = int(n**0.5)
-    assert recipe.kept(n) == kept and recipe.max_masked(n) == n - kept
+    assert recipe.visible(n) == kept and recipe.max_masked(n) == n - kept
     assert (~masks.draw(np.random.default_rng(0), recipe, (side, side))).sum() == kept
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.views import recipe, section
+from ssl_jax.views import configured, recipe, section
 from ssl_jax.views.erasing import Erasing
 from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.mixing import Mixing
@@ -197,8 +197,8 @@ def views_config(**changes):
 
 
 def test_multicrop_follows_dino():
-    r = recipe.recipe_multicrop(views_config(), 16)
-    again = recipe.recipe_multicrop(views_config(), 16)
+    r = configured.recipe_multicrop(views_config(), 16)
+    again = configured.recipe_multicrop(views_config(), 16)
     assert r == again and hash(r) == hash(again)
     g, local = r["global"], r["local"]
     assert (g.count, g.size, g.scale) == (2, 224, (0.25, 1.0))
@@ -214,12 +214,12 @@ def test_multicrop_follows_dino():
 
 def test_multicrop_masks_global_views_only_and_has_other_numbers_of_views():
     masked = dict(mask="block", mask_ratio=(0.1, 0.5), mask_prob=0.5)
-    r = recipe.recipe_multicrop(views_config(**masked, local_count=2), 16)
+    r = configured.recipe_multicrop(views_config(**masked, local_count=2), 16)
     assert r["global"].mask == MaskRecipe("block", (0.1, 0.5), 0.5) and r["local"].mask is None
     assert recipe.max_masked(r, "global") == 98
-    alone = recipe.recipe_multicrop(views_config(local_count=0), 16)
+    alone = configured.recipe_multicrop(views_config(local_count=0), 16)
     assert [name for name, _ in alone.groups] == ["global"]
-    more = recipe.recipe_multicrop(views_config(global_count=3), 16)["global"].photometric
+    more = configured.recipe_multicrop(views_config(global_count=3), 16)["global"].photometric
     assert [(p.blur_prob, p.solarize_prob) for p in more] == [(1.0, 0.0), (0.1, 0.2), (0.1, 0.0)]
 
 

@@ -23,7 +23,7 @@ from ssl_jax.methods.cribo.levels import Level
 from ssl_jax.methods.cribo.settings import check, defaults, position_weight
 from ssl_jax.models import heads
 from ssl_jax.ops import devices
-from ssl_jax.views import boxes, recipe
+from ssl_jax.views import boxes, configured
 
 __all__ = ["Outputs", "check", "defaults", "make"]
 
@@ -42,7 +42,7 @@ class Outputs(NamedTuple):
 def make(config: ConfigDict) -> base.Method:
     """CrIBo with the networks and settings of a resolved config."""
     c, m = config.cribo, config.model
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     backbone = multicrop.encoders(m)
     trunk = heads.projection_head(
         m.width, hidden=c.head_hidden, out=c.head_bottleneck, init_std=m.init_std, dtype=m.dtype
@@ -111,19 +111,21 @@ def make(config: ConfigDict) -> base.Method:
         carry = carry | {"center": carry["center"] | center}
         if "objects" not in levels:
             return loss, base.Output(carry, metrics)
-        more, out = of_objects(params, teacher, outputs, carry, level("objects"), progress)
-        return loss + more, base.Output(out.carry, metrics | out.metrics)
+        objects_loss, out = of_objects(params, teacher, outputs, carry, level("objects"), progress)
+        return loss + objects_loss, base.Output(out.carry, metrics | out.metrics)
 
     def of_objects(params, teacher, outputs, carry, level, progress):
         """L_cv + L_ci with the objects of this batch and those of the memory."""
         lam = position_weight(c, progress)
         assigned = assign(outputs.teacher_tokens, outputs.positions, outputs.seeds, lam)
-        found, valid = jax.lax.stop_gradient(ops.object_tokens(outputs.teacher_tokens, assigned))
+        object_tokens, valid = jax.lax.stop_gradient(
+            ops.object_tokens(outputs.teacher_tokens, assigned)
+        )
         # The student's objects follow the TEACHER's assignment.
         student, _ = ops.object_tokens(outputs.student_tokens, assigned)
         student, target = (
             multicrop.views_first(embed(tree, x))
-            for tree, x in ((params, student), (teacher, found))
+            for tree, x in ((params, student), (teacher, object_tokens))
         )
         metrics = {"position_weight": lam, "objects_per_image": valid.sum() / valid.shape[0]}
         center = level.moved_center(target, valid, c.center_momentum)
@@ -132,8 +134,8 @@ def make(config: ConfigDict) -> base.Method:
         if retrieves:
             memory = carry["memory"]
             # Both searches and the memory need all objects: they are sent once.
-            every = devices.whole(found)
-            neighbours, cycle, exists = objects.retrieve(every, valid, memory, group=c.group)
+            all_objects = devices.whole(object_tokens)
+            neighbours, cycle, exists = objects.retrieve(all_objects, valid, memory, group=c.group)
             metrics |= objects.bootstrapping(cycle, valid)
             metrics["memory_fill"] = ops.memory_valid(memory).mean()
             if not c.cycle:
@@ -141,7 +143,7 @@ def make(config: ConfigDict) -> base.Method:
             # Images first: devices share the head's work by them.
             near = multicrop.views_first(embed(teacher, neighbours))
             retrieved = dict(neighbours=near, cycle=cycle, counts=c.counts)
-            new["memory"] = objects.remembered(every, valid)
+            new["memory"] = objects.remembered(all_objects, valid)
         terms = losses.cribo_objects(
             student,
             target,

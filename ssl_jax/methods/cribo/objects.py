@@ -73,19 +73,19 @@ def retrieve(
     """
     rows, exists = memory["rows"], ops.memory_valid(memory) & memory["rows"]["valid"]
     neighbours, consistent = [], []
-    for view, (own, other) in enumerate((_VIEWS, _VIEWS[::-1])):
+    for view, (name, other) in enumerate((_VIEWS, _VIEWS[::-1])):
         cycle = ops.cycle_consistent(
             objects[:, view],
             objects[:, 1 - view],
-            rows[own],
+            rows[name],
             rows[other],
             where=valid,
             bank_where=exists,
-            inverse_norms=rows[f"{own}_inverse_norm"],
+            inverse_norms=rows[f"{name}_inverse_norm"],
             group_size=group or None,
             cut_bank=True,
         )
-        near = devices.take(rows[own], cycle.index.reshape(-1), cut=True)
+        near = devices.take(rows[name], cycle.index.reshape(-1), cut=True)
         neighbours.append(near.reshape(*cycle.index.shape, -1))
         consistent.append(cycle.consistent)
     return jnp.stack(neighbours, axis=1), jnp.stack(consistent), exists.any()
@@ -97,7 +97,7 @@ def remembered(objects: jax.Array, valid: jax.Array) -> base.Push:
     """
     rows = {"valid": valid.reshape(-1)}
     for view, name in enumerate(_VIEWS):
-        # Of objects that all devices have: XLA would cut the rows, and send them all again.
+        # Of objects that all devices have: XLA would shard the rows, and send them all again.
         rows[name] = devices.whole(objects[:, view].reshape(-1, objects.shape[-1]))
         square = jnp.square(rows[name]).sum(axis=-1)
         rows[f"{name}_inverse_norm"] = jax.lax.rsqrt(jnp.where(square > 0, square, 1))

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, section_keys
 
 WEIGHTS = ("global_weight", "cross_view_weight", "cross_image_weight")
 
@@ -24,8 +24,8 @@ def defaults() -> dict:
         norm_last_layer=key(
             False, "gain fixed at 1 (published ViT-B); False: it learns and decays (ViT-S)"
         ),
-        freeze_last_layer_epochs=multicrop.freeze_key("the last layers and their moments"),
-        **multicrop.temperature_keys(),
+        freeze_last_layer_epochs=section_keys.freeze_key("the last layers and their moments"),
+        **section_keys.temperature_keys(),
         center_momentum=key(0.9, "of both centers", least=0, below=1),
         global_weight=key(1.0, "of the loss over images, L_g", least=0),
         cross_view_weight=key(1.0, "of the loss over the views of an object, L_cv", least=0),
@@ -96,11 +96,11 @@ def check(config: ConfigDict) -> None:
         raise InputError(
             "model.cls is False but CrIBo's image is the class token; set model.cls=True"
         )
-    for name, wanted in (("global_count", 2), ("local_count", 0), ("mask", "none")):
-        if v[name] != wanted:
+    for name, required in (("global_count", 2), ("local_count", 0), ("mask", "none")):
+        if v[name] != required:
             raise InputError(
                 f"views.{name} is {v[name]!r}; CrIBo has two global views, no local ones and no"
-                f" masks: set it to {wanted!r}"
+                f" masks: set it to {required!r}"
             )
     tokens = 2 * (v.global_size // config.model.patch) ** 2
     if c.clusters > tokens:

@@ -1,4 +1,4 @@
-"""Fine-tuning: an encoder that some method pretrained goes on learning, with labels.
+"""Fine-tuning: an encoder that some method pretrained is trained further, with labels.
 
 No method of a paper here, but what their papers measure: the encoder and a linear classifier on the
 token of the image, trained end to end (BEiT's and DeiT's recipes; SOP and SOVE table 1 and 3,

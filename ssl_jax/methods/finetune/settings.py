@@ -3,8 +3,8 @@
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import multicrop
-from ssl_jax.views import erasing, mixing, randaugment, recipe
+from ssl_jax.methods import section_keys
+from ssl_jax.views import configured, erasing, mixing, randaugment, recipe
 
 TOKENS = ("cls", "mean", "concat", "queries")
 
@@ -65,7 +65,7 @@ def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other, and views that fine-tuning has no use for.
     Raises InputError."""
     c, v, m = config.finetune, config.views, config.model
-    multicrop.check_no_masks(config, "fine-tuning")
+    section_keys.check_no_masks(config, "fine-tuning")
     if v.global_count != 1 or v.local_count:
         raise InputError(
             f"views.global_count is {v.global_count} and views.local_count {v.local_count}, but"
@@ -110,11 +110,11 @@ def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
     c, v, m = config.finetune, config.views, config.model
     r, g, b = (round(255 * x) for x in m.mean)
     policy = randaugment.RandAugment(**c.randaugment, fill=(r, g, b))
-    group = recipe.group_of(
+    group = configured.group_of(
         v,
         m.patch,
         count=1,
-        photometric=recipe.photometric_of_one(v),
+        photometric=configured.photometric_of_one(v),
         randaugment=policy if policy.count else None,
         erasing=erasing.Erasing(c.erase_prob, mean=tuple(m.mean), std=tuple(m.std))
         if c.erase_prob

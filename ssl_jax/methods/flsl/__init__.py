@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.methods.flsl import crops, modes
 from ssl_jax.models import heads
 from ssl_jax.views import windows
@@ -68,8 +68,8 @@ def defaults() -> dict:
         prototypes=key(
             4096, "K, centroids: rows of the last layer, with gain 1", least=2, most=2**24
         ),
-        freeze_last_layer_epochs=multicrop.freeze_key("the last layer and its moments"),
-        **multicrop.temperature_keys(),
+        freeze_last_layer_epochs=section_keys.freeze_key("the last layer and its moments"),
+        **section_keys.temperature_keys(),
         targets=key(
             "softmax",
             'softmax of the teacher; "centered": minus a moving average, as DINO; "batch_softmax":'
@@ -83,7 +83,7 @@ def defaults() -> dict:
 def check(config: ConfigDict) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
     c, v, m = config.flsl, config.views, config.model
-    multicrop.check_no_masks(config, "FLSL")
+    section_keys.check_no_masks(config, "FLSL")
     if m.cls or m.queries:
         raise InputError("FLSL has patch tokens only; set model.cls=False and model.queries=0")
     if v.global_count not in (1, 2):
@@ -102,7 +102,7 @@ def check(config: ConfigDict) -> None:
 
 
 class Outputs(NamedTuple):
-    """At the Q sampled tokens of all student views of an image."""
+    """Outputs at the Q sampled tokens of all student views of an image."""
 
     tokens: jax.Array  # [B, Q, d], the student's
     modes: jax.Array  # [B, Q, d], of these tokens in their own view
@@ -146,21 +146,21 @@ def make(config: ConfigDict) -> base.Method:
         parts = []
         for i, (name, window) in enumerate(WINDOWS.items()):
             if name in views:
-                own = patches(backbone.student, params, views[name], keys[:, 2 * i])
-                view_keys = multicrop.split_keys(keys[:, 2 * i + 1], own.shape[1])
+                tokens = patches(backbone.student, params, views[name], keys[:, 2 * i])
+                view_keys = multicrop.split_keys(keys[:, 2 * i + 1], tokens.shape[1])
                 grid = views[name].images.shape[2] // m.patch
                 index = windows.sample(
                     view_keys, grid, c[window], random_position=c.random_position
                 )
-                parts.append(modes.both_views(own, clean, index, tau_sa, tau_ca))
+                parts.append(modes.both_views(tokens, clean, index, tau_sa, tau_ca))
                 if name == "student":
-                    attention = modes.attention_meters(own, clean, index, tau_sa, tau_ca)
-        found = modes.Modes(*(jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
+                    attention = modes.attention_meters(tokens, clean, index, tau_sa, tau_ca)
+        stacked = modes.Modes(*(jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
         return Outputs(
-            found.tokens,
-            found.modes,
-            student=head.apply(params["head"], found.modes),
-            teacher=head.apply(teacher["head"], found.teacher_modes),
+            stacked.tokens,
+            stacked.modes,
+            student=head.apply(params["head"], stacked.modes),
+            teacher=head.apply(teacher["head"], stacked.teacher_modes),
             attention=attention,
         )
 

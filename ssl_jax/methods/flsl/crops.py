@@ -4,7 +4,7 @@ import dataclasses
 
 from ml_collections import ConfigDict
 
-from ssl_jax.views import recipe
+from ssl_jax.views import configured, recipe
 
 
 def nested(config: ConfigDict) -> recipe.ViewRecipe:
@@ -17,7 +17,7 @@ def nested(config: ConfigDict) -> recipe.ViewRecipe:
     c, v = config.flsl, config.views
 
     def group(count, blur, size="global", **place):
-        draw = recipe.photometric(v, blur_prob=blur, solarize_prob=v.solarize_prob)
+        draw = configured.photometric(v, blur_prob=blur, solarize_prob=v.solarize_prob)
         if c.photometric == "either":
             draw = dataclasses.replace(
                 draw,
@@ -27,7 +27,7 @@ def nested(config: ConfigDict) -> recipe.ViewRecipe:
             )
         place = {} if not c.nested else place
         draws = (draw,) * count
-        return recipe.group_of(v, patch, size, count=count, photometric=draws, **place)
+        return configured.group_of(v, patch, size, count=count, photometric=draws, **place)
 
     blur, patch = v.blur_prob, config.model.patch
     groups = {"global": group(1, blur[0])}

@@ -1,4 +1,4 @@
-"""From tokens to their modes in two views, by attention without parameters."""
+"""Modes of tokens in two views, found by attention without parameters."""
 
 from typing import NamedTuple
 
@@ -11,9 +11,7 @@ from ssl_jax.methods import multicrop
 
 
 class Modes(NamedTuple):
-    """Tokens of student views that were asked, and where they lead; all [B, Q, d], Q over all
-    views.
-    """
+    """Sampled tokens of the student views and their modes; all [B, Q, d], Q over all views."""
 
     tokens: jax.Array
     modes: jax.Array  # in the view of the token

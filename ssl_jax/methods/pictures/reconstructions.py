@@ -1,13 +1,27 @@
 """Images beside what a decoder makes of them."""
 
 from collections.abc import Mapping
-from typing import Any
 
+import jax
 import numpy as np
+from ml_collections import ConfigDict
 from numpy.typing import ArrayLike
 
 from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.models import tokenizer
+
+
+def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
+    """What a network rebuilt, as pixels [B, H, W, 3] in [0, 1].
+
+    config: of the run, whose method's section names the tokenizer if there is one. rebuilt: the
+    extra of that name: pixels, or codes int [B, h, w] of the tokenizer.
+    """
+    if not np.issubdtype(rebuilt.dtype, np.integer):
+        return np.asarray(rebuilt)
+    decode = tokenizer.target("vq", config.model.patch).decode
+    assert decode is not None
+    return np.asarray(decode(config[config.method].tokenizer, rebuilt))
 
 
 def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:
@@ -48,16 +62,3 @@ def _decibels(image: np.ndarray, guess: np.ndarray) -> str:
     """The PSNR of pixels in [0, 1], at most 100 dB, as text."""
     error = np.square(np.asarray(image, np.float64) - guess).mean()
     return f"{-10 * np.log10(max(error, 1e-10)):.1f} dB"
-
-
-def pixels(config: Any, rebuilt: Any) -> np.ndarray:
-    """What a network rebuilt, as pixels [B, H, W, 3] in [0, 1].
-
-    config: of the run, whose method's section names the tokenizer if there is one. rebuilt: the
-    extra of that name: pixels, or codes int [B, h, w] of the tokenizer.
-    """
-    if not np.issubdtype(rebuilt.dtype, np.integer):
-        return np.asarray(rebuilt)
-    decode = tokenizer.target("vq", config.model.patch).decode
-    assert decode is not None
-    return np.asarray(decode(config[config.method].tokenizer, rebuilt))

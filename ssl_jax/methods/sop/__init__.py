@@ -110,7 +110,8 @@ def make(config: ConfigDict) -> base.Method:
         return method
 
     def init(key):
-        """As with random anchors; the carry holds the fixed ones, unit vectors [T, K, d]."""
+        """Draws the parameters and carry as for random anchors; the carry also holds the fixed
+        anchors, unit vectors [T, K, d]."""
         params, carry = method.init(key)
         keys = jax.random.split(key, 6)[4:]  # the first four are of networks and memories
         for name, key_anchors in zip(carry, keys, strict=False):
@@ -123,16 +124,16 @@ def make(config: ConfigDict) -> base.Method:
 
 
 def build(
-    section: ConfigDict, task: ConfigDict, held: Mapping[str, Any], key: jax.Array
+    section: ConfigDict, task: ConfigDict, carry: Mapping[str, Any], key: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """SOPs of all independent tasks: members [T, K, M, d] and contributions [T, K, M] (section
     2.2).
 
-    task: `cls` or `patch` of the section; held: its part of the carry.
+    task: `cls` or `patch` of the section; carry: the part of the carry of that task.
     """
-    rows = held["memory"]["rows"]["embedding"]
-    if "anchors" in held:
-        anchors = held["anchors"]
+    rows = carry["memory"]["rows"]["embedding"]
+    if "anchors" in carry:
+        anchors = carry["anchors"]
     else:
         anchors = ops.sample_anchors(key, rows.shape[0], task.anchors, num_tasks=task.tasks)
 

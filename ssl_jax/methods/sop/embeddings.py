@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.models import heads
-from ssl_jax.views import recipe
+from ssl_jax.views import configured, recipe
 
 _RISES = base.Meaning(
     rises_with="cls_usage",
@@ -49,8 +49,8 @@ def shared_keys() -> dict:
     return dict(
         head_hidden=key(2048, "width of the head's two hidden layers", least=1, most=65536),
         head_out=key(256, "d, width of the L2-normalised embedding", least=1, most=65536),
-        global_token=multicrop.token_key(),
-        **multicrop.temperature_keys(),
+        global_token=section_keys.token_key(),
+        **section_keys.temperature_keys(),
     )
 
 
@@ -61,9 +61,9 @@ def tasks(section: ConfigDict) -> tuple[str, ...]:
 
 def check(config: ConfigDict) -> None:
     """Refuses settings of the shared keys that contradict each other. Raises InputError."""
-    multicrop.check_token(config)
+    section_keys.check_token(config)
     if "patch" in config[config.method]:
-        multicrop.check_weights(config)
+        section_keys.check_weights(config)
     if config.views.global_count != 2:
         raise InputError(
             f"views.global_count is {config.views.global_count}; {config.method.upper()} needs"
@@ -74,7 +74,7 @@ def check(config: ConfigDict) -> None:
 def method(config: ConfigDict, objective: Callable) -> base.Method:
     """The networks and memories of a resolved config as a Method with this objective."""
     c, m = config[config.method], config.model
-    views = recipe.recipe_multicrop(config.views, m.patch)
+    views = configured.recipe_multicrop(config.views, m.patch)
     with_patches = "patch" in tasks(c)
     most_masked = recipe.max_masked(views, "global")
     backbone = multicrop.encoders(m, masked=with_patches)
@@ -126,8 +126,8 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         )
 
     def show(params, images, features, *_):
-        """Of weights that hold a head: embedding [B, d] of the image, and with a patch objective
-        patch_embeddings [B, h, w, d]."""
+        """Computes, if the weights hold a head, embedding [B, d] of the image, and with a patch
+        objective patch_embeddings [B, h, w, d]."""
         if "head" not in params:
             return {}
         shown = {"embedding": head.apply(params["head"], features.image)}
@@ -160,8 +160,8 @@ def remember(carry: Mapping[str, Mapping[str, Any]], outputs: Outputs) -> dict[s
     if outputs.memory_patch is not None:
         rows["patch"] = outputs.memory_patch
     return {
-        name: {**held, "memory": base.Push({"embedding": rows[name]})}
-        for name, held in carry.items()
+        name: {**part, "memory": base.Push({"embedding": rows[name]})}
+        for name, part in carry.items()
     }
 
 

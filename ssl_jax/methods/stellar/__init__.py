@@ -1,6 +1,6 @@
 """STELLAR: an image as a few sparse tokens S ("what") times a localization map L ("where").
 
-Latent queries pass through the ViT beside the patches and come out as S; the patches U say by
+Latent queries pass through the ViT with the patches and come out as S; the patches U say by
 cosine which token explains them (L). The product Z = L S must rebuild the image, and the tokens
 must agree with balanced prototypes and with the matched tokens of masked views.
 """
@@ -22,7 +22,7 @@ __all__ = ["Outputs", "check", "defaults", "make"]
 
 
 class Outputs(NamedTuple):
-    """What the networks say; None where the config leaves it out.
+    """Outputs of the networks; None where the config leaves one out.
 
     Sparse tokens: tokens [B, r, d], masked_tokens [B, V, r, d], teacher_tokens [B, r, d].
     Embeddings of the heads: token [B, r, e], cls [B, e], masked_token [B, V, r, e], masked_cls
@@ -200,7 +200,8 @@ def make(config: ConfigDict) -> base.Method:
         return shown
 
     def teacher_of(params):
-        """With targets from a teacher: everything, so that it can rebuild images too."""
+        """All parameters, with the decoder, so that the teacher can rebuild images too; None
+        without a teacher."""
         return params if has_teacher else None
 
     def health(metrics):

@@ -20,8 +20,9 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     rebuilt, maps, share = (extras.get(name) for name in ("rebuilt", "localization", "share"))
     if rebuilt is not None:
         title = "Images rebuilt from their sparse tokens"
-        pixels = reconstructions.pixels(encoder.config, rebuilt)
-        drawn["reconstructions"] = reconstructions.picture(images, pixels, title)
+        drawn["reconstructions"] = reconstructions.picture(
+            images, reconstructions.pixels(encoder.config, rebuilt), title
+        )
     if maps is not None:
         drawn["localization"] = _maps(images, maps)
         if share is not None:

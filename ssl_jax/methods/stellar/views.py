@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from ssl_jax.views import recipe
+from ssl_jax.views import configured
 from ssl_jax.views.masks import MaskRecipe
 from ssl_jax.views.photometric import Photometric
 from ssl_jax.views.recipe import ViewRecipe
@@ -19,11 +19,11 @@ def view_recipe(config: ConfigDict) -> ViewRecipe:
     view, the other large crops, the small ones.
     """
     c, v, patch = config.stellar, config.views, config.model.patch
-    first, further, small = (recipe.photometric(v, blur_prob=prob) for prob in v.blur_prob)
+    first, further, small = (configured.photometric(v, blur_prob=prob) for prob in v.blur_prob)
     if c.targets == "teacher":
-        main = recipe.group_of(v, patch, count=2, photometric=(Photometric(), further))
+        main = configured.group_of(v, patch, count=2, photometric=(Photometric(), further))
     else:
-        main = recipe.group_of(v, patch, count=1)
+        main = configured.group_of(v, patch, count=1)
     groups = {"global": main}
     if c.masked:
         dropped = MaskRecipe(
@@ -34,10 +34,10 @@ def view_recipe(config: ConfigDict) -> ViewRecipe:
             focus_prob=c.mask_focus_prob,
         )
         photometric = (first, *[further] * (v.global_count - 1))
-        groups["masked"] = recipe.group_of(
+        groups["masked"] = configured.group_of(
             v, patch, photometric=photometric, mask=dropped, reuse="global"
         )
     if v.local_count:
         draws = (small,) * v.local_count
-        groups["local"] = recipe.group_of(v, patch, "local", photometric=draws)
+        groups["local"] = configured.group_of(v, patch, "local", photometric=draws)
     return ViewRecipe(tuple(groups.items()))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ssl_jax.models import heads, layers
+from ssl_jax.models import heads, layers, stack
 from ssl_jax.models.segmentation import parts
 from ssl_jax.models.segmentation.batch_stats import Stateful, stateful
 
@@ -62,7 +62,7 @@ class _MaskTransformer(nnx.Module):
             dtype=jnp.float32,
             attention_kind="xla",
         )
-        self.blocks = layers.stacked(block, keys[2], depth)
+        self.blocks = stack.stacked(block, keys[2], depth)
         self.norm = layers.LayerNorm(channels, _EPS)
         self.patch_projection = nnx.Param(layers.normal(keys[3], (channels, channels), std))
         self.class_projection = nnx.Param(layers.normal(keys[4], (channels, channels), std))
@@ -79,7 +79,7 @@ class _MaskTransformer(nnx.Module):
         count, channels = self.classes[...].shape
         tokens = jnp.broadcast_to(self.classes[...], (batch, count, channels))
         x = jnp.concatenate([x, tokens], axis=1)
-        x = self.norm(layers.run(self.blocks, x))
+        x = self.norm(stack.run(self.blocks, x))
         patches = heads.l2_normalize(x[:, :-count] @ self.patch_projection[...])
         tokens = heads.l2_normalize(x[:, -count:] @ self.class_projection[...])
         masks = self.class_norm(jnp.einsum("bnd,bcd->bnc", patches, tokens))

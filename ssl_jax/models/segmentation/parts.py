@@ -16,7 +16,7 @@ _MOMENTUM = 0.9  # of the running statistics: what torch calls a momentum of 0.1
 
 class Logits(NamedTuple):
     """Class scores [B, h, w, classes], float32; auxiliary: those of a second head that is trained
-    beside the first, or None."""
+    next to the first, or None."""
 
     logits: jax.Array
     auxiliary: jax.Array | None = None

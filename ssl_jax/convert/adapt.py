@@ -10,10 +10,10 @@ import numpy as np
 from ssl_jax.convert.fill import Weights
 
 
-def settle(weights: Weights, model: Mapping[str, Any]) -> Weights:
+def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:
     """Weights whose tokens, LayerScale and mask vector are those of the network described.
 
-    - Codes that a library adds to registers (timm, unless told otherwise) go into the registers.
+    - Codes that a library adds to registers (timm does by default) go into the registers.
     - Query tokens were written as registers, behind them.
     - LayerScale and a mask vector that the network has not, but the library's model has, are left
       out where they are neutral: factors of 1, a vector of 0.
@@ -34,7 +34,7 @@ def settle(weights: Weights, model: Mapping[str, Any]) -> Weights:
     if "layer_scale" in model and "backbone/mask_token" in arrays:  # in our own words
         neutral["backbone/mask_token"] = 0
     for value in (0, 1):
-        paths = [path for path, wanted in neutral.items() if wanted == value]
+        paths = [path for path, number in neutral.items() if number == value]
         if all(np.all(arrays[path] == value) for path in paths):
             for path in paths:
                 del arrays[path], names[path]

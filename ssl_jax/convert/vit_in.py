@@ -1,0 +1,103 @@
+"""The encoder of a published checkpoint as a vision transformer of ours."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from ssl_jax.config import InputError
+from ssl_jax.convert import fill, hub, tables, torch_in
+from ssl_jax.models import vit
+from ssl_jax.ops import numerics
+
+
+def load_vit(
+    path: str | Path, *, family: str | None = None, part: str = "teacher", heads: int | None = None
+) -> tuple[vit.ViTConfig, dict, fill.Report]:
+    """The encoder of a published checkpoint, with a config that makes our network compute what
+    theirs does at every image size.
+
+    Args:
+      path, part: see `load_torch`.
+      family: key of FAMILIES. Must be given for an encoder alone under the names that several
+        share: "dino", "mae" or "timm", with LayerScale "dinov2" or "timm".
+      heads: attention heads, which shapes do not give; None: width / 64, as in all usual sizes.
+
+    Returns:
+      (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. Heads, mean,
+        deviation and the like are those of a config.json next to the weights; without one,
+        ViTConfig.mean and .std are ImageNet's: for weights that were trained with others, change
+        them with dataclasses.replace.
+
+    Raises:
+      InputError: as `load_torch`; the family cannot be recognised.
+    """
+    described = hub.describe(path)
+    source = torch_in.load(path, family=family)
+    weights, given = source.tree(part), {"heads": heads} if heads else {}
+    if source.family == "vit":
+        scaled = "backbone/blocks/0/ls1/gamma" in weights.arrays
+        whose = ("DINOv2 and timm", "dinov2") if scaled else ("DINO, MAE and timm", 'dino", "mae')
+        raise InputError(
+            f"{path} holds an encoder under names that {whose[0]} share; give"
+            f' family="{whose[1]}" or "timm"'
+        )
+    fields = {"norm_eps": tables.FAMILIES[source.family].norm_eps} | weights.model
+    config = _vit_config(weights, fields | described.model | given)
+    shapes = jax.eval_shape(vit.vit(config).init, numerics.key(0))
+    params, report = fill.fill({"backbone": shapes}, weights, only="backbone")
+    if report.missing:
+        raise InputError(
+            f"{path} lacks {fill.brief(report.missing)}, which a vision transformer needs"
+        )
+    return config, params["backbone"], report
+
+
+def _vit_config(weights: fill.Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
+    """The shape of an encoder from its weights, and what else is known of it."""
+    arrays = {
+        path.removeprefix("backbone/"): array
+        for path, array in weights.arrays.items()
+        if path.startswith("backbone/")
+    }
+    depth = len({path.split("/")[1] for path in arrays if path.startswith("blocks/")})
+    missing = [
+        name
+        for name in ("patch/kernel", "position", "blocks/0/mlp/fc1/kernel")
+        if name not in arrays
+    ]
+    if missing:
+        raise InputError(
+            f"{weights.source} lacks {', '.join(missing)}, which give the shape of the network"
+        )
+    width, hidden = arrays["patch/kernel"].shape[1], arrays["blocks/0/mlp/fc1/kernel"].shape[1]
+    ratio = (
+        hidden / width
+        if int(hidden / width * width) == hidden
+        else math.nextafter(hidden / width, math.inf)
+    )
+    side = math.isqrt(arrays["patch/kernel"].shape[0] // 3)
+    _, grid = fill.grid_of(arrays["position"].shape[0])
+    fixed = fields.get("position") == "sincos" and fill.is_sincos(arrays["position"])
+    if 3 * side**2 != arrays["patch/kernel"].shape[0] or grid is None:
+        raise InputError(
+            f"{weights.source}: patches must be square with 3 channels, and position codes a square"
+            " grid"
+        )
+    shown: dict[str, Any] = dict(
+        width=width,
+        depth=depth,
+        patch=side,
+        image_size=side * grid,
+        mlp_ratio=ratio,
+        cls="cls" in arrays,
+        registers=len(arrays.get("registers", ())),
+        queries=len(arrays.get("queries", ())),
+        # How a network starts to learn; any number above 0 makes room for the factors.
+        layer_scale=(fields.get("layer_scale") or 1.0) if "blocks/0/ls1/gamma" in arrays else 0.0,
+        mask_token="mask_token" in arrays,
+        position="sincos" if fixed else "learned",
+    )
+    return vit.ViTConfig(**{"heads": max(1, width // 64)} | dict(fields) | shown)

@@ -1,0 +1,114 @@
+"""Stacks of transformer blocks: one module whose parameters are [depth, ...], run in a loop or one
+block after the other.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from ssl_jax.models.layers import Block
+
+REMAT = ("none", "dots", "block")  # how much of a block is computed twice, to save memory
+
+
+def stacked(build: Callable[[jax.Array], Block], key: jax.Array, depth: int) -> Block:
+    """`depth` blocks in one module, whose parameters are [depth, ...]; block i starts as
+    build(fold_in(key, i)). To be used through `run` and `block_of` alone."""
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(depth))
+    graphdef = nnx.split(nnx.eval_shape(build, keys[0], graph=True), graph=True)[0]
+    return nnx.merge(graphdef, jax.vmap(lambda key: nnx.split(build(key), graph=True)[1])(keys))
+
+
+def block_of(blocks: Block, i: int) -> Block:
+    """Block i of a stack."""
+    graphdef, state = nnx.split(blocks, graph=True)
+    return nnx.merge(graphdef, jax.tree.map(lambda leaf: leaf[i], state))
+
+
+def run(
+    blocks: Block,
+    x: jax.Array,
+    scales: jax.Array | None = None,
+    codes: jax.Array | None = None,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    scan: bool = False,
+    remat: str = "none",
+) -> jax.Array:
+    """x after blocks start .. stop - 1 of a stack (stop None: the last).
+
+    scales: of drop-path, [depth, 2, B] or None. codes: added to the tokens after each block,
+      [depth, N, width] or None. scan: one compiled block, in a loop. remat: see `recomputed`.
+    """
+    graphdef, state = nnx.split(blocks, graph=True)
+    inputs = (state, scales, codes)
+    depth = jax.tree.leaves(inputs)[0].shape[0]
+    stop = depth if stop is None else stop
+    tokens = x.shape[1]
+    # Once for all blocks: padding in every block, and cutting it off again, copies all tokens.
+    if extra := blocks.attn.padding(tokens):
+        x = jnp.pad(x, ((0, 0), (0, extra), (0, 0)))
+        codes = None if codes is None else jnp.pad(codes, ((0, 0), (0, extra), (0, 0)))
+        inputs = (state, scales, codes)
+
+    def body(x, inputs):
+        state, scale, code = inputs
+        x, _ = nnx.merge(graphdef, state)(x, scale, seen=tokens)
+        return x if code is None else x + code, None
+
+    body = recomputed(body, remat, in_scan=scan)
+    if scan:
+        part = jax.tree.map(lambda leaf: leaf[start:stop], inputs)
+        x = jax.lax.scan(body, x, part)[0]
+    else:
+        for one in _apart(inputs, depth)[start:stop]:
+            x, _ = body(x, one)
+    return x[:, :tokens]
+
+
+def _apart(tree, depth: int) -> list:
+    """The `depth` rows of a tree of stacked arrays. Split in one piece, as the gradient is then put
+    together in one, not added up from as many arrays of zeros."""
+    leaves, structure = jax.tree.flatten(tree)
+    rows = zip(*(jax.lax.split(leaf, (1,) * depth) for leaf in leaves), strict=True)
+    return [jax.tree.unflatten(structure, [leaf[0] for leaf in row]) for row in rows]
+
+
+def recomputed(body: Callable, remat: str, *, in_scan: bool = False) -> Callable:
+    """`body`, which recomputes in its backward pass what `remat`, one of REMAT, says.
+
+    "dots" keeps the results of linear layers, where most of the time goes; attention scores, norms
+    and activations are computed again.
+    """
+    if remat == "none":
+        return body
+    keep = jax.checkpoint_policies.dots_with_no_batch_dims_saveable if remat == "dots" else None
+    return jax.checkpoint(body, prevent_cse=not in_scan, policy=keep)
+
+
+def drop_path_scales(keys: jax.Array, rate: float, depth: int) -> jax.Array:
+    """Per-example branch factors of stochastic depth (Huang et al. 2016): 0 with probability r_i,
+    else 1 / (1 - r_i).
+
+    r_i rises linearly from 0 at the first block to `rate` at the last. Each draw is a function of
+    the example's key, the block and the branch alone, so it does not depend on the rest of the
+    batch, on chunking or on the total depth's other draws.
+
+    Args:
+      keys: [B] typed PRNG keys.
+
+    Returns:
+      float32 [depth, 2, B].
+    """
+    rates = jnp.linspace(0.0, rate, depth)[:, None, None]
+    branches = jnp.arange(2 * depth).reshape(depth, 2)
+
+    def draw(key, branch):
+        return jax.random.uniform(jax.random.fold_in(key, branch), dtype=jnp.float32)
+
+    over_batch = jax.vmap(draw, in_axes=(0, None))
+    uniforms = jax.vmap(jax.vmap(over_batch, in_axes=(None, 0)), in_axes=(None, 0))(keys, branches)
+    return jnp.where(uniforms >= rates, 1 / (1 - rates), 0.0)
