@@ -61,7 +61,7 @@ PROTOCOLS = {
 def _sight(case: Case, settings: Settings, source: Any) -> tuple[Any, boxes.Sight]:
     """The records of a source as they are stored, and how they are shown; a source that has its
     size already, as embedded sets do, is not resized again."""
-    stored, crop = base.unresized(source), case.config.crop
+    stored, crop = base.adopt(source).unresized, case.config.crop
     resize = 0 if stored is source else case.config.data.size
     return stored, boxes.Sight(case.patch, resize, crop, settings.boxes, settings.cells)
 

@@ -12,8 +12,9 @@ from ssl_jax.evals.classes import classes_of
 from ssl_jax.evals.pictures import segmentation as pictures
 from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.features import extract, tokens
+from ssl_jax.features import tokens
 from ssl_jax.features.store import Grids
+from ssl_jax.features.telling import subset
 from ssl_jax.scores.metrics import ABSENT, mean_iou
 from ssl_jax.scores.segmentation import NEIGHBOURS, Retrieval, segment
 
@@ -92,7 +93,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     for part in settings.subsample:
         draws = []
         for draw in range(settings.runs if part > 1 else 1):
-            images = extract.subset(total, max(1, total // part), case.seed + draw)
+            images = subset(total, max(1, total // part), case.seed + draw)
             result = _retrieved(parts, settings, images if part > 1 else None)
             case.extracted.setdefault(case.own("dense"), result)  # the first one, for the pictures
             draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax import ops
+from ssl_jax.ops import devices
 from ssl_jax.ops.numerics import product
 from ssl_jax.scores import normalize
 
@@ -97,7 +98,7 @@ def _merge(queries, bank, count, offset, similarity, index):
 
 def _on_host() -> bool:
     """Whether to select with numpy: XLA's top k takes as long as the product there."""
-    return jax.default_backend() == "cpu"
+    return devices.platform() == "cpu"
 
 
 def _merge_on_host(queries, bank, count, offset, similarity, index):

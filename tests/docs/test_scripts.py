@@ -76,7 +76,10 @@ def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
     results = ["quickstart", "rule of claims", "evaluation", "reconstruction", "nine methods"]
     results += ["real sets", "real sets, GPU"]
     results += [f"claims: {paper}" for paper in load("claims_papers").PAPERS]
-    places = {"README.md": ["nine methods"], "docs/benchmarks.md": ["steps", "evals"]}
+    places = {
+        "README.md": ["nine methods"],
+        "docs/benchmarks.md": ["ops", "steps", "evals", "loader", "cache"],
+    }
     for document, names in (places | {"docs/results.md": results}).items():
         for name in names:
             runs.filled(root / document, name)
