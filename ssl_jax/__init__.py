@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ssl_jax import extras
 
 if TYPE_CHECKING:
-    from ssl_jax import convert, evals, losses, methods, models, ops
+    from ssl_jax import convert, evals, losses, methods, models, ops, scores
     from ssl_jax.api import embed, export, load, save
     from ssl_jax.methods import register
 
@@ -30,6 +30,7 @@ __all__ = [
     "ops",
     "register",
     "save",
+    "scores",
 ]
 
 
