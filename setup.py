@@ -74,6 +74,7 @@ setup(
     package_data={
         "ssl_jax": ["py.typed"],
         "ssl_jax.report": ["*.html"],
+        "ssl_jax.cli": ["*.toml"],
         "ssl_jax.papers": ["*.json", "*.toml"],
         "ssl_jax.train": ["*.toml"],
         "ssl_jax.zoo": ["*.safetensors"],

@@ -7,10 +7,15 @@
                                                 configs/compare.py, some minutes
     python launch/bench.py steps --configs dino:vits16,sop:vits16 --batch 64
                                                 or of other configs, on photographs of 256 px
+    python launch/bench.py steps --as-installed PyTorch and faiss are left as they are, else set
+                                up as one does who knows them
     python launch/bench.py evals                extraction of features and both searches for
     python launch/bench.py evals --camvid /data/tfds    neighbours; among CamVid's patches
     python launch/bench.py loader               decoding and views, of one core
     python launch/bench.py cache                whole runs by data.cache, some minutes
+
+On one core (`taskset -c 0 python launch/bench.py ...`) the times of ops, steps and evaluations are
+the processor's seconds, which other work on the machine does not change.
 
 Ops: prints a table and writes OUT/ops.json. Times are medians of interleaved rounds, each call
 waited for; "x ops" is a form's time over the op's; memory is what XLA allocates for temporaries,
@@ -22,7 +27,8 @@ Steps: a table and OUT/steps.json. Medians of interleaved turns of ten steps on 
 relative to the first config; GFLOP/s and MFU count the products that the model needs (none twice),
 MFU as a share of the device's published peak, or where none is known of what a large product
 reaches here; "own ops" is the share of a step that goes when the method's objective is replaced by
-a sum of the networks' outputs; memory is arrays and temporaries of one device.
+a sum of the networks' outputs; memory is arrays and temporaries of one device. DINO has its step in
+PyTorch beside it, if that is installed: the same network, batch and loss, with fused AdamW.
 
 Evals: a table and OUT/evals.json. "x" is relative to the first form of each case, the network's
 bare forward pass or our search; "same" is the share of our neighbours that faiss found too.
@@ -36,8 +42,8 @@ that the step waits for data.
 
 import argparse
 import importlib.metadata
+import itertools
 import json
-import os
 import pathlib
 import platform
 import sys
@@ -60,11 +66,10 @@ def machine() -> dict:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     device = jax.devices()[0]
     return dict(
         processor=runs.processor(),
-        cores=cores,
+        cores=runs.cores(),
         system=platform.platform(),
         python=platform.python_version(),
         device=f"{device.platform}: {device.device_kind} x {jax.device_count()}",
@@ -78,7 +83,7 @@ def ops(options) -> int:
     rows, skipped = [], []
     path = pathlib.Path(options.out) / "ops.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    peers = bench_libraries.setup("faiss", "torch")
+    peers = bench_libraries.setup("faiss", "torch", installed=options.as_installed)
     print(_line(COLUMNS), flush=True)
     for name in names:
         case = bench_ops.CASES[name](
@@ -104,6 +109,9 @@ def ops(options) -> int:
         # After every op: a run cut short keeps what it has measured.
         path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"{peers}\nwrote {path}")
+    _write(
+        options, "ops", runs.markdown(_beside_libraries(rows)) + (f"\n{peers}.\n" if peers else "")
+    )
     wrong = [
         f"{row['op']} ({row['direction']}): {row['form']}" for row in rows if row["agrees"] is False
     ]
@@ -128,6 +136,8 @@ def steps(options) -> int:
     for config in configs.values():
         config.seed, config.evals.tasks = options.seed, ()
         config.optim.batch_size = options.batch or config.optim.batch_size
+        config.model.dtype = options.dtype or config.model.dtype
+    peers = bench_libraries.setup("torch", installed=options.as_installed)
     rows = bench_steps.measure(configs, options.rounds)
     heading = ("config", "ms", "images/s", "x", "GFLOP/s", "MFU", "own ops", "MiB")
     cells = [
@@ -138,12 +148,12 @@ def steps(options) -> int:
             f"{row['x']:.2f}",
             f"{row['gflops']:.1f}",
             f"{row['mfu']:.1%}",
-            f"{row['own']:.1%}",
-            f"{row['mib']:.0f}",
+            "" if row["own"] is None else f"{row['own']:.1%}",
+            "" if row["mib"] is None else f"{row['mib']:.0f}",
         )
         for row in rows
     ]
-    _report(options, "steps", rows, [heading, *cells])
+    _report(options, "steps", rows, [heading, *cells], peers)
     return 0
 
 
@@ -152,7 +162,7 @@ def evals(options) -> int:
     import bench_evals
 
     small = options.scale == "small"
-    peers = bench_libraries.setup("faiss")
+    peers = bench_libraries.setup("faiss", installed=options.as_installed)
     rows = bench_evals.measure(options.rounds, options.seed, small=small, camvid=options.camvid)
     cells = [
         (
@@ -208,9 +218,30 @@ def _report(options, name: str, rows: list[dict], table: list, peers: str = "") 
     report = dict(machine=machine(), rounds=options.rounds, seed=options.seed, rows=rows)
     path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"wrote {path}")
+    _write(options, name, text)
+
+
+def _write(options, name: str, text: str) -> None:
+    """With --write, a table and what lies below it go into docs/benchmarks.md."""
     if options.write:
-        note = f"\nMedians of {options.rounds} rounds, seed {options.seed}. {runs.provenance()}\n"
+        rounds = f"Medians of {options.rounds} rounds" if options.rounds > 1 else "One round"
+        note = f"\n{rounds}, seed {options.seed}. {runs.provenance()}\n"
         runs.fill(runs.ROOT / "docs" / "benchmarks.md", name, text + note)
+
+
+def _beside_libraries(rows: list[dict]) -> list[tuple]:
+    """A table of the ops that another library has too, a line for each direction."""
+    table = [("op", "ms", "MiB", "other forms take x times as long")]
+    libraries = {row["op"] for row in rows if row["library"]}
+    for (name, size, direction), group in itertools.groupby(
+        rows, lambda row: (row["op"], row["size"], row["direction"])
+    ):
+        ours, *others = group
+        if name in libraries:
+            memory = f"{ours['temporary_bytes'] / 2**20:.0f}"
+            forms = "; ".join(f"{row['form']}: {row['times_ops']:.3g}" for row in others)
+            table.append((f"{name}: {size}, {direction}", f"{ours['ms']:.1f}", memory, forms))
+    return table
 
 
 def with_photographs(name: str):
@@ -269,6 +300,7 @@ def main(arguments=None) -> int:
     command = commands.add_parser("steps", help="the train step of every method, in turns")
     command.add_argument("--configs", default="", help="NAME[:VARIANT],... instead of the recipes")
     command.add_argument("--batch", type=int, default=0, help="images of a step; 0 = the config's")
+    command.add_argument("--dtype", default="", help="model.dtype instead of the config's")
     for command in commands.choices.values():
         command.add_argument("--only", default="", help="names of cases (methods), comma-separated")
     command = commands.add_parser("evals", help="what evaluations of frozen features cost")
@@ -278,11 +310,14 @@ def main(arguments=None) -> int:
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
     command = commands.add_parser("cache", help="whole runs, by where the decoded set is kept")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
-    for name in ("steps", "evals", "loader", "cache"):
+    for name in ("ops", "steps", "evals"):
         commands.choices[name].add_argument(
-            "--write", action="store_true", help="put the table into docs/benchmarks.md"
+            "--as-installed", action="store_true", help="other libraries are left as they are"
         )
     for command in commands.choices.values():
+        command.add_argument(
+            "--write", action="store_true", help="put the table into docs/benchmarks.md"
+        )
         command.add_argument(
             "--rounds", type=int, default=5, help="timed calls of every form (turns of 10 steps)"
         )

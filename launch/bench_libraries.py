@@ -6,31 +6,60 @@ names those that are missing. A call returns what is to be compared with the nai
 where it solves another problem (an exact matching is no entropic plan).
 """
 
+import ctypes
 import importlib
 import importlib.util
 import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
 
 import numpy as np
+import runs
 
 _CONDITIONS = {
     "faiss": "IndexFlatIP, given unit rows, its making not timed",
-    "torch": "eager, on JAX's arrays",
+    "torch": "on JAX's arrays, eager unless it says so",
 }
 _THREADS = {"faiss": "omp_set_num_threads", "torch": "set_num_threads"}
 
 
-def setup(*modules: str) -> str:
+def setup(*modules: str, installed: bool = False) -> str:
     """Gives the libraries as many threads as this process has cores, and says how they are set up:
-    a line; "" if none is installed.
+    a line; "" if none is installed. To be called before they are imported.
+
+    installed: leave all else as it is. False: faiss multiplies matrices from 20 queries on, and
+    torch's MKL uses AVX-512 on AMD's processors too.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = runs.cores()
     found = [module for module in modules if importlib.util.find_spec(module)]
+    parts = [f"{module}: {_CONDITIONS[module]}" for module in found]
+    if "torch" in found and not installed and _mkl_takes_all_processors():
+        parts.append("MKL's AVX-512 on any processor")
     for module in found:
         library = importlib.import_module(module)
         getattr(library, _THREADS[module])(cores)
+    if "faiss" in found and not installed:
+        importlib.import_module("faiss").cvar.distance_compute_blas_threshold = 20
+        parts.append("distance_compute_blas_threshold=20")
     kernel = os.environ.get("OPENBLAS_CORETYPE", "its own choice")
-    parts = [f"{module}: {_CONDITIONS[module]}" for module in found]
     return "; ".join([*parts, f"threads: {cores}, OPENBLAS_CORETYPE: {kernel}"]) if found else ""
+
+
+def _mkl_takes_all_processors() -> bool:
+    """Has MKL choose its kernels by what the processor can do, not by who made it: a function of
+    MKL's is defined before torch brings it. False without a C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler or sys.platform != "linux":
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = pathlib.Path(folder, "mkl.c"), pathlib.Path(folder, "mkl.so")
+        source.write_text("int mkl_serv_intel_cpu_true(void) { return 1; }\n")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+        ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    return True
 
 
 def hungarian(cost):

@@ -36,7 +36,8 @@ def measure(rounds: int, *, configs=CONFIGS, sizes=SIZES, batch: int = 16) -> li
             rows += _rows(f"JPEG of {size[0]} x {size[1]}", decoding(files), rounds, len(files))
         first = Path(folder) / "x".join(map(str, sizes[0]))
         for name in configs:
-            calls = {f"crop_on={x}": _views(name, first, x, batch) for x in ("host", "device")}
+            ways = (dict(crop_on="host"), dict(area_crops=True), dict(crop_on="device"))
+            calls = {_spelt(way): _views(name, first, batch, **way) for way in ways}
             rows += _rows(f"views of {name}", calls, rounds, _BATCHES * batch)
     return rows
 
@@ -64,11 +65,16 @@ def decoding(files: list[Path]) -> dict:
     return {"ours": ours(0), "ours, data.decode_size=256": ours(256), "OpenCV": opencv}
 
 
-def _views(name: str, folder: Path, crop_on: str, batch: int):
+def _spelt(way: dict) -> str:
+    return ", ".join(f"{name}={value}" for name, value in way.items())
+
+
+def _views(name: str, folder: Path, batch: int, **way):
     """Makes some batches of a config's views of the files, in this process."""
     config = config_lib.load(name)
-    size = 256 if crop_on == "device" else 0
-    config.data.update(dict(kind="folder", dir=str(folder), workers=0, crop_on=crop_on, size=size))
+    size = 256 if way.get("crop_on") == "device" else 0
+    way = dict(crop_on="host") | way
+    config.data.update(dict(kind="folder", dir=str(folder), workers=0, size=size, **way))
     config.evals.tasks, config.optim.batch_size = (), batch
     if config.method == "stellar":
         config.stellar.target = "pixel"  # codes need a tokenizer's file

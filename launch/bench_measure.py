@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import runs
 
 
 class Library(NamedTuple):
@@ -84,7 +85,7 @@ def _compare(case: Case, direction: str, calls: dict, memory: dict, rounds: int)
     seconds = time_interleaved(calls, rounds)
     rows = []
     for name in calls:
-        row = dict(size=case.size, direction=direction, form=name)
+        row = dict(size=case.size, direction=direction, form=name, library=name in case.libraries)
         row |= dict(
             ms=1e3 * seconds[name],
             times_ops=seconds[name] / seconds[ours],
@@ -123,10 +124,17 @@ def in_rounds(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, list[floa
     for number in range(rounds):
         shift = number % len(names)
         for name in names[shift:] + names[:shift]:
-            start = time.perf_counter()
+            start = clock()
             calls[name]()
-            seconds[name].append(time.perf_counter() - start)
+            seconds[name].append(clock() - start)
     return {name: values[skip:] for name, values in seconds.items()}
+
+
+def clock() -> float:
+    """Seconds: of the wall; of the processor where this process has but one, so that other work on
+    it does not count."""
+    alone = runs.cores() == 1 and jax.default_backend() == "cpu"
+    return time.process_time() if alone else time.perf_counter()
 
 
 def memory_rise(call) -> tuple[Any, int | None]:

@@ -2,6 +2,9 @@
 machine.
 """
 
+import functools
+import importlib.util
+import shutil
 import statistics
 import sys
 import time
@@ -11,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax import api, methods
+from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import estimate, loop, step
 
@@ -23,31 +27,65 @@ def measure(configs: dict, rounds: int) -> list[dict]:
     ms: of a step. images_per_second. x: ms relative to the first config's. gflops: matrix products
     that the model needs, a second. mfu: these as a share of the device's peak. own: share of the
     step that is left out when the method's objective is replaced by a sum of the networks' outputs.
-    mib: arrays and temporaries of the step on one device.
+    mib: arrays and temporaries of the step on one device. The last two are None for PyTorch.
     """
     steps = {name: _compiled(name, config) for name, config in configs.items()}
-    calls = {name: one.turn for name, one in steps.items()}
+    forms = {name: {name: one.turn} | _in_torch(name, one) for name, one in steps.items()}
+    calls = {form: call for group in forms.values() for form, call in group.items()}
     for name, config in configs.items():
         calls[name, "networks"] = _compiled(f"{name}, networks only", config, own=False).turn
     seconds = bench_measure.time_interleaved(calls, rounds + 1, skip=1)
     first, rows = next(iter(configs)), []
     peak = peak_flops()
-    for name, one in steps.items():
-        each = seconds[name] / STEPS
+    for name, form in [(name, form) for name, group in forms.items() for form in group]:
+        one, each = steps[name], seconds[form] / STEPS
         flops = one.flops / each
         rows.append(
             dict(
-                config=name,
+                config=form,
                 ms=1000 * each,
                 images_per_second=one.images / each,
-                x=seconds[name] / seconds[first],
+                x=seconds[form] / seconds[first],
                 gflops=flops / 1e9,
                 mfu=flops / (peak * one.devices),
-                own=1 - seconds[name, "networks"] / seconds[name],
-                mib=one.bytes / 2**20,
+                own=1 - seconds[name, "networks"] / seconds[name] if form == name else None,
+                mib=one.bytes / 2**20 if form == name else None,
             )
         )
     return rows
+
+
+def _in_torch(name: str, one: "Step") -> dict:
+    """{form: ten steps} of a DINO step in PyTorch, of the same sizes and type; compiled where there
+    is a C++ compiler. {} for other methods and without PyTorch."""
+    c = one.config
+    if c.method != "dino" or importlib.util.find_spec("torch") is None:
+        return {}
+    import bench_torch
+    import torch
+
+    shape, head, views = zoo.vit_config(c.model), c.dino, c.views
+    sizes = bench_torch.Sizes(
+        *(shape.width, shape.depth, shape.heads, shape.patch),
+        *(head.head_hidden, head.head_bottleneck, head.prototypes),
+        *(views.global_size, views.local_size, views.local_count),
+    )
+    device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+    dtype = getattr(torch, c.model.dtype)
+
+    def turn(step):
+        for _ in range(STEPS):
+            loss = step()
+        loss.item()
+
+    def form(compiled):
+        options = dict(compiled=compiled, sizes=sizes, dtype=dtype)
+        return functools.partial(turn, bench_torch.make_step(one.images, device, **options))
+
+    forms = {f"{name}, PyTorch eager": form(False)}
+    if shutil.which("g++"):
+        forms[f"{name}, PyTorch compiled"] = form(True)
+    return forms
 
 
 def times(configs: dict, rounds: int) -> dict[str, list[float]]:
@@ -69,9 +107,9 @@ def peak_flops() -> float:
     product = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
 
     def seconds():
-        start = time.perf_counter()
+        start = bench_measure.clock()
         jax.block_until_ready(product(matrix, matrix))
-        return time.perf_counter() - start
+        return bench_measure.clock() - start
 
     return 2 * size**3 / statistics.median(seconds() for _ in range(10))
 
@@ -95,6 +133,7 @@ class Step:
 
     def __init__(self, config, *, own: bool = True):
         self._run = run = api.prepare(config)
+        self.config = run.config
         method = run.method if own else networks_only(run.method)
         shardings = jax.tree.map(lambda x: x.sharding, run.abstract)
         train_step = step.make_step(method, run.optimizer, run.config)

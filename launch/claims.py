@@ -209,7 +209,7 @@ def costs(claim, records: Records, passed_on=()) -> dict[str, list[dict[int, flo
         for variant in claim.variants:
             config = config_lib.load(f"compare:{variant.method}")
             config.update_from_flattened_dict(variant.changes)
-            _, configs[variant.name] = arguments.parse(["claims", *passed_on], config)
+            configs[variant.name] = arguments.changed(config, passed_on)
         seconds = bench_steps.times(configs, _ROUNDS)
         records[claim.id] = {"seconds": seconds, "made": runs.made()}
     *_, last = taken = [records[claim.id]["seconds"][variant.name] for variant in claim.variants]

@@ -14,11 +14,12 @@ import optax
 import ssl_jax
 from ssl_jax import evals, methods
 from ssl_jax.data.source import make_source
-from ssl_jax.evals import decode, psnr
+from ssl_jax.features import latents as latents_lib
 from ssl_jax.features.extract import extract
+from ssl_jax.features.network import adopt
 from ssl_jax.features.windows import images_of
 from ssl_jax.models import tokenizer
-from ssl_jax.scores import clusters, segmentation, stability
+from ssl_jax.scores import clusters, rebuild, segmentation, stability
 from ssl_jax.train import state
 
 SCORES = ("knn", "linear", "dense", "psnr")
@@ -88,8 +89,8 @@ def on_record(name: str, record: dict, network: str) -> bool:
 def shifts(encoder) -> dict[str, float]:
     """The same pictures moved by a quarter of their side, up, then to the left, in whole patches.
 
-    what: see `stability.kept`. where: correlation of the localization maps of matched tokens where
-    the picture went, minus that at the same place of the grid. Both in percent.
+    what: see `stability.invariance`. where: correlation of the localization maps of matched tokens
+    where the picture went, minus that at the same place of the grid. Both in percent.
     """
     config = encoder.config
     side, patch = config.model.image_size, config.model.patch
@@ -100,7 +101,7 @@ def shifts(encoder) -> dict[str, float]:
     for axis in (1, 2):
         window = range(step * patch, step * patch + side)
         after = _extras(encoder, large.take(window, axis)[:, :side, :side])
-        what.append(stability.kept(before["tokens"], after["tokens"]))
+        what.append(stability.invariance(before["tokens"], after["tokens"]))
         index = stability.matching(before["tokens"], after["tokens"])
         first = before["localization"]
         last = stability.matched(index, after["localization"], axis=3)
@@ -115,7 +116,7 @@ def shifts(encoder) -> dict[str, float]:
 
 
 def crops(encoder) -> dict[str, float]:
-    """Two random crops of each picture: how alike their tokens are, in percent of `kept`."""
+    """Two random crops of each picture: how alike their tokens are, in percent of `invariance`."""
     size = encoder.config.model.image_size
     large = images_of(pictures(encoder.config, beyond=size), range(_PICTURES))
     rng, crop = (
@@ -128,7 +129,7 @@ def crops(encoder) -> dict[str, float]:
         ]
         for _ in range(2)
     )
-    return {"crops": 100 * stability.kept(first, second)}
+    return {"crops": 100 * stability.invariance(first, second)}
 
 
 def _extras(encoder, images) -> dict[str, np.ndarray]:
@@ -158,13 +159,14 @@ def new_decoder(encoder, kind: str) -> float:
     )
     rng = np.random.Generator(np.random.Philox(key=encoder.config.seed))
 
-    def batches(epoch):
-        order = rng.permutation(len(train)).reshape(-1, _DECODER["batch"])
-        return ((train[rows], shown[rows]) for rows in order)
+    def batches():
+        for _ in range(_DECODER["epochs"]):
+            for rows in rng.permutation(len(train)).reshape(-1, _DECODER["batch"]):
+                yield train[rows], shown[rows]
 
-    steps = _DECODER["epochs"] * (len(train) // _DECODER["batch"])
-    trained = decode.fit(
-        batches,
+    steps = len(train) // _DECODER["batch"]
+    trained = rebuild.fit_decoder(
+        batches(),
         goal,
         grid=grid,
         dim=m.width,
@@ -173,9 +175,12 @@ def new_decoder(encoder, kind: str) -> float:
         depth=c.decoder_depth,
         heads=c.decoder_heads,
         epochs=_DECODER["epochs"],
-        lr=optax.cosine_decay_schedule(_DECODER["lr"], steps),
+        steps=steps,
+        lr=optax.cosine_decay_schedule(_DECODER["lr"], _DECODER["epochs"] * steps),
     )
-    return float(np.mean(psnr.psnr(images, goal.show(trained.apply(trained.params, test), grid))))
+    return float(
+        np.mean(rebuild.psnr(images, goal.show(trained.apply(trained.params, test), grid)))
+    )
 
 
 def _latents(encoder, source, count: int, kind: str):
@@ -183,8 +188,8 @@ def _latents(encoder, source, count: int, kind: str):
     parts = []
     for start in range(0, count, 256):
         images = images_of(source, range(start, min(start + 256, count)))
-        found = np.asarray(decode.latents(encoder, images, kind))
-        parts.append((found.reshape(len(images), -1, found.shape[-1]), images))
+        cells = np.asarray(latents_lib.latents(adopt(encoder), images, kind))
+        parts.append((cells.reshape(len(images), -1, cells.shape[-1]), images))
     latents, images = (np.concatenate(x) for x in zip(*parts, strict=True))
     return latents, images
 

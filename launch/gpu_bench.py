@@ -282,7 +282,9 @@ def _torch(job, toy, take_turn):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     batch, compiled = 2 if toy else job.batch, job.options == ("compiled",)
     began = time.time()
-    step = bench_torch.make_step(batch, device, compiled=compiled, small=toy)
+    step = bench_torch.make_step(
+        batch, device, compiled=compiled, sizes=bench_torch.TOY if toy else bench_torch.VITS
+    )
     step().item()  # compiles; a card has room for two
     compiling = time.time() - began
     take_turn()

@@ -121,8 +121,7 @@ def planned(names, minutes: float, workdir: Path, passed_on=()) -> dict[str, int
         for name in missing:
             method = name.partition(":")[0]
             if method not in configs:
-                _, config = arguments.parse(["real_sets", *passed_on], config_lib.load(name))
-                configs[method] = config
+                configs[method] = arguments.changed(config_lib.load(name), passed_on)
         taken = bench_steps.times(configs, _ROUNDS)
         seconds = 60 * minutes * _SHARE / len(names)
         for name in missing:

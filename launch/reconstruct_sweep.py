@@ -31,7 +31,8 @@ from claims_papers import Variant  # noqa: E402
 import ssl_jax  # noqa: E402
 from ssl_jax import evals  # noqa: E402
 from ssl_jax.data.source import make_source  # noqa: E402
-from ssl_jax.evals.pictures import Chart, Curve, Picture, reconstructions  # noqa: E402
+from ssl_jax.methods.pictures import reconstructions  # noqa: E402
+from ssl_jax.methods.pictures.base import Chart, Curve, Picture  # noqa: E402
 from ssl_jax.report import render  # noqa: E402
 
 DENSE = "dense MAE"

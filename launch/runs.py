@@ -176,7 +176,7 @@ def made(folder: Path | None = None) -> dict:
     return {
         "commit": (there.get("git") or _checked_out())[:7],
         "processor": processor(),
-        "cores": os.cpu_count(),
+        "cores": os.cpu_count() if folder else cores(),
         "accelerators": _accelerators(devices),
         "python": there.get("python", platform.python_version()),
         "jax": there.get("versions", {}).get("jax", jax.__version__),
@@ -196,9 +196,10 @@ def provenance_of(all_made) -> str:
     def each(form: str) -> str:
         return ", ".join(dict.fromkeys(form.format(**one) for one in all_made))
 
+    where = each("{processor}, {cores} cores").replace(" 1 cores", " 1 core")
     accelerators = {one["accelerators"] for one in all_made if one.get("accelerators")}
     return (
-        f"Commit {each('{commit}')}; {each('{processor}, {cores} cores')}"
+        f"Commit {each('{commit}')}; {where}"
         f"{''.join(f', {name}' for name in sorted(accelerators))}; Python"
         f" {each('{python}')}, jax {each('{jax}')}."
     )
@@ -215,6 +216,11 @@ def _checked_out() -> str:
     command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:

@@ -208,6 +208,8 @@ def validate(config: ConfigDict, num_devices: int | None) -> None:
             'data.cache is "device", which cuts the crops where the images are; set'
             ' data.crop_on="device"'
         )
+    if config.data.area_crops and config.data.crop_on == "device":
+        raise InputError('data.area_crops is for crops on the host; set data.crop_on="host"')
     zoo.check(config)
     optim_settings.check(config)
     if num_devices is not None:

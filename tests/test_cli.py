@@ -84,7 +84,8 @@ BAD = """
     train --config=sopp --workdir=RUN -> sop
     train CONFIG -> --workdir
     train CONFIG --wrkdir=RUN -> workdir
-    train CONFIG RUN -> unexpected
+    train CONFIG --workdir=RUN --distributd -> --distributed
+    train CONFIG --workdir=RUN zoo -> zoo
     train CONFIG --workdir=RUN --config.optim.lr -> --config.optim.lr
     train CONFIG --workdir=RUN --config.learning-rate=1 -> optim.lr
     train CONFIG --workdir=RUN --config.mesh=1 -> mesh.fsdp
@@ -106,26 +107,28 @@ BAD = """
     show --row=sopp/table1 -> sopp
     show --config.seed=1 -> --config
     show --keys=xyz -> xyz
-    show --keys sop -> sop
+    show --keys xyz -> xyz
+    show zoo -> zoo
     show CONFIG --platform=gpus -> gpu
     show CONFIG --platform gpu -> .[gpu]
     show --paper=sop --config.optim.lr=1 -> config.optim.lr
-    show --paper=sop dino -> --paper
-    eval -> network
+    show --paper=sop dino -> dino
+    eval -> NETWORK
     eval RUN -> run
     eval RUN --out=nowhere/scores.json -> nowhere
-    eval RUN --row=sop/table10/K1024 -> train and show
-    export --to=timm -> network
+    eval RUN --row=sop/table10/K1024 -> --row
+    export --to=timm -> NETWORK
     export RUN -> --to
     export RUN --to=safetensor --out=RUN -> safetensors
     export RUN --to=npz -> --out
-    export RUN RUN --to=npz -> unexpected
+    export RUN zoo --to=npz --out=RUN -> zoo
+    export RUN --config.optim.lr=1 --to=npz --out=RUN -> config.optim.lr
     check -> run directory
     check RUN -> run
     plan CONFIG --devices=0 -> --devices
     report -> directory
     report RUN -> run
-    embed -> network
+    embed -> NETWORK
     embed zoo/sop_quickstart here -> --out
     embed zoo/sop_quickstart here --out=RUN.npz --layers=two -> --layers
 """
@@ -442,7 +445,7 @@ def test_only_an_unexpected_error_keeps_its_traceback(refused, monkeypatch):
     errors += [RuntimeError("Unable to initialize backend 'cuda': no driver\nmore")]
     given = iter(errors)
 
-    def broken(argv):
+    def broken(options):
         raise next(given)
 
     monkeypatch.setattr(show, "run", broken)
@@ -456,7 +459,7 @@ def test_platform_is_what_jax_uses(monkeypatch):
     used = {}
     monkeypatch.setattr("jax.config.update", used.__setitem__)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "jax_cuda13_plugin")
-    assert platforms.choose(["eval", "--platform=gpu", "x"]) == ["eval", "x"]
+    platforms.use("gpu")
     assert used == {"jax_platforms": "cuda,cpu"}
-    platforms.choose(["--platform=cpu"])
+    platforms.use("cpu")
     assert used == {"jax_platforms": "cpu"}

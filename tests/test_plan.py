@@ -12,9 +12,9 @@ import pytest
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
-from ssl_jax import methods, settings
+from ssl_jax import cli, methods, settings
 from ssl_jax.cli import plan
-from ssl_jax.config import InputError, MissingFile
+from ssl_jax.config import MissingFile
 from ssl_jax.runtime import sharding
 from ssl_jax.train import estimate, program, setup, step
 from tests import tiny
@@ -126,9 +126,9 @@ def test_steps_that_cannot_be_planned(config, monkeypatch):
         (["--topology=H100:12"], "H100:12"),
     ],
 )
-def test_refusals(arguments, named):
-    with pytest.raises(InputError, match=named):
-        plan.run(["plan", "--config=quickstart", *arguments])
+def test_refusals(arguments, named, capsys):
+    assert cli.main(["ssl-jax", "plan", "--config=quickstart", *arguments]) == cli.EXIT_INPUT
+    assert named in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, extra", [("a100:8", "gpu"), ("v5e:2x2", "tpu")])

@@ -115,7 +115,7 @@ def differing(saved, current) -> list[str]:
 MUST_AGREE = tiny.values("""
     model.patch=8 model.dtype=bfloat16 toy.temperature=0.2 toy.names=('a',) views.local_count=2
     optim.batch_size=512 optim.lr=1e-4 optim.clip_by=global seed=1 data.split=test
-    data.crop_on=device teacher.momentum=0.9
+    data.crop_on=device data.area_crops=True teacher.momentum=0.9
 """)
 MAY_CHANGE = tiny.values("""
     log.every_steps=1 evals.tasks=('knn',) evals.knn.data.length=50 checkpoint.keep=5

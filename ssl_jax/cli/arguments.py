@@ -1,10 +1,11 @@
 """What commands share: a config from --config=NAME or --row=ROW, and --config.KEY=VALUE on top."""
 
+import argparse
 import ast
 import contextlib
 import re
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -16,9 +17,7 @@ from ssl_jax.config import InputError
 if TYPE_CHECKING:
     from ssl_jax import papers
 
-_START = re.compile("--?(config|row)=(.*)", re.DOTALL)
 _KEY = re.compile(r"--?(?:no)?config\.([^=]+)")
-_IMPORT = re.compile("--?import=(.*)", re.DOTALL)
 
 # What other codebases call keys that have another name here.
 _SYNONYMS = {
@@ -52,11 +51,6 @@ _SYNONYMS = {
 }
 
 
-def names_a_config(argument: str) -> bool:
-    """Whether it is --config=NAME or --row=ROW."""
-    return bool(_START.match(argument))
-
-
 class _Tuples(tuple_parser.TupleParser):
     """Makes a dict pairs, which `Key.check` judges, and refuses a set. The plain parser takes the
     keys of a dict alone, and the elements of a set in any order."""
@@ -78,131 +72,102 @@ class Start(NamedTuple):
     """What a command starts from.
 
     layers: {origin: config}: "config file", and with a row also "paper's row", which is the same
-    config with the changes of the row. row: of --row. rest: the other arguments.
+    config with the changes of the row. row: of --row. config: the last of the layers with the
+    changes of the command line. given: the keys that these set.
     """
 
     layers: dict[str, ConfigDict]
     row: "papers.Row | None"
-    rest: list[str]
+    config: ConfigDict
+    given: set[str]
 
 
-def start(argv: list[str]) -> Start:
-    """Reads --config=NAME or --row=ROW, after importing the modules of --import=MODULE.
+def start(options: argparse.Namespace) -> Start:
+    """Loads the config of --config=NAME or --row=ROW and applies the changes of the command line.
 
-    `argv` has the command first. Raises InputError if the config is missing, named twice or
-    unknown, or a module cannot be imported.
+    Raises InputError if the config is missing, named twice or unknown, or for a wrong change.
     """
     from ssl_jax import papers
 
-    imports, argv = imported(argv)
-    matches = [match for match in map(_START.match, argv) if match]
-    if len(matches) > 1:
-        arguments = ", ".join(match[0] for match in matches)
-        raise InputError(f"only one of --config=NAME and --row=ROW can be used, got {arguments}")
-    if not matches or not matches[0][2]:
+    sources = [f"--config={name}" for name in options.config]
+    sources += [f"--row={name}" for name in options.row]
+    if len(sources) > 1:
         raise InputError(
-            f"{argv[0]} needs --config=NAME, for example --config=sop:vits16, or --row=ROW, for"
-            " example --row=sop/table10/K1024"
+            f"only one of --config=NAME and --row=ROW can be used, got {', '.join(sources)}"
         )
-    kind, name = matches[0].groups()
-    rest = [argument for argument in argv if not names_a_config(argument)]
-    if kind == "config":
-        row, layers = None, {"config file": config_lib.load(name)}
+    if not sources:
+        raise InputError(
+            f"{options.command} needs --config=NAME, for example --config=sop:vits16, or --row=ROW,"
+            " for example --row=sop/table10/K1024"
+        )
+    if options.config:
+        row, layers = None, {"config file": config_lib.load(options.config[0])}
     else:
-        row = papers.find(name)
+        row = papers.find(options.row[0])
         layers = {"config file": config_lib.load(row.config), "paper's row": row.load()}
-    for config in layers.values() if imports else ():
-        config.imports = imports
-    return Start(layers, row, rest)
+    for config in layers.values() if options.imports else ():
+        config.imports = tuple(options.imports)
+    *_, config = layers.values()
+    config = changed(config, options.changes)
+    return Start(layers, row, config, given(options.changes, config))
 
 
-def imported(argv: list[str]) -> tuple[tuple[str, ...], list[str]]:
-    """(modules of --import=MODULE, the other arguments), after importing them. Raises InputError
-    for one that cannot be imported."""
-    from ssl_jax import methods
-
-    modules = tuple(match[1] for match in map(_IMPORT.match, argv) if match)
-    methods.import_modules(modules)
-    return modules, [argument for argument in argv if not _IMPORT.match(argument)]
-
-
-def trusted(argv: list[str]) -> tuple[bool, list[str]]:
-    """(whether --trust is given, the other arguments) of a command that reads somebody's network;
-    modules of --import=MODULE are imported."""
-    _, rest = imported(argv)
-    others = [argument for argument in rest if argument not in ("--trust", "-trust")]
-    return others != rest, others
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(arguments --config.KEY=VALUE, the others). A value may follow its key as a word."""
+    changes: list[str] = []
+    others: list[str] = []
+    before = ""
+    for word in argv:
+        if _KEY.match(word):
+            changes.append(word)
+        elif _KEY.fullmatch(before) and not word.startswith("-"):
+            changes[-1] += f"={word}"
+        else:
+            others.append(word)
+        before = word
+    return changes, others
 
 
-def check_network(argv: list[str], *more: str) -> None:
-    """Raises InputError where a command that reads a network has none as its first argument.
-
-    more: the rest of an example.
-    """
-    if len(argv) < 2 or argv[1].startswith("-"):
-        raise InputError(
-            f"{argv[0]} needs a network first: a run directory, one of its checkpoints, zoo/NAME or"
-            f" a file of weights; for example {' '.join(('ssl-jax', argv[0], 'runs/a', *more))}"
-        )
-
-
-def parse(
-    argv: list[str], config: ConfigDict, **others: bool | str | list[str] | None
-) -> tuple[flags.FlagValues, ConfigDict]:
-    """Parses --config.KEY=VALUE and further flags with absl and config_flags.
+def changed(config: ConfigDict, changes: Sequence[str]) -> ConfigDict:
+    """A copy of the config with changes --config.KEY=VALUE, which config_flags reads.
 
     --config.evals.all.KEY=VALUE stands for each evaluation that has KEY. The kind of a set follows
-    from its `dir` or `name` where they alone are given.
-
-    Args:
-      argv: command first. config: what the keys change; left as it is. others: further flags by
-        name and default.
-
-    Returns:
-      (absl flag values, config with the changes)
+    from its `dir` or `name` where they alone are given. Raises InputError.
     """
-    known = config_lib.flatten(config)
-    argv = _for_all(argv, known)
-    for argument in argv[1:]:
-        match = re.match(_KEY, argument)
-        if match and match[1] not in known:
-            raise InputError(_no_key(match[1], known))
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict(
-        "config", ConfigDict(config.to_dict()), "", flag_values=values, sys_argv=argv
-    )
-    for name, default in others.items():
-        kinds: dict[type, Callable[..., Any]] = {bool: flags.DEFINE_bool, list: flags.DEFINE_list}
-        define = kinds.get(type(default), flags.DEFINE_string)
-        define(name, default, "", flag_values=values)
+    keys = config_lib.flatten(config)
+    changes = _for_all(changes, keys)
+    for key in (match[1] for match in map(_KEY.match, changes) if match):
+        if key not in keys:
+            raise InputError(_no_key(key, keys))
+    values, argv = flags.FlagValues(), ["", *changes]
+    copy = ConfigDict(config.to_dict())
+    config_flags.DEFINE_config_dict("config", copy, "", flag_values=values, sys_argv=argv)
     try:
-        extra = values(argv)[1:]
-    except flags.IllegalFlagValueError as error:
+        values(argv)
+    except flags.Error as error:
         match = re.match(r"flag --config\.([^=]+)=(.*?): ", str(error))
-        if not match or match[1] not in known:
-            raise
-        raise InputError(config_lib.wrong_type(match[1], match[2], known[match[1]])) from error
-    if extra:
-        raise InputError(f'unexpected argument "{extra[0]}"; see ssl-jax {argv[0]} --help')
-    config = values["config"].value
-    _set_kinds(config, given(argv, config))
-    return values, config
+        if not match or match[1] not in keys:
+            raise InputError(" ".join(str(error).split())) from error
+        raise InputError(config_lib.wrong_type(match[1], match[2], keys[match[1]])) from error
+    result = values["config"].value
+    _set_kinds(result, given(changes, result))
+    return result
 
 
-def _for_all(argv: list[str], known: Collection[str]) -> list[str]:
-    """The arguments, with one for each evaluation that has the key in place of
-    --config.evals.all.KEY=VALUE. They come first: what is given for one evaluation counts.
+def _for_all(changes: Sequence[str], keys: Collection[str]) -> list[str]:
+    """The changes, with one for each evaluation that has the key in place of
+    --config.evals.all.KEY=VALUE. They come first: a change of one evaluation counts.
 
-    known: all keys there are.
+    keys: all keys there are.
     """
-    all_of, others = [], []
-    for argument in argv[1:]:
-        match = re.match(r"(--?config\.evals\.)all(\.[^=]+)(=.*)", argument, re.DOTALL)
+    of_all, others = [], []
+    for change in changes:
+        match = re.match(r"(--?config\.evals\.)all(\.[^=]+)(=.*)", change, re.DOTALL)
         same = rf"evals\.(\w+){re.escape(match[2])}" if match else "$."
-        found = [one[1] for one in (re.fullmatch(same, key) for key in known) if one]
-        all_of += [f"{match[1]}{name}{match[2]}{match[3]}" for name in found if match]
-        others += [] if found else [argument]
-    return [*argv[:1], *all_of, *others]
+        names = [one[1] for one in (re.fullmatch(same, key) for key in keys) if one]
+        of_all += [f"{match[1]}{name}{match[2]}{match[3]}" for name in names if match]
+        others += [] if names else [change]
+    return [*of_all, *others]
 
 
 def _set_kinds(config, given):
@@ -222,50 +187,19 @@ def _set_kinds(config, given):
             data.kind = source.kind_at(data.dir)
 
 
-def given(argv: list[str], config: ConfigDict) -> set[str]:
-    """The dotted keys of a config that arguments --config.KEY=VALUE set; `argv` has the command
-    first."""
-    matches = (re.match(_KEY, argument) for argument in _for_all(argv, config_lib.flatten(config)))
+def given(changes: Sequence[str], config: ConfigDict) -> set[str]:
+    """The dotted keys of a config that changes --config.KEY=VALUE set."""
+    matches = map(_KEY.match, _for_all(changes, config_lib.flatten(config)))
     return {match[1] for match in matches if match}
 
 
-def early(argv: list[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """({name: value} of flags --name=value that are read before the config is known, the other
-    arguments)."""
-    found, rest = {}, []
-    for argument in argv:
-        name, equals, value = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and equals and name in names:
-            found[name] = value
-        else:
-            rest.append(argument)
-    return found, rest
-
-
-@overload
-def number(value: str, flag: str) -> int: ...
-
-
-@overload
-def number(value: str | None, flag: str) -> int | None: ...
-
-
-def number(value: str | None, flag: str) -> int | None:
-    """The whole number that a flag was given; None stays None. Raises InputError."""
-    if value is None:
-        return None
-    if not value.isdecimal():
-        raise InputError(f"--{flag} is {value!r}; it must be a whole number")
-    return int(value)
-
-
-def _no_key(key: str, known) -> str:
-    """Message for a dotted key that is not in `known`."""
-    inside = [k for k in known if k.startswith(key + ".")]
+def _no_key(key: str, keys) -> str:
+    """Message for a dotted key that is not in `keys`."""
+    inside = [k for k in keys if k.startswith(key + ".")]
     if inside:
         return f'"{key}" is a section; set one of its keys: {", ".join(inside)}'
     last = key.rpartition(".")[2].lower().replace("-", "_")
-    own = next((own for own, names in _SYNONYMS.items() if last in names.split()), None)
-    if own:
-        return f'unknown config key "{key}"; here it is {own}'
-    return config_lib.unknown("config key", key, known)
+    ours = next((ours for ours, names in _SYNONYMS.items() if last in names.split()), None)
+    if ours:
+        return f'unknown config key "{key}"; here it is {ours}'
+    return config_lib.unknown("config key", key, keys)

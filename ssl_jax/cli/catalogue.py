@@ -6,7 +6,6 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import evals, methods, papers, settings
-from ssl_jax.cli import arguments
 from ssl_jax.config import InputError
 
 _WIDTH = 100
@@ -26,16 +25,11 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def keys(argv: list[str], part: str) -> str:
+def keys(config: ConfigDict | None, part: str) -> str:
     """What the keys of a config mean, or without one those of all methods and evaluations; see
-    `explained`. `argv` has the command first."""
-    if any(map(arguments.names_a_config, argv)):
-        layers, _, rest = arguments.start(argv)
-        *_, config = layers.values()
-        _, config = arguments.parse(rest, config)
+    `explained`."""
+    if config is not None:
         declared = settings.keys(config.method) | evals.keys(config)
-    elif argv[1:]:
-        raise InputError(f'unexpected argument "{argv[1]}"; --keys goes with --config=NAME alone')
     else:
         declared = settings.keys()
         for method in methods.METHODS:

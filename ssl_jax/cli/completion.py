@@ -1,47 +1,32 @@
-"""Completion in a shell, through argcomplete: commands, their flags, configs, keys and folders.
+"""Completion in a shell, through argcomplete: commands, flags, configs, keys and folders.
 
 eval "$(register-python-argcomplete ssl-jax)"   # in ~/.bashrc or ~/.zshrc
 """
 
-import argparse
 import os
 import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 
 from ssl_jax import config as config_lib
+from ssl_jax.cli import commands
 
 
-def answer(commands: Sequence[str]) -> None:
-    """Tells the shell what fits, and ends the process, where it is the shell that asks."""
+def answer() -> None:
+    """Prints what fits, and ends the process, where it is the shell that asks."""
     if "_ARGCOMPLETE" not in os.environ:
         return
     import argcomplete
 
-    argcomplete.autocomplete(parser(commands, os.environ.get("COMP_LINE", "")))
-
-
-def parser(commands: Sequence[str], line: str) -> argparse.ArgumentParser:
-    """All commands as argparse describes them; of their keys those that the line begins to name."""
-    whole = argparse.ArgumentParser(prog="ssl-jax")
-    subparsers = whole.add_subparsers()
-    for command in commands:
-        one = subparsers.add_parser(command, allow_abbrev=False)
-        one.add_argument("places", nargs="*")  # files and folders, the shell's default
-        for flag in flags(command):
-            # argcomplete looks for the attribute.
-            argument = one.add_argument(flag)
-            if flag == "--config":
-                argument.completer = _configs  # type: ignore[attr-defined]
-        for key in _keys(line):
-            one.add_argument(f"--config.{key}")
-    return whole
-
-
-def flags(command: str) -> list[str]:
-    """Those that the help of a command explains; its module is not imported, which takes long."""
-    text = Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")
-    return sorted(set(re.findall(r"^  (--[a-z-]+)(?=[=\[ \n])", text, re.MULTILINE)))
+    program, parsers = commands.parsers()
+    keys = _keys(os.environ.get("COMP_LINE", ""))
+    for parser in parsers.values():
+        for action in parser._actions:
+            if action.dest == "config":
+                # argcomplete looks for the attribute.
+                action.completer = _configs  # type: ignore[attr-defined]
+        for key in keys if parser.takes_keys else ():
+            parser.add_argument(f"--config.{key}")
+    argcomplete.autocomplete(program)
 
 
 def _configs(prefix: str, **_) -> Iterable[str]:

@@ -1,5 +1,6 @@
 """`ssl-jax eval`: scores a network beside its baselines."""
 
+import argparse
 import contextlib
 import functools
 import json
@@ -17,81 +18,23 @@ from ssl_jax import settings
 from ssl_jax.cli import arguments
 from ssl_jax.config import InputError, reading
 
-HELP = """ssl-jax eval NETWORK [--task=NAME,...] [--add=TYPE[:PROTOCOL],...]
-             [--config.evals.KEY=VALUE ...] [--out=PLACE] [--family=NAME] [--trust]
-
-Evaluates a network, then the same network untrained, and raw pixels, for comparison. Where the
-output is no terminal, a line reports progress every half minute.
-
-  NETWORK                   a run directory, one of its checkpoints, a file of ssl_jax.save,
-                            zoo/NAME, or published weights (a file or a Hugging Face folder)
-  --task=NAME,...           run these evaluations of its config; default: evals.tasks, or what
-                            --add adds
-  --add=TYPE[:PROTOCOL],... add evaluations: a type with its default settings, or with those of
-                            a paper (PROTOCOL); they are named TYPE or TYPE_PROTOCOL
-  --config.evals.KEY=VALUE  override a setting of the evaluations; of the other settings only
-                            data.max_unreadable can change
-  --config.evals.baselines=False
-                            evaluate the network alone
-  --out=FOLDER              also write results.json, results.txt and pictures there
-  --out=FILE.json           also write the scores there
-  --family=NAME             layout of published weights, where several fit
-  --import=MODULE, --trust  import a module that registers the method of the network; or allow
-                            whatever its config asks for, if you trust its author (SECURITY.md)
-
-Types and protocols: {types}
-
-Examples:
-  ssl-jax eval runs/a
-  ssl-jax eval runs/a/checkpoints/1000 --task=knn --config.evals.knn.k=(20,)
-  ssl-jax eval runs/a --add=linear:sop_base --config.evals.linear_sop_base.data.dir=/data/imagenet
-  ssl-jax eval zoo/sop_quickstart --add=logistic,dense --out=scores
-
-Exit codes: 0 done; 2 bad input; 1 unexpected error.
-"""
-
 _EVERY = 30.0  # seconds between two lines of progress
 
 
-def help_text() -> str:
-    """The text of --help."""
-    from ssl_jax import evals
-
-    def described(name, definition):
-        return f"{name}:{'|'.join(definition.protocols)}" if definition.protocols else name
-
-    types = [described(*entry) for entry in sorted(evals.TYPES.items())]
-    lines, line = [], ""
-    for entry in types:
-        if len(line) + len(entry) > 75:
-            lines.append(line.rstrip())
-            line = ""
-        line += entry + "  "
-    return HELP.format(types="\n  ".join(["", *lines, line.rstrip()]))
-
-
-def run(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     from ssl_jax import api, evals
     from ssl_jax.cli import cache
     from ssl_jax.report.evaluation import Evaluation
 
-    arguments.check_network(argv)
-    if any(map(arguments.names_a_config, argv)):
-        raise InputError(
-            "--config=NAME and --row=ROW are for train and show; eval uses the config in the"
-            " checkpoint"
-        )
-    trust, rest = arguments.trusted(argv[2:])
-    given, rest = arguments.early(rest, "add", "out", "family")
-    out = config_lib.local(given["out"]) if given.get("out") else None
+    trust, out = options.trust, config_lib.local(options.out) if options.out else None
     if out and out.suffix == ".json" and not out.parent.is_dir():
         raise InputError(f"--out is {out}, but the folder {out.parent} does not exist; create it")
     if out:
         _check_out(out)
-    encoder, stored = _opened(argv[1], given.get("family"), trust)
-    added = _add(stored, given.get("add", ""), rest)
-    values, config = arguments.parse(argv[:1] + rest, stored, task=[])
+    encoder, stored = _opened(options.network, options.family, trust)
+    added = _add(stored, options.add, options.changes)
+    config = arguments.changed(stored, options.changes)
     for key in config_lib.changed(stored, config):
         if not key.startswith("evals.") and key != "data.max_unreadable":
             raise InputError(
@@ -99,13 +42,13 @@ def run(argv: list[str]) -> int:
                 " of the section evals, and data.max_unreadable"
             )
     evals.follow(config)
-    tasks = tuple(evals.chosen(config, values.task or added or None))
+    tasks = tuple(evals.chosen(config, options.task or added or None))
     config.evals.tasks = tasks
     cache.keep_programs()
-    _check(config, () if trust else tasks, arguments.given(argv[:1] + rest, config))
+    _check(config, () if trust else tasks, arguments.given(options.changes, config))
     evaluation = Evaluation(FrozenConfigDict(config))
     evaluation.open()  # a wrong folder shows here, before the weights are read
-    evaluation.network = encoder = encoder or api.load(argv[1], trust=trust)
+    evaluation.network = encoder = encoder or api.load(options.network, trust=trust)
     print(encoder)
     network = encoder.params, encoder.constants
 
@@ -186,11 +129,11 @@ def _check_out(out: Path) -> None:
     """Refuses a place with something that no evaluation wrote. Raises InputError."""
     from ssl_jax import evals
 
-    known = [out] if out.suffix == ".json" else [out / "results.json"]
-    files = known if out.suffix == ".json" else [*known, out / "results.txt", out / "pictures"]
+    outputs = [out] if out.suffix == ".json" else [out / "results.json"]
+    files = outputs if out.suffix == ".json" else [*outputs, out / "results.txt", out / "pictures"]
     there = [file for file in files if file.exists()]
     try:
-        ours = evals.TRAINED in reading.parse_json(reading.read_bytes(known[0]))
+        ours = evals.TRAINED in reading.parse_json(reading.read_bytes(outputs[0]))
     except (OSError, ValueError, TypeError):
         ours = False
     if there and not ours:
@@ -199,17 +142,17 @@ def _check_out(out: Path) -> None:
         )
 
 
-def _add(config: ConfigDict, wanted: str, arguments: list[str]) -> list[str]:
+def _add(config: ConfigDict, entries: Sequence[str], changes: Sequence[str]) -> list[str]:
     """Adds the evaluations of --add to the config; returns their names.
 
-    arguments: the others. Raises InputError for a paper's protocol whose images are not given:
-    those of this package would give a score that looks like the paper's.
+    changes: --config.KEY=VALUE of the command line. Raises InputError for a paper's protocol whose
+    images are not given: those of this package would give a score that looks like the paper's.
     """
     from ssl_jax import evals
     from ssl_jax.evals import registry
 
     names = []
-    for entry in filter(None, wanted.split(",")):
+    for entry in entries:
         type, _, protocol = entry.partition(":")
         name = f"{type}_{protocol}" if protocol else type
         if name in evals.named(config):
@@ -219,10 +162,10 @@ def _add(config: ConfigDict, wanted: str, arguments: list[str]) -> list[str]:
             )
         if protocol:
             paper, key = registry.protocol(type, protocol), f"--config.evals.{name}.data."
-            known = "kind" in paper.changes.get("data", {})
             kinds = (f"{key}kind=", "--config.evals.all.data.kind=")
-            known = known or any(argument.startswith(kinds) for argument in arguments)
-            if registry.get(type).needs in ("masks", "boxes") and not known:
+            has_kind = any(change.startswith(kinds) for change in changes)
+            has_kind = has_kind or "kind" in paper.changes.get("data", {})
+            if registry.get(type).needs in ("masks", "boxes") and not has_kind:
                 raise InputError(
                     f"--add={entry} ({paper.source}) needs its data set: give {key}kind=KIND and"
                     f" {key}dir=FOLDER, and where they differ {key}split and {key}test_split"

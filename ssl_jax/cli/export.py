@@ -1,47 +1,12 @@
 """`ssl-jax export`: a network for other libraries."""
 
+import argparse
 import itertools
 import os
 import shlex
 from typing import Any
 
-from absl import flags
-
-from ssl_jax.cli import arguments
 from ssl_jax.config import InputError, local
-
-HELP = """ssl-jax export NETWORK --to=timm|hf|safetensors|npz --out=PATH [--family=NAME] [--heads=N]
-             [--trust]
-
-Exports the encoder of a network to another library.
-
-  NETWORK        a run directory, one of its checkpoints, a file of ssl_jax.save, zoo/NAME, or
-                 published weights (a file, or a folder of timm's or transformers')
-  --to=timm      a folder for timm.create_model("local-dir:PATH", pretrained=True)
-  --to=hf        a folder for transformers.AutoModel.from_pretrained("PATH")
-  --to=safetensors, --to=npz
-                 one file: all parameters under the names of ssl_jax, and the config
-  --out=PATH     the folder or file; a folder must be new, empty or an earlier export
-  --family=NAME  layout of published weights, where several fit: dino, dinov2, mae, timm
-  --heads=N      attention heads of published weights, where it is not width / 64
-  --import=MODULE, --trust
-                 import a module that registers the method of the network; or allow whatever its
-                 config asks for, if you trust its author (SECURITY.md)
-
-A folder holds model.safetensors, config.json and README.md (data, method, scores, command). The
-command prints where the other library computes something else, for example at other image sizes,
-and rejects a network that it cannot compute. ssl_jax.load, ssl-jax eval and --config.init_from read
-all four formats.
-
-Examples:
-  ssl-jax export runs/a --to timm --out exported/a
-  ssl-jax export runs/a/checkpoints/1000 --to hf --out exported/a_hf
-  ssl-jax export zoo/sop_quickstart --to npz --out sop.npz
-
-See docs/export.md for timm, transformers, and detectors on COCO.
-
-Exit codes: 0 done; 2 bad input; 1 unexpected error.
-"""
 
 _LOAD = {
     "timm": 'timm.create_model("local-dir:{}", pretrained=True)',
@@ -49,35 +14,18 @@ _LOAD = {
 }
 
 
-def run(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     from ssl_jax import api
-    from ssl_jax.config import unknown
 
-    arguments.check_network(argv, "--to=timm", "--out=exported/a")
-    values = flags.FlagValues()
-    for name in ("to", "out", "family", "heads"):
-        flags.DEFINE_string(name, None, "", flag_values=values)
-    trust, rest = arguments.trusted(argv[2:])
-    if extra := values([argv[0], *rest])[1:]:
-        raise InputError(f'unexpected argument "{extra[0]}"; see ssl-jax export --help')
-    if values.to not in api.EXPORTS:
-        raise InputError(
-            unknown("--to", values.to, api.EXPORTS)
-            if values.to
-            else f"export needs --to=FORMAT, one of {', '.join(api.EXPORTS)}"
-        )
-    if not values.out:
-        kind = "FOLDER" if values.to in _LOAD else f"FILE.{values.to}"
-        raise InputError(f"export needs --out={kind}")
-    heads = arguments.number(values.heads, "heads")
-    encoder = api.load(argv[1], family=values.family, heads=heads, trust=trust)
-    out = local(values.out)
-    remarks = api.export(encoder, out, to=values.to, about=about(argv[1], encoder))
+    choices = dict(family=options.family, heads=options.heads, trust=options.trust)
+    encoder = api.load(options.network, **choices)
+    out = local(options.out)
+    remarks = api.export(encoder, out, to=options.to, about=about(options.network, encoder))
     print(f"{encoder} -> {out}")
     for remark in remarks:
         print(f"  {remark}")
-    print(_LOAD.get(values.to, 'ssl_jax.load("{}")').format(out))
+    print(_LOAD.get(options.to, 'ssl_jax.load("{}")').format(out))
     return os.EX_OK
 
 
@@ -89,19 +37,19 @@ def about(path: str, encoder: Any) -> Any:
     from ssl_jax.report import folders
 
     config = encoder.config.to_dict()
-    known = card.About(config["method"], _data(config), encoder.step)
+    facts = card.About(config["method"], _data(config), encoder.step)
     place = api.place_of(path)
     if place.is_file():
         stored = own.read(place)
         notes = stored.notes if stored else {}
-        return known._replace(results=_rows(notes), command=_line(notes.get("command")))
+        return facts._replace(results=_rows(notes), command=_line(notes.get("command")))
     folder = place.parent.parent if place.parent.name == "checkpoints" else place
     if not (folder / "checkpoints").is_dir():
-        return known
+        return facts
     (run,) = folders.read([folder])
     # results.json is of the last step.
     results = run.results if encoder.step == run.total_steps else {}
-    return known._replace(results=results, command=_command(run.environment.get("command", [])))
+    return facts._replace(results=results, command=_command(run.environment.get("command", [])))
 
 
 def _data(config: dict) -> str:
@@ -121,8 +69,8 @@ def _command(words: list[str]) -> str:
     """The command that trained, without its work folder."""
     if not words:
         return ""
-    kept = [word for word in words[1:] if not word.lstrip("-").startswith("workdir=")]
-    return shlex.join(["ssl-jax", *kept])
+    words = [word for word in words[1:] if not word.lstrip("-").startswith("workdir=")]
+    return shlex.join(["ssl-jax", *words])
 
 
 def _line(text: str | None) -> str:

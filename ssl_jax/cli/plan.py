@@ -1,5 +1,6 @@
 """`ssl-jax plan`: what a step would take on devices that need not be here."""
 
+import argparse
 import json
 import math
 
@@ -14,68 +15,27 @@ from ssl_jax.runtime import sharding
 from ssl_jax.train import estimate
 from ssl_jax.train.program import Program
 
-HELP = """ssl-jax plan --config=NAME[:VARIANT] --topology=DEVICES [--config.KEY=VALUE ...]
-ssl-jax plan --config=NAME[:VARIANT] --devices=N [--device=H100] [--config.KEY=VALUE ...]
-
-Compiles the step of a config for devices that need not be here, and prints what it takes on each:
-memory, FLOPs, kernels and the bytes that they move, what is sent between devices and by which line,
-the time that published peaks allow, and device-hours of the run. Nothing is trained and no data are
-read.
-
-  --config=NAME[:VARIANT]   a config of the package or a file
-  --row=PAPER/ROW           or a row of a paper's table
-  --config.KEY=VALUE        override a setting: mesh.fsdp, optim.batch_size, model.remat, ...
-  --topology=DEVICES        GPUs such as h100:8, h200:1 or a100:64, compiled by XLA for GPUs (some
-                            3 GB), or a TPU slice such as v5e:16x16, v5p:8x8x4 or v6e:16x16,
-                            compiled by libtpu (about 600 MB); the command says how to get them
-  --devices=N               or N devices, partitioned by the compiler for CPUs: FLOPs and
-                            communication hold for any device, temporary memory for a CPU
-  --device=NAME             whose peaks are used: {machines};
-                            as a rule those of --topology, or H100
-  --images=N                number of training images, where the data are not on this machine
-  --largest-batch           estimate the largest batch that fits (compiles a second time)
-  --json                    print one JSON object instead of text
-
-Examples:
-  ssl-jax plan --config=sop:vits16 --topology=h100:8 --images=1281167
-  ssl-jax plan --config=sop:vitl16 --topology=v5e:16x16 --images=1281167
-  ssl-jax plan --config=cribo:vitb16 --devices=8 --device=H100 --config.mesh.fsdp=8
-
-Exit codes: 0 done; 2 bad input; 1 unexpected error.
-""".replace("{machines}", ", ".join(estimate.MACHINES))
-
 _MIB, _GIB = 2**20, 2**30
 _LINES = 8  # of what is sent, and of FLOPs
 _MOST = 10  # lines whose kernels move most
 _LOADED = 121.0  # images/s whose views one core prepares: dino:vits16, docs/benchmarks.md
 
 
-def run(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    layers, _, rest = arguments.start(argv)
-    *_, config = layers.values()
-    flags = dict.fromkeys(("topology", "devices", "device", "images"), "")
-    switches = dict.fromkeys(("largest-batch", "json"), False)
-    values, config = arguments.parse(rest, config, **flags, **switches)
-    devices, name = _devices(values.topology, values.devices, values.device)
-    config = _resolved(config, len(devices), values.images)
+    config = arguments.start(options).config
+    devices, name = _devices(options.topology or "", options.devices, options.device)
+    config = _resolved(config, len(devices), options.images)
     result = report(config, devices, name)
-    if values["largest-batch"].value:
+    if options.largest_batch:
         result["largest_batch"] = largest_batch(config, devices, name, result)
-    print(json.dumps(result, indent=2) if values.json else text(result))
+    print(json.dumps(result, indent=2) if options.json else text(result))
     return 0
 
 
-def _positive(value: str, flag: str) -> int:
-    number = arguments.number(value, flag)
-    if not number:
-        raise InputError(f"--{flag} is {value}; it must be 1 or more")
-    return number
-
-
-def _devices(topology: str, devices: str, device: str) -> tuple[list[jax.Device], str]:
+def _devices(topology: str, count: int | None, device: str | None) -> tuple[list[jax.Device], str]:
     """The devices to compile for, and the machine whose peaks count."""
-    if bool(topology) == bool(devices):
+    if bool(topology) == bool(count):
         raise InputError(
             "give either --topology=DEVICES, such as h100:8 or v5e:16x16, or --devices=N"
         )
@@ -83,20 +43,19 @@ def _devices(topology: str, devices: str, device: str) -> tuple[list[jax.Device]
     jax.config.update("jax_platforms", "cpu")
     if topology:
         return estimate.topology(topology), name
-    jax.config.update("jax_num_cpu_devices", _positive(devices, "devices"))
+    jax.config.update("jax_num_cpu_devices", count)
     return jax.devices(), name
 
 
-def _resolved(config: ConfigDict, num_devices: int, images: str) -> ConfigDict:
-    """The config as a run would have it. Files that training needs may be missing."""
+def _resolved(config: ConfigDict, num_devices: int, records: int | None) -> ConfigDict:
+    """The config as a run on so many images would have it. Files that training needs may be
+    missing."""
     settings.validate(config, num_devices=num_devices)
     try:
         methods.get(config.method).check(config)
     except MissingFile:
         pass
-    if images:
-        records = _positive(images, "images")
-    else:
+    if records is None:
         try:
             records = len(source.make_source(config.data))
         except InputError as error:
@@ -270,13 +229,13 @@ def suggestions(result: dict) -> list[str]:
     memory, fits = result["memory"], _total(result["memory"]) < result["memory_of_device"]
     lines = []
     if not fits:
-        held = max(memory, key=memory.get)
+        largest = max(memory, key=memory.get)
         remedy = {
             "temporary": 'model.remat="block" or a larger optim.chunks',
             "carry": "more devices, or a smaller memory of the method",
             "batch": "a smaller optim.batch_size",
-        }.get(held, "a larger mesh.fsdp")
-        lines.append(f"  to make it fit: {remedy} (largest: {held})")
+        }.get(largest, "a larger mesh.fsdp")
+        lines.append(f"  to make it fit: {remedy} (largest: {largest})")
     elif result["remat"] != "none" and 2 * _total(memory) < result["memory_of_device"]:
         less = "none" if result["remat"] == "dots" else "dots"
         lines.append(f'  to recompute less, as memory allows: model.remat="{less}"')

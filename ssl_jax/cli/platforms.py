@@ -4,7 +4,7 @@ import importlib.util
 import os
 
 from ssl_jax import extras
-from ssl_jax.config import InputError, check_choice
+from ssl_jax.config import InputError
 
 # JAX's name of each, and the packages of which one must be installed.
 _PLATFORMS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -17,32 +17,17 @@ _PLATFORMS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def choose(argv: list[str]) -> list[str]:
-    """Makes JAX use the platform of --platform=NAME alone; returns the other arguments.
+def use(name: str | None) -> None:
+    """Makes JAX use the platform of --platform=NAME alone; None leaves the choice to JAX.
 
     Whether there is such a device shows when JAX is first used, see `refusal`. Raises InputError
-    for an unknown name, or one whose package is missing.
+    where the package of the platform is missing.
     """
     _give_threads_to_simulated_devices()
-    rest = [argument for argument in argv if not argument.startswith("--platform=")]
-    for argument in argv:
-        if argument.startswith("--platform="):
-            _use(argument.partition("=")[2])
-    return rest
-
-
-def _give_threads_to_simulated_devices() -> None:
-    """Where one processor stands for several devices. They wait for each other in threads of one
-    pool, which by itself has one for each core: all of them can wait, and none is left to go on."""
-    simulated = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
-    if simulated or "JAX_NUM_CPU_DEVICES" in os.environ:
-        os.environ.setdefault("NPROC", "64")  # XLA reads it when it makes the pool
-
-
-def _use(name):
+    if name is None:
+        return
     import jax  # not for --help
 
-    check_choice("--platform", name, _PLATFORMS)
     for platform, packages in _PLATFORMS[name].items():
         if not packages or any(map(importlib.util.find_spec, packages)):
             # The CPU beside it holds what is read and written.
@@ -51,6 +36,14 @@ def _use(name):
     raise InputError(
         f"--platform={name}, but JAX finds no such device; if you have one, {extras.install(name)}"
     )
+
+
+def _give_threads_to_simulated_devices() -> None:
+    """Where one processor stands for several devices. They wait for each other in threads of one
+    pool, which by itself has one for each core: all of them can wait, and none is left to go on."""
+    simulated = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if simulated or "JAX_NUM_CPU_DEVICES" in os.environ:
+        os.environ.setdefault("NPROC", "64")  # XLA reads it when it makes the pool
 
 
 def refusal(error: RuntimeError) -> str | None:

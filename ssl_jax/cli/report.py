@@ -1,38 +1,14 @@
 """`ssl-jax report`: one HTML page that compares runs."""
 
+import argparse
 import datetime
-
-from absl import flags
 
 from ssl_jax.config import InputError, local
 
-HELP = """ssl-jax report RUN [RUN ...] [--out=report.html] [--title=TEXT]
 
-Writes one HTML page that compares runs: scores beside their baselines, curves, pictures, settings
-that differ, commands, environment. The page is one file, needs no network and runs no script. A
-run that is still training shows what it has so far.
-
-  RUN           a run directory
-  --out=FILE    file to write; an earlier report there is replaced
-  --title=TEXT  title of the page; default: the names of the runs
-
-Examples:
-  ssl-jax report runs/a
-  ssl-jax report runs/sop-0 runs/dino-0 --out=comparison.html --title="SOP and DINO"
-
-Exit codes: 0 done; 2 bad input; 1 unexpected error.
-"""
-
-
-def run(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    values = flags.FlagValues()
-    flags.DEFINE_string("out", "report.html", "", flag_values=values)
-    flags.DEFINE_string("title", "", "", flag_values=values)
-    folders = values(argv)[1:]
-    if not folders:
-        raise InputError("report needs a run directory; for example ssl-jax report runs/a runs/b")
-    out = local(values.out)
+    out = local(options.out)
     if out.suffix not in (".html", ".htm"):
         raise InputError(f'--out is "{out}"; it must end in .html')
     if not out.parent.is_dir():
@@ -44,8 +20,8 @@ def run(argv: list[str]) -> int:
     from ssl_jax.report import folders as run_folders
     from ssl_jax.report import page
 
-    runs = run_folders.read(folders)
-    text = page.html(runs, title=values.title, now=datetime.datetime.now())
+    runs = run_folders.read(options.run)
+    text = page.html(runs, title=options.title, now=datetime.datetime.now())
     out.write_text(text, encoding="utf-8")
     size = out.stat().st_size / 2**20
     pictures = sum(len(run.pictures) for run in runs)

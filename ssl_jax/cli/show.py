@@ -2,13 +2,12 @@
 nothing is allocated.
 """
 
+import argparse
 import itertools
-import re
 import textwrap
 from collections.abc import Collection, Sequence
 
 import jax
-from absl import flags
 from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
@@ -20,69 +19,27 @@ from ssl_jax.models import zoo
 from ssl_jax.ops import numerics
 from ssl_jax.train import optim, state, step
 
-HELP = """ssl-jax show
-ssl-jax show --config=NAME[:VARIANT] [--config.KEY=VALUE ...]
-ssl-jax show --row=PAPER/ROW [--config.KEY=VALUE ...]
-ssl-jax show --paper=PAPER
-ssl-jax show --keys[=TEXT] [--config=NAME[:VARIANT]]
-
-Without arguments, lists the configs and papers of the package. With --config or --row, prints the
-resolved config with the origin of each value, the number of parameters, FLOPs per image and the
-paper's scores. With --paper, lists the rows of its tables with the paper's scores and ours. With
---keys, describes each key: meaning, default, range.
-
-  --config=NAME[:VARIANT]   a config of the package (sop:vits16, quickstart) or a file
-                            (configs/mine.py:large)
-  --row=PAPER/ROW           a row of a paper's table, see --paper=PAPER
-  --paper=PAPER             name of the paper's method: sop, cribo, ...
-  --config.KEY=VALUE        override a setting
-  --keys[=TEXT]             describe the keys of all methods and evaluations, or of a config; with
-                            TEXT, those whose name or meaning contains it
-
-Examples:
-  ssl-jax show --config=sop:vits16 --config.optim.batch_size=512
-  ssl-jax show --paper=stellar
-  ssl-jax show --row=sop/table10/K1024
-  ssl-jax show --keys=temperature
-
-Exit codes: 0 done; 2 bad input; 1 unexpected error.
-"""
-
 _WIDTH = 100  # columns of a table
 _ASSUMED_STEPS = 1000  # of an epoch, where the data are not here
 
 
-def run(argv: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    if argv[1:] == []:
+    of_config = [*options.config, *options.row, *options.changes]
+    if options.keys is not None:
+        print(catalogue.keys(arguments.start(options).config if of_config else None, options.keys))
+    elif options.paper is not None:
+        if of_config:
+            raise InputError(f"--paper stands alone; {of_config[0]} is for a config")
+        print(table(papers.load(options.paper)))
+    elif not of_config:
         print(catalogue.overview())
-        return 0
-    wanted = [argument for argument in argv if re.match("--?keys(=|$)", argument)]
-    if wanted:
-        others = [argument for argument in argv if argument not in wanted]
-        print(catalogue.keys(others, wanted[-1].partition("=")[2]))
-        return 0
-    if any(re.match("--?paper(=|$)", argument) for argument in argv):
-        print(table(papers.load(_paper(argv))))
-        return 0
-    layers, row, rest = arguments.start(argv)
-    *_, config = layers.values()
-    _, config = arguments.parse(rest, config)
-    print(text(layers | {"command line": config}, arguments.given(rest, config)))
-    if row:
-        print("\n".join([f"{row.name}: {row.place}", *([row.note] if row.note else [])]))
+    else:
+        layers, row, config, given = arguments.start(options)
+        print(text(layers | {"command line": config}, given))
+        if row:
+            print("\n".join([f"{row.name}: {row.place}", *([row.note] if row.note else [])]))
     return 0
-
-
-def _paper(argv: list[str]) -> str:
-    values = flags.FlagValues()
-    flags.DEFINE_string("paper", "", "", flag_values=values)
-    extra = values(argv)[1:]
-    if extra:
-        raise InputError(f'unexpected argument "{extra[0]}"; --paper takes one name, nothing else')
-    if not values.paper:
-        raise InputError(f"--paper needs a name, one of {', '.join(papers.names())}")
-    return values.paper
 
 
 def text(layers: dict[str, ConfigDict], given: Collection[str] = ()) -> str:

@@ -1,6 +1,7 @@
 """Arrays in memory as a source."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,80 +30,55 @@ class ArraySource(Source):
         pixels). box_labels: N int arrays [n]. Raises InputError for any other shape or dtype, or no
         image at all.
         """
-        self._images = np.asarray(images)
-        self._labels = None if labels is None else np.asarray(labels)
-        self._masks = None if masks is None else np.asarray(masks)
-        shape = self._images.shape
-        if (
-            len(shape) != 4
-            or shape[-1] != 3
-            or not shape[0]
-            or self._images.dtype not in (np.uint8, np.float32)
-        ):
+        self._images = images = np.asarray(images)
+        shape = images.shape
+        fits = len(shape) == 4 and shape[-1:] == (3,) and shape[0]
+        if not fits or images.dtype not in (np.uint8, np.float32):
             raise InputError(
-                "images must be uint8 or float32 [N,H,W,3] with N > 0, got"
-                f" {_described(self._images)}"
-            )
-        if self._labels is not None and (
-            self._labels.shape != shape[:1] or self._labels.dtype.kind not in "iu"
-        ):
-            raise InputError(
-                f"labels must be integers [{shape[0]}], got {_described(self._labels)}"
-            )
-        if self._labels is not None and self._labels.min() < 0:
-            raise InputError(f"labels must not be negative, got {self._labels.min()}")
-        if self._labels is not None and self._labels.max() >= _MOST_CLASSES:
-            raise InputError(
-                f"labels must be numbers of classes from 0, got ids up to {self._labels.max()};"
-                " number them by np.unique(labels, return_inverse=True)[1]"
-            )
-        if self._masks is not None and (
-            self._masks.shape != shape[:3] or self._masks.dtype != np.uint8
-        ):
-            raise InputError(
-                f"masks must be uint8 {list(shape[:3])}, got {_described(self._masks)}"
+                f"images must be uint8 or float32 [N,H,W,3] with N > 0, got {_described(images)}"
             )
         self.size = (shape[1], shape[2])
-        self.num_classes = None if self._labels is None else int(self._labels.max()) + 1
-        self.has_masks = masks is not None
+        self._columns: dict[str, Any] = {}
+        if labels is not None:
+            self._columns["label"] = values = _shaped("labels", labels, shape[:1], np.integer)
+            self.num_classes = _count("labels", values)
+            if self.num_classes > _MOST_CLASSES:
+                raise InputError(
+                    f"labels must be numbers of classes from 0, got ids up to {values.max()};"
+                    " number them by np.unique(labels, return_inverse=True)[1]"
+                )
+        if masks is not None:
+            self._columns["mask"] = _shaped("masks", masks, shape[:3], np.uint8)
+            self.has_masks = True
         self._take_boxes(boxes, box_labels)
 
     def _take_boxes(self, boxes, labels):
         """Checks and keeps them."""
-        self._boxes = self._box_labels = None
         if boxes is None and labels is not None:
             raise InputError("box_labels need boxes")
         if boxes is None:
             return
-        self._boxes = [np.asarray(entry, np.float32).reshape(-1, 4) for entry in boxes]
         self.has_boxes = True
-        if len(self._boxes) != len(self):
+        boxes = [np.asarray(entry, np.float32).reshape(-1, 4) for entry in boxes]
+        if len(boxes) != len(self):
             raise InputError(f"boxes must be one array for each of {len(self)} images")
-        if labels is None:
-            return
-        self._box_labels = [np.asarray(entry, np.int32) for entry in labels]
-        if [len(entry) for entry in self._box_labels] != [len(entry) for entry in self._boxes]:
-            raise InputError("box_labels must be one integer for each box")
-        every = np.concatenate([*self._box_labels, np.zeros(1, np.int32)])
-        if every.min() < 0:
-            raise InputError(f"box_labels must not be negative, got {every.min()}")
-        self.num_box_classes = int(every.max()) + 1
+        self._columns["boxes"] = boxes
+        if labels is not None:
+            labels = [np.asarray(entry, np.int32) for entry in labels]
+            if list(map(len, labels)) != list(map(len, boxes)):
+                raise InputError("box_labels must be one integer for each box")
+            self.num_box_classes = _count("box_labels", np.concatenate([*labels, [0]]))
+            self._columns["box_labels"] = labels
 
     def __len__(self):
         return len(self._images)
 
     def __getitem__(self, i):
         i = checked(i, len(self))
-        record = {"image": self._images[i]}
-        if self._labels is not None:
-            record["label"] = int(self._labels[i])
-        if self._masks is not None:
-            record["mask"] = self._masks[i]
-        if self._boxes is not None:
-            record["boxes"] = self._boxes[i]
-        if self._box_labels is not None:
-            record["box_labels"] = self._box_labels[i]
-        return record
+        record = {name: column[i] for name, column in self._columns.items()}
+        if "label" in record:
+            record["label"] = int(record["label"])
+        return {"image": self._images[i], **record}
 
     def name(self, i: int) -> str:
         return f"array/{i}"
@@ -112,6 +88,22 @@ class ArraySource(Source):
             f"ArraySource({_described(self._images)}, classes={self.num_classes},"
             f" masks={self.has_masks}, boxes={self.has_boxes})"
         )
+
+
+def _shaped(name, values, shape, dtype):
+    """The values as an array. Raises InputError for another shape or type."""
+    array = np.asarray(values)
+    if array.shape != shape or not np.issubdtype(array.dtype, dtype):
+        what = "integers" if dtype is np.integer else "uint8"
+        raise InputError(f"{name} must be {what} {list(shape)}, got {_described(array)}")
+    return array
+
+
+def _count(name, values):
+    """The number of classes of labels."""
+    if values.min() < 0:
+        raise InputError(f"{name} must not be negative, got {values.min()}")
+    return int(values.max()) + 1
 
 
 def _described(array):

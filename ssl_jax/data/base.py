@@ -80,8 +80,8 @@ class Wrapper(Source):
         return self._source.name(i)
 
     def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i, as the source has it."""
-        return self._source.shape(i)
+        """(H, W) of image i, without decoding it where the source can do so."""
+        return self.size if self.size is not None else self._source.shape(i)
 
     def list_names(self) -> Sequence[str] | None:
         """Those of the source."""
@@ -91,8 +91,10 @@ class Wrapper(Source):
         return repr(self._source)
 
 
-class _Adopted(Source):
+class _Adopted(Wrapper):
     """An object of somebody else's, in which all but its length and its records may be missing."""
+
+    _source: Any
 
     def __init__(self, source: Any, title: str):
         self._source, self._title = source, title
@@ -104,12 +106,6 @@ class _Adopted(Source):
         method = getattr(self._source, name, None)
         return method if callable(method) else None
 
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return self._source[i]
-
     def name(self, i: int) -> str:
         name = self._method("name")
         return f"{self._title}/{i}" if name is None else str(name(i))
@@ -117,7 +113,7 @@ class _Adopted(Source):
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i."""
         shape = self._method("shape")
-        return super().shape(i) if shape is None else shape(i)
+        return Source.shape(self, i) if shape is None else shape(i)
 
     def list_names(self) -> Sequence[str] | None:
         """See `Source.list_names`."""
@@ -132,9 +128,6 @@ class _Adopted(Source):
 
     def __str__(self) -> str:
         return str(self._source)
-
-    def __repr__(self) -> str:
-        return repr(self._source)
 
 
 def adopt(source: Any, title: str = "") -> Source:
@@ -155,16 +148,6 @@ def adopt(source: Any, title: str = "") -> Source:
             f"records must be an object with len() and records by index, but {title} is not"
         )
     return _Adopted(source, title)
-
-
-def unresized(source: Any) -> Source:
-    """The `Source.unresized` of any source."""
-    return adopt(source).unresized
-
-
-def shape(source: Any, i: int) -> tuple[int, int]:
-    """The `Source.shape` of any source."""
-    return adopt(source).shape(i)
 
 
 def why_unreadable(source: Source, i: int) -> str:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError, reading, reason
-from ssl_jax.data.decode import SIDEWAYS, Unreadable
+from ssl_jax.data.decode import Unreadable
+from ssl_jax.data.orientation import SIDEWAYS
 
 
 class Boxes(NamedTuple):
@@ -57,9 +58,11 @@ def from_corners(
     pairs = pairs[..., ::-1] if "s" in _TURNS[turn] else pairs
     pairs = np.clip(pairs, 0, np.asarray(shape, np.float64))
     extent = pairs[:, 1] - pairs[:, 0]
-    kept = (extent > 0).all(axis=1)
-    boxes = np.concatenate([pairs[:, 0], extent], axis=1)[kept].astype(np.float32)
-    return Boxes(boxes, None if labels is None else np.asarray(labels, np.int32).reshape(-1)[kept])
+    inside = (extent > 0).all(axis=1)
+    boxes = np.concatenate([pairs[:, 0], extent], axis=1)[inside].astype(np.float32)
+    if labels is not None:
+        labels = np.asarray(labels, np.int32).reshape(-1)[inside]
+    return Boxes(boxes, labels)
 
 
 class XmlBoxes:

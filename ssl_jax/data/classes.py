@@ -12,8 +12,6 @@ from ssl_jax.data import listing
 
 IGNORE = 255  # in masks of records: this pixel has no class
 _NONE = -1  # in tables: no mask may have this value
-# Of a section `data`, for sets with masks whose numbers may be changed.
-KEYS = ("class_names", "class_map", "reduce_zero_label")
 
 
 def table(
@@ -52,8 +50,8 @@ def table(
     for value, label in pairs.items():
         result[value] = label
     if reduce_zero_label:
-        kept = (result == IGNORE) | (result == _NONE)
-        result = np.where(kept, result, np.where(result == 0, IGNORE, result - 1))
+        fixed = (result == IGNORE) | (result == _NONE)
+        result = np.where(fixed, result, np.where(result == 0, IGNORE, result - 1))
     if num_classes is not None:
         result = np.where((result >= num_classes) & (result != IGNORE), _NONE, result)
     if before is not None:
@@ -69,8 +67,8 @@ def apply(table: np.ndarray, mask: np.ndarray) -> np.ndarray:
     classes = table[mask]
     wrong = classes == _NONE
     if wrong.any():
-        known = np.flatnonzero((table != _NONE) & (table != IGNORE))
-        span = f"{known[0]}..{known[-1]}" if len(known) else "none"
+        numbers = np.flatnonzero((table != _NONE) & (table != IGNORE))
+        span = f"{numbers[0]}..{numbers[-1]}" if len(numbers) else "none"
         raise ValueError(
             f"the mask has the value {mask[wrong][0]}, which is neither a class ({span})"
             " nor the value of ignored pixels; see data.class_names, data.class_map, data.ignore"
@@ -101,9 +99,13 @@ def of_masks(
       section: class_map, reduce_zero_label and ignore, see `table`; class_names, see `given`.
       names: of the set's own classes. before: see `table`.
     """
-    rules = {name: section[name] for name in (*KEYS[1:], "ignore") if name in section}
-    known = given(section)
-    if not known and names and not rules.get("class_map"):
-        known = tuple(names)[1:] if rules.get("reduce_zero_label") else tuple(names)
-    values = table(**rules, num_classes=len(known) or None, before=before)
-    return dict(table=values, mask_names=known or None)
+    rules = {
+        name: section[name]
+        for name in ("class_map", "reduce_zero_label", "ignore")
+        if name in section
+    }
+    final = given(section)
+    if not final and names and not rules.get("class_map"):
+        final = tuple(names)[1:] if rules.get("reduce_zero_label") else tuple(names)
+    values = table(**rules, num_classes=len(final) or None, before=before)
+    return dict(table=values, mask_names=final or None)

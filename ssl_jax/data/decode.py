@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.config import reading, reason
+from ssl_jax.data.orientation import SIDEWAYS, orientation, turned, upright
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
 
@@ -34,17 +35,6 @@ warnings.filterwarnings("ignore", "Palette images with Transparency")  # which i
 
 # No other parser ever sees a file of a user's folder.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
-_EXIF_ORIENTATION = 0x0112
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-SIDEWAYS = (5, 6, 7, 8)  # orientations that swap height and width
 # Pillow decodes a PNG to look for its orientation; without these bytes it has none.
 _EXIF_OF_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 # Tags of TIFF.
@@ -144,43 +134,27 @@ def most_bytes(max_pixels: int) -> int | None:
     return _PER_PIXEL * max_pixels + _BESIDE if max_pixels else None
 
 
-def resize_square(image: np.ndarray, size: int) -> np.ndarray:
-    """Short side to `size`, then the central square, in one antialiased bicubic resampling (Keys, a
-    = -0.5).
+def resize_square(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Short side to `size`, then the central square, in one resampling: antialiased bicubic (Keys,
+    a = -0.5) of an image, the nearest of class numbers.
 
     Args:
-      image: uint8 [H,W,3]. size: side of the result in pixels.
+      pixels: uint8, an image [H,W,3] or class numbers [H,W]. size: side of the result in pixels.
     Returns:
-      uint8 [size,size,3].
+      uint8 [size,size,3] or [size,size].
     """
-    if image.shape[:2] == (size, size):
-        return image
-    box = _corners(central_square(*image.shape[:2]))
-    return np.asarray(
-        Image.fromarray(image).resize((size, size), Image.Resampling.BICUBIC, box=box)
-    )
-
-
-def resize_square_mask(mask: np.ndarray, size: int) -> np.ndarray:
-    """The geometry of `resize_square` for class numbers: nearest label. uint8 [H,W] -> uint8
-    [size,size].
-    """
-    if mask.shape == (size, size):
-        return mask
-    box = _corners(central_square(*mask.shape))
-    return np.asarray(Image.fromarray(mask).resize((size, size), Image.Resampling.NEAREST, box=box))
+    if pixels.shape[:2] == (size, size):
+        return pixels
+    y, x, side = central_square(*pixels.shape[:2])
+    filter = Image.Resampling.BICUBIC if pixels.ndim == 3 else Image.Resampling.NEAREST
+    box = (x, y, x + side, y + side)  # left, upper, right, lower
+    return np.asarray(Image.fromarray(pixels).resize((size, size), filter, box=box))
 
 
 def central_square(height: int, width: int) -> tuple[float, float, float]:
     """(y, x, side) of the largest centred square, in pixels."""
     side = min(height, width)
     return (height - side) / 2, (width - side) / 2, float(side)
-
-
-def _corners(square):
-    """Pillow's (left, upper, right, lower) of a (y, x, side)."""
-    y, x, side = square
-    return x, y, x + side, y + side
 
 
 def _decode(data, name, convert: Callable[[Any], Any], max_pixels: int, short_side: int = 0) -> Any:
@@ -244,7 +218,7 @@ def _reason(error):
 
 def _rgb(image):
     _check_samples(image)
-    image, turn = _upright(image)
+    image, turn = upright(image)
     if image.mode.startswith("I"):  # gray of 12 or 16 bits, which convert() would clip at 255
         tags = getattr(image, "tag_v2", {})
         levels = _levels(12 if tags.get(_BITS) == (12,) else 16, tags.get(_PHOTOMETRIC) == 0)
@@ -276,47 +250,22 @@ def _levels(bits, inverted):
     return levels[::-1] if inverted else levels
 
 
-def _upright(image):
-    """(image with its pixels loaded and upright, EXIF orientation of the stored ones)."""
-    if image.format == "TIFF":  # which Pillow turns itself, and then no longer says so
-        turn = _orientation(image)
-        image.load()
-        return image, turn
-    image.load()
-    turn = _orientation(image)
-    return _turned(image, turn), turn
-
-
-def _turned(image, turn):
-    return image.transpose(_UPRIGHT[turn]) if turn in _UPRIGHT else image
-
-
-def _orientation(image):
-    """1..8. A broken EXIF block says nothing about the pixels, which count as upright."""
-    try:
-        tags = image.tag_v2 if image.format == "TIFF" else image.getexif()
-        turn = tags.get(_EXIF_ORIENTATION, 1)
-        return turn if turn in _UPRIGHT else 1
-    except Exception:  # it raises nearly anything
-        return 1
-
-
 def _header(image):
     shape = image.height, image.width
     if image.format == "TIFF":  # the size may be that of the turned image already
         shape = image.tag_v2[_HEIGHT], image.tag_v2[_WIDTH]
     elif image.format == "PNG" and not any(m in image.fp.getvalue() for m in _EXIF_OF_PNG):
         return shape, 1
-    turn = _orientation(image)
+    turn = orientation(image)
     return (shape[::-1] if turn in SIDEWAYS else shape), turn
 
 
 def _indices(image, turn, shape):
     signed_bytes = getattr(image, "tag_v2", {}).get(_SAMPLE_FORMAT) == (2,) and image.mode == "L"
-    image, own = _upright(image)
+    image, stated = upright(image)
     size = image.height, image.width
-    if own == 1 and not (turn in SIDEWAYS and size == tuple(shape) != size[::-1]):
-        image = _turned(image, turn)
+    if stated == 1 and not (turn in SIDEWAYS and size == tuple(shape) != size[::-1]):
+        image = turned(image, turn)
     values = np.asarray(image)
     if values.ndim != 2:
         raise ValueError(

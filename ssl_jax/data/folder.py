@@ -79,8 +79,8 @@ class Folder(Files):
         beside = listing.place(root, "images", split)
         places = _mask_places(root, split) if beside and not (masks or boxes) else []
         folder = beside if beside and (masks or boxes or places) else _folder_of_split(root, split)
-        found = _found_beside(folder, places, mask_suffix) if places else None
-        mask_folder = _beside("masks", root, masks, split) if masks else found
+        beside_images = _found_beside(folder, places, mask_suffix) if places else None
+        mask_folder = _beside("masks", root, masks, split) if masks else beside_images
         others: Counter = Counter()
         paths = listing.files_below(folder, EXTENSIONS, others)
         if mask_folder is not None and mask_folder.is_relative_to(folder):
@@ -102,7 +102,7 @@ class Folder(Files):
         if mask_folder is not None:
             facts |= classes.of_masks(section)
             facts["masks"] = mask_files(mask_folder, paths, mask_suffix)
-        about = [f"masks from {str(found)!r}"] if found is not None else []
+        about = [f"masks from {str(beside_images)!r}"] if beside_images is not None else []
         super().__init__("Folder", folder, paths, about=about, **facts)
         self.left_out = f"{listing.counted(others)} in {folder} (not images)" if others else ""
         if unused := _unused(root, folder, {masks, boxes}):
@@ -119,11 +119,11 @@ class Folder(Files):
 
 def mask_files(folder: Path, paths: Sequence[str], suffix: str = "") -> list[str]:
     """Path of the mask of each image. Raises InputError naming images that have none."""
-    found = listing.matched(paths, listing.files_below(folder, MASKS), suffix)
+    files = listing.matched(paths, listing.files_below(folder, MASKS), suffix)
     example = listing.stem(paths[0]) + suffix + ".png"
     hint = f"{paths[0]} needs {example} below {folder}; see data.masks and data.mask_suffix"
-    listing.refuse_missing("data.masks", "mask", paths, found, hint)
-    return [os.path.join(folder, path) for path in found if path is not None]
+    listing.refuse_missing("data.masks", "mask", paths, files, hint)
+    return [os.path.join(folder, path) for path in files if path is not None]
 
 
 def xml_boxes(
@@ -131,8 +131,8 @@ def xml_boxes(
 ) -> tuple[ReadsBoxes, Sequence[str]]:
     """Reader of the XML files that belong to images, and the names of its classes; without `names`
     they are read from all files. Raises InputError if no file belongs to an image."""
-    found = listing.matched(paths, listing.files_below(folder, (".xml",)))
-    files = [None if path is None else os.path.join(folder, path) for path in found]
+    matches = listing.matched(paths, listing.files_below(folder, (".xml",)))
+    files = [None if path is None else os.path.join(folder, path) for path in matches]
     if not any(files):
         raise InputError(
             f"data.boxes: no image has an XML file in or below {folder}; {paths[0]} would have"
@@ -200,12 +200,12 @@ def _found_beside(images, places, suffix):
 
 def _fits(images, folder, paths, suffix):
     """Whether a folder has a mask for each image, the first of them with numbers of classes."""
-    found = listing.matched(paths, listing.files_below(folder, MASKS), suffix)
-    if not found or None in found:
+    masks = listing.matched(paths, listing.files_below(folder, MASKS), suffix)
+    if not masks or None in masks:
         return False
     try:
         shape, turn = decode.image_header(os.path.join(images, paths[0]))
-        path = os.path.join(folder, found[0])
+        path = os.path.join(folder, masks[0])
         return decode.decode_mask(path, turn=turn, shape=shape).shape == shape
     except Unreadable:
         return False
@@ -217,8 +217,8 @@ def _folder_of_split(root, split):
         what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"data.dir: {root} {what}; give a folder of images ({_ACCEPTED})")
     names = listing.subfolders(root)
-    if found := listing.below(root, split, names):
-        return found
+    if part := listing.below(root, split, names):
+        return part
     held_out = [name for name in names if listing.is_part(name) and _holds_images(root / name)]
     if split == "train" and held_out:
         raise InputError(
@@ -247,13 +247,13 @@ def _holds_images(folder):
     return any(name.lower().endswith(EXTENSIONS) for *_, files in os.walk(folder) for name in files)
 
 
-def _unused(root, folder, known):
+def _unused(root, folder, named):
     """Names of folders with images beside that of a split that are no other part, and no masks."""
     if folder.parent != root or not listing.is_part(folder.name):
         return []
     others = [name for name in listing.subfolders(root) if not listing.is_part(name)]
     others = [name for name in others if not listing.alike(name, ("images", *BESIDE))]
-    return [name for name in others if name not in known and _holds_images(root / name)]
+    return [name for name in others if name not in named and _holds_images(root / name)]
 
 
 def _folder_classes(paths):
@@ -261,15 +261,11 @@ def _folder_classes(paths):
     half of the images and more are at the top, or with a single folder.
     """
     tops = [path.split("/", 1)[0] if "/" in path else None for path in paths]
-    found = sorted({top for top in tops if top is not None})
-    if 2 * tops.count(None) >= len(tops) or len(found) < 2:
+    names = sorted({top for top in tops if top is not None})
+    if 2 * tops.count(None) >= len(tops) or len(names) < 2:
         return None, None
-    number = {None: -1} | {name: i for i, name in enumerate(found)}
-    return tuple(map(listing.readable, found)), np.array([number[top] for top in tops], np.int32)
-
-
-def _open(section, split):
-    return Folder(section["dir"], split, section)
+    number = {None: -1} | {name: i for i, name in enumerate(names)}
+    return tuple(map(listing.readable, names)), np.array([number[top] for top in tops], np.int32)
 
 
 def _has(section):
@@ -278,10 +274,10 @@ def _has(section):
 
 kinds.register(
     "folder",
-    _open,
+    lambda section, split: Folder(section["dir"], split, section),
     parts=parts,
-    keys=("dir", "list", "masks", "mask_suffix", "boxes", *classes.KEYS),
+    keys=("dir", "list", *_BESIDE, *kinds.MASK_KEYS),
     has=_has,
-    required=kinds.FOLDER,
     classes="names",
+    **kinds.FOLDER,
 )

@@ -36,7 +36,7 @@ class HuggingFace(Stored):
           InputError: no such split or column; labels of another type; a file that is broken, or
             parquet files that are larger than half of the memory; a row without a label.
         """
-        self._root, self._files = local(section["dir"]), _files(section["dir"], split)
+        self._root, self._files = local(section["dir"]), _files(section, split)
         schema = _schema(self._files[0])
         usual = dict(images=IMAGES, labels=LABELS, masks=MASKS)
         columns = named(section, usual, schema.names, self._files[0])
@@ -118,10 +118,7 @@ class HuggingFace(Stored):
 
 def parts(section: kinds.Section) -> list[str]:
     """Names of the splits of a data set on disk."""
-    return _parts(local(section["dir"]))
-
-
-def _parts(place):
+    place = local(section["dir"])
     if (place / "state.json").is_file():
         return []
     folders = [path.parent.name for path in place.glob("*/state.json")]
@@ -131,8 +128,8 @@ def _parts(place):
 
 def _parquet(place):
     """All parquet files of a data set."""
-    found = {path for form in ("*", "*/*", "*/*/*") for path in place.glob(f"{form}.parquet")}
-    return sorted(path for path in found if not path.name.startswith("."))
+    paths = {path for form in ("*", "*/*", "*/*/*") for path in place.glob(f"{form}.parquet")}
+    return sorted(path for path in paths if not path.name.startswith("."))
 
 
 def _split_of(path):
@@ -143,18 +140,18 @@ def _split_of(path):
     return path.parent.name if path.stem.isdecimal() else path.stem
 
 
-def _files(place, split) -> list[str]:
+def _files(section, split) -> list[str]:
     """The files of a split, in their order."""
-    place = local(place)
+    place = local(section["dir"])
     if place.is_file():
         return [str(place)]
-    split = listing.alike(split, _parts(place)) or split
+    split = listing.alike(split, parts(section)) or split
     for folder in (place / split, *([place] if split == "train" else [])):
         if (folder / "state.json").is_file():
             return _saved_files(folder)
     files = [str(path) for path in _parquet(place) if _split_of(path) == split]
     if not files:
-        there = listed(_parts(place)) if place.is_dir() else "it is not a folder"
+        there = listed(parts(section)) if place.is_dir() else "it is not a folder"
         raise InputError(
             f"data.split: {place} has no parquet or Arrow files of {split!r}; splits: {there}"
         )
@@ -179,22 +176,16 @@ def _pyarrow():
     return pyarrow
 
 
-def _opened(path):
-    """The table of an Arrow file, mapped into memory."""
-    pyarrow = _pyarrow()
-    source = pyarrow.memory_map(path)
-    return pyarrow.ipc.open_stream(source).read_all()
+def _stream(path):
+    """The reader of an Arrow file, which is mapped into memory."""
+    return _pyarrow().ipc.open_stream(_pyarrow().memory_map(path))
 
 
 def _schema(path):
     pyarrow = _pyarrow()
     try:
         reading.check_regular(path)
-        return (
-            pyarrow.parquet.read_schema(path)
-            if path.endswith(".parquet")
-            else pyarrow.ipc.open_stream(pyarrow.memory_map(path)).schema
-        )
+        return pyarrow.parquet.read_schema(path) if _is_parquet(path) else _stream(path).schema
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"data.dir: {path} cannot be read: {reason(error)}") from error
 
@@ -212,7 +203,7 @@ def _tables(files, columns):
                 tables.append(_read_parquet(path, columns, limit))
                 limit -= tables[-1].nbytes
             else:
-                tables.append(_opened(path).select(columns))
+                tables.append(_stream(path).read_all().select(columns))
     except MemoryError as error:
         raise InputError(
             f"data.dir: {files[0]} and later files need more than half of the free memory;"
@@ -288,12 +279,4 @@ def _label_kinds(schemas, name):
     return [kind(schema.field(name)) for schema in schemas if name is not None]
 
 
-kinds.register(
-    "huggingface",
-    HuggingFace,
-    parts=parts,
-    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
-    has=("labels", "masks"),
-    required=kinds.FOLDER,
-    classes="numbers",
-)
+kinds.register("huggingface", HuggingFace, parts=parts, classes="numbers", **kinds.COLUMNS)

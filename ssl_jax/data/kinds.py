@@ -2,28 +2,49 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from ssl_jax.config import InputError, check_choice
 
 # What an evaluation may need of a set; sequences: videos with masks.
 NEEDS = ("labels", "masks", "boxes", "sequences")
-FOLDER = MappingProxyType({"dir": "the folder that holds the images"})
+# Keys of a section `data` for masks whose numbers may be changed, see `classes.of_masks`.
+MASK_KEYS = ("class_names", "class_map", "reduce_zero_label")
+# How a kind is registered whose images lie in a folder, and one of them that has columns.
+FOLDER: dict[str, Any] = dict(required={"dir": "the folder that holds the images"})
+COLUMNS = FOLDER | dict(
+    keys=("dir", "list", "images", "labels", "masks", *MASK_KEYS), has=("labels", "masks")
+)
 Section = Mapping[str, Any]  # the keys of `source.defaults()` and their values
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A kind of data set; see `register`."""
+    """A kind of data set.
+
+    open: of (section, split), returns the records of a part of the set: an object with the protocol
+      of `data.source`, of which `base.adopt` fills in what is missing. `section` has all keys of
+      the section `data`. Raises InputError.
+    parts: of (section), the names of the parts that can be opened; none for a set that is not
+      divided.
+    keys: those of the section that this kind reads, of all that only some kinds read (`specific`):
+      a value of any other one is refused.
+    has: those of NEEDS that its sets can have, or a function of the section that returns them.
+    required: {key: what it has to name, for the error where it is ""}.
+    slices: whether slices of a part ("train[:90%]") are cut out of what `open` returns; if not,
+      `open` reads them itself, or records belong together.
+    classes: "declared": all parts have the same classes, with the same numbers; otherwise parts are
+      what files and folders happen to be called, and each has the classes that it holds: "names",
+      or "numbers" where some may be numbers.
+    """
 
     open: Callable[[Section, str], Any]
-    parts: Callable[[Section], Sequence[str]]
-    keys: Collection[str]
-    has: Collection[str] | Callable[[Section], Collection[str]]
-    required: Mapping[str, str]
-    slices: bool
-    classes: str
+    parts: Callable[[Section], Sequence[str]] = lambda section: ()
+    keys: Collection[str] = ()
+    has: Collection[str] | Callable[[Section], Collection[str]] = NEEDS
+    required: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    slices: bool = True
+    classes: Literal["declared", "names", "numbers"] = "declared"
 
     def check(self, name: str, kind: str, values: Section) -> None:
         """Refuses a section of that name and kind that lacks what is required. Raises
@@ -36,40 +57,16 @@ class Kind:
 KINDS: dict[str, Kind] = {}
 
 
-def register(
-    kind: str,
-    open: Callable[[Section, str], Any],
-    *,
-    parts: Callable[[Section], Sequence[str]] = lambda section: (),
-    keys: Collection[str] = (),
-    has: Collection[str] | Callable[[Section], Collection[str]] = NEEDS,
-    required: Mapping[str, str] = MappingProxyType({}),
-    slices: bool = True,
-    classes: str = "declared",
-) -> None:
+def register(kind: str, open: Callable[[Section, str], Any], **facts: Any) -> None:
     """Adds a kind of data set, which `data.kind` of a config can name from then on.
 
     A module outside the package calls this when it is imported; `--import=my.module` has it
     imported, and is kept in the checkpoint. Registering a kind again replaces it.
 
-    Args:
-      kind: its name; one that ends in ":" stands for all names that begin with it.
-      open: of (section, split), returns the records of a part of the set: an object with the
-        protocol of `data.source`, of which `base.adopt` fills in what is missing. `section` has
-        all keys of the section `data`. Raises InputError.
-      parts: of (section), the names of the parts that can be opened; none for a set that is not
-        divided.
-      keys: those of the section that this kind reads, of all that only some kinds read
-        (`specific`): a value of any other one is refused.
-      has: those of NEEDS that its sets can have, or a function of the section that returns them.
-      required: {key: what it has to name, for the error where it is ""}.
-      slices: whether slices of a part ("train[:90%]") are cut out of what `open` returns; if not,
-        `open` reads them itself, or records belong together.
-      classes: "declared": all parts have the same classes, with the same numbers; otherwise parts
-        are what files and folders happen to be called, and each has the classes that it holds:
-        "names", or "numbers" where some may be numbers.
+    kind: its name; one that ends in ":" stands for all names that begin with it. open, facts: see
+    `Kind`.
     """
-    KINDS[kind] = Kind(open, parts, keys, has, required, slices, classes)
+    KINDS[kind] = Kind(open, **facts)
 
 
 def names() -> tuple[str, ...]:
@@ -85,10 +82,10 @@ def find(kind: object) -> Kind | None:
 
 def get(kind: object) -> Kind:
     """The kind of that name. Raises InputError naming the nearest one."""
-    known = find(kind)
-    if known is None:
+    entry = find(kind)
+    if entry is None:
         check_choice("data.kind", kind, names())
-    return known or KINDS[str(kind)]
+    return entry or KINDS[str(kind)]
 
 
 def specific() -> dict[str, list[str]]:

@@ -53,25 +53,27 @@ def _voc(root, split, raw):
     root = _root(root, "JPEGImages", "VOC2012")
     alike = (split, {"train_aug": "trainaug", "trainaug": "train_aug"}.get(split, split))
     ids = _listed_ids(root / "ImageSets" / "Segmentation", *alike)
-    paths = _existing(root / "JPEGImages", ids, ".jpg")
+    paths = [f"{name}.jpg" for name in ids]
+    _check_files(root / "JPEGImages", paths, "the list names them")
     # VOC's own masks where there are some: those of the larger set have no ignored borders.
     places = [root / "SegmentationClass", root / "SegmentationClassAug"]
     masks = [_first(places, f"{name}.png") for name in ids]
     hint = f"they belong in {places[0]} or {places[1].name}"
     listing.refuse_missing("data.dir", "mask", paths, masks, hint)
-    found = dict(root=root / "JPEGImages", paths=paths, masks=masks, names=names.VOC)
+    facts = dict(root=root / "JPEGImages", paths=paths, masks=masks, names=names.VOC)
     if (root / "Annotations").is_dir():
         objects = names.VOC[1:]
         reader, _ = folder.xml_boxes(root / "Annotations", paths, objects, first_pixel=1)
-        found |= dict(boxes=reader, box_names=objects)
-    return found
+        facts |= dict(boxes=reader, box_names=objects)
+    return facts
 
 
 def _pascal_context(root, split, raw):
     del raw
     root = _root(root, "SegmentationClassContext", "VOC2010")
     ids = _listed_ids(root / "ImageSets" / "SegmentationContext", split)
-    paths = _existing(root / "JPEGImages", ids, ".jpg")
+    paths = [f"{name}.jpg" for name in ids]
+    _check_files(root / "JPEGImages", paths, "the list names them")
     masks = folder.mask_files(root / "SegmentationClassContext", paths)
     return dict(root=root / "JPEGImages", paths=paths, masks=masks, names=names.PASCAL_CONTEXT)
 
@@ -79,38 +81,35 @@ def _pascal_context(root, split, raw):
 def _ade20k(root, split, raw):
     root = _root(root, "annotations", "ADEChallengeData2016")
     split = _LONG.get(split, split)
-    found = _images(_split_folder(root / "images", split))
-    found["masks"] = folder.mask_files(root / "annotations" / split, found["paths"])
-    own = ("unlabelled", *names.ADE20K)
-    return found | (dict(names=own) if raw else _mapped(names.ADE20K, _ADE20K))
+    facts = _images(_first_folder("split", root / "images" / split))
+    facts["masks"] = folder.mask_files(root / "annotations" / split, facts["paths"])
+    raws = dict(names=("unlabelled", *names.ADE20K))
+    return facts | (raws if raw else _mapped(names.ADE20K, _ADE20K))
 
 
 def _cityscapes(root, split, raw):
     root = _root(root, "leftImg8bit", "cityscapes")
-    found = _images(_split_folder(root / "leftImg8bit", split))
+    facts = _images(_first_folder("split", root / "leftImg8bit" / split))
     end = "_leftImg8bit"
-    found["paths"] = [path for path in found["paths"] if listing.stem(path).endswith(end)]
-    pairs = [path.replace(end, "_gtFine_labelIds") for path in found["paths"]]
-    found["masks"] = folder.mask_files(root / "gtFine" / split, pairs)
+    facts["paths"] = [path for path in facts["paths"] if listing.stem(path).endswith(end)]
+    pairs = [path.replace(end, "_gtFine_labelIds") for path in facts["paths"]]
+    facts["masks"] = folder.mask_files(root / "gtFine" / split, pairs)
     raws = dict(names=names.CITYSCAPES_RAW)
-    return found | (raws if raw else _mapped(names.CITYSCAPES, _CITYSCAPES))
+    return facts | (raws if raw else _mapped(names.CITYSCAPES, _CITYSCAPES))
 
 
 def _coco_stuff(root, split, raw):
     root = _root(root, "annotations", "coco", marks=("stuffthingmaps",))
     images = _year(root, split)
-    found, year = _images(images), images.name
-    places = [root / part / year for part in ("annotations", "stuffthingmaps")]
-    place = next((place for place in places if place.is_dir()), None)
-    if place is None:
-        raise InputError(f"data.dir: neither {places[0]} nor {places[1]} is a folder of masks")
+    facts, year = _images(images), images.name
+    place = _first_folder("dir", *(root / x / year for x in ("annotations", "stuffthingmaps")))
     # mmsegmentation keeps its 171 classes in files beside the 182 values of the download.
-    ready = (place / f"{listing.stem(found['paths'][0])}_labelTrainIds.png").is_file()
+    ready = (place / f"{listing.stem(facts['paths'][0])}_labelTrainIds.png").is_file()
     if ready and not raw:
-        found["masks"] = folder.mask_files(place, found["paths"], "_labelTrainIds")
-        return found | dict(names=names.COCO_STUFF)
-    found["masks"] = folder.mask_files(place, found["paths"])
-    return found | (dict(names=None) if raw else _mapped(names.COCO_STUFF, _COCO_STUFF))
+        facts["masks"] = folder.mask_files(place, facts["paths"], "_labelTrainIds")
+        return facts | dict(names=names.COCO_STUFF)
+    facts["masks"] = folder.mask_files(place, facts["paths"])
+    return facts | (dict(names=None) if raw else _mapped(names.COCO_STUFF, _COCO_STUFF))
 
 
 def _coco(section, split):
@@ -120,10 +119,7 @@ def _coco(section, split):
     images = _year(root, split)
     path = root / "annotations" / f"instances_{images.name}.json"
     content = boxes_lib.read_coco(path)
-    there = set(listing.files_below(images, folder.EXTENSIONS))
-    found = [file if file in there else None for file in content.files]
-    hint = f"{path.name} lists them"
-    listing.refuse_missing("data.dir", f"file in {images}", content.files, found, hint)
+    _check_files(images, content.files, f"{path.name} lists them")
     source = Files(
         f"coco/{split}",
         images,
@@ -139,8 +135,8 @@ def _davis(section, split):
     """DAVIS 2016 and 2017: sequences of frames. Split "2016/val" or "2017/val" ("val") is a list of
     ImageSets; in that of 2016 all objects are one (1)."""
     root = _root(local(section["dir"]), "JPEGImages", "DAVIS")
-    wanted = split if "/" in split else f"2017/{split}"
-    year = wanted.split("/")[0]
+    split = split if "/" in split else f"2017/{split}"
+    year, part = split.split("/", 1)
     lists = root / "ImageSets" / year
     if not lists.is_dir():
         years = listing.subfolders(root / "ImageSets") if (root / "ImageSets").is_dir() else []
@@ -148,22 +144,22 @@ def _davis(section, split):
             f"data.split: no lists of {year!r} in {root / 'ImageSets'}, which has {listed(years)};"
             ' write "2017/val"'
         )
-    videos = _listed_ids(lists, wanted.split("/", 1)[1], column_part=-2)
-    parts = [_resolution(root / part) for part in ("JPEGImages", "Annotations")]
+    videos = _listed_ids(lists, part, column_part=-2)
+    images, annotations = (_resolution(root / name) for name in ("JPEGImages", "Annotations"))
     paths, masks, sequences = [], [], {}
     for video in videos:
-        if not (parts[0] / video).is_dir():
-            raise InputError(f"data.dir: {parts[0]} has no sequence {video!r}, which {lists} lists")
-        frames = [f"{video}/{name}" for name in listing.files_below(parts[0] / video, (".jpg",))]
+        if not (images / video).is_dir():
+            raise InputError(f"data.dir: {images} has no sequence {video!r}, which {lists} lists")
+        frames = [f"{video}/{name}" for name in listing.files_below(images / video, (".jpg",))]
         sequences[video] = range(len(paths), len(paths) + len(frames))
         paths += frames
         # Only the first frame of the test sequences is annotated.
-        masks += [_first([parts[1]], f"{listing.stem(path)}.png") for path in frames]
+        masks += [_first([annotations], f"{listing.stem(path)}.png") for path in frames]
     single = year in ("2016", "480p")  # the lists of the first release lie in 480p
     table = classes.table({0: 0, **dict.fromkeys(range(1, 256), 1)}) if single else classes.table()
     return Files(
-        f"davis/{wanted}",
-        parts[0],
+        f"davis/{split}",
+        images,
         paths,
         masks=masks,
         table=table,
@@ -172,44 +168,42 @@ def _davis(section, split):
     )
 
 
-def _mapped(own, class_map):
+def _mapped(names, class_map):
     """Names and table of a set whose files hold other numbers than its classes."""
-    return dict(names=own, before=classes.table(class_map, num_classes=len(own)))
+    return dict(names=names, before=classes.table(class_map, num_classes=len(names)))
 
 
 def _root(root, mark, inner, marks=()):
     """The folder with the subfolder `mark` (or one of `marks`): root, or what its parents are
     usually called."""
-    wanted = (mark, *marks)
+    marks = (mark, *marks)
     for place in (root, root / inner, root / "VOCdevkit" / inner):
-        if any((place / one).is_dir() for one in wanted):
+        if any((place / name).is_dir() for name in marks):
             return place
     what = "has" if root.is_dir() else "does not exist and has"
     raise InputError(
-        f"data.dir: {root} {what} no folder {' or '.join(wanted)}; give the folder"
+        f"data.dir: {root} {what} no folder {' or '.join(marks)}; give the folder"
         f" {inner} that the download unpacks to"
     )
 
 
-def _split_folder(root, split):
-    if (root / split).is_dir():
-        return root / split
-    there = listing.subfolders(root) if root.is_dir() else []
-    short = {long: name for name, long in _LONG.items()}
-    there = [short.get(name, name) for name in there]
-    raise InputError(f"data.split: {root} has no {split!r}; splits: {listed(there)}")
+def _first_folder(key, *places):
+    """The first of the places that is a folder. Raises InputError."""
+    place = next((place for place in places if place.is_dir()), None)
+    if place is None:
+        parent = places[0].parent
+        there = listed(listing.subfolders(parent)) if parent.is_dir() else "none"
+        tried = " or ".join(map(str, places))
+        raise InputError(f"data.{key}: no folder {tried}; folders there: {there}")
+    return place
 
 
 def _year(root, split):
     """The folder of a split of COCO's images: train2017 for "train"."""
-    places = [base / name for base in (root, root / "images") for name in (split, f"{split}2017")]
-    found = next((place for place in places if place.is_dir()), None)
-    if found is None:
-        raise InputError(
-            f"data.split: no images of {split!r} in {root}: neither {split}2017 nor"
-            f" images/{split}2017 exists"
-        )
-    return found
+    bases = (root, root / "images")
+    return _first_folder(
+        "split", *(base / f"{split}{end}" for base in bases for end in ("", "2017"))
+    )
 
 
 def _images(place):
@@ -220,13 +214,11 @@ def _images(place):
     return dict(root=place, paths=paths)
 
 
-def _existing(place, ids, extension):
-    """File names of images by their ids. InputError naming those that do not exist."""
-    there = set(os.listdir(place)) if place.is_dir() else set()
-    files = [f"{name}{extension}" for name in ids]
-    found = [name if name in there else None for name in files]
-    listing.refuse_missing("data.dir", f"file in {place}", files, found, "the list names them")
-    return files
+def _check_files(place, files, hint):
+    """Refuses names of images that are not there. Raises InputError naming them."""
+    there = set(listing.files_below(place, folder.EXTENSIONS))
+    present = [file if file in there else None for file in files]
+    listing.refuse_missing("data.dir", f"file in {place}", files, present, hint)
 
 
 def _first(places, name):
@@ -237,10 +229,10 @@ def _first(places, name):
 
 def _resolution(place):
     """480p, or the only other resolution."""
-    found = listing.subfolders(place) if place.is_dir() else []
-    if "480p" not in found and len(found) != 1:
-        raise InputError(f"data.dir: {place} needs a folder 480p, it has {listed(found)}")
-    return place / ("480p" if "480p" in found else found[0])
+    there = listing.subfolders(place) if place.is_dir() else []
+    if "480p" not in there and len(there) != 1:
+        raise InputError(f"data.dir: {place} needs a folder 480p, it has {listed(there)}")
+    return place / ("480p" if "480p" in there else there[0])
 
 
 def _listed_ids(place, *splits, column_part=-1):
@@ -259,28 +251,21 @@ def _listed_ids(place, *splits, column_part=-1):
     return list(dict.fromkeys(name.rsplit(".", 1)[0] for name in chosen))
 
 
-def _register(kind, opened, has, keys, slices=True):
-    required = {"dir": "the folder of the download"}
-    splits = ("train", "val")
+def _register(kind, opened, keys, has, slices=True):
     kinds.register(
         kind,
         opened,
-        parts=lambda section: splits,
+        parts=lambda section: ("train", "val"),
         keys=("dir", *keys),
         has=has,
-        required=required,
+        required={"dir": "the folder of the download"},
         slices=slices,
     )
 
 
-for _kind, _find in dict(
-    voc=_voc,
-    pascal_context=_pascal_context,
-    ade20k=_ade20k,
-    cityscapes=_cityscapes,
-    coco_stuff=_coco_stuff,
-).items():
-    _has = ("masks", "boxes") if _kind == "voc" else ("masks",)
-    _register(_kind, _segmented(_kind, _find), _has, ("list", "raw_labels", *classes.KEYS))
-_register("coco", _coco, ("boxes",), ("list",))
-_register("davis", _davis, ("masks", "sequences"), (), slices=False)
+for _find in (_voc, _pascal_context, _ade20k, _cityscapes, _coco_stuff):
+    _kind = _find.__name__.removeprefix("_")
+    _has = ("masks", *["boxes"] * (_find is _voc))
+    _register(_kind, _segmented(_kind, _find), ("list", "raw_labels", *kinds.MASK_KEYS), _has)
+_register("coco", _coco, ("list",), ("boxes",))
+_register("davis", _davis, (), ("masks", "sequences"), slices=False)

@@ -22,10 +22,10 @@ def alike(name: str, there: Iterable[str]) -> str | None:
     usual word ("Training" for "train"). None if there is none; InputError if there are several."""
     there = list(there)
     words = next((words for words in _ALIKE if name.lower() in words), (name.lower(),))
-    found = [name] if name in there else [other for other in there if other.lower() in words]
-    if len(found) > 1:
-        raise InputError(f"data.split: {name!r} can be {listed(found)}; name one of them")
-    return found[0] if found else None
+    matches = [name] if name in there else [other for other in there if other.lower() in words]
+    if len(matches) > 1:
+        raise InputError(f"data.split: {name!r} can be {listed(matches)}; name one of them")
+    return matches[0] if matches else None
 
 
 def is_part(name: str) -> bool:
@@ -39,8 +39,8 @@ def below(folder: Path, name: str, there: Iterable[str] | None = None) -> Path |
         return folder / name
     if there is None:
         there = subfolders(folder) if folder.is_dir() else ()
-    found = alike(name, there)
-    return None if found is None else folder / found
+    match = alike(name, there)
+    return None if match is None else folder / match
 
 
 def files_below(
@@ -144,17 +144,17 @@ def matched(images: Iterable[str], files: Sequence[str], suffix: str = "") -> li
         by_name.setdefault(posixpath.basename(stem(path)), []).append(path)
     result: list[str | None] = []
     for image in images:
-        wanted = stem(image) + suffix
-        alike = by_name.get(posixpath.basename(wanted), [])
-        result.append(by_path.get(wanted) or (alike[0] if len(alike) == 1 else None))
+        name = stem(image) + suffix
+        alike = by_name.get(posixpath.basename(name), [])
+        result.append(by_path.get(name) or (alike[0] if len(alike) == 1 else None))
     return result
 
 
 def refuse_missing(
-    key: str, what: str, images: Sequence[str], found: Sequence[object | None], hint: str
+    key: str, what: str, images: Sequence[str], files: Sequence[object | None], hint: str
 ) -> None:
     """InputError that names the first images without a counterpart, if there are any."""
-    missing = [image for image, file in zip(images, found) if file is None]
+    missing = [image for image, file in zip(images, files) if file is None]
     if missing:
         raise InputError(
             f"{key}: {len(missing)} of {len(images)} images have no {what}: "

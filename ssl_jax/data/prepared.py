@@ -36,10 +36,6 @@ class Prepared(base.Wrapper):
                     value.flags.writeable = False
         return record
 
-    def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i, without decoding it where the source can do so."""
-        return self.size if self.size is not None else super().shape(i)
-
     @property
     def unresized(self) -> base.Source:
         """See `Source.unresized`."""
@@ -73,7 +69,7 @@ def _square(record, side):
     height, width = record["image"].shape[:2]
     record = {**record, "image": decode.resize_square(record["image"], side)}
     if "mask" in record:
-        record["mask"] = decode.resize_square_mask(record["mask"], side)
+        record["mask"] = decode.resize_square(record["mask"], side)
     if "boxes" in record:
         y, x, square = decode.central_square(height, width)
         corner = (record["boxes"][:, :2] - (y, x)) * (side / square)

@@ -36,10 +36,10 @@ class Called(base.Wrapper):
         something else."""
         self._kind = kind
         function = _function(kind)
-        wanted = inspect.signature(function).parameters
-        every = any(p.kind is p.VAR_KEYWORD for p in wanted.values())
+        parameters = inspect.signature(function).parameters
+        every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         given = dict(dir=dir, split=split)
-        given = {name: value for name, value in given.items() if every or name in wanted}
+        given = {name: value for name, value in given.items() if every or name in parameters}
         if "split" not in given and split != "train":
             raise InputError(
                 f"data.split: {kind} takes no argument `split`, so it has only the part train and"
@@ -50,8 +50,8 @@ class Called(base.Wrapper):
         except InputError:
             raise
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"data.kind: {kind} called with {given} raised {reason}") from error
+            why = f"{kind} called with {given} raised {_described(error)}"
+            raise InputError(f"data.kind: {why}") from error
         if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise InputError(
                 f"data.kind: {kind} must return an object with len() and records by index, but"
@@ -80,8 +80,7 @@ class Called(base.Wrapper):
             raise
         # Whatever their reader raises for a file that is broken or gone.
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            raise Unreadable(self.name(i), said) from error
+            raise Unreadable(self.name(i), _described(error)) from error
         if self.num_classes is None:
             record.pop("label", None)
         elif "label" in record:
@@ -109,6 +108,11 @@ class Called(base.Wrapper):
     def __repr__(self):
         given = "".join(f", {name}={value!r}" for name, value in self._given.items())
         return f"Called({self._kind!r}{given}, images={len(self)}, classes={self.num_classes})"
+
+
+def _described(error):
+    """What an error of the user's code says, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _function(kind):
@@ -146,8 +150,4 @@ def _pixels(image):
     return pixels
 
 
-def _open(section, split):
-    return Called(section["kind"], section["dir"], split)
-
-
-kinds.register(PREFIX, _open, keys=("dir",))
+kinds.register(PREFIX, lambda c, split: Called(c["kind"], c["dir"], split), keys=("dir",))

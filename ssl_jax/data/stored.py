@@ -118,16 +118,17 @@ class Stored(Source):
         """The image of record i, uint8 [H,W,3], and its EXIF orientation. Raises Unreadable."""
         if isinstance(image, np.ndarray):
             return np.broadcast_to(np.asarray(image, np.uint8), (*image.shape[:2], 3)), 1
-        limits = dict(max_pixels=self.max_pixels, short_side=self.short_side)
-        return decode.decode_turned(image, self.name(i), **limits)
+        return decode.decode_turned(image, self.name(i), **self._limits())
 
     def _header(self, i: int) -> tuple[tuple[int, int], int]:
         """(H, W) of image i and its EXIF orientation, from its header. Raises Unreadable."""
         image = self._reader(i)("image")
         if isinstance(image, np.ndarray):
             return image.shape[:2], 1
-        limits = dict(max_pixels=self.max_pixels, short_side=self.short_side)
-        return decode.image_header(image, self.name(i), **limits)
+        return decode.image_header(image, self.name(i), **self._limits())
+
+    def _limits(self):
+        return dict(max_pixels=self.max_pixels, short_side=self.short_side)
 
     def shape(self, i: int) -> tuple[int, int]:
         """(H, W) of image i from its header."""

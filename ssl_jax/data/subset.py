@@ -149,19 +149,13 @@ def sliced(source: Any, split: str) -> Subset:
             f"data.split: {split!r} is not a slice of the {len(source)} records of {name!r}; write"
             f" {name}[:90%], {name}[100:200] or {name}[:10%]+{name}[90%:]"
         ) from error
-    order = np.array(_hash_order(source))
+    names = source.list_names() or list(map(str, range(len(source))))
+    hashes = [hashlib.blake2b(os.fsencode(name), digest_size=16).digest() for name in names]
+    order = np.array(sorted(range(len(source)), key=lambda i: (hashes[i], i)))
     chosen = np.concatenate([order[span.from_ : span.to] for span in spans])
     if not len(chosen):
         raise InputError(f"data.split: {split!r} of {source} holds no records")
     return Subset(source, np.unique(chosen), f"split={split!r}")
-
-
-def _hash_order(source) -> list[int]:
-    """The records of a source by the hashes of their names."""
-    count = len(source)
-    names = source.list_names() or list(map(str, range(count)))
-    hashes = [hashlib.blake2b(os.fsencode(name), digest_size=16).digest() for name in names]
-    return sorted(range(count), key=lambda i: (hashes[i], i))
 
 
 def listed_records(source: Any, path: str) -> Subset:
@@ -173,32 +167,32 @@ def listed_records(source: Any, path: str) -> Subset:
     Raises:
       InputError: no such file, a name that the source does not know or knows several times.
     """
-    wanted = dict.fromkeys(listing.lines_of("list", path))
+    lines = dict.fromkeys(listing.lines_of("list", path))
     names = source.list_names()
     if names is None:
         raise InputError(f"data.list: {path}: the records of {source} have no file name or id")
-    known = _places(names, wanted)
-    unknown = [name for name in wanted if name not in known]
+    places = _places(names, lines)
+    unknown = [name for name in lines if name not in places]
     if unknown:
         raise InputError(
-            f"data.list: {len(unknown)} of {len(wanted)} names in {path} are not in {source}:"
+            f"data.list: {len(unknown)} of {len(lines)} names in {path} are not in {source}:"
             f" {listed(unknown, _NAMED)}; names there look like {names[0]!r}"
         )
-    twice = [name for name in wanted if known[name] < 0]
+    twice = [name for name in lines if places[name] < 0]
     if twice:
         raise InputError(
             f"data.list: {listed(twice, _NAMED)} in {path}: several records of {source} have this"
             " name; write relative paths"
         )
-    return Subset(source, sorted({known[name] for name in wanted}), f"list={path!r}")
+    return Subset(source, sorted({places[name] for name in lines}), f"list={path!r}")
 
 
-def _places(names: Sequence[str], wanted: Collection[str]) -> dict[str, int]:
+def _places(names: Sequence[str], lines: Collection[str]) -> dict[str, int]:
     """{wanted name: its record, -1 if there are several}, without those that nothing is called."""
-    known: dict[str, int] = {}
+    places: dict[str, int] = {}
     for i, name in enumerate(names):
         file = posixpath.basename(name)
         for form in {name, file, posixpath.splitext(name)[0], posixpath.splitext(file)[0]}:
-            if form in wanted:
-                known[form] = i if known.get(form, i) == i else -1
-    return known
+            if form in lines:
+                places[form] = i if places.get(form, i) == i else -1
+    return places

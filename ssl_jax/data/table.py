@@ -108,11 +108,11 @@ def _file(place, split) -> Path:
         raise InputError(f"data.dir: {place} does not exist; give a CSV file, or its folder")
     files = _files(place)
     name = listing.alike(split, [file.stem for file in files])
-    found = [file for file in files if file.stem == name] or (files if len(files) == 1 else [])
-    if not found:
+    matches = [file for file in files if file.stem == name] or (files if len(files) == 1 else [])
+    if not matches:
         names = listed([file.name for file in files])
         raise InputError(f"data.split: {place} has no list {split}.csv; lists: {names}")
-    return found[0]
+    return matches[0]
 
 
 def _read(path):
@@ -198,12 +198,4 @@ def _of_split(path, columns, rows, split):
     return [i for i, (_, cells) in enumerate(rows) if cells[column] == value]
 
 
-kinds.register(
-    "csv",
-    Table,
-    parts=parts,
-    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
-    has=("labels", "masks"),
-    required=kinds.FOLDER,
-    classes="names",
-)
+kinds.register("csv", Table, parts=parts, classes="names", **kinds.COLUMNS)

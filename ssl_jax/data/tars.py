@@ -53,7 +53,7 @@ class Tars(Stored):
           InputError: naming shard and sample for a tar that is compressed or broken, a sample
             without label or mask where others have one.
         """
-        place, self._shards = section["dir"], _shards(section["dir"], split)
+        place, self._shards = section["dir"], _shards(section, split)
         shards = range(len(self._shards))
         samples = [sample for n in shards for sample in self._index(n, section["labels"])]
         there = sorted({extension for _, members, _ in samples for extension in members})
@@ -83,15 +83,15 @@ class Tars(Stored):
         self._about = [repr(str(place)), repr(split), f"shards={len(shards)}"]
         self._about += self._encoded(section["labels"], section["masks"])
 
-    def _lacking(self, key, wanted, there):
+    def _lacking(self, key, name, there):
         """The error that no sample has what a key names."""
         what = "extension or key of its json" if key == "labels" else "extension"
         return InputError(
-            f"data.{key}: no sample of {self._shards[0]} has the {what} {wanted!r}; its extensions:"
+            f"data.{key}: no sample of {self._shards[0]} has the {what} {name!r}; its extensions:"
             f" {listed(there)}"
         )
 
-    def _index(self, number, wanted):
+    def _index(self, number, key_of_label):
         """[(key, {extension: _Member}, label)] of the samples of a shard, in its order."""
         samples: dict[str, dict[str, _Member]] = {}
         labels: dict[str, Any] = {}
@@ -111,15 +111,15 @@ class Tars(Stored):
                     extension = extension.lower()
                     member = _Member(number, info.offset_data, info.size)
                     samples.setdefault(key, {})[extension] = member
-                    if extension in ("cls", "json", wanted):
+                    if extension in ("cls", "json", key_of_label):
                         name = f"{self._shards[number]}/{key}.{extension}"
                         if member.size > _MOST:
                             raise tarfile.ReadError(f"{info.name} has {member.size} bytes")
                         file.seek(member.begin)
                         content = file.read(member.size)
-                        found = _label(name, content, extension, wanted)
-                        if found is not None:
-                            labels.setdefault(key, found)
+                        label = _label(name, content, extension, key_of_label)
+                        if label is not None:
+                            labels.setdefault(key, label)
         except InputError:
             raise
         except Exception as error:  # tarfile raises nearly anything for headers that are broken
@@ -169,10 +169,7 @@ class _Headers:
 
 def parts(section: kinds.Section) -> list[str]:
     """Names of the parts that the tars of a folder have."""
-    return _parts(local(section["dir"]))
-
-
-def _parts(place):
+    place = local(section["dir"])
     if place.is_file():
         return []
     named = [_PARTS.search(path.name) for path in place.glob("*.tar")]
@@ -180,41 +177,41 @@ def _parts(place):
     return sorted({*folders, *(match[1] for match in named if match)})
 
 
-def _shards(place, split) -> list[str]:
+def _shards(section, split) -> list[str]:
     """Paths of the tars of a split."""
-    place = local(place)
+    place = local(section["dir"])
     if place.is_file():
-        found = [place] if split == "train" else []
+        shards = [place] if split == "train" else []
     else:
-        split = listing.alike(split, _parts(place)) or split
+        split = listing.alike(split, parts(section)) or split
         tars = sorted(place.glob("*.tar"))
         inside = sorted((place / split).glob("*.tar"))
         named = [path for path in tars if split in _PARTS.findall(path.name)]
         divided = any(_PARTS.search(path.name) for path in tars)
-        found = inside or named or (tars if split == "train" and not divided else [])
-    if not found:
-        there = listed(_parts(place)) if place.exists() else "it does not exist"
+        shards = inside or named or (tars if split == "train" and not divided else [])
+    if not shards:
+        there = listed(parts(section)) if place.exists() else "it does not exist"
         raise InputError(
             f"data.split: {place} has no tar of the part {split!r}; parts: {there}; to hold out a"
             ' part, use a slice such as "train[90%:]"'
         )
-    return list(map(str, found))
+    return list(map(str, shards))
 
 
-def _first(members, wanted, usual):
+def _first(members, name, usual):
     """The member with the wanted extension, or the first with a usual one; None without one."""
-    names = (wanted,) if wanted else usual
+    names = (name,) if name else usual
     return next((members[name] for name in names if name in members), None)
 
 
-def _label(name, content, extension, wanted):
+def _label(name, content, extension, key):
     """The label in a member's bytes; None if it holds none."""
     try:
         text = content.decode("utf-8")
         if extension != "json":
-            return _number(text.strip()) if not wanted or wanted == extension else None
+            return _number(text.strip()) if not key or key == extension else None
         fields = reading.parse_json(text)
-        keys = (wanted,) if wanted else LABELS
+        keys = (key,) if key else LABELS
         value = next((fields[key] for key in keys if key in fields), None)
         if not isinstance(value, str | int | float | None) or value != value:
             raise ValueError(f"labels must be numbers or strings, not {value!r:.99}")
@@ -228,12 +225,4 @@ def _number(text):
     return int(text) if text.removeprefix("-").isdecimal() else text or None
 
 
-kinds.register(
-    "webdataset",
-    Tars,
-    parts=parts,
-    keys=("dir", "list", "images", "labels", "masks", *classes.KEYS),
-    has=("labels", "masks"),
-    required=kinds.FOLDER,
-    classes="numbers",
-)
+kinds.register("webdataset", Tars, parts=parts, classes="numbers", **kinds.COLUMNS)

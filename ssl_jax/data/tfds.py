@@ -161,25 +161,25 @@ def _names(feature):
     return tuple(names) if names else None
 
 
-def _boxes_feature(name, features, wanted):
+def _boxes_feature(name, features, path):
     """(sequence, its feature of boxes) that `wanted` ("objects" or "objects/bbox") names, or the
     first there is; (None, None) for a set without boxes."""
-    found = [
+    pairs = [
         (sequence, key)
         for sequence, feature in features.items()
         for key, inner in (getattr(feature, "feature", None) or {}).items()
         if hasattr(inner, "bbox_format")
     ]
-    if wanted:
-        found = [pair for pair in found if wanted in (pair[0], "/".join(pair))]
-        if not found:
+    if path:
+        pairs = [pair for pair in pairs if path in (pair[0], "/".join(pair))]
+        if not pairs:
             raise InputError(
-                f"data.boxes: {name} has no sequence of boxes {wanted!r}; its features:"
+                f"data.boxes: {name} has no sequence of boxes {path!r}; its features:"
                 f" {listed(list(features))}"
             )
-    if not found:
+    if not pairs:
         return None, None
-    sequence, key = found[0]
+    sequence, key = pairs[0]
     form = features[sequence].feature[key].bbox_format
     if getattr(form, "value", "REL_YXYX") != "REL_YXYX":
         raise InputError(
@@ -267,7 +267,7 @@ kinds.register(
     "tfds",
     Tfds,
     parts=parts,
-    keys=("dir", "list", "images", "masks", "boxes", *classes.KEYS),
+    keys=("dir", "list", "images", "masks", "boxes", *kinds.MASK_KEYS),
     has=("labels", "masks", "boxes"),
     required={"name": 'the name of a set, for example "cifar10"'},
     slices=False,

@@ -31,13 +31,15 @@ from ssl_jax.evals import (
     tsne,
     yolos,
 )
-from ssl_jax.evals.case import Case, cases, evaluate, run, sources
+from ssl_jax.evals.case import Case, cases, evaluate, run
 from ssl_jax.evals.follow import follow, settle
+from ssl_jax.evals.opened import sources
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
 from ssl_jax.evals.section import add, check, chosen, defaults, folder, headings, keys, named, new
 from ssl_jax.evals.table import comparison_table
-from ssl_jax.features.extract import Extracted, extract, subset
+from ssl_jax.features.extract import Extracted, extract
 from ssl_jax.features.pixels import raw_pixels
+from ssl_jax.features.telling import subset
 
 __all__ = [
     "BASELINES",

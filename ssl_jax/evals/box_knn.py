@@ -17,15 +17,15 @@ from ssl_jax.config import field
 from ssl_jax.data import base
 from ssl_jax.evals import knn
 from ssl_jax.evals.case import Case
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.pictures import neighbours
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import boxes, windows
-from ssl_jax.scores.metrics import check_classes
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores.neighbours import KS, classify_sets
 
 PAPER_K = 140  # 20 * 7
-_SHOWN, _COLUMNS = 12, 6  # test images of the picture, side by side
+_SHOWN = 12  # test images of the picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,28 +58,29 @@ PROTOCOLS = {
 }
 
 
-def _sight(case, settings, source):
+def _sight(case: Case, settings: Settings, source: Any) -> tuple[Any, boxes.Sight]:
     """The records of a source as they are stored, and how they are shown; a source that has its
     size already, as embedded sets do, is not resized again."""
-    stored = base.unresized(source)
+    stored, crop = base.adopt(source).unresized, case.config.crop
     resize = 0 if stored is source else case.config.data.size
-    return stored, boxes.Sight(case.patch, resize, case.config.crop, settings.boxes)
+    return stored, boxes.Sight(case.patch, resize, crop, settings.boxes, settings.cells)
 
 
 class _Result(NamedTuple):
-    """What `score` computes and `figures` shows."""
+    """What `score` computes and `figures` shows, of M images with P patches each."""
 
     first: int  # k of the score
     predicted: dict[int, np.ndarray]  # k -> [M, P]
-    test: boxes.Selected  # without features
+    labels: np.ndarray  # [M]
+    records: np.ndarray  # [M]
+    points: np.ndarray  # [M, P, 2]
 
 
-def _result(case, settings) -> _Result:
-    def select(name):
-        records = case.boxed(name)
+def _result(case: Case, settings: Settings) -> _Result:
+    def select(name: str) -> boxes.Selected:
+        records, how = case.boxed(name), (case.batch_size, case.shared)
         stored, sight = _sight(case, settings, records.source)
-        how = dict(cells=settings.cells, batch_size=case.batch_size, shared=case.shared)
-        return boxes.select(case.network, stored, records.indices, sight, **how)
+        return boxes.select(case.network, stored, records.indices, sight, *how)
 
     train, test = select("train"), select("test")
     case.need(min(train.labels.min(), test.labels.min()) >= 0, "labels from 0 on")
@@ -92,8 +93,7 @@ def _result(case, settings) -> _Result:
         ks=settings.k,
         temperature=settings.temperature,
     )
-    first = min(settings.k[0], max(predicted))
-    return _Result(first, predicted, test._replace(features=None))
+    return _Result(min(settings.k[0], max(predicted)), predicted, *test[1:])
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
@@ -103,28 +103,29 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
     Raises InputError for a set without boxes.
     """
-    first, predicted, test = case.once("box_knn", lambda case: _result(case, settings))
-    right = {k: (predicted[k] == test.labels[:, None]).any(axis=1) for k in (first, *predicted)}
-    accuracy = {k: float(x.mean()) for k, x in right.items()}
-    return knn.scores_by_k("box_knn", accuracy, first)
+    result = case.once("box_knn", lambda case: _result(case, settings))
+    right = {k: p == result.labels[:, None] for k, p in result.predicted.items()}
+    order = (result.first, *right)
+    accuracy = {k: float(right[k].any(axis=1).mean()) for k in order}
+    return knn.scores_by_k("box_knn", accuracy, result.first)
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
-    """{"box_neighbours": the first test images, the points whose patches voted, and how many of
-    them name the class}."""
-    k, predicted, test = case.once("box_knn", lambda case: _result(case, settings))
+    """{"box_neighbours": see `pictures.neighbours.points`}."""
+    result = case.once("box_knn", lambda case: _result(case, settings))
     stored, sight = _sight(case, settings, case.test)
+    images = [boxes.seen(stored[int(i)], sight)[1] for i in result.records[:_SHOWN]]
     names = getattr(case.test, "class_names", None) or getattr(case.test, "box_names", None)
-    panels = []
-    for label, i, points, classes in zip(test.labels[:_SHOWN], *test[2:], predicted[k]):
-        votes = int((classes == label).sum())
-        color, mark = neighbours.judged(votes > 0)
-        title = f"{mark} {class_name(names, label)}: {votes} of {len(classes)} say so"
-        image = windows.unit(boxes.seen(stored[int(i)], sight)[1])
-        panels.append(Panel(image, marks=tuple(map(tuple, points)), title=title, frame=color))
-    rows = tuple(tuple(panels[i : i + _COLUMNS]) for i in range(0, len(panels), _COLUMNS))
-    title = f"Patches at the centres of the cells of the largest box; {k} neighbours of each vote"
-    return {"box_neighbours": Picture(title, rows)}
+    picture = neighbours.points(
+        list(map(windows.unit, images)),
+        result.points,
+        result.labels,
+        result.predicted[result.first],
+        class_names=names,
+        title=f"Patches at the centres of the cells of the largest box; {result.first} neighbours"
+        " of each vote",
+    )
+    return {"box_neighbours": picture}
 
 
 register_module(__name__, heading="box k-NN", needs="boxes", share=True)

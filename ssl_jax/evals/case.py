@@ -10,19 +10,16 @@ from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, flatten
 from ssl_jax.data import base
-from ssl_jax.data.prepared import Prepared
-from ssl_jax.data.source import EMBEDDED, make_source
 from ssl_jax.evals import registry, section
+from ssl_jax.evals.classes import check_classes
+from ssl_jax.evals.opened import images_of_section, sources
 from ssl_jax.features.extract import Extracted, extract
-from ssl_jax.features.feed import View, by_shape, feed
+from ssl_jax.features.feed import by_shape, feed
 from ssl_jax.features.network import Network, adopt
-from ssl_jax.features.telling import Telling, drawn
+from ssl_jax.features.telling import drawn
 from ssl_jax.features.tokens import DENSE
 from ssl_jax.features.windows import cut_record, images_of, stacked
 from ssl_jax.runtime import progress
-from ssl_jax.scores import metrics
-
-_CACHE_BYTES = 2**30  # of decoded images per source
 
 
 class Labelled(NamedTuple):
@@ -98,10 +95,10 @@ class Case:
         name: "train" or "test". tokens: of `tokens.KINDS` for one vector each, or "patches".
         layers: see `Network.read`.
         """
-        known = (*_images(self.config), self.config.crop, tokens, layers, name)
-        if known not in self.extracted:
-            self.extracted[known] = self.of(*self.chosen(name), tokens, layers)
-        return self.extracted[known]
+        place = (*images_of_section(self.config), self.config.crop, tokens, layers, name)
+        if place not in self.extracted:
+            self.extracted[place] = self.of(*self.chosen(name), tokens, layers)
+        return self.extracted[place]
 
     def labelled(self, tokens: str = "image", layers: int = 1) -> tuple[Labelled, Labelled]:
         """Vectors of the training and the test images with their labels, see `part`. Raises
@@ -109,7 +106,7 @@ class Case:
         parts = self.features(tokens, layers)
         for part in parts:
             self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
-        metrics.check_classes(self.config.type, self.train, [parts[0].labels], "labels")
+        check_classes(self.config.type, self.train, [parts[0].labels], "labels")
         train, test = (Labelled(part.image, part.labels, part.index) for part in parts)
         return train, test
 
@@ -119,7 +116,7 @@ class Case:
         part = self.part(name, DENSE, layers)
         self.need(part.masks is not None, "masks")
         if name == "train":
-            metrics.check_classes(self.config.type, self.train, part.masks, "masks")
+            check_classes(self.config.type, self.train, part.masks, "masks")
         return Masked(part.patches, part.masks, part.index)
 
     def boxed(self, name: str) -> Records:
@@ -180,10 +177,10 @@ class Case:
 
     def once(self, name: str, make: Callable[["Case"], Any], *more: Any) -> Any:
         """make(self), worked out once for the scores and the pictures of this evaluation."""
-        known = self.own(name, *more)
-        if known not in self.extracted:
-            self.extracted[known] = make(self)
-        return self.extracted[known]
+        place = self.own(name, *more)
+        if place not in self.extracted:
+            self.extracted[place] = make(self)
+        return self.extracted[place]
 
     def images(self, source: Any, indices: Iterable[int]) -> np.ndarray:
         """Images [n, H, W, 3] float32 in [0, 1] of records of `train` or `test`, cut as they are
@@ -197,60 +194,11 @@ class Case:
         source, records = self.chosen("test")
 
         def cut(row, record):
-            yield View(row, cut_record(record, source.name(int(records[row])), **how))
+            yield cut_record(record, source.name(int(records[row])), **how)
 
         size = self.batch_size
-        for batch in by_shape(feed(source, records, cut, size), size, shape=lambda view: None):
-            yield stacked([view.image for view in batch.views])
-
-
-def _images(config) -> tuple:
-    """What says which images an evaluation uses."""
-    data = sorted(flatten(config.data).items())
-    return (*data, config.train_examples, config.test_examples)
-
-
-def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, tuple]:
-    """{name: (train source, test source)} of the evaluations to run; make them once to evaluate
-    several networks. Those with the same images share them.
-
-    Raises InputError where one cannot be opened, or too much of few images cannot be read.
-    """
-    opened: dict[tuple, tuple] = {}
-    result, stored = {}, list[Telling]()
-    for name, c in section.chosen(config, tasks).items():
-        known = _images(c)
-        if known not in opened:
-            data = c.data
-            parts = (
-                (data.split, data.get("list", ""), c.train_examples),
-                (data.test_split, data.get("test_list", ""), c.test_examples),
-            )
-            share = config.data.max_unreadable
-            pair = section.numbered_alike(
-                c, *(_cached(make_source(data, split=s, list=x), count) for s, x, count in parts)
-            )
-            opened[known] = tuple(
-                Telling(part, count, share=share) for part, (*_, count) in zip(pair, parts)
-            )
-            stored += opened[known] if data.kind not in EMBEDDED else ()
-        for source in opened[known]:
-            section.check_source(name, c, source)
-        section.check_classes(name, c, *opened[known])
-        result[name] = opened[known]
-    for source in stored:
-        source.look(config.seed)
-    return result
-
-
-def _cached(source, examples: int):
-    """`source`, with decoded records kept in RAM if they fit: several networks are scored on
-    them."""
-    if source.size is None:
-        return source
-    count = min(len(source), examples or len(source))
-    fits = 3 * count * source.size[0] * source.size[1] <= _CACHE_BYTES
-    return Prepared(source, cache=True) if fits else source
+        for batch in by_shape(feed(source, records, cut, size), size, shape=lambda image: None):
+            yield stacked(batch.views)
 
 
 def cases(
@@ -291,8 +239,8 @@ def run(cases: Mapping[str, Case]) -> dict[str, float]:
     for number, (name, case) in enumerate(cases.items(), start=1):
         type = case.config.type
         with progress.part(name, number, len(cases)):
-            found = registry.get(type).run(case)
-        for score, value in found.items():
+            results = registry.get(type).run(case)
+        for score, value in results.items():
             scores[registry.score_name(name, type, score)] = value
     return scores
 

@@ -3,6 +3,7 @@ dimensions. No labels are needed.
 """
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Settings:
     )
 
 
-def _views(case, scale):
+def _views(case: Case, scale: Sequence[float]) -> Iterable[np.ndarray]:
     """Features [N, d] of two random crops of each test image."""
     rng = np.random.Generator(np.random.Philox(key=case.seed))
     views: tuple[list, list] = ([], [])

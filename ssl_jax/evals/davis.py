@@ -14,9 +14,9 @@ import numpy as np
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import tracking
-from ssl_jax.evals.pictures.base import Animation, Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import derived, frames, windows
+from ssl_jax.methods.pictures.base import Animation, Picture
 from ssl_jax.scores import propagation, video
 from ssl_jax.scores.propagation import Propagation
 
@@ -75,7 +75,7 @@ class _Followed(NamedTuple):
     predicted: np.ndarray  # likewise
 
 
-def _followed(case, settings, name, records) -> _Followed:
+def _followed(case: Case, settings: Settings, name: str, records: range) -> _Followed:
     """The masks of one video, from that of its first frame."""
     stream = frames.encoded(
         case.network,
@@ -115,14 +115,9 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
             shown[followed.name] = followed
         rows.extend(_measured(followed))
     (values,) = derived.joined([np.asarray(rows, np.float64)], case.shared)
-    j, j_recall, f, f_recall = (100.0 * float(x) for x in values.mean(axis=0))
-    return {
-        "davis": (j + f) / 2,
-        "davis_j": j,
-        "davis_j_recall": j_recall,
-        "davis_f": f,
-        "davis_f_recall": f_recall,
-    }
+    means = dict(zip(video.Measured._fields, values.mean(axis=0)))
+    scores = {f"davis_{name}": 100.0 * float(x) for name, x in means.items()}
+    return {"davis": (scores["davis_j"] + scores["davis_f"]) / 2, **scores}
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Animation]:

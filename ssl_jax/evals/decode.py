@@ -9,24 +9,21 @@ its sparse tokens, and says pixels (squared error) or the codes of a frozen toke
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
-import jax
 import numpy as np
-import optax
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, field
-from ssl_jax.data.decode import Unreadable
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
-from ssl_jax.features.ahead import ahead
-from ssl_jax.losses import reconstruction
-from ssl_jax.models import decoder, factorise, tokenizer
+from ssl_jax.features import latents
+from ssl_jax.methods.pictures import reconstructions
+from ssl_jax.methods.pictures.base import Picture
+from ssl_jax.models import tokenizer
 from ssl_jax.ops import numerics
+from ssl_jax.scores import rebuild
 
 _SHOWN = 6  # test images of the picture
 
@@ -40,7 +37,7 @@ _STELLAR = {
     "data": {"size": 256},
     "crop": 224,
     "lpips": "alex",
-    "fid": quality.INCEPTION,
+    "fid": rebuild.INCEPTION,
 }
 PROTOCOLS = {
     # Batch size and weight decay are not in the paper.
@@ -57,7 +54,7 @@ class Settings(quality.Settings):
         "auto",
         'what the decoder gets: "dense", the patch tokens; "sparse", the low-rank map of'
         ' STELLAR\'s sparse tokens; "auto", sparse where there is one',
-        choices=("auto", "dense", "sparse"),
+        choices=latents.KINDS,
     )
     target: str = field(
         "pixel",
@@ -92,152 +89,48 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
             raise InputError(f'{name}.target="vq" needs {name}.tokenizer: {error}') from error
 
 
-class Decoder(NamedTuple):
-    """A trained decoder.
-
-    losses: [epochs], the mean training loss of each. apply(params, latents) -> outputs [B, n, c].
-    """
-
-    params: Any
-    losses: np.ndarray
-    apply: Callable
-
-
-def fit(
-    batches: Callable[[int], Iterable[tuple[np.ndarray, np.ndarray]]],
-    goal: tokenizer.Target,
-    *,
-    grid: tuple[int, int],
-    dim: int,
-    key: jax.Array,
-    constants: Any = None,
-    width: int = 64,
-    depth: int = 2,
-    heads: int = 4,
-    epochs: int = 20,
-    lr: float | optax.Schedule = 1e-3,
-    weight_decay: float = 1e-4,
-) -> Decoder:
-    """Trains a decoder from scratch. Everything follows from `key` and the batches.
-
-    Args:
-      batches: epoch -> (latents [B, h w, dim], images [B, H, W, 3] in [0, 1]) of its steps, all of
-        one shape.
-      goal: what it says of each patch; constants: of the goal.
-      grid: (h, w), cells of the latents and patches of the images.
-      width, depth, heads: of the decoder. lr: a number or a schedule over steps.
-
-    Raises:
-      InputError: no batch, or a loss that is not finite.
-    """
-    key_init, key_codes = jax.random.split(key)
-    model = decoder.decoder(dim, goal.width, width=width, depth=depth, heads=heads)
-    codes = factorise.fourier_codes(factorise.fourier_matrix(key_codes, width), grid)
-    optimizer = optax.adamw(lr, weight_decay=weight_decay)
-    frozen = {} if constants is None else constants
-
-    def loss(params, latents, wanted):
-        predicted = model.apply(params, latents, codes)
-        return reconstruction(predicted, wanted)["reconstruction_loss"]
-
-    @jax.jit
-    def step(params, moments, frozen, latents, images):
-        wanted = goal.encode(frozen, images)
-        value, gradient = jax.value_and_grad(loss)(params, latents, wanted)
-        updates, moments = optimizer.update(gradient, moments, params)
-        return optax.apply_updates(params, updates), moments, value
-
-    params = model.init(key_init)
-    moments, history = optimizer.init(params), []
-    for epoch in range(epochs):
-        values = []
-        for latents, images in batches(epoch):
-            params, moments, value = step(params, moments, frozen, latents, images)
-            values.append(value)
-        history.append(float(np.mean(jax.device_get(values))) if values else np.nan)
-        if not np.isfinite(history[-1]):
-            reason = "its loss is not finite; lower lr" if values else "no batch of images"
-            raise InputError(f"the decoder cannot be trained: {reason}")
-    apply = jax.jit(lambda params, latents: model.apply(params, latents, codes))
-    return Decoder(params, np.array(history), apply)
-
-
-def latents(encoder: Callable, images: np.ndarray, tokens: str = "auto") -> jax.Array:
-    """What a decoder gets of images [B, H, W, 3]: [B, h, w, d], see `defaults` for `tokens`.
-
-    Raises InputError where "sparse" is asked of a network without localization maps.
-    """
-    found = encoder(images, extras=tokens != "dense")
-    if tokens == "dense":
-        return found.patches
-    extras = found.extras or {}
-    if "localization" not in extras:
-        if tokens == "auto":
-            return found.patches
-        raise InputError(
-            'tokens="sparse" needs a network with sparse tokens and localization maps, as STELLAR;'
-            ' use tokens="dense"'
-        )
-    maps = extras["localization"]
-    b, h, w, r = maps.shape
-    return factorise.recompose(maps.reshape(b, h * w, r), extras["tokens"]).reshape(b, h, w, -1)
-
-
-def _readable(source: Any, record: int) -> bool:
-    try:
-        source[int(record)]
-    except Unreadable:
-        return False
-    return True
-
-
-def train(case: Case) -> tuple[Decoder, tokenizer.Target]:
+def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Target]:
     """The decoder of an evaluation, trained on its training images, and its goal."""
-    c = case.config
-    source, chosen = case.chosen("train")
-    index = chosen[[_readable(source, i) for i in chosen]]
-    size = min(c.batch, len(index))
-    goal = tokenizer.target(c.target, case.patch)
-    first = case.images(case.train, index[:1])
-    _, h, w, dim = latents(case.encoder, first, c.tokens).shape
-
-    def batches(epoch):
-        rng = np.random.Generator(np.random.Philox(key=[case.seed, epoch]))
-        order = rng.permutation(index)
-        steps = order[: len(index) // size * size].reshape(-1, size)
-        for made in ahead(lambda i: case.images(case.train, [i]), steps, 1):
-            images = np.concatenate(made)
-            found = latents(case.encoder, images, c.tokens)
-            yield found.reshape(size, h * w, dim), images
-
-    trained = fit(
+    source, records = case.chosen("train")
+    records = latents.readable(source, records, settings.batch)
+    size = min(settings.batch, len(records))
+    goal = tokenizer.target(settings.target, case.patch)
+    first = case.images(source, records[:1])
+    _, h, w, dim = latents.latents(case.network, first, settings.tokens).shape
+    batches = latents.shuffled(
+        case.network,
+        lambda record: case.images(source, [record])[0],
+        records,
+        kind=settings.tokens,
+        size=size,
+        epochs=settings.epochs,
+        seed=case.seed,
+    )
+    same = ("width", "depth", "heads", "epochs", "lr", "weight_decay")
+    trained = rebuild.fit_decoder(
         batches,
         goal,
         grid=(h, w),
         dim=dim,
         key=numerics.key(case.seed),
-        constants=goal.constants(c.tokenizer),
-        **{name: c[name] for name in ("width", "depth", "heads", "epochs", "lr", "weight_decay")},
+        constants=goal.constants(settings.tokenizer),
+        steps=len(records) // size,
+        **{name: getattr(settings, name) for name in same},
     )
     return trained, goal
 
 
-def rebuilt(
-    case: Case, trained: Decoder, goal: tokenizer.Target
-) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """Test images, what the decoder makes of them, and how many of a batch count."""
+def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Test images, what the decoder makes of them, and how many of a batch count; the decoder is
+    trained once for the scores and the picture of an evaluation."""
+    trained, goal = case.once("decode", lambda case: train(case, settings))
     for images, count in psnr.batches(case):
-        found = latents(case.encoder, images, case.config.tokens)
-        b, h, w, dim = found.shape
-        shown = goal.show(trained.apply(trained.params, found.reshape(b, h * w, dim)), (h, w))
+        cells = latents.latents(case.network, images, settings.tokens)
+        b, h, w, dim = cells.shape
+        shown = goal.show(trained.apply(trained.params, cells.reshape(b, h * w, dim)), (h, w))
         if goal.decode is not None:
-            shown = goal.decode(case.config.tokenizer, shown)
+            shown = goal.decode(settings.tokenizer, shown)
         yield images, np.asarray(shown), count
-
-
-def _trained(case: Case) -> tuple[Decoder, tokenizer.Target]:
-    """`train`, once for the scores and the picture of an evaluation."""
-    return case.once("decode", train)
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
@@ -246,12 +139,12 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
     Raises InputError for settings or files that do not fit.
     """
-    return quality.scores("decode", case.config, rebuilt(case, *_trained(case)))
+    return quality.scores("decode", settings, rebuilt(case, settings))
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"decoded": test images, rebuilt, and the error}."""
-    images, shown, count = next(iter(rebuilt(case, *_trained(case))))
+    images, shown, count = next(iter(rebuilt(case, settings)))
     part = min(_SHOWN, count)
     title = "Images rebuilt from frozen features by a new decoder"
     return {"decoded": reconstructions.picture(images[:part], shown[:part], title)}

@@ -7,15 +7,16 @@ import dataclasses
 import numpy as np
 
 from ssl_jax.config import InputError, field
-from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures import confusion, segmentation
-from ssl_jax.evals.pictures.base import Classes, Picture
+from ssl_jax.evals.case import Case, Masked
+from ssl_jax.evals.classes import classes_of
+from ssl_jax.evals.pictures import segmentation as pictures
 from ssl_jax.evals.registry import Protocol, register_module
-from ssl_jax.features import extract, tokens
+from ssl_jax.features import tokens
 from ssl_jax.features.store import Grids
-from ssl_jax.losses.segmentation import IGNORE
-from ssl_jax.scores.metrics import ABSENT, mean_iou, num_classes
-from ssl_jax.scores.segmentation import NEIGHBOURS, segment
+from ssl_jax.features.telling import subset
+from ssl_jax.methods.pictures.base import Classes, Picture
+from ssl_jax.scores.metrics import ABSENT, mean_iou
+from ssl_jax.scores.segmentation import NEIGHBOURS, Retrieval, segment
 
 PROTOCOLS = {
     "cribo": Protocol(
@@ -24,6 +25,7 @@ PROTOCOLS = {
     )
 }
 _SHOWN = 6  # test images of the picture
+Parts = tuple[Masked, Masked, int]  # training and test patches, and the number of classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,27 +54,26 @@ class Settings:
     layers: int = tokens.layers_field()
 
 
-def _parts(case, settings):
-    """Training and test patches with their masks, and the number of classes. Raises InputError for
-    labels that the set does not name."""
+def _parts(case: Case, settings: Settings) -> Parts:
     train, test = (case.masked(name, settings.layers) for name in ("train", "test"))
-    classes, names = num_classes(train.masks, test.masks), getattr(case.test, "mask_names", None)
-    if names and classes > len(names):
-        raise InputError(
-            f"a mask of {case.test} has class {classes - 1}, but the set names {len(names)}"
-            f" classes, 0 to {len(names) - 1}; {IGNORE} means ignore"
-        )
-    return train, test, classes
+    return train, test, classes_of(case.test, train.masks, test.masks)
 
 
-def _retrieved(parts, settings, images=None, shown=None):
-    """Classes of the patches of the first `shown` test images, from some training images."""
+def _retrieved(parts: Parts, settings: Settings, images: np.ndarray | None = None) -> Retrieval:
+    """Classes of the test patches, from some training images."""
     train, test, classes = parts
-    how = dict(k=settings.k, rule=settings.vote, absent=settings.absent, images=images)
-    test_patches, test_masks = (x[:shown] if shown else x for x in (test.patches, test.masks))
-    arrays = train.patches, train.masks, test_patches, test_masks
     try:
-        return segment(*arrays, num_classes=classes, **how)
+        return segment(
+            train.patches,
+            train.masks,
+            test.patches,
+            test.masks,
+            num_classes=classes,
+            k=settings.k,
+            rule=settings.vote,
+            absent=settings.absent,
+            images=images,
+        )
     except ValueError as error:
         some = "" if images is None else f" of {len(images)} training images"
         raise InputError(f"dense retrieval from the patches{some}: {error}") from error
@@ -92,7 +93,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     for part in settings.subsample:
         draws = []
         for draw in range(settings.runs if part > 1 else 1):
-            images = extract.subset(total, max(1, total // part), case.seed + draw)
+            images = subset(total, max(1, total // part), case.seed + draw)
             result = _retrieved(parts, settings, images if part > 1 else None)
             case.extracted.setdefault(case.own("dense"), result)  # the first one, for the pictures
             draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
@@ -107,32 +108,18 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     """{"segmentation": the first test images, their true classes and those retrieved;
     "dense_classes": IoU of each class and what its patches are taken for, if it was scored}."""
-    parts, scored = _parts(case, settings), case.extracted.get(case.own("dense"))
-    test = parts[1]
+    (train, test, classes), scored = _parts(case, settings), case.extracted.get(case.own("dense"))
     if scored is None and isinstance(test.patches, Grids):
         return {}
-    result = scored or _retrieved(parts, settings, shown=_SHOWN)
-    names = getattr(case.test, "mask_names", None)
-    pictures: dict[str, Picture | Classes] = {
-        "segmentation": segmentation.picture(
-            [case.images(case.test, [i])[0] for i in test.index[:_SHOWN]],
-            test.masks,
-            result.truth,
-            result.predicted,
-            title=f"Dense retrieval: the class of each patch from its {settings.k} nearest training"
-            " patches",
-            class_names=names,
-        )
-    }
-    if scored:
-        pictures["dense_classes"] = confusion.picture(
-            scored.patch_counts,
-            scored.patch_iou,
-            names=names,
-            title="IoU of each class, and the predicted classes of its patches",
-            measure="IoU",
-        )
-    return pictures
+    few = Masked(*(rows[:_SHOWN] for rows in test))
+    return pictures.of_retrieval(
+        [case.images(case.test, [i])[0] for i in few.index],
+        test.masks,
+        scored or _retrieved((train, few, classes), settings),
+        k=settings.k,
+        scored=scored is not None,
+        class_names=getattr(case.test, "mask_names", None),
+    )
 
 
 register_module(__name__, heading="dense mIoU", needs="masks")

@@ -30,19 +30,19 @@ def follow(config: ConfigDict) -> None:
     """
     data = config.data
     for each in _followers(config).values():
-        own, needs = each.data, registry.get(each.type).needs
-        own.kind = data.kind
+        images, needs = each.data, registry.get(each.type).needs
+        images.kind = data.kind
         if data.kind in source.EMBEDDED:
             if needs and not source.may_have(data, needs):
-                own.kind = section.DEFAULT_KIND[needs]
+                images.kind = section.DEFAULT_KIND[needs]
             continue
         # How a set is read: an evaluation may say it itself.
         for name in kinds.specific().keys() - {"list"} | {"name", "size"}:
-            own[name] = own[name] or data[name]
-        if own.max_pixels == decode.MAX_PIXELS:
-            own.max_pixels = data.max_pixels
-        own.ignore = data.ignore if own.ignore == 255 else own.ignore
-        own.split = data.split if own.split == "train" else own.split
+            images[name] = images[name] or data[name]
+        if images.max_pixels == decode.MAX_PIXELS:
+            images.max_pixels = data.max_pixels
+        images.ignore = data.ignore if images.ignore == 255 else images.ignore
+        images.split = data.split if images.split == "train" else images.split
 
 
 def settle(
@@ -75,15 +75,15 @@ def settle(
     notes = []
     if left_out:
         gone = [name for names in left_out.values() for name in names]
-        kept = [name for name in chosen if name not in gone]
-        if not any(registry.get(chosen[name].type).needs == "labels" for name in kept):
+        tasks = [name for name in chosen if name not in gone]
+        if not any(registry.get(chosen[name].type).needs == "labels" for name in tasks):
             like = chosen[(left_out.get("labels") or gone)[0]]
-            kept += [] if "rank" in kept else [_rank(config, like)]
-        config.evals.tasks = tuple(kept)
+            tasks += [] if "rank" in tasks else [_rank(config, like)]
+        config.evals.tasks = tuple(tasks)
         lacks = " and ".join(
             f"no {needs} for {', '.join(names)}" for needs, names in left_out.items()
         )
-        notes.append(f"evaluations: {', '.join(kept)}; {_where(config.data)} has {lacks}")
+        notes.append(f"evaluations: {', '.join(tasks)}; {_where(config.data)} has {lacks}")
     followers = _followers(config)
     follow(config)
     if records is not None:
@@ -134,11 +134,11 @@ def _choose_parts(config, followers, given) -> list[str]:
     for name, each in followers.items():
         if f"evals.{name}.data.test_split" in given:
             continue
-        wanted = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
+        named = (listing.alike(part, parts) for part in (each.data.test_split, *HELD_OUT))
         learned = listing.alike(each.data.split, parts)
-        found = next((part for part in wanted if part and part != learned), None)
-        if found is not None:
-            each.data.test_split = found
+        scored = next((part for part in named if part and part != learned), None)
+        if scored is not None:
+            each.data.test_split = scored
             continue
         trained, left = config.data.split, subset.remainder(config.data.split)
         if subset.split_name(trained)[1] and not left:

@@ -7,19 +7,17 @@ as `data.size` and `crop` say.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from ssl_jax.config import InputError, field, local, read_json, reading
+from ssl_jax.config import InputError, field, local
 from ssl_jax.data.source import make_source
 from ssl_jax.evals import linear
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
+from ssl_jax.models import classifiers
 from ssl_jax.scores import probe
 
 ORIGINAL = "original"
@@ -65,85 +63,14 @@ _CHANGES = {**linear.PROTOCOLS["sop_base"].changes, "variants": VARIANTS}
 PROTOCOLS = {"sop": Protocol("SOP table 6", _CHANGES), "sove": Protocol("SOVE table 6", _CHANGES)}
 
 
-def read_mapping(path: str | Path) -> np.ndarray:
-    """[c] int: for each class of ImageNet-1K the one of ImageNet-9 it belongs to, or -1.
-
-    Raises InputError for a file that says nothing of the kind.
-    """
-    path = local(path)
-    if not path.is_file():
-        raise InputError(
-            f'no file "{path}"; set `mapping` to in_to_in9.json of the backgrounds challenge'
-        )
-    try:
-        entries = {int(name): int(value) for name, value in read_json(path).items()}
-        mapping = np.array([entries[i] for i in range(len(entries))], np.int64)
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InputError(
-            f"{path} is not {{class of ImageNet-1K: class of ImageNet-9, or -1}} for the classes"
-            " 0, 1, ..."
-        ) from error
-    if not len(mapping) or mapping.max() < 0 or mapping.min() < -1:
-        raise InputError(f"{path} maps nothing, or to a class below -1")
-    return mapping
-
-
-def read_head(path: str | Path) -> dict[str, np.ndarray]:
-    """Arrays of a linear classifier: kernel [d, c], bias [c]; scale and shift [d] with a layer
-    norm.
-
-    Raises InputError for a file without them.
-    """
-    path = local(path)
-    if not path.is_file():
-        raise InputError(f"no file {path}; set `head` to an .npz file with kernel and bias")
-    try:
-        with reading.open_npz(path) as stored:
-            head = {name: np.asarray(stored[name], np.float32) for name in stored.files}
-    # zipfile, NumPy and its header parser have no common error class
-    except Exception as error:
-        raise InputError(f"cannot read {path} as .npz: {error}") from error
-    kernel, bias = head.get("kernel"), head.get("bias")
-    norm = [name for name in ("scale", "shift") if name in head]
-    if (
-        kernel is None
-        or bias is None
-        or kernel.ndim != 2
-        or bias.shape != kernel.shape[1:]
-        or len(norm) == 1
-        or any(head[name].shape != kernel.shape[:1] for name in norm)
-    ):
-        found = {name: list(value.shape) for name, value in head.items()}
-        raise InputError(
-            f"{path} holds {found}; a classifier is kernel [d, c] and bias [c], with scale and"
-            " shift [d] if it has a layer norm"
-        )
-    return head
-
-
-def predict(head: Mapping[str, np.ndarray], inputs: np.ndarray) -> np.ndarray:
-    """Class [n] int of each row [n, d]: the layer norm if the classifier has one, and the linear
-    layer."""
-    rows = probe.whiten(inputs) if "scale" in head else jnp.asarray(inputs)
-    scores = probe.logits({name: jnp.asarray(value) for name, value in head.items()}, rows)
-    return np.asarray(scores.argmax(axis=-1))
-
-
-def accuracy(predicted: np.ndarray, labels: np.ndarray, mapping: np.ndarray) -> float:
-    """Share of images whose class of ImageNet-1K [n] belongs to their class of ImageNet-9 [n],
-    0..1; a class that belongs to none is wrong."""
-    return float((mapping[predicted] == labels).mean())
-
-
-def _variant(case, name, classes):
+def _variant(case, settings, name, classes):
     """The images of a variant. Raises InputError for a folder that is not as the challenge's."""
-    c = case.config
-    data = dict(kind="folder", dir=c.dir, size=c.data.size)
+    data = dict(kind="folder", dir=settings.dir, size=case.config.data.size)
     source = make_source(data, split=f"{name}/val")
     if source.num_classes != classes:
         raise InputError(
-            f"{c.dir}/{name}/val has {source.num_classes or 'no'} folders of classes, the mapping"
-            f" leads to {classes}"
+            f"{settings.dir}/{name}/val has {source.num_classes or 'no'} folders of classes, the"
+            f" mapping leads to {classes}"
         )
     return source
 
@@ -154,45 +81,47 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
     _opened(name, settings)
 
 
-def _opened(name, section) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+def _opened(name: str, settings: Settings) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
     """(mapping, classifier or None) of an evaluation `name`, whose folder is there."""
-    if not section.dir or not local(section.dir).is_dir():
-        raise InputError(f'{name}.dir is "{section.dir}"; it must be the folder of ImageNet-9')
-    return read_mapping(section.mapping), read_head(section.head) if section.head else None
+    if not settings.dir or not local(settings.dir).is_dir():
+        raise InputError(f'{name}.dir is "{settings.dir}"; it must be the folder of ImageNet-9')
+    head = classifiers.read_head(settings.head) if settings.head else None
+    return classifiers.read_mapping(settings.mapping), head
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """`imagenet9`: accuracy on the original images in percent; `imagenet9_mixed_rand` and so on: on
     the variants; `imagenet9_bg_gap`: Mixed-Same minus Mixed-Rand; `imagenet9_head`: accuracy of a
-    classifier fitted here on the test part of `data`.
+    classifier fitted here on the test part of `data`. A class of ImageNet-1K that belongs to none
+    of ImageNet-9 is wrong.
 
     Raises InputError for a missing folder, mapping or classifier, or ones that do not fit.
     """
-    c = case.config
-    mapping, known = _opened("imagenet9", c)
+    mapping, head = _opened("imagenet9", settings)
     sources: dict[str, Any] = {
-        name: _variant(case, name, 1 + int(mapping.max())) for name in c.variants
+        name: _variant(case, settings, name, 1 + int(mapping.max())) for name in settings.variants
     }
-    fitted = None if known else linear.probe(case, len(mapping))
-    head: Any = fitted.params if fitted else known
-    if head["kernel"].shape[1] != len(mapping):
-        raise InputError(
-            f"the classifier knows {head['kernel'].shape[1]} classes, the mapping {len(mapping)}"
-        )
-    found = {}
+    fitted = None
+    if head is None:
+        fitted = linear.probe(case, settings, len(mapping))
+        head = fitted.params
+    width, classes = head["kernel"].shape
+    if classes != len(mapping):
+        raise InputError(f"the classifier has {classes} classes, the mapping {len(mapping)}")
+    accuracies = {}
     for name, source in sources.items():
-        part = case.of(source, None, c.tokens, c.layers)
-        assert part.image is not None and part.labels is not None
-        if part.image.shape[1] != len(head["kernel"]):
+        part = case.of(source, None, settings.tokens, settings.layers)
+        if part.image.shape[1] != width:
             raise InputError(
-                f"the classifier takes {len(head['kernel'])} features, the network gives"
-                f' {part.image.shape[1]} with tokens="{c.tokens}" and layers={c.layers}'
+                f"the classifier takes {width} features, the network gives {part.image.shape[1]}"
+                f' with tokens="{settings.tokens}" and layers={settings.layers}'
             )
-        found[name] = 100.0 * accuracy(predict(head, part.image), part.labels, mapping)
-    scores = {"imagenet9": found[ORIGINAL]} if ORIGINAL in found else {}
-    scores |= {f"imagenet9_{name}": value for name, value in found.items()}
-    if "mixed_same" in found and "mixed_rand" in found:
-        scores["imagenet9_bg_gap"] = found["mixed_same"] - found["mixed_rand"]
+        right = mapping[probe.predict(head, part.image)] == part.labels
+        accuracies[name] = 100.0 * float(right.mean())
+    scores = {"imagenet9": accuracies[ORIGINAL]} if ORIGINAL in accuracies else {}
+    scores |= {f"imagenet9_{name}": value for name, value in accuracies.items()}
+    if "mixed_same" in accuracies and "mixed_rand" in accuracies:
+        scores["imagenet9_bg_gap"] = accuracies["mixed_same"] - accuracies["mixed_rand"]
     return scores | ({} if fitted is None else {"imagenet9_head": 100.0 * fitted.accuracy})
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import field
-from ssl_jax.evals.case import Case
+from ssl_jax.evals.case import Case, Labelled
 from ssl_jax.evals.pictures import confusion, neighbours
-from ssl_jax.evals.pictures.base import Classes, Picture
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import tokens
+from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.scores.neighbours import KS, TEMPERATURE, classify
 
 _IMAGENET = dict(kind="folder", split="train", test_split="val", size=256)
@@ -54,7 +54,7 @@ def scores_by_k(name: str, accuracy: Mapping[int, float], first: int) -> dict[st
     return {name: percent[min(first, max(percent))], **best, **each}
 
 
-def _parts(case, settings):
+def _parts(case: Case, settings: Settings) -> tuple[Labelled, Labelled, int]:
     """Training and test vectors, and the number of classes."""
     train, test = case.labelled(settings.tokens, settings.layers)
     return train, test, 1 + int(max(train.labels.max(), test.labels.max()))
@@ -85,7 +85,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     train, test, classes = _parts(case, settings)
     bank = train.image, train.labels
     labels = test.labels[:1000]
-    queries = np.lexsort((labels, neighbours.turns(labels.tolist())))[:_QUERIES]
+    queries = np.lexsort(np.stack([labels, neighbours.turns(labels.tolist())]))[:_QUERIES]
     nearest = classify(*bank, test.image[queries], num_classes=classes, ks=(_SHOWN,))
     how: dict[str, Any] = dict(ks=settings.k[:1], temperature=settings.temperature)
     voted = classify(*bank, test.image, num_classes=classes, **how)

@@ -9,7 +9,6 @@ cosine, several layers, the best on the test set), both on random crops.
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -17,13 +16,12 @@ from ssl_jax.config import InputError, field
 from ssl_jax.data.source import make_source
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import Classes
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import crops, tokens
-from ssl_jax.features.extract import on_all_devices
+from ssl_jax.methods.pictures.base import Classes
 from ssl_jax.ops import numerics
 from ssl_jax.scores import metrics
-from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, logits, whiten
+from ssl_jax.scores.probe import LEARNING_RATES, OPTIMIZERS, Probe, Stream, fit, predict
 
 _SCALED_TO = 256  # features, of learning rates that grow with the batch
 
@@ -118,47 +116,38 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
         raise InputError(f"{name}.crop_scale is {scale}; use (least, largest) or ()")
 
 
-def probe(case: Case, num_classes: int = 0) -> Probe:
-    """The probe that an evaluation with the keys of `linear` trains and tests; once for each case.
+def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
+    """The probe that an evaluation trains and tests; once for each case.
 
     num_classes: 0: as many as the labels say.
 
     Raises InputError for a set without labels or with more classes, and for a crop_scale that is no
     range.
     """
-    return case.once("linear", lambda _: _probe(case, num_classes), num_classes)
+
+    def trained(case):
+        train, test = case.labelled(settings.tokens, settings.layers)
+        classes = 1 + int(max(train.labels.max(), test.labels.max()))
+        if num_classes and classes > num_classes:
+            raise InputError(f"the images have {classes} classes, expected {num_classes}")
+        same = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "norm")
+        return fit(
+            *(train.image, train.labels, test.image, test.labels),
+            num_classes=num_classes or classes,
+            key=numerics.key(case.seed),
+            learning_rates=tuple(_factor(settings) * lr for lr in settings.lrs),
+            batch_factors=tuple(settings.batch_factors),
+            batch_size=settings.batch,
+            stream=_crops(case, settings, train.index) if settings.crop_scale else None,
+            **{name: getattr(settings, name) for name in same},
+        )
+
+    return case.once("linear", trained, num_classes)
 
 
-def _probe(case, num_classes):
-    c = case.config
-    train, test = case.labelled(c.tokens, c.layers)
-    found = 1 + int(max(train.labels.max(), test.labels.max()))
-    if num_classes and found > num_classes:
-        raise InputError(f"the images have {found} classes, expected {num_classes}")
-    factor = _factor(c)
-    return fit(
-        train.image,
-        train.labels,
-        test.image,
-        test.labels,
-        num_classes=num_classes or found,
-        key=numerics.key(case.seed),
-        learning_rates=tuple(factor * lr for lr in c.lrs),
-        batch_factors=tuple(c.batch_factors),
-        epochs=c.epochs,
-        batch_size=c.batch,
-        weight_decay=c.weight_decay,
-        held_out=c.held_out,
-        optimizer=c.optimizer,
-        schedule=c.schedule,
-        norm=c.norm,
-        stream=_crops(case, train.index) if c.crop_scale else None,
-    )
-
-
-def _factor(c) -> float:
+def _factor(settings: Settings) -> float:
     """By which learning rates grow with the batch."""
-    return c.batch / _SCALED_TO if c.scale_lr else 1.0
+    return settings.batch / _SCALED_TO if settings.scale_lr else 1.0
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
@@ -168,53 +157,47 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
     Raises InputError for a set without labels, and for a crop_scale that is no range.
     """
-    c, found = case.config, probe(case)
-    scores = {"linear": 100.0 * found.accuracy, "linear_lr": found.learning_rate / _factor(c)}
-    if len(c.batch_factors) > 1:
-        scores["linear_batch"] = found.batch_size
-    if c.held_out:
-        scores["linear_held_out"] = 100.0 * float(found.held_out.max())
-        scores["linear_best"] = 100.0 * float(found.test.max())
+    best = probe(case, settings)
+    scores = {"linear": 100.0 * best.accuracy, "linear_lr": best.learning_rate / _factor(settings)}
+    if len(settings.batch_factors) > 1:
+        scores["linear_batch"] = best.batch_size
+    if settings.held_out:
+        scores["linear_held_out"] = 100.0 * float(best.held_out.max())
+        scores["linear_best"] = 100.0 * float(best.test.max())
     return scores
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Classes]:
     """{"linear_classes": what each class of the test images is taken for}."""
-    c, found = case.config, probe(case)
-    test = case.part("test", c.tokens, c.layers)
-    assert test.image is not None and test.labels is not None
-    inputs = whiten(test.image) if c.norm else jnp.asarray(test.image, jnp.float32)
-    predicted = np.asarray(logits(found.params, inputs)).argmax(axis=1)
+    best, (_, test) = probe(case, settings), case.labelled(settings.tokens, settings.layers)
     counts = metrics.confusion(
-        test.labels, predicted, num_classes=len(found.params["bias"]), ignore=-1
+        test.labels,
+        predict(best.params, test.image),
+        num_classes=len(best.params["bias"]),
+        ignore=-1,
     )
     names = getattr(case.test, "class_names", None)
     return {"linear_classes": confusion.picture(counts, names=names)}
 
 
-def _crops(case: Case, records: np.ndarray) -> Stream:
+def _crops(case: Case, settings: Settings, records: np.ndarray) -> Stream:
     """Features of random crops of the training images, which are at their stored size."""
     c = case.config
     size = c.crop or c.data.size or (case.train.size or (0,))[0]
     if not size:
         raise InputError("crop_scale needs the size of a crop: set crop or data.size")
-    source = make_source(dict(c.data.to_dict(), size=0))
-    read = tokens.reader(on_all_devices(case.encoder), c.tokens, c.layers)
-
-    def stream(rows):
-        found = crops.batches(
-            source,
-            records[rows],
-            size=size // case.patch * case.patch,
-            scale=tuple(c.crop_scale),
-            batch_size=c.batch,
-            epochs=c.epochs,
-            seed=case.seed,
-        )
-        for images, which in found:
-            yield read(images), which
-
-    return stream
+    return crops.stream(
+        case.network,
+        make_source(dict(c.data.to_dict(), size=0)),
+        records,
+        tokens=settings.tokens,
+        layers=settings.layers,
+        size=size // case.patch * case.patch,
+        scale=tuple(settings.crop_scale),
+        batch_size=settings.batch,
+        epochs=settings.epochs,
+        seed=case.seed,
+    )
 
 
 register_module(__name__, heading="linear", needs="labels", share=True, trains=True)

@@ -12,13 +12,14 @@ import numpy as np
 
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case, Masked
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.pictures import clusters as pictures
-from ssl_jax.evals.pictures import similarity
-from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import register_module
 from ssl_jax.features.windows import filled
+from ssl_jax.methods.pictures import similarity
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores.clusters import agreement, kmeans, modes
-from ssl_jax.scores.metrics import check_classes, num_classes
+from ssl_jax.scores.metrics import num_classes
 from ssl_jax.scores.segmentation import patch_labels
 
 _EXTRAS = {"objects": "clusters", "tokens": "localization"}  # where a network shows its clusters
@@ -55,7 +56,7 @@ def kind_of(case: Case, clusters: str, shape: tuple[int, ...]) -> str:
     return clusters
 
 
-def _clusters(case, settings, test: Masked) -> tuple[np.ndarray, str]:
+def _clusters(case: Case, settings: Settings, test: Masked) -> tuple[np.ndarray, str]:
     """[N, h, w] int: the clusters of the test images, and their kind."""
     size = (side * case.patch for side in test.patches.shape[1:3])
     kind = kind_of(case, settings.clusters, (case.batch_size, *size, 3))
@@ -65,12 +66,12 @@ def _clusters(case, settings, test: Masked) -> tuple[np.ndarray, str]:
     for start in range(0, len(test.index), case.batch_size):
         rows = test.index[start : start + case.batch_size]
         images = filled(case.images(case.test, rows), case.batch_size)
-        found = np.asarray(case.network.with_extras(images)[1][_EXTRAS[kind]])
-        parts.append((found if kind == "objects" else found.argmax(axis=-1))[: len(rows)])
+        shown = np.asarray(case.network.with_extras(images)[1][_EXTRAS[kind]])[: len(rows)]
+        parts.append(shown if kind == "objects" else shown.argmax(axis=-1))
     return np.concatenate(parts), kind
 
 
-def _compared(case, settings):
+def _compared(case: Case, settings: Settings) -> tuple[Masked, np.ndarray, str, np.ndarray]:
     """The test patches, their clusters with their kind, and the majority label of each patch."""
     test = case.masked("test")
     grid, classes = test.patches.shape[1:3], num_classes(test.masks)

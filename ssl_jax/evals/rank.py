@@ -7,9 +7,9 @@ import numpy as np
 from ssl_jax import ops
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import neighbours
-from ssl_jax.evals.pictures.base import Picture
 from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
-from ssl_jax.features.extract import subset
+from ssl_jax.features.telling import subset
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import normalize
 from ssl_jax.scores.collapse import rank_me
 

@@ -6,8 +6,10 @@
 
 from ssl_jax.evals import psnr, quality
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures import Picture, reconstructions
 from ssl_jax.evals.registry import BASELINES, Protocol, register_module
+from ssl_jax.methods.pictures import reconstructions
+from ssl_jax.methods.pictures.base import Picture
+from ssl_jax.scores import rebuild
 
 _SHOWN = 6  # test images of the picture
 
@@ -15,7 +17,7 @@ PROTOCOLS = {
     # The jointly trained decoder on the sparse tokens; images as for all of STELLAR's evaluations.
     "stellar": Protocol(
         "STELLAR table 5",
-        {"data": {"size": 256}, "crop": 224, "lpips": "alex", "fid": quality.INCEPTION},
+        {"data": {"size": 256}, "crop": 224, "lpips": "alex", "fid": rebuild.INCEPTION},
     )
 }
 
@@ -26,7 +28,7 @@ def score(case: Case, settings: quality.Settings) -> dict[str, float]:
 
     Raises InputError for a network that rebuilds no images, or measures whose files are missing.
     """
-    return quality.scores("reconstruct", case.config, psnr.rebuilt(case))
+    return quality.scores("reconstruct", settings, psnr.rebuilt(case))
 
 
 def figures(case: Case, settings: quality.Settings) -> dict[str, Picture]:

@@ -169,14 +169,14 @@ def keys(config: ConfigDict) -> dict[str, Key]:
         if "type" not in section:
             raise InputError(f"{path} has no type; {example}")
         config_lib.check_choice(f"{path}.type", section.type, registry.TYPES)
-        own = config_lib.flatten(_keys_of(section.type))
-        missing = [entry for entry in own if entry not in config_lib.flatten(section)]
+        keys_of_type = config_lib.flatten(_keys_of(section.type))
+        missing = [entry for entry in keys_of_type if entry not in config_lib.flatten(section)]
         if missing:
             raise InputError(
                 f"{path} lacks {', '.join(missing)}; make it with"
                 f' ssl_jax.evals.new("{section.type}", ...)'
             )
-        declared |= {f"{path}.{entry}": value for entry, value in own.items()}
+        declared |= {f"{path}.{entry}": value for entry, value in keys_of_type.items()}
     return declared
 
 
@@ -189,10 +189,10 @@ def check(config: ConfigDict) -> None:
     for name, section in chosen(config).items():
         path, type = f"evals.{name}", registry.get(section.type)
         needs = type.needs
-        own = _keys_of(section.type)
+        declared = _keys_of(section.type)
         for entry, value in section.items():
             # Where "none" is the default, it is a choice.
-            if isinstance(value, tuple) and not value and own[entry].default:
+            if isinstance(value, tuple) and not value and declared[entry].default:
                 raise InputError(f"{path}.{entry} is empty; give at least one number")
         if section.data.kind == TRAINING:
             continue

@@ -14,10 +14,10 @@ from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures.base import Chart, Curve
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features.network import adopt
 from ssl_jax.features.windows import filled
+from ssl_jax.methods.pictures.base import Chart, Curve
 from ssl_jax.scores import stability
 
 SHIFTS, CROPS, SCALE = (0, 2, 4, 8, 16), 4, (0.36, 1.0)
@@ -67,7 +67,7 @@ def parts(encoder: Any, images: np.ndarray) -> stability.Parts:
     return stability.Parts(np.asarray(features.image)[:, None], np.asarray(features.patches))
 
 
-def _measured(case, settings) -> tuple[stability.Shifted, tuple[float, float]]:
+def _measured(case: Case, settings: Settings) -> tuple[stability.Shifted, tuple[float, float]]:
     """See `scores.stability.measured`. Raises InputError for images that are too small or few."""
 
     def function(images):  # with one shape for the network

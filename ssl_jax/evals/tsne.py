@@ -9,8 +9,9 @@ import numpy as np
 
 from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures.base import Scatter, class_name
 from ssl_jax.evals.registry import Protocol, register_module
+from ssl_jax.features.extract import Extracted
+from ssl_jax.methods.pictures.base import Scatter, class_name
 from ssl_jax.scores import tsne
 
 PROTOCOLS = {"sop": Protocol("SOP figures C.2 and C.3", {"perplexity": 30.0, "dimensions": 3})}
@@ -24,7 +25,7 @@ class Settings:
     dimensions: int = field(2, "of the picture", least=2, most=3)
 
 
-def _points(case, settings):
+def _points(case: Case, settings: Settings) -> tuple[Extracted, np.ndarray]:
     """The test images' vectors, and a point for each. Raises InputError for too few of them."""
     test = case.part("test", "image")
 

@@ -21,13 +21,15 @@ class Sight(NamedTuple):
     """How images are shown to the network, and how their boxes follow.
 
     patch: of the network. resize: the shorter side; 0: as stored. crop: 0: all of the image, cut to
-    a multiple of the patch. boxes: "exact", see `follow`, or "script", see `follow_script`.
+    a multiple of the patch. boxes: "exact", see `follow`, or "script", see `follow_script`. cells:
+    along each side of a box.
     """
 
     patch: int
     resize: int = 0
     crop: int = 0
     boxes: str = "exact"
+    cells: int = 3
 
 
 class Selected(NamedTuple):
@@ -134,8 +136,6 @@ def select(
     source: Any,
     indices: ArrayLike,
     sight: Sight,
-    *,
-    cells: int = 3,
     batch_size: int,
     shared: bool = True,
 ) -> Selected:
@@ -154,7 +154,7 @@ def select(
         areas = boxes[:, 2] * boxes[:, 3]
         if len(areas) and areas.max():
             largest = int(areas.argmax())
-            points = centres(boxes[largest], cells)
+            points = centres(boxes[largest], sight.cells)
             grid = image.shape[0] // sight.patch, image.shape[1] // sight.patch
             places = patches_at(points, sight.patch, grid)
             label = _label(record, largest, name)

@@ -1,11 +1,14 @@
 """Random crops of an evaluation's training images, for heads that are trained on them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from ssl_jax.data.subset import Subset
+from ssl_jax.features.network import Network, on_all_devices
+from ssl_jax.features.tokens import reader
 from ssl_jax.views.loader import Loader
 from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
 
@@ -46,3 +49,20 @@ def batches(
             yield images, batch["index"].astype(np.int64)
     finally:
         loader.close()
+
+
+def stream(
+    network: Network, source: Any, records: np.ndarray, *, tokens: str, layers: int, **how: Any
+) -> Callable[[np.ndarray], Iterator[tuple[jax.Array, np.ndarray]]]:
+    """The function from places in `records` [k] to batches of (features [b, d] of crops of these
+    records, which of the k they are [b]).
+
+    tokens, layers: see `Network.read`. how: see `batches`.
+    """
+    read = reader(on_all_devices(network), tokens, layers)
+
+    def of(rows):
+        for images, which in batches(source, records[rows], **how):
+            yield read(images), which
+
+    return of

@@ -26,10 +26,11 @@ def encoded(
 
     cut: (row, record) -> views, see `feed.feed`. kind, layers: see `Network.read`.
     """
-    read = tokens.reader(on_all_devices(network), kind, layers)
+    network = on_all_devices(network)
     batches = feed.by_shape(feed.feed(source, records, cut, batch_size), batch_size)
-    for views, features in feed.encoded(read, batches):
-        yield from zip((view.what for view in views), features)
+    kinds = {kind: kind}
+    for views, features in feed.encoded(lambda x: network.read(x, kinds, layers), batches):
+        yield from zip((view.what for view in views), features[kind])
 
 
 class Needed:

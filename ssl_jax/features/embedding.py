@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ TOKENS = {
 }
 DTYPES = ("float32", "float16")
 _BYTES = 2**28  # of features in a part
+_NAME = "{:012d}"  # of a part: its first image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Plan:
         """What people call the images; once, because some sets are read whole to know it."""
         return _names(self.source)
 
+    @functools.cached_property
     def described(self) -> dict[str, Any]:
         """What the result depends on, as JSON."""
         return dict(
@@ -77,11 +80,11 @@ class Plan:
         batches = _BYTES // (4 * vectors * shape.width * self.layers * self.batch_size)
         return self.batch_size * min(max(batches, 1), max(4096 // self.batch_size, 1))
 
-    def compute(self, start: int, stop: int) -> dict[str, np.ndarray]:
+    def compute(self, start: int, stop: int, folder: Path | None = None) -> dict[str, np.ndarray]:
         """The part of images start to stop: of n readable ones "index" [n], "names" [n], "sizes"
         [n, 2] (height and width as stored), "labels" [n] where there are any, each kind of vector
         [n, ...], patches as rows [sum of h * w, d] beside "patches_shapes" [n, 2]; "skipped", names
-        of the others."""
+        of the others. folder: for the files of the arrays, see `store.allocate`."""
         rows, skipped = encode(
             on_all_devices(self.encoder),
             self.source,
@@ -91,6 +94,7 @@ class Plan:
             batch_size=self.batch_size,
             multiple=self.encoder.shape.patch,
             masks=False,
+            folder=folder,
         )
         index = rows["index"]
         # Absent where no image of the part can be read.
@@ -106,28 +110,45 @@ class Plan:
         for name, values in vectors.items():
             grids = self.tokens[name] == kinds.DENSE
             part |= store.flat({name: store.Grids.of(values) if grids else values})
-            part[name] = part[name].astype(self.dtype)
+            part[name] = part[name].astype(self.dtype, copy=False)
         return part
 
-    def parts(
-        self, folder: store.Parts | None = None
-    ) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
-        """(images done, part) of all parts in their order; those of the folder are not computed,
-        and the others are kept there."""
+    def parts(self, folder: Path | None = None) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+        """(images done, part) of all parts in their order; those that are entries of the folder are
+        not computed, and the others become such."""
         count, step = len(self.source), self.images_of_a_part()
         for start in range(0, count, step):
             stop = min(start + step, count)
-            part = folder.read(start) if folder else None
-            if part is None:
-                part = self.compute(start, stop)
-                if folder:
-                    folder.write(start, part)
+            if folder is None:
+                yield stop, self.compute(start, stop)
+                continue
+            entry = store.Entry(folder / _NAME.format(start), self.described)
+            if (stored := entry.read()) is not None:
+                yield stop, store.flat(stored[0])
+                continue
+            with entry.new() as place:
+                part = self.compute(start, stop, place)
+                entry.finish(place, part)
             yield stop, part
+
+    def remove(self, folder: Path) -> None:
+        """Removes the entries of all parts, and the folder if nothing else is in it."""
+        for start in range(0, len(self.source), self.images_of_a_part()):
+            name = _NAME.format(start)
+            store.Entry(folder / name, self.described).remove()
+            for unfinished in folder.glob(f".{name}_*"):
+                shutil.rmtree(unfinished)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
     def whole(self, parts: Sequence[Mapping[str, np.ndarray]]) -> formats.Vectors:
         """All parts as one. Raises InputError where no image can be read."""
-        if not any(len(part["index"]) for part in parts):
+        read = [part for part in parts if len(part["index"])]
+        if not read:
             raise InputError(f"no readable image in {self.source}")
+        others = {"skipped": np.concatenate([part["skipped"] for part in parts])}
+        if self.source.class_names and "labels" in read[0]:
+            others["class_names"] = np.asarray(self.source.class_names, np.str_)
         about = dict(
             network=repr(self.encoder),
             digest=self.encoder.digest,
@@ -135,9 +156,8 @@ class Plan:
             tokens=sorted(self.tokens),
             layers=self.layers,
         )
-        return formats.Vectors(
-            parts, tuple(self.tokens), json.dumps(about), self.source.class_names or ()
-        )
+        others["about"] = np.asarray(json.dumps(about))
+        return formats.Vectors(read, tuple(self.tokens), others)
 
 
 def plan(
@@ -200,7 +220,7 @@ def _check_parts(data: Mapping) -> None:
 def in_memory(plan: Plan) -> dict[str, np.ndarray]:
     """All arrays of an embedding."""
     plan.source.look()
-    return formats.joined(plan.whole([part for _, part in plan.parts()]))
+    return plan.whole([part for _, part in plan.parts()]).joined()
 
 
 def to_file(
@@ -223,18 +243,24 @@ def to_file(
     folder = out.with_name(out.name + ".parts")
     if not folder.exists():
         plan.source.look()  # before anything is written
-    stored = store.Parts(folder, plan.described())
-    for stop, part in plan.parts(stored):
+    else:
+        names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+        if names and _NAME.format(0) not in names:
+            raise InputError(
+                f"{folder} already exists and holds {names[0]}; choose another name for the file"
+            )
+    folder.mkdir(exist_ok=True)
+    for stop, part in plan.parts(folder):
         if progress is not None:
             progress(stop, len(plan.source), len(part["skipped"]))
     temporary = folder / (out.name + ".part")  # beside `out` such a file may be somebody's
     try:
-        write(temporary, plan.whole(stored.all()))
+        write(temporary, plan.whole([part for _, part in plan.parts(folder)]))
         temporary.replace(out)
     finally:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
-    stored.remove()
+    plan.remove(folder)
     return out
 
 

@@ -3,6 +3,7 @@ into rows."""
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, local
 from ssl_jax.data import base
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
@@ -19,8 +20,6 @@ from ssl_jax.features import store, tokens
 from ssl_jax.features.feed import Batch, View, encoded, feed, planned
 from ssl_jax.features.network import Network, adopt
 from ssl_jax.features.network import on_all_devices as on_all_devices
-from ssl_jax.features.telling import drawn as drawn
-from ssl_jax.features.telling import subset as subset
 from ssl_jax.features.windows import cut, unit, window
 from ssl_jax.runtime import distributed, progress
 
@@ -122,7 +121,7 @@ def extract(
         if entry and folder:
             index = rows["index"]
             images = {i: _digest(source, i) for i in index[[0, len(index) // 2, -1]].tolist()}
-            entry.finish(folder, rows, {"skipped": list(skipped), "images": images})
+            entry.finish(folder, rows, skipped=list(skipped), images=images)
     return _extracted(rows, skipped, source)
 
 
@@ -152,21 +151,29 @@ def encode(
     skipped: list[int] = []
 
     def view(row: int, record: Mapping[str, Any]) -> Iterator[View]:
-        yield _view(row, record, source, int(records[row]), (crop, multiple, masks), sizes[row])
+        name, image = source.name(int(records[row])), record["image"]
+        part = window(image.shape, crop, multiple, name)
+        _check(record, name)
+        if part.size != tuple(sizes[row]):
+            raise InputError(
+                f"{name} has {pixels(image.shape)} pixels, not the size that {source} states; set"
+                " data.size of the evaluation"
+            )
+        mask = record.get("mask") if masks else None
+        mask = mask if mask is None else cut(mask, part)
+        yield View((row, record.get("label"), mask), unit(cut(image, part)))
 
     def batches() -> Iterator[Batch]:
-        plan = planned(sizes, batch_size)
-        for batch in feed(source, records, view, batch_size, plan=plan):
+        for batch in feed(source, records, view, plan=planned(sizes, batch_size)):
             add(len(batch.views) + len(batch.skipped))
             skipped.extend(batch.skipped)
             yield batch
 
     with progress.counter(len(records), "images") as add:
-        read = lambda images: network.read(images, kinds, layers)  # noqa: E731
-        for views, features in encoded(read, batches()):
+        for views, features in encoded(lambda x: network.read(x, kinds, layers), batches()):
             rows = [row for (row, _, _), _ in views]
             for (row, label, mask), _ in views:
-                labels[row] = label
+                labels[row] = _NONE if label is None else label
                 if mask is not None:
                     masked[row] = True
                     table.put("masks", [row], mask[None], side=1)
@@ -182,9 +189,9 @@ def encode(
 
 def _sizes(source, records, crop, multiple):
     """[N, 2]: height and width of what is kept of each record."""
-    known = source.size or ((crop, crop) if crop else None)
-    if known is not None:
-        return np.tile(window(known, crop, multiple).size, (len(records), 1))
+    size = source.size or ((crop, crop) if crop else None)
+    if size is not None:
+        return np.tile(window(size, crop, multiple).size, (len(records), 1))
     sizes = np.zeros((len(records), 2), np.int64)
     for row, i in enumerate(map(int, records)):
         # An unreadable record keeps 0 x 0: it is met again, and named, when it is read.
@@ -193,26 +200,12 @@ def _sizes(source, records, crop, multiple):
     return sizes
 
 
-def _view(row, record, source, i, how, size):
-    """What the network sees of record i, with (row, label, mask). Raises InputError for a label
-    that is no class, for values outside [0, 1] and for another size than the planned one."""
-    (crop, multiple, masks), name = how, source.name(i)
-    label, mask = record.get("label"), record.get("mask") if masks else None
-    if label is None:
-        label = _NONE
-    elif label != int(label) or not -1 <= label < 2**31:
+def _check(record: Mapping[str, Any], name: str) -> None:
+    """Refuses a label that is no class, and values outside [0, 1]. Raises InputError."""
+    label = record.get("label")
+    if label is not None and (label != int(label) or not -1 <= label < 2**31):
         raise InputError(f"{name} has the label {label}, which is not a class")
     check_range(record["image"], name)
-    shape = record["image"].shape[:2]
-    part = window(shape, crop, multiple, name)
-    if part.size != tuple(size):
-        raise InputError(
-            f"{name} has {pixels(shape)} pixels, not the size that {source} states; set data.size"
-            " of the evaluation"
-        )
-    return View(
-        (row, label, mask if mask is None else cut(mask, part)), unit(cut(record["image"], part))
-    )
 
 
 def _all_or_none(name: str, there: np.ndarray, source: Any) -> bool:
@@ -243,18 +236,18 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     flat = store.flat(rows)
     shapes = {name: (x.shape[1:], str(x.dtype)) for name, x in flat.items()}
     every = distributed.told({"shapes": shapes, "count": len(flat["index"]), "skipped": skipped})
-    known: dict = {}
+    all_shapes: dict = {}
     for one in every:
-        known |= one["shapes"]
+        all_shapes |= one["shapes"]
     some = [one["shapes"].keys() for one in every if one["count"]]
-    if any(names != known.keys() for names in some):
-        partly = known.keys() - set.intersection(*map(set, some))
+    if any(names != all_shapes.keys() for names in some):
+        partly = all_shapes.keys() - set.intersection(*map(set, some))
         raise InputError(
             f"only some records have {', '.join(sorted(partly))}; give all of them, or none"
         )
     joined = {
         name: distributed.joined(flat.get(name, np.empty((0, *shape), dtype)))
-        for name, (shape, dtype) in sorted(known.items())
+        for name, (shape, dtype) in sorted(all_shapes.items())
     }
     return store.folded(joined), [name for one in every for name in one["skipped"]]
 
@@ -275,7 +268,8 @@ def _entry(network, source, cache, indices, choice):
         "records": hashlib.sha256(np.ascontiguousarray(indices).tobytes()).hexdigest(),
         **dict(zip(("image", "patches", "token", "layers", "crop", "multiple"), choice)),
     }
-    return store.Entry(cache, key)
+    text = json.dumps(key, sort_keys=True)
+    return store.Entry(local(cache) / hashlib.sha256(text.encode()).hexdigest()[:20], key)
 
 
 def _digest(source: Any, i: int) -> str:

@@ -59,7 +59,7 @@ def feed(
     source: Any,
     records: Sequence[int] | np.ndarray,
     cut: Callable[[int, Any], Iterable],
-    size: int,
+    size: int = 1,
     *,
     plan: Plan | None = None,
 ) -> Iterator[Batch]:
@@ -69,8 +69,7 @@ def feed(
       records: numbers of records of the source.
       cut: (row, record) -> views of the record, none to leave it out; `row` is its place in
         `records`. Called by threads.
-      size: records of a batch.
-      plan: the batches in another order, see `planned`.
+      size: records of a batch, in their order. plan: other batches, see `planned`.
 
     Yields:
       a Batch for each batch of records, without those that cannot be read.

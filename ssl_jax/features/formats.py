@@ -1,5 +1,6 @@
 """An embedding as one file: .npz for NumPy, .parquet for tables (pandas, polars, DuckDB)."""
 
+import itertools
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,85 +15,69 @@ from ssl_jax.config import InputError
 class Vectors(NamedTuple):
     """An embedding.
 
-    parts: arrays of consecutive images, see `embedding.Plan.compute`; some image can be read.
-    names: of the arrays of vectors. about: where they come from, as JSON. class_names: () = none.
+    parts: arrays of consecutive images, see `embedding.Plan.compute`, of which some can be read.
+    names: of the arrays of vectors. others: arrays beside them, for all parts.
     """
 
     parts: Sequence[Mapping[str, np.ndarray]]
-    names: tuple[str, ...]
-    about: str
-    class_names: Sequence[str]
+    names: Sequence[str]
+    others: Mapping[str, np.ndarray]
 
-    @property
-    def read(self) -> list[Mapping[str, np.ndarray]]:
-        """The parts with images that could be read."""
-        return [part for part in self.parts if len(part["index"])]
+    def described(self) -> tuple[dict[str, np.ndarray], dict[str, tuple[int, ...]]]:
+        """(arrays of a few numbers an image, {name: shape} of the vectors). Patches have the shape
+        [N, h, w, d] where all images have one grid, else [all patches, d] beside their grids."""
+        first = self.parts[0]
 
-    def small(self) -> dict[str, np.ndarray]:
-        """The arrays of a few numbers an image."""
-        first = self.read[0]
-        names = ["index", "names", "sizes"] + (["labels"] if "labels" in first else [])
-        small = {name: np.concatenate([part[name] for part in self.read]) for name in names}
-        small["skipped"] = np.concatenate([part["skipped"] for part in self.parts])
-        if self.class_names and "labels" in small:
-            small["class_names"] = np.asarray(self.class_names, np.str_)
-        small["about"] = np.asarray(self.about)
-        for name, shapes in self._shapes().items():
-            if (shapes != shapes[0]).any():
-                small[f"{name}_shapes"] = shapes
-        return small
+        def whole(name):
+            return np.concatenate([part[name] for part in self.parts])
 
-    def large(self) -> dict[str, tuple[int, ...]]:
-        """{name: shape} of the vectors. Patches have the shape [N, h, w, d] where all images have
-        one grid, else [all patches, d] beside their grids."""
+        small = {n: whole(n) for n in ("index", "names", "sizes", "labels") if n in first}
+        small |= self.others
         large: dict[str, tuple[int, ...]] = {}
         for name in self.names:
-            count = sum(part[name].shape[0] for part in self.read)
-            large[name] = (count, *self.read[0][name].shape[1:])
-        for name, shapes in self._shapes().items():
-            if (shapes == shapes[0]).all():
-                large[name] = (len(shapes), *map(int, shapes[0]), large[name][-1])
-        return large
+            count = sum(len(part[name]) for part in self.parts)
+            large[name] = (count, *first[name].shape[1:])
+            if f"{name}_shapes" in first:
+                shapes = whole(f"{name}_shapes")
+                if (shapes == shapes[0]).all():
+                    large[name] = (len(shapes), *map(int, shapes[0]), large[name][-1])
+                else:
+                    small[f"{name}_shapes"] = shapes
+        return small, large
 
-    def _shapes(self):
-        """{name: grids [N, 2]} of the vectors of patches."""
-        return {
-            name: np.concatenate([part[f"{name}_shapes"] for part in self.read])
-            for name in self.names
-            if f"{name}_shapes" in self.read[0]
+    def joined(self) -> dict[str, np.ndarray]:
+        """All arrays in memory."""
+        small, large = self.described()
+        return small | {
+            name: np.concatenate([part[name] for part in self.parts]).reshape(shape)
+            for name, shape in large.items()
         }
 
 
 def writer(path: Path) -> Callable[[Path, Vectors], None]:
     """The function (file, vectors) that writes the format of a name. Raises InputError for a name
     of no known format."""
-    if path.suffix == ".npz":
-        return _write_npz
-    if path.suffix == ".parquet":
-        return _write_parquet
-    raise InputError(f'"{path.name}" is the name of the embedding; it must end in .npz or .parquet')
-
-
-def joined(vectors: Vectors) -> dict[str, np.ndarray]:
-    """All arrays in memory."""
-    return vectors.small() | {
-        name: np.concatenate([part[name] for part in vectors.read]).reshape(shape)
-        for name, shape in vectors.large().items()
-    }
+    writers = {".npz": _write_npz, ".parquet": _write_parquet}
+    if path.suffix not in writers:
+        raise InputError(
+            f'"{path.name}" is the name of the embedding; it must end in {" or ".join(writers)}'
+        )
+    return writers[path.suffix]
 
 
 def _write_npz(path: Path, vectors: Vectors) -> None:
     """Like numpy.savez, with vectors that need not fit into memory."""
+    small, large = vectors.described()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in vectors.small().items():
+        for name, array in small.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
-        for name, shape in vectors.large().items():
-            descr = np.lib.format.dtype_to_descr(vectors.read[0][name].dtype)
+        for name, shape in large.items():
+            descr = np.lib.format.dtype_to_descr(vectors.parts[0][name].dtype)
             header = dict(descr=descr, fortran_order=False, shape=shape)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array_header_1_0(file, header)
-                for part in vectors.read:
+                for part in vectors.parts:
                     file.write(np.ascontiguousarray(part[name]).tobytes())
 
 
@@ -102,17 +87,14 @@ def _write_parquet(path: Path, vectors: Vectors) -> None:
     import pyarrow as arrow  # takes a second
     from pyarrow import parquet
 
-    small = vectors.small()
-    notes = {"ssl_jax": vectors.about, "skipped": json.dumps(small["skipped"].tolist())}
-    tables = (
-        arrow.table(_columns(part, small.get("class_names"), vectors.names))
-        for part in vectors.read
-    )
+    others = vectors.others
+    notes = {"ssl_jax": str(others["about"]), "skipped": json.dumps(others["skipped"].tolist())}
+    class_names = others.get("class_names")
+    tables = (arrow.table(_columns(part, class_names, vectors.names)) for part in vectors.parts)
     first = next(tables)
     schema = first.schema.with_metadata(notes)
     with parquet.ParquetWriter(path, schema) as file:
-        file.write_table(first.cast(schema))
-        for table in tables:
+        for table in itertools.chain((first,), tables):
             file.write_table(table.cast(schema))
 
 

@@ -5,6 +5,7 @@ function from images [B, H, W, 3] float32 in [0, 1] to an object with `.image` [
 [B, h, w, d], so all of them are scored by the same code.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,7 +37,7 @@ class Network:
     def __repr__(self) -> str:
         return repr(self._function)
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """What tells its features from those of others; "" = nothing does."""
         return getattr(self._function, "digest", "")

@@ -33,11 +33,7 @@ class RawPixels(Network):
 
     def __init__(self, patch: int, grid: int = GRID):
         super().__init__(functools.partial(_pixels, patch=patch, grid=grid))
-        self._digest = f"raw pixels, patch {patch}, grid {grid}"
-
-    @property
-    def digest(self) -> str:
-        return self._digest
+        self.digest = f"raw pixels, patch {patch}, grid {grid}"
 
 
 @functools.cache

@@ -2,23 +2,20 @@
 time; of images of one size or of many."""
 
 import contextlib
-import hashlib
 import json
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ssl_jax.config import InputError, local, read_json
+from ssl_jax.config import InputError
 
 _SHAPES = "_shapes"
 _META = "meta.json"
-_PLAN = "plan.json"
 IN_MEMORY = 2**31  # bytes of one array; larger ones are files
 
 
@@ -147,8 +144,8 @@ def allocate(
     if free < size:
         raise InputError(
             f"{name} features of {size / 2**30:.1f} GiB do not fit the {free / 2**30:.1f} GiB free"
-            f" in {place}; set evals.cache{'' if folder else ' or TMPDIR'} to a folder with more"
-            " room"
+            f" in {place}; make room there, or {'choose' if folder else 'set TMPDIR to'} another"
+            " folder"
         )
     if folder:
         return _file(folder / f"{name}.npy", shape, dtype)
@@ -163,21 +160,18 @@ def _file(path, shape, dtype):
 
 
 class Entry:
-    """Features of a key in a cache: a subfolder with a .npy file for each array.
+    """Arrays in a folder of their own, whole or not at all: a .npy file for each, and notes.
 
-    root: the folder of the cache. key: what the features depend on, as JSON; its hash names the
-    subfolder.
+    path: the folder. key: what the arrays depend on, as JSON.
     """
 
-    def __init__(self, root: str | Path, key: Mapping[str, Any]):
-        self._key = json.loads(json.dumps(key, sort_keys=True))
-        text = json.dumps(self._key, sort_keys=True)
-        self.path = local(root) / hashlib.sha256(text.encode()).hexdigest()[:20]
+    def __init__(self, path: Path, key: Mapping[str, Any]):
+        self.path, self._key = path, json.loads(json.dumps(key, sort_keys=True))
 
     def read(self) -> "tuple[dict[str, np.ndarray | Grids], dict] | None":
         """(arrays by name, memory-mapped; notes), or None where there is nothing.
 
-        Raises InputError for a damaged entry.
+        Raises InputError for a damaged entry, or one of another key.
         """
         try:
             meta = json.loads((self.path / _META).read_text())
@@ -185,6 +179,11 @@ class Entry:
             return None
         except ValueError as error:
             raise self._damaged(_META) from error
+        if differing := sorted(n for n, x in self._key.items() if x != meta["key"].get(n)):
+            raise InputError(
+                f"{self.path} holds other features ({', '.join(differing)} differ); choose another"
+                " name"
+            )
         arrays = {}
         for name, (shape, dtype) in meta["arrays"].items():
             file = f"{name}.npy"
@@ -199,8 +198,7 @@ class Entry:
 
     def _damaged(self, file):
         return InputError(
-            f"evals.cache: {self.path / file} is damaged; choose another folder for evals.cache, or"
-            ' "" to keep no features'
+            f"{self.path / file} is damaged; remove {self.path}, or choose another folder"
         )
 
     @contextlib.contextmanager
@@ -215,80 +213,29 @@ class Entry:
             yield Path(folder)
 
     def finish(
-        self, folder: Path, arrays: Mapping[str, "np.ndarray | Grids"], notes: Mapping[str, Any]
+        self, folder: Path, arrays: Mapping[str, "np.ndarray | Grids"], **notes: Any
     ) -> None:
         """Makes the entry, whole, of the files in the folder, all other arrays, and notes."""
         described = {}
         for name, array in flat(arrays).items():
-            path = folder / f"{name}.npy"
-            # The whole of a file that was allocated is written already.
-            whole = isinstance(array, np.memmap) and path.exists()
-            if not whole or np.load(path, mmap_mode="r").shape != array.shape:
-                other = folder / f"{name}.new.npy"
-                np.save(other, array, allow_pickle=False)
-                other.replace(path)
             described[name] = [list(array.shape), str(array.dtype)]
+            path = folder / f"{name}.npy"
+            if isinstance(array, np.memmap) and path.exists():
+                there = np.load(path, mmap_mode="r")
+                if [list(there.shape), str(there.dtype)] == described[name]:
+                    continue  # the whole of a file that was allocated is written already
+            other = folder / f"{name}.new.npy"
+            np.save(other, array, allow_pickle=False)
+            other.replace(path)
         meta = {"key": self._key, "arrays": described, "notes": notes}
         (folder / _META).write_text(json.dumps(meta, indent=1))
         # Two evaluations may have made the same entry at once; the first one stays.
         with contextlib.suppress(OSError):
             folder.rename(self.path)
 
-
-class Parts:
-    """Consecutive parts of a work in a folder, until all are there; each is a file of arrays.
-
-    plan: what they depend on, as JSON. Raises InputError where the folder holds parts of another
-    plan, or something else.
-    """
-
-    def __init__(self, folder: Path, plan: Mapping[str, Any]):
-        self._folder = folder
-        path = folder / _PLAN
-        if path.exists():
-            stored = read_json(path)
-            differing = sorted(key for key in plan if plan[key] != stored.get(key))
-            if differing:
-                raise InputError(
-                    f"{folder} holds parts of another embedding ({', '.join(differing)} differ);"
-                    " choose another name for the file"
-                )
-            return
-        folder.mkdir(exist_ok=True)
-        if others := [path.name for path in folder.iterdir() if path.name != f"{_PLAN}.part"]:
-            raise InputError(
-                f"{folder} already exists and holds {others[0]}; choose another name for the file"
-            )
-        _replace(path, lambda file: file.write(json.dumps(plan).encode()))
-
-    def read(self, start: int) -> Mapping[str, np.ndarray] | None:
-        """The part that begins with this record, its arrays read when they are taken; None if it is
-        not there."""
-        path = self._path(start)
-        return np.load(path, allow_pickle=False) if path.exists() else None
-
-    def write(self, start: int, part: Mapping[str, np.ndarray]) -> None:
-        """Keeps a part, whole or not at all."""
-        _replace(self._path(start), lambda file: np.savez(file, allow_pickle=False, **part))
-
-    def all(self) -> list[Mapping[str, np.ndarray]]:
-        """All parts in the order of their records."""
-        paths = sorted(self._folder.glob("[0-9]*.npz"))
-        return [np.load(path, allow_pickle=False) for path in paths]
-
     def remove(self) -> None:
-        """Removes the parts, and the folder if nothing else is in it."""
-        for path in (*self._folder.glob("[0-9]*.npz"), *self._folder.glob(f"{_PLAN}*")):
-            path.unlink()
+        """Removes the files of the entry, and its folder if nothing else is in it."""
+        for name in (*json.loads((self.path / _META).read_text())["arrays"], _META):
+            (self.path / (name if name == _META else f"{name}.npy")).unlink()
         with contextlib.suppress(OSError):
-            self._folder.rmdir()
-
-    def _path(self, start):
-        return self._folder / f"{start:012d}.npz"
-
-
-def _replace(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    temporary = path.with_name(path.name + ".part")
-    with open(temporary, "wb") as file:
-        write(file)
-    os.replace(temporary, path)
+            self.path.rmdir()

@@ -84,12 +84,8 @@ def images_of(
     """Images [n, H, W, 3] float32 in [0, 1] of the given records, cut as `extract` cuts them, for
     figures; where they differ in size, all are cut to the smallest.
     """
-    return stacked([image_of(source, i, crop=crop, multiple=multiple) for i in indices])
-
-
-def image_of(source: Any, i: int, *, crop: int = 0, multiple: int = 1) -> np.ndarray:
-    """Image [H, W, 3] float32 in [0, 1] of one record; see `images_of`."""
-    return cut_record(source[int(i)], source.name(int(i)), crop=crop, multiple=multiple)
+    records = ((source[int(i)], source.name(int(i))) for i in indices)
+    return stacked([cut_record(*pair, crop=crop, multiple=multiple) for pair in records])
 
 
 def cut_record(record: Any, name: str, *, crop: int = 0, multiple: int = 1) -> np.ndarray:

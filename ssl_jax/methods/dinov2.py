@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
 from ssl_jax.methods import base, multicrop, section_keys
+from ssl_jax.runtime.decay import layer_factor
 from ssl_jax.views import configured, recipe
 
 
@@ -199,12 +200,12 @@ def _rules(config) -> base.Rules:
         group = part if config.optim.clip_by == "global" else None
         return base.Rule(clip_group=group, **options)
 
-    lowest, wait = c.layer_decay ** (depth + 1), c.freeze_last_layer_epochs
+    lowest, wait = layer_factor(c.layer_decay, depth, -1), c.freeze_last_layer_epochs
     return (
         ("backbone/patch/.*", rule("backbone", lr=lowest * c.patch_lr)),
         ("backbone/(cls|position|mask_token)", rule("backbone", lr=lowest)),
         *(
-            (f"backbone/blocks/{i}/.*", rule("backbone", lr=c.layer_decay ** (depth - i)))
+            (f"backbone/blocks/{i}/.*", rule("backbone", lr=layer_factor(c.layer_decay, depth, i)))
             for i in range(depth)
         ),
         ("backbone/.*", rule("backbone")),

@@ -88,12 +88,12 @@ class Encoder:
             return apply(self.params, images, self.constants)
         count = len(images)
         padded = jnp.pad(images, [(0, -count % self.mesh.size), *[(0, 0)] * 3], mode="edge")
-        found = apply(
+        features = apply(
             self.params,
             jax.device_put(padded, NamedSharding(self.mesh, PartitionSpec(_ROWS))),
             self.constants,
         )
-        return found if len(padded) == count else jax.tree.map(lambda x: x[:count], found)
+        return features if len(padded) == count else jax.tree.map(lambda x: x[:count], features)
 
     def apply(
         self,
@@ -135,17 +135,17 @@ class Encoder:
         side = 2 * self.shape.patch
         shape = (2, side, side, self.shape.in_channels)
         images = jax.random.uniform(numerics.key(0), shape, jnp.float32)
-        wanted = self(images).image
+        image = self(images).image
         tokens = jax.jit(self.apply)(self.backbone, images)
-        there = {"cls": tokens.cls, "mean": tokens.patches, "queries": tokens.queries}
+        vectors = {"cls": tokens.cls, "mean": tokens.patches, "queries": tokens.queries}
         distance = {
-            kind: jnp.abs(multicrop.global_token(tokens, kind) - wanted).max()
-            for kind, token in there.items()
-            if token is not None and token.shape[-1] == wanted.shape[-1]
+            kind: jnp.abs(multicrop.global_token(tokens, kind) - image).max()
+            for kind, token in vectors.items()
+            if token is not None and token.shape[-1] == image.shape[-1]
         }
         nearest = min(distance, key=lambda kind: float(distance[kind]), default="")
         # bfloat16 may round the two passes in two ways.
-        return nearest if nearest and distance[nearest] < 0.02 * jnp.abs(wanted).max() else ""
+        return nearest if nearest and distance[nearest] < 0.02 * jnp.abs(image).max() else ""
 
     def with_params(self, params: dict[str, Any]) -> "Encoder":
         """The same network with other weights; shares what is compiled."""
@@ -168,14 +168,14 @@ class Encoder:
     def digest(self) -> str:
         """A hash of what the features depend on: weights, constants, method and shape."""
         config = self.config.to_dict()
-        known = {name: config.get(name) for name in ("method", "model", config["method"])}
-        found = hashlib.sha256(json.dumps(known, sort_keys=True, default=str).encode())
+        names = {name: config.get(name) for name in ("method", "model", config["method"])}
+        digest = hashlib.sha256(json.dumps(names, sort_keys=True, default=str).encode())
         leaves, _ = jax.tree_util.tree_flatten_with_path((self.params, self.constants))
         for path, leaf in leaves:
             array = np.asarray(leaf)
-            found.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
-            found.update(np.ascontiguousarray(array).tobytes())
-        return found.hexdigest()
+            digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
 
 def published(shape: vit.ViTConfig, params: dict[str, Any], name: str, image: str = "") -> Encoder:

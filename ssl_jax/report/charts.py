@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from ssl_jax.report.curves import running_mean
+from ssl_jax.report import style
 
 COLORS = 7  # the page has so many colours of lines; then the dashes change
 DASHES = ((), (5, 2), (1.2, 1.6), (6, 2, 1.2, 2))  # in widths of the line
@@ -70,28 +70,16 @@ def lines(
         fig.patch.set_visible(False)
         ax = fig.subplots()
         ax.patch.set_visible(False)
-        for line in drawn:
-            _draw(ax, line, smooth)
+        styled = [
+            style.Line(line.x, line.y, f"#0001{line.run % COLORS:02x}", dashes=dash(line.run))
+            for line in drawn
+        ]
+        style.draw_lines(ax, styled, smooth=smooth, points=_POINTS)
         ax.set_xlabel("step")
         ax.set_ylabel(unit)
-        ax.ticklabel_format(axis="y", useOffset=False)
         buffer = io.StringIO()
         fig.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return _inline(buffer.getvalue(), label, f"c{number}-")
-
-
-def _draw(ax, line: Line, smooth: float) -> None:
-    finite = np.isfinite(line.x) & np.isfinite(line.y)
-    x, y = np.asarray(line.x)[finite], np.asarray(line.y)[finite]
-    color, dashes = f"#0001{line.run % COLORS:02x}", dash(line.run)
-    style = dict(color=color, linestyle=(0, dashes) if dashes else "solid")
-    window = max(1, round(smooth * len(y)))
-    every = -(-len(x) // _POINTS) if len(x) else 1
-    if window > 1:
-        ax.plot(x[::every], y[::every], color=color, alpha=0.22, linewidth=0.7)
-        y = running_mean(y, window)
-    marker = "o" if len(x) < 12 else None
-    ax.plot(x[::every], y[::every], linewidth=1.8, marker=marker, markersize=3.5, **style)
 
 
 def _inline(svg: str, label: str, prefix: str) -> str:

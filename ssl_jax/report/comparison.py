@@ -1,10 +1,11 @@
 """Runs side by side: their final scores with baselines, means over seeds, scores over the step, and
-the settings in which they differ. Tables as plain dicts of texts; `page` shows them.
+the settings and machines in which they differ. Tables as plain dicts of texts; `page` shows them.
 """
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +27,9 @@ def scores(runs: Sequence[RunFolder]) -> dict:
     """
     headings: dict[str, tuple[str, str]] = {}
     for run in runs:
-        known = run.headings()
+        of_run = run.headings()
         measured = (score for row in run.results.values() for score in row)
-        headings |= {score: known[score] for score in measured if score in known}
+        headings |= {score: of_run[score] for score in measured if score in of_run}
     rows = [
         (run.name, number, run.results.get(TRAINED, {}), _differences(run), run)
         for number, run in enumerate(runs)
@@ -40,10 +41,10 @@ def scores(runs: Sequence[RunFolder]) -> dict:
         values = [row[2][score] for row in [*rows, *baselines] if _is_number(row[2].get(score))]
         counts = [row[2].get(score + IMAGES, 0) for row in rows]
         images = int(min((x for x in counts if np.isfinite(x) and x >= 1), default=0))
-        highest[score], told = best(values, images) if values else (None, "")
+        highest[score], note = best(values, images) if values else (None, "")
         if differing:
             highest[score] = None
-        columns.append(dict(heading=heading, differing=differing, images=told))
+        columns.append(dict(heading=heading, differing=differing, images=note))
 
     def cell(score, values, notes, run):
         value = values.get(score)
@@ -88,21 +89,21 @@ def _signed(number: float) -> str:
 
 def _baselines(runs) -> list[tuple[str, dict]]:
     """(name, scores) of the baselines; equal ones of several runs once."""
-    found: list[tuple[str, dict, list[str]]] = []
+    groups: list[tuple[str, dict, list[str]]] = []
     for row in BASELINES:
         for run in runs:
             if not (mine := run.results.get(row)):
                 continue
-            for name, values, owners in found:
+            for name, values, owners in groups:
                 if name == row and values == mine:
                     owners.append(run.name)
                     break
             else:
-                found.append((row, mine, [run.name]))
-    several = {row: sum(name == row for name, _, _ in found) > 1 for row in BASELINES}
+                groups.append((row, mine, [run.name]))
+    several = {row: sum(name == row for name, _, _ in groups) > 1 for row in BASELINES}
     return [
         (f"{row} of {', '.join(owners)}" if several[row] else row, values)
-        for row, values, owners in found
+        for row, values, owners in groups
     ]
 
 
@@ -181,3 +182,52 @@ def _texts(values, there) -> list[str]:
         (", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v)) or '""' if t else ABSENT
         for v, t in zip(values, there)
     ]
+
+
+def environment(runs: Sequence[RunFolder]) -> list[tuple[str, list[str]]]:
+    """(what, its value in each run); one value where all runs agree."""
+    packages = sorted({p for run in runs for p in run.environment.get("versions") or {}})
+    columns = [_environment_of(run.environment, packages) for run in runs]
+    rows = []
+    for name in columns[0]:
+        texts = [str(column[name] or ABSENT) for column in columns]
+        rows.append((name, texts if len(set(texts)) > 1 else texts[:1]))
+    return rows
+
+
+def _environment_of(recorded: Mapping[str, Any], packages: Sequence[str]) -> dict[str, Any]:
+    versions = recorded.get("versions") or {}
+    return {
+        "machine": recorded.get("machine"),
+        "devices": _counted(recorded.get("devices") or []),
+        "processors": recorded.get("processor_count"),
+        "processes": recorded.get("process_count"),
+        "git revision": recorded.get("git"),
+        "Python": recorded.get("python"),
+        "XLA flags": recorded.get("xla_flags"),
+        **{package: versions.get(package) for package in packages},
+    }
+
+
+def machines(runs: Sequence[RunFolder]) -> list[str]:
+    """Sentences on where and with what the runs were made, one for each kind of machine."""
+    names_at: dict[str, list[str]] = {}
+    for run in runs:
+        e = run.environment
+        if e:
+            versions = e.get("versions") or {}
+            where = (
+                f"{_counted(e.get('devices') or [])}, {e.get('processor_count')} processors,"
+                f" {e.get('machine')}; Python {e.get('python')}, jax {versions.get('jax')},"
+                f" ssl-jax {versions.get('ssl-jax')}"
+            )
+            names_at.setdefault(where, []).append(run.name)
+    if len(names_at) == 1:
+        return [f"Trained on {where}." for where in names_at]
+    return [f"{', '.join(names)}: trained on {where}." for where, names in names_at.items()]
+
+
+def _counted(devices: Sequence[str]) -> str:
+    """ "8 x gpu H100" from eight equal names."""
+    counts = {name: list(devices).count(name) for name in devices}
+    return ", ".join(f"{n} x {name}" if n > 1 else str(name) for name, n in counts.items())

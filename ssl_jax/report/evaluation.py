@@ -16,6 +16,7 @@ from ssl_jax.evals.pictures import attention, pca
 from ssl_jax.evals.table import IMAGES
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.ops import numerics
+from ssl_jax.report import folders
 from ssl_jax.runtime import distributed, progress
 from ssl_jax.train import state
 
@@ -125,11 +126,13 @@ class Evaluation:
         )
 
         config, paths = self.config, []
-        metrics, scores = (_table(tables / f"{name}.csv") for name in ("metrics", "evals"))
-        if metrics is not None:
+        metrics, scores = (
+            folders.read_metrics(tables / f"{name}.csv") for name in ("metrics", "evals")
+        )
+        if metrics:
             title = f"{config.method}, batch {config.optim.batch_size}"
             titles = evals.headings(config, self.tasks)
-            words = dict(scores=scores, shown=titles, title=title)
+            words: dict = dict(scores=scores, shown=titles, title=title)
             with progress.part("curves"):
                 meanings = bound(FrozenConfigDict(config)).meanings
                 paths.append(curves.draw(metrics, folder, meanings=meanings, **words))
@@ -151,9 +154,9 @@ class Evaluation:
             figures = functools.partial(evals.TYPES[case.config.type].figures, case)
             prefix = "" if name == case.config.type else f"{name}_"
             paths += render.draw(figures, folder, name, prefix)
-        if alike and (wanted := pictures.wanted(config.method)):
+        if alike and (demand := pictures.wanted(config.method)):
             paths += render.draw(
-                lambda: pictures.draw(encoder, images(*wanted)),
+                lambda: pictures.draw(encoder, images(*demand)),
                 folder,
                 f"{config.method}_pictures",
                 f"{config.method}_",
@@ -187,21 +190,14 @@ class Evaluation:
             return []
         table = self.table(results)
         shares = {name + IMAGES: count for name, count in self._images().items()}
-        known = {**results, evals.TRAINED: {**results[evals.TRAINED], **shares}}
+        stored = {**results, evals.TRAINED: {**results[evals.TRAINED], **shares}}
         (folder / "results.txt").write_text(table + "\n")
         print(table, flush=True)
         paths = self.draw(params, constants, folder / "pictures", folder)
         print(f"{len(paths)} pictures in {folder / 'pictures'}", flush=True)
         # Last: it says that there is nothing left to do.
-        (folder / "results.json").write_text(json.dumps(known, indent=2) + "\n")
+        (folder / "results.json").write_text(json.dumps(stored, indent=2) + "\n")
         return paths
-
-
-def _table(path: Path):
-    """The columns of a CSV file; None where there is none or it is empty."""
-    from ssl_jax.report import curves
-
-    return curves.read_metrics(path) if path.exists() and path.stat().st_size else None
 
 
 def _needs_masks(case) -> bool:

@@ -3,15 +3,19 @@
 Anybody may have made the folder: what the report uses is checked here, where it is read.
 """
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssl_jax.config import InputError, local, read_json
+from ssl_jax.config import InputError, local, read_json, reading
 from ssl_jax.evals import registry
-from ssl_jax.report import curves
+
+_LARGEST = 2**28  # bytes of a table
+_LAST_STEP = 2**31  # steps are counted in 32 bits
 
 # Examples of what config.json and environment.json may hold where the report uses it.
 _EXAMPLES: dict[str, Any] = {
@@ -161,5 +165,30 @@ def _is_number(value) -> bool:
 
 
 def _columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a CSV file; {} where there is none, or no row yet."""
-    return curves.read_metrics(path, rows=0) if _is_there(path, path.parent) else {}
+    return read_metrics(path) if _is_there(path, path.parent) else {}
+
+
+def read_metrics(path: Path) -> dict[str, np.ndarray]:
+    """Columns of a metrics CSV as float64 arrays; empty and non-numeric cells are NaN. {} where
+    there is no file, or no row in it. Raises InputError for what is no such table."""
+    try:
+        text = reading.read_bytes(path, _LARGEST).decode() if path.exists() else ""
+        lines = list(csv.DictReader(io.StringIO(text, newline="")))
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise InputError(f"{path} is not a table of metrics: {error}") from error
+    if not lines:
+        return {}
+    if "step" not in lines[0]:
+        raise InputError(f'{path} is not a table of metrics: it needs a column "step"')
+    table = {n: np.array([_number(row[n]) for row in lines]) for n in lines[0] if n is not None}
+    steps = table["step"][np.isfinite(table["step"])]
+    if (np.abs(steps) > _LAST_STEP).any():
+        raise InputError(f"{path} is not a table of metrics: a step is {np.abs(steps).max():g}")
+    return table
+
+
+def _number(text) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return float("nan")

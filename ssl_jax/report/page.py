@@ -22,7 +22,7 @@ from ssl_jax import extras
 from ssl_jax.config import COMPUTED, InputError, flatten, reading
 from ssl_jax.data import source
 from ssl_jax.evals.registry import TRAINED
-from ssl_jax.report import charts, comparison
+from ssl_jax.report import charts, comparison, curves
 from ssl_jax.report.comparison import ABSENT
 from ssl_jax.report.folders import RunFolder
 from ssl_jax.runtime import progress
@@ -30,7 +30,6 @@ from ssl_jax.runtime import progress
 WIDEST = 1600  # pixels of a picture in the page; wider ones are scaled down
 _LARGEST, _PIXELS = 2**27, 2**26  # bytes and pixels of a picture that is shown
 _QUALITY = 90  # of WebP
-_SMOOTHING = 0.05
 # What the pictures show that any network can have; others are called after their file.
 _SHOWN = {
     "attention": "Attention of the class token in the last block, one map a head",
@@ -55,7 +54,7 @@ def html(runs: Sequence[RunFolder], *, title: str = "", now: datetime.datetime) 
         title=title or _title(runs),
         now=now.strftime("%Y-%m-%d %H:%M"),
         version=ssl_jax.__version__,
-        machines=_machines(runs),
+        machines=comparison.machines(runs),
         runs=[_overview(number, run) for number, run in enumerate(runs)],
         scores=comparison.scores(runs),
         seeds=comparison.over_seeds(runs),
@@ -65,7 +64,7 @@ def html(runs: Sequence[RunFolder], *, title: str = "", now: datetime.datetime) 
         failed=[(run.name, name) for run in runs for name in run.failed],
         settings=comparison.settings(runs),
         configs=[(run.name, json.dumps(run.config, indent=1, sort_keys=True)) for run in runs],
-        environment=_environment(runs),
+        environment=comparison.environment(runs),
     )
     return _template().render(values)
 
@@ -205,7 +204,7 @@ def _charts(runs) -> list[dict]:
     for method, drawn in methods.items():
         note = "running mean over 5 % of the steps; faint: the values themselves"
         title = f"Loss of {method}" if method else "Loss"
-        add(title, note, drawn, smooth=_SMOOTHING)
+        add(title, note, drawn, smooth=curves.SMOOTHING)
     return result
 
 
@@ -272,55 +271,3 @@ def _inlined(path: Path) -> dict:
     why = f"scaled down from {size[0]} x {size[1]} pixels" if small.size != size else ""
     width, height = small.size
     return dict(src=f"data:image/{kind};base64,{data}", why=why, width=width, height=height)
-
-
-# --- environment
-
-
-def _environment(runs) -> list[tuple[str, list[str]]]:
-    """(what, its value in each run); one value where all runs agree."""
-    packages = sorted({p for run in runs for p in run.environment.get("versions") or {}})
-    columns = [_environment_of(run.environment, packages) for run in runs]
-    rows = []
-    for name in columns[0]:
-        texts = [str(column[name] or ABSENT) for column in columns]
-        rows.append((name, texts if len(set(texts)) > 1 else texts[:1]))
-    return rows
-
-
-def _environment_of(recorded: Mapping[str, Any], packages: Sequence[str]) -> dict[str, Any]:
-    versions = recorded.get("versions") or {}
-    return {
-        "machine": recorded.get("machine"),
-        "devices": _counted(recorded.get("devices") or []),
-        "processors": recorded.get("processor_count"),
-        "processes": recorded.get("process_count"),
-        "git revision": recorded.get("git"),
-        "Python": recorded.get("python"),
-        "XLA flags": recorded.get("xla_flags"),
-        **{package: versions.get(package) for package in packages},
-    }
-
-
-def _machines(runs) -> list[str]:
-    """Sentences on where and with what the runs were made, one for each kind of machine."""
-    found: dict[str, list[str]] = {}
-    for run in runs:
-        e = run.environment
-        if e:
-            versions = e.get("versions") or {}
-            where = (
-                f"{_counted(e.get('devices') or [])}, {e.get('processor_count')} processors,"
-                f" {e.get('machine')}; Python {e.get('python')}, jax {versions.get('jax')},"
-                f" ssl-jax {versions.get('ssl-jax')}"
-            )
-            found.setdefault(where, []).append(run.name)
-    if len(found) == 1:
-        return [f"Trained on {where}." for where in found]
-    return [f"{', '.join(names)}: trained on {where}." for where, names in found.items()]
-
-
-def _counted(devices: Sequence[str]) -> str:
-    """ "8 x gpu H100" from eight equal names."""
-    counts = {name: list(devices).count(name) for name in devices}
-    return ", ".join(f"{n} x {name}" if n > 1 else str(name) for name, n in counts.items())

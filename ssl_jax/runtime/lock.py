@@ -1,9 +1,9 @@
-"""One run at a time in a run folder."""
+"""One run at a time in a run directory."""
 
 import contextlib
+import fcntl
 import json
 import os
-import secrets
 import socket
 import tempfile
 import threading
@@ -14,18 +14,20 @@ from pathlib import Path
 from ssl_jax.config import InputError, read_json
 
 FILE = "lock.json"
-_EXAMPLES = {"host": "", "boot": "", "process": 0, "started": "", "lock": ""}  # what it holds
+_EXAMPLES = {"host": "", "boot": "", "process": 0}  # what it holds
 _BEAT = 10.0  # seconds from one sign of life to the next
 _DEAD = 90.0  # seconds without one after which a process of another machine is taken for gone
 
 
 class Lock:
-    """Of the run folder `workdir`, which must exist: a file with host and process id that shows a
-    sign of life every few seconds. Reading a run needs none.
+    """The lock of the run directory `workdir`, which must exist: a file with host and process id.
+    Reading a run needs none.
 
-    A lock that a killed process left is taken over: on the same machine at once, as the process can
-    be looked for; from another machine, as a requeued job does, after 90 seconds without a sign of
-    life. Ages are differences of times of the folder's own disk, so that clocks may differ.
+    A lock that a killed process left is taken over. On one machine, the process holds the file by
+    `flock`, which ends with it. Between machines, whose file systems need not share such locks, the
+    file shows a sign of life every few seconds, and is taken over after 90 seconds without one, as
+    a requeued job does. Ages are differences of times of the directory's own disk, so that clocks
+    may differ.
 
     say: gets a line when another process's lock is waited for or taken over. dead, beat: seconds
     without a sign of life, and between two of them.
@@ -39,30 +41,35 @@ class Lock:
         dead: float = _DEAD,
         beat: float = _BEAT,
     ):
-        self.path, self._say, self._dead = workdir / FILE, say, dead
-        self._beats, self._mine, self._made = beat, _myself(), False
-        self._ended = threading.Event()
+        self.path, self._say, self._dead, self._interval = workdir / FILE, say, dead, beat
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        machine = boot.read_text().strip() if boot.exists() else ""
+        self._mine = {"host": socket.gethostname(), "boot": machine, "process": os.getpid()}
+        self._file = contextlib.ExitStack()
+        self._creating, self._ended = False, threading.Event()
 
     def take(self) -> "Lock":
         """Raises InputError if another process trains there."""
         while not self._created():
-            self._wait_for_the_other()
-        threading.Thread(target=self._live, daemon=True).start()
+            self._remove_of_a_dead_process()
+        threading.Thread(target=self._show_life, daemon=True).start()
         return self
 
-    def _created(self):
-        """Whether the file could be made; not where there is one."""
+    def _created(self) -> bool:
+        self._creating = True  # before: a signal may come at once
         try:
-            self._made = True  # before: a signal may come at once
-            with self.path.open("x") as file:
-                json.dump(self._mine, file)
+            file = self._file.enter_context(self.path.open("x"))
         except FileExistsError:
-            self._made = False
-        return self._made
+            self._creating = False
+            return False
+        with contextlib.suppress(OSError):  # a file system without such locks: ages decide
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(self._mine))  # last: nobody tries to lock a file that is empty
+        file.flush()
+        return True
 
-    def _wait_for_the_other(self):
-        """Takes the lock of a process that is gone out of the way. Raises InputError if it is
-        not."""
+    def _remove_of_a_dead_process(self) -> None:
+        """Removes the lock of a process that is gone. Raises InputError if it is not."""
         other, beat = _read(self.path), self._beat()
         if beat is None:
             return  # it has just ended
@@ -71,10 +78,11 @@ class Lock:
             f"{who} is training in {self.path.parent}; wait for it, stop it, or use another"
             " --workdir"
         )
-        if _here(other, self._mine):
-            if _alive(other):
-                raise refused
-        elif (left := self._dead - self._age()) > 0:
+        here = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
+        held = _is_held(self.path) if here else None
+        if held:
+            raise refused
+        if held is None and (left := self._dead - self._age(beat)) > 0:
             self._say(
                 f"{who} was just training here; this run starts in {left:.0f} s if it is gone"
             )
@@ -88,79 +96,50 @@ class Lock:
         self.path.unlink(missing_ok=True)
         self._say(f"{who} is gone and left its run unfinished; taking the run over")
 
-    def _beat(self):
+    def _beat(self) -> int | None:
         """The time of the newest sign of life, by the disk's clock; None without a lock."""
         try:
             return self.path.stat().st_mtime_ns
         except FileNotFoundError:
             return None
 
-    def _age(self):
-        """Seconds since then, by the same clock."""
+    def _age(self, beat: int) -> float:
+        """Seconds since a sign of life, by the disk's clock."""
         with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{FILE}.") as now:
-            made = os.fstat(now.fileno()).st_mtime
-        with contextlib.suppress(FileNotFoundError):
-            return max(0.0, made - self.path.stat().st_mtime)
-        return 0.0
+            return max(0.0, (os.fstat(now.fileno()).st_mtime_ns - beat) / 1e9)
 
-    def _live(self):
-        while not self._ended.wait(self._beats):
+    def _show_life(self) -> None:
+        while not self._ended.wait(self._interval):
             with contextlib.suppress(OSError):
                 os.utime(self.path)
 
     def release(self) -> None:
-        """The next run may begin; again does nothing."""
+        """Lets the next run begin; a second call does nothing."""
         if self._ended.is_set():
             return
         self._ended.set()
-        with contextlib.suppress(OSError):
+        with self._file, contextlib.suppress(OSError):
             # Empty: a signal came while it was being written.
-            if self._made and _read(self.path) in (self._mine, {}):
+            if self._creating and _read(self.path) in (self._mine, {}):
                 self.path.unlink()
 
 
-def _myself() -> dict:
-    return {
-        "host": socket.gethostname(),
-        "boot": _text(Path("/proc/sys/kernel/random/boot_id")),
-        "process": os.getpid(),
-        "started": _started(os.getpid()),
-        "lock": secrets.token_hex(8),  # of several in one process
-    }
+def _is_held(path: Path) -> bool | None:
+    """Whether a process of this machine holds the file; None where the file system cannot say."""
+    try:
+        with path.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    return False
 
 
-def _read(path):
+def _read(path: Path) -> dict:
     try:
         return read_json(path, _EXAMPLES)
     except InputError:
         return {}
-
-
-def _here(other, mine):
-    """Whether it was written on this machine since it was switched on."""
-    return (other.get("host"), other.get("boot")) == (mine["host"], mine["boot"])
-
-
-def _alive(other):
-    """Whether the process of a lock of this machine still is one."""
-    try:
-        os.kill(other["process"], 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # it is another user's
-    # Numbers of processes are used again: the same process began at the same time.
-    return other.get("started") == _started(other["process"])
-
-
-def _started(process):
-    """When a process began, in ticks since the machine was switched on; "" where unknown."""
-    fields = _text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
-    return fields[19] if len(fields) > 19 else ""
-
-
-def _text(path):
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -97,6 +97,23 @@ def make_mesh(data: int = 0, fsdp: int = 1, *, devices: Sequence[jax.Device] | N
     return Mesh(np.array(devices[:count]).reshape(shape), AXES)
 
 
+def mesh_for(rows: int) -> Mesh:
+    """A mesh of this process's devices alone, as many as can share that many rows out evenly."""
+    devices = jax.local_devices()
+    count = next(n for n in range(len(devices), 0, -1) if rows % n == 0)
+    return make_mesh(devices=devices[:count])
+
+
+def on_mesh(function: Callable, mesh: Mesh) -> Callable:
+    """`function`, traced with `mesh` in context, as `by_image` needs it."""
+
+    def within(*args):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return within
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """Every device holds the whole array."""
     return NamedSharding(mesh, PartitionSpec())
@@ -244,7 +261,7 @@ def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
     """Puts a batch on the mesh, the axis of its rows sharded over all devices.
 
     Args:
-      batch: pytree of NumPy arrays that hold THIS process's rows (all rows if there is one
+      batch: pytree of arrays that hold THIS process's rows (all rows if there is one
         process); every process has as many. axis: of the rows.
 
     Returns:
@@ -257,7 +274,7 @@ def put_batch(batch: Any, mesh: Mesh, axis: int = 0) -> Any:
     processes = len({device.process_index for device in mesh.devices.flat})
 
     def put(path, rows):
-        rows = np.asarray(rows)
+        rows = rows if isinstance(rows, jax.Array) else np.asarray(rows)
         if rows.ndim <= axis or rows.shape[axis] * processes % mesh.size:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise InputError(

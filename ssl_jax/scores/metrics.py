@@ -1,12 +1,10 @@
 """Scores of a segmentation, from the confusion matrix of its places."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.config import InputError
 from ssl_jax.losses.segmentation import IGNORE
 
 ABSENT = ("zero", "skip")  # what a class that is only predicted counts as
@@ -22,32 +20,6 @@ def confusion(
     valid = truth != ignore
     pairs = truth[valid].astype(np.int64) * num_classes + predicted[valid]
     return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str) -> None:
-    """Refuses labels of fewer than two classes, on which every network has the same score.
-
-    type: of evaluation. labels: looked at until there are two classes; of "masks" and the "patches"
-    of masks, 255 is none. what: they are of, for the message.
-
-    Raises InputError, which names the class_map that a mask of two values needs.
-    """
-    seen: set[int] = set()
-    masks = what in ("masks", "patches")
-    for some in labels:
-        seen |= set(np.unique(some).tolist())
-        if len(seen - {IGNORE} if masks else seen) > 1:
-            return
-    classes = sorted(seen - {IGNORE} if masks else seen)
-    found = f"one class ({classes[0]})" if classes else "no class"
-    hint = ""
-    if masks and IGNORE in seen:
-        found += f" and {IGNORE}, which is ignored"
-        rule = ",".join(f"{value}:{i}" for i, value in enumerate([*(classes or [0]), IGNORE]))
-        hint = f"; if {IGNORE} is a class, set evals.{type}.data.class_map={{{rule}}}"
-    raise InputError(
-        f"{type}: the {what} of {source} have {found}; a score needs two classes{hint}"
-    )
 
 
 def num_classes(*masks: Iterable[np.ndarray]) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax import ops
+from ssl_jax.ops import devices
 from ssl_jax.ops.numerics import product
 from ssl_jax.scores import normalize
 
@@ -97,7 +98,7 @@ def _merge(queries, bank, count, offset, similarity, index):
 
 def _on_host() -> bool:
     """Whether to select with numpy: XLA's top k takes as long as the product there."""
-    return jax.default_backend() == "cpu"
+    return devices.platform() == "cpu"
 
 
 def _merge_on_host(queries, bank, count, offset, similarity, index):
@@ -207,7 +208,7 @@ def classify_sets(
       {k: [m, p] int32}.
     """
     rows, of_row = bank.reshape(-1, bank.shape[-1]), np.repeat(labels, bank.shape[1])
-    found = classify(
+    votes = classify(
         rows,
         of_row,
         queries.reshape(-1, queries.shape[-1]),
@@ -217,7 +218,7 @@ def classify_sets(
         bank_chunk=BANK_CHUNK,
         **how,
     )
-    return {k: classes.reshape(queries.shape[:2]) for k, classes in found.predictions.items()}
+    return {k: classes.reshape(queries.shape[:2]) for k, classes in votes.predictions.items()}
 
 
 def retrieve(

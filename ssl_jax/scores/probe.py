@@ -10,6 +10,10 @@ import numpy as np
 import optax
 from numpy.typing import ArrayLike
 
+from ssl_jax.runtime import fit as fit_lib
+from ssl_jax.runtime import sharding
+from ssl_jax.scores import classification
+
 # STELLAR's grid: {1, 2, 5} x {1e-5, 1e-4, 1e-3} and 1e-2.
 LEARNING_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 OPTIMIZERS = ("adamw", "sgd", "lars")
@@ -76,20 +80,10 @@ def fit(
       ValueError: fewer than 2 training rows, labels out of range, or a share outside of [0, 1).
     """
     labels, test_labels = np.asarray(labels, np.int32), np.asarray(test_labels, np.int32)
-    if len(train) < 2 or not 0 <= held_out < 1:
-        raise ValueError(
-            f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {len(train)} and"
-            f" {held_out}"
-        )
-    if (
-        min(labels.min(), test_labels.min()) < 0
-        or max(labels.max(), test_labels.max()) >= num_classes
-    ):
-        raise ValueError(f"labels must lie in [0, {num_classes})")
+    _check(len(train), labels, test_labels, num_classes, held_out)
     key_split, key_init, key_order = jax.random.split(key, 3)
     order = np.asarray(jax.random.permutation(key_split, len(train)))
-    count = min(max(1, round(held_out * len(train))), len(train) - 1) if held_out else 0
-    choose, learn = order[:count], order[count:]
+    learn, choose = classification.split(order, held_out)
     batch_size = min(batch_size, len(learn))
     grid = Grid(
         rates=jnp.tile(jnp.asarray(learning_rates, jnp.float32), len(batch_factors)),
@@ -112,13 +106,11 @@ def fit(
             inputs[learn], targets, grid, start, key_order, trainer=trainer, batch_size=batch_size
         )
     else:
-        state = trainer.init(start, grid)
-        for features, rows in stream(learn):
-            state = _step(state, prepare(features), targets[rows], grid, trainer=trainer)
-        params = state[0]
+        batches = ((features, targets[rows]) for features, rows in stream(learn))
+        params = _train_on(batches, grid, start, trainer, batch_size, prepare)
     test_accuracy, test_loss = _score(params, prepare(test), test_labels)
     chosen_accuracy, chosen_loss = test_accuracy, test_loss
-    if count:
+    if len(choose):
         chosen_accuracy, chosen_loss = _score(params, inputs[choose], labels[choose])
     best = int(np.lexsort((chosen_loss, -chosen_accuracy))[0])
     return Probe(
@@ -129,6 +121,19 @@ def fit(
         test=test_accuracy,
         params=jax.tree.map(lambda x: np.asarray(x[best]), params),
     )
+
+
+def _check(rows, labels, test_labels, num_classes, held_out):
+    if rows < 2 or not 0 <= held_out < 1:
+        raise ValueError(
+            f"the probe needs at least 2 training rows and 0 <= held_out < 1, got {rows} and"
+            f" {held_out}"
+        )
+    if (
+        min(labels.min(), test_labels.min()) < 0
+        or max(labels.max(), test_labels.max()) >= num_classes
+    ):
+        raise ValueError(f"labels must lie in [0, {num_classes})")
 
 
 class Grid(NamedTuple):
@@ -151,8 +156,11 @@ class Trainer(NamedTuple):
     epochs: int
     steps: int
 
-    def of(self, rate: jax.Array, factor: jax.Array) -> optax.GradientTransformation:
-        """The optimizer of one classifier."""
+    def transformation(
+        self, step: Any, rate: jax.Array, factor: jax.Array
+    ) -> optax.GradientTransformation:
+        """The optimizer of one classifier, which counts its steps itself."""
+        del step
 
         def cosine(count):
             epoch = count * factor // self.steps
@@ -172,25 +180,12 @@ class Trainer(NamedTuple):
             return result
         return optax.MultiSteps(result, every_k_schedule=lambda _: factor).gradient_transformation()
 
-    def init(self, start: Any, grid: Grid) -> Any:
-        """(parameters, optimizer states) of all classifiers, stacked on axis 0."""
-        return jax.vmap(lambda *one: (start, self.of(*one).init(start)))(*grid)
 
-    def step(self, state: Any, grid: Grid, inputs: jax.Array, labels: jax.Array) -> Any:
-        """The state after one minibatch."""
-
-        def loss(params):
-            losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, inputs), labels)
-            return losses.mean()
-
-        def one(state, rate, factor):
-            params, opt_state = state
-            updates, opt_state = self.of(rate, factor).update(
-                jax.grad(loss)(params), opt_state, params
-            )
-            return optax.apply_updates(params, updates), opt_state
-
-        return jax.vmap(one)(state, *grid)
+def _loss(params, carry, inputs):
+    """Mean cross-entropy of (features, labels)."""
+    features, labels = inputs
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits(params, features), labels)
+    return {"loss": losses.mean()}, carry
 
 
 def _start(key, dim, num_classes, norm):
@@ -228,25 +223,45 @@ def logits(params: Mapping[str, jax.Array], inputs: jax.Array) -> jax.Array:
     return inputs @ kernel + (params["shift"] @ params["kernel"] + params["bias"])
 
 
+def predict(params: Mapping[str, np.ndarray], inputs: ArrayLike) -> np.ndarray:
+    """Class [n] int of each row [n, d] by a classifier with the arrays of `Probe.params`."""
+    rows = whiten(inputs) if "scale" in params else _plain(inputs)
+    scores = logits({name: jnp.asarray(value) for name, value in params.items()}, rows)
+    return np.asarray(scores.argmax(axis=-1))
+
+
 @functools.partial(jax.jit, static_argnames=("trainer", "batch_size"))
 def _train(inputs, labels, grid, start, key_order, *, trainer, batch_size):
     """Parameters of all classifiers after training, stacked on axis 0."""
 
     def step(state, rows):
-        return trainer.step(state, grid, inputs[rows], labels[rows]), None
+        batch = inputs[rows], labels[rows]
+        return fit_lib.step(_loss, trainer.transformation, state, batch, 0, grid)[0], None
 
     def epoch(state, index):
         order = jax.random.permutation(jax.random.fold_in(key_order, index), len(inputs))
         rows = order[: trainer.steps * batch_size].reshape(trainer.steps, batch_size)
         return jax.lax.scan(step, state, rows)
 
-    (params, _), _ = jax.lax.scan(epoch, trainer.init(start, grid), jnp.arange(trainer.epochs))
-    return params
+    state = fit_lib.begin(trainer.transformation, start, None, grid)
+    return jax.lax.scan(epoch, state, jnp.arange(trainer.epochs))[0].params
 
 
-@functools.partial(jax.jit, static_argnames="trainer", donate_argnums=0)
-def _step(state, inputs, labels, grid, *, trainer):
-    return trainer.step(state, grid, inputs, labels)
+def _train_on(batches, grid, start, trainer, batch_size, prepare):
+    """The same on batches of (features, labels), as they come."""
+    fitted = fit_lib.fit(
+        _loss,
+        trainer.transformation,
+        batches,
+        sharding.mesh_for(batch_size),
+        trainer.steps * trainer.epochs,
+        params=start,
+        points=grid,
+        prepare=lambda _, batch, index: (prepare(batch[0]), batch[1]),
+        name="linear",
+        finite=False,
+    )
+    return jax.tree.map(jnp.asarray, fitted.params)
 
 
 def _score(params, inputs, labels):

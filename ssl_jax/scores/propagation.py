@@ -70,7 +70,7 @@ def propagate(
         y, x = number // columns * _TILE, number % columns * _TILE
         patches = jax.lax.dynamic_slice(target, (y, x, 0), (_TILE, _TILE, dim))
         beside = jax.lax.dynamic_slice(sources, (0, y, x, 0), (count, side, side, dim))
-        known = jax.lax.dynamic_slice(labels, (0, y, x, 0), (count, side, side, classes))
+        their_labels = jax.lax.dynamic_slice(labels, (0, y, x, 0), (count, side, side, classes))
         similarity = jnp.einsum("yxd,sabd->yxsab", patches, beside, precision="highest")
         place = jnp.arange(side) - radius
         in_rows = near & (y + place >= 0) & (y + place < height)
@@ -83,8 +83,8 @@ def propagate(
         similarity = jnp.where(usable, similarity, -jnp.inf).reshape(_TILE**2, -1)
         values, index = jax.lax.top_k(similarity, min(top, similarity.shape[1]))
         weights = jax.nn.softmax(values / temperature, axis=1)
-        found = known.reshape(-1, classes)[index]
-        return jnp.einsum("nk,nkc->nc", weights, found, precision="highest")
+        chosen = their_labels.reshape(-1, classes)[index]
+        return jnp.einsum("nk,nkc->nc", weights, chosen, precision="highest")
 
     squares = jax.lax.map(square, jnp.arange(rows * columns), batch_size=_TILES)
     grid = squares.reshape(rows, columns, _TILE, _TILE, classes).swapaxes(1, 2)
@@ -141,21 +141,21 @@ def track(
     first = normalize.on_device(next(frames))
     labels = jnp.asarray(one_hot(mask, first.shape[:2]))
     yield mask
-    known = [(first, labels)]
+    memory = [(first, labels)]
     for patches in frames:
         target = normalize.on_device(patches)
-        missing = 1 + settings.previous - len(known)
-        sources, given = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*known))
+        missing = 1 + settings.previous - len(memory)
+        sources, given = (jnp.stack([*xs, *[xs[0]] * missing]) for xs in zip(*memory))
         soft = propagate(
             target,
             sources,
             given,
-            jnp.arange(len(sources)) < len(known),
+            jnp.arange(len(sources)) < len(memory),
             radius=settings.radius,
             top=settings.top,
             temperature=settings.temperature,
         )
-        known = [known[0], *[*known[1:], (target, soft)][-settings.previous :]]
+        memory = [memory[0], *[*memory[1:], (target, soft)][-settings.previous :]]
         yield _resized(np.asarray(hardened(soft, frame)), mask.shape)
 
 

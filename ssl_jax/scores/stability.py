@@ -53,7 +53,7 @@ def cosine(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return (one * other).sum(axis=-1).mean(axis=-1)
 
 
-def kept(first: np.ndarray, second: np.ndarray) -> float:
+def invariance(first: np.ndarray, second: np.ndarray) -> float:
     """How much closer tokens [N, r, d] are to those of the other view of their picture than to
     those of the picture before it, by the cosine of matched tokens: 1 = the same, 0 = no closer."""
     foreign = float(cosine(first, np.roll(second, 1, axis=0)).mean())

@@ -2,7 +2,6 @@
 clock behind it, in which compiling, evaluating and saving are no training.
 """
 
-import collections
 import contextlib
 import functools
 import shlex
@@ -21,13 +20,12 @@ from rich.text import Text
 
 from ssl_jax.runtime import distributed, progress
 from ssl_jax.train import log, step
+from ssl_jax.train.eta import Eta
 
-_WINDOW = 500  # steps whose speed tells how long the next ones take
 _BAR = 24  # characters
 _LIVE = 4  # refreshes of the live line a second
 _JOIN = 5  # seconds in which a thread ends
 _SLOW = 5  # seconds from which a step is said to be under way
-_MEASURED = 8  # evaluations, or saves, whose mean tells how long the next ones take
 
 
 class Took:
@@ -105,7 +103,7 @@ class Console:
             with self._lock:
                 self._spoken = time.perf_counter()
                 if self._live is None:
-                    print(text, flush=True)
+                    print(f"{text}\n", end="", flush=True)  # at once: a signal prints a line too
                 else:  # as it is: rich would break paths at the edge, and read [brackets]
                     plain: dict = dict(markup=False, highlight=False, emoji=False)
                     self._live.console.print(text, soft_wrap=True, **plain)
@@ -255,64 +253,6 @@ class Console:
         bar = ProgressBar(self._total, self._at, width=_BAR)
         grid.add_row(bar, Text(" ".join(self._text().split()), no_wrap=True, overflow="ellipsis"))
         return grid
-
-
-class Eta:
-    """Time to the end of training, from what steps, evaluations and saves have taken so far. Prints
-    itself, with what it leaves out: evaluations before one was measured, and the final report."""
-
-    def __init__(self, config: Any):
-        self._total = config.run.total_steps
-        evaluating = config.evals.every_steps if config.evals.tasks else 0
-        self._every = {"evaluation": evaluating, "save": config.checkpoint.every_steps}
-        self._report = " + report" if config.evals.tasks else ""
-        self._took: dict[str, list[float]] = {name: [] for name in self._every}
-        self._last, self._count = dict.fromkeys(self._every, 0), dict.fromkeys(self._every, 0)
-        self._steps: collections.deque = collections.deque(maxlen=_WINDOW + 1)
-
-    def begin(self, at: int) -> None:
-        self._last = dict.fromkeys(self._every, at)
-
-    def step(self, done: int, training: float) -> None:
-        """A step is finished after so many seconds of training."""
-        self._steps.append((done, training))
-
-    def evaluated(self, at: int, seconds: float) -> None:
-        self._note("evaluation", at, seconds)
-
-    def saved(self, at: int, seconds: float) -> None:
-        self._note("save", at, seconds)
-
-    def _note(self, what, at, seconds):
-        # The first one also opens files and warms up: it counts until there is another.
-        self._count[what] += 1
-        before = self._took[what] if self._count[what] != 2 else []
-        self._took[what], self._last[what] = [*before, seconds][-_MEASURED:], at
-
-    def left(self) -> tuple[float, int] | None:
-        """(seconds, evaluations that are not in them), None before two steps are finished."""
-        if len(self._steps) < 2:
-            return None
-        (first, began), (done, now) = self._steps[0], self._steps[-1]
-        seconds, unknown = (self._total - done) * (now - began) / (done - first), 0
-        for what, every in self._every.items():
-            # At the end there is a save, but no evaluation: that is part of the report.
-            due = (self._total - 1) // every + (what == "save") if every else 0
-            count = due - self._last[what] // every if every else 0
-            took = self._took[what]
-            if took:
-                seconds += count * sum(took) / len(took)
-            elif what == "evaluation":
-                unknown = count
-        return seconds, unknown
-
-    def __str__(self) -> str:
-        left = self.left()
-        if left is None:
-            return "?"
-        seconds, unknown = left
-        more = f" + {unknown} evaluation{'s' if unknown > 1 else ''}" if unknown else ""
-        return log.clock(seconds) + more + self._report
 
 
 class _Compiler:

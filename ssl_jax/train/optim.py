@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from ssl_jax import trees
 from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods.base import NEVER, Rule, Rules
+from ssl_jax.runtime.decay import is_matrix
 from ssl_jax.train import clip as clip_lib
 from ssl_jax.train import updates
 
@@ -78,7 +79,7 @@ def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
 def is_decayed(path: str, leaf: jax.Array | jax.ShapeDtypeStruct, rule: Rule) -> bool:
     """Whether weight decay moves this parameter. The path of one block is with the leaf of one."""
     if rule.decay == "matrices":
-        return len(leaf.shape) >= 2 and path.rsplit("/", 1)[-1] != "bias"
+        return is_matrix(path, leaf)
     return rule.decay
 
 

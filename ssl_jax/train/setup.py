@@ -80,6 +80,7 @@ def open_loader(run: Run, record: int = 0, source: Source | None = None) -> load
         seed=c.seed,
         workers=c.data.workers,
         crop_on=c.data.crop_on,
+        area_crops=c.data.area_crops,
         process_index=jax.process_index(),
         process_count=jax.process_count(),
         start_record=record,

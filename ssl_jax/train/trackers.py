@@ -121,8 +121,8 @@ def check(config: ConfigDict, folder: Path) -> None:
 def _recorded(folder: Path) -> dict[str, Any]:
     """What trackers.json holds: the names of the run, and the step of the final report."""
     path, examples = folder / _FILE, {**dict.fromkeys(_PACKAGES, ""), "final": 0}
-    known = config_lib.read_json(path, examples) if path.exists() else {}
-    return {name: value for name, value in known.items() if value is not None}
+    recorded = config_lib.read_json(path, examples) if path.exists() else {}
+    return {name: value for name, value in recorded.items() if value is not None}
 
 
 class _TensorBoard:

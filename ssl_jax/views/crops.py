@@ -11,6 +11,7 @@ overshoots black or white in one pass and the other would have brought it back, 
 differ by more (0.5 % of full-range noise, up to 15/255).
 """
 
+import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,8 +37,14 @@ def crop_host(image: np.ndarray, box: ArrayLike, size: int, flip: bool) -> np.nd
     return crops_host(image, np.asarray(box)[None], size, np.asarray(flip)[None])[0]
 
 
-def crops_host(image: np.ndarray, boxes: np.ndarray, size: int, flips: np.ndarray) -> np.ndarray:
-    """`crop_host` for several boxes [V, 4] and flips [V] of one image: uint8 [V, size, size, 3]."""
+def crops_host(
+    image: np.ndarray, boxes: np.ndarray, size: int, flips: np.ndarray, area: bool = False
+) -> np.ndarray:
+    """`crop_host` for several boxes [V, 4] and flips [V] of one image: uint8 [V, size, size, 3].
+
+    area: cuts at whole source pixels and takes the mean of those that a pixel of the view covers,
+    or interpolates linearly where the crop grows; by OpenCV, in half the time.
+    """
     if image.dtype != np.uint8:
         raise InputError(
             f"image has dtype {image.dtype}; cropping on the host takes uint8: set"
@@ -49,7 +56,13 @@ def crops_host(image: np.ndarray, boxes: np.ndarray, size: int, flips: np.ndarra
     for view, (y, x, h, w), flip in zip(out, boxes.tolist(), flips.tolist(), strict=True):
         # A composed float32 box may stick out by a rounding error, which Pillow refuses.
         box = (max(x, 0.0), max(y, 0.0), min(x + w, width), min(y + h, height))
-        pixels = np.asarray(source.resize((size, size), Image.Resampling.BICUBIC, box=box))
+        if area:
+            left, upper, right, lower = map(round, box)
+            left, upper = min(left, width - 1), min(upper, height - 1)
+            part = image[upper : max(lower, upper + 1), left : max(right, left + 1)]
+            pixels = cv2.resize(part, (size, size), interpolation=cv2.INTER_AREA)
+        else:
+            pixels = np.asarray(source.resize((size, size), Image.Resampling.BICUBIC, box=box))
         view[:] = pixels[:, ::-1] if flip else pixels
     return out
 

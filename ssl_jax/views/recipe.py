@@ -113,6 +113,7 @@ def crop_host(
     image: np.ndarray,
     draws: dict[str, Draws],
     *,
+    area: bool = False,
     seed: int = 0,
     epoch: int = 0,
     index: int = 0,
@@ -120,10 +121,11 @@ def crop_host(
     """Cuts the drawn views out of an image uint8 [H, W, 3] (InputError if not), and applies
     RandAugment to those that want it: {group: uint8 [V, size, size, 3]}.
 
-    seed, epoch, index: as of `draw`; RandAugment is a pure function of them.
+    area: see `crops.crops_host`. seed, epoch, index: as of `draw`; RandAugment is a pure function
+    of them.
     """
     cut = {
-        name: crops.crops_host(image, draws[name].boxes, group.size, draws[name].flips)
+        name: crops.crops_host(image, draws[name].boxes, group.size, draws[name].flips, area)
         for name, group in recipe.groups
     }
     if not any(group.randaugment for _, group in recipe.groups):

@@ -1,5 +1,6 @@
 """loader.py: which record comes when, what a batch holds, restart, processes, broken images."""
 
+import contextlib
 import threading
 import time
 
@@ -8,13 +9,17 @@ import jax
 import numpy as np
 import pytest
 
+from ssl_jax import api
 from ssl_jax.config import InputError
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.values import check_range
+from ssl_jax.train import setup
 from ssl_jax.views import recipe as recipes
 from ssl_jax.views import workers
-from ssl_jax.views.loader import Loader, permutation
+from ssl_jax.views.batches import permutation
+from ssl_jax.views.loader import Loader
+from tests import tiny
 from tests.data.batches import IMAGES, LABELS, RECORDS, SIZE, VIEWS, labelled, loader, take
 
 FLOATS = (IMAGES / 255).astype(np.float32)
@@ -103,11 +108,13 @@ def test_a_batch_is_what_the_recipe_promises(views, crop_on):
 
 
 def test_views_are_drawn_by_seed_epoch_and_record():
-    for batch, uncut in zip(take(6), take(6, crop_on="device"), strict=True):
+    ways = (take(6), take(6, area_crops=True), take(6, crop_on="device"))
+    for batch, area, uncut in zip(*ways, strict=True):
         for row, (index, epoch) in enumerate(zip(batch["index"], batch["epoch"], strict=True)):
             stream = dict(seed=3, epoch=int(epoch), index=int(index))
             drawn = recipes.draw(VIEWS, **stream, source_size=(SIZE, SIZE))
             crops = recipes.crop_host(VIEWS, IMAGES[index], drawn, **stream)
+            means = recipes.crop_host(VIEWS, IMAGES[index], drawn, area=True, **stream)
             for name in ("global", "local"):
                 for field in ("boxes", "flips", "masks"):
                     expected = getattr(drawn[name], field)
@@ -116,10 +123,21 @@ def test_views_are_drawn_by_seed_epoch_and_record():
                         assert (found is None) == (expected is None)
                         assert found is None or np.array_equal(found[row], expected)
                 np.testing.assert_array_equal(batch[name].images[row], crops[name])
+                np.testing.assert_array_equal(area[name].images[row], means[name])
                 assert uncut[name].images is None
             np.testing.assert_array_equal(uncut["source"][row], IMAGES[index])
         np.testing.assert_array_equal(batch["source_size"], np.full((8, 2), SIZE))
         assert not batch["replaced"].any() and "source" not in batch
+        assert any((batch[name].images != area[name].images).any() for name in ("global", "local"))
+
+
+def test_a_run_cuts_as_its_section_says():
+    def first(area):
+        run = api.prepare(tiny.config("dino", data__crop_on="host", data__area_crops=area))
+        with contextlib.closing(setup.open_loader(run)) as batches:
+            return next(batches)["global"].images
+
+    assert (first(True) != first(False)).any()
 
 
 def test_images_of_different_sizes_on_the_host():

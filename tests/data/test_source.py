@@ -52,7 +52,7 @@ def test_records(case, images):
         for key, dtype in TYPES.items():
             assert key not in record or record[key].dtype == dtype, key
         assert type(record.get("label", 0)) is int
-        assert images.shape(i) == base.shape(images, i) == expected["image"].shape[:2]
+        assert images.shape(i) == base.Source.shape(images, i) == expected["image"].shape[:2]
     for i in (-1, len(images)):
         with pytest.raises(IndexError):
             images[i]

@@ -55,7 +55,7 @@ def configs():
     found = {}
     for run in RUNS:
         recipe = config_lib.load(run.config)
-        _, found[run.folder.name] = arguments.parse(["train", *run.arguments], recipe)
+        found[run.folder.name] = arguments.changed(recipe, run.arguments)
         changed = {a.removeprefix("--config.").split("=")[0] for a in run.arguments[:-1]}
         assert set(config_lib.changed(recipe, found[run.folder.name])) == changed
     for claim in claims.CLAIMS.values():

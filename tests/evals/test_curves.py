@@ -6,7 +6,7 @@ from PIL import Image
 
 from ssl_jax.config import InputError
 from ssl_jax.methods.base import Meaning, entropies
-from ssl_jax.report import curves
+from ssl_jax.report import curves, folders, style
 
 
 def plots(figure):
@@ -18,7 +18,7 @@ def test_curves(tmp_path, figures):
     table = tmp_path / "metrics.csv"
     rows = [f"{i},{5 - i / 20},{0.001 * i},x,{1 + i % 4}" for i in range(40)]
     table.write_text("\n".join(["step,loss,lr,note,grad_norm", *rows, "40,nan,0.04,x,"]))
-    metrics = curves.read_metrics(table)
+    metrics = folders.read_metrics(table)
     assert metrics["step"][-1] == 40 and np.isnan(metrics["loss"][-1])
     assert np.isnan(metrics["note"]).all()
     scores = {n: i + np.arange(3.0) for i, n in enumerate(("step", "knn", "psnr"))}
@@ -30,7 +30,7 @@ def test_curves(tmp_path, figures):
     np.testing.assert_array_equal(line.get_ydata(), scores["psnr"])
     with pytest.raises(InputError):  # nothing to draw
         curves.draw({"step": np.arange(3.0), "loss": np.full(3, np.nan)}, tmp_path)
-    np.testing.assert_allclose(curves.running_mean([0, 3, 6, 9], 3), [1.5, 3, 6, 7.5])
+    np.testing.assert_allclose(style.running_mean([0, 3, 6, 9], 3), [1.5, 3, 6, 7.5])
 
 
 def test_entropies_have_their_limit_and_a_rise_its_reason(tmp_path, figures):

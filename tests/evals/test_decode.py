@@ -1,14 +1,14 @@
 """New decoders on frozen features, scores of networks that rebuild, and the pictures of both."""
 
-import jax
 import numpy as np
 import pytest
 
-from ssl_jax import evals, settings
+from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import decode, psnr, quality
+from ssl_jax.features.latents import latents
+from ssl_jax.features.network import adopt
 from ssl_jax.methods.base import Features
-from ssl_jax.models import tokenizer
+from ssl_jax.scores import rebuild
 from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
@@ -48,7 +48,7 @@ class Network:
 def _baseline():
     """PSNR of the mean image."""
     images = np.stack([_IMAGES[i]["image"] for i in range(160)]) / 255
-    return psnr.psnr(images, np.broadcast_to(images.mean(axis=0), images.shape)).mean()
+    return rebuild.psnr(images, np.broadcast_to(images.mean(axis=0), images.shape)).mean()
 
 
 def test_a_decoder_learns_to_rebuild_what_the_features_hold():
@@ -61,46 +61,8 @@ def test_a_decoder_learns_to_rebuild_what_the_features_hold():
     (picture,) = evals.TYPES["decode"].figures(case).values()
     assert case.encoder.calls == calls + 1
     pairs = [[panel.image for panel in row[:2]] for row in picture.rows]
-    shown = [psnr.psnr(*(np.asarray(x)[None] for x in pair)) for pair in pairs]
+    shown = [rebuild.psnr(*(np.asarray(x)[None] for x in pair)) for pair in pairs]
     assert len(shown) == 6 and np.mean(shown) == pytest.approx(scores["decode"], abs=4)
-
-
-def test_training_is_adamw_on_the_batches_it_is_given():
-    """Its loss falls; the number of epochs, their order and the decay of weights are as asked."""
-    goal, seen = tokenizer.target("pixel", 2), []
-    images = _RNG.random((8, 4, 4, 3)).astype(np.float32)
-
-    def batches(epoch):
-        seen.append(epoch)
-        yield images.reshape(8, 4, 12), images
-
-    how = dict(grid=(2, 2), dim=12, key=jax.random.key(0), **_SMALL)
-    trained = decode.fit(batches, goal, epochs=30, lr=1e-2, **how)
-    assert seen == list(range(30)) and len(trained.losses) == 30
-    assert trained.losses[-1] < 0.3 * trained.losses[0]
-    decayed = decode.fit(batches, goal, epochs=30, lr=1e-2, weight_decay=5.0, **how)
-    size = [sum(np.abs(x).sum() for x in jax.tree.leaves(t.params)) for t in (trained, decayed)]
-    assert size[1] < 0.8 * size[0]
-    for made in ((), [(images.reshape(8, 4, 12) * np.nan, images)]):
-        with pytest.raises(InputError, match="batch|lr"):
-            decode.fit(lambda _, made=made: made, goal, **how)
-
-
-@pytest.mark.slow
-def test_codes_of_a_tokenizer_are_learned():
-    vqgan = tokenizer.maskgit_vqgan(32, (1, 1), 1, num_codes=5, code_width=8)
-    weights = jax.tree.map(lambda s: _RNG.normal(0, 0.2, s.shape).astype(np.float32), vqgan.shapes)
-    goal = tokenizer.target("vq", 2, vqgan)
-    images = _RNG.random((16, 8, 8, 3)).astype(np.float32)
-    codes = goal.encode({"tokenizer": weights}, images)
-    assert len(np.unique(codes)) > 1
-    latents = np.eye(5, dtype=np.float32)[codes]
-    how = dict(grid=(4, 4), dim=5, key=jax.random.key(0), epochs=25, lr=1e-2, **_SMALL)
-    batches, constants = [(latents, images)], {"tokenizer": weights}
-    trained = decode.fit(lambda epoch: batches, goal, constants=constants, **how)
-    assert trained.losses[-1] < 0.2 < trained.losses[0]
-    predicted = trained.apply(trained.params, latents).argmax(axis=-1)
-    assert (np.asarray(predicted) == codes).mean() > 0.95
 
 
 class Sparse(Network):
@@ -117,23 +79,21 @@ class Sparse(Network):
 
 def test_what_the_decoder_gets():
     images = np.zeros((2, 12, 12, 3), np.float32)
-    low_rank = np.asarray(decode.latents(Sparse(None), images, "sparse"))
+    low_rank = np.asarray(latents(adopt(Sparse(None)), images, "sparse"))
     assert low_rank.shape == (2, 3, 3, 4)
     np.testing.assert_array_equal(low_rank[..., 0], [[[3, 3, 7]] * 3] * 2)
-    np.testing.assert_array_equal(decode.latents(Sparse(None), images), low_rank)
-    assert not np.any(decode.latents(Sparse(None), images, "dense"))
+    np.testing.assert_array_equal(latents(adopt(Sparse(None)), images), low_rank)
+    assert not np.any(latents(adopt(Sparse(None)), images, "dense"))
     dense = Network(evals.raw_pixels(_PATCH))
-    assert decode.latents(dense, images).shape == (2, 3, 3, 48)
+    assert latents(adopt(dense), images).shape == (2, 3, 3, 48)
     with pytest.raises(InputError, match="tokens"):
-        decode.latents(dense, images, "sparse")
+        latents(adopt(dense), images, "sparse")
 
 
 class Rebuilder:
     """Rebuilds images a little darker."""
 
-    def __init__(self):
-        self.config = settings.base_config("stellar")
-        self.config.stellar.target = "pixel"
+    config = None
 
     def __call__(self, images, *, extras=False):
         return Features(None, None, None, extras={"rebuilt": np.clip(images - 0.1, 0, 1)})
@@ -149,8 +109,8 @@ def test_reconstruct_says_all_that_psnr_says_and_more():
     raw = np.stack([images[i]["image"] for i in range(5)]) / np.float32(255)
     darker = np.clip(raw - 0.1, 0, 1)
     assert found["psnr"] == found["reconstruct"]
-    assert found["psnr"] == pytest.approx(psnr.psnr(raw, darker).mean(), abs=1e-4)
-    assert found["reconstruct_ssim"] == pytest.approx(quality.ssim(raw, darker).mean(), abs=1e-5)
+    assert found["psnr"] == pytest.approx(rebuild.psnr(raw, darker).mean(), abs=1e-4)
+    assert found["reconstruct_ssim"] == pytest.approx(rebuild.ssim(raw, darker).mean(), abs=1e-5)
     (picture,) = evals.TYPES["reconstruct"].figures(case).values()
     assert len(picture.rows) == 3  # of the first batch
     np.testing.assert_allclose(picture.rows[2][1].image, darker[2])

@@ -6,7 +6,7 @@ import pytest
 from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Masked
-from ssl_jax.features import extract
+from ssl_jax.features.telling import subset
 from ssl_jax.scores import metrics, segmentation
 from tests.evals import fakes
 
@@ -38,7 +38,7 @@ def _segmented(rows):
 
 def test_subsampled_banks_are_averaged_and_follow_the_seed():
     scores = _run(subsample=(3, 1), runs=2)
-    draws = [_segmented(extract.subset(9, 3, seed))[0] for seed in (0, 1)]
+    draws = [_segmented(subset(9, 3, seed))[0] for seed in (0, 1)]
     assert draws[0] != draws[1]
     assert scores["dense"] == pytest.approx(np.mean(draws))
     assert scores["dense_sd"] == pytest.approx(np.std(draws, ddof=1))

@@ -8,9 +8,10 @@ from PIL import Image
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import imagenet9, linear
+from ssl_jax.evals import linear
 from ssl_jax.evals.case import Case
 from ssl_jax.features.pixels import Pixels
+from ssl_jax.models import classifiers
 from tests.evals import fakes
 
 MAPPING = {"0": 0, "1": -1, "2": 1, "3": 0}
@@ -81,18 +82,6 @@ def test_a_classifier_that_is_fitted_here_can_be_saved_and_read(folder, monkeypa
     assert again == {name: value for name, value in scores.items() if name != "imagenet9_head"}
 
 
-def test_predictions_with_and_without_a_layer_norm():
-    rng = np.random.default_rng(0)
-    x, kernel, bias = rng.normal(size=(9, 6)) * 3 + 1, rng.normal(size=(6, 4)), rng.normal(size=4)
-    scale, shift = rng.normal(size=6), rng.normal(size=6)
-    head = {k: v.astype(np.float32) for k, v in dict(kernel=kernel, bias=bias).items()}
-    np.testing.assert_array_equal(imagenet9.predict(head, x), (x @ kernel + bias).argmax(1))
-    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
-    head |= {k: v.astype(np.float32) for k, v in dict(scale=scale, shift=shift).items()}
-    expected = ((normed * scale + shift) @ kernel + bias).argmax(1)
-    np.testing.assert_array_equal(imagenet9.predict(head, x), expected)
-
-
 @pytest.mark.parametrize(
     "change, named",
     [
@@ -116,14 +105,14 @@ _BAD += [dict(kernel=np.array([{}], object))]  # no pickle is run
 @pytest.mark.parametrize("content", _BAD)
 def test_classifiers_that_are_none_are_named(folder, content):
     with pytest.raises(InputError, match="h.npz"):
-        imagenet9.read_head(_head(folder / "h.npz", **content))
+        classifiers.read_head(_head(folder / "h.npz", **content))
 
 
 def test_mappings_that_are_none_or_do_not_fit_are_refused(folder):
     for content in ({"0": 1, "2": 0}, [1], {"a": 1}, {"0": -1}, {"0": -2, "1": 0}):
         (folder / "bad.json").write_text(json.dumps(content))
         with pytest.raises(InputError, match="bad.json"):
-            imagenet9.read_mapping(folder / "bad.json")
+            classifiers.read_mapping(folder / "bad.json")
     (folder / "more.json").write_text(json.dumps({"0": 0, "1": 1, "2": 2, "3": 0}))
     few = _head(folder / "few.npz", kernel=np.eye(3), bias=np.zeros(3))
     narrow = _head(folder / "narrow.npz", kernel=np.zeros((2, 4)))

@@ -9,6 +9,7 @@ from ssl_jax.evals import pictures
 from ssl_jax.evals.pictures import Panel, Picture, attention, neighbours, pca, segmentation
 from ssl_jax.features import windows
 from ssl_jax.methods.base import Features
+from ssl_jax.methods.pictures import base
 from ssl_jax.report import evaluation as report_evaluation
 from ssl_jax.report.evaluation import Evaluation
 
@@ -96,7 +97,7 @@ def encoder(monkeypatch):
 
 
 def own_pictures(monkeypatch, draw, **wanted):
-    monkeypatch.setattr(pictures.base, "_OWN", {})
+    monkeypatch.setattr(base, "_OWN", {})
     pictures.register("dino", draw, **wanted)
 
 

@@ -1,20 +1,31 @@
 """Segmentation with trained heads: crops, batches, windows against naive loops, schedules, and that
 whole evaluations learn, leave frozen weights alone, and do not depend on the number of devices."""
 
-import itertools
-from types import SimpleNamespace
+import dataclasses
 
 import chex
-import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from ssl_jax import evals, trees
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, settings_of
 from ssl_jax.evals import registry
-from ssl_jax.evals.segment import crops, inference, network, optimizer, records, settings, training
+from ssl_jax.evals.segment import (
+    crops,
+    geometry,
+    inference,
+    network,
+    optimizer,
+    protocols,
+    records,
+    settings,
+    training,
+    windows,
+)
+from ssl_jax.evals.segment.settings import Settings
+from ssl_jax.features.network import adopt
 from ssl_jax.methods import encoder as encoder_lib
 from ssl_jax.models import vit
 from ssl_jax.runtime import sharding
@@ -54,6 +65,14 @@ def encoder():
     return encoder_lib.published(_SHAPE, params, "tiny")
 
 
+def _settings(case, **changes):
+    return dataclasses.replace(settings_of(Settings, case.config), **changes)
+
+
+def _outcome(case):
+    return evals.segment.outcome(case, _settings(case))
+
+
 def _case(encoder, train_set=None, test_set=None, **changes):
     config = evals.new("segment", **(_SMALL | changes))
     train, test = train_set or Scenes(20), test_set or Scenes(6, seed=1)
@@ -64,13 +83,13 @@ def _case(encoder, train_set=None, test_set=None, **changes):
 def test_image_and_mask_stay_in_step(kind):
     mask = np.arange(12, dtype=np.uint8).reshape(3, 4).repeat(20, 0).repeat(20, 1)
     image = np.stack([20 * mask] * 3, axis=-1)
-    recipe = crops.Recipe(kind, 48, ratio=(0.4, 1.6), photometric=False)
+    settings = crops.Settings(augment=kind, side=48, ratio=(0.4, 1.6), photometric=False)
     padded = flipped = 0
     for seed in range(30):
-        cut, labels = crops.draw(np.random.default_rng(seed), image, mask, recipe)
+        cut, labels = crops.draw(np.random.default_rng(seed), image, mask, settings)
         assert cut.shape == (48, 48, 3) and labels.shape == (48, 48) and cut.dtype == np.uint8
         outside = labels == 255
-        assert (cut[outside] == crops.PADDING).all()
+        assert (cut[outside] == geometry.PADDING).all()
         near = np.abs(cut[~outside][:, 0].astype(int) - 20 * labels[~outside]) < 15
         assert near.mean() > 0.8  # but for pixels between two labels
         inside = labels[: (~outside).sum(axis=0).max(), : (~outside).sum(axis=1).max()]
@@ -85,9 +104,9 @@ def test_no_class_fills_a_crop():
     image = np.zeros((100, 100, 3), np.uint8)
 
     def shares(limit):
-        recipe = crops.Recipe("scale_crop", 40, ratio=(1, 1), largest_class=limit)
+        settings = crops.Settings(side=40, ratio=(1, 1), largest_class=limit)
         for seed in range(40):
-            labels = crops.draw(np.random.default_rng(seed), image, mask, recipe)[1]
+            labels = crops.draw(np.random.default_rng(seed), image, mask, settings)[1]
             yield np.bincount(labels.ravel()).max() / labels.size
 
     assert np.mean(np.fromiter(shares(1.0), float) > 0.75) > 0.6
@@ -126,21 +145,19 @@ def test_distortion_by_hand():
     assert np.abs(back.astype(int) - image).max() < 8
 
 
-def test_sizes_and_starts_are_those_of_mmcv_and_mmsegmentation():
-    assert crops.fitted(375, 500, 512, 2048) == (512, 683)
-    assert crops.fitted(300, 1500, 512, 2048) == (410, 2048)  # the longer side counts
-    assert crops.fitted(300, 1500, 512, 2048, 0.5) == (205, 1024)
-    assert crops.fitted(7, 9, 0, 0) == (7, 9)
-    starts = [inference.starts(size, 512, 341) for size in (683, 512, 1024, 100)]
-    assert starts == [[0, 171], [0], [0, 341, 512], [0]]
+def test_sizes_are_those_of_mmcv():
+    assert geometry.fitted(375, 500, 512, 2048) == (512, 683)
+    assert geometry.fitted(300, 1500, 512, 2048) == (410, 2048)  # the longer side counts
+    assert geometry.fitted(300, 1500, 512, 2048, 0.5) == (205, 1024)
+    assert geometry.fitted(7, 9, 0, 0) == (7, 9)
 
 
 def test_batches_depend_on_seed_step_row_and_record_alone():
     data = records.Records(Scenes(5, sizes=((24, 24), (20, 30))), np.arange(5))
-    recipe = crops.Recipe("scale_crop", 16)
 
-    def made(data=data, recipe=recipe, **options):
-        return list(records.batches(data, recipe, **(dict(batch=4, steps=5, seed=3) | options)))
+    def made(data=data, seed=3, rows=None, **changes):
+        chosen = Settings(**dict(side=16, batch=4, steps=5) | changes)
+        return list(records.batches(data, chosen, seed=seed, rows=rows))
 
     first = made()
     assert len(first) == 5 and first[0]["image"].shape == (4, 16, 16, 3)
@@ -153,8 +170,8 @@ def test_batches_depend_on_seed_step_row_and_record_alone():
     # An epoch has every record.
     images = np.arange(6, dtype=np.uint8).repeat(16 * 3).reshape(6, 4, 4, 3)
     source = fakes.Source(images, masks=np.zeros((6, 4, 4), np.uint8))
-    plain = crops.Recipe("scale_crop", 4, ratio=(1, 1), photometric=False)
-    parts = made(records.Records(source, np.arange(6)), plain, steps=3)
+    plain = dict(side=4, ratio=(1, 1), photometric=False)
+    parts = made(records.Records(source, np.arange(6)), steps=3, **plain)
     seen = [pixel for part in parts for pixel in part["image"][:, 0, 0, 0]]
     assert sorted(seen[:6]) == sorted(seen[6:]) == list(range(6)) and seen[:6] != seen[6:]
     # A class can count as unlabelled.
@@ -166,8 +183,8 @@ def test_batches_depend_on_seed_step_row_and_record_alone():
 
 def test_schedule_by_hand():
     def rate(step, **changes):
-        config = evals.new("segment", **dict(power=1.0, warmup=10, final_share=0.1) | changes)
-        return float(optimizer.learning_rate(config, 100, jnp.int32(step), jnp.float32(1.0)))
+        how = Settings(**dict(steps=100, power=1.0, warmup=10, final_share=0.1) | changes)
+        return float(optimizer.learning_rate(how, jnp.int32(step), jnp.float32(1.0)))
 
     assert rate(50) == pytest.approx(0.55) and rate(100) == pytest.approx(0.1)
     assert rate(5) == pytest.approx((0.1 + 0.9 * 0.95) * 0.5, rel=1e-4)
@@ -204,45 +221,14 @@ def test_layers_learn_more_slowly_towards_the_image_and_what_decays():
 def test_first_step_by_hand(name, step):
     """Adam's first step is the sign of the gradient; adam adds the decay to that, adamw after."""
     gradient = 1.0 if name == "adamw" else -0.1  # -0.1 + 0.5 * 2 > 0 turns the sign
-    config = evals.new("segment", optimizer=name, weight_decay=0.5, decayed="all")
+    how = Settings(optimizer=name, weight_decay=0.5, decayed="all", power=0.0)
     params = {"head": {"kernel": jnp.array([2.0])}}
-    rule = optimizer.make(config, params, 0)
-    grads = {"head": {"kernel": jnp.array([gradient])}}
-    new, _ = rule.update(grads, rule.init(params), params, 0.1)
+    change = optimizer.make(how, params, 0)(0, 0.1)
+    updates, _ = change.update(
+        {"head": {"kernel": jnp.array([gradient])}}, change.init(params), params
+    )
     expected = 2.0 - 0.1 * (step if name == "adamw" else 1.0)
-    np.testing.assert_allclose(new["head"]["kernel"], expected, rtol=1e-5)
-
-
-def _naive(logits, corners, window, size, target):
-    """Class of each pixel [networks, H, W]: loops over windows, OpenCV's bilinear resampling."""
-    out = []
-    for of_one in logits.swapaxes(0, 1):
-        total, seen = np.zeros((64, 64, logits.shape[-1])), np.zeros((64, 64, 1))
-        for part, (y, x) in zip(of_one, corners):
-            large = cv2.resize(part.astype(np.float64), window[::-1])
-            for i, j in np.ndindex(*window):
-                total[y + i, x + j] += large[i, j]
-                seen[y + i, x + j] += 1
-        mean = (total / np.maximum(seen, 1))[: size[0], : size[1]]
-        out.append(cv2.resize(mean, target[::-1]).argmax(axis=-1))
-    return np.stack(out)
-
-
-@pytest.mark.parametrize(
-    ("size", "window", "target"),
-    [((26, 40), (16, 16), (39, 61)), ((10, 30), (16, 16), (20, 60)), ((12, 20), (12, 20), (9, 33))],
-    ids=["slide", "narrower than a window", "whole"],
-)
-def test_windows_join_as_in_a_naive_loop(size, window, target):
-    starts = [inference.starts(s, w, 10) for s, w in zip(size, window)]
-    corners = list(itertools.product(*starts))
-    grid = window[0] // 4, window[1] // 4
-    logits = np.random.default_rng(0).normal(size=(len(corners), 2, *grid, 5)).astype(np.float32)
-    pixels = np.zeros((len(corners), *window, 3), np.uint8)
-    found = inference.join(jnp.asarray(logits), inference.Windows(pixels, corners, size), target)
-    assert found.shape == (2, *target) and found.dtype == np.uint8
-    expected = _naive(logits, corners, window, size, target)
-    assert (found == expected).mean() > 0.999  # but for ties in float32
+    np.testing.assert_allclose(2.0 + updates["head"]["kernel"], expected, rtol=1e-5)
 
 
 def test_images_are_cut_for_each_kind_of_test():
@@ -250,22 +236,19 @@ def test_images_are_cut_for_each_kind_of_test():
     mask = np.arange(1500).reshape(30, 50).astype(np.uint8) % 7
 
     def cut(test, short=20, head="linear"):
-        config = SimpleNamespace(head=head, test=test, short=short, long=0, stride=0)
-        return inference.cut(image, mask, config, 16, 4)
+        return windows.cut(image, mask, Settings(head=head, test=test, short=short, side=16), 4)
 
-    windows, shown, truth = cut("slide")
-    assert windows.size == (20, 33) and truth is mask and shown is image
-    assert windows.corners == [(0, 0), (0, 10), (0, 17), (4, 0), (4, 10), (4, 17)]
-    np.testing.assert_array_equal(windows.pixels[4], crops.resize(image, (20, 33))[4:20, 10:26])
-    windows, _, truth = cut("whole")
-    assert windows.size == (20, 36) and windows.pixels.shape == (1, 20, 36, 3) and truth is mask
+    cuts, shown, truth = cut("slide")
+    assert cuts.size == (20, 33) and truth is mask and shown is image
+    assert cuts.corners == [(0, 0), (0, 10), (0, 17), (4, 0), (4, 10), (4, 17)]
+    np.testing.assert_array_equal(cuts.pixels[4], geometry.resize(image, (20, 33))[4:20, 10:26])
+    cuts, _, truth = cut("whole")
+    assert cuts.size == (20, 36) and cuts.pixels.shape == (1, 20, 36, 3) and truth is mask
     assert cut("whole", head="fpn")[0].size == (24, 40)
-    windows, shown, truth = cut("center")
-    assert windows.pixels.shape == (1, 16, 16, 3) and truth.shape == (16, 16)
-    np.testing.assert_array_equal(shown, windows.pixels[0])
+    cuts, shown, truth = cut("center")
+    assert cuts.pixels.shape == (1, 16, 16, 3) and truth.shape == (16, 16)
+    np.testing.assert_array_equal(shown, cuts.pixels[0])
     np.testing.assert_array_equal(cut("center", 30)[2], mask[7:23, 17:33])
-    masks = np.arange(2 * 6 * 9).reshape(2, 6, 9)  # labels of a grid are torch's nearest
-    np.testing.assert_array_equal(training.grid_labels(masks, (3, 2))[1], masks[1, ::2][:, [0, 4]])
 
 
 def test_raw_pixels_learn(encoder):
@@ -296,7 +279,7 @@ def test_the_grid_of_patches_is_segmented_as_by_stellar():
     case = _case(evals.raw_pixels(_PATCH), Scenes(12, sizes), Scenes(5, sizes, 1), **changes)
     scores = evals.run({"segment": case})
     assert case.config.level == "patch" and scores["segment"] > 60
-    counts = evals.segment.outcome(case).counts
+    counts = _outcome(case).counts
     assert counts.shape == (2, 2) and 60 < counts.sum() <= 5 * 4 * 4  # labels of patches
 
 
@@ -306,12 +289,12 @@ def test_frozen_weights_stay_and_trained_ones_move(encoder):
     scenes = Scenes(20, ((24, 24), (22, 30)))
     case = _case(encoder, scenes, layers=(0, -1), batch_norm=True, dice=1.0, test="slide", steps=60)
     assert evals.run({"segment": case})["segment"] > 50
-    frozen = evals.segment.outcome(case)
-    assert set(frozen.trained.params) == {"head"} and frozen.trained.loss.shape == (60,)
-    assert frozen.trained.loss[-1] < 0.7 * frozen.trained.loss[0]
+    frozen = _outcome(case)
+    assert set(frozen.trained.params) == {"head"} and frozen.trained.losses.shape == (60,)
+    assert frozen.trained.losses[-1] < 0.7 * frozen.trained.losses[0]
     whole = dict(frozen=False, layer_decay=0.5, drop_path=0.2, lrs=(0.01,), weight_decay=0.0)
-    trained = evals.segment.outcome(_case(encoder, **whole, steps=20)).trained
-    assert trained.loss[-1] < trained.loss[0]
+    trained = _outcome(_case(encoder, **whole, steps=20)).trained
+    assert trained.losses[-1] < trained.losses[0]
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), trained.params["backbone"], before)
     moved = trees.flatten(moved)
     assert min(moved.values()) > 0
@@ -328,16 +311,19 @@ def test_eight_devices_give_what_one_gives_and_two_rates_what_each_gives(encoder
     case = _case(evals.raw_pixels(_PATCH), **changes)
     if not frozen:
         case = _case(encoder, **changes, frozen=False, drop_path=0.1)
-    net, rates = network.make(case.encoder, case.config, 2, _PATCH), (0.01, 0.03)
-    how, data = dict(steps=10 if frozen else 3, seed=0), records.Records(case.train, np.arange(20))
-    rates = rates if frozen else (1e-3,)
+    how = _settings(case, steps=10 if frozen else 3, photometric=True, ratio=(0.5, 2.0))
+    net, data = (
+        network.make(case.network, how, 2, _PATCH),
+        records.Records(case.train, np.arange(20)),
+    )
+    rates = (0.01, 0.03) if frozen else (1e-3,)
 
     def fitted(devices, lrs):
         """What is trained, and its counts of pixels."""
         mesh = sharding.make_mesh(devices=jax.devices()[:devices])
-        made = records.batches(data, crops.Recipe("scale_crop", 16), batch=8, **how)
-        found = training.fit(net, case.config, made, lrs=lrs, mesh=mesh, **how)
-        scored = inference.score(net, found, data, case.config, side=16, patch=_PATCH, mesh=mesh)
+        batches = records.batches(data, how, seed=0)
+        found = training.fit(net, how, batches, lrs=lrs, seed=0, mesh=mesh)
+        scored = inference.score(net, found, data, how, patch=_PATCH, mesh=mesh)
         return found, inference.counts(scored, len(lrs), 2, shared=False)
 
     (one, counts), (eight, others) = (fitted(devices, rates) for devices in (1, 8))
@@ -345,20 +331,21 @@ def test_eight_devices_give_what_one_gives_and_two_rates_what_each_gives(encoder
         chex.assert_trees_all_close(one, eight, rtol=1e-4, atol=1e-5)
         chex.assert_trees_all_close(one[1], fitted(1, rates[1:])[0][0], rtol=1e-4, atol=1e-5)
     else:
-        np.testing.assert_allclose(one[0].loss, eight[0].loss, rtol=1e-4)
-        variances = (found[0].stats["norm"]["var"] for found in (one, eight))
+        np.testing.assert_allclose(one[0].losses, eight[0].losses, rtol=1e-4)
+        variances = (found[0].carry["norm"]["var"] for found in (one, eight))
         np.testing.assert_allclose(*variances, rtol=1e-3, atol=1e-5)
     assert np.abs(counts - others).sum() <= (0.002 if frozen else 0.01) * counts.sum()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", settings.PROTOCOLS)
+@pytest.mark.parametrize("name", protocols.PROTOCOLS)
 def test_protocols_fit_their_networks(name):
     section = evals.new("segment", protocol=name)
     evals.TYPES["segment"].refuse("segment", section)
     shape = vit.ViTConfig(width=768, depth=12, heads=12, patch=16, image_size=224)
     params = jax.eval_shape(vit.vit(shape).init, jax.random.key(0))
-    net = network.make(encoder_lib.published(shape, params, "b"), section, 150, 16)
+    how = settings_of(Settings, section)
+    net = network.make(adopt(encoder_lib.published(shape, params, "b")), how, 150, 16)
     head, stats = jax.eval_shape(net.head.init, jax.random.key(0))
     expected = {"ibot_linear": 3072, "cribo_linear4": 3072, "flsl_fpn": 128}.get(name, 768)
     layer = "embed" if section.head == "mask_transformer" else "classify"

@@ -11,10 +11,11 @@ from ml_collections import FrozenConfigDict
 from scipy.optimize import linear_sum_assignment
 
 from ssl_jax import evals, trees
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, settings_of
 from ssl_jax.evals import case
 from ssl_jax.evals.yolos import detector as detectors
 from ssl_jax.evals.yolos import prediction, training, views
+from ssl_jax.evals.yolos.settings import Settings
 from ssl_jax.losses import detection as losses
 from ssl_jax.methods.encoder import Encoder, bound
 from ssl_jax.scores import detection
@@ -52,6 +53,10 @@ def section(**changes):
     return evals.new("yolos", **(small | dict(crop_prob=0.0, canvas=8, flip=0.0) | changes))
 
 
+def chosen(**changes):
+    return settings_of(Settings, section(**changes))
+
+
 def made(encoder, train=8, test=4, broken=(), **changes):
     sources = Squares(train, broken), Squares(test, broken)
     return case.Case(encoder, section(**changes), *sources, patch=4)
@@ -85,7 +90,7 @@ def test_matching_is_the_cheapest_one():
 
 
 def test_optimizer_is_the_published_one(encoder):
-    config = section(epochs=10, lr=1.0, weight_decay=0.5, clip=1e9, position_size=16, middle_size=8)
+    config = chosen(epochs=10, lr=1.0, weight_decay=0.5, clip=1e9, position_size=16, middle_size=8)
     params = detectors.make(encoder, config, 2, jax.random.key(0)).params
     params = jax.tree.map(jnp.ones_like, params)
     transformation = training.optimizer(config, params, steps=3)
@@ -106,7 +111,7 @@ def test_optimizer_is_the_published_one(encoder):
 
 def test_the_gradient_is_clipped():
     params = {"encoder": {"norm": {"scale": jnp.ones(3)}}}
-    config = section(clip=0.1, lr=1.0, weight_decay=0.0)
+    config = chosen(clip=0.1, lr=1.0, weight_decay=0.0)
     transformation = training.optimizer(config, params, steps=1)
     start, large = transformation.init(params), jax.tree.map(lambda x: 100 * x, params)
     one, two = (transformation.update(grads, start, params) for grads in (params, large))
@@ -145,8 +150,9 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
         return hot, jnp.asarray(centers, jnp.float32)
 
     detector = detectors.Detector(apply, None, 2, 4, (0.5,) * 3)
-    config = section(test_size=48, longest=1000, canvas=32)
-    predicted, true, _ = prediction.predict(detector, source, np.arange(3), config, 3)
+    config = chosen(test_size=48, longest=1000, canvas=32, batch=3)
+    records = case.Records(source, np.arange(3))
+    predicted, true, _ = prediction.predict(detector, records, config)
     for found, wanted in zip(predicted, true):
         np.testing.assert_allclose(found.boxes, wanted.boxes, atol=1e-3)
         np.testing.assert_array_equal(found.labels, wanted.labels)
@@ -157,7 +163,7 @@ def test_what_cannot_work_is_refused(encoder, monkeypatch):
     with pytest.raises(InputError, match="network"):
         evals.TYPES["yolos"].run(case.Case(evals.raw_pixels(4), section(), Squares(4), Squares(4)))
     with pytest.raises(InputError, match="position_size"):
-        detectors.make(encoder, section(position_size=18), 2, jax.random.key(0))
+        detectors.make(encoder, chosen(position_size=18), 2, jax.random.key(0))
     # Before the training.
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(InputError, match=r"\.\[eval\]"):

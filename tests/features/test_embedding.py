@@ -125,7 +125,8 @@ def test_arrays_in_half_precision_and_all_sparse_tokens(network):
 @pytest.mark.parametrize("size", [8, 0])
 def test_files_hold_what_memory_has(network, folder, tmp_path, small_parts, size):
     _picture(folder / "a/1.png", height=9, width=17, seed=1)
-    options = dict(tokens=("image", "patches"), batch_size=2, size=size)
+    dtype = "float16" if size else "float32"
+    options = dict(tokens=("image", "patches"), batch_size=2, size=size, dtype=dtype)
     if size:  # a part without readable images
         (folder / "b/3.png").write_bytes(b"no image either")
     wanted = ssl_jax.embed(network, some(folder), **options)
@@ -158,11 +159,11 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
     plan = embedding.plan(network, embedding.opened(some(folder), None, network), **options)
     computed, compute = [], embedding.Plan.compute
 
-    def counted(self, start, stop):
+    def counted(self, start, stop, folder=None):
         computed.append(start)
         if len(computed) == 2:
             raise KeyboardInterrupt
-        return compute(self, start, stop)
+        return compute(self, start, stop, folder)
 
     monkeypatch.setattr(embedding.Plan, "compute", counted)
     with pytest.raises(KeyboardInterrupt):
@@ -171,6 +172,8 @@ def test_goes_on_where_it_was_stopped(network, folder, tmp_path, small_parts, mo
     other = embedding.plan(network, embedding.opened(some(folder), 4, network), **options)
     with pytest.raises(InputError, match=r"x\.npz\.parts"):
         embedding.to_file(other, out)  # the parts that are there are of other images
+    (left,) = (tmp_path / "x.npz.parts").iterdir()
+    assert isinstance(np.load(left / "image.npy", mmap_mode="r"), np.memmap)
     progress = []
     embedding.to_file(plan, out, progress=lambda *told: progress.append(told))
     assert computed == [0, 2, 2, 4]  # the first part was there

@@ -9,6 +9,7 @@ import pytest
 from ssl_jax.config import InputError
 from ssl_jax.features import extract, store, windows
 from ssl_jax.features.pixels import Pixels, area_weights, raw_pixels
+from ssl_jax.features.telling import subset
 from tests.evals import fakes
 
 
@@ -163,12 +164,12 @@ def test_a_cache_of_other_images_or_with_damage_is_refused(tmp_path):
 
 
 def test_subset_is_drawn_without_repetition_from_the_seed():
-    a = extract.subset(1000, 50, seed=3)
+    a = subset(1000, 50, seed=3)
     assert len(np.unique(a)) == 50 and (np.diff(a) > 0).all() and a.max() > 700
-    np.testing.assert_array_equal(a, extract.subset(1000, 50, seed=3))
-    assert not np.array_equal(a, extract.subset(1000, 50, seed=4))
-    np.testing.assert_array_equal(extract.subset(5, 0, seed=0), np.arange(5))
-    np.testing.assert_array_equal(extract.subset(5, 9, seed=0), np.arange(5))
+    np.testing.assert_array_equal(a, subset(1000, 50, seed=3))
+    assert not np.array_equal(a, subset(1000, 50, seed=4))
+    np.testing.assert_array_equal(subset(5, 0, seed=0), np.arange(5))
+    np.testing.assert_array_equal(subset(5, 9, seed=0), np.arange(5))
 
 
 def test_raw_pixels_average_down_centre_and_cut_patches():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from ssl_jax import ops
-from ssl_jax.evals.pictures import cribo as drawing
 from ssl_jax.methods import base, cribo
 from ssl_jax.methods.cribo import levels, objects
+from ssl_jax.methods.cribo import pictures as drawing
 from ssl_jax.train import optim
 from ssl_jax.views import recipe
 from tests import tiny

@@ -11,6 +11,7 @@ from ssl_jax import api, cli, evals, methods, trees
 from ssl_jax.config import InputError
 from ssl_jax.convert import fill, torch_in
 from ssl_jax.data.arrays import ArraySource
+from ssl_jax.data.prepared import Prepared
 from ssl_jax.evals import case as case_lib
 from ssl_jax.methods import finetune
 from ssl_jax.methods.encoder import Encoder
@@ -215,7 +216,7 @@ def test_it_learns_a_few_images_by_heart():
         accuracy.append(float(metrics["accuracy"]))
     assert accuracy[0] < 0.7 and accuracy[-1] == 1.0
     section = evals.new("classify", data=dict(size=16))
-    encoder, resized = Encoder(run.config, state.teacher), case_lib.Prepared(source, size=16)
+    encoder, resized = Encoder(run.config, state.teacher), Prepared(source, size=16)
     scores = evals.TYPES["classify"].run(case_lib.Case(encoder, section, resized, resized, patch=4))
     assert scores == {"classify": 100.0}
 

@@ -12,9 +12,9 @@ import pytest
 
 from ssl_jax import api, ops
 from ssl_jax.evals import pictures
-from ssl_jax.evals.pictures import similarity
 from ssl_jax.methods import base, encoder
 from ssl_jax.methods.flsl import crops
+from ssl_jax.methods.pictures import similarity
 from ssl_jax.models import heads
 from ssl_jax.train import loop, optim, step
 from ssl_jax.views import boxes, recipe

@@ -12,9 +12,9 @@ import pytest
 from ssl_jax import methods, ops, trees
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.evals import pictures
-from ssl_jax.evals.pictures import stellar as drawing
 from ssl_jax.methods import stellar
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.stellar import pictures as drawing
 from ssl_jax.models import tokenizer
 from ssl_jax.train import optim, state
 from ssl_jax.views import recipe

@@ -2,6 +2,7 @@
 run; test_disturbed.py kills a run that holds one.
 """
 
+import errno
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ from ssl_jax.config import InputError
 from ssl_jax.runtime import lock
 from ssl_jax.runtime.lock import FILE, Lock
 
-ELSEWHERE = {"host": "node7", "boot": "b", "process": 12, "started": "3"}
+ELSEWHERE = {"host": "node7", "boot": "b", "process": 12}
 TAKE = """
 import os, pathlib, sys
 from ssl_jax.runtime.lock import Lock
@@ -27,7 +28,7 @@ os._exit(1)
 
 def written(tmp_path, **others):
     """A lock file as another process left it."""
-    (tmp_path / FILE).write_text(json.dumps(lock._myself() | others))
+    (tmp_path / FILE).write_text(json.dumps(Lock(tmp_path)._mine | others))
     return tmp_path / FILE
 
 
@@ -57,8 +58,21 @@ def test_a_process_of_this_machine_that_is_gone(tmp_path):
     other = json.loads((tmp_path / FILE).read_text())["process"]
     (line,) = taken(tmp_path)
     assert line.startswith(f"process {other} on ")
-    written(tmp_path, started="1")  # this process's number, but another one
+    written(tmp_path)  # this process's number, but another one, before a restart for example
     assert len(taken(tmp_path)) == 1
+
+
+def test_a_disk_without_such_locks_leaves_it_to_signs_of_life(tmp_path, monkeypatch):
+    def unsupported(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    living = Lock(tmp_path, beat=0.02).take()
+    with pytest.raises(InputError, match=f"process {os.getpid()} on "):
+        Lock(tmp_path, dead=10).take()
+    living.release()
+    written(tmp_path)
+    assert len(taken(tmp_path, within=10, dead=0.5)) == 2
 
 
 @pytest.mark.parametrize("content", [json.dumps(ELSEWHERE), "", "[]", '{"host"'])

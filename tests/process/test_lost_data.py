@@ -15,7 +15,7 @@ from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.report import evaluation
 from ssl_jax.runtime import stop
-from ssl_jax.views import loader
+from ssl_jax.views import batches
 from tests import compiling, tiny, tiny_run
 from tests.process import runs
 
@@ -110,7 +110,7 @@ def train(tmp_path):
 @pytest.mark.slow
 def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(train, tmp_path):
     """The system kills a data worker again and again: the step is saved, the exit code is 2."""
-    run = train(loader.permutation(35, 0, 0)[31], "log.every_steps=5")  # the last of an epoch
+    run = train(batches.permutation(35, 0, 0)[31], "log.every_steps=5")  # the last of an epoch
     assert run.ended() == (2,), run.text()
     assert sum(line.startswith("ssl-jax: ") for line in run.lines) == 1
     assert "data.workers=1" in run.text() and "Traceback" not in run.text()
@@ -127,7 +127,7 @@ def test_an_image_that_kills_its_reader_ends_the_run_with_one_line(train, tmp_pa
 def test_a_reader_that_hangs_holds_no_exit(workers, later, train, tmp_path):
     """As of a disk on the network that is gone. In start-up nothing is unsaved; later the steps so
     far are saved."""
-    record = loader.permutation(35, 0, 0)[31 if later else 0]
+    record = batches.permutation(35, 0, 0)[31 if later else 0]
     run = train(record, workers=workers, HANGS="1")
     # The line of step 1 comes when the fourth batch is waited for.
     assert run.until(run.says("step +1/12" if later else "hangs"), 120), run.text()

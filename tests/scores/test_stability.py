@@ -31,9 +31,11 @@ def stays(images):
 
 def test_measures_by_hand():
     tokens, noise = _RNG.standard_normal((2, 6, 4, 16)).astype(np.float32)
-    assert stability.kept(tokens, tokens[:, ::-1]) == pytest.approx(1, abs=1e-5)  # another order
-    assert abs(stability.kept(tokens, noise)) < 0.15
-    assert 0.3 < stability.kept(tokens, tokens + noise) < 0.95
+    assert stability.invariance(tokens, tokens[:, ::-1]) == pytest.approx(
+        1, abs=1e-5
+    )  # another order
+    assert abs(stability.invariance(tokens, noise)) < 0.15
+    assert 0.3 < stability.invariance(tokens, tokens + noise) < 0.95
     maps = _RNG.random((3, 4, 4, 2))
     assert stability.correlation(maps, 5 * maps + 1) == pytest.approx(1)
     assert stability.correlation(maps, -maps) == pytest.approx(-1)

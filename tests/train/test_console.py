@@ -13,7 +13,8 @@ from rich.console import Console as Terminal
 
 from ssl_jax import api
 from ssl_jax.runtime import progress
-from ssl_jax.train import console
+from ssl_jax.train import console, loop
+from ssl_jax.train import eta as eta_lib
 from tests import tiny
 
 
@@ -25,7 +26,7 @@ def config(tasks=("knn",)):
 
 
 def test_the_time_to_the_end_counts_steps_evaluations_and_saves():
-    eta = console.Eta(config())
+    eta = eta_lib.Eta(config())
     eta.begin(0)
     assert str(eta) == "?"
     eta.evaluated(0, 30.0)
@@ -51,7 +52,7 @@ def test_the_time_to_the_end_counts_steps_evaluations_and_saves():
     ],
 )
 def test_the_time_to_the_end_says_what_it_leaves_out(settings, at, expected):
-    eta = console.Eta(config(**settings))
+    eta = eta_lib.Eta(config(**settings))
     eta.begin(at)
     eta.step(at + 1, 1.0)
     eta.step(at + 2, 2.0)
@@ -120,6 +121,14 @@ def test_a_line_comes_at_least_so_often(run, capsys):
     said = capsys.readouterr().out.splitlines()
     assert "knn" in said[0] and "64 of 100" in said[0]
     assert "4/12" in said[-1] and "2.5000" in said[-1] and 3 <= len(said) <= 5
+
+
+@pytest.mark.parametrize("dtype, lines", [("float32", 0), ("bfloat16", 1)])
+def test_the_first_lines_name_the_type_that_is_slow_here(tmp_path, capsys, dtype, lines):
+    run = api.prepare(tiny.config("dino", model__dtype=dtype))
+    with console.Console(run) as shown:
+        loop._record_run(tmp_path, run, 0, shown)
+    assert capsys.readouterr().out.count("model.dtype") == lines
 
 
 def test_a_terminal_has_a_live_line_and_lines_as_they_are(run, monkeypatch):

@@ -50,6 +50,16 @@ def test_host_and_device_cut_the_same_view(make, size):
     assert error.max() <= 1.1 and error.mean() <= 0.35
 
 
+def test_the_area_filter_takes_means_of_whole_source_pixels():
+    """Mirrored, and of a box that ends at the image's edge; a box of less than a pixel has one."""
+    image = muted_noise()
+    boxes = np.array([[8, 16, 32, 40], [39.7, 55.6, 0.3, 0.4]], np.float32)
+    views = crops.crops_host(image, boxes, 8, np.array([True, False]), area=True)
+    means = image[8:, 16:].reshape(8, 4, 8, 5, 3).mean((1, 3))[:, ::-1]
+    assert np.abs(views[0] - means).max() <= 0.5
+    np.testing.assert_array_equal(views[1], np.broadcast_to(image[39, 55], (8, 8, 3)))
+
+
 REFERENCE = functools.partial(
     jax.image.scale_and_translate, antialias=True, precision=jax.lax.Precision.HIGHEST
 )

@@ -1,12 +1,13 @@
 """Pictures as data; `pictures.render` draws them.
 
-What a method alone can show is a module per method here with `draw(encoder, images)`; methods
-outside the package call `register`. `neighbours`, `segmentation` and `attention` are the pictures
-of evaluations and of every network with a class token.
+What a method alone can show is in a module beside it with `draw(encoder, images)`; methods outside
+the package call `register`. The modules here are the pictures of evaluations and of any network.
 """
 
-from ssl_jax.evals.pictures import cribo, flsl, ibot, mae, sop, stellar  # noqa: F401, each registers its own
-from ssl_jax.evals.pictures.base import (
+from ssl_jax.methods import ibot_pictures, mae_pictures  # noqa: F401, each registers its own
+from ssl_jax.methods.cribo import pictures as _cribo  # noqa: F401
+from ssl_jax.methods.flsl import pictures as _flsl  # noqa: F401
+from ssl_jax.methods.pictures.base import (
     Animation,
     Chart,
     Curve,
@@ -18,6 +19,8 @@ from ssl_jax.evals.pictures.base import (
     register,
     wanted,
 )
+from ssl_jax.methods.sop import pictures as _sop  # noqa: F401
+from ssl_jax.methods.stellar import pictures as _stellar  # noqa: F401
 
 __all__ = [
     "Animation",

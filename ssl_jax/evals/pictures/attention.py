@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.evals.pictures.base import Panel, Picture
 from ssl_jax.methods.base import Features
+from ssl_jax.methods.pictures.base import Panel, Picture
 
 
 def draw(encoder: Callable[..., Features], images: np.ndarray) -> dict[str, Picture]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
+from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 from ssl_jax.scores.detection import Boxes
 
 _SIDE = 480  # pixels of an image's longer side, so that lines are thin beside it
@@ -28,14 +28,16 @@ def picture(
     images: [H, W, 3], uint8 or in [0, 1].
     """
     shown = [image.scores is None or image.scores >= least_score for image in predicted]
-    kept = [Boxes(image.boxes[rows], image.labels[rows]) for image, rows in zip(predicted, shown)]
-    classes = sorted({int(c) for image in (*true, *kept) for c in image.labels})
+    confident = [
+        Boxes(image.boxes[rows], image.labels[rows]) for image, rows in zip(predicted, shown)
+    ]
+    classes = sorted({int(c) for image in (*true, *confident) for c in image.labels})
     rows = tuple(
         (
             Panel(image=_drawn(image, t), title=f"{len(t.boxes)} true"),
             Panel(image=_drawn(image, p), title=f"{len(p.boxes)} predicted"),
         )
-        for image, t, p in zip(images, true, kept, strict=True)
+        for image, t, p in zip(images, true, confident, strict=True)
     )
     return Picture(
         title=f"True boxes, and predicted ones with a score of at least {least_score:g}",

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ssl_jax.evals.pictures.base import Panel, Picture
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.scores.clusters import agreement
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssl_jax.evals.pictures.base import Classes, class_name
+from ssl_jax.methods.pictures.base import Classes, class_name
 from ssl_jax.scores import metrics
 
 

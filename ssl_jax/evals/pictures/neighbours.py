@@ -1,12 +1,15 @@
 """Images beside their nearest neighbours."""
 
-from collections.abc import Sequence
+import collections
+import itertools
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
+from ssl_jax.methods.pictures.base import Panel, Picture, class_name
 
+_COLUMNS = 6  # images of `points`, side by side
 _RIGHT, _WRONG, _QUERY = "#1a9850", "#d73027", "#333333"
 
 
@@ -101,10 +104,38 @@ def judged_rows(
     return Picture(title, rows, legend=tuple(zip((_RIGHT, _WRONG), meaning)))
 
 
-def turns(kinds: Sequence) -> list[int]:
+def points(
+    images: Sequence[np.ndarray],
+    places: ArrayLike,
+    labels: ArrayLike,
+    predicted: ArrayLike,
+    *,
+    class_names: Sequence[str] | None,
+    title: str,
+) -> Picture:
+    """Images with the points whose patches voted, and how many of them name the class.
+
+    Args:
+      images: n of [H, W, 3] in [0, 1]. places: [n or more, P, 2], (y, x) in 0..1. labels: [n or
+        more] int. predicted: [n or more, P] int.
+    """
+
+    def panel(image, marks, label, classes):
+        votes = int((classes == label).sum())
+        color, mark = judged(votes > 0)
+        text = f"{mark} {class_name(class_names, label)}: {votes} of {len(classes)} say so"
+        return Panel(image, marks=tuple(map(tuple, marks)), title=text, frame=color)
+
+    panels = list(map(panel, images, np.asarray(places), np.asarray(labels), np.asarray(predicted)))
+    rows = [tuple(panels[i : i + _COLUMNS]) for i in range(0, len(panels), _COLUMNS)]
+    return Picture(title, tuple(rows))
+
+
+def turns(kinds: Iterable[Hashable]) -> list[int]:
     """How many of the same kind come before each: in their order, queries are the first of each
     kind, then the second, ..."""
-    return [sum(other == kind for other in kinds[:i]) for i, kind in enumerate(kinds)]
+    counts: dict[Hashable, Iterator[int]] = collections.defaultdict(itertools.count)
+    return [next(counts[kind]) for kind in kinds]
 
 
 def judged(right: bool) -> tuple[str, str]:

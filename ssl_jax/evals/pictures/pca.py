@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ssl_jax.evals.pictures.base import Panel, Picture
 from ssl_jax.methods.base import Features
+from ssl_jax.methods.pictures.base import Panel, Picture
 
 _ROW = 6  # images in a row
 _RANGE = (1.0, 99.0)  # percentiles of a component that become dark and bright

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ssl_jax.evals.pictures.base import Panel, Picture, class_name
+from ssl_jax.evals.pictures import confusion
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.methods.pictures.base import Classes, Panel, Picture, class_name
+from ssl_jax.scores.segmentation import Retrieval
 
 _FRAME = "#bbbbbb"
 _LEGEND = 24  # with more classes than this, the legend has those that appear
@@ -60,3 +62,31 @@ def picture(
         legend=(*legend, *([(-1, "not labelled")] if IGNORE in used else [])),
         legend_title="class",
     )
+
+
+def of_retrieval(
+    images: Sequence[np.ndarray],
+    masks: Sequence[np.ndarray] | np.ndarray,
+    result: Retrieval,
+    *,
+    k: int,
+    scored: bool,
+    class_names: Sequence[str] | None,
+) -> dict[str, Picture | Classes]:
+    """{"segmentation": `picture` of classes that were retrieved by k neighbours; "dense_classes":
+    IoU of each class and what its patches are taken for, if the result is of all images}."""
+    title = f"Dense retrieval: the class of each patch from its {k} nearest training patches"
+    drawn: dict[str, Picture | Classes] = {
+        "segmentation": picture(
+            images, masks, result.truth, result.predicted, title=title, class_names=class_names
+        )
+    }
+    if scored:
+        drawn["dense_classes"] = confusion.picture(
+            result.patch_counts,
+            result.patch_iou,
+            names=class_names,
+            title="IoU of each class, and the predicted classes of its patches",
+            measure="IoU",
+        )
+    return drawn

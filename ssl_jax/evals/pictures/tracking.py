@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ssl_jax.evals.pictures.base import Animation, Panel, Picture
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.methods.pictures.base import Animation, Panel, Picture
 
 _COLUMNS = 6  # frames of a strip
 _FRAME = "#bbbbbb"

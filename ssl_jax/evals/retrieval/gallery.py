@@ -1,6 +1,6 @@
 """What is searched in retrieval: features of queries and of a gallery, and what should be found."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,12 +8,13 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
-from ssl_jax.evals.pictures.base import class_name
+from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.retrieval import ground_truth
+from ssl_jax.evals.retrieval.settings import Settings
 from ssl_jax.features import derived, scales
 from ssl_jax.features.feed import View
+from ssl_jax.methods.pictures.base import class_name
 from ssl_jax.scores import normalize, ranking
-from ssl_jax.scores.metrics import check_classes
 
 
 class Gallery(NamedTuple):
@@ -28,7 +29,7 @@ class Gallery(NamedTuple):
     boxes: np.ndarray | None  # [q, 4] (left, top, right, bottom): what is cut out of the queries
 
 
-def benchmark(case: Case, settings: Any) -> Gallery:
+def benchmark(case: Case, settings: Settings) -> Gallery:
     """The queries and the images of a ground truth. Raises InputError for images that are not
     there."""
     truth = ground_truth.read(settings.ground_truth, case.config.data.dir)
@@ -60,7 +61,7 @@ def benchmark(case: Case, settings: Any) -> Gallery:
     return Gallery(*features, targets, queries, images, truth.queries, boxes)
 
 
-def labelled(case: Case, settings: Any) -> Gallery:
+def labelled(case: Case, settings: Settings) -> Gallery:
     """The test images that can be read, each against all others. Raises InputError for one without
     a label, or labels that no two share."""
     chosen = derived.share(case.chosen("test")[1], case.shared)
@@ -88,7 +89,7 @@ def labelled(case: Case, settings: Any) -> Gallery:
     return Gallery(vectors, vectors, targets, records, records, titles, None)
 
 
-def shown(image: np.ndarray, settings: Any, box: np.ndarray | None = None) -> np.ndarray:
+def shown(image: np.ndarray, settings: Settings, box: np.ndarray | None = None) -> np.ndarray:
     """An image as it is shown to the network before it is scaled, or the part of it within a
     box."""
     return scales.shrunk(image if box is None else cut_out(image, box), settings.fit)
@@ -102,7 +103,9 @@ def cut_out(image: np.ndarray, box: np.ndarray) -> np.ndarray:
     return part if part.size else image
 
 
-def _encoded(case, settings, source, records, show) -> list[np.ndarray]:
+def _encoded(
+    case: Case, settings: Settings, source: Any, records: np.ndarray, show: Callable
+) -> list[np.ndarray]:
     """Vectors [n, d] of length 1 of the images of all processes, and what `show` says of them."""
     about, sums = scales.encoded(
         case.network,

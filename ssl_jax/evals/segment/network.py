@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from ssl_jax.config import InputError
-from ssl_jax.evals.segment.settings import PYRAMIDS
+from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
+from ssl_jax.features import network as features
 from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import segmentation
 from ssl_jax.runtime import sharding
@@ -27,24 +28,25 @@ class Network(NamedTuple):
     head: segmentation.Stateful
 
 
-def make(encoder: Any, config: Any, classes: int, patch: int) -> Network:
-    """The network of an evaluation's section.
+def make(network: features.Network, settings: Settings, classes: int, patch: int) -> Network:
+    """The network of an evaluation.
 
-    encoder: a `methods.encoder.Encoder`, or any function images -> `.patches`, whose one map is
-      taken for all levels.
+    network: that of its case; without an encoder, its one map is taken for all levels.
 
     Raises InputError for layers that the network does not have.
     """
-    trained = isinstance(encoder, Encoder)
-    backbone = {"backbone": encoder.backbone} if trained else {}
-    pyramid = config.head in PYRAMIDS
-    tokens = _tokens(encoder, config) if trained else lambda _, images, keys: [encoder(images)]
+    encoder, pyramid = network.encoder, settings.head in PYRAMIDS
+    backbone = {} if encoder is None else {"backbone": encoder.backbone}
+
+    def plain(weights, images, keys):
+        return [network(images)]
+
+    tokens = plain if encoder is None else _tokens(encoder, settings)
 
     def of_one(weights, inputs):
         images, keys = inputs
-        found = tokens(weights["params"], images, keys)
         grid = (images.shape[0], images.shape[1] // patch, images.shape[2] // patch, -1)
-        maps = [x.patches.reshape(grid) for x in found]
+        maps = [x.patches.reshape(grid) for x in tokens(weights["params"], images, keys)]
         return maps * (len(segmentation.STRIDES) // len(maps)) if pyramid else maps
 
     def maps(backbone, images, keys=None):
@@ -55,15 +57,15 @@ def make(encoder: Any, config: Any, classes: int, patch: int) -> Network:
         {"params": backbone},
         jax.ShapeDtypeStruct((1, patch, patch, 3), jnp.float32),
     )
-    depth = encoder.shape.depth if trained else 0
-    return Network(backbone, depth, maps, _head(config, shapes, classes))
+    depth = 0 if encoder is None else encoder.shape.depth
+    return Network(backbone, depth, maps, _head(settings, shapes, classes))
 
 
-def _tokens(encoder: Encoder, config: Any) -> Callable:
-    """(weights, images, keys) -> Tokens of each of the config's layers."""
+def _tokens(encoder: Encoder, settings: Settings) -> Callable:
+    """(weights, images, keys) -> Tokens of each of the settings' layers."""
     shape = encoder.shape
-    layers = [i + shape.depth if i < 0 else i for i in config.layers]
-    for given, layer in zip(config.layers, layers):
+    layers = [i + shape.depth if i < 0 else i for i in settings.layers]
+    for given, layer in zip(settings.layers, layers):
         if not 0 <= layer < shape.depth:
             raise InputError(
                 f"layers has {given}, but the network has {shape.depth} blocks; name some of 0 to"
@@ -72,35 +74,31 @@ def _tokens(encoder: Encoder, config: Any) -> Callable:
     mean, std = (jnp.asarray(values, jnp.float32) for values in (shape.mean, shape.std))
 
     def tokens(weights, images, keys):
-        if config.half:
+        if settings.half:
             images = (images - 0.5) / 0.5 * std + mean
-        found = encoder.apply(
+        seen = encoder.apply(
             weights["backbone"],
             images,
             layers=sorted(set(layers)),
-            keys=keys if config.drop_path else None,
-            drop_path=config.drop_path,
+            keys=keys if settings.drop_path else None,
+            drop_path=settings.drop_path,
         )
-        return [found.layers[i] for i in layers]
+        return [seen.layers[i] for i in layers]
 
     return tokens
 
 
-def _head(config: Any, maps: list, classes: int) -> segmentation.Stateful:
-    width, levels = maps[0].shape[-1], len(maps)
-    common: dict[str, Any] = dict(dropout=config.dropout)
-    channels: dict[str, Any] = {"channels": config.channels} if config.channels else {}
-    match config.head:
+def _head(settings: Settings, maps: list, classes: int) -> segmentation.Stateful:
+    width, dropout = maps[0].shape[-1], settings.dropout
+    levels: dict[str, Any] = dict(levels=len(maps), dropout=dropout)
+    channels: dict[str, Any] = {"channels": settings.channels} if settings.channels else {}
+    match settings.head:
         case "linear":
-            batch_norm = config.batch_norm
-            return segmentation.linear(
-                width, classes, levels=levels, batch_norm=batch_norm, **common
-            )
+            batch_norm = settings.batch_norm
+            return segmentation.linear(width, classes, batch_norm=batch_norm, **levels)
         case "mask_transformer":
-            return segmentation.mask_transformer(
-                width, classes, levels=levels, **channels, **common
-            )
+            return segmentation.mask_transformer(width, classes, **channels, **levels)
         case "fpn":
-            return segmentation.fpn(width, classes, **channels, **common)
+            return segmentation.fpn(width, classes, dropout=dropout, **channels)
         case _:
-            return segmentation.upernet(width, classes, **channels, **common)
+            return segmentation.upernet(width, classes, dropout=dropout, **channels)

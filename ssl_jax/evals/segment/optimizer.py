@@ -1,8 +1,8 @@
 """Adam and AdamW with a polynomial schedule, a linear warm-up and a learning rate per block, as in
 mmsegmentation and iBOT."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,72 +10,102 @@ import numpy as np
 import optax
 
 from ssl_jax import trees
+from ssl_jax.config import field
+from ssl_jax.runtime.decay import TOKENS, is_matrix, layer_factor
+from ssl_jax.runtime.fit import Transformation
 
-_TOKENS = ("cls", "position", "registers", "queries", "mask_token")
+DECAYS = ("matrices", "not_norms", "all")
 _WARMUP_START = 1e-6  # share of the learning rate at which the warm-up begins
 
 
-class Optimizer(NamedTuple):
-    """init(params) -> state; update(grads, state, params, lr) -> (params, state)."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The keys that say how long and how fast a head is trained."""
 
-    init: Callable
-    update: Callable
+    steps: int = field(300, "of training", "steps", above=0, most=2**31 - 1)
+    optimizer: str = field(
+        "adamw",
+        'adam adds weight decay to the gradient, "adamw" to the step',
+        choices=("adam", "adamw"),
+    )
+    lrs: tuple[float, ...] = field(
+        (3e-3, 1e-2, 3e-2),
+        "learning rates; a frozen network trains all of them in one pass. The best counts",
+        above=0,
+        most=1000,
+    )
+    weight_decay: float = field(1e-4, "of what decays", least=0, most=1000)
+    decayed: str = field(
+        "matrices",
+        'what decays: "matrices" (no biases, norms, tokens, position codes), all but norms and'
+        ' position codes ("not_norms"), "all"',
+        choices=DECAYS,
+    )
+    power: float = field(
+        1.0, "lr falls as (1 - step / steps)^power; 0 = constant", least=0, most=100
+    )
+    warmup: int = field(0, "linear warm-up from 0", "steps", least=0, most=2**31 - 1)
+    final_lr: float = field(0.0, "end of the fall; 0 = final_share", least=0, most=1000)
+    final_share: float = field(
+        0.0, "end of the fall as share of the learning rate", least=0, most=1
+    )
+    layer_decay: float = field(
+        1.0, "learning rate of a block / that of the next (frozen=False)", above=0, most=1
+    )
 
 
-def learning_rate(config: Any, steps: int, step: jax.Array, base: jax.Array) -> jax.Array:
-    """At `step` of `steps` for a peak of `base`: mmcv's "poly" policy with its linear warm-up."""
-    end = jnp.asarray(config.final_lr) if config.final_lr else config.final_share * base
-    fall = (1.0 - step / steps) ** config.power if config.power else 1.0
-    rate = end + (base - end) * fall
-    if not config.warmup:
+def make(settings: Settings, params: Any, depth: int) -> Transformation:
+    """The function (step, peak of the learning rate) -> optax transformation, for parameters
+    {"head": ..., "backbone": ...} with that many blocks."""
+    adam = optax.scale_by_adam(0.9, 0.999, 1e-8)
+    decay = optax.add_decayed_weights(settings.weight_decay, decayed(params, settings.decayed))
+    chain = (decay, adam) if settings.optimizer == "adam" else (adam, decay)
+    scales = factors(params, depth, settings.layer_decay)
+
+    def at(step, peak):
+        lr = learning_rate(settings, step, peak)
+        scaled = optax.stateless(
+            lambda updates, _: jax.tree.map(lambda x, scale: -lr * scale * x, updates, scales)
+        )
+        return optax.chain(*chain, scaled)
+
+    return at
+
+
+def learning_rate(settings: Settings, step: jax.Array, peak: jax.Array) -> jax.Array:
+    """At `step` of `settings.steps`: mmcv's "poly" policy with its linear warm-up."""
+    end = jnp.asarray(settings.final_lr) if settings.final_lr else settings.final_share * peak
+    fall = (1.0 - step / settings.steps) ** settings.power if settings.power else 1.0
+    rate = end + (peak - end) * fall
+    if not settings.warmup:
         return rate
-    missing = (1.0 - step / config.warmup) * (1.0 - _WARMUP_START)
-    return rate * jnp.where(step < config.warmup, 1.0 - missing, 1.0)
+    missing = (1.0 - step / settings.warmup) * (1.0 - _WARMUP_START)
+    return rate * jnp.where(step < settings.warmup, 1.0 - missing, 1.0)
 
 
 def factors(params: Any, depth: int, decay: float) -> Any:
     """Factor on the learning rate of each parameter of {"head": ..., "backbone": ...}, one per
-    block where they are stacked.
-
-    Block i of the backbone has decay^(depth - i), what lies before the blocks decay^(depth + 1);
-    its final norm and the head have 1 (BEiT, iBOT).
-    """
+    block where they are stacked; the backbone's final norm and the head have 1."""
 
     def factor(path, leaf):
         if not path.startswith("backbone/") or path.startswith("backbone/norm/"):
             return 1.0
         if path.startswith("backbone/blocks/"):
-            return trees.along(decay ** (depth - np.arange(depth, dtype=np.float32)), leaf)
-        return decay ** (depth + 1)
+            blocks = np.arange(depth, dtype=np.float32)
+            return trees.along(layer_factor(decay, depth, blocks), leaf)
+        return layer_factor(decay, depth, -1)
 
     return trees.map_with_path(factor, params)
 
 
 def decayed(params: Any, rule: str) -> Any:
-    """Which parameters decay, by one of settings.DECAYS."""
+    """Which parameters decay, by one of DECAYS."""
 
     def of(path, leaf):
-        names = path.split("/")
-        if rule == "all":
-            return True
-        if rule == "not_norms":
-            return names[-1] != "position" and not any("norm" in name for name in names)
-        return trees.rank(path, leaf) >= 2 and names[-1] not in _TOKENS
+        *parents, name = path.split("/")
+        if rule == "matrices":
+            return is_matrix(path, leaf, TOKENS)
+        norm = any("norm" in part for part in (*parents, name))
+        return rule == "all" or not (norm or name == "position")
 
     return trees.map_with_path(of, params)
-
-
-def make(config: Any, params: Any, depth: int) -> Optimizer:
-    """The optimizer of an evaluation's section for parameters of this structure."""
-    adam = optax.scale_by_adam(0.9, 0.999, 1e-8)
-    decay = optax.add_decayed_weights(config.weight_decay, decayed(params, config.decayed))
-    chain = (decay, adam) if config.optimizer == "adam" else (adam, decay)
-    transformation = optax.chain(*chain)
-    scales = factors(params, depth, config.layer_decay)
-
-    def update(grads, state, params, lr):
-        updates, state = transformation.update(grads, state, params)
-        updates = jax.tree.map(lambda x, scale: -lr * scale * x, updates, scales)
-        return optax.apply_updates(params, updates), state
-
-    return Optimizer(transformation.init, update)

@@ -1,8 +1,7 @@
 """Records of a source as images and masks, and training batches of their crops."""
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +9,13 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.lookup import pixels
-from ssl_jax.evals.segment import crops
-from ssl_jax.features.ahead import ahead
+from ssl_jax.evals.segment import crops, geometry
+from ssl_jax.evals.segment.settings import Settings
+from ssl_jax.features.feed import ahead, feed
 from ssl_jax.losses.segmentation import IGNORE
 
 _AHEAD = 3  # batches in preparation
-_READ_AHEAD = 16  # masks that are read alone
+_READ_AHEAD = 8  # masks of a batch where they are read alone
 _ORDER, _CROP = 1, 2  # keep the streams of random numbers apart
 
 
@@ -46,8 +46,11 @@ class Records:
 
     def __getitem__(self, position: int) -> tuple[np.ndarray, np.ndarray]:
         """Raises data.decode.Unreadable for a broken record."""
+        return self.pair(position, self.source[int(self.indices[position])])
+
+    def pair(self, position: int, record: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Image and mask of the record at that position."""
         index = int(self.indices[position])
-        record = self.source[index]
         mask = record.get("mask")
         if mask is None:
             raise InputError(
@@ -60,7 +63,7 @@ class Records:
                 f" {pixels(mask.shape)}; they must be equal"
             )
         if self._crop:
-            image, mask = (crops.centre(array, self._crop) for array in (image, mask))
+            image, mask = (geometry.centre(array, self._crop) for array in (image, mask))
         mask = without_class(mask, self._ignored)
         if self._classes:
             wrong = (mask >= self._classes) & (mask != IGNORE)
@@ -83,13 +86,11 @@ class Records:
     def masks(self) -> Iterator[np.ndarray]:
         """Those of all records that can be read, read by several threads."""
 
-        def read(position):
-            with contextlib.suppress(Unreadable):
-                return self[position][1]
+        def mask_of(position, record):
+            yield self.pair(position, record)[1]
 
-        for (mask,) in ahead(read, zip(range(len(self))), _READ_AHEAD):
-            if mask is not None:
-                yield mask
+        for batch in feed(self.source, self.indices, mask_of, _READ_AHEAD):
+            yield from batch.views
 
     def part(self, positions: np.ndarray) -> "Records":
         """Only those at `positions`."""
@@ -111,22 +112,17 @@ def without_class(mask: np.ndarray, ignored: int) -> np.ndarray:
 
 
 def batches(
-    records: Records,
-    recipe: crops.Recipe,
-    *,
-    batch: int,
-    steps: int,
-    seed: int,
-    rows: Sequence[int] | None = None,
+    records: Records, settings: Settings, *, seed: int, rows: Sequence[int] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
-    """`steps` training batches {"image": uint8 [b, side, side, 3], "mask": uint8 [b, side, side]}.
+    """The training batches {"image": uint8 [b, side, side, 3], "mask": uint8 [b, side, side]}, as
+    many as the settings have steps.
 
     Records come in an order drawn anew for every epoch (the end of one and the start of the next
     may share a batch). A crop depends on seed, step, row and record alone, not on threads.
 
     rows: of each batch that are made here (those of this process); None: all.
     """
-    rows = range(batch) if rows is None else rows
+    rows = range(settings.batch) if rows is None else rows
 
     @functools.lru_cache(maxsize=2)
     def order(epoch):
@@ -134,14 +130,14 @@ def batches(
 
     def one(place):
         step, row = place
-        epoch, i = divmod(step * batch + row, len(records))
+        epoch, i = divmod(step * settings.batch + row, len(records))
         position = order(epoch)[i]
         rng = np.random.default_rng([seed, _CROP, step, row, int(records.indices[position])])
-        return crops.draw(rng, *records.readable(position), recipe)
+        return crops.draw(rng, *records.readable(position), settings)
 
-    places = ([(step, row) for row in rows] for step in range(steps))
-    for made in ahead(one, places, _AHEAD):
-        images, masks = zip(*made)
+    places = ([(step, row) for row in rows] for step in range(settings.steps))
+    for drawn in ahead(one, places, _AHEAD):
+        images, masks = zip(*drawn)
         yield {"image": np.stack(images), "mask": np.stack(masks)}
 
 

@@ -14,13 +14,14 @@ from ml_collections import ConfigDict
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import boxes as boxes_picture
-from ssl_jax.evals.pictures.base import Picture
-from ssl_jax.evals.registry import BASELINES, register
+from ssl_jax.evals.registry import BASELINES, register_module
 from ssl_jax.evals.yolos.prediction import predict
 from ssl_jax.evals.yolos.settings import PROTOCOLS, Settings
-from ssl_jax.evals.yolos.training import classes_of, train
+from ssl_jax.evals.yolos.training import train
+from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import detection
 
+__all__ = ["PROTOCOLS", "Settings", "check", "figures", "score"]
 _SHOWN, _LEAST_SCORE = 8, 0.5  # images in the picture, and what is drawn in them
 
 
@@ -30,15 +31,17 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
     Raises InputError for a network without weights, data without boxes, or a crop.
     """
-    train_indices, test_indices = (case.chosen(name)[1] for name in ("train", "test"))
-    classes = max(classes_of(case.train), classes_of(case.test))
-    detector = train(case.encoder, case.train, train_indices, case.config, case.seed)
-    found = predict(detector, case.test, test_indices, case.config, case.config.batch)
-    case.extracted[case.own("yolos")] = found
-    predicted, true, _ = found
+    train_records, test_records = case.boxed("train"), case.boxed("test")
+    classes, others = (
+        getattr(source, "num_box_classes", None) or 1 for source in (case.train, case.test)
+    )
+    detector = train(case.network.encoder, train_records, classes, settings, case.seed)
+    results = predict(detector, test_records, settings)
+    case.extracted[case.own("yolos")] = results
+    predicted, true, _ = results
     if not any(len(image.boxes) for image in true):
         raise InputError(f"no test image of {case.test} has a box, so there is nothing to score")
-    scores = detection.average_precision(predicted, true, classes=classes)
+    scores = detection.average_precision(predicted, true, classes=max(classes, others))
     return {"yolos": scores.pop("ap")} | {
         f"yolos_{name.removeprefix('ap_')}": value for name, value in scores.items()
     }
@@ -53,13 +56,13 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"boxes": some test images with their true and predicted boxes}; nothing where this process
     has not trained the detector on images of this size."""
-    found = case.extracted.get(case.own("yolos"))
-    if found is None:
+    results = case.extracted.get(case.own("yolos"))
+    if results is None:
         return {}
-    predicted, true, kept = (part[:_SHOWN] for part in found)
+    predicted, true, numbers = (part[:_SHOWN] for part in results)
     return {
         "boxes": boxes_picture.picture(
-            [np.asarray(case.test[i]["image"]) for i in kept],
+            [np.asarray(case.test[i]["image"]) for i in numbers],
             true,
             predicted,
             least_score=_LEAST_SCORE,
@@ -68,17 +71,12 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     }
 
 
-register(
-    "yolos",
-    score,
-    Settings,
+register_module(
+    __name__,
     heading="YOLOS AP",
     trains=True,
     needs="boxes",
-    draw=figures,
     whole=True,
     baselines=BASELINES[:1],
-    protocols=PROTOCOLS,
-    check=check,
     multiples=("position_size", "middle_size"),
 )

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_multiple
+from ssl_jax.evals.yolos.settings import Settings
 from ssl_jax.models import detection as models
 from ssl_jax.models import zoo
 
@@ -23,10 +23,10 @@ class Detector(NamedTuple):
     fill: tuple[float, ...]  # colour of a canvas
 
 
-def make(encoder: Any, config: ConfigDict, classes: int, rng: jax.Array) -> Detector:
+def make(encoder: Any, settings: Settings, classes: int, rng: jax.Array) -> Detector:
     """An untrained detector on the weights of an encoder.
 
-    encoder: a `methods.encoder.Encoder` of a vision transformer. config: the evaluation's section.
+    encoder: a `methods.encoder.Encoder` of a vision transformer. settings: of the evaluation.
 
     Raises InputError for a function without weights, or a grid that the patch does not divide.
     """
@@ -39,15 +39,15 @@ def make(encoder: Any, config: ConfigDict, classes: int, rng: jax.Array) -> Dete
     section = encoder.config.model
     native = zoo.vit_config(section if "size" in section else {"size": "custom", **section})
     for name in ("position_size", "middle_size"):
-        check_multiple(name, config[name], native.patch, "patch of the network")
+        check_multiple(name, getattr(settings, name), native.patch, "patch of the network")
     learned = native.position == "learned"
     shape = dataclasses.replace(
         native,
-        queries=config.queries,
+        queries=settings.queries,
         drop_path=0.0,
         mask_token=False,
-        image_size=(learned and config.position_size) or native.image_size,
+        image_size=(learned and settings.position_size) or native.image_size,
     )
-    model = models.yolos(shape, classes, config.middle_size)
+    model = models.yolos(shape, classes, settings.middle_size)
     weights = models.pretrained(model.init(rng), shape, params["backbone"], native.image_size)
     return Detector(model.apply, weights, classes, shape.patch, tuple(shape.mean))

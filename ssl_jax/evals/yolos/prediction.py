@@ -1,26 +1,25 @@
 """What a detector finds in images, and what is in them."""
 
 import math
-from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from ssl_jax.data.decode import Unreadable
+from ssl_jax.evals.case import Records
 from ssl_jax.evals.yolos import views
 from ssl_jax.evals.yolos.detector import Detector
-from ssl_jax.features.ahead import ahead
+from ssl_jax.evals.yolos.settings import Settings
+from ssl_jax.features.feed import feed
 from ssl_jax.losses import detection as losses
 from ssl_jax.scores.detection import Boxes
 
 
 def predict(
-    detector: Detector, source: Any, indices: np.ndarray, config: ConfigDict, batch_size: int
+    detector: Detector, records: Records, settings: Settings
 ) -> tuple[list[Boxes], list[Boxes], list[int]]:
     """(predicted, true, record) of each readable record: boxes in its pixels, one prediction a
     query, of the class with the highest score."""
-    multiple = math.lcm(config.canvas, detector.patch)
+    multiple = math.lcm(settings.canvas, detector.patch)
 
     @jax.jit
     def apply(params, images):
@@ -28,27 +27,22 @@ def predict(
         scores = jax.nn.softmax(logits)[..., :-1]
         return losses.corners(boxes), scores.max(axis=-1), scores.argmax(axis=-1)
 
-    def viewed(index):
-        try:
-            record = source[int(index)]
-        except Unreadable:
-            return None
-        return record, views.plain(record, config.test_size, config.longest)
+    def cut(row, record):
+        view = views.plain(record, settings.test_size, settings.longest)
+        yield int(records.indices[row]), record, view
 
-    predicted, true, kept = [], [], []
-    batches = [indices[i : i + batch_size] for i in range(0, len(indices), batch_size)]
-    for views_of, rows in zip(ahead(viewed, batches, 1), batches):
-        read = [(i, *pair) for i, pair in zip(rows, views_of) if pair]
-        if not read:
+    predicted, true, numbers = [], [], []
+    size = settings.batch
+    for batch in feed(records.source, records.indices, cut, size):
+        if not batch.views:
             continue
-        made = [view for _, _, view in read]
-        # one batch shape for each canvas
-        filled = made + made[-1:] * (batch_size - len(made))
+        shown = [view for _, _, view in batch.views]
+        shown += shown[-1:] * (size - len(shown))  # one batch shape for each canvas
         images = views.batch(
-            filled, most=config.queries, multiple=multiple, fill=detector.fill
+            shown, most=settings.queries, multiple=multiple, fill=detector.fill
         ).image
-        found = map(np.asarray, apply(detector.params, images))
-        for (index, record, view), corners, scores, labels in zip(read, *found):
+        outputs = map(np.asarray, apply(detector.params, images))
+        for (index, record, view), corners, scores, labels in zip(batch.views, *outputs):
             height, width = np.asarray(record["image"]).shape[:2]
             scale = np.array(images.shape[1:3]) * (height, width) / view.image.shape[:2]
             low = np.clip(corners[:, :2] * scale, 0, (height, width))
@@ -57,5 +51,5 @@ def predict(
             predicted.append(Boxes(inside, labels, scores))
             boxes = np.asarray(record["boxes"]).reshape(-1, 4)
             true.append(Boxes(boxes, np.asarray(record.get("box_labels", np.zeros(len(boxes))))))
-            kept.append(int(index))
-    return predicted, true, kept
+            numbers.append(index)
+    return predicted, true, numbers

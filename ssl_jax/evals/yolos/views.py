@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from ssl_jax.evals.yolos.settings import Settings
+
 _LEAST = 1e-3  # pixels: a box with less height or width is gone
 
 
@@ -43,28 +45,28 @@ def plain(record: dict[str, Any], short: int, longest: int) -> View:
     return cut(record, whole, fitted(height, width, short, longest))
 
 
-def drawn(record: dict[str, Any], rng: np.random.Generator, config: Any) -> View:
+def drawn(record: dict[str, Any], rng: np.random.Generator, settings: Settings) -> View:
     """A record flipped, cropped and resized as DETR does it; for training.
 
-    With probability `config.flip` mirrored. With probability `config.crop_prob` a random crop of an
-    image resized to one of `config.crop_from`, each side between the two of `config.crop_sides`.
-    Then to a shorter side of one of `config.sizes`.
+    With probability `flip` mirrored. With probability `crop_prob` a random crop of an image resized
+    to one of `crop_from`, each side between the two of `crop_sides`. Then to a shorter side of one
+    of `sizes`.
     """
     height, width = record["image"].shape[:2]
     window = (0.0, 0.0, float(height), float(width))
-    if rng.random() < config.crop_prob:
-        scale = int(rng.choice(config.crop_from)) / min(height, width)
-        low, high = config.crop_sides
+    if rng.random() < settings.crop_prob:
+        scale = int(rng.choice(settings.crop_from)) / min(height, width)
+        low, high = settings.crop_sides
         sides = []
         for side in (height * scale, width * scale):
             least, most = min(low, side), min(high, side)
             sides.append((side, rng.uniform(least, most)))
-        starts = [rng.uniform(0, side - kept) for side, kept in sides]
-        window = tuple(x / scale for x in (*starts, *(kept for _, kept in sides)))
-    short = int(rng.choice(config.sizes))
-    size = fitted(round(window[2]), round(window[3]), short, config.longest)
+        starts = [rng.uniform(0, side - length) for side, length in sides]
+        window = tuple(x / scale for x in (*starts, *(length for _, length in sides)))
+    short = int(rng.choice(settings.sizes))
+    size = fitted(round(window[2]), round(window[3]), short, settings.longest)
     view = cut(record, window, size)
-    return mirrored(view) if rng.random() < config.flip else view
+    return mirrored(view) if rng.random() < settings.flip else view
 
 
 def cut(
@@ -86,9 +88,9 @@ def cut(
     scale = np.array([size[0] / height, size[1] / width])
     low = np.clip((boxes[:, :2] - (y, x)) * scale, 0, size)
     high = np.clip((boxes[:, :2] + boxes[:, 2:] - (y, x)) * scale, 0, size)
-    kept = (high - low > _LEAST).all(axis=1)
-    found = np.concatenate([low, high - low], axis=1)[kept].astype(np.float32)
-    return View(np.asarray(part, np.float32) / np.float32(255), found, labels[kept])
+    inside = (high - low > _LEAST).all(axis=1)
+    boxes = np.concatenate([low, high - low], axis=1)[inside].astype(np.float32)
+    return View(np.asarray(part, np.float32) / np.float32(255), boxes, labels[inside])
 
 
 def mirrored(view: View) -> View:

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from ssl_jax.methods import base, multicrop
 from ssl_jax.methods.finetune.settings import check, defaults, view_recipe
 from ssl_jax.models import heads
+from ssl_jax.runtime.decay import layer_factor
 
 __all__ = ["check", "defaults", "make", "rules", "targets"]
 
@@ -128,10 +129,13 @@ def rules(depth: int, decay: float) -> base.Rules:
     the classifier, of its layers and of the final norm is 1, of block i (0 = the first) it is
     decay^(depth - i), of what lies before it decay^(depth + 1). Tokens and position codes never
     decay; of the rest matrices do."""
-    lowest = decay ** (depth + 1)
+    lowest, *of_blocks = (layer_factor(decay, depth, i) for i in range(-1, depth))
     return (
         ("backbone/(cls|position|registers|queries)", base.Rule(lr=lowest, decay=False)),
         ("backbone/patch/.*", base.Rule(lr=lowest)),
-        *((f"backbone/blocks/{i}/.*", base.Rule(lr=decay ** (depth - i))) for i in range(depth)),
+        *(
+            (f"backbone/blocks/{i}/.*", base.Rule(lr=layer_factor(decay, depth, i)))
+            for i in range(depth)
+        ),
         *base.DEFAULT_RULES,
     )

@@ -114,8 +114,8 @@ def register(method: str, draw: Callable, *, images: int = 16, scenes: bool = Tr
 def wanted(method: str) -> tuple[int, bool] | None:
     """How many images the method's own pictures look at, and whether these are scenes; None where
     it has none of its own."""
-    own = _OWN.get(method)
-    return (own.images, own.scenes) if own else None
+    entry = _OWN.get(method)
+    return (entry.images, entry.scenes) if entry else None
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:

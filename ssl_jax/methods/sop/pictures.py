@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax import ops
-from ssl_jax.evals.pictures.base import Panel, Picture, register
-from ssl_jax.features import windows
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.pictures.base import Panel, Picture, register
 from ssl_jax.methods.sop import embeddings
 from ssl_jax.ops import numerics
 
@@ -54,7 +53,7 @@ def _embeddings(encoder, images) -> tuple[jax.Array, jax.Array]:
     """Of images [n, d] and patches [n, h, w, d], a few images at a time: attention among the many
     patches of large images takes gigabytes."""
     size = min(_BATCH, len(images))
-    padded = windows.filled(images, len(images) + -len(images) % size)
+    padded = np.pad(images, [(0, -len(images) % size), *[(0, 0)] * 3], mode="edge")
     wholes, patches = [], []
     for start in range(0, len(padded), size):
         features = encoder(padded[start : start + size], extras=True)

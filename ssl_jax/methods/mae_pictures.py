@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.pictures.base import Panel, Picture, register
 from ssl_jax.ops import patchify, unpatchify
 
 

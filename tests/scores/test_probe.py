@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from ssl_jax.scores.probe import LEARNING_RATES, fit, logits, whiten
+from ssl_jax.scores.probe import LEARNING_RATES, fit, logits, predict, whiten
 
 _RNG = np.random.default_rng(0)
 _CENTRES = 0.8 * _RNG.normal(size=(4, 24))
@@ -124,6 +124,18 @@ def test_sgd_with_cosine_and_larger_batches_against_float64():
     np.testing.assert_allclose(probe.test, accuracies, atol=1 / 400 + 1e-9)
     assert probe.accuracy == probe.test.max()  # nothing held out: the test set chose
     assert len(set(np.round(accuracies, 4))) > 1
+
+
+def test_predictions_with_and_without_a_layer_norm():
+    rng = np.random.default_rng(0)
+    x, kernel, bias = rng.normal(size=(9, 6)) * 3 + 1, rng.normal(size=(6, 4)), rng.normal(size=4)
+    scale, shift = rng.normal(size=6), rng.normal(size=6)
+    head = {k: v.astype(np.float32) for k, v in dict(kernel=kernel, bias=bias).items()}
+    np.testing.assert_array_equal(predict(head, x), (x @ kernel + bias).argmax(1))
+    normed = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    head |= {k: v.astype(np.float32) for k, v in dict(scale=scale, shift=shift).items()}
+    expected = ((normed * scale + shift) @ kernel + bias).argmax(1)
+    np.testing.assert_array_equal(predict(head, x), expected)
 
 
 @pytest.mark.slow

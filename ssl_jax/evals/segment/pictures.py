@@ -1,14 +1,14 @@
 """Pictures of a segmentation: test images with truth and prediction, and how each class fared."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from ssl_jax.evals.pictures import confusion
-from ssl_jax.evals.pictures.base import Classes, Panel, Picture, class_name
 from ssl_jax.evals.segment.inference import Scored
+from ssl_jax.evals.segment.settings import Settings
 from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.methods.pictures.base import Classes, Panel, Picture, class_name
 from ssl_jax.scores import metrics
 
 SHOWN = 6  # test images
@@ -17,17 +17,17 @@ _FRAME = "#bbbbbb"
 
 
 def make(
-    scored: Sequence[Scored], counts: np.ndarray, config: Any, names: Sequence[str] | None
+    scored: Sequence[Scored], counts: np.ndarray, settings: Settings, names: Sequence[str] | None
 ) -> dict[str, Picture | Classes]:
     """{"segment": images; "segment_classes": IoU of each class beside the confusion matrix}.
 
     scored: some test images, with one prediction each. counts: [c, c] of all test pixels.
     """
     return {
-        "segment": images(scored, config.head, len(counts), names),
+        "segment": images(scored, settings.head, len(counts), names),
         "segment_classes": confusion.picture(
             counts,
-            metrics.class_iou(counts, config.absent),
+            metrics.class_iou(counts, settings.absent),
             names=names,
             title="IoU of each class, and its pixels by predicted class",
             measure="IoU",

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ssl_jax.evals.pictures import similarity
-from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.base import Features
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.pictures import similarity
+from ssl_jax.methods.pictures.base import Panel, Picture, register
 
 # Where the patches lie whose attention is shown: (y, x) in parts of the image.
 PLACES = ((0.25, 0.25), (0.25, 0.75), (0.5, 0.5), (0.75, 0.25), (0.75, 0.75))

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax import ops
-from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.pictures.base import Panel, Picture, register
 
 IMAGES = 6  # rows
 OBJECTS = 4  # of an image, the largest
@@ -37,10 +37,10 @@ def matches(
         for k in np.argsort(-sizes, kind="stable")[:OBJECTS]:
             if sizes[k]:
                 j, match = divmod(int(nearest[k]), means.shape[1])
-                own = np.where(labels[i] == k, k, -1)
-                other = np.where(labels[j] == match, k, -1)
-                row.append(Panel(images[i], labels=own, title=f"object {k}"))
-                row.append(Panel(images[j], labels=other, title=f"nearest, cosine {cosine[k]:.2f}"))
+                here = np.where(labels[i] == k, k, -1)
+                there = np.where(labels[j] == match, k, -1)
+                row.append(Panel(images[i], labels=here, title=f"object {k}"))
+                row.append(Panel(images[j], labels=there, title=f"nearest, cosine {cosine[k]:.2f}"))
         rows.append(tuple(row))
     return {"matches": Picture(title, tuple(rows))}
 
@@ -50,8 +50,8 @@ def nearest_elsewhere(means: jax.Array, valid: jax.Array, i: int) -> tuple[np.nd
     nearest to each of image i.
     """
     elsewhere = valid & (jnp.arange(len(means)) != i)[:, None]
-    found = ops.nearest(means[i], means.reshape(-1, means.shape[-1]), where=elsewhere.reshape(-1))
-    cosine, index = (np.asarray(x)[:, 0] for x in found)
+    nearest = ops.nearest(means[i], means.reshape(-1, means.shape[-1]), where=elsewhere.reshape(-1))
+    cosine, index = (np.asarray(x)[:, 0] for x in nearest)
     return cosine, index
 
 

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from ssl_jax.evals import psnr
-from ssl_jax.evals.pictures import reconstructions
-from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.pictures import reconstructions
+from ssl_jax.methods.pictures.base import Panel, Picture, register
 
 _TOKENS = 6  # maps shown per image, those that cover most
 _ROWS, _COLUMNS = 4, 8  # concepts, and images of each
@@ -20,9 +19,10 @@ def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
     images, drawn = np.asarray(images), {}
     rebuilt, maps, share = (extras.get(name) for name in ("rebuilt", "localization", "share"))
     if rebuilt is not None:
-        pixels = psnr.pixels(encoder.config, rebuilt)
         title = "Images rebuilt from their sparse tokens"
-        drawn["reconstructions"] = reconstructions.picture(images, pixels, title)
+        drawn["reconstructions"] = reconstructions.picture(
+            images, reconstructions.pixels(encoder.config, rebuilt), title
+        )
     if maps is not None:
         drawn["localization"] = _maps(images, maps)
         if share is not None:

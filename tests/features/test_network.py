@@ -1,4 +1,4 @@
-"""Which vectors an evaluation looks at."""
+"""What gives features is adopted, and gives the vectors that an evaluation looks at."""
 
 import jax
 import numpy as np
@@ -24,6 +24,10 @@ def network():
     return _network()
 
 
+def _read(network, kind, layers=1):
+    return adopt(network).read(_IMAGES, {"vectors": kind}, layers)["vectors"]
+
+
 def test_the_last_block(network):
     found = network(_IMAGES)
     mean = np.asarray(found.patches).mean(axis=(1, 2))
@@ -35,20 +39,20 @@ def test_the_last_block(network):
         "patches": found.patches,
     }
     for kind, value in wanted.items():
-        np.testing.assert_allclose(tokens.reader(adopt(network), kind)(_IMAGES), value, atol=1e-6)
+        np.testing.assert_allclose(_read(network, kind), value, atol=1e-6)
     raw = pixels.raw_pixels(4)  # these have one vector, and patches
     for kind in tokens.KINDS:
-        np.testing.assert_array_equal(tokens.reader(raw, kind, 4)(_IMAGES), raw(_IMAGES).image)
-    dense = tokens.reader(raw, tokens.DENSE, 4)(_IMAGES)
+        np.testing.assert_array_equal(_read(raw, kind, 4), raw(_IMAGES).image)
+    dense = _read(raw, tokens.DENSE, 4)
     np.testing.assert_array_equal(dense, raw(_IMAGES).patches)
 
 
 def test_the_last_blocks_side_by_side(network):
     layers = network(_IMAGES, layers=(0, 1, 2)).layers
     one, two, three = (layers[i] for i in range(3))
-    cls = tokens.reader(adopt(network), "cls", 2)(_IMAGES)
+    cls = _read(network, "cls", 2)
     np.testing.assert_allclose(cls, np.concatenate([two.cls, three.cls], axis=1), atol=1e-6)
-    dense = np.asarray(tokens.reader(adopt(network), "patches", 3)(_IMAGES))
+    dense = np.asarray(_read(network, "patches", 3))
     assert dense.shape == (2, 2, 2, 48)
     wanted = np.concatenate([t.patches for t in (one, two, three)], axis=-1)
     np.testing.assert_allclose(dense.reshape(2, 4, 48), wanted, atol=1e-6)
@@ -68,4 +72,26 @@ def test_the_last_blocks_side_by_side(network):
 def test_tokens_that_do_not_exist_are_named(network, kind, layers, named):
     other = network if kind != "cls_mean" else _network(cls=False)
     with pytest.raises(InputError, match=named):
-        tokens.reader(adopt(other), kind, layers)(_IMAGES)
+        _read(other, kind, layers)
+
+
+def test_whatever_gives_features_is_adopted_once(network):
+    raw = pixels.raw_pixels(4)
+    adopted, plain = adopt(network), adopt(lambda images: raw(images))
+    assert adopt(raw) is raw and adopt(plain) is plain
+    assert adopted.encoder is network and plain.encoder is raw.encoder is None
+    assert [adopted.digest, plain.digest] == [network.digest, ""] and "patch 4" in raw.digest
+    assert adopted.config is network.config and plain.config is None
+    assert plain.with_extras(_IMAGES)[1] == {} == adopted.with_extras(_IMAGES)[1]
+
+    def shown(images, extras=False):
+        return network(images)._replace(extras={"maps": images} if extras else None)
+
+    assert (
+        set(adopt(shown).with_extras(_IMAGES)[1]) == adopt(shown).extras(_IMAGES.shape) == {"maps"}
+    )
+    devices = jax.devices()[:2]
+    assert plain.across(devices) is plain
+    spread = adopted.across(devices)
+    assert spread.encoder.mesh.size == 2 and spread.digest == network.digest
+    np.testing.assert_allclose(spread(_IMAGES).image, network(_IMAGES).image, atol=1e-6)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ssl_jax.evals.pictures.base import Panel, Picture, register
 from ssl_jax.methods.encoder import Encoder
+from ssl_jax.methods.pictures.base import Panel, Picture, register
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:

@@ -1,0 +1,48 @@
+"""How many classes labels have; refuses those that cannot be scored."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.config import InputError
+from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.scores.metrics import num_classes
+
+
+def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str) -> None:
+    """Refuses labels of fewer than two classes, on which every network has the same score.
+
+    type: of evaluation. labels: looked at until there are two classes; of "masks" and the "patches"
+    of masks, 255 is none. what: they are of, for the message.
+
+    Raises InputError, which names the class_map that a mask of two values needs.
+    """
+    seen: set[int] = set()
+    masks = what in ("masks", "patches")
+    for some in labels:
+        seen |= set(np.unique(some).tolist())
+        if len(seen - {IGNORE} if masks else seen) > 1:
+            return
+    classes = sorted(seen - {IGNORE} if masks else seen)
+    count = f"one class ({classes[0]})" if classes else "no class"
+    hint = ""
+    if masks and IGNORE in seen:
+        count += f" and {IGNORE}, which is ignored"
+        rule = ",".join(f"{value}:{i}" for i, value in enumerate([*(classes or [0]), IGNORE]))
+        hint = f"; if {IGNORE} is a class, set evals.{type}.data.class_map={{{rule}}}"
+    raise InputError(
+        f"{type}: the {what} of {source} have {count}; a score needs two classes{hint}"
+    )
+
+
+def classes_of(source: Any, *masks: Iterable[np.ndarray]) -> int:
+    """`num_classes` of masks. Raises InputError for a class that the source does not name."""
+    classes, names = num_classes(*masks), getattr(source, "mask_names", None)
+    if names and classes > len(names):
+        raise InputError(
+            f"a mask of {source} has class {classes - 1}, but the set names {len(names)} classes,"
+            f" 0 to {len(names) - 1}; {IGNORE} means ignore"
+        )
+    return classes

@@ -1,0 +1,63 @@
+"""The sources of the images of evaluations."""
+
+from collections.abc import Sequence
+
+from ml_collections import ConfigDict
+
+from ssl_jax.config import flatten
+from ssl_jax.data.prepared import Prepared
+from ssl_jax.data.source import EMBEDDED, make_source
+from ssl_jax.evals import section
+from ssl_jax.features.telling import Telling
+
+_CACHE_BYTES = 2**30  # of decoded images per source
+
+
+def images_of_section(config: ConfigDict) -> tuple:
+    """What says which images an evaluation uses."""
+    data = sorted(flatten(config.data).items())
+    return (*data, config.train_examples, config.test_examples)
+
+
+def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, tuple]:
+    """{name: (train source, test source)} of the evaluations to run; make them once to evaluate
+    several networks. Those with the same images share them.
+
+    Raises InputError where one cannot be opened, or too much of few images cannot be read.
+    """
+    opened: dict[tuple, tuple] = {}
+    result, stored = {}, list[Telling]()
+    for name, c in section.chosen(config, tasks).items():
+        images = images_of_section(c)
+        if images not in opened:
+            opened[images] = _pair(c, config.data.max_unreadable)
+            stored += opened[images] if c.data.kind not in EMBEDDED else ()
+        for source in opened[images]:
+            section.check_source(name, c, source)
+        section.check_classes(name, c, *opened[images])
+        result[name] = opened[images]
+    for source in stored:
+        source.look(config.seed)
+    return result
+
+
+def _pair(c: ConfigDict, share: float) -> tuple[Telling, ...]:
+    """The sources of the training and the test images of an evaluation's section."""
+    parts = (
+        (c.data.split, c.data.get("list", ""), c.train_examples),
+        (c.data.test_split, c.data.get("test_list", ""), c.test_examples),
+    )
+    pair = section.numbered_alike(
+        c, *(_cached(make_source(c.data, split=s, list=x), count) for s, x, count in parts)
+    )
+    return tuple(Telling(part, count, share=share) for part, (*_, count) in zip(pair, parts))
+
+
+def _cached(source, examples: int):
+    """`source`, with decoded records kept in RAM if they fit: several networks are scored on
+    them."""
+    if source.size is None:
+        return source
+    count = min(len(source), examples or len(source))
+    fits = 3 * count * source.size[0] * source.size[1] <= _CACHE_BYTES
+    return Prepared(source, cache=True) if fits else source

@@ -1,0 +1,143 @@
+"""Heads trained with several learning rates, of which one is selected and counted."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ssl_jax.config import InputError, check_multiple
+from ssl_jax.evals.case import Case
+from ssl_jax.evals.classes import check_classes
+from ssl_jax.evals.segment import inference, network, records, training
+from ssl_jax.evals.segment.settings import Settings
+from ssl_jax.runtime import distributed, sharding
+from ssl_jax.runtime.fit import Fitted
+from ssl_jax.scores import classification, metrics
+
+_LARGEST = 224  # side of crops where nobody says: of networks' training, mostly
+
+
+class Outcome(NamedTuple):
+    """The head with the selected learning rate, and what it scores.
+
+    counts: [c, c] confusion matrix of the test pixels. selection: mIoU (0..1) by which each
+    learning rate was judged, None if there was one.
+    """
+
+    trained: Fitted
+    network: network.Network
+    learning_rate: float
+    counts: np.ndarray
+    selection: list[float] | None
+
+
+def outcome(case: Case, settings: Settings) -> Outcome:
+    """Trains, selects the learning rate and counts the test pixels; once for each case."""
+    return case.once("segment", lambda case: _outcome(case, with_side(case, settings)))
+
+
+def _outcome(case: Case, settings: Settings) -> Outcome:
+    train, test, classes = parts(case, settings)
+    net = network.make(case.network, settings, classes, case.patch)
+    several = len(settings.lrs) > 1
+    learn, choose = _split(train, settings.held_out if several else 0, case.seed)
+    if settings.epochs:
+        steps = max(1, round(settings.epochs * len(learn) / settings.batch))
+        settings = dataclasses.replace(settings, steps=steps)
+    rows, local = _rows(case, settings.batch), sharding.make_mesh(devices=jax.local_devices())
+    together = case.shared and jax.process_count() > 1
+    mesh = sharding.make_mesh() if together else sharding.mesh_for(settings.batch)
+
+    def fit(lrs):
+        batches = records.batches(learn, settings, seed=case.seed, rows=rows)
+        return training.fit(net, settings, batches, lrs=lrs, seed=case.seed, mesh=mesh)
+
+    def counted(trained, part):
+        if case.shared:
+            part = part.part(distributed.share(np.arange(len(part))))
+        scored = inference.score(net, trained, part, settings, patch=case.patch, mesh=local)
+        return inference.counts(scored, len(trained), classes, shared=case.shared)
+
+    lrs = tuple(settings.lrs)
+    best, selection = None, list[float]()
+    for group in [lrs] if settings.frozen else [(lr,) for lr in lrs]:
+        trained = fit(group)
+        _warn_of_divergence(trained, group)
+        judged = counted(trained, choose or test) if several else [None] * len(group)
+        for one, lr, counts in zip(trained, group, judged):
+            value = _mean_iou(counts, settings.absent) if several else 0.0
+            if best is None or value > max(selection):
+                best = one, lr, counts
+            selection.append(value)
+    assert best is not None
+    one, lr, counts = best
+    if choose or not several:
+        (counts,) = counted([one], test)
+    if not counts.sum():
+        raise InputError(f"every pixel of {case.test} is ignored")
+    return Outcome(one, net, lr, counts, selection if several else None)
+
+
+def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:
+    for one, lr in zip(trained, lrs):
+        if not np.isfinite(one.losses[-1]) and distributed.is_first():
+            print(
+                f"  warning: segment: the loss is not finite after training with a learning rate of"
+                f" {lr:g}; use a lower one",
+                flush=True,
+            )
+
+
+def _mean_iou(counts: np.ndarray, absent: str) -> float:
+    """0 where no pixel counts."""
+    return metrics.mean_iou(metrics.class_iou(counts, absent)) if counts.sum() else 0.0
+
+
+def with_side(case: Case, settings: Settings) -> Settings:
+    """The settings with the side of crops and windows, where they leave it to the images. Raises
+    InputError for one that patches do not fit."""
+    if settings.side:
+        check_multiple("side", settings.side, case.patch, "patch of the network")
+        return settings
+    largest = case.config.crop or min(case.train.size or (_LARGEST,))
+    side = min(largest, _LARGEST) // case.patch * case.patch
+    if not side:
+        raise InputError(
+            f"images of {largest} pixels are smaller than one patch of {case.patch}; use a larger"
+            " data.size"
+        )
+    return dataclasses.replace(settings, side=side)
+
+
+def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Records, int]:
+    """Training and test records, and the number of classes."""
+    names = getattr(case.train, "mask_names", None)
+    named = settings.classes or (len(names) - (settings.ignored >= 0) if names else 0)
+    train, test = (
+        records.Records(
+            *case.chosen(name), crop=case.config.crop, ignored=settings.ignored, classes=named
+        )
+        for name in ("train", "test")
+    )
+    check_classes("segment", case.train, train.masks(), "masks")
+    return train, test, named or metrics.num_classes(train.masks(), test.masks())
+
+
+def _split(train: records.Records, share: float, seed: int):
+    """Records to learn from, and those that select the learning rate or None."""
+    if not share or len(train) < 2:
+        return train, None
+    order = np.random.default_rng([seed, 0]).permutation(len(train))
+    learn, choose = classification.split(order, share)
+    return train.part(np.sort(learn)), train.part(np.sort(choose))
+
+
+def _rows(case: Case, batch: int) -> range:
+    """Of each batch, those that this process makes. Raises InputError if they cannot be shared."""
+    processes = jax.process_count() if case.shared else 1
+    if batch % processes:
+        raise InputError(f"batch is {batch}; it must be a multiple of the {processes} processes")
+    count = batch // processes
+    first = count * (jax.process_index() if processes > 1 else 0)
+    return range(first, first + count)

@@ -1,0 +1,53 @@
+"""Test images, cut as they are segmented: whole, by a sliding window, or to their centre."""
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from ssl_jax.evals.segment import geometry
+from ssl_jax.evals.segment.settings import PYRAMIDS, Settings
+from ssl_jax.scores.windows import starts
+
+
+class Windows(NamedTuple):
+    """A test image, cut: pixels uint8 [n, h, w, 3] and their corners (y, x) in an image of `size`,
+    of which the mask's pixels are a resampling."""
+
+    pixels: np.ndarray
+    corners: list[tuple[int, int]]
+    size: tuple[int, int]
+
+
+def cut(
+    image: np.ndarray, mask: np.ndarray, settings: Settings, patch: int
+) -> tuple[Windows, np.ndarray, np.ndarray]:
+    """Windows of a test image, and image and mask as they are scored.
+
+    A whole image is brought to the next multiple of the patch, or of two patches where a pyramid
+    halves the grid (mmsegmentation's AlignResize to 32 pixels).
+    """
+    side = settings.side
+    if settings.test == "center":
+        image, mask = _central(image, mask, settings.short, side)
+        return Windows(image[None], [(0, 0)], (side, side)), image, mask
+    size = geometry.fitted(mask.shape[0], mask.shape[1], settings.short, settings.long)
+    if settings.test == "whole":
+        unit = 2 * patch if settings.head in PYRAMIDS else patch
+        size = -(-size[0] // unit) * unit, -(-size[1] // unit) * unit
+        return Windows(geometry.resize(image, size)[None], [(0, 0)], size), image, mask
+    pixels = geometry.resize(image, size)
+    padded, _ = geometry.pad(pixels, np.zeros(size, np.uint8), (side, side))
+    stride = settings.stride or max(1, side * 2 // 3)
+    rows, columns = (starts(length, side, stride) for length in size)
+    corners = list(itertools.product(rows, columns))
+    cuts = np.stack([padded[y : y + side, x : x + side] for y, x in corners])
+    return Windows(cuts, corners, size), image, mask
+
+
+def _central(image, mask, short, side):
+    """Shorter side to `short` (antialiased bicubic), then the central square."""
+    height, width = geometry.fitted(*mask.shape, short, 0)
+    height, width = max(side, height), max(side, width)
+    image, mask = geometry.resample(image, mask, (height, width))
+    return geometry.centre(image, side), geometry.centre(mask, side)

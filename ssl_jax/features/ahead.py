@@ -1,3 +1,0 @@
-"""See `feed.ahead`."""
-
-from ssl_jax.features.feed import ahead as ahead

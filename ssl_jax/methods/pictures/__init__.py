@@ -1,0 +1,1 @@
+"""What pictures are, and those that pictures of several methods and evaluations share."""

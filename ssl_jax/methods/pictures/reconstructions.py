@@ -1,0 +1,64 @@
+"""Images beside what a decoder makes of them."""
+
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from numpy.typing import ArrayLike
+
+from ssl_jax.methods.pictures.base import Panel, Picture
+from ssl_jax.models import tokenizer
+
+
+def pixels(config: ConfigDict, rebuilt: jax.Array | np.ndarray) -> np.ndarray:
+    """What a network rebuilt, as pixels [B, H, W, 3] in [0, 1].
+
+    config: of the run, whose method's section names the tokenizer if there is one. rebuilt: the
+    extra of that name: pixels, or codes int [B, h, w] of the tokenizer.
+    """
+    if not np.issubdtype(rebuilt.dtype, np.integer):
+        return np.asarray(rebuilt)
+    decode = tokenizer.target("vq", config.model.patch).decode
+    assert decode is not None
+    return np.asarray(decode(config[config.method].tokenizer, rebuilt))
+
+
+def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:
+    """A row per image: the image, rebuilt, and the squared error. images, rebuilt: [n, H, W, 3]."""
+    images, rebuilt = np.asarray(images), np.asarray(rebuilt)
+
+    def row(image, guess):
+        error = np.square(image - guess).mean(axis=-1)
+        return (
+            Panel(image, title="image"),
+            Panel(guess, title=f"rebuilt, {_decibels(image, guess)}"),
+            Panel(image, heat=error, title="squared error"),
+        )
+
+    return Picture(title, tuple(row(*pair) for pair in zip(images, rebuilt)))
+
+
+def compared(images: ArrayLike, rebuilt: Mapping[str, ArrayLike], title: str) -> Picture:
+    """A row per image: the image, and what each of several networks makes of it.
+
+    images: [n, H, W, 3]. rebuilt: {name of the network: [n, H, W, 3]}.
+    """
+    images = np.asarray(images)
+    rows = tuple(
+        (
+            Panel(image, title="image"),
+            *(
+                Panel(guess, title=f"{name}, {_decibels(image, guess)}")
+                for name, guess in zip(rebuilt, guesses)
+            ),
+        )
+        for image, *guesses in zip(images, *map(np.asarray, rebuilt.values()))
+    )
+    return Picture(title, rows)
+
+
+def _decibels(image: np.ndarray, guess: np.ndarray) -> str:
+    """The PSNR of pixels in [0, 1], at most 100 dB, as text."""
+    error = np.square(np.asarray(image, np.float64) - guess).mean()
+    return f"{-10 * np.log10(max(error, 1e-10)):.1f} dB"

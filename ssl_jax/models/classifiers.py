@@ -1,0 +1,60 @@
+"""Linear classifiers from files, and which classes of others theirs belong to."""
+
+from pathlib import Path
+
+import numpy as np
+
+from ssl_jax.config import InputError, local, read_json
+from ssl_jax.models import weights
+
+
+def read_mapping(path: str | Path) -> np.ndarray:
+    """[c] int: for each class of ImageNet-1K the one of ImageNet-9 it belongs to, or -1.
+
+    Raises InputError for a file that says nothing of the kind.
+    """
+    path = local(path)
+    if not path.is_file():
+        raise InputError(
+            f'no file "{path}"; set `mapping` to in_to_in9.json of the backgrounds challenge'
+        )
+    try:
+        entries = {int(name): int(value) for name, value in read_json(path).items()}
+        mapping = np.array([entries[i] for i in range(len(entries))], np.int64)
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(
+            f"{path} is not {{class of ImageNet-1K: class of ImageNet-9, or -1}} for the classes"
+            " 0, 1, ..."
+        ) from error
+    if not len(mapping) or mapping.max() < 0 or mapping.min() < -1:
+        raise InputError(f"{path} maps nothing, or to a class below -1")
+    return mapping
+
+
+def read_head(path: str | Path) -> dict[str, np.ndarray]:
+    """Arrays of a linear classifier: kernel [d, c], bias [c]; scale and shift [d] with a layer
+    norm.
+
+    Raises InputError for a file without them.
+    """
+    fetch = "set `head` to an .npz file with kernel and bias"
+    head = {
+        name: np.asarray(array, np.float32)
+        for name, array in weights.read(local(path), "classifier", fetch).items()
+    }
+    kernel, bias = head.get("kernel"), head.get("bias")
+    norm = [name for name in ("scale", "shift") if name in head]
+    if (
+        kernel is None
+        or bias is None
+        or kernel.ndim != 2
+        or bias.shape != kernel.shape[1:]
+        or len(norm) == 1
+        or any(head[name].shape != kernel.shape[:1] for name in norm)
+    ):
+        shapes = {name: list(value.shape) for name, value in head.items()}
+        raise InputError(
+            f"{path} holds {shapes}; a classifier is kernel [d, c] and bias [c], with scale and"
+            " shift [d] if it has a layer norm"
+        )
+    return head

@@ -1,0 +1,103 @@
+"""Classifiers on features, beside the grid of `probe`: accuracies, logistic regression, and which
+part of a training set chooses among settings."""
+
+import math
+import warnings
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ssl_jax.config import InputError
+
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+TOP = 5
+_HELD_OUT = 0.1
+
+
+def split(order: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
+    """(rows to learn from, rows that choose among settings), of rows [n] in random order: that
+    share of them chooses, in [0, 1), at least one and all but one at most; none where it is 0."""
+    count = min(max(1, round(share * len(order))), len(order) - 1) if share else 0
+    return order[count:], order[:count]
+
+
+def accuracies(logits: ArrayLike, labels: ArrayLike, ks: tuple[int, ...] = (1, TOP)) -> list[float]:
+    """Share of rows, in [0, 1], whose label is among the k highest scores, for each k.
+
+    Equal scores share the place: a label counts as many times as a random order of the equal ones
+    would have it among the k on average, so a network that says the same of everything is at
+    chance.
+
+    Args:
+      logits: [n, c], n > 0; labels: [n] int in [0, c).
+
+    Raises:
+      ValueError: shapes do not fit or a label is out of range.
+    """
+    scores, labels = np.asarray(logits), np.asarray(labels)
+    if scores.ndim != 2 or not len(scores) or labels.shape != scores.shape[:1]:
+        raise ValueError(f"logits {scores.shape} and labels {labels.shape} do not fit [n, c], [n]")
+    if labels.min() < 0 or labels.max() >= scores.shape[1]:
+        raise ValueError(f"labels must lie in [0, {scores.shape[1]})")
+    of_label = scores[np.arange(len(labels)), labels][:, None]
+    above, equal = (scores > of_label).sum(axis=1), (scores == of_label).sum(axis=1)
+    return [float(np.clip((k - above) / equal, 0, 1).mean()) for k in ks]
+
+
+def logistic(
+    train: np.ndarray,
+    labels: ArrayLike,
+    test: np.ndarray,
+    test_labels: ArrayLike,
+    *,
+    penalties: tuple[float, ...] = PENALTIES,
+    iterations: int = 1000,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """(accuracy on the test set, the chosen C): chosen on a tenth of the training set, drawn by
+    class from the seed and at least one of each; then fitted to all of it. A single C is not
+    searched for.
+
+    Args:
+      train: [n, d] features, standardised here with their mean and deviation; labels: [n].
+      test: [m, d], test_labels: [m].
+
+    Raises:
+      InputError: the part that is left for learning has a single class.
+    """
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import train_test_split
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    def model(c):
+        return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=iterations))
+
+    chosen = penalties[0]
+    with warnings.catch_warnings():
+        # More iterations change the third digit of an accuracy at most.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        if len(penalties) > 1:
+            counts = np.unique(labels, return_counts=True)[1]
+            by_class = counts.min() > 1
+            held_out = math.ceil(_HELD_OUT * len(train))
+            parts = train_test_split(
+                np.asarray(train),
+                np.asarray(labels),
+                test_size=max(held_out, len(counts)) if by_class else held_out,
+                random_state=seed,
+                stratify=labels if by_class else None,
+            )
+            learn, choose, learn_labels, choose_labels = parts
+            if len(np.unique(learn_labels)) < 2:
+                raise InputError(
+                    f"logistic: {len(train)} training images of {len(counts)} classes are too few"
+                    " to choose c on a tenth of them; give one c, or more images"
+                )
+            scores = [
+                model(c).fit(learn, learn_labels).score(choose, choose_labels) for c in penalties
+            ]
+            chosen = penalties[int(np.argmax(scores))]
+        accuracy = model(chosen).fit(train, labels).score(test, test_labels)
+    return float(accuracy), float(chosen)

@@ -1,0 +1,272 @@
+"""The steps of a run: each is made, logged, evaluated and saved; then the run has its report."""
+
+import collections
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.evals.registry import BASELINES, TRAINED
+from ssl_jax.runtime import distributed, sharding
+from ssl_jax.runtime.stop import EXIT_PREEMPTED, Stop
+from ssl_jax.train import (
+    checkpoint,
+    guards,
+    health,
+    log,
+    profile,
+    resume,
+    span,
+    state,
+    step,
+    trackers,
+)
+from ssl_jax.train.console import Console
+from ssl_jax.train.evaluation import Evaluation, Scores
+from ssl_jax.train.setup import Run, shardings
+from ssl_jax.views import loader, resident
+
+EXIT_DONE = 0
+
+
+class Steps:
+    """The steps of a run from a state on, and all that is written of them.
+
+    A step is made, logged, evaluated and saved in this order, each where it is due.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        workdir: Path,
+        saved: checkpoint.Checkpoints,
+        current: state.TrainState,
+        evaluation: Evaluation,
+        console: Console,
+        signals: Stop,
+        source: resident.Resident | None,
+    ):
+        """source: of images that the devices keep, None where batches bring theirs."""
+        self._run, self._config, self._workdir = run, run.config, workdir
+        self._saved, self._current, self._evaluation = saved, current, evaluation
+        self._console, self._signals = console, signals
+        self._at, self._total = int(current.step), run.config.run.total_steps
+        self._rows = log.Table(workdir, "metrics", restored_step=self._at or None)
+        self._scores = log.Table(workdir, "evals", restored_step=self._at or None)
+        tables = {"metrics": self._rows, "evals": self._scores}
+        self._tracked = trackers.Trackers(workdir, run.config, self._at, tables)
+        self._monitor = health.Monitor(run.method)
+        self._guard = guards.NonFinite(run.config.max_nonfinite)
+        self._unreadable = guards.Unreadable(workdir, run.source)
+        self._profiler = profile.Profiler(
+            run.traced if distributed.is_first() else None, workdir / "profile"
+        )
+        self._eval_every = run.config.evals.every_steps if evaluation.tasks else 0
+        self._images = None if source is None else source.images
+        every = (run.config.log, run.config.checkpoint, run.config.evals)
+        self._most = 1 if source is None else run.config.log.every_steps
+        self._length = span.Length(self._most, self._total, [one.every_steps for one in every])
+        # Steps the device may still be busy with, at most two spans of them: the last one of a
+        # span, how many they are, and their metrics.
+        self._in_flight: collections.deque[tuple[int, int, dict]] = collections.deque()
+        self._refused: InputError | None = None  # what the data ended the run with
+
+    def run(self, batches: loader.Loader, batch: dict | None) -> int:
+        """To the end of the plan and the report, or to a signal; returns an exit code."""
+        console, signals, total = self._console, self._signals, self._total
+        with contextlib.closing(self._tracked), contextlib.closing(self._profiler):
+            if self._at < total:
+                assert batch is not None
+                train_step = self._compiled([signals.tell(batch)])
+                # At the start, and of a run that was stopped during this evaluation.
+                missing = self._is_due(self._eval_every) and self._scores.newest < self._at
+                if distributed.told(missing)[0]:
+                    self._evaluate()
+            console.begin(self._at)
+            signals.busy()
+            read = [] if batch is None else [batch]
+            while self._at < total:
+                self._step(train_step, [signals.tell(one) for one in read])
+                read = self._next(batches)
+                self._log()
+                if self._is_due(self._eval_every) and self._at < total and self._refused is None:
+                    self._evaluate_unless_told()
+                if (
+                    self._at == total
+                    or signals.agreed
+                    or self._is_due(self._config.checkpoint.every_steps)
+                ):
+                    with console.phase(f"saving step {self._at}") as took:
+                        self._save()
+                    console.saved(self._at, took)
+                if signals.agreed and self._at < total:
+                    return self._leave()
+            with console.phase("saving the last checkpoint"):
+                self._save(whole=True)
+            signals.told = any(distributed.told(signals.told))  # all make the report, or none
+            signals.idle()
+            self._report()
+        console.close(self._workdir, bool(self._evaluation.tasks))
+        return EXIT_DONE
+
+    def _compiled(self, batches: list[dict]) -> jax.stages.Compiled:
+        """A span of steps as a program for arrays like these. It is traced and compiled once."""
+        run, console = self._run, self._console
+        function = step.make_step(run.method, run.optimizer, run.config)
+        if self._images is not None:
+            function = span.spanned(function, self._most)
+        train_step = step.compile_step(function, run.mesh, shardings(run))
+        console.say("compiling the step ...")
+        with console.phase("compiling the step", compiling=True) as took:
+            program = train_step.lower(self._current, *self._put(batches)).compile()
+        console.say(f"compiled in {took.seconds:.0f} s")
+        return program
+
+    def _put(self, batches: list[dict]) -> tuple:
+        """What a span of steps takes beside the state."""
+        mesh = self._run.mesh
+        if self._images is None:
+            return (sharding.put_batch(batches[0], mesh),)
+        count = jax.device_put(np.int32(len(batches)), sharding.replicated(mesh))
+        put = sharding.put_batch(span.stacked(batches, self._most), mesh, axis=1)
+        return put, count, self._images
+
+    def _step(self, train_step: jax.stages.Compiled, batches: list[dict]) -> None:
+        self._console.now(f"step {self._at + 1}")
+        self._profiler.before(self._at + 1)
+        self._current, metrics = train_step(self._current, *self._put(batches))
+        self._at += len(batches)
+        if costs := self._profiler.after(self._at, metrics, train_step.as_text):
+            self._console.say(costs)
+        for batch in batches:
+            self._unreadable.note(batch)
+        self._in_flight.append((self._at, len(batches), metrics))
+
+    def _next(self, batches: loader.Loader) -> list[dict]:
+        """The batches of the next span; fewer where the run ends before them: at its end, at a
+        signal to the only process, since images may never come, and where the data are refused."""
+        console, signals = self._console, self._signals
+        console.now(f"reading the batch of step {self._at + 1}")
+        read: list[dict] = []
+
+        def work():
+            count = self._length.after(self._at)
+            if self._most > 1:  # clocks differ
+                count = distributed.told(count)[0]
+            for _ in range(count):
+                read.append(console.waiting(lambda: next(batches)))
+
+        try:
+            if self._at < self._total and jax.process_count() == 1:
+                signals.unless_told(work, "saving after this step")
+            elif self._at < self._total:
+                work()
+        except InputError as error:
+            self._refuse(error)
+        if jax.process_count() == 1:
+            signals.agreed |= signals.told  # nobody else to be told
+        return read
+
+    def _refuse(self, error: InputError) -> None:
+        """The run ends after this step."""
+        if jax.process_count() > 1:
+            raise error  # a save takes all processes, and the others go on
+        self._refused, self._signals.agreed = error, True
+
+    def _log(self) -> None:
+        """Looks at the results of steps, and at that of the last one where something needs it."""
+        config, signals = self._config, self._signals
+        self._console.now(f"the result of step {self._in_flight[0][0]}")
+        # Whether something after this step looks at its result, so that none may stay in flight.
+        every = (config.evals.every_steps, config.checkpoint.every_steps)
+        due = self._at == self._total or any(map(self._is_due, every))
+        while self._in_flight and (len(self._in_flight) > 1 or due or signals.agreed):
+            end, count, metrics = self._in_flight.popleft()
+            for done, one in self._apart(end, count, metrics):
+                signals.hear(one)
+                self._guard.check(done, one)
+                self._console.finished(done, one)
+                if done % config.log.every_steps == 0 or done == self._total:
+                    row = {"step": done, **log.scalars(one), **self._console.timing(done)}
+                    self._rows.write(row)
+                    self._tracked.write("metrics", row)
+                    self._console.show(row, self._monitor(row))
+
+    def _apart(self, end: int, count: int, metrics: dict) -> list[tuple[int, dict]]:
+        """(step, its metrics) of a span that ends with step `end`."""
+        if self._images is None:
+            return [(end, metrics)]
+        metrics = jax.device_get(metrics)  # waits for them
+        self._length.ended(self._console.training(), count)
+        rows = [jax.tree.map(lambda x, i=i: x[i], metrics) for i in range(count)]
+        return list(zip(range(end - count + 1, end + 1), rows, strict=True))
+
+    def _is_due(self, every: int) -> bool:
+        """Whether what is done every so many steps (0 = never) comes after this one."""
+        return bool(every) and self._at % every == 0
+
+    def _evaluate_unless_told(self) -> None:
+        if jax.process_count() > 1:
+            self._evaluate()
+            return
+        try:
+            leaves = f"leaving the evaluation, saving step {self._at}"
+            self._signals.unless_told(self._evaluate, leaves)
+        except InputError as error:  # an image is broken since the evaluation before
+            self._refuse(error)
+
+    def _evaluate(self) -> None:
+        at, console, pictures = self._at, self._console, self._config.log.tracked_pictures
+        with console.phase(f"evaluating at step {at}") as took:
+            scores = self._evaluation(*self._network(), drawn=pictures)
+            self._score(scores)
+            if pictures and distributed.is_first():
+                folder = self._workdir / "pictures"
+                drawn = self._evaluation.draw(*self._network(), folder, self._workdir)
+                self._tracked.pictures(at, drawn)
+        console.evaluated(at, took)
+        text = "  ".join(f"{k} {v:.4g}" for k, v in scores.items())
+        console.say(f"eval at step {at}: {text}  ({took.seconds:.1f} s)")
+
+    def _score(self, scores: Scores) -> None:
+        row = {"step": self._at, **scores}
+        self._scores.write(row)
+        self._tracked.write("evals", row)
+
+    def _network(self) -> tuple[Any, Any]:
+        """Weights and constants to evaluate, on this process."""
+        return distributed.local((state.weights(self._current), self._current.constants))
+
+    def _save(self, **how: bool) -> None:
+        self._saved.save(self._current, resume.meta(self._config, self._at), **how)
+
+    def _leave(self) -> int:
+        """Saves the step at which a signal or the data end the run. Raises what the data did."""
+        with self._console.phase(f"saving step {self._at}"):
+            self._save(whole=True)
+        where = f"saved step {self._at} in {self._saved.folder}"
+        if self._refused is not None:
+            self._console.say(where)
+            raise self._refused
+        self._console.say(
+            f"{where}; run the same command again to resume (exit code {EXIT_PREEMPTED})"
+        )
+        return EXIT_PREEMPTED
+
+    def _report(self) -> None:
+        """The comparison with baselines: in results.json and results.txt, as pictures, in trackers,
+        and its last row among the scores of the run."""
+        evaluation = self._evaluation
+        if not evaluation.tasks:
+            return
+        also = f", compared with {' and '.join(BASELINES)}" if self._config.evals.baselines else ""
+        self._console.say(f"final report: {', '.join(evaluation.tasks)}{also}")
+        with self._console.phase("final report"):
+            network = self._network()
+            results = evaluation.compare(*network)
+            self._score(results[TRAINED])
+            drawn = evaluation.publish(results, *network, self._workdir)
+            self._tracked.final(self._total, results, drawn)
