@@ -16,7 +16,7 @@ import optax
 from ssl_jax import methods
 from ssl_jax.config import key
 from ssl_jax.data.source import make_source
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, multicrop, section_keys
 from ssl_jax.models import heads
 from ssl_jax.views import recipe
 
@@ -27,7 +27,7 @@ def contrastive_defaults() -> dict:
         temperature=key(0.2, "of the softmax over the batch", above=0),
         head_hidden=key(256, "width of the projection's hidden layer", least=1),
         head_out=key(64, "width of the L2-normalised embedding", least=1),
-        global_token=multicrop.token_key(),
+        global_token=section_keys.token_key(),
     )
 
 
@@ -35,14 +35,14 @@ def supervised_defaults() -> dict:
     """The section `supervised` of the config."""
     return dict(
         truth=key("label", "what is predicted", choices=("label", "mask")),
-        global_token=multicrop.token_key(),
+        global_token=section_keys.token_key(),
     )
 
 
 def check(config) -> None:
     """Refuses settings that contradict each other. Raises InputError."""
-    multicrop.check_token(config)
-    multicrop.check_no_masks(config, config.method)
+    section_keys.check_token(config)
+    section_keys.check_no_masks(config, config.method)
 
 
 class Outputs(NamedTuple):
