@@ -33,7 +33,7 @@ def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()
     """Checks the whole config and plans the run; raises InputError before anything is allocated.
 
     Of the evaluations of the training set, those that it cannot carry are left out, which is said;
-    see `evals.settle`.
+    see `evals.fit_to_data`.
 
     Args:
       records: a source of your own (protocol of data.source, for example data.arrays.ArraySource)
@@ -49,7 +49,7 @@ def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()
     if opened is not None and (opened.has_masks or opened.has_boxes):
         records = source.make_source(config.data, truth=False)
     records = opened if records is None else records
-    config, notes = evals.settle(config, opened, given)
+    config, notes = evals.fit_to_data(config, opened, given)
     for note in notes if distributed.is_first() else ():
         print(note, flush=True)
     config = settings.resolve(config, num_records=len(records), num_devices=jax.device_count())

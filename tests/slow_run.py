@@ -30,7 +30,7 @@ def wait(case):
 def score(case, settings):
     """A score that tells any two networks apart."""
     wait(case)
-    return {"slow": float(np.float64(case.part("test").image).sum())}
+    return {"slow": float(np.float64(case.features("test").image).sum())}
 
 
 def figures(case, settings):

@@ -73,7 +73,7 @@ def prepared(config):
     """The run of a config. A set of TFDS is as long as it is, and holds nothing."""
     config = supplied(config)
     length = LENGTHS.get(config.data.name, 0)
-    records = type("Records", (), {"__len__": lambda self: length})()
+    records = range(length)  # nobody reads them
     return api.prepare(config, records if config.data.kind == "tfds" else None)
 
 

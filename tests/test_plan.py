@@ -89,13 +89,13 @@ def test_seconds_by_hand():
     sent += [program.Collective("all-gather", "f32[500000]", 2e6, 0, "", 3)]
     machine = estimate.Machine({"bf16": 1e14, "f32": 5e13}, 1e9, 1e8, 1e9)
     step = program.Program({"bf16": 1e12, "f32": 1e12}, {}, sent, moved=3e6)
-    found = estimate.seconds(step, machine, 8, held=1e6)
+    found = estimate.seconds(step, machine, 8, state_bytes=1e6)
     assert found["compute"] == pytest.approx(0.03)
     assert found["memory"] == pytest.approx(2e6 / 1e8)
     assert found["communication"] == pytest.approx((1.5 * 2e6 + 3 * 7 / 8 * 2e6) / 1e9)
     kernels = (program.Kernels("copy", "", 3, 4e6), program.Kernels("product", "", 1, 5e6))
     machine, step = machine._replace(reached=0.5), step._replace(kernels=kernels)
-    found = estimate.seconds(step, machine, 8, held=1e6)
+    found = estimate.seconds(step, machine, 8, state_bytes=1e6)
     assert found["memory"] == pytest.approx(9e6 / 1e8 / 0.5)
 
 

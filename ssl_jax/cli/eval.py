@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
                 " of the section evals, and data.max_unreadable"
             )
     evals.follow(config)
-    tasks = tuple(evals.chosen(config, options.task or added or None))
+    tasks = tuple(evals.selected(config, options.task or added or None))
     config.evals.tasks = tasks
     cache.keep_programs()
     _check(config, () if trust else tasks, arguments.given(options.changes, config))

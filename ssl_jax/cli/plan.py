@@ -72,7 +72,7 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
         step.program,
         machine,
         mesh.size,
-        held=sum(step.memory[name] for name in estimate.FIELDS),
+        state_bytes=sum(step.memory[name] for name in estimate.FIELDS),
         simulated=devices[0].platform == "cpu",
     )
     slowest = max(seconds.values())

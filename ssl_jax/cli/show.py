@@ -47,7 +47,7 @@ def text(layers: dict[str, ConfigDict], given: Collection[str] = ()) -> str:
 
     Args:
       layers: {origin: config}, each changing the one before: "config file", ..., "command line".
-      given: keys of the command line, see `evals.settle`.
+      given: keys of the command line, see `evals.fit_to_data`.
 
     Raises:
       InputError: it cannot work.
@@ -114,7 +114,7 @@ def _with_data(config, given) -> tuple[ConfigDict, int, list[str]]:
             config.optim.batch_size * _ASSUMED_STEPS,
             [f"assuming {_ASSUMED_STEPS} steps per epoch, as the data cannot be opened: {error}"],
         )
-    config, notes = evals.settle(config, records, given)
+    config, notes = evals.fit_to_data(config, records, given)
     return config, len(records), notes
 
 

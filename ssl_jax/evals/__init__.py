@@ -32,14 +32,14 @@ from ssl_jax.evals import (
     yolos,
 )
 from ssl_jax.evals.case import Case, cases, evaluate, run
-from ssl_jax.evals.follow import follow, settle
+from ssl_jax.evals.follow import fit_to_data, follow
 from ssl_jax.evals.opened import sources
 from ssl_jax.evals.registry import BASELINES, ROWS, TRAINED, TYPES, Type, register
-from ssl_jax.evals.section import add, check, chosen, defaults, folder, headings, keys, named, new
+from ssl_jax.evals.section import add, check, defaults, folder, headings, keys, named, new, selected
 from ssl_jax.evals.table import comparison_table
 from ssl_jax.features.extract import Extracted, extract
+from ssl_jax.features.monitored import subset
 from ssl_jax.features.pixels import raw_pixels
-from ssl_jax.features.telling import subset
 
 __all__ = [
     "BASELINES",
@@ -53,7 +53,7 @@ __all__ = [
     "box_knn",
     "cases",
     "check",
-    "chosen",
+    "selected",
     "classify",
     "collapse",
     "comparison_table",
@@ -84,7 +84,7 @@ __all__ = [
     "retrieval",
     "run",
     "segment",
-    "settle",
+    "fit_to_data",
     "sources",
     "stability",
     "subset",

@@ -103,7 +103,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
     Raises InputError for a set without boxes.
     """
-    result = case.once("box_knn", lambda case: _result(case, settings))
+    result = case.cached("box_knn", lambda case: _result(case, settings))
     right = {k: p == result.labels[:, None] for k, p in result.predicted.items()}
     order = (result.first, *right)
     accuracy = {k: float(right[k].any(axis=1).mean()) for k in order}
@@ -112,7 +112,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"box_neighbours": see `pictures.neighbours.points`}."""
-    result = case.once("box_knn", lambda case: _result(case, settings))
+    result = case.cached("box_knn", lambda case: _result(case, settings))
     stored, sight = _sight(case, settings, case.test)
     images = [boxes.seen(stored[int(i)], sight)[1] for i in result.records[:_SHOWN]]
     names = getattr(case.test, "class_names", None) or getattr(case.test, "box_names", None)

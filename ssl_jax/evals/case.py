@@ -15,8 +15,8 @@ from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.opened import images_of_section, sources
 from ssl_jax.features.extract import Extracted, extract
 from ssl_jax.features.feed import by_shape, feed
+from ssl_jax.features.monitored import sample_records
 from ssl_jax.features.network import Network, adopt
-from ssl_jax.features.telling import drawn
 from ssl_jax.features.tokens import DENSE
 from ssl_jax.features.windows import cut_record, images_of, stacked
 from ssl_jax.runtime import progress
@@ -56,7 +56,7 @@ class Case:
     config: the evaluation's section. train, test: sources of its images, adopted; None: not used.
     seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
     extracted: features that evaluations of this network on the same images share, and what one
-      evaluation works out `once`; filled on demand.
+      evaluation has `cached`; filled on demand.
     shared, cache: whether all processes work on this, and where features are kept; see
       `features.extract`.
     """
@@ -82,11 +82,11 @@ class Case:
         """The network."""
         return adopt(self.encoder)
 
-    def features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
-        """Features of the training and the test images, see `part`."""
-        return self.part("train", tokens, layers), self.part("test", tokens, layers)
+    def both_features(self, tokens: str = "image", layers: int = 1) -> tuple[Extracted, Extracted]:
+        """Features of the training and the test images, see `features`."""
+        return self.features("train", tokens, layers), self.features("test", tokens, layers)
 
-    def part(self, name: str, tokens: str = "image", layers: int = 1) -> Extracted:
+    def features(self, name: str, tokens: str = "image", layers: int = 1) -> Extracted:
         """Features of the training or the test images alone.
 
         Every image is encoded once for all evaluations with the same data, examples, crop and
@@ -97,13 +97,13 @@ class Case:
         """
         place = (*images_of_section(self.config), self.config.crop, tokens, layers, name)
         if place not in self.extracted:
-            self.extracted[place] = self.of(*self.chosen(name), tokens, layers)
+            self.extracted[place] = self.features_of(*self.records(name), tokens, layers)
         return self.extracted[place]
 
     def labelled(self, tokens: str = "image", layers: int = 1) -> tuple[Labelled, Labelled]:
-        """Vectors of the training and the test images with their labels, see `part`. Raises
+        """Vectors of the training and the test images with their labels, see `features`. Raises
         InputError where some have none, or all training images one class."""
-        parts = self.features(tokens, layers)
+        parts = self.both_features(tokens, layers)
         for part in parts:
             self.need(part.labels is not None and part.labels.min() >= 0, "labels from 0 on")
         check_classes(self.config.type, self.train, [parts[0].labels], "labels")
@@ -111,9 +111,9 @@ class Case:
         return train, test
 
     def masked(self, name: str, layers: int = 1) -> Masked:
-        """Patches of the training or the test images with their masks, see `part`. Raises
+        """Patches of the training or the test images with their masks, see `features`. Raises
         InputError where they have none, or training images of one class."""
-        part = self.part(name, DENSE, layers)
+        part = self.features(name, DENSE, layers)
         self.need(part.masks is not None, "masks")
         if name == "train":
             check_classes(self.config.type, self.train, part.masks, "masks")
@@ -122,7 +122,7 @@ class Case:
     def boxed(self, name: str) -> Records:
         """The records of the training or the test images, which have boxes. Raises InputError
         where they have none."""
-        source, indices = self.chosen(name)
+        source, indices = self.records(name)
         self.need(source.has_boxes, "boxes")
         return Records(source, indices)
 
@@ -140,7 +140,7 @@ class Case:
                 f" {needs}, or leave it out of evals.tasks"
             )
 
-    def chosen(self, name: str) -> tuple[Any, np.ndarray]:
+    def records(self, name: str) -> tuple[Any, np.ndarray]:
         """The source of the training ("train") or the test images, and which of its records are
         used: none without a label where others have one."""
         c = self.config
@@ -148,13 +148,13 @@ class Case:
             "train": (self.train, c.train_examples),
             "test": (self.test, c.test_examples),
         }[name]
-        return source, drawn(source, count, self.seed)
+        return source, sample_records(source, count, self.seed)
 
-    def of(
+    def features_of(
         self, source: Any, indices: np.ndarray | None, tokens: str = "image", layers: int = 1
     ) -> Extracted:
         """Features of these records of any source (None: of all), cut as the evaluation's own; see
-        `part`."""
+        `features`."""
         dense = tokens == DENSE
         return extract(
             self.network,
@@ -171,13 +171,13 @@ class Case:
             cache=self.cache,
         )
 
-    def own(self, name: str, *more: Any) -> tuple:
-        """Where results of this evaluation alone are in `extracted`."""
+    def key_of(self, name: str, *more: Any) -> tuple:
+        """The key of results of this evaluation alone in `extracted`."""
         return (name, *sorted(flatten(self.config).items()), *more)
 
-    def once(self, name: str, make: Callable[["Case"], Any], *more: Any) -> Any:
+    def cached(self, name: str, make: Callable[["Case"], Any], *more: Any) -> Any:
         """make(self), worked out once for the scores and the pictures of this evaluation."""
-        place = self.own(name, *more)
+        place = self.key_of(name, *more)
         if place not in self.extracted:
             self.extracted[place] = make(self)
         return self.extracted[place]
@@ -191,7 +191,7 @@ class Case:
         """The test images [b, H, W, 3] float32 in [0, 1] without those that cannot be read,
         `batch_size` at a time; cut as they are for `features`, or whole."""
         how = {} if whole else dict(crop=self.config.crop, multiple=self.patch)
-        source, records = self.chosen("test")
+        source, records = self.records("test")
 
         def cut(row, record):
             yield cut_record(record, source.name(int(records[row])), **how)
@@ -228,7 +228,7 @@ def cases(
     )
     return {
         name: Case(encoder, c, *sources_of[name], **common)
-        for name, c in section.chosen(config, tasks).items()
+        for name, c in section.selected(config, tasks).items()
     }
 
 

@@ -26,7 +26,7 @@ def score(case: Case, settings: NoSettings) -> dict[str, float]:
     Raises InputError for a network without a classifier, a set without labels, or one with other
     classes.
     """
-    test = case.once("classify", _scored)
+    test = case.cached("classify", _scored)
     first, top = accuracies(test.image, test.labels)
     many = test.image.shape[1] > TOP
     return {"classify": 100 * first} | ({"classify_top5": 100 * top} if many else {})
@@ -34,7 +34,7 @@ def score(case: Case, settings: NoSettings) -> dict[str, float]:
 
 def figures(case: Case, settings: NoSettings) -> dict[str, Classes]:
     """{"classify_classes": what each class is taken for}."""
-    test = case.once("classify", _scored)
+    test = case.cached("classify", _scored)
     counts = metrics.confusion(
         test.labels, test.image.argmax(axis=1), num_classes=test.image.shape[1], ignore=-1
     )
@@ -54,7 +54,7 @@ def _scored(case):
             )
         return SimpleNamespace(image=extras["logits"])
 
-    part = dataclasses.replace(case, encoder=logits).of(*case.chosen("test"))
+    part = dataclasses.replace(case, encoder=logits).features_of(*case.records("test"))
     case.need(part.labels is not None, "labels")
     classes = part.image.shape[1]
     if part.labels.min() < 0 or part.labels.max() >= classes:

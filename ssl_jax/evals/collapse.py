@@ -48,7 +48,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     `collapse_uniformity`, `collapse_alignment` (of two random crops), as their authors give them;
     `collapse_patches`: the mean cosine of two patches of an image, in percent.
     """
-    vectors, maps = case.part("test", "image").image, case.part("test", "patches").patches
+    vectors, maps = case.features("test", "image").image, case.features("test", "patches").patches
     case.need(len(vectors) > 1, "two test images")
     patches = maps.reshape(len(maps), -1, maps.shape[-1])
     return {

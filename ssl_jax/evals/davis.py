@@ -107,14 +107,14 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     Raises InputError for a set without videos.
     """
     videos = list(frames.first(case.videos(), case.config.test_examples).items())
-    shown = case.extracted.setdefault(case.own("davis"), {})
+    shown = case.extracted.setdefault(case.key_of("davis"), {})
     rows: list[video.Measured] = []
     for number in derived.share(np.arange(len(videos)), case.shared):
         followed = _followed(case, settings, *videos[number])
         if len(shown) < _SHOWN:
             shown[followed.name] = followed
         rows.extend(_measured(followed))
-    (values,) = derived.joined([np.asarray(rows, np.float64)], case.shared)
+    (values,) = derived.gather_rows([np.asarray(rows, np.float64)], case.shared)
     means = dict(zip(video.Measured._fields, values.mean(axis=0)))
     scores = {f"davis_{name}": 100.0 * float(x) for name, x in means.items()}
     return {"davis": (scores["davis_j"] + scores["davis_f"]) / 2, **scores}
@@ -123,7 +123,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Animation]:
     """{"tracking": frames of the first videos with the objects as followed, "tracking_NAME": each
     as an animation}."""
-    shown = case.extracted.get(case.own("davis"))
+    shown = case.extracted.get(case.key_of("davis"))
     if not shown:
         videos = list(frames.first(case.videos(), case.config.test_examples).items())
         shown = {

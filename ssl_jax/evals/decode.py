@@ -91,7 +91,7 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
 
 def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Target]:
     """The decoder of an evaluation, trained on its training images, and its goal."""
-    source, records = case.chosen("train")
+    source, records = case.records("train")
     records = latents.readable(source, records, settings.batch)
     size = min(settings.batch, len(records))
     goal = tokenizer.target(settings.target, case.patch)
@@ -123,7 +123,7 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
 def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """Test images, what the decoder makes of them, and how many of a batch count; the decoder is
     trained once for the scores and the picture of an evaluation."""
-    trained, goal = case.once("decode", lambda case: train(case, settings))
+    trained, goal = case.cached("decode", lambda case: train(case, settings))
     for images, count in psnr.batches(case):
         cells = latents.latents(case.network, images, settings.tokens)
         b, h, w, dim = cells.shape

@@ -12,8 +12,8 @@ from ssl_jax.evals.classes import classes_of
 from ssl_jax.evals.pictures import segmentation as pictures
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import tokens
+from ssl_jax.features.monitored import subset
 from ssl_jax.features.store import Grids
-from ssl_jax.features.telling import subset
 from ssl_jax.methods.pictures.base import Classes, Picture
 from ssl_jax.scores.metrics import ABSENT, mean_iou
 from ssl_jax.scores.segmentation import NEIGHBOURS, Retrieval, segment
@@ -95,7 +95,8 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
         for draw in range(settings.runs if part > 1 else 1):
             images = subset(total, max(1, total // part), case.seed + draw)
             result = _retrieved(parts, settings, images if part > 1 else None)
-            case.extracted.setdefault(case.own("dense"), result)  # the first one, for the pictures
+            # The first one, for the pictures.
+            case.extracted.setdefault(case.key_of("dense"), result)
             draws.append((mean_iou(result.patch_iou), mean_iou(result.pixel_iou)))
         patch, pixel = 100.0 * np.mean(draws, axis=0)
         name = "dense" if part == settings.subsample[0] else f"dense_1in{part}"
@@ -108,7 +109,10 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     """{"segmentation": the first test images, their true classes and those retrieved;
     "dense_classes": IoU of each class and what its patches are taken for, if it was scored}."""
-    (train, test, classes), scored = _parts(case, settings), case.extracted.get(case.own("dense"))
+    (train, test, classes), scored = (
+        _parts(case, settings),
+        case.extracted.get(case.key_of("dense")),
+    )
     if scored is None and isinstance(test.patches, Grids):
         return {}
     few = Masked(*(rows[:_SHOWN] for rows in test))

@@ -45,7 +45,7 @@ def follow(config: ConfigDict) -> None:
         images.split = data.split if images.split == "train" else images.split
 
 
-def settle(
+def fit_to_data(
     config: ConfigDict, records: Any = None, given: Collection[str] = ()
 ) -> tuple[ConfigDict, list[str]]:
     """The config with evaluations that its training set can carry, and what to say about it.
@@ -64,7 +64,7 @@ def settle(
       InputError: the set lacks what an evaluation needs that was asked for; no part can be scored.
     """
     config = ConfigDict(config.to_dict())
-    chosen, followers = section.chosen(config), _followers(config)
+    chosen, followers = section.selected(config), _followers(config)
     left_out: dict[str, list[str]] = {}  # what the set lacks -> names of evaluations
     for name in (name for name in chosen if name in followers):
         if _carries(config, chosen[name], records):
@@ -87,7 +87,7 @@ def settle(
     followers = _followers(config)
     follow(config)
     if records is not None:
-        if (count := len(records.unlabelled)) and section.chosen(config):
+        if (count := len(records.unlabelled)) and section.selected(config):
             notes.append(
                 f"evaluations: skip the {count} images of {_where(config.data)} that are in none of"
                 f" its {records.num_classes} classes; training uses them"
@@ -129,7 +129,7 @@ def _rank(config, like) -> str:
 
 def _choose_parts(config, followers, given) -> list[str]:
     """Gives each follower a part that is scored; returns what to say about it."""
-    parts, chosen = source.parts(config.data), section.chosen(config)
+    parts, chosen = source.parts(config.data), section.selected(config)
     notes: dict[str, None] = {}
     for name, each in followers.items():
         if f"evals.{name}.data.test_split" in given:

@@ -110,7 +110,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
         raise InputError(f"the classifier has {classes} classes, the mapping {len(mapping)}")
     accuracies = {}
     for name, source in sources.items():
-        part = case.of(source, None, settings.tokens, settings.layers)
+        part = case.features_of(source, None, settings.tokens, settings.layers)
         if part.image.shape[1] != width:
             raise InputError(
                 f"the classifier takes {width} features, the network gives {part.image.shape[1]}"

@@ -142,7 +142,7 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
             **{name: getattr(settings, name) for name in same},
         )
 
-    return case.once("linear", trained, num_classes)
+    return case.cached("linear", trained, num_classes)
 
 
 def _factor(settings: Settings) -> float:

@@ -8,7 +8,7 @@ from ssl_jax.config import flatten
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.source import EMBEDDED, make_source
 from ssl_jax.evals import section
-from ssl_jax.features.telling import Telling
+from ssl_jax.features.monitored import Monitored
 
 _CACHE_BYTES = 2**30  # of decoded images per source
 
@@ -26,8 +26,8 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     Raises InputError where one cannot be opened, or too much of few images cannot be read.
     """
     opened: dict[tuple, tuple] = {}
-    result, stored = {}, list[Telling]()
-    for name, c in section.chosen(config, tasks).items():
+    result, stored = {}, list[Monitored]()
+    for name, c in section.selected(config, tasks).items():
         images = images_of_section(c)
         if images not in opened:
             opened[images] = _pair(c, config.data.max_unreadable)
@@ -41,7 +41,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     return result
 
 
-def _pair(c: ConfigDict, share: float) -> tuple[Telling, ...]:
+def _pair(c: ConfigDict, share: float) -> tuple[Monitored, ...]:
     """The sources of the training and the test images of an evaluation's section."""
     parts = (
         (c.data.split, c.data.get("list", ""), c.train_examples),
@@ -50,7 +50,7 @@ def _pair(c: ConfigDict, share: float) -> tuple[Telling, ...]:
     pair = section.numbered_alike(
         c, *(_cached(make_source(c.data, split=s, list=x), count) for s, x, count in parts)
     )
-    return tuple(Telling(part, count, share=share) for part, (*_, count) in zip(pair, parts))
+    return tuple(Monitored(part, count, share=share) for part, (*_, count) in zip(pair, parts))
 
 
 def _cached(source, examples: int):

@@ -77,7 +77,7 @@ def _compared(case: Case, settings: Settings) -> tuple[Masked, np.ndarray, str, 
     grid, classes = test.patches.shape[1:3], num_classes(test.masks)
     labels = patch_labels(test.masks, grid, num_classes=classes)
     check_classes("purity", case.test, labels, "patches")
-    return test, *case.once("purity", lambda case: _clusters(case, settings, test)), labels
+    return test, *case.cached("purity", lambda case: _clusters(case, settings, test)), labels
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

@@ -8,7 +8,7 @@ from ssl_jax import ops
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.pictures import neighbours
 from ssl_jax.evals.registry import BASELINES, NoSettings, register_module
-from ssl_jax.features.telling import subset
+from ssl_jax.features.monitored import subset
 from ssl_jax.methods.pictures.base import Picture
 from ssl_jax.scores import normalize
 from ssl_jax.scores.collapse import rank_me
@@ -19,7 +19,7 @@ _SEARCHED = 10000  # training images among which these are looked for, at most
 
 def score(case: Case, settings: NoSettings) -> dict[str, float]:
     """`rank`: RankMe of the test images' features (not in percent)."""
-    return {"rank": rank_me(case.part("test").image)}
+    return {"rank": rank_me(case.features("test").image)}
 
 
 def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
@@ -28,8 +28,8 @@ def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
     if case.train.num_classes is not None and case.test.num_classes is not None:
         return {}
     count = min(case.config.train_examples or _SEARCHED, _SEARCHED)
-    train = case.of(case.train, subset(len(case.train), count, case.seed))
-    test = case.part("test")
+    train = case.features_of(case.train, subset(len(case.train), count, case.seed))
+    test = case.features("test")
     shown = min(_SHOWN, len(train.image))
     queries, bank = map(normalize.on_device, (test.image[:_QUERIES], train.image))
     similarity, index = map(np.asarray, ops.nearest(queries, bank, k=shown, metric="dot"))

@@ -140,7 +140,7 @@ def named(config: ConfigDict) -> dict[str, ConfigDict]:
     return {n: entry for n, entry in sections if isinstance(entry, ConfigDict | FrozenConfigDict)}
 
 
-def chosen(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, ConfigDict]:
+def selected(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, ConfigDict]:
     """{name: section} of the evaluations to run.
 
     tasks: their names, in the order wanted; None: those of `evals.tasks`. Raises InputError naming
@@ -182,11 +182,11 @@ def keys(config: ConfigDict) -> dict[str, Key]:
 
 def check(config: ConfigDict) -> None:
     """Refuses names in `evals.tasks` that do not exist, empty lists of values to try, and data
-    that lack what an evaluation needs (of the training set, `follow.settle` looks). Raises
+    that lack what an evaluation needs (of the training set, `follow.fit_to_data` looks). Raises
     InputError."""
     tasks = dataclasses.replace(defaults()["tasks"], choices=(*named(config), ALL))
     tasks.check("evals.tasks", config.evals.tasks)
-    for name, section in chosen(config).items():
+    for name, section in selected(config).items():
         path, type = f"evals.{name}", registry.get(section.type)
         needs = type.needs
         declared = _keys_of(section.type)
@@ -276,7 +276,7 @@ def headings(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str
     """{score: heading} of the scores that stand for the evaluations, in their order; after the
     evaluation's name where it is not that of its type."""
     result = {}
-    for name, section in chosen(config, tasks).items():
+    for name, section in selected(config, tasks).items():
         heading = registry.get(section.type).heading
         if heading:
             score = registry.score_name(name, section.type, section.type)

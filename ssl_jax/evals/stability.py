@@ -99,14 +99,14 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 
     A network that says the same of all images is stable too: compare with `_other`.
     """
-    moved, pairs = case.once("stability", lambda case: _measured(case, settings))
+    moved, pairs = case.cached("stability", lambda case: _measured(case, settings))
     values = stability.means(settings.shifts, moved, pairs)
     return {f"stability{name}": 100 * x for name, x in values.items()}
 
 
 def figures(case: Case, settings: Settings) -> dict[str, Chart]:
     """{"shifts": both curves against the shift}."""
-    moved, _ = case.once("stability", lambda case: _measured(case, settings))
+    moved, _ = case.cached("stability", lambda case: _measured(case, settings))
     shifts, other = settings.shifts, [moved.other] * len(settings.shifts)
     curves = (
         Curve("what: cosine of matched tokens", shifts, moved.what),

@@ -27,7 +27,7 @@ class Settings:
 
 def _points(case: Case, settings: Settings) -> tuple[Extracted, np.ndarray]:
     """The test images' vectors, and a point for each. Raises InputError for too few of them."""
-    test = case.part("test", "image")
+    test = case.features("test", "image")
 
     def embedded(case):
         how = dict(perplexity=settings.perplexity, dimensions=settings.dimensions, seed=case.seed)
@@ -36,7 +36,7 @@ def _points(case: Case, settings: Settings) -> tuple[Extracted, np.ndarray]:
         except ValueError as error:
             raise InputError(f"{error}; raise test_examples or lower perplexity") from error
 
-    return test, case.once("tsne", embedded)
+    return test, case.cached("tsne", embedded)
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

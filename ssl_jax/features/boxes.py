@@ -167,7 +167,7 @@ def select(
     types = np.float32, np.int32, np.int64, np.float32
     in_order = [rows[row] for row in sorted(rows)]
     columns = [np.array([x[i] for x in in_order], kind) for i, kind in enumerate(types)]
-    selected = Selected(*derived.joined(columns, shared))
+    selected = Selected(*derived.gather_rows(columns, shared))
     if not len(selected.index):
         raise InputError(
             f"no image of {source} shows a box; the box-aligned k-NN needs a set with"

@@ -52,13 +52,14 @@ def share(indices: np.ndarray, shared: bool) -> np.ndarray:
     return distributed.share(indices) if shared else indices
 
 
-def joined(columns: Sequence[np.ndarray], shared: bool) -> list[np.ndarray]:
+def gather_rows(columns: Sequence[np.ndarray], shared: bool) -> list[np.ndarray]:
     """Rows of all processes where they share the work. A process without rows cannot know their
     shape: it is that of the others."""
     if not shared:
         return list(columns)
-    every = distributed.told([(len(rows), rows.shape[1:]) for rows in columns])
+    every = distributed.gather_json([(len(rows), rows.shape[1:]) for rows in columns])
     shapes = [next((s for count, s in entries if count), ()) for entries in zip(*every)]
     return [
-        distributed.joined(rows.reshape(len(rows), *shape)) for rows, shape in zip(columns, shapes)
+        distributed.gather_rows(rows.reshape(len(rows), *shape))
+        for rows, shape in zip(columns, shapes)
     ]

@@ -19,7 +19,7 @@ from ssl_jax.data import base, listing
 from ssl_jax.data import source as source_lib
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.features import formats, store, telling
+from ssl_jax.features import formats, monitored, store
 from ssl_jax.features import tokens as kinds
 from ssl_jax.features.extract import check_finite, encode
 from ssl_jax.features.network import on_all_devices
@@ -48,7 +48,7 @@ class Plan:
     """
 
     encoder: Encoder
-    source: telling.Telling
+    source: monitored.Monitored
     tokens: Mapping[str, str]
     layers: int
     batch_size: int
@@ -185,11 +185,11 @@ def plan(
     return Plan(encoder, source, chosen, layers, batch_size, np.dtype(dtype))
 
 
-def opened(data: Any, size: int | None, encoder: Encoder) -> telling.Telling:
+def opened(data: Any, size: int | None, encoder: Encoder) -> monitored.Monitored:
     """The source of `data`: a folder of images, a mapping with the keys of a `data` section, an
     array of images or a source; see `ssl_jax.embed`. Raises InputError for a set of several parts
     of which none is named."""
-    share = telling.SHARE
+    share = monitored.SHARE
     if isinstance(data, str | Path):
         data = dict(kind=source_lib.kind_at(str(data)), dir=str(data))
     if isinstance(data, Mapping):
@@ -197,10 +197,10 @@ def opened(data: Any, size: int | None, encoder: Encoder) -> telling.Telling:
         side = encoder.shape.image_size if size is None else size
         source = source_lib.make_source({**data, "size": side})
         _check_parts(data)
-        return telling.Telling(source, share=share)
+        return monitored.Monitored(source, share=share)
     if not isinstance(data, base.Source) and not hasattr(data, "name"):
         data = ArraySource(np.asarray(data))
-    return telling.Telling(Prepared(data, size=size) if size else data, share=share)
+    return monitored.Monitored(Prepared(data, size=size) if size else data, share=share)
 
 
 def _check_parts(data: Mapping) -> None:

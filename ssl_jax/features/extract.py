@@ -235,7 +235,9 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
     readable records has no shapes, and all must take the same way."""
     flat = store.flat(rows)
     shapes = {name: (x.shape[1:], str(x.dtype)) for name, x in flat.items()}
-    every = distributed.told({"shapes": shapes, "count": len(flat["index"]), "skipped": skipped})
+    every = distributed.gather_json(
+        {"shapes": shapes, "count": len(flat["index"]), "skipped": skipped}
+    )
     all_shapes: dict = {}
     for one in every:
         all_shapes |= one["shapes"]
@@ -246,7 +248,7 @@ def _joined(rows: dict, skipped: list[str]) -> tuple[dict, list[str]]:
             f"only some records have {', '.join(sorted(partly))}; give all of them, or none"
         )
     joined = {
-        name: distributed.joined(flat.get(name, np.empty((0, *shape), dtype)))
+        name: distributed.gather_rows(flat.get(name, np.empty((0, *shape), dtype)))
         for name, (shape, dtype) in sorted(all_shapes.items())
     }
     return store.folded(joined), [name for one in every for name in one["skipped"]]

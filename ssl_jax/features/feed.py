@@ -4,8 +4,8 @@
     for views, features in encoded(read, by_shape(batches, 64)):
         ...
 
-`feed` leaves out records that cannot be read; a source that is `telling.Telling` names each of them
-and refuses more than a share. `ahead` and `readable` are for views that are drawn at random.
+`feed` leaves out records that cannot be read; a `monitored.Monitored` source warns of each of
+them and refuses more than a share. `ahead` and `readable` are for views that are drawn at random.
 """
 
 import collections

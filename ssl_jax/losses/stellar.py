@@ -321,7 +321,7 @@ def match_meters(alignment: ops.Alignment) -> dict[str, jax.Array]:
 
 
 def _is_zero(weight) -> bool:
-    return arguments.known(weight) and float(weight) == 0
+    return arguments.is_concrete(weight) and float(weight) == 0
 
 
 def _logits(x, prototypes):

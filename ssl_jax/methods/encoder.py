@@ -20,7 +20,7 @@ from ssl_jax.methods import multicrop
 from ssl_jax.methods.base import Features, Method
 from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
-from ssl_jax.ops.arguments import known
+from ssl_jax.ops.arguments import is_concrete
 
 _ROWS = "rows"  # axis of a mesh whose devices share batches out
 
@@ -77,7 +77,7 @@ class Encoder:
         images, how = jnp.asarray(images), (self._features, tuple(layers), attention, extras)
         if images.dtype == jnp.uint8:
             images = images.astype(jnp.float32) / 255
-        elif jnp.issubdtype(images.dtype, jnp.floating) and images.size and known(images):
+        elif jnp.issubdtype(images.dtype, jnp.floating) and images.size and is_concrete(images):
             check_range(np.asarray(images), "the batch")
         if images.ndim == 4 and not len(images):  # no rows, of the shapes that one image gives
             one = jax.ShapeDtypeStruct((1, *images.shape[1:]), images.dtype)

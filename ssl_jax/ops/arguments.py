@@ -15,8 +15,8 @@ def require(condition: bool, name: str, got: object, expected: str) -> None:
         raise ValueError(f"{name} is {got}; it must be {expected}")
 
 
-def known(value: object) -> bool:
-    """Whether the value of a number or array can be looked at: not traced, and held by this
+def is_concrete(value: object) -> bool:
+    """Whether the value of a number or array can be looked at: not traced, and on this
     process.
     """
     if isinstance(value, jax.core.Tracer):
@@ -26,7 +26,7 @@ def known(value: object) -> bool:
 
 def require_inside(name: str, indices: ArrayLike, of: str, size: int) -> None:
     """Raises ValueError if known indices reach beyond `size`, the number of what they point at."""
-    if known(indices):
+    if is_concrete(indices):
         indices = np.asarray(indices)
         inside = bool(((indices >= 0) & (indices < size)).all())
         require(inside, name, f"outside the {of}", f"in [0, {size})")
@@ -34,7 +34,7 @@ def require_inside(name: str, indices: ArrayLike, of: str, size: int) -> None:
 
 def require_between(name: str, value: float | jax.Array, low: float, high: float) -> None:
     """Raises ValueError if a known scalar lies outside [low, high]."""
-    if known(value):
+    if is_concrete(value):
         require(bool(low <= value <= high), name, value, f"between {low} and {high}")
 
 

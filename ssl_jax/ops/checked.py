@@ -30,7 +30,7 @@ from jax.typing import ArrayLike
 from jaxtyping import AbstractArray, Array, Float
 
 from ssl_jax.ops import devices
-from ssl_jax.ops.arguments import known, require
+from ssl_jax.ops.arguments import is_concrete, require
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _check(name: str, value, hint, axes: "Axes"):
             shape = np.shape(value)
             require(shape == (), name, f"an array of shape {shape}", "a scalar")
             for must in parts[1:]:
-                fits = not known(value) or bool(must.test(np.asarray(value)))
+                fits = not is_concrete(value) or bool(must.test(np.asarray(value)))
                 require(fits, name, value, must.be)
     return value
 

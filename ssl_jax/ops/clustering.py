@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Integer, Key
 
 from ssl_jax.ops import devices
-from ssl_jax.ops.arguments import known, require, require_inside
+from ssl_jax.ops.arguments import is_concrete, require, require_inside
 from ssl_jax.ops.checked import Count, Must, NotNegative, Positive, checked
 from ssl_jax.ops.numerics import Precision, log_sum_exp, product, sharpen, wide
 from ssl_jax.ops.transport import scale_rows
@@ -203,7 +203,7 @@ def _seeds(seeds, batch: tuple, count: int, num_clusters: int):
     expected = f"{[*shape]}, num_clusters tokens per image"
     require(seeds.shape == shape, "the shape of seeds", seeds.shape, expected)
     require_inside("an index in seeds", seeds, "tokens", count)
-    if known(seeds):
+    if is_concrete(seeds):
         distinct = bool(np.all(np.diff(np.sort(np.asarray(seeds), axis=-1)) > 0))
         require(distinct, "an index in seeds", "repeated", "distinct within an image")
     return seeds.astype(jnp.int32)

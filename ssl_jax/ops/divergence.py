@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ssl_jax.ops.arguments import known, require
+from ssl_jax.ops.arguments import is_concrete, require
 from ssl_jax.ops.checked import Positive, checked
 from ssl_jax.ops.numerics import sharpen, wide
 
@@ -124,7 +124,7 @@ def volume_regularizer(
     dtype = mean_probs.dtype
     if prior is None:
         prior = jnp.asarray(1 / mean_probs.shape[-1], dtype)
-    elif known(prior):
+    elif is_concrete(prior):
         lowest = np.asarray(prior).min()
         require(bool(lowest > 0), "the lowest entry of prior", lowest, "above 0")
     prior = jnp.broadcast_to(prior.astype(dtype), mean_probs.shape)

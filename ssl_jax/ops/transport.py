@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from ssl_jax.ops.arguments import known, require
+from ssl_jax.ops.arguments import is_concrete, require
 from ssl_jax.ops.checked import Count, Positive, checked
 from ssl_jax.ops.numerics import log_sum_exp, product, sharpen, wide
 
@@ -101,7 +101,7 @@ def _check_marginals(a, b) -> None:
     """Raises ValueError for known marginals below 0 or of different sums."""
     sums = []
     for name, marginal in (("a", a), ("b", b)):
-        if known(marginal):
+        if is_concrete(marginal):
             values = np.asarray(1.0 if marginal is None else marginal, np.float64)
             low = np.min(values, initial=0)
             require(bool(low >= 0), f"the least entry of {name}", low, "at least 0")

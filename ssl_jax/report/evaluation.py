@@ -34,7 +34,7 @@ class Evaluation:
         self.config = config
         # An Encoder that gets the weights; None: that of the config's method.
         self.network: Encoder | None = None
-        self.tasks = tuple(evals.chosen(config, tasks))
+        self.tasks = tuple(evals.selected(config, tasks))
         # Of the network last scored, until its pictures are drawn.
         self._trained: dict[str, evals.Case] = {}
 
@@ -48,13 +48,13 @@ class Evaluation:
         _ = self.sources
 
     def __call__(
-        self, params: Any, constants: Any = None, *, drawn: bool = False
+        self, params: Any, constants: Any = None, *, draw_next: bool = False
     ) -> dict[str, float]:
         """All scores of a network with these weights (the teacher's or the student's tree).
 
-        drawn: whether `draw` is called next: it then finds the features."""
+        draw_next: whether `draw` is called next: it then finds the features."""
         cases = self._cases(self._encoder(params, constants))
-        self._trained = cases if drawn else {}
+        self._trained = cases if draw_next else {}
         return evals.run(cases)
 
     def _encoder(self, params, constants):
@@ -78,7 +78,7 @@ class Evaluation:
         first: gets the scores of `params`, which are worked out first.
         """
         with progress.part("the trained network"):
-            trained = self(params, constants, drawn=True)
+            trained = self(params, constants, draw_next=True)
         if first is not None:
             first(trained)
         if not self.config.evals.baselines:
@@ -106,7 +106,7 @@ class Evaluation:
         """{score: test images that could be read} of the scores that are shares of them."""
         return {
             registry.score_name(name, c.type, c.type): self.sources[name][1].readable()
-            for name, c in evals.chosen(self.config, self.tasks).items()
+            for name, c in evals.selected(self.config, self.tasks).items()
             if evals.TYPES[c.type].share
         }
 
@@ -170,7 +170,7 @@ class Evaluation:
         if not side:
             return self._trained or self._cases(encoder)
         larger = ConfigDict(self.config.to_dict())
-        sections = evals.chosen(larger, self.tasks)
+        sections = evals.selected(larger, self.tasks)
         names = [n for n in sections if not evals.TYPES[sections[n].type].trains]
         for section in (sections[name] for name in names):
             section.data.size, section.crop = side, 0

@@ -1,7 +1,6 @@
 """Several processes as one run: how they find each other, that they agree, and who is silent."""
 
 import contextlib
-import faulthandler
 import hashlib
 import json
 import math
@@ -12,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from typing import Any, TextIO
+from typing import Any
 
 import jax
 import numpy as np
@@ -182,7 +181,7 @@ def agree(facts: Mapping[str, object]) -> None:
         return
     names = sorted(facts)
     # The names first: two versions of the package may not have the same.
-    head = everywhere(_digest(names))
+    head = gather_array(_digest(names))
     mine = jax.process_index()
     if (head != head[0]).any():
         differing = np.flatnonzero((head != head[0]).any(axis=1)).tolist()
@@ -190,7 +189,7 @@ def agree(facts: Mapping[str, object]) -> None:
             f"processes {differing} and process 0 run different versions of the package or of the"
             " config's method; install the same version everywhere"
         )
-    values = everywhere(np.stack([_digest(facts[name]) for name in names]))
+    values = gather_array(np.stack([_digest(facts[name]) for name in names]))
     differs = (values != values[0]).any(axis=-1)  # [processes, names]
     if not differs.any():
         return
@@ -208,15 +207,15 @@ def _digest(value: object) -> np.ndarray:
 
 
 def share(indices: np.ndarray) -> np.ndarray:
-    """This process's part of the records to be read; `joined` puts the results together."""
+    """This process's part of the records to be read; `gather_rows` puts the results together."""
     return np.array_split(indices, jax.process_count())[jax.process_index()]
 
 
-def joined(rows: np.ndarray) -> np.ndarray:
+def gather_rows(rows: np.ndarray) -> np.ndarray:
     """The rows [n, ...] of all processes, one process after the other; n may differ."""
     if jax.process_count() == 1:
         return rows
-    counts = everywhere(np.asarray([len(rows)]))[:, 0]
+    counts = gather_array(np.asarray([len(rows)]))[:, 0]
     width = max(1, rows.dtype.itemsize * math.prod(rows.shape[1:]))  # also where there are none
     step = max(1, min(_SENT // (width * jax.process_count()), counts.max()))
     parts: list[list[np.ndarray]] = [[] for _ in counts]
@@ -224,12 +223,12 @@ def joined(rows: np.ndarray) -> np.ndarray:
         mine = rows[start : start + step]
         padded = np.zeros((step, *rows.shape[1:]), rows.dtype)
         padded[: len(mine)] = mine
-        for process, part in enumerate(everywhere(padded)):
+        for process, part in enumerate(gather_array(padded)):
             parts[process].append(part[: max(0, counts[process] - start)])
     return np.concatenate([np.concatenate(part) for part in parts])
 
 
-def everywhere(value: np.ndarray) -> np.ndarray:
+def gather_array(value: np.ndarray) -> np.ndarray:
     """[processes, ...] of an array that every process has one of, in one shape and type."""
     from jax.experimental import multihost_utils
 
@@ -239,15 +238,15 @@ def everywhere(value: np.ndarray) -> np.ndarray:
     return gathered.view(value.dtype).reshape(-1, *value.shape)
 
 
-def told(value: Any) -> list:
+def gather_json(value: Any) -> list:
     """[value of each process], of values that JSON knows."""
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    lengths = everywhere(np.asarray([len(text)]))[:, 0]
+    lengths = gather_array(np.asarray([len(text)]))[:, 0]
     padded = np.zeros(lengths.max(), np.uint8)
     padded[: len(text)] = text
-    parts = zip(everywhere(padded), lengths, strict=True)
+    parts = zip(gather_array(padded), lengths, strict=True)
     return [json.loads(part[:length].tobytes()) for part, length in parts]
 
 
@@ -259,47 +258,3 @@ def local(tree: Any) -> Any:
     from jax.experimental import multihost_utils
 
     return multihost_utils.process_allgather(tree, tiled=True)
-
-
-class Watchdog:
-    """Says where a process hangs: in a collective that another one never joined, for example.
-
-        watchdog = Watchdog(seconds=600)
-        watchdog.phase("step 12")        # something happened, and this comes next
-
-    When a phase lasts longer than that, its name, the process and where each of its threads stands
-    go to stderr; again after twice the time, and so on. A compilation is only named. 0 seconds:
-    never.
-    """
-
-    def __init__(self, seconds: float, stream: TextIO | None = None):
-        self._seconds, self._stream = seconds, stream or sys.stderr
-        self._name, self._since, self._compiling = "start", time.monotonic(), False
-        self._ended = threading.Event()
-        if seconds:
-            threading.Thread(target=self._watch, daemon=True).start()
-
-    def phase(self, name: str, *, compiling: bool = False) -> None:
-        self._name, self._since, self._compiling = name, time.monotonic(), compiling
-
-    def close(self) -> None:
-        self._ended.set()
-
-    def _watch(self) -> None:
-        warned, limit = 0.0, self._seconds
-        while not self._ended.wait(min(1.0, self._seconds / 4)):
-            since, silent = self._since, time.monotonic() - self._since
-            if since != warned:
-                limit = self._seconds
-            if silent > limit:
-                warned, limit = since, 2 * limit
-                compiling = self._compiling
-                what = (
-                    f"still {self._name} after {silent:.0f} s; large networks take many minutes"
-                    if compiling
-                    else f"no progress for {silent:.0f} s in: {self._name}"
-                )
-                where = f"process {jax.process_index()} of {jax.process_count()}"
-                print(f"{where}: {what}", file=self._stream, flush=True)
-                if not compiling:
-                    faulthandler.dump_traceback(file=self._stream)

@@ -41,7 +41,7 @@ class Stop:
     """
 
     def __init__(self, whole: bool):
-        self.told = self.agreed = False
+        self.received = self.agreed = False
         self.patience = PATIENCE
         # Called before the process is ended from outside the main thread: to restore a terminal.
         self.leaving: list[Callable[[], None]] = []
@@ -54,27 +54,27 @@ class Stop:
         """Notes that nothing is unsaved from here on: a signal raises Interrupted, also one that
         came before."""
         self._idle = True
-        if self.told and not self._raised:
+        if self.received and not self._raised:
             self._raise()
 
     def busy(self) -> None:
-        """Lets a signal only set `told` from here on."""
+        """Lets a signal only set `received` from here on."""
         self._idle = False
 
-    def over(self) -> None:
+    def finish(self) -> None:
         """Ends the process after a signal within `patience`, as nothing is left to do, whatever
         else it waits for, as Python does for the threads of a reader that hangs."""
-        if self._whole and self.told and not self._over:
+        if self._whole and self.received and not self._over:
             self._over = True
             self._end_later()
 
-    def unless_told(self, work: Callable[[], None], answer: str) -> None:
+    def run_interruptible(self, work: Callable[[], None], answer: str) -> None:
         """Runs `work`, such as an evaluation, and leaves it when a signal comes or came; then
         `agreed` is set, for the loop to save the step and stop, as `answer` says. For one process:
         several must stay together."""
         self._skipping, self._idle = answer, True
         try:
-            if self.told:
+            if self.received:
                 self._raise()
             work()
         except Interrupted:
@@ -82,20 +82,20 @@ class Stop:
         finally:
             self._idle, self._raised, self._skipping = False, False, ""
 
-    def tell(self, batch: dict) -> dict:
+    def mark(self, batch: dict) -> dict:
         """Adds this process's mark to a batch."""
         import numpy as np  # here, so that signals are handled before anything large is imported
 
-        return {**batch, "stop": np.full(len(batch["index"]), self.told)}
+        return {**batch, "stop": np.full(len(batch["index"]), self.received)}
 
-    def hear(self, metrics: dict) -> None:
+    def read_mark(self, metrics: dict) -> None:
         self.agreed |= bool(metrics.pop("stop"))
 
     def handle(self, number: int, frame: types.FrameType | None) -> None:
         """Handles a signal, in the main thread: between two lines of Python, so perhaps late."""
-        again = self.told and number == signal.SIGINT
-        if not self.told:
-            self.told, self._answer = True, self._what_happens(number)
+        again = self.received and number == signal.SIGINT
+        if not self.received:
+            self.received, self._answer = True, self._what_happens(number)
             self._decided.set()
         if again and not self._whole:
             raise KeyboardInterrupt
@@ -195,7 +195,7 @@ def listening(*, whole: bool = False) -> Iterator[Stop]:
         yield stop
     finally:
         _current = None
-        stop.over()
+        stop.finish()
         stop.busy()
         signal.set_wakeup_fd(woken)
         for number, handler in before.items():

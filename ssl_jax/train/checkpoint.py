@@ -115,7 +115,7 @@ class Checkpoints:
             self._manager.check_for_errors()
             if step != self._manager.latest_step():
                 tree = state._asdict()
-                meta = {**meta, _SUMS: checksums.of(tree)}
+                meta = {**meta, _SUMS: checksums.by_array(tree)}
                 args = ocp.args.Composite(
                     state=ocp.args.StandardSave(tree),
                     meta=ocp.args.JsonSave({**meta, _DIGEST: _digest(meta)}),
@@ -165,7 +165,7 @@ class Checkpoints:
                 f" weights with --config.init_from={self.folder.parent}: {damage.first_line(error)}"
             ) from error
         with self._damage_named(step, meta):
-            damage.compare(checksums.of(tree), meta.get(_SUMS))
+            damage.compare(checksums.by_array(tree), meta.get(_SUMS))
         return TrainState(**tree)
 
     def check(self, step: int) -> int:
@@ -235,7 +235,7 @@ class Checkpoints:
                         item=targets, restore_args=arguments, partial_restore=True
                     ),
                 )
-            damage.compare(checksums.of(tree), meta.get(_SUMS))
+            damage.compare(checksums.by_array(tree), meta.get(_SUMS))
         return {name: _stacked(x) if name in _NETWORKS else x for name, x in tree.items()}
 
     def wait(self) -> None:

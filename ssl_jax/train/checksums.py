@@ -11,7 +11,7 @@ import numpy as np
 _SEEDS = (0x243F6A88, 0x85A308D3)  # of two sums of 32 bits: any two, here the first digits of pi
 
 
-def of(tree: Any) -> dict[str, str]:
+def by_array(tree: Any) -> dict[str, str]:
     """{path: 16 hexadecimal digits} of a pytree of arrays, on one device or sharded over many.
 
     Each element's bits are mixed with its place and added up as integers, so that neither the order

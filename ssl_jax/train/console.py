@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ssl_jax.runtime import distributed, progress
+from ssl_jax.runtime.watchdog import Watchdog
 from ssl_jax.train import log, step
 from ssl_jax.train.eta import Eta
 
@@ -67,7 +68,7 @@ class Console:
         self._speaker: threading.Thread | None = None
 
     def __enter__(self) -> "Console":
-        self._watchdog = distributed.Watchdog(self._run.config.log.silent_seconds)
+        self._watchdog = Watchdog(self._run.config.log.silent_seconds)
         if not self._first:
             return self
         terminal = Terminal()

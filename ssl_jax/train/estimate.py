@@ -200,7 +200,7 @@ def seconds(
     machine: Machine,
     devices: int,
     *,
-    held: float = 0.0,
+    state_bytes: float = 0.0,
     simulated: bool = False,
 ) -> dict[str, float]:
     """{"compute", "memory", "communication": seconds a step}.
@@ -208,8 +208,8 @@ def seconds(
     Memory: of what the kernels read and write; of a simulated device, which has none, of reading
     and writing the state once. What products read and write (`program.moved`) may stay on the chip.
 
-    held: bytes of the state on a device. simulated: compiled for a CPU, which multiplies float32 as
-    it is where `machine` takes three passes (`ops.numerics.precision_of`).
+    state_bytes: bytes of the state on a device. simulated: compiled for a CPU, which multiplies
+    float32 as it is where `machine` takes three passes (`ops.numerics.precision_of`).
     """
     alike = {"f32 exact": "f32 x3"} if simulated else {}
     compute = sum(
@@ -225,6 +225,6 @@ def seconds(
         total += parts.get(one.kind, share) * one.bytes * one.times
     return {
         "compute": compute,
-        "memory": (of_one.traffic() or 2 * held) / (machine.memory_rate * machine.reached),
+        "memory": (of_one.traffic() or 2 * state_bytes) / (machine.memory_rate * machine.reached),
         "communication": total / machine.link_rate,
     }

@@ -20,8 +20,8 @@ class Evaluation(Protocol):
     def open(self) -> None:
         """Opens the data sets. Raises InputError where one cannot be opened."""
 
-    def __call__(self, params: Any, constants: Any = None, *, drawn: bool = False) -> Scores:
-        """Computes all scores of these weights. drawn: whether `draw` follows."""
+    def __call__(self, params: Any, constants: Any = None, *, draw_next: bool = False) -> Scores:
+        """Computes all scores of these weights. draw_next: whether `draw` follows."""
 
     def compare(self, params: Any, constants: Any = None) -> Mapping[str, Scores]:
         """Computes {row: scores}, see `evals.registry.ROWS`."""

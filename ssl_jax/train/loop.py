@@ -56,7 +56,7 @@ def _train(
         distributed.agree(_facts(run))
     with console.phase("opening the evaluation data"):
         evaluation.open()  # a wrong folder shows here, not after the training
-    existed = distributed.told(workdir.is_dir())[0]
+    existed = distributed.gather_json(workdir.is_dir())[0]
     if existed:
         _lock(workdir, console, cleanup)
     with console.phase("reading the newest checkpoint"):
@@ -89,7 +89,7 @@ def _train(
         assert saved is not None
         finished = begin == total and extension.is_reported(workdir, run.config)
         _record_run(workdir, run, begin, console)
-        if all(distributed.told(finished)):
+        if all(distributed.gather_json(finished)):
             console.say("this run is complete, and its report is written")
             console.close(workdir, bool(evaluation.tasks))
             return EXIT_DONE
@@ -99,7 +99,7 @@ def _train(
             steps = Steps(run, workdir, saved, current, evaluation, console, signals, source)
             return steps.run(batches, batch)
     finally:
-        signals.over()
+        signals.finish()
         batches.close()
 
 
@@ -122,7 +122,7 @@ def _lock(workdir: Path, console: Console, cleanup: contextlib.ExitStack) -> Non
                 taken.take()
         except InputError as error:
             refused = str(error)
-    if refused := "".join(distributed.told(refused)):
+    if refused := "".join(distributed.gather_json(refused)):
         raise InputError(refused)
 
 

@@ -30,7 +30,7 @@ def check(abstract: TrainState, devices: Sequence[jax.Device], images: int = 0) 
     """
     leaves, _ = jax.tree_util.tree_flatten_with_path(abstract._asdict())
     sizes = {jax.tree_util.keystr(p, simple=True, separator="/"): _bytes(x) for p, x in leaves}
-    needed, limit = sum(sizes.values()), of(devices)
+    needed, limit = sum(sizes.values()), capacity(devices)
     if limit is None or needed + images <= limit:
         return
     if images and needed <= limit:
@@ -49,7 +49,7 @@ def check(abstract: TrainState, devices: Sequence[jax.Device], images: int = 0) 
     )
 
 
-def of(devices: Sequence[jax.Device]) -> float | None:
+def capacity(devices: Sequence[jax.Device]) -> float | None:
     """Bytes that each of these devices has; None where nothing says so. Simulated devices share
     the machine's memory."""
     reported = (devices[0].memory_stats() or {}).get("bytes_limit")

@@ -80,20 +80,20 @@ class Steps:
         with contextlib.closing(self._tracked), contextlib.closing(self._profiler):
             if self._at < total:
                 assert batch is not None
-                train_step = self._compiled([signals.tell(batch)])
+                train_step = self._compiled([signals.mark(batch)])
                 # At the start, and of a run that was stopped during this evaluation.
                 missing = self._is_due(self._eval_every) and self._scores.newest < self._at
-                if distributed.told(missing)[0]:
+                if distributed.gather_json(missing)[0]:
                     self._evaluate()
             console.begin(self._at)
             signals.busy()
             read = [] if batch is None else [batch]
             while self._at < total:
-                self._step(train_step, [signals.tell(one) for one in read])
+                self._step(train_step, [signals.mark(one) for one in read])
                 read = self._next(batches)
                 self._log()
                 if self._is_due(self._eval_every) and self._at < total and self._refused is None:
-                    self._evaluate_unless_told()
+                    self._evaluate_interruptibly()
                 if (
                     self._at == total
                     or signals.agreed
@@ -106,7 +106,8 @@ class Steps:
                     return self._leave()
             with console.phase("saving the last checkpoint"):
                 self._save(whole=True)
-            signals.told = any(distributed.told(signals.told))  # all make the report, or none
+            # All make the report, or none.
+            signals.received = any(distributed.gather_json(signals.received))
             signals.idle()
             self._report()
         console.close(self._workdir, bool(self._evaluation.tasks))
@@ -155,19 +156,19 @@ class Steps:
         def work():
             count = self._length.after(self._at)
             if self._most > 1:  # clocks differ
-                count = distributed.told(count)[0]
+                count = distributed.gather_json(count)[0]
             for _ in range(count):
                 read.append(console.waiting(lambda: next(batches)))
 
         try:
             if self._at < self._total and jax.process_count() == 1:
-                signals.unless_told(work, "saving after this step")
+                signals.run_interruptible(work, "saving after this step")
             elif self._at < self._total:
                 work()
         except InputError as error:
             self._refuse(error)
         if jax.process_count() == 1:
-            signals.agreed |= signals.told  # nobody else to be told
+            signals.agreed |= signals.received  # no other process to inform
         return read
 
     def _refuse(self, error: InputError) -> None:
@@ -186,7 +187,7 @@ class Steps:
         while self._in_flight and (len(self._in_flight) > 1 or due or signals.agreed):
             end, count, metrics = self._in_flight.popleft()
             for done, one in self._apart(end, count, metrics):
-                signals.hear(one)
+                signals.read_mark(one)
                 self._guard.check(done, one)
                 self._console.finished(done, one)
                 if done % config.log.every_steps == 0 or done == self._total:
@@ -208,20 +209,20 @@ class Steps:
         """Whether what is done every so many steps (0 = never) comes after this one."""
         return bool(every) and self._at % every == 0
 
-    def _evaluate_unless_told(self) -> None:
+    def _evaluate_interruptibly(self) -> None:
         if jax.process_count() > 1:
             self._evaluate()
             return
         try:
             leaves = f"leaving the evaluation, saving step {self._at}"
-            self._signals.unless_told(self._evaluate, leaves)
+            self._signals.run_interruptible(self._evaluate, leaves)
         except InputError as error:  # an image is broken since the evaluation before
             self._refuse(error)
 
     def _evaluate(self) -> None:
         at, console, pictures = self._at, self._console, self._config.log.tracked_pictures
         with console.phase(f"evaluating at step {at}") as took:
-            scores = self._evaluation(*self._network(), drawn=pictures)
+            scores = self._evaluation(*self._network(), draw_next=pictures)
             self._score(scores)
             if pictures and distributed.is_first():
                 folder = self._workdir / "pictures"

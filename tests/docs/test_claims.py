@@ -70,7 +70,7 @@ def configs():
 def test_every_variant_can_be_planned_with_its_scores():
     for name, config in configs().items():
         assert api.prepare(config).config.run.total_steps > 0, name
-        chosen = evals.chosen(config).keys()
+        chosen = evals.selected(config).keys()
         assert {"knn", "linear", "dense"} <= chosen, name
         rebuilds = config.method == "stellar" and config.stellar.weights.reconstruction > 0
         assert rebuilds or "psnr" not in chosen, name

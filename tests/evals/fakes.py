@@ -83,7 +83,7 @@ class _Given(Case):
 
     parts: Any = None
 
-    def part(self, name, tokens="image", layers=1):
+    def features(self, name, tokens="image", layers=1):
         return self.parts[name]
 
 

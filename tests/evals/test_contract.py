@@ -128,7 +128,7 @@ def test_devices_and_batches_change_no_score(type, scored, alone, monkeypatch):
     assert many.keys() == one.keys()
     assert many[type] == pytest.approx(one[type], abs=_TOLERANCE.get(type, _OTHERS))
     if type == "yolos":  # whose score is 0 after these few steps
-        found = (c.extracted[c.own(type)][0] for c in (scored(type)[0], alone[type]))
+        found = (c.extracted[c.key_of(type)][0] for c in (scored(type)[0], alone[type]))
         chex.assert_trees_all_close(*found, atol=1e-3)
 
 

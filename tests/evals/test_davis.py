@@ -79,7 +79,7 @@ def test_scores_of_features_that_match_and_of_noise():
     with pytest.raises(InputError, match="video 0.*record/2"):  # which cannot be read
         evals.TYPES["davis"].run(_case(Videos(5, broken=[2])))
     # objects of all videos count alike, however long
-    videos = case.extracted[case.own("davis")].values()
+    videos = case.extracted[case.key_of("davis")].values()
     parts = [video.measure(v.truth, v.predicted)[0].j for v in videos]
     assert scores["davis_j"] == pytest.approx(100 * np.mean(parts))
 
@@ -93,7 +93,7 @@ def test_frames_are_resized_for_the_network_and_masks_come_back_at_their_own_siz
 
     case = _case(source, seen, short_side=32, multiple=8)
     evals.TYPES["davis"].run(case)
-    (followed,) = case.extracted[case.own("davis")].values()
+    (followed,) = case.extracted[case.key_of("davis")].values()
     assert shapes == [(2, 32, 40, 3)] * 2
     assert followed.predicted.shape == followed.truth.shape == (4, 64, 88)
     np.testing.assert_array_equal(followed.predicted[0], followed.truth[0])

@@ -6,7 +6,7 @@ import pytest
 from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Masked
-from ssl_jax.features.telling import subset
+from ssl_jax.features.monitored import subset
 from ssl_jax.scores import metrics, segmentation
 from tests.evals import fakes
 

@@ -78,10 +78,10 @@ def test_sections_are_complete_locked_and_keep_their_defaults():
 
 
 def test_all_or_some_or_none_are_run(config):
-    assert list(evals.chosen(config)) == ["dense", "knn", "linear"]
+    assert list(evals.selected(config)) == ["dense", "knn", "linear"]
     config.evals.tasks = ("linear", "dense")
-    assert list(evals.chosen(config)) == ["linear", "dense"]
-    assert evals.chosen(config, ()) == {} and len(evals.chosen(config, ("all",))) == 3
+    assert list(evals.selected(config)) == ["linear", "dense"]
+    assert evals.selected(config, ()) == {} and len(evals.selected(config, ("all",))) == 3
 
 
 def test_keys_follow_the_evaluations_of_a_config_which_is_stored_with_them(config):
@@ -100,7 +100,9 @@ def test_keys_follow_the_evaluations_of_a_config_which_is_stored_with_them(confi
 def test_a_type_from_outside_is_configured_run_and_shown(config, types):
     evals.register(
         "mean",
-        lambda case, settings: {"mean": settings.scale * float(case.features()[1].image.mean())},
+        lambda case, settings: {
+            "mean": settings.scale * float(case.both_features()[1].image.mean())
+        },
         dataclasses.make_dataclass(
             "Scale", [("scale", float, field(2.0, "factor", above=0))], frozen=True
         ),
@@ -147,7 +149,7 @@ def test_three_rows_in_order_and_baselines_only_where_named(config, types, monke
     monkeypatch.setattr(evaluation.state, "initial_weights", lambda method, seed: np.float32(1))
     evals.register(
         "scale",
-        lambda case, _: {"scale": float(np.abs(case.features()[1].image).mean())},
+        lambda case, _: {"scale": float(np.abs(case.both_features()[1].image).mean())},
         baselines=("untrained network",),
     )
     evals.add(config, "scale", **IMAGES)

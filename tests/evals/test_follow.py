@@ -30,7 +30,7 @@ def own(config, folder, **data):
 
 def settled(config, given=()):
     settings.validate(config, 1)
-    return evals.settle(config, make_source(config.data), given)
+    return evals.fit_to_data(config, make_source(config.data), given)
 
 
 def write(root, *places, count=10):
@@ -89,7 +89,7 @@ def test_images_beside_classes_and_a_part_without_one_of_them(config, tmp_path):
     assert (len(train), train.num_classes, train.unlabelled) == (7, 3, [0])
     assert [test[i]["label"] for i in range(5)] == [-1, 1, 1, 2, 2]  # as in training
     case = evals.Case(None, result.evals.knn, train, test)
-    assert case.chosen("train")[1].tolist() == [1, 2, 3, 4, 5, 6]
+    assert case.records("train")[1].tolist() == [1, 2, 3, 4, 5, 6]
     write(tmp_path, "Testing/d", count=1)
     with pytest.raises(InputError, match="evals.knn.*Testing has d"):
         evals.sources(result)

@@ -175,5 +175,5 @@ def test_figures_call_classes_by_the_names_of_their_source(config):
     right = evals.run({"knn": cases["knn"]})["knn"]
     classes = evals.TYPES["knn"].figures(cases["knn"])["knn_classes"]
     assert classes.names == tuple(f"photograph {i}" for i in range(17))
-    shares = classes.values[cases["knn"].part("test").labels]
+    shares = classes.values[cases["knn"].features("test").labels]
     assert 100 * np.mean(shares) == pytest.approx(right)

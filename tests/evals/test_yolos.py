@@ -126,7 +126,7 @@ def test_a_run_is_scored_and_drawn(encoder):
     scores = evals.TYPES["yolos"].run(case)
     assert set(scores) >= {"yolos", "yolos_ap50", "yolos_ap75", "yolos_small"}
     assert all(0 <= value <= 100 for value in scores.values())
-    predicted, true, kept = case.extracted[case.own("yolos")]
+    predicted, true, kept = case.extracted[case.key_of("yolos")]
     assert kept == [0, 1, 2] and len(predicted) == 3
     for found, wanted, index in zip(predicted, true, kept):
         np.testing.assert_array_equal(wanted.boxes, Squares(4)[index]["boxes"])

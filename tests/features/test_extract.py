@@ -8,8 +8,8 @@ import pytest
 
 from ssl_jax.config import InputError
 from ssl_jax.features import extract, store, windows
+from ssl_jax.features.monitored import subset
 from ssl_jax.features.pixels import Pixels, area_weights, raw_pixels
-from ssl_jax.features.telling import subset
 from tests.evals import fakes
 
 

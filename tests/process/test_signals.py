@@ -35,32 +35,32 @@ def test_an_idle_run_is_left_and_a_busy_one_is_told(capfd):
         with pytest.raises(stop.Interrupted):
             send(signal.SIGTERM)
         assert answered(capfd, "SIGTERM: ")
-    with stop.listening() as asked:
-        asked.busy()
+    with stop.listening() as signals:
+        signals.busy()
         send(signal.SIGINT)
-        assert asked.told and not asked.agreed and answered(capfd, "SIGINT: ")
+        assert signals.received and not signals.agreed and answered(capfd, "SIGINT: ")
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
-    with stop.listening() as asked:
-        asked.busy()
+    with stop.listening() as signals:
+        signals.busy()
         send(signal.SIGUSR1)
         send(signal.SIGTERM)  # sent again by impatient schedulers: nothing more happens
         with pytest.raises(stop.Interrupted):
-            asked.idle()  # of a signal that came before
+            signals.idle()  # of a signal that came before
 
 
 def test_an_evaluation_is_left_out_and_its_step_saved(capfd):
-    with stop.listening() as asked:
-        asked.busy()
+    with stop.listening() as signals:
+        signals.busy()
         reached = []
 
         def evaluate():
             send(signal.SIGINT)
             reached.append("the end")
 
-        asked.unless_told(evaluate, "saving step 50")
-        assert asked.agreed
-        asked.unless_told(lambda: reached.append("begun"), "saving step 51")
+        signals.run_interruptible(evaluate, "saving step 50")
+        assert signals.agreed
+        signals.run_interruptible(lambda: reached.append("begun"), "saving step 51")
         assert not reached  # told before
         assert answered(capfd, "saving step 50")
         send(signal.SIGTERM)  # busy again: nothing is raised
@@ -69,12 +69,12 @@ def test_an_evaluation_is_left_out_and_its_step_saved(capfd):
 def test_handlers_are_restored_and_the_inner_block_is_the_outer_one():
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     before = [signal.getsignal(n) for n in numbers]
-    with stop.listening() as asked, stop.listening() as inner:
-        assert inner is asked
-        assert signal.getsignal(signal.SIGTERM) == asked.handle
+    with stop.listening() as signals, stop.listening() as inner:
+        assert inner is signals
+        assert signal.getsignal(signal.SIGTERM) == signals.handle
     assert before == [signal.getsignal(n) for n in numbers]
     with ThreadPoolExecutor() as pool:  # where Python has no signals, a run still works
-        assert pool.submit(lambda: stop.listening().__enter__().told).result() is False
+        assert pool.submit(lambda: stop.listening().__enter__().received).result() is False
 
 
 def test_a_signal_while_garbage_is_collected_is_not_forgotten(capfd):
@@ -88,11 +88,11 @@ def test_a_signal_while_garbage_is_collected_is_not_forgotten(capfd):
 
     gc.callbacks.append(collected)
     try:
-        with stop.listening() as asked:
+        with stop.listening() as signals:
             gc.collect()
-            assert asked.told and sent
+            assert signals.received and sent
             with pytest.raises(stop.Interrupted):  # at the next place where it can be
-                asked.idle()
+                signals.idle()
     finally:
         gc.callbacks.remove(collected)
     assert "Traceback" not in capfd.readouterr().err
@@ -110,8 +110,8 @@ COMPUTE = 'hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)'
 BLOCKED = """
 import hashlib, time
 from ssl_jax.runtime import stop
-with stop.listening(whole=True) as asked:
-    asked.{state}()
+with stop.listening(whole=True) as signals:
+    signals.{state}()
     print("ready", flush=True)
     {work}
 """

@@ -194,7 +194,7 @@ NO_DAMAGE += map(ValueError, ("UNAVAILABLE: the file system", "Invalid file path
 @pytest.mark.parametrize("error", NO_DAMAGE)
 def test_what_is_no_fault_of_a_checkpoint_is_no_damage(error, run, copy, monkeypatch):
     """It would be moved out of the way."""
-    monkeypatch.setattr(checksums, "of", mock.Mock(side_effect=error))
+    monkeypatch.setattr(checksums, "by_array", mock.Mock(side_effect=error))
     with opened(copy) as saved, pytest.raises(InputError, match="checkpoints/4") as raised:
         saved.restore(4, run.abstract)
     assert not isinstance(raised.value, checkpoint.Damaged)
@@ -244,10 +244,12 @@ def test_what_is_deleted_while_it_is_written_is_saved_anew(written, tmp_path, ca
 
 def test_checksums_see_place_and_every_bit():
     numbers = jnp.arange(12, dtype=jnp.float32).reshape(3, 4)
-    first = checksums.of({"a": numbers})
-    assert first == checksums.of({"a": numbers}) and len(first["a"]) == 16
+    first = checksums.by_array({"a": numbers})
+    assert first == checksums.by_array({"a": numbers}) and len(first["a"]) == 16
     for other in (numbers.at[2, 3].add(1e-6), numbers[::-1], numbers.T, -numbers):
-        assert checksums.of({"a": other}) != first
+        assert checksums.by_array({"a": other}) != first
     for dtype in (bool, "int8", "bfloat16", "int32", "uint32"):
-        assert checksums.of([numbers.astype(dtype)]) != checksums.of([numbers[::-1].astype(dtype)])
-    assert checksums.of(jax.random.key(0)) != checksums.of(jax.random.key(1))
+        assert checksums.by_array([numbers.astype(dtype)]) != checksums.by_array(
+            [numbers[::-1].astype(dtype)]
+        )
+    assert checksums.by_array(jax.random.key(0)) != checksums.by_array(jax.random.key(1))

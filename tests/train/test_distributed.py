@@ -13,12 +13,13 @@ import pytest
 
 from ssl_jax.config import InputError
 from ssl_jax.runtime import distributed, stop
+from ssl_jax.runtime.watchdog import Watchdog
 
 
 def watched(seconds, tmp_path, limit=0.2, **phase):
     """The lines that a watchdog writes of a phase that takes so long."""
     with open(tmp_path / "said.txt", "w+") as stream:  # faulthandler writes to a file alone
-        watchdog = distributed.Watchdog(limit, stream)
+        watchdog = Watchdog(limit, stream)
         watchdog.phase("making pictures", **phase)
         time.sleep(seconds)
         watchdog.close()
@@ -64,8 +65,8 @@ def left(monkeypatch):
 def test_the_first_process_told_to_stop_leaves_after_the_others(index, left, monkeypatch):
     """Were it gone before them, they would be aborted while they end."""
     monkeypatch.setattr(jax, "process_index", lambda: index)
-    with stop.listening() as asked, pytest.raises(SystemExit), distributed.together():
-        patience = asked.patience
+    with stop.listening() as signals, pytest.raises(SystemExit), distributed.together():
+        patience = signals.patience
         raise stop.Interrupted
     waited, code = left
     assert code == stop.EXIT_PREEMPTED

@@ -23,7 +23,7 @@ class Scores:
     def open(self):
         pass
 
-    def __call__(self, params, constants=None, *, drawn=False):
+    def __call__(self, params, constants=None, *, draw_next=False):
         digest = hashlib.sha256(b"".join(np.asarray(x).tobytes() for x in jax.tree.leaves(params)))
         return {"bits": float(int(digest.hexdigest()[:12], 16))}
 

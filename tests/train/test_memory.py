@@ -26,18 +26,18 @@ def test_what_just_fits_passes_and_a_byte_more_does_not():
     memory.check(state, [Device("gpu", bytes_limit=needed)])
     with pytest.raises(InputError, match="fsdp"):
         memory.check(state, [Device("gpu", bytes_limit=needed - 1)])
-    assert memory.of([Device("tpu")]) is None
+    assert memory.capacity([Device("tpu")]) is None
     memory.check(state, [Device("tpu")])  # where nothing is known nothing is refused
 
 
 def test_simulated_devices_share_the_machine(monkeypatch, tmp_path):
-    one, eight = memory.of([Device("cpu")]), memory.of([Device("cpu")] * 8)
+    one, eight = memory.capacity([Device("cpu")]), memory.capacity([Device("cpu")] * 8)
     assert one == 8 * eight and one > 2**28
     (tmp_path / "max").write_text("1000\n")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path / "max")
-    assert memory.of([Device("cpu")]) == 1000
+    assert memory.capacity([Device("cpu")]) == 1000
     (tmp_path / "max").write_text("max\n")
-    assert memory.of([Device("cpu")]) == one
+    assert memory.capacity([Device("cpu")]) == one
 
 
 def test_shares_of_devices_are_counted():

@@ -80,7 +80,7 @@ def test_images_that_do_not_fit(monkeypatch):
     from ssl_jax.train import memory
 
     run = api.prepare(tiny.config("dino"))
-    monkeypatch.setattr(memory, "of", lambda devices: 2**30)
+    monkeypatch.setattr(memory, "capacity", lambda devices: 2**30)
     memory.check(run.abstract, jax.devices())
     with pytest.raises(InputError, match="data.cache"):
         memory.check(run.abstract, jax.devices(), images=2**30)

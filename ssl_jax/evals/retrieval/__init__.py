@@ -47,7 +47,7 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
 
 def _gallery(case: Case, settings: Settings) -> gallery.Gallery:
     make = gallery.benchmark if settings.ground_truth else gallery.labelled
-    return case.once("retrieval", lambda case: make(case, settings))
+    return case.cached("retrieval", lambda case: make(case, settings))
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:

@@ -64,7 +64,7 @@ def benchmark(case: Case, settings: Settings) -> Gallery:
 def labelled(case: Case, settings: Settings) -> Gallery:
     """The test images that can be read, each against all others. Raises InputError for one without
     a label, or labels that no two share."""
-    chosen = derived.share(case.chosen("test")[1], case.shared)
+    chosen = derived.share(case.records("test")[1], case.shared)
 
     def show(row, record):
         number, label = int(chosen[row]), record.get("label")
@@ -118,5 +118,5 @@ def _encoded(
         layers=settings.layers,
         batch_size=case.batch_size,
     )
-    sums, facts = derived.joined([sums, np.array(about, np.int64)], case.shared)
+    sums, facts = derived.gather_rows([sums, np.array(about, np.int64)], case.shared)
     return [np.asarray(normalize.on_device(sums)), facts]

@@ -73,7 +73,7 @@ def counts(
         for i, predicted in enumerate(one.predicted):
             total[i] += metrics.confusion(one.truth, predicted, num_classes=classes)
     if shared and jax.process_count() > 1:
-        total = distributed.everywhere(total.reshape(1, -1)).sum(axis=0).reshape(total.shape)
+        total = distributed.gather_array(total.reshape(1, -1)).sum(axis=0).reshape(total.shape)
     return total
 
 

@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 
 def outcome(case: Case, settings: Settings) -> Outcome:
     """Trains, selects the learning rate and counts the test pixels; once for each case."""
-    return case.once("segment", lambda case: _outcome(case, with_side(case, settings)))
+    return case.cached("segment", lambda case: _outcome(case, with_side(case, settings)))
 
 
 def _outcome(case: Case, settings: Settings) -> Outcome:
@@ -116,7 +116,7 @@ def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Reco
     named = settings.classes or (len(names) - (settings.ignored >= 0) if names else 0)
     train, test = (
         records.Records(
-            *case.chosen(name), crop=case.config.crop, ignored=settings.ignored, classes=named
+            *case.records(name), crop=case.config.crop, ignored=settings.ignored, classes=named
         )
         for name in ("train", "test")
     )

@@ -37,7 +37,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     )
     detector = train(case.network.encoder, train_records, classes, settings, case.seed)
     results = predict(detector, test_records, settings)
-    case.extracted[case.own("yolos")] = results
+    case.extracted[case.key_of("yolos")] = results
     predicted, true, _ = results
     if not any(len(image.boxes) for image in true):
         raise InputError(f"no test image of {case.test} has a box, so there is nothing to score")
@@ -56,7 +56,7 @@ def check(name: str, settings: Settings, data: ConfigDict) -> None:
 def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     """{"boxes": some test images with their true and predicted boxes}; nothing where this process
     has not trained the detector on images of this size."""
-    results = case.extracted.get(case.own("yolos"))
+    results = case.extracted.get(case.key_of("yolos"))
     if results is None:
         return {}
     predicted, true, numbers = (part[:_SHOWN] for part in results)

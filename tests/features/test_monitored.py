@@ -9,7 +9,7 @@ from ssl_jax import evals, settings
 from ssl_jax.config import InputError
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
-from ssl_jax.features.telling import Telling
+from ssl_jax.features.monitored import Monitored
 from tests.data.records import save
 from tests.evals import fakes
 
@@ -21,7 +21,7 @@ def read(source, i):
 
 def test_one_in_a_hundred_is_told_once_and_the_second_is_refused(capsys):
     inner = fakes.Source(fakes.images(100), labels=np.arange(100) % 2, broken=(3, 7))
-    source = Telling(inner)
+    source = Monitored(inner)
     assert len(source) == 100 and source.num_classes == 2 and source.size == (8, 8)
     assert repr(source) == repr(inner) and source.shape(3) == (8, 8)
     assert source[0]["label"] == 0
@@ -30,14 +30,14 @@ def test_one_in_a_hundred_is_told_once_and_the_second_is_refused(capsys):
     assert capsys.readouterr().out.count("record/3") == 1
     with pytest.raises(InputError, match="2 of 100.*record/3.*record/7"):
         source[7]
-    many = Telling(inner, share=0.02)
+    many = Monitored(inner, share=0.02)
     many.look()
     assert many.readable() == 98
 
 
 def test_records_before_they_are_resized_are_counted_with_the_others(capsys):
     stored = fakes.Source(fakes.images(200), broken=(3, 4, 5))
-    source = Telling(Prepared(stored, size=4))
+    source = Monitored(Prepared(stored, size=4))
     assert source[0]["image"].shape == (4, 4, 3) and source.unresized[0]["image"].shape[0] == 8
     read(source, 3)
     read(source.unresized, 3)
@@ -45,9 +45,9 @@ def test_records_before_they_are_resized_are_counted_with_the_others(capsys):
     assert capsys.readouterr().out.count("\n") == 2
     with pytest.raises(InputError, match="3 of 200"):
         source[5]
-    assert Telling(stored).unresized is not stored  # tells, too
+    assert Monitored(stored).unresized is not stored  # warns, too
     # A sample is judged by its own size.
-    source = Telling(fakes.Source(fakes.images(1000), broken=(3, 7)), examples=100)
+    source = Monitored(fakes.Source(fakes.images(1000), broken=(3, 7)), examples=100)
     read(source, 3)
     with pytest.raises(InputError, match="2 of 100 "):
         source[7]

@@ -15,7 +15,7 @@ SHARE = loader.defaults()["max_unreadable"].default
 _FEW = 1000  # records that are read before anything is compiled
 
 
-def drawn(source: Any, count: int, seed: int) -> np.ndarray:
+def sample_records(source: Any, count: int, seed: int) -> np.ndarray:
     """`subset` of the records of a source, without those that have no label where others do."""
     rows = np.setdiff1d(np.arange(len(source)), base.adopt(source).unlabelled)
     return rows[subset(len(rows), count, seed)]
@@ -31,8 +31,8 @@ def subset(length: int, count: int, seed: int) -> np.ndarray:
     return np.sort(rng.choice(length, count, replace=False))
 
 
-class Telling(base.Wrapper):
-    """Another source, which names each record that cannot be read, once.
+class Monitored(base.Wrapper):
+    """Another source, which warns of each record that cannot be read, once.
 
     `s[i]` raises decode.Unreadable as the other's does, for a feed to leave the record out; with
     more than a share of them it raises InputError, as scores of what is left are not those of the
@@ -58,14 +58,14 @@ class Telling(base.Wrapper):
         try:
             return self._source[i]
         except Unreadable as error:
-            self._tell(int(i), error.reason)
+            self._warn(int(i), error.reason)
             raise
 
     def look(self, seed: int = 0) -> None:
         """Reads the examples that are drawn from the seed in advance, if they are few, so that bad
         ones are refused before anything is compiled. Many are named on the way."""
         if self._examples <= _FEW:
-            records = drawn(self, self._examples, seed)
+            records = sample_records(self, self._examples, seed)
             for _ in feed(self, records, lambda row, record: (), max(1, len(records))):
                 pass
 
@@ -79,9 +79,9 @@ class Telling(base.Wrapper):
         inner = self._source.unresized
         if inner is self._source:
             return self
-        return Telling(inner, self._examples, self._reasons, self._share)
+        return Monitored(inner, self._examples, self._reasons, self._share)
 
-    def _tell(self, i, reason):
+    def _warn(self, i, reason):
         with self._lock:  # threads read ahead
             if i in self._reasons:
                 return
