@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 _FEW = "dino:vits16 dinov2:vitl16 flsl:vits16 ibot:vits16 mae:vitb16 massl:vits16 sop:vits16"
 PRESETS = {
     **dict.fromkeys([*_FEW.split(), "sove:vits16"], 0.05),
-    "cribo:vits16_in1k": 0.6,  # objects look for neighbours in a memory cut over the devices
+    "cribo:vits16_in1k": 0.6,  # objects look for neighbours in a memory sharded over the devices
     "stellar:vitb16": 0.25,  # prototypes get their gradient from the views one after another
 }
 
@@ -29,7 +29,8 @@ name, count, fsdp, chunks = sys.argv[1], *map(int, sys.argv[2:])
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", count)
 from ssl_jax import config, methods, settings
-from ssl_jax.train import estimate, setup, sharding, step
+from ssl_jax.runtime import sharding
+from ssl_jax.train import estimate, setup, step
 c = config.load(name)
 c.mesh.fsdp, c.optim.chunks = fsdp, chunks
 c.model.remat = "none"  # what is computed twice would count twice
