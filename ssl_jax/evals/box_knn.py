@@ -115,7 +115,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     result = case.cached("box_knn", lambda case: _result(case, settings))
     stored, sight = _sight(case, settings, case.test)
     images = [boxes.seen(stored[int(i)], sight)[1] for i in result.records[:_SHOWN]]
-    names = getattr(case.test, "class_names", None) or getattr(case.test, "box_names", None)
+    names = case.test.class_names or case.test.box_names
     picture = neighbours.points(
         list(map(windows.unit, images)),
         result.points,

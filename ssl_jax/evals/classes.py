@@ -39,7 +39,7 @@ def check_classes(type: str, source: Any, labels: Iterable[ArrayLike], what: str
 
 def classes_of(source: Any, *masks: Iterable[np.ndarray]) -> int:
     """`num_classes` of masks. Raises InputError for a class that the source does not name."""
-    classes, names = num_classes(*masks), getattr(source, "mask_names", None)
+    classes, names = num_classes(*masks), source.mask_names
     if names and classes > len(names):
         raise InputError(
             f"a mask of {source} has class {classes - 1}, but the set names {len(names)} classes,"

@@ -38,7 +38,7 @@ def figures(case: Case, settings: NoSettings) -> dict[str, Classes]:
     counts = metrics.confusion(
         test.labels, test.image.argmax(axis=1), num_classes=test.image.shape[1], ignore=-1
     )
-    names = getattr(case.test, "class_names", None)
+    names = case.test.class_names
     return {"classify_classes": confusion.picture(counts, names=names)}
 
 

@@ -122,7 +122,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
         scored or _retrieved((train, few, classes), settings),
         k=settings.k,
         scored=scored is not None,
-        class_names=getattr(case.test, "mask_names", None),
+        class_names=case.test.mask_names,
     )
 
 

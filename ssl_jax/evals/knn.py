@@ -90,7 +90,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     how: dict[str, Any] = dict(ks=settings.k[:1], temperature=settings.temperature)
     voted = classify(*bank, test.image, num_classes=classes, **how)
     (predicted,) = voted.predictions.values()
-    names = getattr(case.test, "class_names", None)
+    names = case.test.class_names
     return {
         "knn_classes": confusion.of_labels(test.labels, predicted, classes, names),
         "neighbours": neighbours.picture(

@@ -176,7 +176,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Classes]:
         num_classes=len(best.params["bias"]),
         ignore=-1,
     )
-    names = getattr(case.test, "class_names", None)
+    names = case.test.class_names
     return {"linear_classes": confusion.picture(counts, names=names)}
 
 

@@ -49,7 +49,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 def figures(case: Case, settings: Settings) -> dict[str, Scatter]:
     """{"tsne": the test images as points, coloured by class where there are classes}."""
     test, points = _points(case, settings)
-    labels, names = test.labels, getattr(case.test, "class_names", None)
+    labels, names = test.labels, case.test.class_names
     classes = () if labels is None else np.unique(labels).tolist()
     legend = tuple((label, class_name(names, label)) for label in classes)
     title = f"t-SNE of {len(points)} image vectors, perplexity {settings.perplexity:g}"

@@ -8,7 +8,6 @@ import numpy as np
 
 from ssl_jax.data.subset import Subset
 from ssl_jax.features.network import Network, on_all_devices
-from ssl_jax.features.tokens import reader
 from ssl_jax.views.loader import Loader
 from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
 
@@ -59,10 +58,10 @@ def stream(
 
     tokens, layers: see `Network.read`. how: see `batches`.
     """
-    read = reader(on_all_devices(network), tokens, layers)
+    spread = on_all_devices(network)
 
-    def of(rows):
+    def features_of(rows):
         for images, which in batches(source, records[rows], **how):
-            yield read(images), which
+            yield spread.read(images, {tokens: tokens}, layers)[tokens], which
 
-    return of
+    return features_of

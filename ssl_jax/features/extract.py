@@ -18,8 +18,7 @@ from ssl_jax.data.lookup import pixels
 from ssl_jax.data.values import check_range
 from ssl_jax.features import store, tokens
 from ssl_jax.features.feed import Batch, View, encoded, feed, planned
-from ssl_jax.features.network import Network, adopt
-from ssl_jax.features.network import on_all_devices as on_all_devices
+from ssl_jax.features.network import Network, adopt, on_all_devices
 from ssl_jax.features.windows import cut, unit, window
 from ssl_jax.runtime import distributed, progress
 

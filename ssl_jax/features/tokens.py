@@ -1,10 +1,8 @@
 """Which vectors of a network an evaluation looks at."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-import jax
 
 from ssl_jax.config import InputError, field
 from ssl_jax.models import zoo
@@ -57,8 +55,3 @@ def check(name: str, section: Mapping, model: Mapping) -> None:
         )
     if kind in ("cls", "cls_mean") and not model.get("cls", True):
         raise InputError(f'{name}.tokens is "{kind}", but model.cls is False: use "mean"')
-
-
-def reader(network: Any, kind: str = "image", layers: int = 1) -> Callable[[Any], jax.Array]:
-    """The function from images [B, H, W, 3] to the vectors of one kind, see `Network.read`."""
-    return lambda images: network.read(images, {kind: kind}, layers)[kind]

@@ -90,5 +90,5 @@ class _Given(Case):
 def case(type, train, test, source=None, **changes):
     """An evaluation whose features exist already: train and test have .image or .patches, and
     .labels or .masks. source: of the test images."""
-    parts = dict(train=train, test=test)
-    return _Given(None, evals.new(type, **changes), None, source, parts=parts)
+    parts, source = dict(train=train, test=test), source or Source(images(1))
+    return _Given(None, evals.new(type, **changes), source, source, parts=parts)

@@ -83,7 +83,7 @@ def labelled(case: Case, settings: Settings) -> Gallery:
             f"no two of the {len(labels)} test images share a label, so nothing can be retrieved;"
             " use more of them (test_examples) or another set"
         )
-    names = getattr(case.test, "class_names", None)
+    names = case.test.class_names
     titles = [class_name(names, label) for label in labels]
     targets = {"": ranking.same_label(labels)}
     return Gallery(vectors, vectors, targets, records, records, titles, None)

@@ -63,7 +63,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     scored = inference.score(
         best.network, [best.trained], shown, settings, patch=case.patch, mesh=mesh
     )
-    names = getattr(case.test, "mask_names", None)
+    names = case.test.mask_names
     if names and settings.ignored >= 0:
         names = [name for i, name in enumerate(names) if i != settings.ignored]
     return pictures.make(list(scored), best.counts, settings, names)

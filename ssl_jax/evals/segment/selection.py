@@ -112,7 +112,7 @@ def with_side(case: Case, settings: Settings) -> Settings:
 
 def parts(case: Case, settings: Settings) -> tuple[records.Records, records.Records, int]:
     """Training and test records, and the number of classes."""
-    names = getattr(case.train, "mask_names", None)
+    names = case.train.mask_names
     named = settings.classes or (len(names) - (settings.ignored >= 0) if names else 0)
     train, test = (
         records.Records(

@@ -32,9 +32,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     Raises InputError for a network without weights, data without boxes, or a crop.
     """
     train_records, test_records = case.boxed("train"), case.boxed("test")
-    classes, others = (
-        getattr(source, "num_box_classes", None) or 1 for source in (case.train, case.test)
-    )
+    classes, others = (source.num_box_classes or 1 for source in (case.train, case.test))
     detector = train(case.network.encoder, train_records, classes, settings, case.seed)
     results = predict(detector, test_records, settings)
     case.extracted[case.key_of("yolos")] = results
@@ -66,7 +64,7 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
             true,
             predicted,
             least_score=_LEAST_SCORE,
-            class_names=getattr(case.test, "box_names", None),
+            class_names=case.test.box_names,
         )
     }
 
