@@ -63,8 +63,7 @@ def register(kind: str, open: Callable[[Section, str], Any], **facts: Any) -> No
     A module outside the package calls this when it is imported; `--import=my.module` has it
     imported, and is kept in the checkpoint. Registering a kind again replaces it.
 
-    kind: its name; one that ends in ":" stands for all names that begin with it. open, facts: see
-    `Kind`.
+    kind: its name. open, facts: see `Kind`.
     """
     KINDS[kind] = Kind(open, **facts)
 

@@ -265,6 +265,8 @@ def make_source(
         raise InputError(f"data.size must be 0 (native) or a number of pixels, got {size}")
     kind = kinds.get(config.get("kind"))
     kind.check("data", c["kind"], c)
+    if "class_names" in kind.keys:
+        classes.given(c)  # a file that cannot be read is refused, whether there are masks or not
     name, is_slice = subset.split_name(split)
     is_slice = is_slice and kind.slices
     source = adopt(kind.open(c, name if is_slice else split), c["kind"])

@@ -115,11 +115,13 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     )
     if scored is None and isinstance(test.patches, Grids):
         return {}
-    few = Masked(*(rows[:_SHOWN] for rows in test))
+    if scored is None:
+        few = Masked(*(rows[:_SHOWN] for rows in test))
+        result = _retrieved((train, few, classes), settings)
     return pictures.of_retrieval(
-        [case.images(case.test, [i])[0] for i in few.index],
+        [case.images(case.test, [i])[0] for i in test.index[:_SHOWN]],
         test.masks,
-        scored or _retrieved((train, few, classes), settings),
+        scored or result,
         k=settings.k,
         scored=scored is not None,
         class_names=case.test.mask_names,

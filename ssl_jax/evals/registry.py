@@ -87,6 +87,11 @@ class Type:
 
     def refuse(self, name: str, section: Any) -> None:
         """Refuses a section of the type that cannot work, see `check`. Raises InputError."""
+        if self.whole and section.crop:
+            raise InputError(
+                f'{name}.crop is {section.crop}, but the type "{section.type}" uses whole images;'
+                " set it to 0"
+            )
         if self.check is not None:
             self.check(name, settings_of(self.settings, section), section.data)
 
@@ -99,7 +104,14 @@ def register(name: str, score: Callable, settings: Any = NoSettings, **others: A
 
     A module outside the package calls this when it is imported; `--import=my.module` has it
     imported, and is kept in the checkpoint. Registering a name again replaces it.
+
+    Raises InputError for settings that are no dataclass.
     """
+    if not (isinstance(settings, type) and dataclasses.is_dataclass(settings)):
+        raise InputError(
+            f'the settings of the type of evaluation "{name}" are {settings!r}; declare them as a'
+            " frozen dataclass whose fields are config.field(default, meaning, ...)"
+        )
     TYPES[name] = Type(score, settings, **others)
 
 

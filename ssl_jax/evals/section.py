@@ -204,11 +204,6 @@ def check(config: ConfigDict) -> None:
                 f" set with {needs}, or leave {name} out of evals.tasks"
             )
         source.check(f"{path}.data", section.data, folder(config, section))
-        if type.whole and section.crop:
-            raise InputError(
-                f'{path}.crop is {section.crop}, but the type "{section.type}" uses whole images;'
-                " set it to 0"
-            )
         for entry in type.multiples:
             check_multiple(
                 f"{path}.{entry}", section[entry], config.model.patch, "patch of the network"

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, read_json
 
 _SHAPES = "_shapes"
 _META = "meta.json"
+_EXAMPLES: dict[str, Any] = {"key": {}, "arrays": {}, "notes": {}}  # what it holds
 IN_MEMORY = 2**31  # bytes of one array; larger ones are files
 
 
@@ -173,12 +174,9 @@ class Entry:
 
         Raises InputError for a damaged entry, or one of another key.
         """
-        try:
-            meta = json.loads((self.path / _META).read_text())
-        except FileNotFoundError:
+        meta = self._meta()
+        if meta is None:
             return None
-        except ValueError as error:
-            raise self._damaged(_META) from error
         if differing := sorted(n for n, x in self._key.items() if x != meta["key"].get(n)):
             raise InputError(
                 f"{self.path} holds other features ({', '.join(differing)} differ); choose another"
@@ -195,6 +193,23 @@ class Entry:
                 raise self._damaged(file)
             arrays[name] = array
         return folded(arrays), meta["notes"]
+
+    def _meta(self):
+        """The notes of the entry, which others may have written: names of arrays are no paths."""
+        if not (self.path / _META).exists():
+            return None
+        try:
+            meta = read_json(self.path / _META, _EXAMPLES)
+            arrays = meta["arrays"]
+            sound = all(
+                name.isidentifier() and isinstance(entry, list) and len(entry) == 2
+                for name, entry in arrays.items()
+            )
+        except (InputError, KeyError) as error:
+            raise self._damaged(_META) from error
+        if not sound or not {"key", "notes"} <= meta.keys():
+            raise self._damaged(_META)
+        return meta
 
     def _damaged(self, file):
         return InputError(
@@ -229,13 +244,17 @@ class Entry:
             other.replace(path)
         meta = {"key": self._key, "arrays": described, "notes": notes}
         (folder / _META).write_text(json.dumps(meta, indent=1))
-        # Two evaluations may have made the same entry at once; the first one stays.
-        with contextlib.suppress(OSError):
+        try:
             folder.rename(self.path)
+        except OSError:
+            # Two evaluations may have made the same entry at once; the first one stays.
+            if not (self.path / _META).exists():
+                raise
 
     def remove(self) -> None:
         """Removes the files of the entry, and its folder if nothing else is in it."""
-        for name in (*json.loads((self.path / _META).read_text())["arrays"], _META):
-            (self.path / (name if name == _META else f"{name}.npy")).unlink()
+        meta = self._meta() or {"arrays": {}}
+        for file in (*(f"{name}.npy" for name in meta["arrays"]), _META):
+            (self.path / file).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ssl_jax.config import InputError, local, read_json
+from ssl_jax.config import InputError, local, read_json, reason
 from ssl_jax.models import weights
 
 
@@ -38,10 +38,11 @@ def read_head(path: str | Path) -> dict[str, np.ndarray]:
     Raises InputError for a file without them.
     """
     fetch = "set `head` to an .npz file with kernel and bias"
-    head = {
-        name: np.asarray(array, np.float32)
-        for name, array in weights.read(local(path), "classifier", fetch).items()
-    }
+    arrays = weights.read(local(path), "classifier", fetch)
+    try:
+        head = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{path} holds arrays that are no numbers: {reason(error)}") from error
     kernel, bias = head.get("kernel"), head.get("bias")
     norm = [name for name in ("scale", "shift") if name in head]
     if (

@@ -14,7 +14,8 @@ from pathlib import Path
 from ssl_jax.config import InputError, read_json
 
 FILE = "lock.json"
-_EXAMPLES = {"host": "", "boot": "", "process": 0}  # what it holds
+# What it holds; whether its process holds it by flock, too.
+_EXAMPLES = {"host": "", "boot": "", "process": 0, "flock": False}
 _BEAT = 10.0  # seconds from one sign of life to the next
 _DEAD = 90.0  # seconds without one after which a process of another machine is taken for gone
 
@@ -62,8 +63,10 @@ class Lock:
         except FileExistsError:
             self._creating = False
             return False
+        os.register_at_fork(after_in_child=file.close)  # else a child would hold it on
         with contextlib.suppress(OSError):  # a file system without such locks: ages decide
             fcntl.flock(file, fcntl.LOCK_EX)
+            self._mine["flock"] = True
         file.write(json.dumps(self._mine))  # last: nobody tries to lock a file that is empty
         file.flush()
         return True
@@ -79,10 +82,14 @@ class Lock:
             " --workdir"
         )
         here = all(other.get(name) == self._mine[name] for name in ("host", "boot"))
-        held = _is_held(self.path) if here else None
-        if held:
+        live = None
+        if here and other.get("flock"):
+            live = _is_held(self.path)
+        elif here and not _exists(other.get("process")):
+            live = False
+        if live:
             raise refused
-        if held is None and (left := self._dead - self._age(beat)) > 0:
+        if live is None and (left := self._dead - self._age(beat)) > 0:
             self._say(
                 f"{who} was just training here; this run starts in {left:.0f} s if it is gone"
             )
@@ -136,6 +143,17 @@ def _is_held(path: Path) -> bool | None:
     except OSError:
         return None
     return False
+
+
+def _exists(process: int | None) -> bool:
+    """Whether this machine has a process of that number."""
+    try:
+        os.kill(process or 0, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # one of somebody else
+        return True
+    return True
 
 
 def _read(path: Path) -> dict:

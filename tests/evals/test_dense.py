@@ -7,6 +7,7 @@ from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.evals.case import Masked
 from ssl_jax.features.monitored import subset
+from ssl_jax.features.store import Grids
 from ssl_jax.scores import metrics, segmentation
 from tests.evals import fakes
 
@@ -55,3 +56,16 @@ def test_labels_that_say_nothing_are_refused():
     rare[0, 0, 0] = 1  # no patch is mostly of it
     with pytest.raises(InputError, match="class 0"):
         _run(_TRAIN._replace(masks=rare))
+
+
+def test_images_of_different_sizes_have_figures():
+    def grids(arrays):
+        shapes = np.asarray([array.shape[:2] for array in arrays])
+        return Grids(np.concatenate([a.reshape(-1, *a.shape[2:]) for a in arrays]), shapes)
+
+    train, test = (Masked(grids(p.patches), grids(p.masks), p.index) for p in (_TRAIN, _TEST))
+    source = fakes.Source(list(fakes.images(4)))
+    case = fakes.case("dense", train, test, source, k=15)
+    evals.TYPES["dense"].run(case)
+    figures = evals.TYPES["dense"].figures(case)
+    assert len(figures["segmentation"].rows) == 4 and "dense_classes" in figures

@@ -108,6 +108,8 @@ def test_a_type_from_outside_is_configured_run_and_shown(config, types):
         ),
         heading="mean",
     )
+    with pytest.raises(InputError, match="mean"):  # keys as a function, as before 0.2
+        evals.register("mean", lambda case, settings: {}, dict)
     config.evals.ten = evals.new("mean", scale=10.0, **IMAGES)
     evals.add(config, "mean", **IMAGES)
     settings.validate(config, 8)

@@ -40,6 +40,18 @@ def test_the_pickle_as_json_is_read(tmp_path):
         revisited_json.convert(path)
 
 
+def test_a_pickle_that_names_a_function_runs_nothing(tmp_path):
+    class Runs:
+        def __reduce__(self):
+            return (tmp_path / "ran").touch, ()
+
+    path = tmp_path / "gnd_roxford5k.pkl"
+    path.write_bytes(pickle.dumps({**CONTENT, "gnd": Runs()}))
+    with pytest.raises(pickle.UnpicklingError):
+        revisited_json.convert(path)
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -100,6 +100,7 @@ def test_what_is_missing_is_named_before_work_is_done(folder, change, named):
 
 _BAD = [dict(bias=np.zeros(3)), dict(scale=np.zeros(3)), dict(kernel=np.zeros(4))]
 _BAD += [dict(kernel=np.array([{}], object))]  # no pickle is run
+_BAD += [dict(kernel=np.array([["a"]]))]
 
 
 @pytest.mark.parametrize("content", _BAD)

@@ -164,6 +164,8 @@ def test_what_cannot_work_is_refused(encoder, monkeypatch):
         evals.TYPES["yolos"].run(case.Case(evals.raw_pixels(4), section(), Squares(4), Squares(4)))
     with pytest.raises(InputError, match="position_size"):
         detectors.make(encoder, chosen(position_size=18), 2, jax.random.key(0))
+    with pytest.raises(InputError, match="crop"):
+        evals.TYPES["yolos"].run(case.Case(encoder, section(crop=8), Squares(4), Squares(4)))
     # Before the training.
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     with pytest.raises(InputError, match=r"\.\[eval\]"):

@@ -58,7 +58,29 @@ def test_a_process_of_this_machine_that_is_gone(tmp_path):
     other = json.loads((tmp_path / FILE).read_text())["process"]
     (line,) = taken(tmp_path)
     assert line.startswith(f"process {other} on ")
-    written(tmp_path)  # this process's number, but another one, before a restart for example
+    # This process's number, but another one, before a restart for example.
+    written(tmp_path, flock=True)
+    assert len(taken(tmp_path)) == 1
+    written(tmp_path, process=other)  # of a version that held none by flock
+    assert len(taken(tmp_path)) == 1
+
+
+def test_one_that_was_not_locked_shows_its_life_by_its_age(tmp_path):
+    """An earlier version's, and one whose disk had no locks for a moment."""
+    written(tmp_path)
+    assert len(taken(tmp_path, within=10, dead=0.5)) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_does_not_hold_it_on(tmp_path):
+    """It outlives the run: what a set of the user's own may leave."""
+    code = TAKE.replace("os._exit(1)", "os.fork() or __import__('time').sleep(15)\nos._exit(1)")
+    subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     assert len(taken(tmp_path)) == 1
 
 
