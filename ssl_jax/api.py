@@ -86,7 +86,7 @@ def load(
     No optimizer is built; arrays are put on the first local device.
 
     Args:
-      path: a run folder (its newest complete checkpoint), one step's folder; a file that `save`
+      path: a run directory (its newest complete checkpoint), one step's folder; a file that `save`
         wrote, or "zoo/NAME", one of the networks that come with the package; or published weights:
         a .safetensors, .npz or (with torch) .pth file, or a folder of timm's or transformers', such
         as `export` writes.
@@ -274,8 +274,8 @@ def _in_zoo(path: str | Path) -> Path | None:
 
 
 def saved_config(path: str | Path, trust: bool = False) -> FrozenConfigDict:
-    """The resolved config inside a checkpoint, see `settings.completed`; `path` is a run folder or
-    one step's folder. trust: see `load`."""
+    """The resolved config inside a checkpoint, see `settings.completed`; `path` is a run directory
+    or one step's folder. trust: see `load`."""
     text = checkpoint.newest(path, lambda saved, step: saved.meta(step).get("config", ""))
     return _completed(text, trust)
 

@@ -58,7 +58,9 @@ def _run(argv: list[str]) -> int:
         print(_version())
         return 0
     program, parsers = commands.parsers()
-    command = next((word for word in words if not word.startswith("-")), "")
+    # A flag before the command may have its value as the next word: --platform cpu train.
+    named = (word for word in words if word in (*COMMANDS, "help"))
+    command = next(named, next((word for word in words if not word.startswith("-")), ""))
     if command == "help" or {"-h", "--help"} & set(words):
         print(parsers.get(command, program).format_help(), end="")
         return 0

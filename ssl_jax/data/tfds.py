@@ -162,7 +162,7 @@ def _names(feature):
 
 
 def _boxes_feature(name, features, path):
-    """(sequence, its feature of boxes) that `wanted` ("objects" or "objects/bbox") names, or the
+    """(sequence, its feature of boxes) that `path` ("objects" or "objects/bbox") names, or the
     first there is; (None, None) for a set without boxes."""
     pairs = [
         (sequence, key)

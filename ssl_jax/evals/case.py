@@ -49,7 +49,7 @@ class Records(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One evaluation of one network: what `run` and `figures` of its type work on.
+    """One evaluation of one network: what `score` and `figures` of its type work on.
 
     encoder: an Encoder, raw pixels or any function of images, see `features.network`; `network`
       is what it is adopted as.

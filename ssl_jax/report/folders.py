@@ -1,4 +1,4 @@
-"""What a run folder holds, read without JAX arrays and without the method: for people's reports.
+"""What a run directory holds, read without JAX arrays and without the method: for people's reports.
 
 Anybody may have made the folder: what the report uses is checked here, where it is read.
 """

@@ -296,8 +296,8 @@ def _usable(path: str | Path) -> Path:
 
 
 def locate(path: str | Path) -> tuple[Path, int | None]:
-    """Splits what a user gives (run folder, its checkpoints folder, or one step's folder) into
-    (checkpoints folder, step or None). The name of a run folder may be a number.
+    """Splits what a user gives (run directory, its checkpoints folder, or one step's folder) into
+    (checkpoints folder, step or None). The name of a run directory may be a number.
     """
     path = absolute(path)
     if not path.is_dir():
@@ -313,7 +313,7 @@ def aside(folder: Path) -> Path:
 
 
 def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
-    """work(checkpoints, step) for the newest intact checkpoint of a run folder, or for the one
+    """work(checkpoints, step) for the newest intact checkpoint of a run directory, or for the one
     whose folder is given; nothing there is changed. A damaged one is named, and the one before it
     is taken.
 

@@ -93,15 +93,15 @@ def set_aside(workdir: Path, step: int) -> None:
 
 
 def _steps(workdir: Path) -> list[int]:
-    """Steps of the complete checkpoints in a run folder."""
+    """Steps of the complete checkpoints in a run directory."""
     folder = workdir / "checkpoints"
     names = os.listdir(folder) if folder.is_dir() else ()
     return [int(name) for name in names if name.isdecimal()]
 
 
 def _recorded(workdir: Path) -> FrozenConfigDict | None:
-    """The config that a run folder was last trained with, None without a readable one: what matters
-    is compared with the checkpoint's anyway."""
+    """The config that a run directory was last trained with, None without a readable one: what
+    matters is compared with the checkpoint's anyway."""
     try:
         config = config_lib.from_json((workdir / "config.json").read_text(encoding="utf-8"))
         _ = [config.optim[name] for name in _PLAN], config.run.total_steps

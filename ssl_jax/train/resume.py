@@ -16,7 +16,7 @@ from ssl_jax.train.setup import Run
 
 
 def open_checkpoints(workdir: Path, run: Run, *, create: bool) -> checkpoint.Checkpoints | None:
-    """The checkpoints of a run folder; None where there are none yet, unless `create`."""
+    """The checkpoints of a run directory; None where there are none yet, unless `create`."""
     folder = workdir / "checkpoints"
     if not create and not folder.exists():
         return None

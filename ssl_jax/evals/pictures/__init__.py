@@ -1,4 +1,4 @@
-"""Pictures as data; `pictures.render` draws them.
+"""Pictures as data; `report.render` draws them.
 
 What a method alone can show is in a module beside it with `draw(encoder, images)`; methods outside
 the package call `register`. The modules here are the pictures of evaluations and of any network.
