@@ -40,7 +40,8 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
     Args:
       config: resolved. `init_from`: a weight file (see `read`), a network that `api.save` wrote, a
         folder of timm's or transformers', a run directory of ours or one checkpoint of it; "":
-        nothing happens. `init_only`: take nothing but what lies below this path, for example "backbone".
+        nothing happens. `init_only`: take nothing but what lies below this path, for example
+        "backbone".
       fresh: as `train.state.create` made it, on its devices.
       evaluated: student and teacher both start from the network that the source's authors
         evaluate, its teacher if it has one.

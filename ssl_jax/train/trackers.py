@@ -4,7 +4,8 @@ of a run, each only if the config asks for it.
 A continued run goes on in the same place of a tracker, and no step comes twice: TensorBoard is told
 to drop what is past the checkpoint; the other two do not get the rows again that the killed process
 had handed over (they would be the same), which the tables of the run directory tell. Trackers
-write in the background: of a process that is killed, and not stopped, they may lack the last seconds.
+write in the background: of a process that is killed, and not stopped, they may lack the last
+seconds.
 """
 
 import importlib

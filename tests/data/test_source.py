@@ -22,7 +22,8 @@ FILES = [name for name in MAKERS if name not in (*source.EMBEDDED, "arrays")]
 ENCODED = [name for name in FILES if name != "python"]
 OF_FOLDERS = [name for name in ENCODED if " " not in name]
 # Classes of masks can be changed.
-RULED = ["folder with masks", *(name for name in OF_FOLDERS if name not in ("coco", "davis"))]
+RULED = ["folder with masks"]
+RULED += [name for name in OF_FOLDERS if "class_map" in source.kinds.get(name).keys]
 TYPES = dict(image=np.uint8, mask=np.uint8, boxes=np.float32, box_labels=np.int32)
 
 
