@@ -17,8 +17,8 @@ from PIL import Image
 from ssl_jax.config import InputError
 from ssl_jax.data.folder import Folder
 from ssl_jax.views import loader
-from tests.data import batches as sets
 from tests.data.records import save
+from tests.views import batches as sets
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def test_a_worker_repeats_and_augments_as_threads_do():
 
 MAIN = """
 import multiprocessing, time
-from tests.data import batches
+from tests.views import batches
 
 if __name__ == "__main__":
     made = batches.loader(workers=2)

@@ -11,7 +11,7 @@ import pytest
 
 from ssl_jax import cli
 from ssl_jax.report import comparison, folders, page
-from tests.evals import run_folders
+from tests.report import run_folders
 
 pytest.importorskip("jinja2")
 NOW = datetime.datetime(2026, 1, 2, 3, 4)

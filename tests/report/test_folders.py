@@ -6,7 +6,7 @@ import pytest
 
 from ssl_jax.config import InputError
 from ssl_jax.report import folders
-from tests.evals import run_folders
+from tests.report import run_folders
 
 
 def test_a_run_is_read(tmp_path):

@@ -20,7 +20,7 @@ from ssl_jax.views import workers
 from ssl_jax.views.batches import permutation
 from ssl_jax.views.loader import Loader
 from tests import tiny
-from tests.data.batches import IMAGES, LABELS, RECORDS, SIZE, VIEWS, labelled, loader, take
+from tests.views.batches import IMAGES, LABELS, RECORDS, SIZE, VIEWS, labelled, loader, take
 
 FLOATS = (IMAGES / 255).astype(np.float32)
 
