@@ -74,9 +74,18 @@ def test_one_that_was_not_locked_shows_its_life_by_its_age(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_does_not_hold_it_on(tmp_path):
     """It outlives the run: what a set of the user's own may leave."""
-    code = TAKE.replace("os._exit(1)", "os.fork() or __import__('time').sleep(15)\nos._exit(1)")
+    fork = """
+import time
+running = pathlib.Path(sys.argv[1]) / "running"
+if not os.fork():
+    running.touch()
+    time.sleep(15)
+while not running.exists():
+    time.sleep(.01)
+os._exit(1)
+"""
     subprocess.run(
-        [sys.executable, "-c", code, tmp_path],
+        [sys.executable, "-c", TAKE.replace("os._exit(1)\n", fork), tmp_path],
         check=False,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

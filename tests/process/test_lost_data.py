@@ -53,7 +53,7 @@ def test_an_evaluation_that_is_refused_costs_no_step(tmp_path, monkeypatch):
     """Its images were in order before the run; the last checkpoint may be hours old."""
     at = []
 
-    def scored(self, *network, drawn):
+    def scored(self, *network, draw_next):
         at.append(1)
         if len(at) == 2:
             raise InputError("1 of 20 images to evaluate cannot be used")
