@@ -4,10 +4,10 @@
 parameters of a method. `ssl-jax train --config.init_from=PATH` goes through train.start.
 """
 
-from ssl_jax.convert.fill import Report
 from ssl_jax.convert.read import check_local, weight_file
 from ssl_jax.convert.tables import FAMILIES
 from ssl_jax.convert.torch_in import load_torch
 from ssl_jax.convert.vit_in import load_vit
+from ssl_jax.convert.weights import Report
 
 __all__ = ["FAMILIES", "Report", "check_local", "load_torch", "load_vit", "weight_file"]

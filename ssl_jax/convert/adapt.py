@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.convert.fill import Weights
+from ssl_jax.convert.weights import Weights
 
 
 def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:

@@ -11,10 +11,7 @@ import numpy as np
 
 from ssl_jax import trees
 from ssl_jax.config import InputError
-from ssl_jax.convert.weights import Report as Report
-from ssl_jax.convert.weights import Source as Source
-from ssl_jax.convert.weights import Weights as Weights
-from ssl_jax.convert.weights import brief as brief
+from ssl_jax.convert.weights import Report, Weights, brief
 from ssl_jax.models import position
 
 

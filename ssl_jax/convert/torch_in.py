@@ -20,6 +20,7 @@ import numpy as np
 from ssl_jax.config import InputError, unknown
 from ssl_jax.convert import adapt, hub, read, rows, tables
 from ssl_jax.convert import fill as fill_lib
+from ssl_jax.convert.weights import Report, Source, Weights, brief
 
 # Dictionaries and modules that checkpoints are wrapped in, in any order, number and place.
 _WRAPPERS = {"module", "model", "network", "net", "state_dict", "model_state_dict"}
@@ -49,7 +50,7 @@ def load_torch(
     part: str = "teacher",
     only: str = "",
     model: Mapping | None = None,
-) -> tuple[dict, fill_lib.Report]:
+) -> tuple[dict, Report]:
     """Puts a published checkpoint into a parameter tree of one of our methods.
 
     Args:
@@ -72,7 +73,7 @@ def load_torch(
     return fill_lib.fill(params, load(path, family=family).tree(part), only=only, model=model)
 
 
-def load(path: str | Path, *, family: str | None = None) -> fill_lib.Source:
+def load(path: str | Path, *, family: str | None = None) -> Source:
     """Reads and translates a checkpoint, with what a config.json next to it says. Raises InputError
     as `load_torch` does."""
     file = read.weight_file(path)
@@ -95,7 +96,7 @@ def load(path: str | Path, *, family: str | None = None) -> fill_lib.Source:
 
 def translate(
     tensors: Mapping[str, np.ndarray], *, family: str | None = None, source: str = "weights"
-) -> fill_lib.Source:
+) -> Source:
     """Translates {PyTorch name: array}; see `load_torch`."""
     parts: dict[str, dict[str, str]] = {}  # part -> {name without wrappers: name}
     for name in tensors:
@@ -120,7 +121,7 @@ def translate(
     if table.teacher and "teacher" in parts:
         parts["student"] = parts.pop("")
     trees = {part: _translate(tensors, names, table, source) for part, names in parts.items()}
-    return fill_lib.Source(
+    return Source(
         family, table.method, {part: tree for part, tree in trees.items() if tree.arrays} or trees
     )
 
@@ -144,7 +145,7 @@ def _check_layers(names: list[str], source: str) -> None:
     for pattern, what in _UNLIKE.items():
         matches = [name for name in names if re.fullmatch(pattern, name)]
         if matches:
-            raise InputError(f"{source} holds a network with {what}: {fill_lib.brief(matches, 3)}")
+            raise InputError(f"{source} holds a network with {what}: {brief(matches, 3)}")
 
 
 def _unwrap(name: str) -> tuple[str, str]:
@@ -169,13 +170,11 @@ def _recognise(parts, source: str) -> str:
                 return "dinov2" if any(name.endswith(".ls1.gamma") for name in names) else "dino"
             return key
     titles = ", ".join(table.title for table in tables.FAMILIES.values())
-    such = fill_lib.brief(names, 3) or "(none)"
+    such = brief(names, 3) or "(none)"
     raise InputError(f"{source} holds unknown names such as {such}; known are {titles}")
 
 
-def _translate(
-    tensors, names: Mapping[str, str], table: tables.Family, source: str
-) -> fill_lib.Weights:
+def _translate(tensors, names: Mapping[str, str], table: tables.Family, source: str) -> Weights:
     """One tree of {name without wrappers: name} under our paths."""
     floating = {s: name for s, name in names.items() if _is_floating(tensors[name])}
     try:
@@ -195,7 +194,7 @@ def _translate(
             "its class token is not used (FLSL): position codes are fixed, and the class token has"
             " none"
         )
-    return fill_lib.Weights(
+    return Weights(
         source,
         table.title,
         arrays,
@@ -233,6 +232,6 @@ def _check_extra(left, table: tables.Family, source: str) -> None:
     ]
     if strange:
         raise InputError(
-            f"{source}: this vision transformer lacks {fill_lib.brief(strange, 3)}, so its"
+            f"{source}: this vision transformer lacks {brief(strange, 3)}, so its"
             " features would differ"
         )

@@ -9,13 +9,14 @@ import jax
 
 from ssl_jax.config import InputError
 from ssl_jax.convert import fill, hub, tables, torch_in
+from ssl_jax.convert.weights import Report, Weights, brief
 from ssl_jax.models import vit
 from ssl_jax.ops import numerics
 
 
 def load_vit(
     path: str | Path, *, family: str | None = None, part: str = "teacher", heads: int | None = None
-) -> tuple[vit.ViTConfig, dict, fill.Report]:
+) -> tuple[vit.ViTConfig, dict, Report]:
     """The encoder of a published checkpoint, with a config that makes our network compute what
     theirs does at every image size.
 
@@ -49,13 +50,11 @@ def load_vit(
     shapes = jax.eval_shape(vit.vit(config).init, numerics.key(0))
     params, report = fill.fill({"backbone": shapes}, weights, only="backbone")
     if report.missing:
-        raise InputError(
-            f"{path} lacks {fill.brief(report.missing)}, which a vision transformer needs"
-        )
+        raise InputError(f"{path} lacks {brief(report.missing)}, which a vision transformer needs")
     return config, params["backbone"], report
 
 
-def _vit_config(weights: fill.Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
+def _vit_config(weights: Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
     """The shape of an encoder from its weights, and what else is known of it."""
     arrays = {
         path.removeprefix("backbone/"): array

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ssl_jax.config import field
-from ssl_jax.data import base
 from ssl_jax.evals import knn
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.classes import check_classes
@@ -61,7 +60,7 @@ PROTOCOLS = {
 def _sight(case: Case, settings: Settings, source: Any) -> tuple[Any, boxes.Sight]:
     """The records of a source as they are stored, and how they are shown; a source that has its
     size already, as embedded sets do, is not resized again."""
-    stored, crop = base.adopt(source).unresized, case.config.crop
+    stored, crop = source.unresized, case.config.crop
     resize = 0 if stored is source else case.config.data.size
     return stored, boxes.Sight(case.patch, resize, crop, settings.boxes, settings.cells)
 

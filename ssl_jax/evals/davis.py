@@ -17,6 +17,7 @@ from ssl_jax.evals.pictures import tracking
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features import derived, frames, windows
 from ssl_jax.methods.pictures.base import Animation, Picture
+from ssl_jax.runtime import distributed
 from ssl_jax.scores import propagation, video
 from ssl_jax.scores.propagation import Propagation
 
@@ -109,7 +110,7 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
     videos = list(frames.first(case.videos(), case.config.test_examples).items())
     shown = case.extracted.setdefault(case.key_of("davis"), {})
     rows: list[video.Measured] = []
-    for number in derived.share(np.arange(len(videos)), case.shared):
+    for number in distributed.share(np.arange(len(videos)), case.shared):
         followed = _followed(case, settings, *videos[number])
         if len(shown) < _SHOWN:
             shown[followed.name] = followed

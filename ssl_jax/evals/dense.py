@@ -109,19 +109,19 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
 def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     """{"segmentation": the first test images, their true classes and those retrieved;
     "dense_classes": IoU of each class and what its patches are taken for, if it was scored}."""
-    (train, test, classes), scored = (
-        _parts(case, settings),
-        case.extracted.get(case.key_of("dense")),
-    )
+    train, test, classes = _parts(case, settings)
+    scored: Retrieval | None = case.extracted.get(case.key_of("dense"))
     if scored is None and isinstance(test.patches, Grids):
         return {}
-    if scored is None:
-        few = Masked(*(rows[:_SHOWN] for rows in test))
-        result = _retrieved((train, few, classes), settings)
+
+    def few() -> Retrieval:
+        shown = Masked(*(rows[:_SHOWN] for rows in test))
+        return _retrieved((train, shown, classes), settings)
+
     return pictures.of_retrieval(
         [case.images(case.test, [i])[0] for i in test.index[:_SHOWN]],
         test.masks,
-        scored or result,
+        scored or few(),
         k=settings.k,
         scored=scored is not None,
         class_names=case.test.mask_names,

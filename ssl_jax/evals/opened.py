@@ -34,7 +34,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
             stored += opened[images] if c.data.kind not in EMBEDDED else ()
         for source in opened[images]:
             section.check_source(name, c, source)
-        section.check_classes(name, c, *opened[images])
+        section.check_same_classes(name, c, *opened[images])
         result[name] = opened[images]
     for source in stored:
         source.look(config.seed)

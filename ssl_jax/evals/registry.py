@@ -119,12 +119,10 @@ def register_module(name: str, **others: Any) -> None:
     """`register` of the type that a module is, called as the last part of its name.
 
     The module has the function `score`, and as far as it needs them the dataclass `Settings`, the
-    functions `figures` and `check`, `NEEDS` and `PROTOCOLS`; `others` are of `Type`.
+    functions `figures` and `check`, and `PROTOCOLS`; `others` are of `Type`.
     """
     module = vars(sys.modules[name])
-    parts = dict(
-        settings="Settings", draw="figures", check="check", needs="NEEDS", protocols="PROTOCOLS"
-    )
+    parts = dict(settings="Settings", draw="figures", check="check", protocols="PROTOCOLS")
     fields = {field: module[there] for field, there in parts.items() if there in module}
     register(name.rpartition(".")[2], module["score"], **fields, **others)
 

@@ -234,7 +234,7 @@ def numbered_alike(section: ConfigDict, train: Any, test: Any) -> tuple[Any, Any
     return subset.numbered_alike(train, test, numbering == "numbers")
 
 
-def check_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None:
+def check_same_classes(name: str, section: ConfigDict, train: Any, test: Any) -> None:
     """Refuses two parts of a set, labels numbered by what a part holds, of which the scored one has
     a class that the other lacks. Raises InputError."""
     declared = kinds.get(section.data.kind).classes == "declared"

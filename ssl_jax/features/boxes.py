@@ -13,6 +13,7 @@ from ssl_jax.config import InputError
 from ssl_jax.data import decode
 from ssl_jax.features import derived, windows
 from ssl_jax.features.feed import View
+from ssl_jax.runtime import distributed
 
 _BELOW = 1e-3  # pixels
 
@@ -146,7 +147,7 @@ def select(
 
     Raises InputError where no record has a box, or one has neither a label nor one for its boxes.
     """
-    mine = derived.share(np.asarray(indices, np.int64), shared)
+    mine = distributed.share(np.asarray(indices, np.int64), shared)
 
     def cut(row, record):
         name = source.name(int(mine[row]))

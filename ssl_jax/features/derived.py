@@ -47,11 +47,6 @@ class Needed:
             raise InputError(f"{self._why}: {error}") from error
 
 
-def share(indices: np.ndarray, shared: bool) -> np.ndarray:
-    """The part of this process where all share the work, else everything."""
-    return distributed.share(indices) if shared else indices
-
-
 def gather_rows(columns: Sequence[np.ndarray], shared: bool) -> list[np.ndarray]:
     """Rows of all processes where they share the work. A process without rows cannot know their
     shape: it is that of the others."""

@@ -100,7 +100,7 @@ def extract(
         rows, skipped = encode(
             on_all_devices(network),
             source,
-            indices if alone else distributed.share(indices),
+            distributed.share(indices, shared),
             kinds,
             layers=layers,
             batch_size=batch_size,

@@ -10,15 +10,16 @@ from ml_collections import ConfigDict
 
 from ssl_jax import ops
 from ssl_jax.methods import base
-from ssl_jax.methods.section_keys import check_no_masks as check_no_masks
-from ssl_jax.methods.section_keys import check_token as check_token
-from ssl_jax.methods.section_keys import check_weights as check_weights
-from ssl_jax.methods.section_keys import freeze_key as freeze_key
-from ssl_jax.methods.section_keys import head_keys as head_keys
-from ssl_jax.methods.section_keys import target_temperature_keys as target_temperature_keys
-from ssl_jax.methods.section_keys import temperature_keys as temperature_keys
-from ssl_jax.methods.section_keys import token_key as token_key
-from ssl_jax.methods.section_keys import warmup_key as warmup_key
+from ssl_jax.methods.section_keys import (  # noqa: F401, as methods outside the package call them
+    check_no_masks,
+    check_token,
+    check_weights,
+    freeze_key,
+    target_temperature_keys,
+    temperature_keys,
+    token_key,
+    warmup_key,
+)
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.models.functional import Model
 from ssl_jax.views import recipe

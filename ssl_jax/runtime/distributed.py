@@ -206,8 +206,11 @@ def _digest(value: object) -> np.ndarray:
     return np.frombuffer(hashlib.sha256(repr(value).encode()).digest()[:8], np.uint32)
 
 
-def share(indices: np.ndarray) -> np.ndarray:
-    """This process's part of the records to be read; `gather_rows` puts the results together."""
+def share(indices: np.ndarray, shared: bool = True) -> np.ndarray:
+    """This process's part of the records to be read where all share them, else all of them;
+    `gather_rows` puts the results together."""
+    if not shared:
+        return indices
     return np.array_split(indices, jax.process_count())[jax.process_index()]
 
 

@@ -13,6 +13,7 @@ from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError, local
 from ssl_jax.convert import fill, own, read, torch_in
+from ssl_jax.convert.weights import Source, Weights
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
@@ -81,7 +82,7 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
     )
 
 
-def _source(path: str, mesh) -> fill.Source:
+def _source(path: str, mesh) -> Source:
     read.check_local(path)
     place = local(path)
     file = read.weight_file(place) if place.exists() else None
@@ -92,7 +93,7 @@ def _source(path: str, mesh) -> fill.Source:
     return torch_in.load(path)
 
 
-def _run_folder(path: Path, mesh) -> fill.Source:
+def _run_folder(path: Path, mesh) -> Source:
     """A run directory of ours or one step of it: the trees "student" (with constants, as far as
     there are any) and "teacher"."""
 
@@ -113,7 +114,7 @@ def _run_folder(path: Path, mesh) -> fill.Source:
     return _source_of(path, title, config, parts)
 
 
-def _saved(path: Path, network: own.Saved) -> fill.Source:
+def _saved(path: Path, network: own.Saved) -> Source:
     """A network that `api.save` wrote: one tree, of a student or a teacher."""
     config = _config(network.config)
     tree = jax.tree.map(np.asarray, own.wide(network.params | _constants(network.constants)))
@@ -132,17 +133,17 @@ def _constants(tree) -> dict:
     return {"constants": tree} if tree else {}
 
 
-def _source_of(path: Path, title: str, config, parts: dict) -> fill.Source:
+def _source_of(path: Path, title: str, config, parts: dict) -> Source:
     model = {name: config.model[name] for name in _MODEL if config.model.get(name)}
 
     def weights(tree):
         arrays = trees.per_block(tree)
-        return fill.Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
+        return Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
 
-    return fill.Source("", config.method, {part: weights(tree) for part, tree in parts.items()})
+    return Source("", config.method, {part: weights(tree) for part, tree in parts.items()})
 
 
-def _with_first_layer(tree, weights: fill.Weights) -> fill.Weights:
+def _with_first_layer(tree, weights: Weights) -> Weights:
     """The weights with the first layer of their projection head where `tree` has it. Raises
     InputError where they have neither."""
     arrays, names = dict(weights.arrays), dict(weights.names)

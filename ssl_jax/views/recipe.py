@@ -25,9 +25,6 @@ from ssl_jax.config import InputError
 from ssl_jax.ops import numerics
 from ssl_jax.views import boxes as boxes_lib
 from ssl_jax.views import crops, erasing, masks, mixing, randaugment
-from ssl_jax.views.configured import group_of as group_of
-from ssl_jax.views.configured import photometric as photometric
-from ssl_jax.views.configured import photometric_of_one as photometric_of_one
 from ssl_jax.views.configured import recipe_multicrop as recipe_multicrop
 from ssl_jax.views.groups import GroupRecipe, ViewRecipe
 from ssl_jax.views.groups import max_masked as max_masked

@@ -9,6 +9,7 @@ import pytest
 from ssl_jax import trees
 from ssl_jax.config import InputError
 from ssl_jax.convert import fill
+from ssl_jax.convert.weights import Weights
 from ssl_jax.models import position, vit
 from tests.convert import published
 from tests.convert.published import Numbers
@@ -27,16 +28,14 @@ def tree(**changes):
     }
 
 
-def found(params, left=(), model=None, **changes) -> fill.Weights:
+def found(params, left=(), model=None, **changes) -> Weights:
     """Weights that hold `params` + 1, under the names "their.PATH"; changes: other arrays by path
     (None: absent).
     """
     arrays = {path: array + 1 for path, array in trees.per_block(params).items()} | changes
     arrays = {path: array for path, array in arrays.items() if array is not None}
     names = {path: f"their.{path}" for path in arrays}
-    return fill.Weights(
-        "x.pth", "Theirs", arrays, names, tuple(left), MODEL if model is None else model
-    )
+    return Weights("x.pth", "Theirs", arrays, names, tuple(left), MODEL if model is None else model)
 
 
 # --- taken
@@ -210,7 +209,7 @@ def test_a_model_that_would_compute_something_else(key, value):
 
 
 def test_nothing_matches():
-    strange = fill.Weights("x.pth", "Theirs", {"a/b": np.ones(2)}, {"a/b": "a.b"}, ("c",), {})
+    strange = Weights("x.pth", "Theirs", {"a/b": np.ones(2)}, {"a/b": "a.b"}, ("c",), {})
     head = found({"head": tree()["head"]})
     for weights, only, named in (
         (strange, "", r"x\.pth.*a\.b"),

@@ -9,7 +9,8 @@ import pytest
 
 from ssl_jax import api, cli, evals, methods, trees
 from ssl_jax.config import InputError
-from ssl_jax.convert import fill, torch_in
+from ssl_jax.convert import torch_in
+from ssl_jax.convert.weights import Source, Weights
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.evals import case as case_lib
@@ -140,10 +141,10 @@ def sop(monkeypatch):
 
     def weights(tree):
         arrays = trees.per_block(tree)
-        return fill.Weights("x", "sop", arrays, {path: path for path in arrays}, (), {})
+        return Weights("x", "sop", arrays, {path: path for path in arrays}, (), {})
 
     found = {part: weights(tree) for part, tree in parts.items()}
-    monkeypatch.setattr(torch_in, "load", lambda path: fill.Source("", "sop", found))
+    monkeypatch.setattr(torch_in, "load", lambda path: Source("", "sop", found))
     return parts
 
 

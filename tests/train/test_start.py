@@ -12,7 +12,8 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import api, cli, trees
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.convert import fill, torch_in
+from ssl_jax.convert import torch_in
+from ssl_jax.convert.weights import Source, Weights
 from ssl_jax.train import checkpoint, loop, state
 from ssl_jax.train import start as start_lib
 from tests import tiny
@@ -95,8 +96,8 @@ def test_an_encoder_alone_starts_both_and_heads_stay_as_drawn(tmp_path, plain, c
 def test_buffers_are_its_own(kind, plain, monkeypatch):
     """The step donates the state: leaves share no memory with each other or the source."""
     arrays = {path: kind(x) for path, x in trees.per_block(plain.params).items()}
-    weights = fill.Weights("x", "x", arrays, {path: path for path in arrays}, (), {})
-    monkeypatch.setattr(torch_in, "load", lambda path: fill.Source("dino", "", {"": weights}))
+    weights = Weights("x", "x", arrays, {path: path for path in arrays}, (), {})
+    monkeypatch.setattr(torch_in, "load", lambda path: Source("dino", "", {"": weights}))
     _, start = fresh(init_from="x")
     leaves = [
         *jax.tree.leaves((start.params, start.teacher)),

@@ -14,6 +14,7 @@ from ssl_jax.evals.retrieval.settings import Settings
 from ssl_jax.features import derived, scales
 from ssl_jax.features.feed import View
 from ssl_jax.methods.pictures.base import class_name
+from ssl_jax.runtime import distributed
 from ssl_jax.scores import normalize, ranking
 
 
@@ -47,7 +48,7 @@ def benchmark(case: Case, settings: Settings) -> Gallery:
     boxes = truth.boxes if settings.crop_queries else None
 
     def vectors(records, boxes=None):
-        rows = derived.share(np.arange(len(records)), case.shared)
+        rows = distributed.share(np.arange(len(records)), case.shared)
         source = derived.Needed(case.test, "cannot read an image of the benchmark")
 
         def show(row, record):
@@ -64,7 +65,7 @@ def benchmark(case: Case, settings: Settings) -> Gallery:
 def labelled(case: Case, settings: Settings) -> Gallery:
     """The test images that can be read, each against all others. Raises InputError for one without
     a label, or labels that no two share."""
-    chosen = derived.share(case.records("test")[1], case.shared)
+    chosen = distributed.share(case.records("test")[1], case.shared)
 
     def show(row, record):
         number, label = int(chosen[row]), record.get("label")

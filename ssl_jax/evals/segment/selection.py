@@ -54,8 +54,7 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
         return training.fit(net, settings, batches, lrs=lrs, seed=case.seed, mesh=mesh)
 
     def counted(trained, part):
-        if case.shared:
-            part = part.part(distributed.share(np.arange(len(part))))
+        part = part.part(distributed.share(np.arange(len(part)), case.shared))
         scored = inference.score(net, trained, part, settings, patch=case.patch, mesh=local)
         return inference.counts(scored, len(trained), classes, shared=case.shared)
 
