@@ -83,6 +83,11 @@ def write(
         raise InputError(
             f"model.in_channels is {shape.in_channels}; only networks of 3 channels are exported"
         )
+    if shape.stem != "linear":
+        raise InputError(
+            f'model.stem is "{shape.stem}", which {to} does not have; ssl_jax.save writes such a'
+            " network, and ssl_jax.load reads it"
+        )
     network = Network(shape, _learned(shape, params), image, about.method)
     folder = TARGETS[to](network)
     path.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from ssl_jax.config import InputError, check_multiple, field, keys_of
 from ssl_jax.models import attention as attention_lib
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import position as position_lib
-from ssl_jax.models import stack
+from ssl_jax.models import stack, stem
 from ssl_jax.models.functional import Model, functional
 from ssl_jax.ops import patchify
 
@@ -57,6 +57,11 @@ class ViTConfig:
         required=True,
         above=0,
         most=16384,
+    )
+    stem: str = field(
+        "linear",
+        'from pixels to tokens: "linear", or "conv": convolutions of 3 x 3 (Xiao et al. 2021)',
+        choices=("linear", "conv"),
     )
     mlp_ratio: float = field(4.0, "hidden width of the MLP / token width", above=0, most=100)
     cls: bool = field(True, "class token")
@@ -183,6 +188,11 @@ def check_together(values: Mapping, prefix: str = "") -> None:
     if values["position"] == "sincos":
         check_multiple(f"{prefix}width", width, 4, f'{prefix}position="sincos"')
     check_multiple(f"{prefix}image_size", values["image_size"], values["patch"], f"{prefix}patch")
+    if values.get("stem") == "conv" and (values["patch"] < 2 or values["patch"].bit_count() > 1):
+        raise InputError(
+            f'{prefix}patch is {values["patch"]}; {prefix}stem="conv" halves images until a patch'
+            " is one pixel: it must be 2, 4, 8, 16 or a higher power of 2"
+        )
     if int(width * ratio) < 1:
         raise InputError(
             f"{prefix}mlp_ratio is {ratio}, which leaves the MLP of width {width} no hidden unit;"
@@ -220,9 +230,9 @@ def vit(config: ViTConfig) -> Model:
     (see `apply` in this function).
 
     Parameters: "patch" (kernel [patch * patch * channels, d], rows ordered by row, column, channel
-    within the patch), "cls" [1, d], "position" [(1 if cls) + n, d] (class token's code first),
-    "registers" [r, d], "queries" [q, d], "mask_token" [1, d], "blocks" (of all blocks: each array
-    is [depth, ...]), "norm".
+    within the patch; or those of `stem.ConvStem`), "cls" [1, d], "position" [(1 if cls) + n, d]
+    (class token's code first), "registers" [r, d], "queries" [q, d], "mask_token" [1, d], "blocks"
+    (of all blocks: each array is [depth, ...]), "norm".
     """
     model = functional(functools.partial(_ViT, config=config), _ViT.__call__)
 
@@ -264,11 +274,15 @@ class _ViT(nnx.Module):
         c, d = config, config.width
         keys = jax.random.split(key, 5)
         self.config = c
-        # torch's default for convolutions, which DINO's initialisation leaves alone: it follows the
-        # patch size, 0.02 would not.
-        self.patch = layers_lib.linear(
-            layers_lib.uniform(keys[0], (c.patch * c.patch * c.in_channels, d)), c.dtype
-        )
+        if c.stem == "conv":
+            conv = stem.ConvStem(keys[0], c.patch, c.in_channels, d, c.norm_eps, c.dtype)
+            self.patch: nnx.Module = conv
+        else:
+            # torch's default for convolutions, which DINO's initialisation leaves alone: it follows
+            # the patch size, 0.02 would not.
+            self.patch = layers_lib.linear(
+                layers_lib.uniform(keys[0], (c.patch * c.patch * c.in_channels, d)), c.dtype
+            )
         if c.cls:
             self.cls = nnx.Param(layers_lib.normal(keys[1], (1, d), c.init_std))
         if c.position == "learned":
@@ -334,7 +348,7 @@ class _ViT(nnx.Module):
         b, height, width, _ = images.shape
         mean, std = (jnp.array(values, jnp.float32) for values in (c.mean, c.std))
         x = (images.astype(jnp.float32) - mean) / std
-        x = self.patch(patchify(x, c.patch)).astype(jnp.float32)
+        x = self.patch(x if c.stem == "conv" else patchify(x, c.patch)).astype(jnp.float32)
         if masks is not None:
             x = jnp.where(masks[..., None], self.mask_token[...], x)
         cls_code, codes = self._codes((height // c.patch, width // c.patch))

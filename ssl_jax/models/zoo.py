@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_choice, key, keys_of, unknown
-from ssl_jax.models import vit
+from ssl_jax.models import stem, vit
 from ssl_jax.models.vit import ViTConfig
 
 CHANNELS = 3  # of the images that data sets give
@@ -76,6 +76,8 @@ def forward_flops(config: ViTConfig, height: int, width: int, visible: int | Non
         (patches if visible is None else visible) + config.cls + config.registers + config.queries
     )
     embed = patches * config.patch**2 * config.in_channels * d
+    if config.stem == "conv":
+        embed = stem.products(patches, config.patch, config.in_channels, d)
     # qkv; scores and weighted sum; projection
     attention = tokens * d * 3 * d + 2 * tokens * tokens * d + tokens * d * d
     mlp = 2 * tokens * d * config.hidden

@@ -160,6 +160,7 @@ def test_the_card_tells_which_tokens_are_what(exported):
         ("hf", {"cls": False, "queries": 2}, "query tokens"),
         ("hf", {"registers": 2, "mlp_ratio": 2.5}, "mlp_ratio"),
         ("timm", {"in_channels": 1, "mean": (0.5,), "std": (0.5,)}, "in_channels"),
+        ("hf", {"stem": "conv"}, "stem"),
         ("hf", {"value": np.nan}, "cls"),
     ],
 )

@@ -26,6 +26,7 @@ ENCODERS = [
     ({}, None, 96),
     (dict(queries=4), 9, 64),
     (dict(registers=4, layer_scale=1e-5, cls=False), None, 96),
+    (dict(stem="conv"), 9, 64),
 ]
 
 

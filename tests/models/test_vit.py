@@ -50,12 +50,7 @@ def forward(params, images, c, *, masks=None, keep=None, keys=None):
     outputs, attention = [], []
     for b, image in enumerate(np.asarray(images, np.float64)):
         image = (image - np.array(c.mean)) / np.array(c.std)
-        patches = []
-        for i in range(rows):
-            for j in range(columns):
-                square = image[i * c.patch : (i + 1) * c.patch, j * c.patch : (j + 1) * c.patch]
-                patches.append(reference.linear(square.ravel(), p["patch"]))
-        x = np.stack(patches)
+        x = embedded(image, p["patch"], c)
         if masks is not None:
             x[np.asarray(masks[b])] = p["mask_token"][0]
         x = x + codes
@@ -76,6 +71,24 @@ def forward(params, images, c, *, masks=None, keep=None, keys=None):
     return np.array(outputs)[:, shown], attention
 
 
+def embedded(image, p, c):
+    """Patch tokens [n, d] before position codes."""
+    if c.stem == "linear":
+        return np.stack([reference.linear(x.ravel(), p) for x in windows(image, c.patch, c.patch)])
+    for i in range(len(p["convs"])):
+        columns, seen = image.shape[1] // 2, windows(np.pad(image, PAD), 3, 2)
+        image = np.stack([reference.linear(x.ravel(), p["convs"][str(i)]) for x in seen])
+        image = np.maximum(reference.norm(image, p["norms"][str(i)], c.norm_eps), 0)
+        image = image.reshape(-1, columns, image.shape[-1])
+    return reference.linear(image.reshape(-1, c.width), p["out"])
+
+
+def windows(image, side, stride):
+    """Squares of an image, row by row."""
+    starts = [range(0, length - side + 1, stride) for length in image.shape[:2]]
+    return [image[i : i + side, j : j + side] for i in starts[0] for j in starts[1]]
+
+
 def run(model, params, images, **options):
     """model.apply, compiled once per call: far fewer small compilations than operation by
     operation.
@@ -92,6 +105,7 @@ def all_tokens(tokens, np=np):
 MASKED = {"masks": np.random.default_rng(5).uniform(size=(2, N)) < 0.4}
 KEPT = {"keep": np.array([[3, 0, 7], [15, 2, 9]], np.int32)}
 KEYS = jax.random.split(jax.random.key(7), 2)
+PAD = ((1, 1), (1, 1), (0, 0))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +119,7 @@ KEYS = jax.random.split(jax.random.key(7), 2)
         (dict(position="sincos", mask_token=True, norm_eps=1e-3), (16, 16), MASKED | KEPT),
         (dict(layer_scale=0.5, registers=3, drop_path=0.8), (20, 16), {"keys": KEYS}),
         (dict(registers=2, queries=2, cls=False, scan=True), (16, 16), KEPT),
+        (dict(stem="conv", width=6, mask_token=True), (8, 24), {}),
     ],
 )
 def test_matches_numpy(changes, size, inputs):
@@ -259,6 +274,7 @@ REFUSED = [
     dict(dtype="float16"), dict(mean=(0.5,)), dict(std=(0.2, 0.0, 0.2)), dict(queries=-1),
     dict(registers=-1), dict(layer_scale=-1.0), dict(norm_eps=0.0), dict(mlp_ratio=0.0),
     dict(mlp_ratio=0.01),  # no hidden unit
+    dict(patch=1, stem="conv"), dict(patch=6, image_size=12, stem="conv"), dict(stem="pool"),
 ]  # fmt: skip
 
 

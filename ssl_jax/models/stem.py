@@ -1,0 +1,70 @@
+"""From pixels to patch tokens by small convolutions in place of one linear layer."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+from ssl_jax.models import layers
+
+_SIDE = 3  # of a convolution's kernel, in pixels
+
+
+class ConvStem(nnx.Module):
+    """Images [B, H, W, channels] -> [B, n, width], a token for each patch, row by row: log2(patch)
+    convolutions of 3 x 3 with stride 2, whose channels double up to `width`, each with LayerNorm
+    and ReLU, then a linear layer (Xiao et al. 2021, "Early convolutions help transformers see
+    better", section 4, whose norm is a BatchNorm).
+
+    patch: a power of 2, at least 2. A token sees 2 patch - 1 pixels a side.
+    Parameters: "convs/i" (kernel [9 * channels, out], rows ordered by row, column, channel of the
+    window, and bias), "norms/i", "out".
+    """
+
+    def __init__(
+        self, key: jax.Array, patch: int, channels: int, width: int, eps: float, dtype: DTypeLike
+    ):
+        shapes = kernels(patch, channels, width)
+        *keys, last = jax.random.split(key, len(shapes) + 1)
+        self.convs = nnx.List(
+            [
+                layers.linear(layers.uniform(key, shape), dtype)
+                for key, shape in zip(keys, shapes, strict=True)
+            ]
+        )
+        self.norms = nnx.List([layers.LayerNorm(out, eps) for _, out in shapes])
+        self.out = layers.linear(layers.uniform(last, (width, width)), dtype)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = nnx.relu(norm(conv(windows(x))))
+        return self.out(x.reshape(x.shape[0], -1, x.shape[-1]))
+
+
+def windows(x: jax.Array) -> jax.Array:
+    """[B, H, W, C] -> [B, H/2, W/2, 9 C]: what each place of a 3 x 3 convolution with stride 2 and
+    padding 1 sees. A product with these is the convolution; in a loop of steps XLA's own takes ten
+    times as long on a CPU."""
+    x = jnp.pad(x, ((0, 0), (1, 0), (1, 0), (0, 0)))
+    rows, columns = x.shape[1] - 1, x.shape[2] - 1
+    shifts = itertools.product(range(_SIDE), repeat=2)
+    return jnp.concatenate(
+        [x[:, i : i + rows : 2, j : j + columns : 2] for i, j in shifts], axis=-1
+    )
+
+
+def kernels(patch: int, channels: int, width: int) -> list[tuple[int, int]]:
+    """The shape of each convolution's kernel."""
+    count = patch.bit_length() - 1
+    sizes = [channels, *(max(1, width >> i) for i in reversed(range(count)))]
+    return [(_SIDE**2 * before, after) for before, after in itertools.pairwise(sizes)]
+
+
+def products(patches: int, patch: int, channels: int, width: int) -> int:
+    """Multiply-adds for an image of so many patches."""
+    total = patches * width * width
+    for i, (rows, columns) in enumerate(kernels(patch, channels, width), 1):
+        total += patches * (patch >> i) ** 2 * rows * columns
+    return total
