@@ -65,9 +65,10 @@ class Family(NamedTuple):
     note: str = ""
 
 
-_EXACT = {"gelu": "erf", "position_resize": "exact", "resize_kernel": "keys-0.75"}
-_OFFSET = {"gelu": "erf", "position_resize": "dino_offset", "resize_kernel": "keys-0.75"}
-_ANTIALIAS = {"gelu": "erf", "position_resize": "exact", "resize_kernel": "antialias-0.5"}
+_PLAIN = {"stem": "linear"}
+_EXACT = _PLAIN | {"gelu": "erf", "position_resize": "exact", "resize_kernel": "keys-0.75"}
+_OFFSET = _PLAIN | {"gelu": "erf", "position_resize": "dino_offset", "resize_kernel": "keys-0.75"}
+_ANTIALIAS = _PLAIN | {"gelu": "erf", "position_resize": "exact", "resize_kernel": "antialias-0.5"}
 _NORMALISED = (
     "images are normalised with ImageNet's mean and deviation here; some of these weights were"
     " trained with 0.5 and 0.5 (model.mean, model.std)"

@@ -188,7 +188,7 @@ def check_together(values: Mapping, prefix: str = "") -> None:
     if values["position"] == "sincos":
         check_multiple(f"{prefix}width", width, 4, f'{prefix}position="sincos"')
     check_multiple(f"{prefix}image_size", values["image_size"], values["patch"], f"{prefix}patch")
-    if values.get("stem") == "conv" and (values["patch"] < 2 or values["patch"].bit_count() > 1):
+    if values["stem"] == "conv" and (values["patch"] < 2 or values["patch"].bit_count() > 1):
         raise InputError(
             f'{prefix}patch is {values["patch"]}; {prefix}stem="conv" halves images until a patch'
             " is one pixel: it must be 2, 4, 8, 16 or a higher power of 2"

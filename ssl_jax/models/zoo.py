@@ -75,9 +75,10 @@ def forward_flops(config: ViTConfig, height: int, width: int, visible: int | Non
     tokens = (
         (patches if visible is None else visible) + config.cls + config.registers + config.queries
     )
-    embed = patches * config.patch**2 * config.in_channels * d
     if config.stem == "conv":
         embed = stem.products(patches, config.patch, config.in_channels, d)
+    else:
+        embed = patches * config.patch**2 * config.in_channels * d
     # qkv; scores and weighted sum; projection
     attention = tokens * d * 3 * d + 2 * tokens * tokens * d + tokens * d * d
     mlp = 2 * tokens * d * config.hidden

@@ -19,7 +19,7 @@ from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
 
 # What the same weights may be read by in two ways: keys of the config's section `model`.
-_MODEL = ("heads", "gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
+_MODEL = ("heads", "stem", "gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
 
 
 # The first layer of a projection head, and where a classifier has it (methods.finetune).

@@ -14,7 +14,7 @@ from ssl_jax.models import position, vit
 from tests.convert import published
 from tests.convert.published import Numbers
 
-MODEL = {"gelu": "erf", "position_resize": "exact", "resize_kernel": "keys-0.75"}
+MODEL = {"stem": "linear", "gelu": "erf", "position_resize": "exact", "resize_kernel": "keys-0.75"}
 
 
 def tree(**changes):
@@ -198,7 +198,12 @@ def test_weights_that_do_not_fit(ours, change, arrays, named):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("gelu", "tanh"), ("position_resize", "dino_offset"), ("resize_kernel", "antialias-0.5")],
+    [
+        ("stem", "conv"),
+        ("gelu", "tanh"),
+        ("position_resize", "dino_offset"),
+        ("resize_kernel", "antialias-0.5"),
+    ],
 )
 def test_a_model_that_would_compute_something_else(key, value):
     params, other = tree(), MODEL | {key: value}

@@ -207,6 +207,9 @@ def test_a_run_that_is_none_and_another_start_are_refused(earlier, tmp_path, cap
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     with pytest.raises(InputError, match="checkpoint"):
         fresh(init_from=str(tmp_path / "run"))
+    # Every weight but the stem's would fit.
+    with pytest.raises(InputError, match=r"model\.stem=linear"):
+        fresh(init_from=str(earlier[0]), model__stem="conv")
     changed = ("--config.seed=3", "--config.init_from=elsewhere.npz")
     assert train(earlier[0], *changed) == cli.EXIT_INPUT
     assert "init_from is '' there" in capsys.readouterr().err
