@@ -9,34 +9,29 @@ seventeen classes and 16 to 64 patches, with temperatures that keep targets info
 random start. They were found on the photographs; docs/results.md says what was tried.
 DINOv2's was not measured.
 
-On real sets colours are jittered as in the papers, and crops have 48 pixels at least, those of
-CIFAR-10 enlarged, so that they have 36 patches.
+What differs on CIFAR-10 and Imagenette is in configs/real.py.
 """
 
 from ssl_jax import evals, settings
 
-VARIANTS = ("cifar10", "imagenette96", "photos", "photo_collages")
-# Set -> pixels of an image, test split, epochs: some 3000 steps and 4000, half an hour to 70
-# minutes of a core.
-REAL = {"cifar10": (48, "test", 4.0), "imagenette96": (96, "validation", 27.0)}
+from . import real
+
+VARIANTS = (*real.VARIANTS, "photos", "photo_collages")
 
 
 def recipe(method: str, variant: str):
     """The config of a method on one of VARIANTS."""
     config = start(method, variant)
-    data, counts = config.data, dict(train_examples=5000, test_examples=2000)
-    if variant in REAL:
-        _, split, config.optim.epochs = REAL[variant]
-        images = dict(kind="training", test_split=split, size=data.size)
-        evals.add(config, "knn", "linear", "rank", data=images)
-    else:
-        config.optim.epochs = 20
-        images = dict(kind="photos", size=data.size)
-        evals.add(config, "knn", "linear", "rank", data=images, **counts)
+    if variant in real.VARIANTS:
+        real.add_evaluations(config, variant)
+        return config
+    counts, config.optim.epochs = dict(train_examples=5000, test_examples=2000), 20
+    images = dict(kind="photos", size=config.data.size)
+    evals.add(config, "knn", "linear", "rank", data=images, **counts)
     config.evals.tasks, config.evals.every_steps = ("knn", "linear"), 1000
     if variant == "photo_collages":
         # Patches are scored on these scenes, whole images on `photos`, which have one label each.
-        evals.add(config, "dense", data=dict(kind="training", size=data.size), **counts)
+        evals.add(config, "dense", data=dict(kind="training", size=config.data.size), **counts)
         config.evals.tasks = ("knn", "linear", "dense")
     return config
 
@@ -47,8 +42,8 @@ def start(method: str, variant: str):
     _shared(config)
     for section, values in CHANGES.get(method, {}).items():
         config.update_from_flattened_dict({f"{section}.{key}": v for key, v in values.items()})
-    if variant in REAL:
-        _real(config, variant)
+    if variant in real.VARIANTS:
+        real.change(config, variant)
     else:
         config.data.kind, config.data.size = variant, 64
     config.model.image_size = config.views.global_size
@@ -153,15 +148,3 @@ def _shared(config) -> None:
     optim.weight_decay, optim.final_weight_decay = 0.04, 0.1
     config.teacher.momentum = 0.99
     config.checkpoint.every_steps, config.log.every_steps = 100, 20
-
-
-def _real(config, variant: str) -> None:
-    """Images of a set that TFDS knows, and views for them."""
-    data, views = config.data, config.views
-    size, _, _ = REAL[variant]
-    # Imagenette: `size` changes nothing for the 96 px set, and makes those that TFDS knows fit, as
-    # data.name=imagenette/160px-v2.
-    data.kind, data.name, data.size = "tfds", variant, size
-    views.global_size, views.local_size = max(48, views.global_size), 24
-    views.jitter_prob = 0.0 if config.method == "mae" else 0.8
-    config.checkpoint.every_steps = 500

@@ -36,7 +36,7 @@ class Records:
 
     def __setitem__(self, name: str, record: dict) -> None:
         """Keeps a record, and the file with it and all that is there by now, ordered by name."""
-        self._of |= _read(self.file) | {name: record}
+        self._of |= _read(self.file) | {name: _short(record)}
         lines = [json.dumps({"run": name} | self._of[name]) for name in sorted(self._of)]
         self.file.parent.mkdir(parents=True, exist_ok=True)
         new = self.file.with_name(f"{self.file.name}.{os.getpid()}")
@@ -68,7 +68,7 @@ def train_all(wanted, jobs: int, records: Records):
     for run, there in runs.train_all(missing, jobs):
         if there:
             record = runs.read(run.folder) | {"made": runs.made(run.folder)}
-            records[run.folder.name] = _short(record)
+            records[run.folder.name] = record
         yield run, records[run.folder.name] if there else None
 
 

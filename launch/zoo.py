@@ -38,16 +38,15 @@ def main(argv=None) -> int:
         name, _, folder = network.partition("=")
         if not name or not Path(folder, "results.json").is_file():
             parser.error(f"{network}: give NAME=FOLDER of a run that has its results.json")
-        print(keep(name, Path(folder), args.command))
+        print(keep(ZOO / f"{name}.safetensors", Path(folder), args.command))
     runs.fill(ZOO / "README.md", "networks", runs.markdown(table()))
     return 0
 
 
-def keep(name: str, folder: Path, command: str = "") -> Path:
-    """Writes zoo/NAME.safetensors."""
+def keep(file: Path, folder: Path, command: str = "") -> Path:
+    """Writes the network of a finished run."""
     encoder, result = ssl_jax.load(folder), runs.read(folder)
     config = without_places(encoder.config)
-    file = ZOO / f"{name}.safetensors"
     ssl_jax.save(
         Encoder(FrozenConfigDict(config), encoder.params, encoder.constants, encoder.step),
         file,

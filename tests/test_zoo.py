@@ -77,7 +77,7 @@ def test_a_run_becomes_a_file(zoo, tmp_path, monkeypatch):
     monkeypatch.setattr(zoo, "ZOO", tmp_path)
     monkeypatch.setattr(zoo.ssl_jax, "load", lambda folder: encoder)
     monkeypatch.setattr(zoo.runs, "read", lambda folder: scores)
-    stored = own.read(zoo.keep("tiny", tmp_path, command="ssl-jax train"))
+    stored = own.read(zoo.keep(tmp_path / "tiny.safetensors", tmp_path, command="ssl-jax train"))
     assert json.loads(stored.config)["data"]["dir"] == ""
     assert stored.notes["scores"] == {"knn": 2.0} and stored.notes["step"] == 5
     for array in jax.tree.leaves(stored.params):

@@ -136,9 +136,7 @@ def test_a_tpu_slice_gets_the_checkout_and_the_same_command_on_every_host(place)
     assert place.calls("py") == [["-m", "ssl_jax", "train", *arguments]]
 
 
-@pytest.mark.parametrize(
-    "script", ["slurm.sbatch", "tpu_pod.sh", "gpu.sh", "gpu_results.sh", "real_sets.sh"]
-)
+@pytest.mark.parametrize("script", ["slurm.sbatch", "tpu_pod.sh", "gpu.sh", "speedrun.sh"])
 def test_without_arguments_a_script_says_how_it_is_used(script):
     done = bash(script, PYTHON="py")
     assert done.returncode == 2 and "usage: " in done.stderr

@@ -32,10 +32,9 @@ def untrained(monkeypatch):
         ("claims", "--claims=sop-ancors", "sop-ancors"),
         ("compare", "--methods=dyno", "dyno"),
         ("evaluate", "zoo/sop_quickstart --rows=knn_mnist", "knn_mnist"),
-        ("real_sets", "--sets=cifar100 --data=x", "cifar100"),
-        ("real_sets", "--methods=dino", "--data"),
-        ("real_sets", "--methods=dino --sets=imagenette96 --data=none", "none"),
         ("reconstruct_sweep", "--tokens=0,1", "--tokens"),
+        ("speedrun", "cpu --sets=cifar100 --data=x", "cifar100"),
+        ("speedrun", "tpu", "tpu"),
         ("sweep", "--config=quickstart --x", "--x"),
         ("sweep", "--config=quickstart", "--grid"),
         ("zoo", "name=nowhere", "nowhere"),
@@ -74,10 +73,10 @@ def test_a_command_draws_the_picture_of_the_readme(tmp_path):
 
 def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
     results = ["quickstart", "rule of claims", "evaluation", "reconstruction", "nine methods"]
-    results += ["real sets", "real sets, GPU"]
     results += [f"claims: {paper}" for paper in load("claims_papers").PAPERS]
     places = {
         "README.md": ["nine methods"],
+        "docs/speedrun.md": ["leaderboard"],
         "docs/benchmarks.md": ["ops", "steps", "evals", "loader", "cache"],
     }
     for document, names in (places | {"docs/results.md": results}).items():

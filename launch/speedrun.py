@@ -1,0 +1,211 @@
+"""How far a method gets on CIFAR-10 and Imagenette in an hour of two CPU cores, or in ten minutes
+of one GPU: trains, evaluates, draws score against minutes, keeps weights and numbers.
+
+    python launch/speedrun.py cpu --data /data/tfds
+    python launch/speedrun.py gpu --data /data/tfds --methods sop,dino --sets cifar10
+
+A run is `ssl-jax train --config=METHOD:SET`, or METHOD:SET_gpu. Its number of epochs takes the
+budget on the machine that the recipe was made for; elsewhere the minutes differ and the network
+does not. Runs are in WORKDIR/METHOD-SET-BUDGET-SEED and are resumed; one that has its results.json
+is not made again. Beside it are its weights (bfloat16, .safetensors), which ssl_jax.load reads; the
+numbers of all are in WORKDIR/records.jsonl. Without the sets, METHOD:photos is trained, on
+photographs that come with the packages. Arguments --config.KEY=VALUE go to every run.
+"""
+
+import argparse
+import datetime
+import shlex
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
+
+import evaluate  # noqa: E402
+import runs  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from records import Records  # noqa: E402
+
+import ssl_jax  # noqa: E402
+import zoo  # noqa: E402
+from configs import compare  # noqa: E402
+from ssl_jax import trees  # noqa: E402
+
+BUDGETS = {"cpu": "60 min of 2 cores", "gpu": "10 min of a GPU"}
+SETS = ("cifar10", "imagenette96")
+PHOTOS = "photos"
+SCENES = ("dense_camvid", "segment_camvid")  # rows of launch/evaluate.py
+HEADING = ("method", "network", "k-NN", "linear", "CamVid, dense / segm.", "images seen")
+HEADING += ("minutes", "seed", "device", "date, commit", "command")
+RECORDS = ROOT / "docs" / "records_speedrun.jsonl"
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0].replace("\n", " "))
+    parser.add_argument("budget", choices=BUDGETS, help="an hour of 2 cores, 10 minutes of a GPU")
+    parser.add_argument("--data", default="", help="folder of the TFDS sets")
+    parser.add_argument("--methods", default="sop", help="comma-separated; default: sop")
+    parser.add_argument("--sets", default="", help="comma-separated; default: those in --data")
+    parser.add_argument("--seeds", default="0", help="comma-separated")
+    parser.add_argument("--workdir", default="runs/speedrun", type=Path, help="where the runs go")
+    parser.add_argument("--write", action="store_true", help="add the rows to docs/speedrun.md")
+    args, passed_on = parser.parse_known_args(argv)
+    there = [name for name in SETS if args.data and Path(args.data, name).is_dir()] or [PHOTOS]
+    methods, sets = args.methods.split(","), args.sets.split(",") if args.sets else there
+    known = dict(methods=(methods, compare.METHODS), sets=(sets, (*SETS, PHOTOS)))
+    runs.refuse_unknown(parser, passed_on, **known)
+    records, failed = {}, []
+    for images in sets:
+        for method in methods:
+            for seed in args.seeds.split(","):
+                run = run_of(args, method, images, seed, passed_on)
+                print(f"{run.folder.name}: see {run.folder}.log", flush=True)
+                if not runs.train(run):
+                    failed.append(run)
+                    print(f"{run.folder.name}: FAILED", flush=True)
+                    continue
+                record = measured(run, args, passed_on)
+                records[f"{run.folder.name}-{record['made']['commit']}"] = record
+                print(" | ".join(cells(record)), flush=True)
+    for file in (args.workdir / "records.jsonl", *([RECORDS] if args.write else [])):
+        kept = Records(file)
+        for name, record in records.items():
+            kept[name] = record
+    if records:
+        print("\n" + "\n".join(tables(records.values())))
+        print(f"picture: {draw(records.values(), args.workdir / 'curves.png')}")
+    if args.write:
+        write()
+    return 1 if failed else 0
+
+
+def run_of(args, method: str, images: str, seed: str, passed_on) -> runs.Run:
+    """The run of a method on a set."""
+    size = "_gpu" if args.budget == "gpu" and images != PHOTOS else ""
+    place = [f"--config.data.dir={args.data}"] if images != PHOTOS else []
+    folder = args.workdir / f"{method}-{images}-{args.budget}-{seed}"
+    arguments = (*place, f"--config.seed={seed}", *passed_on)
+    return runs.Run(f"{method}:{images}{size}", folder, arguments)
+
+
+def measured(run: runs.Run, args, passed_on) -> dict:
+    """The record of a finished run: what `runs.read` says, and what its row in the leaderboard
+    shows. Writes the weights beside the run."""
+    method, images, _, seed = run.folder.name.split("-")
+    encoder, record = ssl_jax.load(run.folder), runs.read(run.folder)
+    ended = (run.folder / "results.json").stat().st_mtime
+    elapsed = (ended - (run.folder / "environment.json").stat().st_mtime) / 60
+    options = [f"--methods {method} --sets {images} --seeds {seed}", *map(shlex.quote, passed_on)]
+    command = f"bash launch/speedrun.sh {args.budget} {' '.join(options)}"
+    zoo.keep(run.folder.with_name(f"{run.folder.name}.safetensors"), run.folder, command)
+    if images == "imagenette96" and Path(args.data, "camvid").is_dir():
+        for row, scores in scenes(encoder, args.data, run.folder / "scenes").items():
+            record[row] |= scores
+    return record | {
+        "made": runs.made(run.folder),
+        "method": method,
+        "set": images,
+        "budget": args.budget,
+        "seed": int(seed),
+        "date": datetime.datetime.fromtimestamp(ended, datetime.UTC).date().isoformat(),
+        "images": int(record["curve"]["step"][-1]) * encoder.config.optim.batch_size,
+        "network": network(encoder),
+        "elapsed": elapsed,  # with compilation and evaluations; of a resumed run, its last part
+        "command": command,
+    }
+
+
+def network(encoder) -> str:
+    """ "1.1 M weights, patch 8, conv stem" """
+    model, weights = encoder.config.model, trees.flatten(encoder.params["backbone"]).values()
+    stem = ", conv stem" if model.stem == "conv" else ""
+    return f"{sum(x.size for x in weights) / 1e6:.1f} M weights, patch {model.patch}{stem}"
+
+
+def scenes(encoder, data: str, workdir: Path) -> dict:
+    """{key of runs.ROWS: {row of SCENES: mIoU}} on CamVid, by launch/evaluate.py."""
+    args = SimpleNamespace(data=data, davis="", examples=0, workdir=workdir)
+    results = {name: evaluate.evaluated(name, encoder, args) for name in SCENES}
+    return {
+        key: {name: of[row][f"{name}_{evaluate.ROWS[name].type}"] for name, of in results.items()}
+        for key, row in runs.ROWS.items()
+    }
+
+
+def scores(record: dict, row: str) -> list[str]:
+    """Of the network of a run, or of what it is compared with: a key of runs.ROWS."""
+    of = record[row]
+    on_scenes = [f"{of[name]:.1f}" for name in SCENES if name in of]
+    return [f"{of['knn']:.1f}", f"{of['linear']:.1f}", " / ".join(on_scenes) or "-"]
+
+
+def cells(record: dict) -> list[str]:
+    """A row of the leaderboard."""
+    made = record["made"]
+    device = made["accelerators"] or f"{made['processor']}, {made['cores']} cores"
+    return [
+        compare.TITLES[record["method"]],
+        record["network"],
+        *scores(record, "trained"),
+        f"{record['images'] / 1e6:.2f} M",
+        f"{record['minutes']:.0f} ({max(record['minutes'], record['elapsed']):.0f})",
+        str(record["seed"]),
+        device,
+        f"{record['date']}, {made['commit']}",
+        f"`{record['command']}`",
+    ]
+
+
+def tables(records) -> list[str]:
+    """A heading and a table for each set and budget, the best k-NN first, with the baselines of the
+    best below."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for record in records:
+        groups.setdefault((record["set"], record["budget"]), []).append(record)
+    parts = []
+    for images, budget in sorted(groups):
+        mine = sorted(groups[images, budget], key=lambda record: -record["trained"]["knn"])
+        rows = [HEADING, *map(cells, mine)]
+        for row in ("untrained", "raw"):
+            rows.append([runs.ROWS[row], "", *scores(mine[0], row), *[""] * 6])
+        parts += [f"### {images}, {BUDGETS[budget]}\n", runs.markdown(rows)]
+    return parts
+
+
+def draw(records, path: Path) -> Path:
+    """k-NN against minutes of training, a panel for each set, a line for each run; untrained
+    network and raw pixels dashed."""
+    records = list(records)
+    sets = list(dict.fromkeys(record["set"] for record in records))
+    figure = Figure(figsize=(6 * len(sets), 4), layout="constrained")
+    for axes, images in zip(figure.subplots(1, len(sets), squeeze=False)[0], sets, strict=True):
+        mine = [record for record in records if record["set"] == images]
+        for record in mine:
+            minutes = [step * record["ms"] / 60000 for step in record["curve"]["step"]]
+            label = f"{compare.TITLES[record['method']]}, seed {record['seed']}"
+            axes.plot(minutes, record["curve"]["knn"], marker="o", markersize=3, label=label)
+        for row, style in (("raw", "--"), ("untrained", ":")):
+            level, name = mine[0][row]["knn"], runs.ROWS[row]
+            axes.axhline(level, color="gray", linestyle=style, linewidth=1, label=name)
+        axes.set(title=images, xlabel="minutes of training", ylabel="k-NN, %")
+        axes.legend()
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def write() -> None:
+    """The leaderboard and the curves of all records in docs/speedrun.md."""
+    kept = Records(RECORDS)
+    every = [kept[name] for name in kept]
+    text = "\n".join(tables(every))
+    for budget in BUDGETS:
+        mine = [record for record in every if record["budget"] == budget]
+        if mine:
+            picture = draw(mine, ROOT / "docs" / "pictures" / f"speedrun_{budget}.png")
+            text += f"\n![k-NN against minutes, {BUDGETS[budget]}](pictures/{picture.name})\n"
+    runs.fill(ROOT / "docs" / "speedrun.md", "leaderboard", text)
+
+
+if __name__ == "__main__":
+    runs.start(main)

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Trains SOP on CIFAR-10 and Imagenette for an hour of 2 CPU cores each, or for ten minutes of one
+# GPU; leaves a table, curves of score against minutes, pictures and weights.
+#
+#   bash launch/speedrun.sh cpu                         on photographs that come with the packages
+#   bash launch/speedrun.sh cpu --data /data/tfds       on the sets (cifar10, imagenette96) in there
+#   bash launch/speedrun.sh gpu --data /data/tfds --methods sop,dino --sets cifar10
+#
+# cpu needs only Python >= 3.11 and pip, and makes its own .venv; gpu needs the package with a GPU
+# build of JAX (pip install -e ".[train,gpu]") in the active environment. Started again, it continues
+# where it stopped, also after a kill. Further arguments: python launch/speedrun.py --help
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case "${1:-}" in
+  cpu)
+    source launch/environment.sh
+    source launch/cpu.sh
+    PYTHON=python
+    ;;
+  gpu) ;;
+  *)
+    echo "usage: bash launch/speedrun.sh cpu|gpu [ARGUMENTS]" >&2
+    exit 2
+    ;;
+esac
+
+exec "${PYTHON:-python}" launch/speedrun.py "$@"
