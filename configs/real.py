@@ -12,42 +12,43 @@ from ssl_jax import evals
 
 
 class Images(NamedTuple):
-    """A set that TFDS knows: its name, test split, and pixels of an image."""
+    """A set that TFDS knows: its name, test split, pixels of an image, and training images."""
 
     name: str
     test: str
     size: int
+    length: int
 
 
-CIFAR = Images("cifar10", "test", 32)
+CIFAR = Images("cifar10", "test", 32, 50000)
 # `size` changes nothing for the 96 px set, and makes those that TFDS knows fit, as
 # data.name=imagenette/160px-v2.
-IMAGENETTE = Images("imagenette96", "validation", 96)
+IMAGENETTE = Images("imagenette96", "validation", 96, 9469)
 VARIANTS = {
     "cifar10": CIFAR,
     "imagenette96": IMAGENETTE,
     "cifar10_gpu": CIFAR,
     "imagenette96_gpu": IMAGENETTE,
 }
-# {key: value} for every method; keys of views that a method does not have are left alone.
+ON_THE_WAY = 8  # evaluations while it trains
 _ALL = {
     "model.stem": "conv",
     "optim.name": "muon",
     "optim.batch_size": 128,
     "optim.lr": 4e-3,
-    "teacher.momentum": 0.95,
-    "views.jitter_prob": 0.8,
     "data.cache": "device",
 }
 _CPU = {"model.width": 128, "model.heads": 4}
 _GPU = {"model.width": 192, "model.depth": 9, "model.dtype": "bfloat16", "optim.batch_size": 1024}
-_CHANGES: dict[str, dict[str, Any]] = {
+_SIZES: dict[str, dict[str, Any]] = {
     "cifar10": _CPU | {"optim.epochs": 30.0},
     "imagenette96": _CPU | {"optim.epochs": 70.0},
     "cifar10_gpu": _GPU | {"model.patch": 4, "optim.epochs": 60.0},
     "imagenette96_gpu": _GPU | {"optim.epochs": 100.0},
 }
-_VIEWS = {
+# Of methods that compare whole images. Those that cluster patches, or rebuild them, keep their
+# views, on which CIFAR-10 is enlarged.
+_TWO_CROPS = {
     CIFAR: {"global_size": 32, "global_scale": (0.5, 1.0), "local_count": 0},
     IMAGENETTE: {"global_size": 48, "global_scale": (0.3, 1.0), "local_count": 0},
 }
@@ -55,24 +56,37 @@ _TEMPERATURES = dict(
     student_temperature=0.1, teacher_temperature=0.04, final_teacher_temperature=0.04
 )
 _SOPS = _TEMPERATURES | {"cls.anchors": 4096, "cls.members": 1, "cls.memory": 8192}
-_METHODS: dict[str, dict[str, Any]] = {"sop": _SOPS, "sove": _SOPS}
+# The section of each method that compares whole images.
+_SECTIONS: dict[str, dict[str, Any]] = {
+    "dino": {},
+    "ibot": {},
+    "dinov2": {},
+    "massl": _TEMPERATURES,
+    "sop": _SOPS,
+    "sove": _SOPS,
+}
 
 
 def change(config, variant: str) -> None:
     """Makes the recipe of a method for photographs that of one of VARIANTS."""
     images = VARIANTS[variant]
-    data, views = config.data, config.views
+    data, views, method = config.data, config.views, config.method
     data.kind, data.name, data.size = "tfds", images.name, images.size
-    config.update_from_flattened_dict(_ALL | _CHANGES[variant])
-    views.update(_VIEWS[images])
-    section = _METHODS.get(config.method, {})
-    config.update_from_flattened_dict({f"{config.method}.{k}": v for k, v in section.items()})
+    config.update_from_flattened_dict(_ALL | _SIZES[variant])
+    if method != "mae":
+        config.teacher.momentum, views.jitter_prob = 0.95, 0.8
+    if method in _SECTIONS:
+        views.update(_TWO_CROPS[images])
+        section = {f"{method}.{key}": value for key, value in _SECTIONS[method].items()}
+        config.update_from_flattened_dict(section)
     config.checkpoint.every_steps, config.evals.batch_size = 500, 512
 
 
 def add_evaluations(config, variant: str) -> None:
-    """k-NN and linear probe of all labelled images, k-NN ten times on the way."""
-    images = VARIANTS[variant]
+    """k-NN and linear probe of all labelled images, some times on the way."""
+    images, optim = VARIANTS[variant], config.optim
     source = dict(kind="training", test_split=images.test, size=images.size)
     evals.add(config, "knn", "linear", "rank", data=source)
     config.evals.tasks = ("knn", "linear")
+    steps = int(optim.epochs * images.length / optim.batch_size)
+    config.evals.every_steps = -(-steps // ON_THE_WAY)

@@ -4,13 +4,15 @@
     python launch/sweep.py --workdir=runs/sweep --list changes.txt --config=sop:cifar10
     python launch/sweep.py --config=sop:vits16 --grid optim.lr=5e-4,1e-3 --slurm="--time=48:00:00"
     python launch/sweep.py --table runs/sweep/*/
+    python launch/sweep.py --table runs/base runs/sweep/*/ --gains
 
 A grid is every combination of the values; a list is a file with the changes of one run a line, as
 KEY=VALUE separated by blanks. A run is `ssl-jax train` in WORKDIR/KEY=VALUE,..., in a process of
 its own; it resumes after a kill, and one that has its results.json is not made again. Values are
 those of --config.KEY=VALUE; a value with commas, such as a pair, needs a list. Arguments
 --config.KEY=VALUE go to every run. With --slurm the runs become one array of jobs
-(launch/slurm.sbatch, one process and GPU each), and --table shows what they gave.
+(launch/slurm.sbatch, one process and GPU each), and --table shows what they gave. With --gains the
+table says what each run changes of the first one and how many points more it has.
 """
 
 import argparse
@@ -43,10 +45,12 @@ def main(argv=None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
     parser.add_argument("--slurm", help="submit them as an array; further options of sbatch, or ''")
     parser.add_argument("--table", nargs="+", type=Path, help="only the table of these run folders")
-    parser.add_argument("--write", metavar="MARK", help="also put it into docs/results.md there")
+    parser.add_argument("--gains", action="store_true", help="a table of gains over the first run")
+    parser.add_argument("--write", metavar="MARK", help="also put the table there in a document")
+    parser.add_argument("--document", default=ROOT / "docs" / "results.md", type=Path)
     args, passed_on = parser.parse_known_args(argv)
     if args.table:
-        report(args.table, args.write)
+        report(args.table, args)
         return 0
     runs.refuse_unknown(parser, passed_on)
     if not args.config or bool(args.grid) == bool(args.list):
@@ -71,7 +75,7 @@ def main(argv=None) -> int:
     finished = [run.folder for run in wanted if run not in failed]
     if finished:
         print()
-        (args.workdir / "table.md").write_text(report(finished, args.write))
+        (args.workdir / "table.md").write_text(report(finished, args))
     return 1 if failed else 0
 
 
@@ -93,12 +97,12 @@ def submit(wanted: list[runs.Run], folder: Path, options: str) -> int:
     return subprocess.run([*command, "launch/slurm.sbatch"], cwd=ROOT, env=environment).returncode
 
 
-def report(folders: list[Path], mark: str | None = None) -> str:
-    """Prints the table; writes it between two marks of docs/results.md if there is a name."""
-    text = runs.markdown(table(folders))
+def report(folders: list[Path], args) -> str:
+    """Prints the table; writes it between two marks of a document if there is a name."""
+    text = runs.markdown((gains if args.gains else table)(folders))
     print(text, end="")
-    if mark:
-        runs.fill(ROOT / "docs" / "results.md", mark, f"{text}\n{runs.provenance(*folders)}\n")
+    if args.write:
+        runs.fill(args.document, args.write, f"{text}\n{runs.provenance(*folders)}\n")
     return text
 
 
@@ -120,22 +124,47 @@ def of_list(file: Path) -> list[tuple[str, ...]]:
 def table(folders: list[Path]) -> list[list[str]]:
     """Rows of cells: of each run the keys that differ among all of them, and its scores; the
     baselines below, with the mean over the runs that have them."""
-    results = {folder: runs.read(folder) for folder in folders}
-    configs = {
-        folder: config_lib.flatten(json.loads((folder / "config.json").read_text()))
-        for folder in folders
-    }
-    keys = differing(list(configs.values()))
-    scores = [name for name in evals.TYPES if any(name in r["trained"] for r in results.values())]
+    results, configs = read(folders)
+    keys, scores = differing(list(configs.values())), measured(results)
     rows = [[*keys, *(evals.TYPES[name].heading for name in scores)]]
     for folder, result in results.items():
         cells = [str(configs[folder].get(key, "-")) for key in keys]
         rows.append(cells + [runs.spread([result["trained"][s]]) for s in scores])
     for kind in ("untrained", "raw"):
-        have = [r[kind] for r in results.values()]
+        have = [r[kind] for r in results.values() if kind in r]
         cells = [runs.spread(r[name] for r in have if name in r) for name in scores]
         rows.append([runs.ROWS[kind], *("" for _ in keys[1:]), *cells])
     return rows
+
+
+def gains(folders: list[Path]) -> list[list[str]]:
+    """Rows of cells: of each run what it changes of the first one, its scores, and their
+    differences from those of the first."""
+    results, configs = read(folders)
+    (base, *others), scores = folders, measured(results)
+    headings = [evals.TYPES[name].heading for name in scores]
+    rows = [["change", *(f"{heading} (gain)" for heading in headings)]]
+    first = results[base]["trained"]
+    rows.append(["none", *(f"{first[name]:.1f}" for name in scores)])
+    for folder in others:
+        keys, now = differing([configs[base], configs[folder]]), results[folder]["trained"]
+        changes = ", ".join(f"{key}={configs[folder].get(key, '-')}" for key in keys)
+        cells = [f"{now[name]:.1f} ({now[name] - first[name]:+.1f})" for name in scores]
+        rows.append([f"`{changes}`" if changes else "none", *cells])
+    return rows
+
+
+def read(folders: list[Path]) -> tuple[dict[Path, dict], dict[Path, dict]]:
+    """Results and resolved configs {key: value} of finished runs."""
+    texts = {folder: (folder / "config.json").read_text() for folder in folders}
+    configs = {folder: config_lib.flatten(json.loads(text)) for folder, text in texts.items()}
+    return {folder: runs.read(folder) for folder in folders}, configs
+
+
+def measured(results: dict[Path, dict]) -> list[str]:
+    """The scores that some run has."""
+    trained = [result["trained"] for result in results.values()]
+    return [name for name in evals.TYPES if any(name in scores for scores in trained)]
 
 
 def differing(configs: list[dict]) -> list[str]:

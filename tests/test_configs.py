@@ -19,7 +19,8 @@ from ssl_jax.train import step
 from ssl_jax.views import recipe
 from tests import tiny
 
-SMALL = ("cifar10", "imagenette96", "photos", "photo_collages")
+REAL = ("cifar10", "imagenette96")
+SMALL = (*REAL, *(f"{name}_gpu" for name in REAL), "photos", "photo_collages")
 NAMES = list(config_lib.shipped())
 PAPERS = papers.names()
 LENGTHS = tiny.values("""
@@ -36,8 +37,7 @@ def variants(name: str) -> tuple[str, ...]:
     return module.get("VARIANTS") or module.get("METHODS") or ("",)
 
 
-# The quickstart has variants of these names too, which are no presets.
-WITH_SMALL = [n for n in NAMES if n != "quickstart" and set(SMALL) & set(variants(n))]
+WITH_SMALL = [n for n in NAMES if set(SMALL) & set(variants(n))]
 
 
 def load(name: str, variant: str):

@@ -88,7 +88,8 @@ def test_every_config_and_paper_is_listed(shown):
     text = shown()
     for name, path in config_lib.shipped().items():
         assert f"{name}: " in text
-        assert all(f" {variant}" in text for variant in config_lib.read_module(path).VARIANTS)
+        variants = getattr(config_lib.read_module(path), "VARIANTS", ())
+        assert all(f" {variant}" in text for variant in variants)
     assert all(name in text.partition("--paper=NAME")[2] for name in papers.names())
     assert max(map(len, text.splitlines())) <= 100
 

@@ -48,9 +48,11 @@ PURPOSES = {
     "dinov2:vitl14": "the same with a large network",
     "vits16_ablation": "the setting of SOP's ablations: 300 epochs, two large views",
     "vits16_coco": "the paper's small network on COCO",
-    "cifar10": "a network of .45 million weights on CIFAR-10, enlarged to 48 pixels: a CPU will do",
+    "cifar10": "CIFAR-10 in an hour of two CPU cores: the recipe of the speedrun",
     "imagenette96": "the same on ten classes of ImageNet at 96 pixels, or on a folder of yours",
-    "photos": "the same on windows of the embedded photographs: nothing to download",
+    "cifar10_gpu": "CIFAR-10 in ten minutes of a GPU",
+    "imagenette96_gpu": "ten classes of ImageNet at 96 pixels in ten minutes of a GPU",
+    "photos": "windows of the embedded photographs in minutes of a CPU: nothing to download",
     "photo_collages": "the same on collages of them, scenes with several regions and masks",
 }
 

@@ -182,6 +182,11 @@ def test_a_sweep_shows_what_differs(tmp_path, capsys):
     capsys.readouterr()
     assert sweep.main(["--table", *(str(f) for f in sorted(tmp_path.glob("*/")))]) == 0
     assert capsys.readouterr().out == text
+    folders = [str(tmp_path / f"optim.lr={rate}") for rate in ("2e-3", "1e-3")]
+    document = page(tmp_path / "page.md", "trials")
+    where = ["--gains", "--write=trials", f"--document={document}"]
+    assert sweep.main(["--table", *folders, *where]) == 0
+    assert cells(document.read_text(), "`optim.lr=0.001`") == ["40.0 (-10.0)"]
 
 
 @pytest.mark.usefixtures("untrained")
