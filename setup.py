@@ -77,7 +77,7 @@ setup(
         "ssl_jax.cli": ["*.toml"],
         "ssl_jax.papers": ["*.json", "*.toml"],
         "ssl_jax.train": ["*.toml"],
-        "ssl_jax.zoo": ["*.safetensors"],
+        "ssl_jax.zoo": ["sop_imagenette.safetensors"],
     },
     zip_safe=False,
     entry_points={"console_scripts": ["ssl-jax=ssl_jax.__main__:main"]},

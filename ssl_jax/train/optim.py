@@ -11,6 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -76,6 +77,18 @@ def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
     return assigned
 
 
+def of_backbone(rules: Rules, config: ConfigDict) -> Rules:
+    """The rules with what the config says of the backbone: `optim.backbone_lr` is a further factor,
+    `optim.backbone_freeze_epochs` a further wait."""
+    lr, wait = config.backbone_lr, config.backbone_freeze_epochs
+
+    def slower(rule):
+        return replace(rule, lr=rule.lr * lr, freeze_epochs=max(rule.freeze_epochs, wait))
+
+    within = tuple((f"(?=backbone/)(?:{pattern})", slower(rule)) for pattern, rule in rules)
+    return within + rules
+
+
 def is_decayed(path: str, leaf: jax.Array | jax.ShapeDtypeStruct, rule: Rule) -> bool:
     """Whether weight decay moves this parameter. The path of one block is with the leaf of one."""
     if rule.decay == "matrices":
@@ -87,7 +100,8 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     """Builds the optimizer for parameters of this structure.
 
     Args:
-      config: the section `optim` (name, beta1, beta2, eps, clip, clip_by).
+      config: the section `optim` (name, beta1, beta2, eps, clip, clip_by, and what it says of the
+        backbone).
       rules: ordered (path pattern, methods.base.Rule).
       params: nested dict of arrays or ShapeDtypeStructs; only paths and shapes are read.
 
@@ -106,7 +120,7 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     """
     check_choice("optim.name", config.name, updates.TRANSFORMATIONS)
     structure = jax.tree.structure(params)
-    leaves = _leaves(rules, params)
+    leaves = _leaves(of_backbone(rules, config), params)
     clip = clip_lib.make(
         {path: _clip_groups(path, leaf.rules, config.clip_by) for path, leaf in leaves.items()},
         {path: leaf.starts for path, leaf in leaves.items()},

@@ -56,6 +56,19 @@ def defaults() -> dict:
             'whose norm: each "tensor" (DINO family), the "global" one, or "none"',
             choices=("tensor", "global", "none"),
         ),
+        backbone_lr=key(
+            1.0,
+            "factor on the learning rate of the backbone, for weights of init_from",
+            least=0,
+            most=1000,
+        ),
+        backbone_freeze_epochs=key(
+            0.0,
+            "the backbone is not trained before this epoch, so that new heads get to know it",
+            "epochs, rounded up",
+            least=0,
+            most=10**6,
+        ),
         chunks=key(
             1,
             "pieces in which a batch is encoded, to save memory (same gradient); 1 = off",

@@ -65,7 +65,7 @@ def test_sdist_and_wheel_hold_what_is_needed_and_no_more(dist):
 
     names = set(zipfile.ZipFile(dist[1]).namelist())
     wanted = files("ssl_jax/**/*.py") | files("ssl_jax/**/*.toml")
-    wanted |= files("configs/*.py", "ssl_jax/") | files("zoo/*.safetensors", "ssl_jax/")
+    wanted |= files("configs/*.py", "ssl_jax/") | files("zoo/sop_imagenette.safetensors", "ssl_jax/")
     wanted |= {"ssl_jax/py.typed", "ssl_jax/papers/ours.json", "ssl_jax/report/page.html"}
     assert wanted <= names and any(name.endswith("LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "configs", "zoo"))]
@@ -83,7 +83,7 @@ def test_an_installed_wheel_is_a_program(dist, tmp_path):
     )
     assert re.search(r"^sop\.cls\.anchors +4096 ", done.stdout, re.MULTILINE)
     assert done.stderr == ""
-    code = "import ssl_jax; ssl_jax.load('zoo/sop_quickstart'); print(ssl_jax.__file__)"
+    code = "import ssl_jax; ssl_jax.load('zoo/sop_imagenette'); print(ssl_jax.__file__)"
     assert run([sys.executable, "-c", code], site, elsewhere).stdout.startswith(str(site))
     # Where the extra is not installed, one line says so.
     blocked = [name for names in extras.EXTRAS.values() for name in names]

@@ -40,6 +40,7 @@ def test_rows_weights_curves_and_failures(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.ssl_jax, "load", lambda folder: encoder)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: called.append(command))
     document = page(tmp_path / "docs" / "speedrun.md", "leaderboard")
+    readme = page(tmp_path / "README.md", "speedrun")
     (tmp_path / "docs" / "pictures").mkdir()
     monkeypatch.setattr(script, "ROOT", tmp_path)
     monkeypatch.setattr(script, "RECORDS", tmp_path / "docs" / "records.jsonl")
@@ -57,6 +58,8 @@ def test_rows_weights_curves_and_failures(tmp_path, monkeypatch, capsys):
         [knn, "65.0", "-", seen] for knn in ("62.0", "60.0")
     ]
     assert cells(text, "raw pixels")[1:3] == ["46.0", "37.0"]
+    numbers = ["30.0", "46.0", "62.0", "35.0", "37.0", "65.0"]
+    assert cells(readme.read_text(), "cifar10") == ["60 min of 2 cores", "DINO", *numbers]
     records = [json.loads(line) for line in script.RECORDS.read_text().splitlines()]
     assert [record["run"] for record in records] == [
         f"dino-cifar10-cpu-{seed}-0123456" for seed in (0, 1)

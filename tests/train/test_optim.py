@@ -178,6 +178,16 @@ def test_the_first_rule_that_matches_a_whole_path_counts():
     assert special == {"head/last/gain": 2.0, "head/last/direction": 3.0}
 
 
+def test_a_backbone_from_elsewhere_may_wait_and_learn_more_slowly():
+    rules = (("backbone/(cls|mask_token)", Rule(lr=0.5, freeze_epochs=3)), *DEFAULT_RULES)
+    config = settings(backbone_lr=0.1, backbone_freeze_epochs=2.0)
+    assigned = optim.assign_rules(optim.of_backbone(rules, config), tree())
+    for path, rule in assigned.items():
+        lr, wait = (0.05, 3) if path.endswith(("cls", "mask_token")) else (0.1, 2)
+        expected = (lr, wait) if path.startswith("backbone/") else (1.0, 0)
+        assert (rule.lr, rule.freeze_epochs) == pytest.approx(expected), path
+
+
 _SOME = (("backbone/blocks/1/norm/.*", Rule(decay=True)), *DEFAULT_RULES)
 
 
