@@ -27,7 +27,12 @@ _SCALED_TO = 256  # features, of learning rates that grow with the batch
 
 _IMAGENET = dict(kind="folder", split="train", test_split="val", size=256)
 _STELLAR = dict(
-    data=_IMAGENET, crop=224, epochs=30, batch=64, batch_factors=tuple(2**i for i in range(8))
+    data=_IMAGENET,
+    crop=224,
+    epochs=30,
+    batch=64,
+    batch_factors=tuple(2**i for i in range(8)),
+    clip=5.0,  # of the authors' trainer; the paper does not say it
 )
 _IBOT = dict(
     data=_IMAGENET,
@@ -91,6 +96,7 @@ class Settings(tokens.Settings):
     )
     optimizer: str = field("adamw", '"sgd" and "lars" have momentum .9', choices=OPTIMIZERS)
     weight_decay: float = field(1e-4, "of the optimizer", least=0, most=1000)
+    clip: float = field(0.0, "largest L2 norm of a classifier's gradient; 0 = any", least=0)
     norm: bool = field(True, "affine LayerNorm before the linear layer")
     held_out: float = field(
         0.1,
@@ -130,7 +136,7 @@ def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:
         classes = 1 + int(max(train.labels.max(), test.labels.max()))
         if num_classes and classes > num_classes:
             raise InputError(f"the images have {classes} classes, expected {num_classes}")
-        same = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "norm")
+        same = ("epochs", "weight_decay", "held_out", "optimizer", "schedule", "clip", "norm")
         return fit(
             *(train.image, train.labels, test.image, test.labels),
             num_classes=num_classes or classes,

@@ -101,6 +101,7 @@ class Encoder:
         images: jax.Array,
         *,
         layers: Sequence[int] = (),
+        norm_layers: bool = True,
         keys: jax.Array | None = None,
         drop_path: float = 0.0,
     ) -> vit.Tokens:
@@ -108,11 +109,12 @@ class Encoder:
 
         Args:
           params: of the vision transformer, as in `backbone`.
-          images: [B, H, W, 3] float in [0, 1]; layers: as in a call.
+          images: [B, H, W, 3] float in [0, 1]; layers: as in a call. norm_layers: these after the
+            final norm.
           keys: [B] typed PRNG keys, one per image; with them stochastic depth of rate `drop_path`.
         """
         network = vit.vit(dataclasses.replace(self.shape, drop_path=drop_path, mask_token=False))
-        return network.apply(params, images, keys=keys, layers=layers)
+        return network.apply(params, images, keys=keys, layers=layers, norm_layers=norm_layers)
 
     @property
     def backbone(self) -> dict[str, Any]:

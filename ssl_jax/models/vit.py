@@ -212,7 +212,8 @@ class Tokens(NamedTuple):
     cls: [B, d].
     patches: [B, n, d], row by row; [B, m, d] in the order of `keep` if tokens were dropped.
     queries: [B, q, d].
-    layers: {block index: Tokens} for the requested blocks, each after the final norm.
+    layers: {block index: Tokens} for the requested blocks, each after the final norm if asked for
+      without `norm_layers=False`.
     attention: [B, heads, N, N] of the last block; rows attend to columns, in the order class token,
       patches, queries. A row sums to 1 less what it gives to the registers, which are left out.
     """
@@ -237,7 +238,15 @@ def vit(config: ViTConfig) -> Model:
     model = functional(functools.partial(_ViT, config=config), _ViT.__call__)
 
     def apply(
-        params, images, *, masks=None, keep=None, keys=None, layers=(), attention=False
+        params,
+        images,
+        *,
+        masks=None,
+        keep=None,
+        keys=None,
+        layers=(),
+        norm_layers=True,
+        attention=False,
     ) -> Tokens:
         """Encodes images.
 
@@ -250,7 +259,7 @@ def vit(config: ViTConfig) -> Model:
           keep: int32 [B, m], indices of the patches to keep; the others are dropped after position
             codes were added.
           keys: [B] typed PRNG keys, one per image, for drop-path; None = no drop-path.
-          layers: block indices whose outputs to return too.
+          layers: block indices whose outputs to return too; norm_layers: after the final norm.
           attention: also return the last block's attention weights.
 
         Raises:
@@ -259,7 +268,8 @@ def vit(config: ViTConfig) -> Model:
         if not config.mask_token:
             params = {name: value for name, value in params.items() if name != "mask_token"}
         _check_inputs(config, images, masks, keep, keys, layers)
-        return model.apply(params, images, masks, keep, keys, tuple(layers), attention)
+        what = tuple(layers), norm_layers, attention
+        return model.apply(params, images, masks, keep, keys, *what)
 
     return model._replace(apply=apply)
 
@@ -311,7 +321,7 @@ class _ViT(nnx.Module):
         self.norm = layers_lib.LayerNorm(d, c.norm_eps)
 
     def __call__(
-        self, images, masks=None, keep=None, keys=None, layers=(), attention=False
+        self, images, masks=None, keep=None, keys=None, layers=(), norm_layers=True, attention=False
     ) -> Tokens:
         c = self.config
         x = self._embed(images, masks, keep)
@@ -325,13 +335,14 @@ class _ViT(nnx.Module):
                 weights = jnp.delete(weights, hidden, axis=axis)
         first, last = c.cls + c.registers, x.shape[1] - c.queries
 
-        def tokens(x, layers, weights):
-            x = self.norm(x)
+        def tokens(x, layers, weights, norm=True):
+            x = self.norm(x) if norm else x.astype(jnp.float32)
             cls = x[:, 0] if c.cls else None
             queries = x[:, last:] if c.queries else None
             return Tokens(cls, x[:, first:last], queries, layers, weights)
 
-        return tokens(x, {i: tokens(y, {}, None) for i, y in inner.items()}, weights)
+        inner = {i: tokens(y, {}, None, norm_layers) for i, y in inner.items()}
+        return tokens(x, inner, weights)
 
     def queries_after(self, images: jax.Array, middle: jax.Array | None) -> jax.Array:
         """The query tokens [B, q, d] after the final norm, with codes [depth - 1, N, d] added to

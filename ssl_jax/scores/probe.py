@@ -55,6 +55,7 @@ def fit(
     held_out: float = 0.1,
     optimizer: str = "adamw",
     schedule: str = "constant",
+    clip: float = 0.0,
     norm: bool = True,
     stream: Stream | None = None,
 ) -> Probe:
@@ -71,7 +72,8 @@ def fit(
       epochs: passes over the training part; the last partial batch of each is dropped.
       weight_decay: on all parameters. held_out: share of `train` kept for the selection, in [0, 1);
         0: the best on the test set is selected.
-      optimizer: of OPTIMIZERS. schedule: "constant" or "cosine". norm: affine LayerNorm first.
+      optimizer: of OPTIMIZERS. schedule: "constant" or "cosine". clip: largest L2 norm of the
+        gradient of a classifier, 0 = any. norm: affine LayerNorm first.
       stream: rows [k] of `train` to learn from -> `epochs` passes over them as batches of
         (features [batch_size, d], which of these rows they are [batch_size]); None: the features of
         `train`, shuffled.
@@ -94,6 +96,7 @@ def fit(
         weight_decay=weight_decay,
         accumulate=tuple(batch_factors) != (1,),
         schedule=schedule,
+        clip=clip,
         epochs=epochs,
         steps=len(learn) // batch_size,
     )
@@ -153,6 +156,7 @@ class Trainer(NamedTuple):
     weight_decay: float
     accumulate: bool
     schedule: str
+    clip: float
     epochs: int
     steps: int
 
@@ -176,6 +180,8 @@ class Trainer(NamedTuple):
             result = optax.chain(
                 optax.add_decayed_weights(decay), optax.sgd(rate_of, momentum=_MOMENTUM)
             )
+        if self.clip:
+            result = optax.chain(optax.clip_by_global_norm(self.clip), result)
         if not self.accumulate:
             return result
         return optax.MultiSteps(result, every_k_schedule=lambda _: factor).gradient_transformation()

@@ -65,7 +65,9 @@ def test_sdist_and_wheel_hold_what_is_needed_and_no_more(dist):
 
     names = set(zipfile.ZipFile(dist[1]).namelist())
     wanted = files("ssl_jax/**/*.py") | files("ssl_jax/**/*.toml")
-    wanted |= files("configs/*.py", "ssl_jax/") | files("zoo/sop_imagenette.safetensors", "ssl_jax/")
+    wanted |= files("configs/*.py", "ssl_jax/") | files(
+        "zoo/sop_imagenette.safetensors", "ssl_jax/"
+    )
     wanted |= {"ssl_jax/py.typed", "ssl_jax/papers/ours.json", "ssl_jax/report/page.html"}
     assert wanted <= names and any(name.endswith("LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "configs", "zoo"))]

@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from ssl_jax import evals, trees
@@ -20,6 +21,7 @@ from ssl_jax.evals.segment import (
     optimizer,
     protocols,
     records,
+    selection,
     settings,
     training,
     windows,
@@ -271,6 +273,40 @@ def test_raw_pixels_learn(encoder):
     assert evals.TYPES["segment"].figures(untrainable) == {}
 
 
+def test_batches_are_tried_up_to_the_size_of_the_set():
+    """Each takes the same epochs; with one image held out of 20, 18 are left to learn from."""
+    case = _case(evals.raw_pixels(_PATCH), batch=4, batch_factors=(1, 2, 4, 64), epochs=6.0)
+    tried = selection._sized(_settings(case), 18)
+    assert [(how.batch, how.steps) for how in tried] == [(4, 27), (8, 14), (16, 7)]
+    scores = evals.run({"segment": case})
+    assert scores["segment_batch"] in (4, 8, 16)
+    assert len(_outcome(case).selection) == 3 * len(case.config.lrs)
+
+
+def test_the_whole_gradient_is_clipped():
+    params = {"head": {"a": jnp.ones(3), "b": jnp.ones(2)}}
+    grads = jax.tree.map(lambda x: 100 * x, params)
+    for clip, norm in ((5.0, 5.0), (0.0, 100 * 5**0.5)):
+        change = optimizer.make(Settings(clip=clip), params, 0)(0, 0.1)
+        _, state = change.update(grads, change.init(params), params)
+        assert optax.tree.norm(optax.tree.get(state, "mu")) == pytest.approx(0.1 * norm, rel=1e-5)
+
+
+def test_layers_are_read_before_or_after_the_final_norm(encoder):
+    images = jnp.asarray(fakes.images(2, 16, 16), jnp.float32) / 255
+    net = adopt(encoder)
+
+    def maps(norms):
+        how = Settings(layers=(0, -1), norm_layers=norms)
+        made = network.make(net, how, 2, _PATCH)
+        return made.maps(made.backbone, images)
+
+    (first, last), both, none = maps("last"), maps("all"), maps("none")
+    np.testing.assert_array_equal(last, both[1])
+    np.testing.assert_array_equal(first, none[0])
+    assert np.abs(first - both[0]).max() > 0.1 and np.abs(last - none[1]).max() > 0.1
+
+
 def test_the_grid_of_patches_is_segmented_as_by_stellar():
     """Images of several sizes, BatchNorm, Dice, crops of random area, the middle of test images."""
     changes = dict(registry.protocol("segment", "stellar_native").changes)
@@ -347,7 +383,8 @@ def test_protocols_fit_their_networks(name):
     how = settings_of(Settings, section)
     net = network.make(adopt(encoder_lib.published(shape, params, "b")), how, 150, 16)
     head, stats = jax.eval_shape(net.head.init, jax.random.key(0))
-    expected = {"ibot_linear": 3072, "cribo_linear4": 3072, "flsl_fpn": 128}.get(name, 768)
+    four = name == "ibot_linear" or name.startswith("cribo_linear4")
+    expected = 3072 if four else 128 if name == "flsl_fpn" else 768
     layer = "embed" if section.head == "mask_transformer" else "classify"
     assert head[layer]["kernel"].shape[0] == expected
     assert bool(stats) == (name.startswith("stellar") or section.head in settings.PYRAMIDS)

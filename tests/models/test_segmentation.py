@@ -25,13 +25,14 @@ HEADS = {
     "linear": (segmentation.linear(_WIDTH, 2, levels=2, batch_norm=True), 2, 4),
     "mask_transformer": (segmentation.mask_transformer(_WIDTH, 2, levels=1), 1, 4),
     "fpn": (segmentation.fpn(_WIDTH, 2, channels=8, hidden=4), 4, 16),
+    "fpn_raw": (segmentation.fpn(_WIDTH, 2, channels=8, hidden=4, resample=False), 4, 4),
     "upernet": (segmentation.upernet(_WIDTH, 2, channels=4), 4, 16),
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("fpn", "upernet"))) for name in HEADS],
+    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("fpn", "upernet"))) for name in HEADS],
 )
 def test_each_head_learns_two_textures(name):
     """Two kinds of tokens in halves of an image, told apart within a few dozen steps."""

@@ -26,8 +26,8 @@ __all__ = ["PROTOCOLS", "Settings", "check", "figures", "outcome", "score"]
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """`segment`: mIoU; `segment_class_accuracy`: mAcc; `segment_accuracy`: aAcc, all in percent, of
-    the selected learning rate `segment_lr`; `segment_held_out`: its mIoU on held-out images, if
-    there were several.
+    the selected learning rate `segment_lr` and, of several, batch `segment_batch`;
+    `segment_held_out`: its mIoU on held-out images, if there were several heads.
 
     {} for raw pixels where the network is to be trained. Raises InputError for a set without masks
     and for settings that do not fit the network.
@@ -42,6 +42,8 @@ def score(case: Case, settings: Settings) -> dict[str, float]:
         "segment_accuracy": 100 * metrics.accuracy(best.counts),
         "segment_lr": best.learning_rate,
     }
+    if len(settings.batch_factors) > 1:
+        scores["segment_batch"] = best.batch
     if best.selection is not None and settings.held_out:
         scores["segment_held_out"] = 100 * max(best.selection)
     return scores

@@ -35,6 +35,13 @@ class Settings:
         least=0,
         most=16384,
     )
+    crop_side: int = field(
+        0,
+        "of what a training crop takes of an image, padded to `side`; 0 = side",
+        "pixels",
+        least=0,
+        most=16384,
+    )
     short: int = field(
         0,
         "shorter side that images are brought to before the random scale, and in tests; 0 = as"
@@ -81,12 +88,13 @@ def _scaled(rng, image, mask, settings):
     factor = low + (high - low) * rng.random()
     size = geometry.fitted(*mask.shape, settings.short, settings.long, factor)
     image, mask = geometry.resize(image, size), geometry.resize_mask(mask, size)
-    box = _box(rng, mask.shape, settings.side)
+    side = settings.crop_side or settings.side
+    box = _box(rng, mask.shape, side)
     for _ in range(_ATTEMPTS if settings.largest_class < 1 else 0):
         counts = np.bincount(mask[box].ravel(), minlength=IGNORE + 1)[:IGNORE]
         if (counts > 0).sum() > 1 and counts.max() < settings.largest_class * counts.sum():
             break
-        box = _box(rng, mask.shape, settings.side)
+        box = _box(rng, mask.shape, side)
     return image[box], mask[box]
 
 

@@ -80,10 +80,12 @@ def _tokens(encoder: Encoder, settings: Settings) -> Callable:
             weights["backbone"],
             images,
             layers=sorted(set(layers)),
+            norm_layers=settings.norm_layers == "all",
             keys=keys if settings.drop_path else None,
             drop_path=settings.drop_path,
         )
-        return [seen.layers[i] for i in layers]
+        whole = shape.depth - 1 if settings.norm_layers == "last" else None
+        return [seen if i == whole else seen.layers[i] for i in layers]
 
     return tokens
 
@@ -99,6 +101,7 @@ def _head(settings: Settings, maps: list, classes: int) -> segmentation.Stateful
         case "mask_transformer":
             return segmentation.mask_transformer(width, classes, **channels, **levels)
         case "fpn":
-            return segmentation.fpn(width, classes, dropout=dropout, **channels)
+            pyramid = settings.pyramid
+            return segmentation.fpn(width, classes, dropout=dropout, resample=pyramid, **channels)
         case _:
             return segmentation.upernet(width, classes, dropout=dropout, **channels)

@@ -49,6 +49,7 @@ class Settings:
     final_share: float = field(
         0.0, "end of the fall as share of the learning rate", least=0, most=1
     )
+    clip: float = field(0.0, "largest L2 norm of the whole gradient; 0 = any", least=0)
     layer_decay: float = field(
         1.0, "learning rate of a block / that of the next (frozen=False)", above=0, most=1
     )
@@ -60,6 +61,8 @@ def make(settings: Settings, params: Any, depth: int) -> Transformation:
     adam = optax.scale_by_adam(0.9, 0.999, 1e-8)
     decay = optax.add_decayed_weights(settings.weight_decay, decayed(params, settings.decayed))
     chain = (decay, adam) if settings.optimizer == "adam" else (adam, decay)
+    if settings.clip:
+        chain = (optax.clip_by_global_norm(settings.clip), *chain)
     scales = factors(params, depth, settings.layer_decay)
 
     def at(step, peak):

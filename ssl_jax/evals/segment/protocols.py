@@ -2,6 +2,7 @@
 
 from ssl_jax.evals.registry import Protocol
 
+_SPLITS = dict(split="train", test_split="val")
 # mmsegmentation's data settings of ADE20K, VOC and COCO-Stuff.
 _MMSEG = dict(
     average="all",
@@ -29,16 +30,48 @@ _IBOT = _MMSEG | dict(
 _SEGMENTER = _MMSEG | dict(
     test="slide",
     stride=480,
-    steps=160_000,  # ADE20K, COCO-Stuff; VOC and Pascal Context: 80_000
+    steps=160_000,
     batch=16,  # 4 per device; the number of devices is not stated
     optimizer="adam",
-    weight_decay=1e-4,  # schedule; the launcher says 0.01
+    weight_decay=0.01,  # of the launcher, which replaces the 1e-4 of its schedules
     decayed="all",
     power=0.9,
     final_share=0.1,  # code; the text says final_lr=1e-4 whatever the learning rate
     held_out=0.0,  # the best of four on the test images is reported
 )
-_CRIBO_LINEAR = _SEGMENTER | dict(head="linear", lrs=(8e-4, 3e-4, 1e-4, 8e-5))
+_CRIBO = {
+    "linear": (
+        "CrIBo table 2: linear, last layer",
+        dict(head="linear", lrs=(8e-4, 3e-4, 1e-4, 8e-5)),
+    ),
+    "linear4": (
+        "CrIBo table 7: linear, last four layers",
+        dict(
+            head="linear",
+            lrs=(8e-4, 3e-4, 1e-4, 8e-5),
+            layers=(-4, -3, -2, -1),
+            norm_layers="last",  # code
+        ),
+    ),
+    "segmenter": (
+        "CrIBo table 3: Segmenter, end to end",
+        dict(head="mask_transformer", frozen=False, drop_path=0.1, lrs=(8e-5, 3e-5, 1e-5, 8e-6)),
+    ),
+}
+_CRIBO_SETS = {
+    "": ("ADE20K and COCO-Stuff", {}),
+    "_voc": ("VOC", dict(steps=80_000, data=_SPLITS | dict(kind="voc", split="train_aug"))),
+    "_context": (
+        "Pascal Context",
+        dict(
+            steps=80_000,
+            short=520,
+            long=520,
+            crop_side=480,
+            data=_SPLITS | dict(kind="pascal_context"),
+        ),
+    ),
+}
 _STELLAR = dict(
     head="linear",
     batch_norm=True,
@@ -49,7 +82,9 @@ _STELLAR = dict(
     scale=(0.25, 1.0),  # ADE20K; other sets (0.5, 1.0)
     photometric=False,
     epochs=80.0,
-    batch=64,  # the paper tries 64 to 8192
+    batch=64,
+    batch_factors=tuple(2**i for i in range(8)),
+    clip=5.0,  # of the authors' trainer; the paper does not say it
     optimizer="adamw",
     lrs=(1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2),
     weight_decay=1e-4,
@@ -57,6 +92,8 @@ _STELLAR = dict(
     power=0.0,
     held_out=0.1,
 )
+_GRID = dict(level="patch", test="center", short=256, absent="zero")
+_UNLABELLED = dict(scale=(0.5, 1.0), ignored=0)  # the first class; its code reads both sets so
 
 PROTOCOLS = dict(
     ibot_linear=Protocol(
@@ -83,6 +120,8 @@ PROTOCOLS = dict(
         | dict(
             head="fpn",
             layers=(2, 5, 8, 11),
+            norm_layers="none",  # code, as the next
+            pyramid=False,
             channels=256,
             dropout=0.1,
             frozen=False,
@@ -100,25 +139,29 @@ PROTOCOLS = dict(
     ),
     stellar_native=Protocol(
         "STELLAR table 2: linear, scored on the grid of patches of the centre crop",
-        # VOC: ignored=0; the shorter side before the crop is that of its other evaluations.
-        _STELLAR | dict(level="patch", test="center", short=256, absent="zero"),
+        _STELLAR | _GRID,
+    ),
+    stellar_native_voc=Protocol(
+        "STELLAR table 4, VOC: 20 classes, without the background",
+        _STELLAR | _GRID | _UNLABELLED | dict(data=_SPLITS | dict(kind="voc")),
+    ),
+    stellar_native_cityscapes=Protocol(
+        "STELLAR table 4, Cityscapes: the labels as they are stored",
+        _STELLAR
+        | _GRID
+        | _UNLABELLED
+        | dict(data=_SPLITS | dict(kind="cityscapes", raw_labels=True)),
     ),
     stellar_finetune=Protocol(
         "STELLAR table 12: ADE20K, the linear head and the network",
-        _STELLAR
-        | dict(frozen=False, epochs=75.0, level="patch", test="center", short=256, absent="zero"),
+        _STELLAR | _GRID | dict(frozen=False, epochs=75.0),
     ),
     stellar_full=Protocol(
         "STELLAR appendix C.2, scored on all pixels of whole images",
         _STELLAR | dict(level="pixel", test="whole", short=224, absent="zero"),
     ),
-    cribo_linear=Protocol("CrIBo table 2: linear, last layer", _CRIBO_LINEAR),
-    cribo_linear4=Protocol(
-        "CrIBo table 7: linear, last four layers", _CRIBO_LINEAR | dict(layers=(-4, -3, -2, -1))
-    ),
-    cribo_segmenter=Protocol(
-        "CrIBo table 3: Segmenter, end to end",
-        _SEGMENTER
-        | dict(head="mask_transformer", frozen=False, drop_path=0.1, lrs=(8e-5, 3e-5, 1e-5, 8e-6)),
-    ),
-)
+) | {
+    f"cribo_{name}{suffix}": Protocol(f"{source}, {images}", _SEGMENTER | changes | of_set)
+    for name, (source, changes) in _CRIBO.items()
+    for suffix, (images, of_set) in _CRIBO_SETS.items()
+}

@@ -1,6 +1,7 @@
-"""Heads trained with several learning rates, of which one is selected and counted."""
+"""Heads trained with several learning rates and batches, of which one is selected and counted."""
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -19,39 +20,37 @@ _LARGEST = 224  # side of crops where nobody says: of networks' training, mostly
 
 
 class Outcome(NamedTuple):
-    """The head with the selected learning rate, and what it scores.
+    """The head with the selected learning rate and batch, and what it scores.
 
-    counts: [c, c] confusion matrix of the test pixels. selection: mIoU (0..1) by which each
-    learning rate was judged, None if there was one.
+    counts: [c, c] confusion matrix of the test pixels. selection: mIoU (0..1) by which each head
+    was judged, None if there was one.
     """
 
     trained: Fitted
     network: network.Network
     learning_rate: float
+    batch: int
     counts: np.ndarray
     selection: list[float] | None
 
 
 def outcome(case: Case, settings: Settings) -> Outcome:
-    """Trains, selects the learning rate and counts the test pixels; once for each case."""
+    """Trains, selects one head and counts the test pixels; once for each case."""
     return case.cached("segment", lambda case: _outcome(case, with_side(case, settings)))
 
 
 def _outcome(case: Case, settings: Settings) -> Outcome:
     train, test, classes = parts(case, settings)
     net = network.make(case.network, settings, classes, case.patch)
-    several = len(settings.lrs) > 1
+    several = len(settings.lrs) * len(settings.batch_factors) > 1
     learn, choose = _split(train, settings.held_out if several else 0, case.seed)
-    if settings.epochs:
-        steps = max(1, round(settings.epochs * len(learn) / settings.batch))
-        settings = dataclasses.replace(settings, steps=steps)
-    rows, local = _rows(case, settings.batch), sharding.make_mesh(devices=jax.local_devices())
+    local = sharding.make_mesh(devices=jax.local_devices())
     together = case.shared and jax.process_count() > 1
-    mesh = sharding.make_mesh() if together else sharding.mesh_for(settings.batch)
 
-    def fit(lrs):
-        batches = records.batches(learn, settings, seed=case.seed, rows=rows)
-        return training.fit(net, settings, batches, lrs=lrs, seed=case.seed, mesh=mesh)
+    def fit(how, lrs):
+        mesh = sharding.make_mesh() if together else sharding.mesh_for(how.batch)
+        batches = records.batches(learn, how, seed=case.seed, rows=_rows(case, how.batch))
+        return training.fit(net, how, batches, lrs=lrs, seed=case.seed, mesh=mesh)
 
     def counted(trained, part):
         part = part.part(distributed.share(np.arange(len(part)), case.shared))
@@ -59,23 +58,37 @@ def _outcome(case: Case, settings: Settings) -> Outcome:
         return inference.counts(scored, len(trained), classes, shared=case.shared)
 
     lrs = tuple(settings.lrs)
+    groups = [lrs] if settings.frozen else [(lr,) for lr in lrs]
     best, selection = None, list[float]()
-    for group in [lrs] if settings.frozen else [(lr,) for lr in lrs]:
-        trained = fit(group)
+    for how, group in itertools.product(_sized(settings, len(learn)), groups):
+        trained = fit(how, group)
         _warn_of_divergence(trained, group)
         judged = counted(trained, choose or test) if several else [None] * len(group)
         for one, lr, counts in zip(trained, group, judged):
             value = _mean_iou(counts, settings.absent) if several else 0.0
             if best is None or value > max(selection):
-                best = one, lr, counts
+                best = one, lr, how.batch, counts
             selection.append(value)
     assert best is not None
-    one, lr, counts = best
+    one, lr, batch, counts = best
     if choose or not several:
         (counts,) = counted([one], test)
     if not counts.sum():
         raise InputError(f"every pixel of {case.test} is ignored")
-    return Outcome(one, net, lr, counts, selection if several else None)
+    return Outcome(one, net, lr, batch, counts, selection if several else None)
+
+
+def _sized(settings: Settings, records: int) -> list[Settings]:
+    """The settings with each batch that is tried, none larger than the set unless the smallest is,
+    and with the steps that epochs then take."""
+
+    def sized(factor):
+        batch = settings.batch * min(factor, max(1, records // settings.batch))
+        epochs, steps = settings.epochs, settings.steps
+        steps = max(1, round(epochs * records / batch)) if epochs else steps
+        return dataclasses.replace(settings, batch=batch, steps=steps)
+
+    return list(dict.fromkeys(map(sized, settings.batch_factors)))
 
 
 def _warn_of_divergence(trained: list[Fitted], lrs: tuple[float, ...]) -> None:

@@ -12,6 +12,7 @@ from ssl_jax.scores.metrics import ABSENT
 HEADS = ("linear", "mask_transformer", "fpn", "upernet")
 PYRAMIDS = ("fpn", "upernet")  # heads that read four maps
 TESTS = ("whole", "slide", "center")
+NORMED = ("all", "last", "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,10 +22,21 @@ class Settings(crops.Settings, optimizer.Settings):
     head: str = field("linear", "what is trained on the patch tokens", choices=HEADS)
     layers: tuple[int, ...] = field(
         (-1,),
-        "blocks whose tokens the head reads, 0 = the first, -1 = the last; each after the final"
-        " norm. fpn and upernet read four, or one four times",
+        "blocks whose tokens the head reads, 0 = the first, -1 = the last. fpn and upernet read"
+        " four, or one four times",
         least=-1000,
         most=999,
+    )
+    norm_layers: str = field(
+        "all",
+        'which of them are read after the final norm: "all" (iBOT), that of the "last" block'
+        ' (code of CrIBo), "none" (code of FLSL)',
+        choices=NORMED,
+    )
+    pyramid: bool = field(
+        True,
+        "fpn reads maps at strides of 4 to 32 pixels; False: all four at that of the patches, which"
+        " its logits then have too (code of FLSL)",
     )
     channels: int = field(0, "of the head; 0 = as its authors", "channels", least=0, most=65536)
     batch_norm: bool = field(False, "BatchNorm before the linear head")
@@ -63,10 +75,17 @@ class Settings(crops.Settings, optimizer.Settings):
         0.0, "of training, in place of steps; 0 = steps", "epochs", least=0, most=10**6
     )
     batch: int = field(8, "crops per step", "images", above=0, most=2**20)
+    batch_factors: tuple[int, ...] = field(
+        (1,),
+        "multiples of the batch that are tried, up to the size of the set, each with every"
+        " learning rate",
+        above=0,
+        most=2**16,
+    )
     held_out: float = field(
         0.1,
-        "share of the training images that selects the learning rate if there are several; 0 ="
-        " the test images select it",
+        "share of the training images that selects the learning rate and the batch if there are"
+        " several; 0 = the test images select them",
         least=0,
         below=1,
     )

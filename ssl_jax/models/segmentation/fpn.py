@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from ssl_jax.models.segmentation import parts, pyramid
@@ -12,25 +13,41 @@ from ssl_jax.models.segmentation.batch_stats import Stateful, stateful
 
 @functools.cache
 def fpn(
-    width: int, classes: int, *, channels: int = 256, hidden: int = 128, dropout: float = 0.1
+    width: int,
+    classes: int,
+    *,
+    channels: int = 256,
+    hidden: int = 128,
+    dropout: float = 0.1,
+    resample: bool = True,
 ) -> Stateful:
     """A feature pyramid of `channels`; each level is brought to the finest one by convolutions with
     BatchNorm and ReLU and twofold upsampling at `hidden` channels; their sum is classified.
 
+    resample: the maps become a pyramid first; False: all four levels are at the stride of the maps,
+    are upsampled all the same, and brought back (code of FLSL).
+
     apply(params, stats, maps, *, train=False, keys=None): maps, four arrays [B, h, w, width] ->
-    Logits [B, 4 h, 4 w, classes].
+    Logits [B, 4 h, 4 w, classes], or [B, h, w, classes].
     """
     return stateful(
-        _Fpn, width=width, classes=classes, channels=channels, hidden=hidden, dropout=dropout
+        _Fpn,
+        width=width,
+        classes=classes,
+        channels=channels,
+        hidden=hidden,
+        dropout=dropout,
+        resample=resample,
     )
 
 
 class _Fpn(nnx.Module):
-    def __init__(self, key, width, classes, channels, hidden, dropout):
+    def __init__(self, key, width, classes, channels, hidden, dropout, resample):
         keys = iter(jax.random.split(key, 20))
         levels = range(len(pyramid.STRIDES))
         init = nnx.initializers.glorot_uniform()
-        self.pyramid = pyramid.Pyramid(next(keys), width)
+        key_pyramid = next(keys)
+        self.pyramid = pyramid.Pyramid(key_pyramid, width) if resample else None
         self.lateral = nnx.List(
             parts.convolution(next(keys), width, channels, 1, init=init) for _ in levels
         )
@@ -49,7 +66,8 @@ class _Fpn(nnx.Module):
         self.dropout = dropout
 
     def __call__(self, maps: Sequence[jax.Array], *, train=False, keys=None) -> parts.Logits:
-        inner = [conv(x) for conv, x in zip(self.lateral, self.pyramid(maps, train))]
+        maps = self.pyramid(maps, train) if self.pyramid else maps
+        inner = [conv(x.astype(jnp.float32)) for conv, x in zip(self.lateral, maps)]
         for i in range(len(inner) - 1, 0, -1):
             inner[i - 1] = inner[i - 1] + parts.nearest(inner[i], inner[i - 1].shape[1:3])
         sizes = [x.shape[1:3] for x in inner]
@@ -59,7 +77,13 @@ class _Fpn(nnx.Module):
             for i, conv in enumerate(convs):
                 x = conv(x, train)
                 if level:
-                    x = parts.upsample(x, sizes[level - 1 - i])
-            levels.append(x)
+                    x = parts.upsample(x, self._larger(sizes, level, i))
+            levels.append(parts.upsample(x, sizes[0]))
         total = sum(levels[1:], levels[0])
         return parts.Logits(self.classify(parts.drop_channels(total, self.dropout, keys)))
+
+    def _larger(self, sizes, level, i):
+        """The size of a level after its i-th upsampling."""
+        if self.pyramid:
+            return sizes[level - 1 - i]
+        return tuple(length * 2 ** (i + 1) for length in sizes[level])
