@@ -45,9 +45,10 @@ def get_config(variant: str = "vitl16"):
     presets.imagenet(config, variant.replace("14", "16"))
     dinov2, views, model, optim = config.dinov2, config.views, config.model, config.optim
     views.mask, views.mask_ratio, views.mask_prob = "block", (0.1, 0.5), 0.5
+    views.mask_block = 4
     optim.clip_by = "global"
     views.global_scale, views.local_scale, views.local_count = (0.32, 1.0), (0.05, 0.32), 8
-    model.layer_scale, model.remat = 1e-5, "block"
+    model.layer_scale, model.remat, model.cls_std = 1e-5, "block", 1e-6
     optim.batch_size = optim.base_batch = 2048
     optim.lr = 4e-3 * math.sqrt(optim.base_batch / 1024)
     optim.epochs, optim.warmup_epochs = 200.0, 20.0

@@ -203,7 +203,7 @@ def _rules(config) -> base.Rules:
     lowest, wait = layer_factor(c.layer_decay, depth, -1), c.freeze_last_layer_epochs
     return (
         ("backbone/patch/.*", rule("backbone", lr=lowest * c.patch_lr)),
-        ("backbone/(cls|position|mask_token)", rule("backbone", lr=lowest)),
+        ("backbone/(cls|position|registers|mask_token)", rule("backbone", lr=lowest)),
         *(
             (f"backbone/blocks/{i}/.*", rule("backbone", lr=layer_factor(c.layer_decay, depth, i)))
             for i in range(depth)

@@ -109,6 +109,9 @@ class ViTConfig:
     position_std: float = field(
         0.0, "the same for learned position codes alone; 0 = init_std", least=0, most=4
     )
+    cls_std: float = field(
+        0.0, "the same for the class token alone; 0 = init_std", least=0, most=4
+    )
     norm_eps: float = field(
         1e-6,
         "added to the variance in every LayerNorm; Hugging Face's ViT has 1e-12",
@@ -294,7 +297,7 @@ class _ViT(nnx.Module):
                 layers_lib.uniform(keys[0], (c.patch * c.patch * c.in_channels, d)), c.dtype
             )
         if c.cls:
-            self.cls = nnx.Param(layers_lib.normal(keys[1], (1, d), c.init_std))
+            self.cls = nnx.Param(layers_lib.normal(keys[1], (1, d), c.cls_std or c.init_std))
         if c.position == "learned":
             codes = layers_lib.normal(keys[2], (c.cls + c.grid**2, d), c.position_std or c.init_std)
             self.position = nnx.Param(codes)

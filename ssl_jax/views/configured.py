@@ -25,7 +25,12 @@ def recipe_multicrop(views: ConfigDict, patch: int) -> ViewRecipe:
     local = photometric(views, blur_prob=views.blur_prob[2])
     mask = None
     if views.mask != "none":
-        mask = MaskRecipe(kind=views.mask, ratio=tuple(views.mask_ratio), prob=views.mask_prob)
+        mask = MaskRecipe(
+            kind=views.mask,
+            ratio=tuple(views.mask_ratio),
+            prob=views.mask_prob,
+            block=views.mask_block,
+        )
     count = views.global_count
     draws = (first, second, *(further,) * (count - 2))[:count]
     groups = [("global", group_of(views, patch, photometric=draws, mask=mask))]

@@ -21,6 +21,7 @@ class MaskRecipe:
       kind: "block" (iBOT) or "random".
       ratio: (lo, hi) share of the patches, drawn uniformly per view.
       prob: probability that a view is masked at all.
+      block: patches of the smallest rectangle of a block mask; 0 = as iBOT, see `block_mask`.
       drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence
         "random", lo = hi, prob 1.
       focus: which places a random mask of fixed count prefers to keep: "none" (all alike),
@@ -34,6 +35,7 @@ class MaskRecipe:
     kind: str = "block"
     ratio: tuple[float, float] = (0.3, 0.3)
     prob: float = 1.0
+    block: int = 0
     drop: bool = False
     focus: str = "none"
     focus_prob: float = 0.5
@@ -90,7 +92,7 @@ def draw(rng: np.random.Generator, recipe: MaskRecipe, grid: tuple[int, int]) ->
     )
     if recipe.kind == "random":
         return random_mask(rng, rows * columns, floor(target))
-    return block_mask(rng, grid, target).reshape(-1)
+    return block_mask(rng, grid, target, recipe.block).reshape(-1)
 
 
 def random_mask(rng: np.random.Generator, n: int, count: int) -> np.ndarray:
@@ -135,23 +137,26 @@ def focal_mask(
     return mask
 
 
-def block_mask(rng: np.random.Generator, grid: tuple[int, int], target: float) -> np.ndarray:
+def block_mask(
+    rng: np.random.Generator, grid: tuple[int, int], target: float, smallest: int = 0
+) -> np.ndarray:
     """Blockwise mask of iBOT's published code (BEiT's algorithm with a hard upper limit).
 
     While fewer than `target` patches are masked: up to 10 attempts at a rectangle of area
-    U(floor(min(grid) / 3)^2, what is missing) and log-uniform aspect ratio in (0.3, 1 / 0.3),
+    U(smallest, what is missing) and log-uniform aspect ratio in (0.3, 1 / 0.3),
     smaller than the grid, placed uniformly, that adds at least one patch and no more than are
     missing. Ends when no attempt succeeds.
 
     Args:
       grid: (rows, columns) of patches; target: number of patches wanted, may be fractional.
+      smallest: 0 = floor(min(grid) / 3)^2, as iBOT; DINOv2 has 4.
 
     Returns:
       bool [rows, columns] with at most floor(target) True; may fall short, may be empty.
     """
     rows, columns = grid
     mask = np.zeros(grid, bool)
-    smallest = (min(grid) // 3) ** 2
+    smallest = smallest or (min(grid) // 3) ** 2
     log_lo, log_hi = math.log(ASPECT[0]), math.log(ASPECT[1])
     missing = target + 1e-6 if target > 0 else 0.0  # the same tolerance as `floor`
     uniform = rng.random

@@ -60,6 +60,13 @@ def defaults() -> dict:
             ordered=True,
         ),
         mask_prob=probability(1.0, "a view being masked at all"),
+        mask_block=key(
+            0,
+            "smallest rectangle of a block mask; 0 = (shorter side of the grid // 3)^2 (iBOT)",
+            "patches",
+            least=0,
+            most=2**20,
+        ),
     )
 
 

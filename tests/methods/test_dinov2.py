@@ -143,7 +143,7 @@ def test_learning_rates_fall_towards_the_input_and_networks_are_clipped_apart():
         "backbone/mask_token": 0.9**3,
         "backbone/blocks/0/ls1/gamma": 0.9**2,
         "backbone/blocks/1/mlp/fc1/kernel": 0.9,
-        "backbone/registers": 1.0,
+        "backbone/registers": 0.9**3,
         "backbone/norm/scale": 1.0,
         "head/mlp/0/kernel": 1.0,
         "patch_head/last/gain": 1.0,

@@ -163,6 +163,9 @@ def test_parameter_names_shapes_and_initial_values():
 def test_options_add_parameters_and_change_no_draw():
     plain = vit.vit(config(queries=2)).init(jax.random.key(0))
     rich = vit.vit(config(queries=2, registers=3, layer_scale=1e-5)).init(jax.random.key(0))
+    faint = vit.vit(config(queries=2, cls_std=1e-6)).init(jax.random.key(0))
+    np.testing.assert_allclose(faint.pop("cls"), plain["cls"] * (1e-6 / 0.02), rtol=1e-5)
+    chex.assert_trees_all_equal(faint, {name: x for name, x in plain.items() if name != "cls"})
     registers = rich.pop("registers")
     assert registers.shape == (3, 16) and 0 < np.abs(registers).max() < 1e-5
     for name in ("ls1", "ls2"):

@@ -48,6 +48,14 @@ def test_the_first_block_has_at_least_the_smallest_area():
     of_side = np.lib.stride_tricks.sliding_window_view
     for mask in many(MaskRecipe("block", (20 / 196, 20 / 196)), (14, 14), 100).reshape(-1, 14, 14):
         assert any(of_side(mask, side).all((-1, -2)).any() for side in sides)
+    # DINOv2's blocks may be smaller: so are the first of a mask of 90, of 4 patches at least.
+    fine = many(MaskRecipe("block", (90 / 196, 90 / 196), block=4), (14, 14), 100)
+    coarse = many(MaskRecipe("block", (90 / 196, 90 / 196)), (14, 14), 100)
+
+    def edges(masks):
+        return np.abs(np.diff(masks.reshape(-1, 14, 14).astype(int))).sum((1, 2)).mean()
+
+    assert edges(fine) > 1.1 * edges(coarse)
 
 
 @pytest.mark.parametrize("kind", ["block", "random"])
