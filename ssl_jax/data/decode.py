@@ -146,9 +146,16 @@ def resize_square(pixels: np.ndarray, size: int) -> np.ndarray:
     if pixels.shape[:2] == (size, size):
         return pixels
     y, x, side = central_square(*pixels.shape[:2])
+    return resize(pixels, (size, size), box=(x, y, x + side, y + side))
+
+
+def resize(
+    pixels: np.ndarray, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
+) -> np.ndarray:
+    """To (height, width), as `resize_square` does it; box: (left, upper, right, lower) of the part
+    that is taken, None = all."""
     filter = Image.Resampling.BICUBIC if pixels.ndim == 3 else Image.Resampling.NEAREST
-    box = (x, y, x + side, y + side)  # left, upper, right, lower
-    return np.asarray(Image.fromarray(pixels).resize((size, size), filter, box=box))
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], filter, box=box))
 
 
 def central_square(height: int, width: int) -> tuple[float, float, float]:

@@ -21,7 +21,9 @@ from ssl_jax.scores.segmentation import NEIGHBOURS, Retrieval, segment
 PROTOCOLS = {
     "cribo": Protocol(
         "CrIBo tables 1 and 4: VOC 2012 (augmented) and ADE20K at their native sizes",
-        dict(data=dict(size=0), crop=0, k=NEIGHBOURS, subsample=(1, 8, 64, 128), runs=5),
+        dict(
+            data=dict(size=0), crop=0, reduce=True, k=NEIGHBOURS, subsample=(1, 8, 64, 128), runs=5
+        ),
     )
 }
 _SHOWN = 6  # test images of the picture
@@ -52,6 +54,11 @@ class Settings:
     )
     runs: int = field(5, "draws of a subsample above 1, averaged", "draws", above=0)
     layers: int = tokens.layers_field()
+    reduce: bool = field(
+        False,
+        "images are resized to the next smaller sides that patches divide; False: their borders are"
+        " cut off",
+    )
 
 
 def _parts(case: Case, settings: Settings) -> Parts:

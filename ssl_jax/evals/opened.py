@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax.config import flatten
 from ssl_jax.data.prepared import Prepared
+from ssl_jax.data.reduced import Reduced
 from ssl_jax.data.source import EMBEDDED, make_source
 from ssl_jax.evals import section
 from ssl_jax.features.monitored import Monitored
@@ -16,7 +17,7 @@ _CACHE_BYTES = 2**30  # of decoded images per source
 def images_of_section(config: ConfigDict) -> tuple:
     """What says which images an evaluation uses."""
     data = sorted(flatten(config.data).items())
-    return (*data, config.train_examples, config.test_examples)
+    return (*data, config.train_examples, config.test_examples, config.get("reduce", False))
 
 
 def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str, tuple]:
@@ -30,7 +31,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     for name, c in section.selected(config, tasks).items():
         images = images_of_section(c)
         if images not in opened:
-            opened[images] = _pair(c, config.data.max_unreadable)
+            opened[images] = _pair(c, config.data.max_unreadable, config.model.patch)
             stored += opened[images] if c.data.kind not in EMBEDDED else ()
         for source in opened[images]:
             section.check_source(name, c, source)
@@ -41,15 +42,18 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
     return result
 
 
-def _pair(c: ConfigDict, share: float) -> tuple[Monitored, ...]:
+def _pair(c: ConfigDict, share: float, patch: int) -> tuple[Monitored, ...]:
     """The sources of the training and the test images of an evaluation's section."""
+
+    def made(split, names, count):
+        source = make_source(c.data, split=split, list=names)
+        return _cached(Reduced(source, patch) if c.get("reduce") else source, count)
+
     parts = (
         (c.data.split, c.data.get("list", ""), c.train_examples),
         (c.data.test_split, c.data.get("test_list", ""), c.test_examples),
     )
-    pair = section.numbered_alike(
-        c, *(_cached(make_source(c.data, split=s, list=x), count) for s, x, count in parts)
-    )
+    pair = section.numbered_alike(c, *(made(*part) for part in parts))
     return tuple(Monitored(part, count, share=share) for part, (*_, count) in zip(pair, parts))
 
 

@@ -109,9 +109,7 @@ class ViTConfig:
     position_std: float = field(
         0.0, "the same for learned position codes alone; 0 = init_std", least=0, most=4
     )
-    cls_std: float = field(
-        0.0, "the same for the class token alone; 0 = init_std", least=0, most=4
-    )
+    cls_std: float = field(0.0, "the same for the class token alone; 0 = init_std", least=0, most=4)
     norm_eps: float = field(
         1e-6,
         "added to the variance in every LayerNorm; Hugging Face's ViT has 1e-12",

@@ -13,6 +13,7 @@ from ssl_jax.config import InputError
 from ssl_jax.data import base, source
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.prepared import Prepared
+from ssl_jax.data.reduced import Reduced
 from ssl_jax.data.source import make_source
 from ssl_jax.data.subset import Subset
 from tests.data import records
@@ -175,6 +176,17 @@ def test_subsets_and_what_is_kept_in_memory(case, images):
     small = Prepared(images, size=4)[last]
     assert small["image"].shape == (4, 4, 3)
     assert small.get("mask", small["image"]).shape[:2] == (4, 4)
+    fitted, old = Reduced(images, 5), case.records[last]
+    size = tuple(side // 5 * 5 for side in old["image"].shape[:2])
+    new = fitted[last]
+    assert new["image"].shape[:2] == fitted.shape(last) == new.get("mask", new["image"]).shape[:2]
+    assert fitted.shape(last) == size and fitted.size in (None, size)
+    if "boxes" in old:
+        scale = np.divide(size, old["image"].shape[:2])
+        np.testing.assert_allclose(
+            new["boxes"], np.asarray(old["boxes"]) * [*scale, *scale], rtol=1e-5
+        )
+    assert set(new) == set(old) and repr(fitted) != repr(images)
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "davis"])

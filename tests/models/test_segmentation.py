@@ -32,7 +32,10 @@ HEADS = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("fpn", "upernet"))) for name in HEADS],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * name.startswith(("fpn", "upernet")))
+        for name in HEADS
+    ],
 )
 def test_each_head_learns_two_textures(name):
     """Two kinds of tokens in halves of an image, told apart within a few dozen steps."""
