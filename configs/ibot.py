@@ -15,9 +15,9 @@ in 30 epochs (constant within an epoch), both center momenta .9, both weights 1,
 256 -> 1e-6, weight decay .04 -> .4, EMA .996 -> 1, AdamW, clip 3 per tensor, drop-path .1, last
 layer frozen for one epoch. Masks ("--pred_ratio 0 0.3 --pred_ratio_var 0 0.2"): a view is masked
 with probability .5 and then blockwise at a ratio drawn from .1 to .5; without multi-crop, as in
-vits16_ablation, every view at the code's default of .3. The arguments of ViT-B and ViT-L are behind links only; ours are those of MaSSL,
-a descendant, for ViT-B, with the gain fixed as the published code advises. Not here: Swin-T (k-NN
-76.2, linear 79.3).
+vits16_ablation, every view at the code's default of .3. The arguments of ViT-B and ViT-L are behind
+links only; ours are those of MaSSL, a descendant, for ViT-B, with the gain fixed as the published
+code advises. Not here: Swin-T (k-NN 76.2, linear 79.3).
 """
 
 from . import presets, small

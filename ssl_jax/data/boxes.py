@@ -19,8 +19,23 @@ class Boxes(NamedTuple):
 
     boxes: np.ndarray  # [n,4] float32: y, x, height, width in pixels
     labels: np.ndarray | None  # [n] int32, None where boxes have no classes
+    crowd: np.ndarray  # [n] bool: a region of many objects, not one
+
+    def record(self) -> dict[str, np.ndarray]:
+        """As a record has them: "boxes" and "box_labels" of single objects, and where there are
+        crowds "crowd_boxes" and "crowd_labels"."""
+
+        def of(rows, *names):
+            parts = zip(names, (self.boxes, self.labels))
+            return {name: values[rows] for name, values in parts if values is not None}
+
+        single = of(~self.crowd, "boxes", "box_labels")
+        if not self.crowd.any():
+            return single
+        return single | of(self.crowd, "crowd_boxes", "crowd_labels")
 
 
+PLACES = ("boxes", "crowd_boxes")  # of a record, which move with its image
 # EXIF orientation -> which coordinates then count from the other end, and whether they swap ("s").
 _TURNS = dict(zip(range(1, 9), ("", "x", "yx", "y", "s", "ys", "yxs", "xs")))
 
@@ -31,6 +46,7 @@ def from_corners(
     shape: tuple[int, int],
     turn: int = 1,
     stated: tuple[float, float] | None = None,
+    crowd: ArrayLike | None = None,
 ) -> Boxes:
     """Boxes from their corners, cut at the border of the image; those without area are left out.
 
@@ -41,7 +57,7 @@ def from_corners(
       corners: [n,4] or flat, (top, left, bottom, right) in an image of the size `stated`.
       labels: [n] int or None.
       shape: (H, W) of the image, upright. turn: its EXIF orientation.
-      stated: (height, width); None: that of the stored pixels.
+      stated: (height, width); None: that of the stored pixels. crowd: [n] bool; None: no crowd.
 
     Raises:
       ValueError: coordinates that are not finite.
@@ -62,7 +78,8 @@ def from_corners(
     boxes = np.concatenate([pairs[:, 0], extent], axis=1)[inside].astype(np.float32)
     if labels is not None:
         labels = np.asarray(labels, np.int32).reshape(-1)[inside]
-    return Boxes(boxes, labels)
+    many = np.zeros(len(inside), bool) if crowd is None else np.asarray(crowd, bool).reshape(-1)
+    return Boxes(boxes, labels, many[inside])
 
 
 class XmlBoxes:
@@ -133,10 +150,12 @@ class TableBoxes:
         corners: Sequence[ArrayLike],
         labels: Sequence[ArrayLike],
         sizes: Sequence[tuple[int, int]] = (),
+        crowds: Sequence[ArrayLike] = (),
     ):
         """
         Args:
-          corners: for each image [n,4], (top, left, bottom, right) in pixels. labels: [n].
+          corners: for each image [n,4], (top, left, bottom, right) in pixels. labels: [n]. crowds:
+            [n] bool; (): there are none.
           sizes: (height, width) that is stated for each image: those of an image that is turned are
             of the stored pixels, unless it says that they are upright already.
         """
@@ -147,13 +166,16 @@ class TableBoxes:
             [np.asarray(entry, np.float32).reshape(-1, 4) for entry in corners]
         )
         self._labels = np.concatenate([np.asarray(entry, np.int32) for entry in labels])
+        crowds = crowds or [np.zeros(count, bool) for count in counts]
+        self._crowds = np.concatenate([np.asarray(entry, bool) for entry in crowds])
 
     def read(self, i: int, shape: tuple[int, int], turn: int = 1) -> Boxes:
         """Boxes of image i of that shape (H, W) and EXIF orientation."""
         rows = slice(self._starts[i], self._starts[i + 1])
         upright = turn in SIDEWAYS and bool(self._sizes) and self._sizes[i] == tuple(shape)
         stated = shape if upright else None
-        return from_corners(self._corners[rows], self._labels[rows], shape, turn, stated)
+        objects = self._corners[rows], self._labels[rows]
+        return from_corners(*objects, shape, turn, stated, self._crowds[rows])
 
 
 class Instances(NamedTuple):
@@ -165,10 +187,11 @@ class Instances(NamedTuple):
     corners: list[np.ndarray]
     labels: list[np.ndarray]
     sizes: list[tuple[int, int]]  # (height, width) of the images; zeros where it says none
+    crowds: list[np.ndarray]  # bool
 
 
 def read_coco(path: str | Path) -> Instances:
-    """The objects of a COCO JSON file, without crowds. Raises InputError for any other file."""
+    """The objects of a COCO JSON file. Raises InputError for any other file."""
     try:
         return _instances(reading.parse_json(reading.read_bytes(path)))
     except OSError as error:
@@ -194,12 +217,12 @@ def _instances(content: dict[str, Any]) -> Instances:
         raise TypeError("names of files and categories must be strings")
     corners: list[list] = [[] for _ in images]
     labels: list[list] = [[] for _ in images]
+    crowds: list[list] = [[] for _ in images]
     for entry in content["annotations"]:
-        if entry.get("iscrowd"):
-            continue
         x, y, width, height = map(_finite, entry["bbox"])
         corners[place[entry["image_id"]]].append((y, x, y + height, x + width))
         labels[place[entry["image_id"]]].append(number[entry["category_id"]])
+        crowds[place[entry["image_id"]]].append(bool(entry.get("iscrowd")))
     return Instances(
         files=files,
         ids=tuple(entry["id"] for entry in images),
@@ -207,6 +230,7 @@ def _instances(content: dict[str, Any]) -> Instances:
         corners=[np.array(entry, np.float32).reshape(-1, 4) for entry in corners],
         labels=[np.array(entry, np.int32) for entry in labels],
         sizes=[(entry.get("height", 0), entry.get("width", 0)) for entry in images],
+        crowds=[np.array(entry, bool) for entry in crowds],
     )
 
 

@@ -158,10 +158,9 @@ def _boxes(root, where, split, paths, names):
     number = {listing.stem(file): i for i, file in enumerate(content.files)}
     order = [number.get(listing.stem(path)) for path in paths]
     listing.refuse_missing("data.boxes", f"entry in {where}", paths, order, "it must list them all")
-    corners = [content.corners[i] for i in order if i is not None]
-    labels = [content.labels[i] for i in order if i is not None]
-    sizes = [content.sizes[i] for i in order if i is not None]
-    return boxes_lib.TableBoxes(corners, labels, sizes), content.names
+    every = (content.corners, content.labels, content.sizes, content.crowds)
+    mine = ([values[i] for i in order if i is not None] for values in every)
+    return boxes_lib.TableBoxes(*mine), content.names
 
 
 def _beside(key, root, where, split):

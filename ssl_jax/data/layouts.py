@@ -113,7 +113,7 @@ def _coco_stuff(root, split, raw):
 
 
 def _coco(section, split):
-    """COCO detection: the images that the JSON file lists; crowds are no boxes. Knows `image_ids`
+    """COCO detection: the images that the JSON file lists. Knows `image_ids`
     and `annotations`, the JSON file itself, for evaluators."""
     root = _root(local(section["dir"]), "annotations", "coco")
     images = _year(root, split)
@@ -124,7 +124,7 @@ def _coco(section, split):
         f"coco/{split}",
         images,
         content.files,
-        boxes=boxes_lib.TableBoxes(content.corners, content.labels, content.sizes),
+        boxes=boxes_lib.TableBoxes(content.corners, content.labels, content.sizes, content.crowds),
         box_names=content.names,
     )
     source.image_ids, source.annotations = content.ids, str(path)

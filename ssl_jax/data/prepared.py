@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.data import base, decode
+from ssl_jax.data import base, boxes, decode
 
 
 class Prepared(base.Wrapper):
@@ -70,10 +70,12 @@ def _square(record, side):
     record = {**record, "image": decode.resize_square(record["image"], side)}
     if "mask" in record:
         record["mask"] = decode.resize_square(record["mask"], side)
-    if "boxes" in record:
+    for name in boxes.PLACES:
+        if name not in record:
+            continue
         y, x, square = decode.central_square(height, width)
-        corner = (record["boxes"][:, :2] - (y, x)) * (side / square)
-        opposite = corner + record["boxes"][:, 2:] * (side / square)
+        corner = (record[name][:, :2] - (y, x)) * (side / square)
+        opposite = corner + record[name][:, 2:] * (side / square)
         corner, opposite = np.clip(corner, 0, side), np.clip(opposite, 0, side)
-        record["boxes"] = np.concatenate([corner, opposite - corner], axis=1).astype(np.float32)
+        record[name] = np.concatenate([corner, opposite - corner], axis=1).astype(np.float32)
     return record

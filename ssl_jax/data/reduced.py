@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ssl_jax.data import base, decode
+from ssl_jax.data import base, boxes, decode
 
 
 class Reduced(base.Wrapper):
@@ -27,9 +27,9 @@ class Reduced(base.Wrapper):
         record = {**record, "image": decode.resize(record["image"], new)}
         if "mask" in record:
             record["mask"] = decode.resize(record["mask"], new)
-        if "boxes" in record:
-            scale = np.divide(new, old, dtype=np.float32)
-            record["boxes"] = record["boxes"] * np.tile(scale, 2)
+        for name in boxes.PLACES:
+            if name in record:
+                record[name] = record[name] * np.tile(np.divide(new, old, dtype=np.float32), 2)
         return record
 
     def shape(self, i: int) -> tuple[int, int]:

@@ -8,6 +8,8 @@ A source is any picklable object with
                      (class per pixel, 255 = ignore; absent without masks), "boxes" float32 [n,4]
                      (y, x, height, width in pixels; absent without boxes, [0,4] for an image
                      without objects), "box_labels" int32 [n] (absent where boxes have no classes),
+                     "crowd_boxes" and "crowd_labels" likewise, of regions with many objects of one
+                     class (only in images that have some),
                      "sequence" str and "frame" int (videos). Raises decode.Unreadable if it cannot
                      be decoded.
     s.name(i)        path or id of record i, for messages

@@ -99,9 +99,7 @@ class Stored(Source):
         if (mask := self._mask(i, read, shape, turn)) is not None:
             record["mask"] = mask
         if (objects := self._objects(i, read, shape, turn)) is not None:
-            record["boxes"] = objects.boxes
-            if objects.labels is not None:
-                record["box_labels"] = objects.labels
+            record |= objects.record()
         return record
 
     def _label(self, i, read):

@@ -24,8 +24,8 @@ class Tfds(Stored):
 
     Uses the feature `label`, and those of images, masks and boxes that the section names: images
     and masks the first of IMAGES and MASKS that the set has, boxes the first sequence that has
-    boxes. Decodes lazily and with the same code as a folder. Of boxes, crowds (`is_crowd`) are left
-    out."""
+    boxes, of which crowds are told apart by `is_crowd`. Decodes lazily and with the same code as a
+    folder."""
 
     def __init__(self, section: kinds.Section, split: str):
         """Opens the set.
@@ -94,11 +94,10 @@ class Tfds(Stored):
         corners, labels = np.asarray(objects[self._bbox], np.float32).reshape(-1, 4), None
         if self.num_box_classes is not None:
             labels = np.asarray(objects["label"], np.int32).reshape(-1)
-        if "is_crowd" in objects:
-            single = ~np.asarray(objects["is_crowd"], bool).reshape(-1)
-            corners, labels = corners[single], None if labels is None else labels[single]
         try:
-            return boxes_lib.from_corners(corners, labels, shape, turn, stated=(1, 1))
+            return boxes_lib.from_corners(
+                corners, labels, shape, turn, (1, 1), objects.get("is_crowd")
+            )
         except ValueError as error:
             raise Unreadable(self.name(i), str(error)) from error
 

@@ -316,7 +316,9 @@ def coco(root, broken):
         put(root / "annotations" / f"instances_{split}.json", json.dumps(coco_json()))
     facts = boxed(COCO_NAMES) | dict(image_ids=(4, 9, 2))
     facts["annotations"] = str(root / "annotations" / "instances_train2017.json")
-    return Case(dict(kind="coco", dir=root), records(3, **COCO_BOXES), facts)
+    expected = records(3, **COCO_BOXES)
+    expected[0] |= dict(crowd_boxes=np.array([[0, 0, 6, 8]]), crowd_labels=np.array([0]))
+    return Case(dict(kind="coco", dir=root), expected, facts)
 
 
 def coco_stuff(root, broken):

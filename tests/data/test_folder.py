@@ -236,6 +236,7 @@ def test_boxes_in_a_coco_file(tmp_path):
     records = Folder(tmp_path, section=dict(boxes="instances_{split}.json"))
     assert records.box_names == COCO_NAMES
     np.testing.assert_array_equal(records[0]["boxes"], [[2, 1, 4, 3]])
+    np.testing.assert_array_equal(records[0]["crowd_boxes"], [[0, 0, 8, 8]])
     write(tmp_path, {"train/d.jpg": 0})
     with pytest.raises(InputError, match="1 of 4 .*d.jpg"):
         Folder(tmp_path, section=dict(boxes="instances_{split}.json"))

@@ -81,6 +81,11 @@ def test_boxes_without_classes_and_crowds(tmp_path):
         assert images.num_box_classes is None and images.box_names is None
         np.testing.assert_array_equal(images[0]["boxes"], [[2, 0, 4, 4]])
         assert "box_labels" not in images[0] and images[2]["boxes"].shape == (0, 4)
+        np.testing.assert_array_equal(images[0]["crowd_boxes"], [[4, 4, 4, 4]])
+        np.testing.assert_array_equal(images[2]["crowd_boxes"], [[0, 0, 8, 8]])
+        assert (
+            not {"crowd_boxes", "crowd_labels"} & {*images[1]} and "crowd_labels" not in images[0]
+        )
 
 
 @pytest.mark.parametrize(

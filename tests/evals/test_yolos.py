@@ -137,7 +137,7 @@ def test_a_run_is_scored_and_drawn(encoder):
     assert evals.TYPES["yolos"].figures(made(encoder)) == {}  # nothing was trained
 
 
-def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
+def test_predictions_come_back_to_the_pixels_of_the_image(encoder, monkeypatch):
     """A detector that knows the answer, on a canvas with a margin and at another size."""
     source = Squares(3)
     shown = [views.plain(source[i], 48, 1000) for i in range(3)]
@@ -156,6 +156,17 @@ def test_predictions_come_back_to_the_pixels_of_the_image(encoder):
     for found, wanted in zip(predicted, true):
         np.testing.assert_allclose(found.boxes, wanted.boxes, atol=1e-3)
         np.testing.assert_array_equal(found.labels, wanted.labels)
+    assert detection.average_precision(predicted, true, classes=2)["ap"] == 100
+    # What is found in a crowd is not wrong, and nobody has to find it.
+    whole, read = type(source).__getitem__, {}
+    for name in ("boxes", "box_labels"):
+        record = whole(source, 0)
+        read |= {name: record[name][1:], f"crowd_{name.removeprefix('box_')}": record[name][:1]}
+    monkeypatch.setattr(
+        type(source), "__getitem__", lambda self, i: whole(self, i) | ({} if i else read)
+    )
+    predicted, true, _ = prediction.predict(detector, records, config)
+    assert sum(one.crowd.sum() for one in true) == 1
     assert detection.average_precision(predicted, true, classes=2)["ap"] == 100
 
 

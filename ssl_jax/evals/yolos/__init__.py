@@ -4,8 +4,8 @@ and 6).
 
 Differs from the authors' code in: the images of a batch share a canvas, and boxes are shares of the
 canvas instead of the image without its margin; position codes are learned on a square grid of the
-same area; the margin has the mean colour. Crowd regions are neither trained on nor left out of the
-score.
+same area; the margin has the mean colour. Crowds are not trained on, and what is found in them
+counts as neither right nor wrong, as COCO has it.
 """
 
 import numpy as np

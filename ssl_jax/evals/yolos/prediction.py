@@ -1,6 +1,8 @@
 """What a detector finds in images, and what is in them."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -49,7 +51,17 @@ def predict(
             high = np.clip(corners[:, 2:] * scale, 0, (height, width))
             inside = np.concatenate([low, high - low], axis=1)
             predicted.append(Boxes(inside, labels, scores))
-            boxes = np.asarray(record["boxes"]).reshape(-1, 4)
-            true.append(Boxes(boxes, np.asarray(record.get("box_labels", np.zeros(len(boxes))))))
+            true.append(_true(record))
             numbers.append(index)
     return predicted, true, numbers
+
+
+def _true(record: Mapping[str, Any]) -> Boxes:
+    """The objects of a record and its crowds, which COCO's rule ignores."""
+    boxes, crowds = (
+        np.asarray(record.get(name, ())).reshape(-1, 4) for name in ("boxes", "crowd_boxes")
+    )
+    labels = record.get("box_labels", np.zeros(len(boxes)))
+    many = record.get("crowd_labels", np.zeros(len(crowds)))
+    crowd = np.repeat([False, True], [len(boxes), len(crowds)])
+    return Boxes(np.concatenate([boxes, crowds]), np.concatenate([labels, many]), crowd=crowd)
