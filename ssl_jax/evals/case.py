@@ -13,6 +13,7 @@ from ssl_jax.data import base
 from ssl_jax.evals import registry, section
 from ssl_jax.evals.classes import check_classes
 from ssl_jax.evals.opened import images_of_section, sources
+from ssl_jax.features.crops import drawn
 from ssl_jax.features.extract import Extracted, extract
 from ssl_jax.features.feed import by_shape, feed
 from ssl_jax.features.monitored import sample_records
@@ -187,14 +188,26 @@ class Case:
         for `features`."""
         return images_of(source, indices, crop=self.config.crop, multiple=self.patch)
 
-    def batches(self, *, whole: bool = False) -> Iterator[np.ndarray]:
+    def crop_of(self, record: Any, scale: Sequence[float], *draw: int) -> np.ndarray:
+        """A random crop [crop, crop, 3] of a record before it was resized; draw: what tells this
+        draw from others with the same seed. Raises InputError without a `crop`."""
+        if not self.config.crop:
+            raise InputError("crop_scale needs the size of a crop: set crop")
+        return drawn(record["image"], self.config.crop, scale, (self.seed, *draw))
+
+    def batches(self, *, whole: bool = False, scale: Sequence[float] = ()) -> Iterator[np.ndarray]:
         """The test images [b, H, W, 3] float32 in [0, 1] without those that cannot be read,
-        `batch_size` at a time; cut as they are for `features`, or whole."""
+        `batch_size` at a time; cut as they are for `features`, or whole, or as random crops of this
+        range of areas (see `crop_of`)."""
         how = {} if whole else dict(crop=self.config.crop, multiple=self.patch)
         source, records = self.records("test")
+        source = source.unresized if scale else source
 
         def cut(row, record):
-            yield cut_record(record, source.name(int(records[row])), **how)
+            if scale:
+                yield self.crop_of(record, scale, row)
+            else:
+                yield cut_record(record, source.name(int(records[row])), **how)
 
         size = self.batch_size
         for batch in by_shape(feed(source, records, cut, size), size, shape=lambda image: None):

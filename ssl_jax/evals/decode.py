@@ -3,8 +3,8 @@ that nobody has seen (STELLAR table 3).
 
 The decoder is STELLAR's (linear layer, random Fourier codes, transformer blocks, no mask tokens)
 for every network, trained with AdamW at a constant learning rate on images as they are evaluated,
-without augmentation. It gets the dense map of patch tokens, or for STELLAR the low-rank map L S of
-its sparse tokens, and says pixels (squared error) or the codes of a frozen tokenizer
+by default without augmentation. It gets the dense map of patch tokens, or for STELLAR the low-rank
+map L S of its sparse tokens, and says pixels (squared error) or the codes of a frozen tokenizer
 (cross-entropy), which the tokenizer's own decoder makes into pixels.
 """
 
@@ -32,6 +32,10 @@ _STELLAR = {
     "depth": 6,
     "heads": 8,
     "epochs": 20,
+    "batch": 128,  # code, as the next three; the paper does not say them
+    "crop_scale": (0.36, 1.0),
+    "clip": 5.0,
+    "weight_decay": 1e-4,
     "lr": 1e-4,
     "target": "vq",
     "data": {"size": 256},
@@ -40,7 +44,6 @@ _STELLAR = {
     "fid": rebuild.INCEPTION,
 }
 PROTOCOLS = {
-    # Batch size and weight decay are not in the paper.
     "sparse": Protocol("STELLAR table 3, 16 tokens", _STELLAR | {"tokens": "sparse"}),
     "dense": Protocol("STELLAR table 3, 196 tokens", _STELLAR | {"tokens": "dense"}),
 }
@@ -71,6 +74,7 @@ class Settings(quality.Settings):
     batch: int = field(64, "images per step", "images", above=0)
     lr: float = field(1e-3, "learning rate of AdamW, constant", above=0, most=10)
     weight_decay: float = field(1e-4, "of AdamW", least=0, most=10)
+    clip: float = field(0.0, "largest L2 norm of a gradient; 0 = any", least=0)
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
@@ -93,20 +97,27 @@ def train(case: Case, settings: Settings) -> tuple[rebuild.Decoder, tokenizer.Ta
     """The decoder of an evaluation, trained on its training images, and its goal."""
     source, records = case.records("train")
     records = latents.readable(source, records, settings.batch)
+    scale, whole = settings.crop_scale, source.unresized
+
+    def image_of(record, epoch):
+        if scale:
+            return case.crop_of(whole[int(record)], scale, int(record), epoch)
+        return case.images(source, [record])[0]
+
     size = min(settings.batch, len(records))
     goal = tokenizer.target(settings.target, case.patch)
-    first = case.images(source, records[:1])
+    first = image_of(records[0], 0)[None]
     _, h, w, dim = latents.latents(case.network, first, settings.tokens).shape
     batches = latents.shuffled(
         case.network,
-        lambda record: case.images(source, [record])[0],
+        image_of,
         records,
         kind=settings.tokens,
         size=size,
         epochs=settings.epochs,
         seed=case.seed,
     )
-    same = ("width", "depth", "heads", "epochs", "lr", "weight_decay")
+    same = ("width", "depth", "heads", "epochs", "lr", "weight_decay", "clip")
     trained = rebuild.fit_decoder(
         batches,
         goal,
@@ -124,7 +135,7 @@ def rebuilt(case: Case, settings: Settings) -> Iterator[tuple[np.ndarray, np.nda
     """Test images, what the decoder makes of them, and how many of a batch count; the decoder is
     trained once for the scores and the picture of an evaluation."""
     trained, goal = case.cached("decode", lambda case: train(case, settings))
-    for images, count in psnr.batches(case):
+    for images, count in psnr.batches(case, settings.crop_scale):
         cells = latents.latents(case.network, images, settings.tokens)
         b, h, w, dim = cells.shape
         shown = goal.show(trained.apply(trained.params, cells.reshape(b, h * w, dim)), (h, w))

@@ -117,9 +117,7 @@ class Settings(tokens.Settings):
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
     """Refuses a crop_scale that is no range. Raises InputError."""
-    scale = tuple(settings.crop_scale)
-    if len(scale) not in (0, 2) or tuple(sorted(scale)) != scale:
-        raise InputError(f"{name}.crop_scale is {scale}; use (least, largest) or ()")
+    crops.check(name, settings.crop_scale)
 
 
 def probe(case: Case, settings: Settings, num_classes: int = 0) -> Probe:

@@ -1,6 +1,6 @@
 """How well images are rebuilt from a network's tokens, on images it was not trained on."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -12,19 +12,22 @@ from ssl_jax.methods.pictures.reconstructions import pixels
 from ssl_jax.scores import rebuild
 
 
-def batches(case: Case) -> Iterator[tuple[np.ndarray, int]]:
-    """Test images [B, H, W, 3] of an evaluation and how many of the B count. All have one shape,
-    so that functions of them are compiled once: the last is filled up with its last image."""
-    for images in case.batches():
+def batches(case: Case, scale: Sequence[float] = ()) -> Iterator[tuple[np.ndarray, int]]:
+    """Test images [B, H, W, 3] of an evaluation, or random crops of them (see `Case.batches`), and
+    how many of the B count. All have one shape, so that functions of them are compiled once: the
+    last is filled up with its last image."""
+    for images in case.batches(scale=scale):
         yield filled(images, case.batch_size), len(images)
 
 
-def rebuilt(case: Case) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+def rebuilt(
+    case: Case, scale: Sequence[float] = ()
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
     """`batches` with what the network makes of them: images, rebuilt [B, H, W, 3], how many count.
 
     Raises InputError for a network that rebuilds no images.
     """
-    for images, count in batches(case):
+    for images, count in batches(case, scale):
         _, extras = case.network.with_extras(images)
         if "rebuilt" not in extras:
             raise InputError(

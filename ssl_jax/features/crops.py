@@ -6,12 +6,31 @@ from typing import Any
 import jax
 import numpy as np
 
+from ssl_jax.config import InputError
 from ssl_jax.data.subset import Subset
 from ssl_jax.features.network import Network, on_all_devices
+from ssl_jax.features.windows import unit
+from ssl_jax.views import boxes, crops
 from ssl_jax.views.loader import Loader
 from ssl_jax.views.recipe import GroupRecipe, ViewRecipe
 
 _GROUP = "crop"
+
+
+def check(name: str, scale: Sequence[float]) -> None:
+    """Refuses a crop_scale of that evaluation which is neither a range nor (). Raises
+    InputError."""
+    scale = tuple(scale)
+    if len(scale) not in (0, 2) or tuple(sorted(scale)) != scale:
+        raise InputError(f"{name}.crop_scale is {scale}; use (least, largest) or ()")
+
+
+def drawn(image: np.ndarray, size: int, scale: Sequence[float], seed: Sequence[int]) -> np.ndarray:
+    """A RandomResizedCrop of a uint8 image, mirrored half of the time: float32 [size, size, 3] in
+    [0, 1]. scale: as in `batches`; seed: of the draw."""
+    rng = np.random.default_rng(list(seed))
+    box = boxes.random_resized_crop(rng, *image.shape[:2], scale=(scale[0], scale[1]))
+    return unit(crops.crop_host(image, box, size, bool(rng.random() < 0.5)))
 
 
 def batches(

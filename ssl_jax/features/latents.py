@@ -43,7 +43,7 @@ def readable(source: Any, records: np.ndarray, size: int) -> np.ndarray:
 
 def shuffled(
     network: Network,
-    image_of: Callable[[int], np.ndarray],
+    image_of: Callable[[int, int], np.ndarray],
     records: np.ndarray,
     *,
     kind: str,
@@ -54,14 +54,16 @@ def shuffled(
     """(latents [size, h w, d], images [size, H, W, 3] in [0, 1]) of readable records, epoch after
     epoch in an order of its own, without its last partial batch.
 
-    image_of: record -> image, all of one shape.
+    image_of: (record, epoch) -> image, all of one shape.
     """
 
     def rows_of(epoch):
         order = np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(records)
-        return order[: len(order) // size * size].reshape(-1, size)
+        rows = order[: len(order) // size * size].reshape(-1, size)
+        return ([(row, epoch) for row in batch] for batch in rows)
 
-    for batch in ahead(image_of, (rows for i in range(epochs) for rows in rows_of(i)), 1):
+    places = (batch for epoch in range(epochs) for batch in rows_of(epoch))
+    for batch in ahead(lambda place: image_of(*place), places, 1):
         images = np.stack(batch)
         cells = latents(network, images, kind)
         yield cells.reshape(size, -1, cells.shape[-1]), images

@@ -133,6 +133,7 @@ def fit_decoder(
     steps: int = 1,
     lr: float | optax.Schedule = 1e-3,
     weight_decay: float = 1e-4,
+    clip: float = 0.0,
 ) -> Decoder:
     """Trains a decoder from scratch. Everything follows from `key` and the batches.
 
@@ -141,7 +142,8 @@ def fit_decoder(
         each of the `epochs`.
       goal: what it says of each patch; constants: of the goal.
       grid: (h, w), cells of the latents and patches of the images.
-      width, depth, heads: of the decoder. lr: a number or a schedule over steps.
+      width, depth, heads: of the decoder. lr: a number or a schedule over steps. clip: largest L2
+        norm of a gradient, 0 = any.
 
     Raises:
       InputError: no batch, or a loss that is not finite.
@@ -150,6 +152,8 @@ def fit_decoder(
     model = decoder.decoder(dim, goal.width, width=width, depth=depth, heads=heads)
     codes = factorise.fourier_codes(factorise.fourier_matrix(key_codes, width), grid)
     optimizer = optax.adamw(lr, weight_decay=weight_decay)
+    if clip:
+        optimizer = optax.chain(optax.clip_by_global_norm(clip), optimizer)
 
     def prepare(constants, batch, index):
         latents, images = batch

@@ -65,6 +65,28 @@ def test_a_decoder_learns_to_rebuild_what_the_features_hold():
     assert len(shown) == 6 and np.mean(shown) == pytest.approx(scores["decode"], abs=4)
 
 
+def test_random_crops_are_rebuilt():
+    """STELLAR's: other crops in each epoch, the same in each test."""
+    section = evals.new("decode", **_SMALL, epochs=2, batch=16, crop=12, crop_scale=(0.4, 1.0))
+    network = Network(evals.raw_pixels(_PATCH))
+    case = evals.Case(network, section, _IMAGES, _IMAGES, patch=_PATCH, batch_size=48)
+    scores = evals.TYPES["decode"].run(case)
+    assert np.isfinite(scores["decode"])
+    scale = section.crop_scale
+    first, again = (np.concatenate(list(case.batches(scale=scale))) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert first.shape == (160, 12, 12, 3)
+    center = np.concatenate(list(case.batches()))
+    assert np.abs(first - center).mean() > 0.02
+    record = _IMAGES[0]
+    one, other = (case.crop_of(record, scale, 0, epoch) for epoch in (0, 1))
+    assert not np.array_equal(one, other)
+    for changes in (dict(crop=0), dict(crop_scale=(1.0, 0.4)), dict(crop_scale=(0.5,))):
+        bad = evals.new("decode", **(dict(section.to_dict()) | changes | dict(type="decode")))
+        with pytest.raises(InputError, match="crop"):
+            evals.TYPES["decode"].run(evals.Case(network, bad, _IMAGES, _IMAGES, patch=_PATCH))
+
+
 class Sparse(Network):
     """Two tokens and their maps."""
 
