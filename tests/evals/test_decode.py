@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from ssl_jax import evals
 from ssl_jax.config import InputError
@@ -82,7 +83,7 @@ def test_random_crops_are_rebuilt():
     one, other = (case.crop_of(record, scale, 0, epoch) for epoch in (0, 1))
     assert not np.array_equal(one, other)
     for changes in (dict(crop=0), dict(crop_scale=(1.0, 0.4)), dict(crop_scale=(0.5,))):
-        bad = evals.new("decode", **(dict(section.to_dict()) | changes | dict(type="decode")))
+        bad = ConfigDict(section.to_dict() | changes)
         with pytest.raises(InputError, match="crop"):
             evals.TYPES["decode"].run(evals.Case(network, bad, _IMAGES, _IMAGES, patch=_PATCH))
 
