@@ -297,6 +297,7 @@ def resolve(config: ConfigDict, *, num_records: int, num_devices: int) -> Frozen
         )
     data, fsdp = sharding.mesh_shape(config.mesh.data, config.mesh.fsdp, num_devices)
     config.model.width, config.model.depth, config.model.heads = zoo.model_shape(config.model)
+    config.model.stages = zoo.stages(config.model)
     evals.follow(config)
     for section in evals.named(config).values():
         section.data.dir = evals.folder(config, section)

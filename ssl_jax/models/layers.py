@@ -43,10 +43,11 @@ def uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
-def linear(kernel: jax.Array, dtype: DTypeLike) -> nnx.Linear:
-    """y = x W + b with this W [in, out] and a b that starts at 0, in `dtype`."""
+def linear(kernel: jax.Array, dtype: DTypeLike, *, bias: bool = True) -> nnx.Linear:
+    """y = x W + b with this W [in, out] and a b that starts at 0, or without b, in `dtype`."""
     return nnx.Linear(
         *kernel.shape,
+        use_bias=bias,
         kernel_init=lambda *_: kernel,
         dtype=jnp.dtype(dtype),
         dot_general=_rows_times_matrix,

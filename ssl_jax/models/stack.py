@@ -64,12 +64,12 @@ def run(
         part = jax.tree.map(lambda leaf: leaf[start:stop], inputs)
         x = jax.lax.scan(body, x, part)[0]
     else:
-        for one in _apart(inputs, depth)[start:stop]:
+        for one in apart(inputs, depth)[start:stop]:
             x, _ = body(x, one)
     return x[:, :tokens]
 
 
-def _apart(tree, depth: int) -> list:
+def apart(tree, depth: int) -> list:
     """The `depth` rows of a tree of stacked arrays. Split in one piece, as the gradient is then put
     together in one, not added up from as many arrays of zeros."""
     leaves, structure = jax.tree.flatten(tree)

@@ -8,8 +8,8 @@ import jax
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_choice, key, keys_of, unknown
-from ssl_jax.models import stem, vit
-from ssl_jax.models.vit import ViTConfig
+from ssl_jax.models import stem, swin
+from ssl_jax.models.shape import ViTConfig, check_together
 
 CHANNELS = 3  # of the images that data sets give
 _SHAPE = ("width", "depth", "heads")
@@ -21,6 +21,7 @@ class Size(NamedTuple):
     heads: int
     # the patch side the size is usually published with; taken where the config gives patch = 0
     patch: int
+    stages: tuple[int, ...] = ()
 
 
 SIZES = {
@@ -29,6 +30,7 @@ SIZES = {
     "b": Size(768, 12, 12, patch=16),
     "l": Size(1024, 24, 16, patch=16),
     "h": Size(1280, 32, 16, patch=14),
+    "swin_t": Size(768, 12, 24, patch=32, stages=(2, 2, 6, 2)),
 }
 
 
@@ -50,6 +52,7 @@ def vit_config(section: ConfigDict | Mapping[str, Any], **overrides: Any) -> ViT
     if strange := sorted(values.keys() - fields):
         raise InputError(unknown("key of the model", f"model.{strange[0]}", sorted(fields)))
     shape = zip(_SHAPE, model_shape(values | {"size": size}), strict=True)
+    values["stages"] = stages(values | {"size": size})
     if size != "custom" and not values.get("patch"):
         values["patch"] = SIZES[size].patch
     for name in ("mean", "std"):
@@ -71,6 +74,8 @@ def forward_flops(config: ViTConfig, height: int, width: int, visible: int | Non
     Norms, softmax, GELU and the resizing of position codes are left out: together about 1 % at
     ViT-B/16.
     """
+    if config.stages:
+        return swin.forward_flops(config, height, width)
     d, patches = config.width, (height // config.patch) * (width // config.patch)
     tokens = (
         (patches if visible is None else visible) + config.cls + config.registers + config.queries
@@ -128,11 +133,25 @@ def model_shape(section: ConfigDict | Mapping[str, Any]) -> tuple[int, int, int]
     return fixed
 
 
+def stages(section: ConfigDict | Mapping[str, Any]) -> tuple[int, ...]:
+    """Blocks of each stage, () for a plain vision transformer, of a `model` section. Raises
+    InputError for a contradiction."""
+    size, given = section["size"], tuple(section.get("stages", ()))
+    if size == "custom":
+        return given
+    if given not in ((), SIZES[size].stages):
+        raise InputError(
+            f'model.stages is {given} but model.size "{size}" has {SIZES[size].stages or "none"};'
+            ' set model.size="custom" or model.stages=()'
+        )
+    return SIZES[size].stages
+
+
 def check(config: ConfigDict) -> None:
     """Refuses a `model` section whose keys contradict each other. Raises InputError."""
     m = config.model
-    shape = dict(zip(_SHAPE, model_shape(m), strict=True))
-    vit.check_together(m.to_dict() | shape, "model.")
+    shape = dict(zip(_SHAPE, model_shape(m), strict=True), stages=stages(m))
+    check_together(m.to_dict() | shape, "model.")
     if m.in_channels != CHANNELS:
         raise InputError(
             f"model.in_channels is {m.in_channels}, but images of every data set have {CHANNELS}"

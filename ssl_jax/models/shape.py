@@ -1,0 +1,297 @@
+"""What vision transformers take and give: their settings, the tokens, and what they refuse."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax.config import InputError, check_multiple, field, keys_of
+from ssl_jax.models import attention as attention_lib
+from ssl_jax.models import position as position_lib
+from ssl_jax.models import stack
+
+_BY_SIZE = '0 = from the size; set by hand for model.size="custom"'
+
+
+@dataclasses.dataclass(frozen=True)
+class ViTConfig:
+    """Shape and numerics of a vision transformer.
+
+    Parameters, norms, softmax, residual stream and outputs are float32 whatever `dtype` is.
+
+    Raises:
+      InputError: values that cannot work; it names the field.
+    """
+
+    width: int = field(
+        0, f"token width; {_BY_SIZE}", "channels", required=True, least=0, most=65536
+    )
+    depth: int = field(
+        0, f"number of blocks; {_BY_SIZE}", "blocks", required=True, least=0, most=1000
+    )
+    heads: int = field(
+        0, f"attention heads; {_BY_SIZE}", "heads", required=True, least=0, most=4096
+    )
+    patch: int = field(16, "side of a square patch", "pixels", required=True, above=0, most=1024)
+    image_size: int = field(
+        224,
+        "native grid of the position codes; other image sizes are interpolated",
+        "pixels, square",
+        required=True,
+        above=0,
+        most=16384,
+    )
+    stem: str = field(
+        "linear",
+        'from pixels to tokens: "linear", or "conv": convolutions of 3 x 3 (Xiao et al. 2021)',
+        choices=("linear", "conv"),
+    )
+    mlp_ratio: float = field(4.0, "hidden width of the MLP / token width", above=0, most=100)
+    cls: bool = field(True, "class token")
+    registers: int = field(
+        0,
+        "extra learned tokens that no output shows (Darcet et al. 2023)",
+        "tokens",
+        least=0,
+        most=10000,
+    )
+    queries: int = field(0, "extra learned query tokens", "tokens", least=0, most=10000)
+    position: str = field(
+        "learned",
+        'position codes: "sincos" are fixed, and none for the class token',
+        choices=("learned", "sincos"),
+    )
+    position_resize: str = field(
+        "exact",
+        'resizing of position codes: "exact", or "dino_offset" (DINO-family weights)',
+        choices=position_lib.RULES,
+    )
+    resize_kernel: str = field(
+        "keys-0.75",
+        'its cubic kernel: "keys-0.75" (torch, plain), or "antialias-0.5" (timm weights)',
+        choices=position_lib.KERNELS,
+    )
+    layer_scale: float = field(
+        0.0,
+        "LayerScale: initial value of a learned factor per channel of each branch; 0 = none",
+        least=0,
+        most=100,
+    )
+    stages: tuple[int, ...] = field(
+        (),
+        "Swin: blocks of each stage; the last stage has `width`, `heads` and tokens of `patch`"
+        " pixels, the one before it half of each; () = a plain vision transformer",
+        element=2,
+        above=0,
+        most=1000,
+    )
+    window: int = field(7, "Swin: side of the windows", "tokens", above=0, most=1024)
+    shift_first: bool = field(
+        False,
+        "Swin: the grid is shifted before it is padded to whole windows (timm); False: after"
+        " (EsViT, iBOT, SOP). The same where windows divide the grid",
+    )
+    drop_path: float = field(
+        0.0,
+        "highest stochastic-depth rate (last block), linear over blocks; student only",
+        least=0,
+        below=1,
+    )
+    init_std: float = field(
+        0.02,
+        "standard deviation of initial weights; above 0.4 torch's cut at +-2 would matter",
+        above=0,
+        most=0.4,
+    )
+    position_std: float = field(
+        0.0, "the same for learned position codes alone; 0 = init_std", least=0, most=4
+    )
+    cls_std: float = field(0.0, "the same for the class token alone; 0 = init_std", least=0, most=4)
+    norm_eps: float = field(
+        1e-6,
+        "added to the variance in every LayerNorm; Hugging Face's ViT has 1e-12",
+        above=0,
+        most=1,
+    )
+    gelu: str = field(
+        "erf", '"erf" (exact) or "tanh" (approximate, faster)', choices=("erf", "tanh")
+    )
+    scan: bool = field(
+        False,
+        "scan one compiled block: compiles faster, but a GPU step copies every residual;"
+        " same numbers",
+        free=True,
+    )
+    attention: str = field(
+        "auto",
+        'kernel: "auto" takes the fused one of cuDNN or of TPUs where it is faster, else "xla"',
+        choices=attention_lib.KINDS,
+        free=True,
+    )
+    remat: str = field(
+        "none",
+        'recomputed in the backward pass: "none", all but linear layers ("dots"), or all of a'
+        ' "block"; less memory, same numbers',
+        choices=stack.REMAT,
+        free=True,
+    )
+    dtype: str = field(
+        "float32",
+        "of the computation; parameters, losses and softmax are always float32",
+        choices=("float32", "bfloat16"),
+    )
+    in_channels: int = field(3, "channels of an image", "channels", above=0, most=1024)
+    mean: tuple[float, ...] = field(
+        (0.485, 0.456, 0.406),
+        "subtracted from images in [0, 1], per channel (ImageNet's)",
+        least=0,
+        most=1,
+    )
+    std: tuple[float, ...] = field(
+        (0.229, 0.224, 0.225), "divides them then, per channel (ImageNet's)", above=0, most=1
+    )
+    mask_token: bool = field(False, "own the vector that replaces masked patches")
+
+    def __post_init__(self):
+        for name, declared in keys_of(self).items():
+            declared.check(name, getattr(self, name))
+        check_together(dataclasses.asdict(self))
+
+    @property
+    def grid(self) -> int:
+        """Side of the native patch grid."""
+        return self.image_size // self.patch
+
+    @property
+    def hidden(self) -> int:
+        """Hidden width of a block's MLP."""
+        return int(self.width * self.mlp_ratio)
+
+
+def check_together(values: Mapping, prefix: str = "") -> None:
+    """Refuses fields that contradict each other.
+
+    Args:
+      values: {field: value} of a ViTConfig.
+      prefix: of the names in messages, "model." for a config.
+
+    Raises:
+      InputError: names field, value and remedy.
+    """
+    for name in ("width", "depth", "heads"):
+        if values[name] < 1:
+            raise InputError(f"{prefix}{name} is {values[name]}; it must be at least 1")
+    width, ratio = values["width"], values["mlp_ratio"]
+    check_multiple(f"{prefix}width", width, values["heads"], f"{prefix}heads")
+    if values["position"] == "sincos":
+        check_multiple(f"{prefix}width", width, 4, f'{prefix}position="sincos"')
+    check_multiple(f"{prefix}image_size", values["image_size"], values["patch"], f"{prefix}patch")
+    if values["stem"] == "conv" and (values["patch"] < 2 or values["patch"].bit_count() > 1):
+        raise InputError(
+            f'{prefix}patch is {values["patch"]}; {prefix}stem="conv" halves images until a patch'
+            " is one pixel: it must be 2, 4, 8, 16 or a higher power of 2"
+        )
+    if values["stages"]:
+        _check_stages(values, prefix)
+    if int(width * ratio) < 1:
+        raise InputError(
+            f"{prefix}mlp_ratio is {ratio}, which leaves the MLP of width {width} no hidden unit;"
+            f" use at least {1 / width:.3g}"
+        )
+    for name in ("mean", "std"):
+        if len(values[name]) != values["in_channels"]:
+            raise InputError(
+                f"{prefix}{name} is {tuple(values[name])}; it must hold one number for each of the"
+                f" {values['in_channels']} channels ({prefix}in_channels)"
+            )
+
+
+def _check_stages(values: Mapping, prefix: str) -> None:
+    """The same for a Swin transformer."""
+    stages = tuple(values["stages"])
+    if sum(stages) != values["depth"]:
+        raise InputError(
+            f"{prefix}stages is {stages}, {sum(stages)} blocks, but {prefix}depth is"
+            f" {values['depth']}; make them agree"
+        )
+    halves = 2 ** (len(stages) - 1)
+    for name in ("width", "heads", "patch"):
+        check_multiple(f"{prefix}{name}", values[name], halves, f"2^({prefix}stages - 1)")
+    for name, without in dict(cls=False, registers=0, queries=0, stem="linear").items():
+        if values[name] != without:
+            raise InputError(
+                f"{prefix}{name} is {values[name]!r}, which a Swin transformer ({prefix}stages)"
+                f" does not have; set {prefix}{name}={without!r}"
+            )
+    if values["layer_scale"]:
+        raise InputError(
+            f"{prefix}layer_scale is {values['layer_scale']}, which a Swin transformer"
+            f" ({prefix}stages) does not have; set it to 0"
+        )
+
+
+class Tokens(NamedTuple):
+    """Encoder outputs after the final norm, float32. A pytree: absent parts are None.
+
+    cls: [B, d].
+    patches: [B, n, d], row by row; [B, m, d] in the order of `keep` if tokens were dropped.
+    queries: [B, q, d].
+    layers: {block index: Tokens} for the requested blocks, each after the final norm if asked for
+      without `norm_layers=False`.
+    attention: [B, heads, N, N] of the last block; rows attend to columns, in the order class token,
+      patches, queries. A row sums to 1 less what it gives to the registers, which are left out.
+    """
+
+    cls: jax.Array | None
+    patches: jax.Array
+    queries: jax.Array | None
+    layers: dict[int, "Tokens"]
+    attention: jax.Array | None
+
+
+def check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:
+    """Refuses what a network of that config cannot encode; arguments as of `vit.vit(...).apply`.
+    Raises ValueError."""
+    if images.ndim != 4 or images.shape[-1] != config.in_channels:
+        raise ValueError(
+            f"images have shape {images.shape}; expected [B, H, W, {config.in_channels}]"
+        )
+    if not jnp.issubdtype(images.dtype, jnp.floating):
+        raise ValueError(
+            f"images are {images.dtype}; expected floating point in [0, 1] (divide uint8 by 255)"
+        )
+    b, height, width, _ = images.shape
+    if height < 1 or width < 1 or height % config.patch or width % config.patch:
+        raise ValueError(
+            f"images are {height} x {width} pixels; both must be multiples of patch ="
+            f" {config.patch}"
+        )
+    n = (height // config.patch) * (width // config.patch)
+    if masks is not None:
+        if not config.mask_token:
+            raise ValueError("masks need a mask token; make the model with mask_token=True")
+        if masks.shape != (b, n) or masks.dtype != bool:
+            raise ValueError(
+                f"masks are {masks.dtype} of shape {masks.shape}; expected bool of shape {(b, n)}"
+            )
+    if keep is not None:
+        if keep.ndim != 2 or keep.shape[0] != b or not jnp.issubdtype(keep.dtype, jnp.integer):
+            raise ValueError(
+                f"keep is {keep.dtype} of shape {keep.shape}; expected integers of shape ({b}, m)"
+            )
+        if not 1 <= keep.shape[1] <= n:
+            raise ValueError(f"keep lists {keep.shape[1]} patches per image; expected 1 to {n}")
+    if keys is not None and (
+        not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key) or keys.shape != (b,)
+    ):
+        raise ValueError(
+            f"keys are {keys.dtype} of shape {keys.shape}; expected PRNG keys of jax.random.key"
+            f" of shape ({b},)"
+        )
+    for i in layers:
+        if not 0 <= i < config.depth:
+            raise ValueError(
+                f"layers asks for block {i}; blocks are numbered 0 to {config.depth - 1}"
+            )

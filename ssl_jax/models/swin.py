@@ -1,0 +1,300 @@
+"""Swin transformer (Liu et al. 2021, "Swin transformer: hierarchical vision transformer using
+shifted windows"), as EsViT, iBOT and SOP train it: attention within windows, which every second
+block shifts; after each stage four neighbouring tokens become one of twice the width.
+
+It is a `vit.vit(config)` with `config.stages`: same calls, same tokens. `config.patch` is the side
+of a token of the last stage (32 pixels with four stages), and so are masks.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ssl_jax.models import layers as layers_lib
+from ssl_jax.models import stack
+from ssl_jax.models.functional import Model, functional
+from ssl_jax.models.shape import Tokens, ViTConfig, check_inputs
+from ssl_jax.ops import patchify
+
+_APART = -100.0  # added to the scores of tokens that were no neighbours before the shift
+
+
+@functools.cache
+def swin(config: ViTConfig) -> Model:
+    """The network of that config, see `vit.vit`.
+
+    Parameters: "patch" (kernel [side * side * channels, d_0], rows ordered by row, column and
+    channel), "patch_norm", "mask_token" [1, d_0], "norm", and of each stage "stages/i/blocks" (each
+    array [depth_i, ...]; "attn/relative_bias" is [(2 w - 1)^2, heads], by the distance in rows and
+    columns) and but for the last "stages/i/merge_norm", "stages/i/merge" (kernel [4 d_i, 2 d_i]).
+    """
+    model = functional(functools.partial(_Swin, config=config), _Swin.__call__)
+
+    def apply(
+        params,
+        images,
+        *,
+        masks=None,
+        keep=None,
+        keys=None,
+        layers=(),
+        norm_layers=True,
+        attention=False,
+    ) -> Tokens:
+        """Encodes images; see `apply` in `vit.vit`.
+
+        masks: [B, n] for the tokens of the last stage. keep: None. layers: blocks of all stages in
+        one count; those before the last stage have smaller patches and widths, and no norm.
+        """
+        if not config.mask_token:
+            params = {name: value for name, value in params.items() if name != "mask_token"}
+        check_inputs(config, images, masks, keep, keys, layers)
+        if keep is not None:
+            raise ValueError("keep drops patches, which a network with windows cannot do")
+        return model.apply(params, images, masks, keys, tuple(layers), norm_layers, attention)
+
+    return model._replace(apply=apply)
+
+
+class _Swin(nnx.Module):
+    def __init__(self, key: jax.Array, config: ViTConfig):
+        c, count = config, len(config.stages)
+        keys = jax.random.split(key, count + 1)
+        side, first = c.patch >> (count - 1), c.width >> (count - 1)
+        self.config, self.side = c, side
+        kernel = layers_lib.uniform(keys[0], (side * side * c.in_channels, first))
+        self.patch = layers_lib.linear(kernel, c.dtype)
+        self.patch_norm = layers_lib.LayerNorm(first, c.norm_eps)
+        if c.mask_token:
+            self.mask_token = nnx.Param(jnp.zeros((1, first), jnp.float32))
+        self.stages = nnx.List([_Stage(keys[i + 1], c, i) for i in range(count)])
+        self.norm = layers_lib.LayerNorm(c.width, c.norm_eps)
+
+    def __call__(
+        self, images, masks=None, keys=None, layers=(), norm_layers=True, attention=False
+    ) -> Tokens:
+        c = self.config
+        scales = None
+        if keys is not None and c.drop_path > 0:
+            scales = stack.drop_path_scales(keys, c.drop_path, c.depth)
+        x, inner, start, weights = self._embed(images, masks), {}, 0, None
+        for i, (depth, stage) in enumerate(zip(c.stages, self.stages, strict=True)):
+            last, stop = i == len(c.stages) - 1, start + depth
+            wanted = {j - start for j in layers if start <= j < stop}
+            part = None if scales is None else scales[start:stop]
+            x, found, weights = stage(x, part, wanted, attention and last)
+            norm = last and norm_layers
+            inner |= {start + j: self._tokens(y, norm) for j, y in found.items()}
+            x, start = x if last else stage.merged(x), stop
+        whole = self._tokens(x)
+        return whole._replace(layers={i: inner[i] for i in sorted(layers)}, attention=weights)
+
+    def _tokens(self, x, norm=True):
+        x = self.norm(x) if norm else x
+        return Tokens(None, x.reshape(x.shape[0], -1, x.shape[-1]), None, {}, None)
+
+    def _embed(self, images, masks):
+        """Images [B, H, W, C] -> [B, h, w, d_0] (float32), the grid of the first stage."""
+        c = self.config
+        b, height, width, _ = images.shape
+        mean, std = (jnp.array(values, jnp.float32) for values in (c.mean, c.std))
+        x = patchify((images.astype(jnp.float32) - mean) / std, self.side)
+        x = self.patch_norm(self.patch(x)).reshape(b, height // self.side, width // self.side, -1)
+        if masks is None:
+            return x
+        times = c.patch // self.side
+        masks = masks.reshape(b, height // c.patch, width // c.patch)
+        masks = masks.repeat(times, axis=1).repeat(times, axis=2)
+        return jnp.where(masks[..., None], self.mask_token[...], x)
+
+
+class _Stage(nnx.Module):
+    """Blocks on one grid, and what makes the next one of it."""
+
+    def __init__(self, key: jax.Array, config: ViTConfig, index: int):
+        c, after = config, len(config.stages) - 1 - index
+        width, native = c.width >> after, c.image_size // (c.patch >> after)
+        self.width, self.depth, self.scan, self.remat = width, c.stages[index], c.scan, c.remat
+        # The windows are those of the native grid, whatever the image: one if it is small.
+        self.window = min(c.window, native)
+        self.shift = c.window // 2 if native > c.window else 0
+        build = functools.partial(
+            _Block, width=width, heads=c.heads >> after, window=self.window, config=c
+        )
+        key_blocks, key_merge = jax.random.split(key)
+        self.blocks = stack.stacked(build, key_blocks, self.depth)
+        if after:
+            self.merge_norm = layers_lib.LayerNorm(4 * width, c.norm_eps)
+            kernel = layers_lib.normal(key_merge, (4 * width, 2 * width), c.init_std)
+            self.merge = layers_lib.linear(kernel, c.dtype, bias=False)
+
+    def __call__(self, x, scales, wanted, attention):
+        """x after all blocks, {i: x after block i} for i in wanted, and the weights of the last
+        block."""
+        graphdef, state = nnx.split(self.blocks, graph=True)
+
+        def body(shift):
+            def one(x, inputs):
+                state, scale = inputs
+                return nnx.merge(graphdef, state)(x, scale, shift), None
+
+            return stack.recomputed(one, self.remat, in_scan=self.scan)
+
+        inputs, outputs, weights = (state, scales), {}, None
+        if self.scan and not self.shift and not wanted and not attention:
+            return jax.lax.scan(body(0), x, inputs)[0], {}, None
+        for i, row in enumerate(stack.apart(inputs, self.depth)):
+            shift = self.shift * (i % 2)
+            if attention and i == self.depth - 1:
+                block = nnx.merge(graphdef, row[0])
+                weights = block.weights(x, shift)
+            x, _ = body(shift)(x, row)
+            if i in wanted:
+                outputs[i] = x
+        return x, outputs, weights
+
+    def merged(self, x):
+        """[B, h, w, d] -> [B, h / 2, w / 2, 2 d]: of four neighbours, column by column, a norm and
+        a matrix."""
+        corners = [x[:, i::2, j::2] for j in range(2) for i in range(2)]
+        return self.merge(self.merge_norm(jnp.concatenate(corners, axis=-1))).astype(jnp.float32)
+
+
+class _Block(nnx.Module):
+    """x + attention(norm(x)) within windows, then x + mlp(norm(x)); x is float32 [B, h, w, d]."""
+
+    def __init__(self, key: jax.Array, width: int, heads: int, window: int, config: ViTConfig):
+        c = config
+        key1, key2 = jax.random.split(key)
+        self.norm1 = layers_lib.LayerNorm(width, c.norm_eps)
+        self.attn = _Attention(key1, width, heads, window, c)
+        self.norm2 = layers_lib.LayerNorm(width, c.norm_eps)
+        self.mlp = layers_lib.Mlp(
+            key2,
+            width,
+            int(width * c.mlp_ratio),
+            init_std=c.init_std,
+            approximate=c.gelu == "tanh",
+            dtype=c.dtype,
+        )
+
+    def __call__(self, x, scale, shift):
+        """scale: of drop-path, [2, B] or None. shift: of the windows, to the right and down."""
+
+        def added(x, branch, which):
+            branch = branch.astype(jnp.float32)
+            return x + (branch if scale is None else scale[which][:, None, None, None] * branch)
+
+        out, _ = self.attn(self.norm1(x), shift)
+        x = added(x, out, 0)
+        return added(x, self.mlp(self.norm2(x)), 1)
+
+    def weights(self, x, shift):
+        """Attention weights [B, heads, N, N] of the tokens of all windows; rows sum to 1 less what
+        the padding gets."""
+        b, height, width, _ = x.shape
+        _, weights = self.attn(self.norm1(x), shift)
+        places, _ = self.attn.windows(height, width, shift)
+        count = height * width
+        whole = jnp.zeros((b, weights.shape[2], count, count), jnp.float32)
+        for i, place in enumerate(places):
+            whole = whole.at[:, :, place[:, None], place[None]].set(weights[:, i], mode="drop")
+        return whole
+
+
+class _Attention(nnx.Module):
+    """Self-attention among the tokens of a window, with a learned bias for each distance."""
+
+    def __init__(self, key: jax.Array, width: int, heads: int, window: int, config: ViTConfig):
+        key1, key2, key3 = jax.random.split(key, 3)
+        std, dtype = config.init_std, config.dtype
+        self.qkv = layers_lib.linear(layers_lib.normal(key1, (width, 3 * width), std), dtype)
+        self.proj = layers_lib.linear(layers_lib.normal(key2, (width, width), std), dtype)
+        self.relative_bias = nnx.Param(layers_lib.normal(key3, ((2 * window - 1) ** 2, heads), std))
+        self.heads, self.window, self.shift_first = heads, window, config.shift_first
+
+    def __call__(self, x, shift):
+        """[B, h, w, d] -> [B, h, w, d] and the weights [B, windows, heads, w^2, w^2] (float32)."""
+        b, height, width, d = x.shape
+        places, regions = self.windows(height, width, shift)
+        # The padding, all zeros, is seen like any token: the published code masks nothing else.
+        tokens = jnp.pad(x.reshape(b, height * width, d), ((0, 0), (0, 1), (0, 0)))
+        parts = self.qkv(tokens[:, places]).reshape(b, *places.shape, 3, self.heads, -1)
+        q, k, v = (parts[:, :, :, i] for i in range(3))
+        scores = jnp.einsum("bnqhd,bnkhd->bnhqk", q, k, preferred_element_type=jnp.float32)
+        scores = scores / math.sqrt(q.shape[-1]) + self._biases()
+        if shift:
+            apart = regions[:, :, None] != regions[:, None, :]
+            scores = scores + jnp.where(apart, _APART, 0.0)[:, None]
+        weights = jax.nn.softmax(scores, axis=-1)
+        out = jnp.einsum("bnhqk,bnkhd->bnqhd", weights.astype(v.dtype), v)
+        out = self.proj(out.reshape(b, -1, d))
+        back = np.empty(height * width + 1, np.int64)
+        back[places.reshape(-1)] = np.arange(places.size)
+        return out[:, back[:-1]].reshape(b, height, width, d), weights
+
+    def windows(self, height, width, shift):
+        """See `_windows`."""
+        return _windows(height, width, self.window, shift, self.shift_first)
+
+    def _biases(self):
+        """[heads, w^2, w^2]."""
+        rows, columns = np.divmod(np.arange(self.window**2), self.window)
+        down = rows[:, None] - rows[None] + self.window - 1
+        right = columns[:, None] - columns[None] + self.window - 1
+        return jnp.moveaxis(self.relative_bias[...][down * (2 * self.window - 1) + right], -1, 0)
+
+
+@functools.cache
+def _windows(
+    height: int, width: int, window: int, shift: int, shift_first: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of each window, which token has each of its places (height * width: the padding at the right
+    and bottom), and the region of each place, between which a shifted window does not look: two
+    arrays [windows, window^2] int."""
+    padded = [-(-side // window) * window for side in (height, width)]
+    below, right = padded[0] - height, padded[1] - width
+
+    def shifted(grid):
+        return np.roll(grid, (-shift, -shift), (0, 1))
+
+    def whole(grid):
+        return np.pad(grid, ((0, below), (0, right)), constant_values=height * width)
+
+    grid = np.arange(height * width).reshape(height, width)
+    grid = whole(shifted(grid)) if shift_first else shifted(whole(grid))
+    # 0, but for the last window (1), of which the end came from the other side (2).
+    axes = [
+        (np.arange(side) >= side - window).astype(int) + (np.arange(side) >= side - shift)
+        for side in padded
+    ]
+    regions = 3 * axes[0][:, None] + axes[1]
+
+    def cut(array):
+        rows, columns = (side // window for side in padded)
+        parts = array.reshape(rows, window, columns, window).swapaxes(1, 2)
+        return parts.reshape(rows * columns, window * window)
+
+    return cut(grid), cut(regions)
+
+
+def forward_flops(config: ViTConfig, height: int, width: int) -> float:
+    """Floating-point operations of the matrix products of one image's forward pass; see
+    `zoo.forward_flops`."""
+    c, count = config, len(config.stages)
+    side = c.patch >> (count - 1)
+    total = (height // side) * (width // side) * side**2 * c.in_channels * (c.width >> (count - 1))
+    for i, depth in enumerate(c.stages):
+        after = count - 1 - i
+        d, cell, native = c.width >> after, c.patch >> after, c.image_size // (c.patch >> after)
+        window = min(c.window, native)
+        tokens = (height // cell) * (width // cell)
+        padded = math.prod(-(-side // cell // window) * window for side in (height, width))
+        attention = 4 * padded * d * d + 2 * padded * window**2 * d
+        total += depth * (attention + 2 * tokens * d * int(d * c.mlp_ratio))
+        total += tokens // 4 * 8 * d * d if after else 0
+    return 2.0 * total
