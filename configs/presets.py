@@ -6,9 +6,10 @@ from ssl_jax import evals, papers, settings
 from ssl_jax.config import InputError, unknown
 
 SIZES = {"vits16": "s", "vitb16": "b", "vitl16": "l"}  # variant -> model.size
-EPOCHS = {"vits16": 800, "vitb16": 400, "vitl16": 250}  # as SOP, iBOT and DINO train them
+SWIN = "swin_t14"  # Swin-T with windows of 14, of SOP, SOVE and iBOT alone
+EPOCHS = {"vits16": 800, "vitb16": 400, "vitl16": 250, SWIN: 300}  # as SOP, iBOT and DINO train
 # Variant -> model.remat: what 8 GPUs of 80 GB or 16 TPUs of 32 have room for, by `ssl-jax plan`.
-REMAT = {"vits16": "none", "vitb16": "dots", "vitl16": "dots"}
+REMAT = {"vits16": "none", "vitb16": "dots", "vitl16": "dots", SWIN: "none"}
 _LABELLED = ("knn", "linear", "rank")  # evaluations of images with labels
 
 
@@ -24,11 +25,16 @@ def start(method: str, variant: str, variants):
 
 
 def imagenet(config, variant: str) -> None:
-    """ImageNet and a ViT with patches of 16 pixels; `variant` is one of SIZES."""
+    """ImageNet and a ViT with patches of 16 pixels; `variant` is one of SIZES, or SWIN."""
     data, model, optim = config.data, config.model, config.optim
     data.kind, data.name, data.split = "tfds", "imagenet2012", "train"
     data.crop_on, data.workers = "host", 10  # of the 12 CPUs of a task, launch/slurm.sbatch
-    model.size, model.patch, model.image_size, model.drop_path = SIZES[variant], 16, 224, 0.1
+    model.image_size, model.drop_path = 224, 0.1
+    if variant == SWIN:
+        model.size, model.patch, model.window, model.cls = "swin_t", 32, 14, False
+        config[config.method].global_token = "mean"
+    else:
+        model.size, model.patch = SIZES[variant], 16
     # remat changes no number; bfloat16 is the papers' mixed precision.
     model.remat, model.dtype = REMAT[variant], "bfloat16"
     optim.batch_size, optim.epochs, optim.warmup_epochs = 1024, EPOCHS[variant], 10.0

@@ -17,11 +17,16 @@ from ssl_jax import evals, settings
 from . import real
 
 VARIANTS = (*real.VARIANTS, "photos", "photo_collages")
+SWIN = "photos_swin"  # of SOP and SOVE
 
 
 def recipe(method: str, variant: str):
     """The config of a method on one of VARIANTS."""
-    config = start(method, variant)
+    config = start(method, "photos" if variant == SWIN else variant)
+    if variant == SWIN:
+        model = config.model  # tokens of 2, 4 and 8 pixels
+        model.stages, model.depth, model.heads, model.window = (2, 2, 2), 6, 4, 4
+        model.cls = False
     if variant in real.VARIANTS:
         real.add_evaluations(config, variant)
         return config

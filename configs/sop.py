@@ -3,19 +3,20 @@
     ssl-jax train --config=sop:vits16 --config.data.dir=/data/tfds --workdir=runs/sop_vits16
     ssl-jax train --config=sop:photos --workdir=runs/sop_photos
 
-Variants: vits16, vitb16, vitl16; vits16_ablation (the paper's ablations: 300 epochs, no
-multi-crop); small: cifar10, imagenette96, photos, photo_collages.
+Variants: vits16, vitb16, vitl16; swin_t14 (Swin-T, windows of 14); vits16_ablation (the paper's
+ablations: 300 epochs, no multi-crop); small: cifar10, imagenette96, cifar10_gpu, imagenette96_gpu,
+photos, photo_collages, photos_swin.
 Hardware: full size: 8 GPUs of 80 GB or a TPU v4-32; small: minutes to hours on a CPU.
 Expected time: 193.5 hours for vits16 (table B.1); not measured by us.
 Expected number: `ssl-jax show --paper=sop`. Small variants: docs/results.md.
 
 Not published: the arguments of the published models, the batch size, crop scales and the
-temperatures of the ablations. Not here: Swin-T (k-NN 77.2, linear 79.4), for want of that network.
+temperatures of the ablations.
 """
 
 from . import presets, small
 
-VARIANTS = (*presets.SIZES, "vits16_ablation", *small.VARIANTS)
+VARIANTS = (*presets.SIZES, presets.SWIN, "vits16_ablation", *small.VARIANTS, small.SWIN)
 
 
 def get_config(variant: str = "vits16"):
@@ -24,7 +25,7 @@ def get_config(variant: str = "vits16"):
 
 def recipe(method: str, variant: str):
     """The config of SOP, or of SOVE, whose section has the same keys."""
-    if variant in small.VARIANTS:
+    if variant in (*small.VARIANTS, small.SWIN):
         return small.recipe(method, variant)
     config = presets.start(method, variant, VARIANTS)
     views, section = config.views, config[method]

@@ -10,8 +10,7 @@ us.
 Expected number: `ssl-jax show --paper=sove`. Small variants: docs/results.md.
 
 Not published: the arguments of the published models, the batch size, and what the ablations share:
-their default scores differently from table to table. Not here: Swin-T (k-NN 77.0, linear 79.3),
-for want of that network.
+their default scores differently from table to table.
 """
 
 from . import sop

@@ -57,9 +57,8 @@ PROTOCOLS = {
     "stellar_transfer": Protocol(
         "STELLAR table 4, Pets, Food-101, GlaS", _STELLAR | dict(crop_scale=(0.5, 1.0))
     ),
-    "sop_small": Protocol(
-        "SOP and SOVE table 1, ViT-S and Swin", _IBOT | dict(tokens="cls", layers=4)
-    ),
+    "sop_small": Protocol("SOP and SOVE table 1, ViT-S", _IBOT | dict(tokens="cls", layers=4)),
+    "sop_swin": Protocol("SOP and SOVE table 1, Swin-T", _IBOT | dict(tokens="mean", layers=4)),
     "sop_base": Protocol("SOP and SOVE table 1, ViT-B and L", _IBOT | dict(tokens="cls_mean")),
     "ibot_small": Protocol(
         "iBOT table 2, ViT-S", _IBOT | dict(tokens="cls", layers=4, lrs=_IBOT_GRID)

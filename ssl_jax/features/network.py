@@ -7,6 +7,7 @@ function from images [B, H, W, 3] float32 in [0, 1] to an object with `.image` [
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,12 +114,19 @@ class _Encoding(Network):
             raise InputError(f"layers is {layers} but {self} has {depth} blocks")
         blocks = range(depth - layers, depth)
         features = self.encoder(images, layers=tuple(blocks))
-        grid = features.patches.shape[1:3]
+        h, w = features.patches.shape[1:3]
 
         def side_by_side(kind):
             parts = []
             for tokens in (features.layers[block] for block in blocks):
-                patches = tokens.patches.reshape(len(tokens.patches), *grid, -1)
+                b, n, width = tokens.patches.shape
+                finer = math.isqrt(n // (h * w))  # of an earlier stage of a Swin transformer
+                if kind == DENSE and finer > 1:
+                    raise InputError(
+                        f"layers is {layers}, of which some have smaller patches than the last one;"
+                        " use fewer, or a mean"
+                    )
+                patches = tokens.patches.reshape(b, h * finer, w * finer, width)
                 parts.append(_chosen(kind, tokens.cls, patches, tokens.queries))
             return jnp.concatenate(parts, axis=-1)
 
