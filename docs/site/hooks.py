@@ -46,6 +46,8 @@ PURPOSES = {
     "dinov2:vits14": "losses and patches of the released models, small network, ours",
     "dinov2:vitb14": "the same with a base network",
     "dinov2:vitl14": "the same with a large network",
+    "swin_t14": "the paper's Swin-T with windows of 14 tokens",
+    "photos_swin": "a small Swin transformer on windows of the embedded photographs",
     "vits16_ablation": "the setting of SOP's ablations: 300 epochs, two large views",
     "vits16_coco": "the paper's small network on COCO",
     "cifar10": "CIFAR-10 in an hour of two CPU cores: the recipe of the speedrun",
@@ -143,7 +145,7 @@ def _configs(name: str) -> str:
     for variant in module.VARIANTS:
         config = config_lib.load(f"{name}:{variant}")
         data, model, optim = config.data, config.model, config.optim
-        size = f"ViT-{model.size.upper()}"
+        size = "Swin-T" if model.size == "swin_t" else f"ViT-{model.size.upper()}"
         if model.size == "custom":
             size = f"{model.width} wide, {model.depth} blocks"
         rows.append(

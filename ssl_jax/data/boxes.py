@@ -74,12 +74,12 @@ def from_corners(
     pairs = pairs[..., ::-1] if "s" in _TURNS[turn] else pairs
     pairs = np.clip(pairs, 0, np.asarray(shape, np.float64))
     extent = pairs[:, 1] - pairs[:, 0]
-    inside = (extent > 0).all(axis=1)
+    inside = np.all(extent > 0, axis=1)
     boxes = np.concatenate([pairs[:, 0], extent], axis=1)[inside].astype(np.float32)
-    if labels is not None:
-        labels = np.asarray(labels, np.int32).reshape(-1)[inside]
-    many = np.zeros(len(inside), bool) if crowd is None else np.asarray(crowd, bool).reshape(-1)
-    return Boxes(boxes, labels, many[inside])
+    none = np.zeros(len(extent), bool)
+    many = none if crowd is None else np.asarray(crowd, bool).reshape(len(extent))
+    kept = None if labels is None else np.asarray(labels, np.int32).reshape(-1)[inside]
+    return Boxes(boxes, kept, many[inside])
 
 
 class XmlBoxes:

@@ -3,6 +3,7 @@ block after the other.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,11 @@ from flax import nnx
 
 from ssl_jax.models.layers import Block
 
+Module = TypeVar("Module", bound=nnx.Module)  # a block
 REMAT = ("none", "dots", "block")  # how much of a block is computed twice, to save memory
 
 
-def stacked(build: Callable[[jax.Array], Block], key: jax.Array, depth: int) -> Block:
+def stacked(build: Callable[[jax.Array], Module], key: jax.Array, depth: int) -> Module:
     """`depth` blocks in one module, whose parameters are [depth, ...]; block i starts as
     build(fold_in(key, i)). To be used through `run` and `block_of` alone."""
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(depth))

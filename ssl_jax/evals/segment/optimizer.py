@@ -60,9 +60,9 @@ def make(settings: Settings, params: Any, depth: int) -> Transformation:
     {"head": ..., "backbone": ...} with that many blocks."""
     adam = optax.scale_by_adam(0.9, 0.999, 1e-8)
     decay = optax.add_decayed_weights(settings.weight_decay, decayed(params, settings.decayed))
-    chain = (decay, adam) if settings.optimizer == "adam" else (adam, decay)
+    chain = [decay, adam] if settings.optimizer == "adam" else [adam, decay]
     if settings.clip:
-        chain = (optax.clip_by_global_norm(settings.clip), *chain)
+        chain.insert(0, optax.clip_by_global_norm(settings.clip))
     scales = factors(params, depth, settings.layer_decay)
 
     def at(step, peak):

@@ -1,5 +1,7 @@
 """The papers' settings of segmentation with a trained head."""
 
+from typing import Any
+
 from ssl_jax.evals.registry import Protocol
 
 _SPLITS = dict(split="train", test_split="val")
@@ -39,7 +41,7 @@ _SEGMENTER = _MMSEG | dict(
     final_share=0.1,  # code; the text says final_lr=1e-4 whatever the learning rate
     held_out=0.0,  # the best of four on the test images is reported
 )
-_CRIBO = {
+_CRIBO: dict[str, tuple[str, dict[str, Any]]] = {
     "linear": (
         "CrIBo table 2: linear, last layer",
         dict(head="linear", lrs=(8e-4, 3e-4, 1e-4, 8e-5)),
@@ -58,7 +60,7 @@ _CRIBO = {
         dict(head="mask_transformer", frozen=False, drop_path=0.1, lrs=(8e-5, 3e-5, 1e-5, 8e-6)),
     ),
 }
-_CRIBO_SETS = {
+_CRIBO_SETS: dict[str, tuple[str, dict[str, Any]]] = {
     "": ("ADE20K and COCO-Stuff", {}),
     "_voc": ("VOC", dict(steps=80_000, data=_SPLITS | dict(kind="voc", split="train_aug"))),
     "_context": (
