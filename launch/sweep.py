@@ -22,6 +22,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +46,7 @@ def main(argv=None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
     parser.add_argument("--slurm", help="submit them as an array; further options of sbatch, or ''")
     parser.add_argument("--table", nargs="+", type=Path, help="only the table of these run folders")
+    parser.add_argument("--keys", default="", help="columns of the table; default: what differs")
     parser.add_argument("--gains", action="store_true", help="a table of gains over the first run")
     parser.add_argument("--write", metavar="MARK", help="also put the table there in a document")
     parser.add_argument("--document", default=ROOT / "docs" / "results.md", type=Path)
@@ -99,7 +101,8 @@ def submit(wanted: list[runs.Run], folder: Path, options: str) -> int:
 
 def report(folders: list[Path], args) -> str:
     """Prints the table; writes it between two marks of a document if there is a name."""
-    text = runs.markdown((gains if args.gains else table)(folders))
+    rows = gains(folders) if args.gains else table(folders, args.keys.split(",") * bool(args.keys))
+    text = runs.markdown(rows)
     print(text, end="")
     if args.write:
         runs.fill(args.document, args.write, f"{text}\n{runs.provenance(*folders)}\n")
@@ -121,17 +124,19 @@ def of_list(file: Path) -> list[tuple[str, ...]]:
     return [tuple(line) for line in lines if line]
 
 
-def table(folders: list[Path]) -> list[list[str]]:
-    """Rows of cells: of each run the keys that differ among all of them, and its scores; the
-    baselines below, with the mean over the runs that have them."""
+def table(folders: list[Path], keys: Sequence[str] = ()) -> list[list[str]]:
+    """Rows of cells: of each run the given keys, or those that differ among all of them, and its
+    scores; the baselines below, with the mean over the runs that have them."""
     results, configs = read(folders)
-    keys, scores = differing(list(configs.values())), measured(results)
+    keys, scores = keys or differing(list(configs.values())), measured(results)
     rows = [[*keys, *(evals.TYPES[name].heading for name in scores)]]
     for folder, result in results.items():
         cells = [str(configs[folder].get(key, "-")) for key in keys]
         rows.append(cells + [runs.spread([result["trained"][s]]) for s in scores])
     for kind in ("untrained", "raw"):
         have = [r[kind] for r in results.values() if kind in r]
+        if not have:
+            continue
         cells = [runs.spread(r[name] for r in have if name in r) for name in scores]
         rows.append([runs.ROWS[kind], *("" for _ in keys[1:]), *cells])
     return rows
