@@ -88,6 +88,8 @@ def write(
             f'model.stem is "{shape.stem}", which {to} does not have; ssl_jax.save writes such a'
             " network, and ssl_jax.load reads it"
         )
+    if shape.stages and to != "timm":
+        raise InputError(f"a Swin transformer (model.stages) is exported --to timm, not {to}")
     network = Network(shape, _learned(shape, params), image, about.method)
     folder = TARGETS[to](network)
     path.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,7 @@ def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.nd
     """
     flat = trees.per_block(jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params))
     flat.pop("mask_token", None)
-    if shape.position == "sincos":
+    if shape.position == "sincos" and not shape.stages:
         codes = np.zeros((shape.cls + shape.grid**2, shape.width), np.float32)
         codes[int(shape.cls) :] = position.sincos_2d(shape.grid, shape.width)
         flat["position"] = codes

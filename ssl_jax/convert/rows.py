@@ -258,6 +258,28 @@ def timm_encoder(*blocks: str, registers: str = "reg_token") -> tuple[Row, ...]:
     )
 
 
+def swin_encoder(merged_in: int) -> tuple[Row, ...]:
+    """A Swin transformer of four stages under the names of its authors, which EsViT and iBOT took
+    over, and of timm. merged_in: what follows a stage is named as part of it (0) or of the next
+    (1)."""
+    found = [
+        Row("backbone/patch/kernel", ("patch_embed.proj.weight",), patches),
+        Row("backbone/patch/bias", ("patch_embed.proj.bias",)),
+        *norm("backbone/patch_norm", "patch_embed.norm"),
+        *norm("backbone/norm", "norm"),
+    ]
+    for stage in range(4):
+        ours, merge = f"backbone/stages/{stage}", f"layers.{stage + merged_in}.downsample"
+        block, table = f"layers.{stage}.blocks.{{i}}", "attn.relative_position_bias_table"
+        found += [
+            *timm_blocks(f"{ours}/blocks/{{i}}", block),
+            Row(f"{ours}/blocks/{{i}}/attn/relative_bias", (f"{block}.{table}",)),
+            *norm(f"{ours}/merge_norm", f"{merge}.norm"),
+            Row(f"{ours}/merge/kernel", (f"{merge}.reduction.weight",), matrix),
+        ]
+    return tuple(found)
+
+
 def _hf_attention(path: str, of: Callable) -> tuple[Row, ...]:
     """Query, key, value and projection under Hugging Face's names: as published, and as
     transformers >= 5 has them in memory.

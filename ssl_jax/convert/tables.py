@@ -5,7 +5,7 @@ which they are tested; of published files, a DINOv2 was at hand (see
 tests/convert/test_front_door.py).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ssl_jax.convert.rows import (
     Row,
@@ -18,6 +18,7 @@ from ssl_jax.convert.rows import (
     pixel_bias,
     pixels,
     same,
+    swin_encoder,
     timm_blocks,
     timm_encoder,
     tokens,
@@ -57,7 +58,7 @@ class Family(NamedTuple):
     title: str
     mark: str
     rows: tuple[Row, ...]
-    model: dict[str, str]
+    model: dict[str, Any]
     prefixes: tuple[str, ...] = _WRAPPED
     norm_eps: float = 1e-6
     method: str = ""
@@ -92,6 +93,25 @@ _HF_DINOV2_PREFIXES = ("dinov2.", "dinov2_with_registers.", *_WRAPPED)
 
 # In the order in which they are recognised.
 FAMILIES: dict[str, Family] = {
+    "swin": Family(
+        title="Swin transformer of EsViT, iBOT or SOP",
+        mark=r"layers\.0\.downsample\..*",
+        model=_PLAIN | {"gelu": "erf", "shift_first": False},
+        rows=(
+            *swin_encoder(0),
+            Row("backbone/mask_token", ("masked_embed",)),
+            *dino_mlp("head/mlp", "head.mlp"),
+            *weight_norm("head/last", "head.last_layer"),
+            *weight_norm("patch_head/last", "head.last_layer2"),
+        ),
+    ),
+    "timm_swin": Family(
+        title="timm Swin transformer",
+        mark=r"layers\.3\.downsample\..*",
+        model=_PLAIN | {"gelu": "erf", "shift_first": True},
+        norm_eps=1e-5,
+        rows=swin_encoder(1),
+    ),
     "stellar": Family(
         title="STELLAR",
         mark=r"sparse_tokens|clustering_head\..*",

@@ -9,6 +9,7 @@ import numpy as np
 from ssl_jax.config import InputError
 from ssl_jax.convert import rows, tables
 from ssl_jax.convert.described import Described, Folder, Network
+from ssl_jax.models import vit
 
 # An architecture of about this width; `model_args` say the rest.
 _ARCHITECTURES = {
@@ -21,6 +22,7 @@ _ARCHITECTURES = {
 _GELU = {"erf": "gelu", "tanh": "gelu_tanh"}
 _POOLS = {"cls": "token", "mean": "avg"}
 _EPS = 1e-6  # of its LayerNorms; no argument that JSON can hold changes it
+_SWIN, _SWIN_EPS = "swin_tiny_patch4_window7_224", 1e-5
 # Settings that belong to an architecture and that neither tensors nor config.json show.
 _UNLIKE = {"quickgelu": "its MLPs have another activation", "rope": "it rotates queries and keys"}
 
@@ -31,6 +33,8 @@ def write(network: Network) -> Folder:
     Raises InputError for what timm's ViT cannot compute.
     """
     c, arrays = network.shape, dict(network.params)
+    if c.stages:
+        return _swin(network)
     if c.norm_eps > _EPS:
         raise InputError(
             f"model.norm_eps is {c.norm_eps:g}, but timm's vision transformers have {_EPS:g}, which"
@@ -60,12 +64,19 @@ def write(network: Network) -> Folder:
         fc_norm=False,  # the last norm comes before the average
         dynamic_img_size=True,
     )
-    config = dict(
-        architecture=_ARCHITECTURES[nearest],
+    arguments = {name: value for name, value in arguments.items() if value is not None}
+    config = _config(c, _ARCHITECTURES[nearest], pool, arguments)
+    return Folder(tensors, config, {}, "timm", _ARCHITECTURES[nearest], _remarks(network))
+
+
+def _config(c: vit.ViTConfig, architecture: str, pool: str, arguments: dict[str, Any]) -> dict:
+    """config.json of an architecture with these arguments."""
+    return dict(
+        architecture=architecture,
         num_classes=0,
         num_features=c.width,
         global_pool=pool,
-        model_args={name: value for name, value in arguments.items() if value is not None},
+        model_args=arguments,
         pretrained_cfg=dict(
             tag="ssl_jax",
             custom_load=False,
@@ -79,10 +90,42 @@ def write(network: Network) -> Folder:
             num_classes=0,
             pool_size=None,
             first_conv="patch_embed.proj",
-            classifier="head",
+            classifier="head.fc" if c.stages else "head",
         ),
     )
-    return Folder(tensors, config, {}, "timm", _ARCHITECTURES[nearest], _remarks(network))
+
+
+def _swin(network: Network) -> Folder:
+    """The folder of a Swin transformer."""
+    c, count, remarks = network.shape, len(network.shape.stages), []
+    if count != 4:
+        raise InputError(
+            f"model.stages has {count} stages; Swin transformers of four are exported to timm"
+        )
+    if not c.shift_first:
+        remarks.append(
+            f"At sizes that windows of {c.window} tokens do not divide features differ: timm shifts"
+            " the grid before it is padded, this network after (model.shift_first=False)."
+        )
+    if c.norm_eps != _SWIN_EPS:
+        remarks.append(
+            f"timm adds {_SWIN_EPS:g} to variances, not {c.norm_eps:g}: features differ in the"
+            " fifth digit or less."
+        )
+    tensors, _ = rows.write(tables.FAMILIES["timm_swin"].rows, network.params)
+    arguments = dict(
+        img_size=c.image_size,
+        patch_size=c.patch >> (count - 1),
+        embed_dim=c.width >> (count - 1),
+        depths=list(c.stages),
+        num_heads=[c.heads >> (count - 1 - i) for i in range(count)],
+        window_size=c.window,
+        mlp_ratio=c.mlp_ratio,
+        strict_img_size=False,
+        global_pool="avg",
+    )
+    config = _config(c, _SWIN, "avg", arguments)
+    return Folder(tensors, config, {}, "timm", _SWIN, remarks)
 
 
 def _remarks(network: Network) -> list[str]:
@@ -120,7 +163,7 @@ def read(config: Mapping[str, Any]) -> Described | None:
         for key in ("mean", "std")
         if prepared.get(key) and len(prepared[key]) == 3
     }
-    if "num_heads" in arguments:
+    if isinstance(arguments.get("num_heads"), int):  # of a Swin transformer tensors show them
         model["heads"] = arguments["num_heads"]
     elif "so400m" in name:
         model["heads"] = 16
@@ -133,4 +176,5 @@ def read(config: Mapping[str, Any]) -> Described | None:
     model["gelu"] = next(ours for ours, theirs in _GELU.items() if theirs == activation)
     pool = arguments.get("global_pool", config.get("global_pool", ""))
     image = next((ours for ours, theirs in _POOLS.items() if theirs == pool), "")
-    return Described("timm" if re.match("vit|deit", name) else "", model, image)
+    family = "timm_swin" if name.startswith("swin_") else ""
+    return Described("timm" if re.match("vit|deit", name) else family, model, image)

@@ -39,6 +39,7 @@ _STATED = ("heads", "gelu", "position_resize", "resize_kernel", "mean", "std")
 # Stored with the weights in a full checkpoint, and nothing to report.
 _STATE = re.compile(
     r"(optimi[sz]ers?|optimizer_states|.*scaler|(lr_)?schedulers?|.*loss|callbacks|loops)(\..*)?"
+    r"|layers\.\d+\.blocks\.\d+\.(attn_mask|attn\.relative_position_index)"  # follow from the shape
 )
 
 

@@ -1,6 +1,7 @@
 """The encoder of a published checkpoint as a vision transformer of ours."""
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,8 @@ def _vit_config(weights: Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
         for path, array in weights.arrays.items()
         if path.startswith("backbone/")
     }
+    if any(path.startswith("stages/") for path in arrays):
+        return _swin_config(weights, arrays, fields)
     depth = len({path.split("/")[1] for path in arrays if path.startswith("blocks/")})
     missing = [
         name
@@ -100,3 +103,36 @@ def _vit_config(weights: Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
         position="sincos" if fixed else "learned",
     )
     return vit.ViTConfig(**{"heads": max(1, width // 64)} | dict(fields) | shown)
+
+
+def _swin_config(
+    weights: Weights, arrays: Mapping[str, Any], fields: Mapping[str, Any]
+) -> vit.ViTConfig:
+    """The same of a Swin transformer. Its native image has one window in the last stage."""
+    found: dict[int, set[int]] = {}
+    for path in arrays:
+        if match := re.fullmatch(r"stages/(\d+)/blocks/(\d+)/attn/relative_bias", path):
+            found.setdefault(int(match[1]), set()).add(int(match[2]))
+    last = len(found) - 1
+    needed = ("patch/kernel", "norm/scale", f"stages/{last}/blocks/0/mlp/fc1/kernel")
+    if missing := [name for name in needed if name not in arrays]:
+        raise InputError(
+            f"{weights.source} lacks {', '.join(missing)}, which give the shape of the network"
+        )
+    tables = [arrays[f"stages/{i}/blocks/0/attn/relative_bias"] for i in (0, last)]
+    first, end = ((math.isqrt(len(table)) + 1) // 2 for table in tables)
+    width, hidden = arrays["norm/scale"].size, arrays[needed[-1]].shape[1]
+    patch = math.isqrt(arrays["patch/kernel"].shape[0] // 3) << last
+    shown = dict(
+        width=width,
+        depth=sum(map(len, found.values())),
+        heads=tables[-1].shape[1],
+        patch=patch,
+        stages=tuple(len(found[i]) for i in sorted(found)),
+        window=first,
+        image_size=patch * end,
+        mlp_ratio=hidden / width,
+        cls=False,
+        mask_token="mask_token" in arrays,
+    )
+    return vit.ViTConfig(**dict(fields) | shown)

@@ -69,6 +69,25 @@ def encoder(
     return out | timm_blocks(numbers, "blocks", depth, d, 2 * d) | norm(numbers, "norm", d)
 
 
+def swin(merged_in: int, seed: int = 0) -> dict:
+    """A Swin transformer of windows of 3, 3, 3 and 2 tokens under the names of its authors, whose
+    stages end with what merges tokens (0), or of timm, where they begin with it (1)."""
+    numbers, d = Numbers(seed), 4
+    out = {"patch_embed.proj.weight": numbers(d, 3, 2, 2), "patch_embed.proj.bias": numbers(d)}
+    out |= norm(numbers, "patch_embed.norm", d)
+    for stage, (heads, window) in enumerate(((1, 3), (2, 3), (4, 3), (8, 2))):
+        name, merge = f"layers.{stage}.blocks", f"layers.{stage + merged_in}.downsample"
+        out |= timm_blocks(numbers, name, 2, d, 4 * d)
+        for i in range(2):
+            table = f"{name}.{i}.attn.relative_position_bias_table"
+            out[table] = numbers((2 * window - 1) ** 2, heads)
+        if stage < 3:
+            out |= norm(numbers, f"{merge}.norm", 4 * d)
+            out[f"{merge}.reduction.weight"] = numbers(2 * d, 4 * d)
+            d *= 2
+    return out | norm(numbers, "norm", d)
+
+
 def dinov2(seed: int = 0, *, registers: int = 0, block: str = "blocks.{i}") -> dict:
     """An encoder of DINOv2 under the names of its authors' code."""
     numbers, out = Numbers(seed + 100), {"mask_token": Numbers(seed)(1, D)}
@@ -191,6 +210,8 @@ def stellar_decoder(seed: int = 50) -> tuple[dict, dict]:
 def families() -> dict[str, dict]:
     """{key of tables.FAMILIES: a checkpoint that is recognised as of this family}."""
     return {
+        "swin": swin(0) | {"masked_embed": Numbers(1)(1, 4)},
+        "timm_swin": swin(1),
         "dino": encoder() | dino_head(),
         "cribo": encoder() | dino_head(layers=("last_layer", "last_layer_c")),
         "timm": encoder() | {"head.weight": Numbers(0)(5, D)},

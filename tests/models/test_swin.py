@@ -36,9 +36,6 @@ def pictures(*size, count=2):
     return np.random.default_rng(1).random((count, *size, 3), np.float32)
 
 
-norm = functools.partial(reference.norm, eps=CONFIG.norm_eps)
-
-
 def linear(x, p):
     return x @ p["kernel"] + p.get("bias", 0.0)
 
@@ -91,6 +88,7 @@ def forward(params, image, config, mask=None):
     x = (np.float64(image) - np.array(c.mean)) / np.array(c.std)
     height, width = x.shape[0] // side, x.shape[1] // side
     x = x.reshape(height, side, width, side, 3).swapaxes(1, 2).reshape(height, width, -1)
+    norm = functools.partial(reference.norm, eps=c.norm_eps)
     x, seen = norm(linear(x, p["patch"]), p["patch_norm"]), []
     if mask is not None:
         times = c.patch // side
