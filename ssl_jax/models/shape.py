@@ -1,7 +1,7 @@
 """What vision transformers take and give: their settings, the tokens, and what they refuse."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -251,7 +251,14 @@ class Tokens(NamedTuple):
     attention: jax.Array | None
 
 
-def check_inputs(config: ViTConfig, images, masks, keep, keys, layers) -> None:
+def check_inputs(
+    config: ViTConfig,
+    images: jax.Array,
+    masks: jax.Array | None,
+    keep: jax.Array | None,
+    keys: jax.Array | None,
+    layers: Sequence[int],
+) -> None:
     """Refuses what a network of that config cannot encode; arguments as of `vit.vit(...).apply`.
     Raises ValueError."""
     if images.ndim != 4 or images.shape[-1] != config.in_channels:

@@ -3,7 +3,7 @@ block after the other.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ def run(
     return x[:, :tokens]
 
 
-def apart(tree, depth: int) -> list:
+def apart(tree: Any, depth: int) -> list:
     """The `depth` rows of a tree of stacked arrays. Split in one piece, as the gradient is then put
     together in one, not added up from as many arrays of zeros."""
     leaves, structure = jax.tree.flatten(tree)
