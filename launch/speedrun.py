@@ -96,7 +96,9 @@ def measured(run: runs.Run, args, passed_on) -> dict:
     encoder, record = ssl_jax.load(run.folder), runs.read(run.folder)
     ended = (run.folder / "results.json").stat().st_mtime
     elapsed = (ended - (run.folder / "environment.json").stat().st_mtime) / 60
-    options = [f"--methods {method} --sets {images} --seeds {seed}", *map(shlex.quote, passed_on)]
+    place = ["--data /data/tfds"] if args.data else []
+    which = f"--methods {method} --sets {images} --seeds {seed}"
+    options = [*place, which, *map(shlex.quote, passed_on)]
     command = f"bash launch/speedrun.sh {args.budget} {' '.join(options)}"
     zoo.keep(run.folder.with_name(f"{run.folder.name}.safetensors"), run.folder, command)
     if images == "imagenette96" and Path(args.data, "camvid").is_dir():
