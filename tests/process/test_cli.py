@@ -42,7 +42,7 @@ def test_a_reader_that_closes_early_is_no_error():
 COMPLETED = {
     "ssl-jax ev": {"eval"},
     "ssl-jax train --config=stel": {"--config=stellar"},
-    "ssl-jax train --config=sop:photo": {"photos", "photo_collages"},
+    "ssl-jax train --config=dino:photo": {"photos", "photo_collages"},
     "ssl-jax train --config=sop:photos --config.sop.cls.w": {"--config.sop.cls.weight"},
     "ssl-jax embed runs/a --config.data.k": {"--config.data.kind"},
 }
