@@ -283,6 +283,8 @@ def check_inputs(
             raise ValueError(
                 f"masks are {masks.dtype} of shape {masks.shape}; expected bool of shape {(b, n)}"
             )
+    if keep is not None and config.stages:
+        raise ValueError("keep drops patches, which a network with windows (stages) cannot do")
     if keep is not None:
         if keep.ndim != 2 or keep.shape[0] != b or not jnp.issubdtype(keep.dtype, jnp.integer):
             raise ValueError(

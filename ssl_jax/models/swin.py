@@ -2,12 +2,13 @@
 shifted windows"), as EsViT, iBOT and SOP train it: attention within windows, which every second
 block shifts; after each stage four neighbouring tokens become one of twice the width.
 
-It is a `vit.vit(config)` with `config.stages`: same calls, same tokens. `config.patch` is the side
+`vit.vit` makes it of a config with `stages`: same calls, same tokens. `config.patch` is the side
 of a token of the last stage (32 pixels with four stages), and so are masks.
 """
 
 import functools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,51 +17,21 @@ from flax import nnx
 
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import stack
-from ssl_jax.models.functional import Model, functional
-from ssl_jax.models.shape import Tokens, ViTConfig, check_inputs
+from ssl_jax.models.shape import Tokens, ViTConfig
 from ssl_jax.ops import patchify
 
 _APART = -100.0  # added to the scores of tokens that were no neighbours before the shift
 
 
-@functools.cache
-def swin(config: ViTConfig) -> Model:
-    """The network of that config, see `vit.vit`.
+class Swin(nnx.Module):
+    """The network of a config with `stages`, see `vit.vit`.
 
     Parameters: "patch" (kernel [side * side * channels, d_0], rows ordered by row, column and
     channel), "patch_norm", "mask_token" [1, d_0], "norm", and of each stage "stages/i/blocks" (each
     array [depth_i, ...]; "attn/relative_bias" is [(2 w - 1)^2, heads], by the distance in rows and
     columns) and but for the last "stages/i/merge_norm", "stages/i/merge" (kernel [4 d_i, 2 d_i]).
     """
-    model = functional(functools.partial(_Swin, config=config), _Swin.__call__)
 
-    def apply(
-        params,
-        images,
-        *,
-        masks=None,
-        keep=None,
-        keys=None,
-        layers=(),
-        norm_layers=True,
-        attention=False,
-    ) -> Tokens:
-        """Encodes images; see `apply` in `vit.vit`.
-
-        masks: [B, n] for the tokens of the last stage. keep: None. layers: blocks of all stages in
-        one count; those before the last stage have smaller patches and widths, and no norm.
-        """
-        if not config.mask_token:
-            params = {name: value for name, value in params.items() if name != "mask_token"}
-        check_inputs(config, images, masks, keep, keys, layers)
-        if keep is not None:
-            raise ValueError("keep drops patches, which a network with windows cannot do")
-        return model.apply(params, images, masks, keys, tuple(layers), norm_layers, attention)
-
-    return model._replace(apply=apply)
-
-
-class _Swin(nnx.Module):
     def __init__(self, key: jax.Array, config: ViTConfig):
         c, count = config, len(config.stages)
         keys = jax.random.split(key, count + 1)
@@ -75,8 +46,18 @@ class _Swin(nnx.Module):
         self.norm = layers_lib.LayerNorm(c.width, c.norm_eps)
 
     def __call__(
-        self, images, masks=None, keys=None, layers=(), norm_layers=True, attention=False
+        self,
+        images: jax.Array,
+        masks: jax.Array | None = None,
+        keep: None = None,
+        keys: jax.Array | None = None,
+        layers: Sequence[int] = (),
+        norm_layers: bool = True,
+        attention: bool = False,
     ) -> Tokens:
+        """See `apply` in `vit.vit`. masks: [B, n] for the tokens of the last stage. layers: blocks
+        of all stages in one count; those before the last stage have smaller patches and widths, and
+        no norm."""
         c = self.config
         scales = None
         if keys is not None and c.drop_path > 0:

@@ -175,6 +175,12 @@ def test_flops_are_those_that_are_counted():
     assert zoo.forward_flops(CONFIG, 24, 32) == pytest.approx(counted)
 
 
+def test_no_patch_can_be_dropped():
+    keep = np.zeros((2, 1), np.int32)
+    with pytest.raises(ValueError, match="keep"):
+        vit.vit(CONFIG).apply(parameters(), pictures(16, 16), keep=keep)
+
+
 def test_swin_t_is_the_published_network():
     section = dict(size="swin_t", patch=0, image_size=224, window=7, cls=False)
     config = zoo.vit_config(section)
