@@ -1,4 +1,5 @@
-"""t-SNE of image vectors: which images the network finds alike (SOP figures C.2 and C.3).
+"""t-SNE of image vectors: which images the network finds alike (SOP figures C.2 and C.3); and of
+patches: which parts of images, block by block (FLSL figure 4b).
 
 A picture first; its score says how far the picture can be trusted.
 """
@@ -11,10 +12,19 @@ from ssl_jax.config import InputError, field
 from ssl_jax.evals.case import Case
 from ssl_jax.evals.registry import Protocol, register_module
 from ssl_jax.features.extract import Extracted
+from ssl_jax.features.windows import central, cut, window
+from ssl_jax.losses.segmentation import IGNORE
+from ssl_jax.methods.pictures import similarity
 from ssl_jax.methods.pictures.base import Scatter, class_name
+from ssl_jax.models import zoo
 from ssl_jax.scores import tsne
+from ssl_jax.scores.metrics import num_classes
+from ssl_jax.scores.segmentation import patch_labels
 
-PROTOCOLS = {"sop": Protocol("SOP figures C.2 and C.3", {"perplexity": 30.0, "dimensions": 3})}
+PROTOCOLS = {
+    "sop": Protocol("SOP figures C.2 and C.3", {"perplexity": 30.0, "dimensions": 3}),
+    "flsl": Protocol("FLSL figure 4b, how many images is not said", {"patches": 4}),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +33,14 @@ class Settings:
 
     perplexity: float = field(30.0, "about how many neighbours a point has", above=1, most=10000)
     dimensions: int = field(2, "of the picture", least=2, most=3)
+    patches: int = field(
+        0,
+        "images whose patches are drawn too, before the blocks and after each quarter of them,"
+        " coloured by the class of their mask, or by their image; 0 = none",
+        "images",
+        least=0,
+        most=1000,
+    )
 
 
 def _points(case: Case, settings: Settings) -> tuple[Extracted, np.ndarray]:
@@ -53,7 +71,45 @@ def figures(case: Case, settings: Settings) -> dict[str, Scatter]:
     classes = () if labels is None else np.unique(labels).tolist()
     legend = tuple((label, class_name(names, label)) for label in classes)
     title = f"t-SNE of {len(points)} image vectors, perplexity {settings.perplexity:g}"
-    return {"tsne": Scatter(title, points, labels, legend)}
+    drawn = {"tsne": Scatter(title, points, labels, legend)}
+    if settings.patches and case.network.encoder is not None:
+        drawn |= _of_patches(case, settings, test.index[: settings.patches])
+    return drawn
+
+
+def _of_patches(case: Case, settings: Settings, index: np.ndarray) -> dict[str, Scatter]:
+    """{"tsne_0": the patches of these test images before the blocks, "tsne_3": after the third,
+    ...}, without those that have no class."""
+    assert case.network.encoder is not None
+    depth = zoo.vit_config(case.network.encoder.config.model).depth
+    images = case.images(case.test, index)
+    features = case.network.encoder(images, layers=similarity.quarters(depth))
+    size, names = features.patches.shape[1:3], case.test.mask_names
+    masks = np.stack([_mask(case, int(i), images.shape[1:3]) for i in index])
+    drawn = {}
+    for block, tokens in (features.layers or {}).items():
+        patches = np.asarray(tokens.on_grid(*size))
+        labels = patch_labels(masks, patches.shape[1:3], num_classes=num_classes(masks))
+        known = labels != IGNORE
+        points = tsne.embed(
+            patches[known],
+            perplexity=min(settings.perplexity, max(2.0, (known.sum() - 1) / 3)),
+            dimensions=settings.dimensions,
+            seed=case.seed,
+        )
+        legend = tuple((x, class_name(names, x)) for x in np.unique(labels[known]).tolist())
+        title = f"t-SNE of the patches of {len(images)} images, {similarity.title_of(block, depth)}"
+        drawn[f"tsne_{block + 1}"] = Scatter(title, points, labels[known], legend)
+    return drawn
+
+
+def _mask(case: Case, index: int, size: tuple[int, int]) -> np.ndarray:
+    """[H, W]: the mask of a test image, cut as the image is; its number where there is none."""
+    mask = case.test[index].get("mask")
+    if mask is None:
+        return np.full(size, index % IGNORE, np.uint8)
+    part = window(mask.shape, case.config.crop, case.patch)
+    return cut(cut(mask, part), central(part.size, size))
 
 
 register_module(__name__)

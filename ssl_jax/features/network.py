@@ -7,7 +7,6 @@ function from images [B, H, W, 3] float32 in [0, 1] to an object with `.image` [
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,14 +118,12 @@ class _Encoding(Network):
         def side_by_side(kind):
             parts = []
             for tokens in (features.layers[block] for block in blocks):
-                b, n, width = tokens.patches.shape
-                finer = math.isqrt(n // (h * w))  # of an earlier stage of a Swin transformer
-                if kind == DENSE and finer > 1:
+                patches = tokens.on_grid(h, w)
+                if kind == DENSE and patches.shape[1:3] != (h, w):
                     raise InputError(
                         f"layers is {layers}, of which some have smaller patches than the last one;"
                         " use fewer, or a mean"
                     )
-                patches = tokens.patches.reshape(b, h * finer, w * finer, width)
                 parts.append(_chosen(kind, tokens.cls, patches, tokens.queries))
             return jnp.concatenate(parts, axis=-1)
 

@@ -67,7 +67,7 @@ class Encoder:
 
         Args:
           images: [B, H, W, 3], uint8 or float in [0, 1]; sides are multiples of the patch.
-          layers: blocks whose tokens are returned too, 0 = the first.
+          layers: blocks whose tokens are returned too, 0 = the first, -1 = what enters it.
           attention: return the attention weights of the last block too.
           extras: return what else the method has to show, by name (see the method's `features`).
 

@@ -1,6 +1,7 @@
 """What vision transformers take and give: their settings, the tokens, and what they refuse."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -238,8 +239,8 @@ class Tokens(NamedTuple):
     cls: [B, d].
     patches: [B, n, d], row by row; [B, m, d] in the order of `keep` if tokens were dropped.
     queries: [B, q, d].
-    layers: {block index: Tokens} for the requested blocks, each after the final norm if asked for
-      without `norm_layers=False`.
+    layers: {block index: Tokens} for the requested blocks, -1 = before the first, each after the
+      final norm if asked for without `norm_layers=False`.
     attention: [B, heads, N, N] of the last block; rows attend to columns, in the order class token,
       patches, queries. A row sums to 1 less what it gives to the registers, which are left out.
     """
@@ -249,6 +250,13 @@ class Tokens(NamedTuple):
     queries: jax.Array | None
     layers: dict[int, "Tokens"]
     attention: jax.Array | None
+
+    def on_grid(self, height: int, width: int) -> jax.Array:
+        """The patches [B, f height, f width, d] of an image whose last block has height x width: f
+        is 1, and more in earlier stages of a Swin transformer."""
+        b, n, d = self.patches.shape
+        finer = math.isqrt(n // (height * width))
+        return self.patches.reshape(b, finer * height, finer * width, d)
 
 
 def check_inputs(
@@ -300,7 +308,8 @@ def check_inputs(
             f" of shape ({b},)"
         )
     for i in layers:
-        if not 0 <= i < config.depth:
+        if not -1 <= i < config.depth:
             raise ValueError(
-                f"layers asks for block {i}; blocks are numbered 0 to {config.depth - 1}"
+                f"layers asks for block {i}; blocks are numbered 0 to {config.depth - 1}, and -1 is"
+                " before the first"
             )

@@ -63,7 +63,7 @@ class Swin(nnx.Module):
         if keys is not None and c.drop_path > 0:
             scales = stack.drop_path_scales(keys, c.drop_path, c.depth)
         x, start, weights = self._embed(images, masks), 0, None
-        inner: dict[int, Tokens] = {}
+        inner = {-1: self._tokens(x, False)}
         for i, (depth, stage) in enumerate(zip(c.stages, self.stages, strict=True)):
             last, stop = i == len(c.stages) - 1, start + depth
             wanted = {j - start for j in layers if start <= j < stop}

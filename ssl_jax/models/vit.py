@@ -59,7 +59,8 @@ def vit(config: ViTConfig) -> Model:
           keep: int32 [B, m], indices of the patches to keep; the others are dropped after position
             codes were added.
           keys: [B] typed PRNG keys, one per image, for drop-path; None = no drop-path.
-          layers: block indices whose outputs to return too; norm_layers: after the final norm.
+          layers: block indices whose outputs to return too, -1 = what enters the first;
+            norm_layers: after the final norm.
           attention: also return the last block's attention weights.
 
         Raises:
@@ -201,8 +202,8 @@ class _ViT(nnx.Module):
         c, depth = self.config, self.config.depth
         # The last block runs by itself if it has to show its weights.
         stacked = depth - 1 if attention else depth
-        outputs, start, weights = {}, 0, None
-        for stop in sorted({i + 1 for i in layers if i < stacked} | {stacked}):
+        outputs, start, weights = {-1: x}, 0, None
+        for stop in sorted({i + 1 for i in layers if 0 <= i < stacked} | {stacked}):
             x = stack.run(
                 self.blocks, x, scales, start=start, stop=stop, scan=c.scan, remat=c.remat
             )

@@ -7,6 +7,7 @@ from ssl_jax import evals
 from ssl_jax.config import InputError
 from ssl_jax.features import extract
 from ssl_jax.scores import tsne
+from tests.convert import networks
 from tests.evals import fakes
 
 _RNG = np.random.default_rng(0)
@@ -29,6 +30,19 @@ def test_groups_stay_together_and_the_seed_decides():
     (picture,) = evals.TYPES["tsne"].figures(_case()).values()
     np.testing.assert_array_equal(picture.points, points)
     assert picture.legend == ((0, "0"), (1, "1"), (2, "2"))
+
+
+def test_patches_are_drawn_block_by_block():
+    """Of two images with masks, whose frame has no class."""
+    encoder, masks = networks.network("plain"), np.full((4, 32, 32), 255, np.uint8)
+    masks[:, 8:, :16], masks[:, 8:, 16:] = 0, 1
+    test = fakes.Source(fakes.images(4, 32, 32), masks=masks, labels=[0, 1, 0, 1])
+    section = evals.new("tsne", perplexity=2, patches=2)
+    drawn = evals.TYPES["tsne"].figures(evals.Case(encoder, section, test, test, patch=8))
+    assert list(drawn) == ["tsne", "tsne_0", "tsne_1", "tsne_2"]
+    for name in ("tsne_0", "tsne_2"):
+        assert drawn[name].points.shape == (2 * 3 * 4, 2)
+        assert sorted(drawn[name].labels) == [0] * 12 + [1] * 12
 
 
 def test_too_few_images_are_refused():

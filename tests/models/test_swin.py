@@ -121,7 +121,9 @@ def test_tokens_are_those_of_a_loop_over_windows(size, shift_first):
     masks = np.zeros((2, size[0] * size[1] // 64), bool)
     masks[0, 1] = True
     model = vit.vit(config)
-    apply = jax.jit(lambda p, x, m: model.apply(p, x, masks=m, layers=(0, 2, 4), attention=True))
+    apply = jax.jit(
+        lambda p, x, m: model.apply(p, x, masks=m, layers=(-1, 0, 2, 4), attention=True)
+    )
     tokens = apply(params, images, masks)
     for i in range(2):
         seen, last = forward(params, images[i], config, masks[i])
@@ -131,6 +133,8 @@ def test_tokens_are_those_of_a_loop_over_windows(size, shift_first):
             found = tokens.layers[j].patches[i]
             np.testing.assert_allclose(found, expected.reshape(-1, expected.shape[-1]), atol=1e-4)
         np.testing.assert_array_equal(tokens.layers[4].patches[i], tokens.patches[i])
+    grids = [tokens.layers[j].on_grid(size[0] // 8, size[1] // 8).shape[1:3] for j in (-1, 2, 4)]
+    assert grids == [(size[0] // side, size[1] // side) for side in (2, 4, 8)]
     assert tokens.cls is None and tokens.queries is None
     weights = tokens.attention
     assert weights.shape == (2, 4, *(masks.shape[1],) * 2)

@@ -234,10 +234,13 @@ def test_layers_and_attention_are_extras_that_change_nothing():
     model, images = vit.vit(TINY), pictures()
     params = randomised(model)
     plain = run(model, params, images)
-    rich = run(model, params, images, layers=(2, 0), attention=True)
+    rich = run(model, params, images, layers=(2, 0, -1), attention=True)
     np.testing.assert_allclose(all_tokens(plain), all_tokens(rich), atol=1e-6)
     assert plain.layers == {} and plain.attention is None
-    assert sorted(rich.layers) == [0, 2]
+    assert sorted(rich.layers) == [-1, 0, 2]
+    network = model.module(params)
+    before = network.norm(network._embed(images, None, None))
+    np.testing.assert_allclose(all_tokens(rich.layers[-1]), before, atol=1e-5)
     np.testing.assert_array_equal(rich.layers[2].patches, rich.patches)
     assert np.abs(rich.layers[0].cls - rich.cls).max() > 1e-2
     np.testing.assert_allclose(rich.attention.sum(-1), 1, atol=1e-6)

@@ -13,10 +13,21 @@ from ssl_jax.models import heads, zoo
 
 
 def draw(encoder: Encoder, images: np.ndarray) -> dict[str, Picture]:
-    """{"similarity": after a quarter, half, three quarters and all of the blocks}."""
+    """{"similarity": before the blocks, and after a quarter, half, three quarters and all of
+    them}."""
     depth = zoo.vit_config(encoder.config.model).depth
-    blocks = tuple(sorted({max(1, round(depth * part / 4)) - 1 for part in (1, 2, 3, 4)}))
-    return {"similarity": picture(np.asarray(images), encoder(images, layers=blocks), depth)}
+    features = encoder(images, layers=quarters(depth))
+    return {"similarity": picture(np.asarray(images), features, depth)}
+
+
+def quarters(depth: int) -> tuple[int, ...]:
+    """What enters the first of `depth` blocks (-1), and the block at the end of each quarter."""
+    return tuple(sorted({-1} | {max(1, round(depth * part / 4)) - 1 for part in (1, 2, 3, 4)}))
+
+
+def title_of(block: int, depth: int) -> str:
+    """Of the patches after that block of so many."""
+    return f"block {block + 1} of {depth}" if block >= 0 else "before the blocks"
 
 
 def aggregated_similarity(patches: jax.Array) -> jax.Array:
@@ -36,16 +47,15 @@ def picture(images: np.ndarray, features: Features, depth: int) -> Picture:
     of the network.
     """
     assert features.layers is not None
-    shape = features.patches.shape
+    height, width = features.patches.shape[1:3]
     heat = {
-        block: np.asarray(aggregated_similarity(tokens.patches.reshape(shape)))
+        block: np.asarray(aggregated_similarity(tokens.on_grid(height, width)))
         for block, tokens in features.layers.items()
     }
 
     def row(b, image):
         return Panel(image, title="image"), *(
-            Panel(image, maps[b], title=f"block {block + 1} of {depth}")
-            for block, maps in heat.items()
+            Panel(image, maps[b], title=title_of(block, depth)) for block, maps in heat.items()
         )
 
     title = "Aggregated similarity: how much of the image a patch resembles"
