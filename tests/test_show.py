@@ -84,6 +84,16 @@ def test_what_cannot_be_trained_here_is_shown():
 # --- what there is
 
 
+@pytest.mark.parametrize("name", papers.names())
+def test_what_a_paper_has_and_no_config_gives(name, shown):
+    text = " ".join(shown(f"--paper={name}", "--missing").split())
+    entries = papers.missing(name)
+    assert entries or "every number" in text
+    for entry in entries:
+        assert f"{entry.place}: {entry.why}" in text
+        assert all(f"{score} {number}" in text for score, number in entry.expected.items())
+
+
 def test_every_config_and_paper_is_listed(shown):
     text = shown()
     for name, path in config_lib.shipped().items():

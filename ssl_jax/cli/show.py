@@ -31,7 +31,9 @@ def run(options: argparse.Namespace) -> int:
     elif options.paper is not None:
         if of_config:
             raise InputError(f"--paper stands alone; {of_config[0]} is for a config")
-        print(table(papers.load(options.paper)))
+        print(lacking(options.paper) if options.missing else table(papers.load(options.paper)))
+    elif options.missing:
+        raise InputError("--missing is of a paper: give --paper=NAME")
     elif not of_config:
         print(catalogue.overview())
     else:
@@ -169,6 +171,15 @@ def table(rows: Sequence[papers.Row]) -> str:
     for note, mark in marks.items():
         written += _wrap(f"{mark} {note}", _WIDTH, " " * (len(mark) + 1))
     return "\n".join(written)
+
+
+def lacking(paper: str) -> str:
+    """What a paper prints and no config gives: place, scores and what is lacking."""
+    lines = []
+    for entry in papers.missing(paper):
+        lines += _wrap(f"{entry.place}: {entry.why}", _WIDTH, "    ")
+        lines += [f"    {score}  {number}" for score, number in entry.expected.items()]
+    return "\n".join(lines) or f"every number of {paper} that we know of has a row"
 
 
 def _fit(widths: list[int]) -> list[int]:

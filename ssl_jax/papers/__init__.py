@@ -12,6 +12,11 @@ that ran it:
     note = "what the reader must know"            # may be left out
     ours = { knn = "69.4 (seed 0)" }              # what a run of ours got; may be left out
 
+    [[missing]]                                   # what is printed and no config of ours gives
+    place = "table 2, COCO"
+    expected = { "box AP, mask AP" = "51.4, 44.3" }
+    why = "code: Cascade Mask R-CNN"              # code, data or paper: what is lacking
+
 ours.json adds numbers of ours, {"sop/table10/K1024": {"knn": "69.4 (...)"}}; launch/claims.py
 writes it.
 """
@@ -30,6 +35,8 @@ _FOLDER = Path(__file__).resolve().parent
 OURS = _FOLDER / "ours.json"
 _NEEDED = {"id": str, "place": str, "config": str, "expected": dict}
 _KEYS = _NEEDED | {"changes": dict, "note": str, "ours": dict}
+_MISSING = {"place": str, "expected": dict, "why": str}
+LACKING = ("code", "data", "paper")  # what `Missing.why` begins with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +74,15 @@ class Row:
         return config
 
 
+@dataclasses.dataclass(frozen=True)
+class Missing:
+    """Numbers of a paper that no config gives: where they are printed, {score: number}, and why."""
+
+    place: str
+    expected: dict[str, str]
+    why: str
+
+
 def names() -> list[str]:
     """The names of the papers, sorted."""
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
@@ -88,15 +104,38 @@ def load(name: str) -> tuple[Row, ...]:
     )
 
 
-def read(path: Path) -> tuple[Row, ...]:
-    """The rows of a file, as `load` does, without `OURS`."""
+def missing(name: str) -> tuple[Missing, ...]:
+    """What is missing of one paper. Raises InputError as `load`."""
+    if name not in names():
+        raise InputError(unknown("paper", name, names()))
+    path, found = _FOLDER / f"{name}.toml", []
+    for number, entry in enumerate(_content(path).get("missing", []), 1):
+        label = f"{path}: missing {number}"
+        _check(label, entry, _MISSING, _MISSING)
+        if entry["why"].partition(":")[0] not in LACKING:
+            raise InputError(f"{label}: why is {entry['why']!r}; begin with {' or '.join(LACKING)}")
+        numbers = {
+            score: _number(label, score, value, entry["place"])
+            for score, value in entry["expected"].items()
+        }
+        found.append(Missing(**entry | {"expected": numbers}))
+    return tuple(found)
+
+
+def _content(path: Path) -> dict:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: {error}") from error
     for key in content:
-        if key != "row":
-            raise InputError(f"{path}: {unknown('key', key, ['row'])}")
+        if key not in ("row", "missing"):
+            raise InputError(f"{path}: {unknown('key', key, ['row', 'missing'])}")
+    return content
+
+
+def read(path: Path) -> tuple[Row, ...]:
+    """The rows of a file, as `load` does, without `OURS`."""
+    content = _content(path)
     rows = tuple(
         _row(path, number, entry) for number, entry in enumerate(content.get("row", []), 1)
     )
@@ -130,14 +169,7 @@ def expected(config: str) -> dict[str, str]:
 
 def _row(path: Path, number: int, entry: dict) -> Row:
     label = f'{path}: row "{entry.get("id", number)}"'
-    for key, value in entry.items():
-        if key not in _KEYS:
-            raise InputError(f"{label}: {unknown('key', key, _KEYS)}")
-        if not isinstance(value, _KEYS[key]):
-            raise InputError(f"{label}: {key} is {value!r}; it must be a {_KEYS[key].__name__}")
-    for key in _NEEDED:
-        if key not in entry:
-            raise InputError(f"{label} lacks the key {key}")
+    _check(label, entry, _KEYS, _NEEDED)
     values = dict(entry)
     for key in ("expected", "ours"):
         values[key] = {
@@ -149,6 +181,19 @@ def _row(path: Path, number: int, entry: dict) -> Row:
         for key, value in entry.get("changes", {}).items()
     }
     return Row(paper=path.stem, **values)
+
+
+def _check(label: str, entry: dict, known: dict[str, type], needed: dict[str, type]) -> None:
+    """Refuses a key that is not known, a value of another type, and a needed key that is not there.
+    Raises InputError."""
+    for key, value in entry.items():
+        if key not in known:
+            raise InputError(f"{label}: {unknown('key', key, known)}")
+        if not isinstance(value, known[key]):
+            raise InputError(f"{label}: {key} is {value!r}; it must be a {known[key].__name__}")
+    for key in needed:
+        if key not in entry:
+            raise InputError(f"{label} lacks the key {key}")
 
 
 def _number(label: str, score: str, value, place: str) -> str:
