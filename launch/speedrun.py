@@ -191,7 +191,7 @@ def draw(records, path: Path) -> Path:
             level, name = mine[0][row]["knn"], runs.ROWS[row]
             axes.axhline(level, color="gray", linestyle=style, linewidth=1, label=name)
         axes.set(title=images, xlabel="minutes of training", ylabel="k-NN, %")
-        axes.legend()
+        axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)
     return path
 

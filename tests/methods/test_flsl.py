@@ -326,7 +326,7 @@ def test_pictures_show_similarity_of_blocks_and_attention_of_patches():
                 np.testing.assert_array_equal(panel.image, image)
             for panel in row[1:]:
                 assert panel.heat.shape == (4, 4) and (panel.heat >= 0).all()
-    assert len(drawn["similarity"].rows[0]) == 1 + 2  # blocks
+    assert len(drawn["similarity"].rows[0]) == 1 + 3  # what enters the first block, then blocks
     middle = drawn["attention"].rows[1][3]
     attention = network(images, attention=True).attention
     close(middle.heat.ravel(), attention[1].mean(0)[2 * 4 + 2])
