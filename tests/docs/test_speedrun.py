@@ -81,7 +81,7 @@ def test_the_script_end_to_end(root, tmp_path):
     """As a user runs it, on ten pictures of 8 pixels that stand for Imagenette; then again."""
     write_tfds(tmp_path, "imagenette96", {"train": range(10), "validation": [10, 11]}, mask=False)
     small = ["optim.batch_size=8", "model.depth=1", "views.local_count=0", "dino.prototypes=16"]
-    small += ["optim.steps=2", "model.stem='linear'"]
+    small += ["optim.steps=2", "model.stem=linear"]
     command = ["bash", str(root / "launch" / "speedrun.sh"), "gpu", f"--data={tmp_path}"]
     command += ["--methods=dino", "--sets=imagenette96", f"--workdir={tmp_path / 'runs'}"]
     command += [f"--config.{change}" for change in small]
