@@ -11,8 +11,10 @@ from ssl_jax.models import vit
 
 SECTION = "ssl_jax"  # our own entry of a config.json
 # Fields of ViTConfig that change how a network is trained or computed, never what it computes.
-_FREE = ("drop_path", "init_std", "position_std", "cls_std", "scan", "attention", "remat")
-_FREE += ("mask_token",)
+_FREE = {
+    *("drop_path", "init_std", "position_std", "cls_std", "mask_token"),
+    *("scan", "attention", "remat"),
+}
 
 
 class Described(NamedTuple):

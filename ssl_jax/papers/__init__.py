@@ -24,6 +24,7 @@ writes it.
 import dataclasses
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -183,7 +184,7 @@ def _row(path: Path, number: int, entry: dict) -> Row:
     return Row(paper=path.stem, **values)
 
 
-def _check(label: str, entry: dict, known: dict[str, type], needed: dict[str, type]) -> None:
+def _check(label: str, entry: dict, known: Mapping[str, type], needed: Mapping[str, type]) -> None:
     """Refuses a key that is not known, a value of another type, and a needed key that is not there.
     Raises InputError."""
     for key, value in entry.items():
