@@ -1,5 +1,5 @@
-"""GELU, SwiGLU's gate and layer normalisation with backward passes of their own, which keep the input alone and
-read it as few times as a GPU's or TPU's memory allows.
+"""GELU, SwiGLU's gate and layer normalisation with backward passes of their own, which keep the
+input alone and read it as few times as a GPU's or TPU's memory allows.
 
 JAX's derivatives keep several arrays of the input's size, most of them in float32; in a block of a
 transformer these are most of what the step moves. `jax.checkpoint` in their place keeps the passes

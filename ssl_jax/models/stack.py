@@ -45,7 +45,8 @@ def run(
     """x after blocks start .. stop - 1 of a stack (stop None: the last).
 
     scales: of drop-path, [depth, 2, B] or None. codes: added to the tokens after each block,
-      [depth, N, width] or None. rotation: of the tokens, in all blocks, or None. scan: one compiled block, in a loop. remat: see `recomputed`.
+      [depth, N, width] or None. rotation: of the tokens, in all blocks, or None. scan: one compiled
+      block, in a loop. remat: see `recomputed`.
     """
     graphdef, state = nnx.split(blocks, graph=True)
     inputs = (state, scales, codes)

@@ -31,8 +31,9 @@ def vit(config: ViTConfig) -> Model:
 
     Parameters: "patch" (kernel [patch * patch * channels, d], rows ordered by row, column, channel
     within the patch; or those of `stem.ConvStem`), "cls" [1, d], "position" [(1 if cls) + n, d]
-    (class token's code first; learned codes alone), "registers" [r, d], "queries" [q, d], "mask_token" [1, d], "blocks"
-    (of all blocks: each array is [depth, ...]), "norm". With `config.stages`: see `swin.Swin`.
+    (class token's code first; learned codes alone), "registers" [r, d], "queries" [q, d],
+    "mask_token" [1, d], "blocks" (of all blocks: each array is [depth, ...]), "norm". With
+    `config.stages`: see `swin.Swin`.
     """
     build = swin.Swin if config.stages else _ViT
     model = functional(functools.partial(build, config=config), build.__call__)
