@@ -304,7 +304,8 @@ def test_bfloat16_rounds_products_only():
 REFUSED = [
     dict(width=15), dict(image_size=18), dict(depth=0), dict(drop_path=1.0),
     dict(position_std=-1.0), dict(position="alibi"), dict(position="rope", width=12),
-    dict(mlp="relu"), dict(qkv_bias="k"), dict(rope_jitter=0.5), dict(rope_base=1.0), dict(width=18, position="sincos"),
+    dict(mlp="relu"), dict(qkv_bias="k"), dict(rope_jitter=0.5), dict(rope_base=1.0),
+    dict(width=18, position="sincos"),
     dict(dtype="float16"), dict(mean=(0.5,)), dict(std=(0.2, 0.0, 0.2)), dict(queries=-1),
     dict(registers=-1), dict(layer_scale=-1.0), dict(norm_eps=0.0), dict(mlp_ratio=0.0),
     dict(mlp_ratio=0.01),  # no hidden unit
