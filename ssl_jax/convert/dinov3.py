@@ -99,6 +99,7 @@ def from_authors(tensors: Mapping[str, np.ndarray]) -> Prepared:
     another kind.
     """
     found, origins, model = dict(tensors), {}, {"rope_rounded": False}
+    _check_no_codes(tensors)
     for name in tensors:
         if re.fullmatch(r"(.*\.)?cls_norm\..*", name):
             raise InputError(f"{name} belongs to a norm of the class token alone, which ours lacks")
@@ -113,6 +114,17 @@ def from_authors(tensors: Mapping[str, np.ndarray]) -> Prepared:
                 new = bias.removesuffix("qkv.bias") + part
                 found[new], origins[new] = array, bias
     return Prepared(found, origins, model)
+
+
+def _check_no_codes(tensors: Mapping[str, np.ndarray]) -> None:
+    """Refuses other networks of the same names, which add position codes. Raises InputError."""
+    others = ("pos_embed", "position_embeddings", "relative_position_bias_table")
+    for name in tensors:
+        if name.endswith(others):
+            raise InputError(
+                f"{name} belongs to a network (BEiT, EVA) with gamma_1, storage_tokens or rope and"
+                " position codes too; of those DINOv3's are read, which have none"
+            )
 
 
 def _rounded(name: str, periods: np.ndarray) -> bool:
@@ -170,6 +182,7 @@ def from_hugging_face(tensors: Mapping[str, np.ndarray]) -> Prepared:
     """Biases under the names of `_biases`, and `up_proj`, which is the whole first layer of an MLP
     or the value beside a gate, under a name of its own in the second case."""
     found, origins = {name: x for name, x in tensors.items() if x.size}, {}  # no registers
+    _check_no_codes(tensors)
 
     def rename(old, new):
         found[new], origins[new] = found.pop(old), old
@@ -228,11 +241,6 @@ def timm_rows(gated: bool) -> tuple[Row, ...]:
 
 
 def from_timm(tensors: Mapping[str, np.ndarray]) -> Prepared:
-    """Raises InputError for other networks of the same names, which have position codes."""
-    for name in tensors:
-        if name.endswith(("pos_embed", "relative_position_bias_table")):
-            raise InputError(
-                f"{name} belongs to another network of timm (BEiT, EVA), which ssl_jax does not"
-                " have; of those with gamma_1 it reads DINOv3's"
-            )
+    """Raises InputError for other networks of the same names."""
+    _check_no_codes(tensors)
     return Prepared(dict(tensors), {}, {"rope_rounded": False})

@@ -228,5 +228,7 @@ def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described
     if "layer_norm_eps" in config:
         model["norm_eps"] = config["layer_norm_eps"]
     if kind == "dinov3_vit":
-        model |= {"rope_base": config.get("rope_theta", 100.0), "image_size": config["image_size"]}
+        model["rope_base"] = config.get("rope_theta", 100.0)
+        if isinstance(config.get("image_size"), int):
+            model["image_size"] = config["image_size"]
     return Described(_MODELS[kind][1] if kind in _MODELS else "", model, "")
