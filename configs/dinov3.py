@@ -16,27 +16,30 @@ Expected number: vitl16: k-NN 82.2, linear 83.3 (comment of the authors' config;
 and 83.5); of the three stages of a ViT-L there are none.
 
 As in the authors' code: two heads without a shared layer, Sinkhorn-Knopp on class tokens and masked
-patches, KoLeo .1; blur with probability 0, .9 and .5 (their settings 1, .1, .5 reach the blur as
-1 - p, which they confirmed); tau_t rises for 37,500 steps (stages: 100,000). They count epochs of
-1250 steps: 100 of them are 200 epochs of ImageNet at batch 2048. Their learning rate is
-lr x 4 sqrt(batch / 1024); ours grows linearly with the batch, so that `lr` is the one for the batch
-here: set both `lr` and `base_batch` for another. In the stages it stays after the warm-up.
+patches, KoLeo .1; blur with probability 0, .9 and .5 (their settings 1, .1, .5 reach the blur as 1
+- p, which they confirmed); tau_t rises for 37,500 steps (stages: 100,000). They count epochs of
+1250 steps: 100 of them are 200 epochs of ImageNet at batch 2048. Their learning rate is lr x 4
+sqrt(batch / 1024); ours grows linearly with the batch, so that `lr` is the one for the batch here:
+set both `lr` and `base_batch` for another. In the stages it stays after the warm-up.
 
 The Gram stage starts from the first stage's weights, as the official README says; its Gram teacher
-is the teacher of the start and then, three times from step 10,000 on, the EMA teacher. It sees crops
-of 512 pixels, in the last stage of 768, whose maps are reduced. Steps count from 0 in each stage
-(the authors count the second from 1,000,000), and so do Adam's moments.
+is the teacher of the start and then, three times from step 10,000 on, the EMA teacher. It sees
+crops of 512 pixels, in the last stage of 768, whose maps are reduced. Steps count from 0 in each
+stage (the authors count the second from 1,000,000), and so do Adam's moments.
 
-Not here, and so different: the heads' last layer is weight-normalised (theirs is plain), and both
-heads have the hidden width of the first (in the stages 8192; theirs of patches: 4096); each view is
-masked with probability .5 by a drawn share (theirs: half of a batch, shares evenly spaced from .1 to
-.5); drop-path rises over the blocks and is drawn per image (theirs: one rate, a subset of the
-batch); nearest neighbours of KoLeo are among the whole batch (theirs: a GPU's 64 or 16 images, in the
-last stage 16 of two GPUs); the weight of local crops stays (theirs falls to .5 in the Gram stage);
-the last layer's moments wait while it is frozen; a norm of its own for the class token of local
-crops; the last stage draws one size of crops per step out of five (here the smallest, 512 / 112 /
-768) and raises the learning rate on half a cosine (here linearly); a Gram teacher's crop is cut from
-the image, as the student's is (theirs is cut once, and reduced for the student); fp8.
+Not here, and so different: one factor of `model.rope_rescale` for each image and pass (theirs: for
+each block and group of crops); the heads' last layer is weight-normalised (theirs is plain), and
+both heads have the hidden width of the first (in the stages 8192; theirs of patches: 4096); each
+view is masked with probability .5 by a drawn share (theirs: half of a batch, shares evenly spaced
+from .1 to .5); drop-path rises over the blocks and is drawn per image (theirs: one rate, a subset
+of the batch); nearest neighbours of KoLeo are among the whole batch (theirs: a GPU's 64 or 16
+images, in the last stage 16 of two GPUs); the weight of local crops stays (theirs falls to .5 in
+the Gram stage); the last layer's moments wait while it is frozen; a norm of its own for the class
+token of local crops; the last stage draws one size of crops per step out of five (here the
+smallest, 512 / 112 / 768) and raises the learning rate on half a cosine (here linearly); its
+student starts from the one of the stage before (theirs from the teacher; so does ours from a file
+of `ssl_jax.save`); a Gram teacher's crop is cut from the image, as the student's is (theirs is cut
+once, and reduced for the student); fp8.
 """
 
 import math
@@ -60,7 +63,8 @@ def get_config(variant: str = "vitl16"):
     views.mask, views.mask_ratio, views.mask_prob = "block", (0.1, 0.5), 0.5
     views.mask_block, views.blur_prob = 4, (0.0, 0.9, 0.5)
     views.global_scale, views.local_scale, views.local_count = (0.32, 1.0), (0.05, 0.32), 8
-    model.layer_scale, model.remat, model.drop_path = 1e-5, "block", 0.3
+    model.position, model.layer_scale, model.drop_path = "rope", 1e-5, 0.3
+    model.remat = "block"
     optim.clip_by, optim.batch_size = "global", 2048
     optim.epochs, optim.warmup_epochs = 200.0, 20.0
     config.teacher.momentum = 0.992
@@ -84,6 +88,7 @@ def stage(config, variant: str) -> None:
     optim.final_weight_decay, optim.beta2, optim.clip = optim.weight_decay, 0.99, 30.0
     dinov2.layer_decay, model.drop_path = 0.98, 0.4
     model.registers, model.norm_eps = 4, 1e-5
+    model.qkv_bias, model.rope_rescale = "none", 2.0
     model.image_size, views.global_size, views.local_size, views.flip = 256, 256, 112, 0.0
     dinov2.head_hidden, dinov2.cls.prototypes, dinov2.cls.bottleneck = 8192, 262144, 512
     dinov2.patch.prototypes, dinov2.patch.bottleneck = 98304, 384

@@ -127,8 +127,8 @@ def compare_for_resume(
     """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
     [] if it can.
 
-    A key that the version of `saved` did not have yet is no reason while it switches nothing on, nor
-    is a section of which it had none while that is at its defaults.
+    A key that the version of `saved` did not have yet is no reason while it switches nothing on,
+    nor is a whole section at its defaults.
     """
     old, new = fingerprint(saved, declared), fingerprint(current, declared)
 
