@@ -19,6 +19,7 @@ from ssl_jax import config as config_lib
 from ssl_jax import evals, methods
 from ssl_jax.config import COMPUTED, OPEN, InputError, Key, key, unknown
 from ssl_jax.data import source
+from ssl_jax.methods import gram
 from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint, log, optim_settings, schedule, trackers
@@ -71,6 +72,7 @@ def sections() -> dict:
         model=zoo.defaults(),
         optim=optim_settings.defaults(),
         teacher=schedule.defaults(),
+        gram=gram.defaults(),
         mesh=sharding.defaults(),
         checkpoint=checkpoint.defaults(),
         log=log.defaults() | config_lib.free_on_resume(trackers.defaults()),
@@ -217,6 +219,7 @@ def validate(config: ConfigDict, num_devices: int | None) -> None:
         raise InputError('data.area_crops is for crops on the host; set data.crop_on="host"')
     zoo.check(config)
     optim_settings.check(config)
+    gram.check(config)
     if num_devices is not None:
         sharding.check(config, num_devices)
     source.check("data", config.data, config.data.dir)

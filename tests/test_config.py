@@ -135,6 +135,7 @@ REFUSED = {
         cribo.global_weight=0.0 cribo.cross_view_weight=0.0 cribo.cross_image_weight=0.0
     """,
     "tiny:dino": """
+        gram.weight=1.0 gram.teacher=ema
         dino.prototypes=0; optim.weight_decay=-0.1; optim.name=adam; views.mask=block
         model.cls=False -> dino.global_token
         data.kind=voc data.dir=
@@ -201,6 +202,13 @@ REFUSED = {
         sop.cls.memory=13; sop.cls.anchors=1; sop.cls.weight=-1.0; sop.patch.memory=7
         sop.patch.tasks=0; views.mask=none; views.global_count=3; views.global_count=1
         sop.cls.members=42 -> sop.cls.memory
+        gram.weight=-1.0; gram.negatives=cut; gram.rise=(2,1)
+        gram.weight=1.0 -> gram.teacher
+        gram.weight=1.0 gram.teacher=ema gram.size=24 -> gram.size
+        gram.weight=1.0 gram.every=1 gram.size=18 -> gram.size
+        gram.weight=1.0 gram.every=1 gram.size=12 -> gram.size
+        gram.weight=1.0 gram.every=1 gram.over=batch gram.negatives=remove optim.batch_size=1024 \
+            -> gram.over
         sop.cls.weight=0.0 sop.patch.weight=0.0
         views.mask_ratio=(0.01,0.01) -> mask_ratio
         model.cls=False -> sop.global_token

@@ -46,8 +46,12 @@ def load(name: str, variant: str):
 
 def supplied(config):
     """The config with what its user has to bring: STELLAR's published runs rebuild codes of a
-    tokenizer whose weights must be fetched.
+    tokenizer whose weights must be fetched, DINOv3's later stages start from the one before.
     """
+    if config.gram.weight:
+        with pytest.raises(InputError, match="init_from"):
+            settings.validate(config, num_devices=8)
+        config.init_from = "runs/stage"
     stellar = config.get("stellar")
     if stellar and stellar.target == "vq" and stellar.weights.reconstruction > 0:
         with pytest.raises(InputError, match="tokenizer"):

@@ -154,8 +154,10 @@ def test_another_data_set_size_or_a_key_that_is_gone(toy):
 def test_a_key_that_came_later_matters_when_it_switches_something_on(toy):
     toy.data.kind, toy.data.dir = "folder", "images"
     values = resolved(toy).to_dict()
-    del values["data"]["list"]
+    del values["data"]["list"], values["gram"]  # a key, and a section as it is without a change
     older = config_lib.from_json(json.dumps(values))
     assert differing(older, resolved(toy)) == []
     toy.data.list = "names.txt"
     assert differing(older, resolved(toy)) == ["data.list is absent there, 'names.txt' here"]
+    toy.data.list, toy.gram.size = "", 256
+    assert differing(older, resolved(toy)) == ["gram.size is absent there, 256 here"]

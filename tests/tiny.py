@@ -71,6 +71,10 @@ VARIANTS = {
         dinov2 model.registers=2 .centering=ema .separate_head=False .patch.bottleneck=16
         .patch.prototypes=24
     """,
+    "dinov2_gram": """
+        dinov2 .centering=ema gram.weight=2.0 gram.rise=(0,6) gram.first_update=2 gram.every=3
+        gram.updates=2 gram.size=24
+    """,
     "finetune_host": """
         finetune .randaugment.count=2 .repeats=3 .hidden=32 .norm=True .average=False
         .global_token=mean

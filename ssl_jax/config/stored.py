@@ -127,14 +127,19 @@ def compare_for_resume(
     """Why `saved` cannot be continued with `current` (both resolved): "KEY is OLD there, NEW here";
     [] if it can.
 
-    A key that the version of `saved` did not have yet is no reason while it switches nothing on.
+    A key that the version of `saved` did not have yet is no reason while it switches nothing on,
+    nor is a whole section at its defaults.
     """
     old, new = fingerprint(saved, declared), fingerprint(current, declared)
 
-    def off(value):
+    sections = {name.partition(".")[0] for name in flatten(saved)}
+
+    def off(name, value):
+        if name.partition(".")[0] not in sections and name in declared:
+            return value == declared[name].default
         return isinstance(value, bool | int | str | tuple) and not value
 
-    new = {name: value for name, value in new.items() if name in old or not off(value)}
+    new = {name: value for name, value in new.items() if name in old or not off(name, value)}
 
     def text(values, name):
         return repr(values[name]) if name in values else "absent"

@@ -15,6 +15,7 @@ from ssl_jax.losses.bootstrapping import cribo_images, cribo_objects
 from ssl_jax.losses.dino import dino
 from ssl_jax.losses.dinov2 import batch_koleo, dinov2
 from ssl_jax.losses.flsl import batch_softmax, flsl
+from ssl_jax.losses.gram import gram
 from ssl_jax.losses.ibot import ibot, ibot_patch
 from ssl_jax.losses.mae import mae, normalize_patches
 from ssl_jax.losses.meters import assignment_meters
@@ -39,6 +40,7 @@ __all__ = [
     "dino",
     "dinov2",
     "flsl",
+    "gram",
     "ibot",
     "ibot_patch",
     "mae",

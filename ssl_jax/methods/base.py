@@ -119,6 +119,12 @@ def no_teacher(params: Any) -> None:
     del params
 
 
+def no_freezing(constants: Any, teacher: Any, done: jax.Array | int) -> Any:
+    """Default `freeze`: no copy of the teacher is kept."""
+    del teacher, done
+    return constants
+
+
 def no_warnings(metrics: Mapping[str, float]) -> list[str]:
     """Default `health`."""
     del metrics
@@ -157,7 +163,7 @@ class Method(NamedTuple):
         alone. Some extras need the constants, or parameters that a teacher lacks, and are left out
         without them.
     constants() -> tree or None
-        Frozen arrays and weights read from files: part of the state, never trained.
+        Frozen arrays and weights read from files: part of the state, never trained; see `freeze`.
     constant_shapes() -> the same as jax.ShapeDtypeStructs, where they are known without the files.
     teacher_of(params) -> subtree or None
         What the EMA teacher copies.
@@ -169,6 +175,9 @@ class Method(NamedTuple):
         Warnings "KIND: likely cause" from one row of metrics.
     meanings: {column of metrics: Meaning}
         Of those that are easily misread.
+    freeze(constants, teacher, done) -> constants
+        The constants after `done` steps (0: before the first), of which a copy of the teacher as it
+        was at some step may be a part.
     starts_evaluated: bool
         With weights from elsewhere (`init_from`), whether student and teacher both start from the
         network that is evaluated there, its teacher if it has one; see train.start.
@@ -186,6 +195,7 @@ class Method(NamedTuple):
     placement: tuple[tuple[str, PartitionSpec], ...] = ()
     health: Callable = no_warnings
     meanings: Mapping[str, Meaning] = MappingProxyType({})
+    freeze: Callable = no_freezing
     starts_evaluated: bool = False
 
 

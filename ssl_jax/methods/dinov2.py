@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop, section_keys
+from ssl_jax.methods import base, gram, multicrop, section_keys
 from ssl_jax.runtime.decay import layer_factor
 from ssl_jax.views import configured, recipe
 
@@ -120,7 +120,7 @@ def make(config: ConfigDict) -> base.Method:
         index, mask = multicrop.masked_first(
             views_of["global"].masks, recipe.max_masked(views, "global")
         )
-        return Outputs(
+        outputs = Outputs(
             student=head.apply(params["head"], jnp.concatenate(images, axis=1)),
             teacher=head.apply(teacher["head"], image(clean)),
             student_patch=patch_head.apply(params[patch_path], multicrop.take(seen.patches, index)),
@@ -130,6 +130,7 @@ def make(config: ConfigDict) -> base.Method:
             mask=mask,
             tokens=images[0],
         )
+        return gram.seen(config, outputs, seen.patches, clean.patches)
 
     def objective(params, teacher, outputs, carry, key, progress):
         """DINO, iBOT and KoLeo; running means, if there are any, then follow the batch."""
@@ -176,7 +177,7 @@ def make(config: ConfigDict) -> base.Method:
         return {"patch_prototype": scores.argmax(axis=-1)}
 
     prototypes = dict(cls=c.cls.prototypes, patch=c.patch.prototypes)
-    return base.Method(
+    method = base.Method(
         views=views,
         init=init,
         encode=encode,
@@ -187,6 +188,7 @@ def make(config: ConfigDict) -> base.Method:
         health=lambda metrics: base.assignment_warnings(metrics, **prototypes),
         meanings=base.entropies(**prototypes),
     )
+    return gram.added(config, method)
 
 
 def _rules(config) -> base.Rules:

@@ -16,7 +16,7 @@ from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
 from ssl_jax.data.values import check_range
-from ssl_jax.methods import multicrop
+from ssl_jax.methods import gram, multicrop
 from ssl_jax.methods.base import Features, Method
 from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
@@ -48,7 +48,8 @@ class Encoder:
         init: Callable | None = None,
         mesh: Mesh | None = None,
     ):
-        self.config, self.params, self.constants, self.step = config, params, constants, step
+        self.config, self.params, self.step = config, params, step
+        self.constants = gram.dropped(constants)
         self.init, self.mesh = init, mesh
         self._features = bound(config).features if features is None else features
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop, section_keys
+from ssl_jax.methods import base, gram, multicrop, section_keys
 from ssl_jax.views import configured, recipe
 
 
@@ -127,19 +127,20 @@ def make(config: ConfigDict) -> base.Method:
         scores = [cls_scores(params, tokens) for tokens in student]
         out = Outputs(jnp.concatenate(scores, axis=1), cls_scores(teacher, clean))
         if not with_patches:
-            return out
+            return gram.seen(config, out, student[0].patches, clean.patches)
         # The loss reads masked patches only: project just those of the student; exact, because the
         # rest is multiplied by 0.
         index, mask = multicrop.masked_first(
             views_of["global"].masks, recipe.max_masked(views, "global")
         )
         all_scores = patch_scores(teacher, clean.patches)
-        return out._replace(
+        out = out._replace(
             student_patch=patch_scores(params, multicrop.take(student[0].patches, index)),
             teacher_patch=multicrop.take(all_scores, index),
             mask=mask,
             patch_mean=all_scores.mean(axis=(1, 2)),
         )
+        return gram.seen(config, out, student[0].patches, clean.patches)
 
     def objective(params, teacher, outputs, carry, key, progress):
         """lambda_1 L_CLS + lambda_2 L_MIM (eq. 2 and 3); then the centers follow the batch."""
@@ -196,7 +197,7 @@ def make(config: ConfigDict) -> base.Method:
             return {}
         return {"patch_prototype": patch_scores(params, features.patches).argmax(axis=-1)}
 
-    return base.Method(
+    method = base.Method(
         views=views,
         init=init,
         encode=encode,
@@ -211,3 +212,4 @@ def make(config: ConfigDict) -> base.Method:
         health=lambda metrics: base.assignment_warnings(metrics, **prototypes),
         meanings=base.entropies(**prototypes),
     )
+    return gram.added(config, method)

@@ -55,14 +55,15 @@ def on_mesh(
 
 def fresh_state(run: Run) -> state.TrainState:
     """A new state made directly in its shardings (the same bits on any mesh), with the weights of
-    `init_from` if there are any."""
+    `init_from` and the Gram teacher if there are any."""
     create = jax.jit(
         lambda constants: state.create(run.method, run.optimizer, run.config.seed, constants),
         out_shardings=shardings(run),
     )
-    return start.start_from(
+    begun = start.start_from(
         run.config, create(run.constants), evaluated=run.method.starts_evaluated
     )
+    return start.anchored(run.config, begun)
 
 
 def shardings(run: Run) -> state.TrainState:

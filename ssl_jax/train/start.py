@@ -15,7 +15,8 @@ from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError, local
 from ssl_jax.convert import fill, own, read, torch_in, vit_in
-from ssl_jax.convert.weights import Source, Weights
+from ssl_jax.convert.weights import Source, Weights, brief
+from ssl_jax.methods import gram
 from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
@@ -121,10 +122,12 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
             weights = _with_first_layer(tree, weights)
         return fill.fill(tree, weights, only=config.init_only, model=config.model)
 
+    constants = gram.dropped(fresh.constants)  # the Gram teacher is the new run's: `anchored`
     goes_on = fresh.teacher is not None or source.method == config.method
-    student = {**fresh.params, **({"constants": fresh.constants} if fresh.constants else {})}
+    student = {**fresh.params, **({"constants": constants} if constants else {})}
     params, report = filled(student, "student" if goes_on else "teacher")
-    constants = params.pop("constants", fresh.constants)
+    taken = params.pop("constants", None)
+    constants = fresh.constants if taken is None else {**fresh.constants, **taken}
     reports, teacher = {"init_from": report}, None
     if fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
@@ -138,6 +141,28 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
         teacher=_placed(teacher, fresh.teacher),
         constants=_placed(constants, fresh.constants),
     )
+
+
+def anchored(config: ConfigDict, state: TrainState) -> TrainState:
+    """The state before step 0 with the Gram teacher (`methods.gram`) that the run starts with: its
+    teacher's encoder, or the one of `config.gram.file`, which is printed.
+
+    Raises InputError as `start_from`, and for a file that lacks a part of the encoder.
+    """
+    if gram.NAME not in (state.constants or {}):
+        return state
+    encoder, old = {"backbone": state.teacher["backbone"]}, state.constants[gram.NAME]
+    if path := config.gram.file:
+        weights = _source(path, jax.tree.leaves(old)[0].sharding.mesh).tree("teacher")
+        encoder, report = fill.fill(encoder, weights, only="backbone", model=config.model)
+        if report.missing:
+            raise InputError(
+                f"gram.file: {path} has no {brief(report.missing)}; use a whole encoder"
+            )
+        if jax.process_index() == 0:
+            print(f"gram.file: {report}", flush=True)
+    constants = {**state.constants, gram.NAME: _placed(encoder["backbone"], old)}
+    return state._replace(constants=constants)
 
 
 def _source(path: str, mesh) -> Source:
@@ -188,6 +213,7 @@ def _config(text: str):
 
 
 def _constants(tree) -> dict:
+    tree = gram.dropped(tree)
     return {"constants": tree} if tree else {}
 
 

@@ -17,7 +17,7 @@ class TrainState(NamedTuple):
     step: int32, number of batches consumed. It advances on a non-finite step too.
     params: trainable pytree. teacher: EMA pytree with buffers of its own, or None.
     opt_state: moments and counts. carry: the method's memories, centers and counters.
-    constants: the method's frozen arrays, or None; no step changes them.
+    constants: the method's frozen arrays, or None; no step trains them.
     key: PRNG key of the run; a step uses fold_in(key, step).
     counters: int32 scalars, "nonfinite" (steps left out) and "replaced" (unreadable images
       replaced), both since the start.
@@ -51,7 +51,7 @@ def create(method: Method, optimizer: Optimizer, seed: int, constants: Any = Non
         teacher=teacher,
         opt_state=optimizer.init(params),
         carry=carry,
-        constants=constants,
+        constants=method.freeze(constants, teacher, 0),
         key=key_run,
         counters=counters,
     )

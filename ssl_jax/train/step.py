@@ -1,5 +1,5 @@
 """The one train step: prepare views -> encode -> objective -> gradient -> clip and AdamW -> EMA
-teacher -> carry.
+teacher -> carry -> frozen copies.
 """
 
 import functools
@@ -67,12 +67,14 @@ def make_step(
             "nonfinite": state.counters["nonfinite"] + (~finite).astype(jnp.int32),
             "replaced": state.counters["replaced"] + batch["replaced"].sum(dtype=jnp.int32),
         }
+        teacher, done = keep(teacher, state.teacher), state.step + 1
         new_state = state._replace(
-            step=state.step + 1,
+            step=done,
             params=keep(params, state.params),
-            teacher=keep(teacher, state.teacher),
+            teacher=teacher,
             opt_state=keep(opt_state, state.opt_state),
             carry=methods.settle(out.carry, state.carry, finite),
+            constants=method.freeze(state.constants, teacher, done),
             counters=counters,
         )
         metrics = {

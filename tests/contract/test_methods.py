@@ -14,12 +14,13 @@ from tests import tiny
 from tests.contract import steps
 
 methods = pytest.mark.parametrize("case", steps.cases(), indirect=True)
-with_cut_memory = pytest.mark.parametrize(
-    "case", steps.cases([*steps.NAMES, "cribo_cut"]), indirect=True
+# What else lies cut among devices: a memory, a Gram teacher.
+with_cut = pytest.mark.parametrize(
+    "case", steps.cases([*steps.NAMES, "cribo_cut", "dinov2_gram"]), indirect=True
 )
 
 
-@methods
+@with_cut
 def test_one_trace_and_no_hidden_transfer(case):
     state, batches = case.start(), [case.put(batch) for batch in case.batches[:4]]
     with jax.transfer_guard("disallow"):
@@ -48,6 +49,9 @@ def check_eight(case, data, fsdp):
     assert is_cut(state_eight.params) == is_cut(state_eight.opt_state) == (fsdp > 1)
     if case.name == "cribo_cut":
         assert is_cut(state_eight.carry)
+    if case.name == "dinov2_gram":
+        assert is_cut(state_eight.constants) == (fsdp > 1)
+        assert not tiny.identical(case.fresh.constants, state.constants)
 
 
 def is_cut(tree):
@@ -55,7 +59,7 @@ def is_cut(tree):
     return not all(x.sharding.is_fully_replicated for x in jax.tree.leaves(tree))
 
 
-@with_cut_memory
+@with_cut
 def test_eight_devices_give_the_losses_of_one(case):
     check_eight(case, *case.mesh)
 
@@ -147,7 +151,7 @@ def test_loss_and_gradient_are_finite_whatever_comes_in(case, dtype):
         chex.assert_tree_all_finite(jax.tree.map(lambda x: np.asarray(x, np.float32), result))
 
 
-@with_cut_memory
+@with_cut
 def test_what_devices_send_each_other(case):
     """Weights that are cut, the gradient once, and of all that the networks say of the images at
     most once as much: no images, no memory."""
@@ -158,12 +162,13 @@ def test_what_devices_send_each_other(case):
     trees = fresh.params, fresh.teacher, fresh.constants, views, keys
     encode = functools.partial(run.method.encode, progress=step.progress_at(0, run.config))
     features = size(jax.eval_shape(encode, *trees))
-    cut, cut_teacher = (size(x, cut=True) for x in (fresh.params, fresh.teacher))
+    cut = size(fresh.params, cut=True)
+    cut_frozen = size((fresh.teacher, fresh.constants), cut=True)
     # What a device has of it afterwards is what counts; cut parts are summed over "data" as well.
     gradient = size(fresh.params) - cut + cut / fsdp * (1 + (fsdp > 1 and data > 1))
     gathered = program.volume("all-gather")
     summed = program.volume("reduce-scatter") + program.volume("all-reduce")
-    assert gathered <= 1.01 * (cut + cut_teacher) + features
+    assert gathered <= 1.01 * (cut + cut_frozen) + features
     assert 0.99 * gradient <= summed <= 1.01 * gradient + features
     # Images that are mixed with others (finetune), rows that go where a cut memory holds them.
     assert program.volume() - gathered - summed <= size(views) / 8

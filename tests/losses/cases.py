@@ -206,6 +206,11 @@ def batch_softmax(seed, scale, batch=3, prototypes=5):
     return {"teacher_logits": drawer(seed, scale)[1](batch, 2, prototypes)}
 
 
+def gram(seed, scale, batch=2, patches=4, width=5):
+    _, draw = drawer(seed, scale)
+    return {who: draw(batch, 2, patches, width) for who in WHO}
+
+
 def mae(seed, scale, batch=3, share=0.7):
     rng, draw = drawer(seed, scale)
     x = {"predicted": draw(batch, 6, 12), "pixels": draw(batch, 6, 12)}
@@ -427,6 +432,12 @@ CASES = {
     "batch_softmax": Case(
         batch_softmax, named(losses.batch_softmax, "log_targets"), reference.batch_softmax,
         settings={"temperature": 0.3}, variants=plain(one=ONE), axes={"teacher_logits": 0}),
+    "gram": Case(
+        gram, named(losses.gram), reference.gram, student=("student",), axes=dict.fromkeys(WHO, 0),
+        variants=plain(more_patches={"width": 3}, one={"batch": 1, "patches": 1})
+        | {f"{over} {negatives}": ({}, {"over": over, "negatives": negatives})
+           for over in ("image", "batch") for negatives in ("keep", "remove", "remove_teacher")},
+        values=(2e-6, 2e-6)),
     "mae": Case(
         mae, losses.mae, reference.mae, student=("predicted",), relative=1e-4,
         settings={"normalize_pixels": True}, axes=dict.fromkeys(("predicted", "pixels", "mask"), 0),

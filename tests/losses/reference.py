@@ -256,6 +256,33 @@ def batch_koleo(tokens):
     return {"loss": sum(koleo(view) for view in tokens)}
 
 
+# Gram anchoring: DINOv3
+
+
+def gram(student, teacher, over="image", negatives="keep"):
+    """Every pair of patches by itself."""
+
+    def cosines(rows):
+        lengths = np.linalg.norm(rows, axis=-1)
+        lengths = np.where(lengths > 0, lengths, 1)
+        return np.array(
+            [[x @ y / (a * b) for y, b in zip(rows, lengths)] for x, a in zip(rows, lengths)]
+        )
+
+    sets = [x.reshape(-1, *x.shape[-2:]) for x in (student, teacher)]
+    if over == "batch":
+        sets = [x.reshape(1, -1, x.shape[-1]) for x in sets]
+    gaps = []
+    for x, y in zip(*sets):
+        s, g = cosines(x), cosines(y)
+        if negatives != "keep":
+            g[g < 0] = 0
+        if negatives == "remove":
+            s[s < 0] = 0
+        gaps.append((s - g) ** 2)
+    return {"loss": np.mean(gaps)}
+
+
 # CrIBo, eq. 5 to 10
 
 

@@ -283,6 +283,8 @@ HELD = {  # loss: arrays, settings, the most numbers in an array beside those gi
         | dict.fromkeys(("student_prototypes", "teacher_prototypes"), (16, 2048))
         | dict(center=(2048,), valid=(32, 8), cycle=(2, 32, 8)),
         CASES["cribo_objects"].settings | {"chunk": 1}, 2 * 8 * 2048),
+    "gram": (
+        dict.fromkeys(("student", "teacher"), (8, 2, 64, 16)), {"over": "batch"}, 8 * 2 * 64 * 16),
     "sop": (
         dict(student_embeddings=(8, 64, 16), teacher_embeddings=(2, 64, 16),
              members=(4, 512, 2, 16), weights=(4, 512, 2)),
@@ -370,6 +372,9 @@ WRONG = [  # loss, what is wrong, the argument that the error names
     ("flsl", {"student_temperature": 0}, "student_temperature"),
     ("flsl", {"prior": np.array([0.5, 0.5, 0, 0, 0])}, "prior"),
     ("batch_softmax", {"temperature": 0}, "temperature"),
+    ("gram", {"teacher": cut(2, 3)}, "teacher"),
+    ("gram", {"over": "view"}, "over"),
+    ("gram", {"negatives": "cut"}, "negatives"),
     ("mae", {"pixels": cut(2, 9)}, "pixels"),
     ("mae", {"mask": cut(1, 5)}, "mask"),
     ("mae", {"eps": 0}, "eps"),

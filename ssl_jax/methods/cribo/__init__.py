@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
-from ssl_jax.methods import base, multicrop
+from ssl_jax.methods import base, gram, multicrop
 from ssl_jax.methods.cribo import objects
 from ssl_jax.methods.cribo.levels import Level
 from ssl_jax.methods.cribo.settings import check, defaults, position_weight
@@ -73,15 +73,16 @@ def make(config: ConfigDict) -> base.Method:
         clean = multicrop.encode(backbone.teacher, teacher["backbone"], group)
         images = Outputs(embed(params, student.cls), embed(teacher, clean.cls))
         if "objects" not in levels:
-            return images
+            return gram.seen(config, images, student.patches, clean.patches)
         side = group.images.shape[2] // m.patch
         # Clustering waits for the whole batch, over which its costs may be normalised.
-        return images._replace(
+        outputs = images._replace(
             student_tokens=joint(student.patches),
             teacher_tokens=joint(clean.patches),
             positions=joint(boxes.patch_positions(group.boxes, group.flips, (side, side))),
             seeds=keys[:, 1],
         )
+        return gram.seen(config, outputs, student.patches, clean.patches)
 
     def objective(params, teacher, outputs, carry, key, progress):
         """L = L_g + L_cv + L_ci (eq. 11); then the centers follow, and the memory takes this
@@ -166,7 +167,7 @@ def make(config: ConfigDict) -> base.Method:
         """clusters, objects and exist, see `objects.find`."""
         return objects.find(images.shape[1:3], features.patches, c, seed=config.seed)
 
-    return base.Method(
+    method = base.Method(
         views=views,
         init=init,
         encode=encode,
@@ -182,6 +183,7 @@ def make(config: ConfigDict) -> base.Method:
         health=functools.partial(health, prototypes=c.prototypes),
         meanings=base.entropies(image=c.prototypes, object=c.prototypes),
     )
+    return gram.added(config, method)
 
 
 def joint(array: jax.Array) -> jax.Array:

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop, section_keys
+from ssl_jax.methods import base, gram, multicrop, section_keys
 from ssl_jax.methods.flsl import crops, modes
 from ssl_jax.models import heads
 from ssl_jax.views import windows
@@ -154,15 +154,17 @@ def make(config: ConfigDict) -> base.Method:
                 )
                 parts.append(modes.both_views(tokens, clean, index, tau_sa, tau_ca))
                 if name == "student":
+                    large = tokens
                     attention = modes.attention_meters(tokens, clean, index, tau_sa, tau_ca)
         stacked = modes.Modes(*(jnp.concatenate(x, axis=1) for x in zip(*parts, strict=True)))
-        return Outputs(
+        outputs = Outputs(
             stacked.tokens,
             stacked.modes,
             student=head.apply(params["head"], stacked.modes),
             teacher=head.apply(teacher["head"], stacked.teacher_modes),
             attention=attention,
         )
+        return gram.seen(config, outputs, large)
 
     def objective(params, teacher, outputs, carry, key, progress):
         """L = v L_intra + eta L_inter + gamma L_vmr (eq. 13) over all tokens of the batch; then the
@@ -200,7 +202,7 @@ def make(config: ConfigDict) -> base.Method:
         warnings = base.assignment_warnings(metrics, mode=c.prototypes)
         return warnings + base.spread_warnings(metrics)
 
-    return base.Method(
+    method = base.Method(
         views=views,
         init=init,
         encode=encode,
@@ -213,6 +215,7 @@ def make(config: ConfigDict) -> base.Method:
         health=health,
         meanings=base.entropies(mode=c.prototypes),
     )
+    return gram.added(config, method, "student")
 
 
 def towards(end: float, start: float, position: jax.Array, total: float) -> jax.Array:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import ops
 from ssl_jax.config import InputError, key
-from ssl_jax.methods import base, multicrop, section_keys
+from ssl_jax.methods import base, gram, multicrop, section_keys
 from ssl_jax.models import heads
 from ssl_jax.views import configured, recipe
 
@@ -105,7 +105,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         embeddings = [embed(params, tokens) for tokens in student]
         outputs = Outputs(jnp.concatenate(embeddings, axis=1), embed(teacher, clean))
         if not with_patches:
-            return outputs
+            return gram.seen(config, outputs, student[0].patches, clean.patches)
 
         masks = views["global"].masks
         # Only masked patches have a loss: the head is spared the others.
@@ -116,7 +116,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
 
         # One random patch of global view 2 per image enters the patch memory (appendix A).
         pick = jax.vmap(one_patch)(keys[:, 2])
-        return outputs._replace(
+        outputs = outputs._replace(
             student_patches=head.apply(params["head"], multicrop.take(student[0].patches, index)),
             teacher_patches=head.apply(teacher["head"], multicrop.take(clean.patches, index)),
             masks=masked,
@@ -124,6 +124,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
                 teacher["head"], multicrop.take(clean.patches[:, 1], pick)
             ).squeeze(1),
         )
+        return gram.seen(config, outputs, student[0].patches, clean.patches)
 
     def show(params, images, features, *_):
         """Computes, if the weights hold a head, embedding [B, d] of the image, and with a patch
@@ -140,7 +141,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
     def health(metrics):
         return base.assignment_warnings(metrics, **anchors) + base.spread_warnings(metrics)
 
-    return base.Method(
+    plain = base.Method(
         views=views,
         init=init,
         encode=encode,
@@ -150,6 +151,7 @@ def method(config: ConfigDict, objective: Callable) -> base.Method:
         health=health,
         meanings=base.entropies(**anchors) | {"loss": _RISES, "cls_loss": _RISES},
     )
+    return gram.added(config, plain)
 
 
 def remember(carry: Mapping[str, Mapping[str, Any]], outputs: Outputs) -> dict[str, dict[str, Any]]:

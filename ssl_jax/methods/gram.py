@@ -1,0 +1,213 @@
+"""Gram anchoring (DINOv3, Siméoni et al. 2025) for the methods with a student and an EMA teacher.
+
+A frozen network, the Gram teacher, remembers which patches of an image were similar before long
+training blurred them: `losses.gram` holds the student's large views to it. A method whose section
+`gram` has a weight is wrapped (`added`); its `encode` hands over the student's patches (`seen`).
+
+The Gram teacher lies among the constants of the state, so it is saved, resumed to the bit and
+sharded as the parameters are.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from ssl_jax import losses, ops
+from ssl_jax.config import InputError, check_multiple, key
+from ssl_jax.losses.gram import MOST_ROWS
+from ssl_jax.methods import base, multicrop
+from ssl_jax.models.position import resize_matrix
+
+NAME = "gram"  # of the section, of the weights among the constants, and of the group of views
+METHODS = ("cribo", "dinov2", "flsl", "ibot", "massl", "sop", "sove")
+
+
+def defaults() -> dict:
+    """The section `gram` of the config; of the published values the weight alone is not the
+    default."""
+    return dict(
+        weight=key(0.0, "of the Gram term, added to the loss of the method; 0 = none", least=0),
+        rise=key(
+            (0, 0),
+            "the weight rises from 0 on half a cosine between these; equal = it is there at once",
+            "steps",
+            least=0,
+            ordered=True,
+        ),
+        teacher=key(
+            "start",
+            'a frozen network, at first the teacher at the "start" of the run (see file), or the'
+            ' EMA teacher itself ("ema")',
+            choices=("start", "ema"),
+        ),
+        file=key(
+            "",
+            "weights of the frozen network at the start, given as init_from; empty = the run's own."
+            " Not read when a run is resumed",
+            acts="",
+        ),
+        first_update=key(0, "the frozen network is not updated before", "steps", least=0),
+        every=key(
+            0, "it becomes the EMA teacher after every so many steps; 0 = never", "steps", least=0
+        ),
+        updates=key(0, "at most; 0 = no limit", "updates", least=0),
+        size=key(
+            0,
+            "side of the frozen network's crop, whose map of patches is then reduced to the"
+            " student's; 0 = as the student's",
+            "pixels",
+            least=0,
+            most=16384,
+        ),
+        over=key(
+            "image", 'cosines of the patches of a view, or of a "batch"', choices=("image", "batch")
+        ),
+        negatives=key(
+            "keep",
+            'cosines below 0 stay, or are 0 in both networks ("remove") or in the teacher\'s'
+            ' ("remove_teacher")',
+            choices=("keep", "remove", "remove_teacher"),
+        ),
+    )
+
+
+def check(config: ConfigDict) -> None:
+    """Refuses settings that contradict each other, or the method. Raises InputError."""
+    c, size = config.gram, config.views.global_size
+    if not c.weight:
+        return
+    if config.method not in METHODS:
+        raise InputError(
+            f"gram.weight is {c.weight} but {config.method} has no Gram term; set gram.weight=0, or"
+            f" choose one of {', '.join(METHODS)}"
+        )
+    if c.teacher == "ema" and (c.file or c.every or c.size):
+        raise InputError(
+            'gram.teacher is "ema", which has no file, no updates and no size of its own; set'
+            ' gram.file="", gram.every=0 and gram.size=0, or gram.teacher="start"'
+        )
+    if c.teacher == "start" and not (c.file or c.every or config.init_from):
+        raise InputError(
+            'gram.teacher is "start", an untrained network; set gram.file or init_from to trained'
+            ' weights, gram.every to update it, or gram.teacher="ema"'
+        )
+    if c.size:
+        check_multiple("gram.size", c.size, config.model.patch, "model.patch")
+        if c.size < size:
+            raise InputError(
+                f"gram.size is {c.size}, smaller than views.global_size {size}; use 0 or at least"
+                f" {size}"
+            )
+    views = config.optim.batch_size * config.views.global_count
+    rows = views * (size // config.model.patch) ** 2
+    if c.over == "batch" and c.negatives != "keep" and rows > MOST_ROWS:
+        raise InputError(
+            f'gram.over is "batch" and gram.negatives is "{c.negatives}", which takes a matrix of'
+            f" all {rows} patches (at most {MOST_ROWS}); set gram.over=image or gram.negatives=keep"
+        )
+
+
+class Patches(NamedTuple):
+    """Patches [B, V, N, d] of the same views, after the final norm. teacher: None if the method's
+    EMA teacher has not seen these views."""
+
+    student: jax.Array
+    teacher: jax.Array | None
+
+
+class Outputs(NamedTuple):
+    """What a method's own `encode` returns, and the patches of large views."""
+
+    method: Any
+    patches: Patches
+
+
+def seen(
+    config: ConfigDict, outputs: Any, student: jax.Array, teacher: jax.Array | None = None
+) -> Any:
+    """A method's outputs, with the patches [B, V, N, d] of the student's large (masked) views, and
+    of the EMA teacher's clean ones, if `added` needs them."""
+    return Outputs(outputs, Patches(student, teacher)) if config.gram.weight else outputs
+
+
+def added(config: ConfigDict, method: base.Method, group: str = "global") -> base.Method:
+    """The method with the Gram term of a resolved config; the method as it is with weight 0.
+
+    method: its `encode` returns what `seen` made; `params` and `teacher` have a "backbone".
+    group: of the student's large views.
+    """
+    c = config.gram
+    if not c.weight:
+        return method
+    encoder, frozen = multicrop.encoders(config.model).teacher, c.teacher != "ema"
+
+    def encode(params, teacher, constants, views, keys, progress):
+        outputs, (student, clean) = method.encode(params, teacher, constants, views, keys, progress)
+        if frozen:
+            clean = multicrop.encode(encoder, constants[NAME], views[NAME]).patches
+        elif clean is None:
+            clean = multicrop.encode(encoder, teacher["backbone"], views[group]).patches
+        return Outputs(outputs, Patches(student, reduced(clean, student.shape[-2])))
+
+    def objective(params, teacher, outputs, carry, key, progress):
+        """The method's loss + weight * L_Gram."""
+        loss, out = method.objective(params, teacher, outputs.method, carry, key, progress)
+        term = losses.gram(*outputs.patches, over=c.over, negatives=c.negatives)
+        factor = weight(c, progress.step)
+        metrics = out.metrics | {"gram": term, "gram_weight": factor}
+        return loss + factor * term, out._replace(metrics=metrics)
+
+    def freeze(constants, teacher, done):
+        if NAME not in (constants or {}):  # at the start
+            return {**(constants or {}), NAME: jax.tree.map(jnp.copy, teacher["backbone"])}
+        if not c.every:
+            return constants
+        number = done // c.every - math.ceil(max(c.first_update, 1) / c.every)  # of the update
+        due = (done % c.every == 0) & (number >= 0) & (number < (c.updates or done))
+        new = jax.lax.cond(due, lambda: teacher["backbone"], lambda: constants[NAME])
+        return {**constants, NAME: new}
+
+    if not frozen:
+        return method._replace(encode=encode, objective=objective)
+    # The same places, neither distorted nor masked.
+    crops = dataclasses.replace(
+        large := method.views[group],
+        size=c.size or large.size,
+        photometric=(),
+        mask=None,
+        inside="",
+        reuse=group,
+    )
+    views = dataclasses.replace(method.views, groups=(*method.views.groups, (NAME, crops)))
+    return method._replace(views=views, encode=encode, objective=objective, freeze=freeze)
+
+
+def weight(section: ConfigDict, done: jax.Array) -> jax.Array:
+    """The weight after `done` steps: 0 until `rise[0]`, whole from `rise[1] - 1` on."""
+    first, last = section.rise
+    total = max(last - first - 1, 0)
+    return ops.warmup_cosine(done - first, base=0.0, end=section.weight, total=total)
+
+
+def reduced(patches: jax.Array, count: int) -> jax.Array:
+    """Square maps of patches [..., N, d] as maps of `count` patches [..., count, d]: bicubic with a
+    = -0.75, edges repeated, no antialiasing (torch's), as in the official code."""
+    if patches.shape[-2] == count:
+        return patches
+    native, side = math.isqrt(patches.shape[-2]), math.isqrt(count)
+    matrix = resize_matrix(native, side).astype("float32")
+    grid = patches.reshape(*patches.shape[:-2], native, native, -1)
+    exact = jax.lax.Precision.HIGHEST
+    grid = jnp.einsum("hr,wc,...rcd->...hwd", matrix, matrix, grid, precision=exact)
+    return grid.reshape(*patches.shape[:-2], count, -1)
+
+
+def dropped(constants: Any) -> Any:
+    """The constants without the Gram teacher, which only training needs."""
+    if not isinstance(constants, dict) or NAME not in constants:
+        return constants
+    return {name: tree for name, tree in constants.items() if name != NAME} or None
