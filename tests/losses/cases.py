@@ -206,6 +206,11 @@ def batch_softmax(seed, scale, batch=3, prototypes=5):
     return {"teacher_logits": drawer(seed, scale)[1](batch, 2, prototypes)}
 
 
+def distillation(seed, scale, batch=3):
+    _, draw = drawer(seed, scale)
+    return {who: draw(batch, 2, 6) for who in WHO}
+
+
 def mae(seed, scale, batch=3, share=0.7):
     rng, draw = drawer(seed, scale)
     x = {"predicted": draw(batch, 6, 12), "pixels": draw(batch, 6, 12)}
@@ -427,6 +432,10 @@ CASES = {
     "batch_softmax": Case(
         batch_softmax, named(losses.batch_softmax, "log_targets"), reference.batch_softmax,
         settings={"temperature": 0.3}, variants=plain(one=ONE), axes={"teacher_logits": 0}),
+    "distillation": Case(
+        distillation, losses.distillation, reference.distillation, student=("student",),
+        settings={"cosine": 0.9, "smooth_l1": 0.3}, axes=dict.fromkeys(WHO, 0),
+        variants=plain(one={"batch": 1})),
     "mae": Case(
         mae, losses.mae, reference.mae, student=("predicted",), relative=1e-4,
         settings={"normalize_pixels": True}, axes=dict.fromkeys(("predicted", "pixels", "mask"), 0),
