@@ -15,6 +15,7 @@ from ssl_jax import ops
 from ssl_jax.views.recipe import ViewRecipe
 
 NEVER = math.inf  # freeze_epochs of a parameter that is never trained
+FROZEN = "teacher"  # of the constants, what training alone needs: no part of a trained network
 
 
 @dataclass(frozen=True)

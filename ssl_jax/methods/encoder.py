@@ -17,7 +17,7 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import methods
 from ssl_jax.data.values import check_range
 from ssl_jax.methods import multicrop
-from ssl_jax.methods.base import Features, Method
+from ssl_jax.methods.base import FROZEN, Features, Method
 from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
 from ssl_jax.ops.arguments import is_concrete
@@ -30,7 +30,8 @@ class Encoder:
 
     config: the resolved config of the run the weights are of.
     params: the teacher's tree where the run has one, else the student's.
-    constants: the method's frozen arrays, or None; some extras need them.
+    constants: the method's frozen arrays, or None; some extras need them. A frozen teacher is
+      dropped.
     step: of the run at which the weights were saved, or None; for people.
     features: `Method.features` of the network; None: those of the config's method.
     init: key -> weights of the untrained network; None: those of the config's method.
@@ -48,6 +49,8 @@ class Encoder:
         init: Callable | None = None,
         mesh: Mesh | None = None,
     ):
+        if constants and FROZEN in constants:
+            constants = {name: tree for name, tree in constants.items() if name != FROZEN} or None
         self.config, self.params, self.constants, self.step = config, params, constants, step
         self.init, self.mesh = init, mesh
         self._features = bound(config).features if features is None else features
