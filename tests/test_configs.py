@@ -46,8 +46,13 @@ def load(name: str, variant: str):
 
 def supplied(config):
     """The config with what its user has to bring: STELLAR's published runs rebuild codes of a
-    tokenizer whose weights must be fetched.
+    tokenizer whose weights must be fetched, and distillation has a teacher.
     """
+    if config.method == "distill":
+        with pytest.raises(InputError, match="distill.teacher"):
+            methods.get("distill").check(config)
+        config.distill.teacher = "random"
+        config.distill.size = 2 * config.model.patch
     stellar = config.get("stellar")
     if stellar and stellar.target == "vq" and stellar.weights.reconstruction > 0:
         with pytest.raises(InputError, match="tokenizer"):

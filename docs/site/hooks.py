@@ -46,6 +46,8 @@ PURPOSES = {
     "dinov2:vits14": "losses and patches of the released models, small network, ours",
     "dinov2:vitb14": "the same with a base network",
     "dinov2:vitl14": "the same with a large network",
+    "distill:vits16": "a small network from a ViT-L, beside SOP; the settings are ours",
+    "distill:imagenette96": "a tiny network on two CPU cores, ten classes of ImageNet at 96 pixels",
     "swin_t14": "the paper's Swin-T with windows of 14 tokens",
     "photos_swin": "a small Swin transformer on windows of the embedded photographs",
     "vits16_ablation": "the setting of SOP's ablations: 300 epochs, two large views",

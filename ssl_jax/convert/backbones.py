@@ -2,6 +2,7 @@
 `api.save` wrote, a run directory."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from ssl_jax import config as config_lib
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, MissingFile, local
 from ssl_jax.convert import own, read, vit_in
 from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
@@ -35,7 +36,7 @@ def register_runs(reader: Callable[[Path], own.Saved]) -> None:
 
 
 def load(path: str | Path, family: str = "") -> Backbone:
-    """Reads a backbone.
+    """Reads a backbone; the last one is kept, as a run asks for it more than once.
 
     Args:
       path: a weight file, a folder of timm's or transformers', a saved network, a run directory or
@@ -44,16 +45,24 @@ def load(path: str | Path, family: str = "") -> Backbone:
         names.
 
     Raises:
-      InputError: nothing there, or nothing that can be read and computed.
+      InputError: nothing that can be read and computed. MissingFile: nothing there.
     """
     read.check_local(path)
     place = local(path)
+    if not place.exists():
+        raise MissingFile(f"no such file or folder: {path}")
+    return _load(place, family, place.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(place: Path, family: str, changed: int) -> Backbone:
+    del changed
     file = read.weight_file(place)
     network = own.read(file) if file else _run_readers[-1](place) if _run_readers else None
     if network is not None:
         return _ours(network, place)
     if not file:
-        raise InputError(f"the folder {path} holds no weight file")
+        raise InputError(f"the folder {place} holds no weight file")
     shape, params, _ = vit_in.load_vit(place, family=family or None)
     return _plain(shape, params)
 

@@ -9,6 +9,7 @@ whose section of the config holds its settings.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from ml_collections import ConfigDict, FrozenConfigDict
 
 from ssl_jax import losses
-from ssl_jax.config import InputError, check_multiple, key, local
+from ssl_jax.config import InputError, MissingFile, check_multiple, key
 from ssl_jax.convert import FAMILIES, backbones
 from ssl_jax.methods import base, cribo, flsl, multicrop, sop, sove, stellar
 from ssl_jax.models import heads, vit, zoo
@@ -71,7 +72,7 @@ def check(config: ConfigDict) -> None:
         OWN[c.method].check(_of_method(config))
     if not c.weight:
         return
-    shape = _shape(config)
+    shape = _shape(config) if c.teacher == RANDOM else _file(c).shape
     if shape.in_channels != m.in_channels:
         raise InputError(
             f"distill.teacher={c.teacher} sees images of {shape.in_channels} channels, the student"
@@ -116,9 +117,12 @@ def make(config: ConfigDict) -> base.Method:
         maps = {name: mapping().init(one) for name, one in zip(weights, keys, strict=True)}
         return {**params, "distill": maps}, carry
 
-    def constants():
-        inner = own.constants()
-        return {base.FROZEN: _weights(config)} | ({} if inner is None else {"own": inner})
+    def frozen(network, inner):
+        return {base.FROZEN: network} | ({} if inner is None else {"own": inner})
+
+    def constant_shapes():
+        network = jax.eval_shape(vit.vit(shape()).init, numerics.key(0))
+        return frozen(network, base.shapes_of_constants(own))
 
     def encode(params, teacher, constants, views, keys, progress):
         images = views["global"].images[:, 0]
@@ -148,10 +152,8 @@ def make(config: ConfigDict) -> base.Method:
             terms = losses.distillation(*pair, cosine=c.cosine, smooth_l1=c.smooth_l1)
             loss = loss + weight * terms["loss"]
             metrics |= {f"distill_{name}_{term}": value for term, value in terms.items()}
-        directions = unit(outputs.teacher[next(iter(weights))].astype(jnp.float32))
-        metrics["distill_teacher_spread"] = base.spread(
-            directions.reshape(-1, directions.shape[-1])
-        )
+        rows = outputs.teacher[next(iter(weights))].astype(jnp.float32)
+        metrics["distill_teacher_spread"] = base.spread(unit(rows.reshape(-1, rows.shape[-1])))
         return loss, base.Output(out.carry, metrics)
 
     def features(params, images, *, constants=None, **options):
@@ -163,8 +165,8 @@ def make(config: ConfigDict) -> base.Method:
         encode=encode,
         objective=objective,
         features=features,
-        constants=constants,
-        constant_shapes=None,
+        constants=lambda: frozen(_weights(config), own.constants()),
+        constant_shapes=constant_shapes,
         teacher_of=lambda params: own.teacher_of(_without_maps(params)),
         health=lambda metrics: own.health(metrics) + _warnings(metrics),
     )
@@ -198,23 +200,27 @@ def _alone(config: ConfigDict) -> base.Method:
 def _file(c: ConfigDict) -> backbones.Backbone:
     """The network that a section `distill` names. Raises InputError."""
     if not c.teacher:
-        raise InputError(
+        raise MissingFile(
             'distill.teacher is ""; give the weights to distil from, --config.distill.teacher=PATH,'
             f' or "{RANDOM}" for an untrained control'
         )
-    place = local(c.teacher)
-    changed = place.stat().st_mtime_ns if place.exists() else None
     try:
-        return _read(c.teacher, c.family, changed)
+        return backbones.load(c.teacher, c.family)
     except InputError as error:
         raise type(error)(f"distill.teacher: {error}") from None
 
 
 def _shape(config: ConfigDict) -> vit.ViTConfig:
-    """Of the frozen network. Raises InputError."""
-    if config.distill.teacher == RANDOM:
+    """Of the frozen network; the assumed one where it is not here. Raises InputError."""
+    c = config.distill
+    if c.teacher == RANDOM:
         return zoo.vit_config(config.model, drop_path=0.0)
-    return _file(config.distill).shape
+    try:
+        return _file(c).shape
+    except MissingFile:
+        size = c.size or 224
+        patch = math.gcd(size, 16) if size % 14 else 14
+        return zoo.vit_config({"size": c.assumed, "patch": patch, "image_size": size})
 
 
 def _weights(config: ConfigDict) -> dict[str, Any]:
@@ -223,12 +229,6 @@ def _weights(config: ConfigDict) -> dict[str, Any]:
         random = jax.random.fold_in(numerics.key(config.seed), _STREAM)
         return jax.jit(vit.vit(_shape(config)).init)(random)
     return _file(config.distill).params
-
-
-@functools.lru_cache(maxsize=1)  # a run asks when it is checked, planned and compiled
-def _read(path: str, family: str, changed: int | None) -> backbones.Backbone:
-    del changed
-    return backbones.load(path, family)
 
 
 def _look(shape, params, images, size: int, grid: tuple[int, int], model: ConfigDict) -> dict:
