@@ -100,8 +100,9 @@ def test_the_teacher_sees_the_view_at_its_own_size_and_patch(tmp_path, size):
     np.testing.assert_allclose(out.teacher["image"], want.cls, atol=2e-4)
     np.testing.assert_allclose(out.teacher["patches"], resize(want.patches, 4), atol=2e-4)
     own = method.features(params, seen)
-    kernel, bias = params["distill"]["patches"]["linear"].values()
-    np.testing.assert_allclose(out.student["patches"], own.patches @ kernel + bias, atol=1e-5)
+    layer = params["distill"]["patches"]["linear"]
+    mapped = own.patches @ layer["kernel"] + layer["bias"]
+    np.testing.assert_allclose(out.student["patches"], mapped, atol=1e-5)
     assert out.student["image"].shape == (4, 32)
 
 
@@ -125,11 +126,11 @@ def test_the_readers_of_init_from(tmp_path):
 
 
 def test_what_cannot_be_a_teacher(tmp_path):
-    grey = dataclasses.replace(networks.PLAIN, in_channels=1)
+    grey = dataclasses.replace(networks.PLAIN, in_channels=1, mean=(0.5,), std=(0.2,))
     shape = jax.eval_shape(vit.vit(grey).init, jax.random.key(0))
     params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shape)
     network = encoder.published(grey, params, "grey", "cls")
-    object.__setattr__(network, "image_token", "cls")
+    network.image_token = "cls"  # which `save` would ask of the network
     ssl_jax.save(network, tmp_path / "grey.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"no weights")
     (tmp_path / "empty").mkdir()
