@@ -17,7 +17,7 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import methods
 from ssl_jax.data.values import check_range
 from ssl_jax.methods import multicrop
-from ssl_jax.methods.base import FROZEN, Features, Method
+from ssl_jax.methods.base import Features, Method, of_network
 from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
 from ssl_jax.ops.arguments import is_concrete
@@ -49,9 +49,8 @@ class Encoder:
         init: Callable | None = None,
         mesh: Mesh | None = None,
     ):
-        if constants and FROZEN in constants:
-            constants = {name: tree for name, tree in constants.items() if name != FROZEN} or None
-        self.config, self.params, self.constants, self.step = config, params, constants, step
+        self.config, self.params, self.step = config, params, step
+        self.constants = of_network(constants)
         self.init, self.mesh = init, mesh
         self._features = bound(config).features if features is None else features
 

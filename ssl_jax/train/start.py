@@ -14,6 +14,7 @@ from ssl_jax import trees
 from ssl_jax.config import InputError, local
 from ssl_jax.convert import fill, own, read, torch_in
 from ssl_jax.convert.weights import Source, Weights
+from ssl_jax.methods import base
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
@@ -64,9 +65,10 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
         return fill.fill(tree, weights, only=config.init_only, model=config.model)
 
     goes_on = fresh.teacher is not None or source.method == config.method
-    student = {**fresh.params, **({"constants": fresh.constants} if fresh.constants else {})}
+    student = {**fresh.params, **_constants(fresh.constants)}
     params, report = filled(student, "student" if goes_on else "teacher")
-    constants = params.pop("constants", fresh.constants)
+    constants = params.pop("constants", None)
+    constants = {**fresh.constants, **constants} if constants else fresh.constants
     reports, teacher = {"init_from": report}, None
     if fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
@@ -130,6 +132,8 @@ def _config(text: str):
 
 
 def _constants(tree) -> dict:
+    """Those that are a part of the network: a frozen teacher stays what the run's config says."""
+    tree = base.of_network(tree)
     return {"constants": tree} if tree else {}
 
 

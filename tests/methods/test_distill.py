@@ -123,6 +123,12 @@ def test_the_readers_of_init_from(tmp_path):
     read = backbones.load(tmp_path / "run")
     assert tiny.identical(read.params, state.teacher["backbone"])
     assert (read.shape.width, read.shape.drop_path, read.shape.mask_token) == (16, 0.0, False)
+    # As the start of a student it leaves the frozen teacher alone.
+    c = tiny.config("distill_alone", model__depth=2, init_from=str(tmp_path / "run"))
+    run = api.prepare(c)
+    started = loop.fresh_state(run)
+    assert tiny.identical(started.constants, run.constants)
+    assert tiny.identical(started.params["backbone"], state.teacher["backbone"])
 
 
 def test_what_cannot_be_a_teacher(tmp_path):
