@@ -102,8 +102,9 @@ def base_config(method: str) -> ConfigDict:
 
 
 def _own_section(method: str) -> dict:
-    """{name: Keys of the method's own section}; {} for the method ""."""
-    return {method: methods.get(method).defaults()} if method else {}
+    """{name: Keys of the method's own section, and of those beside it}; {} for the method ""."""
+    names = (method, *methods.get(method).beside) if method else ()
+    return {name: methods.get(name).defaults() for name in names}
 
 
 def completed(stored: ConfigDict | FrozenConfigDict) -> ConfigDict:

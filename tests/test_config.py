@@ -157,6 +157,15 @@ REFUSED = {
         model.cls=False -> dinov2.global_token
         views.mask_prob=0.0 -> views.mask
     """,
+    "tiny:distill": """
+        distill.teacher=; distill.teacher=no/such.safetensors; distill.size=25; distill.method=dino
+        distill.family=dino3; distill.own_weight=-1.0; views.global_count=1
+        distill.weight=0.0 distill.own_weight=0.0
+        distill.image_weight=0.0 distill.patch_weight=0.0
+        distill.cosine=0.0 distill.smooth_l1=0.0
+        sop.cls.memory=11
+        distill.method=flsl -> views.mask
+    """,
     "tiny:finetune": """
         finetune.repeats=5; finetune.classes=1; finetune.smoothing=1.0
         finetune.randaugment.count=1; model.cls=False; optim.batch_size=7; views.global_count=2
@@ -256,6 +265,10 @@ ACCEPTED = {
     "evals:rank": "evals.rank.data.kind=photo_collages",
     "evals:dense": """
         evals.dense.data.kind=folder evals.dense.data.dir=d evals.dense.data.class_map=((0,0),(9,1))
+    """,
+    "tiny:distill": """
+        distill.weight=0.0 distill.teacher= distill.image_weight=0.0 distill.patch_weight=0.0
+        distill.own_weight=0.0 views.mask=none views.global_count=1
     """,
     "tiny:ibot": """
         views.mask=none ibot.patch.weight=0.0

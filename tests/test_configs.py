@@ -46,12 +46,18 @@ def load(name: str, variant: str):
 
 def supplied(config):
     """The config with what its user has to bring: STELLAR's published runs rebuild codes of a
-    tokenizer whose weights must be fetched, DINOv3's later stages start from the one before.
+    tokenizer whose weights must be fetched, DINOv3's later stages start from the one before, and
+    distillation has a teacher.
     """
     if config.gram.weight:
         with pytest.raises(InputError, match="init_from"):
             settings.validate(config, num_devices=8)
         config.init_from = "runs/stage"
+    if config.method == "distill":
+        with pytest.raises(InputError, match="distill.teacher"):
+            methods.get("distill").check(config)
+        config.distill.teacher = "random"
+        config.distill.size = 2 * config.model.patch
     stellar = config.get("stellar")
     if stellar and stellar.target == "vq" and stellar.weights.reconstruction > 0:
         with pytest.raises(InputError, match="tokenizer"):

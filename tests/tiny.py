@@ -24,6 +24,12 @@ _CHANGES = {
         optim.clip_by=global .head_hidden=32 .cls.bottleneck=16 .cls.prototypes=24
         .patch.bottleneck=12 .patch.prototypes=20 .teacher_temperature_epochs=2.0
     """,
+    "distill": """
+        views.mask=block views.mask_ratio=(0.3,0.3) views.mask_prob=1.0 .teacher=random .size=24
+        sop.head_hidden=32 sop.head_out=16 sop.teacher_temperature_epochs=2.0 sop.cls.anchors=12
+        sop.cls.members=3 sop.cls.tasks=2 sop.cls.memory=40 sop.patch.anchors=8 sop.patch.members=2
+        sop.patch.tasks=1 sop.patch.memory=20
+    """,
     "finetune": """
         data.kind=photos views.global_count=1 views.local_count=0 .classes=17 .init_scale=1.0
         .layer_decay=0.75 .randaugment.count=0
@@ -75,6 +81,7 @@ VARIANTS = {
         dinov2 .centering=ema gram.weight=2.0 gram.rise=(0,6) gram.first_update=2 gram.every=3
         gram.updates=2 gram.size=24
     """,
+    "distill_alone": "distill .own_weight=0.0 views.mask=none",
     "finetune_host": """
         finetune .randaugment.count=2 .repeats=3 .hidden=32 .norm=True .average=False
         .global_token=mean

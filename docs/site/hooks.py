@@ -50,6 +50,8 @@ PURPOSES = {
     "dinov3:vitl16_pretrain": "the first stage of DINOv3's largest network, with a ViT-L",
     "dinov3:vitl16_gram": "the second: with Gram anchoring, from weights of the first",
     "dinov3:vitl16_highres": "the third: larger crops, from weights of the second",
+    "distill:vits16": "a small network from a ViT-L, beside SOP; the settings are ours",
+    "distill:imagenette96": "a tiny network on two CPU cores, ten classes of ImageNet at 96 pixels",
     "swin_t14": "the paper's Swin-T with windows of 14 tokens",
     "photos_swin": "a small Swin transformer on windows of the embedded photographs",
     "vits16_ablation": "the setting of SOP's ablations: 300 epochs, two large views",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ssl_jax.losses.bootstrapping import cribo_images, cribo_objects
 from ssl_jax.losses.dino import dino
 from ssl_jax.losses.dinov2 import batch_koleo, dinov2
+from ssl_jax.losses.distillation import distillation
 from ssl_jax.losses.flsl import batch_softmax, flsl
 from ssl_jax.losses.gram import gram
 from ssl_jax.losses.ibot import ibot, ibot_patch
@@ -39,6 +40,7 @@ __all__ = [
     "dice",
     "dino",
     "dinov2",
+    "distillation",
     "flsl",
     "gram",
     "ibot",
@@ -55,6 +57,7 @@ __all__ = [
 # Methods without a loss of their name: what they have instead.
 _INSTEAD = {
     "cribo": "cribo_images and cribo_objects",
+    "distill": "distillation",
     "massl": "sop, with one member for each anchor and all weights 1",
     "sove": "sop and sop_patch",
 }

@@ -12,6 +12,7 @@ from ssl_jax.methods import (
     cribo,
     dino,
     dinov2,
+    distill,
     finetune,
     flsl,
     ibot,
@@ -38,23 +39,27 @@ class Definition(NamedTuple):
     make(config) -> Method: binds networks and settings of a resolved config.
     defaults() -> dict of `config.Key`: the section of the config under the method's name.
     check(config): refuses impossible settings (InputError); the config is not resolved yet.
+    beside: further methods whose sections the config has.
     """
 
     make: Callable
     defaults: Callable
     check: Callable
+    beside: tuple[str, ...] = ()
 
 
 METHODS: dict[str, Definition] = {}
 
 
-def register(name: str, make: Callable, defaults: Callable, check: Callable) -> None:
+def register(
+    name: str, make: Callable, defaults: Callable, check: Callable, beside: tuple[str, ...] = ()
+) -> None:
     """Adds a method under `name`; see `Definition`.
 
     A module outside the package calls this when it is imported; `--import=my.module` has it
     imported, and is kept in the checkpoint. Registering a name again replaces it.
     """
-    METHODS[name] = Definition(make, defaults, check)
+    METHODS[name] = Definition(make, defaults, check, beside)
 
 
 def get(name: str) -> Definition:
@@ -83,6 +88,7 @@ def make(config: ConfigDict) -> Method:
 for _module in (cribo, dino, dinov2, finetune, flsl, ibot, mae, massl, sop, sove, stellar):
     _name = _module.__name__.rpartition(".")[2]
     register(_name, _module.make, _module.defaults, _module.check)
+register("distill", distill.make, distill.defaults, distill.check, beside=tuple(distill.OWN))
 
 __all__ = [
     "METHODS",

@@ -16,8 +16,8 @@ from ml_collections import FrozenConfigDict
 
 from ssl_jax import methods
 from ssl_jax.data.values import check_range
-from ssl_jax.methods import gram, multicrop
-from ssl_jax.methods.base import Features, Method
+from ssl_jax.methods import multicrop
+from ssl_jax.methods.base import Features, Method, of_network
 from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
 from ssl_jax.ops.arguments import is_concrete
@@ -30,7 +30,8 @@ class Encoder:
 
     config: the resolved config of the run the weights are of.
     params: the teacher's tree where the run has one, else the student's.
-    constants: the method's frozen arrays, or None; some extras need them.
+    constants: the method's frozen arrays, or None; some extras need them. A frozen teacher is
+      dropped.
     step: of the run at which the weights were saved, or None; for people.
     features: `Method.features` of the network; None: those of the config's method.
     init: key -> weights of the untrained network; None: those of the config's method.
@@ -49,7 +50,7 @@ class Encoder:
         mesh: Mesh | None = None,
     ):
         self.config, self.params, self.step = config, params, step
-        self.constants = gram.dropped(constants)
+        self.constants = of_network(constants)
         self.init, self.mesh = init, mesh
         self._features = bound(config).features if features is None else features
 

@@ -22,7 +22,7 @@ from ssl_jax.losses.gram import MOST_ROWS
 from ssl_jax.methods import base, multicrop
 from ssl_jax.models.position import resize_matrix
 
-NAME = "gram"  # of the section, of the weights among the constants, and of the group of views
+NAME = "gram"  # of the section, and of the group of views
 METHODS = ("cribo", "dinov2", "flsl", "ibot", "massl", "sop", "sove")
 
 
@@ -148,7 +148,7 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
     def encode(params, teacher, constants, views, keys, progress):
         outputs, (student, clean) = method.encode(params, teacher, constants, views, keys, progress)
         if frozen:
-            clean = multicrop.encode(encoder, constants[NAME], views[NAME]).patches
+            clean = multicrop.encode(encoder, constants[base.FROZEN], views[NAME]).patches
         elif clean is None:
             clean = multicrop.encode(encoder, teacher["backbone"], views[group]).patches
         return Outputs(outputs, Patches(student, reduced(clean, student.shape[-2])))
@@ -162,14 +162,14 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
         return loss + factor * term, out._replace(metrics=metrics)
 
     def freeze(constants, teacher, done):
-        if NAME not in (constants or {}):  # at the start
-            return {**(constants or {}), NAME: jax.tree.map(jnp.copy, teacher["backbone"])}
+        if base.FROZEN not in (constants or {}):  # at the start
+            return {**(constants or {}), base.FROZEN: jax.tree.map(jnp.copy, teacher["backbone"])}
         if not c.every:
             return constants
         number = done // c.every - math.ceil(max(c.first_update, 1) / c.every)  # of the update
         due = (done % c.every == 0) & (number >= 0) & (number < (c.updates or done))
-        new = jax.lax.cond(due, lambda: teacher["backbone"], lambda: constants[NAME])
-        return {**constants, NAME: new}
+        new = jax.lax.cond(due, lambda: teacher["backbone"], lambda: constants[base.FROZEN])
+        return {**constants, base.FROZEN: new}
 
     if not frozen:
         return method._replace(encode=encode, objective=objective)
@@ -204,10 +204,3 @@ def reduced(patches: jax.Array, count: int) -> jax.Array:
     exact = jax.lax.Precision.HIGHEST
     grid = jnp.einsum("hr,wc,...rcd->...hwd", matrix, matrix, grid, precision=exact)
     return grid.reshape(*patches.shape[:-2], count, -1)
-
-
-def dropped(constants: Any) -> Any:
-    """The constants without the Gram teacher, which only training needs."""
-    if not isinstance(constants, dict) or NAME not in constants:
-        return constants
-    return {name: tree for name, tree in constants.items() if name != NAME} or None

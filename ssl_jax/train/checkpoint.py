@@ -18,6 +18,7 @@ import orbax.checkpoint as ocp
 
 from ssl_jax import trees
 from ssl_jax.config import InputError, absolute, free_on_resume, key
+from ssl_jax.convert import backbones, own
 from ssl_jax.train import checksums, damage, disk
 from ssl_jax.train.damage import Damaged as Damaged
 from ssl_jax.train.state import TrainState
@@ -335,6 +336,22 @@ def newest(path: str | Path, work: Callable[[Checkpoints, int], T]) -> T:
         raise AssertionError("unreachable")
     finally:
         saved.close()
+
+
+def evaluated(path: str | Path) -> own.Saved:
+    """The network that is evaluated of a run directory, the teacher where there is one, in the
+    machine's memory. Raises as `newest` does."""
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+    def network(saved, step):
+        trees = saved.read(step, _NETWORKS, lambda shape: here)
+        params = trees["params"] if trees["teacher"] is None else trees["teacher"]
+        return own.Saved(saved.meta(step)["config"], params, None, {"step": step})
+
+    return newest(path, network)
+
+
+backbones.register_runs(evaluated)
 
 
 def abstract(state: TrainState, shardings: Any) -> TrainState:

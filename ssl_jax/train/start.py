@@ -16,7 +16,7 @@ from ssl_jax import trees
 from ssl_jax.config import InputError, local
 from ssl_jax.convert import fill, own, read, torch_in, vit_in
 from ssl_jax.convert.weights import Source, Weights, brief
-from ssl_jax.methods import gram
+from ssl_jax.methods import base
 from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
@@ -122,12 +122,11 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
             weights = _with_first_layer(tree, weights)
         return fill.fill(tree, weights, only=config.init_only, model=config.model)
 
-    constants = gram.dropped(fresh.constants)  # the Gram teacher is the new run's: `anchored`
     goes_on = fresh.teacher is not None or source.method == config.method
-    student = {**fresh.params, **({"constants": constants} if constants else {})}
+    student = {**fresh.params, **_constants(fresh.constants)}
     params, report = filled(student, "student" if goes_on else "teacher")
-    taken = params.pop("constants", None)
-    constants = fresh.constants if taken is None else {**fresh.constants, **taken}
+    constants = params.pop("constants", None)
+    constants = {**fresh.constants, **constants} if constants else fresh.constants
     reports, teacher = {"init_from": report}, None
     if fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
@@ -149,9 +148,9 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
 
     Raises InputError as `start_from`, and for a file that lacks a part of the encoder.
     """
-    if gram.NAME not in (state.constants or {}):
+    if not config.gram.weight or base.FROZEN not in (state.constants or {}):
         return state
-    encoder, old = {"backbone": state.teacher["backbone"]}, state.constants[gram.NAME]
+    encoder, old = {"backbone": state.teacher["backbone"]}, state.constants[base.FROZEN]
     if path := config.gram.file:
         weights = _source(path, jax.tree.leaves(old)[0].sharding.mesh).tree("teacher")
         encoder, report = fill.fill(encoder, weights, only="backbone", model=config.model)
@@ -161,7 +160,7 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
             )
         if jax.process_index() == 0:
             print(f"gram.file: {report}", flush=True)
-    constants = {**state.constants, gram.NAME: _placed(encoder["backbone"], old)}
+    constants = {**state.constants, base.FROZEN: _placed(encoder["backbone"], old)}
     return state._replace(constants=constants)
 
 
@@ -213,7 +212,8 @@ def _config(text: str):
 
 
 def _constants(tree) -> dict:
-    tree = gram.dropped(tree)
+    """Those that are a part of the network: a frozen teacher stays what the run's config says."""
+    tree = base.of_network(tree)
     return {"constants": tree} if tree else {}
 
 

@@ -211,6 +211,11 @@ def gram(seed, scale, batch=2, patches=4, width=5):
     return {who: draw(batch, 2, patches, width) for who in WHO}
 
 
+def distillation(seed, scale, batch=3):
+    _, draw = drawer(seed, scale)
+    return {who: draw(batch, 2, 6) for who in WHO}
+
+
 def mae(seed, scale, batch=3, share=0.7):
     rng, draw = drawer(seed, scale)
     x = {"predicted": draw(batch, 6, 12), "pixels": draw(batch, 6, 12)}
@@ -438,6 +443,10 @@ CASES = {
         | {f"{over} {negatives}": ({}, {"over": over, "negatives": negatives})
            for over in ("image", "batch") for negatives in ("keep", "remove", "remove_teacher")},
         values=(2e-6, 2e-6)),
+    "distillation": Case(
+        distillation, losses.distillation, reference.distillation, student=("student",),
+        settings={"cosine": 0.9, "smooth_l1": 0.3}, axes=dict.fromkeys(WHO, 0),
+        variants=plain(one={"batch": 1})),
     "mae": Case(
         mae, losses.mae, reference.mae, student=("predicted",), relative=1e-4,
         settings={"normalize_pixels": True}, axes=dict.fromkeys(("predicted", "pixels", "mask"), 0),

@@ -389,6 +389,19 @@ def mae(predicted, pixels, mask, normalize_pixels):
     return terms, {"predicted": gradient}
 
 
+def distillation(student, teacher, cosine, smooth_l1):
+    """Vector by vector."""
+    similarity, smooth = [], []
+    for s, t in zip(student.reshape(-1, 6), teacher.reshape(-1, 6)):
+        z = (t - t.mean()) / np.sqrt(((t - t.mean()) ** 2).mean() + 1e-6)
+        norms = np.linalg.norm(s) * np.linalg.norm(z)
+        similarity.append(s @ z / norms if norms else 0.0)
+        smooth.append(np.mean([x**2 / 2 if x < 1 else x - 0.5 for x in abs(s - z)]))
+    terms = {"cosine": np.mean(similarity), "smooth_l1": np.mean(smooth)}
+    loss = cosine * (1 - terms["cosine"]) + smooth_l1 * terms["smooth_l1"]
+    return {"loss": loss, **terms}
+
+
 # STELLAR, eq. 3 to 6
 
 

@@ -100,13 +100,13 @@ def test_updates_and_weight_are_as_published():
     within 1,000 steps."""
     numbers = dict(every=10_000, first_update=1_010_000, updates=3, rise=(1_000_000, 1_001_000))
     _, method = made("sop", weight=2.0, **numbers)
-    old, new = {"gram": jnp.zeros(())}, {"backbone": jnp.ones(())}
+    old, new = {base.FROZEN: jnp.zeros(())}, {"backbone": jnp.ones(())}
     freeze = jax.jit(method.freeze)
-    updated = [n for n in range(990_000, 1_080_000, 2_500) if freeze(old, new, n)["gram"] == 1]
+    updated = [n for n in range(990_000, 1_080_000, 2_500) if freeze(old, new, n)[base.FROZEN] == 1]
     assert updated == [1_010_000, 1_020_000, 1_030_000]
     for begun, done in ((0, 1), (1, 10**6)):  # without a first step and a limit
         _, always = made("sop", weight=1.0, every=begun + 1)
-        assert always.freeze(old, new, done)["gram"] == 1
+        assert always.freeze(old, new, done)[base.FROZEN] == 1
     c, _ = made("sop", weight=2.0, every=1, rise=(1_000_000, 1_001_000))
     steps = jnp.array([0, 1_000_000, 1_000_500, 1_000_999, 2_000_000])
     close(gram.weight(c.gram, steps), np.array([0, 0, 1 + np.sin(np.pi / 1998), 2, 2]))

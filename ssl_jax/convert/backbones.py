@@ -1,0 +1,88 @@
+"""The vision transformer alone of whatever `init_from` takes: published weights, a network that
+`api.save` wrote, a run directory."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ssl_jax import config as config_lib
+from ssl_jax.config import InputError, MissingFile, local
+from ssl_jax.convert import own, read, vit_in
+from ssl_jax.models import vit, zoo
+from ssl_jax.ops import numerics
+
+
+class Backbone(NamedTuple):
+    """A network without drop-path and mask vector. shape: its config. params: of
+    `models.vit.vit(shape)`, NumPy float32."""
+
+    shape: vit.ViTConfig
+    params: dict[str, Any]
+
+
+_KEYS = zoo.defaults()
+_run_readers: list[Callable[[Path], own.Saved]] = []
+
+
+def register_runs(reader: Callable[[Path], own.Saved]) -> None:
+    """Adds what reads run directories: path -> the network that is evaluated there. The module
+    that knows their checkpoints calls this when it is imported."""
+    _run_readers.append(reader)
+
+
+def load(path: str | Path, family: str = "") -> Backbone:
+    """Reads a backbone; the last one is kept, as a run asks for it more than once.
+
+    Args:
+      path: a weight file, a folder of timm's or transformers', a saved network, a run directory or
+        one step's folder.
+      family: of published weights whose names several families share, see `load_vit`; "": by the
+        names.
+
+    Raises:
+      InputError: nothing that can be read and computed. MissingFile: nothing there.
+    """
+    read.check_local(path)
+    place = local(path)
+    if not place.exists():
+        raise MissingFile(f"no such file or folder: {path}")
+    return _load(place, family, place.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(place: Path, family: str, changed: int) -> Backbone:
+    del changed
+    file = read.weight_file(place)
+    network = own.read(file) if file else _run_readers[-1](place) if _run_readers else None
+    if network is not None:
+        return _ours(network, place)
+    if not file:
+        raise InputError(f"the folder {place} holds no weight file")
+    shape, params, _ = vit_in.load_vit(place, family=family or None)
+    return _plain(shape, params)
+
+
+def _ours(network: own.Saved, path: Path) -> Backbone:
+    stored = config_lib.from_json(network.config)
+    try:
+        section = {name: stored.model.get(name, key.default) for name, key in _KEYS.items()}
+        backbone = network.params.get("backbone", network.params)
+        shape = zoo.vit_config(section | {"size": "custom"})
+        loaded = _plain(shape, own.wide(backbone))
+        expected = jax.eval_shape(vit.vit(loaded.shape).init, numerics.key(0))
+        if jax.tree.map(np.shape, loaded.params) != jax.tree.map(lambda x: x.shape, expected):
+            raise InputError("weights of another shape")
+    except (AttributeError, TypeError, ValueError, InputError) as error:
+        raise InputError(f"{path} holds no vision transformer of its config: {error}") from error
+    return loaded
+
+
+def _plain(shape, params) -> Backbone:
+    shape = dataclasses.replace(shape, drop_path=0.0, mask_token=False)
+    kept = {name: tree for name, tree in params.items() if name != "mask_token"}
+    return Backbone(shape, jax.tree.map(lambda x: np.asarray(x, np.float32), kept))
