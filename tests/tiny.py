@@ -79,7 +79,8 @@ VARIANTS = {
     """,
     "dinov2_gram": """
         dinov2 .centering=ema gram.weight=2.0 gram.rise=(0,6) gram.first_update=2 gram.every=3
-        gram.updates=2 gram.size=24
+        gram.updates=2 gram.size=24 model.position=rope model.rope_rescale=2.0 model.mlp=swiglu
+        model.qkv_bias=qv model.registers=2
     """,
     "distill_alone": "distill .own_weight=0.0 views.mask=none",
     "finetune_host": """

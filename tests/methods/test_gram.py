@@ -132,7 +132,7 @@ def test_what_the_gram_teacher_starts_from(tmp_path, capsys):
     """A file or the run's weights, in buffers of its own; never another run's Gram teacher."""
     changes = {"model__depth": 1, "gram__weight": 1.0, "gram__every": 5}
     first = loop.fresh_state(api.prepare(tiny.config("sop", seed=3, **changes)))
-    assert tiny.identical(first.constants["gram"], first.teacher["backbone"])
+    assert tiny.identical(first.constants[base.FROZEN], first.teacher["backbone"])
     c = tiny.resolved(tiny.config("sop", seed=3, **changes))
     teacher = methods.make(c).init(numerics.key(7))[0]
     encoder = api.Encoder(c, teacher, first.constants)
@@ -141,11 +141,11 @@ def test_what_the_gram_teacher_starts_from(tmp_path, capsys):
     path = str(tmp_path / "other.npz")
     state = loop.fresh_state(api.prepare(tiny.config("sop", **changes, gram__file=path)))
     other = gram_of(teacher)
-    assert tiny.identical(state.constants["gram"], other)
+    assert tiny.identical(state.constants[base.FROZEN], other)
     assert not tiny.identical(state.teacher["backbone"], other)
     assert "gram.file: " in capsys.readouterr().out
     state = loop.fresh_state(api.prepare(tiny.config("sop", **changes, init_from=path)))
-    assert tiny.identical(state.constants["gram"], other)
+    assert tiny.identical(state.constants[base.FROZEN], other)
     assert tiny.identical(state.teacher["backbone"], other)
     leaves = jax.tree.leaves((state.params, state.teacher, state.constants))
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
