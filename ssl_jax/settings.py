@@ -21,7 +21,7 @@ from ssl_jax.config import COMPUTED, OPEN, InputError, Key, key, unknown
 from ssl_jax.data import source
 from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
-from ssl_jax.train import checkpoint, log, optim_settings, schedule, trackers
+from ssl_jax.train import checkpoint, log, optim_settings, schedule, start, trackers
 from ssl_jax.views import loader
 from ssl_jax.views import section as views
 
@@ -46,6 +46,13 @@ def sections() -> dict:
             'load only the weights below this path of the parameters ("backbone"); empty = all that'
             " match",
             acts="",
+        ),
+        init_channels=key(
+            "mean",
+            "how a patch embedding of 3 channels in init_from starts one of model.in_channels = C:"
+            ' each channel\'s weights are 3 / C times the "mean" of the three, or the three in turn'
+            ' ("repeat")',
+            choices=start.CHANNELS,
         ),
         imports=key(
             (),

@@ -139,9 +139,10 @@ def resize_square(pixels: np.ndarray, size: int) -> np.ndarray:
     a = -0.5) of an image, the nearest of class numbers.
 
     Args:
-      pixels: uint8, an image [H,W,3] or class numbers [H,W]. size: side of the result in pixels.
+      pixels: an image [H,W,C], uint8 or float32 in [0, 1], or class numbers uint8 [H,W].
+      size: side of the result in pixels.
     Returns:
-      uint8 [size,size,3] or [size,size].
+      [size,size,C] or [size,size], of the same type.
     """
     if pixels.shape[:2] == (size, size):
         return pixels
@@ -154,8 +155,29 @@ def resize(
 ) -> np.ndarray:
     """To (height, width), as `resize_square` does it; box: (left, upper, right, lower) of the part
     that is taken, None = all."""
-    filter = Image.Resampling.BICUBIC if pixels.ndim == 3 else Image.Resampling.NEAREST
-    return np.asarray(Image.fromarray(pixels).resize(size[::-1], filter, box=box))
+    if pixels.ndim == 3:
+        return resampled(planes(pixels), size, box)
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.NEAREST, box=box))
+
+
+def planes(image: np.ndarray) -> list[Image.Image]:
+    """An image [H,W,C], uint8 or float32, as Pillow has them: RGB, or one for each channel."""
+    if image.shape[2] == 3 and image.dtype == np.uint8:
+        return [Image.fromarray(image)]
+    return [Image.fromarray(np.ascontiguousarray(image[..., i])) for i in range(image.shape[2])]
+
+
+def resampled(
+    parts: list[Image.Image],
+    size: tuple[int, int],
+    box: tuple[float, float, float, float] | None = None,
+) -> np.ndarray:
+    """`resize` of an image from its `planes`; floats stay in [0, 1]."""
+    arrays = [np.asarray(x.resize(size[::-1], Image.Resampling.BICUBIC, box=box)) for x in parts]
+    if arrays[0].ndim == 3:
+        return arrays[0]
+    pixels = np.stack(arrays, axis=-1)
+    return pixels if pixels.dtype == np.uint8 else np.clip(pixels, 0, 1)
 
 
 def central_square(height: int, width: int) -> tuple[float, float, float]:
@@ -171,19 +193,20 @@ def _decode(data, name, convert: Callable[[Any], Any], max_pixels: int, short_si
             data = reading.read_bytes(data, most_bytes(max_pixels))
         if not data:
             raise OSError("the file is empty")
-        _check_pixels(_webp_shape(data), max_pixels)
+        check_pixels(_webp_shape(data), max_pixels)
         _raise_limit(max_pixels)
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            _check_pixels((image.height, image.width), max_pixels)
+            check_pixels((image.height, image.width), max_pixels)
             if short_side:
                 image.draft(None, (short_side, short_side))  # does nothing but for a JPEG
             return convert(image)
     # Broken files raise OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
     except Exception as error:
-        raise Unreadable(name, _reason(error)) from error
+        raise Unreadable(name, _reason(error, data)) from error
 
 
-def _check_pixels(shape, max_pixels):
+def check_pixels(shape: tuple[int, int], max_pixels: int) -> None:
+    """Refuses an image (H, W) of more pixels; 0 = no limit. Raises ValueError."""
     height, width = shape
     if max_pixels and height * width > max_pixels:
         raise ValueError(f"{width}x{height} pixels, more than data.max_pixels={max_pixels}")
@@ -212,9 +235,11 @@ def _raise_limit(max_pixels):
         Image.MAX_IMAGE_PIXELS = max_pixels or None
 
 
-def _reason(error):
+def _reason(error, data):
     """One line without the memory address that Pillow prints."""
     if isinstance(error, Image.UnidentifiedImageError):
+        if data[:4] in (b"II*\0", b"MM\0*"):
+            return "not a TIFF that Pillow reads; if it has other channels, set data.channels"
         return "not an image of a known format"
     if isinstance(error, FileNotFoundError):
         return "no such file"

@@ -22,6 +22,10 @@ from ssl_jax.train.state import TrainState
 _MODEL = ("heads", "stem", "gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
 
 
+CHANNELS = ("mean", "repeat")  # of init_channels
+# The layers that see channels: [side^2 * channels, d], the channel last in a row.
+_FIRST = ("backbone/patch/kernel", "backbone/patch/convs/0/kernel")
+
 # The first layer of a projection head, and where a classifier has it (methods.finetune).
 _FIRST_LAYER = {"hidden/linear/": "head/mlp/0/"}
 
@@ -32,6 +36,9 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
     Only parameters, teacher and constants are replaced: optimizer, memories, centers, keys and the
     step are those of a new run. Constants go with the student, for which they were made.
+
+    A patch embedding of 3 channels becomes one of `config.model.in_channels`, as
+    `config.init_channels` says, so that an image of equal channels gives what a gray one did.
 
     Where the source has a student and a teacher, each goes to its own. If it has one of them, both
     start from it. If this run has no teacher, it starts from the source's teacher, the network that
@@ -59,6 +66,7 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
     def filled(tree, part):
         weights = source.tree("teacher" if evaluated else part)
+        weights = _for_channels(tree, weights, config)
         if not config.init_only:
             weights = _with_first_layer(tree, weights)
         return fill.fill(tree, weights, only=config.init_only, model=config.model)
@@ -141,6 +149,27 @@ def _source_of(path: Path, title: str, config, parts: dict) -> Source:
         return Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
 
     return Source("", config.method, {part: weights(tree) for part, tree in parts.items()})
+
+
+def _for_channels(tree, weights: Weights, config) -> Weights:
+    """The weights with a patch embedding for the channels of the network, if theirs is of 3. Images
+    are normalised as the config says."""
+    channels, shapes = config.model.in_channels, trees.flatten(tree)
+    arrays, model, note = dict(weights.arrays), dict(weights.model), weights.note
+    for path in set(_FIRST) & shapes.keys() & arrays.keys():
+        rows = shapes[path].shape[0] // channels
+        if channels == 3 or len(arrays[path]) != 3 * rows:
+            continue
+        kernel = np.asarray(arrays[path], np.float32).reshape(rows, 3, -1)
+        if config.init_channels == "mean":
+            wide = np.repeat(kernel.mean(axis=1, keepdims=True), channels, axis=1)
+        else:
+            wide = kernel[:, np.arange(channels) % 3]
+        arrays[path] = (wide * np.float32(3 / channels)).reshape(rows * channels, -1)
+        model |= {name: config.model[name] for name in ("mean", "std")}
+        how = f"patch embedding of 3 channels made one of {channels} ({config.init_channels})"
+        note = f"{note}; {how}" if note else how
+    return weights._replace(arrays=arrays, model=model, note=note)
 
 
 def _with_first_layer(tree, weights: Weights) -> Weights:
