@@ -47,13 +47,7 @@ def sections() -> dict:
             " match",
             acts="",
         ),
-        init_channels=key(
-            "mean",
-            "how a patch embedding of 3 channels in init_from starts one of model.in_channels = C:"
-            ' each channel\'s weights are 3 / C times the "mean" of the three, or the three in turn'
-            ' ("repeat")',
-            choices=start.CHANNELS,
-        ),
+        init_channels=start.CHANNELS,
         imports=key(
             (),
             "modules imported first, which register your own methods (--import)",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ssl_jax.config import InputError, reading, reason
+from ssl_jax.config import InputError, Key, key, reading, reason
 from ssl_jax.data.decode import MAX_PIXELS, Unreadable, check_pixels, most_bytes
 
 EXTENSIONS = (".npy", ".tif", ".tiff")
@@ -38,6 +38,25 @@ class Content(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     array: Callable[[], np.ndarray]
+
+
+def keys() -> dict[str, Key]:
+    """The keys of a section `data` that declare it."""
+    return dict(
+        channels=key(
+            0,
+            "of TIFF and .npy files, read as arrays [H, W, C] or [C, H, W]; of the images that a"
+            " function of yours returns; 0 = RGB of 8 bits",
+            "channels",
+            least=0,
+            most=1024,
+        ),
+        range=key(
+            (),
+            "(low, high), the numbers in TIFF and .npy files that become 0 and 1; () = 8 bits",
+            element=0.5,
+        ),
+    )
 
 
 def of_section(section: Any) -> Bands | None:

@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.config import reading, reason
+from ssl_jax.data import planes
 from ssl_jax.data.orientation import SIDEWAYS, orientation, turned, upright
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
@@ -156,28 +157,8 @@ def resize(
     """To (height, width), as `resize_square` does it; box: (left, upper, right, lower) of the part
     that is taken, None = all."""
     if pixels.ndim == 3:
-        return resampled(planes(pixels), size, box)
+        return planes.resampled(planes.split(pixels), size, box)
     return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.NEAREST, box=box))
-
-
-def planes(image: np.ndarray) -> list[Image.Image]:
-    """An image [H,W,C], uint8 or float32, as Pillow has them: RGB, or one for each channel."""
-    if image.shape[2] == 3 and image.dtype == np.uint8:
-        return [Image.fromarray(image)]
-    return [Image.fromarray(np.ascontiguousarray(image[..., i])) for i in range(image.shape[2])]
-
-
-def resampled(
-    parts: list[Image.Image],
-    size: tuple[int, int],
-    box: tuple[float, float, float, float] | None = None,
-) -> np.ndarray:
-    """`resize` of an image from its `planes`; floats stay in [0, 1]."""
-    arrays = [np.asarray(x.resize(size[::-1], Image.Resampling.BICUBIC, box=box)) for x in parts]
-    if arrays[0].ndim == 3:
-        return arrays[0]
-    pixels = np.stack(arrays, axis=-1)
-    return pixels if pixels.dtype == np.uint8 else np.clip(pixels, 0, 1)
 
 
 def central_square(height: int, width: int) -> tuple[float, float, float]:

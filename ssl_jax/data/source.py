@@ -48,7 +48,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import classes, decode, embedded, folder, kinds, listing, python, subset
+from ssl_jax.data import bands, classes, decode, embedded, folder, kinds, listing, python, subset
 from ssl_jax.data.base import Source, adopt
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.stored import Stored
@@ -165,19 +165,7 @@ def defaults() -> dict:
             above=0,
             most=2**31 - 1,
         ),
-        channels=key(
-            0,
-            "of TIFF and .npy files, read as arrays [H, W, C] or [C, H, W]; of the images that a"
-            " function of yours returns; 0 = RGB of 8 bits",
-            "channels",
-            least=0,
-            most=1024,
-        ),
-        range=key(
-            (),
-            "(low, high), the numbers in TIFF and .npy files that become 0 and 1; () = 8 bits",
-            element=0.5,
-        ),
+        **bands.keys(),
         size=key(
             0,
             "shorter side resized to this, then a square centre crop; 0 = as stored; "

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import trees
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, key, local
 from ssl_jax.convert import fill, own, read, torch_in
 from ssl_jax.convert.weights import Source, Weights
 from ssl_jax.runtime import sharding
@@ -22,7 +22,13 @@ from ssl_jax.train.state import TrainState
 _MODEL = ("heads", "stem", "gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
 
 
-CHANNELS = ("mean", "repeat")  # of init_channels
+CHANNELS = key(
+    "mean",
+    "how a patch embedding of 3 channels in init_from starts one of model.in_channels = C: the"
+    ' weights of each are 3 / C times the "mean" of the three, or times the three in turn'
+    ' ("repeat")',
+    choices=("mean", "repeat"),
+)
 # The layers that see channels: [side^2 * channels, d], the channel last in a row.
 _FIRST = ("backbone/patch/kernel", "backbone/patch/convs/0/kernel")
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ssl_jax.config import InputError
-from ssl_jax.data import decode
+from ssl_jax.data import planes
 
 
 def crop_host(image: np.ndarray, box: ArrayLike, size: int, flip: bool) -> np.ndarray:
@@ -51,7 +51,7 @@ def crops_host(
             ' data.crop_on="device"'
         )
     height, width = image.shape[:2]
-    planes, channels = decode.planes(image), image.shape[2]
+    parts, channels = planes.split(image), image.shape[2]
     out = np.empty((len(boxes), size, size, channels), image.dtype)
     for view, (y, x, h, w), flip in zip(out, boxes.tolist(), flips.tolist(), strict=True):
         # A composed float32 box may stick out by a rounding error, which Pillow refuses.
@@ -63,7 +63,7 @@ def crops_host(
             pixels = cv2.resize(part, (size, size), interpolation=cv2.INTER_AREA)
             pixels = pixels.reshape(size, size, channels)  # OpenCV drops the axis of one channel
         else:
-            pixels = decode.resampled(planes, (size, size), box)
+            pixels = planes.resampled(parts, (size, size), box)
         view[:] = pixels[:, ::-1] if flip else pixels
     return out
 
