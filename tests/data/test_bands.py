@@ -148,3 +148,5 @@ def test_channels_are_resized_as_colours_are():
     assert five.shape == (7, 9, 5)
     np.testing.assert_array_equal(five[..., 1:4], rgb)
     assert decode.resize(image[..., :1], (7, 9)).shape == (7, 9, 1)
+    edges = decode.resize((image[..., :2] > 127).astype(np.float32), (48, 80))  # which overshoot
+    assert (edges.min(), edges.max()) == (0, 1)
