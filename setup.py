@@ -43,6 +43,7 @@ TRAIN = [  # networks, data, training, evaluation, the command line: all but ops
     "scikit-learn>=1.6",  # two more
     "scipy>=1.14",  # `stability` matches sets with it
     "tensorflow-datasets>=4.9.9,<5",  # its random-access readers, which need no TensorFlow
+    "tifffile>=2025.1.10",  # images of other than three channels; scikit-image brings it
 ]
 EVAL = [
     "faster-coco-eval>=1.6",  # average precision of boxes

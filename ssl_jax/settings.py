@@ -22,7 +22,7 @@ from ssl_jax.data import source
 from ssl_jax.methods import gram
 from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
-from ssl_jax.train import checkpoint, log, optim_settings, schedule, trackers
+from ssl_jax.train import checkpoint, log, optim_settings, schedule, start, trackers
 from ssl_jax.views import loader
 from ssl_jax.views import section as views
 
@@ -53,6 +53,7 @@ def sections() -> dict:
             "the section model says what the weights of init_from, which is needed, are of; what"
             " changes training alone stays (drop_path, remat, dtype, queries, ...)",
         ),
+        init_channels=start.CHANNELS,
         imports=key(
             (),
             "modules imported first, which register your own methods (--import)",

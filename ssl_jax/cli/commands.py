@@ -11,7 +11,7 @@ from pathlib import Path
 from ssl_jax.cli.parser import TYPES, Parser
 
 # Each is also a module of this package with run(options).
-COMMANDS = ("train", "eval", "embed", "export", "show", "plan", "report", "check")
+COMMANDS = ("train", "eval", "embed", "export", "stats", "show", "plan", "report", "check")
 
 
 def parsers() -> tuple[Parser, dict[str, Parser]]:

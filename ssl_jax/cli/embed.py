@@ -64,7 +64,7 @@ def _data(of_run: Mapping | None, folder: str = "") -> ConfigDict:
     """The section `data`, without `size`: of a folder, or the one that a run was trained on."""
     section = config_lib.build(_keys()).unlock()
     if folder or of_run is None:
-        section.update(kind=source_lib.kind_at(folder), dir=folder)
+        section.update(source_lib.at(folder, of_run))
     else:
         section.update({name: of_run[name] for name in section if name in of_run})
     del section["size"]  # that is --size here

@@ -193,7 +193,8 @@ def _fit_codes(codes, weights: Weights, shape: tuple[int, ...], notes: list[str]
         }
         rest = np.asarray(position.resize_codes(rest, grid, (wanted_grid, wanted_grid), **rule))
         kernel = weights.arrays.get("backbone/patch/kernel")
-        side = 1 if kernel is None else math.isqrt(kernel.shape[0] // 3)
+        channels = len(weights.model.get("mean", range(3)))
+        side = 1 if kernel is None else math.isqrt(kernel.shape[0] // channels)
         notes.append(
             f"position codes resized from {grid} x {grid} to {wanted_grid} x {wanted_grid} patches"
             f" ({', '.join(rule.values())}), and again for views of another size, which changes"

@@ -14,7 +14,7 @@ _MOST_CLASSES = 100_000  # evaluations have memory for the votes of each
 
 
 class ArraySource(Source):
-    """Images in memory: uint8 [N,H,W,3], or float32 [N,H,W,3] in [0,1] (checked when a record is
+    """Images in memory: uint8 [N,H,W,C], or float32 [N,H,W,C] in [0,1] (checked when a record is
     used; NaN may be tested with it).
     """
 
@@ -32,12 +32,12 @@ class ArraySource(Source):
         """
         self._images = images = np.asarray(images)
         shape = images.shape
-        fits = len(shape) == 4 and shape[-1:] == (3,) and shape[0]
+        fits = len(shape) == 4 and shape[0] and shape[-1]
         if not fits or images.dtype not in (np.uint8, np.float32):
             raise InputError(
-                f"images must be uint8 or float32 [N,H,W,3] with N > 0, got {_described(images)}"
+                f"images must be uint8 or float32 [N,H,W,C] with N, C > 0, got {_described(images)}"
             )
-        self.size = (shape[1], shape[2])
+        self.size, self.channels = (shape[1], shape[2]), shape[3]
         self._columns: dict[str, Any] = {}
         if labels is not None:
             self._columns["label"] = values = _shaped("labels", labels, shape[:1], np.integer)

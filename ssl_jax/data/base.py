@@ -1,5 +1,6 @@
 """What all sources share; `source` describes the protocol."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ class Source:
     num_box_classes: int | None = None
     box_names: Sequence[str] | None = None
     size: tuple[int, int] | None = None
+    channels: int = 3
+    floats: bool = False
     sequences: Mapping[str, range] | None = None
     image_ids: Sequence[int] | None = None
     annotations: str | None = None
@@ -55,6 +58,10 @@ class Source:
         """The source of the records as they were before they were resized; itself where none
         are."""
         return self
+
+    def image_bytes(self, size: tuple[int, int]) -> int:
+        """Bytes that an image of (H, W) pixels takes in memory."""
+        return math.prod(size) * self.channels * (4 if self.floats else 1)
 
 
 # What a source knows of all its records; one that wraps another has the same.
@@ -170,3 +177,13 @@ def named_unreadable(source: Source, bad: Mapping[int, str | None]) -> str:
     ]
     more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
     return ", ".join(named) + more
+
+
+def check_channels(source: Source, channels: int) -> None:
+    """Refuses a source whose images have other channels than a network takes. Raises
+    InputError."""
+    if source.channels != channels:
+        raise InputError(
+            f"model.in_channels is {channels}, but the images of {source} have {source.channels}"
+            " channels; make model.in_channels and data.channels (of files) agree"
+        )

@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from ssl_jax.config import reading, reason
+from ssl_jax.data import planes
 from ssl_jax.data.orientation import SIDEWAYS, orientation, turned, upright
 
 Image.init()  # load the file format plugins once, here, not in the first threads that decode
@@ -139,9 +140,10 @@ def resize_square(pixels: np.ndarray, size: int) -> np.ndarray:
     a = -0.5) of an image, the nearest of class numbers.
 
     Args:
-      pixels: uint8, an image [H,W,3] or class numbers [H,W]. size: side of the result in pixels.
+      pixels: an image [H,W,C], uint8 or float32 in [0, 1], or class numbers uint8 [H,W].
+      size: side of the result in pixels.
     Returns:
-      uint8 [size,size,3] or [size,size].
+      [size,size,C] or [size,size], of the same type.
     """
     if pixels.shape[:2] == (size, size):
         return pixels
@@ -154,8 +156,9 @@ def resize(
 ) -> np.ndarray:
     """To (height, width), as `resize_square` does it; box: (left, upper, right, lower) of the part
     that is taken, None = all."""
-    filter = Image.Resampling.BICUBIC if pixels.ndim == 3 else Image.Resampling.NEAREST
-    return np.asarray(Image.fromarray(pixels).resize(size[::-1], filter, box=box))
+    if pixels.ndim == 3:
+        return planes.resampled(planes.split(pixels), size, box)
+    return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.NEAREST, box=box))
 
 
 def central_square(height: int, width: int) -> tuple[float, float, float]:
@@ -171,19 +174,20 @@ def _decode(data, name, convert: Callable[[Any], Any], max_pixels: int, short_si
             data = reading.read_bytes(data, most_bytes(max_pixels))
         if not data:
             raise OSError("the file is empty")
-        _check_pixels(_webp_shape(data), max_pixels)
+        check_pixels(_webp_shape(data), max_pixels)
         _raise_limit(max_pixels)
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            _check_pixels((image.height, image.width), max_pixels)
+            check_pixels((image.height, image.width), max_pixels)
             if short_side:
                 image.draft(None, (short_side, short_side))  # does nothing but for a JPEG
             return convert(image)
     # Broken files raise OSError, SyntaxError, ValueError, struct.error, zlib.error, ...
     except Exception as error:
-        raise Unreadable(name, _reason(error)) from error
+        raise Unreadable(name, _reason(error, data)) from error
 
 
-def _check_pixels(shape, max_pixels):
+def check_pixels(shape: tuple[int, int], max_pixels: int) -> None:
+    """Refuses an image (H, W) of more pixels; 0 = no limit. Raises ValueError."""
     height, width = shape
     if max_pixels and height * width > max_pixels:
         raise ValueError(f"{width}x{height} pixels, more than data.max_pixels={max_pixels}")
@@ -212,9 +216,11 @@ def _raise_limit(max_pixels):
         Image.MAX_IMAGE_PIXELS = max_pixels or None
 
 
-def _reason(error):
+def _reason(error, data):
     """One line without the memory address that Pillow prints."""
     if isinstance(error, Image.UnidentifiedImageError):
+        if data[:4] in (b"II*\0", b"MM\0*"):
+            return "not a TIFF that Pillow reads; if it has other channels, set data.channels"
         return "not an image of a known format"
     if isinstance(error, FileNotFoundError):
         return "no such file"

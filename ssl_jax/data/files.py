@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ssl_jax.data import bands as bands_lib
 from ssl_jax.data import classes
 from ssl_jax.data.lookup import checked
 from ssl_jax.data.stored import Stored
@@ -21,6 +22,7 @@ class Files(Stored):
         masks: Sequence[str | None] | None = None,
         sequences: Mapping[str, range] | None = None,
         about: Sequence[str] = (),
+        bands: bands_lib.Bands | None = None,
         **facts: Any,
     ):
         """
@@ -30,14 +32,20 @@ class Files(Stored):
           sequences: name -> range of records, all records in this order; they know their
             "sequence" and their "frame" in it.
           about: what else tells this set apart. facts: see `Stored._describe`, which checks them.
+          bands: how files of other channels or numbers are read. Raises InputError where the first
+            is not so.
         """
         self._title, self._root, self._paths, self._masks = title, str(root), tuple(paths), masks
         self.sequences = sequences
+        if bands is not None:
+            self.bands, self.channels, self.floats = bands, bands.channels, bands.floats
+            bands_lib.check(self.name(0), bands)
         videos = (sequences or {}).items()
         self._frames = [(name, frame) for name, rows in videos for frame in range(len(rows))]
         self._describe(masks=masks is not None, **facts)
         files = [] if masks is None else [classes.summary(self._table, *map(str, masks))]
-        self._about = [repr(self._root), f"images={len(self)}", f"classes={self.num_classes}"]
+        how = "" if bands is None else f", channels={bands.channels}, range={bands.range}"
+        self._about = [repr(self._root) + how, f"images={len(self)}", f"classes={self.num_classes}"]
         self._about += [*files, *about, *["boxes=True"] * self.has_boxes]
 
     def __len__(self):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError, local
+from ssl_jax.data import bands as bands_lib
 from ssl_jax.data import boxes as boxes_lib
 from ssl_jax.data import classes, decode, kinds, listing
 from ssl_jax.data.decode import Unreadable
@@ -31,7 +32,7 @@ OTHERS |= {".arrow": "huggingface"}
 
 class Folder(Files):
     """All JPEG, PNG, WebP, TIFF and BMP files below a folder, in the sorted order of their relative
-    paths.
+    paths; where the section declares `channels`, all TIFF and .npy files, see `bands`.
 
     The order is that of plain strings: "10.png" comes before "9.png", so number with leading zeros.
     If `root/split` is a folder, the images are taken from it; so are those of "Training" or "TRAIN"
@@ -75,14 +76,15 @@ class Folder(Files):
             of the wrong kind.
         """
         masks, mask_suffix, boxes = (section.get(key, "") for key in _BESIDE)
+        bands = bands_lib.of_section(section)
         root = _unpacked(local(root))
         beside = listing.place(root, "images", split)
         places = _mask_places(root, split) if beside and not (masks or boxes) else []
         folder = beside if beside and (masks or boxes or places) else _folder_of_split(root, split)
-        beside_images = _found_beside(folder, places, mask_suffix) if places else None
+        beside_images = _found_beside(folder, places, mask_suffix, bands) if places else None
         mask_folder = _beside("masks", root, masks, split) if masks else beside_images
         others: Counter = Counter()
-        paths = listing.files_below(folder, EXTENSIONS, others)
+        paths = listing.files_below(folder, _extensions(bands), others)
         if mask_folder is not None and mask_folder.is_relative_to(folder):
             inside = mask_folder.relative_to(folder).parts
             paths = [p for p in paths if PurePosixPath(p).parts[: len(inside)] != inside]
@@ -90,9 +92,10 @@ class Folder(Files):
             there = f" (found: {listing.counted(others)})" if others else ""
             kind = next((kind for end, kind in OTHERS.items() if end in others), "")
             hint = f"; data.kind={kind} reads them" if kind else ""
+            hint = "; data.channels=C reads .npy files of C channels" if ".npy" in others else hint
             raise InputError(
                 f"data.dir: no images in or below {folder}{there}{hint}; accepted extensions:"
-                f" {_ACCEPTED}"
+                f" {', '.join(_extensions(bands))}"
             )
         label_names, labels = _folder_classes(paths)
         facts: dict[str, Any] = dict(labels=labels, class_names=label_names)
@@ -103,7 +106,7 @@ class Folder(Files):
             facts |= classes.of_masks(section)
             facts["masks"] = mask_files(mask_folder, paths, mask_suffix)
         about = [f"masks from {str(beside_images)!r}"] if beside_images is not None else []
-        super().__init__("Folder", folder, paths, about=about, **facts)
+        super().__init__("Folder", folder, paths, about=about, bands=bands, **facts)
         self.left_out = f"{listing.counted(others)} in {folder} (not images)" if others else ""
         if unused := _unused(root, folder, {masks, boxes}):
             what = f"the images of {listed(unused)} next to {folder}"
@@ -190,24 +193,30 @@ def _mask_places(root, split):
     return [place for name in BESIDE if (place := listing.place(root, name, split)) is not None]
 
 
-def _found_beside(images, places, suffix):
+def _found_beside(images, places, suffix, bands):
     """The folder that has a mask for each image; None if there is not exactly one."""
-    paths = listing.files_below(images, EXTENSIONS)
-    fitting = [place for place in places if _fits(images, place, paths, suffix)]
+    paths = listing.files_below(images, _extensions(bands))
+    fitting = [place for place in places if _fits(images, place, paths, suffix, bands)]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _fits(images, folder, paths, suffix):
+def _fits(images, folder, paths, suffix, bands):
     """Whether a folder has a mask for each image, the first of them with numbers of classes."""
     masks = listing.matched(paths, listing.files_below(folder, MASKS), suffix)
     if not masks or None in masks:
         return False
     try:
-        shape, turn = decode.image_header(os.path.join(images, paths[0]))
+        first = os.path.join(images, paths[0])
+        shape, turn = (bands_lib.header(first, bands), 1) if bands else decode.image_header(first)
         path = os.path.join(folder, masks[0])
         return decode.decode_mask(path, turn=turn, shape=shape).shape == shape
     except Unreadable:
         return False
+
+
+def _extensions(bands):
+    """Of the files that are images."""
+    return EXTENSIONS if bands is None else bands_lib.EXTENSIONS
 
 
 def _folder_of_split(root, split):
@@ -275,7 +284,7 @@ kinds.register(
     "folder",
     lambda section, split: Folder(section["dir"], split, section),
     parts=parts,
-    keys=("dir", "list", *_BESIDE, *kinds.MASK_KEYS),
+    keys=("dir", "list", *_BESIDE, *kinds.MASK_KEYS, *kinds.FILE_KEYS),
     has=_has,
     classes="names",
     **kinds.FOLDER,

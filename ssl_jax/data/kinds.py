@@ -10,6 +10,7 @@ from ssl_jax.config import InputError, check_choice
 NEEDS = ("labels", "masks", "boxes", "sequences")
 # Keys of a section `data` for masks whose numbers may be changed, see `classes.of_masks`.
 MASK_KEYS = ("class_names", "class_map", "reduce_zero_label")
+FILE_KEYS = ("channels", "range")  # of image files, see `bands`
 # How a kind is registered whose images lie in a folder, and one of them that has columns.
 FOLDER: dict[str, Any] = dict(required={"dir": "the folder that holds the images"})
 COLUMNS = FOLDER | dict(

@@ -14,8 +14,8 @@ class Prepared(base.Wrapper):
     size: 0 leaves images as they are; otherwise short side to `size` (antialiased bicubic), then
     the central square; masks by nearest neighbour, boxes cut at the border (so one may end up
     without area).
-    cache: every process (so every worker) that reads a record keeps it: N * H * W * 3 bytes in
-      the end.
+    cache: every process (so every worker) that reads a record keeps it: N * H * W * C bytes in
+      the end, four times that of float32.
     """
 
     def __init__(self, source: Any, *, size: int = 0, cache: bool = False):
@@ -46,7 +46,7 @@ class Prepared(base.Wrapper):
         record = self._source[i]
         if not self._side or record["image"].shape[:2] == self.size:
             return record
-        if record["image"].dtype != np.uint8:
+        if record["image"].dtype != np.uint8 and not self.floats:
             raise InputError(
                 f"data.size={self._side}: {self.name(i)} is {record['image'].dtype}, and only uint8"
                 " images are resized; give it as uint8, or in that size"

@@ -23,15 +23,16 @@ class Called(base.Wrapper):
     it is one part, "train", which can be sliced.
 
     A record is a dict as of `data.source`, or a pair (image, label) as torchvision's data sets have
-    them; an image is a PIL image, or an array uint8 [H,W,3] or [H,W]. Of the object's attributes,
-    those of `data.source` are taken (`num_classes`, `class_names`, ...); `classes` are names of
-    classes, too, or {name: number}. Without these, labels are not used; with them they are whole
-    numbers below that of classes, and None or a negative one means that an image has none.
+    them; an image is a PIL image, or an array uint8 [H,W,C] or [H,W], C = `channels`. Of the
+    object's attributes, those of `data.source` are taken (`num_classes`, `class_names`, ...);
+    `classes` are names of classes, too, or {name: number}. Without these, labels are not used; with
+    them they are whole numbers below that of classes, and None or a negative one means that an
+    image has none.
 
     The object is read from several threads, and pickled for worker processes.
     """
 
-    def __init__(self, kind: str, dir: str = "", split: str = "train"):
+    def __init__(self, kind: str, dir: str = "", split: str = "train", channels: int = 3):
         """Raises InputError for a module or function that is not there, one that fails, or returns
         something else."""
         self._kind = kind
@@ -60,7 +61,7 @@ class Called(base.Wrapper):
         if not len(records):
             raise InputError(f"data.kind: {kind} called with {given} returned no record")
         super().__init__(base.adopt(records, kind))
-        self._given = given
+        self._given, self.channels = given, channels
         names = self.class_names or getattr(records, "classes", None)
         if isinstance(names, Mapping):
             names = [name for name, _ in sorted(names.items(), key=lambda item: item[1])]
@@ -75,7 +76,7 @@ class Called(base.Wrapper):
             if not isinstance(record, dict):
                 image, label = record
                 record = {"image": image, "label": label}
-            record = {**record, "image": _pixels(record["image"])}
+            record = {**record, "image": _pixels(record["image"], self.channels)}
         except Unreadable:
             raise
         # Whatever their reader raises for a file that is broken or gone.
@@ -137,17 +138,23 @@ def _function(kind):
     return function
 
 
-def _pixels(image):
-    """An image of any kind as [H,W,3], uint8 or float32."""
-    pixels = np.asarray(image.convert("RGB") if hasattr(image, "convert") else image)
-    if pixels.ndim == 2:
-        pixels = np.repeat(pixels[..., None], 3, axis=2)
-    if pixels.ndim != 3 or pixels.shape[-1] != 3 or pixels.dtype not in (np.uint8, np.float32):
+def _pixels(image, channels):
+    """An image of any kind as [H,W,C], uint8 or float32."""
+    convert = hasattr(image, "convert") and channels == 3
+    pixels = np.asarray(image.convert("RGB") if convert else image)
+    if pixels.ndim == 2 and channels in (1, 3):
+        pixels = np.repeat(pixels[..., None], channels, axis=2)
+    fits = pixels.ndim == 3 and pixels.shape[-1] == channels
+    if not fits or pixels.dtype not in (np.uint8, np.float32):
         raise ValueError(
-            f"an image must be uint8 [H,W,3], or float32 in [0, 1], not {pixels.dtype}"
+            f"an image must be uint8 [H,W,{channels}], or float32 in [0, 1], not {pixels.dtype}"
             f" {list(pixels.shape)}"
         )
     return pixels
 
 
-kinds.register(PREFIX, lambda c, split: Called(c["kind"], c["dir"], split), keys=("dir",))
+def _opened(c, split):
+    return Called(c["kind"], c["dir"], split, c["channels"] or 3)
+
+
+kinds.register(PREFIX, _opened, keys=("dir", "channels"))

@@ -3,7 +3,7 @@
 A source is any picklable object with
 
     len(s)           number of records
-    s[i]             dict: "image" uint8 [H,W,3] (in memory also float32 in [0,1]), "label" int
+    s[i]             dict: "image" uint8 [H,W,C] (in memory also float32 in [0,1]), "label" int
                      (absent without labels, -1 for those in s.unlabelled), "mask" uint8 [H,W]
                      (class per pixel, 255 = ignore; absent without masks), "boxes" float32 [n,4]
                      (y, x, height, width in pixels; absent without boxes, [0,4] for an image
@@ -20,6 +20,8 @@ A source is any picklable object with
     s.num_box_classes   number of classes of boxes, None where they have none
     s.class_names    names of the label classes, s.mask_names of the classes of masks, s.box_names
                      of those of boxes; None where nobody knows them
+    s.channels       of an image, 3 where nobody says
+    s.floats         whether images are float32 that may be cropped on the host and kept on devices
     s.size           (H, W) if all images have this size, None if they differ or nobody knows
     s.shape(i)       (H, W) of image i, without decoding its pixels where that is possible
     s.sequences      {name: range of records} of a video set, else None
@@ -46,7 +48,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, key
-from ssl_jax.data import classes, decode, embedded, folder, kinds, listing, python, subset
+from ssl_jax.data import bands, classes, decode, embedded, folder, kinds, listing, python, subset
 from ssl_jax.data.base import Source, adopt
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.stored import Stored
@@ -163,6 +165,7 @@ def defaults() -> dict:
             above=0,
             most=2**31 - 1,
         ),
+        **bands.keys(),
         size=key(
             0,
             "shorter side resized to this, then a square centre crop; 0 = as stored; "
@@ -220,6 +223,14 @@ def kind_at(place: str) -> str:
     """The kind of the set at a place of which only the place is known: a folder of images, as a
     rule."""
     return folder.OTHERS.get(posixpath.splitext(place)[1].lower(), "folder")
+
+
+def at(place: str, trained: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The keys of a section for the set at a place. trained: the section of a network's run, whose
+    files are taken to be like those there."""
+    kind = kind_at(place)
+    alike = set(kinds.FILE_KEYS) & set(kinds.get(kind).keys) & set(trained or ())
+    return dict(kind=kind, dir=place) | {name: trained[name] for name in alike if trained}
 
 
 def may_have(section: ConfigDict, need: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ssl_jax.config import InputError
+from ssl_jax.data import bands as bands_lib
 from ssl_jax.data import classes, decode
 from ssl_jax.data.base import Source
 from ssl_jax.data.boxes import Boxes
@@ -33,6 +34,7 @@ class Stored(Source):
     # How encoded images are read, see `decode.decode_turned`.
     max_pixels: int = decode.MAX_PIXELS
     short_side: int = 0
+    bands: bands_lib.Bands | None = None  # how files of other channels or numbers are; None = RGB
     # What `repr` prints, by which kept features are found again: "TITLE(ABOUT, ABOUT, ...)".
     _title: str = ""  # that of the class
     _about: Sequence[str]
@@ -113,7 +115,11 @@ class Stored(Source):
         return None if self._boxes is None else self._boxes.read(i, shape, turn)
 
     def _image(self, i: int, image: Part) -> tuple[np.ndarray, int]:
-        """The image of record i, uint8 [H,W,3], and its EXIF orientation. Raises Unreadable."""
+        """The image of record i, uint8 [H,W,3] or as `bands` says, and its EXIF orientation. Raises
+        Unreadable."""
+        if self.bands is not None:
+            assert isinstance(image, str)
+            return bands_lib.decode(image, self.bands, self.max_pixels), 1
         if isinstance(image, np.ndarray):
             return np.broadcast_to(np.asarray(image, np.uint8), (*image.shape[:2], 3)), 1
         return decode.decode_turned(image, self.name(i), **self._limits())
@@ -121,6 +127,8 @@ class Stored(Source):
     def _header(self, i: int) -> tuple[tuple[int, int], int]:
         """(H, W) of image i and its EXIF orientation, from its header. Raises Unreadable."""
         image = self._reader(i)("image")
+        if self.bands is not None:
+            return bands_lib.header(image, self.bands, self.max_pixels), 1
         if isinstance(image, np.ndarray):
             return image.shape[:2], 1
         return decode.image_header(image, self.name(i), **self._limits())

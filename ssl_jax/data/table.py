@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ssl_jax.config import InputError, local
-from ssl_jax.data import classes, kinds, listing
+from ssl_jax.data import bands, classes, kinds, listing
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.files import Files
 from ssl_jax.data.labels import numbered
@@ -75,6 +75,7 @@ class Table(Files):
             facts |= classes.of_masks(section)
         where = dict(list=self._list.name, split=split, labels=column["labels"])
         about = [f"{name}={value!r}" for name, value in where.items()]
+        facts["bands"] = bands.of_section(section)
         super().__init__("Table", root, paths, about=about, **facts)
 
     def __getitem__(self, i: int) -> dict[str, Any]:
@@ -198,4 +199,5 @@ def _of_split(path, columns, rows, split):
     return [i for i, (_, cells) in enumerate(rows) if cells[column] == value]
 
 
-kinds.register("csv", Table, parts=parts, classes="names", **kinds.COLUMNS)
+_KEYS = (*kinds.COLUMNS["keys"], *kinds.FILE_KEYS)
+kinds.register("csv", Table, parts=parts, classes="names", **kinds.COLUMNS | dict(keys=_KEYS))

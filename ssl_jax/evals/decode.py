@@ -163,5 +163,10 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
 
 # Raw pixels as features would be copied.
 register_module(
-    __name__, heading="decoded PSNR, dB", trains=True, one_size=True, baselines=BASELINES[:1]
+    __name__,
+    heading="decoded PSNR, dB",
+    trains=True,
+    one_size=True,
+    rgb=True,
+    baselines=BASELINES[:1],
 )

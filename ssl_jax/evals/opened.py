@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from ssl_jax.config import flatten
+from ssl_jax.data import base
 from ssl_jax.data.prepared import Prepared
 from ssl_jax.data.reduced import Reduced
 from ssl_jax.data.source import EMBEDDED, make_source
@@ -35,6 +36,7 @@ def sources(config: ConfigDict, tasks: Sequence[str] | None = None) -> dict[str,
             stored += opened[images] if c.data.kind not in EMBEDDED else ()
         for source in opened[images]:
             section.check_source(name, c, source)
+            base.check_channels(source, config.model.in_channels)
         section.check_same_classes(name, c, *opened[images])
         result[name] = opened[images]
     for source in stored:
@@ -63,5 +65,5 @@ def _cached(source, examples: int):
     if source.size is None:
         return source
     count = min(len(source), examples or len(source))
-    fits = 3 * count * source.size[0] * source.size[1] <= _CACHE_BYTES
+    fits = count * source.image_bytes(source.size) <= _CACHE_BYTES
     return Prepared(source, cache=True) if fits else source

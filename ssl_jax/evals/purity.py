@@ -59,7 +59,7 @@ def kind_of(case: Case, clusters: str, shape: tuple[int, ...]) -> str:
 def _clusters(case: Case, settings: Settings, test: Masked) -> tuple[np.ndarray, str]:
     """[N, h, w] int: the clusters of the test images, and their kind."""
     size = (side * case.patch for side in test.patches.shape[1:3])
-    kind = kind_of(case, settings.clusters, (case.batch_size, *size, 3))
+    kind = kind_of(case, settings.clusters, (case.batch_size, *size, case.test.channels))
     if kind == "kmeans":
         return kmeans(test.patches, settings.k, case.seed), kind
     parts = []

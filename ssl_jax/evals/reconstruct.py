@@ -49,6 +49,7 @@ register_module(
     __name__,
     heading="rebuilt PSNR, dB",
     one_size=True,
+    rgb=True,
     settings=quality.Settings,
     baselines=BASELINES[:1],
     check=quality.check,

@@ -41,6 +41,7 @@ class Type:
     needs: "labels", "masks" or "boxes" of the images, or "sequences" of them with masks; "" =
       images alone.
     one_size: whether the images must have one size, all as they are read or all after the crop.
+    rgb: whether images must be RGB, of three channels.
     whole: whether images are taken whole, so that `crop` must be 0.
     multiples: names of keys that must be multiples of the network's patch.
     draw(case, settings) -> {name: pictures.Picture or pictures.Animation}: the figures, drawn at
@@ -60,6 +61,7 @@ class Type:
     heading: str = ""
     needs: str = ""
     one_size: bool = False
+    rgb: bool = False
     whole: bool = False
     multiples: tuple[str, ...] = ()
     share: bool = False

@@ -195,6 +195,11 @@ def check(config: ConfigDict) -> None:
     for name, section in selected(config).items():
         path, type = f"evals.{name}", registry.get(section.type)
         needs = type.needs
+        if type.rgb and config.model.in_channels != 3:
+            raise InputError(
+                f'{path}: the type "{section.type}" is for RGB images, but model.in_channels is'
+                f" {config.model.in_channels}; leave {name} out of evals.tasks"
+            )
         declared = _keys_of(section.type)
         for entry, value in section.items():
             # Where "none" is the default, it is a choice.

@@ -26,7 +26,7 @@ def check(name: str, scale: Sequence[float]) -> None:
 
 
 def drawn(image: np.ndarray, size: int, scale: Sequence[float], seed: Sequence[int]) -> np.ndarray:
-    """A RandomResizedCrop of a uint8 image, mirrored half of the time: float32 [size, size, 3] in
+    """A RandomResizedCrop of an image, mirrored half of the time: float32 [size, size, C] in
     [0, 1]. scale: as in `batches`; seed: of the draw."""
     rng = np.random.default_rng(list(seed))
     box = boxes.random_resized_crop(rng, *image.shape[:2], scale=(scale[0], scale[1]))
@@ -63,8 +63,7 @@ def batches(
     )
     try:
         for batch in loader:
-            images = batch[_GROUP].images[:, 0].astype(np.float32) / np.float32(255)
-            yield images, batch["index"].astype(np.int64)
+            yield unit(batch[_GROUP].images[:, 0]), batch["index"].astype(np.int64)
     finally:
         loader.close()
 

@@ -191,15 +191,17 @@ def opened(data: Any, size: int | None, encoder: Encoder) -> monitored.Monitored
     of which none is named."""
     share = monitored.SHARE
     if isinstance(data, str | Path):
-        data = dict(kind=source_lib.kind_at(str(data)), dir=str(data))
+        data = source_lib.at(str(data), encoder.config.get("data"))
     if isinstance(data, Mapping):
         share = data.get("max_unreadable", share)
         side = encoder.shape.image_size if size is None else size
         source = source_lib.make_source({**data, "size": side})
         _check_parts(data)
+        base.check_channels(source, encoder.shape.in_channels)
         return monitored.Monitored(source, share=share)
     if not isinstance(data, base.Source) and not hasattr(data, "name"):
         data = ArraySource(np.asarray(data))
+    base.check_channels(base.adopt(data), encoder.shape.in_channels)
     return monitored.Monitored(Prepared(data, size=size) if size else data, share=share)
 
 

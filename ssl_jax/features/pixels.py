@@ -21,13 +21,13 @@ class Pixels(NamedTuple):
 
 
 class RawPixels(Network):
-    """images [B, H, W, 3] in [0, 1] -> Pixels, for the same evaluation as a network with patches of
+    """images [B, H, W, C] in [0, 1] -> Pixels, for the same evaluation as a network with patches of
     `patch` pixels.
 
-    `.image` [B, 3 * grid**2]: colours averaged over a grid x grid partition of the image, minus
+    `.image` [B, C * grid**2]: colours averaged over a grid x grid partition of the image, minus
     their mean over the image per channel, so that brightness and tint of the whole picture do not
     decide the cosine.
-    `.patches` [B, H/patch, W/patch, 3 * patch**2]: the pixels of the patch minus mid grey. No
+    `.patches` [B, H/patch, W/patch, C * patch**2]: the pixels of the patch minus mid grey. No
       position is added.
     """
 

@@ -86,7 +86,7 @@ def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
 
 
 class Outputs(NamedTuple):
-    """predicted [B, n, P], pixels [B, n, P] in [0, 1] (P = patch * patch * 3) and mask [B, n],
+    """predicted [B, n, P], pixels [B, n, P] in [0, 1] (P = patch * patch * C) and mask [B, n],
     True = dropped."""
 
     predicted: jax.Array
@@ -101,7 +101,7 @@ def make(config: ConfigDict) -> base.Method:
     backbone = multicrop.encoders(m)
     decode = decoder.decoder(
         m.width,
-        m.patch**2 * 3,
+        m.patch**2 * m.in_channels,
         width=c.decoder_width,
         depth=c.decoder_depth,
         heads=c.decoder_heads,

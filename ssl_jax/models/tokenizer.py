@@ -145,21 +145,23 @@ class Target(NamedTuple):
     decode: Callable | None = None
 
 
-def target(kind: str, patch: int, vqgan: Tokenizer | None = None) -> Target:
+def target(kind: str, patch: int, vqgan: Tokenizer | None = None, channels: int = 3) -> Target:
     """The target "pixel", or "vq" (one code of `vqgan`, by default MaskGIT's, per patch) for
-    patches of that many pixels.
+    patches of that many pixels, of images of that many channels.
 
     Raises:
-      ValueError: another kind.
+      ValueError: another kind. InputError: codes of other images than RGB.
     """
     if kind == "pixel":
-        return _pixels(patch)
+        return _pixels(patch, channels)
+    if kind == "vq" and channels != 3:
+        raise InputError(f'images have {channels} channels, and codes are of RGB; use "pixel"')
     if kind == "vq":
         return _codes(patch, vqgan or maskgit_vqgan())
     raise ValueError(f'target is "{kind}"; choose one of pixel, vq')
 
 
-def _pixels(patch: int) -> Target:
+def _pixels(patch: int, channels: int) -> Target:
     def constants(path):
         del path
         return {}
@@ -171,7 +173,7 @@ def _pixels(patch: int) -> Target:
     def show(outputs, grid):
         return jnp.clip(unpatchify(outputs, patch, grid), 0.0, 1.0)
 
-    return Target(3 * patch**2, False, {}, constants, encode, show)
+    return Target(channels * patch**2, False, {}, constants, encode, show)
 
 
 def _codes(patch: int, vqgan: Tokenizer) -> Target:

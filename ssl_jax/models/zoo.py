@@ -11,7 +11,6 @@ from ssl_jax.config import InputError, check_choice, key, keys_of, unknown
 from ssl_jax.models import stem, swin
 from ssl_jax.models.shape import ViTConfig, check_together
 
-CHANNELS = 3  # of the images that data sets give
 _SHAPE = ("width", "depth", "heads")
 
 
@@ -155,8 +154,3 @@ def check(config: ConfigDict) -> None:
     m = config.model
     shape = dict(zip(_SHAPE, model_shape(m), strict=True), stages=stages(m))
     check_together(m.to_dict() | shape, "model.")
-    if m.in_channels != CHANNELS:
-        raise InputError(
-            f"model.in_channels is {m.in_channels}, but images of every data set have {CHANNELS}"
-            f" channels; set model.in_channels={CHANNELS}"
-        )

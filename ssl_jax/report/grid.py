@@ -28,7 +28,7 @@ def grid(picture: Picture, folder: Path | str, name: str) -> Path:
     so that what belongs together is seen across them. Many rows stand in blocks side by side.
 
     Raises:
-      ValueError: no panel, or a panel whose arrays are not [H, W, 3], [h, w], [h, w].
+      ValueError: no panel, or a panel whose arrays are not [H, W, C], [h, w], [h, w].
     """
     panels = [panel for row in picture.rows for panel in row]
     if not panels:
@@ -71,9 +71,9 @@ def grid(picture: Picture, folder: Path | str, name: str) -> Path:
 def check(panel: Panel) -> None:
     if panel.image is None and panel.heat is None and panel.labels is None:
         raise ValueError(f'panel "{panel.title}" shows nothing: no image, map or regions')
-    if panel.image is not None and (np.ndim(panel.image) != 3 or np.shape(panel.image)[2] != 3):
+    if panel.image is not None and (np.ndim(panel.image) != 3 or not np.shape(panel.image)[2]):
         raise ValueError(
-            f'panel "{panel.title}": image is {np.shape(panel.image)}; it must be [H, W, 3]'
+            f'panel "{panel.title}": image is {np.shape(panel.image)}; it must be [H, W, C]'
         )
     for name in ("heat", "labels"):
         value = getattr(panel, name)
@@ -199,6 +199,8 @@ def legend_entry(palette: np.ndarray, which: str | int, text: str) -> Patch:
 
 
 def as_float(image: ArrayLike) -> np.ndarray:
-    """An image as floats in [0, 1]: uint8 divided by 255, floats clipped."""
+    """An image [H, W, C] as floats [H, W, 3] in [0, 1]: uint8 divided by 255, floats clipped. Red,
+    green and blue are its first three channels; fewer are repeated."""
     image = np.asarray(image)
+    image = image[..., np.arange(3) % image.shape[-1]]
     return image / 255.0 if image.dtype == np.uint8 else np.clip(image, 0, 1)

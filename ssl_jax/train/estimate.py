@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -131,7 +132,9 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     method = methods.make(config)
     optimizer, state = setup.on_mesh(method, config, mesh)
     size = (config.data.size or 256,) * 2
-    batch = recipe.abstract_batch(method.views, config.optim.batch_size, size, config.data.crop_on)
+    kind = (np.float32 if config.data.range else np.uint8), config.model.in_channels
+    count, place = config.optim.batch_size, config.data.crop_on
+    batch = recipe.abstract_batch(method.views, count, size, place, *kind)
     cut = sharding.batch_sharding(mesh)
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut), batch)
     places = jax.tree.map(lambda x: x.sharding, state)
@@ -154,7 +157,7 @@ def compile(config: ConfigDict, mesh: Mesh, **options: Any) -> Step:
     memory["batch"] = _bytes_on_device(batch)
     if config.data.cache == "device":
         images = config.run.steps_per_epoch * config.optim.batch_size
-        memory["images"] = 3.0 * math.prod(size) * images
+        memory["images"] = 1.0 * np.dtype(kind[0]).itemsize * kind[1] * math.prod(size) * images
     memory["temporary"] = _temporary(compiled.memory_analysis(), platform == "cpu")
     ran = () if platform == "cpu" else program.read(str(compiled.as_text())).kernels
     useful = step.flops_per_image(config, state) * config.optim.batch_size / mesh.size

@@ -6,7 +6,7 @@ import jax
 from ml_collections import ConfigDict
 
 from ssl_jax import methods
-from ssl_jax.data.base import Source
+from ssl_jax.data.base import Source, check_channels
 from ssl_jax.ops import numerics
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint, optim, profile, start, state
@@ -35,6 +35,7 @@ def plan(config: ConfigDict, source: Source, keys: dict) -> Run:
     """
     method = methods.make(config)
     loader.check_labels(source, method.views)
+    check_channels(source, config.model.in_channels)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
     optimizer, abstract = on_mesh(method, config, mesh)
     return Run(config, method, source, mesh, optimizer, method.constants(), keys, abstract)

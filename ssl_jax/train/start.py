@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import trees
-from ssl_jax.config import InputError, local
+from ssl_jax.config import InputError, key, local
 from ssl_jax.convert import fill, own, read, torch_in, vit_in
 from ssl_jax.convert.weights import Source, Weights, brief
 from ssl_jax.methods import base
@@ -34,6 +34,16 @@ _ROPE = ("position", "rope_base", "rope_rounded")  # the same, of networks with 
 _CHOSEN = {"drop_path", "init_std", "position_std", "cls_std", "mask_token", "queries"}
 _CHOSEN |= {"scan", "attention", "remat", "dtype", "rope_shift", "rope_jitter", "rope_rescale"}
 
+CHANNELS = key(
+    "mean",
+    "how a patch embedding of 3 channels in init_from starts one of model.in_channels = C: the"
+    ' weights of each are 3 / C times the "mean" of the three, or times the three in turn'
+    ' ("repeat")',
+    choices=("mean", "repeat"),
+)
+# The layers that see channels: [side^2 * channels, d], the channel last in a row.
+_FIRST = ("backbone/patch/kernel", "backbone/patch/convs/0/kernel")
+
 # The first layer of a projection head, and where a classifier has it (methods.finetune).
 _FIRST_LAYER = {"hidden/linear/": "head/mlp/0/"}
 
@@ -42,8 +52,8 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
     """With `init_model`, a config whose section `model` is that of the weights in `init_from`; of
     any other config, itself.
 
-    What changes training alone stays, and query tokens that the weights lack; no class token where
-    the config has none (FLSL).
+    What changes training alone stays, as do query tokens that the weights lack, and channels beyond
+    theirs; there is no class token where the config has none (FLSL).
 
     recorded: the section `model` of the run that is continued, whose weights need not be there any
       more; None: of a new one.
@@ -66,6 +76,8 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
     model |= {"size": "custom", "cls": fields["cls"] and config.model.cls}
     if fields["queries"]:
         model["queries"] = fields["queries"]
+    if config.model.in_channels != fields.get("in_channels", 3):  # they are widened
+        model |= {name: config.model[name] for name in ("in_channels", "mean", "std")}
     changed = ConfigDict(config.to_dict())
     changed.model.update(model)
     return changed
@@ -91,6 +103,9 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
     Only parameters, teacher and constants are replaced: optimizer, memories, centers, keys and the
     step are those of a new run. Constants go with the student, for which they were made.
+
+    A patch embedding of 3 channels becomes one of `config.model.in_channels`, as
+    `config.init_channels` says, so that an image of equal channels gives what a gray one did.
 
     Where the source has a student and a teacher, each goes to its own. If it has one of them, both
     start from it. If this run has no teacher, it starts from the source's teacher, the network that
@@ -118,6 +133,7 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
     def filled(tree, part):
         weights = source.tree("teacher" if evaluated else part)
+        weights = _for_channels(tree, weights, config)
         if not config.init_only:
             weights = _with_first_layer(tree, weights)
         return fill.fill(tree, weights, only=config.init_only, model=config.model)
@@ -226,6 +242,27 @@ def _source_of(path: Path, title: str, config, parts: dict) -> Source:
         return Weights(str(path), title, arrays, {name: name for name in arrays}, (), model)
 
     return Source("", config.method, {part: weights(tree) for part, tree in parts.items()})
+
+
+def _for_channels(tree, weights: Weights, config) -> Weights:
+    """The weights with a patch embedding for the channels of the network, if theirs is of 3. Images
+    are normalised as the config says."""
+    channels, shapes = config.model.in_channels, trees.flatten(tree)
+    arrays, model, note = dict(weights.arrays), dict(weights.model), weights.note
+    for path in set(_FIRST) & shapes.keys() & arrays.keys():
+        rows = shapes[path].shape[0] // channels
+        if channels == 3 or len(arrays[path]) != 3 * rows:
+            continue
+        kernel = np.asarray(arrays[path], np.float32).reshape(rows, 3, -1)
+        if config.init_channels == "mean":
+            wide = np.repeat(kernel.mean(axis=1, keepdims=True), channels, axis=1)
+        else:
+            wide = kernel[:, np.arange(channels) % 3]
+        arrays[path] = (wide * np.float32(3 / channels)).reshape(rows * channels, -1)
+        model |= {name: config.model[name] for name in ("mean", "std")}
+        how = f"patch embedding of 3 channels made one of {channels} ({config.init_channels})"
+        note = f"{note}; {how}" if note else how
+    return weights._replace(arrays=arrays, model=model, note=note)
 
 
 def _with_first_layer(tree, weights: Weights) -> Weights:

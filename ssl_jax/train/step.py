@@ -131,7 +131,7 @@ def flops_per_image(config: ConfigDict, state: TrainState) -> float:
         progress = progress_at(jnp.int32(0), config)
         return jax.grad(loss, has_aux=True)(params, state, views, (keys, keys[0]), progress)
 
-    views = recipe.abstract_views(method.views, size)
+    views = recipe.abstract_views(method.views, size, config.model.in_channels)
     return flops.matmul_flops(gradient, state.params, state, views) / size
 
 

@@ -131,10 +131,11 @@ class Batches:
         raise InputError(f"no record of {self._source} can be read")
 
     def _check_images(self, images, indices):
-        """Images must be uint8 for crops on the host, of one size and in range for crops on the
-        device."""
+        """Images must be uint8 for crops on the host (or float32, all of a source that says so), of
+        one size and in range for crops on the device."""
         if not self._on_device:
-            if any(image.dtype != np.uint8 for image in images):
+            dtype = np.float32 if self._source.floats else np.uint8
+            if any(image.dtype != dtype for image in images):
                 raise InputError(
                     "data.crop_on=host needs uint8 images; use data.crop_on=device for"
                     f" {self._source}"

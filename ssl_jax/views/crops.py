@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
-from PIL import Image
 
 from ssl_jax.config import InputError
+from ssl_jax.data import planes
 
 
 def crop_host(image: np.ndarray, box: ArrayLike, size: int, flip: bool) -> np.ndarray:
@@ -26,13 +26,13 @@ def crop_host(image: np.ndarray, box: ArrayLike, size: int, flip: bool) -> np.nd
     by Pillow.
 
     Args:
-      image: uint8 [H, W, 3]; box: (y, x, height, width), inside the image.
+      image: [H, W, C], uint8 or float32 in [0, 1]; box: (y, x, height, width), inside the image.
 
     Returns:
-      uint8 [size, size, 3].
+      [size, size, C] of the same type.
 
     Raises:
-      InputError: the image is not uint8 (Pillow resizes no float colour images).
+      InputError: the image has another type.
     """
     return crops_host(image, np.asarray(box)[None], size, np.asarray(flip)[None])[0]
 
@@ -40,19 +40,19 @@ def crop_host(image: np.ndarray, box: ArrayLike, size: int, flip: bool) -> np.nd
 def crops_host(
     image: np.ndarray, boxes: np.ndarray, size: int, flips: np.ndarray, area: bool = False
 ) -> np.ndarray:
-    """`crop_host` for several boxes [V, 4] and flips [V] of one image: uint8 [V, size, size, 3].
+    """`crop_host` for several boxes [V, 4] and flips [V] of one image: [V, size, size, C].
 
     area: cuts at whole source pixels and takes the mean of those that a pixel of the view covers,
     or interpolates linearly where the crop grows; by OpenCV, in half the time.
     """
-    if image.dtype != np.uint8:
+    if image.dtype not in (np.uint8, np.float32):
         raise InputError(
-            f"image has dtype {image.dtype}; cropping on the host takes uint8: set"
+            f"image has dtype {image.dtype}; cropping on the host takes uint8 and float32: set"
             ' data.crop_on="device"'
         )
     height, width = image.shape[:2]
-    source = Image.fromarray(image)
-    out = np.empty((len(boxes), size, size, 3), np.uint8)
+    parts, channels = planes.split(image), image.shape[2]
+    out = np.empty((len(boxes), size, size, channels), image.dtype)
     for view, (y, x, h, w), flip in zip(out, boxes.tolist(), flips.tolist(), strict=True):
         # A composed float32 box may stick out by a rounding error, which Pillow refuses.
         box = (max(x, 0.0), max(y, 0.0), min(x + w, width), min(y + h, height))
@@ -61,8 +61,9 @@ def crops_host(
             left, upper = min(left, width - 1), min(upper, height - 1)
             part = image[upper : max(lower, upper + 1), left : max(right, left + 1)]
             pixels = cv2.resize(part, (size, size), interpolation=cv2.INTER_AREA)
+            pixels = pixels.reshape(size, size, channels)  # OpenCV drops the axis of one channel
         else:
-            pixels = np.asarray(source.resize((size, size), Image.Resampling.BICUBIC, box=box))
+            pixels = planes.resampled(parts, (size, size), box)
         view[:] = pixels[:, ::-1] if flip else pixels
     return out
 
@@ -105,12 +106,12 @@ def crops_device(rows: jax.Array, boxes: jax.Array, flips: jax.Array, size: int)
     """Cuts and resizes views as two matrix products per view; jit, vmap and sharding safe.
 
     Args:
-      rows: float32 [B, H, 3, W] in [0, 1], images with the channel axis before the column axis. A
+      rows: float32 [B, H, C, W] in [0, 1], images with the channel axis before the column axis. A
         NaN anywhere in an image makes all its views NaN and leaves the other images alone.
       boxes: float32 [B, V, 4]; flips: bool [B, V].
 
     Returns:
-      float32 [B, V, size, 3, size] in [0, 1].
+      float32 [B, V, size, C, size] in [0, 1].
     """
     vertical = weights(boxes[..., 0], boxes[..., 2], rows.shape[1], size)
     horizontal = weights(boxes[..., 1], boxes[..., 3], rows.shape[3], size, flips)

@@ -7,6 +7,9 @@ for all views and a mask picks (static shapes). The operations work on `rows`: f
 W] in [0, 1], the channel axis before the columns. With a minor axis of 3 a CPU cannot vectorise,
 and in this layout both passes of the blur are plain batched matrix products.
 
+Images of other than three channels have no colours: saturation, hue and grayscale are refused, and
+all else acts on each channel by itself, the contrast about its own mean.
+
 Nothing is rounded to 8 bit between operations, unlike in Pillow. A NaN stays NaN.
 """
 
@@ -85,13 +88,18 @@ def augment(rows: jax.Array, u: jax.Array, views: tuple[Photometric, ...]) -> ja
     """Applies the photometric operations to views.
 
     Args:
-      rows: float32 [B, V, H, 3, W] in [0, 1].
+      rows: float32 [B, V, H, C, W] in [0, 1].
       u: float32 [B, V, DRAWS], what decides the draws (`uniforms`).
       views: the recipe of each of the V views.
 
     Returns:
       float32, same shape, in [0, 1]. View [b, v] depends on rows[b, v], u[b, v] and views[v] only.
+
+    Raises:
+      InputError: colours are drawn of other than three channels.
     """
+    for view in views if rows.shape[-2] != 3 else ():
+        section.check_colours("", rows.shape[-2], view)
     (
         jittered,
         brightness,
@@ -158,7 +166,10 @@ def _image(x):
 
 
 def luma(rows: jax.Array) -> jax.Array:
-    """Brightness L = 0.299 R + 0.587 G + 0.114 B (ITU-R 601): [..., H, 3, W] -> [..., H, 1, W]."""
+    """Brightness L = 0.299 R + 0.587 G + 0.114 B (ITU-R 601): [..., H, 3, W] -> [..., H, 1, W]. Of
+    other than three channels each is its own."""
+    if rows.shape[-2] != 3:
+        return rows
     return LUMA[0] * rows[..., 0:1, :] + LUMA[1] * rows[..., 1:2, :] + LUMA[2] * rows[..., 2:3, :]
 
 
@@ -237,7 +248,8 @@ def jitter(rows: jax.Array, factors: jax.Array, shift: jax.Array, order: jax.Arr
 
         return jax.lax.scan(body, rows, (jnp.where(on, in_order, 1.0), kinds))[0]
 
-    return blends(shift_hue(blends(rows, first), shift), ~first)
+    between = blends(rows, first)
+    return blends(shift_hue(between, shift) if rows.shape[-2] == 3 else between, ~first)
 
 
 def blur_matrix(sigma: jax.Array, size: int, radius: int) -> jax.Array:

@@ -36,7 +36,7 @@ class RandAugment:
     magnitude: float = 9.0
     std: float = 0.5
     prob: float = 0.5
-    fill: tuple[int, int, int] = (124, 116, 104)  # ImageNet's mean
+    fill: tuple[int, ...] = (124, 116, 104)  # ImageNet's mean
 
     def __post_init__(self):
         if self.count < 0 or not 0 <= self.magnitude <= LARGEST or self.std < 0:

@@ -7,7 +7,7 @@ draw is a pure function of (seed, epoch, record index, group, view), so order, w
 batch size and devices do not change a sample.
 
 A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "index" [B] and "epoch"
-[B] int32; "replaced" [B] bool; and "source" [B, H, W, 3] uint8 or float32 where the device crops.
+[B] int32; "replaced" [B] bool; and "source" [B, H, W, C] uint8 or float32 where the device crops.
 Where the recipe asks for labels there is "label" [B] int32, to which `prepare` adds "partner" [B]
 int32, the label of the image that this one is mixed with, and "share" [B] float32 of its own.
 """
@@ -38,7 +38,7 @@ _ERASING, _MIXING = 0x65726173, 0x6D697867  # "eras" and "mixg", folded into key
 class Group(NamedTuple):
     """The views of one size of a batch."""
 
-    # [B, V, H, W, 3] uint8 from the host, None if the device crops; float32 in [0, 1] after
+    # [B, V, H, W, C] from the host, None if the device crops; float32 in [0, 1] after
     # `prepare`
     images: Any
     boxes: Any  # [B, V, 4] float32 (y, x, height, width) in source pixels
@@ -119,8 +119,8 @@ def crop_host(
     epoch: int = 0,
     index: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Cuts the drawn views out of an image uint8 [H, W, 3] (InputError if not), and applies
-    RandAugment to those that want it: {group: uint8 [V, size, size, 3]}.
+    """Cuts the drawn views out of an image [H, W, C], and applies RandAugment to those that want
+    it: {group: [V, size, size, C]}; see `crops.crops_host`.
 
     area: see `crops.crops_host`. seed, epoch, index: as of `draw`; RandAugment is a pure function
     of them.
@@ -151,7 +151,7 @@ def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
         reaches all views of its record and no other record.
 
     Returns:
-      the batch with float32 images [B, V, H, W, 3] in [0, 1] (but what was erased) and without
+      the batch with float32 images [B, V, H, W, C] in [0, 1] (but what was erased) and without
       "source", and with "partner" and "share" where it has labels.
     """
     out = {name: value for name, value in batch.items() if name != "source"}
@@ -194,7 +194,7 @@ def _batch_key(batch, seed: int):
 
 
 def _rows(images):
-    """[..., H, W, 3] uint8 or float -> float32 [..., H, 3, W] in [0, 1]."""
+    """[..., H, W, C] uint8 or float -> float32 [..., H, C, W] in [0, 1]."""
     scale = 1 / 255 if images.dtype == jnp.uint8 else 1.0
     return jnp.swapaxes(images, -1, -2).astype(jnp.float32) * scale
 
@@ -225,13 +225,13 @@ def abstract_batch(
     source_size: Sequence[int] | None,
     crop_on: str,
     dtype: DTypeLike = np.uint8,
+    channels: int = 3,
 ) -> dict:
     """Shapes and dtypes of a batch as it comes from the loader, as jax.ShapeDtypeStruct.
 
     Args:
       source_size: (height, width) of the images, pixels; only used where the device crops.
-      crop_on: "host" or "device"; dtype: of the source images, uint8 or float32 (the host's crops
-        are uint8).
+      crop_on: "host" or "device"; dtype, channels: of the source images, uint8 or float32.
 
     Raises:
       InputError: crop_on is neither, or the device shall crop images of different sizes.
@@ -256,11 +256,13 @@ def abstract_batch(
         batch["label"] = shape(of=np.int32)
     if crop_on == "device":
         assert source_size is not None
-        batch["source"] = shape(*source_size, 3, of=dtype)
+        batch["source"] = shape(*source_size, channels, of=dtype)
     for name, group in recipe.groups:
         v, n, mask = group.count, group.patches, group.mask
         batch[name] = Group(
-            images=shape(v, group.size, group.size, 3, of=np.uint8) if crop_on == "host" else None,
+            images=shape(v, group.size, group.size, channels, of=dtype)
+            if crop_on == "host"
+            else None,
             boxes=shape(v, 4),
             flips=shape(v, of=np.bool_),
             masks=shape(v, n, of=np.bool_) if mask else None,
@@ -269,9 +271,9 @@ def abstract_batch(
     return batch
 
 
-def abstract_views(recipe: ViewRecipe, batch_size: int) -> dict:
+def abstract_views(recipe: ViewRecipe, batch_size: int, channels: int = 3) -> dict:
     """Shapes and dtypes of a batch as `prepare` makes it, as jax.ShapeDtypeStruct."""
-    batch = abstract_batch(recipe, batch_size, None, "host")
+    batch = abstract_batch(recipe, batch_size, None, "host", channels=channels)
     for name, _ in recipe.groups:
         images = jax.ShapeDtypeStruct(batch[name].images.shape, np.float32)
         batch[name] = batch[name]._replace(images=images)

@@ -19,7 +19,8 @@ _UNIT = 256  # records decoded at a time
 class Resident(base.Wrapper):
     """The records of another source without their pixels, which are rows of `images`.
 
-    images: uint8 [N, H, W, 3], on all devices of a mesh. Records that cannot be read stay so.
+    images: uint8 or float32 [N, H, W, C], on all devices of a mesh. Records that cannot be
+    read stay so.
     """
 
     def __init__(
@@ -50,16 +51,16 @@ def needed(source: base.Source) -> int:
             f"data.cache=device needs images of one size, which {source} does not promise; set"
             " data.size"
         )
-    return len(source) * math.prod(source.size) * 3
+    return len(source) * source.image_bytes(source.size)
 
 
 def load(source: Any, place: jax.sharding.Sharding, workers: int = 0) -> Resident:
     """Decodes all images of a source, `workers` as of the loader, and puts them where `place` says:
-    on each device. Raises InputError for images that are not uint8 or not of the source's size."""
+    on each device. Raises InputError for images that are not of the source's type or size."""
     source = base.adopt(source)
     units = _Units(source)
     ahead = Ahead(units, 0, workers)
-    images = np.empty((len(source), *source.size, 3), np.uint8)
+    images = _empty(source, len(source))
     labels, bad = np.empty(len(source), np.int64), {}
     try:
         for unit in range(len(units)):
@@ -85,7 +86,7 @@ class _Units(Sequence):
 
     def __getitem__(self, unit):
         rows = range(unit * _UNIT, min((unit + 1) * _UNIT, len(self._source)))
-        image = np.zeros((len(rows), *self._source.size, 3), np.uint8)
+        image = _empty(self._source, len(rows))
         label, bad = np.full(len(rows), -1, np.int64), np.zeros(len(rows), bool)
         for place, i in enumerate(rows):
             try:
@@ -99,8 +100,14 @@ class _Units(Sequence):
         return dict(image=image, label=label, bad=bad)
 
 
+def _empty(source, count):
+    """Zeros for so many images."""
+    dtype = np.float32 if source.floats else np.uint8
+    return np.zeros((count, *source.size, source.channels), dtype)
+
+
 def _checked(image, source, i):
-    if image.dtype != np.uint8:
+    if image.dtype != (np.float32 if source.floats else np.uint8):
         raise InputError(
             f"data.cache=device keeps uint8 images; {source.name(i)} is {image.dtype}:"
             " data.cache=memory keeps others"

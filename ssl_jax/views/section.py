@@ -1,6 +1,7 @@
 """The section `views` of a config: crops, photometric draws and masks of one image."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -80,9 +81,25 @@ def check(config: ConfigDict) -> None:
     if v.local_count:
         check_multiple("views.local_size", v.local_size, patch, "model.patch")
     check_hue("views.jitter", v.jitter)
+    check_colours("views.", config.model.in_channels, v)
 
 
 def check_hue(name: str, jitter: Sequence[float]) -> None:
     """Refuses a shift of the hue by more than half a turn. Raises InputError."""
     if jitter[3] > 0.5:
         raise InputError(f"{name} is {jitter}; the hue (last) is in turns and must be at most 0.5")
+
+
+def check_colours(prefix: str, channels: int, draws: Any) -> None:
+    """Refuses draws that are defined for RGB alone where images have other channels.
+
+    prefix: of the names in the message. draws: has jitter, jitter_prob and gray_prob. Raises
+    InputError.
+    """
+    jitter = tuple(draws.jitter)
+    if channels != 3 and (draws.gray_prob or (draws.jitter_prob and any(jitter[2:]))):
+        raise InputError(
+            f"{prefix}jitter is {jitter} and {prefix}gray_prob {draws.gray_prob}, but saturation,"
+            f" hue and grayscale are of RGB, not of {channels} channels; set"
+            f" {prefix}jitter=({jitter[0]},{jitter[1]},0.0,0.0) and {prefix}gray_prob=0.0"
+        )

@@ -63,7 +63,15 @@ def scans(place):
         np.save(path, PIXELS[i])
 
 
+def tiles(place):
+    for i in range(COUNT):
+        path = place / ("crop", "forest")[i % 2] / f"{i:03}.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, np.tile(PIXELS[i], (1, 1, 2))[..., :5].astype(np.uint16))
+
+
 _LABELLED = dict(classes=classes, slice=classes, list=csv, tars=tars, beans=beans, scans=scans)
+_LABELLED["tiles"] = tiles
 # Workdir of the command -> (what makes its set, tasks)
 EXPECTED = {name: (make, ("knn", "linear")) for name, make in _LABELLED.items()}
 EXPECTED |= {"photos": (photos, ("rank",)), "scenes": (scenes, ("dense", "rank"))}

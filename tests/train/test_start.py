@@ -16,6 +16,7 @@ from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 from ssl_jax.convert import own, torch_in
 from ssl_jax.convert.weights import Source, Weights
+from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import best as best_lib
 from ssl_jax.train import checkpoint, log, loop, state
 from ssl_jax.train import start as start_lib
@@ -108,6 +109,24 @@ def test_buffers_are_its_own(kind, plain, monkeypatch):
     ]
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
     assert tiny.identical((start.params, start.teacher), (plain.params, plain.params))
+
+
+@pytest.mark.parametrize("how, channels", [("mean", 5), ("repeat", 6), ("mean", 1)])
+def test_a_patch_embedding_of_three_channels_made_one_of_more(both, capsys, how, channels):
+    """An image of equal channels gives the tokens that a gray one gives."""
+    path, student, _ = both
+    c = tiny.config("dino", init_from=str(path), views__gray_prob=0.0, **OFFSET)
+    c.views.jitter, c.init_channels = (0.4, 0.4, 0.0, 0.0), how
+    c.model.in_channels, c.model.mean, c.model.std = channels, (0.5,) * channels, (0.2,) * channels
+    records = ArraySource(np.zeros((40, 24, 24, channels), np.uint8))
+    c.evals.tasks = ()
+    kernel = loop.fresh_state(api.prepare(c, records)).params["backbone"]["patch"]["kernel"]
+    kernel = np.asarray(kernel).reshape(16, channels, 16)
+    theirs = student["backbone.patch_embed.proj.weight"].transpose(2, 3, 1, 0).reshape(16, 3, 16)
+    np.testing.assert_allclose(kernel.sum(axis=1), theirs.sum(axis=1), atol=1e-5)
+    second = theirs.mean(axis=1) if how == "mean" else theirs[:, 1]
+    np.testing.assert_allclose(kernel[:, 1 % channels], second * 3 / channels, atol=1e-6)
+    assert f"of 3 channels made one of {channels} ({how})" in capsys.readouterr().out
 
 
 @pytest.mark.slow

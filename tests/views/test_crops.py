@@ -83,6 +83,26 @@ def test_a_crop_of_its_own_size_copies_the_pixels():
     np.testing.assert_allclose(copied * 255, wanted, atol=1e-3)
 
 
-def test_float_image_on_the_host_is_refused():
+@pytest.mark.parametrize("area", [False, True])
+def test_channels_are_cut_as_colours_are(area):
+    """Five channels and one have the bits that they would have as RGB; floats lie as near."""
+    image = muted_noise()
+    five = np.concatenate([image[..., 1:], image], axis=-1)
+    cut = crops.crops_host(five, BOXES, 8, FLIPS, area)
+    rgb = crops.crops_host(image, BOXES, 8, FLIPS, area)
+    np.testing.assert_array_equal(cut, np.concatenate([rgb[..., 1:], rgb], axis=-1))
+    one = crops.crops_host(image[..., :1], BOXES, 8, FLIPS, area)
+    np.testing.assert_array_equal(one, rgb[..., :1])
+    floats = crops.crops_host((five / 255).astype(np.float32), BOXES, 8, FLIPS, area)
+    assert floats.dtype == np.float32 and np.abs(floats * 255 - cut).max() <= 1.1
+
+
+def test_five_float_channels_are_cut_alike_on_host_and_device():
+    image = np.random.default_rng(0).uniform(0, 1, (40, 56, 5)).astype(np.float32)
+    host = crops.crops_host(image, BOXES, 8, FLIPS)
+    np.testing.assert_allclose(on_device(image, BOXES, FLIPS, 8), host, atol=1e-4)
+
+
+def test_other_numbers_on_the_host_are_refused():
     with pytest.raises(InputError, match="data.crop_on"):
-        crops.crop_host(np.zeros((8, 8, 3), np.float32), (0, 0, 8, 8), 4, False)
+        crops.crop_host(np.zeros((8, 8, 3), np.uint16), (0, 0, 8, 8), 4, False)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
+from ssl_jax.config import InputError
 from ssl_jax.views import photometric
 from ssl_jax.views.photometric import Photometric
 
@@ -188,6 +189,23 @@ def test_views_have_their_own_recipes_and_an_empty_recipe_keeps_every_bit():
     np.testing.assert_allclose(out[:, 1], photometric.grayscale(x[:, 1]), atol=1e-6)
     third = np.asarray(x[:, 2])
     np.testing.assert_allclose(out[:, 2], np.where(third >= 0.5, 1 - third, third), atol=1e-6)
+
+
+def test_channels_that_are_no_colours_are_changed_one_by_one():
+    """Brightness, contrast about the channel's own mean, and solarisation; colours are refused."""
+    image = np.random.default_rng(1).uniform(0, 1, (1, 1, 8, 5, 6)).astype(np.float32)
+    order = jnp.asarray(photometric.ORDERS[:1])[None]  # brightness, contrast, saturation
+    factors = jnp.asarray([[[0.8, 1.3, 1.0]]], jnp.float32)
+    got = JITTER(jnp.asarray(image), factors, jnp.zeros((1, 1), jnp.float32), order)
+    bright = np.clip(0.8 * image.astype(np.float64), 0, 1)
+    mean = bright.mean(axis=(-3, -1), keepdims=True)
+    np.testing.assert_allclose(got, np.clip(1.3 * bright - 0.3 * mean, 0, 1), atol=1e-6)
+    u = jnp.zeros((1, 1, photometric.DRAWS), jnp.float32)
+    turned = AUGMENT(jnp.asarray(image), u, (Photometric(solarize_prob=1.0),))
+    np.testing.assert_allclose(turned, np.where(image >= 0.5, 1 - image, image), atol=1e-6)
+    for colours in (Photometric(gray_prob=0.1), Photometric((0, 0, 0.1, 0), 0.5)):
+        with pytest.raises(InputError, match="gray_prob=0.0"):
+            photometric.augment(jnp.asarray(image), u, (colours,))
 
 
 def test_range_and_constant_images():

@@ -73,4 +73,4 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture]:
     return {"retrieved": pictures.retrieved(case, settings, _gallery(case, settings))}
 
 
-register_module(__name__, heading="retrieval mAP", needs="labels")
+register_module(__name__, heading="retrieval mAP", rgb=True, needs="labels")

@@ -71,4 +71,6 @@ def figures(case: Case, settings: Settings) -> dict[str, Picture | Classes]:
     return pictures.make(list(scored), best.counts, settings, names)
 
 
-register_module(__name__, heading="segm. mIoU", needs="masks", trains=True, multiples=("side",))
+register_module(
+    __name__, heading="segm. mIoU", rgb=True, needs="masks", trains=True, multiples=("side",)
+)

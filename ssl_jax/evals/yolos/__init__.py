@@ -74,6 +74,7 @@ register_module(
     heading="YOLOS AP",
     trains=True,
     needs="boxes",
+    rgb=True,
     whole=True,
     baselines=BASELINES[:1],
     multiples=("position_size", "middle_size"),

@@ -93,6 +93,11 @@ def check(config: ConfigDict) -> None:
             ' are there to augment on the host; set data.crop_on="host" or'
             " finetune.randaugment.count=0"
         )
+    if c.randaugment.count and m.in_channels != 3:
+        raise InputError(
+            f"finetune.randaugment.count is {c.randaugment.count}, but RandAugment is of RGB, not"
+            f" of {m.in_channels} channels (model.in_channels); set finetune.randaugment.count=0"
+        )
     if (c.mixup or c.cutmix) and config.optim.batch_size % 2:
         raise InputError(
             f"optim.batch_size is {config.optim.batch_size}, but images are mixed in pairs; use an"
@@ -108,8 +113,8 @@ def check(config: ConfigDict) -> None:
 def view_recipe(config: ConfigDict) -> recipe.ViewRecipe:
     """One crop with labels and the augmentations that the config asks for."""
     c, v, m = config.finetune, config.views, config.model
-    r, g, b = (round(255 * x) for x in m.mean)
-    policy = randaugment.RandAugment(**c.randaugment, fill=(r, g, b))
+    fill = tuple(round(255 * x) for x in m.mean)
+    policy = randaugment.RandAugment(**c.randaugment, fill=fill)
     group = configured.group_of(
         v,
         m.patch,

@@ -11,7 +11,7 @@ from ssl_jax.methods.encoder import Encoder
 class Panel(NamedTuple):
     """One cell of a picture: an image, and what is laid over it.
 
-    image: [H, W, 3] in [0, 1]; None: what would be laid over it is shown alone.
+    image: [H, W, C] in [0, 1], see `report.grid`; None: what would be laid over it is shown alone.
     heat: [h, w] >= 0, drawn as a translucent map.
     labels: [h, w] int, drawn as translucent regions (below 0: none).
     marks: (y, x) in 0..1 of the image. title: short text above.

@@ -57,7 +57,7 @@ def make(config: ConfigDict) -> base.Method:
         m.width, hidden=c.head_hidden, out=c.head_out, layers=2, init_std=m.init_std, dtype=m.dtype
     )
     project = factorise.projections(m.width, dtype=m.dtype)
-    goal = tokenizer.target(c.target, m.patch)
+    goal = tokenizer.target(c.target, m.patch, channels=m.in_channels)
     decode = decoder.decoder(
         m.width,
         goal.width,

@@ -112,6 +112,7 @@ def check(config: ConfigDict) -> None:
             raise InputError(message)
     if c.weights.reconstruction > 0:
         try:
-            tokenizer.target(c.target, m.patch).constants(c.tokenizer)
+            goal = tokenizer.target(c.target, m.patch, channels=m.in_channels)
+            goal.constants(c.tokenizer)
         except InputError as error:
             raise type(error)(f'stellar.target is "{c.target}" but {error}') from None
