@@ -1,0 +1,247 @@
+"""A traced function as an ONNX graph, for the operations that the networks of `models` consist of.
+
+What depends on weights alone is computed here: resized position codes, the weights of each block,
+indices of windows. Layer norms and GELUs become ONNX's own operators, as inference programs have
+fast kernels for those.
+"""
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax.extend import core
+
+from ssl_jax.config import InputError
+
+OPSET, _IR = 20, 9  # onnxruntime 1.17 (January 2024) and later read these
+# A constant, or the name of a tensor of the graph.
+Value = np.ndarray | str
+_SAME = dict(
+    **dict(add="Add", sub="Sub", mul="Mul", div="Div", max="Max", neg="Neg", exp="Exp"),
+    **dict(logistic="Sigmoid", copy="Identity", stop_gradient="Identity"),
+)
+
+
+def model(
+    traced: core.ClosedJaxpr,
+    names: Sequence[str],
+    own: dict[str, dict[str, Any]],
+    metadata: dict[str, str],
+) -> bytes:
+    """A file's content: an ONNX model of one input, "images", and outputs of these names.
+
+    Args:
+      traced: the ClosedJaxpr of a function of one float32 array, whose first axis is symbolic
+        in it and in every output.
+      own: {name of a function with its own derivative: attributes of the ONNX operator}, of
+        "layer_norm" and "gelu" in `models.fused`.
+      metadata: texts by name.
+
+    Raises:
+      InputError: an operation that has no translation here.
+    """
+    from onnx import checker, helper, numpy_helper
+
+    graph, jaxpr = _Graph(own), traced.jaxpr
+    values = graph.run(jaxpr, traced.consts, ["images"])
+    for value, name in zip(values, names, strict=True):
+        graph.add("Identity", value, output=name)
+
+    def described(name, x):
+        shape = ["batch", *x.aval.shape[1:]]
+        return helper.make_tensor_value_info(name, _type(x.aval.dtype), shape)
+
+    body = helper.make_graph(
+        [helper.make_node(kind, *ends, **attributes) for kind, *ends, attributes in graph.nodes],
+        "ssl_jax",
+        [described("images", jaxpr.invars[0])],
+        [described(name, x) for name, x in zip(names, jaxpr.outvars, strict=True)],
+        [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
+    )
+    opsets = [helper.make_opsetid("", OPSET)]
+    made = helper.make_model(body, opset_imports=opsets, ir_version=_IR, producer_name="ssl_jax")
+    helper.set_model_props(made, metadata)
+    checker.check_model(made)
+    return made.SerializeToString()
+
+
+def _type(dtype: Any) -> int:
+    """ONNX's number of a type."""
+    from onnx import helper
+
+    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+
+
+class _Graph:
+    """Nodes (kind, inputs, outputs, attributes) and constants of a graph while it is built."""
+
+    def __init__(self, own: dict[str, dict[str, Any]]):
+        self.own, self.count = own, 0
+        self.nodes: list[tuple] = []
+        self.constants: dict[str, np.ndarray] = {}
+
+    def add(self, kind: str, *inputs: Value, output: str = "", **attributes: Any) -> str:
+        """Adds a node; returns the name of its output."""
+        names = [value if isinstance(value, str) else self._constant(value) for value in inputs]
+        output = output or self._name()
+        self.nodes.append((kind, names, [output], attributes))
+        return output
+
+    def _constant(self, array: np.ndarray) -> str:
+        name = self._name()
+        self.constants[name] = np.ascontiguousarray(array)
+        return name
+
+    def _name(self) -> str:
+        self.count += 1
+        return f"x{self.count}"
+
+    def run(self, jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Value]) -> list[Value]:
+        """Adds all operations of a jaxpr; returns its outputs."""
+        known = dict(zip(jaxpr.constvars, map(np.asarray, consts), strict=True))
+        known |= dict(zip(jaxpr.invars, inputs, strict=True))
+
+        def read(x):
+            return np.asarray(x.val) if isinstance(x, core.Literal) else known[x]
+
+        for eqn in jaxpr.eqns:
+            known |= dict(zip(eqn.outvars, self._outputs(eqn, [read(x) for x in eqn.invars])))
+        return [read(x) for x in jaxpr.outvars]
+
+    def _outputs(self, eqn: Any, values: list[Value]) -> Sequence[Value]:
+        inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+        if inner is not None:
+            function = inner.jaxpr.debug_info.func_name.partition(" ")[0]
+            if function in self.own:
+                kind = {"layer_norm": "LayerNormalization", "gelu": "Gelu"}[function]
+                return [self.add(kind, *values, **self.own[function])]
+            return self.run(inner.jaxpr, inner.consts, values)
+        shapes = [x.aval.shape for x in eqn.outvars]
+        if all(isinstance(n, int) for n in sum(shapes, ())) and not any(
+            isinstance(value, str) for value in values
+        ):
+            outputs = eqn.primitive.bind(*values, **eqn.params)
+            outputs = outputs if eqn.primitive.multiple_results else [outputs]
+            return [np.asarray(output) for output in outputs]
+        kind = eqn.primitive.name
+        if kind in _SAME:
+            return [self.add(_SAME[kind], *values)]
+        if kind not in _TRANSLATIONS:
+            raise InputError(f"the network computes {kind}, which export to ONNX does not know")
+        outputs = _TRANSLATIONS[kind](self, eqn, *values)
+        return [outputs] if isinstance(outputs, str) else outputs
+
+
+def _ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def _reshape(graph, eqn, x):
+    # Of the new sides one at most depends on the batch: the one that is left over.
+    shape = eqn.outvars[0].aval.shape
+    return graph.add("Reshape", x, _ints(*(n if isinstance(n, int) else -1 for n in shape)))
+
+
+def _broadcast(graph, eqn, x):
+    given, shape = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    places = eqn.params["broadcast_dimensions"]
+    sides = [given[places.index(i)] if i in places else 1 for i in range(len(shape))]
+    x = graph.add("Reshape", x, _ints(*(n if isinstance(n, int) else -1 for n in sides)))
+    if tuple(sides) == tuple(shape):
+        return x
+    new = _ints(*(n if isinstance(n, int) else 1 for n in shape))  # 1 keeps what is there
+    if isinstance(shape[0], int) or not isinstance(sides[0], int):
+        return graph.add("Expand", x, new)
+    batch = graph.add("Shape", "images", start=0, end=1)
+    return graph.add("Expand", x, graph.add("Concat", batch, new[1:], axis=0))
+
+
+def _dot_general(graph, eqn, a, b):
+    contracted, batch = eqn.params["dimension_numbers"]
+    ranks = [x.aval.ndim for x in eqn.invars]
+    if ranks[1] == 2 and not batch[0] and tuple(map(tuple, contracted)) == ((ranks[0] - 1,), (0,)):
+        return graph.add("MatMul", a, b)
+    left, right = string.ascii_lowercase[: ranks[0]], list(string.ascii_uppercase[: ranks[1]])
+    for i, j in zip((*contracted[0], *batch[0]), (*contracted[1], *batch[1]), strict=True):
+        right[j] = left[i]
+    out = [left[i] for i in batch[0]]
+    out += [x for x in left if x not in right] + [x for x in right if x not in left]
+    return graph.add("Einsum", a, b, equation=f"{left},{''.join(right)}->{''.join(out)}")
+
+
+def _sliced(graph, x, whole, starts, stops, strides=None):
+    """Cuts the axes that are not taken whole."""
+    strides = strides or [1] * len(whole)
+    cuts = [
+        (start, stop, axis, stride)
+        for axis, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True))
+        if (start, stop, stride) != (0, whole[axis], 1)
+    ]
+    return graph.add("Slice", x, *(_ints(*part) for part in zip(*cuts))) if cuts else x
+
+
+def _slice(graph, eqn, x):
+    p = eqn.params
+    starts, stops = p["start_indices"], p["limit_indices"]
+    return _sliced(graph, x, eqn.invars[0].aval.shape, starts, stops, p["strides"])
+
+
+def _split(graph, eqn, x):
+    axis, whole, parts, start = eqn.params["axis"], eqn.invars[0].aval.shape, [], 0
+    for size in eqn.params["sizes"]:
+        starts, stops = [0] * len(whole), list(whole)
+        starts[axis], stops[axis] = start, start + size
+        parts.append(_sliced(graph, x, whole, starts, stops))
+        start += size
+    return parts
+
+
+def _gather(graph, eqn, x, indices):
+    """Indices that are constants: of one part, or of neighbouring axes, one element each."""
+    p, whole = eqn.params, eqn.invars[0].aval.shape
+    numbers, sizes = p["dimension_numbers"], p["slice_sizes"]
+    axes = numbers.start_index_map
+    if isinstance(indices, str):
+        raise InputError("the network picks elements by computed indices, which ONNX export lacks")
+    if indices.ndim == 1:
+        starts = [int(indices[axes.index(i)]) if i in axes else 0 for i in range(len(whole))]
+        stops = [start + size for start, size in zip(starts, sizes, strict=True)]
+        return _reshape(graph, eqn, _sliced(graph, x, whole, starts, stops))
+    flat = np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), [whole[i] for i in axes])
+    merged = [*whole[: axes[0]], -1, *whole[axes[-1] + 1 :]]
+    merged = [n if isinstance(n, int) else 0 for n in merged]  # 0 keeps the side
+    return graph.add("Gather", graph.add("Reshape", x, _ints(*merged)), flat, axis=axes[0])
+
+
+def _pad(graph, eqn, x, value):
+    low, high, _ = zip(*eqn.params["padding_config"])
+    return graph.add("Pad", x, _ints(*low, *high), value)
+
+
+def _reduced(kind):
+    return lambda graph, eqn, x: graph.add(kind, x, _ints(*eqn.params["axes"]), keepdims=0)
+
+
+_TRANSLATIONS = {
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "broadcast_in_dim": _broadcast,
+    "dot_general": _dot_general,
+    "slice": _slice,
+    "split": _split,
+    "gather": _gather,
+    "pad": _pad,
+    "reduce_sum": _reduced("ReduceSum"),
+    "reduce_max": _reduced("ReduceMax"),
+    "select_n": lambda graph, eqn, which, no, yes: graph.add("Where", which, yes, no),
+    "convert_element_type": lambda graph, eqn, x: graph.add(
+        "Cast", x, to=_type(eqn.params["new_dtype"])
+    ),
+    "transpose": lambda graph, eqn, x: graph.add(
+        "Transpose", x, perm=list(eqn.params["permutation"])
+    ),
+    "concatenate": lambda graph, eqn, *parts: graph.add(
+        "Concat", *parts, axis=eqn.params["dimension"]
+    ),
+}

@@ -1,0 +1,148 @@
+"""Networks as programs: the features of any batch, without this package; what cannot be one is
+refused."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from jax import export
+from PIL import Image
+
+import ssl_jax
+from ssl_jax import cli
+from ssl_jax.config import InputError
+from ssl_jax.convert import card, programs
+from ssl_jax.data import decode
+from tests.convert import networks
+from tests.models import test_swin
+
+NAMES = ("image", "cls", "patches")
+PLAIN = networks.PLAIN
+
+
+def run(path, images):
+    return programs.TARGETS[path.suffix[1:]].run(path.read_bytes(), images)
+
+
+def assert_same(encoder, path, size):
+    """For other numbers of images than `export` tries."""
+    for count in (1, 3):
+        images = np.random.default_rng(count).random((count, size, size, 3), np.float32)
+        ours, theirs = encoder(images), run(path, images)
+        assert theirs.keys() == {name for name in NAMES if getattr(ours, name) is not None}
+        for name, x in theirs.items():
+            np.testing.assert_allclose(x, getattr(ours, name), atol=1e-5)
+
+
+@pytest.mark.parametrize("to", ["stablehlo", "onnx"])
+def test_the_printed_example_runs_without_this_package(tmp_path, capsys, monkeypatch, to):
+    """From the command line to the features of a photograph, as `ssl_jax.embed` has them."""
+    blocked = ["ssl_jax", "flax"]
+    if to == "onnx":
+        pytest.importorskip("onnx", reason="ONNX files need onnx")
+        pytest.importorskip("onnxruntime", reason="ONNX files are checked with onnxruntime")
+        blocked += ["jax"]
+    monkeypatch.chdir(tmp_path)
+    encoder = networks.network("registers")
+    ssl_jax.save(encoder, "a.safetensors")
+    words = ["export", "a.safetensors", f"--to={to}", f"--out=a.{to}", "--size=48"]
+    assert cli.main(["ssl-jax", *words]) == 0
+    _, _, example = capsys.readouterr().out.partition("\n\n")
+    image = np.random.default_rng(0).integers(0, 256, (61, 80, 3), np.uint8)
+    Image.fromarray(image).save("photo.png")
+    code = example.replace("photo.jpg", "photo.png")  # JPEG would change the pixels
+    code = f"import sys\nsys.modules.update(dict.fromkeys({blocked}))\n{code}"
+    code += "\nnp.savez('features.npz', **features)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "'size': 48" in done.stdout
+    ours = encoder(decode.resize_square(image, 48)[None])
+    with np.load("features.npz") as theirs:
+        for name in NAMES:
+            np.testing.assert_allclose(theirs[name], getattr(ours, name), atol=1e-5)
+
+
+def test_one_file_for_all_platforms(tmp_path):
+    encoder, path = networks.network("queries", "queries"), tmp_path / "a.stablehlo"
+    for _ in range(2):  # its own file again
+        (inputs, closing) = ssl_jax.export(encoder, path, to="stablehlo")
+    assert "[B, 32, 32, 3]" in inputs and "differ" in closing
+    assert_same(encoder, path, 32)
+    with zipfile.ZipFile(path) as file:
+        assert export.deserialize(bytearray(file.read("program"))).platforms == (
+            *("cpu", "cuda", "tpu"),
+        )
+        told = json.loads(file.read("ssl_jax.json"))
+    prepared = told["preparation"]
+    assert told["network"]["method"] == "random" and prepared["range"] == [0, 1]
+    assert (prepared["size"], tuple(prepared["mean"])) == (32, encoder.shape.mean)
+
+
+SHAPES = {
+    "all": networks.config("all"),
+    "dino_rule": networks.config("dino_rule"),
+    "conv": dataclasses.replace(PLAIN, stem="conv", gelu="tanh", scan=True, norm_eps=1e-2),
+    "swin": dataclasses.replace(test_swin.CONFIG, mask_token=False),
+    "channels": dataclasses.replace(PLAIN, position="sincos", mean=(0.1, 0.2, 0.3)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_onnxruntime_computes_the_same(tmp_path, name):
+    """At a size other than the native one; layer norms and GELUs are ONNX's own."""
+    onnx = pytest.importorskip("onnx", reason="ONNX files need onnx")
+    pytest.importorskip("onnxruntime", reason="ONNX files are checked with onnxruntime")
+    encoder, path = networks.of(SHAPES[name]), tmp_path / "a.onnx"
+    ssl_jax.export(encoder, path, to="onnx", size=48)
+    assert_same(encoder, path, 48)
+    model = onnx.load(path)
+    kinds = [node.op_type for node in model.graph.node]
+    assert kinds.count("Gelu") == encoder.shape.depth
+    assert kinds.count("LayerNormalization") > 2 * encoder.shape.depth
+    (axis, *_) = model.graph.input[0].type.tensor_type.shape.dim
+    assert axis.dim_param == "batch"
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (dict(path="a.bin"), "end in .onnx"),
+        (dict(path="mine.onnx"), "mine.onnx"),
+        (dict(size=20), "size is 20.*8"),
+        (dict(size=-8), "size is -8"),
+        (dict(image=""), "random"),
+        (dict(width=2**16, depth=4, heads=8), "GB"),
+    ],
+)
+def test_what_cannot_be_a_program_is_refused(tmp_path, options, named):
+    (tmp_path / "mine.onnx").write_bytes(b"a file of somebody's")
+    sizes = {key: options[key] for key in ("width", "depth", "heads") if key in options}
+    shape = dataclasses.replace(PLAIN, **sizes)
+    params = networks.shapes_of(shape)
+    given = dict(path="a.onnx", image="cls", size=None) | options
+    with pytest.raises(InputError, match=named):
+        programs.write(
+            tmp_path / given["path"],
+            shape,
+            params,
+            given["image"],
+            None,
+            to="onnx",
+            size=given["size"],
+            about=card.About("random"),
+        )
+    assert {file.name for file in tmp_path.iterdir()} == {"mine.onnx"}
+
+
+def test_numbers_that_are_not_finite_and_sizes_of_weights_are_refused(tmp_path):
+    encoder = networks.network("plain")
+    encoder.backbone["cls"] = np.full_like(encoder.backbone["cls"], np.nan)
+    with pytest.raises(InputError, match="finite"):
+        ssl_jax.export(encoder, tmp_path / "a.stablehlo", to="stablehlo")
+    with pytest.raises(InputError, match="size is 64"):
+        ssl_jax.export(encoder, tmp_path / "a", to="timm", size=64)
+    assert not list(tmp_path.iterdir())
