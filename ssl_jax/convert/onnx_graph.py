@@ -5,7 +5,6 @@ indices of windows. Layer norms and GELUs become ONNX's own operators, as infere
 fast kernels for those.
 """
 
-import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -158,16 +157,20 @@ def _broadcast(graph, eqn, x):
 
 
 def _dot_general(graph, eqn, a, b):
-    contracted, batch = eqn.params["dimension_numbers"]
-    ranks = [x.aval.ndim for x in eqn.invars]
-    if ranks[1] == 2 and not batch[0] and tuple(map(tuple, contracted)) == ((ranks[0] - 1,), (0,)):
-        return graph.add("MatMul", a, b)
-    left, right = string.ascii_lowercase[: ranks[0]], list(string.ascii_uppercase[: ranks[1]])
-    for i, j in zip((*contracted[0], *batch[0]), (*contracted[1], *batch[1]), strict=True):
-        right[j] = left[i]
-    out = [left[i] for i in batch[0]]
-    out += [x for x in left if x not in right] + [x for x in right if x not in left]
-    return graph.add("Einsum", a, b, equation=f"{left},{''.join(right)}->{''.join(out)}")
+    (sums_a, sums_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
+    rank_a, rank_b = (x.aval.ndim for x in eqn.invars)
+    free_a = [i for i in range(rank_a) if i not in (*sums_a, *batch_a)]
+    free_b = [i for i in range(rank_b) if i not in (*sums_b, *batch_b)]
+    if len(sums_a) != 1 or len(free_b) != 1 or (batch_a and len(free_a) != 1):
+        raise InputError("the network has a product of arrays that is no product of matrices")
+    a = _transposed(graph, a, [*batch_a, *free_a, *sums_a])
+    return graph.add("MatMul", a, _transposed(graph, b, [*batch_b, *sums_b, *free_b]))
+
+
+def _transposed(graph, x, order):
+    if isinstance(x, np.ndarray):
+        return x.transpose(order)
+    return x if order == sorted(order) else graph.add("Transpose", x, perm=order)
 
 
 def _sliced(graph, x, whole, starts, stops, strides=None):
@@ -238,9 +241,7 @@ _TRANSLATIONS = {
     "convert_element_type": lambda graph, eqn, x: graph.add(
         "Cast", x, to=_type(eqn.params["new_dtype"])
     ),
-    "transpose": lambda graph, eqn, x: graph.add(
-        "Transpose", x, perm=list(eqn.params["permutation"])
-    ),
+    "transpose": lambda graph, eqn, x: _transposed(graph, x, list(eqn.params["permutation"])),
     "concatenate": lambda graph, eqn, *parts: graph.add(
         "Concat", *parts, axis=eqn.params["dimension"]
     ),

@@ -79,13 +79,15 @@ def write(
         raise InputError(f"{path} exists and is no such export; choose another name")
     if size < 1 or size % shape.patch:
         raise InputError(f"size is {size}; it must be a multiple of the patch, {shape.patch}")
-    if not image:
-        raise InputError(
-            f"the image of {about.method} is no average of tokens, which --to={to} needs; timm, hf,"
-            " safetensors and npz do not"
-        )
     if (weights := sum(4 * x.size for x in jax.tree.leaves(params))) > _MOST:
         raise InputError(f"{weights / 1e9:.1f} GB of weights, but a file of {to} holds 2 GB")
+    if not all(np.isfinite(x).all() for x in jax.tree.leaves(params)):
+        raise InputError("the weights have numbers that are not finite; nothing was exported")
+    if not image:
+        raise InputError(
+            f"the image of {about.method} is no average of tokens, which {to} needs; export to"
+            " timm, hf, safetensors or npz"
+        )
     for library in kind.needs:
         importlib.import_module(library)
     (batch,) = export.symbolic_shape("batch")
@@ -96,8 +98,6 @@ def write(
     images = np.random.default_rng(0).random((2, *sides), np.float32)
     theirs, ours = kind.run(content, images), features(images)
     distance = max(float(np.abs(x - getattr(ours, name)).max()) for name, x in theirs.items())
-    if not np.isfinite(distance):
-        raise InputError("the features are not finite; nothing was exported")
     path.write_bytes(content)
     outputs = (f"{name} [{', '.join(map(str, ['B', *x.shape[1:]]))}]" for name, x in theirs.items())
     return [
