@@ -14,6 +14,7 @@ def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:
     """Weights whose tokens, LayerScale and mask vector are those of the network described.
 
     - Codes that a library adds to registers (timm does by default) go into the registers.
+    - Biases of 0 that the network has not are left out.
     - Query tokens were written as registers, behind them.
     - LayerScale and a mask vector that the network has not, but the library's model has, are left
       out where they are neutral: factors of 1, a vector of 0.
@@ -22,6 +23,7 @@ def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:
     """
     arrays, names = dict(weights.arrays), dict(weights.names)
     _take_codes(arrays, model)
+    _take_biases(arrays, names, model)
     if model.get("queries") and "backbone/registers" in arrays:
         tokens, count = arrays.pop("backbone/registers"), model.get("registers", 0)
         title = names.pop("backbone/registers")
@@ -39,6 +41,21 @@ def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:
             for path in paths:
                 del arrays[path], names[path]
     return weights._replace(arrays=arrays, names=names)
+
+
+def _take_biases(arrays: dict, names: dict, model: Mapping[str, Any]) -> None:
+    """Makes biases of query and value, or none, of those of all three, where the others are 0."""
+    kind = model.get("qkv_bias", "all")
+    paths = [path for path in arrays if path.endswith("attn/qkv/bias") and kind != "all"]
+    for path in paths:
+        parts = dict(zip("qkv", np.split(arrays[path], 3)))
+        wanted = {name: parts.pop(name) for name in kind if kind == "qv"}
+        if not any(np.any(part) for part in parts.values()):
+            title = names.pop(path)
+            del arrays[path]
+            for name, part in wanted.items():
+                new = path.replace("qkv/bias", f"{name}_bias")
+                arrays[new], names[new] = part, title
 
 
 def _take_codes(arrays: dict[str, np.ndarray], model: Mapping[str, Any]) -> None:

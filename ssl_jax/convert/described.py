@@ -2,6 +2,7 @@
 written into one."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ SECTION = "ssl_jax"  # our own entry of a config.json
 # Fields of ViTConfig that change how a network is trained or computed, never what it computes.
 _FREE = {
     *("drop_path", "init_std", "position_std", "cls_std", "mask_token"),
+    *("rope_shift", "rope_jitter", "rope_rescale"),
     *("scan", "attention", "remat"),
 }
 
@@ -59,6 +61,13 @@ class Folder(NamedTuple):
     library: str
     model: str
     remarks: list[str]
+
+
+def with_scales(arrays: Mapping[str, np.ndarray], shape: vit.ViTConfig) -> dict[str, np.ndarray]:
+    """An encoder {path: array} with LayerScale in every block; a factor of 1 changes no bit."""
+    blocks, ones = "backbone/blocks", np.ones(shape.width, np.float32)
+    paths = [f"{blocks}/{i}/{ls}/gamma" for i in range(shape.depth) for ls in ("ls1", "ls2")]
+    return dict.fromkeys(paths, ones) | dict(arrays)
 
 
 def section(network: Network) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from ssl_jax import trees
-from ssl_jax.config import InputError
+from ssl_jax.config import InputError, keys_of
 from ssl_jax.convert.weights import Report, Weights, brief
 from ssl_jax.models import position
+from ssl_jax.models.shape import ViTConfig
 
 
 def fill(
@@ -143,6 +144,7 @@ def _fit(path: str, weights: Weights, shape: tuple[int, ...], notes: list[str]):
     return array
 
 
+_DEFAULTS = {name: declared.default for name, declared in keys_of(ViTConfig).items()}
 _HEAD = '; init_only="backbone" loads only the encoder'
 # The likely cause of a shape that does not fit; the first that matches counts.
 _CAUSES = (
@@ -161,7 +163,7 @@ _CAUSES = (
     (r"backbone/registers", "another number of registers or width (model.registers, model.size)"),
     (
         r"backbone/blocks/\d+/mlp/",
-        "another width of the network or its MLP (model.size, model.mlp_ratio)",
+        "another width of the network or its MLP (model.size, model.mlp_ratio, model.mlp)",
     ),
     (r"backbone/", "another width (model.size)"),
     (r"decoder/out/", "another patch side or reconstruction target" + _HEAD),
@@ -258,8 +260,9 @@ def _check_model(shapes, weights: Weights, taken, computed, model: Mapping | Non
             reasons.append(f"{name} are not the fixed sine-cosine codes that this model computes")
             keys |= {"position": "learned"} if path == "backbone/position" else {}
     if model is not None and any(_inside(path, "backbone") for path in taken):
-        wrong = {key: value for key, value in weights.model.items() if model[key] != value}
-        reasons += [f'model.{key} is "{model[key]}"' for key in wrong]
+        values = _DEFAULTS | dict(model)
+        wrong = {key: value for key, value in weights.model.items() if values[key] != value}
+        reasons += [f'model.{key} is "{values[key]}"' for key in wrong]
         if "heads" in wrong:  # of a named size they are fixed
             width = weights.arrays["backbone/norm/scale"].shape[-1]
             keys |= dict(size="custom", width=width, depth=len(_blocks(weights.arrays)))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.convert import rows, tables
-from ssl_jax.convert.described import Described, Folder, Network
+from ssl_jax.convert import dinov3, rows, tables
+from ssl_jax.convert.described import Described, Folder, Network, with_scales
 
 _GELU = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
 # model_type: (its class, family of its tensors).
@@ -18,9 +18,9 @@ _MODELS = {
     "vit_mae": ("ViTMAEModel", "hf"),
     "dinov2": ("Dinov2Model", "hf_dinov2"),
     "dinov2_with_registers": ("Dinov2WithRegistersModel", "hf_dinov2_registers"),
+    "dinov3_vit": ("DINOv3ViTModel", "hf_dinov3"),
 }
 _ELSEWHERE = {  # model types of networks that look like ViTs
-    "dinov3_vit": "RoPE instead of position codes",
     "eva02": "RoPE instead of position codes",
     "clip": "a norm in front of the blocks",
     "siglip": "an attention pooling head",
@@ -34,6 +34,8 @@ def write(network: Network) -> Folder:
     """
     c, arrays, kind = network.shape, dict(network.params), _kind(network)
     name, family = _MODELS[kind]
+    if kind == "dinov3_vit":
+        return _rotating(network)
     config = dict(
         model_type=kind,
         architectures=[name],
@@ -63,12 +65,9 @@ def write(network: Network) -> Folder:
         config |= dict(use_mask_token=False)
     if kind == "dinov2_with_registers":
         config |= dict(num_register_tokens=len(arrays["backbone/registers"]))
-        # It always owns a mask vector and LayerScale; a factor of 1 changes no bit.
+        # It always owns a mask vector and LayerScale.
         arrays["backbone/mask_token"] = np.zeros((1, c.width), np.float32)
-        for i in range(c.depth):
-            for branch in ("ls1", "ls2"):
-                ones = np.ones(c.width, np.float32)
-                arrays.setdefault(f"backbone/blocks/{i}/{branch}/gamma", ones)
+        arrays = with_scales(arrays, c)
     tensors, _ = rows.write(tables.FAMILIES[family].rows, arrays)
     texts = {"preprocessor_config.json": _preparation(network)}
     return Folder(
@@ -76,9 +75,56 @@ def write(network: Network) -> Folder:
     )
 
 
+def _rotating(network: Network) -> Folder:
+    """The folder of a network with rotary position codes."""
+    c, arrays = network.shape, dict(network.params)
+    name, _ = _MODELS["dinov3_vit"]
+    gated = c.mlp == "swiglu"
+    config = dict(
+        model_type="dinov3_vit",
+        architectures=[name],
+        hidden_size=c.width,
+        intermediate_size=c.hidden,
+        num_hidden_layers=c.depth,
+        num_attention_heads=c.heads,
+        hidden_act="silu" if gated else _GELU[c.gelu],
+        use_gated_mlp=gated,
+        query_bias=c.qkv_bias != "none",
+        key_bias=c.qkv_bias == "all",
+        value_bias=c.qkv_bias != "none",
+        num_register_tokens=len(arrays.get("backbone/registers", ())),
+        layer_norm_eps=c.norm_eps,
+        rope_theta=c.rope_base,
+        pos_embed_rescale=None,
+        image_size=c.image_size,
+        patch_size=c.patch,
+        num_channels=c.in_channels,
+        torch_dtype="float32",
+    )
+    arrays["backbone/mask_token"] = np.zeros((1, c.width), np.float32)
+    arrays.setdefault("backbone/registers", np.zeros((0, c.width), np.float32))
+    arrays = with_scales(arrays, c)
+    remarks = []
+    if c.rope_rounded:
+        remarks.append(
+            "transformers computes exact periods, this network has them rounded to bfloat16"
+            " (model.rope_rounded): features differ slightly."
+        )
+    texts = {"preprocessor_config.json": _preparation(network)}
+    tensors = dinov3.to_hugging_face(arrays, c)
+    return Folder(tensors, config, texts, "transformers", name, remarks)
+
+
 def _kind(network: Network) -> str:
     """The model_type that computes this network. Raises InputError if there is none."""
     c, registers = network.shape, "backbone/registers" in network.params
+    if c.position == "rope":
+        if not c.cls:
+            raise InputError(
+                "transformers' DINOv3 has a class token, this network none (model.cls=False);"
+                " export --to timm, whose model can do without"
+            )
+        return "dinov3_vit"
     if not c.cls:
         needs = [
             text
@@ -170,6 +216,8 @@ def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described
         )
     activation = config.get("hidden_act", "gelu")
     activations = {**{theirs: ours for ours, theirs in _GELU.items()}, "gelu_new": "tanh"}
+    if config.get("use_gated_mlp") or config.get("use_swiglu_ffn"):
+        activation = "gelu"  # of no MLP
     if activation not in activations:
         raise InputError(
             f'hidden_act is "{activation}"; known are {", ".join(sorted(activations))}'
@@ -179,4 +227,8 @@ def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described
         model["heads"] = config["num_attention_heads"]
     if "layer_norm_eps" in config:
         model["norm_eps"] = config["layer_norm_eps"]
+    if kind == "dinov3_vit":
+        model["rope_base"] = config.get("rope_theta", 100.0)
+        if isinstance(config.get("image_size"), int):
+            model["image_size"] = config["image_size"]
     return Described(_MODELS[kind][1] if kind in _MODELS else "", model, "")

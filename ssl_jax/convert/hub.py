@@ -88,6 +88,11 @@ def write(
             f'model.stem is "{shape.stem}", which {to} does not have; ssl_jax.save writes such a'
             " network, and ssl_jax.load reads it"
         )
+    if shape.mlp == "swiglu" and shape.position != "rope":
+        raise InputError(
+            'model.mlp is "swiglu" and model.position is not "rope"; of networks with gated MLPs'
+            " those with rotary position codes are exported; ssl_jax.save writes this one"
+        )
     if shape.stages and to != "timm":
         raise InputError(f"a Swin transformer (model.stages) is exported --to timm, not {to}")
     network = Network(shape, _learned(shape, params), image, about.method)
@@ -113,6 +118,16 @@ def _is_ours(path):
         return False
 
 
+def _fill_biases(flat: dict[str, np.ndarray]) -> None:
+    """Biases of 0 where query, key or value have none: of other networks libraries have all."""
+    for path in [path for path in flat if path.endswith("attn/qkv/kernel")]:
+        attention, width = path.removesuffix("qkv/kernel"), flat[path].shape[1] // 3
+        if f"{attention}qkv/bias" not in flat:
+            none = np.zeros(width, np.float32)
+            parts = [flat.pop(f"{attention}{name}_bias", none) for name in "qkv"]
+            flat[f"{attention}qkv/bias"] = np.concatenate(parts)
+
+
 def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """{path: float32 array} with computed position codes as learned ones and query tokens as
     registers: learned tokens without a position are the same thing wherever they stand. The mask
@@ -124,6 +139,8 @@ def _learned(shape: vit.ViTConfig, params: Mapping[str, Any]) -> dict[str, np.nd
         codes = np.zeros((shape.cls + shape.grid**2, shape.width), np.float32)
         codes[int(shape.cls) :] = position.sincos_2d(shape.grid, shape.width)
         flat["position"] = codes
+    if shape.position != "rope":
+        _fill_biases(flat)
     tokens = [flat.pop(name) for name in ("registers", "queries") if name in flat]
     if tokens:
         flat["registers"] = np.concatenate(tokens)

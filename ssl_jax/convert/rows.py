@@ -239,8 +239,8 @@ def timm_blocks(path: str, *names: str) -> tuple[Row, ...]:
         *linear(f"{path}/attn/proj", *of("attn.proj")),
         Row(f"{path}/ls1/gamma", of("ls1.gamma")),
         *norm(f"{path}/norm2", *of("norm2")),
-        *linear(f"{path}/mlp/fc1", *of("mlp.fc1")),
-        *linear(f"{path}/mlp/fc2", *of("mlp.fc2")),
+        *linear(f"{path}/mlp/fc1", *of("mlp.fc1"), *of("mlp.w12")),  # DINOv2 giant: gate and value
+        *linear(f"{path}/mlp/fc2", *of("mlp.fc2"), *of("mlp.w3")),
         Row(f"{path}/ls2/gamma", of("ls2.gamma")),
     )
 
@@ -319,13 +319,17 @@ def hf_dinov2_blocks(path: str, *names: str) -> tuple[Row, ...]:
     def of(*parts):
         return tuple(f"{name}.{part}" for name in names for part in parts)
 
+    # transformers >= 5 has the two apart in memory.
+    apart = linear(f"{path}/mlp/fc1", *of("mlp.gate_proj"), piece=(0, 2))
+    apart += linear(f"{path}/mlp/fc1", *of("mlp.up_proj"), piece=(1, 2))
     return (
         *norm(f"{path}/norm1", *of("norm1")),
         *_hf_attention(path, of),
         Row(f"{path}/ls1/gamma", of("layer_scale1.lambda1")),
         *norm(f"{path}/norm2", *of("norm2")),
-        *linear(f"{path}/mlp/fc1", *of("mlp.fc1")),
-        *linear(f"{path}/mlp/fc2", *of("mlp.fc2")),
+        *linear(f"{path}/mlp/fc1", *of("mlp.fc1", "mlp.weights_in")),  # giant: gate and value
+        *(row._replace(written=False) for row in apart),
+        *linear(f"{path}/mlp/fc2", *of("mlp.fc2", "mlp.weights_out", "mlp.down_proj")),
         Row(f"{path}/ls2/gamma", of("layer_scale2.lambda1")),
     )
 

@@ -5,8 +5,12 @@ which they are tested; of published files, a DINOv2 was at hand (see
 tests/convert/test_front_door.py).
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ssl_jax.convert import dinov3
 from ssl_jax.convert.rows import (
     Row,
     dino_mlp,
@@ -53,6 +57,7 @@ class Family(NamedTuple):
     teacher: (expression, replacement) of names that belong to the EMA teacher although nothing in
       front of them says so.
     note: what to look after.
+    prepare: what happens to {name: array} before the table is applied; None: nothing.
     """
 
     title: str
@@ -64,6 +69,7 @@ class Family(NamedTuple):
     method: str = ""
     teacher: tuple[tuple[str, str], ...] = ()
     note: str = ""
+    prepare: Callable[[Mapping[str, np.ndarray]], dinov3.Prepared] | None = None
 
 
 _PLAIN = {"stem": "linear"}
@@ -85,6 +91,14 @@ _DINOV2 = (
     *dino_mlp("patch_head/mlp", "ibot_head.mlp"),
     *weight_norm("patch_head/last", "ibot_head.last_layer"),
 )
+_ROTATED = _PLAIN | {"gelu": "erf", "position": "rope", "rope_base": 100.0}
+
+
+def _both(rows: Callable[[bool], tuple[Row, ...]]) -> tuple[Row, ...]:
+    """Of networks with and without gated MLPs."""
+    return tuple(dict.fromkeys((*rows(False), *rows(True))))
+
+
 _HF_DINOV2 = (
     *hf_encoder(hf_dinov2_blocks("backbone/blocks/{i}", "encoder.layer.{i}"), mask_token=same),
     Row("backbone/registers", ("embeddings.register_tokens",), tokens),
@@ -145,6 +159,36 @@ FAMILIES: dict[str, Family] = {
             *linear("cls_head/projection/mlp/1", "cls_cluster_head.predictor.layers.2"),
             Row("cls_head/prototypes", ("cls_cluster_head.layer.weight",)),
         ),
+    ),
+    "dinov3": Family(
+        title="DINOv3",
+        mark=r"storage_tokens|rope_embed\.periods",
+        model=_ROTATED,
+        norm_eps=1e-5,
+        rows=(
+            *_both(dinov3.authors_rows),
+            *dino_mlp("head/mlp", "dino_head.mlp"),
+            *weight_norm("head/last", "dino_head.last_layer"),
+            *dino_mlp("patch_head/mlp", "ibot_head.mlp"),
+            *weight_norm("patch_head/last", "ibot_head.last_layer"),
+        ),
+        prepare=dinov3.from_authors,
+    ),
+    "hf_dinov3": Family(
+        title="Hugging Face DINOv3",
+        mark=r"embeddings\.patch_embeddings\.weight",
+        model=_ROTATED,
+        norm_eps=1e-5,
+        rows=_both(dinov3.hugging_face_rows),
+        prepare=dinov3.from_hugging_face,
+    ),
+    "timm_dinov3": Family(
+        title="timm DINOv3",
+        mark=r"blocks\.\d+\.gamma_1",
+        model=_ROTATED,
+        norm_eps=1e-5,
+        rows=_both(dinov3.timm_rows),
+        prepare=dinov3.from_timm,
     ),
     "hf_dinov2_registers": Family(
         title="Hugging Face DINOv2 with registers",

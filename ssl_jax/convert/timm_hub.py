@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ssl_jax.config import InputError
-from ssl_jax.convert import rows, tables
-from ssl_jax.convert.described import Described, Folder, Network
+from ssl_jax.convert import dinov3, rows, tables
+from ssl_jax.convert.described import Described, Folder, Network, with_scales
 from ssl_jax.models import vit
 
 # An architecture of about this width; `model_args` say the rest.
@@ -23,6 +23,7 @@ _GELU = {"erf": "gelu", "tanh": "gelu_tanh"}
 _POOLS = {"cls": "token", "mean": "avg"}
 _EPS = 1e-6  # of its LayerNorms; no argument that JSON can hold changes it
 _SWIN, _SWIN_EPS = "swin_tiny_patch4_window7_224", 1e-5
+_DINOV3, _DINOV3_EPS = "vit_small_patch16_dinov3", 1e-5
 # Settings that belong to an architecture and that neither tensors nor config.json show.
 _UNLIKE = {"quickgelu": "its MLPs have another activation", "rope": "it rotates queries and keys"}
 
@@ -35,6 +36,8 @@ def write(network: Network) -> Folder:
     c, arrays = network.shape, dict(network.params)
     if c.stages:
         return _swin(network)
+    if c.position == "rope":
+        return _rotating(network)
     if c.norm_eps > _EPS:
         raise InputError(
             f"model.norm_eps is {c.norm_eps:g}, but timm's vision transformers have {_EPS:g}, which"
@@ -128,6 +131,52 @@ def _swin(network: Network) -> Folder:
     return Folder(tensors, config, {}, "timm", _SWIN, remarks)
 
 
+def _rotating(network: Network) -> Folder:
+    """The folder of a network with rotary position codes."""
+    c, arrays, remarks = network.shape, with_scales(network.params, network.shape), []
+    gated = c.mlp == "swiglu"
+    for key, cannot in (
+        ("qkv_bias", c.qkv_bias == "all"),
+        ("gelu", c.gelu == "tanh" and not gated),
+        ("norm_eps", c.norm_eps > _DINOV3_EPS),
+    ):
+        if cannot:
+            raise InputError(
+                f"model.{key} is {getattr(c, key)}, which timm's DINOv3 does not have; export"
+                " --to hf, whose config holds it"
+            )
+    if c.norm_eps != _DINOV3_EPS:
+        remarks.append(
+            f"timm adds {_DINOV3_EPS:g} to variances, not {c.norm_eps:g}: features differ in the"
+            " fifth digit or less."
+        )
+    if c.rope_rounded:
+        remarks.append(
+            "timm computes exact periods, this network has them rounded to bfloat16"
+            " (model.rope_rounded): features differ slightly."
+        )
+    pool = _POOLS.get(network.image, "token" if c.cls else "avg")
+    arguments = dict(
+        img_size=c.image_size,
+        patch_size=c.patch,
+        embed_dim=c.width,
+        depth=c.depth,
+        num_heads=c.heads,
+        mlp_ratio=c.hidden / c.width,
+        class_token=c.cls,
+        num_reg_tokens=len(arrays.get("backbone/registers", ())),
+        init_values=c.layer_scale or 1.0,
+        qkv_bias=c.qkv_bias == "qv",
+        swiglu_mlp=gated,
+        swiglu_align_to=1,
+        rope_temperature=c.rope_base,
+        global_pool=pool,
+        use_fc_norm=False,  # the last norm comes before the average
+    )
+    tensors, _ = rows.write(dinov3.timm_rows(gated), arrays)
+    return Folder(tensors, _config(c, _DINOV3, pool, arguments), {}, "timm", _DINOV3, remarks)
+
+
 def _remarks(network: Network) -> list[str]:
     c, remarks = network.shape, []
     if (c.position_resize, c.resize_kernel) != ("exact", "antialias-0.5"):
@@ -152,8 +201,9 @@ def read(config: Mapping[str, Any]) -> Described | None:
     name = config.get("architecture")
     if not isinstance(name, str):
         return None
+    rotating = "dinov3" in name
     for word, reason in _UNLIKE.items():
-        if word in name:
+        if word in name and not rotating:
             raise InputError(f"timm's {name} is a network that ssl_jax does not have: {reason}")
     # Old folders have one level; in newer ones the inner says how images were prepared.
     prepared = config.get("pretrained_cfg", config)
@@ -174,7 +224,13 @@ def read(config: Mapping[str, Any]) -> Described | None:
             f'act_layer is "{activation}"; known are {" and ".join(sorted(_GELU.values()))}'
         )
     model["gelu"] = next(ours for ours, theirs in _GELU.items() if theirs == activation)
+    if rotating:
+        model["rope_base"] = arguments.get("rope_temperature", 100.0)
+        if isinstance(arguments.get("img_size"), int):
+            model["image_size"] = arguments["img_size"]
     pool = arguments.get("global_pool", config.get("global_pool", ""))
     image = next((ours for ours, theirs in _POOLS.items() if theirs == pool), "")
     family = "timm_swin" if name.startswith("swin_") else ""
+    if rotating:
+        return Described("timm_dinov3", model, image)
     return Described("timm" if re.match("vit|deit", name) else family, model, image)

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ssl_jax.config import InputError, unknown
-from ssl_jax.convert import adapt, hub, read, rows, tables
+from ssl_jax.convert import adapt, dinov3, hub, read, rows, tables
 from ssl_jax.convert import fill as fill_lib
 from ssl_jax.convert.weights import Report, Source, Weights, brief
 
@@ -35,7 +35,8 @@ _PARTS = {
     "state_dict_ema": "teacher",
 }
 # What a config.json may say and a config's `model` section must then say too.
-_STATED = ("heads", "gelu", "position_resize", "resize_kernel", "mean", "std")
+_STATED = {"heads", "gelu", "position_resize", "resize_kernel", "mean", "std"}
+_STATED |= {"rope_base", "rope_rounded"}
 # Stored with the weights in a full checkpoint, and nothing to report.
 _STATE = re.compile(
     r"(optimi[sz]ers?|optimizer_states|.*scaler|(lr_)?schedulers?|.*loss|callbacks|loops)(\..*)?"
@@ -83,7 +84,7 @@ def load(path: str | Path, *, family: str | None = None) -> Source:
     described = hub.describe(path)
     family = family or described.family or None
     translated = translate(read.tensors(file), family=family, source=str(path))
-    stated = {key: described.model[key] for key in _STATED if key in described.model}
+    stated = {key: value for key, value in described.model.items() if key in _STATED}
 
     def fitted(weights):
         weights = adapt.to_model(weights, described.model)
@@ -129,13 +130,8 @@ def translate(
 
 # Layers that ours has not, by names that only they have, in all libraries.
 _UNLIKE = {
-    r"(.*\.)?(rope|rope_embed|rope_embeddings)\..*|(.*\.)?storage_tokens|.*\.qkv\.bias_mask"
-    r"|(.*\.)?embeddings\.patch_embeddings\.weight": (
-        "RoPE (DINOv3), which rotates queries and keys by their position, where this vision"
-        " transformer adds position codes"
-    ),
-    r".*\.mlp\.(w12|w[123]|weights_in|weights_out|gate_proj|fc1_[gx])\..*": (
-        "SwiGLU (DINOv2 giant), an MLP with a gate, where this vision transformer has a GELU"
+    r"(.*\.)?(rope|rope_embeddings)\..*": (
+        "rotary position codes of another kind than DINOv3's, which follow from the grid"
     ),
     r".*\.(q_norm|k_norm)\..*": "norms of queries and keys, which this vision transformer lacks",
 }
@@ -177,19 +173,24 @@ def _recognise(parts, source: str) -> str:
 
 def _translate(tensors, names: Mapping[str, str], table: tables.Family, source: str) -> Weights:
     """One tree of {name without wrappers: name} under our paths."""
-    floating = {s: name for s, name in names.items() if _is_floating(tensors[name])}
+    floating = {s: tensors[name] for s, name in names.items() if _is_floating(tensors[name])}
+    prepared = dinov3.Prepared(floating, {}, {})
     try:
-        arrays, origins, left = rows.read(
-            table.rows, {s: tensors[name] for s, name in floating.items()}, table.prefixes
-        )
+        if table.prepare:
+            prepared = table.prepare({s: np.asarray(x, np.float32) for s, x in floating.items()})
+        arrays, parts_of, left = rows.read(table.rows, prepared.tensors, table.prefixes)
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
-    left = [s for s in names if s not in floating or s in set(left)]
+    settled = floating.keys() - prepared.tensors.keys()
+    names = {s: name for s, name in names.items() if s not in settled} | {
+        s: names[origin] for s, origin in prepared.origins.items()
+    }
+    left = [s for s in names if s in set(left) or s not in prepared.tensors]
     _check_extra(left, table, source)
-    titles = {path: " + ".join(names[s] for s in parts) for path, parts in origins.items()}
+    titles = {path: " + ".join(names[s] for s in parts) for path, parts in parts_of.items()}
     notes = [table.note] if table.note else []
     if _class_token_is_unused(arrays):
-        left.append(*origins.pop("backbone/cls"))
+        left.append(*parts_of.pop("backbone/cls"))
         del arrays["backbone/cls"], titles["backbone/cls"]
         notes.append(
             "its class token is not used (FLSL): position codes are fixed, and the class token has"
@@ -201,9 +202,20 @@ def _translate(tensors, names: Mapping[str, str], table: tables.Family, source: 
         arrays,
         titles,
         tuple(names[s] for s in left),
-        table.model,
+        table.model | prepared.model | _kinds(arrays),
         "; ".join(notes),
     )
+
+
+def _kinds(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """What kind of MLP and of biases an encoder's blocks have."""
+    attention, mlp = "backbone/blocks/0/attn", "backbone/blocks/0/mlp"
+    fc1, fc2 = (arrays.get(f"{mlp}/{name}/kernel") for name in ("fc1", "fc2"))
+    if fc1 is None or fc2 is None:
+        return {}
+    bias = "all" if f"{attention}/qkv/bias" in arrays else "none"
+    bias = "qv" if f"{attention}/q_bias" in arrays else bias
+    return {"mlp": "swiglu" if fc1.shape[1] == 2 * fc2.shape[0] else "gelu", "qkv_bias": bias}
 
 
 def _is_floating(tensor) -> bool:

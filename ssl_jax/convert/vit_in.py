@@ -64,25 +64,30 @@ def _vit_config(weights: Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
     }
     if any(path.startswith("stages/") for path in arrays):
         return _swin_config(weights, arrays, fields)
+    rotates = fields.get("position") == "rope"
     depth = len({path.split("/")[1] for path in arrays if path.startswith("blocks/")})
     missing = [
         name
-        for name in ("patch/kernel", "position", "blocks/0/mlp/fc1/kernel")
-        if name not in arrays
+        for name in ("patch/kernel", "position", "blocks/0/mlp/fc2/kernel")
+        if name not in arrays and not (rotates and name == "position")
     ]
     if missing:
         raise InputError(
             f"{weights.source} lacks {', '.join(missing)}, which give the shape of the network"
         )
-    width, hidden = arrays["patch/kernel"].shape[1], arrays["blocks/0/mlp/fc1/kernel"].shape[1]
+    width, hidden = arrays["patch/kernel"].shape[1], arrays["blocks/0/mlp/fc2/kernel"].shape[0]
     ratio = (
         hidden / width
         if int(hidden / width * width) == hidden
         else math.nextafter(hidden / width, math.inf)
     )
     side = math.isqrt(arrays["patch/kernel"].shape[0] // 3)
-    _, grid = fill.grid_of(arrays["position"].shape[0])
-    fixed = fields.get("position") == "sincos" and fill.is_sincos(arrays["position"])
+    if rotates:  # any size will do
+        grid, position = (fields.get("image_size") or 14 * side) // side, "rope"
+    else:
+        _, grid = fill.grid_of(arrays["position"].shape[0])
+        fixed = fields.get("position") == "sincos" and fill.is_sincos(arrays["position"])
+        position = "sincos" if fixed else "learned"
     if 3 * side**2 != arrays["patch/kernel"].shape[0] or grid is None:
         raise InputError(
             f"{weights.source}: patches must be square with 3 channels, and position codes a square"
@@ -100,7 +105,7 @@ def _vit_config(weights: Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
         # How a network starts to learn; any number above 0 makes room for the factors.
         layer_scale=(fields.get("layer_scale") or 1.0) if "blocks/0/ls1/gamma" in arrays else 0.0,
         mask_token="mask_token" in arrays,
-        position="sincos" if fixed else "learned",
+        position=position,
     )
     return vit.ViTConfig(**{"heads": max(1, width // 64)} | dict(fields) | shown)
 

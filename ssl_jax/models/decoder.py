@@ -85,7 +85,7 @@ def decoder(
         hidden=hidden,
         init_std=init_std,
         eps=norm_eps,
-        approximate=gelu == "tanh",
+        activation=gelu,
         dtype=dtype,
         attention_kind=attention,
     )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
-from ssl_jax.models import attention, fused
+from ssl_jax.models import attention, fused, rope
 from ssl_jax.ops import numerics
 
 
@@ -92,10 +92,14 @@ class LayerScale(nnx.Module):
         return x * self.gamma[...]
 
 
-class Mlp(nnx.Module):
-    """Linear, GELU, Linear: [..., width] -> [..., width].
+ACTIVATIONS = ("erf", "tanh", "swiglu")
 
-    `approximate` selects the tanh form of the GELU; published weights use erf.
+
+class Mlp(nnx.Module):
+    """Linear, activation, Linear: [..., width] -> [..., width].
+
+    activation: a GELU, exact ("erf") or in its tanh form; or "swiglu": the first layer gives a gate
+    and a value of `hidden` channels each, side by side in this order.
     """
 
     def __init__(
@@ -105,23 +109,28 @@ class Mlp(nnx.Module):
         hidden: int,
         *,
         init_std: float,
-        approximate: bool,
+        activation: str,
         dtype: DTypeLike,
     ):
         key1, key2 = jax.random.split(key)
-        self.fc1 = linear(normal(key1, (width, hidden), init_std), dtype)
+        inner = hidden * 2 if activation == "swiglu" else hidden
+        self.fc1 = linear(normal(key1, (width, inner), init_std), dtype)
         self.fc2 = linear(normal(key2, (hidden, width), init_std), dtype)
-        self.approximate = approximate
+        self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.fc2(fused.gelu(self.fc1(x), self.approximate))
+        x = self.fc1(x)
+        if self.activation == "swiglu":
+            return self.fc2(fused.swiglu(x))
+        return self.fc2(fused.gelu(x, self.activation == "tanh"))
 
 
 class Attention(nnx.Module):
     """Multi-head self-attention [B, N, width] -> [B, N, width].
 
     The columns of qkv's kernel [width, 3 width] are q, k, v, each cut into heads (timm's and DINO's
-    order). kind: see `attention.attend`.
+    order). bias: which of the three have one, "all" (of qkv), "qv" (q_bias, v_bias) or "none".
+    kind: see `attention.attend`.
     """
 
     def __init__(
@@ -132,10 +141,15 @@ class Attention(nnx.Module):
         *,
         init_std: float,
         dtype: DTypeLike,
+        bias: str = "all",
         kind: str = "auto",
     ):
         key1, key2 = jax.random.split(key)
-        self.qkv = linear(normal(key1, (width, 3 * width), init_std), dtype)
+        kernel = normal(key1, (width, 3 * width), init_std)
+        self.qkv = linear(kernel, dtype, bias=bias == "all")
+        self.biased = bias == "qv"
+        if self.biased:
+            self.q_bias, self.v_bias = (nnx.Param(jnp.zeros(width, jnp.float32)) for _ in range(2))
         self.proj = linear(normal(key2, (width, width), init_std), dtype)
         self.heads, self.kind = heads, kind
 
@@ -146,15 +160,28 @@ class Attention(nnx.Module):
         return attention.padding(self.kind, tokens, width, dtype)
 
     def __call__(
-        self, x: jax.Array, *, seen: int | None = None, return_weights: bool = False
+        self,
+        x: jax.Array,
+        *,
+        rotation: rope.Rotation | None = None,
+        seen: int | None = None,
+        return_weights: bool = False,
     ) -> tuple[jax.Array, jax.Array | None]:
         """Output, and the attention weights [B, heads, N, N] (float32, rows sum to 1) or None.
 
-        seen: tokens that count, the first ones; the others are padding. None: all.
+        rotation: of q and k. seen: tokens that count, the first ones; the others are padding. None:
+          all.
         """
         b, n, width = x.shape
         parts = self.qkv(x).reshape(b, n, 3, self.heads, width // self.heads)
         q, k, v = (parts[:, :, i] for i in range(3))
+        if self.biased:
+            q, v = (
+                part + bias[...].astype(part.dtype).reshape(self.heads, -1)
+                for part, bias in ((q, self.q_bias), (v, self.v_bias))
+            )
+        if rotation is not None:
+            q, k = rope.rotate(q, rotation), rope.rotate(k, rotation)
         weights = None
         if return_weights:
             scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32)
@@ -180,18 +207,19 @@ class Block(nnx.Module):
         *,
         init_std: float,
         eps: float,
-        approximate: bool,
+        activation: str,
         dtype: DTypeLike,
         layer_scale: float = 0.0,
+        qkv_bias: str = "all",
         attention_kind: str = "auto",
     ):
         key1, key2 = jax.random.split(key)
         self.norm1 = LayerNorm(width, eps)
         self.attn = Attention(
-            key1, width, heads, init_std=init_std, dtype=dtype, kind=attention_kind
+            key1, width, heads, init_std=init_std, dtype=dtype, bias=qkv_bias, kind=attention_kind
         )
         self.norm2 = LayerNorm(width, eps)
-        self.mlp = Mlp(key2, width, hidden, init_std=init_std, approximate=approximate, dtype=dtype)
+        self.mlp = Mlp(key2, width, hidden, init_std=init_std, activation=activation, dtype=dtype)
         self.scaled = layer_scale > 0
         if self.scaled:
             self.ls1, self.ls2 = (LayerScale(width, layer_scale) for _ in range(2))
@@ -200,6 +228,7 @@ class Block(nnx.Module):
         self,
         x: jax.Array,
         branch_scale: jax.Array | None = None,
+        rotation: rope.Rotation | None = None,
         *,
         seen: int | None = None,
         return_weights: bool = False,
@@ -210,6 +239,7 @@ class Block(nnx.Module):
           x: float32 [B, N, width].
           branch_scale: float32 [2, B], what drop-path multiplies each example's two branches by,
             or None.
+          rotation: of queries and keys, or None.
           seen: tokens that count, the first ones; the others are padding. None: all.
           return_weights: also return the attention weights.
 
@@ -223,7 +253,10 @@ class Block(nnx.Module):
         if branch_scale is not None:
             factors = jnp.repeat(branch_scale, shape[1], axis=1)[..., None]
         update, weights = self.attn(
-            self.norm1(rows).reshape(shape), seen=seen, return_weights=return_weights
+            self.norm1(rows).reshape(shape),
+            rotation=rotation,
+            seen=seen,
+            return_weights=return_weights,
         )
         update = update.reshape(rows.shape).astype(jnp.float32)
         rows = rows + factors[0] * (self.ls1(update) if self.scaled else update)

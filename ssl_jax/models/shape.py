@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from ssl_jax.config import InputError, check_multiple, field, keys_of
 from ssl_jax.models import attention as attention_lib
 from ssl_jax.models import position as position_lib
+from ssl_jax.models import rope as rope_lib
 from ssl_jax.models import stack
 
 _BY_SIZE = '0 = from the size; set by hand for model.size="custom"'
@@ -50,6 +51,16 @@ class ViTConfig:
         choices=("linear", "conv"),
     )
     mlp_ratio: float = field(4.0, "hidden width of the MLP / token width", above=0, most=100)
+    mlp: str = field(
+        "gelu",
+        'of a block: "gelu", or "swiglu": with a gate of the hidden width (DINOv3 S+, H+, 7B)',
+        choices=("gelu", "swiglu"),
+    )
+    qkv_bias: str = field(
+        "all",
+        'which of query, key and value have a bias: "all", "qv" (DINOv3), or "none"',
+        choices=("all", "qv", "none"),
+    )
     cls: bool = field(True, "class token")
     registers: int = field(
         0,
@@ -61,8 +72,22 @@ class ViTConfig:
     queries: int = field(0, "extra learned query tokens", "tokens", least=0, most=10000)
     position: str = field(
         "learned",
-        'position codes: "sincos" are fixed, and none for the class token',
-        choices=("learned", "sincos"),
+        'position codes: "sincos" are fixed, and none for the class token; "rope" turns queries and'
+        " keys of patches instead (DINOv3)",
+        choices=("learned", "sincos", "rope"),
+    )
+    rope_base: float = field(100.0, "rope: base of the periods", above=1, most=1e6)
+    rope_rounded: bool = field(
+        False, "rope: periods rounded to bfloat16, as in DINOv3's files; timm and transformers: not"
+    )
+    rope_shift: float = field(
+        0.0, "rope: student's coordinates are shifted by up to this much; 0 = not", least=0, most=10
+    )
+    rope_jitter: float = field(
+        1.0, "rope: highest factor that stretches them per axis; 1 = none", least=1, most=100
+    )
+    rope_rescale: float = field(
+        1.0, "rope: the same for both axes at once; DINOv3 7B has 2", least=1, most=100
     )
     position_resize: str = field(
         "exact",
@@ -166,6 +191,17 @@ class ViTConfig:
         return self.image_size // self.patch
 
     @property
+    def activation(self) -> str:
+        """Of the blocks' MLP, see `layers.Mlp`."""
+        return self.mlp if self.mlp == "swiglu" else self.gelu
+
+    @property
+    def rope(self) -> rope_lib.Settings:
+        """The keys `rope_*`."""
+        fields = rope_lib.Settings._fields
+        return rope_lib.Settings(*(getattr(self, f"rope_{name}") for name in fields))
+
+    @property
     def hidden(self) -> int:
         """Hidden width of a block's MLP."""
         return int(self.width * self.mlp_ratio)
@@ -188,6 +224,9 @@ def check_together(values: Mapping, prefix: str = "") -> None:
     check_multiple(f"{prefix}width", width, values["heads"], f"{prefix}heads")
     if values["position"] == "sincos":
         check_multiple(f"{prefix}width", width, 4, f'{prefix}position="sincos"')
+    if values["position"] == "rope":
+        heads = values["heads"]
+        check_multiple(f"{prefix}width", width, 4 * heads, f'4 {prefix}heads (position="rope")')
     check_multiple(f"{prefix}image_size", values["image_size"], values["patch"], f"{prefix}patch")
     if values["stem"] == "conv" and (values["patch"] < 2 or values["patch"].bit_count() > 1):
         raise InputError(
@@ -220,12 +259,18 @@ def _check_stages(values: Mapping, prefix: str) -> None:
     halves = 2 ** (len(stages) - 1)
     for name in ("width", "heads", "patch"):
         check_multiple(f"{prefix}{name}", values[name], halves, f"2^({prefix}stages - 1)")
-    for name, without in dict(cls=False, registers=0, queries=0, stem="linear").items():
+    lacking = dict(cls=False, registers=0, queries=0, stem="linear", mlp="gelu", qkv_bias="all")
+    for name, without in lacking.items():
         if values[name] != without:
             raise InputError(
                 f"{prefix}{name} is {values[name]!r}, which a Swin transformer ({prefix}stages)"
                 f" does not have; set {prefix}{name}={without!r}"
             )
+    if values["position"] == "rope":
+        raise InputError(
+            f'{prefix}position is "rope", but a Swin transformer ({prefix}stages) has relative'
+            f' position biases; set {prefix}position="learned"'
+        )
     if values["layer_scale"]:
         raise InputError(
             f"{prefix}layer_scale is {values['layer_scale']}, which a Swin transformer"

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ssl_jax.models import rope
 from ssl_jax.models.layers import Block
 
 Module = TypeVar("Module", bound=nnx.Module)  # a block
@@ -35,6 +36,7 @@ def run(
     scales: jax.Array | None = None,
     codes: jax.Array | None = None,
     *,
+    rotation: rope.Rotation | None = None,
     start: int = 0,
     stop: int | None = None,
     scan: bool = False,
@@ -43,7 +45,8 @@ def run(
     """x after blocks start .. stop - 1 of a stack (stop None: the last).
 
     scales: of drop-path, [depth, 2, B] or None. codes: added to the tokens after each block,
-      [depth, N, width] or None. scan: one compiled block, in a loop. remat: see `recomputed`.
+      [depth, N, width] or None. rotation: of the tokens, in all blocks, or None. scan: one compiled
+      block, in a loop. remat: see `recomputed`.
     """
     graphdef, state = nnx.split(blocks, graph=True)
     inputs = (state, scales, codes)
@@ -54,11 +57,12 @@ def run(
     if extra := blocks.attn.padding(tokens):
         x = jnp.pad(x, ((0, 0), (0, extra), (0, 0)))
         codes = None if codes is None else jnp.pad(codes, ((0, 0), (0, extra), (0, 0)))
+        rotation = None if rotation is None else rope.among(rotation, 0, extra)
         inputs = (state, scales, codes)
 
     def body(x, inputs):
         state, scale, code = inputs
-        x, _ = nnx.merge(graphdef, state)(x, scale, seen=tokens)
+        x, _ = nnx.merge(graphdef, state)(x, scale, rotation, seen=tokens)
         return x if code is None else x + code, None
 
     body = recomputed(body, remat, in_scan=scan)

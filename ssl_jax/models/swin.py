@@ -160,7 +160,7 @@ class _Block(nnx.Module):
             width,
             int(width * c.mlp_ratio),
             init_std=c.init_std,
-            approximate=c.gelu == "tanh",
+            activation=c.activation,
             dtype=c.dtype,
         )
 

@@ -18,7 +18,7 @@ from flax import nnx
 
 from ssl_jax.models import layers as layers_lib
 from ssl_jax.models import position as position_lib
-from ssl_jax.models import stack, stem, swin
+from ssl_jax.models import rope, stack, stem, swin
 from ssl_jax.models.functional import Model, functional
 from ssl_jax.models.shape import Tokens, ViTConfig, check_inputs
 from ssl_jax.ops import patchify
@@ -31,8 +31,9 @@ def vit(config: ViTConfig) -> Model:
 
     Parameters: "patch" (kernel [patch * patch * channels, d], rows ordered by row, column, channel
     within the patch; or those of `stem.ConvStem`), "cls" [1, d], "position" [(1 if cls) + n, d]
-    (class token's code first), "registers" [r, d], "queries" [q, d], "mask_token" [1, d], "blocks"
-    (of all blocks: each array is [depth, ...]), "norm". With `config.stages`: see `swin.Swin`.
+    (class token's code first; learned codes alone), "registers" [r, d], "queries" [q, d],
+    "mask_token" [1, d], "blocks" (of all blocks: each array is [depth, ...]), "norm". With
+    `config.stages`: see `swin.Swin`.
     """
     build = swin.Swin if config.stages else _ViT
     model = functional(functools.partial(build, config=config), build.__call__)
@@ -58,7 +59,8 @@ def vit(config: ViTConfig) -> Model:
             position codes are added.
           keep: int32 [B, m], indices of the patches to keep; the others are dropped after position
             codes were added.
-          keys: [B] typed PRNG keys, one per image, for drop-path; None = no drop-path.
+          keys: [B] typed PRNG keys, one per image, for drop-path and what rotary position codes
+            draw; None = neither.
           layers: block indices whose outputs to return too, -1 = what enters the first;
             norm_layers: after the final norm.
           attention: also return the last block's attention weights.
@@ -113,9 +115,10 @@ class _ViT(nnx.Module):
             hidden=c.hidden,
             init_std=c.init_std,
             eps=c.norm_eps,
-            approximate=c.gelu == "tanh",
+            activation=c.activation,
             dtype=c.dtype,
             layer_scale=c.layer_scale,
+            qkv_bias=c.qkv_bias,
             attention_kind=c.attention,
         )
         self.blocks = stack.stacked(block, keys[4], c.depth)
@@ -129,7 +132,8 @@ class _ViT(nnx.Module):
         scales = None
         if keys is not None and c.drop_path > 0:
             scales = stack.drop_path_scales(keys, c.drop_path, c.depth)
-        x, inner, weights = self._encode(x, scales, layers, attention)
+        rotation = self._rotation(images, keep, keys)
+        x, inner, weights = self._encode(x, scales, rotation, layers, attention)
         if weights is not None and c.registers:
             hidden = slice(int(c.cls), c.cls + c.registers)
             for axis in (2, 3):
@@ -151,7 +155,8 @@ class _ViT(nnx.Module):
         c = self.config
         codes = None if middle is None else jnp.pad(middle, ((0, 1), (0, 0), (0, 0)))
         x = self._embed(images, None, None)
-        x = stack.run(self.blocks, x, codes=codes, scan=c.scan, remat=c.remat)
+        rotation = self._rotation(images, None, None)
+        x = stack.run(self.blocks, x, codes=codes, rotation=rotation, scan=c.scan, remat=c.remat)
         return self.norm(x[:, x.shape[1] - c.queries :])
 
     def _embed(self, images, masks, keep):
@@ -181,6 +186,8 @@ class _ViT(nnx.Module):
         of that grid.
         """
         c = self.config
+        if c.position == "rope":
+            return 0.0, 0.0
         resize = functools.partial(
             position_lib.resize_codes,
             native=c.grid,
@@ -193,7 +200,18 @@ class _ViT(nnx.Module):
         codes = self.position[...]
         return codes[: int(c.cls)], resize(codes[int(c.cls) :])
 
-    def _encode(self, x, scales, layers, attention):
+    def _rotation(self, images, keep, keys):
+        """How queries and keys of all tokens turn; None with other position codes."""
+        c, (_, height, width, _) = self.config, images.shape
+        if c.position != "rope":
+            return None
+        grid = height // c.patch, width // c.patch
+        rotation = rope.of_patches(grid, c.width // c.heads, c.rope, keys)
+        if keep is not None:
+            rotation = rope.keep(rotation, keep)
+        return rope.among(rotation, c.cls + c.registers, c.queries)
+
+    def _encode(self, x, scales, rotation, layers, attention):
         """Runs all blocks: x after the last, {i: x after block i} for i in layers, and the last
         block's weights or None.
 
@@ -205,11 +223,19 @@ class _ViT(nnx.Module):
         outputs, start, weights = {-1: x}, 0, None
         for stop in sorted({i + 1 for i in layers if 0 <= i < stacked} | {stacked}):
             x = stack.run(
-                self.blocks, x, scales, start=start, stop=stop, scan=c.scan, remat=c.remat
+                self.blocks,
+                x,
+                scales,
+                rotation=rotation,
+                start=start,
+                stop=stop,
+                scan=c.scan,
+                remat=c.remat,
             )
             outputs[stop - 1], start = x, stop
         if attention:
             last = stack.block_of(self.blocks, depth - 1)
-            x, weights = last(x, None if scales is None else scales[depth - 1], return_weights=True)
+            scale = None if scales is None else scales[depth - 1]
+            x, weights = last(x, scale, rotation, return_weights=True)
             outputs[depth - 1] = x
         return x, {i: outputs[i] for i in sorted(layers)}, weights

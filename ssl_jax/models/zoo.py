@@ -30,6 +30,9 @@ SIZES = {
     "b": Size(768, 12, 12, patch=16),
     "l": Size(1024, 24, 16, patch=16),
     "h": Size(1280, 32, 16, patch=14),
+    "h_plus": Size(1280, 32, 20, patch=16),
+    "g": Size(1536, 40, 24, patch=14),
+    "7b": Size(4096, 40, 32, patch=16),
     "swin_t": Size(768, 12, 24, patch=32, stages=(2, 2, 6, 2)),
 }
 
@@ -86,7 +89,7 @@ def forward_flops(config: ViTConfig, height: int, width: int, visible: int | Non
         embed = patches * config.patch**2 * config.in_channels * d
     # qkv; scores and weighted sum; projection
     attention = tokens * d * 3 * d + 2 * tokens * tokens * d + tokens * d * d
-    mlp = 2 * tokens * d * config.hidden
+    mlp = (3 if config.mlp == "swiglu" else 2) * tokens * d * config.hidden
     return 2.0 * (embed + config.depth * (attention + mlp))
 
 

@@ -19,7 +19,11 @@ from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
 
 # What the same weights may be read by in two ways: keys of the config's section `model`.
-_MODEL = ("heads", "stem", "gelu", "position_resize", "resize_kernel", "norm_eps", "mean", "std")
+_MODEL = (
+    *("heads", "stem", "gelu", "mlp", "qkv_bias", "position_resize", "resize_kernel"),
+    *("norm_eps", "mean", "std"),
+)
+_ROPE = ("position", "rope_base", "rope_rounded")  # the same, of networks with rotary codes
 
 
 # The first layer of a projection head, and where a classifier has it (methods.finetune).
@@ -134,7 +138,8 @@ def _constants(tree) -> dict:
 
 
 def _source_of(path: Path, title: str, config, parts: dict) -> Source:
-    model = {name: config.model[name] for name in _MODEL if config.model.get(name)}
+    keys = _MODEL + (_ROPE if config.model.get("position") == "rope" else ())
+    model = {name: config.model[name] for name in keys if name in config.model}
 
     def weights(tree):
         arrays = trees.per_block(tree)

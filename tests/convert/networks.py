@@ -24,6 +24,10 @@ CHANGES = {
     "queries": dict(queries=3, **TIMMS),  # STELLAR
     "layer_scale": dict(layer_scale=0.1),  # DINOv2
     "registers": dict(registers=2, layer_scale=0.1, **TIMMS),
+    "rope": dict(position="rope", qkv_bias="qv", registers=2, layer_scale=0.1, norm_eps=1e-5),
+    "rope_gated": dict(
+        position="rope", qkv_bias="none", mlp="swiglu", mlp_ratio=2.25, queries=1, norm_eps=1e-5
+    ),
     "all": dict(registers=2, queries=3, cls=False, layer_scale=0.1, **TIMMS),
 }
 # transformers has LayerScale and registers only beside a class token.

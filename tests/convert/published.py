@@ -100,6 +100,76 @@ def dinov2(seed: int = 0, *, registers: int = 0, block: str = "blocks.{i}") -> d
     return out | ({"register_tokens": numbers(1, registers, D)} if registers else {})
 
 
+def dinov3(seed: int = 0, *, gated: bool = False) -> dict:
+    """An encoder of DINOv3 under the names of its authors' code: keys have a bias that a mask
+    hides, periods are rounded to bfloat16."""
+    numbers = Numbers(seed + 200)
+    out = {name: x for name, x in dinov2(seed).items() if name != "pos_embed"}
+    out |= {"storage_tokens": numbers(1, 3, D), "rope_embed.periods": np.float32([1.0, 10.0])}
+    for i in range(DEPTH):
+        bias, mlp = f"blocks.{i}.attn.qkv.bias", f"blocks.{i}.mlp"
+        out[bias][D : 2 * D] = 0
+        out[f"{bias}_mask"] = np.repeat(np.float32([1, 0, 1]), D)
+        if gated:
+            first = {name: out.pop(f"{mlp}.fc1.{name}") for name in ("weight", "bias")}
+            out |= {f"{mlp}.w1.{name}": x for name, x in first.items()}
+            out |= linear(numbers, f"{mlp}.w2", D, HIDDEN)
+            out |= {f"{mlp}.w3.{n}": out.pop(f"{mlp}.fc2.{n}") for n in ("weight", "bias")}
+    return out
+
+
+_DINOV3 = {
+    "hf_dinov3": {
+        "cls_token": "embeddings.cls_token",
+        "storage_tokens": "embeddings.register_tokens",
+        "mask_token": "embeddings.mask_token",
+        "patch_embed.proj": "embeddings.patch_embeddings",
+        "blocks.": "layer.",
+        "attn.proj": "attention.o_proj",
+        "ls1.gamma": "layer_scale1.lambda1",
+        "ls2.gamma": "layer_scale2.lambda1",
+        "mlp.w1": "mlp.gate_proj",
+        "mlp.w2": "mlp.up_proj",
+        "mlp.w3": "mlp.down_proj",
+        "mlp.fc1": "mlp.up_proj",
+        "mlp.fc2": "mlp.down_proj",
+    },
+    "timm_dinov3": {
+        "storage_tokens": "reg_token",
+        "ls1.gamma": "gamma_1",
+        "ls2.gamma": "gamma_2",
+        "mlp.w1": "mlp.fc1_g",
+        "mlp.w2": "mlp.fc1_x",
+        "mlp.w3": "mlp.fc2",
+    },
+}
+
+
+def dinov3_as(family: str, tensors: dict) -> dict:
+    """The same under the names of a library."""
+    if family == "dinov3":
+        return tensors
+    out = {}
+    for name, tensor in tensors.items():
+        if name.endswith(("bias_mask", "periods")) or (family, name) == TIMM_LACKS:
+            continue
+        for theirs, other in _DINOV3[family].items():
+            name = name.replace(theirs, other)
+        block, _, kind = name.partition("attn.qkv.")
+        thirds = dict(zip("qkv", np.split(tensor, 3))) if kind else {}
+        if kind == "bias" and family == "timm_dinov3":
+            out |= {f"{block}attn.{x}_bias": thirds[x] for x in "qv"}
+        elif kind and family == "hf_dinov3":
+            parts = "qv" if kind == "bias" else "qkv"
+            out |= {f"{block}attention.{x}_proj.{kind}": thirds[x] for x in parts}
+        else:
+            out[name] = tensor[None] if name == "embeddings.mask_token" else tensor
+    return out
+
+
+TIMM_LACKS = "timm_dinov3", "mask_token"
+
+
 # What Hugging Face calls the parts of timm's encoders and of DINOv2's.
 _HF = {
     "patch_embed.proj": "embeddings.patch_embeddings.projection",
@@ -222,6 +292,9 @@ def families() -> dict[str, dict]:
         "dinov2_registers": dinov2(registers=4),
         "hf_dinov2": as_hf(dinov2()),
         "hf_dinov2_registers": as_hf(dinov2(registers=4)),
+        "dinov3": dinov3(),
+        "hf_dinov3": dinov3_as("hf_dinov3", dinov3()),
+        "timm_dinov3": dinov3_as("timm_dinov3", dinov3()),
         "stellar": stellar_encoder() | stellar_decoder()[1],
     }
 
@@ -278,3 +351,33 @@ def forward(tensors: dict, images: np.ndarray, *, offset: float, eps: float) -> 
     stack = jax.tree.map(lambda *layers: np.stack(layers), *blocks)
     x = np.stack([reference.blocks(stack, tokens, HEADS, eps=eps)[0] for tokens in x])
     return reference.norm(x, _norm(t, "norm"), eps)
+
+
+def forward_dinov3(tensors: dict, images: np.ndarray) -> np.ndarray:
+    """Tokens [B, 1 + registers + n, d] after the final norm."""
+    t = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    kernel, p = t["patch_embed.proj.weight"], PATCH
+    b, height, width, _ = images.shape
+    grid = height // p, width // p
+    x = np.moveaxis((images - MEAN) / STD, -1, 1).reshape(b, 3, grid[0], p, grid[1], p)
+    x = np.einsum("bchpwq,dcpq->bhwd", x, kernel).reshape(b, -1, D) + t["patch_embed.proj.bias"]
+    first = np.concatenate([t["cls_token"][0], t["storage_tokens"][0]])
+    x = np.concatenate([np.broadcast_to(first, (b, *first.shape)), x], axis=1)
+    periods = np.array([1.0, 10.0])  # of a head width of 8; both are numbers of bfloat16
+    rows, columns = np.meshgrid(
+        *(2 * (np.arange(side) + 0.5) / side - 1 for side in grid), indexing="ij"
+    )
+    turns = [axis.reshape(-1, 1) / periods for axis in (rows, columns)]
+    angles = np.pad(2 * np.pi * np.concatenate(turns, 1), ((len(first), 0), (0, 0)))
+    gated = "blocks.0.mlp.w1.weight" in t
+    for i in range(DEPTH):
+        if gated:
+            for kind in ("weight", "bias"):
+                pair = [t[f"blocks.{i}.mlp.{name}.{kind}"] for name in ("w1", "w2")]
+                t[f"blocks.{i}.mlp.fc1.{kind}"] = np.concatenate(pair)
+                t[f"blocks.{i}.mlp.fc2.{kind}"] = t[f"blocks.{i}.mlp.w3.{kind}"]
+    blocks = [_block(t, f"blocks.{i}") for i in range(DEPTH)]
+    stack = jax.tree.map(lambda *layers: np.stack(layers), *blocks)
+    kind = "swiglu" if gated else "erf"
+    x = [reference.blocks(stack, y, HEADS, kind, 1e-5, angles=angles)[0] for y in x]
+    return reference.norm(np.stack(x), _norm(t, "norm"), 1e-5)

@@ -252,7 +252,7 @@ def test_a_folder_of_transformers_needs_no_key(tmp_path):
         (dict(config=config | {"hidden_act": "quick_gelu"}), "quick_gelu"),
         (dict(config=config | {"num_attention_heads": [4]}), "heads"),
         (dict(preprocessor_config={"image_mean": 5}), "config.json"),
-        (dict(config={"model_type": "dinov3_vit"}), "RoPE"),
+        (dict(config={"model_type": "eva02"}), "RoPE"),
         (dict(preprocessor_config=preparation | {"do_rescale": False}), "255"),
     ):
         with pytest.raises(InputError, match=named):

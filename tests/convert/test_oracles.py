@@ -69,6 +69,26 @@ MODELS = {
     ),
     "hf vit": lambda hf: hf.ViTModel(hf.ViTConfig(**SHAPE, intermediate_size=48)),
     "hf dinov2": lambda hf: hf.Dinov2Model(hf.Dinov2Config(**SHAPE)),
+    "timm dinov3": lambda timm: timm.create_model(
+        "vit_small_patch16_dinov3_qkvb", num_classes=0, **TIMM_SHAPE
+    ),
+    "timm dinov3 gated": lambda timm: timm.create_model(
+        "vit_small_plus_patch16_dinov3", num_classes=0, **TIMM_SHAPE
+    ),
+    "hf dinov3": lambda hf: hf.DINOv3ViTModel(
+        hf.DINOv3ViTConfig(**SHAPE, intermediate_size=48, num_register_tokens=4)
+    ),
+    "hf dinov3 gated": lambda hf: hf.DINOv3ViTModel(
+        hf.DINOv3ViTConfig(
+            **SHAPE,
+            intermediate_size=24,
+            use_gated_mlp=True,
+            hidden_act="silu",
+            query_bias=False,
+            value_bias=False,
+        )
+    ),
+    "hf dinov2 gated": lambda hf: hf.Dinov2Model(hf.Dinov2Config(**SHAPE, use_swiglu_ffn=True)),
     "hf dinov2 registers": lambda hf: hf.Dinov2WithRegistersModel(
         hf.Dinov2WithRegistersConfig(**SHAPE, num_register_tokens=3)
     ),
@@ -79,7 +99,8 @@ LEFT = {
     "hf dinov2": set(),
     "hf dinov2 registers": set(),
 }
-REGISTERS = {"timm dinov2": 4, "hf dinov2 registers": 3}
+REGISTERS = {"timm dinov2": 4, "hf dinov2 registers": 3, "hf dinov3": 4}
+REGISTERS |= {"timm dinov3": 4, "timm dinov3 gated": 4}
 
 
 @pytest.mark.parametrize("file", ["folder", "state_dict.pth"])
@@ -92,7 +113,8 @@ def test_features(request, tmp_path, name, file):
     config, params, report = weights(model, tmp_path / file)
     assert set(report.left) == LEFT.get(name, set(report.left))
     assert config.registers == REGISTERS.get(name, 0)
-    assert config.layer_scale > 0 or "dinov2" not in name
+    assert config.layer_scale > 0 or "dino" not in name
+    assert (config.mlp == "swiglu") == name.endswith("gated")
     options = {"interpolate_pos_encoding": True} if name == "hf vit" else {}
 
     def forward(images):
@@ -106,16 +128,13 @@ def test_features(request, tmp_path, name, file):
 
 def test_networks_of_another_kind_are_refused(timm, transformers, tmp_path):
     shape = dict(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, image_size=32)
-    config = transformers.Dinov2Config(**shape, patch_size=8, use_swiglu_ffn=True)
-    transformers.Dinov2Model(config).save_pretrained(tmp_path / "swiglu")
-    config = transformers.DINOv3ViTConfig(**shape, patch_size=8, intermediate_size=64)
-    model = transformers.AutoModel.from_config(config)
-    model.save_pretrained(tmp_path / "dinov3")
-    torch.save(model.state_dict(), tmp_path / "alone.pth")
-    model = timm.create_model("vit_small_patch16_dinov3", num_classes=0, depth=1)
-    torch.save(model.state_dict(), tmp_path / "timm.pth")
-    kinds = {"swiglu": "SwiGLU", "dinov3": "RoPE", "alone.pth": "RoPE", "timm.pth": "gamma_1"}
-    for name, named in kinds.items():
+    config = transformers.SiglipVisionConfig(**shape, patch_size=8, intermediate_size=64)
+    transformers.SiglipVisionModel(config).save_pretrained(tmp_path / "siglip")
+    for name in ("eva02_tiny_patch14_224", "beit_base_patch16_224"):
+        model = timm.create_model(name, num_classes=0, depth=1)
+        torch.save(model.state_dict(), tmp_path / f"{name}.pth")
+    kinds = {"siglip": "siglip", "eva02_tiny_patch14_224.pth": "q_bias"}
+    for name, named in (kinds | {"beit_base_patch16_224.pth": "relative_position"}).items():
         with pytest.raises(InputError, match=named):
             convert.load_vit(tmp_path / name, heads=2)
 

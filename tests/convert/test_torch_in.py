@@ -17,7 +17,7 @@ from ml_collections import FrozenConfigDict
 
 from ssl_jax import convert, methods, settings, trees
 from ssl_jax.config import InputError
-from ssl_jax.convert import rows, tables, torch_in
+from ssl_jax.convert import dinov3, rows, tables, torch_in
 from ssl_jax.models import position, vit
 from tests.convert import published
 from tests.convert.published import DEPTH, GRID, HEADS, HIDDEN, PATCH, D, Numbers, prefixed
@@ -333,6 +333,19 @@ def test_recognised_however_wrapped(family):
     chex.assert_trees_all_equal(dict(arrays), dict(plain.arrays))
 
 
+WRITERS = {
+    "dinov3": dinov3.to_authors,
+    "hf_dinov3": dinov3.to_hugging_face,
+    "timm_dinov3": lambda arrays, shape: rows.write(dinov3.timm_rows(False), arrays)[0],
+}
+
+
+def rotating(**changes) -> vit.ViTConfig:
+    """Of a network in `RECOGNISED` with rotary position codes."""
+    fields = dict(width=D, depth=DEPTH, heads=HEADS, patch=PATCH, image_size=PATCH * GRID)
+    return vit.ViTConfig(**fields, position="rope", **changes)
+
+
 @FAMILY
 def test_what_is_read_is_written_as_it_was(family):
     table = tables.FAMILIES[family].rows
@@ -341,8 +354,13 @@ def test_what_is_read_is_written_as_it_was(family):
         for name, tensor in RECOGNISED[family].items()
         if "pooler" not in name and name != "head.weight"
     }
-    tensors, left = rows.write(table, rows.read(table, published)[0])
-    assert not left and torch_in.translate(tensors).family in (family, "vit")
+    if not tables.FAMILIES[family].prepare:
+        tensors, left = rows.write(table, rows.read(table, published)[0])
+        assert not left
+    else:
+        arrays, shape = torch_in.translate(published).tree("").arrays, rotating()
+        tensors = WRITERS[family](arrays, shape)
+    assert torch_in.translate(tensors).family in (family, "vit")
     chex.assert_trees_all_equal(dict(tensors), published)
 
 
@@ -389,6 +407,36 @@ def test_other_precisions_become_float32():
         assert {array.dtype for array in arrays.values()} == {np.dtype("float32")}
 
 
+@pytest.mark.parametrize("family", WRITERS)
+@pytest.mark.parametrize("gated", [False, True])
+def test_dinov3_under_all_names_is_one_network(saved, family, gated):
+    """Features of the authors' network in float64, of each library's names."""
+    t = published.dinov3(gated=gated)
+    config, params, report = convert.load_vit(saved(published.dinov3_as(family, t)), heads=HEADS)
+    kinds = config.position, config.norm_eps, config.registers, config.mlp, config.qkv_bias
+    assert kinds == ("rope", 1e-5, 3, "swiglu" if gated else "gelu", "qv")
+    assert not report.left and config.hidden == HIDDEN
+    images = np.random.default_rng(0).uniform(size=(2, 12, 20, 3))
+    ours = vit.vit(config).apply(params, jnp.asarray(images, jnp.float32))
+    wanted = published.forward_dinov3(t, images)
+    np.testing.assert_allclose(ours.cls, wanted[:, 0], atol=2e-5)
+    np.testing.assert_allclose(ours.patches, wanted[:, 4:], atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "named, changes",
+    [
+        ("key", {f"blocks.0.attn.qkv.{name}": np.ones(3 * D) for name in ("bias", "bias_mask")}),
+        ("periods", {"rope_embed.periods": np.array([1.0, 7.0])}),
+        ("cls_norm", {"cls_norm.weight": np.ones(D)}),
+        ("pos_embed", {"pos_embed": np.ones((1, 17, D))}),
+    ],
+)
+def test_dinov3_that_computes_something_else_is_refused(named, changes):
+    with pytest.raises(InputError, match=named):
+        torch_in.translate(published.dinov3() | changes)
+
+
 # --- refused
 
 # A name that a network of another kind has beside ours -> what the message must name.
@@ -397,13 +445,13 @@ UNLIKE = {
     "norm_pre.weight": "norm_pre.weight",
     "dist_token": "dist_token",
     "blocks.1.gamma_1": "gamma_1",
-    "blocks.0.mlp.w12.weight": "SwiGLU",
-    "encoder.layer.0.mlp.weights_in.weight": "SwiGLU",
-    "layer.0.mlp.gate_proj.weight": "SwiGLU",
-    "teacher.backbone.blocks.0.0.mlp.w3.bias": "SwiGLU",
-    "rope_embed.periods": "RoPE",
-    "storage_tokens": "RoPE",
-    "embeddings.patch_embeddings.weight": "RoPE",
+    "blocks.0.mlp.w12.weight": "w12",
+    "encoder.layer.0.mlp.weights_in.weight": "weights_in",
+    "layer.0.mlp.gate_proj.weight": "gate_proj",
+    "rope.freqs": "rope",
+    "rope_embed.periods": "pos_embed",
+    "storage_tokens": "pos_embed",
+    "embeddings.patch_embeddings.weight": "pos_embed",
     "blocks.1.attn.q_norm.weight": "norms of queries and keys",
 }
 

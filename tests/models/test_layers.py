@@ -40,6 +40,23 @@ def test_gelu_and_its_derivative(dtype, tolerance, approximate):
         np.testing.assert_allclose(np.asarray(got, np.float64), wanted, tolerance, tolerance)
 
 
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-5), ("bfloat16", 0.01)])
+def test_swiglu_and_its_derivative(dtype, tolerance):
+    """As `test_gelu_and_its_derivative`."""
+    numbers = np.random.default_rng(0).normal(size=(7, 10)) * 3
+    numbers[0, :3] = 0.0, -1e4, 1e4
+    x = jnp.asarray(numbers, dtype)
+    value, derivative = jax.vjp(fused.swiglu, x)
+    assert [y.shape for y in jax.tree.leaves(derivative) if y.ndim] == [x.shape]
+    with jax.enable_x64():
+        exact = jnp.asarray(np.asarray(x, np.float64))
+        want, exactly = jax.vjp(lambda x: jax.nn.silu(x[:, :5]) * x[:, 5:], exact)
+        (slope,) = exactly(jnp.ones_like(want))
+    for got, wanted in ((value, want), (derivative(jnp.ones_like(value))[0], slope)):
+        assert got.dtype == x.dtype
+        np.testing.assert_allclose(np.asarray(got, np.float64), wanted, tolerance, tolerance)
+
+
 def test_gradients_of_layer_norm():
     """JAX's in float64, of input, scale and bias."""
     rng = np.random.default_rng(0)

@@ -31,12 +31,13 @@ def forward(params, images, c, *, masks=None, keep=None, keys=None):
     """Normed tokens [B, N, d] and last attention [B, h, N, N] in float64."""
     p = reference.float64(params)
     rows, columns = images.shape[1] // c.patch, images.shape[2] // c.patch
-    codes = (
-        position.sincos_2d(c.grid, c.width)
-        if c.position == "sincos"
-        else p["position"][int(c.cls) :]
-    )
-    if (rows, columns) != (c.grid, c.grid):
+    if c.position == "rope":
+        codes = 0.0
+    elif c.position == "sincos":
+        codes = position.sincos_2d(c.grid, c.width)
+    else:
+        codes = p["position"][int(c.cls) :]
+    if (rows, columns) != (c.grid, c.grid) and c.position != "rope":
         weights = [
             position.resize_matrix(c.grid, t, rule=c.position_resize, kernel=c.resize_kernel)
             for t in (rows, columns)
@@ -63,12 +64,30 @@ def forward(params, images, c, *, masks=None, keep=None, keys=None):
             x = np.concatenate([p["cls"] + code, x])
         if c.queries:
             x = np.concatenate([x, p["queries"]])
-        x, maps = reference.blocks(p["blocks"], x, c.heads, c.gelu, c.norm_eps, scales[:, :, b])
+        angles = None
+        if c.position == "rope":
+            kept = None if keep is None else np.asarray(keep[b])
+            angles = turns(rows, columns, c.width // c.heads, c.rope_base, kept)
+            angles = np.pad(angles, ((c.cls + c.registers, c.queries), (0, 0)))
+        x, maps = reference.blocks(
+            p["blocks"], x, c.heads, c.activation, c.norm_eps, scales[:, :, b], angles
+        )
         outputs.append(reference.norm(x, p["norm"], c.norm_eps))
         attention.append(maps)
     shown = [i for i in range(len(x)) if not c.cls <= i < c.cls + c.registers]
     attention = np.array(attention)[:, :, shown][..., shown]
     return np.array(outputs)[:, shown], attention
+
+
+def turns(rows, columns, width, base, keep):
+    """Angles [n, width / 2] of the patches that are kept, in radians."""
+    out, quarter = [], width // 4
+    for i in range(rows):
+        for j in range(columns):
+            row, column = (2 * i + 1) / rows - 1, (2 * j + 1) / columns - 1
+            inverse = [2 * np.pi / base ** (k / quarter) for k in range(quarter)]
+            out.append([row * x for x in inverse] + [column * x for x in inverse])
+    return np.array(out if keep is None else [out[i] for i in keep])
 
 
 def embedded(image, p, c):
@@ -120,6 +139,12 @@ PAD = ((1, 1), (1, 1), (0, 0))
         (dict(layer_scale=0.5, registers=3, drop_path=0.8), (20, 16), {"keys": KEYS}),
         (dict(registers=2, queries=2, cls=False, scan=True), (16, 16), KEPT),
         (dict(stem="conv", width=6, mask_token=True), (8, 24), {}),
+        (dict(position="rope", mlp="swiglu", qkv_bias="qv", registers=1, queries=1), (8, 20), {}),
+        (
+            dict(position="rope", qkv_bias="none", scan=True, mask_token=True),
+            (16, 16),
+            MASKED | KEPT,
+        ),
     ],
 )
 def test_matches_numpy(changes, size, inputs):
@@ -182,10 +207,11 @@ def test_position_std_scales_the_position_codes_alone():
 
 
 def test_scan_and_remat_change_no_gradient():
-    images, params = pictures(3), randomised(vit.vit(config(depth=2)))
+    shape = dict(depth=2, position="rope", mlp="swiglu", qkv_bias="qv")
+    images, params = pictures(3), randomised(vit.vit(config(**shape)))
 
     def outcome(**changes):
-        model = vit.vit(config(depth=2, **changes))
+        model = vit.vit(config(**shape, **changes))
 
         def loss(p):
             tokens = all_tokens(model.apply(p, images), jnp)
@@ -204,8 +230,9 @@ def test_scan_and_remat_change_no_gradient():
 @pytest.mark.parametrize("scan", [False, True])
 def test_tokens_added_for_a_kernel_change_nothing(scan, monkeypatch):
     """cuDNN's needs an even number: it stands once around all blocks."""
-    images, params = pictures(3), randomised(vit.vit(TINY))
-    model = vit.vit(config(drop_path=0.5, scan=scan))
+    images, c = pictures(3), config(drop_path=0.5, scan=scan, position="rope", rope_rescale=2.0)
+    model = vit.vit(c)
+    params = randomised(model)
     keys = jax.random.split(jax.random.key(3), 3)
     want = all_tokens(run(model, params, images, keys=keys))
     monkeypatch.setattr(attention_lib, "padding", lambda *_: 3)
@@ -276,7 +303,9 @@ def test_bfloat16_rounds_products_only():
 
 REFUSED = [
     dict(width=15), dict(image_size=18), dict(depth=0), dict(drop_path=1.0),
-    dict(position_std=-1.0), dict(position="rope"), dict(width=18, position="sincos"),
+    dict(position_std=-1.0), dict(position="alibi"), dict(position="rope", width=12),
+    dict(mlp="relu"), dict(qkv_bias="k"), dict(rope_jitter=0.5), dict(rope_base=1.0),
+    dict(width=18, position="sincos"),
     dict(dtype="float16"), dict(mean=(0.5,)), dict(std=(0.2, 0.0, 0.2)), dict(queries=-1),
     dict(registers=-1), dict(layer_scale=-1.0), dict(norm_eps=0.0), dict(mlp_ratio=0.0),
     dict(mlp_ratio=0.01),  # no hidden unit

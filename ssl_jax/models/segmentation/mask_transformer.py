@@ -58,7 +58,7 @@ class _MaskTransformer(nnx.Module):
             hidden=4 * channels,
             init_std=0.02,
             eps=_EPS,
-            approximate=False,
+            activation="erf",
             dtype=jnp.float32,
             attention_kind="xla",
         )

@@ -1,0 +1,246 @@
+"""DINOv3's networks under the names of its authors' code, of Hugging Face and of timm.
+
+Beside parameters the authors' files hold the periods of the rotary position codes, and which of
+query, key and value have a bias.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ssl_jax.config import InputError
+from ssl_jax.convert import rows
+from ssl_jax.convert.rows import Row, linear, matrix, norm, patches, tokens
+from ssl_jax.models import rope
+from ssl_jax.models.shape import ViTConfig
+
+_BASE = 100.0  # of the periods of all published networks
+_BLOCK = "backbone/blocks/{i}"
+
+
+class Prepared(NamedTuple):
+    """What `rows.read` can translate.
+
+    tensors: {name: array}. origins: {name: name in the file}, where it was made of another one.
+    model: what the config's `model` section must say beside the table's.
+    """
+
+    tensors: dict[str, np.ndarray]
+    origins: dict[str, str]
+    model: dict[str, Any]
+
+
+# --- the authors' code
+
+
+def authors_rows(gated: bool) -> tuple[Row, ...]:
+    """An encoder; gated: its MLPs are SwiGLUs."""
+    block = "blocks.{i}"
+    if gated:
+        mlp = (
+            *linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.w1", piece=(0, 2)),
+            *linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.w2", piece=(1, 2)),
+            *linear(f"{_BLOCK}/mlp/fc2", f"{block}.mlp.w3"),
+        )
+    else:
+        mlp = (
+            *linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.fc1"),
+            *linear(f"{_BLOCK}/mlp/fc2", f"{block}.mlp.fc2"),
+        )
+    return (
+        *_tokens("cls_token", "storage_tokens", "patch_embed.proj"),
+        Row("backbone/mask_token", ("mask_token",)),
+        *_norms(block),
+        *_joint(f"{block}.attn"),
+        *linear(f"{_BLOCK}/attn/proj", f"{block}.attn.proj"),
+        Row(f"{_BLOCK}/ls1/gamma", (f"{block}.ls1.gamma",)),
+        Row(f"{_BLOCK}/ls2/gamma", (f"{block}.ls2.gamma",)),
+        *mlp,
+    )
+
+
+def _tokens(cls: str, registers: str, patch: str) -> tuple[Row, ...]:
+    return (
+        Row("backbone/patch/kernel", (f"{patch}.weight",), patches),
+        Row("backbone/patch/bias", (f"{patch}.bias",)),
+        Row("backbone/cls", (cls,), tokens),
+        Row("backbone/registers", (registers,), tokens),
+        *norm("backbone/norm", "norm"),
+    )
+
+
+def _norms(block: str) -> tuple[Row, ...]:
+    return (*norm(f"{_BLOCK}/norm1", f"{block}.norm1"), *norm(f"{_BLOCK}/norm2", f"{block}.norm2"))
+
+
+def _joint(attention: str) -> tuple[Row, ...]:
+    """One matrix for query, key and value."""
+    return (
+        Row(f"{_BLOCK}/attn/qkv/kernel", (f"{attention}.qkv.weight",), matrix),
+        *_biases(attention),
+    )
+
+
+def _biases(attention: str) -> tuple[Row, ...]:
+    """Of all three, or of query and value."""
+    return (
+        Row(f"{_BLOCK}/attn/qkv/bias", (f"{attention}.qkv.bias",)),
+        Row(f"{_BLOCK}/attn/q_bias", (f"{attention}.q_bias",)),
+        Row(f"{_BLOCK}/attn/v_bias", (f"{attention}.v_bias",)),
+    )
+
+
+def from_authors(tensors: Mapping[str, np.ndarray]) -> Prepared:
+    """Masked biases as those of query and value, periods as settings.
+
+    Raises InputError for a norm of the class token alone, a bias of the key that counts, periods of
+    another kind.
+    """
+    found, origins, model = dict(tensors), {}, {"rope_rounded": False}
+    _check_no_codes(tensors)
+    for name in tensors:
+        if re.fullmatch(r"(.*\.)?cls_norm\..*", name):
+            raise InputError(f"{name} belongs to a norm of the class token alone, which ours lacks")
+        if name.endswith("rope_embed.periods"):
+            model |= {"rope_rounded": _rounded(name, found.pop(name))}
+        if name.endswith(".bias_mask"):
+            bias = name.removesuffix("_mask")
+            query, key, value = np.split(found.pop(bias) * found.pop(name), 3)
+            if np.any(key):
+                raise InputError(f"{bias} has a key part that {name} lets through; it must be 0")
+            for part, array in (("q_bias", query), ("v_bias", value)):
+                new = bias.removesuffix("qkv.bias") + part
+                found[new], origins[new] = array, bias
+    return Prepared(found, origins, model)
+
+
+def _check_no_codes(tensors: Mapping[str, np.ndarray]) -> None:
+    """Refuses other networks of the same names, which add position codes. Raises InputError."""
+    others = ("pos_embed", "position_embeddings", "relative_position_bias_table")
+    for name in tensors:
+        if name.endswith(others):
+            raise InputError(
+                f"{name} belongs to a network (BEiT, EVA) with gamma_1, storage_tokens or rope and"
+                " position codes too; of those DINOv3's are read, which have none"
+            )
+
+
+def _rounded(name: str, periods: np.ndarray) -> bool:
+    """Whether these periods are those of base 100 rounded to bfloat16, or exact."""
+    for rounded in (False, True):
+        wanted = rope.periods(4 * periods.size, _BASE, rounded)
+        if np.allclose(periods, wanted, rtol=1e-6, atol=0):
+            return rounded
+    raise InputError(f"{name} are not 100^(k / {periods.size}), exact or rounded to bfloat16")
+
+
+def to_authors(arrays: Mapping[str, np.ndarray], shape: ViTConfig) -> dict[str, np.ndarray]:
+    """The tensors of an encoder {path: array} of that shape, with masks of biases and periods."""
+    tensors, _ = rows.write(authors_rows(shape.mlp == "swiglu"), arrays)
+    for name in [name for name in tensors if name.endswith(".q_bias")]:
+        attention = name.removesuffix("q_bias")
+        query, value = tensors.pop(name), tensors.pop(f"{attention}v_bias")
+        tensors[f"{attention}qkv.bias"] = np.concatenate([query, np.zeros_like(query), value])
+        mask = np.repeat(np.array([1, 0, 1], np.float32), query.size)
+        tensors[f"{attention}qkv.bias_mask"] = mask
+    periods = rope.periods(shape.width // shape.heads, shape.rope_base, shape.rope_rounded)
+    return tensors | {"rope_embed.periods": periods.astype(np.float32)}
+
+
+# --- Hugging Face
+
+
+def hugging_face_rows(gated: bool) -> tuple[Row, ...]:
+    """As `authors_rows`."""
+    block, kernel = "layer.{i}", f"{_BLOCK}/attn/qkv/kernel"
+    attention, mlp = f"{block}.attention", f"{block}.mlp"
+    first = linear(f"{_BLOCK}/mlp/fc1", f"{mlp}.up_proj")
+    if gated:
+        gate = linear(f"{_BLOCK}/mlp/fc1", f"{mlp}.gate_proj", piece=(0, 2))
+        first = (*gate, *linear(f"{_BLOCK}/mlp/fc1", f"{mlp}.value_proj", piece=(1, 2)))
+    names = ("cls_token", "register_tokens", "patch_embeddings")
+    return (
+        *_tokens(*(f"embeddings.{name}" for name in names)),
+        Row("backbone/mask_token", ("embeddings.mask_token",), tokens),
+        *_norms(block),
+        *(
+            Row(kernel, (f"{attention}.{part}_proj.weight",), matrix, (i, 3))
+            for i, part in enumerate("qkv")
+        ),
+        *_biases(attention),
+        *linear(f"{_BLOCK}/attn/proj", f"{attention}.o_proj"),
+        Row(f"{_BLOCK}/ls1/gamma", (f"{block}.layer_scale1.lambda1",)),
+        Row(f"{_BLOCK}/ls2/gamma", (f"{block}.layer_scale2.lambda1",)),
+        *first,
+        *linear(f"{_BLOCK}/mlp/fc2", f"{mlp}.down_proj"),
+    )
+
+
+def from_hugging_face(tensors: Mapping[str, np.ndarray]) -> Prepared:
+    """Biases under the names of `_biases`, and `up_proj`, which is the whole first layer of an MLP
+    or the value beside a gate, under a name of its own in the second case."""
+    found, origins = {name: x for name, x in tensors.items() if x.size}, {}  # no registers
+    _check_no_codes(tensors)
+
+    def rename(old, new):
+        found[new], origins[new] = found.pop(old), old
+
+    for name in tensors:
+        block, _, kind = name.rpartition("mlp.gate_proj.")
+        if block:
+            rename(f"{block}mlp.up_proj.{kind}", f"{block}mlp.value_proj.{kind}")
+        attention = name.removesuffix("q_proj.bias")
+        if attention == name:
+            continue
+        if f"{attention}k_proj.bias" in tensors:
+            parts = [found.pop(f"{attention}{part}_proj.bias") for part in "qkv"]
+            new = f"{attention}qkv.bias"
+            found[new], origins[new] = np.concatenate(parts), name
+        else:
+            rename(name, f"{attention}q_bias")
+            rename(f"{attention}v_proj.bias", f"{attention}v_bias")
+    return Prepared(found, origins, {"rope_rounded": False})
+
+
+def to_hugging_face(arrays: Mapping[str, np.ndarray], shape: ViTConfig) -> dict[str, np.ndarray]:
+    """The tensors of an encoder {path: array} of that shape."""
+    tensors, _ = rows.write(hugging_face_rows(shape.mlp == "swiglu"), arrays)
+    for name in list(tensors):
+        if name.endswith("attention.qkv.bias"):
+            pieces, attention = np.split(tensors.pop(name), 3), name.removesuffix("qkv.bias")
+            tensors |= {f"{attention}{x}_proj.bias": y for x, y in zip("qkv", pieces)}
+        elif name.endswith(("attention.q_bias", "attention.v_bias")):
+            tensors[f"{name.removesuffix('_bias')}_proj.bias"] = tensors.pop(name)
+        elif ".value_proj." in name:
+            tensors[name.replace("value_proj", "up_proj")] = tensors.pop(name)
+    return tensors
+
+
+# --- timm
+
+
+def timm_rows(gated: bool) -> tuple[Row, ...]:
+    """As `authors_rows`."""
+    block = "blocks.{i}"
+    first = linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.fc1")
+    if gated:
+        gate = linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.fc1_g", piece=(0, 2))
+        first = (*gate, *linear(f"{_BLOCK}/mlp/fc1", f"{block}.mlp.fc1_x", piece=(1, 2)))
+    return (
+        *_tokens("cls_token", "reg_token", "patch_embed.proj"),
+        *_norms(block),
+        *_joint(f"{block}.attn"),
+        *linear(f"{_BLOCK}/attn/proj", f"{block}.attn.proj"),
+        Row(f"{_BLOCK}/ls1/gamma", (f"{block}.gamma_1",)),
+        Row(f"{_BLOCK}/ls2/gamma", (f"{block}.gamma_2",)),
+        *first,
+        *linear(f"{_BLOCK}/mlp/fc2", f"{block}.mlp.fc2"),
+    )
+
+
+def from_timm(tensors: Mapping[str, np.ndarray]) -> Prepared:
+    """Raises InputError for other networks of the same names."""
+    _check_no_codes(tensors)
+    return Prepared(dict(tensors), {}, {"rope_rounded": False})
