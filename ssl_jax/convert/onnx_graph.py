@@ -5,6 +5,7 @@ indices of windows. Layer norms and GELUs become ONNX's own operators, as infere
 fast kernels for those.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from jax.extend import core
 
 from ssl_jax.config import InputError
 
-OPSET, _IR = 20, 9  # onnxruntime 1.17 (January 2024) and later read these
+_OPSET, _IR = 20, 9  # onnxruntime 1.17 (January 2024) and later read these
 # A constant, or the name of a tensor of the graph.
 Value = np.ndarray | str
 _SAME = dict(
@@ -40,7 +41,7 @@ def model(
     Raises:
       InputError: an operation that has no translation here.
     """
-    from onnx import checker, helper, numpy_helper
+    from onnx import TensorProto, checker, helper, numpy_helper
 
     graph, jaxpr = _Graph(own), traced.jaxpr
     values = graph.run(jaxpr, traced.consts, ["images"])
@@ -48,8 +49,8 @@ def model(
         graph.add("Identity", value, output=name)
 
     def described(name, x):
-        shape = ["batch", *x.aval.shape[1:]]
-        return helper.make_tensor_value_info(name, _type(x.aval.dtype), shape)
+        sides = ["batch", *x.aval.shape[1:]]
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, sides)
 
     body = helper.make_graph(
         [helper.make_node(kind, *ends, **attributes) for kind, *ends, attributes in graph.nodes],
@@ -58,18 +59,11 @@ def model(
         [described(name, x) for name, x in zip(names, jaxpr.outvars, strict=True)],
         [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
     )
-    opsets = [helper.make_opsetid("", OPSET)]
+    opsets = [helper.make_opsetid("", _OPSET)]
     made = helper.make_model(body, opset_imports=opsets, ir_version=_IR, producer_name="ssl_jax")
     helper.set_model_props(made, metadata)
     checker.check_model(made)
     return made.SerializeToString()
-
-
-def _type(dtype: Any) -> int:
-    """ONNX's number of a type."""
-    from onnx import helper
-
-    return helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
 
 
 class _Graph:
@@ -102,7 +96,7 @@ class _Graph:
         known |= dict(zip(jaxpr.invars, inputs, strict=True))
 
         def read(x):
-            return np.asarray(x.val) if isinstance(x, core.Literal) else known[x]
+            return np.asarray(x.val, x.aval.dtype) if isinstance(x, core.Literal) else known[x]
 
         for eqn in jaxpr.eqns:
             known |= dict(zip(eqn.outvars, self._outputs(eqn, [read(x) for x in eqn.invars])))
@@ -173,44 +167,25 @@ def _transposed(graph, x, order):
     return x if order == sorted(order) else graph.add("Transpose", x, perm=order)
 
 
-def _sliced(graph, x, whole, starts, stops, strides=None):
-    """Cuts the axes that are not taken whole."""
-    strides = strides or [1] * len(whole)
-    cuts = [
-        (start, stop, axis, stride)
-        for axis, (start, stop, stride) in enumerate(zip(starts, stops, strides, strict=True))
-        if (start, stop, stride) != (0, whole[axis], 1)
-    ]
-    return graph.add("Slice", x, *(_ints(*part) for part in zip(*cuts))) if cuts else x
-
-
-def _slice(graph, eqn, x):
-    p = eqn.params
-    starts, stops = p["start_indices"], p["limit_indices"]
-    return _sliced(graph, x, eqn.invars[0].aval.shape, starts, stops, p["strides"])
-
-
 def _split(graph, eqn, x):
-    axis, whole, parts, start = eqn.params["axis"], eqn.invars[0].aval.shape, [], 0
-    for size in eqn.params["sizes"]:
-        starts, stops = [0] * len(whole), list(whole)
-        starts[axis], stops[axis] = start, start + size
-        parts.append(_sliced(graph, x, whole, starts, stops))
-        start += size
-    return parts
+    axis, sizes = eqn.params["axis"], eqn.params["sizes"]
+    ends = itertools.accumulate(sizes)
+    return [
+        graph.add("Slice", x, _ints(end - size), _ints(end), _ints(axis))
+        for size, end in zip(sizes, ends, strict=True)
+    ]
 
 
 def _gather(graph, eqn, x, indices):
-    """Indices that are constants: of one part, or of neighbouring axes, one element each."""
+    """Constant indices: where a part starts, or one element of neighbouring axes for each."""
     p, whole = eqn.params, eqn.invars[0].aval.shape
     numbers, sizes = p["dimension_numbers"], p["slice_sizes"]
     axes = numbers.start_index_map
     if isinstance(indices, str):
         raise InputError("the network picks elements by computed indices, which ONNX export lacks")
     if indices.ndim == 1:
-        starts = [int(indices[axes.index(i)]) if i in axes else 0 for i in range(len(whole))]
-        stops = [start + size for start, size in zip(starts, sizes, strict=True)]
-        return _reshape(graph, eqn, _sliced(graph, x, whole, starts, stops))
+        ends = [index + sizes[axis] for index, axis in zip(indices, axes, strict=True)]
+        return _reshape(graph, eqn, graph.add("Slice", x, indices, _ints(*ends), _ints(*axes)))
     flat = np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), [whole[i] for i in axes])
     merged = [*whole[: axes[0]], -1, *whole[axes[-1] + 1 :]]
     merged = [n if isinstance(n, int) else 0 for n in merged]  # 0 keeps the side
@@ -231,16 +206,11 @@ _TRANSLATIONS = {
     "squeeze": _reshape,
     "broadcast_in_dim": _broadcast,
     "dot_general": _dot_general,
-    "slice": _slice,
     "split": _split,
     "gather": _gather,
     "pad": _pad,
     "reduce_sum": _reduced("ReduceSum"),
     "reduce_max": _reduced("ReduceMax"),
-    "select_n": lambda graph, eqn, which, no, yes: graph.add("Where", which, yes, no),
-    "convert_element_type": lambda graph, eqn, x: graph.add(
-        "Cast", x, to=_type(eqn.params["new_dtype"])
-    ),
     "transpose": lambda graph, eqn, x: _transposed(graph, x, list(eqn.params["permutation"])),
     "concatenate": lambda graph, eqn, *parts: graph.add(
         "Concat", *parts, axis=eqn.params["dimension"]

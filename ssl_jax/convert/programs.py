@@ -24,6 +24,7 @@ from ssl_jax.models import vit
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 _MOST = 2**31 - 2**24  # bytes of weights: protobuf and flatbuffers end at 2 GiB
+_WRONG = 0.05  # of the largest feature: no rounding, not even that of bfloat16
 _METADATA, _PROGRAM = "ssl_jax.json", "program"  # names in the files
 
 
@@ -70,7 +71,8 @@ def write(
 
     Raises:
       InputError: another name, a file of somebody else's, a size that is no multiple of the patch,
-        weights above 2 GB or not finite, a method whose image is no average of tokens.
+        weights above 2 GB or not finite, a method whose image is no average of tokens, features
+        that are not those of `features`.
     """
     path, size, kind = local(path), shape.image_size if size is None else size, TARGETS[to]
     if path.suffix != f".{to}":
@@ -98,12 +100,15 @@ def write(
     images = np.random.default_rng(0).random((2, *sides), np.float32)
     theirs, ours = kind.run(content, images), features(images)
     distance = max(float(np.abs(x - getattr(ours, name)).max()) for name, x in theirs.items())
+    largest = max(float(np.abs(x).max()) for x in theirs.values())
+    if not distance < _WRONG * largest:
+        raise InputError(f"the program's features differ by {distance:.2g}; nothing was exported")
     path.write_bytes(content)
     outputs = (f"{name} [{', '.join(map(str, ['B', *x.shape[1:]]))}]" for name, x in theirs.items())
     return [
         f"images [B, {size}, {size}, {shape.in_channels}] in [0, 1] -> {', '.join(outputs)}",
-        f"{len(content) / 1e6:.1f} MB; features differ by at most {distance:.1g} from ours, which"
-        f" reach {max(float(np.abs(x).max()) for x in theirs.values()):.2g}",
+        f"{len(content) / 1e6:.1f} MB; features, up to {largest:.2g}, differ by at most"
+        f" {distance:.1g} from ours",
     ]
 
 

@@ -131,7 +131,12 @@ def test_what_cannot_be_a_program_is_refused(tmp_path, options, named):
     assert {file.name for file in tmp_path.iterdir()} == {"mine.onnx"}
 
 
-def test_numbers_that_are_not_finite_and_sizes_of_weights_are_refused(tmp_path):
+def test_other_features_and_numbers_that_are_not_finite_are_refused(tmp_path):
+    plain, other = networks.network("plain"), networks.network("sincos")
+    with pytest.raises(InputError, match="differ"):
+        features = plain.shape, plain.backbone, "cls", other
+        about = card.About("random")
+        programs.write(tmp_path / "a.stablehlo", *features, to="stablehlo", size=None, about=about)
     encoder = networks.network("plain")
     encoder.backbone["cls"] = np.full_like(encoder.backbone["cls"], np.nan)
     with pytest.raises(InputError, match="finite"):
