@@ -6,6 +6,7 @@ fast kernels for those.
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -130,17 +131,20 @@ def _ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
 
 
-def _reshape(graph, eqn, x):
+def _shaped(graph, x, sides):
     # Of the new sides one at most depends on the batch: the one that is left over.
-    shape = eqn.outvars[0].aval.shape
-    return graph.add("Reshape", x, _ints(*(n if isinstance(n, int) else -1 for n in shape)))
+    return graph.add("Reshape", x, _ints(*(n if isinstance(n, int) else -1 for n in sides)))
+
+
+def _reshape(graph, eqn, x):
+    return _shaped(graph, x, eqn.outvars[0].aval.shape)
 
 
 def _broadcast(graph, eqn, x):
     given, shape = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     places = eqn.params["broadcast_dimensions"]
     sides = [given[places.index(i)] if i in places else 1 for i in range(len(shape))]
-    x = graph.add("Reshape", x, _ints(*(n if isinstance(n, int) else -1 for n in sides)))
+    x = _shaped(graph, x, sides)
     if tuple(sides) == tuple(shape):
         return x
     new = _ints(*(n if isinstance(n, int) else 1 for n in shape))  # 1 keeps what is there
@@ -150,15 +154,21 @@ def _broadcast(graph, eqn, x):
     return graph.add("Expand", x, graph.add("Concat", batch, new[1:], axis=0))
 
 
-def _dot_general(graph, eqn, a, b):
-    (sums_a, sums_b), (batch_a, batch_b) = eqn.params["dimension_numbers"]
-    rank_a, rank_b = (x.aval.ndim for x in eqn.invars)
-    free_a = [i for i in range(rank_a) if i not in (*sums_a, *batch_a)]
-    free_b = [i for i in range(rank_b) if i not in (*sums_b, *batch_b)]
-    if len(sums_a) != 1 or len(free_b) != 1 or (batch_a and len(free_a) != 1):
-        raise InputError("the network has a product of arrays that is no product of matrices")
-    a = _transposed(graph, a, [*batch_a, *free_a, *sums_a])
-    return graph.add("MatMul", a, _transposed(graph, b, [*batch_b, *sums_b, *free_b]))
+def _dot_general(graph, eqn, *factors):
+    """As products of matrices [..., rows, sums] and [..., sums, columns]."""
+    sums, batch = eqn.params["dimension_numbers"]
+    matrices = []
+    for i, x in enumerate(factors):
+        shape = eqn.invars[i].aval.shape
+        free = [axis for axis in range(len(shape)) if axis not in (*sums[i], *batch[i])]
+        pair = (free, sums[i]) if i == 0 else (sums[i], free)
+        x = _transposed(graph, x, [*batch[i], *pair[0], *pair[1]])
+        sides = [shape[axis] for axis in batch[i]]
+        sides += [math.prod(shape[axis] for axis in axes) for axes in pair]
+        matrices.append(x if len(sides) == len(shape) else _shaped(graph, x, sides))
+    product = graph.add("MatMul", *matrices)
+    flat = len(batch[0]) + 2 == eqn.outvars[0].aval.ndim
+    return product if flat else _reshape(graph, eqn, product)
 
 
 def _transposed(graph, x, order):
