@@ -97,6 +97,8 @@ setup(
         "eval": [*TRAIN, *EVAL],
         # reads .pth files; .safetensors and .npz need nothing
         "convert": [*TRAIN, "torch>=2.6"],
+        # writes `export --to=onnx` and checks it; neither needs torch
+        "onnx": [*TRAIN, "onnx>=1.18", "onnxruntime>=1.20"],
         "track": [*TRAIN, "tensorboardX>=2.6.2", "trackio>=0.30", "wandb>=0.19"],
         "notebooks": [*TRAIN, *NOTEBOOKS],
         "docs": [*TRAIN, *DOCS],

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import convert, evals, methods, settings
 from ssl_jax.config import InputError, unknown
-from ssl_jax.convert import card, hub, own
+from ssl_jax.convert import card, hub, own, programs
 from ssl_jax.data import base, source
 from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
@@ -24,7 +24,7 @@ from ssl_jax.runtime import distributed
 from ssl_jax.train import checkpoint, extension, loop, profile, setup, start
 from ssl_jax.views import workers
 
-EXPORTS = (*hub.TARGETS, "safetensors", "npz")
+EXPORTS = (*hub.TARGETS, "safetensors", "npz", *programs.TARGETS)
 _PACKAGE = Path(__file__).resolve().parent
 _ZOO = _PACKAGE / "zoo" if (_PACKAGE / "zoo").is_dir() else _PACKAGE.parent / "zoo"
 
@@ -200,29 +200,42 @@ def save(encoder: Encoder, path: str | Path, *, dtype: str = "float32", **notes:
 
 
 def export(
-    encoder: Encoder, path: str | Path, *, to: str, about: card.About | None = None
+    encoder: Encoder,
+    path: str | Path,
+    *,
+    to: str,
+    size: int | None = None,
+    about: card.About | None = None,
 ) -> list[str]:
     """Writes a network for other libraries: a folder of weights under their names with config.json
-    and README.md, or one file under our names.
+    and README.md, one file under our names, or a program that runs without this package.
 
-    `load` gives an equal network back.
+    `load` gives an equal network back, but for a program.
 
     Args:
-      path: a folder for "timm" and "hf", a file for "safetensors" and "npz".
+      path: a folder for "timm" and "hf", else a file.
       to: "timm" (`timm.create_model("local-dir:FOLDER", pretrained=True)`), "hf"
-        (`transformers.AutoModel.from_pretrained(FOLDER)`), "safetensors" or "npz".
-      about: data, scores and command for the README, or the notes of the file.
+        (`transformers.AutoModel.from_pretrained(FOLDER)`), "safetensors", "npz", "stablehlo"
+        (`jax.export`, for CPUs, CUDA and TPUs) or "onnx".
+      size: pixels of a side of the images of a program; None: model.image_size.
+      about: data, scores and command for the README, the notes of the file or its metadata.
 
     Returns:
-      Sentences: where the library computes something else, and what is not in it.
+      Sentences: where the library computes something else, and what is not in it; of a program,
+      inputs, outputs and the largest difference to this network.
 
     Raises:
-      InputError: another kind; a folder that holds something else; a network that the library
-        cannot compute, with the key of `model` that it cannot have.
+      InputError: another kind; a folder or file of somebody else's; a network that the library
+        cannot compute, with the key of `model` that it cannot have; a size without a program.
     """
     if to not in EXPORTS:
         raise InputError(unknown("kind of export", to, EXPORTS))
     about = about or card.About(encoder.config.method, step=encoder.step)
+    if to in programs.TARGETS:
+        network = encoder.shape, encoder.backbone, encoder.image_token, encoder
+        return programs.write(path, *network, to=to, size=size, about=about)
+    if size is not None:
+        raise InputError(f"size is {size}, but an export to {to} takes images of every size")
     if to in hub.TARGETS:
         token = encoder.image_token
         remarks = hub.write(path, encoder.shape, encoder.backbone, to=to, image=token, about=about)

