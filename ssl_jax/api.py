@@ -18,7 +18,7 @@ from ssl_jax.data import base, source
 from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
-from ssl_jax.models import zoo
+from ssl_jax.models import lora, zoo
 from ssl_jax.report.evaluation import Evaluation
 from ssl_jax.runtime import distributed
 from ssl_jax.train import checkpoint, extension, loop, profile, setup
@@ -116,7 +116,7 @@ def load(
 
     def weights(saved, step):
         trees = saved.read(step, ("params", "teacher", "constants"), lambda shape: device)
-        network = trees["params"] if trees["teacher"] is None else trees["teacher"]
+        network = lora.network(trees["params"], trees["teacher"], config.model)
         return Encoder(config, network, trees["constants"], step)
 
     return checkpoint.newest(place, weights)

@@ -13,7 +13,8 @@ from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError, local
 from ssl_jax.convert import fill, own, read, torch_in
-from ssl_jax.convert.weights import Source, Weights
+from ssl_jax.convert.weights import Report, Source, Weights, brief
+from ssl_jax.models import lora
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
@@ -55,6 +56,8 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
     """
     if not config.init_from:
         return fresh
+    adapted = bool(config.model.get("lora", 0))
+    evaluated = evaluated or adapted  # student and teacher share what is frozen
     source = _source(config.init_from, jax.tree.leaves(fresh.params)[0].sharding.mesh)
 
     def filled(tree, part):
@@ -68,7 +71,12 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
     params, report = filled(student, "student" if goes_on else "teacher")
     constants = params.pop("constants", fresh.constants)
     reports, teacher = {"init_from": report}, None
-    if fresh.teacher is not None:
+    if adapted:
+        _check_frozen(fresh.params, report)
+    if adapted and fresh.teacher is not None:
+        flat = trees.flatten(params)
+        teacher = trees.nest({path: flat[path] for path in trees.flatten(fresh.teacher)})
+    elif fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
         apart = len(source.trees) > 1 and not evaluated
         reports |= {"init_from, teacher": report} if apart else {}
@@ -80,6 +88,16 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
         teacher=_placed(teacher, fresh.teacher),
         constants=_placed(constants, fresh.constants),
     )
+
+
+def _check_frozen(params, report: Report) -> None:
+    """Refuses to freeze random numbers. Raises InputError."""
+    frozen = trees.shapes(trees.nest(trees.split(params, lora.FROZEN)[0]))
+    if missing := frozen.keys() - report.matched:
+        raise InputError(
+            f"model.lora freezes the encoder, but {report.source} gives no {brief(sorted(missing))}; choose a"
+            " model whose weights it has all, or model.lora=0"
+        )
 
 
 def _source(path: str, mesh) -> Source:
@@ -107,9 +125,11 @@ def _run_folder(path: Path, mesh) -> Source:
         return step, config, fields
 
     step, config, fields = checkpoint.newest(path, taken)
-    parts = {"student": fields["params"] | _constants(fields["constants"])}
-    if fields["teacher"] is not None:
-        parts["teacher"] = fields["teacher"]
+    params, teacher = fields["params"], fields["teacher"]
+    student = lora.network(params, None, config.model)
+    parts = {"student": student | _constants(fields["constants"])}
+    if teacher is not None:
+        parts["teacher"] = lora.network(params, teacher, config.model)
     title = f"{config.method} of ssl_jax, step {step}"
     return _source_of(path, title, config, parts)
 
