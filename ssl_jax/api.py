@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import convert, evals, methods, settings
 from ssl_jax.config import InputError, unknown
-from ssl_jax.convert import card, hub, own
+from ssl_jax.convert import card, hub, own, peft
 from ssl_jax.data import base, source
 from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
@@ -114,10 +114,14 @@ def load(
     config = saved_config(place, trust)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
+    fields = ("params", "teacher", "constants")
+
     def weights(saved, step):
-        trees = saved.read(step, ("params", "teacher", "constants"), lambda shape: device)
-        network = lora.network(trees["params"], trees["teacher"], config.model)
-        return Encoder(config, network, trees["constants"], step)
+        trees = saved.read(step, fields, lambda shape: device)
+        params, teacher, constants = (trees[name] for name in fields)
+        encoder = Encoder(config, lora.network(params, teacher, config.model), constants, step)
+        encoder.adapters = lora.adapters(params if teacher is None else teacher)
+        return encoder
 
     return checkpoint.newest(place, weights)
 
@@ -193,7 +197,12 @@ def save(encoder: Encoder, path: str | Path, *, dtype: str = "float32", **notes:
 
 
 def export(
-    encoder: Encoder, path: str | Path, *, to: str, about: card.About | None = None
+    encoder: Encoder,
+    path: str | Path,
+    *,
+    to: str,
+    about: card.About | None = None,
+    adapters: bool = False,
 ) -> list[str]:
     """Writes a network for other libraries: a folder of weights under their names with config.json
     and README.md, or one file under our names.
@@ -205,6 +214,8 @@ def export(
       to: "timm" (`timm.create_model("local-dir:FOLDER", pretrained=True)`), "hf"
         (`transformers.AutoModel.from_pretrained(FOLDER)`), "safetensors" or "npz".
       about: data, scores and command for the README, or the notes of the file.
+      adapters: write low-rank adapters alone, for PEFT, to be added to the weights that the run
+        started from. Only with to="hf", of a run with `model.lora`.
 
     Returns:
       Sentences: where the library computes something else, and what is not in it.
@@ -215,6 +226,15 @@ def export(
     """
     if to not in EXPORTS:
         raise InputError(unknown("kind of export", to, EXPORTS))
+    if adapters:
+        if to != "hf" or not encoder.adapters:
+            raise InputError(
+                f"adapters are exported to hf, of a run with model.lora; not {encoder} to {to}"
+                " (a network that was saved has them added to its weights)"
+            )
+        base, alpha = encoder.config.init_from, encoder.config.model.lora_alpha
+        peft.write(path, encoder.shape, encoder.adapters["backbone"], alpha=alpha, base=base)
+        return [f"Without adapters: the network of {base}, which must be a model of transformers."]
     about = about or card.About(encoder.config.method, step=encoder.step)
     if to in hub.TARGETS:
         token = encoder.image_token

@@ -11,6 +11,7 @@ from ssl_jax.config import InputError, local
 _LOAD = {
     "timm": 'timm.create_model("local-dir:{}", pretrained=True)',
     "hf": 'transformers.AutoModel.from_pretrained("{}")',
+    "adapters": 'peft.PeftModel.from_pretrained(model, "{}")',
 }
 
 
@@ -21,11 +22,13 @@ def run(options: argparse.Namespace) -> int:
     choices = dict(family=options.family, heads=options.heads, trust=options.trust)
     encoder = api.load(options.network, **choices)
     out = local(options.out)
-    remarks = api.export(encoder, out, to=options.to, about=about(options.network, encoder))
+    facts = about(options.network, encoder)
+    remarks = api.export(encoder, out, to=options.to, about=facts, adapters=options.adapters)
     print(f"{encoder} -> {out}")
     for remark in remarks:
         print(f"  {remark}")
-    print(_LOAD.get(options.to, 'ssl_jax.load("{}")').format(out))
+    to = "adapters" if options.adapters else options.to
+    print(_LOAD.get(to, 'ssl_jax.load("{}")').format(out))
     return os.EX_OK
 
 

@@ -76,6 +76,11 @@ def write(network: Network) -> Folder:
     )
 
 
+def table(network: Network) -> tuple[rows.Row, ...]:
+    """The names of the model that computes this network. Raises InputError if there is none."""
+    return tables.FAMILIES[_MODELS[_kind(network)][1]].rows
+
+
 def _kind(network: Network) -> str:
     """The model_type that computes this network. Raises InputError if there is none."""
     c, registers = network.shape, "backbone/registers" in network.params

@@ -1,5 +1,6 @@
-"""Any method with low-rank adapters (models.lora): its networks get weights with the adapters added,
-and the optimizer and the teacher's average see adapters, heads and nothing of the frozen encoder."""
+"""Any method with low-rank adapters (models.lora): its networks get weights with the adapters
+added; the optimizer and the average of the teacher see adapters and heads, and nothing of the
+frozen encoder."""
 
 import jax
 from ml_collections import ConfigDict

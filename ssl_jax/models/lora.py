@@ -74,17 +74,22 @@ def init(backbone: Mapping, model: ConfigDict, rng: jax.Array) -> dict:
     return trees.nest(flat)
 
 
-def network(params: Mapping, teacher: Mapping | None, model: Mapping | ConfigDict) -> Any:
+def network(params: Mapping, teacher: Mapping | None, model: Any) -> Any:
     """The tree of the teacher, or of the student where there is no teacher, as networks take it.
 
     params: of the student; the teacher has its frozen weights, and holds none itself. model: the
-    section of the config; without adapters the tree is given back as it is.
+    section of the config, a mapping; without adapters the tree is given back as it is.
     """
     if not model.get("lora", 0):
         return params if teacher is None else teacher
     frozen, trained = trees.split(params, FROZEN)
     flat = trained if teacher is None else trees.flatten(teacher)
     return trees.nest(_merged(frozen, flat, model.lora_alpha / model.lora))
+
+
+def adapters(tree: Mapping) -> dict:
+    """The adapters alone of a tree of parameters; {} if it has none."""
+    return trees.nest(trees.split(tree, rf".*/(?:{A}|{B})")[0])
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -96,4 +101,3 @@ def _merged(frozen, trained, scale):
         product = numerics.product("...ir,...ro->...io", flat.pop(path), flat.pop(b))
         flat[kernel] = flat[kernel] + scale * product
     return flat
-

@@ -95,8 +95,8 @@ def _check_frozen(params, report: Report) -> None:
     frozen = trees.shapes(trees.nest(trees.split(params, lora.FROZEN)[0]))
     if missing := frozen.keys() - report.matched:
         raise InputError(
-            f"model.lora freezes the encoder, but {report.source} gives no {brief(sorted(missing))}; choose a"
-            " model whose weights it has all, or model.lora=0"
+            f"model.lora freezes the encoder, but {report.source} gives no"
+            f" {brief(sorted(missing))}; make the model that of the weights, or model.lora=0"
         )
 
 
