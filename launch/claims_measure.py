@@ -60,7 +60,9 @@ def probe(record: dict, folder: Path, network: str, function: Callable, name: st
         encoder = ssl_jax.load(folder)
         if network == "untrained":
             seed = encoder.config.seed
-            weights = state.initial_weights(methods.make(encoder.config), seed)
+            weights = state.initial_weights(
+                methods.make(encoder.config), seed, encoder.config.model
+            )
             encoder = encoder.with_params(weights)
         known.update(function(encoder))
     return known[name]

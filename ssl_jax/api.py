@@ -13,12 +13,12 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import convert, evals, methods, settings
 from ssl_jax.config import InputError, unknown
-from ssl_jax.convert import card, hub, own, programs
+from ssl_jax.convert import card, hub, own, peft, programs
 from ssl_jax.data import base, source
 from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
 from ssl_jax.methods.encoder import Encoder
-from ssl_jax.models import zoo
+from ssl_jax.models import lora, zoo
 from ssl_jax.report.evaluation import Evaluation
 from ssl_jax.runtime import distributed
 from ssl_jax.train import checkpoint, extension, loop, profile, setup, start
@@ -121,10 +121,14 @@ def load(
     config = saved_config(place, trust)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
+    fields = ("params", "teacher", "constants")
+
     def weights(saved, step):
-        trees = saved.read(step, ("params", "teacher", "constants"), lambda shape: device)
-        network = trees["params"] if trees["teacher"] is None else trees["teacher"]
-        return Encoder(config, network, trees["constants"], step)
+        trees = saved.read(step, fields, lambda shape: device)
+        params, teacher, constants = (trees[name] for name in fields)
+        encoder = Encoder(config, lora.network(params, teacher, config.model), constants, step)
+        encoder.adapters = lora.adapters(params if teacher is None else teacher)
+        return encoder
 
     return checkpoint.newest(place, weights)
 
@@ -206,6 +210,7 @@ def export(
     to: str,
     size: int | None = None,
     about: card.About | None = None,
+    adapters: bool = False,
 ) -> list[str]:
     """Writes a network for other libraries: a folder of weights under their names with config.json
     and README.md, one file under our names, or a program that runs without this package.
@@ -219,6 +224,8 @@ def export(
         (`jax.export`, for CPUs, CUDA and TPUs) or "onnx".
       size: pixels of a side of the images of a program; None: model.image_size.
       about: data, scores and command for the README, the notes of the file or its metadata.
+      adapters: write low-rank adapters alone, for PEFT, to be added to the weights that the run
+        started from. Only with to="hf", of a run with `model.lora`.
 
     Returns:
       Sentences: where the library computes something else, and what is not in it; of a program,
@@ -230,6 +237,15 @@ def export(
     """
     if to not in EXPORTS:
         raise InputError(unknown("kind of export", to, EXPORTS))
+    if adapters:
+        if to != "hf" or not encoder.adapters:
+            raise InputError(
+                f"adapters are exported to hf, of a run with model.lora; not {encoder} to {to}"
+                " (a network that was saved has them added to its weights)"
+            )
+        base, alpha = encoder.config.init_from, encoder.config.model.lora_alpha
+        peft.write(path, encoder.shape, encoder.adapters["backbone"], alpha=alpha, base=base)
+        return [f"Without adapters: the network of {base}, which must be a model of transformers."]
     about = about or card.About(encoder.config.method, step=encoder.step)
     if to in programs.TARGETS:
         network = encoder.shape, encoder.backbone, encoder.image_token, encoder

@@ -41,6 +41,14 @@ def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
+def split(tree: Mapping, pattern: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """({path: leaf} of the paths that match the whole regular expression, {path: leaf} of the
+    others)."""
+    flat = flatten(tree)
+    inside = {path: leaf for path, leaf in flat.items() if re.fullmatch(pattern, path)}
+    return inside, {path: leaf for path, leaf in flat.items() if path not in inside}
+
+
 def map_with_path(function: Callable, tree: Mapping, prefix: str = "") -> dict[str, Any]:
     """`tree` with function(path, leaf) in place of each leaf; empty dicts stay."""
     return {

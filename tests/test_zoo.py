@@ -72,7 +72,7 @@ def test_a_run_becomes_a_file(zoo, tmp_path, monkeypatch):
     config = tiny.config("dino")
     config.data.kind, config.data.dir = "folder", "/somewhere/images"
     run = api.prepare(config, tiny.float_source(tiny.config("dino").data))
-    encoder = Encoder(run.config, state.weights(loop.fresh_state(run)), None, 5)
+    encoder = Encoder(run.config, state.weights(loop.fresh_state(run), run.config.model), None, 5)
     scores = {"trained": {"knn": 2.0}, "untrained": {"knn": 1.0}, "raw": {}, "minutes": 0.5}
     monkeypatch.setattr(zoo, "ZOO", tmp_path)
     monkeypatch.setattr(zoo.ssl_jax, "load", lambda folder: encoder)

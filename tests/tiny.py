@@ -2,11 +2,16 @@
 
 import ast
 import math
+import pathlib
+import tempfile
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
+from ssl_jax import config as config_lib
 from ssl_jax import methods, settings
+from ssl_jax.convert import own
 from ssl_jax.data import source
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import loop
@@ -83,6 +88,7 @@ VARIANTS = {
         model.qkv_bias=qv model.registers=2
     """,
     "distill_alone": "distill .own_weight=0.0 views.mask=none",
+    "dinov2_lora": "dinov2 model.lora=2 model.depth=2 model.scan=True",
     "finetune_host": """
         finetune .randaugment.count=2 .repeats=3 .hidden=32 .norm=True .average=False
         .global_token=mean
@@ -130,7 +136,24 @@ def config(name: str, *, mesh_data=1, mesh_fsdp=1, **changes):
     c.mesh.update(dict(data=mesh_data, fsdp=mesh_fsdp))
     for key, x in changes.items():
         c.update_from_flattened_dict({key.replace("__", "."): x})
+    if c.model.lora and not c.init_from:
+        c.init_from = _weights(c)
     return c
+
+
+_FOLDER = tempfile.TemporaryDirectory()
+
+
+def _weights(c) -> str:
+    """A file of random weights, as adapters need some that stay."""
+    plain = ConfigDict(c.to_dict())
+    plain.model.lora = 0
+    plain.mesh.update(dict(data=1, fsdp=1))
+    plain = resolved(plain)
+    params, _ = methods.make(plain).init(jax.random.key(5))
+    file = pathlib.Path(_FOLDER.name, f"{c.method}.safetensors")
+    own.write(file, own.Saved(config_lib.to_json(plain), params, None, {}))
+    return str(file)
 
 
 def check(c) -> None:

@@ -11,6 +11,7 @@ from ssl_jax.config import InputError, local
 _LOAD = {
     "timm": 'timm.create_model("local-dir:{}", pretrained=True)',
     "hf": 'transformers.AutoModel.from_pretrained("{}")',
+    "adapters": 'peft.PeftModel.from_pretrained(model, "{}")',
 }
 
 
@@ -23,14 +24,16 @@ def run(options: argparse.Namespace) -> int:
     encoder = api.load(options.network, **choices)
     out = local(options.out)
     known = about(options.network, encoder)
-    remarks = api.export(encoder, out, to=options.to, size=options.size, about=known)
+    special = dict(size=options.size, adapters=options.adapters)
+    remarks = api.export(encoder, out, to=options.to, about=known, **special)
     print(f"{encoder} -> {out}")
     for remark in remarks:
         print(f"  {remark}")
     if options.to in programs.TARGETS:
         print(f"\n{programs.example(out, options.to)}", end="")
     else:
-        print(_LOAD.get(options.to, 'ssl_jax.load("{}")').format(out))
+        to = "adapters" if options.adapters else options.to
+        print(_LOAD.get(to, 'ssl_jax.load("{}")').format(out))
     return os.EX_OK
 
 

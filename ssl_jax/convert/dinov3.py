@@ -178,6 +178,15 @@ def hugging_face_rows(gated: bool) -> tuple[Row, ...]:
     )
 
 
+def hugging_face_names(gated: bool) -> tuple[Row, ...]:
+    """The same with the names of the files, to be written."""
+    found = hugging_face_rows(gated)
+    return tuple(
+        row._replace(names=tuple(name.replace("value_proj", "up_proj") for name in row.names))
+        for row in found
+    )
+
+
 def from_hugging_face(tensors: Mapping[str, np.ndarray]) -> Prepared:
     """Biases under the names of `_biases`, and `up_proj`, which is the whole first layer of an MLP
     or the value beside a gate, under a name of its own in the second case."""
@@ -206,15 +215,13 @@ def from_hugging_face(tensors: Mapping[str, np.ndarray]) -> Prepared:
 
 def to_hugging_face(arrays: Mapping[str, np.ndarray], shape: ViTConfig) -> dict[str, np.ndarray]:
     """The tensors of an encoder {path: array} of that shape."""
-    tensors, _ = rows.write(hugging_face_rows(shape.mlp == "swiglu"), arrays)
+    tensors, _ = rows.write(hugging_face_names(shape.mlp == "swiglu"), arrays)
     for name in list(tensors):
         if name.endswith("attention.qkv.bias"):
             pieces, attention = np.split(tensors.pop(name), 3), name.removesuffix("qkv.bias")
             tensors |= {f"{attention}{x}_proj.bias": y for x, y in zip("qkv", pieces)}
         elif name.endswith(("attention.q_bias", "attention.v_bias")):
             tensors[f"{name.removesuffix('_bias')}_proj.bias"] = tensors.pop(name)
-        elif ".value_proj." in name:
-            tensors[name.replace("value_proj", "up_proj")] = tensors.pop(name)
     return tensors
 
 

@@ -115,6 +115,13 @@ def _rotating(network: Network) -> Folder:
     return Folder(tensors, config, texts, "transformers", name, remarks)
 
 
+def table(network: Network) -> tuple[rows.Row, ...]:
+    """The names of the model that computes this network. Raises InputError if there is none."""
+    if (kind := _kind(network)) != "dinov3_vit":
+        return tables.FAMILIES[_MODELS[kind][1]].rows
+    return dinov3.hugging_face_names(network.shape.mlp == "swiglu")
+
+
 def _kind(network: Network) -> str:
     """The model_type that computes this network. Raises InputError if there is none."""
     c, registers = network.shape, "backbone/registers" in network.params

@@ -319,17 +319,19 @@ def hf_dinov2_blocks(path: str, *names: str) -> tuple[Row, ...]:
     def of(*parts):
         return tuple(f"{name}.{part}" for name in names for part in parts)
 
-    # transformers >= 5 has the two apart in memory.
-    apart = linear(f"{path}/mlp/fc1", *of("mlp.gate_proj"), piece=(0, 2))
-    apart += linear(f"{path}/mlp/fc1", *of("mlp.up_proj"), piece=(1, 2))
+    # Of DINOv2 giant: gate and value, which transformers >= 5 has apart in memory.
+    gated = linear(f"{path}/mlp/fc1", *of("mlp.weights_in"))
+    gated += linear(f"{path}/mlp/fc1", *of("mlp.gate_proj"), piece=(0, 2))
+    gated += linear(f"{path}/mlp/fc1", *of("mlp.up_proj"), piece=(1, 2))
+    gated += linear(f"{path}/mlp/fc2", *of("mlp.weights_out", "mlp.down_proj"))
     return (
         *norm(f"{path}/norm1", *of("norm1")),
         *_hf_attention(path, of),
         Row(f"{path}/ls1/gamma", of("layer_scale1.lambda1")),
         *norm(f"{path}/norm2", *of("norm2")),
-        *linear(f"{path}/mlp/fc1", *of("mlp.fc1", "mlp.weights_in")),  # giant: gate and value
-        *(row._replace(written=False) for row in apart),
-        *linear(f"{path}/mlp/fc2", *of("mlp.fc2", "mlp.weights_out", "mlp.down_proj")),
+        *linear(f"{path}/mlp/fc1", *of("mlp.fc1")),
+        *linear(f"{path}/mlp/fc2", *of("mlp.fc2")),
+        *(row._replace(written=False) for row in gated),
         Row(f"{path}/ls2/gamma", of("layer_scale2.lambda1")),
     )
 

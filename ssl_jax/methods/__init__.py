@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax.methods import (
+    adapters,
     cribo,
     dino,
     dinov2,
@@ -82,7 +83,8 @@ def import_modules(names: Iterable[str]) -> None:
 
 def make(config: ConfigDict) -> Method:
     """The method that a resolved config names, bound to it."""
-    return get(config.method).make(config)
+    method = get(config.method).make(config)
+    return adapters.adapted(method, config.model) if config.model.get("lora", 0) else method
 
 
 for _module in (cribo, dino, dinov2, finetune, flsl, ibot, mae, massl, sop, sove, stellar):

@@ -37,7 +37,11 @@ class Encoder:
     init: key -> weights of the untrained network; None: those of the config's method.
     mesh: of one axis, whose devices share every batch out; None: where the weights are. See
       `across`.
+    adapters: low-rank adapters, which are added to the weights already, as `api.load` found them
+      in a run; {}: none.
     """
+
+    adapters: dict[str, Any] = {}
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from ssl_jax.config import InputError, check_choice, key, keys_of, unknown
-from ssl_jax.models import stem, swin
+from ssl_jax.models import lora, stem, swin
 from ssl_jax.models.shape import ViTConfig, check_together
 
 _SHAPE = ("width", "depth", "heads")
@@ -49,7 +49,7 @@ def vit_config(section: ConfigDict | Mapping[str, Any], **overrides: Any) -> ViT
       InputError: unknown size or field, width, depth or heads that contradict the size, or values
         ViTConfig refuses.
     """
-    values = {name: section[name] for name in section} | overrides
+    values = {name: section[name] for name in section if name not in lora.defaults()} | overrides
     size, fields = values.pop("size"), keys_of(ViTConfig).keys()
     if strange := sorted(values.keys() - fields):
         raise InputError(unknown("key of the model", f"model.{strange[0]}", sorted(fields)))
@@ -100,12 +100,12 @@ def count(params: Any) -> int:
 
 
 def defaults() -> dict:
-    """The section `model` of the config: the size, and the fields of ViTConfig but `mask_token`,
-    which the method sets.
-    """
+    """The section `model` of the config: the size, the fields of ViTConfig but `mask_token`, which
+    the method sets, and what adapters there are."""
     fields = keys_of(ViTConfig)
     del fields["mask_token"]
-    return dict(size=key("s", "name of a size", choices=(*SIZES, "custom"), free=True), **fields)
+    size = key("s", "name of a size", choices=(*SIZES, "custom"), free=True)
+    return dict(size=size, **fields, **lora.defaults())
 
 
 def model_shape(section: ConfigDict | Mapping[str, Any]) -> tuple[int, int, int]:
@@ -152,5 +152,6 @@ def stages(section: ConfigDict | Mapping[str, Any]) -> tuple[int, ...]:
 def check(config: ConfigDict) -> None:
     """Refuses a `model` section whose keys contradict each other. Raises InputError."""
     m = config.model
+    lora.check(config)
     shape = dict(zip(_SHAPE, model_shape(m), strict=True), stages=stages(m))
     check_together(m.to_dict() | shape, "model.")

@@ -66,7 +66,7 @@ class Evaluation:
         """Weights before training."""
         if self.network is not None and self.network.init is not None:
             return self.network.init(numerics.key(self.config.seed))
-        return state.initial_weights(bound(self.config), self.config.seed)
+        return state.initial_weights(bound(self.config), self.config.seed, self.config.model)
 
     def compare(
         self, params: Any, constants: Any = None, *, first: Callable[[dict], None] | None = None

@@ -15,9 +15,9 @@ from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError, key, local
 from ssl_jax.convert import fill, own, read, torch_in, vit_in
-from ssl_jax.convert.weights import Source, Weights, brief
+from ssl_jax.convert.weights import Report, Source, Weights, brief
 from ssl_jax.methods import base
-from ssl_jax.models import zoo
+from ssl_jax.models import lora, zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
@@ -32,7 +32,18 @@ _ROPE = ("position", "rope_base", "rope_rounded")  # the same, of networks with 
 
 # Fields of a network's shape that a run may choose, whatever weights it starts from.
 _CHOSEN = {"drop_path", "init_std", "position_std", "cls_std", "mask_token", "queries"}
-_CHOSEN |= {"scan", "attention", "remat", "dtype", "rope_shift", "rope_jitter", "rope_rescale"}
+_CHOSEN |= {
+    "lora",
+    "lora_alpha",
+    "lora_on",
+    "scan",
+    "attention",
+    "remat",
+    "dtype",
+    "rope_shift",
+    "rope_jitter",
+    "rope_rescale",
+}
 
 CHANNELS = key(
     "mean",
@@ -129,6 +140,8 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
     """
     if not config.init_from:
         return fresh
+    adapted = bool(config.model.get("lora", 0))
+    evaluated = evaluated or adapted  # student and teacher share what is frozen
     source = _source(config.init_from, jax.tree.leaves(fresh.params)[0].sharding.mesh)
 
     def filled(tree, part):
@@ -144,7 +157,12 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
     constants = params.pop("constants", None)
     constants = {**fresh.constants, **constants} if constants else fresh.constants
     reports, teacher = {"init_from": report}, None
-    if fresh.teacher is not None:
+    if adapted:
+        _check_frozen(fresh.params, report)
+    if adapted and fresh.teacher is not None:
+        flat = trees.flatten(params)
+        teacher = trees.nest({path: flat[path] for path in trees.flatten(fresh.teacher)})
+    elif fresh.teacher is not None:
         teacher, report = filled(fresh.teacher, "teacher")
         apart = len(source.trees) > 1 and not evaluated
         reports |= {"init_from, teacher": report} if apart else {}
@@ -180,6 +198,16 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
     return state._replace(constants=constants)
 
 
+def _check_frozen(params, report: Report) -> None:
+    """Refuses to freeze random numbers. Raises InputError."""
+    frozen = trees.shapes(trees.nest(trees.split(params, lora.FROZEN)[0]))
+    if missing := frozen.keys() - report.matched:
+        raise InputError(
+            f"model.lora freezes the encoder, but {report.source} gives no"
+            f" {brief(sorted(missing))}; make the model that of the weights, or model.lora=0"
+        )
+
+
 def _source(path: str, mesh) -> Source:
     read.check_local(path)
     place = local(path)
@@ -205,9 +233,11 @@ def _run_folder(path: Path, mesh) -> Source:
         return step, config, fields
 
     step, config, fields = checkpoint.newest(path, taken)
-    parts = {"student": fields["params"] | _constants(fields["constants"])}
-    if fields["teacher"] is not None:
-        parts["teacher"] = fields["teacher"]
+    params, teacher = fields["params"], fields["teacher"]
+    student = lora.network(params, None, config.model)
+    parts = {"student": student | _constants(fields["constants"])}
+    if teacher is not None:
+        parts["teacher"] = lora.network(params, teacher, config.model)
     title = f"{config.method} of ssl_jax, step {step}"
     return _source_of(path, title, config, parts)
 

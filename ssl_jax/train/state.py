@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 
 from ssl_jax.methods import Method
+from ssl_jax.models import lora
 from ssl_jax.ops import numerics
 from ssl_jax.train.optim import Optimizer
 
@@ -57,15 +59,14 @@ def create(method: Method, optimizer: Optimizer, seed: int, constants: Any = Non
     )
 
 
-def weights(state: TrainState) -> Any:
+def weights(state: TrainState, model: ConfigDict) -> Any:
     """The tree to evaluate and to ship: the teacher where there is one, else the trained
-    parameters."""
-    return state.params if state.teacher is None else state.teacher
+    parameters; with adapters added. model: the section of the config."""
+    return lora.network(state.params, state.teacher, model)
 
 
-def initial_weights(method: Method, seed: int) -> Any:
+def initial_weights(method: Method, seed: int, model: ConfigDict) -> Any:
     """What `weights` would give before the first step of a run with random weights: the untrained
     network."""
     params, _ = method.init(jax.random.split(numerics.key(seed))[0])
-    teacher = method.teacher_of(params)
-    return params if teacher is None else teacher
+    return lora.network(params, method.teacher_of(params), model)

@@ -34,7 +34,9 @@ def make_step(
     teacher and carry as they were and is counted. If the batch has "stop", bool [B], the metrics
     have "stop": whether any row is True."""
     plan = schedule.schedules(config)
-    loss_of = make_loss(method, config.optim.chunks, dtype=config.model.dtype)
+    # Kernels that adapters are added to are not rounded before.
+    sent = "float32" if config.model.get("lora", 0) else config.model.dtype
+    loss_of = make_loss(method, config.optim.chunks, dtype=sent)
 
     def train_step(state: TrainState, batch):
         batch = dict(batch)

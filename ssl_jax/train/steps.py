@@ -243,7 +243,8 @@ class Steps:
 
     def _network(self) -> tuple[Any, Any]:
         """Weights and constants to evaluate, on this process."""
-        return distributed.local((state.weights(self._current), self._current.constants))
+        weights = state.weights(self._current, self._config.model)
+        return distributed.local((weights, self._current.constants))
 
     def _save(self, **how: bool) -> None:
         self._saved.save(self._current, resume.meta(self._config, self._at), **how)

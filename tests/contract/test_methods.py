@@ -8,19 +8,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from ssl_jax import trees
+from ssl_jax.models import lora
 from ssl_jax.train import step
 from ssl_jax.views import recipe
 from tests import tiny
 from tests.contract import steps
 
 methods = pytest.mark.parametrize("case", steps.cases(), indirect=True)
-# What else lies cut among devices: a memory, a Gram teacher.
-with_cut = pytest.mark.parametrize(
-    "case", steps.cases([*steps.NAMES, "cribo_cut", "dinov2_gram"]), indirect=True
+# What else lies cut among devices (a memory, a Gram teacher), and adapters.
+on_devices = pytest.mark.parametrize(
+    "case", steps.cases([*steps.NAMES, "cribo_cut", "dinov2_gram", "dinov2_lora"]), indirect=True
 )
 
 
-@with_cut
+@on_devices
 def test_one_trace_and_no_hidden_transfer(case):
     state, batches = case.start(), [case.put(batch) for batch in case.batches[:4]]
     with jax.transfer_guard("disallow"):
@@ -59,7 +61,7 @@ def is_cut(tree):
     return not all(x.sharding.is_fully_replicated for x in jax.tree.leaves(tree))
 
 
-@with_cut
+@on_devices
 def test_eight_devices_give_the_losses_of_one(case):
     check_eight(case, *case.mesh)
 
@@ -151,7 +153,7 @@ def test_loss_and_gradient_are_finite_whatever_comes_in(case, dtype):
         chex.assert_tree_all_finite(jax.tree.map(lambda x: np.asarray(x, np.float32), result))
 
 
-@with_cut
+@on_devices
 def test_what_devices_send_each_other(case):
     """Weights that are cut, the gradient once, and of all that the networks say of the images at
     most once as much: no images, no memory."""
@@ -159,13 +161,15 @@ def test_what_devices_send_each_other(case):
     run, (data, fsdp) = case.run, case.mesh
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8))
     views = recipe.abstract_views(run.method.views, 8)
-    trees = fresh.params, fresh.teacher, fresh.constants, views, keys
+    inputs = fresh.params, fresh.teacher, fresh.constants, views, keys
     encode = functools.partial(run.method.encode, progress=step.progress_at(0, run.config))
-    features = size(jax.eval_shape(encode, *trees))
-    trees = fresh.params, fresh.teacher, fresh.constants
-    cut, cut_teacher, cut_constants = (size(x, cut=True) for x in trees)
+    features = size(jax.eval_shape(encode, *inputs))
+    held = fresh.params, fresh.teacher, fresh.constants
+    cut, cut_teacher, cut_constants = (size(x, cut=True) for x in held)
+    trained = trees.split(fresh.params, lora.FROZEN)[1] if run.config.model.lora else fresh.params
+    summed_cut = size(trained, cut=True)
     # What a device has of it afterwards is what counts; cut parts are summed over "data" as well.
-    gradient = size(fresh.params) - cut + cut / fsdp * (1 + (fsdp > 1 and data > 1))
+    gradient = size(trained) - summed_cut + summed_cut / fsdp * (1 + (fsdp > 1 and data > 1))
     gathered = program.volume("all-gather")
     summed = program.volume("reduce-scatter") + program.volume("all-reduce")
     assert gathered <= 1.01 * (cut + cut_teacher + cut_constants) + features

@@ -148,7 +148,7 @@ def test_three_rows_in_order_and_baselines_only_where_named(config, types, monke
 
     monkeypatch.setattr(evaluation, "Encoder", Encoder)
     monkeypatch.setattr(evaluation, "bound", lambda config: "method")
-    monkeypatch.setattr(evaluation.state, "initial_weights", lambda method, seed: np.float32(1))
+    monkeypatch.setattr(evaluation.state, "initial_weights", lambda *of: np.float32(1))
     evals.register(
         "scale",
         lambda case, _: {"scale": float(np.abs(case.both_features()[1].image).mean())},

@@ -45,7 +45,7 @@ class Squares(fakes.Source):
 @pytest.fixture(scope="module")
 def encoder():
     config = FrozenConfigDict(tiny.config("sop", model__drop_path=0.0))
-    return Encoder(config, state.initial_weights(bound(config), 0))
+    return Encoder(config, state.initial_weights(bound(config), 0, config.model))
 
 
 def section(**changes):

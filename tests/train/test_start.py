@@ -78,7 +78,7 @@ def test_student_and_teacher_go_to_their_own_and_the_rest_is_new(both, plain):
     rest = [s._replace(params=None, teacher=None) for s in (start, plain)]
     assert tiny.identical(*rest) and placed(start) == placed(plain)
     # The untrained network of a comparison stays random.
-    untrained = state.initial_weights(run.method, run.config.seed)
+    untrained = state.initial_weights(run.method, run.config.seed, run.config.model)
     assert not np.array_equal(query(untrained), query(start.teacher))
     only = fresh(init_from=str(path), init_only="backbone", **OFFSET)[1].params
     assert tiny.identical(only["backbone"], start.params["backbone"])

@@ -1,0 +1,69 @@
+"""Low-rank adapters as the library PEFT has them: adapter_config.json and
+adapter_model.safetensors, for a model of transformers.
+
+The names are those that its modules have in memory since transformers 5.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from ssl_jax import trees
+from ssl_jax.config import InputError, local
+from ssl_jax.convert import hf_hub, rows
+from ssl_jax.convert.described import Network
+from ssl_jax.models import lora, vit
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def write(
+    path: str | Path, shape: vit.ViTConfig, adapters: Mapping[str, Any], *, alpha: float, base: str
+) -> None:
+    """Writes the folder that `peft.PeftModel.from_pretrained(MODEL, FOLDER)` loads.
+
+    Query, key and value, one kernel here and three there, get one A each, all alike.
+
+    Args:
+      path: a folder that is new, empty, or holds an earlier export of adapters.
+      shape: of the encoder. adapters: of its tree "lora_a" and "lora_b" alone. alpha:
+        `model.lora_alpha`. base: where the frozen weights came from, for people.
+
+    Raises:
+      InputError: another folder; a network that no model of transformers computes.
+    """
+    path = local(path)
+    if path.is_file() or (path.is_dir() and {p.name for p in path.iterdir()} - {_CONFIG, _WEIGHTS}):
+        raise InputError(f"{path} is no folder of adapters; export to one that is new or empty")
+    extra = np.zeros((shape.registers + shape.queries, shape.width), np.float32)
+    network = Network(shape, {"backbone/registers": extra} if len(extra) else {}, "", "")
+    names = [row._replace(names=row.names[-1:]) for row in hf_hub.table(network)]
+    tensors, modules, rank = {}, [], 0
+    flat = trees.per_block({"backbone": adapters})
+    for a in (name for name in flat if name.endswith(lora.A)):
+        layer = a.removesuffix(lora.A)
+        rank = flat[a].shape[1]
+        for name, b in rows.write(names, {f"{layer}kernel": flat[layer + lora.B]})[0].items():
+            modules.append(name.removesuffix(".weight"))
+            tensors[f"base_model.model.{modules[-1]}.lora_A.weight"] = np.asarray(flat[a]).T
+            tensors[f"base_model.model.{modules[-1]}.lora_B.weight"] = b
+    config = dict(
+        peft_type="LORA",
+        base_model_name_or_path=base,
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=modules,
+        lora_dropout=0.0,
+        bias="none",
+        fan_in_fan_out=False,
+        inference_mode=True,
+        task_type=None,
+    )
+    path.mkdir(parents=True, exist_ok=True)
+    (path / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    content = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+    (path / _WEIGHTS).write_bytes(safetensors.numpy.save(content, metadata={"format": "pt"}))
