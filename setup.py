@@ -96,6 +96,14 @@ setup(
         "eval": [*TRAIN, *EVAL],
         # reads .pth files; .safetensors and .npz need nothing
         "convert": [*TRAIN, "torch>=2.6"],
+        # launch/detection.py
+        "detection": [
+            *TRAIN,
+            "faster-coco-eval>=1.6",
+            "timm>=1.0.15",
+            "torch>=2.6",
+            "torchvision>=0.21",
+        ],
         "track": [*TRAIN, "tensorboardX>=2.6.2", "trackio>=0.30", "wandb>=0.19"],
         "notebooks": [*TRAIN, *NOTEBOOKS],
         "docs": [*TRAIN, *DOCS],

