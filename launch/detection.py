@@ -91,7 +91,7 @@ def main(argv=None) -> int:
         result["eval_minutes"] = (time.monotonic() - began) / 60
         result["memory_gb"] = state["memory_gb"]
         command = shlex.join(map(str, sys.argv[1:] if argv is None else argv))
-        result |= dict(command=command, minutes=state["seconds"] / 60, steps=state["steps"])
+        result |= dict(command=command, minutes=state["seconds"] / 60)
         result |= dict(val=len(val.ids), protocol=args.protocol, changes=args.set) | made_with
         new = args.workdir / "results.json.new"
         new.write_text(json.dumps(result | {"made": runs.made()}, indent=1))
@@ -248,7 +248,7 @@ def draw(model, data: Images, device: str, file: Path, count: int = 3) -> None:
     for record, axes in enumerate(figure.subplots(1, count, squeeze=False)[0]):
         image = data.open(record)
         found = model([image.to(device) / 255])[0]
-        axes.imshow(image.permute(1, 2, 0))
+        axes.imshow(image.permute(1, 2, 0).numpy())
         axes.set_axis_off()
         for (x, y, right, below), label, score in zip(
             found["boxes"].tolist(), found["labels"].tolist(), found["scores"].tolist()
@@ -267,7 +267,8 @@ def table(rows) -> str:
     heading = ["run", "protocol", "weights", "images, tested on", "steps", "AP", "AP50", "AP75"]
     cells = [[*heading, "minutes", "GB", "seed"]]
     for name, r in rows:
-        counts = f"{r['images']}, {r['val']}", r["steps"]
+        steps = math.ceil(r["epochs"] * r["images"] / r["batch"])
+        counts = f"{r['images']}, {r['val']}", steps
         numbers = [f"{r[score]:.1f}" if score in r else "-" for score in ("ap", "ap50", "ap75")]
         used = f"{r['minutes']:.1f}", f"{r['memory_gb']:.1f}", r["seed"]
         kind = "random" if r["random"] else "learned"

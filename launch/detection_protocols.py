@@ -33,6 +33,7 @@ def protocol(name: str, changes: list[str]) -> SimpleNamespace:
             right = _CHOICES.get(key) or f"as {p[key]} is, and in range"
             raise InputError(f"--set {change}: {key} must be {right}")
         p[key] = value
+    del p["source"]
     return SimpleNamespace(**p)
 
 

@@ -18,6 +18,7 @@ from tests.docs.scripts import load, page
 
 for library in ("torch", "torchvision", "timm", "faster_coco_eval"):
     pytest.importorskip(library, reason="the extra `detection`", exc_type=ImportError)
+import timm  # noqa: E402
 import torch  # noqa: E402
 
 script = load("detection")
@@ -79,6 +80,20 @@ def test_maps_have_the_strides_of_the_pyramid(exported, name):
     assert ("masks" in model.eval()(torch.zeros(1, 3, 64, 64))[0]) == (p.detector == "mask")
 
 
+@pytest.mark.parametrize("pyramid", ["fpn", "simple"])
+def test_a_swin_transformer_gives_its_stages(pyramid):
+    shape = dict(depths=(1, 1, 1, 1), num_heads=(1, 1, 1, 1), embed_dim=8, window_size=2)
+    name = "swin_tiny_patch4_window7_224"
+    net = timm.create_model(name, img_size=64, strict_img_size=False, **shape)
+    net.norm = torch.nn.Identity()
+    backbone = network.Backbone(net, settings("flsl_table1", f"pyramid={pyramid}"))
+    maps = backbone(torch.zeros(1, 3, 64, 96))
+    assert [x.shape[2:] for x in maps.values()] == [(16, 24), (8, 12), (4, 6), (2, 3), (1, 2)]
+    sum(x.sum() for x in maps.values()).backward()
+    missing = [name for name, value in backbone.named_parameters() if value.grad is None]
+    assert [name for name in missing if "norm" not in name and "head" not in name] == []
+
+
 def test_weights_are_those_of_the_export_unless_random(exported):
     encoder, p = networks.network("plain"), settings()
     pictures = networks.pictures((32, 32))
@@ -138,6 +153,35 @@ def test_boxes_and_masks_move_with_the_image(coco, changes):
     assert torch.equal(again[0], image) and torch.equal(again[1]["boxes"], target["boxes"])
 
 
+def test_a_crop_takes_a_part_and_its_boxes():
+    place = torch.arange(64, dtype=torch.uint8)
+    image = images.tv_tensors.Image(
+        torch.stack([place[:, None].expand(64, 64)] + [place.expand(64, 64)] * 2)
+    )
+    boxes = images.tv_tensors.BoundingBoxes([[10, 12, 50, 60]], format="XYXY", canvas_size=(64, 64))
+    for seed in range(5):
+        torch.manual_seed(seed)
+        part, moved = images.Crop(20, 40)(image, boxes)
+        (height, width), (top, left) = part.shape[1:], part[:2, 0, 0].tolist()
+        assert 20 <= min(height, width) <= max(height, width) <= 40
+        assert part[:2, -1, -1].tolist() == [top + height - 1, left + width - 1]
+        corners = np.array([10 - left, 12 - top, 50 - left, 60 - top])
+        assert moved[0].tolist() == np.clip(corners, 0, [width, height] * 2).tolist()
+
+
+def test_a_step_draws_from_its_number_alone(coco, exported):
+    p = settings("small", "drop_path=0.5")
+    data, losses = script.Images(coco / "all.json", coco, p, seed=0), []
+    for noise in (1, 2):
+        torch.manual_seed(0)
+        model = network.detector(exported, p, 2).train()
+        batch = [data[place] for place in next(data.batches(2, 0, 1))]
+        torch.manual_seed(noise)
+        args = SimpleNamespace(seed=0, device="cpu", pieces=1)
+        losses.append(script._step(model, network.optimizer(model, p), batch, 3, 4, p, args))
+    assert losses[0] == losses[1]
+
+
 def test_every_epoch_has_every_image_once_and_goes_on_from_any_step(coco):
     data = script.Images(coco / "all.json", coco, settings(), seed=3)
     batches = list(data.batches(3, 0, 8))
@@ -149,7 +193,6 @@ def test_every_epoch_has_every_image_once_and_goes_on_from_any_step(coco):
     assert list(data.batches(3, 5, 8)) == batches[5:]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["small", "flsl_table1"])
 def test_a_stopped_run_goes_on_to_the_same_weights(coco, exported, tmp_path, monkeypatch, protocol):
     changes = ["rate=0.001"] + ["blocks=[1,1,2,2]"] * (protocol != "small")
