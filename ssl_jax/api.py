@@ -53,7 +53,7 @@ def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()
     for note in notes if distributed.is_first() else ():
         print(note, flush=True)
     config = settings.resolve(config, num_records=len(records), num_devices=jax.device_count())
-    return setup.plan(config, records, settings.keys(config.method))
+    return setup.plan(config, records, settings.keys(config.method), masked=opened)
 
 
 def train(

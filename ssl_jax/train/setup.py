@@ -27,14 +27,18 @@ class Run(NamedTuple):
     traced: profile.Steps | None = None  # steps whose operations are timed
 
 
-def plan(config: ConfigDict, source: Source, keys: dict) -> Run:
+def plan(config: ConfigDict, source: Source, keys: dict, masked: Source | None = None) -> Run:
     """Works out shapes and shardings of a resolved config; no array of the state is allocated.
 
-    source: of the training images (see data.source). keys: as declared, see settings.keys.
-    Raises InputError for a source without the labels that the method learns from.
+    source: of the training images (see data.source). keys: as declared, see settings.keys. masked:
+    the same records with their masks, where `source` leaves them out.
+    Raises InputError for a source without the labels or masks that the method learns from.
     """
     method = methods.make(config)
+    if masked is not None and method.views.patch_labels:
+        source = masked
     loader.check_labels(source, method.views)
+    loader.check_masks(source, method.views)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
     optimizer, abstract = on_mesh(method, config, mesh)
     return Run(config, method, source, mesh, optimizer, method.constants(), keys, abstract)

@@ -15,7 +15,7 @@ from tests.contract import steps
 
 methods = pytest.mark.parametrize("case", steps.cases(), indirect=True)
 with_cut_memory = pytest.mark.parametrize(
-    "case", steps.cases([*steps.NAMES, "cribo_cut"]), indirect=True
+    "case", steps.cases([*steps.NAMES, "cribo_cut", "cribo_masks"]), indirect=True
 )
 
 
