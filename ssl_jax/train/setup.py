@@ -1,5 +1,6 @@
 """What a run is made of, worked out before anything is allocated or written."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,9 @@ from ssl_jax.ops import numerics
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint, optim, profile, start, state
 from ssl_jax.views import loader
+
+# Keys that say which classes the masks have: they change what is learned from masks.
+_CLASSES = ("data.class_map", "data.ignore", "data.raw_labels", "data.reduce_zero_label")
 
 
 class Run(NamedTuple):
@@ -35,8 +39,10 @@ def plan(config: ConfigDict, source: Source, keys: dict, masked: Source | None =
     Raises InputError for a source without the labels or masks that the method learns from.
     """
     method = methods.make(config)
-    if masked is not None and method.views.patch_labels:
-        source = masked
+    if method.views.patch_labels:
+        source = source if masked is None else masked
+        classes = {name: dataclasses.replace(keys[name], free=False) for name in _CLASSES}
+        keys = {**keys, **classes}
     loader.check_labels(source, method.views)
     loader.check_masks(source, method.views)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
