@@ -25,9 +25,8 @@ L_ci is divided by its own number of cycles (cribo.counts=first: both by that of
 nothing if that is 0), cluster marginals follow the clusters as in the published runs
 (cribo.update_marginals=False: the paper), one cluster per token (cribo.hard=False: section 3.2.1).
 
-Not here: the supervised oracles of table 11, which need the masks of COCO-Stuff (VOC and ADE20K:
-clusters and criterion from labels 52.5, 21.2; clusters 52.3, 20.2; criterion 59.5, 23.4; neither,
-our vits16_coco, 58.1, 23.4).
+The supervised oracles of table 11 read the masks of COCO-Stuff: cribo.clustering=masks,
+cribo.same_classes=True with cribo.cycle=False; see the rows cribo/table11 of `ssl-jax show`.
 """
 
 from ssl_jax import evals

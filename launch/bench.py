@@ -11,6 +11,7 @@
                                 up as one does who knows them
     python launch/bench.py evals                extraction of features and both searches for
     python launch/bench.py evals --camvid /data/tfds    neighbours; among CamVid's patches
+    python launch/bench.py parts                the operations that the papers time, some minutes
     python launch/bench.py loader               decoding and views, of one core
     python launch/bench.py cache                whole runs by data.cache, some minutes
 
@@ -32,6 +33,10 @@ PyTorch beside it, if that is installed: the same network, batch and loss, with 
 
 Evals: a table and OUT/evals.json. "x" is relative to the first form of each case, the network's
 bare forward pass or our search; "same" is the share of our neighbours that faiss found too.
+
+Parts: a table and OUT/parts.json, of the operations in CrIBo's table 9, STELLAR's table 13 and the
+steps of SOP's table B.1. Sizes of which a call would take more than --limit seconds are not run,
+and the table says so. What --only leaves out keeps its rows in the file.
 
 Loader: a table and OUT/loader.json, from the processor's seconds in interleaved rounds; "cores" is
 how many make 1000 images a second.
@@ -178,6 +183,30 @@ def evals(options) -> int:
     return 0
 
 
+def parts(options) -> int:
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+    import bench_parts
+
+    names = _chosen(options.only, bench_parts.PARTS)
+    small = options.scale == "small"
+    rows = bench_parts.measure(names, options.rounds, options.limit, small=small)
+    path = pathlib.Path(options.out) / "parts.json"
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = [row for row in before if row["part"] not in names] + rows
+    rows.sort(key=lambda row: list(bench_parts.PARTS).index(row["part"]))
+    _report(options, "parts", rows, bench_parts.table(rows))
+    if options.write:
+        from ssl_jax import papers
+
+        where = f"{runs.processor()}, {runs.cores()} cores, see docs/benchmarks.md"
+        numbers = json.loads(papers.OURS.read_text(encoding="utf-8"))
+        for name, mine in bench_parts.ours(rows, where.replace("1 cores", "1 core")).items():
+            numbers[name] = numbers.get(name, {}) | mine
+        text = json.dumps(dict(sorted(numbers.items())), indent=2, ensure_ascii=False)
+        papers.OURS.write_text(text + "\n", encoding="utf-8")
+    return 0
+
+
 def loader(options) -> int:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
     import bench_loader
@@ -306,6 +335,10 @@ def main(arguments=None) -> int:
     command = commands.add_parser("evals", help="what evaluations of frozen features cost")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
     command.add_argument("--camvid", default="", help="folder of CamVid in TFDS's form")
+    command = commands.add_parser("parts", help="the operations of a step that papers time")
+    command.add_argument("--scale", choices=("paper", "small"), default="paper")
+    command.add_argument("--only", default="", help="some of cribo, stellar, sop")
+    command.add_argument("--limit", type=float, default=10, help="seconds of a call, at most")
     command = commands.add_parser("loader", help="what a core does for an image")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
     command = commands.add_parser("cache", help="whole runs, by where the decoded set is kept")
@@ -326,7 +359,7 @@ def main(arguments=None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1:
         parser.error(f"--rounds is {options.rounds}; it must be at least 1")
-    commands = dict(ops=ops, steps=steps, evals=evals, loader=loader, cache=cache)
+    commands = dict(ops=ops, steps=steps, evals=evals, parts=parts, loader=loader, cache=cache)
     return commands[options.command](options)
 
 

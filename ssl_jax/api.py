@@ -58,7 +58,7 @@ def _prepared(config: ConfigDict, records: Any, given: Collection[str]) -> setup
     for note in notes if distributed.is_first() else ():
         print(note, flush=True)
     config = settings.resolve(config, num_records=len(records), num_devices=jax.device_count())
-    return setup.plan(config, records, settings.keys(config.method))
+    return setup.plan(config, records, settings.keys(config.method), masked=opened)
 
 
 def train(

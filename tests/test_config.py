@@ -133,6 +133,8 @@ REFUSED = {
         cribo.cross_view_weight=-1.0; model.cls=False; views.global_count=1; views.local_count=2
         views.mask=block; views.global_count=3
         cribo.global_weight=0.0 cribo.cross_view_weight=0.0 cribo.cross_image_weight=0.0
+        cribo.clustering=masks data.decode_size=16 -> data.decode_size
+        cribo.same_classes=True data.cache=device -> data.cache
     """,
     "tiny:dino": """
         gram.weight=1.0 gram.teacher=ema

@@ -77,6 +77,8 @@ VARIANTS = {
     "cribo_batch": "cribo .normalize=batch",
     # 120 objects: a memory that eight devices share.
     "cribo_cut": "cribo .memory=24",
+    # Objects and neighbours by masks, in a memory that eight devices share.
+    "cribo_masks": "cribo .memory=24 .clustering=masks .same_classes=True .cycle=False",
     "cribo_kmeans": "cribo .clustering=kmeans",
     "dinov2_ema": """
         dinov2 model.registers=2 .centering=ema .separate_head=False .patch.bottleneck=16

@@ -97,8 +97,8 @@ def check(config: ConfigDict) -> None:
         )
     if c.teacher == "start" and config.model.lora:
         raise InputError(
-            f'gram.teacher is "start" and model.lora is {config.model.lora}: with adapters the state'
-            ' holds no whole second network to freeze; set gram.teacher="ema" or model.lora=0'
+            f'gram.teacher is "start" and model.lora is {config.model.lora}: with adapters the'
+            " state holds no second network to freeze; set gram.teacher=ema or model.lora=0"
         )
     if c.size:
         check_multiple("gram.size", c.size, config.model.patch, "model.patch")

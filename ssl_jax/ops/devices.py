@@ -174,7 +174,7 @@ def by_bank(
 
 
 def take(bank: jax.Array, index: jax.Array, *, cut: bool) -> jax.Array:
-    """bank[index], [q, ...], of a bank [n, ...] of floats.
+    """bank[index], [q, ...], of a bank [n, ...] of numbers.
 
     cut: True: its rows are sharded over the devices, if these divide n; each sends those of the
     rows that it holds, and the result is sharded by `index` [q].

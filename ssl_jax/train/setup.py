@@ -1,5 +1,6 @@
 """What a run is made of, worked out before anything is allocated or written."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +12,9 @@ from ssl_jax.ops import numerics
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint, optim, profile, start, state
 from ssl_jax.views import loader
+
+# Keys that say which classes the masks have: they change what is learned from masks.
+_CLASSES = ("data.class_map", "data.ignore", "data.raw_labels", "data.reduce_zero_label")
 
 
 class Run(NamedTuple):
@@ -27,15 +31,21 @@ class Run(NamedTuple):
     traced: profile.Steps | None = None  # steps whose operations are timed
 
 
-def plan(config: ConfigDict, source: Source, keys: dict) -> Run:
+def plan(config: ConfigDict, source: Source, keys: dict, masked: Source | None = None) -> Run:
     """Works out shapes and shardings of a resolved config; no array of the state is allocated.
 
-    source: of the training images (see data.source). keys: as declared, see settings.keys.
-    Raises InputError for a source without the labels that the method learns from.
+    source: of the training images (see data.source). keys: as declared, see settings.keys. masked:
+    the same records with their masks, where `source` leaves them out.
+    Raises InputError for a source without the labels or masks that the method learns from.
     """
     method = methods.make(config)
+    if method.views.patch_labels:
+        source = source if masked is None else masked
+        classes = {name: dataclasses.replace(keys[name], free=False) for name in _CLASSES}
+        keys = {**keys, **classes}
     loader.check_labels(source, method.views)
     check_channels(source, config.model.in_channels)
+    loader.check_masks(source, method.views)
     mesh = sharding.make_mesh(config.mesh.data, config.mesh.fsdp)
     optimizer, abstract = on_mesh(method, config, mesh)
     return Run(config, method, source, mesh, optimizer, method.constants(), keys, abstract)

@@ -32,18 +32,7 @@ _ROPE = ("position", "rope_base", "rope_rounded")  # the same, of networks with 
 
 # Fields of a network's shape that a run may choose, whatever weights it starts from.
 _CHOSEN = {"drop_path", "init_std", "position_std", "cls_std", "mask_token", "queries"}
-_CHOSEN |= {
-    "lora",
-    "lora_alpha",
-    "lora_on",
-    "scan",
-    "attention",
-    "remat",
-    "dtype",
-    "rope_shift",
-    "rope_jitter",
-    "rope_rescale",
-}
+_CHOSEN |= {"scan", "attention", "remat", "dtype", "rope_shift", "rope_jitter", "rope_rescale"}
 
 CHANNELS = key(
     "mean",

@@ -24,6 +24,7 @@ from ssl_jax.config import InputError
 from ssl_jax.data import base, lookup
 from ssl_jax.data.decode import Unreadable
 from ssl_jax.data.values import check_range
+from ssl_jax.views import boxes
 from ssl_jax.views import recipe as recipes
 
 _ORDER = 0x0DE7  # keeps the streams of the data order apart from all others made of (seed, epoch)
@@ -86,6 +87,15 @@ class Batches:
             "epoch": np.array(passes, np.int32),
             "replaced": np.array([replaced for _, replaced in records]),
         }
+        if self._recipe.patch_labels:
+            masks = self._masks([record for record, _ in records], indices)
+            for name, group in self._recipe.groups:
+                pairs = zip(masks, drawn, strict=True)
+                labels = [
+                    boxes.patch_labels(mask, row[name].boxes, row[name].flips, group.grid)
+                    for mask, row in pairs
+                ]
+                batch[name] = batch[name]._replace(labels=np.stack(labels))
         if self._recipe.classes:
             batch["label"] = self._labels([record for record, _ in records], indices)
         if self._on_device and images:
@@ -114,6 +124,18 @@ class Batches:
                     f" must be from 0 to {self._recipe.classes - 1}"
                 )
         return np.array(labels, np.int32)
+
+    def _masks(self, records, indices):
+        """Those of the records, uint8 [H, W] each. Raises InputError for a record without one."""
+        for i, record in zip(indices, records, strict=True):
+            mask, size = record.get("mask"), record["image"].shape[:2]
+            if mask is None or mask.dtype != np.uint8 or mask.shape != size:
+                raise InputError(
+                    f"{self._source.name(i)} (or its replacement) has no mask of"
+                    f" {lookup.pixels(size)} pixels in uint8, which this method learns from; give"
+                    " it one, or list the images that have one in data.list"
+                )
+        return [record["mask"] for record in records]
 
     def _readable(self, index):
         """(record, replaced): record `index` or, if that fails, the next one that works (after the

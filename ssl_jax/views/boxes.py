@@ -95,6 +95,23 @@ def patch_positions(boxes: _Array, flips: _Array, grid: tuple[int, int]) -> _Arr
     return pairs.reshape(*boxes.shape[:-1], rows * columns, 2)
 
 
+def patch_labels(mask: np.ndarray, boxes: np.ndarray, flips: np.ndarray, grid: tuple) -> np.ndarray:
+    """Classes of the patches of each view: of the source pixel in which a patch's centre lies, so
+    that a view's mask is resampled once, by nearest neighbour.
+
+    Args:
+      mask: uint8 [H, W], classes of the pixels of the source image.
+      boxes: [..., 4]; flips: [...]; grid: (rows, columns); see `patch_positions`.
+
+    Returns:
+      uint8 [..., rows * columns], patches in row-major order of the view.
+    """
+    pixels = np.floor(patch_positions(boxes, flips, grid) + 0.5).astype(int)
+    # A composed float32 box may stick out by a rounding error.
+    y, x = (np.clip(pixels[..., i], 0, mask.shape[i] - 1) for i in (0, 1))
+    return mask[y, x]
+
+
 def compose(
     outer: _Array, inner: _Array, size: tuple[int, int], outer_flips: _Array | None = None
 ) -> _Array:

@@ -86,12 +86,14 @@ class ViewRecipe:
       classes: number of classes of the labels that come with the images; 0 = no labels are wanted.
       repeats: how often a batch shows each of its records, with other draws each time.
       mix: how the images of a batch are mixed, or None. Needs labels.
+      patch_labels: whether the classes of the patches come along, from the masks of the images.
     """
 
     groups: tuple[tuple[str, GroupRecipe], ...]
     classes: int = 0
     repeats: int = 1
     mix: Mixing | None = None
+    patch_labels: bool = False
 
     def __post_init__(self):
         if self.mix and not self.classes:

@@ -128,6 +128,7 @@ class Loader:
         end_in_worker()
         source = base.adopt(source)
         check_labels(source, recipe)
+        check_masks(source, recipe)
         _check(
             source, batch_size, seed, workers, crop_on, process_count, start_record, max_unreadable
         )
@@ -215,6 +216,15 @@ def check_labels(source: base.Source, recipe: recipes.ViewRecipe) -> None:
         f"{source} has {source.num_classes} classes, but the method is set to {recipe.classes};"
         " set the method's `classes` to those of the data"
     )
+
+
+def check_masks(source: base.Source, recipe: recipes.ViewRecipe) -> None:
+    """Refuses a source without the masks that a recipe asks for. Raises InputError."""
+    if recipe.patch_labels and not source.has_masks:
+        raise InputError(
+            f"{source} has no masks, which this method needs as it is set; use a set with masks"
+            " (data.kind=coco_stuff, or a folder with data.masks)"
+        )
 
 
 def _check(source, batch_size, seed, workers, crop_on, process_count, start_record, share):

@@ -46,6 +46,8 @@ class Group(NamedTuple):
     masks: Any = None  # [B, V, n] bool, True = masked, or None
     # [B, V, m] int32, indices of the patches kept, rising; only where masked patches are dropped
     keep: Any = None
+    # [B, V, n] uint8, classes of the patches, 255 = ignore; only where the recipe asks for them
+    labels: Any = None
 
 
 class Draws(NamedTuple):
@@ -267,6 +269,7 @@ def abstract_batch(
             flips=shape(v, of=np.bool_),
             masks=shape(v, n, of=np.bool_) if mask else None,
             keep=shape(v, mask.visible(n), of=np.int32) if mask and mask.drop else None,
+            labels=shape(v, n, of=np.uint8) if recipe.patch_labels else None,
         )
     return batch
 

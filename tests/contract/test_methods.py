@@ -16,10 +16,9 @@ from tests import tiny
 from tests.contract import steps
 
 methods = pytest.mark.parametrize("case", steps.cases(), indirect=True)
-# What else lies cut among devices (a memory, a Gram teacher), and adapters.
-on_devices = pytest.mark.parametrize(
-    "case", steps.cases([*steps.NAMES, "cribo_cut", "dinov2_gram", "dinov2_lora"]), indirect=True
-)
+# What else lies cut among devices (a memory, a Gram teacher), masks, and adapters.
+_ALSO = ("cribo_cut", "cribo_masks", "dinov2_gram", "dinov2_lora")
+on_devices = pytest.mark.parametrize("case", steps.cases([*steps.NAMES, *_ALSO]), indirect=True)
 
 
 @on_devices

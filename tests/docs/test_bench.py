@@ -56,6 +56,38 @@ def test_difference_and_recall():
     assert overlap(one, np.array([[4, 9, 8, 1], [5, 6, 7, 0]])) == 5 / 8
 
 
+def test_parts_leave_out_what_would_take_too_long(monkeypatch):
+    """Of two operations that take .5 and 2 seconds an image, up to 4 seconds a call."""
+    parts = load("bench_parts")
+
+    def make(images, small, skipped):
+        slow, step = 2 * images, 3 * images
+        calls = {"encoder": lambda: 0.5 * images, "decoder": lambda: slow, "step": lambda: step}
+        return {name: call for name, call in calls.items() if name not in skipped}
+
+    monkeypatch.setattr(parts, "_seconds", lambda call, rounds: call())
+    monkeypatch.setattr(parts, "PARTS", {"stellar": ("table", make, (1, 2, 4, 8))})
+    rows = parts.measure(["stellar"], 1, 4.0)
+    ms = {(row["operation"], row["images"]): row["ms"] for row in rows}
+    assert [ms["encoder", n] for n in (1, 2, 4, 8)] == [500, 1000, 2000, 4000]
+    assert [ms["decoder", n] for n in (1, 2, 4, 8)] == [2000, 4000, None, None]
+    assert ms[parts.REST, 1] == 500 and (parts.REST, 2) not in ms
+    (expected,) = [row["expected_ms"] for row in rows if row["images"] == 8 and not row["ms"]][:1]
+    assert expected == 16_000
+    lines = {line[1]: line[2] for line in parts.table(rows)}
+    assert lines["decoder"] == "2,000 (1), 4,000 (2); 4, 8 not run"
+    ours = parts.ours(rows, "here")["stellar/table13/Sinkhorn-matching"]
+    assert ours["decoder"].endswith(f"{lines['decoder']}; here")
+
+
+@pytest.mark.nightly
+def test_parts_of_small_networks_are_timed(tmp_path):
+    status, report = run(tmp_path, "parts", "--scale=small")
+    parts = load("bench_parts")
+    assert status == 0 and {row["operation"] for row in report["rows"]} == set(parts.PAPER)
+    assert all(row["ms"] for row in report["rows"])
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("command", ["steps --only=mae --batch=8", "evals --scale=small"])
 def test_steps_and_evaluations_are_timed(command, tmp_path, monkeypatch):

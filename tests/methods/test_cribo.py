@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 
-from ssl_jax import ops
+from ssl_jax import api, ops
+from ssl_jax.config import InputError
 from ssl_jax.methods import base, cribo
-from ssl_jax.methods.cribo import levels, objects
+from ssl_jax.methods.cribo import levels, objects, oracle
 from ssl_jax.methods.cribo import pictures as drawing
 from ssl_jax.train import optim
 from ssl_jax.views import recipe
@@ -297,6 +299,81 @@ def test_memory_is_first_in_first_out_by_images_and_keeps_views_paired():
         assert written.sum() == CLUSTERS * len(last)
         assert (rows["valid"] & written).sum() == sum(images[n][1].sum() for n in last)
     assert int(carry["memory"]["cursor"]) == 18 % MEMORY * CLUSTERS
+
+
+# Oracles (table 11)
+
+ORACLE = dict(cribo__clustering="masks", cribo__same_classes=True, cribo__cycle=False)
+
+
+def with_classes(seed=0, classes=3):
+    """Outputs with classes of patches, some of them without one."""
+    labels = np.random.default_rng(seed).integers(0, classes, (BATCH, TOKENS))
+    values = np.array([7, 64, 255, 30, 31, 254, 0])
+    return outputs(seed)._replace(labels=jnp.asarray(values[labels], jnp.uint8))
+
+
+def test_objects_of_masks_are_the_means_of_their_classes():
+    given = with_classes(classes=7)._asdict()
+    tokens, labels = np.asarray(given["teacher_tokens"]), np.asarray(given["labels"])
+    assigned = oracle.clusters(given["labels"], CLUSTERS)
+    own, valid = ops.object_tokens(given["teacher_tokens"], assigned)
+    for i in range(BATCH):
+        classes = sorted(set(labels[i].tolist()) - {255})
+        for k, c in enumerate(classes[:CLUSTERS]):
+            for view, half in enumerate((slice(SIDE**2), slice(SIDE**2, None))):
+                members = tokens[i, half][labels[i, half] == c]
+                close(own[i, view, k], members.sum(axis=0) / max(1, len(members)))
+            both = (labels[i].reshape(2, -1) == c).any(axis=1).all()
+            assert valid[i, k] == both
+        left_out = np.isin(labels[i], [*classes[CLUSTERS:], 255])
+        np.testing.assert_array_equal(np.asarray(assigned)[i].sum(axis=-1), ~left_out)
+        assert left_out.any()
+
+
+def test_neighbours_count_where_both_objects_have_the_same_classes():
+    """Clusters by tokens, so that objects have several classes: sets against loops."""
+    given, other = with_classes(), with_classes(5)
+    memory = run(other, cribo__same_classes=True)[2]["memory"]
+
+    def sets(given):
+        labels = np.asarray(given.labels).reshape(BATCH, 2, -1)
+        where = np.asarray(found(given)[0].argmax(-1)).reshape(labels.shape)
+        each = np.ndindex(2, BATCH, CLUSTERS)
+        return {(v, b, k): set(labels[b, v][where[b, v] == k].tolist()) - {255} for v, b, k in each}
+
+    _, own, valid = found(given)
+    nearest = objects.retrieve(own, valid, memory, group=0)
+    _, index, cycle, _ = map(np.asarray, nearest)
+    mine, theirs, expected = sets(given), sets(other), np.zeros_like(cycle)
+    for v, b, k in np.ndindex(expected.shape):
+        near = theirs[v, *divmod(int(index[v, b, k]), CLUSTERS)]
+        expected[v, b, k] = valid[b, k] and len(near) > 0 and mine[v, b, k] == near
+    assert 0 < expected.sum() < 2 * valid.sum()
+    carry = start(cribo__same_classes=True)[2] | {"memory": memory}
+    _, metrics, new = run(given, carry, cribo__same_classes=True, cribo__cycle=False)
+    close(metrics["same_classes_ratio"], expected.sum() / (2 * valid.sum()))
+    both = run(given, carry, cribo__same_classes=True)[1]  # with cycles
+    assert metrics["same_classes_ratio"] == both["same_classes_ratio"]
+    assert metrics["cross_image_loss"] != both["cross_image_loss"] > 0 < (expected & cycle).sum()
+    rows = np.asarray(new["memory"]["rows"]["first_classes"])
+    assert rows.dtype == np.uint32 and rows.shape == (MEMORY * CLUSTERS, objects.WORDS)
+
+
+def test_masks_are_read_only_where_the_method_asks_for_them(tmp_path):
+    for i in range(8):
+        for kind in ("images", "masks"):
+            (tmp_path / kind).mkdir(exist_ok=True)
+            image = np.full((24, 24), i, np.uint8)
+            Image.fromarray(image).save(tmp_path / kind / f"{i}.png")
+    data = dict(data__kind="folder", data__dir=str(tmp_path), data__length=10000)
+    for changes in ({}, ORACLE):
+        run = api.prepare(tiny.config("cribo", **data, **changes))
+        assert ("mask" in run.source[0]) == run.method.views.patch_labels == bool(changes)
+        assert run.keys["data.class_map"].free != bool(changes)  # may differ on resume
+    (tmp_path / "masks").rename(tmp_path / "others")
+    with pytest.raises(InputError, match="no masks"):
+        api.prepare(tiny.config("cribo", **data, **ORACLE))
 
 
 # Schedules, special cases, rules

@@ -309,3 +309,45 @@ def test_prefetch_is_bounded_and_the_threads_end():
     with pytest.raises(InputError):  # so does an error
         next(Loader(Other(range(37)), VIEWS, batch_size=4, seed=3))
     assert all_end(before)
+
+
+# classes of the patches
+
+
+def test_classes_of_patches_are_those_under_their_centres():
+    """Of nested, mirrored crops, in threads as in processes; nothing else of a batch changes."""
+    masks = np.random.default_rng(1).integers(0, 256, (37, SIZE, SIZE), np.uint8)
+    inner = recipes.GroupRecipe(3, 4, (0.1, 0.3), 2, inside="global")
+    groups = (("global", recipes.GroupRecipe(2, 8, (0.3, 1.0), 4)), ("local", inner))
+    views = recipes.ViewRecipe(groups, patch_labels=True)
+    records = ArraySource(IMAGES, masks=masks)
+    batches = take(2, records, views)
+    for batch in batches:
+        for name, (_, n) in {"global": (2, 4), "local": (3, 4)}.items():
+            group, side = batch[name], int(n**0.5)
+            for b, v, k in np.ndindex(group.labels.shape):
+                row, column = divmod(k, side)
+                column = side - 1 - column if group.flips[b, v] else column
+                y, x, h, w = group.boxes[b, v].astype(float)
+                at = int(y + (row + 0.5) * h / side), int(x + (column + 0.5) * w / side)
+                assert group.labels[b, v, k] == masks[batch["index"][b]][at]
+    for other in (take(2, records, views, workers=1), take(2, records, views, crop_on="device")):
+        for a, b in zip(batches, other, strict=True):
+            for name in ("global", "local"):
+                np.testing.assert_array_equal(a[name].labels, b[name].labels)
+    for batch, plain in zip(batches, take(2, views=recipes.ViewRecipe(groups)), strict=True):
+        for name in ("global", "local"):
+            assert plain[name].labels is None
+            assert tiny.identical(plain[name], batch[name]._replace(labels=None))
+
+
+def test_records_without_the_masks_that_are_asked_for_are_refused():
+    views = recipes.ViewRecipe(VIEWS.groups, patch_labels=True)
+    with pytest.raises(InputError, match="no masks"):
+        loader(RECORDS, views)
+    for mask in (None, np.zeros((SIZE, SIZE - 1), np.uint8), np.zeros((SIZE, SIZE), np.int32)):
+        given = {} if mask is None else {"mask": mask}
+        records = Other(range(37), lambda i, given=given: RECORDS[i] | given)
+        records.has_masks = True
+        with pytest.raises(InputError, match="image.* mask of 12x12"):
+            take(1, records, views)

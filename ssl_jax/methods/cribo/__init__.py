@@ -6,6 +6,7 @@ EMA teacher on images, on the two views of an object, and on an object and its n
 among the objects of earlier images, if the way back leads to it again.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -18,9 +19,9 @@ from ml_collections import ConfigDict
 
 from ssl_jax import losses, ops
 from ssl_jax.methods import base, gram, multicrop
-from ssl_jax.methods.cribo import objects
+from ssl_jax.methods.cribo import objects, oracle
 from ssl_jax.methods.cribo.levels import Level
-from ssl_jax.methods.cribo.settings import check, defaults, position_weight
+from ssl_jax.methods.cribo.settings import check, defaults, learns_from_masks, position_weight
 from ssl_jax.models import heads
 from ssl_jax.ops import devices
 from ssl_jax.views import boxes, configured
@@ -37,12 +38,14 @@ class Outputs(NamedTuple):
     teacher_tokens: jax.Array | None = None  # [B, 2N, d]
     positions: jax.Array | None = None  # [B, 2N, 2], (y, x) in source pixels
     seeds: jax.Array | None = None  # [B] keys of the first centroids
+    labels: jax.Array | None = None  # [B, 2N] uint8, of masks (table 11), else None
 
 
 def make(config: ConfigDict) -> base.Method:
     """CrIBo with the networks and settings of a resolved config."""
     c, m = config.cribo, config.model
     views = configured.recipe_multicrop(config.views, m.patch)
+    views = dataclasses.replace(views, patch_labels=learns_from_masks(c))
     backbone = multicrop.encoders(m)
     trunk = heads.projection_head(
         m.width, hidden=c.head_hidden, out=c.head_bottleneck, init_std=m.init_std, dtype=m.dtype
@@ -61,7 +64,8 @@ def make(config: ConfigDict) -> base.Method:
         head |= {level: last.init(k) for level, k in zip(levels, keys[2:], strict=False)}
         carry = {"center": {level: jnp.zeros(c.prototypes, jnp.float32) for level in levels}}
         if retrieves:
-            carry["memory"] = objects.empty_memory(c.memory * c.clusters, m.width)
+            size = c.memory * c.clusters
+            carry["memory"] = objects.empty_memory(size, m.width, class_sets=c.same_classes)
         return {"backbone": backbone.student.init(keys[0]), "head": head}, carry
 
     def embed(params, tokens):
@@ -81,6 +85,7 @@ def make(config: ConfigDict) -> base.Method:
             teacher_tokens=joint(clean.patches),
             positions=joint(boxes.patch_positions(group.boxes, group.flips, (side, side))),
             seeds=keys[:, 1],
+            labels=None if group.labels is None else joint(group.labels[..., None])[..., 0],
         )
         return gram.seen(config, outputs, student.patches, clean.patches)
 
@@ -118,7 +123,10 @@ def make(config: ConfigDict) -> base.Method:
     def of_objects(params, teacher, outputs, carry, level, progress):
         """L_cv + L_ci with the objects of this batch and those of the memory."""
         lam = position_weight(c, progress)
-        assigned = assign(outputs.teacher_tokens, outputs.positions, outputs.seeds, lam)
+        if c.clustering == "masks":
+            assigned = oracle.clusters(outputs.labels, c.clusters)
+        else:
+            assigned = assign(outputs.teacher_tokens, outputs.positions, outputs.seeds, lam)
         object_tokens, valid = jax.lax.stop_gradient(
             ops.object_tokens(outputs.teacher_tokens, assigned)
         )
@@ -133,18 +141,14 @@ def make(config: ConfigDict) -> base.Method:
         new = carry | {"center": carry["center"] | {"objects": center}}
         retrieved = {}
         if retrieves:
-            memory = carry["memory"]
-            # Both searches and the memory need all objects: they are sent once.
-            all_objects = devices.whole(object_tokens)
-            neighbours, cycle, exists = objects.retrieve(all_objects, valid, memory, group=c.group)
-            metrics |= objects.bootstrapping(cycle, valid)
-            metrics["memory_fill"] = ops.memory_valid(memory).mean()
-            if not c.cycle:
-                cycle = jnp.broadcast_to(valid & exists, cycle.shape)
+            neighbours, counted, rows, found = bootstrap(
+                object_tokens, valid, outputs.labels, assigned, carry["memory"]
+            )
+            metrics |= found
             # Images first: devices share the head's work by them.
             near = multicrop.views_first(embed(teacher, neighbours))
-            retrieved = dict(neighbours=near, cycle=cycle, counts=c.counts)
-            new["memory"] = objects.remembered(all_objects, valid)
+            retrieved = dict(neighbours=near, cycle=counted, counts=c.counts)
+            new["memory"] = rows
         terms = losses.cribo_objects(
             student,
             target,
@@ -162,6 +166,25 @@ def make(config: ConfigDict) -> base.Method:
             loss = loss + c.cross_image_weight * metrics["cross_image_loss"]
         metrics |= {f"object_{name}": value for name, value in terms.items()}
         return loss, base.Output(new, metrics)
+
+    def bootstrap(object_tokens, valid, labels, assigned, memory):
+        """Neighbours [B, 2, K, d] of the objects, which count [2, B, K], rows for the memory, and
+        metrics."""
+        # Both searches and the memory need all objects: they are sent once.
+        all_objects, sets = devices.whole(object_tokens), None
+        neighbours, index, counted, exists = objects.retrieve(
+            all_objects, valid, memory, group=c.group
+        )
+        metrics = objects.bootstrapping(counted, valid)
+        metrics["memory_fill"] = ops.memory_valid(memory).mean()
+        if not c.cycle:
+            counted = jnp.broadcast_to(valid & exists, counted.shape)
+        if c.same_classes:
+            sets = devices.whole(oracle.class_sets(labels, assigned))
+            same = valid & oracle.same_classes(sets, memory, index)
+            metrics["same_classes_ratio"] = same.sum() / (2 * jnp.maximum(1, valid.sum()))
+            counted = counted & same
+        return neighbours, counted, objects.remembered(all_objects, valid, sets), metrics
 
     def show(params, images, features, tokens, constants):
         """clusters, objects and exist, see `objects.find`."""

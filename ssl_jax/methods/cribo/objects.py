@@ -12,7 +12,8 @@ from ssl_jax.ops import devices, numerics
 from ssl_jax.views import boxes
 
 CLUSTERS = 12  # of a single image at most, as in the figures of the paper
-_VIEWS = ("first", "second")  # names of the two halves of the memory
+WORDS = 8  # of 32 bits, one for each of the 256 values of a mask
+VIEWS = ("first", "second")  # names of the two halves of the memory
 
 
 def clustering(section: ConfigDict, num_clusters: int) -> Callable:
@@ -21,7 +22,8 @@ def clustering(section: ConfigDict, num_clusters: int) -> Callable:
     Returns:
       assign(tokens [B, n, d], positions [B, n, 2], seeds [B] keys, position_weight) -> assignments
       [B, n, K] to K = num_clusters objects; position_weight, lambda_pos, is a number or a traced
-      scalar. K-means (table 12) has neither balance nor positions.
+      scalar. K-means (table 12) has neither balance nor positions. Of images without masks those
+      of clustering="masks" are found as by default.
     """
     kmeans = section.clustering == "kmeans"
 
@@ -43,21 +45,23 @@ def clustering(section: ConfigDict, num_clusters: int) -> Callable:
     return assign
 
 
-def empty_memory(size: int, width: int) -> ops.Memory:
+def empty_memory(size: int, width: int, *, class_sets: bool = False) -> ops.Memory:
     """A memory of `size` objects.
 
     A row is an object in both views, so that they stay paired, whether it is valid, and the inverse
-    norms that the search needs.
+    norms that the search needs. class_sets: also the classes of both, see `oracle.class_sets`.
     """
-    spec = dict.fromkeys(_VIEWS, ((width,), jnp.float32)) | {
-        f"{name}_inverse_norm": ((), jnp.float32) for name in _VIEWS
+    spec = dict.fromkeys(VIEWS, ((width,), jnp.float32)) | {
+        f"{name}_inverse_norm": ((), jnp.float32) for name in VIEWS
     }
+    if class_sets:
+        spec |= {f"{name}_classes": ((WORDS,), jnp.uint32) for name in VIEWS}
     return ops.memory_init(spec | {"valid": ((), jnp.bool_)}, size)
 
 
 def retrieve(
     objects: jax.Array, valid: jax.Array, memory: ops.Memory, *, group: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Nearest neighbours in the memory (eq. 2) and whether the way back leads to the object again
     (eq. 4).
 
@@ -68,12 +72,12 @@ def retrieve(
       group: images among which the way back is searched; 0 = all.
 
     Returns:
-      neighbours [B, 2, K, d], raw rows of the memory; consistent [2, B, K] bool; exists, bool:
-      whether the memory holds any object.
+      neighbours [B, 2, K, d], raw rows of the memory; index [2, B, K], which rows; consistent
+      [2, B, K] bool; exists, bool: whether the memory holds any object.
     """
     rows, exists = memory["rows"], ops.memory_valid(memory) & memory["rows"]["valid"]
-    neighbours, consistent = [], []
-    for view, (name, other) in enumerate((_VIEWS, _VIEWS[::-1])):
+    neighbours, indices, consistent = [], [], []
+    for view, (name, other) in enumerate((VIEWS, VIEWS[::-1])):
         cycle = ops.cycle_consistent(
             objects[:, view],
             objects[:, 1 - view],
@@ -87,20 +91,26 @@ def retrieve(
         )
         near = devices.take(rows[name], cycle.index.reshape(-1), cut=True)
         neighbours.append(near.reshape(*cycle.index.shape, -1))
+        indices.append(cycle.index)
         consistent.append(cycle.consistent)
-    return jnp.stack(neighbours, axis=1), jnp.stack(consistent), exists.any()
+    near = jnp.stack(neighbours, axis=1)
+    return near, jnp.stack(indices), jnp.stack(consistent), exists.any()
 
 
-def remembered(objects: jax.Array, valid: jax.Array) -> base.Push:
-    """Rows for the memory of objects [B, 2, K, d] with their validity [B, K]: K rows an image, so
-    that the oldest images go first.
+def remembered(
+    objects: jax.Array, valid: jax.Array, class_sets: jax.Array | None = None
+) -> base.Push:
+    """Rows for the memory of objects [B, 2, K, d] with their validity [B, K] and, where it has
+    them, classes [B, 2, K, WORDS]: K rows an image, so that the oldest images go first.
     """
     rows = {"valid": valid.reshape(-1)}
-    for view, name in enumerate(_VIEWS):
+    for view, name in enumerate(VIEWS):
         # Of objects that all devices have: XLA would shard the rows, and send them all again.
         rows[name] = devices.whole(objects[:, view].reshape(-1, objects.shape[-1]))
         square = jnp.square(rows[name]).sum(axis=-1)
         rows[f"{name}_inverse_norm"] = jax.lax.rsqrt(jnp.where(square > 0, square, 1))
+        if class_sets is not None:
+            rows[f"{name}_classes"] = class_sets[:, view].reshape(-1, WORDS)
     return base.Push(rows)
 
 

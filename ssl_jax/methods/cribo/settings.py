@@ -35,8 +35,9 @@ def defaults() -> dict:
         clusters=key(32, "K, candidate objects per image", least=1, most=10**4),
         clustering=key(
             "sinkhorn",
-            '"kmeans" has neither balance nor positions (table 12)',
-            choices=("sinkhorn", "kmeans"),
+            '"kmeans" has neither balance nor positions (table 12); "masks": the classes of the'
+            " masks, of at most K classes an image (table 11)",
+            choices=("sinkhorn", "kmeans", "masks"),
         ),
         position_weight=key(1.0, "lambda_pos in epoch 0", least=0),
         final_position_weight=key(
@@ -58,6 +59,11 @@ def defaults() -> dict:
             25000, "S, images whose objects are remembered", unit="images", least=1, below=2**31
         ),
         cycle=key(True, "only cycle-consistent neighbours count; False: all (table 8)"),
+        same_classes=key(
+            False,
+            "only neighbours with the same set of classes count, by the masks; with cycle=False"
+            " instead of cycles (table 11)",
+        ),
         group=key(
             128,
             "images among which the way back is searched (official code: a device's batch);"
@@ -102,12 +108,24 @@ def check(config: ConfigDict) -> None:
                 f"views.{name} is {v[name]!r}; CrIBo has two global views, no local ones and no"
                 f" masks: set it to {required!r}"
             )
+    data = config.data
+    if learns_from_masks(c) and (data.decode_size or data.cache == "device"):
+        raise InputError(
+            f"data.decode_size is {data.decode_size} and data.cache {data.cache!r}, which leave out"
+            " the masks that cribo.clustering and cribo.same_classes ask for; set"
+            ' data.decode_size=0 and data.cache="memory" or "none"'
+        )
     tokens = 2 * (v.global_size // config.model.patch) ** 2
     if c.clusters > tokens:
         raise InputError(
             f"cribo.clusters is {c.clusters}, but two views of {v.global_size} px have {tokens}"
             f" tokens; use at most {tokens}"
         )
+
+
+def learns_from_masks(section: ConfigDict) -> bool:
+    """Whether the method needs the masks of the training images (table 11)."""
+    return section.clustering == "masks" or section.same_classes
 
 
 def position_weight(section: ConfigDict, progress: base.Progress) -> jax.Array:

@@ -1,0 +1,67 @@
+"""The supervised oracles of CrIBo (section C.9, table 11): objects, and neighbours that count, from
+the classes of the images' masks at their patches.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from ssl_jax import ops
+from ssl_jax.methods.cribo.objects import VIEWS, WORDS
+from ssl_jax.ops import devices
+
+IGNORE = 255  # the class of a patch without one
+
+
+def clusters(labels: jax.Array, num_clusters: int) -> jax.Array:
+    """Assigns the patches of an image to objects by their class: one object for each class.
+
+    Args:
+      labels: [B, 2N] uint8, classes of the patches of view 1, then of view 2.
+      num_clusters: K; of more classes in an image those with the highest numbers are left out.
+
+    Returns:
+      float32 [B, 2N, K], one-hot, in the order of the classes; zeros for patches without a class.
+    """
+    present = _one_hot(labels).any(axis=1)
+    order = jnp.cumsum(present, axis=-1) - 1  # [B, 256]
+    index = jnp.take_along_axis(order, labels.astype(jnp.int32), axis=-1)
+    return jax.nn.one_hot(jnp.where(labels == IGNORE, num_clusters, index), num_clusters)
+
+
+def class_sets(labels: jax.Array, assigned: jax.Array) -> jax.Array:
+    """The classes that the patches of an object have, in each view.
+
+    Args:
+      labels: [B, 2N] uint8. assigned: [B, 2N, K] >= 0; a patch belongs to its largest entry.
+
+    Returns:
+      uint32 [B, 2, K, WORDS]: bit c % 32 of word c // 32 is that of class c.
+    """
+    batch, count, num_clusters = assigned.shape
+    member = (assigned > 0) & (assigned == assigned.max(axis=-1, keepdims=True))
+    pairs = (x.reshape(batch, 2, count // 2, -1) for x in (member, _one_hot(labels)))
+    # Sums of zeros and ones: any type counts past 0.
+    seen = jnp.einsum("bvnk,bvnc->bvkc", *(x.astype(jnp.float32) for x in pairs)) > 0
+    bits = seen.reshape(batch, 2, num_clusters, WORDS, 32).astype(jnp.uint32)
+    return (bits << jnp.arange(32, dtype=jnp.uint32)).sum(axis=-1, dtype=jnp.uint32)
+
+
+def same_classes(sets: jax.Array, memory: ops.Memory, index: jax.Array) -> jax.Array:
+    """Whether objects have the same set of classes as their neighbours, bool [2, B, K]; False for
+    objects without any class.
+
+    Args:
+      sets: [B, 2, K, WORDS]. index: [2, B, K], rows of the memory, of either view.
+    """
+    same = []
+    for view, name in enumerate(VIEWS):
+        rows = memory["rows"][f"{name}_classes"]
+        theirs = devices.take(rows, index[view].reshape(-1), cut=True).reshape(sets[:, view].shape)
+        same.append(((sets[:, view] == theirs).all(axis=-1)) & (theirs != 0).any(axis=-1))
+    return jnp.stack(same)
+
+
+def _one_hot(labels):
+    """Bool [..., 256], False in all places for patches without a class."""
+    classes = jnp.arange(32 * WORDS)
+    return (labels[..., None] == classes) & (classes != IGNORE)
