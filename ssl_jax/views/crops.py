@@ -51,8 +51,8 @@ def crops_host(
             ' data.crop_on="device"'
         )
     height, width = image.shape[:2]
-    parts, channels = planes.split(image), image.shape[2]
-    out = np.empty((len(boxes), size, size, channels), image.dtype)
+    parts = planes.split(image)
+    out = np.empty((len(boxes), size, size, image.shape[2]), image.dtype)
     for view, (y, x, h, w), flip in zip(out, boxes.tolist(), flips.tolist(), strict=True):
         # A composed float32 box may stick out by a rounding error, which Pillow refuses.
         box = (max(x, 0.0), max(y, 0.0), min(x + w, width), min(y + h, height))
@@ -60,12 +60,23 @@ def crops_host(
             left, upper, right, lower = map(round, box)
             left, upper = min(left, width - 1), min(upper, height - 1)
             part = image[upper : max(lower, upper + 1), left : max(right, left + 1)]
-            pixels = cv2.resize(part, (size, size), interpolation=cv2.INTER_AREA)
-            pixels = pixels.reshape(size, size, channels)  # OpenCV drops the axis of one channel
+            pixels = _means(part, size)
         else:
             pixels = planes.resampled(parts, (size, size), box)
         view[:] = pixels[:, ::-1] if flip else pixels
     return out
+
+
+def _means(part: np.ndarray, size: int) -> np.ndarray:
+    """[size, size, C] of a part [H, W, C], see `crops_host`; OpenCV has up to four channels."""
+
+    def resized(pixels):
+        return cv2.resize(pixels, (size, size), interpolation=cv2.INTER_AREA)
+
+    if part.shape[2] == 3:
+        return resized(part)
+    channels = [np.ascontiguousarray(part[..., i]) for i in range(part.shape[2])]
+    return np.stack([resized(channel) for channel in channels], axis=-1)
 
 
 def keys_cubic(x: jax.Array) -> jax.Array:

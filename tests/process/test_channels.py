@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import ssl_jax
-from ssl_jax import api
+from ssl_jax import api, evals
 from ssl_jax.config import InputError
 from tests import bands, tiny
 
@@ -15,7 +15,7 @@ CHANGES = tiny.values("""
     data.kind=folder data.channels=5 data.range=(0,10000) model.in_channels=5
     model.mean=(0.5,0.5,0.5,0.5,0.5) model.std=(0.15,0.15,0.15,0.15,0.15)
     views.jitter=(0.4,0.4,0.0,0.0) views.gray_prob=0.0 views.local_count=0
-    evals.tasks=("knn","linear") optim.steps=3
+    optim.steps=3
 """)
 
 
@@ -27,7 +27,8 @@ def test_from_files_to_scores(tmp_path, capsys):
         place = dict(data__dir=str(tmp_path / "tiles"), data__cache=cache)
         crop = dict(data__crop_on="host" if cache == "none" else "device")
         config = tiny.config("dino", **CHANGES | place | crop)
-        config.evals.knn.data.kind = config.evals.linear.data.kind = "training"
+        evals.add(config, "knn", "linear", data=dict(kind="training"))
+        config.evals.tasks = ("knn", "linear")
         assert api.train(config, tmp_path / cache) == 0
         with open(tmp_path / cache / "metrics.csv") as file:
             losses.append([float(row["loss"]) for row in csv.DictReader(file)])
