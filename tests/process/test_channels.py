@@ -28,7 +28,7 @@ def test_from_files_to_scores(tmp_path, capsys):
         crop = dict(data__crop_on="host" if cache == "none" else "device")
         config = tiny.config("dino", **CHANGES | place | crop)
         evals.add(config, "knn", "linear", data=dict(kind="training"))
-        config.evals.tasks = ("knn", "linear")
+        config.evals.tasks = ("knn", "linear") if cache == "device" else ()
         assert api.train(config, tmp_path / cache) == 0
         with open(tmp_path / cache / "metrics.csv") as file:
             losses.append([float(row["loss"]) for row in csv.DictReader(file)])
