@@ -48,7 +48,7 @@ def main(argv=None) -> int:
             rows.append([title, f"`{to}`", *measured(network, to)])
     text = runs.markdown(rows) + (
         f"\n`python launch/programs.py --write`: batches of {BATCH} random images, float32, medians"
-        f" of {ROUNDS} rounds in turn; onnxruntime {onnxruntime.__version__}."
+        f" of {ROUNDS} rounds\nin turn; onnxruntime {onnxruntime.__version__}."
         f" {runs.provenance()}\n"
     )
     print(text)

@@ -190,7 +190,7 @@ def _example_of_stablehlo(path, photo):
     return (
         "import json\nimport zipfile\n\nimport jax\nimport numpy as np\n"
         "from jax import export\nfrom PIL import Image, ImageOps\n\n"
-        f"file = zipfile.ZipFile({path!r})\n"
+        f"file = zipfile.ZipFile({json.dumps(path)})\n"
         f'print(json.loads(file.read("{_METADATA}"))["preparation"])\n'
         f'program = export.deserialize(bytearray(file.read("{_PROGRAM}")))\n'
         f"{photo}features = jax.jit(program.call)(images)\n"
@@ -224,7 +224,7 @@ def _example_of_onnx(path, photo):
     return (
         "import json\n\nimport numpy as np\nimport onnxruntime\nfrom PIL import Image, ImageOps\n\n"
         "providers = onnxruntime.get_available_providers()\n"
-        f"program = onnxruntime.InferenceSession({path!r}, providers=providers)\n"
+        f"program = onnxruntime.InferenceSession({json.dumps(path)}, providers=providers)\n"
         f'metadata = program.get_modelmeta().custom_metadata_map["{_METADATA}"]\n'
         'print(json.loads(metadata)["preparation"])\n'
         f"{photo}names = [output.name for output in program.get_outputs()]\n"
