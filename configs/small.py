@@ -45,14 +45,19 @@ def start(method: str, variant: str):
     """The same without evaluations."""
     config = settings.base_config(method)
     _shared(config)
-    for section, values in CHANGES.get(method, {}).items():
-        config.update_from_flattened_dict({f"{section}.{key}": v for key, v in values.items()})
+    change_method(config)
     if variant in real.VARIANTS:
         real.change(config, variant)
     else:
         config.data.kind, config.data.size = variant, 64
     config.model.image_size = config.views.global_size
     return config
+
+
+def change_method(config) -> None:
+    """What CHANGES says of the config's method."""
+    for section, values in CHANGES.get(config.method, {}).items():
+        config.update_from_flattened_dict({f"{section}.{key}": v for key, v in values.items()})
 
 
 def _teacher(temperature: float) -> dict:

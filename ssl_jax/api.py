@@ -21,7 +21,7 @@ from ssl_jax.methods.encoder import Encoder
 from ssl_jax.models import zoo
 from ssl_jax.report.evaluation import Evaluation
 from ssl_jax.runtime import distributed
-from ssl_jax.train import checkpoint, extension, loop, profile, setup
+from ssl_jax.train import checkpoint, extension, loop, profile, setup, start
 from ssl_jax.views import workers
 
 EXPORTS = (*hub.TARGETS, "safetensors", "npz")
@@ -40,6 +40,11 @@ def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()
         instead of the one that `config.data` names; evaluations go on with what the config names.
       given: keys that were set by hand; an evaluation that they ask for is never left out.
     """
+    return _prepared(start.shaped(config), records, given)
+
+
+def _prepared(config: ConfigDict, records: Any, given: Collection[str]) -> setup.Run:
+    """`prepare`, of a config whose section `model` is final."""
     definition = methods.get(config.method)
     settings.validate(config, num_devices=jax.device_count())
     definition.check(config)
@@ -73,8 +78,10 @@ def train(
     checkpoint or disk that cannot work; nothing is written before those checks.
     """
     workers.end_in_worker()
+    before = extension.recorded(Path(workdir))
+    config = start.shaped(config, None if before is None else before.model)
     config = extension.planned(config, workdir, extend)
-    run = prepare(config, records, given)._replace(traced=steps)
+    run = _prepared(config, records, given)._replace(traced=steps)
     return loop.train(run, workdir, Evaluation(run.config))
 
 

@@ -48,6 +48,11 @@ def sections() -> dict:
             " match",
             acts="",
         ),
+        init_model=key(
+            False,
+            "the section model says what the weights of init_from, which is needed, are of; what"
+            " changes training alone stays (drop_path, remat, dtype, queries, ...)",
+        ),
         imports=key(
             (),
             "modules imported first, which register your own methods (--import)",

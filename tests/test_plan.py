@@ -114,6 +114,29 @@ def test_steps_that_cannot_be_planned(config, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "room, changes",
+    [
+        (11, {}),
+        (9, {"model.remat": "dots"}),
+        (5, {"model.remat": "block", "optim.chunks": 2}),
+        (1, {"model.remat": "block", "optim.chunks": 4}),  # of a batch of 4 no more pieces
+    ],
+)
+def test_what_makes_a_step_fit_is_found(config, monkeypatch, room, changes):
+    def report(config, devices, name):
+        kept = {"none": 10, "dots": 8, "block": 6}[config.model.remat]
+        return {"memory": {"temporary": kept / config.optim.chunks}}
+
+    monkeypatch.setattr(plan, "report", report)
+    config = ConfigDict(config.to_dict())
+    config.optim.batch_size = 4
+    before = report(config, [], "")
+    found, result = plan.fitted(config, jax.devices()[:1], "H100", before, room)
+    assert result["changes"] == changes and result["memory_of_device"] == room
+    assert found.optim.chunks == changes.get("optim.chunks", 1)
+
+
+@pytest.mark.parametrize(
     "arguments, named",
     [
         ([], "--topology"),

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -12,7 +13,7 @@ from ssl_jax.cli import arguments
 from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.runtime import sharding
-from ssl_jax.train import estimate
+from ssl_jax.train import estimate, start
 from ssl_jax.train.program import Program
 
 _MIB, _GIB = 2**20, 2**30
@@ -23,10 +24,12 @@ _LOADED = 121.0  # images/s whose views one core prepares: dino:vits16, docs/ben
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    config = arguments.start(options).config
+    config = start.shaped(arguments.start(options).config)
     devices, name = _devices(options.topology or "", options.devices, options.device)
     config = _resolved(config, len(devices), options.images)
     result = report(config, devices, name)
+    if options.memory:
+        config, result = fitted(config, devices, name, result, options.memory * _GIB)
     if options.largest_batch:
         result["largest_batch"] = largest_batch(config, devices, name, result)
     print(json.dumps(result, indent=2) if options.json else text(result))
@@ -113,6 +116,31 @@ def report(config: ConfigDict, devices: list[jax.Device], name: str) -> dict:
     }
 
 
+# What saves memory, in the order in which it is tried; none changes what is learned.
+_SAVING: tuple[tuple[str, Any], ...] = (
+    *(("model.remat", kind) for kind in ("dots", "block")),
+    *(("optim.chunks", count) for count in (2, 4, 8, 16)),
+)
+
+
+def fitted(
+    config: ConfigDict, devices: list[jax.Device], name: str, result: dict, room: float
+) -> tuple[ConfigDict, dict]:
+    """The config and its report with what makes the step fit devices of so many bytes: "changes" of
+    the report says what. Where nothing does, with all of _SAVING."""
+    config = ConfigDict(config.to_dict())
+    changes: dict[str, Any] = {}
+    for key, value in _SAVING:
+        if _total(result["memory"]) < room:
+            break
+        if key == "optim.chunks" and config.optim.batch_size % (value * len(devices)):
+            continue
+        changes[key] = value
+        config.update_from_flattened_dict({key: value})
+        result = report(config, devices, name)
+    return config, result | {"memory_of_device": room, "changes": changes}
+
+
 def totals(field: str, program: Program) -> dict[str, dict]:
     """{its value: how many kernels have it, and their bytes}, the most bytes first."""
     total: dict[str, dict] = {}
@@ -194,6 +222,9 @@ def text(result: dict) -> str:
         f" up; one core prepares about {_LOADED:.0f} images/s (dino:vits16)",
         *suggestions(result),
     ]
+    if changes := result.get("changes"):
+        flags = " ".join(f"--config.{key}={value}" for key, value in changes.items())
+        lines.append(f"  that is with {flags}; without, it takes more")
     if "largest_batch" in result:
         lines.append(f"  largest batch that fits: about {result['largest_batch']:,}")
     return "\n".join(lines)

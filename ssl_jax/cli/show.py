@@ -17,7 +17,7 @@ from ssl_jax.config import InputError, MissingFile
 from ssl_jax.data import source
 from ssl_jax.models import zoo
 from ssl_jax.ops import numerics
-from ssl_jax.train import optim, state, step
+from ssl_jax.train import optim, start, state, step
 
 _WIDTH = 100  # columns of a table
 _ASSUMED_STEPS = 1000  # of an epoch, where the data are not here
@@ -38,6 +38,7 @@ def run(options: argparse.Namespace) -> int:
         print(catalogue.overview())
     else:
         layers, row, config, given = arguments.start(options)
+        config = start.shaped(config) if config.init_from else config
         print(text(layers | {"command line": config}, given))
         if row:
             print("\n".join([f"{row.name}: {row.place}", *([row.note] if row.note else [])]))

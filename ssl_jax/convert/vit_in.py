@@ -10,7 +10,7 @@ import jax
 
 from ssl_jax.config import InputError
 from ssl_jax.convert import fill, hub, tables, torch_in
-from ssl_jax.convert.weights import Report, Weights, brief
+from ssl_jax.convert.weights import Report, Source, Weights, brief
 from ssl_jax.models import vit
 from ssl_jax.ops import numerics
 
@@ -46,8 +46,7 @@ def load_vit(
             f"{path} holds an encoder under names that {whose[0]} share; give"
             f' family="{whose[1]}" or "timm"'
         )
-    fields = {"norm_eps": tables.FAMILIES[source.family].norm_eps} | weights.model
-    config = _vit_config(weights, fields | described.model | given)
+    config = vit.ViTConfig(**_fields(weights, _known(source, weights) | described.model | given))
     shapes = jax.eval_shape(vit.vit(config).init, numerics.key(0))
     params, report = fill.fill({"backbone": shapes}, weights, only="backbone")
     if report.missing:
@@ -55,7 +54,20 @@ def load_vit(
     return config, params["backbone"], report
 
 
-def _vit_config(weights: Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
+def known_fields(path: str | Path) -> dict[str, Any]:
+    """{field of ViTConfig: value} of the encoder in a published checkpoint, as far as its weights
+    and config.json tell. Raises InputError as `load_torch`."""
+    described, source = hub.describe(path), torch_in.load(path)
+    weights = source.tree("teacher")
+    return _fields(weights, _known(source, weights) | described.model)
+
+
+def _known(source: Source, weights: Weights) -> dict[str, Any]:
+    """What a family's names tell."""
+    return {"norm_eps": tables.FAMILIES[source.family].norm_eps} | weights.model
+
+
+def _fields(weights: Weights, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The shape of an encoder from its weights, and what else is known of it."""
     arrays = {
         path.removeprefix("backbone/"): array
@@ -63,7 +75,7 @@ def _vit_config(weights: Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
         if path.startswith("backbone/")
     }
     if any(path.startswith("stages/") for path in arrays):
-        return _swin_config(weights, arrays, fields)
+        return _swin_fields(weights, arrays, fields)
     rotates = fields.get("position") == "rope"
     depth = len({path.split("/")[1] for path in arrays if path.startswith("blocks/")})
     missing = [
@@ -107,12 +119,12 @@ def _vit_config(weights: Weights, fields: Mapping[str, Any]) -> vit.ViTConfig:
         mask_token="mask_token" in arrays,
         position=position,
     )
-    return vit.ViTConfig(**{"heads": max(1, width // 64)} | dict(fields) | shown)
+    return {"heads": max(1, width // 64)} | dict(fields) | shown
 
 
-def _swin_config(
+def _swin_fields(
     weights: Weights, arrays: Mapping[str, Any], fields: Mapping[str, Any]
-) -> vit.ViTConfig:
+) -> dict[str, Any]:
     """The same of a Swin transformer. Its native image has one window in the last stage."""
     found: dict[int, set[int]] = {}
     for path in arrays:
@@ -140,4 +152,4 @@ def _swin_config(
         cls=False,
         mask_token="mask_token" in arrays,
     )
-    return vit.ViTConfig(**dict(fields) | shown)
+    return dict(fields) | shown

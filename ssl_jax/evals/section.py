@@ -54,6 +54,12 @@ def defaults() -> dict:
                 acts="",
             ),
             every_steps=key(0, "steps between two evaluations; 0 = only at the end", least=0),
+            best=key(
+                "",
+                "score (as knn) whose best network is kept in the run directory as"
+                ' best.safetensors, and which is compared with that at step 0; "" = none',
+                acts="",
+            ),
             batch_size=key(64, "per forward pass", "images", above=0, most=2**20),
             cache=key(
                 "",

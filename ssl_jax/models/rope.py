@@ -57,7 +57,7 @@ def centres(
         return places
 
     def draw(key):
-        drawn = jax.random.uniform(jax.random.fold_in(key, _DRAW), (5,), minval=-1.0)
+        drawn = jax.random.uniform(jax.random.fold_in(key, _DRAW), (5,), jnp.float32, -1.0)
         factor = jnp.exp(drawn[2:4] * np.log(s.jitter) + drawn[4] * np.log(s.rescale))
         return (places[0].astype(np.float32) + s.shift * drawn[:2]) * factor
 

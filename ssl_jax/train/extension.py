@@ -36,10 +36,10 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
         raise InputError(
             f"--extend={extend}: {workdir} holds no checkpoint; start the run without --extend"
         )
-    recorded = _recorded(workdir)
-    if recorded is None:
+    run = recorded(workdir)
+    if run is None:
         return config if extend is None else _with(config, (*config.optim.extended, extend))
-    plan = recorded.optim
+    plan = run.optim
     before = tuple(plan.get("extended", ()))
     other = next((name for name in _PLAN if config.optim[name] != plan[name]), None)
     if extend is None or extend in before:
@@ -51,7 +51,7 @@ def planned(config: ConfigDict, workdir: str | Path, extend: int | None) -> Conf
             f" {config.optim[other]} here; --extend changes only the total number of steps, so"
             f" keep optim.{other}={plan[other]}"
         )
-    total = recorded.run.total_steps
+    total = run.run.total_steps
     if extend <= total:
         raise InputError(
             f"--extend is {extend}, but {workdir} is at step {max(done)} of {total}; --extend is"
@@ -68,12 +68,12 @@ def lengthened(stored: FrozenConfigDict, config: ConfigDict) -> FrozenConfigDict
 
 def is_reported(workdir: Path, config: ConfigDict) -> bool:
     """Whether the results of the end are there, of these evaluations and of this plan."""
-    recorded = _recorded(workdir)
+    run = recorded(workdir)
     return (
-        recorded is not None
+        run is not None
         and (workdir / _RESULTS[-1]).exists()
-        and recorded.evals.to_dict() == config.evals.to_dict()
-        and recorded.run.total_steps == config.run.total_steps
+        and run.evals.to_dict() == config.evals.to_dict()
+        and run.run.total_steps == config.run.total_steps
     )
 
 
@@ -99,7 +99,7 @@ def _steps(workdir: Path) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
 
-def _recorded(workdir: Path) -> FrozenConfigDict | None:
+def recorded(workdir: Path) -> FrozenConfigDict | None:
     """The config that a run directory was last trained with, None without a readable one: what
     matters is compared with the checkpoint's anyway."""
     try:

@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from ssl_jax import trees
 from ssl_jax.config import InputError, check_choice
 from ssl_jax.methods.base import NEVER, Rule, Rules
-from ssl_jax.runtime.decay import is_matrix
+from ssl_jax.runtime.decay import is_matrix, layer_factor
 from ssl_jax.train import clip as clip_lib
 from ssl_jax.train import updates
 
@@ -77,16 +77,36 @@ def assign_rules(rules: Rules, params: Any) -> dict[str, Rule]:
     return assigned
 
 
-def of_backbone(rules: Rules, config: ConfigDict) -> Rules:
-    """The rules with what the config says of the backbone: `optim.backbone_lr` is a further factor,
-    `optim.backbone_freeze_epochs` a further wait."""
-    lr, wait = config.backbone_lr, config.backbone_freeze_epochs
+def of_backbone(rules: Rules, config: ConfigDict, depth: int) -> Rules:
+    """The rules with what the config says of the backbone of so many blocks: `optim.backbone_lr`
+    and `optim.backbone_layer_decay` are further factors, `optim.backbone_freeze_epochs` a further
+    wait.
 
-    def slower(rule):
-        return replace(rule, lr=rule.lr * lr, freeze_epochs=max(rule.freeze_epochs, wait))
+    Raises InputError for a layer decay of a backbone whose blocks are not of one kind.
+    """
+    lr, wait, decay = config.backbone_lr, config.backbone_freeze_epochs, config.backbone_layer_decay
+    if decay != 1 and not depth:
+        raise InputError(
+            f"optim.backbone_layer_decay is {decay}, but this backbone (a Swin transformer) has no"
+            " blocks of one width; set it to 1"
+        )
 
-    within = tuple((f"(?=backbone/)(?:{pattern})", slower(rule)) for pattern, rule in rules)
-    return within + rules
+    def within(path, factor):
+        return tuple(
+            (
+                f"(?={path}/)(?:{pattern})",
+                replace(rule, lr=rule.lr * factor, freeze_epochs=max(rule.freeze_epochs, wait)),
+            )
+            for pattern, rule in rules
+        )
+
+    if decay == 1:
+        return within("backbone", lr) + rules
+    blocks = [
+        within(f"backbone/blocks/{i}", lr * layer_factor(decay, depth, i)) for i in range(depth)
+    ]
+    first = within("backbone", lr * layer_factor(decay, depth, -1))
+    return sum(blocks, ()) + within("backbone/norm", lr) + first + rules
 
 
 def is_decayed(path: str, leaf: jax.Array | jax.ShapeDtypeStruct, rule: Rule) -> bool:
@@ -120,7 +140,9 @@ def make(config: ConfigDict, rules: Rules, params: Any) -> Optimizer:
     """
     check_choice("optim.name", config.name, updates.TRANSFORMATIONS)
     structure = jax.tree.structure(params)
-    leaves = _leaves(of_backbone(rules, config), params)
+    stacked = jax.tree.leaves(params.get("backbone", {}).get("blocks", ()))
+    depth = stacked[0].shape[0] if stacked else 0
+    leaves = _leaves(of_backbone(rules, config, depth), params)
     clip = clip_lib.make(
         {path: _clip_groups(path, leaf.rules, config.clip_by) for path, leaf in leaves.items()},
         {path: leaf.starts for path, leaf in leaves.items()},

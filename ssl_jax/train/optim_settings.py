@@ -62,6 +62,13 @@ def defaults() -> dict:
             least=0,
             most=1000,
         ),
+        backbone_layer_decay=key(
+            1.0,
+            "of the backbone's blocks, each has this factor on the learning rate of the next one;"
+            " what lies before them that of one more",
+            above=0,
+            most=1,
+        ),
         backbone_freeze_epochs=key(
             0.0,
             "the backbone is not trained before this epoch, so that new heads get to know it",

@@ -2,7 +2,9 @@
 Resuming is something else.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,10 @@ from ml_collections import ConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import trees
 from ssl_jax.config import InputError, local
-from ssl_jax.convert import fill, own, read, torch_in
+from ssl_jax.convert import fill, own, read, torch_in, vit_in
 from ssl_jax.convert.weights import Source, Weights, brief
 from ssl_jax.methods import gram
+from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
@@ -27,8 +30,59 @@ _MODEL = (
 _ROPE = ("position", "rope_base", "rope_rounded")  # the same, of networks with rotary codes
 
 
+# Fields of a network's shape that a run may choose, whatever weights it starts from.
+_CHOSEN = {"drop_path", "init_std", "position_std", "cls_std", "mask_token", "queries"}
+_CHOSEN |= {"scan", "attention", "remat", "dtype", "rope_shift", "rope_jitter", "rope_rescale"}
+
 # The first layer of a projection head, and where a classifier has it (methods.finetune).
 _FIRST_LAYER = {"hidden/linear/": "head/mlp/0/"}
+
+
+def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> ConfigDict:
+    """With `init_model`, a config whose section `model` is that of the weights in `init_from`; of
+    any other config, itself.
+
+    What changes training alone stays, and query tokens that the weights lack; no class token where
+    the config has none (FLSL).
+
+    recorded: the section `model` of the run that is continued, whose weights need not be there any
+      more; None: of a new one.
+
+    Raises InputError without `init_from`, and as `start_from`.
+    """
+    if not config.init_model:
+        return config
+    if recorded is None and not config.init_from:
+        raise InputError(
+            f"init_model is True, so {config.method} starts from weights: give"
+            " --config.init_from=PATH, a run, a saved network, or a file or folder of published"
+            " weights"
+        )
+    if recorded is None:
+        fields = _fields(config.init_from)
+    else:
+        fields = vars(zoo.vit_config(recorded))
+    model = {name: value for name, value in fields.items() if name not in _CHOSEN}
+    model |= {"size": "custom", "cls": fields["cls"] and config.model.cls}
+    if fields["queries"]:
+        model["queries"] = fields["queries"]
+    changed = ConfigDict(config.to_dict())
+    changed.model.update(model)
+    return changed
+
+
+def _fields(path: str) -> dict[str, Any]:
+    """{field of ViTConfig: value} of the network in a file or folder, as far as they are known."""
+    read.check_local(path)
+    place = local(path)
+    file = read.weight_file(place) if place.exists() else None
+    if file is None and place.is_dir():
+        config = checkpoint.newest(place, lambda saved, step: _config(saved.meta(step)["config"]))
+    elif file and (network := own.read(file)) is not None:
+        config = _config(network.config)
+    else:
+        return {"queries": 0} | vit_in.known_fields(place)
+    return dict(vars(zoo.vit_config(config.model)))
 
 
 def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False) -> TrainState:

@@ -13,6 +13,7 @@ from ssl_jax.evals.registry import BASELINES, TRAINED
 from ssl_jax.runtime import distributed, sharding
 from ssl_jax.runtime.stop import EXIT_PREEMPTED, Stop
 from ssl_jax.train import (
+    best,
     checkpoint,
     guards,
     health,
@@ -58,6 +59,7 @@ class Steps:
         self._scores = log.Table(workdir, "evals", restored_step=self._at or None)
         tables = {"metrics": self._rows, "evals": self._scores}
         self._tracked = trackers.Trackers(workdir, run.config, self._at, tables)
+        self._best = best.Best(workdir, run.config)
         self._monitor = health.Monitor(run.method)
         self._guard = guards.NonFinite(run.config.max_nonfinite)
         self._unreadable = guards.Unreadable(workdir, run.source)
@@ -236,6 +238,8 @@ class Steps:
         row = {"step": self._at, **scores}
         self._scores.write(row)
         self._tracked.write("evals", row)
+        if text := self._best.note(self._at, scores, self._network):
+            self._console.say(text)
 
     def _network(self) -> tuple[Any, Any]:
         """Weights and constants to evaluate, on this process."""

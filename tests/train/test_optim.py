@@ -181,11 +181,24 @@ def test_the_first_rule_that_matches_a_whole_path_counts():
 def test_a_backbone_from_elsewhere_may_wait_and_learn_more_slowly():
     rules = (("backbone/(cls|mask_token)", Rule(lr=0.5, freeze_epochs=3)), *DEFAULT_RULES)
     config = settings(backbone_lr=0.1, backbone_freeze_epochs=2.0)
-    assigned = optim.assign_rules(optim.of_backbone(rules, config), tree())
+    assigned = optim.assign_rules(optim.of_backbone(rules, config, 2), tree())
     for path, rule in assigned.items():
         lr, wait = (0.05, 3) if path.endswith(("cls", "mask_token")) else (0.1, 2)
         expected = (lr, wait) if path.startswith("backbone/") else (1.0, 0)
         assert (rule.lr, rule.freeze_epochs) == pytest.approx(expected), path
+
+
+def test_layers_of_a_backbone_from_elsewhere_learn_more_slowly_towards_its_input():
+    config = settings(backbone_lr=0.5, backbone_layer_decay=0.1)
+    assigned = optim.assign_rules(optim.of_backbone(DEFAULT_RULES, config, 2), tree())
+    for path, rule in assigned.items():
+        lr = 0.5 if path.startswith("backbone/") else 1.0
+        if path.startswith("backbone/") and not path.startswith("backbone/norm/"):
+            block = int(path.split("/")[2]) if "/blocks/" in path else -1
+            lr *= 0.1 ** (2 - block)
+        assert rule.lr == pytest.approx(lr), path
+    with pytest.raises(InputError, match="backbone_layer_decay"):
+        optim.of_backbone(DEFAULT_RULES, config, 0)
 
 
 _SOME = (("backbone/blocks/1/norm/.*", Rule(decay=True)), *DEFAULT_RULES)

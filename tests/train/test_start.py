@@ -2,6 +2,8 @@
 anything is written.
 """
 
+import json
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,9 +14,10 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import api, cli, trees
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.convert import torch_in
+from ssl_jax.convert import own, torch_in
 from ssl_jax.convert.weights import Source, Weights
-from ssl_jax.train import checkpoint, loop, state
+from ssl_jax.train import best as best_lib
+from ssl_jax.train import checkpoint, log, loop, state
 from ssl_jax.train import start as start_lib
 from tests import tiny
 from tests.conftest import ROOT
@@ -127,6 +130,46 @@ def test_a_resumed_run_reads_none_of_them(both, tmp_path, capsys):
     both[0].unlink()
     assert train(tmp_path / "run", *given, "--extend=4") == loop.EXIT_DONE
     assert "resuming from step 2" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_model_follows_the_weights(both, tmp_path, capsys):
+    """Also of a run that is continued when they are gone; its best network stays."""
+    run = tmp_path / "run"
+    given = [f"--config.init_from={both[0]}", "--config.init_model=True", "--config.optim.steps=2"]
+    given += ["--config.model.depth=3", "--config.model.heads=1", "--config.evals.best=knn"]
+    given += ["--config.evals.tasks=knn", "--config.evals.every_steps=1"]
+    assert train(run, *given, "--config.evals.baselines=False") == loop.EXIT_DONE
+    config = config_lib.from_json((run / "config.json").read_text())
+    assert config.model.depth == 2 and config.model.position_resize == "dino_offset"
+    assert config.model.heads == 1 and config.model.image_size == 16
+    rows = [row["knn"] for row in log.read_rows(run / "evals.jsonl")]
+    best = api.load(run / "best.safetensors")
+    assert rows[best.step] == max(rows) and best.step == rows.index(max(rows))
+    both[0].unlink()
+    given += ["--config.evals.baselines=False", "--extend=3"]
+    assert train(run, *given) == loop.EXIT_DONE
+    assert "resuming from step 2" in capsys.readouterr().out
+
+
+def test_weights_are_asked_for():
+    with pytest.raises(InputError, match="--config.init_from=PATH"):
+        api.prepare(tiny.config("dino", init_model=True))
+
+
+def test_training_that_makes_a_network_worse_is_named(tmp_path):
+    config = FrozenConfigDict({"evals": {"best": "knn"}})
+    kept = best_lib.Best(tmp_path, config)
+    said = []
+    for step, score in enumerate((50.0, 40.0, 60.0, 55.0, 45.0)):
+        with open(tmp_path / "evals.jsonl", "a") as file:
+            file.write(json.dumps({"step": step, "knn": score}) + "\n")
+        network = {"w": np.full(2, step, np.float32)}
+        said.append(kept.note(step, {"knn": score}, lambda network=network: (network, None)))
+    assert ["warning" in text for text in said] == [False, True, False, False, True]
+    saved = own.read(tmp_path / "best.safetensors")
+    assert saved.notes["step"] == 2 and saved.params["w"][0] == 2
+    assert best_lib.Best(tmp_path, config).note(9, {"rank": 1.0}, lambda: ({}, None)) == ""
 
 
 REFUSED = {  # {file: what its refusal names}

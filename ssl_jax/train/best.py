@@ -1,0 +1,61 @@
+"""The best network of a run, by one of its scores (`evals.best`), in a file of its own; and whether
+training still helps: a run that starts from good weights can make them worse."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import FrozenConfigDict
+
+from ssl_jax import config as config_lib
+from ssl_jax.convert import own
+from ssl_jax.runtime import distributed
+from ssl_jax.train import log
+
+FILE = "best.safetensors"
+
+
+class Best:
+    """Follows `evals.best` in the scores of a run, which stand in its evals.jsonl; so a run that is
+    continued goes on with what it had. Of several processes, the first one writes."""
+
+    def __init__(self, workdir: Path, config: FrozenConfigDict):
+        self._name, self._config, self._workdir = config.evals.best, config, workdir
+
+    def note(
+        self, step: int, scores: Mapping[str, float], network: Callable[[], tuple[Any, Any]]
+    ) -> str:
+        """Keeps the network if it is the best so far. Call it when the scores are written.
+
+        network: gives weights and constants, on this process.
+
+        Returns:
+          What to say of it, "" if nothing.
+        """
+        name = self._name
+        if not name or name not in scores or not distributed.is_first():
+            return ""
+        rows = log.read_rows(self._workdir / "evals.jsonl")
+        before = [row for row in rows if row["step"] < step and name in row]
+        score, best = scores[name], max(before, key=lambda row: row[name], default=None)
+        start = next((row[name] for row in before if row["step"] == 0), None)
+        if best is None or score > best[name]:
+            self._keep(step, scores, *network())
+            return "" if start is None else f"best {name} so far, kept as {FILE}"
+        if start is not None and score < start:
+            return (
+                f"warning: {name} is {score:.4g}, below the {start:.4g} of the network that the run"
+                f" started from; {FILE} holds step {best['step']} ({best[name]:.4g}). Try a smaller"
+                " learning rate"
+            )
+        return f"best {name}: {best[name]:.4g} at step {best['step']}"
+
+    def _keep(self, step, scores, params, constants):
+        params, constants = jax.tree.map(np.asarray, (params, constants))
+        text = config_lib.to_json(self._config)
+        notes = {"step": step, "scores": dict(scores)}
+        place, new = self._workdir / FILE, self._workdir / f"new_{FILE}"
+        own.write(new, own.Saved(text, params, constants, notes))
+        new.replace(place)
