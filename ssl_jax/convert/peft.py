@@ -41,7 +41,7 @@ def write(
         raise InputError(f"{path} is no folder of adapters; export to one that is new or empty")
     extra = np.zeros((shape.registers + shape.queries, shape.width), np.float32)
     network = Network(shape, {"backbone/registers": extra} if len(extra) else {}, "", "")
-    names = [row._replace(names=row.names[-1:]) for row in hf_hub.table(network)]
+    names = hf_hub.modules(network)
     tensors, modules, rank = {}, [], 0
     flat = trees.per_block({"backbone": adapters})
     for a in (name for name in flat if name.endswith(lora.A)):

@@ -62,7 +62,9 @@ def test_a_network_without_adapters_exports_none(tmp_path, capsys):
     assert "model.lora" in capsys.readouterr().err and not out.exists()
 
 
-@pytest.mark.parametrize("name", ["plain", "layer_scale", "registers", "patches_alone"])
+@pytest.mark.parametrize(
+    "name", ["plain", "layer_scale", "registers", "patches_alone", "rope", "rope_gated"]
+)
 def test_peft_computes_our_features(transformers, tmp_path, name):
     torch = pytest.importorskip("torch", reason="the oracle of adapters needs torch")
     peft = pytest.importorskip("peft", reason="the oracle of adapters", exc_type=ImportError)
