@@ -115,13 +115,6 @@ def _rotating(network: Network) -> Folder:
     return Folder(tensors, config, texts, "transformers", name, remarks)
 
 
-<<<<<<< HEAD
-def table(network: Network) -> tuple[rows.Row, ...]:
-    """The names of the model that computes this network. Raises InputError if there is none."""
-    if (kind := _kind(network)) != "dinov3_vit":
-        return tables.FAMILIES[_MODELS[kind][1]].rows
-    return dinov3.hugging_face_names(network.shape.mlp == "swiglu")
-=======
 def modules(network: Network) -> tuple[rows.Row, ...]:
     """The names in memory, since transformers 5, of the model that computes this network. Raises
     InputError if there is none."""
@@ -129,10 +122,8 @@ def modules(network: Network) -> tuple[rows.Row, ...]:
     if kind != "dinov3_vit":
         found = tables.FAMILIES[_MODELS[kind][1]].rows
         return tuple(row._replace(names=row.names[-1:]) for row in found)
-    found = dinov3.hugging_face_rows(network.shape.mlp == "swiglu")
-    names = [row.names[0].replace("value_proj", "up_proj") for row in found]
-    return tuple(row._replace(names=(f"model.{name}",)) for row, name in zip(found, names))
->>>>>>> 0fec346 (Adapters: PEFT's names of DINOv3's modules)
+    found = dinov3.hugging_face_names(network.shape.mlp == "swiglu")
+    return tuple(row._replace(names=(f"model.{row.names[0]}",)) for row in found)
 
 
 def _kind(network: Network) -> str:

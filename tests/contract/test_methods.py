@@ -21,11 +21,7 @@ _ALSO = ("cribo_cut", "cribo_masks", "dinov2_gram", "dinov2_lora")
 on_devices = pytest.mark.parametrize("case", steps.cases([*steps.NAMES, *_ALSO]), indirect=True)
 
 
-<<<<<<< HEAD
 @on_devices
-=======
-@pytest.mark.parametrize("case", steps.cases([*steps.NAMES, "dinov2_lora"]), indirect=True)
->>>>>>> de735e5 (Adapters: memory of the state of a ViT-L; one trace)
 def test_one_trace_and_no_hidden_transfer(case):
     state, batches = case.start(), [case.put(batch) for batch in case.batches[:4]]
     with jax.transfer_guard("disallow"):
