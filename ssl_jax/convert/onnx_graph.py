@@ -195,7 +195,8 @@ def _gather(graph, eqn, x, indices):
         raise InputError("the network picks elements by computed indices, which ONNX export lacks")
     if indices.ndim == 1:
         ends = [index + sizes[axis] for index, axis in zip(indices, axes, strict=True)]
-        return _reshape(graph, eqn, graph.add("Slice", x, indices, _ints(*ends), _ints(*axes)))
+        starts = _ints(*indices)
+        return _reshape(graph, eqn, graph.add("Slice", x, starts, _ints(*ends), _ints(*axes)))
     flat = np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), [whole[i] for i in axes])
     merged = [*whole[: axes[0]], -1, *whole[axes[-1] + 1 :]]
     merged = [n if isinstance(n, int) else 0 for n in merged]  # 0 keeps the side
