@@ -36,7 +36,8 @@ bare forward pass or our search; "same" is the share of our neighbours that fais
 
 Parts: a table and OUT/parts.json, of the operations in CrIBo's table 9, STELLAR's table 13 and the
 steps of SOP's table B.1. Sizes of which a call would take more than --limit seconds are not run,
-and the table says so. What --only leaves out keeps its rows in the file.
+and the table says so. What --only leaves out keeps its rows in the file;
+--measured --write puts them into the document without measuring.
 
 Loader: a table and OUT/loader.json, from the processor's seconds in interleaved rounds; "cores" is
 how many make 1000 images a second.
@@ -187,7 +188,7 @@ def parts(options) -> int:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
     import bench_parts
 
-    names = _chosen(options.only, bench_parts.PARTS)
+    names = [] if options.measured else _chosen(options.only, bench_parts.PARTS)
     small = options.scale == "small"
     rows = bench_parts.measure(names, options.rounds, options.limit, small=small)
     path = pathlib.Path(options.out) / "parts.json"
@@ -338,6 +339,7 @@ def main(arguments=None) -> int:
     command = commands.add_parser("parts", help="the operations of a step that papers time")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")
     command.add_argument("--only", default="", help="some of cribo, stellar, sop")
+    command.add_argument("--measured", action="store_true", help="the rows of OUT/parts.json alone")
     command.add_argument("--limit", type=float, default=10, help="seconds of a call, at most")
     command = commands.add_parser("loader", help="what a core does for an image")
     command.add_argument("--scale", choices=("paper", "small"), default="paper")

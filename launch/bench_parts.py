@@ -284,14 +284,11 @@ def ours(rows: list[dict], where: str) -> dict[str, dict[str, str]]:
 
 
 def text(rows: list[dict]) -> str:
-    """ "12 (4), 25 (8); 64 not run": the times of one operation."""
-    done = ", ".join(
-        f"{row['ms']:,.{0 if row['ms'] >= 100 else 1}f} ({row['images']})"
-        for row in rows
-        if row["ms"] is not None
-    )
-    left = ", ".join(str(row["images"]) for row in rows if row["ms"] is None)
-    return done + (f"; {left} not run" if left else "")
+    """ "12.3 (4), 250 (8); 64 not run": the times of one operation."""
+    times = [(row["ms"], row["images"]) for row in rows]
+    done = [f"{ms:,.0f} ({n})" if ms >= 100 else f"{ms:.3g} ({n})" for ms, n in times if ms]
+    left = ", ".join(str(n) for ms, n in times if ms is None)
+    return ", ".join(done) + (f"; {left} not run" if left else "")
 
 
 def _by_operation(rows):
