@@ -244,21 +244,19 @@ def draw(model, data: Images, device: str, file: Path, count: int = 3) -> None:
     """The first images of a set with what is found, score above one half."""
     model.eval()
     count = min(count, len(data.ids))
-    figure = Figure(figsize=(4 * count, 3.1), layout="constrained")
+    figure = Figure(figsize=(4 * count, 3.4), layout="constrained")
+    kinds = {}
     for record, axes in enumerate(figure.subplots(1, count, squeeze=False)[0]):
         image = data.open(record)
         found = model([image.to(device) / 255])[0]
         axes.imshow(image.permute(1, 2, 0).numpy())
         axes.set_axis_off()
-        for (x, y, right, below), label, score in zip(
-            found["boxes"].tolist(), found["labels"].tolist(), found["scores"].tolist()
-        ):
+        rows = zip(*(found[key].tolist() for key in ("boxes", "labels", "scores")))
+        for (x, y, right, below), label, score in rows:
             if score > 0.5:
-                color = f"C{label - 1}"
-                rectangle = dict(fill=False, edgecolor=color, linewidth=1.5)
-                axes.add_patch(Rectangle((x, y), right - x, below - y, **rectangle))
-                text = f"{data.names[label - 1]} {score:.2f}"
-                axes.text(x, y, text, color="white", fontsize=6, backgroundcolor=color)
+                box = Rectangle((x, y), right - x, below - y, fill=False, edgecolor=f"C{label - 1}")
+                kinds[data.names[label - 1]] = axes.add_patch(box)
+    figure.legend(kinds.values(), kinds, loc="outside lower center", ncols=10)
     figure.savefig(file, dpi=80)
 
 
