@@ -120,12 +120,6 @@ def no_teacher(params: Any) -> None:
     del params
 
 
-def no_freezing(constants: Any, teacher: Any, done: jax.Array | int) -> Any:
-    """Default `freeze`: no copy of the teacher is kept."""
-    del teacher, done
-    return constants
-
-
 def no_warnings(metrics: Mapping[str, float]) -> list[str]:
     """Default `health`."""
     del metrics
@@ -178,8 +172,7 @@ class Method(NamedTuple):
     meanings: {column of metrics: Meaning}
         Of those that are easily misread.
     freeze(constants, teacher, done) -> constants
-        The constants after `done` steps (0: before the first), of which a copy of the teacher as it
-        was at some step may be a part.
+        The constants after `done` steps, with a copy of the teacher of some step; None: no copy.
     starts_evaluated: bool
         With weights from elsewhere (`init_from`), whether student and teacher both start from the
         network that is evaluated there, its teacher if it has one; see train.start.
@@ -197,7 +190,7 @@ class Method(NamedTuple):
     placement: tuple[tuple[str, PartitionSpec], ...] = ()
     health: Callable = no_warnings
     meanings: Mapping[str, Meaning] = MappingProxyType({})
-    freeze: Callable = no_freezing
+    freeze: Callable | None = None
     starts_evaluated: bool = False
 
 

@@ -76,9 +76,11 @@ def make_step(
             teacher=teacher,
             opt_state=keep(opt_state, state.opt_state),
             carry=methods.settle(out.carry, state.carry, finite),
-            constants=method.freeze(state.constants, teacher, done),
             counters=counters,
         )
+        if method.freeze:
+            frozen = method.freeze(state.constants, teacher, done)
+            new_state = new_state._replace(constants=frozen)
         metrics = {
             "loss": loss,
             **out.metrics,

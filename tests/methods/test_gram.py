@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import api, losses, methods
-from ssl_jax.methods import base, gram
+from ssl_jax.methods import gram
 from ssl_jax.ops import numerics
 from ssl_jax.train import loop, step
 from ssl_jax.views import recipe
@@ -70,7 +70,7 @@ def test_the_term_is_of_the_same_places_by_the_frozen_weights(name):
 @pytest.mark.parametrize("name", ["flsl", "dinov2"])
 def test_the_ema_teacher_sees_the_students_own_crops(name):
     c, method = made(name, weight=1.0, teacher="ema")
-    assert "gram" not in dict(method.views.groups) and method.freeze is base.no_freezing
+    assert "gram" not in dict(method.views.groups) and method.freeze is None
     keys = jax.random.split(numerics.key(2), 4)
 
     @jax.jit
@@ -90,7 +90,7 @@ def test_the_ema_teacher_sees_the_students_own_crops(name):
 
 def test_without_weight_nothing_is_added():
     c, method = made("sop")
-    assert "gram" not in dict(method.views.groups) and method.freeze is base.no_freezing
+    assert "gram" not in dict(method.views.groups) and method.freeze is None
     outputs = object()
     assert gram.seen(c, outputs, None) is outputs
 
