@@ -3,8 +3,7 @@
 In the manner of AM-RADIO (Ranzinger et al. 2024, arXiv 2312.06709), with one teacher. Student and
 teacher see the same view, the teacher at its own size and patch. Linear maps take the student's
 image vector and patches to the teacher's width, where cosine and smooth L1 compare them
-(`losses.distillation`). Beside it the student may have the loss of one of the methods of `OWN`,
-whose section of the config holds its settings.
+(`losses.distillation`). Beside it the student may have the loss of a method of `OWN`.
 """
 
 import dataclasses
@@ -44,6 +43,7 @@ def defaults() -> dict:
             acts="",
         ),
         family=key("", 'whose names the weights have; "" = by the names', choices=("", *FAMILIES)),
+        assumed=key("b", "its size if not here, for `show` and `plan`", choices=tuple("sblh")),
         size=key(0, "of the teacher's images; 0 = its native size", "pixels", least=0, most=16384),
         weight=key(1.0, "of distillation; 0: the method alone, and no teacher", least=0),
         image_weight=key(1.0, "of the image vectors in it", least=0),
