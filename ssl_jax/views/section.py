@@ -100,6 +100,7 @@ def check_colours(prefix: str, channels: int, draws: Any) -> None:
     if channels != 3 and (draws.gray_prob or (draws.jitter_prob and any(jitter[2:]))):
         raise InputError(
             f"{prefix}jitter is {jitter} and {prefix}gray_prob {draws.gray_prob}, but saturation,"
-            f" hue and grayscale are of RGB, not of {channels} channels; set"
+            f" hue and grayscale are of RGB, not of {channels} channels"
+            f" (model.in_channels); set"
             f" {prefix}jitter=({jitter[0]},{jitter[1]},0.0,0.0) and {prefix}gray_prob=0.0"
         )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import api, losses, methods
-from ssl_jax.methods import gram
+from ssl_jax.methods import base, gram
 from ssl_jax.ops import numerics
 from ssl_jax.train import loop, step
 from ssl_jax.views import recipe
