@@ -9,7 +9,8 @@ Expected time: not measured by us on a GPU.
 Expected number: none; docs/adapting.md has trials.
 
 WEIGHTS are a file or folder of DINOv2, DINOv3, timm or transformers, or a run or saved network of
-this package; the section `model` follows them (init_model). Without data.kind and data.dir the
+this package; the section `model` follows them (init_model), and heads are new (init_only: a run of
+the same method and widths keeps its own with init_only=""). Without data.kind and data.dir the
 images are photographs that come with the package, to try it.
 
 Losses, heads and memories are those of configs/small.py, with wider heads. The rest is ours, and
@@ -36,7 +37,7 @@ def get_config(variant: str = "sop"):
     config = settings.base_config(variant)
     small.change_method(config)
     config[variant].head_hidden = 1024
-    config.init_model, config.teacher.momentum = True, 0.996
+    config.init_model, config.init_only, config.teacher.momentum = True, "backbone", 0.996
     data, views, optim = config.data, config.views, config.optim
     data.kind, data.size, data.length, data.crop_on = "photos", 256, 2048, "host"
     views.global_size, views.global_scale = 224, (0.4, 1.0)

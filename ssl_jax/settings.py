@@ -206,7 +206,7 @@ def validate(config: ConfigDict, num_devices: int | None) -> None:
             f'start from ssl_jax.settings.base_config("{config.method}")'
         )
     check_keys(config)
-    if config.init_only and not config.init_from:
+    if config.init_only and not (config.init_from or config.init_model):
         raise InputError(
             f'init_only is "{config.init_only}" but init_from is ""; set init_from to the weights'
             " to start from"
