@@ -29,7 +29,7 @@ def measure(only, rounds: int, limit: float, *, small: bool = False) -> list[dic
     """A row for each operation and number of images of the tables in `only`.
 
     rounds: timed calls, after one that compiles. limit: seconds that a call may take, to judge by
-    its time with fewer images; where it would take longer, it is not run. small: two images, narrow
+    its time with fewer images; where it would take longer, it is not run. small: few images, narrow
     networks.
 
     Keys of a row: part, operation, images, ms (median; None: not run), expected_ms (None where it
@@ -39,7 +39,7 @@ def measure(only, rounds: int, limit: float, *, small: bool = False) -> list[dic
     for part in only:
         _, make, sizes = PARTS[part]
         before: dict[str, tuple[int, float]] = {}  # operation -> (images, seconds) of the last size
-        for images in (2,) if small else sizes:
+        for images in (max(2, jax.device_count()),) if small else sizes:
             expected = {o: s * images / n for o, (n, s) in before.items()}
             skipped = frozenset(o for o, s in expected.items() if s > limit)
             calls = make(images, small, skipped)

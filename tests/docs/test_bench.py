@@ -81,14 +81,6 @@ def test_parts_leave_out_what_would_take_too_long(monkeypatch):
 
 
 @pytest.mark.nightly
-def test_parts_of_small_networks_are_timed(tmp_path):
-    status, report = run(tmp_path, "parts", "--scale=small")
-    parts = load("bench_parts")
-    assert status == 0 and {row["operation"] for row in report["rows"]} == set(parts.PAPER)
-    assert all(row["ms"] for row in report["rows"])
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["steps --only=mae --batch=8", "evals --scale=small"])
 def test_steps_and_evaluations_are_timed(command, tmp_path, monkeypatch):
     names = ("dino:vits16", "compare:mae")  # the second one alone
