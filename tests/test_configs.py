@@ -46,13 +46,8 @@ def load(name: str, variant: str):
 
 def supplied(config):
     """The config with what its user has to bring: STELLAR's published runs rebuild codes of a
-    tokenizer whose weights must be fetched, DINOv3's last stage starts from the one before, and
-    distillation has a teacher.
+    tokenizer whose weights must be fetched, and distillation has a teacher.
     """
-    if config.gram.weight and not config.gram.every:
-        with pytest.raises(InputError, match="init_from"):
-            settings.validate(config, num_devices=8)
-        config.init_from = "runs/stage"
     if config.method == "distill":
         with pytest.raises(InputError, match="distill.teacher"):
             methods.get("distill").check(config)
