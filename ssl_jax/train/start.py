@@ -14,7 +14,7 @@ from ssl_jax import trees
 from ssl_jax.config import InputError, local
 from ssl_jax.convert import fill, own, read, torch_in
 from ssl_jax.convert.weights import Source, Weights
-from ssl_jax.methods import base
+from ssl_jax.methods import frozen
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
@@ -133,7 +133,7 @@ def _config(text: str):
 
 def _constants(tree) -> dict:
     """Those that are a part of the network: a frozen teacher stays what the run's config says."""
-    tree = base.of_network(tree)
+    tree = frozen.of_network(tree)
     return {"constants": tree} if tree else {}
 
 
