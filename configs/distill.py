@@ -9,7 +9,8 @@ PATH is what `init_from` takes: a folder of timm's or transformers', a weight fi
 or a run. Variants: vits16 (ViT-S/16 from a ViT-L, such as DINOv2's ViT-L/14, which sees views at
 224 pixels), imagenette96 (a small network on two CPU cores).
 Hardware: vits16: 8 GPUs of 80 GB; imagenette96: a CPU.
-Expected time and number: not measured for vits16; imagenette96: docs/methods/distill.md.
+Expected time: minutes for imagenette96; vits16: not measured by us.
+Expected number: docs/methods/distill.md for imagenette96; vits16: not measured by us.
 
 The values are SOP's presets and weights of ours. Each step costs a forward pass of the teacher for
 one view of each image: on a CPU that is most of it, so `distill.size` decides.

@@ -15,7 +15,6 @@ from ssl_jax import ops
 from ssl_jax.views.recipe import ViewRecipe
 
 NEVER = math.inf  # freeze_epochs of a parameter that is never trained
-FROZEN = "teacher"  # the name among the constants of a frozen network that training alone needs
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class Method(NamedTuple):
         without them.
     constants() -> tree or None
         Frozen arrays and weights read from files: part of the state, never trained; see `freeze`.
-        Those under FROZEN are no part of the trained network.
+        Those under `frozen.NAME` are no part of the trained network.
     constant_shapes() -> the same as jax.ShapeDtypeStructs, where they are known without the files.
     teacher_of(params) -> subtree or None
         What the EMA teacher copies.
@@ -192,14 +191,6 @@ class Method(NamedTuple):
     meanings: Mapping[str, Meaning] = MappingProxyType({})
     freeze: Callable | None = None
     starts_evaluated: bool = False
-
-
-def of_network(constants: Any) -> Any:
-    """The constants without a frozen teacher, which training alone needs; None if there are no
-    others."""
-    if not isinstance(constants, Mapping) or FROZEN not in constants:
-        return constants
-    return {name: tree for name, tree in constants.items() if name != FROZEN} or None
 
 
 def shapes_of_constants(method: Method) -> Any:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import losses
 from ssl_jax.config import InputError, MissingFile, check_multiple, key
 from ssl_jax.convert import FAMILIES, backbones
-from ssl_jax.methods import base, cribo, flsl, multicrop, sop, sove, stellar
+from ssl_jax.methods import base, cribo, flsl, frozen, multicrop, sop, sove, stellar
 from ssl_jax.models import heads, vit, zoo
 from ssl_jax.models.functional import Model
 from ssl_jax.ops import numerics
@@ -117,19 +117,19 @@ def make(config: ConfigDict) -> base.Method:
         maps = {name: mapping().init(one) for name, one in zip(weights, keys, strict=True)}
         return {**params, "distill": maps}, carry
 
-    def frozen(network, inner):
-        return {base.FROZEN: network} | ({} if inner is None else {"own": inner})
+    def joined(network, inner):
+        return {frozen.NAME: network} | ({} if inner is None else {"own": inner})
 
     def constant_shapes():
         network = jax.eval_shape(vit.vit(shape()).init, numerics.key(0))
-        return frozen(network, base.shapes_of_constants(own))
+        return joined(network, base.shapes_of_constants(own))
 
     def encode(params, teacher, constants, views, keys, progress):
         images = views["global"].images[:, 0]
         seen = own.features(_without_maps(params), images)
         of_student = {"image": seen.image, "patches": seen.patches}
         grid = seen.patches.shape[1:3]
-        of_teacher = _look(shape(), constants[base.FROZEN], images, c.size, grid, m)
+        of_teacher = _look(shape(), constants[frozen.NAME], images, c.size, grid, m)
         outputs = own.encode(
             _without_maps(params), teacher, constants.get("own"), views, keys, progress
         )
@@ -165,7 +165,7 @@ def make(config: ConfigDict) -> base.Method:
         encode=encode,
         objective=objective,
         features=features,
-        constants=lambda: frozen(_weights(config), own.constants()),
+        constants=lambda: joined(_weights(config), own.constants()),
         constant_shapes=constant_shapes,
         teacher_of=lambda params: own.teacher_of(_without_maps(params)),
         health=lambda metrics: own.health(metrics) + _warnings(metrics),

@@ -17,7 +17,8 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import methods
 from ssl_jax.data.values import check_range
 from ssl_jax.methods import multicrop
-from ssl_jax.methods.base import Features, Method, of_network
+from ssl_jax.methods.base import Features, Method
+from ssl_jax.methods.frozen import of_network
 from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
 from ssl_jax.ops.arguments import is_concrete

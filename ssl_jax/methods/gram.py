@@ -20,6 +20,7 @@ from ssl_jax import losses, ops
 from ssl_jax.config import InputError, check_multiple, key
 from ssl_jax.losses.gram import MOST_ROWS
 from ssl_jax.methods import base, multicrop
+from ssl_jax.methods.frozen import NAME as FROZEN
 from ssl_jax.models.position import resize_matrix
 
 NAME = "gram"  # of the section, and of the group of views
@@ -153,7 +154,7 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
     def encode(params, teacher, constants, views, keys, progress):
         outputs, (student, clean) = method.encode(params, teacher, constants, views, keys, progress)
         if frozen:
-            clean = multicrop.encode(encoder, constants[base.FROZEN], views[NAME]).patches
+            clean = multicrop.encode(encoder, constants[FROZEN], views[NAME]).patches
         elif clean is None:
             clean = multicrop.encode(encoder, teacher["backbone"], views[group]).patches
         return Outputs(outputs, Patches(student, reduced(clean, student.shape[-2])))
@@ -167,14 +168,14 @@ def added(config: ConfigDict, method: base.Method, group: str = "global") -> bas
         return loss + factor * term, out._replace(metrics=metrics)
 
     def freeze(constants, teacher, done):
-        if base.FROZEN not in (constants or {}):  # at the start
-            return {**(constants or {}), base.FROZEN: jax.tree.map(jnp.copy, teacher["backbone"])}
+        if FROZEN not in (constants or {}):  # at the start
+            return {**(constants or {}), FROZEN: jax.tree.map(jnp.copy, teacher["backbone"])}
         if not c.every:
             return constants
         number = done // c.every - math.ceil(max(c.first_update, 1) / c.every)  # of the update
         due = (done % c.every == 0) & (number >= 0) & (number < (c.updates or done))
-        new = jax.lax.cond(due, lambda: teacher["backbone"], lambda: constants[base.FROZEN])
-        return {**constants, base.FROZEN: new}
+        new = jax.lax.cond(due, lambda: teacher["backbone"], lambda: constants[FROZEN])
+        return {**constants, FROZEN: new}
 
     if not frozen:
         return method._replace(encode=encode, objective=objective)

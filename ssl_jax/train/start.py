@@ -16,7 +16,7 @@ from ssl_jax import trees
 from ssl_jax.config import InputError, key, local
 from ssl_jax.convert import fill, own, read, torch_in, vit_in
 from ssl_jax.convert.weights import Report, Source, Weights, brief
-from ssl_jax.methods import base
+from ssl_jax.methods import frozen
 from ssl_jax.models import lora, zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
@@ -171,9 +171,9 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
 
     Raises InputError as `start_from`, and for a file that lacks a part of the encoder.
     """
-    if not config.gram.weight or base.FROZEN not in (state.constants or {}):
+    if not config.gram.weight or frozen.NAME not in (state.constants or {}):
         return state
-    encoder, old = {"backbone": state.teacher["backbone"]}, state.constants[base.FROZEN]
+    encoder, old = {"backbone": state.teacher["backbone"]}, state.constants[frozen.NAME]
     if path := config.gram.file:
         weights = _source(path, jax.tree.leaves(old)[0].sharding.mesh).tree("teacher")
         encoder, report = fill.fill(encoder, weights, only="backbone", model=config.model)
@@ -183,7 +183,7 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
             )
         if jax.process_index() == 0:
             print(f"gram.file: {report}", flush=True)
-    constants = {**state.constants, base.FROZEN: _placed(encoder["backbone"], old)}
+    constants = {**state.constants, frozen.NAME: _placed(encoder["backbone"], old)}
     return state._replace(constants=constants)
 
 
@@ -248,7 +248,7 @@ def _config(text: str):
 
 def _constants(tree) -> dict:
     """Those that are a part of the network: a frozen teacher stays what the run's config says."""
-    tree = base.of_network(tree)
+    tree = frozen.of_network(tree)
     return {"constants": tree} if tree else {}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ssl_jax.config import InputError
 from ssl_jax.evals.registry import BASELINES, TRAINED
-from ssl_jax.methods import base
+from ssl_jax.methods import frozen
 from ssl_jax.runtime import distributed, sharding
 from ssl_jax.runtime.stop import EXIT_PREEMPTED, Stop
 from ssl_jax.train import (
@@ -245,7 +245,7 @@ class Steps:
     def _network(self) -> tuple[Any, Any]:
         """Weights and constants to evaluate, on this process."""
         weights = state.weights(self._current, self._config.model)
-        return distributed.local((weights, base.of_network(self._current.constants)))
+        return distributed.local((weights, frozen.of_network(self._current.constants)))
 
     def _save(self, **how: bool) -> None:
         self._saved.save(self._current, resume.meta(self._config, self._at), **how)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ssl_jax import api, losses, methods
-from ssl_jax.methods import base, gram
+from ssl_jax.methods import gram
+from ssl_jax.methods.frozen import NAME as FROZEN
 from ssl_jax.ops import numerics
 from ssl_jax.train import loop, step
 from ssl_jax.views import recipe
@@ -100,13 +101,13 @@ def test_updates_and_weight_are_as_published():
     within 1,000 steps."""
     numbers = dict(every=10_000, first_update=1_010_000, updates=3, rise=(1_000_000, 1_001_000))
     _, method = made("sop", weight=2.0, **numbers)
-    old, new = {base.FROZEN: jnp.zeros(())}, {"backbone": jnp.ones(())}
+    old, new = {FROZEN: jnp.zeros(())}, {"backbone": jnp.ones(())}
     freeze = jax.jit(method.freeze)
-    updated = [n for n in range(990_000, 1_080_000, 2_500) if freeze(old, new, n)[base.FROZEN] == 1]
+    updated = [n for n in range(990_000, 1_080_000, 2_500) if freeze(old, new, n)[FROZEN] == 1]
     assert updated == [1_010_000, 1_020_000, 1_030_000]
     for begun, done in ((0, 1), (1, 10**6)):  # without a first step and a limit
         _, always = made("sop", weight=1.0, every=begun + 1)
-        assert always.freeze(old, new, done)[base.FROZEN] == 1
+        assert always.freeze(old, new, done)[FROZEN] == 1
     c, _ = made("sop", weight=2.0, every=1, rise=(1_000_000, 1_001_000))
     steps = jnp.array([0, 1_000_000, 1_000_500, 1_000_999, 2_000_000])
     close(gram.weight(c.gram, steps), np.array([0, 0, 1 + np.sin(np.pi / 1998), 2, 2]))
@@ -132,7 +133,7 @@ def test_what_the_gram_teacher_starts_from(tmp_path, capsys):
     """A file or the run's weights, in buffers of its own; never another run's Gram teacher."""
     changes = {"model__depth": 1, "gram__weight": 1.0, "gram__every": 5}
     first = loop.fresh_state(api.prepare(tiny.config("sop", seed=3, **changes)))
-    assert tiny.identical(first.constants[base.FROZEN], first.teacher["backbone"])
+    assert tiny.identical(first.constants[FROZEN], first.teacher["backbone"])
     c = tiny.resolved(tiny.config("sop", seed=3, **changes))
     teacher = methods.make(c).init(numerics.key(7))[0]
     encoder = api.Encoder(c, teacher, first.constants)
@@ -141,11 +142,11 @@ def test_what_the_gram_teacher_starts_from(tmp_path, capsys):
     path = str(tmp_path / "other.npz")
     state = loop.fresh_state(api.prepare(tiny.config("sop", **changes, gram__file=path)))
     other = gram_of(teacher)
-    assert tiny.identical(state.constants[base.FROZEN], other)
+    assert tiny.identical(state.constants[FROZEN], other)
     assert not tiny.identical(state.teacher["backbone"], other)
     assert "gram.file: " in capsys.readouterr().out
     state = loop.fresh_state(api.prepare(tiny.config("sop", **changes, init_from=path)))
-    assert tiny.identical(state.constants[base.FROZEN], other)
+    assert tiny.identical(state.constants[FROZEN], other)
     assert tiny.identical(state.teacher["backbone"], other)
     leaves = jax.tree.leaves((state.params, state.teacher, state.constants))
     assert len({x.unsafe_buffer_pointer() for x in leaves}) == len(leaves)
