@@ -157,8 +157,7 @@ class Method(NamedTuple):
         alone. Some extras need the constants, or parameters that a teacher lacks, and are left out
         without them.
     constants() -> tree or None
-        Frozen arrays and weights read from files: part of the state, never trained; see `freeze`.
-        Those under `frozen.NAME` are no part of the trained network.
+        Frozen arrays and weights of files, in the state, never trained; see `freeze`, `frozen`.
     constant_shapes() -> the same as jax.ShapeDtypeStructs, where they are known without the files.
     teacher_of(params) -> subtree or None
         What the EMA teacher copies.
