@@ -27,30 +27,39 @@ class Best:
     def note(
         self, step: int, scores: Mapping[str, float], network: Callable[[], tuple[Any, Any]]
     ) -> str:
-        """Keeps the network if it is the best so far. Call it when the scores are written.
+        """Keeps the network if it is the best so far. Call it when the scores are written; all
+        processes must.
 
-        network: gives weights and constants, on this process.
+        network: gives weights and constants, on this process; all processes call it, or none.
 
         Returns:
           What to say of it, "" if nothing.
         """
-        name = self._name
-        if not name or name not in scores or not distributed.is_first():
+        if not self._name or self._name not in scores:
             return ""
-        rows = log.read_rows(self._workdir / "evals.jsonl")
+        better, text = self._judged(step, scores[self._name])
+        if distributed.gather_json(better)[0]:
+            weights = network()
+            if distributed.is_first():
+                self._keep(step, scores, *weights)
+        return text
+
+    def _judged(self, step: int, score: float) -> tuple[bool, str]:
+        """Whether a score is the best of the run so far, and what to say of it; the first process
+        alone knows."""
+        name, rows = self._name, log.read_rows(self._workdir / "evals.jsonl")
         before = [row for row in rows if row["step"] < step and name in row]
-        score, best = scores[name], max(before, key=lambda row: row[name], default=None)
+        best = max(before, key=lambda row: row[name], default=None)
         start = next((row[name] for row in before if row["step"] == 0), None)
         if best is None or score > best[name]:
-            self._keep(step, scores, *network())
-            return "" if start is None else f"best {name} so far, kept as {FILE}"
+            return True, "" if start is None else f"best {name} so far, kept as {FILE}"
         if start is not None and score < start:
-            return (
+            return False, (
                 f"warning: {name} is {score:.4g}, below the {start:.4g} of the network that the run"
                 f" started from; {FILE} holds step {best['step']} ({best[name]:.4g}). Try a smaller"
                 " learning rate"
             )
-        return f"best {name}: {best[name]:.4g} at step {best['step']}"
+        return False, f"best {name}: {best[name]:.4g} at step {best['step']}"
 
     def _keep(self, step, scores, params, constants):
         params, constants = jax.tree.map(np.asarray, (params, constants))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import cli
+from ssl_jax.convert import own
 from ssl_jax.methods import METHODS
 from tests import compiling
 from tests.process import runs
@@ -47,12 +48,15 @@ def same_losses(workdir, whole, steps=STEPS):
 @pytest.mark.slow
 def test_two_processes_train_as_one_device(tmp_path):
     """And features are extracted in shares, and put together again."""
-    whole = one_device("sop", tmp_path / "one", *SMALL)
-    run = start("sop", tmp_path / "two", 2, *SMALL)
+    options = (*SMALL, "--config.evals.best=knn")
+    whole = one_device("sop", tmp_path / "one", *options)
+    run = start("sop", tmp_path / "two", 2, *options)
     assert run.ended() == (0, 0), run.text()
     same_losses(tmp_path / "two", whole)
     for name in ("results.txt", "evals.jsonl"):
         assert (tmp_path / "two" / name).read_text() == (whole / name).read_text()
+    best, other = (own.read(folder / "best.safetensors") for folder in (tmp_path / "two", whole))
+    assert best.notes == other.notes
     first, second = run.text(0), run.text(1)
     assert "img/s" in first and "img/s" not in second, "the first alone reports"
 
