@@ -27,6 +27,7 @@ TRAIN = [  # networks, data, training, evaluation, the command line: all but ops
     "absl-py>=2.1",
     "argcomplete>=3.5",  # completion of commands and keys in a shell
     "array-record>=0.8,<0.9",
+    "flatbuffers>=24.3",  # jax.export writes programs with it
     "flax>=0.12,<0.13",
     "grain>=0.2.16,<0.3",
     "jinja2>=3.1",  # the page of `ssl-jax report`

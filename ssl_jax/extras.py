@@ -11,6 +11,7 @@ EXTRAS = {
         "argcomplete",
         "array_record",
         "cv2",
+        "flatbuffers",
         "flax",
         "grain",
         "jinja2",

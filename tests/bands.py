@@ -3,8 +3,9 @@ with eight folders of TIFF files [64, 64, 5], uint16 from 0 to 10000.
 
 A class is a texture (stripes along one of two axes, a checkerboard, or rings) in two channels, 0
 and 1 or 3 and 4, of opposite sign in the two. What is different in each image says nothing: a
-smooth background that all channels share, with a gain and an offset of its own in each, the place
-and period of the texture, and noise.
+smooth background that all channels share, with a gain of its own in each, the place and period of
+the texture, and noise. The background is faint: what all crops of an image share and other images
+lack is what training without labels learns first.
 """
 
 import argparse
@@ -30,7 +31,7 @@ def image(rng: np.random.Generator, label: int) -> np.ndarray:
     smooth = sum(
         np.sin(2 * np.pi / 40 * (y * np.sin(a) + x * np.cos(a)) + p) for a, p in zip(angles, phases)
     )
-    gain, offset = rng.uniform(0.05, 0.15, 5), rng.uniform(0.35, 0.65, 5)
+    gain, offset = rng.uniform(0.02, 0.06, 5), 0.5
     pixels = offset + gain * smooth[..., None] / 2 + rng.normal(0, 0.05, (SIDE, SIDE, 5))
     for channel, sign in zip(_PAIRS[label % 2], (1, -1)):
         pixels[..., channel] += sign * 0.15 * texture

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ssl_jax import config as config_lib
-from ssl_jax.models import vit, zoo
+from ssl_jax.models import lora, vit, zoo
 
 # Parameters without a classifier (timm 1.0, num_classes=0, 224 px); ViT-S/16 is the 21.67 M of the
 # DINO paper.
@@ -43,7 +43,7 @@ def test_section_and_overrides():
 def test_the_section_has_every_field_but_what_the_method_sets():
     section = config_lib.build(zoo.defaults())
     fields = {field.name for field in dataclasses.fields(vit.ViTConfig)}
-    assert set(section) == fields - {"mask_token"} | {"size"}
+    assert set(section) == fields - {"mask_token"} | {"size"} | set(lora.defaults())
     plain = vit.ViTConfig(width=384, depth=12, heads=6, patch=16, image_size=224)
     assert zoo.vit_config(section) == plain
     section.update(norm_eps=1e-12, mean=(0.5,) * 3, std=(0.5,) * 3, registers=4, layer_scale=1e-5)
