@@ -57,7 +57,7 @@ def test_flags_that_give_other_numbers_are_refused(case, flag, tmp_path):
         resume.restore_step(saved, 4, case.run, None)
 
 
-@pytest.mark.parametrize("case", steps.cases(["sop"]), indirect=True)
+@pytest.mark.parametrize("case", steps.cases(["cribo_cut"]), indirect=True)
 def test_a_checkpoint_moves_between_meshes(case, tmp_path):
     saved = checkpoint.Checkpoints(tmp_path / "checkpoints")
     state = case.eight[0]
