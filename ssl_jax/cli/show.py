@@ -38,8 +38,10 @@ def run(options: argparse.Namespace) -> int:
         print(catalogue.overview())
     else:
         layers, row, config, given = arguments.start(options)
-        config = start.shaped(config) if config.init_from else config
-        print(text(layers | {"command line": config}, given))
+        layers |= {"command line": config}
+        if config.init_model and config.init_from:
+            layers |= {"init_from": start.shaped(config)}
+        print(text(layers, given))
         if row:
             print("\n".join([f"{row.name}: {row.place}", *([row.note] if row.note else [])]))
     return 0
