@@ -17,8 +17,9 @@ import jax
 import orbax.checkpoint as ocp
 
 from ssl_jax import trees
-from ssl_jax.config import InputError, absolute, free_on_resume, key
+from ssl_jax.config import InputError, absolute, free_on_resume, from_json, key
 from ssl_jax.convert import backbones, own
+from ssl_jax.models import lora
 from ssl_jax.train import checksums, damage, disk
 from ssl_jax.train.damage import Damaged as Damaged
 from ssl_jax.train.state import TrainState
@@ -345,8 +346,10 @@ def evaluated(path: str | Path) -> own.Saved:
 
     def network(saved, step):
         trees = saved.read(step, _NETWORKS, lambda shape: here)
-        params = trees["params"] if trees["teacher"] is None else trees["teacher"]
-        return own.Saved(saved.meta(step)["config"], params, None, {"step": step})
+        text = saved.meta(step)["config"]
+        model = from_json(text).model
+        params = lora.network(trees["params"], trees["teacher"], model)
+        return own.Saved(text, params, None, {"step": step})
 
     return newest(path, network)
 

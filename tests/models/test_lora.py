@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from ssl_jax import api, trees
 from ssl_jax.config import InputError
+from ssl_jax.convert import backbones
 from ssl_jax.models import lora, vit
 from ssl_jax.train import checkpoint, loop, resume, state
 from tests import tiny
@@ -132,6 +133,8 @@ def test_a_run_is_loaded_saved_and_continued_with_adapters_added(run, start, tmp
     assert not tiny.identical(want["backbone"], state.weights(start, run.config.model)["backbone"])
     encoder = api.load(tmp_path / "run")
     assert tiny.identical(encoder.params, want)
+    backbone = backbones.load(tmp_path / "run").params  # as a teacher of `distill`
+    assert tiny.identical(backbone, want["backbone"])
     api.save(encoder, tmp_path / "network.npz")
     assert tiny.identical(api.load(tmp_path / "network.npz").params, want)
     for source, rank in (("run", 3), ("network.npz", 0)):
