@@ -32,6 +32,16 @@ class Prepared(NamedTuple):
     model: dict[str, Any]
 
 
+def periods_remark(shape: ViTConfig, library: str) -> list[str]:
+    """What to say of a library that does not round periods."""
+    if not shape.rope_rounded:
+        return []
+    return [
+        f"{library} computes exact periods, this network has them rounded to bfloat16"
+        " (model.rope_rounded): features differ slightly."
+    ]
+
+
 # --- the authors' code
 
 

@@ -104,12 +104,7 @@ def _rotating(network: Network) -> Folder:
     arrays["backbone/mask_token"] = np.zeros((1, c.width), np.float32)
     arrays.setdefault("backbone/registers", np.zeros((0, c.width), np.float32))
     arrays = with_scales(arrays, c)
-    remarks = []
-    if c.rope_rounded:
-        remarks.append(
-            "transformers computes exact periods, this network has them rounded to bfloat16"
-            " (model.rope_rounded): features differ slightly."
-        )
+    remarks = dinov3.periods_remark(c, "transformers")
     texts = {"preprocessor_config.json": _preparation(network)}
     tensors = dinov3.to_hugging_face(arrays, c)
     return Folder(tensors, config, texts, "transformers", name, remarks)

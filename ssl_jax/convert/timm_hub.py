@@ -110,11 +110,7 @@ def _swin(network: Network) -> Folder:
             f"At sizes that windows of {c.window} tokens do not divide features differ: timm shifts"
             " the grid before it is padded, this network after (model.shift_first=False)."
         )
-    if c.norm_eps != _SWIN_EPS:
-        remarks.append(
-            f"timm adds {_SWIN_EPS:g} to variances, not {c.norm_eps:g}: features differ in the"
-            " fifth digit or less."
-        )
+    remarks += _variances(c, _SWIN_EPS)
     tensors, _ = rows.write(tables.FAMILIES["timm_swin"].rows, network.params)
     arguments = dict(
         img_size=c.image_size,
@@ -131,9 +127,19 @@ def _swin(network: Network) -> Folder:
     return Folder(tensors, config, {}, "timm", _SWIN, remarks)
 
 
+def _variances(c: vit.ViTConfig, eps: float) -> list[str]:
+    """What to say of LayerNorms that add `eps`."""
+    if c.norm_eps == eps:
+        return []
+    return [
+        f"timm adds {eps:g} to variances, not {c.norm_eps:g}: features differ in the fifth digit or"
+        " less."
+    ]
+
+
 def _rotating(network: Network) -> Folder:
     """The folder of a network with rotary position codes."""
-    c, arrays, remarks = network.shape, with_scales(network.params, network.shape), []
+    c, arrays = network.shape, with_scales(network.params, network.shape)
     gated = c.mlp == "swiglu"
     for key, cannot in (
         ("qkv_bias", c.qkv_bias == "all"),
@@ -145,16 +151,7 @@ def _rotating(network: Network) -> Folder:
                 f"model.{key} is {getattr(c, key)}, which timm's DINOv3 does not have; export"
                 " --to hf, whose config holds it"
             )
-    if c.norm_eps != _DINOV3_EPS:
-        remarks.append(
-            f"timm adds {_DINOV3_EPS:g} to variances, not {c.norm_eps:g}: features differ in the"
-            " fifth digit or less."
-        )
-    if c.rope_rounded:
-        remarks.append(
-            "timm computes exact periods, this network has them rounded to bfloat16"
-            " (model.rope_rounded): features differ slightly."
-        )
+    remarks = _variances(c, _DINOV3_EPS) + dinov3.periods_remark(c, "timm")
     pool = _POOLS.get(network.image, "token" if c.cls else "avg")
     arguments = dict(
         img_size=c.image_size,
