@@ -169,6 +169,9 @@ def test_a_compiler_that_is_not_installed_has_an_extra(name, extra, monkeypatch)
 def test_the_command():
     command = [sys.executable, "-m", "ssl_jax", "plan", "--devices=4", "--json"]
     command += ["--config=tests/tiny_run.py:dino", "--config.mesh.data=0", "--largest-batch"]
+    # With a network read from a file, which must not settle how many devices there are.
+    weights = "--config.init_from=zoo/sop_quickstart.safetensors"
+    command += [weights, "--config.init_model=True", "--config.init_only=backbone"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

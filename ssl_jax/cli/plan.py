@@ -24,9 +24,10 @@ _LOADED = 121.0  # images/s whose views one core prepares: dino:vits16, docs/ben
 
 def run(options: argparse.Namespace) -> int:
     """Runs the command; returns the exit code."""
-    config = start.shaped(arguments.start(options).config)
+    config = arguments.start(options).config
+    # First of all: reading weights would settle which devices there are.
     devices, name = _devices(options.topology or "", options.devices, options.device)
-    config = _resolved(config, len(devices), options.images)
+    config = _resolved(start.shaped(config), len(devices), options.images)
     result = report(config, devices, name)
     if options.memory:
         config, result = fitted(config, devices, name, result, options.memory * _GIB)
