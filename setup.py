@@ -100,7 +100,7 @@ setup(
         "convert": [*TRAIN, "torch>=2.6"],
         # writes `export --to=onnx` and checks it; neither needs torch
         "onnx": [*TRAIN, "onnx>=1.18", "onnxruntime>=1.20"],
-        # launch/detection.py
+        # launch/detection
         "detection": [
             *TRAIN,
             "faster-coco-eval>=1.6",

@@ -1,6 +1,6 @@
-"""Every method on the same network, images and steps: the recipes of launch/compare.sh.
+"""Every method on the same network, images and steps: the recipes of experiments/compare.py.
 
-    bash launch/compare.sh
+    python -m experiments compare
     ssl-jax train --config=compare:cribo --workdir=runs/cribo
 
 Hardware: 2 CPU cores.
@@ -29,10 +29,10 @@ TARGETS = {
     "stellar": ("knn", "dense", "psnr"),
 }
 METHODS = tuple(TARGETS)
-# What the views and the network could give, for comparison; methods of launch/bounds.py, which
-# --import=launch.bounds registers. masks: `supervised`, by the masks of collages, for dense scores.
+# What the views and the network could give, for comparison; --import=experiments.bounds registers
+# these methods. masks: `supervised`, by the masks of collages, for dense scores.
 BOUNDS = {"infonce": ("knn",), "supervised": ("knn", "linear"), "masks": ("dense",)}
-VARIANTS = METHODS  # without those of --import=launch.bounds
+VARIANTS = METHODS  # without those of --import=experiments.bounds
 TITLES = {
     "dino": "DINO",
     "ibot": "iBOT",

@@ -1,8 +1,8 @@
 """How far a method gets on CIFAR-10 and Imagenette in an hour of two CPU cores, or in ten minutes
 of one GPU: trains, evaluates, draws score against minutes, keeps weights and numbers.
 
-    python launch/speedrun.py cpu --data /data/tfds
-    python launch/speedrun.py gpu --data /data/tfds --methods sop,dino --sets cifar10
+    python -m launch.speedrun cpu --data /data/tfds
+    python -m launch.speedrun gpu --data /data/tfds --methods sop,dino --sets cifar10
 
 A run is `ssl-jax train --config=METHOD:SET`, or METHOD:SET_gpu. Its number of epochs takes the
 budget on the machine that the recipe was made for; elsewhere the minutes differ and the network
@@ -15,30 +15,25 @@ photographs that come with the packages. Arguments --config.KEY=VALUE go to ever
 import argparse
 import datetime
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
+from matplotlib.figure import Figure
 
-import evaluate  # noqa: E402
-import runs  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from records import Records  # noqa: E402
-
-import ssl_jax  # noqa: E402
-import zoo  # noqa: E402
-from configs import compare  # noqa: E402
-from ssl_jax import trees  # noqa: E402
+import ssl_jax
+from configs import compare
+from experiments import evaluate, runs, zoo
+from experiments.runs import ROOT
+from experiments.store import Records
+from ssl_jax import trees
 
 BUDGETS = {"cpu": "60 min of 2 cores", "gpu": "10 min of a GPU"}
 SETS = ("cifar10", "imagenette96")
 PHOTOS = "photos"
-SCENES = ("dense_camvid", "segment_camvid")  # rows of launch/evaluate.py
+SCENES = ("dense_camvid", "segment_camvid")  # rows of experiments/evaluate.py
 HEADING = ("method", "network", "k-NN", "linear", "CamVid, dense / segm.", "images seen")
 HEADING += ("minutes", "seed", "device", "date, commit", "command")
-RECORDS = ROOT / "docs" / "records_speedrun.jsonl"
+RECORDS = ROOT / "experiments" / "records" / "speedrun.jsonl"
 
 
 def main(argv=None) -> int:
@@ -126,7 +121,7 @@ def network(encoder) -> str:
 
 
 def scenes(encoder, data: str, workdir: Path) -> dict:
-    """{key of runs.ROWS: {row of SCENES: mIoU}} on CamVid, by launch/evaluate.py."""
+    """{key of runs.ROWS: {row of SCENES: mIoU}} on CamVid, by experiments/evaluate.py."""
     args = SimpleNamespace(data=data, davis="", examples=0, workdir=workdir)
     results = {name: evaluate.evaluated(name, encoder, args) for name in SCENES}
     return {

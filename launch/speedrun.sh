@@ -8,7 +8,7 @@
 #
 # cpu needs only Python >= 3.11 and pip, and makes its own .venv; gpu needs the package with a GPU
 # build of JAX (pip install -e ".[train,gpu]") in the active environment. Started again, it continues
-# where it stopped, also after a kill. Further arguments: python launch/speedrun.py --help
+# where it stopped, also after a kill. Further arguments: --help after cpu or gpu.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -25,4 +25,4 @@ case "${1:-}" in
     ;;
 esac
 
-exec "${PYTHON:-python}" launch/speedrun.py "$@"
+exec "${PYTHON:-python}" -m launch.speedrun "$@"

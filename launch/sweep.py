@@ -1,10 +1,10 @@
 """Runs of one config with other values: trains what is missing, then a table of what differs.
 
-    python launch/sweep.py --config=compare:flsl --grid flsl.prototypes=64,128 --grid seed=0,1
-    python launch/sweep.py --workdir=runs/sweep --list changes.txt --config=sop:cifar10
-    python launch/sweep.py --config=sop:vits16 --grid optim.lr=5e-4,1e-3 --slurm="--time=48:00:00"
-    python launch/sweep.py --table runs/sweep/*/
-    python launch/sweep.py --table runs/base runs/sweep/*/ --gains
+    python -m launch.sweep --config=compare:flsl --grid flsl.prototypes=64,128 --grid seed=0,1
+    python -m launch.sweep --workdir=runs/sweep --list changes.txt --config=sop:cifar10
+    python -m launch.sweep --config=sop:vits16 --grid optim.lr=5e-4,1e-3 --slurm="--time=48:00:00"
+    python -m launch.sweep --table runs/sweep/*/
+    python -m launch.sweep --table runs/base runs/sweep/*/ --gains
 
 A grid is every combination of the values; a list is a file with the changes of one run a line, as
 KEY=VALUE separated by blanks. A run is `ssl-jax train` in WORKDIR/KEY=VALUE,..., in a process of
@@ -25,13 +25,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "launch")]
-
-import runs  # noqa: E402
-
-from ssl_jax import config as config_lib  # noqa: E402
-from ssl_jax import evals  # noqa: E402
+from experiments import runs
+from experiments.runs import ROOT
+from ssl_jax import config as config_lib
+from ssl_jax import evals
 
 # Of a resolved config: what follows from other keys.
 _FOLLOWS = ("run.", "expected.", "evals.")

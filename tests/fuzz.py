@@ -21,7 +21,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 from ml_collections import ConfigDict
 
-from launch import runs
+from experiments import runs
 from ssl_jax import evals, methods, settings
 from ssl_jax.config import InputError
 from ssl_jax.runtime import sharding

@@ -1,5 +1,5 @@
 """`ssl-jax plan`: figures of a tiny step on eight simulated devices, and its refusals; and
-launch/plans.py, the table of the papers' presets.
+benchmarks/plans.py, the table of the papers' presets.
 """
 
 import importlib.util
@@ -12,6 +12,7 @@ import pytest
 from jax.experimental import topologies
 from ml_collections import ConfigDict
 
+from benchmarks import plans
 from ssl_jax import cli, methods, settings
 from ssl_jax.cli import plan
 from ssl_jax.config import MissingFile
@@ -19,9 +20,6 @@ from ssl_jax.runtime import sharding
 from ssl_jax.train import estimate, program, setup, step
 from tests import tiny
 from tests.conftest import ROOT
-
-sys.path.insert(0, str(ROOT / "launch"))
-import plans
 
 
 @pytest.fixture(scope="module")

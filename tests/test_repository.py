@@ -15,6 +15,8 @@ import ssl_jax
 from ssl_jax import extras
 from tests.conftest import ROOT
 
+SCRIPTS = ("configs", "launch", "benchmarks", "experiments")
+FOLDERS = ("ssl_jax", "tests", "notebooks", *SCRIPTS)
 SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("ssl_jax/**/*.py"))}
 TREES = {path: ast.parse(text) for path, text in SOURCES.items()}
 LOCK = (ROOT / "requirements.lock").read_text()
@@ -147,7 +149,7 @@ def test_what_the_design_forbids_is_absent():
     for files, lines in (("README.md", 120), ("ssl_jax/methods/*.py", 260)):
         for path in ROOT.glob(files):
             assert path.read_text().count("\n") <= lines, path.name
-    folders = [ROOT / name for name in ("ssl_jax", "configs", "launch", "tests", "notebooks")]
+    folders = [ROOT / name for name in FOLDERS]
     paths = [path for folder in folders for path in folder.rglob("*")]
     grab_bags = ("utils", "util", "common", "helpers", "misc")
     assert not [path for path in paths if path.stem in grab_bags]
@@ -201,9 +203,9 @@ def test_nothing_runs_what_a_file_says():
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--ignore-noqa", "--no-cache"]
     by_hand = ROOT / "launch/revisited_json.py"  # people run it for a pickle that they trust
     command += ["--select=S102,S301,S302,S307,S506", f"--exclude={by_hand}"]
-    command += ["ssl_jax", "launch", "zoo", "configs"]
+    command += ["ssl_jax", "zoo", *SCRIPTS]
     assert subprocess.run(command, cwd=ROOT).returncode == 0
-    others = [path for x in ("launch", "zoo", "configs") for path in (ROOT / x).rglob("*.py")]
+    others = [path for x in ("zoo", *SCRIPTS) for path in (ROOT / x).rglob("*.py")]
     trees = TREES | {path: ast.parse(path.read_text(encoding="utf-8")) for path in others}
     assert {path.name: unsafe_reads(x) for path, x in trees.items() if unsafe_reads(x)} == {}
     assert not [path for path, x in trees.items() if f"import {by_hand.stem}" in ast.unparse(x)]

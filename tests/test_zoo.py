@@ -1,4 +1,4 @@
-"""The networks in zoo/: each loads and works, the list is theirs, launch/zoo.py stores a run."""
+"""The networks in zoo/: each loads and works, the list is theirs, experiments/zoo.py stores one."""
 
 import importlib
 import json
@@ -17,7 +17,7 @@ from tests import tiny
 
 @pytest.fixture(scope="module")
 def zoo():
-    return importlib.import_module("launch.zoo")
+    return importlib.import_module("experiments.zoo")
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_the_list_is_that_of_the_files(zoo, root, files):
     assert files and sum(file.stat().st_size for file in files) < 30e6
     text = (root / "zoo" / "README.md").read_text()
     listed = text.split("<!-- networks -->\n")[1].split("<!-- end of networks -->")[0]
-    assert listed == zoo.runs.markdown(zoo.table()), "run `python launch/zoo.py`"
+    assert listed == zoo.runs.markdown(zoo.table()), "run `python -m experiments zoo`"
 
 
 def test_each_network_tells_images_apart(files):

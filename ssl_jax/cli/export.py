@@ -84,7 +84,7 @@ def _line(text: str | None) -> str:
 
 
 def _rows(notes: dict) -> dict[str, dict[str, float]]:
-    """{row: scores} of the notes in a file, as `export` writes them or launch/zoo.py."""
+    """{row: scores} of the notes in a file, as `export` writes them or experiments/zoo.py."""
     scores = notes.get("scores") or {}
     rows = {
         "untrained network": notes.get("untrained"),

@@ -17,7 +17,7 @@ that ran it:
     expected = { "box AP, mask AP" = "51.4, 44.3" }
     why = "code: Cascade Mask R-CNN"              # code, data or paper: what is lacking
 
-ours.json adds numbers of ours, {"sop/table10/K1024": {"knn": "69.4 (...)"}}; launch/claims.py
+ours.json adds numbers of ours, {"sop/table10/K1024": {"knn": "69.4 (...)"}}; experiments/claims.py
 writes it.
 """
 

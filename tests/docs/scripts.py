@@ -1,16 +1,7 @@
-"""What tests of launch/*.py share: the modules as `python launch/NAME.py` imports them, folders of
-finished runs, cells of tables.
-"""
+"""What tests of the scripts share: folders of finished runs, cells of tables."""
 
 import csv
-import importlib
 import json
-import sys
-
-from tests.conftest import ROOT
-
-if str(ROOT / "launch") not in sys.path:
-    sys.path.insert(0, str(ROOT / "launch"))
 
 # As little as a run can do: one step, 20 images of each part.
 TINY = """
@@ -18,11 +9,6 @@ TINY = """
     evals.knn.train_examples=20 evals.knn.test_examples=20
 """.split()
 TINY = [f"--config.{key}" for key in TINY]
-
-
-def load(name: str):
-    """launch/NAME.py."""
-    return importlib.import_module(name)
 
 
 def finished(

@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks import bench, evals, measure, parts
+from benchmarks import ops as bench_ops
 from ssl_jax import ops
-from tests.docs.scripts import load
-
-bench, measure = load("bench"), load("bench_measure")
 
 
 def run(folder, command, *arguments) -> tuple[int, dict]:
@@ -37,7 +36,6 @@ def test_a_broken_op_is_noticed_in_both_directions(tmp_path, monkeypatch):
 
 
 def test_every_op_has_a_case():
-    bench_ops = load("bench_ops")
     covered = set(ops.__all__) & bench_ops.CASES.keys()
     assert covered | bench_ops.WITHOUT_CASE == set(ops.__all__)
     assert not covered & bench_ops.WITHOUT_CASE
@@ -50,7 +48,7 @@ def test_difference_and_recall():
     assert measure.difference(integers, np.array([1, 2, 3, 5])) == 0.25
     assert measure.difference(np.array([1.0, np.nan]), floats) == np.inf
     assert measure.difference(floats[:1], floats) == np.inf
-    overlap = load("bench_evals").overlap
+    overlap = evals.overlap
     one = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     assert overlap(one, one[:, ::-1]) == 1  # in any order
     assert overlap(one, np.array([[4, 9, 8, 1], [5, 6, 7, 0]])) == 5 / 8
@@ -58,7 +56,6 @@ def test_difference_and_recall():
 
 def test_parts_leave_out_what_would_take_too_long(monkeypatch):
     """Of two operations that take .5 and 2 seconds an image, up to 4 seconds a call."""
-    parts = load("bench_parts")
 
     def make(images, small, skipped):
         slow, step = 2 * images, 3 * images
@@ -84,7 +81,7 @@ def test_parts_leave_out_what_would_take_too_long(monkeypatch):
 @pytest.mark.parametrize("command", ["steps --only=mae --batch=8", "evals --scale=small"])
 def test_steps_and_evaluations_are_timed(command, tmp_path, monkeypatch):
     names = ("dino:vits16", "compare:mae")  # the second one alone
-    monkeypatch.setattr(load("bench_evals"), "NETWORKS", names)
+    monkeypatch.setattr(evals, "NETWORKS", names)
     status, report = run(tmp_path, *command.split())
     assert status == 0
     for row in report["rows"]:

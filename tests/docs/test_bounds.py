@@ -1,4 +1,4 @@
-"""launch/bounds.py: the two bounds are what they say, and train through the package."""
+"""experiments/bounds.py: the two bounds are what they say, and train through the package."""
 
 import importlib
 import math
@@ -17,7 +17,7 @@ from tests import tiny
 @pytest.fixture(scope="module")
 def bounds():
     before = dict(methods.METHODS)
-    yield importlib.import_module("launch.bounds")
+    yield importlib.import_module("experiments.bounds")
     methods.METHODS.clear()
     methods.METHODS.update(before)
 

@@ -1,5 +1,5 @@
-"""launch/claims.py: the rule of its verdicts, what it makes of finished runs; and every variant of
-every claim is a config that can work.
+"""experiments/claims.py: the rule of its verdicts, what it makes of finished runs; and every
+variant of every claim is a config that can work.
 """
 
 import json
@@ -7,13 +7,13 @@ import math
 
 import pytest
 
+from experiments import claims, measures
 from ssl_jax import api, evals, papers
 from ssl_jax import config as config_lib
 from ssl_jax.cli import arguments
 from tests.conftest import ROOT
-from tests.docs.scripts import TINY, cells, finished, load, page
+from tests.docs.scripts import TINY, cells, finished, page
 
-claims, measures = load("claims"), load("claims_measure")
 RUNS = claims.distinct(
     claims.runs_of(claim, [0], ROOT / "nowhere") for claim in claims.CLAIMS.values()
 )

@@ -1,4 +1,4 @@
-"""launch/detection.py on a made-up COCO folder: networks, changes of images, resume, refusals.
+"""launch/detection on a made-up COCO folder: networks, changes of images, resume, refusals.
 
 Skipped without torch, torchvision, timm and faster-coco-eval, the extra `detection`.
 """
@@ -14,15 +14,15 @@ from PIL import Image
 import ssl_jax
 from ssl_jax.config import InputError
 from tests.convert import networks
-from tests.docs.scripts import load, page
+from tests.docs.scripts import page
 
 for library in ("torch", "torchvision", "timm", "faster_coco_eval"):
     pytest.importorskip(library, reason="the extra `detection`", exc_type=ImportError)
 import timm  # noqa: E402
 import torch  # noqa: E402
 
-script = load("detection")
-network, images = script.detection_network, load("detection_images")
+from launch.detection import __main__ as script  # noqa: E402
+from launch.detection import images, network  # noqa: E402
 
 # A detector as small as can be: its images have 64 pixels.
 TINY = """

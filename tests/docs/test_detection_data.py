@@ -1,4 +1,4 @@
-"""launch/detection_data.py and detection.toml: UAVDT's files, sets with boxes, the protocols."""
+"""launch/detection/data.py and detection.toml: UAVDT's files, sets with boxes, the protocols."""
 
 import json
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from launch.detection import data as script
+from launch.detection.protocols import PROTOCOLS, protocol
 from ssl_jax.config import InputError
 from ssl_jax.data import base
-from tests.docs.scripts import load
 
-script = load("detection_data")
 WHOLE = "2,1,10,20,30,40,1,1,1\n2,2,50,60,7,8,1,1,3\n1,1,11,21,30,40,1,2,2\n1,9,0,0,0,5,1,1,1\n"
 
 
@@ -111,18 +111,16 @@ PRINTED = {
 
 
 def test_protocols_have_the_same_settings_and_the_papers_values():
-    protocols = load("detection_protocols").PROTOCOLS
-    kinds = {key: type(value) for key, value in protocols["small"].items()}
-    for name, settings in protocols.items():
+    kinds = {key: type(value) for key, value in PROTOCOLS["small"].items()}
+    for name, settings in PROTOCOLS.items():
         assert {key: type(value) for key, value in settings.items()} == kinds, name
         assert len(settings["anchors"]) == 5 and len(settings["blocks"]) in (0, 4), name
-    assert protocols.keys() == {*PRINTED, "small"}
+    assert PROTOCOLS.keys() == {*PRINTED, "small"}
     for name, printed in PRINTED.items():
-        assert protocols[name] | printed == protocols[name], name
+        assert PROTOCOLS[name] | printed == PROTOCOLS[name], name
 
 
 def test_a_setting_is_changed_or_refused_by_name():
-    protocol = load("detection_protocols").protocol
     p = protocol("small", ["rate=1", "optimizer=sgd", "blocks=[1,2,3,4]", "jitter=[]", "clip=0"])
     assert (p.rate, p.optimizer, p.blocks, p.jitter) == (1.0, "sgd", [1, 2, 3, 4], [])
     wrong = ["rate=fast", "optimizer=adam", "rates=1.0", "source=x", "batch=1.5", "crop=1"]

@@ -2,6 +2,7 @@
 the README's commands do what it says.
 """
 
+import importlib
 import re
 import shlex
 
@@ -73,6 +74,22 @@ def test_commands_name_what_exists():
             assert not known or keys <= known.keys(), f"{path.name}: {keys - known.keys()}"
             checked += bool(known)
     assert checked >= 5
+
+
+def test_scripts_that_are_named_exist():
+    """Of commands in pages, in configs and in rows of papers."""
+    files = [*(ROOT / "configs").glob("*.py"), *(ROOT / "ssl_jax" / "papers").glob("*.toml")]
+    text = " ".join([*PAGES.values(), *(path.read_text() for path in files)])
+    scripts = set(re.findall(r"(?<![\w/])(?:launch|benchmarks|experiments)/[\w/]+\.\w+", text))
+    assert len(scripts) > 10 and not [name for name in scripts if not (ROOT / name).is_file()]
+    modules = set(re.findall(r"-m\s((?:launch|benchmarks|experiments)[\w.]*)(?:\s(\w+))?", text))
+    for module, word in modules:
+        if module.startswith("launch"):
+            found = [ROOT / f"{module.replace('.', '/')}{end}" for end in (".py", "/__main__.py")]
+            assert any(path.is_file() for path in found), module
+        else:
+            assert word in importlib.import_module(f"{module}.__main__").NAMES, (module, word)
+    assert len(modules) > 10
 
 
 def test_examples_run():

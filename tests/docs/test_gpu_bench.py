@@ -1,4 +1,4 @@
-"""launch/gpu_bench.py: what it keeps, and a rehearsal on a CPU."""
+"""benchmarks/gpu.py: what it keeps, and a rehearsal on a CPU."""
 
 import json
 import subprocess
@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from tests.docs.scripts import load
+from benchmarks import gpu as script
 
 ROW = dict(batch=8, ms=2.0, images_per_second=4000.0, temporary=1.0, compile_seconds=3.0)
 
 
 def test_a_result_is_kept_and_measured_once(tmp_path, monkeypatch):
     """One that failed is measured again."""
-    script, asked = load("gpu_bench"), []
+    asked = []
 
     def work(names, options):
         asked.append(names)
@@ -30,15 +30,15 @@ def test_a_result_is_kept_and_measured_once(tmp_path, monkeypatch):
 
 
 def test_the_table_in_the_documents_is_that_of_the_records(root, monkeypatch):
-    script, written = load("gpu_bench"), []
+    written = []
     monkeypatch.setattr(script.runs, "fill", lambda file, name, text: written.append(text))
-    script.main([f"--write={root / 'docs/records_gpu_steps.jsonl'}"])
+    script.main([f"--write={root / 'experiments/records/gpu_steps.jsonl'}"])
     assert written == [script.runs.filled(root / "docs/benchmarks.md", "gpu")]
 
 
 @pytest.mark.nightly
 def test_rehearsal(tmp_path, root):
-    command = [sys.executable, root / "launch/gpu_bench.py", "--scale=toy", f"--out={tmp_path}"]
-    subprocess.run([*command, "--only=dino,test-cudnn"], check=True, timeout=600)
+    command = [sys.executable, "-m", "benchmarks", "gpu", "--scale=toy", f"--out={tmp_path}"]
+    subprocess.run([*command, "--only=dino,test-cudnn"], check=True, timeout=600, cwd=root)
     rows = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and rows[0]["ms"] > 0

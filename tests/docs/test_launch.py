@@ -121,7 +121,6 @@ def test_a_signal_to_the_job_does_not_end_it_before_its_processes(place):
 
 def test_a_tpu_slice_gets_the_checkout_and_the_same_command_on_every_host(place):
     place("gcloud")
-    place("py")
     arguments = ["--config=sop:vitl16", "--workdir=/mnt/a b"]
     done = bash("tpu_pod.sh", "slice", "us-central1-a", *arguments)
     assert done.returncode == 0, done.stderr
@@ -131,12 +130,9 @@ def test_a_tpu_slice_gets_the_checkout_and_the_same_command_on_every_host(place)
     (command,) = (part for part in trained if part.startswith("--command="))
     words = shlex.split(command.removeprefix("--command="))
     assert words[-4:] == ["train", "--distributed", *arguments]
-    # One machine starts the program itself.
-    assert bash("gpu.sh", *arguments, PYTHON="py").returncode == 0
-    assert place.calls("py") == [["-m", "ssl_jax", "train", *arguments]]
 
 
-@pytest.mark.parametrize("script", ["slurm.sbatch", "tpu_pod.sh", "gpu.sh", "speedrun.sh"])
+@pytest.mark.parametrize("script", ["slurm.sbatch", "tpu_pod.sh", "speedrun.sh"])
 def test_without_arguments_a_script_says_how_it_is_used(script):
     done = bash(script, PYTHON="py")
     assert done.returncode == 2 and "usage: " in done.stderr

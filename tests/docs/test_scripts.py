@@ -2,6 +2,7 @@
 failures are named, tables hold the right numbers.
 """
 
+import importlib
 import json
 import subprocess
 
@@ -10,12 +11,11 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import compare as recipes
+from experiments import claims_papers, compare, evaluate, pictures, reconstruct, runs
+from launch import sweep
 from ssl_jax import config as config_lib
 from ssl_jax import evals, losses, settings
-from tests.docs.scripts import TINY, cells, finished, load, page
-
-compare, runs, evaluate = load("compare"), load("runs"), load("evaluate")
-sweep, reconstruct = load("sweep"), load("reconstruct_sweep")
+from tests.docs.scripts import TINY, cells, finished, page
 
 
 @pytest.fixture
@@ -27,23 +27,23 @@ def untrained(monkeypatch):
 @pytest.mark.parametrize(
     ("script", "words", "named"),
     [
-        ("bench", "ops --only=no_such_op", "no_such_op"),
-        ("bench", "steps --only=maee", "maee"),
-        ("claims", "--claims=sop-ancors", "sop-ancors"),
-        ("compare", "--methods=dyno", "dyno"),
-        ("evaluate", "zoo/sop_quickstart --rows=knn_mnist", "knn_mnist"),
-        ("reconstruct_sweep", "--tokens=0,1", "--tokens"),
-        ("speedrun", "cpu --sets=cifar100 --data=x", "cifar100"),
-        ("speedrun", "tpu", "tpu"),
-        ("sweep", "--config=quickstart --x", "--x"),
-        ("sweep", "--config=quickstart", "--grid"),
-        ("zoo", "name=nowhere", "nowhere"),
+        ("benchmarks.bench", "ops --only=no_such_op", "no_such_op"),
+        ("benchmarks.bench", "steps --only=maee", "maee"),
+        ("experiments.claims", "--claims=sop-ancors", "sop-ancors"),
+        ("experiments.compare", "--methods=dyno", "dyno"),
+        ("experiments.evaluate", "zoo/sop_quickstart --rows=knn_mnist", "knn_mnist"),
+        ("experiments.reconstruct", "--tokens=0,1", "--tokens"),
+        ("launch.speedrun", "cpu --sets=cifar100 --data=x", "cifar100"),
+        ("launch.speedrun", "tpu", "tpu"),
+        ("launch.sweep", "--config=quickstart --x", "--x"),
+        ("launch.sweep", "--config=quickstart", "--grid"),
+        ("experiments.zoo", "name=nowhere", "nowhere"),
     ],
 )
 def test_unknown_words_are_refused_by_name(script, words, named, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
-        runs.start(lambda: load(script).main(words.split()))
+        runs.start(lambda: importlib.import_module(script).main(words.split()))
     assert ended.value.code not in (0, None)
     assert named in f"{ended.value.code} {capsys.readouterr().err.splitlines()[-1:]}"
     assert not list(tmp_path.iterdir())
@@ -53,27 +53,29 @@ def test_unknown_words_are_refused_by_name(script, words, named, tmp_path, monke
 @pytest.mark.parametrize(
     ("script", "words", "table", "names"),
     [
-        ("compare", "--methods=dino,infonce --seeds=0 --jobs=2", "table.md", ["k-NN"]),
-        ("sweep", "--config=quickstart --grid=optim.lr=0.1,0.2", "table.md", ["0.1", "0.2"]),
-        ("reconstruct_sweep", "--tokens=2 --images=64", "reconstruct.md", ["2", "dense MAE"]),
+        ("experiments.compare", "--methods=dino,infonce --seeds=0 --jobs=2", "table.md", ["k-NN"]),
+        ("launch.sweep", "--config=quickstart --grid=optim.lr=0.1,0.2", "table.md", ["0.1", "0.2"]),
+        ("experiments.reconstruct", "--tokens=2 --images=64", "reconstruct.md", ["2", "dense MAE"]),
     ],
 )
 def test_a_script_end_to_end(script, words, table, names, tmp_path):
     """Networks are trained for one step."""
-    assert load(script).main([*words.split(), f"--workdir={tmp_path}", *TINY]) == 0
+    assert (
+        importlib.import_module(script).main([*words.split(), f"--workdir={tmp_path}", *TINY]) == 0
+    )
     text = (tmp_path / table).read_text()
     assert all(cells(text, name)[0] != "-" for name in names)
 
 
 @pytest.mark.slow
 def test_a_command_draws_the_picture_of_the_readme(tmp_path):
-    load("pictures").draw(tmp_path / "readme.jpg")
+    pictures.draw(tmp_path / "readme.jpg")
     assert 50_000 < (tmp_path / "readme.jpg").stat().st_size < 200_000
 
 
 def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
     results = ["quickstart", "rule of claims", "evaluation", "reconstruction", "nine methods"]
-    results += [f"claims: {paper}" for paper in load("claims_papers").PAPERS]
+    results += [f"claims: {paper}" for paper in claims_papers.PAPERS]
     places = {
         "README.md": ["speedrun", "nine methods"],
         "docs/speedrun.md": ["leaderboard"],

@@ -9,13 +9,12 @@ import jax
 import pytest
 
 import ssl_jax
+from launch import speedrun as script
 from ssl_jax import api
 from ssl_jax.methods.encoder import Encoder
 from tests import tiny
 from tests.data.records import write_tfds
-from tests.docs.scripts import cells, finished, load, page
-
-script = load("speedrun")
+from tests.docs.scripts import cells, finished, page
 
 
 def ended(folder, knn):

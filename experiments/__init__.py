@@ -1,0 +1,1 @@
+"""What this project trains and measures itself: `python -m experiments NAME ...` in a checkout."""

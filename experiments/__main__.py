@@ -1,0 +1,8 @@
+"""python -m experiments NAME ...; each has --help."""
+
+from experiments import runs
+
+NAMES = ("compare", "claims", "reconstruct", "evaluate", "quickstart", "zoo", "pictures")
+
+if __name__ == "__main__":
+    runs.dispatch({name: f"experiments.{name}" for name in NAMES})

@@ -1,0 +1,170 @@
+"""All methods with the same network and images: trains what is missing, prints a row as each run
+ends, then the table.
+
+    python -m experiments compare --methods sop,dino --seeds 0,1 --config.optim.steps=500
+
+A run is `ssl-jax train --config=compare:METHOD --config.seed=SEED` in WORKDIR/METHOD-SEED, in a
+process of its own; it resumes after a kill. Its numbers go to WORKDIR/records.jsonl (or --records),
+and a run that stands there, or has its results.json, is not made again. Arguments
+--config.KEY=VALUE go to every run. What a step costs: benchmarks steps.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+
+from configs import compare
+from experiments import runs
+from experiments.runs import ROOT
+from experiments.store import Records, train_all
+from ssl_jax import evals
+
+SCORES = {
+    name: evals.TYPES[name].heading.partition(",")[0]  # without the unit
+    for name in ("knn", "linear", "dense", "psnr")
+}
+
+# Of README's table: method -> (paper, config of the paper's network, its losses).
+PAPERS = {
+    "stellar": ("Zhao et al.", "stellar:vitb16", ("stellar",)),
+    "sop": ("Silva et al., ICML 2025", "sop:vits16", ("sop", "sop_patch")),
+    "sove": ("under review", "sove:vits16", ("sop", "sop_patch")),
+    "flsl": ("Su et al., NeurIPS 2023", "flsl:vits16", ("flsl",)),
+    "cribo": ("Lebailly et al., ICLR 2024", "cribo:vits16_coco", ("cribo_images", "cribo_objects")),
+    "dino": ("Caron et al., ICCV 2021", "dino:vits16", ("dino",)),
+    "ibot": ("Zhou et al., ICLR 2022", "ibot:vits16", ("ibot",)),
+    "dinov2": ("Oquab et al., TMLR 2024", "dinov2:vits16", ("dinov2",)),
+    "mae": ("He et al., CVPR 2022", "mae:vitb16", ("mae",)),
+    "massl": ("Silva et al., ICML 2024", "massl:vits16", ("sop",)),
+}
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--methods",
+        default=",".join((*compare.METHODS, *compare.BOUNDS)),
+        help="comma-separated; default: all",
+    )
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated")
+    parser.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
+    parser.add_argument("--records", type=Path, help="file of the numbers of runs made before")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
+    parser.add_argument("--write", action="store_true", help="put the table into README and docs")
+    parser.add_argument("--finished", action="store_true", help="train nothing: what is there")
+    args, passed_on = parser.parse_known_args(argv)
+    methods = args.methods.split(",")
+    known = (*compare.METHODS, *compare.BOUNDS)
+    runs.refuse_unknown(parser, passed_on, methods=(methods, known))
+    wanted = {
+        runs.Run(
+            f"compare:{method}",
+            args.workdir / f"{method}-{seed}",
+            (*imports(method), f"--config.seed={seed}", *passed_on),
+        ): (method, seed)
+        for seed in map(int, args.seeds.split(","))
+        for method in methods
+    }
+    records = Records(args.records or args.workdir / "records.jsonl")
+    if args.finished:
+        there = (run for run in wanted if run.done or run.folder.name in records)
+        wanted = {run: wanted[run] for run in there}
+    print(line("run", SCORES, "ms a step"))
+    results, failed = {}, []
+    for run, record in train_all(wanted, args.jobs, records):
+        if record:
+            results[wanted[run]] = record
+            print(line(run.folder.name, record["trained"], f"{record['ms']:.0f}"), flush=True)
+        else:
+            failed.append(run)
+            print(f"{run.folder.name}: FAILED, see {run.folder}.log", flush=True)
+    results = {name: results[name] for name in wanted.values() if name in results}
+    if results:
+        text = runs.markdown(table(results))
+        args.workdir.mkdir(parents=True, exist_ok=True)
+        (args.workdir / "table.md").write_text(text)
+        print("\n" + text)
+        if args.write:
+            write(text, results)
+    return 1 if failed else 0
+
+
+def imports(method: str) -> tuple[str, ...]:
+    """The argument that registers a bound; () for a method of the package."""
+    return ("--import=experiments.bounds",) if method in compare.BOUNDS else ()
+
+
+def line(name: str, scores: dict, ms: str) -> str:
+    """One row of the running report."""
+    cells = [scores.get(key, "-") for key in SCORES]
+    return (
+        f"{name:<12}"
+        + "".join(f"{c if isinstance(c, str) else f'{c:.1f}':>12}" for c in cells)
+        + f"{ms:>12}"
+    )
+
+
+def scores(rows) -> list[str]:
+    """Mean and standard deviation of each score over those rows that have it."""
+    rows = list(rows)
+    return [runs.spread(row[key] for row in rows if key in row) for key in SCORES]
+
+
+def table(results: dict) -> list[list[str]]:
+    """Rows of cells: mean and standard deviation over seeds, and margins over the better baseline
+    in the target measures, whose smallest is that of the worst seed.
+    """
+    rows = [["method", *SCORES.values(), "margin (worst seed)", "seeds"]]
+    sizes: dict[int, list[dict]] = {}  # of the views: the runs
+    for method, mine in by_method(results).items():
+        size = mine[0]["size"]
+        sizes.setdefault(size, []).extend(mine)
+        cells = scores(r["trained"] for r in mine)
+        targets = (compare.TARGETS | compare.BOUNDS)[method]
+        margins = ", ".join(margin(mine, key) for key in targets)
+        title = f"{compare.TITLES[method]}, {size} px"
+        rows.append([title, *cells, margins, str(len(mine))])
+    for size, these in sorted(sizes.items()):
+        for name in ("untrained", "raw"):
+            cells = scores(r[name] for r in these)
+            rows.append([f"{runs.ROWS[name]}, {size} px", *cells, "", ""])
+    return rows
+
+
+def short_table(results: dict) -> list[list[str]]:
+    """Rows of cells: paper, config and losses of every method, its k-NN score, and in brackets that
+    of the same network untrained."""
+    rows = [["method", "paper", "config", "`ssl_jax.losses`", f"{SCORES['knn']} (untrained)"]]
+    scored = by_method(results)
+    for method, (paper, config, losses) in PAPERS.items():
+        mine = scored.get(method, ())
+        before = [run["untrained"]["knn"] for run in mine]
+        score = runs.spread(run["trained"]["knn"] for run in mine)
+        title = f"[{compare.TITLES[method]}](docs/methods/{method}.md)"
+        names = ", ".join(f"`{name}`" for name in losses)
+        cell = f"{score} ({statistics.fmean(before):.1f})" if before else "not in this table"
+        rows.append([title, paper, f"`{config}`", names, cell])
+    return rows
+
+
+def by_method(results: dict) -> dict[str, list[dict]]:
+    """{method: its runs} of {(method, seed): run}."""
+    groups: dict[str, list[dict]] = {}
+    for (method, _), result in results.items():
+        groups.setdefault(method, []).append(result)
+    return groups
+
+
+def margin(mine, key: str) -> str:
+    """ "k-NN +7.2 ± 0.5 (+6.8)"."""
+    values = [runs.margin(run, key) for run in mine]
+    return f"{SCORES[key]} {runs.spread(values, '+')} ({min(values):+.1f})"
+
+
+def write(text: str, results: dict) -> None:
+    """Puts the table into docs/results.md, and its short form into README.md."""
+    seeds = sorted({seed for _, seed in results})
+    made = runs.provenance_of(result["made"] for result in results.values())
+    note = f"\nSeeds {', '.join(map(str, seeds))}. {made}\n"
+    runs.fill(ROOT / "docs" / "results.md", "nine methods", text + note)
+    runs.fill(ROOT / "README.md", "nine methods", runs.markdown(short_table(results)))

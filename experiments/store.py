@@ -1,0 +1,83 @@
+"""The numbers of many small runs in one file that outlives their folders.
+
+JSON Lines, a line for each run: its name under "run", what `runs.read` says of it, "probes" (what
+was measured of its network afterwards), and under "made" commit, processor and versions.
+`pandas.read_json(FILE, lines=True)` reads it.
+"""
+
+import json
+import math
+import os
+from pathlib import Path
+
+from experiments import runs
+from ssl_jax.config import InputError
+
+
+class Records:
+    """{name of a run: its record}, kept in a file, which scripts beside each other may share.
+
+    Raises InputError if the file is there and not such a file.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        self._of = _read(file)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._of
+
+    def __iter__(self):
+        return iter(self._of)
+
+    def __getitem__(self, name: str) -> dict:
+        return self._of[name]
+
+    def __setitem__(self, name: str, record: dict) -> None:
+        """Keeps a record, and the file with it and all that is there by now, ordered by name."""
+        self._of |= _read(self.file) | {name: _short(record)}
+        lines = [json.dumps({"run": name} | self._of[name]) for name in sorted(self._of)]
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        new = self.file.with_name(f"{self.file.name}.{os.getpid()}")
+        new.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        os.replace(new, self.file)
+
+
+def _read(file: Path) -> dict[str, dict]:
+    """The records of a file; none if it is not there."""
+    found = {}
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            found[record.pop("run")] = record
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                f'{file}, line {number} is no record: expected {{"run": NAME, ...}}'
+            ) from None
+    return found
+
+
+def train_all(wanted, jobs: int, records: Records):
+    """Trains those runs that have no record, as `runs.train_all`; yields (run, its record, or None
+    if it failed) as each ends, those that need no training first."""
+    wanted = list(wanted)
+    missing = [run for run in wanted if run.folder.name not in records]
+    yield from ((run, records[run.folder.name]) for run in wanted if run not in missing)
+    for run, there in runs.train_all(missing, jobs):
+        if there:
+            record = runs.read(run.folder) | {"made": runs.made(run.folder)}
+            records[run.folder.name] = record
+        yield run, records[run.folder.name] if there else None
+
+
+def _short(value):
+    """A record with six digits a number, without those that are not finite."""
+    if isinstance(value, dict):
+        kept = {name: _short(x) for name, x in value.items()}
+        return {name: x for name, x in kept.items() if x is not None}
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_short(x) for x in value]
+    return value

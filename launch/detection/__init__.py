@@ -1,0 +1,1 @@
+"""Detectors on exported networks: `python -m launch.detection`."""
