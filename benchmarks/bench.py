@@ -60,7 +60,7 @@ import jax
 from benchmarks import libraries as bench_libraries
 from benchmarks import measure as bench_measure
 from benchmarks import ops as bench_ops
-from experiments import runs
+from experiments import tables
 
 PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "POT", "ott-jax", "faiss-cpu", "torch")
 COLUMNS = ("op", "direction", "form", "ms", "x ops", "temporary MiB", "difference", "recall")
@@ -75,8 +75,8 @@ def machine() -> dict:
 
     device = jax.devices()[0]
     return dict(
-        processor=runs.processor(),
-        cores=runs.cores(),
+        processor=tables.processor(),
+        cores=tables.cores(),
         system=platform.platform(),
         python=platform.python_version(),
         device=f"{device.platform}: {device.device_kind} x {jax.device_count()}",
@@ -117,7 +117,9 @@ def ops(options) -> int:
         path.write_text(json.dumps(report, indent=1) + "\n")
     print(f"{peers}\nwrote {path}")
     _write(
-        options, "ops", runs.markdown(_beside_libraries(rows)) + (f"\n{peers}.\n" if peers else "")
+        options,
+        "ops",
+        tables.markdown(_beside_libraries(rows)) + (f"\n{peers}.\n" if peers else ""),
     )
     wrong = [
         f"{row['op']} ({row['direction']}): {row['form']}" for row in rows if row["agrees"] is False
@@ -196,7 +198,7 @@ def parts(options) -> int:
     if options.write:
         from ssl_jax import papers
 
-        where = f"{runs.processor()}, {runs.cores()} cores, see docs/benchmarks.md"
+        where = f"{tables.processor()}, {tables.cores()} cores, see docs/benchmarks.md"
         numbers = json.loads(papers.OURS.read_text(encoding="utf-8"))
         for name, mine in bench_parts.ours(rows, where.replace("1 cores", "1 core")).items():
             numbers[name] = numbers.get(name, {}) | mine
@@ -237,7 +239,7 @@ def cache(options) -> int:
 def _report(options, name: str, rows: list[dict], table: list, peers: str = "") -> None:
     """Prints the table, keeps the rows as OUT/NAME.json; with --write the table goes into
     docs/benchmarks.md. peers: how other libraries were set up, a line below the table."""
-    text = runs.markdown(table) + (f"\n{peers}.\n" if peers else "")
+    text = tables.markdown(table) + (f"\n{peers}.\n" if peers else "")
     print(text)
     path = pathlib.Path(options.out) / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,8 +253,8 @@ def _write(options, name: str, text: str) -> None:
     """With --write, a table and what lies below it go into docs/benchmarks.md."""
     if options.write:
         rounds = f"Medians of {options.rounds} rounds" if options.rounds > 1 else "One round"
-        note = f"\n{rounds}, seed {options.seed}. {runs.provenance()}\n"
-        runs.fill(runs.ROOT / "docs" / "benchmarks.md", name, text + note)
+        note = f"\n{rounds}, seed {options.seed}. {tables.provenance()}\n"
+        tables.fill(tables.ROOT / "docs" / "benchmarks.md", name, text + note)
 
 
 def _beside_libraries(rows: list[dict]) -> list[tuple]:

@@ -36,8 +36,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from experiments import runs
 from experiments import store as records
+from experiments import tables
 
 ROUNDS, STEPS = 4, 8  # timed
 
@@ -103,7 +103,7 @@ def main(arguments=None) -> int:
         names = [name for name in names if JOBS[name].config != "torch"]
         print("torch is not installed: no comparison with PyTorch", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
-    made = runs.made()
+    made = tables.made()
     of = f"{made['commit']} {made['accelerators'] or made['processor']} {options.scale}"
     kept = records.Records(options.out / "gpu.jsonl")
     missing = [name for name in names if f"{of} {name}" not in kept]
@@ -310,7 +310,7 @@ def _tests(job, toy, take_turn):
     take_turn()
     environment = os.environ | {"SSL_JAX_TEST_PLATFORM": "cpu" if toy else "cuda"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *job.options]
-    ran = subprocess.run(command, cwd=runs.ROOT, env=environment, capture_output=True, text=True)
+    ran = subprocess.run(command, cwd=tables.ROOT, env=environment, capture_output=True, text=True)
     if ran.returncode:
         return {"error": ran.stdout[-4000:] + ran.stderr[-2000:]}
     return dict(tests=ran.stdout.strip().splitlines()[-1])
@@ -334,8 +334,8 @@ def _write(file: pathlib.Path) -> int:
     kept = records.Records(file)
     of_job = {name.split()[-1]: kept[name] for name in kept}
     done = {job: of_job[job] for job in JOBS if job in of_job}
-    made = runs.provenance_of(row["made"] for row in done.values())
-    runs.fill(runs.ROOT / "docs" / "benchmarks.md", "gpu", f"{table(done)}\n{made}\n")
+    made = tables.provenance(*(row["made"] for row in done.values()))
+    tables.fill(tables.ROOT / "docs" / "benchmarks.md", "gpu", f"{table(done)}\n{made}\n")
     return 0
 
 

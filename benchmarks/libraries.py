@@ -18,7 +18,7 @@ import tempfile
 
 import numpy as np
 
-from experiments import runs
+from experiments import tables
 
 _CONDITIONS = {
     "faiss": "IndexFlatIP, given unit rows, its making not timed",
@@ -34,7 +34,7 @@ def setup(*modules: str, installed: bool = False) -> str:
     installed: leave all else as it is. False: faiss multiplies matrices from 20 queries on, and
     torch's MKL uses AVX-512 on AMD's processors too.
     """
-    cores = runs.cores()
+    cores = tables.cores()
     found = [module for module in modules if importlib.util.find_spec(module)]
     parts = [f"{module}: {_CONDITIONS[module]}" for module in found]
     if "torch" in found and not installed and _mkl_takes_all_processors():

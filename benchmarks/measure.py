@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import runs
+from experiments import tables
 
 
 class Library(NamedTuple):
@@ -134,7 +134,7 @@ def in_rounds(calls: dict, rounds: int, *, skip: int = 0) -> dict[str, list[floa
 def clock() -> float:
     """Seconds: of the wall; of the processor where this process has but one, so that other work on
     it does not count."""
-    alone = runs.cores() == 1 and jax.default_backend() == "cpu"
+    alone = tables.cores() == 1 and jax.default_backend() == "cpu"
     return time.process_time() if alone else time.perf_counter()
 
 

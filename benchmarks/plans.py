@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments import runs
-from experiments.runs import ROOT
+from experiments import runs, tables
+from experiments.tables import ROOT
 
 # Config, then changes. With mesh.fsdp the weights are cut as well.
 PRESETS = (
@@ -83,11 +83,11 @@ def main(argv=None) -> int:
             else:
                 rows.append((bound if args.bounds else row)(preset, plan))
                 print(" | ".join(rows[-1]), flush=True)
-    text = runs.markdown([_BOUNDS if args.bounds else _HEADING, *rows])
+    text = tables.markdown([_BOUNDS if args.bounds else _HEADING, *rows])
     print(f"\n{text}", end="")
     if args.write and rows:
         part = "bounds" if args.bounds else "plans"
-        runs.fill(ROOT / "docs" / "clusters.md", part, f"{text}\n{runs.provenance()}\n")
+        tables.fill(ROOT / "docs" / "clusters.md", part, f"{text}\n{tables.provenance()}\n")
     for what in failed:
         print(f"FAILED: {what}, see {args.out}", file=sys.stderr)
     return 1 if failed else 0

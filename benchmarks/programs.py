@@ -20,8 +20,8 @@ import onnxruntime
 from jax import export
 
 import ssl_jax
-from experiments import runs
-from experiments.runs import ROOT
+from experiments import tables
+from experiments.tables import ROOT
 from ssl_jax.methods import encoder
 from ssl_jax.models import vit, zoo
 
@@ -43,14 +43,14 @@ def main(argv=None) -> int:
     for title, network in networks.items():
         for to in ("stablehlo", "onnx"):
             rows.append([title, f"`{to}`", *measured(network, to)])
-    text = runs.markdown(rows) + (
+    text = tables.markdown(rows) + (
         f"\n`python -m benchmarks programs --write`: batches of {BATCH} random images, float32,"
         f" medians of {ROUNDS} rounds\nin turn; onnxruntime {onnxruntime.__version__}."
-        f" {runs.provenance()}\n"
+        f" {tables.provenance()}\n"
     )
     print(text)
     if args.write:
-        runs.fill(ROOT / "docs" / "export.md", "programs", text)
+        tables.fill(ROOT / "docs" / "export.md", "programs", text)
     return 0
 
 
@@ -93,7 +93,7 @@ def by_jax(content: bytes):
 def by_onnxruntime(content: bytes):
     """The same by onnxruntime, on as many threads as JAX has."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = runs.cores()
+    options.intra_op_num_threads = tables.cores()
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda images: dict(zip(names, session.run(names, {"images": images}), strict=True))

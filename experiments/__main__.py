@@ -5,4 +5,4 @@ from experiments import runs
 NAMES = ("compare", "claims", "reconstruct", "evaluate", "quickstart", "zoo", "pictures")
 
 if __name__ == "__main__":
-    runs.dispatch({name: f"experiments.{name}" for name in NAMES})
+    runs.dispatch("experiments", NAMES)

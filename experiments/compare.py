@@ -1,24 +1,21 @@
-"""All methods with the same network and images: trains what is missing, prints a row as each run
-ends, then the table.
+"""All methods with the same network and images: trains what is missing, then the table.
 
     python -m experiments compare --methods sop,dino --seeds 0,1 --config.optim.steps=500
+    python -m experiments compare --finished --records experiments/records/claims.jsonl --write
 
 A run is `ssl-jax train --config=compare:METHOD --config.seed=SEED` in WORKDIR/METHOD-SEED, in a
 process of its own; it resumes after a kill. Its numbers go to WORKDIR/records.jsonl (or --records),
 and a run that stands there, or has its results.json, is not made again. Arguments
---config.KEY=VALUE go to every run. What a step costs: benchmarks steps.
+--config.KEY=VALUE go to every run. What a step costs: python -m benchmarks steps.
 """
 
-import argparse
 import statistics
-from pathlib import Path
 
 from configs import compare
-from experiments import runs
-from experiments.runs import ROOT
-from experiments.store import Records, train_all
+from experiments import runs, tables
 from ssl_jax import evals
 
+KNOWN = (*compare.METHODS, *compare.BOUNDS)
 SCORES = {
     name: evals.TYPES[name].heading.partition(",")[0]  # without the unit
     for name in ("knn", "linear", "dense", "psnr")
@@ -40,74 +37,33 @@ PAPERS = {
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--methods",
-        default=",".join((*compare.METHODS, *compare.BOUNDS)),
-        help="comma-separated; default: all",
-    )
-    parser.add_argument("--seeds", default="0,1,2", help="comma-separated")
-    parser.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
-    parser.add_argument("--records", type=Path, help="file of the numbers of runs made before")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
-    parser.add_argument("--write", action="store_true", help="put the table into README and docs")
-    parser.add_argument("--finished", action="store_true", help="train nothing: what is there")
+    parser = runs.parser(__doc__, seeds="0,1,2")
+    parser.add_argument("--methods", default=",".join(KNOWN), help="comma-separated; default: all")
     args, passed_on = parser.parse_known_args(argv)
     methods = args.methods.split(",")
-    known = (*compare.METHODS, *compare.BOUNDS)
-    runs.refuse_unknown(parser, passed_on, methods=(methods, known))
-    wanted = {
-        runs.Run(
-            f"compare:{method}",
-            args.workdir / f"{method}-{seed}",
-            (*imports(method), f"--config.seed={seed}", *passed_on),
-        ): (method, seed)
-        for seed in map(int, args.seeds.split(","))
-        for method in methods
-    }
-    records = Records(args.records or args.workdir / "records.jsonl")
-    if args.finished:
-        there = (run for run in wanted if run.done or run.folder.name in records)
-        wanted = {run: wanted[run] for run in there}
-    print(line("run", SCORES, "ms a step"))
-    results, failed = {}, []
-    for run, record in train_all(wanted, args.jobs, records):
-        if record:
-            results[wanted[run]] = record
-            print(line(run.folder.name, record["trained"], f"{record['ms']:.0f}"), flush=True)
-        else:
-            failed.append(run)
-            print(f"{run.folder.name}: FAILED, see {run.folder}.log", flush=True)
-    results = {name: results[name] for name in wanted.values() if name in results}
+    runs.refuse_unknown(parser, passed_on, methods=(methods, KNOWN))
+    wanted = {}
+    for seed in args.seeds:
+        for method in methods:
+            imports = ["--import=experiments.bounds"] * (method in compare.BOUNDS)
+            arguments = (*imports, f"--config.seed={seed}", *passed_on)
+            folder = args.workdir / f"{method}-{seed}"
+            wanted[method, seed] = runs.Run(f"compare:{method}", folder, arguments)
+    results, status = runs.results(wanted, args)
     if results:
-        text = runs.markdown(table(results))
+        text = tables.markdown(table(results))
         args.workdir.mkdir(parents=True, exist_ok=True)
         (args.workdir / "table.md").write_text(text)
         print("\n" + text)
         if args.write:
             write(text, results)
-    return 1 if failed else 0
-
-
-def imports(method: str) -> tuple[str, ...]:
-    """The argument that registers a bound; () for a method of the package."""
-    return ("--import=experiments.bounds",) if method in compare.BOUNDS else ()
-
-
-def line(name: str, scores: dict, ms: str) -> str:
-    """One row of the running report."""
-    cells = [scores.get(key, "-") for key in SCORES]
-    return (
-        f"{name:<12}"
-        + "".join(f"{c if isinstance(c, str) else f'{c:.1f}':>12}" for c in cells)
-        + f"{ms:>12}"
-    )
+    return status
 
 
 def scores(rows) -> list[str]:
     """Mean and standard deviation of each score over those rows that have it."""
     rows = list(rows)
-    return [runs.spread(row[key] for row in rows if key in row) for key in SCORES]
+    return [tables.spread(row[key] for row in rows if key in row) for key in SCORES]
 
 
 def table(results: dict) -> list[list[str]]:
@@ -139,7 +95,7 @@ def short_table(results: dict) -> list[list[str]]:
     for method, (paper, config, losses) in PAPERS.items():
         mine = scored.get(method, ())
         before = [run["untrained"]["knn"] for run in mine]
-        score = runs.spread(run["trained"]["knn"] for run in mine)
+        score = tables.spread(run["trained"]["knn"] for run in mine)
         title = f"[{compare.TITLES[method]}](docs/methods/{method}.md)"
         names = ", ".join(f"`{name}`" for name in losses)
         cell = f"{score} ({statistics.fmean(before):.1f})" if before else "not in this table"
@@ -158,13 +114,13 @@ def by_method(results: dict) -> dict[str, list[dict]]:
 def margin(mine, key: str) -> str:
     """ "k-NN +7.2 ± 0.5 (+6.8)"."""
     values = [runs.margin(run, key) for run in mine]
-    return f"{SCORES[key]} {runs.spread(values, '+')} ({min(values):+.1f})"
+    return f"{SCORES[key]} {tables.spread(values, '+')} ({min(values):+.1f})"
 
 
 def write(text: str, results: dict) -> None:
     """Puts the table into docs/results.md, and its short form into README.md."""
-    seeds = sorted({seed for _, seed in results})
-    made = runs.provenance_of(result["made"] for result in results.values())
-    note = f"\nSeeds {', '.join(map(str, seeds))}. {made}\n"
-    runs.fill(ROOT / "docs" / "results.md", "nine methods", text + note)
-    runs.fill(ROOT / "README.md", "nine methods", runs.markdown(short_table(results)))
+    seeds = ", ".join(map(str, sorted({seed for _, seed in results})))
+    made = tables.provenance(*(result["made"] for result in results.values()))
+    page, readme = tables.ROOT / "docs" / "results.md", tables.ROOT / "README.md"
+    tables.fill(page, "nine methods", f"{text}\nSeeds {seeds}. {made}\n")
+    tables.fill(readme, "nine methods", tables.markdown(short_table(results)))

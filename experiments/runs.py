@@ -1,25 +1,27 @@
-"""What the scripts that train many small runs share: train what is missing, read what is there,
-write tables into documents."""
+"""Runs of `ssl-jax train`: trained where they are missing, read where they are there; and what the
+commands of `python -m experiments` share."""
 
+import argparse
 import csv
 import importlib
 import json
 import os
-import platform
 import queue
 import shutil
 import statistics
 import subprocess
 import sys
+import tomllib
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.store import Records
+from experiments.tables import ROOT, made
 from ssl_jax import evals
 from ssl_jax.config import refusal
 from ssl_jax.runtime import pages
 
-ROOT = Path(__file__).resolve().parent.parent
 ROWS = {"untrained": "untrained network", "raw": "raw pixels", "trained": "trained"}
 _LAST = 20  # rows of metrics.csv that stand for the end of a run
 
@@ -37,14 +39,63 @@ def start(main) -> None:
         sys.exit(2)
 
 
-def dispatch(modules: dict[str, str]) -> None:
-    """Runs what the first word of the command names, {word: module}: the module's `main()`."""
+def dispatch(package: str, names) -> None:
+    """Runs `main()` of the module of a package that the first word of the command names."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
-    if word not in modules:
-        print(f"the first argument must be one of {', '.join(modules)}", file=sys.stderr)
+    if word not in names:
+        print(f"python -m {package} {'|'.join(names)} ...", file=sys.stderr)
         sys.exit(0 if word in ("-h", "--help") else 2)
     sys.argv[:2] = [word]
-    start(lambda: importlib.import_module(modules[word]).main())
+    start(lambda: importlib.import_module(f"{package}.{word}").main())
+
+
+def data(name: str) -> dict:
+    """experiments/NAME.toml, with lists as tuples, as configs have them."""
+
+    def frozen(value):
+        if isinstance(value, dict):
+            return {key: frozen(x) for key, x in value.items()}
+        return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+    return frozen(tomllib.loads((ROOT / "experiments" / f"{name}.toml").read_text("utf-8")))
+
+
+def integers(text: str) -> list[int]:
+    """ "0,1" as a list."""
+    return [int(part) for part in text.split(",")]
+
+
+def parser(text: str, seeds: str) -> argparse.ArgumentParser:
+    """With the options of all commands that train."""
+    shared = argparse.ArgumentParser(description=text.split("\n\n")[0])
+    shared.add_argument("--seeds", type=integers, default=seeds, help="comma-separated")
+    shared.add_argument("--workdir", default="runs/compare", type=Path, help="where the runs go")
+    shared.add_argument("--records", type=Path, help="file of the numbers of runs made before")
+    shared.add_argument("--jobs", type=int, default=1, help="runs at a time, each on its own cores")
+    shared.add_argument("--finished", action="store_true", help="train nothing: what is there")
+    shared.add_argument("--write", action="store_true", help="also write the tables into documents")
+    return shared
+
+
+def records_of(options) -> Records:
+    """The file that the options name."""
+    return Records(options.records or options.workdir / "records.jsonl")
+
+
+def results(wanted: dict, options) -> tuple[dict, int]:
+    """({key: record} of {key: run}, 1 if a run failed): on record, or trained now; each is named as
+    it ends. Runs that several keys have are trained once."""
+    records, status = records_of(options), 0
+    missing = [run for run in dict.fromkeys(wanted.values()) if run.folder.name not in records]
+    if options.finished:
+        missing = [run for run in missing if run.done]
+    for run, there in train_all(missing, options.jobs):
+        if there:
+            records[run.folder.name] = read(run.folder) | {"made": made(run.folder)}
+        print(f"{run.folder.name}: {'done' if there else f'FAILED, see {run.folder}.log'}")
+        status |= not there
+    found = {key: run.folder.name for key, run in wanted.items() if run.folder.name in records}
+    return {key: records[name] for key, name in found.items()}, status
 
 
 class Run(NamedTuple):
@@ -146,22 +197,6 @@ def margin(run: dict, score: str) -> float:
     return run["trained"][score] - max(baselines)
 
 
-def spread(values, sign: str = "") -> str:
-    """ "12.3 ± 0.4", mean and sample standard deviation; one value has none, no value is "-"."""
-    values = list(values)
-    if not values:
-        return "-"
-    mean = f"{statistics.fmean(values):{sign}.1f}"
-    return f"{mean} ± {statistics.stdev(values):.1f}" if len(values) > 1 else mean
-
-
-def markdown(rows) -> str:
-    """A table of rows of cells, the first row its heading."""
-    heading, *body = [[str(cell) for cell in row] for row in rows]
-    lines = [heading, ["---"] * len(heading), *body]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
-
-
 def refuse_unknown(parser, passed_on, **groups) -> None:
     """Ends the script with one line that names what it does not know.
 
@@ -174,92 +209,3 @@ def refuse_unknown(parser, passed_on, **groups) -> None:
         listed = [f"none of the {what} {', '.join(known)}" for what, (_, known) in groups.items()]
         listed.append("and no --config.KEY=VALUE" if groups else "no --config.KEY=VALUE")
         parser.error(f"{', '.join(unknown)}: {', '.join(listed)}")
-
-
-def made(folder: Path | None = None) -> dict:
-    """With what a run on this machine was made, of its environment.json; without a folder, with
-    what is checked out and installed."""
-    import jax
-
-    file = Path(folder or "", "environment.json")
-    there = json.loads(file.read_text()) if folder and file.exists() else {}
-    devices = there.get("devices") or [f"{d.platform} {d.device_kind}" for d in jax.devices()]
-    return {
-        "commit": (there.get("git") or _checked_out())[:7],
-        "processor": processor(),
-        "cores": os.cpu_count() if folder else cores(),
-        "accelerators": _accelerators(devices),
-        "python": there.get("python", platform.python_version()),
-        "jax": there.get("versions", {}).get("jax", jax.__version__),
-    }
-
-
-def provenance(*folders: Path) -> str:
-    """Where and with what runs were made, as one sentence; without folders, of what was measured
-    just now."""
-    return provenance_of([made(folder) for folder in folders] or [made()])
-
-
-def provenance_of(all_made) -> str:
-    """The same from what `made` says of each."""
-    all_made = list(all_made)
-
-    def each(form: str) -> str:
-        return ", ".join(dict.fromkeys(form.format(**one) for one in all_made))
-
-    where = each("{processor}, {cores} cores").replace(" 1 cores", " 1 core")
-    accelerators = {one["accelerators"] for one in all_made if one.get("accelerators")}
-    return (
-        f"Commit {each('{commit}')}; {where}"
-        f"{''.join(f', {name}' for name in sorted(accelerators))}; Python"
-        f" {each('{python}')}, jax {each('{jax}')}."
-    )
-
-
-def _accelerators(devices: list[str]) -> str:
-    """ "8 x NVIDIA H100" of eight names as "gpu NVIDIA H100"; "" of a CPU."""
-    names = [name.partition(" ")[2] for name in devices if not name.startswith("cpu ")]
-    return f"{len(names)} x {names[0]}" if names else ""
-
-
-def _checked_out() -> str:
-    """The commit that is checked out."""
-    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def processor() -> str:
-    """The name of the processor as Linux has it, else of its kind."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def fill(document: Path, name: str, text: str) -> None:
-    """Replaces what stands between the lines `<!-- NAME -->` and `<!-- end of NAME -->` of a
-    document. Raises ValueError if they are not there once, in this order."""
-    before, _, after = _around(document, name)
-    document.write_text(before + text + after, encoding="utf-8")
-
-
-def filled(document: Path, name: str) -> str:
-    """What stands there. Raises ValueError as `fill`."""
-    return _around(document, name)[1]
-
-
-def _around(document: Path, name: str) -> tuple[str, str, str]:
-    """A document up to the end of the first line, between them, and from the second line on."""
-    old = document.read_text(encoding="utf-8")
-    start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-    if old.count(start) != 1 or old.count(end) != 1 or old.index(start) > old.index(end):
-        raise ValueError(f"{document} needs one line {start.strip()} and one {end.strip()} below")
-    before, rest = old.split(start)
-    inside, after = rest.split(end)
-    return before + start, inside, end + after

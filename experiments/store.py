@@ -1,4 +1,4 @@
-"""The numbers of many small runs in one file that outlives their folders.
+"""Numbers in one file that outlives the folders of their runs.
 
 JSON Lines, a line for each run: its name under "run", what `runs.read` says of it, "probes" (what
 was measured of its network afterwards), and under "made" commit, processor and versions.
@@ -10,8 +10,10 @@ import math
 import os
 from pathlib import Path
 
-from experiments import runs
+from experiments.tables import ROOT
 from ssl_jax.config import InputError
+
+FOLDER = ROOT / "experiments" / "records"
 
 
 class Records:
@@ -56,19 +58,6 @@ def _read(file: Path) -> dict[str, dict]:
                 f'{file}, line {number} is no record: expected {{"run": NAME, ...}}'
             ) from None
     return found
-
-
-def train_all(wanted, jobs: int, records: Records):
-    """Trains those runs that have no record, as `runs.train_all`; yields (run, its record, or None
-    if it failed) as each ends, those that need no training first."""
-    wanted = list(wanted)
-    missing = [run for run in wanted if run.folder.name not in records]
-    yield from ((run, records[run.folder.name]) for run in wanted if run not in missing)
-    for run, there in runs.train_all(missing, jobs):
-        if there:
-            record = runs.read(run.folder) | {"made": runs.made(run.folder)}
-            records[run.folder.name] = record
-        yield run, records[run.folder.name] if there else None
 
 
 def _short(value):

@@ -14,8 +14,8 @@ from pathlib import Path
 from ml_collections import ConfigDict, FrozenConfigDict
 
 import ssl_jax
-from experiments import runs
-from experiments.runs import ROOT
+from experiments import runs, tables
+from experiments.tables import ROOT
 from ssl_jax import config as config_lib
 from ssl_jax import evals
 from ssl_jax.convert import own
@@ -36,7 +36,7 @@ def main(argv=None) -> int:
         if not name or not Path(folder, "results.json").is_file():
             parser.error(f"{network}: give NAME=FOLDER of a run that has its results.json")
         print(keep(ZOO / f"{name}.safetensors", Path(folder), args.command))
-    runs.fill(ZOO / "README.md", "networks", runs.markdown(table()))
+    tables.fill(ZOO / "README.md", "networks", tables.markdown(table()))
     return 0
 
 
@@ -54,7 +54,7 @@ def keep(file: Path, folder: Path, command: str = "") -> Path:
         seed=config.seed,
         minutes=round(result["minutes"], 1),
         command=command,
-        made=runs.provenance(folder),
+        made=tables.provenance(folder),
     )
     return file
 

@@ -22,9 +22,8 @@ from matplotlib.figure import Figure
 
 import ssl_jax
 from configs import compare
-from experiments import evaluate, runs, zoo
-from experiments.runs import ROOT
-from experiments.store import Records
+from experiments import evaluate, runs, store, tables, zoo
+from experiments.tables import ROOT
 from ssl_jax import trees
 
 BUDGETS = {"cpu": "60 min of 2 cores", "gpu": "10 min of a GPU"}
@@ -33,7 +32,7 @@ PHOTOS = "photos"
 SCENES = ("dense_camvid", "segment_camvid")  # rows of experiments/evaluate.py
 HEADING = ("method", "network", "k-NN", "linear", "CamVid, dense / segm.", "images seen")
 HEADING += ("minutes", "seed", "device", "date, commit", "command")
-RECORDS = ROOT / "experiments" / "records" / "speedrun.jsonl"
+RECORDS = store.FOLDER / "speedrun.jsonl"
 
 
 def main(argv=None) -> int:
@@ -64,11 +63,11 @@ def main(argv=None) -> int:
                 records[f"{run.folder.name}-{record['made']['commit']}"] = record
                 print(" | ".join(cells(record)), flush=True)
     for file in (args.workdir / "records.jsonl", *([RECORDS] if args.write else [])):
-        kept = Records(file)
+        kept = store.Records(file)
         for name, record in records.items():
             kept[name] = record
     if records:
-        print("\n" + "\n".join(tables(records.values())))
+        print("\n" + "\n".join(leaderboard(records.values())))
         print(f"picture: {draw(records.values(), args.workdir / 'curves.png')}")
     if args.write:
         write()
@@ -100,7 +99,7 @@ def measured(run: runs.Run, args, passed_on) -> dict:
         for row, scores in scenes(encoder, args.data, run.folder / "scenes").items():
             record[row] |= scores
     return record | {
-        "made": runs.made(run.folder),
+        "made": tables.made(run.folder),
         "method": method,
         "set": images,
         "budget": args.budget,
@@ -154,7 +153,7 @@ def cells(record: dict) -> list[str]:
     ]
 
 
-def tables(records) -> list[str]:
+def leaderboard(records) -> list[str]:
     """A heading and a table for each set and budget, the best k-NN first, with the baselines of the
     best below."""
     groups: dict[tuple[str, str], list[dict]] = {}
@@ -166,7 +165,7 @@ def tables(records) -> list[str]:
         rows = [HEADING, *map(cells, mine)]
         for row in ("untrained", "raw"):
             rows.append([runs.ROWS[row], "", *scores(mine[0], row), *[""] * 6])
-        parts += [f"### {images}, {BUDGETS[budget]}\n", runs.markdown(rows)]
+        parts += [f"### {images}, {BUDGETS[budget]}\n", tables.markdown(rows)]
     return parts
 
 
@@ -207,16 +206,16 @@ def best(records) -> list[list[str]]:
 
 def write() -> None:
     """The leaderboard and the curves of all records in docs/speedrun.md, the best in README.md."""
-    kept = Records(RECORDS)
+    kept = store.Records(RECORDS)
     every = [kept[name] for name in kept]
-    runs.fill(ROOT / "README.md", "speedrun", runs.markdown(best(every)))
-    text = "\n".join(tables(every))
+    tables.fill(ROOT / "README.md", "speedrun", tables.markdown(best(every)))
+    text = "\n".join(leaderboard(every))
     for budget in BUDGETS:
         mine = [record for record in every if record["budget"] == budget]
         if mine:
             picture = draw(mine, ROOT / "docs" / "pictures" / f"speedrun_{budget}.png")
             text += f"\n![k-NN against minutes, {BUDGETS[budget]}](pictures/{picture.name})\n"
-    runs.fill(ROOT / "docs" / "speedrun.md", "leaderboard", text)
+    tables.fill(ROOT / "docs" / "speedrun.md", "leaderboard", text)
 
 
 if __name__ == "__main__":

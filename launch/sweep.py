@@ -25,8 +25,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments import runs
-from experiments.runs import ROOT
+from experiments import runs, tables
+from experiments.tables import ROOT
 from ssl_jax import config as config_lib
 from ssl_jax import evals
 
@@ -46,7 +46,7 @@ def main(argv=None) -> int:
     parser.add_argument("--keys", default="", help="columns of the table; default: what differs")
     parser.add_argument("--gains", action="store_true", help="a table of gains over the first run")
     parser.add_argument("--write", metavar="MARK", help="also put the table there in a document")
-    parser.add_argument("--document", default=ROOT / "docs" / "results.md", type=Path)
+    parser.add_argument("--document", default=ROOT / "experiments" / "tried.md", type=Path)
     args, passed_on = parser.parse_known_args(argv)
     if args.table:
         report(args.table, args)
@@ -99,10 +99,10 @@ def submit(wanted: list[runs.Run], folder: Path, options: str) -> int:
 def report(folders: list[Path], args) -> str:
     """Prints the table; writes it between two marks of a document if there is a name."""
     rows = gains(folders) if args.gains else table(folders, args.keys.split(",") * bool(args.keys))
-    text = runs.markdown(rows)
+    text = tables.markdown(rows)
     print(text, end="")
     if args.write:
-        runs.fill(args.document, args.write, f"{text}\n{runs.provenance(*folders)}\n")
+        tables.fill(args.document, args.write, f"{text}\n{tables.provenance(*folders)}\n")
     return text
 
 
@@ -129,12 +129,12 @@ def table(folders: list[Path], keys: Sequence[str] = ()) -> list[list[str]]:
     rows = [[*keys, *(evals.TYPES[name].heading for name in scores)]]
     for folder, result in results.items():
         cells = [str(configs[folder].get(key, "-")) for key in keys]
-        rows.append(cells + [runs.spread([result["trained"][s]]) for s in scores])
+        rows.append(cells + [tables.spread([result["trained"][s]]) for s in scores])
     for kind in ("untrained", "raw"):
         have = [r[kind] for r in results.values() if kind in r]
         if not have:
             continue
-        cells = [runs.spread(r[name] for r in have if name in r) for name in scores]
+        cells = [tables.spread(r[name] for r in have if name in r) for name in scores]
         rows.append([runs.ROWS[kind], *("" for _ in keys[1:]), *cells])
     return rows
 

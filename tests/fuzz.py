@@ -21,7 +21,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 from ml_collections import ConfigDict
 
-from experiments import runs
+from experiments import tables
 from ssl_jax import evals, methods, settings
 from ssl_jax.config import InputError
 from ssl_jax.runtime import sharding
@@ -122,12 +122,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, help="document whose <!-- fuzz --> gets the tables")
     given = parser.parse_args(arguments)
     keys, images = keys_tried(given.values, given.seed), images_tried(given.images, given.seed)
-    text = "\n".join((runs.markdown(keys), runs.markdown(images)))
+    text = "\n".join((tables.markdown(keys), tables.markdown(images)))
     print(text)
     if given.write:
         options = f"--values {given.values} --images {given.images} --seed {given.seed}"
         command = f"`python -m tests.fuzz {options}`"
-        runs.fill(given.write, "fuzz", f"{text}\n{command}. {runs.provenance()}\n")
+        tables.fill(given.write, "fuzz", f"{text}\n{command}. {tables.provenance()}\n")
     wrong = sum(sum(row[-2:]) for row in keys[1:]) + sum(row[4] for row in images[1:])
     return int(wrong > 0)
 

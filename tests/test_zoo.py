@@ -29,7 +29,7 @@ def test_the_list_is_that_of_the_files(zoo, root, files):
     assert files and sum(file.stat().st_size for file in files) < 30e6
     text = (root / "zoo" / "README.md").read_text()
     listed = text.split("<!-- networks -->\n")[1].split("<!-- end of networks -->")[0]
-    assert listed == zoo.runs.markdown(zoo.table()), "run `python -m experiments zoo`"
+    assert listed == zoo.tables.markdown(zoo.table()), "run `python -m experiments zoo`"
 
 
 def test_each_network_tells_images_apart(files):

@@ -28,9 +28,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from experiments import runs
-from experiments.runs import ROOT
-from experiments.store import Records
+from experiments import runs, tables
+from experiments.store import FOLDER, Records
+from experiments.tables import ROOT
 from launch.detection.protocols import PROTOCOLS, protocol
 from ssl_jax import extras
 from ssl_jax.config import InputError
@@ -47,7 +47,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(f"launch.detection: {error.name} is not installed; {extras.install('detection')}")
 
-RECORDS = ROOT / "experiments" / "records" / "detection.jsonl"
+RECORDS = FOLDER / "detection.jsonl"
 _UNFINISHED = 75  # exit status of a run that was stopped and goes on with the same command
 _SAVE_SECONDS = 300
 
@@ -93,7 +93,7 @@ def main(argv=None) -> int:
         result |= dict(command=command, minutes=state["seconds"] / 60)
         result |= dict(val=len(val.ids), protocol=args.protocol, changes=args.set) | made_with
         new = args.workdir / "results.json.new"
-        new.write_text(json.dumps(result | {"made": runs.made()}, indent=1))
+        new.write_text(json.dumps(result | {"made": tables.made()}, indent=1))
         os.replace(new, file)
     result = json.loads(file.read_text())
     print(" | ".join(f"{name} {result[name]:.1f}" for name in result if "ap" in name), flush=True)
@@ -103,7 +103,7 @@ def main(argv=None) -> int:
         records = Records(RECORDS)
         records[args.record] = result
         rows = [(name, records[name]) for name in records]
-        runs.fill(ROOT / "docs" / "detection.md", "detectors", table(rows))
+        tables.fill(ROOT / "docs" / "detection.md", "detectors", table(rows))
     return 0
 
 
@@ -271,8 +271,8 @@ def table(rows) -> str:
         kind = "random" if r["random"] else "learned"
         cells.append([name, r["protocol"], kind, *counts, *numbers, *used])
     commands = "".join(f"    python -m launch.detection {r['command']}\n" for _, r in rows)
-    made = runs.provenance_of([r["made"] for _, r in rows])
-    return f"{runs.markdown(cells)}\n{commands}\n{made}\n"
+    made = tables.provenance(*[r["made"] for _, r in rows])
+    return f"{tables.markdown(cells)}\n{commands}\n{made}\n"
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ import math
 
 import pytest
 
-from experiments import claims, measures
+from experiments import claims, measures, runs, store
 from ssl_jax import api, evals, papers
 from ssl_jax import config as config_lib
 from ssl_jax.cli import arguments
+from ssl_jax.config import InputError
 from tests.conftest import ROOT
 from tests.docs.scripts import TINY, cells, finished, page
 
-RUNS = claims.distinct(
-    claims.runs_of(claim, [0], ROOT / "nowhere") for claim in claims.CLAIMS.values()
-)
+OF_CLAIMS = [claims.runs_of(claim, [0], ROOT / "nowhere") for claim in claims.CLAIMS.values()]
+RUNS = list(dict.fromkeys(run for mine in OF_CLAIMS for run in mine.values()))
 
 
 @pytest.mark.parametrize(
@@ -39,12 +39,12 @@ def test_a_difference_is_judged_by_sign_standard_error_and_tolerance(values, sig
 
 def test_claims_are_of_known_rows_and_share_runs_named_after_what_they_change():
     for claim in claims.CLAIMS.values():
-        assert set(claim.measures) <= {*measures.MEASURES, measures.COST}, claim.id
+        assert set(claim.measures) <= measures.HEADINGS.keys(), claim.id
         for variant in claim.variants:
             assert not variant.row or papers.find(variant.row), variant.row
     assert len(RUNS) == len({run.folder.name.lower() for run in RUNS})
     changes = {"sop.cls.members": 1, "sop.anchors": "fixed"}
-    run = claims.run_of(claims.claims_papers.Variant("", "sop", changes), 3, ROOT, ["--more"])
+    run = claims.run_of(claims.Variant("", "sop", changes), 3, ROOT, ["--more"])
     assert run.folder.name == "sop+anchors=fixed+cls.members=1-3"
     keys = ("sop.anchors=fixed", "sop.cls.members=1", "seed=3")
     assert run.arguments == (*(f"--config.{key}" for key in keys), "--more")
@@ -78,7 +78,7 @@ def test_every_variant_can_be_planned_with_its_scores():
 
 def test_a_claim_is_judged_on_runs_that_are_there_and_on_record(tmp_path, monkeypatch):
     """Nothing is trained again, in whatever folder."""
-    monkeypatch.setattr(claims.runs.subprocess, "run", lambda *a, **k: pytest.fail("trained"))
+    monkeypatch.setattr(runs.subprocess, "run", lambda *a, **k: pytest.fail("trained"))
     mine = claims.runs_of(claims.CLAIMS["sop-anchors"], [0, 1], tmp_path / "runs")
     knn = {(0, 0): 60.0, (0, 1): 62.0, (1, 0): 20.0, (1, 1): 21.0}
     for (index, seed), run in mine.items():
@@ -99,9 +99,9 @@ def test_a_claim_is_judged_on_runs_that_are_there_and_on_record(tmp_path, monkey
 
 
 def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
-    names = [f"claims: {paper}" for paper in claims.claims_papers.PAPERS]
-    results = page(tmp_path / "docs" / "results.md", "rule of claims", *names)
-    monkeypatch.setattr(claims, "ROOT", tmp_path)
+    names = dict.fromkeys(claim.paper for claim in claims.CLAIMS.values())
+    results = page(tmp_path / "claims.md", "rule", *names)
+    monkeypatch.setattr(claims, "PAGE", results)
     monkeypatch.setattr(papers, "OURS", tmp_path / "ours.json")
     papers.OURS.write_text(json.dumps({"dino/SOP-table7/DINO": {"knn": "60.0"}}))
 
@@ -113,7 +113,7 @@ def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
         return results.read_text(), json.loads(papers.OURS.read_text())
 
     text, ours = write("sop-members", tmp_path / "runs", 50.0)
-    number = {"knn": "50.0 ± 0.0 (small scale, see docs/results.md)"}
+    number = {"knn": "50.0 ± 0.0 (small scale, see docs/claims.md)"}
     assert ours == {
         "dino/SOP-table7/DINO": {"knn": "60.0"},  # of a run that is not on record
         "sop/table7/default": number,
@@ -132,16 +132,16 @@ def test_our_numbers_go_to_the_papers_rows(tmp_path, monkeypatch):
 
 
 def test_records_are_shared_by_scripts_and_refused_where_broken(tmp_path):
-    first, second = (claims.Records(tmp_path / "records.jsonl") for _ in range(2))
+    first, second = (store.Records(tmp_path / "records.jsonl") for _ in range(2))
     first["a"] = {"minutes": 1.0}
     second["b"] = {"minutes": 2.0}
     first["a"] = {"minutes": 3.0}
-    again = claims.Records(first.file)
+    again = store.Records(first.file)
     assert [again[name]["minutes"] for name in "ab"] == [3.0, 2.0]
     assert [file.name for file in tmp_path.iterdir()] == ["records.jsonl"]
     first.file.write_text(first.file.read_text() + "[1]\n")
-    with pytest.raises(claims.InputError, match="line 3"):
-        claims.Records(first.file)
+    with pytest.raises(InputError, match="line 3"):
+        store.Records(first.file)
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ def test_the_table_in_the_documents_is_that_of_the_records(root, monkeypatch):
     written = []
     monkeypatch.setattr(script.runs, "fill", lambda file, name, text: written.append(text))
     script.main([f"--write={root / 'experiments/records/gpu_steps.jsonl'}"])
-    assert written == [script.runs.filled(root / "docs/benchmarks.md", "gpu")]
+    assert written == [script.tables.filled(root / "docs/benchmarks.md", "gpu")]
 
 
 @pytest.mark.nightly

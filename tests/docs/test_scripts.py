@@ -6,16 +6,17 @@ import importlib
 import json
 import subprocess
 
-import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
 from configs import compare as recipes
-from experiments import claims_papers, compare, evaluate, pictures, reconstruct, runs
+from experiments import claims, compare, evaluate, pictures, reconstruct, runs, store, tables
 from launch import sweep
 from ssl_jax import config as config_lib
 from ssl_jax import evals, losses, settings
 from tests.docs.scripts import TINY, cells, finished, page
+
+MADE = dict(commit="0123456", processor="a processor", cores=2, python="3", jax="0")
 
 
 @pytest.fixture
@@ -74,23 +75,29 @@ def test_a_command_draws_the_picture_of_the_readme(tmp_path):
 
 
 def test_documents_have_the_places_that_scripts_fill(root, tmp_path):
-    results = ["quickstart", "rule of claims", "evaluation", "reconstruction", "nine methods"]
-    results += [f"claims: {paper}" for paper in claims_papers.PAPERS]
+    papers = dict.fromkeys(claim.paper for claim in claims.CLAIMS.values())
     places = {
         "README.md": ["speedrun", "nine methods"],
         "docs/speedrun.md": ["leaderboard"],
+        "docs/results.md": ["quickstart", "evaluation", "nine methods"],
+        "docs/claims.md": ["rule", "reconstruction", *papers],
+        "docs/detection.md": ["detectors"],
+        "docs/export.md": ["programs"],
+        "docs/clusters.md": ["plans", "bounds"],
+        "zoo/README.md": ["networks"],
+        "experiments/tried.md": ["tried: CrIBo", "tried: FLSL", "tried: MAE"],
         "docs/benchmarks.md": ["ops", "steps", "evals", "loader", "cache", "parts"],
     }
-    for document, names in (places | {"docs/results.md": results}).items():
+    for document, names in places.items():
         for name in names:
-            runs.filled(root / document, name)
+            tables.filled(root / document, name)
     document = page(tmp_path / "page.md", "a", "b")
     before = document.read_text()
-    runs.fill(document, "a", runs.markdown([["x", "y"], [1, 2]]))
+    tables.fill(document, "a", tables.markdown([["x", "y"], [1, 2]]))
     table = "<!-- a -->\n| x | y |\n| --- | --- |\n| 1 | 2 |\n"
     assert document.read_text() == before.replace("<!-- a -->\nold\n", table)
     with pytest.raises(ValueError, match="other"):
-        runs.fill(document, "other", "")
+        tables.fill(document, "other", "")
 
 
 @pytest.mark.usefixtures("untrained")
@@ -193,28 +200,26 @@ def test_a_sweep_shows_what_differs(tmp_path, capsys):
 
 @pytest.mark.usefixtures("untrained")
 def test_reconstructions_are_compared(tmp_path, monkeypatch):
-    """Scores of decoders are kept, so no network is loaded."""
-    monkeypatch.setattr(reconstruct, "case_of", lambda *a: pytest.fail("measured again"))
-    monkeypatch.setattr(reconstruct, "ROOT", tmp_path)
-    monkeypatch.setattr(runs, "provenance", lambda *folders: "Made here.")
-    psnr = {"1": 14.0, "16": 16.0, reconstruct.DENSE: 25.0}
-    wanted = reconstruct.wanted_runs([1, 16], [0, 1], tmp_path)
-    names = ["stellar+model.queries=1", "stellar", "mae"]  # those of claims and compare
-    assert [run.folder.name for run in wanted.values()] == [f"{n}-{s}" for n in names for s in "01"]
-    for (name, seed), run in wanted.items():
-        finished(run.folder, trained={"knn": 50.0, "psnr": 13.0 + seed})
-        known = {"images": 2048, "decode": psnr[name] + seed, "decode_ssim": 0.5}
-        (run.folder / "decode.json").write_text(json.dumps(known))
-        np.savez(run.folder / "decode.npz", **dict.fromkeys(("images", "rebuilt"), np.eye(3)[None]))
-    monkeypatch.setattr(reconstruct.reconstructions, "compared", lambda *a: "images")
-    monkeypatch.setattr(reconstruct.render, "one", lambda figure, folder, name: None)
-    document = page(tmp_path / "docs" / "results.md", "reconstruction")
+    """Scores of decoders are on record, so no network is loaded."""
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    drawn = []
+    monkeypatch.setattr(reconstruct.render, "one", lambda chart, folder, name: drawn.append(chart))
+    records = store.Records(tmp_path / "records.jsonl")
+    psnr = {"stellar+model.queries=1": 14.0, "stellar": 16.0, "mae": 25.0}  # of claims and compare
+    for name, decoded in psnr.items():
+        for seed in (0, 1):
+            probes = {"trained": {"decode": decoded + seed, "decode_ssim": 50.0}}
+            own = {} if name == "mae" else {"psnr": 13.0 + seed}
+            record = {"trained": {"knn": 50.0} | own, "probes": probes, "made": MADE}
+            records[f"{name}-{seed}"] = record
+    document = page(tmp_path / "docs" / "claims.md", "reconstruction")
     command = ["--tokens=1,16", "--seeds=0,1", f"--workdir={tmp_path}", "--write"]
     assert reconstruct.main(command) == 0
     text = (tmp_path / "reconstruct.md").read_text()
     assert cells(text, "1") == ["50.0 ± 0.0", "13.5 ± 0.7", "14.5 ± 0.7", "50.0 ± 0.0"]
-    assert cells(text, "dense MAE")[2] == "25.5 ± 0.7"
-    assert f"{text}\nSeeds 0, 1. Made here." in document.read_text()
+    assert cells(text, "dense MAE") == ["50.0 ± 0.0", "-", "25.5 ± 0.7", "50.0 ± 0.0"]
+    assert f"{text}\nSeeds 0, 1. Commit 0123456; a processor, 2 cores" in document.read_text()
+    assert [list(curve.y) for curve in drawn[0].curves] == [[14.5, 16.5], [13.5] * 2, [25.5] * 2]
 
 
 def test_every_row_is_an_evaluation_that_can_work():
@@ -234,9 +239,9 @@ def test_every_row_is_an_evaluation_that_can_work():
 def test_evaluations_are_shown_kept_and_written(tmp_path, monkeypatch, capsys):
     """One that needs no download, and two whose sets are not there."""
     data = dict(kind="photos", size=32)
-    row = evaluate.Row("knn", "photographs", ("knn", "knn_k10"), dict(data=data, k=(5, 10)))
+    row = evaluate.Row("knn", "photographs", dict(data=data, k=(5, 10)), ("knn", "knn_k10"))
     monkeypatch.setitem(evaluate.ROWS, "knn_photos", row)
-    monkeypatch.setattr(evaluate, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
     document = page(tmp_path / "docs" / "results.md", "evaluation")
     command = ["zoo/sop_quickstart", f"--data={tmp_path}", f"--workdir={tmp_path}", "--write"]
     command += ["--rows=knn_photos,knn_cifar10,davis", "--examples=60"]

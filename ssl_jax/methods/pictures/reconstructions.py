@@ -1,7 +1,5 @@
 """Images beside what a decoder makes of them."""
 
-from collections.abc import Mapping
-
 import jax
 import numpy as np
 from ml_collections import ConfigDict
@@ -37,25 +35,6 @@ def picture(images: ArrayLike, rebuilt: ArrayLike, title: str) -> Picture:
         )
 
     return Picture(title, tuple(row(*pair) for pair in zip(images, rebuilt)))
-
-
-def compared(images: ArrayLike, rebuilt: Mapping[str, ArrayLike], title: str) -> Picture:
-    """A row per image: the image, and what each of several networks makes of it.
-
-    images: [n, H, W, 3]. rebuilt: {name of the network: [n, H, W, 3]}.
-    """
-    images = np.asarray(images)
-    rows = tuple(
-        (
-            Panel(image, title="image"),
-            *(
-                Panel(guess, title=f"{name}, {_decibels(image, guess)}")
-                for name, guess in zip(rebuilt, guesses)
-            ),
-        )
-        for image, *guesses in zip(images, *map(np.asarray, rebuilt.values()))
-    )
-    return Picture(title, rows)
 
 
 def _decibels(image: np.ndarray, guess: np.ndarray) -> str:
