@@ -1,4 +1,6 @@
-"""Times whole runs by where they keep the decoded set (data.cache): what surrounds the step."""
+"""Whole runs by where they keep the decoded set (data.cache), which take turns: what surrounds the
+step. "data wait" is the share of the time that the step waits for data. Some minutes.
+"""
 
 import csv
 import statistics
@@ -6,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from benchmarks import report
 
 CACHES = ("none", "memory", "device")
 _SMALL = "model.width=32 model.depth=1 model.heads=1 optim.batch_size=16".split()
@@ -18,7 +22,25 @@ RUNS = {
 _LOGS = 6  # rows of metrics.csv
 
 
-def measure(rounds: int, *, cases=RUNS, steps: int = 120) -> list[dict]:
+COLUMNS = {
+    "run": ("case", ""),
+    "data.cache": ("form", ""),
+    "images/s": ("rate", ",.0f"),
+    "x": ("x", ".2f"),
+    "data wait": ("wait", ".1%"),
+}
+
+
+def main(argv=None) -> int:
+    chosen = report.options(__doc__, argv)
+    first = next(iter(RUNS))
+    small = dict(cases={first: RUNS[first]}, steps=12) if chosen.small else {}
+    rows = times(chosen.rounds, **small)
+    report.publish("cache", chosen, rows, report.cells(rows, COLUMNS))
+    return 0
+
+
+def times(rounds: int, *, cases=RUNS, steps: int = 120) -> list[dict]:
     """A row per case and cache: medians over rounds, in which runs of `steps` steps take turns.
 
     Keys of a row: case, form (data.cache), rate (images a second after the first log), x (time

@@ -1,5 +1,10 @@
-"""Times what evaluations do: extraction of features beside the network's bare forward pass, and the
+"""What evaluations do: extraction of features beside the network's bare forward pass, and the
 searches for neighbours beside faiss's exact index.
+
+    python -m benchmarks evals --camvid /data/tfds    among CamVid's patches, else random vectors
+
+"x" is relative to the first form of each case; "same" is the share of our neighbours that faiss
+found too.
 """
 
 import importlib.util
@@ -7,8 +12,7 @@ import importlib.util
 import jax
 import numpy as np
 
-from benchmarks import libraries as bench_libraries
-from benchmarks import measure as bench_measure
+from benchmarks import libraries, measure, report
 from ssl_jax import config as config_lib
 from ssl_jax import settings
 from ssl_jax.data.source import make_source
@@ -27,7 +31,25 @@ _CAMVID_SPLITS = ("test", "validation")
 _BATCH, _IMAGES = 64, 4  # images of a batch, batches of an extraction
 
 
-def measure(rounds: int, seed: int, *, small: bool = False, camvid: str = "") -> list[dict]:
+COLUMNS = {
+    "case": ("case", ""),
+    "form": ("form", ""),
+    "ms": ("ms", ".0f"),
+    "x": ("x", ".2f"),
+    "same": ("same", ".6f"),
+}
+
+
+def main(argv=None) -> int:
+    camvid = dict(default="", help="folder of CamVid in TFDS's form")
+    chosen = report.options(__doc__, argv, peers=True, camvid=camvid)
+    peers = libraries.setup("faiss", installed=chosen.as_installed)
+    rows = times(chosen.rounds, chosen.seed, small=chosen.small, camvid=chosen.camvid)
+    report.publish("evals", chosen, rows, report.cells(rows, COLUMNS), peers)
+    return 0
+
+
+def times(rounds: int, seed: int, *, small: bool = False, camvid: str = "") -> list[dict]:
     """A row per form of each case, medians over interleaved rounds; in the searches the first form
     is ours, in extraction the bare forward pass.
 
@@ -64,17 +86,11 @@ def search(name: str, queries, bank, k: int, rounds: int, ours) -> list[dict]:
     k = min(k, len(bank))
     calls = {"ssl_jax": lambda: ours(queries, bank, k=k)}
     if importlib.util.find_spec("faiss"):
-        calls["faiss flat"] = bench_libraries.faiss_flat(queries, bank, k)
+        calls["faiss flat"] = libraries.faiss_flat(queries, bank, k)
     index = {form: call()[1] for form, call in calls.items()}  # also warms up
     case = f"{name}: {len(queries)} in {len(bank)} x {bank.shape[1]}, k {k}"
-    same = {form: overlap(index["ssl_jax"], found) for form, found in index.items()}
-    return _rows(case, bench_measure.time_interleaved(calls, rounds), same)
-
-
-def overlap(one: np.ndarray, other: np.ndarray) -> float:
-    """Share of the neighbours [q, k] of one search that the other found too, in any order."""
-    pairs = zip(np.sort(one, axis=1), np.sort(other, axis=1))
-    return float(np.mean([np.isin(a, b, assume_unique=True).mean() for a, b in pairs]))
+    same = {form: measure.overlap(index["ssl_jax"], found) for form, found in index.items()}
+    return _rows(case, measure.medians(calls, rounds), same)
 
 
 def extraction(name: str, rounds: int, seed: int, batch: int) -> list[dict]:
@@ -104,7 +120,7 @@ def extraction(name: str, rounds: int, seed: int, batch: int) -> list[dict]:
     for call in calls.values():
         call()
     case = f"extraction: {name}, {batch * _IMAGES} images of {size} px"
-    return _rows(case, bench_measure.time_interleaved(calls, rounds), {})
+    return _rows(case, measure.medians(calls, rounds), {})
 
 
 def untrained(name: str, seed: int) -> tuple[Encoder, object]:
@@ -134,8 +150,5 @@ def patches(folder: str, split: str, seed: int, count: int = 0) -> np.ndarray:
 
 
 def _rows(case: str, seconds: dict, same: dict) -> list[dict]:
-    first = next(iter(seconds.values()))
-    return [
-        dict(case=case, form=form, ms=1e3 * taken, x=taken / first, same=same.get(form))
-        for form, taken in seconds.items()
-    ]
+    rows = measure.compared(case, seconds)
+    return [row | dict(ms=1e3 * row["seconds"], same=same.get(row["form"])) for row in rows]

@@ -1,6 +1,7 @@
-"""Times what a core does for an image: decoding, and the views of a method."""
+"""What a core does for an image: decoding, and the views of a method. "cores" is how many make 1000
+images a second; seconds are the processor's, which other work on the machine does not change.
+"""
 
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 from PIL import Image
 from skimage import data as photographs
 
+from benchmarks import measure, report
 from ssl_jax import api
 from ssl_jax import config as config_lib
 from ssl_jax.data import decode
@@ -20,15 +22,27 @@ SIZES = ((375, 500), (1536, 2048))
 CONFIGS = ("mae:vitb16", "dino:vits16", "stellar:vitb16")
 _NEEDED = 1000  # images a second
 _FILES, _BATCHES = 16, 4
+SMALL = dict(configs=("quickstart",), sizes=((48, 64),))
 
 
-def measure(rounds: int, *, configs=CONFIGS, sizes=SIZES, batch: int = 16) -> list[dict]:
-    """A row per form of each case: medians over interleaved rounds of the processor's seconds,
-    which other work on the machine does not change.
+COLUMNS = {
+    "case": ("case", ""),
+    "form": ("form", ""),
+    "images/s of a core": ("rate", ",.0f"),
+    "x": ("x", ".2f"),
+    "cores for 1000 images/s": ("cores", ".1f"),
+}
 
-    Keys of a row: case, form, rate (images a second of one core), x (time relative to the first
-    form of the case), cores (for 1000 images a second).
-    """
+
+def main(argv=None) -> int:
+    chosen = report.options(__doc__, argv)
+    rows = times(chosen.rounds, **SMALL if chosen.small else {})
+    report.publish("loader", chosen, rows, report.cells(rows, COLUMNS))
+    return 0
+
+
+def times(rounds: int, *, configs=CONFIGS, sizes=SIZES, batch: int = 16) -> list[dict]:
+    """A row per form of each case, keys as in COLUMNS."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
@@ -91,16 +105,6 @@ def _views(name: str, folder: Path, batch: int, **way):
 
 
 def _rows(case: str, calls: dict, rounds: int, images: int) -> list[dict]:
-    seconds: dict[str, list[float]] = {form: [] for form in calls}
-    for round_ in range(rounds + 1):
-        for form, call in calls.items():
-            start = time.process_time()
-            call()
-            if round_:  # the first warms up
-                seconds[form].append((time.process_time() - start) / images)
-    taken = {form: statistics.median(times) for form, times in seconds.items()}
-    first = next(iter(taken.values()))
-    return [
-        dict(case=case, form=form, rate=1 / each, x=each / first, cores=_NEEDED * each)
-        for form, each in taken.items()
-    ]
+    rows = measure.compared(case, measure.medians(calls, rounds, skip=1, now=time.process_time))
+    each = [row["seconds"] / images for row in rows]
+    return [row | dict(rate=1 / s, cores=_NEEDED * s) for row, s in zip(rows, each)]

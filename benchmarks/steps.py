@@ -1,19 +1,29 @@
-"""Times the train step of several configs in turns, so that all of them meet the same state of the
-machine.
+"""The train step of every recipe of configs/compare.py, or of other configs on photographs.
+
+    python -m benchmarks steps
+    python -m benchmarks steps --configs dino:vits16,sop:vits16 --batch 64
+
+Medians of interleaved turns of ten steps on one batch. "x" is relative to the first config; GFLOP/s
+and MFU count the products that the model needs (none twice), MFU as a share of the device's
+published peak, or where none is known of what a large product reaches here; "own ops" is the share
+of a step that goes when a sum of the networks' outputs replaces the method's objective; memory is
+arrays and temporaries of one device. DINO has its step in PyTorch beside it, if that is installed:
+the same network, batch and loss, with fused AdamW.
 """
 
 import functools
 import importlib.util
 import shutil
-import statistics
 import sys
 import time
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks import measure as bench_measure
+from benchmarks import libraries, measure, report
+from configs import compare
 from ssl_jax import api, methods
+from ssl_jax import config as config_lib
 from ssl_jax.models import zoo
 from ssl_jax.runtime import sharding
 from ssl_jax.train import estimate, loop, step
@@ -21,7 +31,49 @@ from ssl_jax.train import estimate, loop, step
 STEPS = 10  # of a turn
 
 
-def measure(configs: dict, rounds: int) -> list[dict]:
+COLUMNS = {
+    "config": ("config", ""),
+    "ms": ("ms", ".1f"),
+    "images/s": ("images_per_second", ".1f"),
+    "x": ("x", ".2f"),
+    "GFLOP/s": ("gflops", ".1f"),
+    "MFU": ("mfu", ".1%"),
+    "own ops": ("own", ".1%"),
+    "MiB": ("mib", ".0f"),
+}
+
+
+def main(argv=None) -> int:
+    more = dict(
+        configs=dict(default="", help="NAME[:VARIANT],... instead of the recipes"),
+        batch=dict(type=int, default=0, help="images of a step; 0 = the config's"),
+        dtype=dict(default="", help="model.dtype instead of the config's"),
+    )
+    chosen = report.options(__doc__, argv, compare.METHODS, small=False, peers=True, **more)
+    if chosen.configs:
+        configs = {name: with_photographs(name) for name in chosen.configs.split(",")}
+    else:
+        configs = {name: compare.get_config(name) for name in chosen.only}
+    for config in configs.values():
+        config.seed, config.evals.tasks = chosen.seed, ()
+        config.optim.batch_size = chosen.batch or config.optim.batch_size
+        config.model.dtype = chosen.dtype or config.model.dtype
+    peers = libraries.setup("torch", installed=chosen.as_installed)
+    rows = rows_of(configs, chosen.rounds)
+    report.publish("steps", chosen, rows, report.cells(rows, COLUMNS), peers)
+    return 0
+
+
+def with_photographs(name: str):
+    """A config by name, on pictures that come with the package."""
+    config = config_lib.load(name)
+    config.data.update(dict(kind="photos", size=256, length=4096, workers=0))
+    if config.method == "stellar":
+        config.stellar.target = "pixel"  # codes need a tokenizer's file
+    return config
+
+
+def rows_of(configs: dict, rounds: int) -> list[dict]:
     """A row per {name: config}, with medians over `rounds` turns of 10 steps on one batch.
 
     ms: of a step. images_per_second. x: ms relative to the first config's. gflops: matrix products
@@ -34,7 +86,7 @@ def measure(configs: dict, rounds: int) -> list[dict]:
     calls = {form: call for group in forms.values() for form, call in group.items()}
     for name, config in configs.items():
         calls[name, "networks"] = _compiled(f"{name}, networks only", config, own=False).turn
-    seconds = bench_measure.time_interleaved(calls, rounds + 1, skip=1)
+    seconds = measure.medians(calls, rounds, skip=1)
     first, rows = next(iter(configs)), []
     peak = peak_flops()
     for name, form in [(name, form) for name, group in forms.items() for form in group]:
@@ -92,7 +144,7 @@ def _in_torch(name: str, one: "Step") -> dict:
 def times(configs: dict, rounds: int) -> dict[str, list[float]]:
     """{name: seconds of a step in each round} of {name: config}, the mean of 10 steps each."""
     calls = {name: _compiled(name, config).turn for name, config in configs.items()}
-    seconds = bench_measure.in_rounds(calls, rounds + 1, skip=1)
+    seconds = measure.in_rounds(calls, rounds, skip=1)
     return {name: [turn / STEPS for turn in turns] for name, turns in seconds.items()}
 
 
@@ -107,12 +159,8 @@ def peak_flops() -> float:
     matrix = jnp.ones((size, size))
     product = jax.jit(jnp.matmul).lower(matrix, matrix).compile()
 
-    def seconds():
-        start = bench_measure.clock()
-        jax.block_until_ready(product(matrix, matrix))
-        return bench_measure.clock() - start
-
-    return 2 * size**3 / statistics.median(seconds() for _ in range(10))
+    seconds = measure.medians({"": lambda: product(matrix, matrix).block_until_ready()}, 10)[""]
+    return 2 * size**3 / seconds
 
 
 def _compiled(name: str, config, **options) -> "Step":

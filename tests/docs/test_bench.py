@@ -1,24 +1,25 @@
 """The benchmark runs, and notices forms that disagree. Times are measured but not judged."""
 
+import importlib
 import json
 
 import numpy as np
 import pytest
 
-from benchmarks import bench, evals, measure, parts
-from benchmarks import ops as bench_ops
+from benchmarks import cases, evals, measure, parts
 from ssl_jax import ops
 
 
 def run(folder, command, *arguments) -> tuple[int, dict]:
     """Status and report of a benchmark."""
-    status = bench.main([command, "--rounds=1", f"--out={folder}", *arguments])
+    module = importlib.import_module(f"benchmarks.{command}")
+    status = module.main(["--rounds=1", f"--out={folder}", *arguments])
     return status, json.loads((folder / f"{command}.json").read_text())
 
 
 @pytest.mark.slow
 def test_every_op_agrees_with_its_naive_form(tmp_path):
-    status, report = run(tmp_path, "ops", "--scale=small")
+    status, report = run(tmp_path, "ops", "--small")
     assert status == 0
     rows = report["rows"]
     forms = {(row["op"], row["direction"]) for row in rows if "naive" in row["form"]}
@@ -29,16 +30,16 @@ def test_every_op_agrees_with_its_naive_form(tmp_path):
 def test_a_broken_op_is_noticed_in_both_directions(tmp_path, monkeypatch):
     right = ops.mean_shift
     monkeypatch.setattr(ops, "mean_shift", lambda *a, **options: right(*a, **options) * 1.001)
-    status, report = run(tmp_path, "ops", "--scale=small", "--only=mean_shift")
+    status, report = run(tmp_path, "ops", "--small", "--only=mean_shift")
     assert status == 1
     agree = {row["direction"]: row["agrees"] for row in report["rows"] if row["form"] == "ops"}
     assert agree == dict(forward=False, gradient=False)
 
 
 def test_every_op_has_a_case():
-    covered = set(ops.__all__) & bench_ops.CASES.keys()
-    assert covered | bench_ops.WITHOUT_CASE == set(ops.__all__)
-    assert not covered & bench_ops.WITHOUT_CASE
+    covered = set(ops.__all__) & cases.CASES.keys()
+    assert covered | cases.WITHOUT_CASE == set(ops.__all__)
+    assert not covered & cases.WITHOUT_CASE
 
 
 def test_difference_and_recall():
@@ -48,7 +49,7 @@ def test_difference_and_recall():
     assert measure.difference(integers, np.array([1, 2, 3, 5])) == 0.25
     assert measure.difference(np.array([1.0, np.nan]), floats) == np.inf
     assert measure.difference(floats[:1], floats) == np.inf
-    overlap = evals.overlap
+    overlap = measure.overlap
     one = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     assert overlap(one, one[:, ::-1]) == 1  # in any order
     assert overlap(one, np.array([[4, 9, 8, 1], [5, 6, 7, 0]])) == 5 / 8
@@ -64,7 +65,7 @@ def test_parts_leave_out_what_would_take_too_long(monkeypatch):
 
     monkeypatch.setattr(parts, "_seconds", lambda call, rounds: call())
     monkeypatch.setattr(parts, "PARTS", {"stellar": ("table", make, (1, 2, 4, 8))})
-    rows = parts.measure(["stellar"], 1, 4.0)
+    rows = parts.times(["stellar"], 1, 4.0)
     ms = {(row["operation"], row["images"]): row["ms"] for row in rows}
     assert [ms["encoder", n] for n in (1, 2, 4, 8)] == [500, 1000, 2000, 4000]
     assert [ms["decoder", n] for n in (1, 2, 4, 8)] == [2000, 4000, None, None]
@@ -78,7 +79,7 @@ def test_parts_leave_out_what_would_take_too_long(monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("command", ["steps --only=mae --batch=8", "evals --scale=small"])
+@pytest.mark.parametrize("command", ["steps --only=mae --batch=8", "evals --small"])
 def test_steps_and_evaluations_are_timed(command, tmp_path, monkeypatch):
     names = ("dino:vits16", "compare:mae")  # the second one alone
     monkeypatch.setattr(evals, "NETWORKS", names)
@@ -93,13 +94,13 @@ def test_steps_and_evaluations_are_timed(command, tmp_path, monkeypatch):
 
 @pytest.mark.nightly
 def test_runs_are_timed_by_where_they_keep_the_set(tmp_path):
-    status, report = run(tmp_path, "cache", "--scale=small", "--rounds=1")
+    status, report = run(tmp_path, "cache", "--small", "--rounds=1")
     assert status == 0 and [row["form"] for row in report["rows"]] == ["none", "memory", "device"]
     assert all(row["rate"] > 0 for row in report["rows"])
 
 
 def test_the_loader_is_timed(tmp_path):
-    status, report = run(tmp_path, "loader", "--scale=small")
+    status, report = run(tmp_path, "loader", "--small")
     assert status == 0 and len(report["rows"]) == 6
     for row in report["rows"]:
         assert row["cores"] == pytest.approx(1000 / row["rate"])

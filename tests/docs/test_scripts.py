@@ -28,8 +28,8 @@ def untrained(monkeypatch):
 @pytest.mark.parametrize(
     ("script", "words", "named"),
     [
-        ("benchmarks.bench", "ops --only=no_such_op", "no_such_op"),
-        ("benchmarks.bench", "steps --only=maee", "maee"),
+        ("benchmarks.ops", "--only=no_such_op", "no_such_op"),
+        ("benchmarks.steps", "--only=maee", "maee"),
         ("experiments.claims", "--claims=sop-ancors", "sop-ancors"),
         ("experiments.compare", "--methods=dyno", "dyno"),
         ("experiments.evaluate", "zoo/sop_quickstart --rows=knn_mnist", "knn_mnist"),

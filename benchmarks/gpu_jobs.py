@@ -1,0 +1,187 @@
+"""What `python -m benchmarks gpu` times, each job in a process of its own."""
+
+import contextlib
+import csv
+import fcntl
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+from typing import NamedTuple
+
+ROUNDS, STEPS = 4, 8  # timed
+
+
+class Job(NamedTuple):
+    """What is timed. config: a preset; "eager" or "compiled" for PyTorch; "card" for the rates that
+    copies and products reach. batch: images of a step. changes: of `model`, where they differ from
+    the preset's, so that one card holds what the preset spreads over several."""
+
+    config: str
+    batch: int = 128
+    changes: dict = {}
+
+
+_HALF_OF_VIT_L = dict(size="custom", width=1024, depth=12, heads=16)
+_VIT_S = "ibot:vits16 dinov2:vits16 massl:vits16 sove:vits16 flsl:vits16".split()
+JOBS = {
+    "card": Job("card"),
+    "dino": Job("dino:vits16"),
+    "torch-compiled": Job("compiled"),
+    "torch-eager": Job("eager"),
+    "sop": Job("sop:vits16"),
+    "dino-vitb16": Job("dino:vitb16", 64),
+    "sop-vitl16": Job("sop:vitl16", 32, _HALF_OF_VIT_L),
+    "stellar-vitb16": Job("stellar:vitb16", 32),
+    "cribo": Job("cribo:vits16_in1k"),
+    "mae-vitb16": Job("mae:vitb16", 128),
+    **{name.partition(":")[0]: Job(name) for name in _VIT_S},
+}
+_TOY = dict(size="custom", width=32, depth=2, heads=2)
+
+
+def _stay_on(timed: bool) -> None:
+    """Keeps all threads of the process on four cores for what is timed, or on the others, where
+    processes compile; on a machine of few, on any."""
+    cores = range(os.cpu_count() or 1)
+    if len(cores) >= 8 and hasattr(os, "sched_setaffinity"):
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), cores[:4] if timed else cores[4:])
+
+
+def work(options) -> int:
+    """Prints the record of a job as JSON. It compiles at once and is timed when it has its turn: a
+    file that one process locks at a time."""
+    # Several programs share the card: none may take all of its memory.
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    job, begin = JOBS[options.job], time.time()
+    _stay_on(timed=False)
+    with open(options.out / "turn", "w") as lock:
+
+        def take_turn():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _stay_on(timed=True)
+
+        if job.config == "card":
+            row = _card(options.toy, take_turn)
+        elif job.config in ("eager", "compiled"):
+            row = _torch(job, options.toy, take_turn)
+        else:
+            row = _preset(job, options, take_turn)
+    print(json.dumps(row | {"config": job.config, "seconds": time.time() - begin}))
+    return 0
+
+
+def _preset(job, options, take_turn):
+    import jax
+
+    from benchmarks import steps
+    from ssl_jax.train import program
+
+    config = steps.with_photographs(job.config)
+    config.evals.tasks, config.optim.batch_size = (), 2 if options.toy else job.batch
+    config.mesh.update(dict(data=1, fsdp=1))  # one GPU, however many there are
+    config.model.update(job.changes | (_TOY if options.toy else {}))
+    began = time.time()
+    step = steps.Step(config)
+    compiling = time.time() - began
+    moved, lines = program.read(step.text).traffic(), program.where(step.text)
+    take_turn()
+    step.fill()
+    each = _timed(step.turn)
+    return dict(
+        **_speed(step.images, each, compiling, step.temporary / 2**30),
+        host=1000 * step.host_seconds(),
+        changes=" ".join(f"{key}={value}" for key, value in job.changes.items()),
+        tflops=step.flops / each / 1e12,
+        arguments=step.arguments / 2**30,
+        bytes=moved,
+        jax=jax.__version__,
+        **_traced(step, lines, options.out / f"{options.job}.kernels.csv"),
+    )
+
+
+def _torch(job, toy, take_turn):
+    import torch
+
+    from benchmarks import dino_torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    batch, sizes = (2, dino_torch.TOY) if toy else (job.batch, dino_torch.VITS)
+    began = time.time()
+    step = dino_torch.make_step(batch, device, compiled=job.config == "compiled", sizes=sizes)
+    step().item()  # compiles; a card has room for two
+    compiling = time.time() - began
+    take_turn()
+
+    def turn(steps):
+        for _ in range(steps):
+            loss = step()
+        loss.item()
+
+    each = _timed(turn)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device == "cuda" else None
+    return _speed(batch, each, compiling, peak) | dict(torch=torch.__version__)
+
+
+def _card(toy, take_turn):
+    import jax
+    import jax.numpy as jnp
+
+    size, width = (1 << 16, 64) if toy else (1 << 30, 8192)
+    copy, product = jax.jit(lambda x: x + 1), jax.jit(jnp.matmul)
+    pixels = jnp.zeros(size, jnp.float32)
+    matrix = jax.random.normal(jax.random.key(0), (width, width), jnp.bfloat16)
+    take_turn()
+
+    def rate(amount, call, *arguments):
+        jax.block_until_ready(call(*arguments))
+        seconds = (_seconds(lambda: jax.block_until_ready(call(*arguments))) for _ in range(10))
+        return amount / statistics.median(seconds)
+
+    copies = rate(2 * pixels.nbytes, copy, pixels)
+    products = rate(2 * width**3, product, matrix, matrix)
+    return dict(copy_rate=copies, product_rate=products, jax=jax.__version__)
+
+
+def _seconds(call) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _timed(turn) -> float:
+    """Median seconds of a step; turn(n) makes n of them and waits for the last."""
+    turn(3)
+    return statistics.median(_seconds(lambda: turn(STEPS)) / STEPS for _ in range(ROUNDS))
+
+
+def _speed(batch, each, compiling, temporary) -> dict:
+    speed = dict(batch=batch, ms=1000 * each, images_per_second=batch / each)
+    return speed | dict(temporary=temporary, compile_seconds=compiling)
+
+
+def _traced(step, lines: dict[str, str], table: pathlib.Path) -> dict:
+    """{"kernels": how many ran in a step, "busy": their ms} of a trace, and writes `table`: ms of a
+    step, times, operation of XLA, line of the package. lines: of the step's operations."""
+    import jax
+
+    from ssl_jax.train import profile
+
+    steps = 4
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            step.turn(steps)
+        (path,) = pathlib.Path(folder).rglob("*.xplane.pb")
+        costs = profile.costs(path, lines)
+    with open(table, "w", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        rows.writerow(("ms", "times", "operation", "line"))
+        for one in costs:
+            ms = f"{1000 * one.seconds / steps:.4f}"
+            rows.writerow((ms, one.times / steps, one.name, one.where))
+    ran = sum(one.times for one in costs) / steps
+    return dict(kernels=ran, busy=1000 * sum(one.seconds for one in costs) / steps)
