@@ -1,10 +1,10 @@
 """What the recipes for CIFAR-10 and Imagenette change of those for photographs, configs/small.py:
 an hour of two CPU cores for the best k-NN, or ten minutes of one H100. Not a config by itself.
 
-docs/speedrun.md has what they reach, and what was tried. All have a stem of convolutions, Muon for
-the matrices, 128 images a step and a learning rate of 2e-3. What matters most in runs this short is
-a teacher that follows fast (.95 to .98 in place of .99), and for SOP sharp temperatures and many
-anchors of one member each, without patches.
+docs/speedrun.md has what they reach, experiments/tried.md what was tried. All have a stem of
+convolutions, Muon for the matrices, 128 images a step and a learning rate of 2e-3. What matters
+most in runs this short is a teacher that follows fast (.95 to .98 in place of .99), and for SOP
+sharp temperatures and many anchors of one member each, without patches.
 """
 
 from typing import Any, NamedTuple
