@@ -42,14 +42,45 @@ BOUNDED = (
     ("stellar:vitb16", "stellar.target=pixel"),
 )
 IMAGES = 1281167  # of ImageNet
-_HEADING = (
-    *("config", "devices", "memory GiB", "TFLOP", "sent MiB: summed, gathered, scattered, other"),
-    *("bound by", "ms", "images/s", "device-hours"),
-)
-_BOUNDS = (
-    *("config", "images a device", "kernels", "GB moved", "ms by bytes", "ms by products"),
-    *("images/s a device", "MFU at most", "temporary GiB"),
-)
+
+
+def _memory(plan: dict) -> str:
+    memory, there = sum(plan["memory"].values()), plan["memory_of_device"]
+    fits = "" if memory < there else " (does not fit)"
+    return f"{memory / 2**30:.1f} of {there / 2**30:.4g}{fits}"
+
+
+def _sent(plan: dict) -> str:
+    sent = dict(plan["sent"])
+    parts = [sent.pop(kind, 0.0) for kind in ("all-reduce", "all-gather", "reduce-scatter")]
+    return ", ".join(f"{part / 2**20:,.0f}" for part in [*parts, sum(sent.values())])
+
+
+def _kernels(plan: dict, key: str) -> float:
+    return sum(kind[key] for kind in plan["kernels"].values())
+
+
+# {heading: cell of a plan}
+COLUMNS = {
+    "devices": lambda p: f"{p['devices']} x {p['device']}",
+    "memory GiB": _memory,
+    "TFLOP": lambda p: f"{sum(p['flops'].values()) / 1e12:.3g}",
+    "sent MiB: summed, gathered, scattered, other": _sent,
+    "bound by": lambda p: p["bound"],
+    "ms": lambda p: f"{1000 * max(p['seconds'].values()):.1f}",
+    "images/s": lambda p: f"{p['images_per_second']:,.0f}",
+    "device-hours": lambda p: f"{p['device_hours']:,.0f}",
+}
+BOUNDS = {
+    "images a device": lambda p: f"{p['batch'] // p['devices']} on {p['devices']} x {p['device']}",
+    "kernels": lambda p: f"{_kernels(p, 'times'):,.0f}",
+    "GB moved": lambda p: f"{_kernels(p, 'bytes') / 1e9:,.0f}",
+    "ms by bytes": lambda p: f"{1000 * p['seconds']['memory']:.1f}",
+    "ms by products": lambda p: f"{1000 * p['seconds']['compute']:.1f}",
+    "images/s a device": lambda p: f"{p['images_per_second'] / p['devices']:,.0f}",
+    "MFU at most": lambda p: f"{p['mfu']:.0%}",
+    "temporary GiB": lambda p: f"{p['memory']['temporary'] / 2**30:.1f}",
+}
 
 
 def main(argv=None) -> int:
@@ -72,7 +103,7 @@ def main(argv=None) -> int:
     if not places:
         parser.error("give --topology=SLICE or --devices=N")
     args.out.mkdir(parents=True, exist_ok=True)
-    rows, failed = [], []
+    rows, failed, columns = [], [], BOUNDS if args.bounds else COLUMNS
     for place in places:
         for preset in presets:
             if preset[0] not in names:
@@ -81,9 +112,11 @@ def main(argv=None) -> int:
             if plan is None:
                 failed.append(" ".join([*preset, *place]))
             else:
-                rows.append((bound if args.bounds else row)(preset, plan))
+                plan["devices"] = plan["mesh"]["data"] * plan["mesh"]["fsdp"]
+                label = " ".join(part for part in preset if "target" not in part)
+                rows.append([label, *(cell(plan) for cell in columns.values())])
                 print(" | ".join(rows[-1]), flush=True)
-    text = tables.markdown([_BOUNDS if args.bounds else _HEADING, *rows])
+    text = tables.markdown([["config", *columns], *rows])
     print(f"\n{text}", end="")
     if args.write and rows:
         part = "bounds" if args.bounds else "plans"
@@ -108,40 +141,3 @@ def planned(preset: tuple[str, ...], place: list[str], more: list[str], folder: 
             return None
         file.write_text(done.stdout)
     return json.loads(file.read_text())
-
-
-def row(preset: tuple[str, ...], plan: dict) -> list[str]:
-    """Cells of the table."""
-    sent, memory = dict(plan["sent"]), sum(plan["memory"].values())
-    kinds = ("all-reduce", "all-gather", "reduce-scatter")
-    parts = [sent.pop(kind, 0.0) for kind in kinds]
-    parts.append(sum(sent.values()))
-    fits = "" if memory < plan["memory_of_device"] else " (does not fit)"
-    mesh = plan["mesh"]
-    return [
-        " ".join(part for part in preset if "target" not in part),
-        f"{mesh['data'] * mesh['fsdp']} x {plan['device']}",
-        f"{memory / 2**30:.1f} of {plan['memory_of_device'] / 2**30:.4g}{fits}",
-        f"{sum(plan['flops'].values()) / 1e12:.3g}",
-        ", ".join(f"{part / 2**20:,.0f}" for part in parts),
-        plan["bound"],
-        f"{1000 * max(plan['seconds'].values()):.1f}",
-        f"{plan['images_per_second']:,.0f}",
-        f"{plan['device_hours']:,.0f}",
-    ]
-
-
-def bound(preset: tuple[str, ...], plan: dict) -> list[str]:
-    """Cells of the table of bounds."""
-    devices, kernels = plan["mesh"]["data"] * plan["mesh"]["fsdp"], plan["kernels"].values()
-    return [
-        " ".join(part for part in preset if "target" not in part),
-        f"{plan['batch'] // devices} on {devices} x {plan['device']}",
-        f"{sum(kind['times'] for kind in kernels):,.0f}",
-        f"{sum(kind['bytes'] for kind in kernels) / 1e9:,.0f}",
-        f"{1000 * plan['seconds']['memory']:.1f}",
-        f"{1000 * plan['seconds']['compute']:.1f}",
-        f"{plan['images_per_second'] / devices:,.0f}",
-        f"{plan['mfu']:.0%}",
-        f"{plan['memory']['temporary'] / 2**30:.1f}",
-    ]

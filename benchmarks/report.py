@@ -1,16 +1,11 @@
 """What the benchmarks share: options, tables, the JSON file and the place in docs/benchmarks.md."""
 
 import argparse
-import importlib.metadata
 import json
-import platform
 from pathlib import Path
-
-import jax
 
 from experiments import tables
 
-PACKAGES = ("jax", "jaxlib", "numpy", "scipy", "POT", "ott-jax", "faiss-cpu", "torch")
 _AS_INSTALLED = dict(action="store_true", help="other libraries are left as they are")
 
 
@@ -52,10 +47,10 @@ def cells(rows: list[dict], columns: dict[str, tuple[str, str]]) -> list[list[st
 
 
 def keep(name: str, chosen, rows: list[dict], **more) -> None:
-    """Writes OUT/NAME.json: the rows, the machine and the options."""
+    """Writes OUT/NAME.json: the rows, where they were made and the options."""
     path = chosen.out / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    about = dict(machine=machine(), small=getattr(chosen, "small", False))
+    about = dict(made=tables.made(), small=getattr(chosen, "small", False))
     about |= dict(rounds=chosen.rounds, seed=chosen.seed)
     path.write_text(json.dumps(about | dict(rows=rows) | more, indent=1) + "\n")
 
@@ -70,21 +65,3 @@ def publish(name: str, chosen, rows: list[dict], table: list, peers: str = "") -
         rounds = f"Medians of {chosen.rounds} rounds" if chosen.rounds > 1 else "One round"
         note = f"\n{rounds}, seed {chosen.seed}. {tables.provenance()}\n"
         tables.fill(tables.ROOT / "docs" / "benchmarks.md", name, text + note)
-
-
-def machine() -> dict:
-    """What was measured on."""
-    device, versions = jax.devices()[0], {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return dict(
-        processor=tables.processor(),
-        cores=tables.cores(),
-        system=platform.platform(),
-        python=platform.python_version(),
-        device=f"{device.platform}: {device.device_kind} x {jax.device_count()}",
-        versions=versions,
-    )

@@ -19,6 +19,7 @@ from ssl_jax.train import state
 SCORES = ("knn", "linear", "dense", "psnr")
 COST = "cost"  # of a step, in percent of the last variant's: python -m benchmarks costs
 _PICTURES = 300  # that a probe looks at
+_DECODED = 2048  # that a new decoder is trained on
 _CROP = (0.36, 1.0)  # STELLAR's large crops, share of the area
 
 
@@ -115,7 +116,7 @@ def _decode(encoder) -> dict[str, float]:
     """On photographs of the network's size; from the low-rank map of sparse tokens, or from every
     patch token. SSIM in percent."""
     photographs = dict(kind="photos", size=encoder.config.views.global_size)
-    scores = _decoded(encoder, photographs, train_examples=2048, test_examples=500)
+    scores = _decoded(encoder, photographs, train_examples=_DECODED, test_examples=500)
     return {"decode": scores["decode"], "decode_ssim": 100 * scores["decode_ssim"]}
 
 
@@ -124,7 +125,7 @@ def _decoders(encoder) -> dict[str, float]:
     dense_gain: over one from the low-rank map L S."""
     config = encoder.config
     scenes = config.evals.dense.data.to_dict() | {"size": config.model.image_size}
-    counts = dict(train_examples=2048, test_examples=_PICTURES)
+    counts = dict(train_examples=_DECODED, test_examples=_PICTURES)
     sparse, dense = (
         _decoded(encoder, scenes, tokens=kind, **counts)["decode"] for kind in ("sparse", "dense")
     )

@@ -10,7 +10,17 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import compare as recipes
-from experiments import claims, compare, evaluate, pictures, reconstruct, runs, store, tables
+from experiments import (
+    claims,
+    compare,
+    evaluate,
+    measures,
+    pictures,
+    reconstruct,
+    runs,
+    store,
+    tables,
+)
 from launch import sweep
 from ssl_jax import config as config_lib
 from ssl_jax import evals, losses, settings
@@ -56,11 +66,12 @@ def test_unknown_words_are_refused_by_name(script, words, named, tmp_path, monke
     [
         ("experiments.compare", "--methods=dino,infonce --seeds=0 --jobs=2", "table.md", ["k-NN"]),
         ("launch.sweep", "--config=quickstart --grid=optim.lr=0.1,0.2", "table.md", ["0.1", "0.2"]),
-        ("experiments.reconstruct", "--tokens=2 --images=64", "reconstruct.md", ["2", "dense MAE"]),
+        ("experiments.reconstruct", "--tokens=2", "reconstruct.md", ["2", "dense MAE"]),
     ],
 )
-def test_a_script_end_to_end(script, words, table, names, tmp_path):
+def test_a_script_end_to_end(script, words, table, names, tmp_path, monkeypatch):
     """Networks are trained for one step."""
+    monkeypatch.setattr(measures, "_DECODED", 64)
     assert (
         importlib.import_module(script).main([*words.split(), f"--workdir={tmp_path}", *TINY]) == 0
     )
