@@ -19,7 +19,8 @@ from tests.data.records import save, write_tfds
 MINE = re.compile(r"mine|METHOD|NAME|PAPER|VARIANT|path/to|\.\.\.")
 
 
-_PATHS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+_NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "experiments/tried.md")
+_PATHS = [ROOT / name for name in _NAMES]
 PAGES = {path: path.read_text() for path in (*_PATHS, *sorted((ROOT / "docs").rglob("*.md")))}
 
 
