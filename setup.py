@@ -19,11 +19,19 @@ def version() -> str:
     return re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE).group(1)
 
 
-JAX_VERSIONS = (
-    ">=0.10,<0.13"  # 0.10 is the newest line for Python 3.11; nothing may rely on one end
-)
-
+# For ssl_jax.ops and ssl_jax.losses: lower bounds alone, so that any environment can take them. JAX
+# 0.10 is the newest line for Python 3.11. ssl_jax/extras.py knows which extra brings what else.
+JAX = "jax>=0.10"
+CORE = [
+    JAX,
+    "jaxlib",  # as jax asks for; `plan` reads compiled programs with it
+    "jaxtyping>=0.3.11",  # pure Python; ops check their arguments by its annotations
+    "numpy>=2.0",
+]
 TRAIN = [  # networks, data, training, evaluation, the command line: all but ops and losses
+    "jax<0.13",  # training uses more of these three than ops and losses do
+    "jaxtyping<0.4",
+    "numpy<3",
     "absl-py>=2.1",
     "argcomplete>=3.5",  # completion of commands and keys in a shell
     "array-record>=0.8,<0.9",
@@ -33,15 +41,15 @@ TRAIN = [  # networks, data, training, evaluation, the command line: all but ops
     "jinja2>=3.1",  # the page of `ssl-jax report`
     "matplotlib>=3.9",
     "ml-collections>=1.0,<2",
-    "opencv-python-headless>=4.10",  # resizes the windows of the embedded photographs
+    "opencv-python-headless>=4.10",  # resizes photographs, frames of videos and `area_crops`
     "optax>=0.2.6,<0.3",
     "orbax-checkpoint>=0.12,<0.13",
     "Pillow>=11.3",  # decodes every image and makes the host crops
     "pyarrow>=18",  # Hugging Face data sets, .parquet of `embed`; tensorflow-datasets brings it
     "rich>=13.9",  # the live line of a run on a terminal
     "safetensors>=0.5",
-    "scikit-image>=0.25",  # the embedded photographs, most of them
-    "scikit-learn>=1.6",  # two more
+    "scikit-image>=0.25",  # SSIM; most of the embedded photographs
+    "scikit-learn>=1.6",  # logistic regression, k-means, t-SNE; two of the photographs
     "scipy>=1.14",  # `stability` matches sets with it
     "tensorflow-datasets>=4.9.9,<5",  # its random-access readers, which need no TensorFlow
     "tifffile>=2025.1.10",  # images of other than three channels; scikit-image brings it
@@ -65,11 +73,13 @@ setup(
         "Self-supervised learning for vision in JAX: clustering and prototype methods that resume"
         " bit-exactly"
     ),
-    url=REPOSITORY or None,
+    author="The authors of ssl_jax",  # as in CITATION.cff
+    project_urls={"Source": REPOSITORY} if REPOSITORY else {},
     keywords=["jax", "self-supervised learning", "vision", "representation learning", "clustering"],
     long_description=README.read_text(encoding="utf-8") if README.exists() else "",
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=[*find_packages(include=["ssl_jax", "ssl_jax.*"]), "ssl_jax.configs", "ssl_jax.zoo"],
     package_dir={"ssl_jax.configs": "configs", "ssl_jax.zoo": "zoo"},
@@ -83,18 +93,12 @@ setup(
     },
     zip_safe=False,
     entry_points={"console_scripts": ["ssl-jax=ssl_jax.__main__:main"]},
-    # For ssl_jax.ops and ssl_jax.losses; ssl_jax/extras.py knows which extra brings what else.
-    install_requires=[
-        f"jax{JAX_VERSIONS}",
-        "jaxlib",  # as jax asks for; `plan` reads compiled programs with it
-        "jaxtyping>=0.3.11,<0.4",  # pure Python; ops check their arguments by its annotations
-        "numpy>=2.0,<3",
-    ],
+    install_requires=CORE,
     extras_require={
         "train": TRAIN,
         # With the others: ssl-jax[train,gpu]. `plan --topology` needs these and no GPU or TPU.
-        "gpu": [f"jax[cuda12]{JAX_VERSIONS}"],
-        "tpu": [f"jax[tpu]{JAX_VERSIONS}"],
+        "gpu": [JAX.replace("jax", "jax[cuda12]")],
+        "tpu": [JAX.replace("jax", "jax[tpu]")],
         "eval": [*TRAIN, *EVAL],
         # reads .pth files; .safetensors and .npz need nothing
         "convert": [*TRAIN, "torch>=2.6"],

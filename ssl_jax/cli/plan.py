@@ -19,7 +19,7 @@ from ssl_jax.train.program import Program
 _MIB, _GIB = 2**20, 2**30
 _LINES = 8  # of what is sent, and of FLOPs
 _MOST = 10  # lines whose kernels move most
-_LOADED = 121.0  # images/s whose views one core prepares: dino:vits16, docs/benchmarks.md
+_LOADED = 161.0  # images/s whose views one core prepares: dino:vits16, docs/benchmarks.md
 
 
 def run(options: argparse.Namespace) -> int:

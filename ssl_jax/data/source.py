@@ -291,7 +291,8 @@ def make_source(
         if "list" not in kind.keys:
             raise InputError(f'data.list: {list!r} cannot restrict data.kind="{c["kind"]}"')
         source = subset.listed_records(source, list)
-    source.place = f"{c['name'] or c['dir'] or c['kind']} ({split})"
+    where = c["name"] if c["kind"] == "tfds" else c["dir"]  # a preset names its TFDS set
+    source.place = f"{where or c['kind']} ({split})"
     cache = c["cache"] == "memory"
     return Prepared(source, size=size, cache=cache) if size or cache else source
 

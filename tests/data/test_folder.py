@@ -65,6 +65,8 @@ def test_images_beside_classes_have_no_label(tmp_path):
     write(tmp_path, {"@eaDir/1.png/thumb.png": 0, "__MACOSX/a/1.png": 0})
     records = make_source(dict(kind="folder", dir=tmp_path, size=4))
     assert records.class_names == ("a", "b") and [r["label"] for r in records] == [0, 0, 1, -1]
+    named = make_source(dict(kind="folder", dir=tmp_path, name="imagenet2012"))  # of a preset
+    assert str(named) == f"{tmp_path} (train)"
     assert records.unlabelled == [3] and Subset(records, [3, 1, 3]).unlabelled == [0, 2]
     with pytest.raises(InputError, match="1 of 4 images.*c.png"):
         check_labels(records, SimpleNamespace(classes=2))

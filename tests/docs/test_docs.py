@@ -12,6 +12,8 @@ import pytest
 import ssl_jax
 from ssl_jax import cli, evals, papers
 from ssl_jax import config as config_lib
+from ssl_jax.cli import arguments
+from ssl_jax.cli import commands as cli_commands
 from tests.conftest import ROOT
 from tests.data.records import save, write_tfds
 
@@ -21,6 +23,9 @@ MINE = re.compile(r"mine|METHOD|NAME|PAPER|VARIANT|path/to|\.\.\.")
 
 _NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "experiments/tried.md")
 _PATHS = [ROOT / name for name in _NAMES]
+# What runs `ssl-jax train` with the arguments that follow.
+_LAUNCHED = r"\b(sbatch|bash)\b[^\n`]*launch/(slurm\.sbatch|tpu_pod\.sh \w+ \w+)(?= )"
+
 PAGES = {path: path.read_text() for path in (*_PATHS, *sorted((ROOT / "docs").rglob("*.md")))}
 
 
@@ -30,7 +35,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 def commands(text: str) -> list[list[str]]:
     """The words of every `ssl-jax` command of a page, in blocks and within sentences."""
-    text = text.replace("\\\n", " ")
+    text = re.sub(_LAUNCHED, "ssl-jax train", text.replace("\\\n", " "))
     lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
     lines += re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
     words = [shlex.split(line, comments=True) for line in lines if "ssl-jax" in line]
@@ -91,6 +96,17 @@ def test_scripts_that_are_named_exist():
         else:
             assert word in importlib.import_module(f"{module}.__main__").NAMES, (module, word)
     assert len(modules) > 10
+
+
+def test_commands_of_blocks_parse():
+    parsers = cli_commands.parsers()[1]
+    for path, text in PAGES.items():
+        for words in commands("".join(f"```bash\n{b}```\n" for b in blocks(text, "bash"))):
+            if not any(MINE.search(word) for word in words):
+                keys, rest = arguments.split(words[2:])
+                assert not keys or parsers[words[1]].takes_keys, f"{path.name}: {words}"
+                parsers[words[1]].check_flags(rest)
+                parsers[words[1]].parse_args(rest)
 
 
 def test_examples_run():

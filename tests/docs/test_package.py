@@ -2,6 +2,7 @@
 checkout.
 """
 
+import email
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import tarfile
 import zipfile
 
 import pytest
+from packaging.requirements import Requirement
 
 from ssl_jax import extras
 from tests.conftest import ROOT
@@ -65,12 +67,32 @@ def test_sdist_and_wheel_hold_what_is_needed_and_no_more(dist):
 
     names = set(zipfile.ZipFile(dist[1]).namelist())
     wanted = files("ssl_jax/**/*.py") | files("ssl_jax/**/*.toml")
-    wanted |= files("configs/*.py", "ssl_jax/") | files(
-        "zoo/sop_imagenette.safetensors", "ssl_jax/"
-    )
+    wanted |= files("configs/*.py", "ssl_jax/")
     wanted |= {"ssl_jax/py.typed", "ssl_jax/papers/ours.json", "ssl_jax/report/page.html"}
     assert wanted <= names and any(name.endswith("LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "configs", "zoo"))]
+    weights = [name for name in names if name.endswith((".safetensors", ".npz"))]
+    assert weights == ["ssl_jax/zoo/sop_imagenette.safetensors"]
+    assert dist[1].stat().st_size < 3e6
+
+
+def test_the_metadata_state_licence_author_versions_and_lower_bounds(dist):
+    with zipfile.ZipFile(dist[1]) as wheel:
+        (name,) = [name for name in wheel.namelist() if name.endswith("dist-info/METADATA")]
+        stated = email.message_from_bytes(wheel.read(name))
+    assert stated["License-Expression"] == "Apache-2.0" and stated["License-File"] == "LICENSE"
+    assert stated["Author"] and f"name: {stated['Author']}" in (ROOT / "CITATION.cff").read_text()
+    assert "UNKNOWN" not in stated.values()
+    requirements = [Requirement(text) for text in stated.get_all("Requires-Dist")]
+    core = {r.name: r.specifier for r in requirements if r.marker is None}
+    assert core.keys() == {"jax", "jaxlib", "jaxtyping", "numpy"}
+    assert all(part.operator == ">=" for bounds in core.values() for part in bounds)
+    train = {r.name: str(r.specifier) for r in requirements if 'extra == "train"' in str(r.marker)}
+    assert all("<" in train[name] for name in ("jax", "jaxtyping", "numpy"))
+    # The versions that launch/environment.sh looks for, and that the lock has files for.
+    claimed = re.findall(r"Python :: (3\.\d+)", str(stated))
+    tested = re.search(r"python3\.13 .*", (ROOT / "launch" / "environment.sh").read_text())[0]
+    assert [f"python{version}" for version in reversed(claimed)] == tested.rstrip(")").split()
 
 
 def test_an_installed_wheel_is_a_program(dist, tmp_path):
