@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax import convert, evals, methods, settings
 from ssl_jax.config import InputError, unknown
-from ssl_jax.convert import card, hub, own, peft, programs
+from ssl_jax.convert import card, hub, own, peft, places, programs
 from ssl_jax.data import base, source
 from ssl_jax.features import embedding
 from ssl_jax.methods import encoder
@@ -25,8 +25,6 @@ from ssl_jax.train import checkpoint, extension, loop, profile, setup, start
 from ssl_jax.views import workers
 
 EXPORTS = (*hub.TARGETS, "safetensors", "npz", *programs.TARGETS)
-_PACKAGE = Path(__file__).resolve().parent
-_ZOO = _PACKAGE / "zoo" if (_PACKAGE / "zoo").is_dir() else _PACKAGE.parent / "zoo"
 
 
 def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()) -> setup.Run:
@@ -110,16 +108,15 @@ def load(
     Raises:
       InputError: no network at `path`, damaged or unknown weights, or modules that need trust.
     """
-    place = place_of(path)
-    file = convert.weight_file(place) if place.exists() else None
-    if file and (network := own.read(file)) is not None:
-        return _restored(network, place, trust)
-    if file:
-        shape, params, report = convert.load_vit(place, family=family, heads=heads)
-        known = hub.describe(place)
+    place = places.find(path)
+    if place.saved:
+        return _restored(place.saved, place.path, trust)
+    if not place.is_run:
+        shape, params, report = convert.load_vit(place.path, family=family, heads=heads)
+        known = hub.describe(place.path)
         name = f"{known.method} as {report.title}" if known.method else report.title
         return encoder.published(shape, jax.tree.map(jnp.asarray, params), name, known.image)
-    config = saved_config(place, trust)
+    config = saved_config(place.path, trust)
     device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
     fields = ("params", "teacher", "constants")
@@ -131,7 +128,7 @@ def load(
         encoder.adapters = lora.adapters(params if teacher is None else teacher)
         return encoder
 
-    return checkpoint.newest(place, weights)
+    return checkpoint.newest(place.path, weights)
 
 
 @overload
@@ -283,31 +280,6 @@ def _restored(network: own.Saved, file: Path, trust: bool) -> Encoder:
 def _is_published(config: FrozenConfigDict) -> bool:
     """Whether it is that of `encoder.published`, which no run has had."""
     return "data" not in config
-
-
-def place_of(path: str | Path) -> Path:
-    """The file or folder of `path`, with "zoo/NAME" and "~" resolved. Raises InputError for a name
-    that the zoo does not have, for a URL or the name of a repository, and for no valid path."""
-    place = config_lib.local(path)
-    if file := _in_zoo(path):
-        return file
-    convert.check_local(path)
-    return place
-
-
-def _in_zoo(path: str | Path) -> Path | None:
-    """The file of "zoo/NAME", unless the working directory has something of that name; None for any
-    other path. Raises InputError naming the networks there are."""
-    path = Path(path)
-    if path.parts[:1] != ("zoo",) or len(path.parts) != 2 or path.exists():
-        return None
-    file = _ZOO / f"{path.name.removesuffix('.safetensors')}.safetensors"
-    if not file.is_file():
-        names = [f"zoo/{other.stem}" for other in sorted(_ZOO.glob("*.safetensors"))]
-        raise InputError(
-            unknown("network", str(path), names) if names else f"no {path}: {_ZOO} holds no network"
-        )
-    return file
 
 
 def saved_config(path: str | Path, trust: bool = False) -> FrozenConfigDict:

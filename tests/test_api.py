@@ -13,9 +13,9 @@ import safetensors.numpy
 import ssl_jax
 from ssl_jax import api, cli, evals, methods
 from ssl_jax.config import InputError
-from ssl_jax.convert import own
+from ssl_jax.convert import own, places
 from ssl_jax.methods.encoder import Encoder
-from ssl_jax.train import checkpoint, log, loop, optim, resume
+from ssl_jax.train import checkpoint, log, loop, optim, resume, start
 from tests import tiny
 
 OUTSIDE = """
@@ -227,11 +227,14 @@ def test_constants_are_saved_too(tmp_path):
 
 def test_the_zoo_names_what_it_has(saved, tmp_path, monkeypatch):
     folder = tmp_path / "elsewhere"
-    monkeypatch.setattr(api, "_ZOO", folder)
+    monkeypatch.setattr(places, "ZOO", folder)
     with pytest.raises(InputError, match="elsewhere"):
         ssl_jax.load("zoo/dino_photos")
     folder.mkdir()
     ssl_jax.save(ssl_jax.load(saved[0]), folder / "dino_photos.safetensors")
     assert ssl_jax.load("zoo/dino_photos").config.method == "dino"
+    config = tiny.config("sop")
+    config.init_from, config.init_model, config.model.depth = "zoo/dino_photos", True, 7
+    assert start.shaped(config).model.depth == ssl_jax.load(saved[0]).config.model.depth
     with pytest.raises(InputError, match="zoo/dino_photos"):
         ssl_jax.load("zoo/dino_photo")

@@ -73,11 +73,11 @@ def run(options: argparse.Namespace) -> int:
 def _opened(path: str, family: str | None, trust: bool):
     """(the network, or None for a run, whose evaluations are checked before its weights are read;
     its config)."""
-    from ssl_jax import api, convert
+    from ssl_jax import api
+    from ssl_jax.convert import places
 
-    place = api.place_of(path)
-    if place.is_dir() and convert.weight_file(place) is None:
-        return None, settings.completed(api.saved_config(place, trust))
+    if (place := places.find(path)).is_run:
+        return None, settings.completed(api.saved_config(place.path, trust))
     encoder = api.load(path, family=family or None, trust=trust)
     return encoder, settings.completed(encoder.config)
 

@@ -40,18 +40,16 @@ def run(options: argparse.Namespace) -> int:
 def about(path: str, encoder: Any) -> Any:
     """What is known of a network (convert.card.About): from its run's folder, or the notes in its
     file."""
-    from ssl_jax import api
-    from ssl_jax.convert import card, own
+    from ssl_jax.convert import card, places
     from ssl_jax.report import folders
 
     config = encoder.config.to_dict()
     facts = card.About(config["method"], _data(config), encoder.step)
-    place = api.place_of(path)
-    if place.is_file():
-        stored = own.read(place)
-        notes = stored.notes if stored else {}
+    place = places.find(path)
+    if not place.is_run:
+        notes = place.saved.notes if place.saved else {}
         return facts._replace(results=_rows(notes), command=_line(notes.get("command")))
-    folder = place.parent.parent if place.parent.name == "checkpoints" else place
+    folder = place.path.parent.parent if place.path.parent.name == "checkpoints" else place.path
     if not (folder / "checkpoints").is_dir():
         return facts
     (run,) = folders.read([folder])

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from ssl_jax import config as config_lib
-from ssl_jax.config import InputError, MissingFile, local
-from ssl_jax.convert import own, read, vit_in
+from ssl_jax.config import InputError
+from ssl_jax.convert import own, places, vit_in
 from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
 
@@ -47,23 +47,18 @@ def load(path: str | Path, family: str = "") -> Backbone:
     Raises:
       InputError: nothing that can be read and computed. MissingFile: the path does not exist.
     """
-    read.check_local(path)
-    place = local(path)
-    if not place.exists():
-        raise MissingFile(f"no such file or folder: {path}")
-    return _load(place, family, place.stat().st_mtime_ns)
+    place = places.resolve(path)
+    return _load(place, family, place.stat().st_mtime_ns if place.exists() else 0)
 
 
 @functools.lru_cache(maxsize=1)
-def _load(place: Path, family: str, changed: int) -> Backbone:
+def _load(path: Path, family: str, changed: int) -> Backbone:
     del changed
-    file = read.weight_file(place)
-    network = own.read(file) if file else _run_readers[-1](place) if _run_readers else None
+    place = places.find(path)
+    network = _run_readers[-1](path) if place.is_run and _run_readers else place.saved
     if network is not None:
-        return _ours(network, place)
-    if not file:
-        raise InputError(f"the folder {place} holds no weight file")
-    shape, params, _ = vit_in.load_vit(place, family=family or None)
+        return _ours(network, path)
+    shape, params, _ = vit_in.load_vit(path, family=family or None)
     return _plain(shape, params)
 
 

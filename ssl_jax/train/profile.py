@@ -33,14 +33,14 @@ def parse(text: str) -> Steps:
 
 
 class Cost(NamedTuple):
-    """What an operation took in all traced steps.
+    """The time that the operations of one line of code took in all traced steps.
 
-    name: of XLA. where: line of this package, or what JAX calls the operation. times: how often it
-    ran on all devices. seconds: of its own, without what it calls.
+    where: line of this package, or what JAX calls the operation. name: XLA's, of the costliest of
+    them. times: how often they ran on all devices. seconds: without the operations that they call.
     """
 
-    name: str
     where: str
+    name: str
     times: int
     seconds: float
 
@@ -83,7 +83,7 @@ class Profiler:
 
 
 def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
-    """The operations of a trace, the costliest first.
+    """The operations of a trace by line of code, the costliest first.
 
     file: .xplane.pb, as jax.profiler writes it. lines: {operation: line} of the program.
     """
@@ -103,10 +103,12 @@ def costs(file: Path, lines: dict[str, str]) -> list[Cost]:
                     events.append((event.start_ns, event.duration_ns, operation))
             for name, seconds in _exclusive_times(events):
                 durations[name].append(seconds)
-    listed = [
-        Cost(name, lines.get(name, ""), len(times), sum(times)) for name, times in durations.items()
-    ]
-    return sorted(listed, key=lambda cost: -cost.seconds)
+    by_line: dict[str, Cost] = {}
+    for name, times in sorted(durations.items(), key=lambda item: -sum(item[1])):
+        where = lines.get(name) or name
+        line = by_line.setdefault(where, Cost(where, name, 0, 0.0))
+        by_line[where] = Cost(where, line.name, line.times + len(times), line.seconds + sum(times))
+    return sorted(by_line.values(), key=lambda cost: -cost.seconds)
 
 
 def _kernel(operation: str) -> str:
@@ -130,15 +132,16 @@ def _exclusive_times(events):
 
 
 def table(costs: list[Cost], steps: int, folder: Path) -> str:
-    """The costliest operations as a table."""
+    """The costliest lines as a table."""
     total = sum(cost.seconds for cost in costs) or 1.0
     rows = [
         f"  {100 * cost.seconds / total:5.1f} %  {1e3 * cost.seconds / steps:9.3f} ms"
-        f"  {cost.times / steps:7.0f} x  {cost.name:<32}  {cost.where}"
+        f"  {cost.times / steps:8.0f} x  {cost.name:<24}  {cost.where}"
         for cost in costs[:_SHOWN]
     ]
     head = (
-        f"profile of {steps} steps in {folder} (xprof and Perfetto open it): {len(costs)}"
-        f" operations, {1e3 * total / steps:.1f} ms a step on all devices and threads together"
+        f"profile of {steps} steps in {folder} (xprof and Perfetto open it):"
+        f" {1e3 * total / steps:.1f} ms a step on all devices and threads together"
     )
-    return "\n".join([head, "  share   time a step    times    operation", *rows])
+    title = f"{'share':>9}{'time a step':>14}{'operations':>12}  {'the costliest':<24}  line"
+    return "\n".join([head, title, *rows])

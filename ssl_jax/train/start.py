@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 
 from ssl_jax import config as config_lib
 from ssl_jax import trees
-from ssl_jax.config import InputError, key, local
-from ssl_jax.convert import fill, own, read, torch_in, vit_in
+from ssl_jax.config import InputError, key
+from ssl_jax.convert import fill, own, places, torch_in, vit_in
 from ssl_jax.convert.weights import Report, Source, Weights, brief
 from ssl_jax.methods import frozen
 from ssl_jax.models import lora, zoo
@@ -85,15 +85,14 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
 
 def _fields(path: str) -> dict[str, Any]:
     """{field of ViTConfig: value} of the network in a file or folder, as far as they are known."""
-    read.check_local(path)
-    place = local(path)
-    file = read.weight_file(place) if place.exists() else None
-    if file is None and place.is_dir():
-        config = checkpoint.newest(place, lambda saved, step: _config(saved.meta(step)["config"]))
-    elif file and (network := own.read(file)) is not None:
-        config = _config(network.config)
+    place = places.find(path)
+    if place.is_run:
+        text = checkpoint.newest(place.path, lambda saved, step: saved.meta(step)["config"])
+    elif place.saved:
+        text = place.saved.config
     else:
-        return {"queries": 0} | vit_in.known_fields(place)
+        return {"queries": 0} | vit_in.known_fields(place.path)
+    config = _config(text)
     return dict(vars(zoo.vit_config(config.model)))
 
 
@@ -198,14 +197,12 @@ def _check_frozen(params, report: Report) -> None:
 
 
 def _source(path: str, mesh) -> Source:
-    read.check_local(path)
-    place = local(path)
-    file = read.weight_file(place) if place.exists() else None
-    if file is None and place.is_dir():
-        return _run_folder(place, mesh)
-    if file and (network := own.read(file)) is not None:
-        return _saved(file, network)
-    return torch_in.load(path)
+    place = places.find(path)
+    if place.is_run:
+        return _run_folder(place.path, mesh)
+    if place.saved:
+        return _saved(path, place.saved)
+    return torch_in.load(place.path)
 
 
 def _run_folder(path: Path, mesh) -> Source:
@@ -231,7 +228,7 @@ def _run_folder(path: Path, mesh) -> Source:
     return _source_of(path, title, config, parts)
 
 
-def _saved(path: Path, network: own.Saved) -> Source:
+def _saved(path: str, network: own.Saved) -> Source:
     """A network that `api.save` wrote: one tree, of a student or a teacher."""
     config = _config(network.config)
     tree = jax.tree.map(np.asarray, own.wide(network.params | _constants(network.constants)))
@@ -252,7 +249,7 @@ def _constants(tree) -> dict:
     return {"constants": tree} if tree else {}
 
 
-def _source_of(path: Path, title: str, config, parts: dict) -> Source:
+def _source_of(path: str | Path, title: str, config, parts: dict) -> Source:
     keys = _MODEL + (_ROPE if config.model.get("position") == "rope" else ())
     model = {name: config.model[name] for name in keys if name in config.model}
 

@@ -35,6 +35,7 @@ def test_a_trace_of_some_steps(tmp_path):
     sort = next(cost for cost in found if cost.name.startswith("sort"))
     assert sort.times == 2  # once a step
     assert any(cost.where.startswith("ops/") for cost in found), "lines of this package"
+    assert len({cost.where for cost in found}) == len(found), "one row for each line"
 
 
 def test_a_run_that_is_past_the_first_step_traces_the_next_ones(tmp_path):

@@ -14,7 +14,7 @@ from ml_collections import FrozenConfigDict
 from ssl_jax import api, cli, trees
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
-from ssl_jax.convert import own, torch_in
+from ssl_jax.convert import own
 from ssl_jax.convert.weights import Source, Weights
 from ssl_jax.data.arrays import ArraySource
 from ssl_jax.train import best as best_lib
@@ -101,7 +101,7 @@ def test_buffers_are_its_own(kind, plain, monkeypatch):
     """The step donates the state: leaves share no memory with each other or the source."""
     arrays = {path: kind(x) for path, x in trees.per_block(plain.params).items()}
     weights = Weights("x", "x", arrays, {path: path for path in arrays}, (), {})
-    monkeypatch.setattr(torch_in, "load", lambda path: Source("dino", "", {"": weights}))
+    monkeypatch.setattr(start_lib, "_source", lambda path, mesh: Source("dino", "", {"": weights}))
     _, start = fresh(init_from="x")
     leaves = [
         *jax.tree.leaves((start.params, start.teacher)),
