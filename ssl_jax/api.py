@@ -1,4 +1,4 @@
-"""What people do with the package: train a config, load what was learned."""
+"""The package's main functions: train a config, load, embed, save and export networks."""
 
 import sys
 from collections.abc import Collection
@@ -30,13 +30,13 @@ EXPORTS = (*hub.TARGETS, "safetensors", "npz", *programs.TARGETS)
 def prepare(config: ConfigDict, records: Any = None, given: Collection[str] = ()) -> setup.Run:
     """Checks the whole config and plans the run; raises InputError before anything is allocated.
 
-    Of the evaluations of the training set, those that it cannot carry are left out, which is said;
-    see `evals.fit_to_data`.
+    Evaluations on the training set that it cannot support are left out, and a note is printed; see
+    `evals.fit_to_data`.
 
     Args:
       records: a source of your own (protocol of data.source, for example data.arrays.ArraySource)
-        instead of the one that `config.data` names; evaluations go on with what the config names.
-      given: keys that were set by hand; an evaluation that they ask for is never left out.
+        instead of the one that `config.data` names; evaluations still use the config's.
+      given: keys that the user set; an evaluation that they request is never left out.
     """
     return _prepared(start.shaped(config), records, given)
 
@@ -67,10 +67,11 @@ def train(
     steps: profile.Steps | None = None,
     extend: int | None = None,
 ) -> int:
-    """Trains to the end of the plan, continuing whatever `workdir` holds; evaluates and draws.
+    """Trains to the end of the plan, resuming the run in `workdir` if there is one; then evaluates
+    and draws pictures.
 
-    records, given: as in `prepare`. steps: some that are traced, into the run's folder `profile`.
-    extend: lengthens the run in `workdir` to so many steps in all; see docs/resuming.md.
+    records, given: as in `prepare`. steps: those to profile, into the run's folder `profile`.
+    extend: extends the run in `workdir` to this total number of steps; see docs/resuming.md.
 
     Returns loop.EXIT_DONE or loop.EXIT_PREEMPTED. Raises InputError for a config, data set,
     checkpoint or disk that cannot work; nothing is written before those checks.
@@ -86,26 +87,26 @@ def train(
 def load(
     path: str | Path, *, family: str | None = None, heads: int | None = None, trust: bool = False
 ) -> Encoder:
-    """The network of a run or of published weights: `load(PATH)(images) -> Features`.
+    """Loads the network of a run or of published weights: `load(PATH)(images) -> Features`.
 
-    No optimizer is built; arrays are put on the first local device.
+    No optimizer is built; arrays are placed on the first local device.
 
     Args:
-      path: a run directory (its newest complete checkpoint), one step's folder; a file that `save`
-        wrote, or "zoo/NAME", one of the networks that come with the package; or published weights:
-        a .safetensors, .npz or (with torch) .pth file, or a folder of timm's or transformers', such
-        as `export` writes.
+      path: a run directory (its newest complete checkpoint) or the folder of one step; a file
+        written by `save`; "zoo/NAME", a network that comes with the package; or published weights:
+        a .safetensors, .npz or (with torch) .pth file, or a timm or transformers folder, such as
+        `export` writes.
       family: of published weights whose names several families share: "dino", "mae" or "timm", with
         LayerScale "dinov2" or "timm".
       heads: attention heads of published weights; None: width / 64, as in all usual sizes.
       trust: import the modules that the network's config names (a method from outside the package),
-        which runs them. Those that are imported already need no trust.
+        which runs their code. Modules that are already imported need no trust.
 
     Returns:
-      An Encoder with the teacher's weights where there is a teacher.
+      An Encoder with the teacher's weights if there is a teacher, else the student's.
 
     Raises:
-      InputError: nothing of that kind there, damaged or unknown weights, or modules to import.
+      InputError: no network at `path`, damaged or unknown weights, or modules that need trust.
     """
     place = places.find(path)
     if place.saved:
@@ -149,33 +150,33 @@ def embed(
     trust: bool = False,
     **options: Any,
 ) -> dict[str, np.ndarray] | Path:
-    """Vectors of images: `embed("runs/a", "/my/images")["image"]` is [N, d].
+    """Computes vectors of images: `embed("runs/a", "/my/images")["image"]` is [N, d].
 
     Args:
-      encoder: a network, or what `load` takes.
+      encoder: a network, or a path as for `load`.
       data: a folder of images; a mapping with keys of the config's section `data`
         (dict(kind="tfds", name="cifar10", dir=..., split="test", max_unreadable=0.05)); images
         [N, H, W, 3], uint8 or float32 in [0, 1]; or a source (see `data.source`).
-      out: a file, .npz or .parquet, which is written part after part and may be larger than memory;
-        the same call goes on where it was stopped. None: everything is returned.
-      size: pixels of the shorter side, before a square centre crop; 0: as stored, cut to multiples
-        of the patch. None: as in training, for a folder or a mapping, else 0.
+      out: a .npz or .parquet file, which is written in parts and may be larger than memory; the
+        same call resumes an interrupted one. None: everything is returned.
+      size: pixels of the shorter side, before a square centre crop; 0: as stored, cropped to
+        multiples of the patch. None: as in training, for a folder or a mapping, else 0.
       trust: see `load`.
-      tokens: some of "image" (what the method means by it), "cls", "mean" (of the patch tokens),
+      tokens: some of "image" (the method's image vector), "cls", "mean" (of the patch tokens),
         "patches" and "sparse" (STELLAR's tokens); default ("image",).
-      layers: of so many last blocks, side by side. batch_size: images of a forward pass, on all
-        devices of this process together; 64, on a CPU 16. dtype: "float32" or "float16".
+      layers: concatenates the tokens of this many last blocks. batch_size: images per forward pass,
+        over all devices of this process; default 64, on a CPU 16. dtype: "float32" or "float16".
 
     Returns:
-      {name: array} over the N readable images in their order: each of `tokens`, float [N, d],
-      [N, r, d] for sparse tokens, [N, h, w, d] for patches ([all patches, d] beside
-      "patches_shapes" [N, 2] where grids differ); "names" [N]; "sizes" [N, 2], height and width in
-      pixels; "labels" [N] (-1: none) and "class_names" where there are any; "index" [N] in the
-      source; "skipped", names of unreadable images; "about", JSON. With `out`: its path.
+      {name: array} over the N readable images in order: each of `tokens`, float [N, d], [N, r, d]
+      for sparse tokens, [N, h, w, d] for patches (if grids differ: [all patches, d], with the grids
+      in "patches_shapes" [N, 2]); "names" [N]; "sizes" [N, 2], height and width in pixels; "labels"
+      [N] (-1: none) and "class_names" if there are labels; "index" [N] in the source; "skipped",
+      names of unreadable images; "about", JSON. With `out`: its path.
 
     Raises:
-      InputError: no such data, several parts of which none is named, more unreadable images than
-        max_unreadable (1 %), tokens that the network lacks, or a file that is there already.
+      InputError: no such data, a data set of several parts without naming one, more unreadable
+        images than max_unreadable (1 %), tokens that the network lacks, or an existing file.
     """
     encoder = encoder if isinstance(encoder, Encoder) else load(encoder, trust=trust)
     plan = embedding.plan(encoder, embedding.opened(data, size, encoder), **options)
@@ -183,13 +184,13 @@ def embed(
 
 
 def save(encoder: Encoder, path: str | Path, *, dtype: str = "float32", **notes: Any) -> None:
-    """Writes a network to one file, from which `load` makes an equal Encoder.
+    """Writes a network to one file, from which `load` restores an equal Encoder.
 
     Args:
       path: ends in .safetensors or .npz.
-      dtype: of the stored weights; "bfloat16" halves a .safetensors file and moves features by
+      dtype: of the stored weights; "bfloat16" halves a .safetensors file and changes features by
         about 1 %.
-      notes: what else people should know, as JSON: scores, command, licence.
+      notes: further information for users, as JSON: scores, command, licence.
 
     Raises InputError for another name.
     """
@@ -209,28 +210,28 @@ def export(
     about: card.About | None = None,
     adapters: bool = False,
 ) -> list[str]:
-    """Writes a network for other libraries: a folder of weights under their names with config.json
-    and README.md, one file under our names, or a program that runs without this package.
+    """Writes a network for other libraries: a folder with weights under their names, config.json
+    and README.md; one file under our names; or a program that runs without this package.
 
-    `load` gives an equal network back, but for a program.
+    `load` restores an equal network from all of them except programs.
 
     Args:
       path: a folder for "timm" and "hf", else a file.
       to: "timm" (`timm.create_model("local-dir:FOLDER", pretrained=True)`), "hf"
         (`transformers.AutoModel.from_pretrained(FOLDER)`), "safetensors", "npz", "stablehlo"
         (`jax.export`, for CPUs, CUDA and TPUs) or "onnx".
-      size: pixels of a side of the images of a program; None: model.image_size.
+      size: side of a program's input images in pixels; None: model.image_size.
       about: data, scores and command for the README, the notes of the file or its metadata.
-      adapters: write low-rank adapters alone, for PEFT, to be added to the weights that the run
-        started from. Only with to="hf", of a run with `model.lora`.
+      adapters: write only the low-rank adapters, for PEFT; they apply to the weights that the run
+        started from. Only for to="hf" and a run with `model.lora`.
 
     Returns:
-      Sentences: where the library computes something else, and what is not in it; of a program,
-      inputs, outputs and the largest difference to this network.
+      Remarks, one sentence each: where the library computes something else, and which parts are
+      missing; for a program its inputs, outputs and the largest difference to this network.
 
     Raises:
-      InputError: another kind; a folder or file of somebody else's; a network that the library
-        cannot compute, with the key of `model` that it cannot have; a size without a program.
+      InputError: an unknown kind; a folder or file that `export` did not write; a network that the
+        library cannot compute, with the key of `model` at fault; a size for anything but a program.
     """
     if to not in EXPORTS:
         raise InputError(unknown("kind of export", to, EXPORTS))

@@ -1,4 +1,4 @@
-"""What MkDocs does with the pages beside rendering them.
+"""Extra processing of the pages by MkDocs.
 
 - README, CONTRIBUTING, CHANGELOG and the zoo's README become pages too; links between all pages
   lead to where the site has them, and links to other files of the repository become their names.
@@ -36,31 +36,31 @@ WIDE = ("evaluation.md", "networks.md")  # pages of wide tables, without a table
 
 # What a variant is for: of one config, or of all that have it. Other names say it themselves.
 PURPOSES = {
-    "dino:vitl16": "a large network, which was not published: the settings are ours",
-    "massl:vitl16": "a large network, which was not published: the settings are ours",
-    "ibot:vitb16": "the paper's base network; its arguments are not public, MaSSL's are taken",
-    "ibot:vitl16": "the large one, likewise",
+    "dino:vitl16": "a large network that was not published: the settings are ours",
+    "massl:vitl16": "a large network that was not published: the settings are ours",
+    "ibot:vitb16": "the paper's base network; its arguments are not public, these are MaSSL's",
+    "ibot:vitl16": "the paper's large network; its arguments are not public either",
     "dinov2:vitl16": "the authors' fast setup on ImageNet-1k",
-    "dinov2:vits16": "the fast setup with a small network, ours",
-    "dinov2:vitb16": "the fast setup with a base network, ours",
-    "dinov2:vits14": "losses and patches of the released models, small network, ours",
+    "dinov2:vits16": "the fast setup with a small network; our variant",
+    "dinov2:vitb16": "the fast setup with a base network; our variant",
+    "dinov2:vits14": "losses and patches of the released models with a small network; our variant",
     "dinov2:vitb14": "the same with a base network",
     "dinov2:vitl14": "the same with a large network",
     "dinov3:vitl16": "DINOv3's recipe for ImageNet-1k",
     "dinov3:vitl16_pretrain": "the first stage of DINOv3's largest network, with a ViT-L",
     "dinov3:vitl16_gram": "the second: with Gram anchoring, from weights of the first",
     "dinov3:vitl16_highres": "the third: larger crops, from weights of the second",
-    "distill:vits16": "a small network from a ViT-L, beside SOP; the settings are ours",
+    "distill:vits16": "a small network from a ViT-L, together with SOP; the settings are ours",
     "distill:imagenette96": "a tiny network on two CPU cores, ten classes of ImageNet at 96 pixels",
     "swin_t14": "the paper's Swin-T with windows of 14 tokens",
     "photos_swin": "a small Swin transformer on windows of the embedded photographs",
     "vits16_ablation": "the setting of SOP's ablations: 300 epochs, two large views",
     "vits16_coco": "the paper's small network on COCO",
-    "cifar10": "CIFAR-10 in an hour of two CPU cores: the recipe of the speedrun",
+    "cifar10": "CIFAR-10 in an hour on two CPU cores: the recipe of the speedrun",
     "imagenette96": "the same on ten classes of ImageNet at 96 pixels, or on a folder of yours",
-    "cifar10_gpu": "CIFAR-10 in ten minutes of a GPU",
-    "imagenette96_gpu": "ten classes of ImageNet at 96 pixels in ten minutes of a GPU",
-    "photos": "windows of the embedded photographs in minutes of a CPU: nothing to download",
+    "cifar10_gpu": "CIFAR-10 in ten minutes on a GPU",
+    "imagenette96_gpu": "ten classes of ImageNet at 96 pixels in ten minutes on a GPU",
+    "photos": "crops of the embedded photographs in minutes on a CPU: no download",
     "photo_collages": "the same on collages of them, scenes with several regions and masks",
 }
 

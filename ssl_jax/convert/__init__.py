@@ -1,7 +1,7 @@
-"""Weights that others published, by a table of names per family.
+"""Import of published weights, by one table of names per family.
 
-`tables` is the list of who calls what how; `load_vit` gives an encoder, `load_torch` fills the
-parameters of a method. `ssl-jax train --config.init_from=PATH` goes through train.start.
+`tables` lists the names of each family; `load_vit` returns an encoder, `load_torch` fills the
+parameters of a method. `ssl-jax train --config.init_from=PATH` uses train.start.
 """
 
 from ssl_jax.convert.read import check_local, weight_file

@@ -1,4 +1,4 @@
-"""Translated weights as this package has them, where a library keeps the same numbers otherwise."""
+"""Converts translated weights where a library stores the same numbers in another form."""
 
 import math
 import re
@@ -11,15 +11,15 @@ from ssl_jax.convert.weights import Weights
 
 
 def to_model(weights: Weights, model: Mapping[str, Any]) -> Weights:
-    """Weights whose tokens, LayerScale and mask vector are those of the network described.
+    """Weights with the tokens, LayerScale and mask vector of the described network.
 
-    - Codes that a library adds to registers (timm does by default) go into the registers.
-    - Biases of 0 that the network has not are left out.
-    - Query tokens were written as registers, behind them.
-    - LayerScale and a mask vector that the network has not, but the library's model has, are left
-      out where they are neutral: factors of 1, a vector of 0.
+    - Position codes that a library adds to registers (timm by default) are added to the registers.
+    - Zero biases that the network lacks are left out.
+    - Query tokens, written as registers after the registers, are separated.
+    - LayerScale and a mask vector that the library's model has, but the network lacks, are left out
+      if they are neutral: factors of 1, a vector of 0.
 
-    model: fields of models.vit.ViTConfig, as far as they are known.
+    model: the known fields of models.vit.ViTConfig.
     """
     arrays, names = dict(weights.arrays), dict(weights.names)
     _take_codes(arrays, model)

@@ -1,5 +1,5 @@
-"""The vision transformer alone of whatever `init_from` takes: published weights, a network that
-`api.save` wrote, a run directory."""
+"""Only the vision transformer of anything that `init_from` accepts: published weights, a network
+saved by `api.save`, a run directory."""
 
 import dataclasses
 import functools
@@ -30,13 +30,13 @@ _run_readers: list[Callable[[Path], own.Saved]] = []
 
 
 def register_runs(reader: Callable[[Path], own.Saved]) -> None:
-    """Adds what reads run directories: path -> the network that is evaluated there. The module
-    that knows their checkpoints calls this when it is imported."""
+    """Sets the reader of run directories: path -> the network that is evaluated there. The module
+    that handles checkpoints calls this when it is imported."""
     _run_readers.append(reader)
 
 
 def load(path: str | Path, family: str = "") -> Backbone:
-    """Reads a backbone; the last one is kept, as a run asks for it more than once.
+    """Reads a backbone; the last one is cached, as a run reads it more than once.
 
     Args:
       path: a weight file, a folder of timm's or transformers', a saved network, a run directory or
@@ -45,7 +45,7 @@ def load(path: str | Path, family: str = "") -> Backbone:
         names.
 
     Raises:
-      InputError: nothing that can be read and computed. MissingFile: nothing there.
+      InputError: nothing that can be read and computed. MissingFile: the path does not exist.
     """
     place = places.resolve(path)
     return _load(place, family, place.stat().st_mtime_ns if place.exists() else 0)

@@ -1,4 +1,4 @@
-"""README.md of an exported network: what it is, where it comes from, how to load it."""
+"""README.md of an exported network: description, origin, and how to load it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,9 +7,9 @@ from ssl_jax.convert.described import Folder, Network
 
 
 class About(NamedTuple):
-    """What no tensor says.
+    """Information about a network besides its tensors.
 
-    method: the name. data: what it was trained on, in words. step: of the run, or None.
+    method: its name. data: description of the training data. step: of the run, or None.
     results: {row: {score: number}}, of the network and its baselines. command: that trained it.
     notes: {name: anything JSON}.
     """
@@ -84,8 +84,8 @@ def _scores(results: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def square(size: int) -> str:
-    """Python that cuts a photo as `ssl_jax.embed` does, to the bit: what the libraries do to it
-    afterwards changes nothing."""
+    """Python code that crops a photo exactly as `ssl_jax.embed` does, so that the libraries' own
+    preparation changes nothing."""
     return (
         "(width, height), side = photo.size, min(photo.size)  # a Pillow image, RGB\n"
         "box = (width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2\n"

@@ -1,5 +1,5 @@
-"""What is known of a network besides its weights, read from a folder's config.json, or to be
-written into one."""
+"""The description of a network besides its weights, read from or written to a folder's
+config.json."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _FREE = {
 
 
 class Described(NamedTuple):
-    """What a config.json says beyond the shapes of the tensors; empty where there is none.
+    """The contents of a config.json beyond the shapes of the tensors; empty if there is none.
 
-    family: key of tables.FAMILIES, or "" if it has to be recognised by the names.
+    family: key of tables.FAMILIES, or "" if it must be recognised by the names.
     model: fields of models.vit.ViTConfig.
-    image: what stands for the image, see `methods.encoder.published`; "" = unknown.
-    method: that trained it, "" = unknown.
+    image: the image vector, see `methods.encoder.published`; "" = unknown.
+    method: the training method, "" = unknown.
     """
 
     family: str = ""
@@ -38,7 +38,7 @@ class Network(NamedTuple):
     """A vision transformer to be written.
 
     shape: of the network. params: {path: float32 array} of it. image: "cls", "mean" or "queries",
-      the tokens whose average the method calls the image; "" = something else. method: its name.
+      the tokens whose average is the method's image vector; "" = something else. method: its name.
     """
 
     shape: vit.ViTConfig
@@ -48,11 +48,11 @@ class Network(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """A network as a library has it.
+    """A network in a library's form.
 
     tensors: by the library's names. config: of config.json. files: further files, {name: JSON}.
-    library: its name. model: its class or architecture. remarks: where it computes something else
-    or asks for something, one sentence each.
+    library: its name. model: its class or architecture. remarks: differences in computation and
+    requirements, one sentence each.
     """
 
     tensors: dict[str, np.ndarray]
@@ -71,7 +71,7 @@ def with_scales(arrays: Mapping[str, np.ndarray], shape: vit.ViTConfig) -> dict[
 
 
 def section(network: Network) -> dict[str, Any]:
-    """Our own entry of config.json, from which `with_own_entry` gives the network back."""
+    """Our own entry of config.json, from which `with_own_entry` restores the network."""
     model = {
         field.name: getattr(network.shape, field.name)
         for field in dataclasses.fields(vit.ViTConfig)
@@ -81,8 +81,8 @@ def section(network: Network) -> dict[str, Any]:
 
 
 def with_own_entry(config: dict[str, Any], described: Described) -> Described:
-    """`described` with what our own entry of the same config.json says. Raises InputError if it is
-    not as `section` writes it."""
+    """`described`, updated from our own entry of the same config.json. Raises InputError if it was
+    not written by `section`."""
     entry = config.get(SECTION)
     if entry is None:
         return described

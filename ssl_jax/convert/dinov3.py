@@ -1,7 +1,7 @@
 """DINOv3's networks under the names of its authors' code, of Hugging Face and of timm.
 
-Beside parameters the authors' files hold the periods of the rotary position codes, and which of
-query, key and value have a bias.
+Besides parameters, the authors' files hold the periods of the rotary position codes, and masks that
+say which of query, key and value have a bias.
 """
 
 import re
@@ -21,7 +21,7 @@ _BLOCK = "backbone/blocks/{i}"
 
 
 class Prepared(NamedTuple):
-    """What `rows.read` can translate.
+    """Tensors in the form that `rows.read` translates.
 
     tensors: {name: array}. origins: {name: name in the file}, where it was made of another one.
     model: what the config's `model` section must say beside the table's.
@@ -33,7 +33,7 @@ class Prepared(NamedTuple):
 
 
 def periods_remark(shape: ViTConfig, library: str) -> list[str]:
-    """What to say of a library that does not round periods."""
+    """The remark about a library that does not round periods."""
     if not shape.rope_rounded:
         return []
     return [

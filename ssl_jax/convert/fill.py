@@ -1,6 +1,4 @@
-"""Putting weights into a parameter tree by path: what fits, what does not and why, and a report of
-it.
-"""
+"""Fills a parameter tree with weights by path, and reports which fit, which do not, and why."""
 
 import math
 import re
@@ -19,17 +17,17 @@ from ssl_jax.models.shape import ViTConfig
 def fill(
     params: Mapping, weights: Weights, *, only: str = "", model: Mapping | None = None
 ) -> tuple[dict, Report]:
-    """A tree like `params` with every array that `weights` has for it.
+    """A copy of the tree `params` with every array that `weights` has for it.
 
     Args:
       params: nested dict of arrays or ShapeDtypeStructs; not changed.
-      only: take nothing but what lies at or below this path ("backbone"); "" = everything.
-      model: the `model` section these parameters were made for, checked against `weights.model`;
-        None: the caller answers for it.
+      only: fill only arrays at or below this path ("backbone"); "" = all.
+      model: the `model` section of these parameters, checked against `weights.model`; None: not
+        checked.
 
     Returns:
-      (tree, report). Arrays that were taken are as in `weights`, float32 after resizing of position
-      codes; the others are the leaves of `params` themselves.
+      (tree, report). Filled arrays are as in `weights`, float32 after resizing of position codes;
+      the others are the leaves of `params` themselves.
 
     Raises:
       InputError: nothing matches; a shape that does not fit (both shapes and the likely cause are

@@ -196,8 +196,8 @@ def _remarks(network: Network, kind: str, family: str) -> list[str]:
 
 
 def read(config: Mapping[str, Any], preparation: Mapping[str, Any]) -> Described | None:
-    """What config.json and preprocessor_config.json ({} = there is none) of transformers say; None
-    if the first is none of its.
+    """The description in config.json and preprocessor_config.json ({} = missing) of transformers;
+    None if the first is not from transformers.
 
     Raises InputError for a model that this package does not have.
     """

@@ -1,4 +1,4 @@
-"""Folders of weights as timm and transformers have them, with what config.json says."""
+"""Folders of weights in the form of timm and transformers, with their config.json."""
 
 import json
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ _FILES = {_CONFIG, _WEIGHTS, _PREPARATION, "README.md"}
 
 
 def describe(path: str | Path) -> Described:
-    """What the config.json of a folder of weights says; `path` is the folder, or its weight file.
+    """The description in the config.json of a weight folder; `path`: the folder or its weight file.
 
     Raises:
-      InputError: config.json is no JSON, or is that of a network which this package does not have.
+      InputError: config.json is no JSON, or describes a network that this package does not have.
     """
     file = read.weight_file(path)
     if file is None or (file.name not in read.IN_FOLDER and file == local(path)):
@@ -61,7 +61,7 @@ def write(
       about: for the README.
 
     Returns:
-      Sentences: what the library computes otherwise, what is not in it.
+      Remarks, one sentence each: where the library computes something else, what is left out.
 
     Raises:
       InputError: another key; a folder that holds something else; a network that the library

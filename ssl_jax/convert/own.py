@@ -23,8 +23,8 @@ _EXAMPLES = {"step": 0, "image": "", "scores": {}, "untrained": {}, "raw": {}, "
 
 
 class Saved(NamedTuple):
-    """What a file holds. config: as text (`config.to_json`). params, constants: nested dicts of
-    arrays as stored; constants is None where the method has none. notes: {name: anything JSON}."""
+    """The contents of a file. config: as text (`config.to_json`). params, constants: nested dicts
+    of arrays as stored; constants is None if the method has none. notes: {name: anything JSON}."""
 
     config: str
     params: dict
@@ -46,7 +46,7 @@ def write(path: str | Path, saved: Saved, *, dtype: str = "float32") -> None:
     """Writes a network; floating-point weights are stored as `dtype`, other arrays as they are.
 
     Raises InputError if the name ends in neither .safetensors nor .npz, for bfloat16 in .npz, which
-    has no such type, and where there is a file that this did not write.
+    has no such type, and for an existing file that this function did not write.
     """
     path = Path(path)
     if path.suffix not in (".safetensors", ".npz"):

@@ -1,7 +1,7 @@
 """A network with its weights as one file that other software runs: StableHLO for JAX, and ONNX.
 
-Both take images [B, size, size, channels], float32 in [0, 1], for any B, and give what an Encoder
-gives. Their metadata say how images are prepared, and where the network comes from.
+Both take images [B, size, size, channels], float32 in [0, 1], for any B, and return the features of
+an Encoder. Their metadata describe the preparation of images and the origin of the network.
 """
 
 import dataclasses
@@ -67,12 +67,12 @@ def write(
       about: for the metadata.
 
     Returns:
-      Sentences: what goes in and comes out, and the largest difference on two random images.
+      Remarks, one sentence each: inputs, outputs and the largest difference on two random images.
 
     Raises:
-      InputError: another name, a file of somebody else's, a size that is no multiple of the patch,
-        weights above 2 GB or not finite, a method whose image is no average of tokens, features
-        that are not those of `features`.
+      InputError: another ending, an existing file that this did not write, a size that is no
+        multiple of the patch, weights above 2 GB or not finite, a method whose image vector is no
+        average of tokens, features that differ from those of `features`.
     """
     path, size, kind = local(path), shape.image_size if size is None else size, TARGETS[to]
     if path.suffix != f".{to}":

@@ -35,11 +35,11 @@ _NAME = re.compile(r"[\w.-]+/[\w.-]+")  # OWNER/NAME, and a relative path
 
 
 def check_local(path: str | Path) -> None:
-    """Refuses what can only be the name of weights on the network. Nothing is ever downloaded.
+    """Refuses URLs and repository names. Nothing is ever downloaded.
 
     Raises:
-      InputError: `path` is not there, and is an address or the name of a repository; says how to
-        fetch it.
+      InputError: `path` does not exist and is a URL or the name of a repository; the error gives
+        the command that downloads it.
     """
     text = str(path)
     if local(text).exists():
@@ -65,11 +65,11 @@ def _fetch(repository: str) -> str:
 
 
 def weight_file(path: str | Path) -> Path | None:
-    """The weight file (or index of several) that `path` is, or that the folder `path` holds, under
-    Hugging Face's name for it or alone; None for a folder without one, and for that of a run.
+    """The weight file (or index of several) at `path`, or in the folder `path`, with Hugging Face's
+    name or as the only one; None for a folder without one, and for a run directory.
 
     Raises:
-      InputError: nothing there, a file of no known kind, or several in a folder.
+      InputError: `path` does not exist, is a file of an unknown kind, or a folder of several.
     """
     check_local(path)
     path = local(path)
@@ -145,7 +145,7 @@ def checksum(arrays: Mapping[str, np.ndarray], *texts: str) -> str:
 
 
 def check_sum(file: Path, saved: str | None, arrays: Mapping[str, np.ndarray], *texts: str) -> None:
-    """Refuses what is not as it was saved; None: it was saved without a checksum. Raises
+    """Refuses contents that differ from those saved; None: saved without a checksum. Raises
     InputError."""
     if saved not in (None, checksum(arrays, *texts)):
         raise InputError(f"{file} is damaged: its checksum does not match")

@@ -1,4 +1,4 @@
-"""Rows of a table of names: which published tensor is which of our parameters, in both directions.
+"""Rows of a table of names, which map published tensors to our parameters and back.
 
 row = Row("blocks/{i}/mlp/fc1/kernel", ("blocks.{i}.mlp.fc1.weight",), matrix)
 read([row], {"blocks.0.mlp.fc1.weight": w})         # {"blocks/0/mlp/fc1/kernel": w.T}

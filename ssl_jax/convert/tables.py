@@ -1,7 +1,7 @@
-"""Whose weights are called what: one table of rows per family of published checkpoints.
+"""The names of published weights: one table of rows per family of checkpoints.
 
 The names are those of the authors' code and, for timm and Hugging Face, of the libraries, against
-which they are tested; of published files, a DINOv2 was at hand (see
+which they are tested. Of published files, only a DINOv2 was available (see
 tests/convert/test_front_door.py).
 """
 
@@ -48,16 +48,16 @@ class Family(NamedTuple):
     mark: regular expression of a name that only they have.
     rows: the table.
     prefixes: what may stand before a name, several of them too.
-    model: what the config's `model` section must say for our network to compute what theirs does
-      (the code of DINO and its descendants resizes position codes with an offset of 0.1 cells, timm
-      with an antialiased kernel).
+    model: settings of the config's `model` section with which our network computes the same (the
+      code of DINO and its descendants resizes position codes with an offset of 0.1 cells, timm with
+      an antialiased kernel).
     norm_eps: of their LayerNorms; between 1e-12 and 1e-6 the difference is below float32's rounding
       for trained weights.
-    method: ours, where the checkpoint is that of one method.
-    teacher: (expression, replacement) of names that belong to the EMA teacher although nothing in
-      front of them says so.
-    note: what to look after.
-    prepare: what happens to {name: array} before the table is applied; None: nothing.
+    method: ours, if the checkpoint belongs to one method.
+    teacher: (expression, replacement) for names that belong to the EMA teacher although no prefix
+      shows it.
+    note: a hint for the user.
+    prepare: function applied to {name: array} before the table; None: none.
     """
 
     title: str

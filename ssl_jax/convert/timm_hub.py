@@ -1,4 +1,4 @@
-"""timm's folders: config.json in both directions, and what its ViT computes otherwise."""
+"""timm's folders: config.json in both directions, and how its ViT computes differently."""
 
 import re
 from collections.abc import Mapping
@@ -191,7 +191,7 @@ def _remarks(network: Network) -> list[str]:
 
 
 def read(config: Mapping[str, Any]) -> Described | None:
-    """What a config.json of timm says; None if it is none.
+    """The description in a config.json of timm; None if it is from another library.
 
     Raises InputError for an architecture whose difference no tensor shows.
     """

@@ -65,19 +65,19 @@ def load_torch(
       only, model: see `fill`.
 
     Returns:
-      (params, report): a new tree, whose arrays from the file are NumPy float32; and what matched,
-        was left and is missing.
+      (params, report): a new tree, whose arrays from the file are NumPy float32; and a report of
+        matched, unused and missing arrays.
 
     Raises:
       InputError: the file cannot be read; its names are of no known family, or nothing in it
-        matches; a shape does not fit; the file's network has parts that this one has not.
+        matches; a shape does not fit; the file's network has parts that this one lacks.
     """
     return fill_lib.fill(params, load(path, family=family).tree(part), only=only, model=model)
 
 
 def load(path: str | Path, *, family: str | None = None) -> Source:
-    """Reads and translates a checkpoint, with what a config.json next to it says. Raises InputError
-    as `load_torch` does."""
+    """Reads and translates a checkpoint, with the description in a config.json next to it. Raises
+    InputError as `load_torch` does."""
     file = read.weight_file(path)
     if file is None:
         raise InputError(f"the folder {path} holds no weight file")

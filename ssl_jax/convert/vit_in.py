@@ -18,8 +18,8 @@ from ssl_jax.ops import numerics
 def load_vit(
     path: str | Path, *, family: str | None = None, part: str = "teacher", heads: int | None = None
 ) -> tuple[vit.ViTConfig, dict, Report]:
-    """The encoder of a published checkpoint, with a config that makes our network compute what
-    theirs does at every image size.
+    """The encoder of a published checkpoint, with a config with which our network computes the same
+    as theirs at every image size.
 
     Args:
       path, part: see `load_torch`.
@@ -29,9 +29,9 @@ def load_vit(
 
     Returns:
       (ViTConfig, params, report) for `models.vit.vit(config).apply(params, images)`. Heads, mean,
-        deviation and the like are those of a config.json next to the weights; without one,
-        ViTConfig.mean and .std are ImageNet's: for weights that were trained with others, change
-        them with dataclasses.replace.
+        deviation and the like come from a config.json next to the weights; without one,
+        ViTConfig.mean and .std are ImageNet's; for weights trained with others, change them with
+        dataclasses.replace.
 
     Raises:
       InputError: as `load_torch`; the family cannot be recognised.

@@ -15,11 +15,11 @@ EXTENSIONS = (".npy", ".tif", ".tiff")
 
 
 class Bands(NamedTuple):
-    """What a section `data` declares of the files.
+    """The declaration of the files in a section `data`.
 
     channels: of an image: the last axis of its array, or else the first; a file [H, W] has one.
-    range: (low, high), the numbers that become 0 and 1; beyond them they are clipped. (): uint8.
-    raw: numbers stay as they are stored.
+    range: (low, high), the values that become 0 and 1; values outside are clipped. (): uint8.
+    raw: values stay as stored.
     """
 
     channels: int

@@ -1,4 +1,4 @@
-"""What all sources share; `source` describes the protocol."""
+"""Base classes of all sources; `source` describes the protocol."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ _NAMED = 5  # unreadable records in an error
 
 
 class Source:
-    """A source that knows nothing yet: without labels, masks and boxes, its images of any size."""
+    """A source with the defaults of the protocol: no labels, masks or boxes, images of any size."""
 
     num_classes: int | None = None
     class_names: Sequence[str] | None = None
@@ -43,7 +43,7 @@ class Source:
         raise NotImplementedError
 
     def shape(self, i: int) -> tuple[int, int]:
-        """(H, W) of image i; decodes it where nothing is cheaper. Raises decode.Unreadable."""
+        """(H, W) of image i; decodes it if there is no cheaper way. Raises decode.Unreadable."""
         if self.size is not None:
             return self.size
         height, width = self[i]["image"].shape[:2]
@@ -141,9 +141,9 @@ def adopt(source: Any, title: str = "") -> Source:
     """A source with every attribute of the protocol, see `data.source`.
 
     Args:
-      source: a `Source`, which is returned as it is, or any object with a length and records by
-        index. Facts that it lacks are those of a `Source` that knows nothing.
-      title: what records without a name are called, "TITLE/3"; by default the name of the type.
+      source: a `Source`, which is returned unchanged, or any object with a length and records by
+        index. Missing attributes get the defaults of `Source`.
+      title: names records without a name, "TITLE/3"; by default the name of the type.
 
     Raises InputError for an object without len() or records by index.
     """

@@ -48,16 +48,18 @@ def from_corners(
     stated: tuple[float, float] | None = None,
     crowd: ArrayLike | None = None,
 ) -> Boxes:
-    """Boxes from their corners, cut at the border of the image; those without area are left out.
+    """Boxes from their corners, clipped at the border of the image; boxes without area are left
+    out.
 
-    Coordinates are those of the stored pixels, and turn with the image, unless the size that they
-    are for is high where the upright image is, and wide where that is.
+    Coordinates refer to the stored pixels and are rotated with the image, unless the `stated` size
+    is already in the orientation of the upright image.
 
     Args:
       corners: [n,4] or flat, (top, left, bottom, right) in an image of the size `stated`.
       labels: [n] int or None.
       shape: (H, W) of the image, upright. turn: its EXIF orientation.
-      stated: (height, width); None: that of the stored pixels. crowd: [n] bool; None: no crowd.
+      stated: (height, width) of the coordinates; None: that of the stored pixels. crowd: [n] bool;
+        None: no crowds.
 
     Raises:
       ValueError: coordinates that are not finite.
@@ -179,7 +181,7 @@ class TableBoxes:
 
 
 class Instances(NamedTuple):
-    """What COCO's JSON says, in the order of its images' file names."""
+    """The contents of COCO's JSON, in the order of its images' file names."""
 
     files: tuple[str, ...]
     ids: tuple[int, ...]  # of the images

@@ -1,4 +1,4 @@
-"""From the values of mask files to classes."""
+"""Maps the values of mask files to classes."""
 
 import os
 import zlib
@@ -26,11 +26,11 @@ def table(
 
     Args:
       class_map: {value: class}, its pairs, or the classes of the values 0, 1, 2, ...; empty:
-        classes are the values. A value that it leaves out is no class.
+        classes equal values. A value that it leaves out has no class.
       reduce_zero_label: afterwards, class 0 becomes "ignore" and all others move down by one.
-      ignore: the value that means "ignore", where `class_map` says nothing else of it. So does 255.
-      num_classes: of the result; larger ones are no class. None: nobody knows.
-      before: a table that comes first, whose classes are the values here.
+      ignore: a value that means "ignore", as 255 does, unless `class_map` maps it.
+      num_classes: of the result; larger numbers are no class. None: unknown.
+      before: a table applied first, whose classes are the values here.
     Returns:
       int16 [256]: a class, 255 = ignore, or -1 for a value that no mask may have.
     Raises:

@@ -1,16 +1,15 @@
 """Files and bytes to pixel arrays, with Pillow. Everything here is a pure function, safe in threads
 and processes.
 
-What becomes of the less usual files:
-- EXIF orientation is applied (an unreadable EXIF block counts as "upright": the pixels are still
-  good).
+Less usual files:
+- EXIF orientation is applied; with an unreadable EXIF block, the image counts as upright.
 - Gray, palette, CMYK, YCbCr become RGB as Pillow converts them. Alpha is dropped, as torchvision's
   loader does: the colour stored under a transparent pixel shows.
 - 12 and 16 bits of gray are scaled to 8 and rounded. 16-bit colours (PNG, TIFF) lose their low byte
   in Pillow itself. Signed, 32-bit and float pixels have no known range and are refused.
-- Of an animation or a TIFF of several pages the first one counts.
-- One with more pixels than `max_pixels` is refused from its header, before a pixel is decoded; a
-  file that is larger than so many pixels can make it, before it is read.
+- An animation gives its first frame, a TIFF its first page.
+- An image with more than `max_pixels` pixels is refused from its header, before it is decoded; a
+  file with more bytes than such an image can need is refused before it is read.
 """
 
 import functools
@@ -73,15 +72,15 @@ def decode_turned(
     max_pixels: int = MAX_PIXELS,
     short_side: int = 0,
 ) -> tuple[np.ndarray, int]:
-    """An encoded image as RGB, upright, and the EXIF orientation (1..8) of the stored pixels: what
-    is said of these turns with them.
+    """An encoded image as upright RGB, and the EXIF orientation (1..8) of the stored pixels, by
+    which annotations of the stored pixels must be rotated.
 
     Args:
       data: the encoded bytes, or the path of a file.
-      name: how to call the image in an error; the path by default.
-      max_pixels: H * W that an image may have; 0 = no limit.
-      short_side: a JPEG is decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which its
-        shorter side still has so many pixels; 0 = as stored.
+      name: of the image in an error; the path by default.
+      max_pixels: largest H * W of an image; 0 = no limit.
+      short_side: a JPEG is decoded at the smallest of 1/2, 1/4 and 1/8 of its size at which the
+        shorter side still has this many pixels; 0 = as stored.
     Returns:
       uint8 [H,W,3], int.
     Raises:
@@ -102,8 +101,8 @@ def decode_mask(
     """An encoded label mask as class numbers: the values of a gray image, the indices (not colours)
     of a palette image.
 
-    A mask with an EXIF orientation is turned by it. All others are of the stored pixels of their
-    image and turn with it, unless their shape says that they are upright already.
+    A mask with its own EXIF orientation is rotated by that. All others refer to the stored pixels
+    of their image and are rotated with it, unless their shape shows that they are already upright.
 
     Args:
       data, name, max_pixels: as `decode_turned`.
@@ -124,9 +123,9 @@ def image_header(
     max_pixels: int = MAX_PIXELS,
     short_side: int = 0,
 ) -> tuple[tuple[int, int], int]:
-    """(H, W) and orientation of what `decode_turned` would give, from the header of the file: no
-    pixel is decoded (but of a PNG with EXIF data, which may come after the pixels), and what is
-    broken behind the header is not seen. Arguments and errors are those of `decode_turned`."""
+    """(H, W) and orientation of the result of `decode_turned`, from the header of the file. No
+    pixel is decoded (except for a PNG with EXIF data, which may follow the pixels), and damage
+    after the header is not noticed. Arguments and errors are those of `decode_turned`."""
     return _decode(data, name, _header, max_pixels, short_side)
 
 
@@ -136,8 +135,8 @@ def most_bytes(max_pixels: int) -> int | None:
 
 
 def resize_square(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Short side to `size`, then the central square, in one resampling: antialiased bicubic (Keys,
-    a = -0.5) of an image, the nearest of class numbers.
+    """Resizes the short side to `size` and takes the central square, in one resampling: antialiased
+    bicubic (Keys, a = -0.5) for an image, nearest neighbour for class numbers.
 
     Args:
       pixels: an image [H,W,C], uint8 or float32 in [0, 1], or class numbers uint8 [H,W].
@@ -154,8 +153,8 @@ def resize_square(pixels: np.ndarray, size: int) -> np.ndarray:
 def resize(
     pixels: np.ndarray, size: tuple[int, int], box: tuple[float, float, float, float] | None = None
 ) -> np.ndarray:
-    """To (height, width), as `resize_square` does it; box: (left, upper, right, lower) of the part
-    that is taken, None = all."""
+    """Resizes to (height, width), with the resampling of `resize_square`; box: (left, upper, right,
+    lower) of the part to take, None = all."""
     if pixels.ndim == 3:
         return planes.resampled(planes.split(pixels), size, box)
     return np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling.NEAREST, box=box))

@@ -1,4 +1,4 @@
-"""A folder of images as a source, with folders of masks and boxes beside it."""
+"""A folder of images as a source, with folders of masks and boxes next to it."""
 
 import copy
 import os
@@ -38,20 +38,24 @@ class Folder(Files):
     If `root/split` is a folder, the images are taken from it; so are those of "Training" or "TRAIN"
     for "train", see `listing.alike`. Without one, "train" means the whole folder, unless that has
     folders of other parts; any other split is an error, because scores on training images would
-    pass for test scores. For a part that is held out take slices: "train[:90%]", "train[90%:]", see
+    pass for test scores. To hold out a part use slices: "train[:90%]", "train[90%:]", see
     `subset.sliced`. With masks or boxes, the images may lie in root/images (root/images/split,
-    root/split/images) instead. A folder whose only content is a folder of parts is as good as that.
-    Masks beside the images are found without being named: with root/masks or root/annotations
-    beside it, the images are those of root/images, and if one of the two holds a mask for each of
-    them, these are their masks, as `repr` says. Masks that are missing for some image, or colours
-    instead of numbers of classes, are passed over: name the folder, and the error says why.
-    Labels: where most images lie in subfolders, at least two of them, the folders of the first
-    level, sorted, are the classes (deeper ones do not count), and images beside them have none;
-    otherwise there are no labels.
-    Masks and boxes: files of the same stem as the image, at the same relative path or elsewhere
-    below their folder. Every image needs a mask; one without an XML file has no box.
+    root/split/images) instead. A folder that contains only one folder of parts counts as that.
+
+    Masks are found automatically: if root/masks or root/annotations exists, the images are those of
+    root/images, and if one of the two folders has a mask for each image, it is used and named in
+    `repr`. Folders that lack a mask, or hold colours instead of class numbers, are ignored; name
+    the folder in the section, and the error gives the reason.
+
+    Labels: if most images are in subfolders, and there are at least two, the first-level folders,
+    sorted, are the classes (deeper levels do not count); images next to them have no label.
+    Otherwise there are no labels.
+
+    Masks and boxes: files with the stem of the image, at the same relative path or elsewhere below
+    their folder. Every image needs a mask; an image without an XML file has no boxes.
+
     Hidden files and folders are left out; links to folders are followed. `left_out` counts all
-    files that are no images, and names folders of images beside that of the split.
+    files that are no images, and names image folders next to that of the split.
     """
 
     def __init__(
@@ -63,13 +67,13 @@ class Folder(Files):
         """
         Args:
           section: some keys of a section `data`:
-            masks: folder of masks, below `root` or a path of its own; may be divided by splits as
-              the images are. "": those that are found beside the images.
+            masks: folder of masks, below `root` or an absolute path; may have splits as the images
+              have. "": masks are found automatically.
             mask_suffix: end of a mask's name after the stem of its image.
             boxes: folder of XML files (VOC, ILSVRC), likewise, or a COCO JSON file, in whose name
               "{split}" stands for the split. "": none.
-            class_names: file with those of masks, and of boxes in XML files (otherwise those of the
-              labels, or all that the files name). The others: see `classes.of_masks`.
+            class_names: file with the class names of masks and of boxes in XML files (by default
+              those of the labels, or all names in the files). The others: see `classes.of_masks`.
 
         Raises:
           InputError: the folder or the split does not exist or holds no image; masks are missing or

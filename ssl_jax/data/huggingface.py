@@ -18,15 +18,15 @@ MASKS = ("mask", "annotation", "segmentation_mask", "segmentation", "seg")
 
 
 class HuggingFace(Stored):
-    """A data set of the Hugging Face hub, as a download has it or `datasets` saved it.
+    """A data set of the Hugging Face hub, as downloaded or as saved by `datasets`.
 
-    Parquet files ("data/train-00000-of-00002.parquet", "train/0000.parquet") have no access to one
-    row, so their columns are held in memory, images encoded as they are. Arrow files, which
-    `Dataset.save_to_disk` writes, are mapped into memory and may be larger than it. Worker
-    processes open both anew: with several of them take Arrow files.
+    Parquet files ("data/train-00000-of-00002.parquet", "train/0000.parquet") do not allow reading
+    single rows, so their columns are held in memory, with encoded images. Arrow files, written by
+    `Dataset.save_to_disk`, are memory-mapped and may be larger than memory. Every worker process
+    opens the files again: with several workers use Arrow files.
     Columns are those that the section names, or the first with a usual name (IMAGES, LABELS,
-    MASKS); names of classes are those of the column's ClassLabel. Labels are integers, texts,
-    bools, or categories of these.
+    MASKS); class names are those of the column's ClassLabel. Labels are integers, strings, bools,
+    or categories of these.
     """
 
     def __init__(self, section: kinds.Section, split: str):

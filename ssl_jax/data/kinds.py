@@ -1,4 +1,4 @@
-"""The registry of kinds of data sets: what `data.kind` of a config names, and how it is opened."""
+"""The registry of kinds of data sets, the values of `data.kind` in a config."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,20 +23,19 @@ Section = Mapping[str, Any]  # the keys of `source.defaults()` and their values
 class Kind:
     """A kind of data set.
 
-    open: of (section, split), returns the records of a part of the set: an object with the protocol
-      of `data.source`, of which `base.adopt` fills in what is missing. `section` has all keys of
-      the section `data`. Raises InputError.
-    parts: of (section), the names of the parts that can be opened; none for a set that is not
-      divided.
-    keys: those of the section that this kind reads, of all that only some kinds read (`specific`):
-      a value of any other one is refused.
+    open: (section, split) -> the records of a part of the set: an object with the protocol of
+      `data.source`; `base.adopt` adds missing attributes. `section` has all keys of the section
+      `data`. Raises InputError.
+    parts: (section) -> the names of the parts that can be opened; none for an undivided set.
+    keys: the keys of the section that this kind reads, of those that only some kinds read
+      (`specific`); setting any other of these is refused.
     has: those of NEEDS that its sets can have, or a function of the section that returns them.
-    required: {key: what it has to name, for the error where it is ""}.
-    slices: whether slices of a part ("train[:90%]") are cut out of what `open` returns; if not,
+    required: {key: description of its value, for the error if it is ""}.
+    slices: whether slices of a part ("train[:90%]") are taken from the result of `open`; if not,
       `open` reads them itself, or records belong together.
-    classes: "declared": all parts have the same classes, with the same numbers; otherwise parts are
-      what files and folders happen to be called, and each has the classes that it holds: "names",
-      or "numbers" where some may be numbers.
+    classes: "declared": all parts have the same classes, with the same numbers. Otherwise parts are
+      named by files and folders, and each has the classes that it contains: "names", or "numbers"
+      if some may be numbers.
     """
 
     open: Callable[[Section, str], Any]
@@ -59,10 +58,10 @@ KINDS: dict[str, Kind] = {}
 
 
 def register(kind: str, open: Callable[[Section, str], Any], **facts: Any) -> None:
-    """Adds a kind of data set, which `data.kind` of a config can name from then on.
+    """Adds a kind of data set, which `data.kind` of a config can then name.
 
-    A module outside the package calls this when it is imported; `--import=my.module` has it
-    imported, and is kept in the checkpoint. Registering a kind again replaces it.
+    A module outside the package calls this when it is imported; `--import=my.module` imports it and
+    is stored in the checkpoint. Registering a kind again replaces it.
 
     kind: its name. open, facts: see `Kind`.
     """

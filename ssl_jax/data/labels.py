@@ -51,9 +51,10 @@ def numbered(
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
     """(int32 [N] from 0, names of the classes) of labels that are numbers or names.
 
-    Integers from 0 stay as they are, with `names` if there are any. All others, texts above all,
-    are numbered in sorted order and are the names of their classes; texts of whole numbers are
-    sorted as numbers. So are integers that must be ids, as most of the numbers below do not occur.
+    Integers from 0 stay as they are, with `names` if there are any. All other labels, mostly
+    strings, are numbered in sorted order and become the class names; strings of integers are sorted
+    as numbers. Integers are treated the same way if most numbers below the largest do not occur, as
+    they must then be ids.
     """
     if all(isinstance(label, int | np.integer) and label >= 0 for label in labels):
         if max(labels) < max(_CLASSES, 2 * len(set(labels)), len(names or ())):

@@ -9,7 +9,7 @@
     coco_stuff      train2017, val2017 (or images/...), annotations or stuffthingmaps     train, val
     davis           JPEGImages, Annotations, ImageSets                                    2017/val
 
-A parent folder (VOCdevkit) is as good. Splits of `voc`, `pascal_context` and `davis` are the names
+A parent folder (VOCdevkit) works too. Splits of `voc`, `pascal_context` and `davis` are the names
 of lists in ImageSets: `train_aug` (or `trainaug`) is the larger training set of VOC.
 """
 

@@ -1,4 +1,4 @@
-"""Files below a folder: which there are, where those of a split lie, which belong together."""
+"""Files below a folder: listing them, finding those of a split, and matching files by name."""
 
 import os
 import posixpath
@@ -18,8 +18,8 @@ _SYSTEM = ("@eadir", "__macosx", "$recycle.bin", "lost+found")
 
 
 def alike(name: str, there: Iterable[str]) -> str | None:
-    """The one of the names `there` that means the same: itself, or else in another case or another
-    usual word ("Training" for "train"). None if there is none; InputError if there are several."""
+    """The name in `there` with the same meaning: itself, or else in another case, or a synonym
+    ("Training" for "train"). None if there is none; InputError if there are several."""
     there = list(there)
     words = next((words for words in _ALIKE if name.lower() in words), (name.lower(),))
     matches = [name] if name in there else [other for other in there if other.lower() in words]
@@ -29,7 +29,7 @@ def alike(name: str, there: Iterable[str]) -> str | None:
 
 
 def is_part(name: str) -> bool:
-    """Whether this is what people call a part of a set."""
+    """Whether this is a usual name of a part of a set."""
     return any(name.lower() in words for words in _PARTS)
 
 
@@ -153,7 +153,7 @@ def matched(images: Iterable[str], files: Sequence[str], suffix: str = "") -> li
 def refuse_missing(
     key: str, what: str, images: Sequence[str], files: Sequence[object | None], hint: str
 ) -> None:
-    """InputError that names the first images without a counterpart, if there are any."""
+    """Raises InputError that names the first images without a counterpart, if there are any."""
     missing = [image for image, file in zip(images, files) if file is None]
     if missing:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Indices and names that may not be there: the check of an index, and what errors say of names."""
+"""Checks of indices and names that may not exist, and their texts in errors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,8 +21,8 @@ def named(
     there: Sequence[str],
     where: object,
 ) -> dict[str, str | None]:
-    """{KEY: name} of what the keys `data.KEY` of a section name: columns, features. Where a key is
-    "", it is the first of its usual names that there is, None if there is none.
+    """{KEY: name} of the columns or features that the keys `data.KEY` of a section name. If a key
+    is "", the first of its usual names that exists, or None.
 
     Args:
       usual: {KEY: names}, those of "images" among them. there: all names in the file `where`.
@@ -45,7 +45,7 @@ def named(
 
 
 def pixels(shape: Sequence[int]) -> str:
-    """The size of an image of shape (height, width, ...) as people say it, width first."""
+    """The size of an image of shape (height, width, ...) as text, width first."""
     return f"{shape[1]}x{shape[0]}"
 
 

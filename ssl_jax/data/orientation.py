@@ -34,7 +34,7 @@ def turned(image: Image.Image, turn: int) -> Image.Image:
 
 
 def orientation(image: Any) -> int:
-    """1..8. A broken EXIF block says nothing about the pixels, which count as upright."""
+    """1..8; with a broken EXIF block, the pixels count as upright."""
     try:
         tags = image.tag_v2 if image.format == "TIFF" else image.getexif()
         turn = tags.get(_EXIF_ORIENTATION, 1)

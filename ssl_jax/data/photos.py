@@ -4,12 +4,12 @@
 objects in scenes: two or three regions with curved borders, each a gray window of another
 photograph, with a mask and boxes.
 
-Seventeen photographs. Fifteen are scikit-image's (`skimage.data`; public domain, CC0 or without
-known restrictions, as their docstrings say, but that nothing is stated of `page` and of
+There are seventeen photographs. Fifteen are from scikit-image (`skimage.data`; public domain, CC0
+or without known restrictions by their docstrings, except that nothing is stated for `page` and for
 `stereo_motorcycle`, which is from the Middlebury 2014 stereo benchmark of Scharstein et al.), two
-scikit-learn's (`load_sample_image`, china and flower: CC BY 2.0, by danielbuechele and vultilion).
-Pictures for training are windows of the left 62 % of a photograph, pictures for testing of the
-right 35 %: no pixel of a test picture was seen in training.
+from scikit-learn (`load_sample_image`, china and flower: CC BY 2.0, by danielbuechele and
+vultilion). Training pictures are windows of the left 62 % of a photograph, test pictures of the
+right 35 %: no pixel of a test picture is seen in training.
 
 Picture i is a pure function of (seed, split, i): a Philox generator keyed by them makes every draw,
 so a set has any length, allows random access, and does not depend on order, process or worker.
@@ -75,8 +75,8 @@ def photos(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarra
 def photo_collages(seed: int, split: str, i: int, size: int = 64) -> dict[str, np.ndarray]:
     """Two or three regions with curved borders, each a window of another photograph, in gray.
 
-    Gray, because hue alone tells these photographs apart: in colour, raw pixels of a patch say more
-    about its region than the features of a trained network.
+    They are gray, because hue alone separates these photographs: in colour, raw pixels of a patch
+    predict its region better than the features of a trained network.
 
     Args: as `photos`.
     Returns:

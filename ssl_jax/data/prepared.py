@@ -1,4 +1,4 @@
-"""Another source, its records resized and kept."""
+"""Another source with its records resized and cached."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from ssl_jax.data import base, boxes, decode
 class Prepared(base.Wrapper):
     """Another source, resized to a square and/or kept in RAM once decoded.
 
-    size: 0 leaves images as they are; otherwise short side to `size` (antialiased bicubic), then
-    the central square; masks by nearest neighbour, boxes cut at the border (so one may end up
-    without area).
+    size: 0 leaves images as they are; otherwise the short side is resized to `size` (antialiased
+    bicubic) and the central square is taken; masks are resampled by nearest neighbour, boxes
+    clipped at the border (so one may end up without area).
     cache: every process (so every worker) that reads a record keeps it: N * H * W * C bytes in
       the end, four times that of float32.
     """

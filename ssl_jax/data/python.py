@@ -1,4 +1,4 @@
-"""What a function of the user's returns as a source: `data.kind="python:module.function"`."""
+"""The result of a user's function as a source: `data.kind="python:module.function"`."""
 
 import importlib
 import importlib.util
@@ -19,15 +19,14 @@ PREFIX = "python:"
 class Called(base.Wrapper):
     """The records that a function returns: an object with a length and records by index.
 
-    The function is called with those of `dir`, `split` that it has arguments for; without `split`
-    it is one part, "train", which can be sliced.
+    The function is called with `dir` and `split` if it has these arguments; without `split` the set
+    has one part, "train", which can be sliced.
 
-    A record is a dict as of `data.source`, or a pair (image, label) as torchvision's data sets have
-    them; an image is a PIL image, or an array uint8 [H,W,C] or [H,W], C = `channels`. Of the
-    object's attributes, those of `data.source` are taken (`num_classes`, `class_names`, ...);
-    `classes` are names of classes, too, or {name: number}. Without these, labels are not used; with
-    them they are whole numbers below that of classes, and None or a negative one means that an
-    image has none.
+    A record is a dict as in `data.source`, or a pair (image, label) as in torchvision's data sets;
+    an image is a PIL image, or an array uint8 [H,W,C] or [H,W], C = `channels`. The object may have
+    attributes of `data.source` (`num_classes`, `class_names`, ...), or `classes`, which are class
+    names or {name: number}. Labels are used only with one of these; they are integers below the
+    number of classes, and None or a negative number means that an image has no label.
 
     The object is read from several threads, and pickled for worker processes.
     """

@@ -14,31 +14,31 @@ A source is any picklable object with
                      be decoded.
     s.name(i)        path or id of record i, for messages
     s.num_classes    number of label classes, None without labels
-    s.unlabelled     numbers of the records that have no label although others do
+    s.unlabelled     indices of the records that have no label although others do
     s.has_masks      whether records have "mask"
     s.has_boxes      whether records have "boxes"
     s.num_box_classes   number of classes of boxes, None where they have none
-    s.class_names    names of the label classes, s.mask_names of the classes of masks, s.box_names
-                     of those of boxes; None where nobody knows them
-    s.channels       of an image, 3 where nobody says
+    s.class_names    names of the label classes; s.mask_names and s.box_names: those of the classes
+                     of masks and of boxes; None if unknown
+    s.channels       channels of an image; by default 3
     s.floats         whether images are float32 that may be cropped on the host and kept on devices
-    s.size           (H, W) if all images have this size, None if they differ or nobody knows
+    s.size           (H, W) if all images have this size, None if they differ or it is unknown
     s.shape(i)       (H, W) of image i, without decoding its pixels where that is possible
     s.sequences      {name: range of records} of a video set, else None
     s.image_ids      ids of the images in s.annotations, a COCO JSON file; None for all other sets
-    s.left_out       which files are no records, as text ("3 .heic, 1 .txt of /my/images"); ""
+    s.left_out       the files that are no records, as text ("3 .heic, 1 .txt of /my/images"), or ""
     s.list_names()   the names that `data.list` may contain, None where records have none
     s.unresized      the source of the records before they were resized, s itself where none are
     repr(s)          the same text in every process and run
 
-and safe to read from several threads. Arrays of a record are not to be written to: a cache may hand
-them out again. A source of your own needs only the first two: `base.adopt(s)` has all the others,
-from s where s has them, and else those of `base.Source`, which knows nothing.
+and safe to read from several threads. Do not write to the arrays of a record: a cache may return
+them again. A source of your own needs only the first two: `base.adopt(s)` adds the missing ones
+with the defaults of `base.Source`.
 
 Kinds of a config: `embedded`, `folder`, a CSV list (`table`), WebDataset `tars`, `huggingface`,
-`tfds`, what a function of yours returns (`python`), and known data sets in the folders of their
-official downloads (`layouts`). `arrays` holds images in memory, `prepared` resizes and keeps those
-of another source, `subset` takes some of them.
+`tfds`, the result of a function of yours (`python`), and known data sets in the folders of their
+official downloads (`layouts`). `arrays` holds images in memory, `prepared` resizes and caches those
+of another source, `subset` selects some of them.
 """
 
 import posixpath
@@ -64,7 +64,7 @@ def title(kind: str, name: str) -> str:
 def defaults() -> dict:
     """The keys that name a set of images: of the section `data`, and of each evaluation.
 
-    Training uses images alone, so what says how masks and boxes are read is free.
+    Training uses only images, so the keys of masks and boxes may change on resume.
     """
     return dict(
         kind=key(
@@ -265,7 +265,7 @@ def make_source(
       split: instead of config["split"]: "train" or "test" (generated), a subfolder, a TFDS split,
         a list of a known set; slices ("train[:10%]") are those of `subset.sliced`, of TFDS its own.
       list: instead of config["list"].
-      truth: False: of a folder, masks and boxes are left out; training would read them for nothing.
+      truth: False: leaves out a folder's masks and boxes, which training does not need.
 
     Raises:
       InputError: names the key and what would be right.

@@ -80,18 +80,18 @@ class Relabelled(Subset):
 
 
 def class_names(source: Any) -> tuple[str, ...] | None:
-    """Names of the classes of labels, which are numbers where nobody knows other ones."""
+    """Names of the label classes; their numbers if the source has no names."""
     if source.num_classes is None:
         return None
     return tuple(source.class_names or map(str, range(source.num_classes)))
 
 
 def numbered_alike(train: Any, test: Any, numbers: bool) -> tuple[Any, Any]:
-    """Two parts of a set, each numbered by the classes that it holds, with one number for a class:
-    that of `train`.
+    """Gives a class the same number, that of `train`, in two parts of a set that each number the
+    classes that they hold.
 
-    numbers: whether classes that `test` alone has are taken in, if all are numbers. All others stay
-    apart: they are other classes, or the same ones under other names.
+    numbers: whether classes that only `test` has are added, if all names are numbers. Otherwise
+    parts with different classes stay as they are.
     """
     ours, theirs = class_names(train), class_names(test)
     if ours is None or theirs is None or ours == theirs:
@@ -113,8 +113,8 @@ def split_name(split: str) -> tuple[str, bool]:
 
 
 def remainder(split: str) -> str:
-    """What a slice at the begin or end of a part leaves of it: "train[:90%]" -> "train[90%:]"; ""
-    for all others."""
+    """The rest of a part after a slice at its beginning or end: "train[:90%]" -> "train[90%:]"; ""
+    for all other slices."""
     match = re.fullmatch(r"([^\[]+)\[(\d+%?)?:(\d+%?)?\]", split)
     if match is None or (match[2] is None) == (match[3] is None):
         return ""
@@ -123,14 +123,14 @@ def remainder(split: str) -> str:
 
 
 def sliced(source: Any, split: str) -> Subset:
-    """The slice that a split such as "train[:90%]", "train[100:]" or "train[:10%]+train[90%:]"
-    takes of its records, in the syntax of TFDS, which reads it.
+    """The records of a slice such as "train[:90%]", "train[100:]" or "train[:10%]+train[90%:]", in
+    TFDS's syntax.
 
-    Sorted names put the images of a class side by side, so a slice counts along another order: that
-    of the hashes (BLAKE2b) of the records' names, or of their numbers where they have none. So a
-    slice holds images of all classes; [:90%] and [90%:] share no record and hold them all; it is
-    the same on every machine; and files that are added or taken away move few others to the other
-    side. The records of a slice are in the order of the source.
+    Sorted names would put the images of a class side by side, so a slice is taken in the order of
+    the hashes (BLAKE2b) of the records' names, or of their indices if they have no names. So a
+    slice holds images of all classes; [:90%] and [90%:] share no record and cover all of them;
+    every machine gets the same slice; and added or removed files move few others to another slice.
+    The records of a slice are in the order of the source.
 
     Raises:
       InputError: no slice of this form, or one without a record.
@@ -162,7 +162,7 @@ def listed_records(source: Any, path: str) -> Subset:
     """The records of a source that a text file names, one a line, in the order of the source.
 
     A line is a file name ("n01440764_10026.JPEG"), an id, or a relative path, with or without its
-    extension. Whoever has the form of SimCLR's lists of 1 % and 10 % of ImageNet can use it.
+    extension. This is the format of SimCLR's lists of 1 % and 10 % of ImageNet.
 
     Raises:
       InputError: no such file, a name that the source does not know or knows several times.

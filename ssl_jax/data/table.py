@@ -34,11 +34,11 @@ SPLITS = ("split", "subset", "set", "partition")
 class Table(Files):
     """Images that a CSV or TSV file with a header line lists, one a row.
 
-    The columns of paths, labels and masks are those that `named` says, or the first with a
-    usual name (IMAGES, LABELS, MASKS; any case). Paths are relative to the folder of the file, or
-    absolute. Labels are texts, numbered in sorted order: those of all rows of the file, so that
-    its parts agree. A column called as one of SPLITS divides the rows; so do files train.csv and
-    val.csv in one folder. Otherwise all rows are "train", of which slices can be taken.
+    The columns of paths, labels and masks are those that the section names, or the first with a
+    usual name (IMAGES, LABELS, MASKS; any case). Paths are absolute or relative to the folder of
+    the file. Labels are strings, numbered in sorted order over all rows of the file, so that its
+    parts agree. A column named as one of SPLITS divides the rows; so do files train.csv and val.csv
+    in one folder. Otherwise all rows are "train", which can be sliced.
     """
 
     def __init__(self, section: kinds.Section, split: str):

@@ -1,9 +1,9 @@
 """WebDataset tars as a source.
 
-The package `webdataset` reads tars from begin to end; training here asks for records by index, so
-that a run continues at any record. A tar that is not compressed can do that: the standard library's
-tarfile says where each member begins, and the bytes are read from there. All headers are read once
-when a set is opened.
+The package `webdataset` reads tars sequentially. Training here reads records by index, so that a
+run resumes at any record. Uncompressed tars allow this: the standard library's tarfile gives the
+offset of each member, and its bytes are read from there. All headers are read once, when a set is
+opened.
 """
 
 import posixpath
@@ -39,11 +39,11 @@ class _Member(NamedTuple):
 class Tars(Stored):
     """Samples of WebDataset shards: members "KEY.EXTENSION" that follow each other and share KEY.
 
-    The image of a sample is its "jpg", "png", ... (IMAGES); its label the text in "cls", or LABELS
-    in its "json"; its mask "seg.png" or "mask.png". The section can name other extensions, or the
-    key in the json. Samples without an image are left out and counted. A split is a folder of
-    tars, or the tars that have its name in theirs ("train-0000.tar"); "train" is all tars if none
-    has.
+    The image of a sample is its "jpg", "png", ... (IMAGES), its label the text in "cls" or one of
+    LABELS in its "json", its mask "seg.png" or "mask.png". The section can name other extensions or
+    another key of the json. Samples without an image are left out and counted. A split is a folder
+    of tars, or the tars with its name in theirs ("train-0000.tar"); if no tar names a split,
+    "train" means all tars.
     """
 
     def __init__(self, section: kinds.Section, split: str):

@@ -8,11 +8,11 @@ _ROUNDING = 1 / 510  # half a step of 8 bits: what resampling and rounding add t
 
 
 def check_range(image: np.ndarray, name: str) -> None:
-    """Refuses a float image with values outside [0, 1], which would be cut to black and white.
+    """Refuses a float image with values outside [0, 1], which would be clipped to black and white.
 
     Args:
-      image: [H,W,3]; uint8 is always right. Values that are not finite do not count: the step that
-        meets them is left out.
+      image: [H,W,3]; uint8 is always valid. Non-finite values are ignored here: their training step
+        is skipped.
       name: of the record, for the error.
 
     Raises:

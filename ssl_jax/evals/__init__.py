@@ -4,8 +4,8 @@
     evals.evaluate(encoder, encoder.config, tasks=("knn", "dense"))  # {"knn": 81.2, ...}
 
 A config names its evaluations (`section`), each has a type (`registry`), and runs on a network as a
-`Case`. A new type is one module that calls `register`. Pictures (`pictures`) are data; the modules
-that draw them stand in `ssl_jax.report`.
+`Case`. A new type is one module that calls `register`. Pictures (`pictures`) are data;
+`ssl_jax.report` draws them.
 """
 
 from ssl_jax.evals import (

@@ -1,10 +1,11 @@
 """k-NN on patches of the largest box (FLSL tables 5, 6, 9, 11-14: every ablation).
 
 The largest box of an image is divided into 3 x 3 cells; the features of the nine patches at their
-centres stand for the image. Each of a test image's nine votes on its own, as in `knn`, among the
-nine of every training image; the image is right if any of them names its class.
+centres represent the image. Each of a test image's nine features is classified separately, as in
+`knn`, by its neighbours among those of all training images; the image counts as right if any of
+them gives its class.
 
-The class is the label of the image; where a set has none, that of the box. Images without a
+The class is the label of the image, or that of the box if the set has no labels. Images without a
 visible box are left out.
 """
 
@@ -96,9 +97,9 @@ def _result(case: Case, settings: Settings) -> _Result:
 
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
-    """`box_knn_k20` and so on: share of test images with a visible box of which any feature names
-    the class, in percent; `box_knn`: with the first k; `box_knn_best`: the best of several on the
-    test images.
+    """`box_knn_k20` and so on: share of test images with a visible box for which any feature gives
+    the class, in percent; `box_knn`: with the first k; `box_knn_best`: the best k on the test
+    images.
 
     Raises InputError for a set without boxes.
     """

@@ -1,4 +1,4 @@
-"""Evaluations at work: one `Case` for each, on one network."""
+"""Running evaluations: one `Case` for each, on one network."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,15 +50,16 @@ class Records(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One evaluation of one network: what `score` and `figures` of its type work on.
+    """One evaluation of one network: the argument of `score` and `figures` of its type.
 
-    encoder: an Encoder, raw pixels or any function of images, see `features.network`; `network`
-      is what it is adopted as.
+    encoder: an Encoder, raw pixels or any function of images; `network` is the same as a
+      `features.network.Network`.
     config: the evaluation's section. train, test: sources of its images, adopted; None: not used.
-    seed: of every draw. patch: images are cut to a multiple of it. batch_size: of a forward pass.
-    extracted: features that evaluations of this network on the same images share, and what one
-      evaluation has `cached`; filled on demand.
-    shared, cache: whether all processes work on this, and where features are kept; see
+    seed: of every draw. patch: images are cropped to a multiple of it. batch_size: of a forward
+      pass.
+    extracted: features that evaluations of this network on the same images share, and results of
+      `cached`; filled on demand.
+    shared, cache: whether all processes take part, and where features are kept; see
       `features.extract`.
     """
 
@@ -177,7 +178,7 @@ class Case:
         return (name, *sorted(flatten(self.config).items()), *more)
 
     def cached(self, name: str, make: Callable[["Case"], Any], *more: Any) -> Any:
-        """make(self), worked out once for the scores and the pictures of this evaluation."""
+        """make(self), computed once for the scores and the pictures of this evaluation."""
         place = self.key_of(name, *more)
         if place not in self.extracted:
             self.extracted[place] = make(self)

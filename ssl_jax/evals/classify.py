@@ -1,7 +1,7 @@
 """Accuracy of a network's own classifier on images it was not trained on, as after fine-tuning
 (SOP and SOVE tables 1 and 3, STELLAR table 12).
 
-No part of the evaluation learns anything: of the data only the test part is looked at.
+The evaluation trains nothing and uses only the test part of the data.
 """
 
 import dataclasses

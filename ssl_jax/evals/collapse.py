@@ -1,5 +1,5 @@
-"""Meters of collapse: what features look like that say the same of all images, or use few of their
-dimensions. No labels are needed.
+"""Meters of collapse: whether features are the same for all images or use few of their dimensions.
+No labels are needed.
 """
 
 import dataclasses

@@ -2,8 +2,8 @@
 similarity of patch features (DAVIS 2017 in the protocol of DINO; SOP table 4, FLSL table 4).
 
 Works on any source of videos with masks: `s.sequences`, {name: range of records in order of time},
-whose masks hold the number of the object of each pixel (0 = background, 255 = ignore). With
-`test_examples` whole videos are taken, see `frames.first`; the training part is not used.
+whose masks hold the object number of each pixel (0 = background, 255 = ignore). `test_examples`
+counts whole videos, see `frames.first`; the training part is not used.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
-"""How much of an image frozen features hold: a new decoder is trained on them, and rebuilds images
-that nobody has seen (STELLAR table 3).
+"""How much of an image frozen features hold: a new decoder is trained on them and reconstructs
+unseen images (STELLAR table 3).
 
 The decoder is STELLAR's (linear layer, random Fourier codes, transformer blocks, no mask tokens)
 for every network, trained with AdamW at a constant learning rate on images as they are evaluated,
 by default without augmentation. It gets the dense map of patch tokens, or for STELLAR the low-rank
-map L S of its sparse tokens, and says pixels (squared error) or the codes of a frozen tokenizer
-(cross-entropy), which the tokenizer's own decoder makes into pixels.
+map L S of its sparse tokens, and predicts pixels (squared error) or the codes of a frozen tokenizer
+(cross-entropy), which the tokenizer's own decoder turns into pixels.
 """
 
 import dataclasses
@@ -78,7 +78,7 @@ class Settings(quality.Settings):
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses an evaluation `name` whose files are missing, or whose decoder cannot be. Raises
+    """Refuses an evaluation `name` with missing files or an impossible decoder. Raises
     InputError."""
     quality.check(name, settings, data)
     if settings.width % settings.heads or settings.width % 2:

@@ -1,8 +1,8 @@
-"""Evaluations of the images that a run is trained on: `data.kind="training"`.
+"""Evaluations on the run's training set: `data.kind="training"`.
 
-Configs that come with the package evaluate on the set they train on. So with
-`--config.data.kind=folder --config.data.dir=/my/images` they evaluate on that folder, and what it
-has decides which of them can be run.
+The package's configs evaluate on the set they train on. With
+`--config.data.kind=folder --config.data.dir=/my/images` they evaluate on that folder, and its
+labels and masks decide which evaluations can be run.
 """
 
 from collections.abc import Collection
@@ -24,9 +24,9 @@ def follow(config: ConfigDict) -> None:
     """Writes the set of the section `data` into evaluations with data.kind="training"; reads no
     file.
 
-    They keep keys of their own that are set, and take the size if they have none. Where an embedded
-    set lacks what an evaluation needs, another embedded one that has it is taken. The part that a
-    classifier learns from is that of training, unless it is set.
+    Keys that they set themselves stay, and they take the size if they have none. If an embedded set
+    lacks the labels or masks that an evaluation needs, another embedded set is used. Classifiers
+    learn from the training part, unless another is set.
     """
     data = config.data
     for each in _followers(config).values():
@@ -48,17 +48,17 @@ def follow(config: ConfigDict) -> None:
 def fit_to_data(
     config: ConfigDict, records: Any = None, given: Collection[str] = ()
 ) -> tuple[ConfigDict, list[str]]:
-    """The config with evaluations that its training set can carry, and what to say about it.
+    """The config with the evaluations that its training set supports, and notes to print.
 
-    Of the evaluations that are run, those with data.kind="training" are looked at: one that needs
-    labels (masks, boxes) which the set lacks is left out; without any label, `rank` takes their
-    place. Scored is data.test_split; if the set has no such part, the first of HELD_OUT that it
-    has, else a fifth of it, or what data.split leaves.
+    This concerns evaluations with data.kind="training". Those that need labels (masks, boxes) which
+    the set lacks are left out; without any labels, `rank` replaces them. They score
+    data.test_split; if the set has no such part, the first of HELD_OUT that it has, else a fifth of
+    it, or the rest of data.split.
 
     Args:
       records: the training set as `data.source.make_source` opens it; None: only its kind is looked
         at, and splits stay as they are.
-      given: keys that were set by hand. What they ask for is run, or an error.
+      given: keys that the user set. Evaluations that they request are run, or are an error.
 
     Raises:
       InputError: the set lacks what an evaluation needs that was asked for; no part can be scored.

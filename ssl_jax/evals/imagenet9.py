@@ -1,9 +1,9 @@
 """ImageNet-9, the backgrounds challenge (Xiao et al. 2020; SOP and SOVE table 6, as iBOT evaluates
-it): a linear classifier of ImageNet-1K names the foreground before other backgrounds.
+it): a linear classifier of ImageNet-1K must recognise the foreground in front of other backgrounds.
 
-`data` are the images of ImageNet-1K that the classifier is fitted on; `head` is a classifier that
-was fitted before. The images that are scored lie in `dir`, as VARIANT/val/CLASS/*: resized and cut
-as `data.size` and `crop` say.
+The classifier is fitted on the ImageNet-1K images of `data`; `head` is one that was fitted before.
+The scored images are in `dir`, as VARIANT/val/CLASS/*; they are resized and cropped by `data.size`
+and `crop`.
 """
 
 import dataclasses

@@ -28,7 +28,7 @@ _QUERIES, _SHOWN = 6, 8  # of the picture: test images, neighbours of each
 
 
 def temperature_field() -> Any:
-    """Declares the temperature of cosines. Below, float32 has no other weights than 1 and 0."""
+    """Declares the temperature of cosines. Below its limit, float32 weights are only 1 and 0."""
     return field(TEMPERATURE, "votes weigh exp(cosine / temperature)", least=1e-6)
 
 

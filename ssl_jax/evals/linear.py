@@ -155,8 +155,8 @@ def _factor(settings: Settings) -> float:
 
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """`linear`: test accuracy in percent; `linear_lr`, `linear_batch`: the selected ones;
-    `linear_held_out`: its accuracy on the held-out part; `linear_best`: the best of the grid on the
-    test images, which have then been looked at.
+    `linear_held_out`: its accuracy on the held-out part; `linear_best`: the best of the grid,
+    selected on the test images.
 
     Raises InputError for a set without labels, and for a crop_scale that is no range.
     """

@@ -1,5 +1,5 @@
-"""Logistic regression on frozen features, by scikit-learn: convex, so that nothing but the strength
-of the penalty is chosen."""
+"""Logistic regression on frozen features, by scikit-learn. It is convex, so only the strength of
+the penalty has to be chosen."""
 
 import dataclasses
 

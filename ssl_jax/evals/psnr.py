@@ -1,4 +1,4 @@
-"""How well images are rebuilt from a network's tokens, on images it was not trained on."""
+"""How well a network's tokens reconstruct images, on images it was not trained on."""
 
 from collections.abc import Iterator, Sequence
 
@@ -23,9 +23,9 @@ def batches(case: Case, scale: Sequence[float] = ()) -> Iterator[tuple[np.ndarra
 def rebuilt(
     case: Case, scale: Sequence[float] = ()
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
-    """`batches` with what the network makes of them: images, rebuilt [B, H, W, 3], how many count.
+    """`batches` with the network's reconstructions: images, rebuilt [B, H, W, 3], how many count.
 
-    Raises InputError for a network that rebuilds no images.
+    Raises InputError for a network that reconstructs no images.
     """
     for images, count in batches(case, scale):
         _, extras = case.network.with_extras(images)

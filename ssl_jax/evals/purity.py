@@ -1,9 +1,9 @@
 """Do clusters of patches follow objects? Purity, mutual information, Rand index against masks.
 
-`clusters` names whose: the objects that a method finds in an image (CrIBo's joint clustering of a
+`clusters` selects them: the objects that a method finds in an image (CrIBo's joint clustering of a
 single image), sparse tokens (STELLAR: the token with the largest localization), or k-means of an
-image's patches for any network. `purity_modes` needs no hard clusters: how far FLSL's mode of a
-token comes from the token's own region.
+image's patches for any network. `purity_modes` needs no hard clusters: it measures how much of
+FLSL's mode of a token comes from the token's own region.
 """
 
 import dataclasses

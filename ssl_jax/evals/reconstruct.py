@@ -1,6 +1,6 @@
-"""How well a network rebuilds images that it was not trained on, in every measure there is.
+"""How well a network reconstructs images that it was not trained on, in all measures.
 
-`psnr` is the cheap form of this for scores during a run. Networks that do not rebuild whole images
+`psnr` is the cheap form for scores during a run. Networks that do not reconstruct whole images
 (MAE, DINO) can be compared with `decode`, which trains a decoder.
 """
 

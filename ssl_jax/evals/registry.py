@@ -1,4 +1,4 @@
-"""The types of evaluation: what `type` in the config's section `evals` names."""
+"""The types of evaluation, the values of `type` in the config's section `evals`."""
 
 import dataclasses
 import sys
@@ -16,7 +16,7 @@ class Protocol(NamedTuple):
     """The settings of a type with which a paper's number was measured.
 
     source: paper and table, for example "CrIBo table 1". changes: {key: value or section} of the
-    type's defaults; what depends on the user's disk (data.dir) is left out.
+    type's defaults, without those that depend on the user's disk (data.dir).
     """
 
     source: str
@@ -32,10 +32,10 @@ class NoSettings:
 class Type:
     """A type of evaluation.
 
-    score(case, settings) -> {score: number}: all scores of one network, see `Case`. The score that
-      stands for the evaluation has the name of the type; the names of all others begin with it.
-    settings: a frozen dataclass, its fields declared with `config.field`: the type's keys. Data,
-      examples and crop all types have.
+    score(case, settings) -> {score: number}: all scores of one network, see `Case`. The main score
+      has the name of the type; the names of all others begin with it.
+    settings: a frozen dataclass, its fields declared with `config.field`: the type's keys. All
+      types also have data, examples and crop.
     heading: of the score that has the type's name, in tables and curves, with its unit after a
       comma unless that is percent ("PSNR, dB"); "" = not shown there.
     needs: "labels", "masks" or "boxes" of the images, or "sequences" of them with masks; "" =

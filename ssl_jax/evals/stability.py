@@ -1,9 +1,9 @@
-"""What stays and what moves when an image is shifted or cropped (STELLAR figure 2), see
+"""Stability of content and location when an image is shifted or cropped (STELLAR figure 2), see
 `scores.stability`.
 
-For STELLAR "what" is its sparse tokens S and "where" its localization maps L: the tokens should
-stay as they are and the maps move with the image. Any other network is measured by the same
-functions with its image vector as the only token and its patch map as L.
+For STELLAR the content ("what") is its sparse tokens S and the location ("where") its localization
+maps L: the tokens should stay the same and the maps move with the image. Other networks are
+measured with their image vector as the only token and their patch map as L.
 """
 
 import dataclasses
@@ -92,12 +92,12 @@ def _measured(case: Case, settings: Settings) -> tuple[stability.Shifted, tuple[
 def score(case: Case, settings: Settings) -> dict[str, float]:
     """In percent: `stability`, the cosine of matched tokens (of image vectors where there are none)
     under shifts, mean over all above 0; `stability_where`, the relative Frobenius change of the
-    maps likewise; `stability_follows`, the same where the map moved along, over whole patches;
+    maps likewise; `stability_follows`, the same after the map is moved along, over whole patches;
     `stability_crops`, the cosine of tokens of two random crops; `stability_other` and
-    `stability_crops_other`, those cosines of different images. And by pixels: `stability_what_8`,
+    `stability_crops_other`, these cosines for different images; and by pixels `stability_what_8`,
     `stability_where_8`.
 
-    A network that says the same of all images is stable too: compare with `_other`.
+    A network with the same features for all images is stable too: compare with `_other`.
     """
     moved, pairs = case.cached("stability", lambda case: _measured(case, settings))
     values = stability.means(settings.shifts, moved, pairs)

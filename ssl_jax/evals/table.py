@@ -7,17 +7,17 @@ IMAGES = "_images"  # in results.json: of how many test images a score is the sh
 
 
 def standard_error(percent: float, images: int) -> float:
-    """Of a share of so many images, in percent, as if two more were right and two more wrong
-    (Agresti and Coull 1998), so that it is not 0 at 0 and 100."""
+    """The standard error of a share of this many images, in percent, with two more counted as right
+    and two more as wrong (Agresti and Coull 1998), so that it is not 0 at 0 and 100."""
     right = (percent * images / 100 + 2) / (images + 4)
     return 100 * math.sqrt(max(right * (1 - right), 0) / images)
 
 
 def best(scores: Sequence[float], images: int = 0) -> tuple[float | None, str]:
-    """(The highest of some scores, what to say of it). None where another is as high within the
+    """(The highest of some scores, its error as text). None if another is as high within the
     standard error of the difference.
 
-    images: the scores are shares of so many test images, in percent; 0 = they are others.
+    images: number of test images of which the scores are shares, in percent; 0 = no shares.
     """
     first, *others = sorted(scores, reverse=True)
     if not images:
@@ -32,8 +32,8 @@ def comparison_table(
     headings: Mapping[str, str],
     images: Mapping[str, int] | None = None,
 ) -> str:
-    """Aligned text: one row per network, one column per score, the best of each column marked
-    with *, and of how many test images they are.
+    """Aligned text: one row per network, one column per score, the best of each column marked with
+    *, and the number of test images.
 
     Args:
       results: {row: scores}, e.g. {"untrained network": {...}, "raw pixels": {...}, "trained":

@@ -1,7 +1,7 @@
 """t-SNE of image vectors: which images the network finds alike (SOP figures C.2 and C.3); and of
 patches: which parts of images, block by block (FLSL figure 4b).
 
-A picture first; its score says how far the picture can be trusted.
+It is mainly a picture; its score says how far the picture can be trusted.
 """
 
 import dataclasses

@@ -1,3 +1,3 @@
-"""Makes the augmented views of an image: boxes, crops, masks, photometric draws and the recipes
-that name them.
+"""Augmented views of an image: boxes, crops, masks, photometric draws, and the recipes that combine
+them.
 """

@@ -1,4 +1,4 @@
-"""The rows of global batches: which records they are, and their views.
+"""The rows of global batches: their records and views.
 
 One integer describes the position: the next GLOBAL record r. With S = steps_per_epoch * batch_size
 records in an epoch,
@@ -188,8 +188,8 @@ def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def check_share(source: base.Source, bad: dict, share: float, count: int = 0) -> None:
-    """Refuses a source of which `bad` (index -> reason, or None to ask again) has more than that
-    share; count: of its records that are read, 0 = all. Raises InputError."""
+    """Refuses a source with more than that share of unreadable records, `bad` (index -> reason, or
+    None to find it again); count: number of records read, 0 = all. Raises InputError."""
     count = count or len(source)
     if len(bad) <= share * count:
         return

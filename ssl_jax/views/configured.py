@@ -1,4 +1,4 @@
-"""The recipes that the section `views` of a config asks for."""
+"""The recipes that the section `views` of a config describes."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ from ssl_jax.views.photometric import Photometric
 def recipe_multicrop(views: ConfigDict, patch: int) -> ViewRecipe:
     """The multi-crop recipe of DINO, iBOT and SOP from the section `views` of a config.
 
-    Every view: colour jitter and grayscale. Blur with a probability each for global view 1, further
-    global views and local views; solarize on global view 2 only (DINO, after BYOL; iBOT and SOP
-    take it over). Masks on global views.
+    Every view gets colour jitter and grayscale. Blur has separate probabilities for global view 1,
+    further global views and local views; only global view 2 is solarized (DINO, after BYOL; iBOT
+    and SOP do the same). Global views are masked.
 
     Args:
       views: config.views, valid (see `views.section`); patch: of the network, pixels.
@@ -56,7 +56,7 @@ def group_of(views: ConfigDict, patch: int, size: str = "global", **fields: Any)
 
 
 def photometric_of_one(views: ConfigDict) -> tuple[Photometric, ...]:
-    """`photometric` of a single view; () where the section asks for no such draw."""
+    """`photometric` of a single view; () if the section has no such draw."""
     if views.jitter_prob or views.gray_prob or views.blur_prob[0]:
         return (photometric(views, blur_prob=views.blur_prob[0]),)
     return ()

@@ -1,5 +1,5 @@
-"""Cutting and resizing views: one definition (antialiased Keys cubic, a = -1/2), on the host and on
-the device.
+"""Cropping and resizing views: one definition (antialiased Keys cubic, a = -1/2), on the host and
+on the device.
 
 Sample o of a view lies at y + (o + 1/2) height / size - 1/2 in source pixels. Its value is the mean
 of the source pixels around it under Keys' cubic kernel, widened by height / size when the crop is
@@ -22,7 +22,7 @@ from ssl_jax.data import planes
 
 
 def crop_host(image: np.ndarray, box: ArrayLike, size: int, flip: bool) -> np.ndarray:
-    """Cuts `box` out of an image, resizes it to size x size and mirrors it horizontally if `flip`;
+    """Crops `box` from an image, resizes it to size x size and mirrors it horizontally if `flip`;
     by Pillow.
 
     Args:
@@ -42,8 +42,8 @@ def crops_host(
 ) -> np.ndarray:
     """`crop_host` for several boxes [V, 4] and flips [V] of one image: [V, size, size, C].
 
-    area: cuts at whole source pixels and takes the mean of those that a pixel of the view covers,
-    or interpolates linearly where the crop grows; by OpenCV, in half the time.
+    area: crops at whole source pixels and averages those that a pixel of the view covers, or
+    interpolates linearly if the crop is enlarged; by OpenCV, in half the time.
     """
     if image.dtype not in (np.uint8, np.float32):
         raise InputError(
@@ -114,7 +114,7 @@ def weights(
 
 
 def crops_device(rows: jax.Array, boxes: jax.Array, flips: jax.Array, size: int) -> jax.Array:
-    """Cuts and resizes views as two matrix products per view; jit, vmap and sharding safe.
+    """Crops and resizes views by two matrix products per view; works under jit, vmap and sharding.
 
     Args:
       rows: float32 [B, H, C, W] in [0, 1], images with the channel axis before the column axis. A

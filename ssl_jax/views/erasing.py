@@ -19,13 +19,13 @@ _TRIES = 10  # rectangles drawn; the first that fits is taken, and if none does,
 
 @dataclass(frozen=True)
 class Erasing:
-    """What is erased.
+    """How rectangles are erased.
 
     Attributes:
-      prob: that a view is touched at all.
+      prob: probability that a view has an erased rectangle.
       area: (lo, hi) share of the view, drawn uniformly; ratio: (lo, hi) height / width, drawn
         uniformly in its logarithm.
-      mean, std: what the network normalises images with, per channel.
+      mean, std: the network's normalisation of images, per channel.
 
     Raises:
       InputError: a value is out of range.

@@ -26,13 +26,13 @@ class GroupRecipe:
       scale: (lo, hi) share of the image area; ratio: (lo, hi) width / height.
       flip: probability of a horizontal flip. photometric: one per view, or () for none.
       mask: of every view of this group, or None.
-      inside: name of an earlier group; view v is a crop of its view v % count as that was cut and
-        resized (FLSL's nested crops): `scale` is the share of that view, flips combine, and the
-        image is still resampled once.
-      reuse: name of an earlier group; view v repeats the box and the flip of its view v, as far as
-        it has one (STELLAR's first masked view shows the region of the main view). Further views
+      inside: name of an earlier group; view v is a crop of that group's view v % count, after it
+        was cropped and resized (FLSL's nested crops): `scale` is the share of that view, flips
+        combine, and the image is still resampled only once.
+      reuse: name of an earlier group; view v repeats the box and the flip of that group's view v,
+        if it exists (STELLAR's first masked view shows the region of the main view). Further views
         are drawn as usual.
-      randaugment: of every view, on the host, or None; what the device crops does not get it.
+      randaugment: of every view cropped on the host, or None; not for crops on the device.
       erasing: of every view, after all other draws, or None.
 
     Raises:
@@ -83,10 +83,10 @@ class ViewRecipe:
 
     Attributes:
       groups: (name, recipe) in order.
-      classes: number of classes of the labels that come with the images; 0 = no labels are wanted.
-      repeats: how often a batch shows each of its records, with other draws each time.
+      classes: number of classes of the images' labels; 0 = labels are not used.
+      repeats: how often a batch contains each of its records, with different draws each time.
       mix: how the images of a batch are mixed, or None. Needs labels.
-      patch_labels: whether the classes of the patches come along, from the masks of the images.
+      patch_labels: whether batches include the classes of the patches, from the images' masks.
     """
 
     groups: tuple[tuple[str, GroupRecipe], ...]

@@ -1,12 +1,12 @@
-"""Batches of views from a source: sharding by process, workers, restart; `batches` says which
-records they have.
+"""Batches of views from a source: sharding by process, workers, restart; `batches` determines their
+records.
 
-Process p of P takes the contiguous rows [p * B/P, (p + 1) * B/P) of each global batch: the block
-that a batch sharded over a mesh in process order keeps on p.
+Process p of P takes the contiguous rows [p * B/P, (p + 1) * B/P) of each global batch: its shard of
+a batch that is sharded over a mesh in process order.
 
-The unit of work is a batch, or in worker processes a few rows of one: each worker holds some units
-that are finished, and batches of large images would take all memory. grain handles a unit as one
-element, so it costs little per record.
+The unit of work is a batch, or in worker processes a few rows of one: each worker holds some
+finished units, and whole batches of large images would use up the memory. grain treats a unit as
+one element, so its cost per record is small.
 """
 
 import atexit
@@ -84,14 +84,15 @@ class Loader:
       "source_size" [b,2] float32 (height, width), "index" [b] int32 (record), "epoch" [b] int32
         (with repeats the pass over the data);
       "replaced" [b] bool: the record was unreadable and the next readable one of the source stands
-        in for it, while "index" stays that of the unreadable one;
+        replaces it, while "index" stays that of the unreadable one;
       "source" [b,H,W,3] uint8 or float32, the images themselves, only with crop_on="device"; or, of
-        a source whose images the devices have (`resident.Resident`), their "row" [b] int32;
-      "label" [b] int32, only where the recipe asks for labels, of the image that is shown.
+        a source whose images are on the devices (`resident.Resident`), their "row" [b] int32;
+      "label" [b] int32, of the image in the batch, only if the recipe uses labels.
 
     A few batches are prepared ahead: by two threads (workers=0), or by `workers` spawned processes.
-    These need an `if __name__ == "__main__"` guard in the caller's script, and each fills its own
-    cache; one that the system kills is replaced, and no batch changes. Call `close()` at the end.
+    Processes need an `if __name__ == "__main__"` guard in the caller's script, and each fills its
+    own cache; one that the system kills is replaced, and no batch changes. Call `close()` at the
+    end.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ class MaskRecipe:
       block: patches of the smallest rectangle of a block mask; 0 = as iBOT, see `block_mask`.
       drop: the encoder drops masked patches instead of replacing them: needs a fixed count, hence
         "random", lo = hi, prob 1.
-      focus: which places a random mask of fixed count prefers to keep: "none" (all alike),
+      focus: the places that a random mask of fixed count prefers to keep: "none" (all equally),
         "gaussian" (those near a random one) or "window" (a random square), as STELLAR masks.
       focus_prob: probability that a view has a focus.
 
@@ -71,7 +71,7 @@ class MaskRecipe:
 
 
 def floor(x: float) -> int:
-    """Floor of x >= 0 that takes 19.999999999999996 (= 100 (1 - 0.8)) for the 20 that is meant."""
+    """Floor of x >= 0 that treats 19.999999999999996 (= 100 (1 - 0.8)) as 20."""
     return int(x + 1e-6)
 
 

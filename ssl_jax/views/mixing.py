@@ -1,9 +1,9 @@
 """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019): images of a batch are mixed in pairs.
 
 Rows 2k and 2k + 1 of a batch are a pair. The order of the records is random, so these pairs are as
-random as any others; and they lie on one device wherever that holds an even number of rows. The
-whole batch is mixed before anything cuts it into chunks or shares it among devices, and the draws
-follow from a key alone: neither chunks, devices nor processes change a result.
+random as any others, and a pair is on one device if devices hold an even number of rows. The whole
+batch is mixed before it is split into chunks or sharded over devices, and the draws depend only on
+a key: chunks, devices and processes do not change the result.
 """
 
 import functools
@@ -18,11 +18,11 @@ from ssl_jax.views import section
 
 @dataclass(frozen=True)
 class Mixing:
-    """How a batch is mixed. As DeiT and BEiT do, a batch is mixed in one way with one share.
+    """How a batch is mixed. As in DeiT and BEiT, each batch uses one kind of mixing and one share.
 
     Attributes:
       mixup, cutmix: alpha of the Beta(alpha, alpha) that the share is drawn from; 0 = not used.
-      switch_prob: of CutMix, where both are used. prob: that a batch is mixed at all.
+      switch_prob: probability of CutMix if both are used. prob: probability that a batch is mixed.
 
     Raises:
       InputError: a value is out of range, or nothing is mixed.

@@ -2,13 +2,13 @@
 solarize.
 
 Torchvision's operations in the order of DINO and iBOT: jitter (its four operations in an order
-drawn per view), grayscale, blur, solarize; every view draws which of them it gets. All branches run
-for all views and a mask picks (static shapes). The operations work on `rows`: float32 [..., H, 3,
-W] in [0, 1], the channel axis before the columns. With a minor axis of 3 a CPU cannot vectorise,
-and in this layout both passes of the blur are plain batched matrix products.
+drawn per view), grayscale, blur, solarize; every view draws which of them apply. All branches are
+computed for all views, and a mask selects (static shapes). The operations work on `rows`: float32
+[..., H, 3, W] in [0, 1], the channel axis before the columns. With a minor axis of 3 a CPU cannot
+vectorise, and in this layout both passes of the blur are plain batched matrix products.
 
-Images of other than three channels have no colours: saturation, hue and grayscale are refused, and
-all else acts on each channel by itself, the contrast about its own mean.
+Images without exactly three channels have no colours: saturation, hue and grayscale are refused,
+and the rest acts on each channel separately, the contrast around the channel's mean.
 
 Nothing is rounded to 8 bit between operations, unlike in Pillow. A NaN stays NaN.
 """
@@ -39,7 +39,7 @@ _ALTERNATIVE = key((0.0, 0.0), "probabilities of blur and solarisation", least=0
 
 @dataclass(frozen=True)
 class Photometric:
-    """Photometric draws of one view.
+    """Photometric augmentation of one view.
 
     Attributes:
       jitter: (brightness, contrast, saturation, hue) strengths: factors U(max(0, 1 - s), 1 + s),

@@ -1,15 +1,15 @@
-"""What a view recipe draws: crops, masks and photometric draws of an image, and the batch that
-carries them.
+"""The random draws of a view recipe: crops, masks and photometric draws of an image, and the batch
+that holds them.
 
-Geometry and masks are drawn on the host in NumPy (`draw`), crops are cut on the host (`crop_host`)
-or on the device, and photometric draws are made on the device inside the step (`prepare`). Every
+Geometry and masks are drawn on the host in NumPy (`draw`), crops are made on the host (`crop_host`)
+or on the device, and photometric draws on the device inside the step (`prepare`). Every
 draw is a pure function of (seed, epoch, record index, group, view), so order, workers, restarts,
 batch size and devices do not change a sample.
 
 A batch is a dict: one `Group` per group name; "source_size" [B, 2] float32; "index" [B] and "epoch"
 [B] int32; "replaced" [B] bool; and "source" [B, H, W, C] uint8 or float32 where the device crops.
-Where the recipe asks for labels there is "label" [B] int32, to which `prepare` adds "partner" [B]
-int32, the label of the image that this one is mixed with, and "share" [B] float32 of its own.
+If the recipe uses labels there is "label" [B] int32, to which `prepare` adds "partner" [B] int32,
+the label of the image that this one is mixed with, and "share" [B] float32, that of its own image.
 """
 
 import zlib
@@ -121,8 +121,8 @@ def crop_host(
     epoch: int = 0,
     index: int = 0,
 ) -> dict[str, np.ndarray]:
-    """Cuts the drawn views out of an image [H, W, C], and applies RandAugment to those that want
-    it: {group: [V, size, size, C]}; see `crops.crops_host`.
+    """Crops the drawn views from an image [H, W, C] and applies RandAugment in groups that use it:
+    {group: [V, size, size, C]}; see `crops.crops_host`.
 
     area: see `crops.crops_host`. seed, epoch, index: as of `draw`; RandAugment is a pure function
     of them.
@@ -142,7 +142,7 @@ def crop_host(
 
 
 def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
-    """Makes the views of a batch: cuts them if the host did not, applies the photometric draws,
+    """Makes the views of a batch: crops them if the host did not, applies the photometric draws,
     erases and mixes. For use inside jit, on the whole batch.
 
     Each view's key is fold_in(key(seed), epoch, index, group, view); that of a batch which is mixed
@@ -153,8 +153,8 @@ def prepare(recipe: ViewRecipe, batch: dict, seed: int) -> dict:
         reaches all views of its record and no other record.
 
     Returns:
-      the batch with float32 images [B, V, H, W, C] in [0, 1] (but what was erased) and without
-      "source", and with "partner" and "share" where it has labels.
+      the batch with float32 images [B, V, H, W, C] in [0, 1] (except erased rectangles), without
+      "source", and with "partner" and "share" if it has labels.
     """
     out = {name: value for name, value in batch.items() if name != "source"}
     source = _rows(batch["source"]) if "source" in batch else None

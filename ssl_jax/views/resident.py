@@ -1,4 +1,4 @@
-"""A set of small images, decoded into one array that each device keeps: a batch is then a few
+"""A set of small images, decoded into one array on each device, so that a batch holds only a few
 numbers per record."""
 
 import math

@@ -9,7 +9,7 @@ from ssl_jax.config import InputError, check_multiple, key
 
 
 def defaults() -> dict:
-    """The keys of the section; a method reads those it has a use for."""
+    """The keys of the section; a method reads those it uses."""
 
     def probability(default, of):
         return key(default, f"probability of {of}", least=0, most=1)
@@ -91,7 +91,7 @@ def check_hue(name: str, jitter: Sequence[float]) -> None:
 
 
 def check_colours(prefix: str, channels: int, draws: Any) -> None:
-    """Refuses draws that are defined for RGB alone where images have other channels.
+    """Refuses draws that are defined only for RGB if images have other channels.
 
     prefix: of the names in the message. draws: has jitter, jitter_prob and gray_prob. Raises
     InputError.

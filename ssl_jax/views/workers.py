@@ -1,5 +1,5 @@
-"""Elements of a sequence made ahead: by threads of this process, or by worker processes, which
-start again when one of them dies.
+"""Prefetches elements of a sequence, by threads of this process or by worker processes, which are
+restarted when one of them dies.
 """
 
 import gc
@@ -28,12 +28,12 @@ _DIED = re.compile(r"Worker process was terminated unexpectedly with exit code (
 
 
 class Ahead:
-    """The elements of `sequence` from `start` on, in order, made ahead by `workers` processes
-    (0 = by threads of this one).
+    """The elements of `sequence` from `start` on, in order, prefetched by `workers` processes (0 =
+    by threads of this one).
 
-    A worker process that dies, as the system ends one when memory runs out, takes what it made
-    ahead with it. All workers then start again at the first element that was not taken yet: which
-    elements come, and in which order, does not change.
+    If a worker process dies, for example because memory runs out, its prefetched elements are lost.
+    All workers then restart at the first element that was not taken yet; elements and their order
+    do not change.
     """
 
     def __init__(self, sequence: Any, start: int, workers: int):

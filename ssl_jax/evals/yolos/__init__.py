@@ -2,10 +2,10 @@
 trained further on boxes with DETR's loss, and is scored by COCO's average precision (CrIBo tables 5
 and 6).
 
-Differs from the authors' code in: the images of a batch share a canvas, and boxes are shares of the
-canvas instead of the image without its margin; position codes are learned on a square grid of the
-same area; the margin has the mean colour. Crowds are not trained on, and what is found in them
-counts as neither right nor wrong, as COCO has it.
+Differences from the authors' code: the images of a batch share a canvas, and boxes are shares of
+the canvas instead of the image without its margin; position codes are learned on a square grid of
+the same area; the margin has the mean colour. Crowds are not used in training, and detections in
+them count as neither right nor wrong, as in COCO.
 """
 
 import numpy as np

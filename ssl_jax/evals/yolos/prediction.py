@@ -1,4 +1,4 @@
-"""What a detector finds in images, and what is in them."""
+"""A detector's predictions and the true objects of images."""
 
 import math
 from collections.abc import Mapping

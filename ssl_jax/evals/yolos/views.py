@@ -1,4 +1,4 @@
-"""What a detector sees: images and their boxes flipped, cropped, resized, and put on a canvas."""
+"""A detector's inputs: images and their boxes flipped, cropped, resized, and put on a canvas."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
