@@ -1,5 +1,6 @@
-"""`init_from`: a new run starts from weights of a file or of another run instead of random ones.
-Resuming is something else.
+"""`init_from`: starts a new run from the weights of a file or of another run.
+
+See `train.resume` for resuming a run.
 """
 
 from collections.abc import Mapping
@@ -22,15 +23,15 @@ from ssl_jax.runtime import sharding
 from ssl_jax.train import checkpoint
 from ssl_jax.train.state import TrainState
 
-# What the same weights may be read by in two ways: keys of the config's section `model`.
+# Keys of the section `model` that change the function of the same weights.
 _MODEL = (
     *("heads", "stem", "gelu", "mlp", "qkv_bias", "position_resize", "resize_kernel"),
     *("norm_eps", "mean", "std"),
 )
-_ROPE = ("position", "rope_base", "rope_rounded")  # the same, of networks with rotary codes
+_ROPE = ("position", "rope_base", "rope_rounded")  # further such keys of networks with RoPE
 
 
-# Fields of a network's shape that a run may choose, whatever weights it starts from.
+# Fields of ViTConfig that a run may choose freely with any initial weights.
 _CHOSEN = {"drop_path", "init_std", "position_std", "cls_std", "mask_token", "queries"}
 _CHOSEN |= {"scan", "attention", "remat", "dtype", "rope_shift", "rope_jitter", "rope_rescale"}
 
@@ -41,24 +42,26 @@ CHANNELS = key(
     ' ("repeat")',
     choices=("mean", "repeat"),
 )
-# The layers that see channels: [side^2 * channels, d], the channel last in a row.
+# The layers that read channels: [side^2 * channels, d], with the channel as the fastest index.
 _FIRST = ("backbone/patch/kernel", "backbone/patch/convs/0/kernel")
 
-# The first layer of a projection head, and where a classifier has it (methods.finetune).
+# {prefix in a classifier (methods.finetune): prefix of the projection head's first layer}
 _FIRST_LAYER = {"hidden/linear/": "head/mlp/0/"}
 
 
 def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> ConfigDict:
-    """With `init_model`, a config whose section `model` is that of the weights in `init_from`; of
-    any other config, itself.
+    """With `init_model`, the config with the `model` section of the weights in `init_from`;
+    otherwise the config itself.
 
-    What changes training alone stays, as do query tokens that the weights lack, and channels beyond
-    theirs; there is no class token where the config has none (FLSL).
+    Keys that only change training, query tokens that the weights lack, and other channels keep the
+    config's values. A config without a class token (FLSL) keeps none.
 
-    recorded: the section `model` of the run that is continued, whose weights need not be there any
-      more; None: of a new one.
+    Args:
+      recorded: the section `model` of a run being resumed, whose initial weights may be gone; None
+        for a new run.
 
-    Raises InputError without `init_from`, and as `start_from`.
+    Raises:
+      InputError: `init_from` is missing; otherwise as `start_from`.
     """
     if not config.init_model:
         return config
@@ -76,7 +79,7 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
     model |= {"size": "custom", "cls": fields["cls"] and config.model.cls}
     if fields["queries"]:
         model["queries"] = fields["queries"]
-    if config.model.in_channels != fields.get("in_channels", 3):  # they are widened
+    if config.model.in_channels != fields.get("in_channels", 3):  # the patch embedding is adapted
         model |= {name: config.model[name] for name in ("in_channels", "mean", "std")}
     changed = ConfigDict(config.to_dict())
     changed.model.update(model)
@@ -84,7 +87,7 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
 
 
 def _fields(path: str) -> dict[str, Any]:
-    """{field of ViTConfig: value} of the network in a file or folder, as far as they are known."""
+    """{field of ViTConfig: value} of the network in a file or folder, as far as known."""
     read.check_local(path)
     place = local(path)
     file = read.weight_file(place) if place.exists() else None
@@ -98,39 +101,38 @@ def _fields(path: str) -> dict[str, Any]:
 
 
 def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False) -> TrainState:
-    """The state before step 0 with the weights that `config.init_from` names; what was taken is
-    printed.
+    """The state before step 0 with the weights of `config.init_from`; prints a report of them.
 
-    Only parameters, teacher and constants are replaced: optimizer, memories, centers, keys and the
-    step are those of a new run. Constants go with the student, for which they were made.
+    Only parameters, teacher and constants are replaced; optimizer, memories, centers, keys and step
+    are those of a new run. Constants come with the student's weights.
 
-    A patch embedding of 3 channels becomes one of `config.model.in_channels`, as
-    `config.init_channels` says, so that an image of equal channels gives what a gray one did.
+    A patch embedding of 3 channels is adapted to `config.model.in_channels` by
+    `config.init_channels`, so that an image of equal channels gives the same features as a gray
+    one before.
 
-    Where the source has a student and a teacher, each goes to its own. If it has one of them, both
-    start from it. If this run has no teacher, it starts from the source's teacher, the network that
-    its authors evaluate, except within one method, where its student is continued (STELLAR's second
-    stage drops the teacher of the first).
+    If the source has a student and a teacher, each fills its counterpart; if it has only one, both
+    start from it. A run without a teacher starts from the source's teacher, the network that its
+    authors evaluate; but from its student if both runs have the same method (STELLAR's second stage
+    drops the teacher of the first).
 
     Args:
-      config: resolved. `init_from`: a weight file (see `read`), a network that `api.save` wrote, a
-        folder of timm's or transformers', a run directory of ours or one checkpoint of it; "":
-        nothing happens. `init_only`: take nothing but what lies below this path, for example
-        "backbone".
-      fresh: as `train.state.create` made it, on its devices.
-      evaluated: student and teacher both start from the network that the source's authors
-        evaluate, its teacher if it has one.
+      config: resolved. `init_from`: a weight file (see `read`), a network saved by `api.save`, a
+        folder of timm or transformers, one of our run directories or a checkpoint in it; "":
+        returns `fresh`. `init_only`: take only weights below this path, for example "backbone".
+      fresh: from `train.state.create`, on its devices.
+      evaluated: whether student and teacher both start from the network that the source's authors
+        evaluate (its teacher, if it has one).
 
     Returns:
       A TrainState with the shapes and shardings of `fresh`.
 
     Raises:
-      InputError: see `load_torch`; nothing was changed.
+      InputError: see `load_torch`; `fresh` is unchanged.
     """
     if not config.init_from:
         return fresh
     adapted = bool(config.model.get("lora", 0))
-    evaluated = evaluated or adapted  # student and teacher share what is frozen
+    evaluated = evaluated or adapted  # student and teacher share the frozen weights
     source = _source(config.init_from, jax.tree.leaves(fresh.params)[0].sharding.mesh)
 
     def filled(tree, part):
@@ -166,10 +168,10 @@ def start_from(config: ConfigDict, fresh: TrainState, *, evaluated: bool = False
 
 
 def anchored(config: ConfigDict, state: TrainState) -> TrainState:
-    """The state before step 0 with the Gram teacher (`methods.gram`) that the run starts with: its
-    teacher's encoder, or the one of `config.gram.file`, which is printed.
+    """The state before step 0 with its initial Gram teacher (`methods.gram`): the run's teacher
+    encoder, or that of `config.gram.file`, of which a report is printed.
 
-    Raises InputError as `start_from`, and for a file that lacks a part of the encoder.
+    Raises InputError as `start_from`, and for a file without a complete encoder.
     """
     if not config.gram.weight or frozen.NAME not in (state.constants or {}):
         return state
@@ -188,7 +190,7 @@ def anchored(config: ConfigDict, state: TrainState) -> TrainState:
 
 
 def _check_frozen(params, report: Report) -> None:
-    """Refuses to freeze random numbers. Raises InputError."""
+    """Raises InputError if frozen weights would keep their random initial values."""
     frozen = trees.shapes(trees.nest(trees.split(params, lora.FROZEN)[0]))
     if missing := frozen.keys() - report.matched:
         raise InputError(
@@ -209,8 +211,8 @@ def _source(path: str, mesh) -> Source:
 
 
 def _run_folder(path: Path, mesh) -> Source:
-    """A run directory of ours or one step of it: the trees "student" (with constants, as far as
-    there are any) and "teacher"."""
+    """Reads a run directory or one of its checkpoints: the trees "student" (with any constants) and
+    "teacher"."""
 
     def taken(saved, step):
         config = _config(saved.meta(step)["config"])
@@ -232,14 +234,14 @@ def _run_folder(path: Path, mesh) -> Source:
 
 
 def _saved(path: Path, network: own.Saved) -> Source:
-    """A network that `api.save` wrote: one tree, of a student or a teacher."""
+    """Reads a network saved by `api.save`: one tree, of a student or a teacher."""
     config = _config(network.config)
     tree = jax.tree.map(np.asarray, own.wide(network.params | _constants(network.constants)))
     return _source_of(path, f"{config.method} of ssl_jax, saved", config, {"": tree})
 
 
 def _config(text: str):
-    """A stored config that says what the weights are of. Raises InputError."""
+    """Parses the config stored with weights. Raises InputError if it lacks method or model."""
     config = config_lib.from_json(text)
     if not config.get("method") or not config.get("model"):
         raise InputError("the stored config lacks method or model")
@@ -247,7 +249,7 @@ def _config(text: str):
 
 
 def _constants(tree) -> dict:
-    """Those that are a part of the network: a frozen teacher stays what the run's config says."""
+    """{"constants": tree} of the network, without a frozen teacher, which the config chooses."""
     tree = frozen.of_network(tree)
     return {"constants": tree} if tree else {}
 
@@ -264,8 +266,8 @@ def _source_of(path: Path, title: str, config, parts: dict) -> Source:
 
 
 def _for_channels(tree, weights: Weights, config) -> Weights:
-    """The weights with a patch embedding for the channels of the network, if theirs is of 3. Images
-    are normalised as the config says."""
+    """The weights with a 3-channel patch embedding adapted to the network's channels; mean and std
+    of the images then come from the config."""
     channels, shapes = config.model.in_channels, trees.flatten(tree)
     arrays, model, note = dict(weights.arrays), dict(weights.model), weights.note
     for path in set(_FIRST) & shapes.keys() & arrays.keys():
@@ -285,8 +287,8 @@ def _for_channels(tree, weights: Weights, config) -> Weights:
 
 
 def _with_first_layer(tree, weights: Weights) -> Weights:
-    """The weights with the first layer of their projection head where `tree` has it. Raises
-    InputError where they have neither."""
+    """The weights with the first layer of their projection head as the classifier's hidden layer,
+    if `tree` has one. Raises InputError if they have neither."""
     arrays, names = dict(weights.arrays), dict(weights.names)
     for path in trees.flatten(tree):
         for ours, theirs in _FIRST_LAYER.items():
@@ -303,8 +305,8 @@ def _with_first_layer(tree, weights: Weights) -> Weights:
 
 
 def _placed(tree, like):
-    """The arrays of `tree` where those of `like` live, in buffers of their own (the step donates
-    its state).
+    """Copies the arrays of `tree` to the shardings of `like`; the step donates its state, so they
+    must not share buffers.
     """
 
     def place(array, old):
