@@ -1,4 +1,4 @@
-"""Stacks of transformer blocks: one module with parameters [depth, ...], run as a scan or unrolled."""
+"""Stacks of transformer blocks: one module with parameters [depth, ...], scanned or unrolled."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

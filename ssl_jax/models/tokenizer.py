@@ -315,7 +315,7 @@ def _layout(channels, multipliers, blocks, num_codes, code_width) -> dict[str, t
 
 
 def _path(name: str) -> str:
-    """The path of a published parameter in our tree: weights of norms are "scale", others "kernel"."""
+    """The path of a published parameter in our tree; norm weights are "scale", others "kernel"."""
     *parts, leaf = name.split(".")
     weight = "scale" if parts[-1].startswith("norm") else "kernel"
     return "/".join((*parts, weight if leaf == "weight" else leaf))
