@@ -23,7 +23,7 @@ from ssl_jax.models import vit, zoo
 from ssl_jax.ops import numerics
 from ssl_jax.ops.arguments import is_concrete
 
-_ROWS = "rows"  # axis of a mesh whose devices share batches out
+_ROWS = "rows"  # mesh axis over which batches are sharded
 
 
 class Encoder:
@@ -127,7 +127,7 @@ class Encoder:
     @property
     def backbone(self) -> dict[str, Any]:
         """The weights of the vision transformer."""
-        return self.params.get("backbone", self.params)  # published weights have nothing else
+        return self.params.get("backbone", self.params)  # published weights are the backbone alone
 
     @property
     def shape(self) -> vit.ViTConfig:

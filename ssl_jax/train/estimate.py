@@ -208,8 +208,8 @@ def seconds(
     """{"compute", "memory", "communication": seconds per step}.
 
     The memory time covers the kernels' reads and writes or, for a simulated device without
-    kernels, one read and write of the state. It excludes operands of products (`program.moved`),
-    which may stay on the chip.
+    kernels, one read and write of the state. `program.moved` is not used, because operands of
+    products may stay on the chip.
 
     state_bytes: bytes of the state on a device. simulated: compiled for a CPU, which multiplies
     float32 directly where `machine` takes three passes (`ops.numerics.precision_of`).

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict, FrozenConfigDict
 from ssl_jax import config as config_lib
 from ssl_jax.config import InputError
 
-# Files that `Evaluation.publish` writes at the end of a run. The scores come last: while they
-# exist, results remain to be set aside.
+# Files that `Evaluation.publish` writes at the end of a run. The scores are moved last: while they
+# exist, `set_aside` is incomplete.
 _RESULTS = ("pictures", "results.txt", "results.json")
 _PLAN = ("epochs", "steps", "batch_size")  # keys of `optim` that set the first end
 

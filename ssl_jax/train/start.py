@@ -53,8 +53,9 @@ def shaped(config: ConfigDict, recorded: Mapping[str, Any] | None = None) -> Con
     """With `init_model`, the config with the `model` section of the weights in `init_from`;
     otherwise the config itself.
 
-    Keys that only change training, query tokens that the weights lack, and other channels keep the
-    config's values. A config without a class token (FLSL) keeps none.
+    The config's values stay for keys that only change training, for query tokens that the weights
+    lack, and for channels (with mean and std) if their number differs. A config without a class
+    token (FLSL) keeps none.
 
     Args:
       recorded: the section `model` of a run being resumed, whose initial weights may be gone; None
